@@ -1,0 +1,28 @@
+// Attention states on the host: partial attention of a group, and the merge of states (FlashInfer's
+// attention states: the operator is commutative and associative, the empty set is (0, -inf)).
+#pragma once
+
+#include <span>
+
+#include "cpu/kernels.h"
+
+namespace keyhole::cpu {
+
+/// State of the rows [0, count) of `kv` for a group; a convenience over Kernels::attend.
+/// queries `[group, dim]` fp32. Writes out.o `[group, dim]`, out.lse `[group]`.
+void attend_range(const Kernels& kernels, const KvView& kv, const float* queries, uint32_t group,
+                  const LogitParams& logits, StateView out);
+
+/// State of the rows `ids` (distinct, each < count) of `kv` for a group.
+void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32_t> ids,
+                const float* queries, uint32_t group, const LogitParams& logits, StateView out);
+
+/// out = states[0] + states[1] + ... (merge by log-sum-exp) for `heads` heads. fp32, in the order
+/// given, so the bits depend only on the arguments. Heads whose states are all empty give (0, -inf);
+/// never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).
+void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out);
+
+/// Writes (0, -inf).
+void clear_state(StateView out, uint32_t heads, uint32_t dim);
+
+}  // namespace keyhole::cpu

@@ -1,0 +1,95 @@
+// The run-time dispatch table: every SIMD kernel of the project behind one struct of functions.
+//
+// A level is a set of instructions; each has one translation unit (kernels_<level>.cpp) that alone is
+// compiled with that level's flags. The best level that the machine has is chosen at run time; the
+// environment variable KEYHOLE_CPU=scalar|avx2|avx512|avx512vnni forces one. Scalar code is the
+// reference and stays scalar.
+//
+// Rows may be unaligned; `dim` is one of 64, 80, 96, 128, 256; `group` is 1..16. Kernels allocate
+// nothing, never throw, and read no byte outside the rows that they were given.
+#pragma once
+
+#include <span>
+
+#include "cpu/types.h"
+
+namespace keyhole::cpu {
+
+enum class Level : int32_t { scalar = 0, avx2 = 1, avx512 = 2, avx512vnni = 3 };
+
+/// Inner products of `count` keys with the `group` queries of a group; every key is loaded once.
+struct ScoreArgs {
+  const float* queries;   ///< `[group, dim]` fp32 contiguous
+  uint32_t group;
+  uint32_t dim;
+  const std::byte* keys;  ///< rows of the kernel's dtype
+  size_t key_stride;      ///< bytes between rows
+  const uint32_t* ids;    ///< `[count]` rows to gather (prefetched ahead), or null: rows [0, count)
+  size_t count;
+  float* scores;          ///< out: scores[h*score_stride + i] = queries[h] . key_i (unscaled)
+  size_t score_stride;    ///< elements between heads, >= count
+};
+
+/// The same for int8 keys: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h] * key_scales[i].
+/// Integer arithmetic: all levels give the same bits.
+struct ScoreI8Args {
+  const int8_t* queries;      ///< `[group, dim]`, in [-127, 127]
+  const float* query_scales;  ///< `[group]`
+  uint32_t group;
+  uint32_t dim;
+  const int8_t* keys;         ///< in [-127, 127]
+  size_t key_stride;          ///< bytes between rows
+  const float* key_scales;    ///< per row (indexed by id where ids are given), or null: all 1
+  const uint32_t* ids;
+  size_t count;
+  float* scores;
+  size_t score_stride;
+};
+
+/// Partial attention of the group over a contiguous range or an id list: writes the state of exactly
+/// these tokens. K and V of a token are loaded once for the whole group. count = 0 gives (0, -inf).
+/// Accumulates in fp32 with an online softmax; the result depends only on the arguments.
+struct AttendArgs {
+  const float* queries;     ///< `[group, dim]` fp32 contiguous
+  uint32_t group;
+  uint32_t dim;
+  const std::byte* keys;    ///< rows of the kernel's dtype
+  size_t key_stride;        ///< bytes
+  const std::byte* values;  ///< rows of the kernel's dtype
+  size_t value_stride;      ///< bytes
+  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  size_t count;
+  LogitParams logits;
+  float* o;                 ///< out `[group, dim]`
+  float* lse;               ///< out `[group]`
+};
+
+/// One level's kernels. Arrays are indexed by DType: f32, f16, bf16.
+struct Kernels {
+  Level level;
+  const char* name;  ///< as accepted by KEYHOLE_CPU
+  void (*score[3])(const ScoreArgs&);
+  void (*score_i8)(const ScoreI8Args&);
+  void (*attend[3])(const AttendArgs&);
+  /// dst[i] = fp32(src[i]).
+  void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
+  /// dst[i] = dtype(src[i]), round to nearest even.
+  void (*from_f32[3])(const float* src, std::byte* dst, size_t n);
+  /// True if no element is NaN or Inf.
+  bool (*all_finite[3])(const std::byte* src, size_t n);
+};
+
+/// Kernels of a level, or null where this machine cannot run it.
+[[nodiscard]] const Kernels* kernels_for(Level level);
+
+/// Levels that this machine runs, in rising order.
+[[nodiscard]] std::span<const Level> available_levels();
+
+/// The level named by `forced` (null or "": the environment variable KEYHOLE_CPU; unset: the best).
+/// Throws Error(invalid_argument) for an unknown name and Error(unsupported) for a level that the
+/// machine lacks; both name the levels that it has.
+[[nodiscard]] const Kernels& select_kernels(const char* forced = nullptr);
+
+[[nodiscard]] const char* level_name(Level level);
+
+}  // namespace keyhole::cpu

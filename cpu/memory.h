@@ -1,0 +1,36 @@
+// Host memory for the big arrays: virtual space reserved once, so that rows never move while they grow,
+// touched page by page as it fills, 2 MiB pages where the kernel grants them.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+namespace keyhole::cpu {
+
+/// A reserved range of zeroed memory (anonymous mapping, no swap reserved). Pages become real when they
+/// are first written. Throws Error(out_of_memory) where the range cannot be reserved.
+class ReservedBuffer {
+ public:
+  ReservedBuffer() = default;
+  explicit ReservedBuffer(size_t bytes);
+  ~ReservedBuffer();
+  ReservedBuffer(ReservedBuffer&& o) noexcept
+      : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+  ReservedBuffer& operator=(ReservedBuffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+
+  [[nodiscard]] std::byte* data() const { return data_; }
+  [[nodiscard]] size_t bytes() const { return bytes_; }
+
+  /// Gives the pages that lie wholly in [begin, bytes) back to the system; they read as zero again.
+  void release_from(size_t begin);
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace keyhole::cpu

@@ -1,0 +1,63 @@
+// A worker pool for work of tens of microseconds: one parallel-for at a time per job, the caller takes
+// part, hand-off in a few microseconds. Idle workers spin for a bounded time and then sleep on a futex.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace keyhole::cpu {
+
+struct PoolConfig {
+  uint32_t threads = 0;      ///< all threads including the caller; 0: one per core this process may use
+  bool pin = false;          ///< pin worker i to the i-th allowed core (the caller is never moved)
+  uint32_t spin_us = 50;     ///< how long an idle worker spins before it sleeps; 0: sleep at once
+};
+
+/// A parallel-for that is under way. Owned by the caller, reusable, never moved while it runs.
+/// All fields are private to Pool.
+class Job;
+
+class Pool {
+ public:
+  explicit Pool(const PoolConfig& config);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  /// Threads including the caller; a task's `worker` is in [0, threads()).
+  [[nodiscard]] uint32_t threads() const;
+
+  /// A task: fn(context, task, worker). Two tasks that run at once never share a `worker` number
+  /// within one job.
+  using Task = void (*)(void* context, uint32_t task, uint32_t worker);
+
+  /// Runs tasks [0, count) and returns when all are done; allocates nothing. An exception thrown by a
+  /// task is rethrown here (the first one; the other tasks still run). May be called from several
+  /// threads at once, and from inside a task (then it runs inline on the calling worker's thread).
+  void run(uint32_t count, Task task, void* context);
+
+  /// The same for a callable `f(task, worker)`.
+  template <class F>
+  void run(uint32_t count, F&& f) {
+    using Fn = std::remove_reference_t<F>;
+    run(
+        count,
+        [](void* c, uint32_t task, uint32_t worker) { (*static_cast<Fn*>(c))(task, worker); },
+        const_cast<void*>(static_cast<const void*>(std::addressof(f))));
+  }
+
+  /// Asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller
+  /// take part in what is left, waits, and rethrows. One start per job at a time; every start needs
+  /// its finish, in any order and from any thread. With one thread all work happens in finish().
+  void start(Job& job, uint32_t count, Task task, void* context);
+  void finish(Job& job);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace keyhole::cpu

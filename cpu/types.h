@@ -1,0 +1,115 @@
+// Keyhole's glossary: the words of the system and the types that every part shares.
+//
+//   attention state   (o, lse) of a set of tokens for one query head: lse = ln sum exp(scale*q.k),
+//                     o = sum exp(scale*q.k - lse)*v. Natural log. Empty set: lse = -inf, o = 0.
+//   sink              tokens [0, S): exact, on the device.
+//   window            the newest tokens (at least W of them): exact, on the device.
+//   resident          sink or window.
+//   offloaded         every other token: host memory.
+//   indexed           offloaded and found through an index.
+//   pending           offloaded and not yet in the index: attended exactly.
+//   group             the g = Hq/Hkv query heads that share one KV head.
+//   row               number of an offloaded token: token = S + row.
+//   recall@k          share of the true top-k keys (by inner product) that a search returned.
+//   scan fraction     keys whose score was computed / offloaded keys (also: selectivity).
+//
+// Reading this file is enough to read the rest.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace keyhole {
+
+/// Limits of the contract. Head dimensions: 64, 80, 96, 128, 256 (all multiples of 16).
+inline constexpr uint32_t kMaxGroup = 16;
+inline constexpr uint32_t kMaxHeadDim = 256;
+inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
+
+[[nodiscard]] constexpr bool is_supported_head_dim(uint32_t dim) {
+  return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
+}
+
+/// Storage type of keys, values and queries. Values equal the public keyhole_dtype.
+enum class DType : int32_t { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };
+
+[[nodiscard]] constexpr size_t dtype_size(DType t) {
+  return t == DType::f32 ? 4 : (t == DType::i8 ? 1 : 2);
+}
+[[nodiscard]] constexpr const char* dtype_name(DType t) {
+  switch (t) {
+    case DType::f32: return "f32";
+    case DType::f16: return "f16";
+    case DType::bf16: return "bf16";
+    case DType::i8: return "i8";
+  }
+  return "unknown";
+}
+
+/// Outcome of an operation. Values equal the public keyhole_status (checked in runtime/).
+enum class Status : int32_t {
+  ok = 0,
+  invalid_argument = -1,  ///< a value is outside what is allowed
+  unsupported = -2,       ///< valid, but this build or machine cannot do it
+  out_of_memory = -3,     ///< host memory, or a cap that was set on it
+  out_of_device_memory = -4,
+  device_error = -5,
+  timeout = -6,
+  io = -7,         ///< a file cannot be opened, read or written
+  corrupt = -8,    ///< a file's content contradicts itself
+  version = -9,    ///< made by a newer or foreign version
+  cancelled = -10, ///< the caller's progress callback asked to stop
+  busy = -11,      ///< the object is in use by another thread, or begin without end
+  not_finite = -12,///< NaN or Inf where a finite number is needed
+  internal = -13,  ///< a broken promise inside the library: please report
+};
+
+/// The one exception of the project: a status and a text that says what was wrong, the value seen and
+/// the values allowed. It never crosses the C boundary (runtime/ translates it).
+class Error : public std::runtime_error {
+ public:
+  Error(Status status, const std::string& text) : std::runtime_error(text), status_(status) {}
+  [[nodiscard]] Status status() const { return status_; }
+
+ private:
+  Status status_;
+};
+
+/// Borrowed view of the rows of one KV head, `[count, dim]` of `dtype`; rows are `stride` bytes apart
+/// (elements inside a row are contiguous). Owns nothing.
+struct RowsView {
+  const std::byte* data = nullptr;
+  size_t stride = 0;  ///< bytes between rows
+  size_t count = 0;
+  uint32_t dim = 0;
+  DType dtype = DType::f32;
+
+  [[nodiscard]] const std::byte* row(size_t i) const { return data + i * stride; }
+  [[nodiscard]] RowsView slice(size_t begin, size_t n) const {
+    return {data + begin * stride, stride, n, dim, dtype};
+  }
+};
+
+/// Keys and values of one KV head; same count, dim and dtype.
+struct KvView {
+  RowsView keys;
+  RowsView values;
+};
+
+/// How logits are made from inner products: logit = scale*q.k, and with a soft-cap c > 0
+/// logit = c*tanh(scale*q.k / c).
+struct LogitParams {
+  float scale = 1.0F;
+  float softcap = 0.0F;  ///< 0: none
+};
+
+/// Borrowed attention states of a group: o is `[group, dim]` fp32 contiguous, lse is `[group]` fp32.
+struct StateView {
+  float* o = nullptr;
+  float* lse = nullptr;
+};
+
+}  // namespace keyhole

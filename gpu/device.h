@@ -1,0 +1,72 @@
+// The device interface: where the resident tokens (sink and window) live and are attended. CUDA
+// implements it on a GPU; runtime/host_device implements it in host memory with the same results up to
+// rounding. gpu/ knows nothing of the project but cpu/types.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+/// Shape of the resident part of one session.
+struct ResidentShape {
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType dtype = DType::f16;   ///< of K and V
+  uint32_t sink = 0;          ///< S
+  uint32_t window_capacity = 0; ///< slots of the window ring: W plus one flush block
+  LogitParams logits;
+};
+
+/// Resident K and V of one session. One thread at a time. Every layer counts for itself.
+/// Rows come and go as `[n, kv_heads, head_dim]` of `dtype`, contiguous, in host memory.
+class Resident {
+ public:
+  virtual ~Resident() = default;
+
+  /// Appends n tokens to the layer's sink. Precondition: the window is empty, sink_count + n <= sink.
+  virtual void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;
+  /// Appends n tokens to the layer's window. Precondition: window_count + n <= window_capacity.
+  virtual void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;
+  /// Copies the oldest n window tokens to k and v, and drops them.
+  virtual void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) = 0;
+  /// Drops the newest tokens until `sink` and `window` of them are left.
+  virtual void truncate(uint32_t layer, uint32_t sink, uint32_t window) = 0;
+  [[nodiscard]] virtual uint32_t sink_count(uint32_t layer) const = 0;
+  [[nodiscard]] virtual uint32_t window_count(uint32_t layer) const = 0;
+
+  /// Partial attention of all query heads over sink and window. begin() publishes q (`[q_heads,
+  /// head_dim]` fp32 host memory, which stays valid until end()); end() waits and writes
+  /// o `[q_heads, head_dim]`, lse `[q_heads]`. Between them the caller runs host_tasks() tasks, in any
+  /// order and on any threads (none where the device computes by itself).
+  virtual void attend_begin(uint32_t layer, const float* q) = 0;
+  [[nodiscard]] virtual uint32_t host_tasks() const = 0;
+  virtual void run_host_task(uint32_t task) = 0;
+  virtual void attend_end(StateView out) = 0;
+
+  /// A deep copy of the resident tokens, for a forked session.
+  [[nodiscard]] virtual std::unique_ptr<Resident> clone() const = 0;
+};
+
+/// Bytes that a Resident of this shape takes on its device.
+[[nodiscard]] size_t resident_bytes(const ResidentShape& shape);
+
+struct DeviceInfo {
+  std::string name;          ///< e.g. "NVIDIA H200"
+  size_t memory_bytes = 0;
+  int compute_major = 0, compute_minor = 0;
+};
+
+/// The GPUs that this build and machine can see; empty without CUDA. Never throws.
+[[nodiscard]] std::vector<DeviceInfo> cuda_devices();
+
+/// Why cuda_devices() is empty, for people: "built without CUDA", "no driver", ...
+[[nodiscard]] std::string cuda_status();
+
+}  // namespace keyhole::gpu

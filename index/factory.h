@@ -1,0 +1,35 @@
+// Index types by string, in the manner of Faiss: "flat", "ivf:C=1024,probe=32", "hnsw:M=32,ef=128".
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "index/index.h"
+
+namespace keyhole::index {
+
+/// Makes an empty index for keys `[*, dim]` of `dtype`. Throws Error(invalid_argument) that names what
+/// was wrong in the spec (type, parameter or value) and what is allowed.
+[[nodiscard]] std::unique_ptr<Index> make_index(std::string_view spec, uint32_t dim, DType dtype,
+                                                const Context& context);
+
+/// Checks a spec without making anything; throws as make_index does.
+void check_spec(std::string_view spec);
+
+/// Bytes that an index over `count` keys will hold beside K and V, before anything is built (within
+/// about 10 %). Throws as make_index does.
+[[nodiscard]] size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype);
+
+/// For help texts: each type with its parameters, defaults and allowed values.
+struct ParamHelp {
+  std::string name, default_value, allowed, meaning;
+};
+struct TypeHelp {
+  std::string name, meaning;
+  std::vector<ParamHelp> params;
+};
+[[nodiscard]] const std::vector<TypeHelp>& index_types();
+
+}  // namespace keyhole::index

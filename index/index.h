@@ -1,0 +1,111 @@
+// The one interface of all index types: for the g queries of a group, which offloaded keys have the
+// largest inner products? One object serves one (layer, KV head).
+//
+// An index never owns K and V: it is given a view of rows that stay where they are while the index
+// lives (the offload store reserves its space once), and answers with row numbers of that view. What it
+// copies for its own use (regrouped keys, graph edges, codes) counts in IndexInfo::bytes.
+#pragma once
+
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "cpu/pool.h"
+#include "cpu/types.h"
+
+namespace keyhole::index {
+
+/// What an index works with; outlives the index.
+struct Context {
+  const cpu::Kernels* kernels = nullptr;
+  cpu::Pool* pool = nullptr;  ///< for builds; searches run on the calling thread alone
+};
+
+/// RoPE as the model applied it (rotate-half), so that an index can undo it. theta = 0: none.
+struct RopeParams {
+  float theta = 0.0F;
+  uint32_t rotary_dim = 0;  ///< 0: the whole head
+  std::vector<float> inv_freq_scale;  ///< `[rotary_dim/2]` factor per frequency (scaling), empty: 1
+};
+
+/// Queries of the prefill that may guide a build: `[count, dim]` rows with their token positions.
+struct TrainingQueries {
+  RowsView rows;
+  const uint32_t* positions = nullptr;  ///< `[rows.count]`, token positions; null where unknown
+};
+
+struct BuildInput {
+  RowsView keys;              ///< rows [0, count) to index; data stays valid and in place
+  TrainingQueries queries;    ///< may be empty
+  uint32_t first_position = 0;///< token position of row 0 (the sink's size)
+  const RopeParams* rope = nullptr;
+};
+
+/// Called now and then with the share done, in [0, 1]; returns false to cancel, upon which the build
+/// throws Error(cancelled) and the index is as it was before. Empty: never cancelled. May be called
+/// from any worker, one call at a time.
+using Progress = std::function<bool(double)>;
+
+/// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
+struct Hits {
+  uint32_t* ids = nullptr;      ///< rows, best first, distinct within a head
+  float* scores = nullptr;      ///< their inner products with that head's query (unscaled)
+  uint32_t* counts = nullptr;   ///< how many were found for each head, <= k
+  uint64_t keys_scored = 0;     ///< sum over heads of the keys whose score was computed for it
+  uint64_t bytes_read = 0;      ///< keys, codes, edges and centroids that the search loaded
+};
+
+struct IndexInfo {
+  std::string type;
+  std::string params;           ///< the effective parameters, as a spec that builds the same index
+  size_t count = 0;             ///< rows indexed
+  size_t bytes = 0;             ///< held by the index itself, K and V not counted
+  double build_seconds = 0.0;   ///< of build() and all append()s
+  std::vector<std::pair<std::string, double>> diagnostics;  ///< e.g. mean_degree, reachable_share
+};
+
+/// Working memory of one searching thread; made once, reused by every search (which allocates nothing).
+class Scratch {
+ public:
+  virtual ~Scratch() = default;
+};
+
+class Index {
+ public:
+  virtual ~Index() = default;
+
+  /// Indexes all rows of input.keys; replaces what was there. Strong guarantee: on an exception the
+  /// index is unchanged. The result does not depend on the number of threads.
+  virtual void build(const BuildInput& input, const Progress& progress) = 0;
+
+  /// Adds rows [count(), keys.count); keys is the same growing array as before.
+  virtual void append(const RowsView& keys, const Progress& progress) = 0;
+
+  /// Forgets rows >= count; they are never returned again, and may be appended anew with other content.
+  virtual void truncate(size_t count) = 0;
+
+  [[nodiscard]] virtual size_t count() const = 0;
+
+  /// Scratch for searches of up to `max_group` heads and `max_k` results.
+  [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
+                                                              uint32_t max_k) const = 0;
+
+  /// For each of `group` queries (`[group, dim]` fp32) the (approximately) k rows of largest inner
+  /// product; k may exceed count(). Equal scores: the smaller row first. Const and thread-safe with
+  /// one scratch per thread; allocates nothing; fills all of `hits`.
+  virtual void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
+                      Hits& hits) const = 0;
+
+  [[nodiscard]] virtual IndexInfo info() const = 0;
+
+  /// Writes all that load() needs, K and V not included. load() takes the keys' view again and throws
+  /// Error(corrupt) for bytes that save() cannot have written.
+  virtual void save(std::ostream& out) const = 0;
+  virtual void load(std::istream& in, const RowsView& keys) = 0;
+};
+
+}  // namespace keyhole::index

@@ -1,0 +1,435 @@
+/* Keyhole: decoding with a long context through a small opening.
+ *
+ * The attention sink and the recent window stay on the device; every other key and value lives in host
+ * memory behind a vector index, and each decoding step reads only the few keys that matter. The partial
+ * attention of both is merged by log-sum-exp (attention states; FlashInfer, RetrievalAttention).
+ *
+ * A decoder calls, per sequence:
+ *
+ *     keyhole_prefill(session, layer, k, v, q)      for each layer and chunk of the prompt
+ *     keyhole_build(session, ...)                   once after the prefill
+ *     keyhole_attend(session, layer, q, k, v, out)  for each layer of each decoding step
+ *
+ * WORDS   sink: the first S tokens. window: the newest tokens, W of them or up to a flush block more.
+ *         resident: sink or window. offloaded: all others. indexed / pending: offloaded tokens that are
+ *         in the index / not yet in it (attended exactly). group: the q_heads / kv_heads query heads
+ *         that share a KV head. Every token is attended exactly once: resident, indexed or pending.
+ *
+ * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..16,
+ *         d one of 64, 80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q are
+ *         passed after RoPE (rotate-half); RoPE's parameters are given so that an index can undo it.
+ *
+ * ERRORS  Every function that can fail returns a keyhole_status: KEYHOLE_OK or a negative code. The text
+ *         of the last failure (what was wrong, the value seen, the values allowed) is read with
+ *         keyhole_last_error(), kept per thread. A failed call changes nothing unless it says so: the
+ *         object stays usable. The library never prints, aborts, exits or throws.
+ *
+ * THREADS An engine is immutable and may be used from any number of threads. A session is used by one
+ *         thread at a time; different sessions may run at once. A call into a session that another
+ *         thread is using returns KEYHOLE_BUSY and changes nothing (detected at every entry).
+ *         keyhole_plan, keyhole_merge_states and the text functions may be called from any thread.
+ *
+ * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function, and only
+ *         ever grow at the end. Fields hold KEYHOLE_AUTO (0 for most) where the library shall choose;
+ *         the values in effect can be read back.
+ *
+ * LOGS    natural log everywhere. An empty set of tokens has lse = -inf and o = 0.
+ */
+#ifndef KEYHOLE_KEYHOLE_H_
+#define KEYHOLE_KEYHOLE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KEYHOLE_VERSION_MAJOR 0
+#define KEYHOLE_VERSION_MINOR 1
+#define KEYHOLE_VERSION_PATCH 0
+#define KEYHOLE_ABI_VERSION 0
+
+#if defined(__GNUC__)
+#define KEYHOLE_API __attribute__((visibility("default")))
+#else
+#define KEYHOLE_API
+#endif
+
+#if defined(__GNUC__)
+#define KEYHOLE_MUST_USE __attribute__((warn_unused_result))
+#else
+#define KEYHOLE_MUST_USE
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Versions, status, errors, log -------------------------------------------------------------- */
+
+/* "0.1.0": the version of the library that runs, which may be newer than this header. */
+KEYHOLE_API const char* keyhole_version(void);
+/* KEYHOLE_ABI_VERSION of the library that runs; equal to the header's or the two do not fit. */
+KEYHOLE_API uint32_t keyhole_abi_version(void);
+
+typedef int32_t keyhole_status;
+enum {
+  KEYHOLE_OK = 0,
+  KEYHOLE_INVALID_ARGUMENT = -1,     /* a value, shape or spec is outside what is allowed */
+  KEYHOLE_UNSUPPORTED = -2,          /* valid, but this build or machine cannot do it */
+  KEYHOLE_OUT_OF_MEMORY = -3,        /* host memory, or the cap that the caller set on it */
+  KEYHOLE_OUT_OF_DEVICE_MEMORY = -4, /* device memory, or the cap that the caller set on it */
+  KEYHOLE_DEVICE_ERROR = -5,         /* the device failed */
+  KEYHOLE_TIMEOUT = -6,              /* the device or the host did not answer in time */
+  KEYHOLE_IO = -7,                   /* a file cannot be opened, read or written */
+  KEYHOLE_CORRUPT = -8,              /* a file contradicts itself or is cut short */
+  KEYHOLE_VERSION_MISMATCH = -9,     /* a file or struct of a newer version */
+  KEYHOLE_CANCELLED = -10,           /* the progress callback asked to stop */
+  KEYHOLE_BUSY = -11,                /* in use by another thread, or begin without its end */
+  KEYHOLE_NOT_FINITE = -12,          /* NaN or Inf in K, V or q, or a value that overflows kv_dtype */
+  KEYHOLE_INTERNAL = -13             /* a broken promise inside the library: please report it */
+};
+
+/* Static text for a status, e.g. "invalid argument"; "unknown status" for others. Never NULL. */
+KEYHOLE_API const char* keyhole_status_string(keyhole_status status);
+
+/* Text of the last failed call of this thread; "" if none failed. Valid until the thread's next failing
+ * call. Never NULL. */
+KEYHOLE_API const char* keyhole_last_error(void);
+
+enum { KEYHOLE_LOG_DEBUG = 0, KEYHOLE_LOG_INFO = 1, KEYHOLE_LOG_WARNING = 2 };
+/* Receives messages instead of a terminal. May be called from any thread that is inside a library call;
+ * must not call back into the library. `text` is valid during the call. */
+typedef void (*keyhole_log_fn)(void* user, int32_t level, const char* text);
+
+/* Called now and then from a long call with the share done (0..1) and what is being done. A return of
+ * non-zero cancels: the call returns KEYHOLE_CANCELLED. Called from the calling thread or a worker, one
+ * call at a time; must not call back into the library. */
+typedef int32_t (*keyhole_progress_fn)(void* user, double fraction, const char* what);
+
+/* ---- Tensors -------------------------------------------------------------------------------------- */
+
+typedef int32_t keyhole_dtype;
+enum { KEYHOLE_F32 = 0, KEYHOLE_F16 = 1, KEYHOLE_BF16 = 2 };
+
+typedef int32_t keyhole_memory;
+enum { KEYHOLE_HOST = 0, KEYHOLE_PINNED = 1, KEYHOLE_DEVICE = 2 };
+
+/* A borrowed array: the library reads (or writes) it during the call only, and never keeps the pointer.
+ * `strides` are in elements; the last must be 1; a stride of an axis of length 1 is ignored. */
+typedef struct keyhole_tensor {
+  void* data;
+  keyhole_dtype dtype;
+  keyhole_memory memory;
+  int32_t rank;       /* 1..4 */
+  int64_t shape[4];   /* >= 0 */
+  int64_t strides[4]; /* elements */
+} keyhole_tensor;
+
+/* A dense row-major host tensor, for convenience; shape[i] for i < rank. */
+KEYHOLE_API keyhole_tensor keyhole_tensor_host(const void* data, keyhole_dtype dtype, int32_t rank,
+                                               const int64_t* shape);
+
+/* ---- Engine: model shape, device, threads, kernels ------------------------------------------------ */
+
+typedef struct keyhole_engine keyhole_engine;
+typedef struct keyhole_session keyhole_session;
+
+enum { KEYHOLE_AUTO = 0 };
+
+typedef int32_t keyhole_device;
+enum {
+  KEYHOLE_DEVICE_AUTO = 0, /* the best that this build and machine have; the log says which */
+  KEYHOLE_DEVICE_HOST = 1, /* resident tokens in host memory, computed by the worker pool */
+  KEYHOLE_DEVICE_CUDA = 2  /* KEYHOLE_UNSUPPORTED where it is absent */
+};
+
+typedef int32_t keyhole_rope_scaling;
+enum { KEYHOLE_ROPE_NONE = 0, KEYHOLE_ROPE_LINEAR = 1, KEYHOLE_ROPE_LLAMA3 = 2 };
+
+typedef struct keyhole_engine_config {
+  size_t struct_size;
+  uint32_t layers;          /* required, 1..1024 */
+  uint32_t q_heads;         /* required: Hq */
+  uint32_t kv_heads;        /* required: Hkv, divides Hq, Hq / Hkv <= 16 */
+  uint32_t head_dim;        /* required: d, one of 64, 80, 96, 128, 256 */
+  keyhole_dtype kv_dtype;   /* how K and V are stored; default KEYHOLE_F16 */
+  float scale;              /* of the logits; AUTO: 1 / sqrt(d) */
+  float softcap;            /* c > 0: logit = c * tanh(scale*q.k / c); 0: none */
+  float rope_theta;         /* base; 0: the model has no RoPE */
+  keyhole_rope_scaling rope_scaling;
+  float rope_factor;        /* linear and llama3: the factor, > 0 */
+  float rope_low_freq_factor;  /* llama3 */
+  float rope_high_freq_factor; /* llama3 */
+  uint32_t rope_original_context; /* llama3: original_max_position_embeddings */
+  keyhole_device device;
+  uint32_t threads;         /* worker threads including the caller; AUTO: one per core of the process */
+  int32_t pin_threads;      /* non-zero: pin the workers to cores (the caller's thread is never moved) */
+  uint32_t spin_us;         /* how long an idle worker spins before it sleeps; AUTO: 50; 1: barely */
+  const char* cpu_level;    /* "scalar", "avx2", "avx512", "avx512vnni"; NULL: environment variable
+                             * KEYHOLE_CPU, else the best of the machine. Read back: the level in use */
+  keyhole_log_fn log;       /* NULL: silent */
+  void* log_user;
+} keyhole_engine_config;
+
+/* Fills in struct_size and the defaults; the required fields become 0. */
+KEYHOLE_API void keyhole_engine_config_init(keyhole_engine_config* config);
+
+/* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_engine_create(const keyhole_engine_config* config,
+                                                                  keyhole_engine** out);
+/* Accepts NULL. Sessions keep what they need of their engine: the order of destruction is free. */
+KEYHOLE_API void keyhole_engine_destroy(keyhole_engine* engine);
+/* Reads the values in effect into *config, whose struct_size the caller has set (by *_init). The
+ * cpu_level string lives as long as the library. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_engine_get_config(const keyhole_engine* engine,
+                                                                      keyhole_engine_config* config);
+
+/* ---- Session: one sequence ------------------------------------------------------------------------ */
+
+typedef int32_t keyhole_mode;
+enum {
+  KEYHOLE_MODE_INDEXED = 0,  /* resident + pending exactly, indexed tokens through the index */
+  KEYHOLE_MODE_EXACT = 1,    /* everything exactly: the truth for tests, audits and dense layers */
+  KEYHOLE_MODE_RESIDENT = 2  /* sink and window only (StreamingLLM); offloaded tokens are kept, unread */
+};
+
+typedef struct keyhole_session_config {
+  size_t struct_size;
+  uint32_t max_tokens;     /* room for a context of this many tokens, 1..2^31; only address space is
+                            * reserved, memory is taken as it fills. AUTO: 131072 */
+  uint32_t sink;           /* S; default 128; 0 allowed */
+  uint32_t window;         /* W >= 1; default 512 */
+  uint32_t flush_block;    /* the window overflows in blocks of this many tokens; AUTO: 64 */
+  const char* index;       /* e.g. "ivf:C=1024,probe=32"; NULL: "flat". Copied. keyhole_index_help()
+                            * lists the types */
+  uint32_t top_k;          /* keys that the index returns per query head; default 100 */
+  keyhole_mode mode;
+  const uint32_t* dense_layers; /* layers with exact attention; copied; NULL: none */
+  uint32_t dense_layer_count;
+  uint32_t append_block;   /* pending tokens are added to a built index in blocks of this many, during
+                            * the attend that completes one; AUTO: 1024 */
+  uint32_t training_queries; /* prefill queries kept per KV head to guide index types that want them
+                            * (evenly spread over the prompt, all heads of the group in turn); 0: none,
+                            * default 4096 */
+  size_t host_memory_limit; /* bytes of host memory that this session may take for K, V, indexes and
+                            * buffers; 0: no limit. A prefill, attend or build that would pass it
+                            * returns OUT_OF_MEMORY first */
+} keyhole_session_config;
+
+KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
+
+/* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
+    keyhole_engine* engine, const keyhole_session_config* config, keyhole_session** out);
+/* Accepts NULL. Must not be called while another thread is inside the session. */
+KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
+/* Reads the values in effect. `index` and `dense_layers` point into the session and are valid until
+ * the next call that changes them. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_config(
+    const keyhole_session* session, keyhole_session_config* config);
+
+/* Changes the index type: drops the built index; all offloaded tokens are pending (attended exactly)
+ * until the next keyhole_build. A bad spec changes nothing. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
+                                                                      const char* index);
+/* Changes mode and top_k (1..max_tokens; 0: keep) for the following steps. May allocate. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_session* session,
+                                                                     keyhole_mode mode,
+                                                                     uint32_t top_k);
+
+/* Appends n tokens of the prompt to one layer.
+ *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host memory
+ *   q     `[n, Hq, d]` or NULL: queries of the same tokens, a sample of which guides the index
+ * Layers are independent: all of layer 0 may come before layer 1. May follow decoding steps. The tokens
+ * are attendable at once (pending until keyhole_build). On an error nothing is appended.
+ * Errors: INVALID_ARGUMENT (layer, shape, dtype; more than max_tokens), NOT_FINITE (names tensor, token,
+ * head), OUT_OF_MEMORY, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer,
+                                                            const keyhole_tensor* k,
+                                                            const keyhole_tensor* v,
+                                                            const keyhole_tensor* q);
+
+/* Brings every pending token of every layer into the index: builds where there is none yet, appends
+ * where there is one. Does nothing for dense layers. May be called at any time. On CANCELLED or another
+ * error, heads that were finished keep their index, the others stay pending: nothing is lost, and the
+ * call can be repeated. progress may be NULL. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_build(keyhole_session* session,
+                                                          keyhole_progress_fn progress, void* user);
+
+/* One decoding step of one layer: appends the token's K and V, then attends to all tokens including it.
+ *   q    `[Hq, d]`, any dtype
+ *   k, v `[Hkv, d]`; both NULL: attend without appending
+ *   out  `[Hq, d]`, any dtype
+ *   lse  NULL, or Hq floats: log-sum-exp of the logits of all tokens attended
+ * In steady state allocates nothing (a step that completes an append block may).
+ * Errors: as keyhole_prefill; INVALID_ARGUMENT for a layer without any token. On an error nothing is
+ * appended and out is unspecified. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer,
+                                                           const keyhole_tensor* q,
+                                                           const keyhole_tensor* k,
+                                                           const keyhole_tensor* v,
+                                                           const keyhole_tensor* out, float* lse);
+
+/* The same in two halves: begin appends, publishes q and starts the work; the caller may do other work;
+ * end waits and writes the result. Between the two every other call into the session that changes it
+ * returns BUSY. q is copied by begin. If begin fails there is no end to call. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session* session,
+                                                                 uint32_t layer,
+                                                                 const keyhole_tensor* q,
+                                                                 const keyhole_tensor* k,
+                                                                 const keyhole_tensor* v);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* session,
+                                                               const keyhole_tensor* out, float* lse);
+
+/* Forgets all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
+ * shorter than W until it has filled again. n_tokens above a layer's count leaves that layer alone. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
+                                                             uint32_t n_tokens);
+
+/* An independent copy of the session (K, V, resident tokens); its indexes are rebuilt from the saved
+ * form, so both answer alike. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* session,
+                                                         keyhole_session** out);
+
+/* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
+ * checksums. save writes PATH.tmp and renames it: an old file is never damaged. load makes a session of
+ * an engine with the same shape and kv_dtype. Errors: IO, CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* session, const char* path);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine, const char* path,
+                                                         keyhole_session** out);
+
+/* Tokens that a layer holds: all, and how many of them are resident, indexed, pending (they add up). */
+typedef struct keyhole_layer_tokens {
+  size_t struct_size;
+  uint32_t total, sink, window, indexed, pending;
+} keyhole_layer_tokens;
+KEYHOLE_API void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_layer_tokens(const keyhole_session* session,
+                                                                     uint32_t layer,
+                                                                     keyhole_layer_tokens* tokens);
+
+/* Sums over the life of the session (or since reset), for all layers. */
+typedef struct keyhole_statistics {
+  size_t struct_size;
+  uint64_t attends;          /* layer steps done */
+  uint64_t keys_scored;      /* by indexes: (key, query head) pairs */
+  uint64_t keys_offered;     /* indexed tokens x query heads: the scan fraction's denominator */
+  uint64_t keys_attended;    /* offloaded tokens x query heads that entered an attention state */
+  uint64_t bytes_read;       /* by searches and offloaded attention, host memory */
+  double attend_seconds;     /* wall time of attends, begin to end */
+  double search_seconds;     /* worker time in index searches */
+  double offload_seconds;    /* worker time in attention over offloaded tokens */
+  double resident_seconds;   /* worker time in resident attention (host device) */
+  double append_seconds;     /* time in appends of K and V, flushes and index appends in attends */
+  double build_seconds;      /* wall time of keyhole_build */
+  /* Not sums: the state now. */
+  uint64_t tokens;           /* of the longest layer */
+  uint64_t host_bytes;       /* K, V, indexes, training queries, buffers */
+  uint64_t index_bytes;      /* of which indexes */
+  uint64_t device_bytes;     /* resident K and V (host memory on a host device) */
+  const char* device;        /* e.g. "host"; static */
+  const char* cpu_level;     /* e.g. "avx512vnni"; static */
+  uint32_t threads;
+} keyhole_statistics;
+KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
+                                                                   keyhole_statistics* statistics);
+/* Sets the sums to 0. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_session* session);
+
+/* ---- Plan: memory before anything is allocated ----------------------------------------------------- */
+
+typedef struct keyhole_memory_plan {
+  size_t struct_size;
+  uint64_t kv_bytes;       /* all K and V at this context */
+  uint64_t host_bytes;     /* offloaded K and V + indexes + training queries + buffers */
+  uint64_t index_bytes;    /* of which indexes */
+  uint64_t device_bytes;   /* resident K and V + work space on the device */
+  uint64_t pinned_bytes;   /* exchange buffers between host and device; 0 on a host device */
+  uint32_t fits;           /* 1 if device_bytes + pinned_bytes and host_bytes are within the limits */
+  uint32_t longest_context;/* the most tokens that fit both limits, up to 2^31; 0 if none does */
+} keyhole_memory_plan;
+KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
+
+/* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
+ * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
+ * device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of `engine` and sink,
+ * window, flush_block, index, dense_layers and training_queries of `session` (NULL: defaults).
+ * Errors: INVALID_ARGUMENT, also where a size passes 2^63. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
+                                                         const keyhole_session_config* session,
+                                                         uint64_t context, uint64_t device_limit,
+                                                         uint64_t host_limit,
+                                                         keyhole_memory_plan* plan);
+
+/* ---- Attention states ------------------------------------------------------------------------------ */
+
+/* Merges n states by log-sum-exp, for embedders with attention kernels of their own.
+ *   o   n pointers to `[heads, d]` fp32;  lse  n pointers to `[heads]` fp32 (-inf: empty)
+ *   out `[heads, d]`, out_lse `[heads]`; may be one of the inputs
+ * fp32, in the order given; empty sets give no NaN; n = 0 gives (0, -inf). */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_merge_states(uint32_t n, const float* const* o,
+                                                                 const float* const* lse,
+                                                                 uint32_t heads, uint32_t head_dim,
+                                                                 float* out, float* out_lse);
+
+/* ---- One index by itself, to compare types on recorded keys ----------------------------------------- */
+
+typedef struct keyhole_index keyhole_index;
+
+/* Text that lists every index type with its parameters, defaults and allowed values. Static. */
+KEYHOLE_API const char* keyhole_index_help(void);
+
+/* An empty index over the keys of one KV head, on the engine's threads and kernels. head_dim, scale,
+ * softcap and RoPE are the engine's. One thread at a time (searches too). Keeps its engine alive. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_create(keyhole_engine* engine,
+                                                                 const char* spec,
+                                                                 keyhole_index** out);
+KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
+
+/* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`; values may be NULL if
+ * keyhole_index_attend is not used). training_queries `[m, d]` or NULL with their token positions
+ * (NULL: unknown); first_position is the token position of keys[0]. progress may be NULL. Replaces an
+ * earlier build; on an error the index is empty. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_build(
+    keyhole_index* index, const keyhole_tensor* keys, const keyhole_tensor* values,
+    const keyhole_tensor* training_queries, const uint32_t* training_positions,
+    uint32_t first_position, keyhole_progress_fn progress, void* user);
+
+/* What one search or attend cost. */
+typedef struct keyhole_search_cost {
+  size_t struct_size;
+  uint64_t keys_scored;   /* (key, query head) pairs */
+  uint64_t bytes_read;
+  uint32_t keys_attended; /* distinct keys in the state (attend only) */
+} keyhole_search_cost;
+KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
+
+/* The keys of largest inner product for each of g queries `[g, d]`, g 1..16.
+ *   ids `[g, k]` best first, scores `[g, k]` inner products (NULL: not wanted), counts `[g]` found
+ * Single-threaded on the caller. k above the number of keys is allowed: counts tell. cost may be NULL. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
+    keyhole_index* index, const keyhole_tensor* queries, uint32_t k, uint32_t* ids, float* scores,
+    uint32_t* counts, keyhole_search_cost* cost);
+
+/* Search, then partial attention of all g heads over the union of what the g searches returned: what a
+ * decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32. ids / counts as above or NULL. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(
+    keyhole_index* index, const keyhole_tensor* queries, uint32_t k, float* o, float* lse,
+    uint32_t* ids, uint32_t* counts, keyhole_search_cost* cost);
+
+typedef struct keyhole_index_info {
+  size_t struct_size;
+  uint64_t keys;
+  uint64_t bytes;         /* held by the index beside K and V */
+  double build_seconds;
+  const char* params;     /* the effective spec; valid until the next build or destroy */
+  const char* diagnostics;/* JSON object of numbers, e.g. {"mean_degree": 14.2}; valid as params */
+} keyhole_index_info;
+KEYHOLE_API void keyhole_index_info_init(keyhole_index_info* info);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_get_info(const keyhole_index* index,
+                                                                   keyhole_index_info* info);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KEYHOLE_KEYHOLE_H_ */

@@ -1,0 +1,76 @@
+// Reading and writing of safetensors files: 8 bytes little-endian header length, a JSON header, the data.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+enum class ElementType { f32, f16, bf16, i32, u32, i64, u8, i8 };
+[[nodiscard]] size_t element_size(ElementType type);
+[[nodiscard]] const char* element_name(ElementType type);  ///< "F32", "F16", "BF16", ...
+
+/// A tensor of an open file: a view into its mapping, row-major.
+struct TensorView {
+  ElementType type = ElementType::f32;
+  std::vector<size_t> shape;
+  std::span<const std::byte> bytes;
+
+  [[nodiscard]] size_t elements() const;
+  /// A copy as fp32 (from f32, f16 or bf16; throws std::runtime_error for integers).
+  [[nodiscard]] std::vector<float> to_f32() const;
+};
+
+/// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes without
+/// overflow, offsets in range, ascending, without holes or overlap, lengths that match. Throws
+/// std::runtime_error that names the file, the tensor, the value seen and the value needed.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+  ~SafetensorsFile();
+  SafetensorsFile(const SafetensorsFile&) = delete;
+  SafetensorsFile& operator=(const SafetensorsFile&) = delete;
+
+  [[nodiscard]] bool contains(const std::string& name) const;
+  /// Throws if the tensor is absent (the text lists a few that are there).
+  [[nodiscard]] const TensorView& tensor(const std::string& name) const;
+  [[nodiscard]] const std::map<std::string, TensorView>& tensors() const;
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  ///< __metadata__
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Validates a file's bytes without a file (what SafetensorsFile does after mapping): for fuzzing.
+/// Throws as above.
+void validate_safetensors(std::span<const std::byte> bytes);
+
+/// Writes tensors one after the other, so that a large trace never lies in memory twice. The layout is
+/// declared first; then every tensor's bytes are written in that order, in pieces of any size. The file
+/// appears under its name when finish() succeeds (PATH.tmp, then renamed).
+class SafetensorsWriter {
+ public:
+  struct Declaration {
+    std::string name;
+    ElementType type;
+    std::vector<size_t> shape;
+  };
+  SafetensorsWriter(const std::filesystem::path& path, std::vector<Declaration> layout,
+                    const std::map<std::string, std::string>& metadata);
+  ~SafetensorsWriter();
+  void write(std::span<const std::byte> piece);  ///< next bytes of the declared sequence
+  void finish();                                 ///< throws if bytes are missing
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace keyhole::tools
