@@ -50,8 +50,9 @@ class Resident {
   virtual void run_host_task(uint32_t task) = 0;
   virtual void attend_end(StateView out) = 0;
 
-  /// A deep copy of the resident tokens, for a forked session.
-  [[nodiscard]] virtual std::unique_ptr<Resident> clone() const = 0;
+  /// Copies the layer's resident tokens, sink then window, oldest first, to k and v
+  /// (`[sink_count + window_count, kv_heads, head_dim]`); for saving and forking.
+  virtual void read(uint32_t layer, std::byte* k, std::byte* v) const = 0;
 };
 
 /// Bytes that a Resident of this shape takes on its device.

@@ -69,6 +69,8 @@ struct IndexInfo {
 };
 
 /// Working memory of one searching thread; made once, reused by every search (which allocates nothing).
+/// A scratch serves every index of the same type, whatever its size: a search through a larger index than
+/// before grows it (the only time a search allocates), so that one scratch per worker serves all heads.
 class Scratch {
  public:
   virtual ~Scratch() = default;

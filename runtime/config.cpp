@@ -1,0 +1,158 @@
+#include "runtime/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/factory.h"
+
+namespace keyhole::runtime {
+namespace {
+
+[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
+
+void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high) {
+  if (value < low || value > high) {
+    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: " + std::to_string(low) + ".." +
+        std::to_string(high));
+  }
+}
+
+void check_finite_number(const char* field, float value, float low) {
+  if (!std::isfinite(value) || value < low) {
+    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: finite and at least " +
+        std::to_string(low));
+  }
+}
+
+}  // namespace
+
+void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name) {
+  if (p == nullptr) bad(std::string(name) + " is NULL");
+  if (struct_size < sizeof(size_t) || struct_size > (size_t{1} << 16)) {
+    bad(std::string(name) + ".struct_size is " + std::to_string(struct_size) +
+        ": fill the struct with its init function first");
+  }
+  const auto* bytes = static_cast<const unsigned char*>(p);
+  if (struct_size > known_size &&
+      std::any_of(bytes + known_size, bytes + struct_size, [](unsigned char b) { return b != 0; })) {
+    throw Error(Status::version, std::string(name) + " has fields that version " + keyhole_version() +
+                                     " does not know (struct_size " + std::to_string(struct_size) +
+                                     ", known: " + std::to_string(known_size) + ")");
+  }
+}
+
+bool SessionParams::is_dense(uint32_t layer) const {
+  return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
+  return {model.layers,   model.q_heads, model.kv_heads,       model.head_dim,
+          model.kv_dtype, sink,          window + flush_block, model.logits};
+}
+
+ModelShape check_model(const keyhole_engine_config& c) {
+  check_range("layers", c.layers, 1, kMaxLayers);
+  check_range("q_heads", c.q_heads, 1, kMaxHeads);
+  check_range("kv_heads", c.kv_heads, 1, kMaxHeads);
+  if (c.q_heads % c.kv_heads != 0 || c.q_heads / c.kv_heads > kMaxGroup) {
+    bad("q_heads " + std::to_string(c.q_heads) + " with kv_heads " + std::to_string(c.kv_heads) +
+        ": allowed are whole groups of 1.." + std::to_string(kMaxGroup) + " query heads per KV head");
+  }
+  if (!is_supported_head_dim(c.head_dim)) {
+    bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: 64, 80, 96, 128, 256");
+  }
+  if (c.kv_dtype != KEYHOLE_F32 && c.kv_dtype != KEYHOLE_F16 && c.kv_dtype != KEYHOLE_BF16) {
+    bad("kv_dtype is " + std::to_string(c.kv_dtype) +
+        ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
+  }
+  check_finite_number("scale", c.scale, 0.0F);
+  check_finite_number("softcap", c.softcap, 0.0F);
+  ModelShape m;
+  m.layers = c.layers;
+  m.q_heads = c.q_heads;
+  m.kv_heads = c.kv_heads;
+  m.head_dim = c.head_dim;
+  m.kv_dtype = static_cast<DType>(c.kv_dtype);
+  m.logits.scale = c.scale > 0.0F ? c.scale : 1.0F / std::sqrt(static_cast<float>(c.head_dim));
+  m.logits.softcap = c.softcap;
+  return m;
+}
+
+index::RopeParams check_rope(const keyhole_engine_config& c) {
+  index::RopeParams rope;
+  check_finite_number("rope_theta", c.rope_theta, 0.0F);
+  rope.theta = c.rope_theta;
+  rope.rotary_dim = c.head_dim;
+  if (c.rope_theta == 0.0F || c.rope_scaling == KEYHOLE_ROPE_NONE) return rope;
+  const uint32_t half = c.head_dim / 2;
+  if (!(std::isfinite(c.rope_factor) && c.rope_factor > 0.0F)) {
+    bad("rope_factor is " + std::to_string(c.rope_factor) + ", allowed: finite and above 0");
+  }
+  if (c.rope_scaling == KEYHOLE_ROPE_LINEAR) {
+    rope.inv_freq_scale.assign(half, 1.0F / c.rope_factor);
+    return rope;
+  }
+  if (c.rope_scaling != KEYHOLE_ROPE_LLAMA3) {
+    bad("rope_scaling is " + std::to_string(c.rope_scaling) +
+        ", allowed: KEYHOLE_ROPE_NONE (0), KEYHOLE_ROPE_LINEAR (1), KEYHOLE_ROPE_LLAMA3 (2)");
+  }
+  const double low = c.rope_low_freq_factor;
+  const double high = c.rope_high_freq_factor;
+  if (!(low > 0.0 && high > low && std::isfinite(high)) || c.rope_original_context == 0) {
+    bad("llama3 RoPE scaling needs 0 < rope_low_freq_factor < rope_high_freq_factor and "
+        "rope_original_context > 0, seen: " +
+        std::to_string(low) + ", " + std::to_string(high) + ", " +
+        std::to_string(c.rope_original_context));
+  }
+  // Wavelengths beyond original/low are divided by the factor, those below original/high are kept, in
+  // between a linear blend (Llama 3.1's rule).
+  for (uint32_t i = 0; i < half; ++i) {
+    const double inv_freq = std::pow(static_cast<double>(c.rope_theta), -2.0 * i / c.head_dim);
+    const double turns = c.rope_original_context * inv_freq / (2.0 * 3.14159265358979323846);
+    const double blend = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    rope.inv_freq_scale.push_back(static_cast<float>((1.0 - blend) / c.rope_factor + blend));
+  }
+  return rope;
+}
+
+void check_mode(keyhole_mode mode) {
+  if (mode != KEYHOLE_MODE_INDEXED && mode != KEYHOLE_MODE_EXACT && mode != KEYHOLE_MODE_RESIDENT) {
+    bad("mode is " + std::to_string(mode) +
+        ", allowed: KEYHOLE_MODE_INDEXED (0), KEYHOLE_MODE_EXACT (1), KEYHOLE_MODE_RESIDENT (2)");
+  }
+}
+
+SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
+  SessionParams p;
+  p.max_tokens = c.max_tokens == KEYHOLE_AUTO ? 131072 : c.max_tokens;
+  check_range("max_tokens", p.max_tokens, 1, kMaxTokens);
+  p.sink = c.sink;
+  check_range("sink", p.sink, 0, kMaxTokens / 4);
+  p.window = c.window;
+  check_range("window", p.window, 1, kMaxTokens / 4);
+  p.flush_block = c.flush_block == KEYHOLE_AUTO ? 64 : c.flush_block;
+  check_range("flush_block", p.flush_block, 1, kMaxTokens / 4);
+  p.index = c.index == nullptr ? "flat" : c.index;
+  index::check_spec(p.index);
+  p.top_k = c.top_k;
+  check_range("top_k", p.top_k, 1, kMaxTokens);
+  check_mode(c.mode);
+  p.mode = c.mode;
+  if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
+    bad("dense_layers is NULL with dense_layer_count " + std::to_string(c.dense_layer_count));
+  }
+  for (uint32_t i = 0; i < c.dense_layer_count; ++i) {
+    check_range("dense_layers[i]", c.dense_layers[i], 0, model.layers - 1);
+    p.dense_layers.push_back(c.dense_layers[i]);
+  }
+  std::sort(p.dense_layers.begin(), p.dense_layers.end());
+  p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()), p.dense_layers.end());
+  p.append_block = c.append_block == KEYHOLE_AUTO ? 1024 : c.append_block;
+  check_range("append_block", p.append_block, 1, kMaxTokens);
+  p.training_queries = c.training_queries;
+  check_range("training_queries", p.training_queries, 0, 1U << 24);
+  p.host_memory_limit = c.host_memory_limit;
+  return p;
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,85 @@
+// The C config structs, checked and completed: what is AUTO or missing has been chosen.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cpu/types.h"
+#include "gpu/device.h"
+#include "index/index.h"
+#include "keyhole/keyhole.h"
+
+namespace keyhole::runtime {
+
+inline constexpr uint32_t kMaxLayers = 1024;
+inline constexpr uint32_t kMaxHeads = 4096;
+inline constexpr uint32_t kMaxTokens = 1U << 31;
+
+/// Shape of the model, as every part of the runtime needs it.
+struct ModelShape {
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType kv_dtype = DType::f16;
+  LogitParams logits;
+
+  [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
+};
+
+/// How one sequence is split and searched.
+struct SessionParams {
+  uint32_t max_tokens = 0;
+  uint32_t sink = 0;
+  uint32_t window = 0;
+  uint32_t flush_block = 0;
+  std::string index;
+  uint32_t top_k = 0;
+  keyhole_mode mode = KEYHOLE_MODE_INDEXED;
+  std::vector<uint32_t> dense_layers;
+  uint32_t append_block = 0;
+  uint32_t training_queries = 0;
+  size_t host_memory_limit = 0;
+
+  [[nodiscard]] bool is_dense(uint32_t layer) const;
+  [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
+};
+
+/// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A struct of a
+/// newer header is accepted if what it has grown by is zero. Throws Error(invalid_argument) for NULL or a
+/// size that no version had, Error(version) for a newer struct with fields this library does not know.
+template <class T>
+[[nodiscard]] T read_struct(const T* from, T defaults, const char* name);
+
+/// Writes a result into a caller's size-first struct, as much of it as the caller's version has.
+template <class T>
+void write_struct(T* to, T value, const char* name);
+
+/// Throws Error(invalid_argument) that names the field, the value and what is allowed.
+[[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
+[[nodiscard]] index::RopeParams check_rope(const keyhole_engine_config& config);
+[[nodiscard]] SessionParams check_session(const keyhole_session_config& config, const ModelShape& model);
+void check_mode(keyhole_mode mode);
+
+// ---- templates -----------------------------------------------------------------------------------
+
+void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name);
+
+template <class T>
+T read_struct(const T* from, T defaults, const char* name) {
+  check_struct(from, from == nullptr ? 0 : from->struct_size, sizeof(T), name);
+  const size_t bytes = from->struct_size < sizeof(T) ? from->struct_size : sizeof(T);
+  __builtin_memcpy(&defaults, from, bytes);
+  defaults.struct_size = sizeof(T);
+  return defaults;
+}
+
+template <class T>
+void write_struct(T* to, T value, const char* name) {
+  check_struct(to, to == nullptr ? 0 : to->struct_size, sizeof(T), name);
+  value.struct_size = to->struct_size;
+  __builtin_memcpy(to, &value, to->struct_size < sizeof(T) ? to->struct_size : sizeof(T));
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,57 @@
+// The device where there is no GPU: sink and window in host memory, attended by the worker pool.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpu/kernels.h"
+#include "cpu/memory.h"
+#include "gpu/device.h"
+
+namespace keyhole::runtime {
+
+/// K and V of a (layer, KV head) lie together, `[slots, head_dim]`: the sink's S slots, then the window's
+/// ring. A ring that has wrapped is two ranges, each of which gives a state; the task merges them.
+class HostDevice final : public gpu::Resident {
+ public:
+  HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels);
+
+  void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
+  void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
+  void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) override;
+  void truncate(uint32_t layer, uint32_t sink, uint32_t window) override;
+  [[nodiscard]] uint32_t sink_count(uint32_t layer) const override { return layers_[layer].sink; }
+  [[nodiscard]] uint32_t window_count(uint32_t layer) const override { return layers_[layer].window; }
+  void attend_begin(uint32_t layer, const float* q) override;
+  [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
+  void run_host_task(uint32_t task) override;
+  void attend_end(StateView out) override;
+  void read(uint32_t layer, std::byte* k, std::byte* v) const override;
+
+ private:
+  struct Layer {
+    uint32_t sink = 0;
+    uint32_t window = 0;
+    uint32_t head = 0;  ///< ring slot of the oldest window token
+  };
+
+  [[nodiscard]] size_t slots() const { return shape_.sink + shape_.window_capacity; }
+  /// First slot of a head's K (which = 0) or V (which = 1).
+  [[nodiscard]] std::byte* base(uint32_t layer, uint32_t kv_head, uint32_t which) const;
+  void write_slot(uint32_t layer, uint32_t slot, const std::byte* k, const std::byte* v);
+  void read_slot(uint32_t layer, uint32_t slot, std::byte* k, std::byte* v) const;
+  [[nodiscard]] uint32_t ring_slot(const Layer& l, uint32_t i) const {
+    return shape_.sink + (l.head + i) % shape_.window_capacity;
+  }
+
+  gpu::ResidentShape shape_;
+  const cpu::Kernels* kernels_;
+  size_t row_bytes_;
+  cpu::ReservedBuffer memory_;
+  std::vector<Layer> layers_;
+  uint32_t step_layer_ = 0;
+  const float* step_q_ = nullptr;
+  std::vector<float> o_, lse_;  ///< `[q_heads, head_dim]`, `[q_heads]` of the step under way
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,49 @@
+// Checked access to the caller's tensors: shapes, dtypes, finiteness, conversion row by row.
+#pragma once
+
+#include "cpu/kernels.h"
+#include "keyhole/keyhole.h"
+
+namespace keyhole::runtime {
+
+/// A validated tensor `[tokens, heads, dim]` in host memory whose rows are contiguous.
+struct RowsIn {
+  const std::byte* data = nullptr;
+  size_t token_stride = 0;  ///< bytes
+  size_t head_stride = 0;   ///< bytes
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t dim = 0;
+  DType dtype = DType::f32;
+
+  [[nodiscard]] const std::byte* row(size_t token, size_t head) const {
+    return data + token * token_stride + head * head_stride;
+  }
+};
+
+/// Checks that `t` is `[n, heads, dim]` (n <= max_tokens), or `[heads, dim]` where `one_token` is set
+/// (then `[1, heads, dim]` is accepted too). Throws Error(invalid_argument | unsupported) with `name`.
+[[nodiscard]] RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                                bool one_token);
+
+/// The same for a tensor that will be written.
+struct RowsOut {
+  std::byte* data = nullptr;
+  size_t head_stride = 0;
+  DType dtype = DType::f32;
+};
+[[nodiscard]] RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim);
+
+/// `[n, dim]` host tensor.
+[[nodiscard]] RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim);
+
+/// Converts one row between dtypes; `scratch` holds kMaxHeadDim floats (used if neither side is f32).
+void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst, DType to,
+                 uint32_t dim, float* scratch);
+
+/// Throws Error(not_finite) that names the first row of tokens [begin, end) whose elements are not all
+/// finite after conversion to `to`.
+void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,
+                  uint32_t end, DType to);
+
+}  // namespace keyhole::runtime
