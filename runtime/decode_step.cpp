@@ -1,0 +1,149 @@
+#include "runtime/decode_step.h"
+
+#include <algorithm>
+#include <array>
+
+namespace keyhole::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+DecodeStep::DecodeStep(const Engine& engine)
+    : engine_(&engine), group_(engine.model().group()), dim_(engine.model().head_dim) {
+  const ModelShape& m = engine.model();
+  const size_t slots = size_t{m.kv_heads} * (1 + kMaxChunks) * group_;
+  queries_.resize(size_t{m.q_heads} * dim_);
+  o_.resize(queries_.size());
+  lse_.resize(m.q_heads);
+  resident_o_.resize(queries_.size());
+  resident_lse_.resize(m.q_heads);
+  work_.resize(m.kv_heads);
+  workers_.resize(engine.pool().threads());
+  chunk_rows_.resize(m.kv_heads);
+  chunks_.resize(m.kv_heads);
+  tasks_.reserve(size_t{m.kv_heads} * (2 + kMaxChunks));
+  slot_o_.resize(slots * dim_);
+  slot_lse_.resize(slots);
+}
+
+void DecodeStep::prepare(const index::Index& index, uint32_t k) {
+  for (Worker& w : workers_) w.selection.prepare(index, group_, k);
+  room_k_ = k;
+}
+
+StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {
+  const size_t s = (size_t{kv_head} * (1 + kMaxChunks) + i) * group_;
+  return {slot_o_.data() + s * dim_, slot_lse_.data() + s};
+}
+
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident, uint32_t k) {
+  resident_ = &resident;
+  k_ = std::min(k, room_k_);
+  for (Worker& w : workers_) w.cost = {};
+  tasks_.clear();
+  // A task is (kv head, slot): slot 0 is the search, slot 1 + c the exact chunk c; resident tasks come
+  // last. Searches first: they take longest and nothing can be taken from them.
+  const auto kv_heads = static_cast<uint32_t>(work_.size());
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    if (work_[h].index != nullptr) tasks_.push_back(h * (1 + kMaxChunks));
+  }
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    const auto rows = static_cast<uint32_t>(work_[h].kv.keys.count) - work_[h].exact_begin;
+    chunk_rows_[h] = std::max(kMinChunk, (rows + kMaxChunks - 1) / kMaxChunks);
+    chunks_[h] = (rows + chunk_rows_[h] - 1) / chunk_rows_[h];
+    for (uint32_t c = 0; c < chunks_[h]; ++c) tasks_.push_back(h * (1 + kMaxChunks) + 1 + c);
+  }
+  resident.attend_begin(layer, queries_.data());
+  const uint32_t count = static_cast<uint32_t>(tasks_.size()) + resident.host_tasks();
+  engine_->pool().start(
+      job_, count,
+      [](void* self, uint32_t task, uint32_t worker) {
+        static_cast<DecodeStep*>(self)->run_task(task, worker);
+      },
+      this);
+}
+
+void DecodeStep::run_task(uint32_t task, uint32_t worker) {
+  Worker& w = workers_[worker];
+  if (task >= tasks_.size()) {
+    const auto start = Clock::now();
+    resident_->run_host_task(task - static_cast<uint32_t>(tasks_.size()));
+    w.cost.resident_seconds += seconds_since(start);
+    return;
+  }
+  const uint32_t kv_head = tasks_[task] / (1 + kMaxChunks);
+  const uint32_t i = tasks_[task] % (1 + kMaxChunks);
+  if (i == 0) {
+    run_search(kv_head, w);
+  } else {
+    run_chunk(kv_head, i - 1, w);
+  }
+}
+
+void DecodeStep::run_search(uint32_t kv_head, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
+  const auto cost = worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_,
+                                                       k_, engine_->model().logits, slot(kv_head, 0));
+  worker.cost.keys_scored += cost.keys_scored;
+  worker.cost.keys_offered += uint64_t{group_} * work.index->count();
+  worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;
+  worker.cost.bytes_read += cost.bytes_read;
+  worker.cost.search_seconds += cost.search_seconds;
+  worker.cost.offload_seconds += cost.attend_seconds;
+}
+
+void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
+  const auto start = Clock::now();
+  const HeadWork& work = work_[kv_head];
+  const size_t begin = work.exact_begin + size_t{chunk} * chunk_rows_[kv_head];
+  const size_t n = std::min<size_t>(chunk_rows_[kv_head], work.kv.keys.count - begin);
+  cpu::attend_range(engine_->kernels(), {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
+                    queries_.data() + size_t{kv_head} * group_ * dim_, group_, engine_->model().logits,
+                    slot(kv_head, 1 + chunk));
+  worker.cost.keys_attended += uint64_t{group_} * n;
+  worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
+  worker.cost.offload_seconds += seconds_since(start);
+}
+
+StepCost DecodeStep::finish() {
+  engine_->pool().finish(job_);
+  resident_->attend_end({resident_o_.data(), resident_lse_.data()});
+
+  std::array<StateView, 2 + kMaxChunks> states;
+  for (uint32_t h = 0; h < work_.size(); ++h) {
+    const size_t q = size_t{h} * group_;
+    size_t n = 0;
+    states[n++] = {resident_o_.data() + q * dim_, resident_lse_.data() + q};
+    if (work_[h].index != nullptr) states[n++] = slot(h, 0);
+    for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, 1 + c);
+    cpu::merge_states({states.data(), n}, group_, dim_, {o_.data() + q * dim_, lse_.data() + q});
+  }
+
+  StepCost sum;
+  for (const Worker& w : workers_) {
+    sum.keys_scored += w.cost.keys_scored;
+    sum.keys_offered += w.cost.keys_offered;
+    sum.keys_attended += w.cost.keys_attended;
+    sum.bytes_read += w.cost.bytes_read;
+    sum.search_seconds += w.cost.search_seconds;
+    sum.offload_seconds += w.cost.offload_seconds;
+    sum.resident_seconds += w.cost.resident_seconds;
+  }
+  return sum;
+}
+
+size_t DecodeStep::bytes() const {
+  size_t bytes = (queries_.size() + 2 * o_.size() + 2 * lse_.size() + slot_o_.size() + slot_lse_.size()) *
+                 sizeof(float);
+  for (const Worker& w : workers_) bytes += w.selection.bytes();
+  return bytes;
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,91 @@
+// One step of one layer: resident attention (A), index search and attention over what it found (B), exact
+// attention over pending or dense tokens, all as tasks of one parallel-for, then A + B by log-sum-exp.
+//
+// Which task computes what depends on the token counts only, and states are merged in a fixed order: the
+// result has the same bits for any number of threads.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "cpu/pool.h"
+#include "gpu/device.h"
+#include "index/index.h"
+#include "runtime/engine.h"
+#include "runtime/selection.h"
+#include "runtime/tensor.h"
+
+namespace keyhole::runtime {
+
+/// What one KV head attends in this step beside its resident tokens.
+struct HeadWork {
+  const index::Index* index = nullptr;  ///< null: no search
+  KvView kv;                            ///< all offloaded rows
+  uint32_t exact_begin = 0;             ///< rows [exact_begin, kv.keys.count) exactly
+};
+
+struct StepCost {
+  uint64_t keys_scored = 0, keys_offered = 0, keys_attended = 0, bytes_read = 0;
+  double search_seconds = 0.0, offload_seconds = 0.0, resident_seconds = 0.0;
+};
+
+class DecodeStep {
+ public:
+  DecodeStep(const Engine& engine);
+  DecodeStep(const DecodeStep&) = delete;
+  DecodeStep& operator=(const DecodeStep&) = delete;
+
+  /// Makes room for searches of k results in an index of this type.
+  void prepare(const index::Index& index, uint32_t k);
+  [[nodiscard]] uint32_t room_k() const { return room_k_; }
+
+  /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
+  [[nodiscard]] float* queries() { return queries_.data(); }
+  [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
+
+  /// Hands the step to the pool and returns. The k of the search is min(k, room_k()).
+  void start(uint32_t layer, gpu::Resident& resident, uint32_t k);
+
+  /// Helps, waits, merges: o() `[q_heads, head_dim]`, lse() `[q_heads]`. Rethrows what a task threw; the
+  /// step is over in any case.
+  StepCost finish();
+  [[nodiscard]] const float* o() const { return o_.data(); }
+  [[nodiscard]] const float* lse() const { return lse_.data(); }
+
+  [[nodiscard]] size_t bytes() const;
+
+ private:
+  struct alignas(64) Worker {
+    Selection selection;
+    StepCost cost;
+  };
+
+  /// Rows per exact task: enough to outweigh a hand-off, and never more than kMaxChunks tasks a head.
+  static constexpr uint32_t kMinChunk = 1024;
+  static constexpr uint32_t kMaxChunks = 64;
+
+  void run_task(uint32_t task, uint32_t worker);
+  void run_search(uint32_t kv_head, Worker& worker);
+  void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
+  [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
+
+  const Engine* engine_;
+  uint32_t group_, dim_;
+  std::vector<float> queries_, o_, lse_;
+  std::vector<HeadWork> work_;
+  std::vector<Worker> workers_;
+  uint32_t room_k_ = 0;
+
+  // The step under way.
+  cpu::Job job_;
+  gpu::Resident* resident_ = nullptr;
+  uint32_t k_ = 0;
+  std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
+  std::vector<uint32_t> tasks_;  ///< kv_head * (1 + kMaxChunks) + slot; resident tasks follow
+  std::vector<float> slot_o_, slot_lse_;  ///< `[kv_heads, 1 + kMaxChunks, group, dim]`, without dim
+  std::vector<float> resident_o_, resident_lse_;
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,99 @@
+// One sequence: which token lies where, and the calls that move them. The split of a layer's tokens is
+//
+//     [0, sink) resident | [sink, sink + rows) offloaded | the window: resident
+//                          rows [0, indexed) of a head are in its index, [indexed, rows) are pending
+//
+// so every token is in exactly one of resident, indexed, pending, by construction.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/device.h"
+#include "index/index.h"
+#include "runtime/decode_step.h"
+#include "runtime/engine.h"
+#include "runtime/offload_store.h"
+#include "runtime/query_sample.h"
+#include "runtime/tensor.h"
+
+namespace keyhole::runtime {
+
+class Session {
+ public:
+  Session(std::shared_ptr<const Engine> engine, SessionParams params);
+
+  [[nodiscard]] const Engine& engine() const { return *engine_; }
+  [[nodiscard]] const std::shared_ptr<const Engine>& shared_engine() const { return engine_; }
+  [[nodiscard]] const SessionParams& params() const { return params_; }
+
+  /// See keyhole_prefill, keyhole_build, keyhole_attend_begin/end, keyhole_truncate. All throw Error and
+  /// then have changed nothing, except where the public header says so.
+  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void build(const std::function<bool(double, const char*)>& progress);
+  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
+  void attend_end(const RowsOut& out, float* lse);
+  void truncate(uint32_t tokens);
+
+  void set_index(const std::string& spec);
+  void set_mode(keyhole_mode mode, uint32_t top_k);
+
+  [[nodiscard]] bool in_step() const { return in_step_; }
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const;
+  [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
+  [[nodiscard]] keyhole_statistics statistics() const;
+  void reset_statistics() { totals_ = {}; }
+
+  /// Throws Error(invalid_argument) for a layer that the model does not have.
+  void check_layer(uint32_t layer) const;
+
+ private:
+  friend class SessionFile;  // persistence reads and fills the parts
+
+  struct Head {
+    std::unique_ptr<index::Index> index;  ///< null: nothing indexed
+    QuerySample queries;
+    [[nodiscard]] uint32_t indexed() const {
+      return index == nullptr ? 0 : static_cast<uint32_t>(index->count());
+    }
+  };
+
+  [[nodiscard]] Head& head(uint32_t layer, uint32_t kv_head) {
+    return heads_[size_t{layer} * engine_->model().kv_heads + kv_head];
+  }
+  [[nodiscard]] const Head& head(uint32_t layer, uint32_t kv_head) const {
+    return const_cast<Session*>(this)->head(layer, kv_head);
+  }
+
+  void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  void check_memory(uint64_t more_bytes, const char* what) const;
+  void append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v);
+  void offload_from_window(uint32_t layer, uint32_t n);
+  void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin, uint32_t n);
+  void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
+  void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
+
+  void build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress);
+  void append_pending_blocks(uint32_t layer);
+  void make_room(bool new_type);
+  [[nodiscard]] uint64_t count_index_bytes() const;
+  [[nodiscard]] uint64_t host_bytes() const;
+
+  std::shared_ptr<const Engine> engine_;
+  SessionParams params_;
+  OffloadStore store_;
+  std::unique_ptr<gpu::Resident> resident_;
+  std::vector<Head> heads_;          ///< [layer * kv_heads + kv_head]
+  std::vector<std::byte> staging_k_, staging_v_;  ///< `[window_capacity, kv_heads, head_dim]`
+  DecodeStep step_;
+  bool in_step_ = false;
+  std::chrono::steady_clock::time_point step_began_;
+  double step_append_seconds_ = 0.0;
+  uint64_t index_bytes_ = 0;  ///< of all heads; counted when an index changes, not in every step
+  keyhole_statistics totals_{};
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,155 @@
+// Bringing pending tokens into the indexes: the build after a prefill, the appends while decoding.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <mutex>
+
+#include "index/factory.h"
+#include "runtime/session.h"
+
+namespace keyhole::runtime {
+namespace {
+
+/// Sums the progress of heads that are built at once, and hands the caller's wish to stop to all of them.
+class SharedProgress {
+ public:
+  SharedProgress(const std::function<bool(double, const char*)>& caller, double total_rows)
+      : caller_(&caller), total_rows_(total_rows) {}
+
+  /// Progress of one head with `rows` of the total.
+  [[nodiscard]] index::Progress for_head(double rows) {
+    return [this, rows, before = 0.0](double fraction) mutable {
+      const std::lock_guard lock(mutex_);
+      done_ += (fraction - before) * rows;
+      before = fraction;
+      if (!stop_ && *caller_ && !(*caller_)(std::clamp(done_ / total_rows_, 0.0, 1.0), "building indexes")) {
+        stop_ = true;
+      }
+      return !stop_;
+    };
+  }
+  [[nodiscard]] bool stopped() {
+    const std::lock_guard lock(mutex_);
+    return stop_;
+  }
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+
+ private:
+  const std::function<bool(double, const char*)>* caller_;
+  double total_rows_;
+  std::mutex mutex_;
+  double done_ = 0.0;
+  bool stop_ = false;
+};
+
+}  // namespace
+
+void Session::build(const std::function<bool(double, const char*)>& progress) {
+  const auto start = std::chrono::steady_clock::now();
+  const ModelShape& m = engine_->model();
+  struct Job {
+    uint32_t layer, kv_head;
+  };
+  std::vector<Job> jobs;
+  double rows = 0.0;
+  uint64_t bytes = 0;
+  bool had_index = false;
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    for (uint32_t h = 0; h < m.kv_heads; ++h) {
+      had_index = had_index || head(layer, h).index != nullptr;
+      if (params_.is_dense(layer) || store_.rows(layer) == head(layer, h).indexed()) continue;
+      jobs.push_back({layer, h});
+      rows += store_.rows(layer) - head(layer, h).indexed();
+      bytes += index::estimate_bytes(params_.index, store_.rows(layer), m.head_dim, m.kv_dtype);
+      if (head(layer, h).index != nullptr) {
+        bytes -= std::min<uint64_t>(bytes, head(layer, h).index->info().bytes);
+      }
+    }
+  }
+  check_memory(bytes, "building the indexes");
+  const auto finish = [&] {
+    index_bytes_ = count_index_bytes();
+    make_room(!had_index);
+    totals_.build_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  if (!jobs.empty()) {
+    SharedProgress shared(progress, rows);
+    try {
+      engine_->pool().run(static_cast<uint32_t>(jobs.size()), [&](uint32_t task, uint32_t) {
+        if (shared.stopped()) throw Error(Status::cancelled, "the build was cancelled");
+        const Job& job = jobs[task];
+        try {
+          build_head(job.layer, job.kv_head,
+                     shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
+        } catch (...) {
+          shared.stop();  // what is not begun stays pending
+          throw;
+        }
+      });
+    } catch (...) {
+      finish();
+      throw;
+    }
+  }
+  finish();
+  if (progress) (void)progress(1.0, "indexes built");
+}
+
+void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress) {
+  const ModelShape& m = engine_->model();
+  Head& hd = head(layer, kv_head);
+  const RowsView keys = store_.view(layer, kv_head).keys;
+  if (hd.index != nullptr) {
+    hd.index->append(keys, progress);
+    return;
+  }
+  auto built = index::make_index(params_.index, m.head_dim, m.kv_dtype, engine_->index_context());
+  index::BuildInput input;
+  input.keys = keys;
+  input.queries = hd.queries.view();
+  input.first_position = params_.sink;
+  input.rope = &engine_->rope();
+  built->build(input, progress);
+  hd.index = std::move(built);
+}
+
+void Session::append_pending_blocks(uint32_t layer) {
+  const ModelShape& m = engine_->model();
+  if (params_.is_dense(layer)) return;
+  const auto due = [&](uint32_t h) {
+    const Head& hd = head(layer, h);
+    return hd.index != nullptr && store_.rows(layer) - hd.indexed() >= params_.append_block;
+  };
+  bool any = false;
+  for (uint32_t h = 0; h < m.kv_heads; ++h) any = any || due(h);
+  if (!any) return;
+  try {
+    engine_->pool().run(m.kv_heads, [&](uint32_t h, uint32_t) {
+      if (due(h)) head(layer, h).index->append(store_.view(layer, h).keys, nullptr);
+    });
+  } catch (const std::exception& e) {
+    // The tokens stay pending, so the step is still right, only slower; the next one tries again.
+    engine_->log()(KEYHOLE_LOG_WARNING, "layer " + std::to_string(layer) +
+                                            ": pending tokens could not be indexed: " + e.what());
+  }
+  index_bytes_ = count_index_bytes();
+  make_room(false);
+}
+
+void Session::make_room(bool new_type) {
+  const Head* largest = nullptr;
+  for (const Head& h : heads_) {
+    if (h.indexed() != 0 && (largest == nullptr || h.indexed() > largest->indexed())) largest = &h;
+  }
+  if (largest == nullptr) return;
+  const uint32_t needed = std::min(params_.top_k, largest->indexed());
+  if (!new_type && step_.room_k() >= needed) return;
+  // Room for what the index will hold soon, so that a k which covers everything does not allocate at
+  // every block.
+  step_.prepare(*largest->index, std::min(params_.top_k, std::bit_ceil(largest->indexed())));
+}
+
+}  // namespace keyhole::runtime
