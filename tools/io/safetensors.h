@@ -1,4 +1,5 @@
-// Reading and writing of safetensors files: 8 bytes little-endian header length, a JSON header, the data.
+// Reading and writing of safetensors files: 8 bytes little-endian header length, a JSON header, the
+// data.
 #pragma once
 
 #include <cstddef>
@@ -27,9 +28,9 @@ struct TensorView {
   [[nodiscard]] std::vector<float> to_f32() const;
 };
 
-/// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes without
-/// overflow, offsets in range, ascending, without holes or overlap, lengths that match. Throws
-/// std::runtime_error that names the file, the tensor, the value seen and the value needed.
+/// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes
+/// without overflow, offsets in range, ascending, without holes or overlap, lengths that match.
+/// Throws std::runtime_error that names the file, the tensor, the value seen and the value needed.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -52,9 +53,9 @@ class SafetensorsFile {
 /// Throws as above.
 void validate_safetensors(std::span<const std::byte> bytes);
 
-/// Writes tensors one after the other, so that a large trace never lies in memory twice. The layout is
-/// declared first; then every tensor's bytes are written in that order, in pieces of any size. The file
-/// appears under its name when finish() succeeds (PATH.tmp, then renamed).
+/// Writes tensors one after the other, so that a large trace never lies in memory twice. The layout
+/// is declared first; then every tensor's bytes are written in that order, in pieces of any size.
+/// The file appears under its name when finish() succeeds (PATH.tmp, then renamed).
 class SafetensorsWriter {
  public:
   struct Declaration {

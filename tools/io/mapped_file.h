@@ -1,0 +1,25 @@
+// A whole file as read-only memory.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+namespace keyhole::tools {
+
+/// Maps a regular file. Throws std::runtime_error that names the file and the system's reason. The
+/// file must not shrink while it is mapped.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::filesystem::path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  [[nodiscard]] std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,134 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <utility>
+
+#include "tools/io/safetensors.h"
+
+namespace keyhole::tools {
+namespace {
+
+// The data begins at a multiple of this, so that tensors of a mapped file can be read in place.
+constexpr size_t kDataAlignment = 64;
+
+size_t declared_bytes(const SafetensorsWriter::Declaration& tensor) {
+  size_t bytes = element_size(tensor.type);
+  for (const size_t axis : tensor.shape) {
+    if (axis != 0 && bytes > std::numeric_limits<size_t>::max() / axis) {
+      throw std::runtime_error("tensor \"" + tensor.name +
+                               "\": the shape's size overflows 2^64 bytes");
+    }
+    bytes *= axis;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+struct SafetensorsWriter::Impl {
+  std::filesystem::path path;
+  std::filesystem::path partial;
+  std::FILE* file = nullptr;
+  size_t expected = 0;  ///< bytes of data declared
+  size_t written = 0;
+
+  [[noreturn]] void fail(const char* what) const {
+    throw std::runtime_error(partial.string() + ": " + what + ": " + std::strerror(errno));
+  }
+
+  void put(const void* data, size_t size) {
+    if (size != 0 && std::fwrite(data, 1, size, file) != size) fail("cannot be written");
+  }
+
+  void close_file() {
+    if (file != nullptr) std::fclose(std::exchange(file, nullptr));
+  }
+
+  ~Impl() {
+    if (file == nullptr) return;  // finished
+    close_file();
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+  }
+};
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
+                                     std::vector<Declaration> layout,
+                                     const std::map<std::string, std::string>& metadata)
+    : impl_(std::make_unique<Impl>()) {
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  size_t offset = 0;
+  for (const Declaration& tensor : layout) {
+    if (tensor.name == "__metadata__" || header.contains(tensor.name)) {
+      throw std::runtime_error("tensor \"" + tensor.name +
+                               "\" is declared twice or has a reserved name");
+    }
+    const size_t bytes = declared_bytes(tensor);
+    if (bytes > std::numeric_limits<size_t>::max() - offset) {
+      throw std::runtime_error("the tensors together overflow 2^64 bytes");
+    }
+    header[tensor.name] = {{"dtype", element_name(tensor.type)},
+                           {"shape", tensor.shape},
+                           {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  impl_->expected = offset;
+
+  std::string text = header.dump();
+  const size_t used = sizeof(uint64_t) + text.size();
+  text.append((kDataAlignment - used % kDataAlignment) % kDataAlignment, ' ');
+
+  impl_->path = path;
+  impl_->partial = path.string() + ".tmp";
+  impl_->file = std::fopen(impl_->partial.c_str(), "wb");
+  if (impl_->file == nullptr) impl_->fail("cannot be opened for writing");
+  unsigned char length[sizeof(uint64_t)];
+  for (size_t i = 0; i < sizeof length; ++i) {
+    length[i] = static_cast<unsigned char>(static_cast<uint64_t>(text.size()) >> (8 * i));
+  }
+  impl_->put(length, sizeof length);
+  impl_->put(text.data(), text.size());
+}
+
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+void SafetensorsWriter::write(std::span<const std::byte> piece) {
+  if (impl_->file == nullptr)
+    throw std::runtime_error(impl_->path.string() + ": is finished already");
+  if (piece.size() > impl_->expected - impl_->written) {
+    throw std::runtime_error(
+        impl_->path.string() + ": " + std::to_string(impl_->written + piece.size()) +
+        " bytes of data were written, but the layout declares " + std::to_string(impl_->expected));
+  }
+  impl_->put(piece.data(), piece.size());
+  impl_->written += piece.size();
+}
+
+void SafetensorsWriter::finish() {
+  if (impl_->file == nullptr)
+    throw std::runtime_error(impl_->path.string() + ": is finished already");
+  if (impl_->written != impl_->expected) {
+    throw std::runtime_error(impl_->path.string() + ": the layout declares " +
+                             std::to_string(impl_->expected) + " bytes of data, but only " +
+                             std::to_string(impl_->written) + " were written");
+  }
+  // On disk before it gets its name: a crash leaves the old file or the whole new one.
+  if (std::fflush(impl_->file) != 0 || fsync(fileno(impl_->file)) != 0)
+    impl_->fail("cannot be written");
+  std::error_code error;
+  std::filesystem::rename(impl_->partial, impl_->path, error);
+  if (error) {
+    throw std::runtime_error(impl_->partial.string() + ": cannot be renamed to " +
+                             impl_->path.string() + ": " + error.message());
+  }
+  impl_->close_file();
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,102 @@
+// The keyhole command: parses the command line, runs one subcommand, turns its outcome into an exit
+// code.
+#include <keyhole/keyhole.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "tools/commands/commands.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+std::string examples(const std::vector<std::string>& lines) {
+  std::string out = "Examples:";
+  for (const std::string& line : lines) out += "\n  " + line;
+  return out;
+}
+
+namespace {
+
+constexpr const char* kExitCodes =
+    "Exit codes: 0 success, 1 the work failed, 2 the command line is wrong, 130 interrupted.";
+
+void add_commands([[maybe_unused]] CLI::App& keyhole) {
+#ifdef KEYHOLE_COMMAND_DECODE
+  add_decode(keyhole);
+#endif
+#ifdef KEYHOLE_COMMAND_EVAL
+  add_eval(keyhole);
+#endif
+#ifdef KEYHOLE_COMMAND_RECORD
+  add_record(keyhole);
+#endif
+#ifdef KEYHOLE_COMMAND_COMPARE
+  add_compare(keyhole);
+#endif
+#ifdef KEYHOLE_COMMAND_PLAN
+  add_plan(keyhole);
+#endif
+}
+
+int report(const std::string& text, ExitCode code) {
+  const Style style = style_of(stderr);
+  std::fprintf(stderr, "keyhole: %s %s\n", tinted("error:", Tint::red, style).c_str(),
+               text.c_str());
+  return code;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Decodes with a long context whose KV cache lies in host memory behind a vector index.");
+  app.name("keyhole");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("keyhole ") + keyhole_version(),
+                       "Print the version and exit");
+  app.footer(
+      examples({"keyhole plan --model MODEL --context 128k --index flat",
+                "keyhole decode --model MODEL --task kv --length 8192 --generate 32 --index flat",
+                "keyhole eval --model MODEL --task kv --length 8192 --questions 64 --index flat",
+                "keyhole record --model MODEL --task kv --length 8192 --out trace.safetensors",
+                "keyhole compare --trace trace.safetensors --index flat --index hnsw:M=32,ef=128",
+                "keyhole compare --help"}) +
+      "\n\n" + kExitCodes);
+  add_commands(app);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e) == 0 ? kExitOk : kExitFailure;
+  } catch (const CLI::ParseError& e) {
+    return report(std::string(e.what()) + " (see " +
+                      (app.get_subcommands().empty()
+                           ? "keyhole"
+                           : "keyhole " + app.get_subcommands().front()->get_name()) +
+                      " --help)",
+                  kExitUsage);
+  } catch (const UsageError& e) {
+    return report(e.what(), kExitUsage);
+  } catch (const Interrupted&) {
+    std::fputs("keyhole: interrupted\n", stderr);
+    return kExitInterrupted;
+  } catch (const std::bad_alloc&) {
+    return report("out of memory", kExitFailure);
+  } catch (const std::exception& e) {
+    // A callback that the user interrupted may see the library's "cancelled" first.
+    if (interrupted()) return kExitInterrupted;
+    return report(e.what(), kExitFailure);
+  }
+  return kExitOk;
+}
+
+}  // namespace
+}  // namespace keyhole::tools
+
+int main(int argc, char** argv) {
+  keyhole::tools::handle_interrupts();
+  return keyhole::tools::run(argc, argv);
+}

@@ -1,0 +1,21 @@
+// How a command fails, and how its exit code says so.
+#pragma once
+
+#include <stdexcept>
+
+namespace keyhole::tools {
+
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailure = 1,        ///< the work failed: a file, the memory, the library
+  kExitUsage = 2,          ///< the command line is wrong
+  kExitInterrupted = 130,  ///< SIGINT, as shells report it
+};
+
+/// The command line asks for something that cannot be: exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,16 @@
+// JSON results of the commands.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace keyhole::tools {
+
+/// Writes `value`, indented, to PATH.tmp and renames it; "-" is standard output. NaN becomes null.
+/// Throws std::runtime_error that names the file.
+void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value);
+
+/// The same for any text, e.g. CSV.
+void write_text(const std::filesystem::path& path, const std::string& text);
+
+}  // namespace keyhole::tools

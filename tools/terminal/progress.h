@@ -1,0 +1,40 @@
+// A progress bar on stderr for work that takes a while.
+#pragma once
+
+#include <chrono>
+#include <mutex>
+#include <string>
+
+namespace keyhole::tools {
+
+/// Shows nothing in the first two seconds and nothing at all unless stderr is a terminal; redraws
+/// at most ten times a second; removes itself when it is destroyed. Any thread may call it.
+class Progress {
+ public:
+  explicit Progress(std::string title);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `fraction` of the work is done, 0..1.
+  void update(double fraction);
+  /// The same with another title, e.g. the part that is being worked on.
+  void update(double fraction, const std::string& title);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void draw(double fraction);
+
+  std::mutex mutex_;
+  std::string title_;
+  const bool terminal_;
+  const Clock::time_point start_;
+  Clock::time_point drawn_;
+  bool visible_ = false;
+};
+
+/// The bar as text, at most `columns` wide: title, bar, percent, time left (once it can be told).
+[[nodiscard]] std::string progress_line(const std::string& title, double fraction,
+                                        double elapsed_seconds, size_t columns, bool unicode);
+
+}  // namespace keyhole::tools
