@@ -1,16 +1,34 @@
-# All dependencies come from distribution packages through find_package.
+# Every dependency is a distribution package, found through find_package: Debian 12 and later, Ubuntu
+# 24.04 and later. What differs between them is settled here, so that the rooms need not know.
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
-# Debian's faiss 1.7.3 exports target `faiss`, which names OpenMP::OpenMP_CXX without finding it.
+
+# Debian's Faiss 1.7.3 exports the target `faiss`, which names OpenMP::OpenMP_CXX without finding it.
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(faiss CONFIG REQUIRED)
-# hnswlib has no CMake package in Debian 12; its one header is included in one source file only.
+
+# hnswlib has no CMake package in Debian 12, and is one directory of headers everywhere.
 find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
+mark_as_advanced(HNSWLIB_INCLUDE_DIR)
+
 if(KEYHOLE_TOOLS)
-  find_package(OpenBLAS CONFIG REQUIRED)
+  # OpenBLAS::OpenBLAS, whoever describes it: a CMake package (with or without a target), or pkg-config.
+  find_package(OpenBLAS CONFIG QUIET)
+  if(OpenBLAS_FOUND)
+    if(NOT TARGET OpenBLAS::OpenBLAS)
+      add_library(OpenBLAS::OpenBLAS INTERFACE IMPORTED)
+      target_include_directories(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_INCLUDE_DIRS})
+      target_link_libraries(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_LIBRARIES})
+    endif()
+  else()
+    find_package(PkgConfig REQUIRED)
+    pkg_check_modules(openblas REQUIRED IMPORTED_TARGET openblas)
+    add_library(OpenBLAS::OpenBLAS ALIAS PkgConfig::openblas)
+  endif()
   find_package(CLI11 CONFIG REQUIRED)
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
 endif()
+
 if(KEYHOLE_TOOLS OR KEYHOLE_TESTS)
   find_package(nlohmann_json CONFIG REQUIRED)
 endif()

@@ -1,23 +1,44 @@
-# Warnings and sanitizers for people who work on Keyhole; embedders see none of it.
+# Warnings, sanitizers, test and benchmark programs: for people who work on Keyhole; embedders see none
+# of it.
 option(KEYHOLE_WERROR "Treat warnings as errors" OFF)
 set(KEYHOLE_SANITIZE "" CACHE STRING "Sanitizers, e.g. address,undefined or thread")
 
+find_program(CCACHE_PROGRAM ccache)
+mark_as_advanced(CCACHE_PROGRAM)
+if(PROJECT_IS_TOP_LEVEL AND CCACHE_PROGRAM)
+  foreach(lang C CXX CUDA)
+    if(NOT DEFINED CMAKE_${lang}_COMPILER_LAUNCHER)
+      set(CMAKE_${lang}_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+    endif()
+  endforeach()
+endif()
+
 # Every target of the project links this.
 add_library(keyhole_options INTERFACE)
-target_include_directories(keyhole_options INTERFACE ${CMAKE_CURRENT_SOURCE_DIR})
+target_include_directories(keyhole_options INTERFACE ${PROJECT_SOURCE_DIR})
 target_compile_options(keyhole_options INTERFACE
-  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wnon-virtual-dtor>)
+  $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow>
+  $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>)
 if(KEYHOLE_WERROR)
-  target_compile_options(keyhole_options INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>)
+  target_compile_options(keyhole_options INTERFACE
+    $<$<COMPILE_LANGUAGE:C,CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings>)
 endif()
 if(KEYHOLE_SANITIZE)
   # Whole-build flags: a sanitizer must see every object, test framework glue included.
-  add_compile_options(-fsanitize=${KEYHOLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_compile_options(
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${KEYHOLE_SANITIZE}>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fno-omit-frame-pointer>
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fno-sanitize-recover=all>)
   add_link_options(-fsanitize=${KEYHOLE_SANITIZE})
   add_compile_definitions(KEYHOLE_SANITIZED=1)
 endif()
 
-# keyhole_test(NAME [LABEL label] SOURCES ... LIBS ...): a GoogleTest program, one ctest entry per case.
+# What `ninja unit_tests` builds: every test program labelled unit, and nothing that they do not need.
+add_custom_target(unit_tests)
+
+# keyhole_test(NAME [LABEL label] [TIMEOUT seconds] SOURCES ... LIBS ...): a GoogleTest program, one
+# ctest entry per case. Labels: unit (default; quick, also run under sanitizers), model (runs the bundled
+# model), package (builds against the installed tree), tree (reads the sources).
 function(keyhole_test name)
   cmake_parse_arguments(arg "" "LABEL;TIMEOUT" "SOURCES;LIBS" ${ARGN})
   if(NOT arg_LABEL)
@@ -28,8 +49,15 @@ function(keyhole_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE keyhole_options ${arg_LIBS} GTest::gtest GTest::gtest_main)
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
-    PROPERTIES LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT})
+  if(arg_LABEL STREQUAL "unit")
+    add_dependencies(unit_tests ${name})
+  endif()
+  set(properties LABELS ${arg_LABEL} TIMEOUT ${arg_TIMEOUT})
+  if(KEYHOLE_SANITIZE MATCHES "thread")
+    list(APPEND properties ENVIRONMENT
+      "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST PROPERTIES ${properties})
 endfunction()
 
 # keyhole_bench(NAME SOURCES ... LIBS ...): a Google Benchmark program.

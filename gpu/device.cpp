@@ -1,0 +1,29 @@
+// The part of the device interface that needs no device.
+#include "gpu/device.h"
+
+namespace keyhole::gpu {
+
+namespace {
+
+// Sizes come from callers that plan for contexts nobody has run yet: a product that does not fit is
+// their mistake and must not wrap to a small number.
+size_t multiply(size_t a, size_t b) {
+  size_t product = 0;
+  if (__builtin_mul_overflow(a, b, &product)) {
+    throw Error(Status::invalid_argument, "resident tokens: the size in bytes exceeds 2^64 - 1 (" +
+                                              std::to_string(a) + " times " + std::to_string(b) +
+                                              ")");
+  }
+  return product;
+}
+
+}  // namespace
+
+size_t resident_bytes(const ResidentShape& shape) {
+  constexpr size_t kKeysAndValues = 2;
+  const size_t tokens = size_t{shape.sink} + shape.window_capacity;
+  const size_t row = multiply(size_t{shape.kv_heads} * shape.head_dim, dtype_size(shape.dtype));
+  return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
+}
+
+}  // namespace keyhole::gpu
