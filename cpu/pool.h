@@ -2,11 +2,9 @@
 // part, hand-off in a few microseconds. Idle workers spin for a bounded time and then sleep on a futex.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <vector>
+#include <type_traits>
 
 namespace keyhole::cpu {
 
@@ -16,18 +14,39 @@ struct PoolConfig {
   uint32_t spin_us = 50;     ///< how long an idle worker spins before it sleeps; 0: sleep at once
 };
 
-/// A parallel-for that is under way. Owned by the caller, reusable, never moved while it runs.
-/// All fields are private to Pool.
-class Job;
+class Pool;
+
+/// A parallel-for that is under way: the handle that start() fills and finish() empties. Owned by the
+/// caller, reusable. Destroying it while it runs waits for its tasks (and drops their exception), so that
+/// an exception between start() and finish() cannot leave workers with a context that is gone.
+class Job {
+ public:
+  Job() = default;
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+ private:
+  friend class Pool;
+  Pool* pool_ = nullptr;  ///< not null: started and not yet finished
+  uint32_t slot_ = 0;     ///< where the workers find it
+  uint32_t count_ = 0;
+  void (*task_)(void*, uint32_t, uint32_t) = nullptr;
+  void* context_ = nullptr;
+};
 
 class Pool {
  public:
+  static constexpr uint32_t kMaxThreads = 1024;
+
+  /// Throws Error(invalid_argument) for more than kMaxThreads threads, Error(out_of_memory) where the
+  /// system refuses to start one, Error(unsupported) where it refuses to pin one.
   explicit Pool(const PoolConfig& config);
-  ~Pool();
+  ~Pool();  ///< every job must have been finished
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  /// Threads including the caller; a task's `worker` is in [0, threads()).
+  /// Threads including the caller; a task's `worker` is in [0, threads()), 0 being the caller.
   [[nodiscard]] uint32_t threads() const;
 
   /// A task: fn(context, task, worker). Two tasks that run at once never share a `worker` number
@@ -50,8 +69,9 @@ class Pool {
   }
 
   /// Asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller
-  /// take part in what is left, waits, and rethrows. One start per job at a time; every start needs
-  /// its finish, in any order and from any thread. With one thread all work happens in finish().
+  /// take part in what is left (as worker 0), waits, and rethrows. One start per job at a time; every
+  /// start needs its finish, in any order and from any thread. With one thread all work happens in
+  /// finish(). Throws Error(internal) for a second start, or a finish without start.
   void start(Job& job, uint32_t count, Task task, void* context);
   void finish(Job& job);
 

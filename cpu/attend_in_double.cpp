@@ -1,0 +1,64 @@
+// The slow path behind every attend kernel: two passes over the keys, all sums in double, so that neither
+// inner products nor sums of finite rows can overflow.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/half.h"
+#include "cpu/levels.h"
+
+namespace keyhole::cpu {
+namespace {
+
+double element(const std::byte* row, size_t i, DType dtype) {
+  if (dtype == DType::f32) {
+    float f;
+    std::memcpy(&f, row + i * sizeof f, sizeof f);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, row + i * sizeof h, sizeof h);
+  return dtype == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
+}
+
+double logit(const AttendArgs& a, DType dtype, uint32_t head, size_t row) {
+  const std::byte* key = a.keys + row * a.key_stride;
+  double sum = 0.0;
+  for (uint32_t j = 0; j < a.dim; ++j) {
+    sum += static_cast<double>(a.queries[head * a.dim + j]) * element(key, j, dtype);
+  }
+  sum *= a.logits.scale;
+  const double cap = a.logits.softcap;
+  return cap > 0.0 ? cap * std::tanh(sum / cap) : sum;
+}
+
+float to_fp32_range(double x) {
+  constexpr double kMax = std::numeric_limits<float>::max();
+  return static_cast<float>(std::clamp(x, -kMax, kMax));  // a NaN (from a NaN input) stays one
+}
+
+}  // namespace
+
+void attend_in_double(const AttendArgs& a, DType dtype) {
+  for (uint32_t h = 0; h < a.group; ++h) {
+    double largest = -std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < a.count; ++i) {
+      largest = std::max(largest, logit(a, dtype, h, a.ids != nullptr ? a.ids[i] : i));
+    }
+    double o[kMaxHeadDim] = {};
+    double sum = 0.0;
+    for (size_t i = 0; i < a.count; ++i) {
+      const size_t row = a.ids != nullptr ? a.ids[i] : i;
+      const double weight = std::exp(logit(a, dtype, h, row) - largest);
+      sum += weight;
+      const std::byte* value = a.values + row * a.value_stride;
+      for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, j, dtype);
+    }
+    a.lse[h] = a.count > 0 ? to_fp32_range(largest + std::log(sum)) : kMinusInf;
+    for (uint32_t j = 0; j < a.dim; ++j) {
+      a.o[h * a.dim + j] = a.count > 0 ? to_fp32_range(o[j] / sum) : 0.0F;
+    }
+  }
+}
+
+}  // namespace keyhole::cpu

@@ -1,0 +1,171 @@
+// Level `scalar`: the reference for all others, compiled with the auto-vectoriser off. One plain loop per
+// kernel; it runs on any machine and stays easy to check by eye.
+#include <cmath>
+#include <cstring>
+
+#include "cpu/half.h"
+#include "cpu/levels.h"
+
+namespace keyhole::cpu {
+namespace {
+
+// Keys whose logits are held at once; the same as in the SIMD levels.
+constexpr size_t kBlock = 64;
+// Weights below e^-60 of the largest are dropped: 2^32 of them sum to 4e-17 of it, far below fp32's 6e-8.
+constexpr float kMinExponent = -60.0F;
+
+template <DType T>
+float load(const std::byte* row, size_t i) {
+  if constexpr (T == DType::f32) {
+    float f;
+    std::memcpy(&f, row + i * sizeof f, sizeof f);
+    return f;
+  } else {
+    uint16_t h;
+    std::memcpy(&h, row + i * sizeof h, sizeof h);
+    return T == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
+  }
+}
+
+const std::byte* row_at(const std::byte* rows, size_t stride, const uint32_t* ids, size_t i) {
+  return rows + (ids != nullptr ? ids[i] : i) * stride;
+}
+
+template <DType T>
+void unpack(const std::byte* row, uint32_t dim, float* out) {
+  for (uint32_t j = 0; j < dim; ++j) out[j] = load<T>(row, j);
+}
+
+float dot(const float* a, const float* b, uint32_t dim) {
+  float sum = 0.0F;
+  for (uint32_t j = 0; j < dim; ++j) sum += a[j] * b[j];
+  return sum;
+}
+
+template <DType T>
+void score(const ScoreArgs& a) {
+  float key[kMaxHeadDim];
+  for (size_t i = 0; i < a.count; ++i) {
+    unpack<T>(row_at(a.keys, a.key_stride, a.ids, i), a.dim, key);
+    for (uint32_t h = 0; h < a.group; ++h) {
+      a.scores[h * a.score_stride + i] = dot(a.queries + h * a.dim, key, a.dim);
+    }
+  }
+}
+
+void score_i8(const ScoreI8Args& a) {
+  for (size_t i = 0; i < a.count; ++i) {
+    const size_t id = a.ids != nullptr ? a.ids[i] : i;
+    const int8_t* key = a.keys + id * a.key_stride;
+    const float key_scale = a.key_scales != nullptr ? a.key_scales[id] : 1.0F;
+    for (uint32_t h = 0; h < a.group; ++h) {
+      const int8_t* query = a.queries + h * a.dim;
+      int32_t sum = 0;
+      for (uint32_t j = 0; j < a.dim; ++j) sum += query[j] * key[j];
+      // |sum| <= 256*127*127 < 2^24: the conversion is exact, the products are left to right.
+      a.scores[h * a.score_stride + i] =
+          static_cast<float>(sum) * a.query_scales[h] * key_scale;
+    }
+  }
+}
+
+float logit(float inner_product, const LogitParams& p) {
+  const float x = inner_product * p.scale;
+  return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
+}
+
+template <DType T>
+void attend(const AttendArgs& a) {
+  float logits[kMaxGroup][kBlock];
+  float largest[kMaxGroup];
+  float sum[kMaxGroup];
+  float row[kMaxHeadDim];
+  for (uint32_t h = 0; h < a.group; ++h) {
+    largest[h] = kMinusInf;
+    sum[h] = 0.0F;
+  }
+  for (size_t j = 0; j < size_t{a.group} * a.dim; ++j) a.o[j] = 0.0F;
+
+  for (size_t begin = 0; begin < a.count; begin += kBlock) {
+    const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) {
+      unpack<T>(row_at(a.keys, a.key_stride, a.ids, begin + i), a.dim, row);
+      for (uint32_t h = 0; h < a.group; ++h) {
+        logits[h][i] = logit(dot(a.queries + h * a.dim, row, a.dim), a.logits);
+      }
+    }
+    for (uint32_t h = 0; h < a.group; ++h) {
+      float top = largest[h];
+      for (size_t i = 0; i < n; ++i) top = logits[h][i] > top ? logits[h][i] : top;
+      // 0 for the first block: everything so far is empty.
+      const float rescale = largest[h] == top ? 1.0F : std::exp(largest[h] - top);
+      float block_sum = 0.0F;
+      for (size_t i = 0; i < n; ++i) {
+        const float x = logits[h][i] - top;
+        logits[h][i] = x < kMinExponent ? 0.0F : std::exp(x);  // a NaN stays one
+        block_sum += logits[h][i];
+      }
+      sum[h] = sum[h] * rescale + block_sum;
+      largest[h] = top;
+      for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] *= rescale;
+    }
+    for (size_t i = 0; i < n; ++i) {
+      unpack<T>(row_at(a.values, a.value_stride, a.ids, begin + i), a.dim, row);
+      for (uint32_t h = 0; h < a.group; ++h) {
+        for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] += logits[h][i] * row[j];
+      }
+    }
+  }
+
+  bool finite = true;
+  for (uint32_t h = 0; h < a.group; ++h) {
+    a.lse[h] = largest[h] + std::log(sum[h]);  // empty: -inf + -inf
+    const float inverse = sum[h] > 0.0F ? 1.0F / sum[h] : 0.0F;
+    for (uint32_t j = 0; j < a.dim; ++j) {
+      a.o[h * a.dim + j] *= inverse;
+      finite = finite && std::isfinite(a.o[h * a.dim + j]);
+    }
+    finite = finite && std::isfinite(a.lse[h]);
+  }
+  if (!finite && a.count > 0) attend_in_double(a, T);
+}
+
+template <DType T>
+void to_f32(const std::byte* src, float* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = load<T>(src, i);
+}
+
+template <DType T>
+void from_f32(const float* src, std::byte* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if constexpr (T == DType::f32) {
+      std::memcpy(dst + i * sizeof(float), src + i, sizeof(float));
+    } else {
+      const uint16_t h = T == DType::f16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
+      std::memcpy(dst + i * sizeof h, &h, sizeof h);
+    }
+  }
+}
+
+template <DType T>
+bool all_finite(const std::byte* src, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    if (!std::isfinite(load<T>(src, i))) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const Kernels kScalarKernels = {
+    .level = Level::scalar,
+    .name = "scalar",
+    .score = {score<DType::f32>, score<DType::f16>, score<DType::bf16>},
+    .score_i8 = score_i8,
+    .attend = {attend<DType::f32>, attend<DType::f16>, attend<DType::bf16>},
+    .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
+    .from_f32 = {from_f32<DType::f32>, from_f32<DType::f16>, from_f32<DType::bf16>},
+    .all_finite = {all_finite<DType::f32>, all_finite<DType::f16>, all_finite<DType::bf16>},
+};
+
+}  // namespace keyhole::cpu

@@ -1,0 +1,67 @@
+#include "cpu/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include "cpu/types.h"
+
+namespace keyhole::cpu {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+[[noreturn]] void refuse(size_t bytes, const char* why) {
+  throw Error(Status::out_of_memory,
+              "cannot reserve " + std::to_string(bytes) + " bytes of address space: " + why);
+}
+
+// Bytes mapped for a buffer of `bytes`.
+size_t mapped_bytes(size_t bytes) { return round_up(bytes, page_size()); }
+
+}  // namespace
+
+ReservedBuffer::ReservedBuffer(size_t bytes) {
+  if (bytes == 0) return;
+  if (bytes > SIZE_MAX / 2) refuse(bytes, "larger than any address space");
+  const size_t wanted = mapped_bytes(bytes);
+  // Only a range that starts on a 2 MiB boundary can hold huge pages from its first byte on.
+  const size_t slack = wanted >= kHugePage ? kHugePage : 0;
+  void* mapping = mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) refuse(bytes, std::strerror(errno));
+
+  auto* begin = static_cast<std::byte*>(mapping);
+  if (slack > 0) {
+    const auto address = reinterpret_cast<uintptr_t>(begin);
+    const size_t before = round_up(address, kHugePage) - address;
+    if (before > 0) munmap(begin, before);
+    begin += before;
+    if (slack > before) munmap(begin + wanted, slack - before);
+    // A hint: where the kernel has no huge pages, small ones serve.
+    (void)madvise(begin, wanted, MADV_HUGEPAGE);
+  }
+  data_ = begin;
+  bytes_ = bytes;
+}
+
+ReservedBuffer::~ReservedBuffer() {
+  if (data_ != nullptr) munmap(data_, mapped_bytes(bytes_));
+}
+
+void ReservedBuffer::release_from(size_t begin) {
+  if (begin >= bytes_) return;
+  const size_t first = round_up(begin, page_size());
+  const size_t end = mapped_bytes(bytes_);
+  if (first < end) (void)madvise(data_ + first, end - first, MADV_DONTNEED);
+}
+
+}  // namespace keyhole::cpu

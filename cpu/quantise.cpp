@@ -1,0 +1,35 @@
+#include "cpu/quantise.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace keyhole::cpu {
+
+float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
+  float largest = 0.0F;
+  for (uint32_t j = 0; j < dim; ++j) largest = std::max(largest, std::fabs(src[j]));
+  float scale = largest / 127.0F;
+  if (scale * 127.0F < largest * 0.999F) {
+    // A subnormal quotient lost its precision on the way down; one step up keeps |q| <= 127.
+    scale = std::nextafter(scale, largest);
+  }
+  if (scale == 0.0F) {
+    std::fill_n(dst, dim, int8_t{0});
+    return 0.0F;
+  }
+  for (uint32_t j = 0; j < dim; ++j) {
+    const float q = std::nearbyint(src[j] / scale);
+    dst[j] = static_cast<int8_t>(std::max(-127.0F, std::min(127.0F, q)));
+  }
+  return scale;
+}
+
+void quantise_rows(const Kernels& kernels, const RowsView& src, int8_t* dst, float* scales) {
+  float row[kMaxHeadDim];
+  for (size_t i = 0; i < src.count; ++i) {
+    kernels.to_f32[static_cast<size_t>(src.dtype)](src.row(i), row, src.dim);
+    scales[i] = quantise_row(row, src.dim, dst + i * src.dim);
+  }
+}
+
+}  // namespace keyhole::cpu
