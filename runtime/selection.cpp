@@ -29,12 +29,18 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
   room_k_ = k;
 }
 
+const index::Hits& Selection::search(const index::Index& index, const float* queries, uint32_t group,
+                                     uint32_t k) {
+  hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
+  index.search(queries, group, k, *scratch_, hits_);
+  return hits_;
+}
+
 Selection::Cost Selection::search_and_attend(const index::Index& index, const cpu::Kernels& kernels,
                                              const KvView& kv, const float* queries, uint32_t group,
                                              uint32_t k, const LogitParams& logits, StateView out) {
   const auto start = Clock::now();
-  hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
-  index.search(queries, group, k, *scratch_, hits_);
+  (void)search(index, queries, group, k);
   unite(group, k);
   const auto searched = Clock::now();
   cpu::attend_ids(kernels, kv, union_ids(), queries, group, logits, out);

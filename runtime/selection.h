@@ -16,6 +16,9 @@ class Selection {
   /// Makes room for searches of `group` heads and `k` results in an index of this type.
   void prepare(const index::Index& index, uint32_t group, uint32_t k);
 
+  /// Searches only; the result is valid until the next call.
+  const index::Hits& search(const index::Index& index, const float* queries, uint32_t group, uint32_t k);
+
   /// Searches and attends with all heads of the group over the union of their hits: a key that one head
   /// found costs the others nothing but arithmetic, as its row has been loaded for the group.
   /// queries `[group, dim]` fp32.

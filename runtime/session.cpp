@@ -245,18 +245,26 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     work.exact_begin = hd.indexed();
     if (hd.indexed() != 0) work.index = hd.index.get();
   }
-  step_.start(layer, *resident_, params_.top_k);
+  step_layer_ = layer;
+  step_appended_ = k != nullptr;
   step_began_ = began;
+  step_.start(layer, *resident_, params_.top_k);
   in_step_ = true;
 }
 
 void Session::attend_end(const RowsOut& out, float* lse) {
   in_step_ = false;
-  const StepCost cost = step_.finish();
   const ModelShape& m = engine_->model();
-  const size_t values = size_t{m.q_heads} * m.head_dim;
-  if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_.o()), values)) {
-    throw Error(Status::not_finite, "the logits of this step overflow fp32: scale, q or K are too large");
+  StepCost cost;
+  try {
+    cost = step_.finish();
+    const size_t values = size_t{m.q_heads} * m.head_dim;
+    if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_.o()), values)) {
+      throw Error(Status::not_finite, "the logits of this step overflow fp32: scale, q or K are too large");
+    }
+  } catch (...) {
+    if (step_appended_) drop_newest(step_layer_);
+    throw;
   }
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](
@@ -275,6 +283,24 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   totals_.append_seconds += step_append_seconds_;
   totals_.attend_seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
+}
+
+void Session::drop_newest(uint32_t layer) {
+  const uint32_t sink = resident_->sink_count(layer);
+  const uint32_t window = resident_->window_count(layer);
+  if (window != 0) {
+    resident_->truncate(layer, sink, window - 1);
+  } else {
+    resident_->truncate(layer, sink - 1, 0);
+  }
+}
+
+void Session::abandon_step() noexcept {
+  in_step_ = false;
+  try {
+    (void)step_.finish();
+  } catch (...) {  // NOLINT: nobody is left to hear of it
+  }
 }
 
 void Session::truncate(uint32_t n) {

@@ -37,6 +37,8 @@ class Session {
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
   void attend_end(const RowsOut& out, float* lse);
   void truncate(uint32_t tokens);
+  /// Ends a step without a result (before the session goes).
+  void abandon_step() noexcept;
 
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
@@ -73,6 +75,7 @@ class Session {
   void append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v);
   void offload_from_window(uint32_t layer, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin, uint32_t n);
+  void drop_newest(uint32_t layer);
   void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
 
@@ -90,6 +93,8 @@ class Session {
   std::vector<std::byte> staging_k_, staging_v_;  ///< `[window_capacity, kv_heads, head_dim]`
   DecodeStep step_;
   bool in_step_ = false;
+  uint32_t step_layer_ = 0;
+  bool step_appended_ = false;
   std::chrono::steady_clock::time_point step_began_;
   double step_append_seconds_ = 0.0;
   uint64_t index_bytes_ = 0;  ///< of all heads; counted when an index changes, not in every step

@@ -1,7 +1,7 @@
 // Bringing pending tokens into the indexes: the build after a prefill, the appends while decoding.
 #include <algorithm>
-#include <atomic>
 #include <bit>
+#include <exception>
 #include <mutex>
 
 #include "index/factory.h"
@@ -32,9 +32,14 @@ class SharedProgress {
     const std::lock_guard lock(mutex_);
     return stop_;
   }
-  void stop() {
+  /// Keeps the first failure and stops the others: heads that are not begun stay pending.
+  void fail(std::exception_ptr error) {
     const std::lock_guard lock(mutex_);
+    if (!error_) error_ = std::move(error);
     stop_ = true;
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
   }
 
  private:
@@ -43,6 +48,7 @@ class SharedProgress {
   std::mutex mutex_;
   double done_ = 0.0;
   bool stop_ = false;
+  std::exception_ptr error_;
 };
 
 }  // namespace
@@ -77,24 +83,21 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   };
   if (!jobs.empty()) {
     SharedProgress shared(progress, rows);
-    try {
-      engine_->pool().run(static_cast<uint32_t>(jobs.size()), [&](uint32_t task, uint32_t) {
-        if (shared.stopped()) throw Error(Status::cancelled, "the build was cancelled");
-        const Job& job = jobs[task];
-        try {
-          build_head(job.layer, job.kv_head,
-                     shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
-        } catch (...) {
-          shared.stop();  // what is not begun stays pending
-          throw;
-        }
-      });
-    } catch (...) {
-      finish();
-      throw;
-    }
+    engine_->pool().run(static_cast<uint32_t>(jobs.size()), [&](uint32_t task, uint32_t) {
+      if (shared.stopped()) return;
+      const Job& job = jobs[task];
+      try {
+        build_head(job.layer, job.kv_head,
+                   shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
+      } catch (...) {
+        shared.fail(std::current_exception());
+      }
+    });
+    finish();
+    shared.rethrow();
+  } else {
+    finish();
   }
-  finish();
   if (progress) (void)progress(1.0, "indexes built");
 }
 

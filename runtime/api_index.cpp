@@ -1,0 +1,266 @@
+// keyhole_index: one index over the keys of one KV head, by itself.
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "index/factory.h"
+#include "runtime/api_guard.h"
+#include "runtime/api_objects.h"
+#include "runtime/selection.h"
+#include "runtime/sizes.h"
+#include "runtime/tensor.h"
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+struct keyhole_index {
+  std::shared_ptr<const Engine> engine;
+  std::string spec;
+  std::unique_ptr<index::Index> index;  ///< null until it is built
+  std::vector<std::byte> keys, values;  ///< `[n, head_dim]` of kv_dtype
+  size_t count = 0;
+  Selection selection;
+  uint32_t room_group = 0, room_k = 0;
+  std::vector<float> queries;
+  std::string params, diagnostics;
+  mutable std::atomic<bool> in_use = false;
+
+  [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
+    const ModelShape& m = engine->model();
+    return {rows.data(), m.row_bytes(), rows.empty() ? 0 : count, m.head_dim, m.kv_dtype};
+  }
+};
+
+namespace {
+
+RowsIn as_rows(const RowsView& m) {
+  return {m.data, m.stride, 0, static_cast<uint32_t>(m.count), 1, m.dim, m.dtype};
+}
+
+std::vector<std::byte> convert(const Engine& engine, const RowsView& from, const char* name) {
+  const ModelShape& m = engine.model();
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count), m.kv_dtype);
+  std::vector<std::byte> to(checked_product({from.count, m.row_bytes()}, name));
+  float scratch[kMaxHeadDim];
+  for (size_t i = 0; i < from.count; ++i) {
+    convert_row(engine.kernels(), from.row(i), from.dtype, to.data() + i * m.row_bytes(), m.kv_dtype,
+                m.head_dim, scratch);
+  }
+  return to;
+}
+
+std::vector<float> convert_queries(const Engine& engine, const RowsView& from, const char* name) {
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count), DType::f32);
+  std::vector<float> to(from.count * from.dim);
+  for (size_t i = 0; i < from.count; ++i) {
+    engine.kernels().to_f32[static_cast<int>(from.dtype)](from.row(i), to.data() + i * from.dim, from.dim);
+  }
+  return to;
+}
+
+/// Checks what search and attend share and puts the queries in place; returns the group's size.
+uint32_t prepare(keyhole_index& ix, const keyhole_tensor* queries, uint32_t& k) {
+  if (ix.index == nullptr) {
+    throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
+  }
+  const ModelShape& m = ix.engine->model();
+  const RowsView q = check_matrix(queries, "queries", m.head_dim);
+  if (q.count < 1 || q.count > kMaxGroup) {
+    throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
+                                              " rows, allowed: 1.." + std::to_string(kMaxGroup));
+  }
+  if (k < 1) throw Error(Status::invalid_argument, "k is 0, allowed: at least 1");
+  const auto group = static_cast<uint32_t>(q.count);
+  check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, group, DType::f32);
+  ix.queries.resize(size_t{kMaxGroup} * m.head_dim);
+  for (uint32_t h = 0; h < group; ++h) {
+    ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
+        q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
+  }
+  k = static_cast<uint32_t>(std::min<size_t>(k, ix.count));
+  if (ix.room_group != group || ix.room_k != k) {
+    ix.selection.prepare(*ix.index, group, k);
+    ix.room_group = group;
+    ix.room_k = k;
+  }
+  return group;
+}
+
+/// Spreads hits of stride `from_k` over the caller's arrays of stride `to_k`.
+void copy_hits(const index::Hits& hits, uint32_t group, uint32_t from_k, uint32_t to_k, uint32_t* ids,
+               float* scores, uint32_t* counts) {
+  for (uint32_t h = 0; h < group; ++h) {
+    const size_t from = size_t{h} * from_k;
+    const size_t to = size_t{h} * to_k;
+    if (ids != nullptr) std::copy_n(hits.ids + from, hits.counts[h], ids + to);
+    if (scores != nullptr) std::copy_n(hits.scores + from, hits.counts[h], scores + to);
+    if (counts != nullptr) counts[h] = hits.counts[h];
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* keyhole_index_help(void) {
+  static const std::string text = [] {
+    std::string s;
+    for (const index::TypeHelp& type : index::index_types()) {
+      s += type.name + ": " + type.meaning + "\n";
+      for (const index::ParamHelp& p : type.params) {
+        s += "    " + p.name + "=" + p.default_value + "  (" + p.allowed + ") " + p.meaning + "\n";
+      }
+    }
+    return s;
+  }();
+  return text.c_str();
+}
+
+keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, keyhole_index** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    require(spec, "spec");
+    index::check_spec(spec);
+    auto handle = std::make_unique<keyhole_index>();
+    handle->engine = engine->engine;
+    handle->spec = spec;
+    *out = handle.release();
+  });
+}
+
+void keyhole_index_destroy(keyhole_index* index) { delete index; }
+
+keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys,
+                                   const keyhole_tensor* values, const keyhole_tensor* training_queries,
+                                   const uint32_t* training_positions, uint32_t first_position,
+                                   keyhole_progress_fn progress, void* user) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    const Engine& engine = *ix->engine;
+    const ModelShape& m = engine.model();
+    const RowsView k = check_matrix(keys, "keys", m.head_dim);
+    if (k.count == 0) throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
+    ix->index.reset();
+    ix->room_group = 0;
+    ix->count = k.count;
+    ix->keys = convert(engine, k, "keys");
+    ix->values.clear();
+    if (values != nullptr) {
+      const RowsView v = check_matrix(values, "values", m.head_dim);
+      if (v.count != k.count) {
+        throw Error(Status::invalid_argument, "values holds " + std::to_string(v.count) +
+                                                  " rows, needed: as many as keys, " +
+                                                  std::to_string(k.count));
+      }
+      ix->values = convert(engine, v, "values");
+    }
+    index::BuildInput input;
+    input.keys = ix->view(ix->keys);
+    input.first_position = first_position;
+    input.rope = &engine.rope();
+    std::vector<float> queries;
+    if (training_queries != nullptr) {
+      const RowsView q = check_matrix(training_queries, "training_queries", m.head_dim);
+      queries = convert_queries(engine, q, "training_queries");
+      input.queries.rows = {reinterpret_cast<const std::byte*>(queries.data()),
+                            m.head_dim * sizeof(float), q.count, m.head_dim, DType::f32};
+      input.queries.positions = training_positions;
+    }
+    const auto report = progress_function(progress, user);
+    auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype, engine.index_context());
+    built->build(input, [&](double f) { return !report || report(f, "building the index"); });
+    const index::IndexInfo info = built->info();
+    ix->params = info.params;
+    ix->diagnostics = "{";
+    for (const auto& [name, value] : info.diagnostics) {
+      ix->diagnostics +=
+          (ix->diagnostics.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(value);
+    }
+    ix->diagnostics += "}";
+    ix->index = std::move(built);
+  });
+}
+
+void keyhole_search_cost_init(keyhole_search_cost* cost) {
+  if (cost == nullptr) return;
+  *cost = {};
+  cost->struct_size = sizeof *cost;
+}
+
+keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k,
+                                    uint32_t* ids, float* scores, uint32_t* counts,
+                                    keyhole_search_cost* cost) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(ids, "ids");
+    require(counts, "counts");
+    uint32_t found_k = k;
+    const uint32_t group = prepare(*ix, queries, found_k);
+    const index::Hits& hits = ix->selection.search(*ix->index, ix->queries.data(), group, found_k);
+    copy_hits(hits, group, found_k, k, ids, scores, counts);
+    if (cost != nullptr) {
+      keyhole_search_cost c{};
+      c.keys_scored = hits.keys_scored;
+      c.bytes_read = hits.bytes_read;
+      write_struct(cost, c, "cost");
+    }
+  });
+}
+
+keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k, float* o,
+                                    float* lse, uint32_t* ids, uint32_t* counts,
+                                    keyhole_search_cost* cost) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(o, "o");
+    require(lse, "lse");
+    uint32_t found_k = k;
+    const uint32_t group = prepare(*ix, queries, found_k);
+    if (ix->values.empty()) {
+      throw Error(Status::invalid_argument, "the index was built without values, which attention needs");
+    }
+    const auto spent = ix->selection.search_and_attend(
+        *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)}, ix->queries.data(),
+        group, found_k, ix->engine->model().logits, {o, lse});
+    copy_hits(ix->selection.hits(), group, found_k, k, ids, nullptr, counts);
+    if (cost != nullptr) {
+      keyhole_search_cost c{};
+      c.keys_scored = spent.keys_scored;
+      c.bytes_read = spent.bytes_read;
+      c.keys_attended = spent.keys_attended;
+      write_struct(cost, c, "cost");
+    }
+  });
+}
+
+void keyhole_index_info_init(keyhole_index_info* info) {
+  if (info == nullptr) return;
+  *info = {};
+  info->struct_size = sizeof *info;
+}
+
+keyhole_status keyhole_index_get_info(const keyhole_index* ix, keyhole_index_info* info) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    keyhole_index_info i;
+    keyhole_index_info_init(&i);
+    i.params = ix->index == nullptr ? ix->spec.c_str() : ix->params.c_str();
+    i.diagnostics = ix->index == nullptr ? "{}" : ix->diagnostics.c_str();
+    if (ix->index != nullptr) {
+      const index::IndexInfo known = ix->index->info();
+      i.keys = known.count;
+      i.bytes = known.bytes;
+      i.build_seconds = known.build_seconds;
+    }
+    write_struct(info, i, "info");
+  });
+}
+
+}  // extern "C"

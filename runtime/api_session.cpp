@@ -1,0 +1,213 @@
+#include "runtime/api_guard.h"
+#include "runtime/api_objects.h"
+#include "runtime/session_file.h"
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+namespace {
+
+/// Runs `body(Session&)` with the session locked; calls that change it are refused inside a step.
+enum class Needs { nothing, no_step };
+
+template <class F>
+keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
+  return guarded([&] {
+    require(handle, "session");
+    const UseLock lock(handle->in_use, "the session");
+    if (needs == Needs::no_step && handle->session->in_step()) {
+      throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+    }
+    body(*handle->session);
+  });
+}
+
+void begin(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+           const keyhole_tensor* v) {
+  const ModelShape& m = s.engine().model();
+  s.check_layer(layer);
+  const RowsIn rq = check_rows(q, "q", m.q_heads, m.head_dim, true);
+  if ((k == nullptr) != (v == nullptr)) {
+    throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
+  }
+  if (k == nullptr) {
+    s.attend_begin(layer, rq, nullptr, nullptr);
+    return;
+  }
+  const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, true);
+  const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, true);
+  s.attend_begin(layer, rq, &rk, &rv);
+}
+
+}  // namespace
+
+extern "C" {
+
+void keyhole_session_config_init(keyhole_session_config* config) {
+  if (config == nullptr) return;
+  *config = {};
+  config->struct_size = sizeof *config;
+  config->sink = 128;
+  config->window = 512;
+  config->top_k = 100;
+  config->training_queries = 4096;
+}
+
+keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_session_config* config,
+                                      keyhole_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    keyhole_session_config defaults;
+    keyhole_session_config_init(&defaults);
+    const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
+    auto params = check_session(c, engine->engine->model());
+    *out = new keyhole_session(std::make_unique<Session>(engine->engine, std::move(params)));
+  });
+}
+
+void keyhole_session_destroy(keyhole_session* session) {
+  if (session == nullptr) return;
+  // A step that was begun still has tasks in the pool which read the session.
+  if (session->session->in_step()) session->session->abandon_step();
+  delete session;
+}
+
+keyhole_status keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    const SessionParams& p = s.params();
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    c.max_tokens = p.max_tokens;
+    c.sink = p.sink;
+    c.window = p.window;
+    c.flush_block = p.flush_block;
+    c.index = p.index.c_str();
+    c.top_k = p.top_k;
+    c.mode = p.mode;
+    c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
+    c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
+    c.append_block = p.append_block;
+    c.training_queries = p.training_queries;
+    c.host_memory_limit = p.host_memory_limit;
+    write_struct(config, c, "config");
+  });
+}
+
+keyhole_status keyhole_session_set_index(keyhole_session* session, const char* index) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    require(index, "index");
+    s.set_index(index);
+  });
+}
+
+keyhole_status keyhole_session_set_mode(keyhole_session* session, keyhole_mode mode, uint32_t top_k) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.set_mode(mode, top_k); });
+}
+
+keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,
+                               const keyhole_tensor* v, const keyhole_tensor* q) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    const ModelShape& m = s.engine().model();
+    s.check_layer(layer);
+    const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false);
+    const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, false);
+    if (q == nullptr) {
+      s.prefill(layer, rk, rv, nullptr);
+    } else {
+      const RowsIn rq = check_rows(q, "q", m.q_heads, m.head_dim, false);
+      s.prefill(layer, rk, rv, &rq);
+    }
+  });
+}
+
+keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progress, void* user) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { s.build(progress_function(progress, user)); });
+}
+
+keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                              const keyhole_tensor* k, const keyhole_tensor* v, const keyhole_tensor* out,
+                              float* lse) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    // Checked first: after begin the token is there.
+    const RowsOut rows = check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim);
+    begin(s, layer, q, k, v);
+    s.attend_end(rows, lse);
+  });
+}
+
+keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                                    const keyhole_tensor* k, const keyhole_tensor* v) {
+  return with_session(session, Needs::no_step, [&](Session& s) { begin(s, layer, q, k, v); });
+}
+
+keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
+  return with_session(session, Needs::nothing, [&](Session& s) {
+    if (!s.in_step()) {
+      throw Error(Status::invalid_argument, "no step is under way: call keyhole_attend_begin first");
+    }
+    s.attend_end(check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim), lse);
+  });
+}
+
+keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.truncate(n_tokens); });
+}
+
+keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
+  return with_session(session, Needs::no_step, [&](const Session& s) {
+    require(out, "out");
+    *out = nullptr;
+    *out = new keyhole_session(SessionFile::fork(s));
+  });
+}
+
+keyhole_status keyhole_save(keyhole_session* session, const char* path) {
+  return with_session(session, Needs::no_step, [&](const Session& s) {
+    require(path, "path");
+    SessionFile::save(s, path);
+  });
+}
+
+keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    require(path, "path");
+    *out = new keyhole_session(SessionFile::load(engine->engine, path));
+  });
+}
+
+void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
+  if (tokens == nullptr) return;
+  *tokens = {};
+  tokens->struct_size = sizeof *tokens;
+}
+
+keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t layer,
+                                        keyhole_layer_tokens* tokens) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    s.check_layer(layer);
+    write_struct(tokens, s.layer_tokens(layer), "tokens");
+  });
+}
+
+void keyhole_statistics_init(keyhole_statistics* statistics) {
+  if (statistics == nullptr) return;
+  *statistics = {};
+  statistics->struct_size = sizeof *statistics;
+}
+
+keyhole_status keyhole_get_statistics(const keyhole_session* session, keyhole_statistics* statistics) {
+  return with_session(session, Needs::nothing,
+                      [&](const Session& s) { write_struct(statistics, s.statistics(), "statistics"); });
+}
+
+keyhole_status keyhole_reset_statistics(keyhole_session* session) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.reset_statistics(); });
+}
+
+}  // extern "C"

@@ -1,0 +1,76 @@
+#include "runtime/planner.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "index/factory.h"
+
+namespace keyhole::runtime {
+namespace {
+
+using Wide = unsigned __int128;
+
+uint64_t narrow(Wide bytes, const char* what) {
+  if (bytes > (Wide{1} << 63)) {
+    throw Error(Status::invalid_argument, std::string(what) + " would pass 2^63 bytes");
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context, uint32_t threads) {
+  const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
+  const Wide heads = Wide{m.layers} * m.kv_heads;
+  const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
+  // With a full window the ring holds between W and W + one block; W is the case that offloads most.
+  const uint64_t resident = uint64_t{s.sink} + s.window;
+  const uint64_t rows = context > resident ? context - resident : 0;
+
+  MemoryPlan plan;
+  plan.kv_bytes = narrow(token * context, "K and V");
+  plan.device_bytes = narrow(token * slots, "sink and window");
+
+  const Wide index_heads = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
+  const Wide index = rows == 0 ? 0 : index_heads * index::estimate_bytes(s.index, rows, m.head_dim, m.kv_dtype);
+  plan.index_bytes = narrow(index, "the indexes");
+
+  const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
+  const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
+  const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
+  // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the step.
+  const uint64_t k = std::min<uint64_t>(s.top_k, std::bit_ceil(rows));
+  const Wide selections = Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
+  plan.host_bytes =
+      narrow(token * rows + index + samples + staging + selections + states, "host memory");
+  return plan;
+}
+
+bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit, bool host_device) {
+  const uint64_t device = plan.device_bytes + plan.pinned_bytes;
+  if (device_limit != 0 && device > device_limit) return false;
+  return host_limit == 0 || plan.host_bytes + (host_device ? device : 0) <= host_limit;
+}
+
+uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t threads,
+                         uint64_t device_limit, uint64_t host_limit, bool host_device) {
+  const auto fits = [&](uint64_t context) {
+    try {
+      return plan_fits(plan_memory(m, s, context, threads), device_limit, host_limit, host_device);
+    } catch (const Error& e) {
+      if (e.status() != Status::invalid_argument) throw;
+      return false;  // beyond 2^63 bytes
+    }
+  };
+  if (!fits(1)) return 0;
+  uint64_t low = 1;
+  uint64_t high = uint64_t{kMaxTokens} + 1;
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return static_cast<uint32_t>(low);
+}
+
+}  // namespace keyhole::runtime

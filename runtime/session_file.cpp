@@ -1,0 +1,244 @@
+#include "runtime/session_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include "index/factory.h"
+#include "runtime/checksum_io.h"
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
+constexpr uint32_t kFormatVersion = 1;
+
+std::string errno_text() { return std::generic_category().message(errno); }
+
+[[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
+
+void write_params(const SessionParams& p, ChecksumWriter& out) {
+  for (const uint32_t v : {p.max_tokens, p.sink, p.window, p.flush_block, p.top_k,
+                           static_cast<uint32_t>(p.mode), p.append_block, p.training_queries}) {
+    out.value(v);
+  }
+  out.value(static_cast<uint64_t>(p.host_memory_limit));
+  out.text(p.index);
+  out.value(static_cast<uint64_t>(p.dense_layers.size()));
+  for (const uint32_t l : p.dense_layers) out.value(l);
+}
+
+SessionParams read_params(ChecksumReader& in, const ModelShape& model) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  for (uint32_t* v : {&c.max_tokens, &c.sink, &c.window, &c.flush_block, &c.top_k}) {
+    *v = in.value<uint32_t>("parameters");
+  }
+  c.mode = static_cast<keyhole_mode>(in.value<uint32_t>("parameters"));
+  c.append_block = in.value<uint32_t>("parameters");
+  c.training_queries = in.value<uint32_t>("parameters");
+  c.host_memory_limit = in.value<uint64_t>("parameters");
+  const std::string index = in.text("index spec");
+  c.index = index.c_str();
+  const auto dense = in.array<uint32_t>(in.value<uint64_t>("dense layers"), "dense layers");
+  c.dense_layers = dense.data();
+  c.dense_layer_count = static_cast<uint32_t>(dense.size());
+  try {
+    return check_session(c, model);
+  } catch (const Error& e) {
+    corrupt(std::string("parameters: ") + e.what());
+  }
+}
+
+void write_shape(const ModelShape& m, ChecksumWriter& out) {
+  for (const uint32_t v :
+       {m.layers, m.q_heads, m.kv_heads, m.head_dim, static_cast<uint32_t>(m.kv_dtype)}) {
+    out.value(v);
+  }
+}
+
+void check_shape(ChecksumReader& in, const ModelShape& m) {
+  const auto check = [&](const char* field, uint32_t needed) {
+    const auto seen = in.value<uint32_t>("shape");
+    if (seen != needed) {
+      throw Error(Status::invalid_argument, std::string("the file was saved with ") + field + " " +
+                                                std::to_string(seen) + ", the engine has " +
+                                                std::to_string(needed));
+    }
+  };
+  check("layers", m.layers);
+  check("q_heads", m.q_heads);
+  check("kv_heads", m.kv_heads);
+  check("head_dim", m.head_dim);
+  check("kv_dtype", static_cast<uint32_t>(m.kv_dtype));
+}
+
+}  // namespace
+
+void SessionFile::write_layer(const Session& s, uint32_t layer, ChecksumWriter& out) {
+  const ModelShape& m = s.engine_->model();
+  const uint32_t sink = s.resident_->sink_count(layer);
+  const uint32_t rows = s.store_.rows(layer);
+  const uint32_t window = s.resident_->window_count(layer);
+  out.value(sink);
+  out.value(rows);
+  out.value(window);
+  const size_t bytes = size_t{sink + window} * m.kv_heads * m.row_bytes();
+  std::vector<std::byte> k(bytes), v(bytes);
+  s.resident_->read(layer, k.data(), v.data());
+  out.bytes(k.data(), bytes);
+  out.bytes(v.data(), bytes);
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    const KvView kv = s.store_.view(layer, h);
+    out.bytes(kv.keys.data, rows * m.row_bytes());
+    out.bytes(kv.values.data, rows * m.row_bytes());
+    const Session::Head& hd = s.head(layer, h);
+    out.value(hd.queries.stride());
+    out.value(static_cast<uint64_t>(hd.queries.size()));
+    out.bytes(reinterpret_cast<const std::byte*>(hd.queries.positions().data()),
+              hd.queries.size() * sizeof(uint32_t));
+    out.bytes(reinterpret_cast<const std::byte*>(hd.queries.rows().data()),
+              hd.queries.size() * m.head_dim * sizeof(float));
+    std::ostringstream index;
+    if (hd.index != nullptr) hd.index->save(index);
+    out.text(std::move(index).str());
+  }
+}
+
+void SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
+  const ModelShape& m = s.engine_->model();
+  const SessionParams& p = s.params_;
+  const auto sink = in.value<uint32_t>("token counts");
+  const auto rows = in.value<uint32_t>("token counts");
+  const auto window = in.value<uint32_t>("token counts");
+  if (sink > p.sink || window > p.window + p.flush_block || (sink < p.sink && rows + window != 0) ||
+      uint64_t{sink} + rows + window > p.max_tokens) {
+    corrupt("layer " + std::to_string(layer) + " has token counts that no session has: sink " +
+            std::to_string(sink) + ", offloaded " + std::to_string(rows) + ", window " +
+            std::to_string(window));
+  }
+  const size_t token = size_t{m.kv_heads} * m.row_bytes();
+  const auto k = in.array<std::byte>(uint64_t{sink + window} * token, "resident keys");
+  const auto v = in.array<std::byte>(uint64_t{sink + window} * token, "resident values");
+  s.resident_->append_sink(layer, k.data(), v.data(), sink);
+  s.resident_->append_window(layer, k.data() + sink * token, v.data() + sink * token, window);
+  s.store_.grow(layer, rows);
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    in.bytes(s.store_.key(layer, h, 0), rows * m.row_bytes(), "keys");
+    in.bytes(s.store_.value(layer, h, 0), rows * m.row_bytes(), "values");
+    const auto stride = in.value<uint32_t>("query sample");
+    const auto count = in.value<uint64_t>("query sample");
+    if (count > p.training_queries || stride == 0 || (stride & (stride - 1)) != 0) {
+      corrupt("layer " + std::to_string(layer) + " has a query sample of " + std::to_string(count) +
+              " with stride " + std::to_string(stride));
+    }
+    auto positions = in.array<uint32_t>(count, "query sample");
+    auto queries = in.array<float>(count * m.head_dim, "query sample");
+    s.head(layer, h).queries.restore(stride, std::move(positions), std::move(queries));
+    const std::string index = in.text("index");
+    if (!index.empty()) s.head(layer, h).index = load_index(s, layer, h, index);
+  }
+}
+
+std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t layer, uint32_t kv_head,
+                                                      const std::string& bytes) {
+  const ModelShape& m = s.engine_->model();
+  auto index = index::make_index(s.params_.index, m.head_dim, m.kv_dtype, s.engine_->index_context());
+  std::istringstream in(bytes);
+  index->load(in, s.store_.view(layer, kv_head).keys);
+  if (index->count() > s.store_.rows(layer)) {
+    corrupt("layer " + std::to_string(layer) + " has an index of " + std::to_string(index->count()) +
+            " keys over " + std::to_string(s.store_.rows(layer)) + " rows");
+  }
+  return index;
+}
+
+void SessionFile::save(const Session& s, const std::string& path) {
+  const std::string temporary = path + ".tmp";
+  try {
+    std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
+    if (!file) throw Error(Status::io, "cannot write " + temporary + ": " + errno_text());
+    ChecksumWriter out(file);
+    out.bytes(reinterpret_cast<const std::byte*>(kMagic), sizeof kMagic);
+    out.value(kFormatVersion);
+    write_shape(s.engine_->model(), out);
+    write_params(s.params_, out);
+    for (uint32_t l = 0; l < s.engine_->model().layers; ++l) write_layer(s, l, out);
+    out.finish();
+    file.close();
+    if (!file) throw Error(Status::io, "writing " + temporary + " failed: " + errno_text());
+    if (std::rename(temporary.c_str(), path.c_str()) != 0) {
+      throw Error(Status::io, "cannot rename " + temporary + " to " + path + ": " + errno_text());
+    }
+  } catch (...) {
+    (void)std::remove(temporary.c_str());
+    throw;
+  }
+}
+
+std::unique_ptr<Session> SessionFile::load(const std::shared_ptr<const Engine>& engine,
+                                           const std::string& path) {
+  std::error_code error;
+  const uint64_t size = std::filesystem::file_size(path, error);
+  if (error) throw Error(Status::io, "cannot read " + path + ": " + error.message());
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw Error(Status::io, "cannot read " + path + ": " + errno_text());
+  try {
+    ChecksumReader in(file, size);
+    char magic[sizeof kMagic];
+    in.bytes(reinterpret_cast<std::byte*>(magic), sizeof magic, "magic");
+    if (!std::equal(std::begin(magic), std::end(magic), std::begin(kMagic))) {
+      corrupt("not a saved session (wrong magic)");
+    }
+    const auto version = in.value<uint32_t>("format version");
+    if (version != kFormatVersion) {
+      throw Error(Status::version, "format version " + std::to_string(version) + ", this library reads " +
+                                       std::to_string(kFormatVersion));
+    }
+    check_shape(in, engine->model());
+    auto session = std::make_unique<Session>(engine, read_params(in, engine->model()));
+    for (uint32_t l = 0; l < engine->model().layers; ++l) read_layer(*session, l, in);
+    in.finish();
+    session->index_bytes_ = session->count_index_bytes();
+    session->make_room(true);
+    return session;
+  } catch (const Error& e) {
+    throw Error(e.status(), path + ": " + e.what());
+  }
+}
+
+std::unique_ptr<Session> SessionFile::fork(const Session& from) {
+  auto to = std::make_unique<Session>(from.engine_, from.params_);
+  const ModelShape& m = from.engine_->model();
+  const size_t token = size_t{m.kv_heads} * m.row_bytes();
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    const uint32_t sink = from.resident_->sink_count(layer);
+    const uint32_t window = from.resident_->window_count(layer);
+    const uint32_t rows = from.store_.rows(layer);
+    std::vector<std::byte> k((sink + window) * token), v(k.size());
+    from.resident_->read(layer, k.data(), v.data());
+    to->resident_->append_sink(layer, k.data(), v.data(), sink);
+    to->resident_->append_window(layer, k.data() + sink * token, v.data() + sink * token, window);
+    to->store_.grow(layer, rows);
+    for (uint32_t h = 0; h < m.kv_heads; ++h) {
+      const KvView kv = from.store_.view(layer, h);
+      std::copy_n(kv.keys.data, rows * m.row_bytes(), to->store_.key(layer, h, 0));
+      std::copy_n(kv.values.data, rows * m.row_bytes(), to->store_.value(layer, h, 0));
+      const Session::Head& source = from.head(layer, h);
+      to->head(layer, h).queries = source.queries;
+      if (source.index == nullptr) continue;
+      std::ostringstream bytes;
+      source.index->save(bytes);
+      to->head(layer, h).index = load_index(*to, layer, h, std::move(bytes).str());
+    }
+  }
+  to->index_bytes_ = to->count_index_bytes();
+  to->make_room(true);
+  return to;
+}
+
+}  // namespace keyhole::runtime
