@@ -1,1 +1,41 @@
-# pending
+# What `cmake --install` lays down, and how others find it: a CMake package and a pkg-config file, both
+# relocatable.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(public_include ${PROJECT_SOURCE_DIR}/runtime/include)
+set_target_properties(keyhole PROPERTIES INTERFACE_INCLUDE_DIRECTORIES
+  "$<BUILD_INTERFACE:${public_include}>;$<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>")
+add_library(keyhole::keyhole ALIAS keyhole)
+
+install(DIRECTORY ${public_include}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h")
+install(TARGETS keyhole EXPORT keyhole-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/keyhole)
+install(EXPORT keyhole-targets NAMESPACE keyhole:: DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/keyhole-config.cmake.in
+  ${PROJECT_BINARY_DIR}/keyhole-config.cmake INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may break its callers.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/keyhole-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/keyhole-config.cmake
+  ${PROJECT_BINARY_DIR}/keyhole-config-version.cmake DESTINATION ${package_dir})
+
+# pkg-config finds the prefix from where the file lies, so `--prefix` at install time just works.
+set(pkgconfig_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH prefix_from_pkgconfig /p/${pkgconfig_dir} /p)
+string(REGEX REPLACE "/$" "" prefix_from_pkgconfig "${prefix_from_pkgconfig}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/keyhole.pc.in ${PROJECT_BINARY_DIR}/keyhole.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/keyhole.pc DESTINATION ${pkgconfig_dir})
+
+if(TARGET keyhole_command)
+  file(RELATIVE_PATH lib_from_bin /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(keyhole_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
+  install(TARGETS keyhole_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/tools/model)
+    install(DIRECTORY ${PROJECT_SOURCE_DIR}/tools/model DESTINATION ${CMAKE_INSTALL_DATADIR}/keyhole)
+  endif()
+endif()
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -80,7 +80,8 @@ TEST(ResidentBytes, RefusesASizeThatWouldWrap) {
 }
 
 TEST(ResidentBytes, IsExactRightUpToTheLimit) {
-  // 2 x 2^31 layers x 2^31 slots x 1 head x 1 component x 1 byte = 2^63, the largest power that fits.
+  // 2 x 2^31 layers x 2^31 slots x 1 head x 1 component x 1 byte = 2^63, the largest power that
+  // fits.
   ResidentShape shape;
   shape.layers = 1U << 31U;
   shape.kv_heads = 1;

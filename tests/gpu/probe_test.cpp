@@ -18,8 +18,8 @@ TEST(CudaProbe, EveryDeviceIsDescribed) {
 TEST(CudaProbe, StatusAgreesWithTheDevices) {
   const std::string status = cuda_status();
   ASSERT_FALSE(status.empty());
-  const bool counts_devices = status.find(" CUDA device") != std::string::npos &&
-                              status.find_first_of("123456789") == 0;
+  const bool counts_devices =
+      status.find(" CUDA device") != std::string::npos && status.find_first_of("123456789") == 0;
   EXPECT_EQ(counts_devices, !cuda_devices().empty()) << status;
 }
 
