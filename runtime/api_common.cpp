@@ -57,8 +57,8 @@ using namespace keyhole::runtime;  // NOLINT
 extern "C" {
 
 const char* keyhole_version(void) {
-  return KEYHOLE_TEXT(KEYHOLE_VERSION_MAJOR) "." KEYHOLE_TEXT(KEYHOLE_VERSION_MINOR) "." KEYHOLE_TEXT(
-      KEYHOLE_VERSION_PATCH);
+  return KEYHOLE_TEXT(KEYHOLE_VERSION_MAJOR) "." KEYHOLE_TEXT(
+      KEYHOLE_VERSION_MINOR) "." KEYHOLE_TEXT(KEYHOLE_VERSION_PATCH);
 }
 
 uint32_t keyhole_abi_version(void) { return KEYHOLE_ABI_VERSION; }
@@ -133,9 +133,9 @@ void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
   plan->struct_size = sizeof *plan;
 }
 
-keyhole_status keyhole_plan(const keyhole_engine_config* engine, const keyhole_session_config* session,
-                            uint64_t context, uint64_t device_limit, uint64_t host_limit,
-                            keyhole_memory_plan* plan) {
+keyhole_status keyhole_plan(const keyhole_engine_config* engine,
+                            const keyhole_session_config* session, uint64_t context,
+                            uint64_t device_limit, uint64_t host_limit, keyhole_memory_plan* plan) {
   return guarded([&] {
     require(plan, "plan");
     keyhole_engine_config engine_defaults;
@@ -143,7 +143,8 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine, const keyhole_s
     keyhole_session_config session_defaults;
     keyhole_session_config_init(&session_defaults);
     const auto e = read_struct(engine, engine_defaults, "engine");
-    auto s = session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
+    auto s =
+        session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     s.max_tokens = kMaxTokens;  // the plan is about `context`, whatever room the session would have
     const ModelShape model = check_model(e);
     const SessionParams params = check_session(s, model);
@@ -162,7 +163,8 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine, const keyhole_s
     result.device_bytes = p.device_bytes;
     result.pinned_bytes = p.pinned_bytes;
     result.fits = plan_fits(p, device_limit, host_limit, host_device) ? 1 : 0;
-    result.longest_context = longest_context(model, params, threads, device_limit, host_limit, host_device);
+    result.longest_context =
+        longest_context(model, params, threads, device_limit, host_limit, host_device);
     write_struct(plan, result, "plan");
   });
 }

@@ -28,7 +28,8 @@ keyhole_status keyhole_engine_create(const keyhole_engine_config* config, keyhol
 
 void keyhole_engine_destroy(keyhole_engine* engine) { delete engine; }
 
-keyhole_status keyhole_engine_get_config(const keyhole_engine* engine, keyhole_engine_config* config) {
+keyhole_status keyhole_engine_get_config(const keyhole_engine* engine,
+                                         keyhole_engine_config* config) {
   return guarded([&] {
     require(engine, "engine");
     write_struct(config, engine->engine->effective_config(), "config");

@@ -51,6 +51,7 @@ class UseLock {
 void require(const void* p, const char* name);
 
 /// The callback of a long call as a function; empty for NULL.
-[[nodiscard]] std::function<bool(double, const char*)> progress_function(keyhole_progress_fn fn, void* user);
+[[nodiscard]] std::function<bool(double, const char*)> progress_function(keyhole_progress_fn fn,
+                                                                         void* user);
 
 }  // namespace keyhole::runtime

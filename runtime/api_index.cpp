@@ -40,21 +40,24 @@ RowsIn as_rows(const RowsView& m) {
 
 std::vector<std::byte> convert(const Engine& engine, const RowsView& from, const char* name) {
   const ModelShape& m = engine.model();
-  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count), m.kv_dtype);
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
+               m.kv_dtype);
   std::vector<std::byte> to(checked_product({from.count, m.row_bytes()}, name));
   float scratch[kMaxHeadDim];
   for (size_t i = 0; i < from.count; ++i) {
-    convert_row(engine.kernels(), from.row(i), from.dtype, to.data() + i * m.row_bytes(), m.kv_dtype,
-                m.head_dim, scratch);
+    convert_row(engine.kernels(), from.row(i), from.dtype, to.data() + i * m.row_bytes(),
+                m.kv_dtype, m.head_dim, scratch);
   }
   return to;
 }
 
 std::vector<float> convert_queries(const Engine& engine, const RowsView& from, const char* name) {
-  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count), DType::f32);
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
+               DType::f32);
   std::vector<float> to(from.count * from.dim);
   for (size_t i = 0; i < from.count; ++i) {
-    engine.kernels().to_f32[static_cast<int>(from.dtype)](from.row(i), to.data() + i * from.dim, from.dim);
+    engine.kernels().to_f32[static_cast<int>(from.dtype)](from.row(i), to.data() + i * from.dim,
+                                                          from.dim);
   }
   return to;
 }
@@ -88,8 +91,8 @@ uint32_t prepare(keyhole_index& ix, const keyhole_tensor* queries, uint32_t& k) 
 }
 
 /// Spreads hits of stride `from_k` over the caller's arrays of stride `to_k`.
-void copy_hits(const index::Hits& hits, uint32_t group, uint32_t from_k, uint32_t to_k, uint32_t* ids,
-               float* scores, uint32_t* counts) {
+void copy_hits(const index::Hits& hits, uint32_t group, uint32_t from_k, uint32_t to_k,
+               uint32_t* ids, float* scores, uint32_t* counts) {
   for (uint32_t h = 0; h < group; ++h) {
     const size_t from = size_t{h} * from_k;
     const size_t to = size_t{h} * to_k;
@@ -134,7 +137,8 @@ keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, ke
 void keyhole_index_destroy(keyhole_index* index) { delete index; }
 
 keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys,
-                                   const keyhole_tensor* values, const keyhole_tensor* training_queries,
+                                   const keyhole_tensor* values,
+                                   const keyhole_tensor* training_queries,
                                    const uint32_t* training_positions, uint32_t first_position,
                                    keyhole_progress_fn progress, void* user) {
   return guarded([&] {
@@ -143,7 +147,8 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     const Engine& engine = *ix->engine;
     const ModelShape& m = engine.model();
     const RowsView k = check_matrix(keys, "keys", m.head_dim);
-    if (k.count == 0) throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
+    if (k.count == 0)
+      throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
     ix->index.reset();
     ix->room_group = 0;
     ix->count = k.count;
@@ -212,8 +217,8 @@ keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* que
   });
 }
 
-keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k, float* o,
-                                    float* lse, uint32_t* ids, uint32_t* counts,
+keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k,
+                                    float* o, float* lse, uint32_t* ids, uint32_t* counts,
                                     keyhole_search_cost* cost) {
   return guarded([&] {
     require(ix, "index");
@@ -223,11 +228,12 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
     uint32_t found_k = k;
     const uint32_t group = prepare(*ix, queries, found_k);
     if (ix->values.empty()) {
-      throw Error(Status::invalid_argument, "the index was built without values, which attention needs");
+      throw Error(Status::invalid_argument,
+                  "the index was built without values, which attention needs");
     }
     const auto spent = ix->selection.search_and_attend(
-        *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)}, ix->queries.data(),
-        group, found_k, ix->engine->model().logits, {o, lse});
+        *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)},
+        ix->queries.data(), group, found_k, ix->engine->model().logits, {o, lse});
     copy_hits(ix->selection.hits(), group, found_k, k, ids, nullptr, counts);
     if (cost != nullptr) {
       keyhole_search_cost c{};

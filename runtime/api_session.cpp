@@ -16,7 +16,8 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
     require(handle, "session");
     const UseLock lock(handle->in_use, "the session");
     if (needs == Needs::no_step && handle->session->in_step()) {
-      throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+      throw Error(Status::busy,
+                  "a step is under way: keyhole_attend_begin without keyhole_attend_end");
     }
     body(*handle->session);
   });
@@ -74,7 +75,8 @@ void keyhole_session_destroy(keyhole_session* session) {
   delete session;
 }
 
-keyhole_status keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config) {
+keyhole_status keyhole_session_get_config(const keyhole_session* session,
+                                          keyhole_session_config* config) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
     const SessionParams& p = s.params();
     keyhole_session_config c;
@@ -102,7 +104,8 @@ keyhole_status keyhole_session_set_index(keyhole_session* session, const char* i
   });
 }
 
-keyhole_status keyhole_session_set_mode(keyhole_session* session, keyhole_mode mode, uint32_t top_k) {
+keyhole_status keyhole_session_set_mode(keyhole_session* session, keyhole_mode mode,
+                                        uint32_t top_k) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.set_mode(mode, top_k); });
 }
 
@@ -128,27 +131,31 @@ keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progr
 }
 
 keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
-                              const keyhole_tensor* k, const keyhole_tensor* v, const keyhole_tensor* out,
-                              float* lse) {
+                              const keyhole_tensor* k, const keyhole_tensor* v,
+                              const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::no_step, [&](Session& s) {
     // Checked first: after begin the token is there.
-    const RowsOut rows = check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim);
+    const RowsOut rows =
+        check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim);
     begin(s, layer, q, k, v);
     s.attend_end(rows, lse);
   });
 }
 
-keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
-                                    const keyhole_tensor* k, const keyhole_tensor* v) {
+keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
+                                    const keyhole_tensor* q, const keyhole_tensor* k,
+                                    const keyhole_tensor* v) {
   return with_session(session, Needs::no_step, [&](Session& s) { begin(s, layer, q, k, v); });
 }
 
 keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::nothing, [&](Session& s) {
     if (!s.in_step()) {
-      throw Error(Status::invalid_argument, "no step is under way: call keyhole_attend_begin first");
+      throw Error(Status::invalid_argument,
+                  "no step is under way: call keyhole_attend_begin first");
     }
-    s.attend_end(check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim), lse);
+    s.attend_end(check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim),
+                 lse);
   });
 }
 
@@ -201,9 +208,11 @@ void keyhole_statistics_init(keyhole_statistics* statistics) {
   statistics->struct_size = sizeof *statistics;
 }
 
-keyhole_status keyhole_get_statistics(const keyhole_session* session, keyhole_statistics* statistics) {
-  return with_session(session, Needs::nothing,
-                      [&](const Session& s) { write_struct(statistics, s.statistics(), "statistics"); });
+keyhole_status keyhole_get_statistics(const keyhole_session* session,
+                                      keyhole_statistics* statistics) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    write_struct(statistics, s.statistics(), "statistics");
+  });
 }
 
 keyhole_status keyhole_reset_statistics(keyhole_session* session) {

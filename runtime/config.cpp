@@ -12,8 +12,8 @@ namespace {
 
 void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high) {
   if (value < low || value > high) {
-    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: " + std::to_string(low) + ".." +
-        std::to_string(high));
+    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: " + std::to_string(low) +
+        ".." + std::to_string(high));
   }
 }
 
@@ -33,10 +33,11 @@ void check_struct(const void* p, size_t struct_size, size_t known_size, const ch
         ": fill the struct with its init function first");
   }
   const auto* bytes = static_cast<const unsigned char*>(p);
-  if (struct_size > known_size &&
-      std::any_of(bytes + known_size, bytes + struct_size, [](unsigned char b) { return b != 0; })) {
-    throw Error(Status::version, std::string(name) + " has fields that version " + keyhole_version() +
-                                     " does not know (struct_size " + std::to_string(struct_size) +
+  if (struct_size > known_size && std::any_of(bytes + known_size, bytes + struct_size,
+                                              [](unsigned char b) { return b != 0; })) {
+    throw Error(Status::version, std::string(name) + " has fields that version " +
+                                     keyhole_version() + " does not know (struct_size " +
+                                     std::to_string(struct_size) +
                                      ", known: " + std::to_string(known_size) + ")");
   }
 }
@@ -56,7 +57,8 @@ ModelShape check_model(const keyhole_engine_config& c) {
   check_range("kv_heads", c.kv_heads, 1, kMaxHeads);
   if (c.q_heads % c.kv_heads != 0 || c.q_heads / c.kv_heads > kMaxGroup) {
     bad("q_heads " + std::to_string(c.q_heads) + " with kv_heads " + std::to_string(c.kv_heads) +
-        ": allowed are whole groups of 1.." + std::to_string(kMaxGroup) + " query heads per KV head");
+        ": allowed are whole groups of 1.." + std::to_string(kMaxGroup) +
+        " query heads per KV head");
   }
   if (!is_supported_head_dim(c.head_dim)) {
     bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: 64, 80, 96, 128, 256");
@@ -146,7 +148,8 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
     p.dense_layers.push_back(c.dense_layers[i]);
   }
   std::sort(p.dense_layers.begin(), p.dense_layers.end());
-  p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()), p.dense_layers.end());
+  p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
+                       p.dense_layers.end());
   p.append_block = c.append_block == KEYHOLE_AUTO ? 1024 : c.append_block;
   check_range("append_block", p.append_block, 1, kMaxTokens);
   p.training_queries = c.training_queries;

@@ -59,7 +59,8 @@ void write_struct(T* to, T value, const char* name);
 /// Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
 [[nodiscard]] index::RopeParams check_rope(const keyhole_engine_config& config);
-[[nodiscard]] SessionParams check_session(const keyhole_session_config& config, const ModelShape& model);
+[[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
+                                          const ModelShape& model);
 void check_mode(keyhole_mode mode);
 
 // ---- templates -----------------------------------------------------------------------------------

@@ -89,8 +89,9 @@ void DecodeStep::run_task(uint32_t task, uint32_t worker) {
 void DecodeStep::run_search(uint32_t kv_head, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
-  const auto cost = worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_,
-                                                       k_, engine_->model().logits, slot(kv_head, 0));
+  const auto cost =
+      worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_, k_,
+                                         engine_->model().logits, slot(kv_head, 0));
   worker.cost.keys_scored += cost.keys_scored;
   worker.cost.keys_offered += uint64_t{group_} * work.index->count();
   worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;
@@ -104,9 +105,10 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const size_t begin = work.exact_begin + size_t{chunk} * chunk_rows_[kv_head];
   const size_t n = std::min<size_t>(chunk_rows_[kv_head], work.kv.keys.count - begin);
-  cpu::attend_range(engine_->kernels(), {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
-                    queries_.data() + size_t{kv_head} * group_ * dim_, group_, engine_->model().logits,
-                    slot(kv_head, 1 + chunk));
+  cpu::attend_range(engine_->kernels(),
+                    {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
+                    queries_.data() + size_t{kv_head} * group_ * dim_, group_,
+                    engine_->model().logits, slot(kv_head, 1 + chunk));
   worker.cost.keys_attended += uint64_t{group_} * n;
   worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
   worker.cost.offload_seconds += seconds_since(start);
@@ -140,8 +142,9 @@ StepCost DecodeStep::finish() {
 }
 
 size_t DecodeStep::bytes() const {
-  size_t bytes = (queries_.size() + 2 * o_.size() + 2 * lse_.size() + slot_o_.size() + slot_lse_.size()) *
-                 sizeof(float);
+  size_t bytes =
+      (queries_.size() + 2 * o_.size() + 2 * lse_.size() + slot_o_.size() + slot_lse_.size()) *
+      sizeof(float);
   for (const Worker& w : workers_) bytes += w.selection.bytes();
   return bytes;
 }

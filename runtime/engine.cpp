@@ -23,9 +23,10 @@ void check_device(keyhole_device device, const Log& log) {
       return;
     }
     case KEYHOLE_DEVICE_CUDA:
-      throw Error(Status::unsupported,
-                  "device KEYHOLE_DEVICE_CUDA is not available: this version attends on the host (" +
-                      gpu::cuda_status() + "); allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
+      throw Error(
+          Status::unsupported,
+          "device KEYHOLE_DEVICE_CUDA is not available: this version attends on the host (" +
+              gpu::cuda_status() + "); allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
     default:
       throw Error(Status::invalid_argument,
                   "device is " + std::to_string(device) +
@@ -58,8 +59,8 @@ Engine::Engine(const keyhole_engine_config& config)
   effective_.threads = pool_->threads();
   effective_.spin_us = pool.spin_us;
   effective_.cpu_level = kernels_->name;
-  log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name + ", threads: " +
-                             std::to_string(pool_->threads()));
+  log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
+                             ", threads: " + std::to_string(pool_->threads()));
 }
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape) const {

@@ -93,7 +93,8 @@ void HostDevice::run_host_task(uint32_t kv_head) {
   const Layer& l = layers_[step_layer_];
   const uint32_t group = shape_.q_heads / shape_.kv_heads;
   const float* q = step_q_ + size_t{kv_head} * group * shape_.head_dim;
-  StateView out{o_.data() + size_t{kv_head} * group * shape_.head_dim, lse_.data() + kv_head * group};
+  StateView out{o_.data() + size_t{kv_head} * group * shape_.head_dim,
+                lse_.data() + kv_head * group};
 
   // At most three ranges: the sink, the ring up to its end, the part that wrapped.
   const uint32_t first = std::min(l.window, shape_.window_capacity - l.head);

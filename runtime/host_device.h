@@ -21,7 +21,9 @@ class HostDevice final : public gpu::Resident {
   void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) override;
   void truncate(uint32_t layer, uint32_t sink, uint32_t window) override;
   [[nodiscard]] uint32_t sink_count(uint32_t layer) const override { return layers_[layer].sink; }
-  [[nodiscard]] uint32_t window_count(uint32_t layer) const override { return layers_[layer].window; }
+  [[nodiscard]] uint32_t window_count(uint32_t layer) const override {
+    return layers_[layer].window;
+  }
   void attend_begin(uint32_t layer, const float* q) override;
   [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
   void run_host_task(uint32_t task) override;

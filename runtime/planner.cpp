@@ -19,7 +19,8 @@ uint64_t narrow(Wide bytes, const char* what) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context, uint32_t threads) {
+MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
+                       uint32_t threads) {
   const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
   const Wide heads = Wide{m.layers} * m.kv_heads;
   const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
@@ -32,7 +33,8 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   plan.device_bytes = narrow(token * slots, "sink and window");
 
   const Wide index_heads = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
-  const Wide index = rows == 0 ? 0 : index_heads * index::estimate_bytes(s.index, rows, m.head_dim, m.kv_dtype);
+  const Wide index =
+      rows == 0 ? 0 : index_heads * index::estimate_bytes(s.index, rows, m.head_dim, m.kv_dtype);
   plan.index_bytes = narrow(index, "the indexes");
 
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
@@ -40,14 +42,16 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
   // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the step.
   const uint64_t k = std::min<uint64_t>(s.top_k, std::bit_ceil(rows));
-  const Wide selections = Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide selections =
+      Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   plan.host_bytes =
       narrow(token * rows + index + samples + staging + selections + states, "host memory");
   return plan;
 }
 
-bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit, bool host_device) {
+bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
+               bool host_device) {
   const uint64_t device = plan.device_bytes + plan.pinned_bytes;
   if (device_limit != 0 && device > device_limit) return false;
   return host_limit == 0 || plan.host_bytes + (host_device ? device : 0) <= host_limit;

@@ -37,18 +37,20 @@ void QuerySample::thin() {
 }
 
 void QuerySample::truncate(uint32_t position) {
-  const auto keep = std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
+  const auto keep =
+      std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
   positions_.resize(static_cast<size_t>(keep));
   rows_.resize(static_cast<size_t>(keep) * dim_);
 }
 
 index::TrainingQueries QuerySample::view() const {
-  RowsView rows{reinterpret_cast<const std::byte*>(rows_.data()), dim_ * sizeof(float), positions_.size(),
-                dim_, DType::f32};
+  RowsView rows{reinterpret_cast<const std::byte*>(rows_.data()), dim_ * sizeof(float),
+                positions_.size(), dim_, DType::f32};
   return {rows, positions_.data()};
 }
 
-void QuerySample::restore(uint32_t stride, std::vector<uint32_t> positions, std::vector<float> rows) {
+void QuerySample::restore(uint32_t stride, std::vector<uint32_t> positions,
+                          std::vector<float> rows) {
   stride_ = stride;
   positions_ = std::move(positions);
   rows_ = std::move(rows);

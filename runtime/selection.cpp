@@ -29,8 +29,8 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
   room_k_ = k;
 }
 
-const index::Hits& Selection::search(const index::Index& index, const float* queries, uint32_t group,
-                                     uint32_t k) {
+const index::Hits& Selection::search(const index::Index& index, const float* queries,
+                                     uint32_t group, uint32_t k) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
   index.search(queries, group, k, *scratch_, hits_);
   return hits_;

@@ -17,7 +17,8 @@ class Selection {
   void prepare(const index::Index& index, uint32_t group, uint32_t k);
 
   /// Searches only; the result is valid until the next call.
-  const index::Hits& search(const index::Index& index, const float* queries, uint32_t group, uint32_t k);
+  const index::Hits& search(const index::Index& index, const float* queries, uint32_t group,
+                            uint32_t k);
 
   /// Searches and attends with all heads of the group over the union of their hits: a key that one head
   /// found costs the others nothing but arithmetic, as its row has been loaded for the group.
@@ -30,8 +31,8 @@ class Selection {
     double attend_seconds = 0.0;
   };
   Cost search_and_attend(const index::Index& index, const cpu::Kernels& kernels, const KvView& kv,
-                         const float* queries, uint32_t group, uint32_t k, const LogitParams& logits,
-                         StateView out);
+                         const float* queries, uint32_t group, uint32_t k,
+                         const LogitParams& logits, StateView out);
 
   /// Of the last search: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }

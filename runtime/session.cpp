@@ -74,7 +74,8 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
   const uint32_t n = k.tokens;
   if (v.tokens != n) {
     throw Error(Status::invalid_argument, "tensor v has " + std::to_string(v.tokens) +
-                                              " tokens, needed: as many as k, " + std::to_string(n));
+                                              " tokens, needed: as many as k, " +
+                                              std::to_string(n));
   }
   const uint64_t total = uint64_t{tokens(layer)} + n;
   if (total > params_.max_tokens) {
@@ -84,8 +85,9 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
   }
   const uint64_t slots = uint64_t{params_.sink} + params_.window + params_.flush_block;
   if (params_.host_memory_limit != 0 && total > slots) {
-    check_memory(uint64_t{std::max(n, params_.flush_block)} * 2 * k.heads * engine_->model().row_bytes(),
-                 "appending tokens");
+    check_memory(
+        uint64_t{std::max(n, params_.flush_block)} * 2 * k.heads * engine_->model().row_bytes(),
+        "appending tokens");
   }
   const DType to = engine_->model().kv_dtype;
   const auto check = [&](uint32_t task, uint32_t) {
@@ -112,8 +114,8 @@ void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const Ro
     const RowsIn& rows = *q;
     engine_->pool().run(pieces(k.tokens, kTokensPerTask), [&](uint32_t task, uint32_t) {
       const uint32_t begin = task * kTokensPerTask;
-      check_finite(engine_->kernels(), rows, "q", begin, std::min(rows.tokens, begin + kTokensPerTask),
-                   DType::f32);
+      check_finite(engine_->kernels(), rows, "q", begin,
+                   std::min(rows.tokens, begin + kTokensPerTask), DType::f32);
     });
     sample_queries(layer, rows, tokens(layer));
   }
@@ -140,8 +142,8 @@ void Session::stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* t
   float scratch[kMaxHeadDim];
   for (uint32_t t = 0; t < n; ++t) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
-      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, to, m.kv_dtype, m.head_dim,
-                  scratch);
+      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, to, m.kv_dtype,
+                  m.head_dim, scratch);
       to += m.row_bytes();
     }
   }
@@ -153,7 +155,8 @@ void Session::append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v) {
   uint32_t at = 0;
 
   while (at < n && resident_->sink_count(layer) < params_.sink) {
-    const uint32_t piece = std::min({n - at, params_.sink - resident_->sink_count(layer), capacity});
+    const uint32_t piece =
+        std::min({n - at, params_.sink - resident_->sink_count(layer), capacity});
     stage(k, at, piece, staging_k_.data());
     stage(v, at, piece, staging_v_.data());
     resident_->append_sink(layer, staging_k_.data(), staging_v_.data(), piece);
@@ -220,8 +223,9 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   if (k != nullptr) check_append(layer, *k, *v);
   check_finite(engine_->kernels(), q, "q", 0, 1, DType::f32);
   if (k == nullptr && tokens(layer) == 0) {
-    throw Error(Status::invalid_argument, "layer " + std::to_string(layer) +
-                                              " holds no token to attend to: append one with k and v");
+    throw Error(
+        Status::invalid_argument,
+        "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
   }
   append_pending_blocks(layer);
   if (k != nullptr) append_tokens(layer, *k, *v);
@@ -260,7 +264,8 @@ void Session::attend_end(const RowsOut& out, float* lse) {
     cost = step_.finish();
     const size_t values = size_t{m.q_heads} * m.head_dim;
     if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_.o()), values)) {
-      throw Error(Status::not_finite, "the logits of this step overflow fp32: scale, q or K are too large");
+      throw Error(Status::not_finite,
+                  "the logits of this step overflow fp32: scale, q or K are too large");
     }
   } catch (...) {
     if (step_appended_) drop_newest(step_layer_);
@@ -354,7 +359,8 @@ uint64_t Session::count_index_bytes() const {
 }
 
 uint64_t Session::host_bytes() const {
-  uint64_t bytes = store_.bytes() + index_bytes_ + staging_k_.size() + staging_v_.size() + step_.bytes();
+  uint64_t bytes =
+      store_.bytes() + index_bytes_ + staging_k_.size() + staging_v_.size() + step_.bytes();
   for (const Head& h : heads_) bytes += h.queries.bytes();
   return bytes;
 }
@@ -362,7 +368,8 @@ uint64_t Session::host_bytes() const {
 keyhole_statistics Session::statistics() const {
   keyhole_statistics s = totals_;
   s.struct_size = sizeof s;
-  for (uint32_t l = 0; l < engine_->model().layers; ++l) s.tokens = std::max<uint64_t>(s.tokens, tokens(l));
+  for (uint32_t l = 0; l < engine_->model().layers; ++l)
+    s.tokens = std::max<uint64_t>(s.tokens, tokens(l));
   s.host_bytes = host_bytes();
   s.index_bytes = index_bytes_;
   s.device_bytes = gpu::resident_bytes(params_.resident_shape(engine_->model()));

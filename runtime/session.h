@@ -74,7 +74,8 @@ class Session {
   void check_memory(uint64_t more_bytes, const char* what) const;
   void append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v);
   void offload_from_window(uint32_t layer, uint32_t n);
-  void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin, uint32_t n);
+  void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
+                          uint32_t n);
   void drop_newest(uint32_t layer);
   void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
@@ -89,7 +90,7 @@ class Session {
   SessionParams params_;
   OffloadStore store_;
   std::unique_ptr<gpu::Resident> resident_;
-  std::vector<Head> heads_;          ///< [layer * kv_heads + kv_head]
+  std::vector<Head> heads_;                       ///< [layer * kv_heads + kv_head]
   std::vector<std::byte> staging_k_, staging_v_;  ///< `[window_capacity, kv_heads, head_dim]`
   DecodeStep step_;
   bool in_step_ = false;

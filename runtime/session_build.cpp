@@ -22,7 +22,8 @@ class SharedProgress {
       const std::lock_guard lock(mutex_);
       done_ += (fraction - before) * rows;
       before = fraction;
-      if (!stop_ && *caller_ && !(*caller_)(std::clamp(done_ / total_rows_, 0.0, 1.0), "building indexes")) {
+      if (!stop_ && *caller_ &&
+          !(*caller_)(std::clamp(done_ / total_rows_, 0.0, 1.0), "building indexes")) {
         stop_ = true;
       }
       return !stop_;
@@ -79,7 +80,8 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   const auto finish = [&] {
     index_bytes_ = count_index_bytes();
     make_room(!had_index);
-    totals_.build_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    totals_.build_seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   if (!jobs.empty()) {
     SharedProgress shared(progress, rows);
@@ -87,8 +89,9 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
       if (shared.stopped()) return;
       const Job& job = jobs[task];
       try {
-        build_head(job.layer, job.kv_head,
-                   shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
+        build_head(
+            job.layer, job.kv_head,
+            shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
       } catch (...) {
         shared.fail(std::current_exception());
       }

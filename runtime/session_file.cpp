@@ -144,15 +144,17 @@ void SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
   }
 }
 
-std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t layer, uint32_t kv_head,
-                                                      const std::string& bytes) {
+std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t layer,
+                                                      uint32_t kv_head, const std::string& bytes) {
   const ModelShape& m = s.engine_->model();
-  auto index = index::make_index(s.params_.index, m.head_dim, m.kv_dtype, s.engine_->index_context());
+  auto index =
+      index::make_index(s.params_.index, m.head_dim, m.kv_dtype, s.engine_->index_context());
   std::istringstream in(bytes);
   index->load(in, s.store_.view(layer, kv_head).keys);
   if (index->count() > s.store_.rows(layer)) {
-    corrupt("layer " + std::to_string(layer) + " has an index of " + std::to_string(index->count()) +
-            " keys over " + std::to_string(s.store_.rows(layer)) + " rows");
+    corrupt("layer " + std::to_string(layer) + " has an index of " +
+            std::to_string(index->count()) + " keys over " + std::to_string(s.store_.rows(layer)) +
+            " rows");
   }
   return index;
 }
@@ -196,8 +198,8 @@ std::unique_ptr<Session> SessionFile::load(const std::shared_ptr<const Engine>& 
     }
     const auto version = in.value<uint32_t>("format version");
     if (version != kFormatVersion) {
-      throw Error(Status::version, "format version " + std::to_string(version) + ", this library reads " +
-                                       std::to_string(kFormatVersion));
+      throw Error(Status::version, "format version " + std::to_string(version) +
+                                       ", this library reads " + std::to_string(kFormatVersion));
     }
     check_shape(in, engine->model());
     auto session = std::make_unique<Session>(engine, read_params(in, engine->model()));

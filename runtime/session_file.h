@@ -27,8 +27,8 @@ class SessionFile {
  private:
   static void write_layer(const Session& s, uint32_t layer, class ChecksumWriter& out);
   static void read_layer(Session& s, uint32_t layer, class ChecksumReader& in);
-  static std::unique_ptr<index::Index> load_index(const Session& s, uint32_t layer, uint32_t kv_head,
-                                                  const std::string& bytes);
+  static std::unique_ptr<index::Index> load_index(const Session& s, uint32_t layer,
+                                                  uint32_t kv_head, const std::string& bytes);
 };
 
 }  // namespace keyhole::runtime

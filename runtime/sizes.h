@@ -9,7 +9,8 @@
 namespace keyhole::runtime {
 
 /// The product of the factors; throws Error(out_of_memory) where it passes 2^63.
-[[nodiscard]] inline size_t checked_product(std::initializer_list<size_t> factors, const char* what) {
+[[nodiscard]] inline size_t checked_product(std::initializer_list<size_t> factors,
+                                            const char* what) {
   size_t product = 1;
   for (const size_t f : factors) {
     if (__builtin_mul_overflow(product, f, &product) || product > (size_t{1} << 63)) {

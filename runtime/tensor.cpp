@@ -26,7 +26,8 @@ DType check_common(const keyhole_tensor* t, const char* name) {
         ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
   }
   if (t->memory == KEYHOLE_DEVICE) {
-    throw Error(Status::unsupported, who + " lies in device memory, which a host device cannot read");
+    throw Error(Status::unsupported,
+                who + " lies in device memory, which a host device cannot read");
   }
   if (t->memory != KEYHOLE_HOST && t->memory != KEYHOLE_PINNED) {
     bad(who + ": unknown memory kind " + std::to_string(t->memory) +
@@ -70,13 +71,13 @@ RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uin
   const DType dtype = check_common(t, name);
   const bool with_tokens = t->rank == 3;
   const int32_t head_axis = with_tokens ? 1 : 0;
-  const bool shape_ok = (with_tokens || (one_token && t->rank == 2)) && t->shape[head_axis] == heads &&
-                        t->shape[head_axis + 1] == dim &&
+  const bool shape_ok = (with_tokens || (one_token && t->rank == 2)) &&
+                        t->shape[head_axis] == heads && t->shape[head_axis + 1] == dim &&
                         (!with_tokens || (one_token ? t->shape[0] == 1 : t->shape[0] <= INT32_MAX));
   if (!shape_ok) {
     const std::string hd = std::to_string(heads) + ", " + std::to_string(dim) + "]";
-    bad(std::string("tensor ") + name + " has shape " + shape_text(*t) + ", needed: " +
-        (one_token ? "[" : "[n, ") + hd);
+    bad(std::string("tensor ") + name + " has shape " + shape_text(*t) +
+        ", needed: " + (one_token ? "[" : "[n, ") + hd);
   }
   RowsIn rows;
   rows.data = static_cast<const std::byte*>(t->data);
@@ -115,8 +116,8 @@ RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {
   return v;
 }
 
-void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst, DType to,
-                 uint32_t dim, float* scratch) {
+void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
+                 DType to, uint32_t dim, float* scratch) {
   if (from == to) {
     std::memcpy(dst, src, dim * dtype_size(to));
     return;
@@ -134,8 +135,9 @@ void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* n
     for (uint32_t h = 0; h < rows.heads; ++h) {
       const std::byte* src = rows.row(t, h);
       if (!kernels.all_finite[static_cast<int>(rows.dtype)](src, rows.dim)) {
-        throw Error(Status::not_finite, std::string("tensor ") + name + " holds NaN or Inf at token " +
-                                            std::to_string(t) + ", head " + std::to_string(h));
+        throw Error(Status::not_finite, std::string("tensor ") + name +
+                                            " holds NaN or Inf at token " + std::to_string(t) +
+                                            ", head " + std::to_string(h));
       }
       // Rounding to 16 bits can turn a finite number into Inf.
       if (to == DType::f32 || to == rows.dtype) continue;

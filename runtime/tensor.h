@@ -23,8 +23,8 @@ struct RowsIn {
 
 /// Checks that `t` is `[n, heads, dim]` (n <= max_tokens), or `[heads, dim]` where `one_token` is set
 /// (then `[1, heads, dim]` is accepted too). Throws Error(invalid_argument | unsupported) with `name`.
-[[nodiscard]] RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
-                                bool one_token);
+[[nodiscard]] RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
+                                uint32_t dim, bool one_token);
 
 /// The same for a tensor that will be written.
 struct RowsOut {
@@ -32,14 +32,15 @@ struct RowsOut {
   size_t head_stride = 0;
   DType dtype = DType::f32;
 };
-[[nodiscard]] RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim);
+[[nodiscard]] RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads,
+                                uint32_t dim);
 
 /// `[n, dim]` host tensor.
 [[nodiscard]] RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim);
 
 /// Converts one row between dtypes; `scratch` holds kMaxHeadDim floats (used if neither side is f32).
-void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst, DType to,
-                 uint32_t dim, float* scratch);
+void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
+                 DType to, uint32_t dim, float* scratch);
 
 /// Throws Error(not_finite) that names the first row of tokens [begin, end) whose elements are not all
 /// finite after conversion to `to`.

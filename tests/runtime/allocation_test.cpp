@@ -1,0 +1,75 @@
+// Steady-state decoding allocates nothing: every operator new of the process is counted.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "fixture.h"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+}
+
+void* operator new(size_t n) {
+  ++allocations;
+  if (void* p = std::malloc(n)) return p;
+  throw std::bad_alloc();
+}
+void* operator new(size_t n, std::align_val_t align) {
+  ++allocations;
+  const auto a = static_cast<size_t>(align);
+  if (void* p = std::aligned_alloc(a, (n + a - 1) / a * a)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace keyhole::test {
+namespace {
+
+class Allocation : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Allocation, NoneInAStep) {
+  const auto ec = small_engine(3);
+  auto sc = small_session();
+  sc.index = GetParam();
+  sc.top_k = 20;
+  sc.append_block = 100000;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(6);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l)
+    prefill_both(session.get(), model, shape, l, 1500, numbers);
+  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  const auto k = numbers.many(shape.kv(1));
+  const auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1));
+  const auto tk = tensor(k, {shape.hkv, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  const auto step = [&] {
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      if (keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) != KEYHOLE_OK)
+        return false;
+    }
+    return true;
+  };
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
+  const uint64_t before = allocations;
+  bool ok = true;
+  for (int i = 0; i < 200; ++i) ok = step() && ok;  // several window flushes among them
+  EXPECT_EQ(before, allocations.load());
+  EXPECT_TRUE(ok);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Allocation,
+                         ::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40"),
+                         [](const auto& p) {
+                           return std::string(p.param).substr(0, std::string(p.param).find(':'));
+                         });
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,124 @@
+// Builds: progress, cancel, failure, appends while decoding, changing the index type.
+#include <atomic>
+
+#include "fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+class Build : public ::testing::Test {
+ protected:
+  void make(uint32_t n) {
+    engine_ = make_engine(ec_);
+    session_ = make_session(engine_.get(), sc_);
+    ASSERT_NE(session_, nullptr);
+    for (uint32_t l = 0; l < ec_.layers; ++l)
+      prefill_both(session_.get(), model_, shape_, l, n, numbers_);
+  }
+  void expect_all_exact() {
+    for (uint32_t l = 0; l < ec_.layers; ++l)
+      expect_exact(session_.get(), model_, shape_, l, numbers_);
+  }
+
+  keyhole_engine_config ec_ = small_engine();
+  keyhole_session_config sc_ = small_session();
+  EnginePtr engine_;
+  SessionPtr session_;
+  Numbers numbers_{11};
+  Model model_{ec_};
+  Shape shape_{ec_};
+};
+
+TEST_F(Build, ReportsRisingProgressUpToOne) {
+  sc_.index = "ivf:C=8,probe=8";
+  make(600);
+  std::vector<double> seen;
+  ASSERT_OK(keyhole_build(
+      session_.get(),
+      [](void* user, double fraction, const char* what) -> int32_t {
+        static_cast<std::vector<double>*>(user)->push_back(fraction);
+        EXPECT_NE(what, nullptr);
+        return 0;
+      },
+      &seen));
+  ASSERT_FALSE(seen.empty());
+  EXPECT_TRUE(std::is_sorted(seen.begin(), seen.end()));
+  EXPECT_DOUBLE_EQ(1.0, seen.back());
+}
+
+TEST_F(Build, CancelLosesNothingAndCanBeRepeated) {
+  sc_.index = "ivf:C=8,probe=8";
+  make(600);
+  EXPECT_EQ(KEYHOLE_CANCELLED,
+            keyhole_build(
+                session_.get(), [](void*, double, const char*) -> int32_t { return 1; }, nullptr));
+  expect_all_exact();
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
+  expect_all_exact();
+}
+
+TEST_F(Build, ChangingTheIndexMakesAllPending) {
+  make(300);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_index(session_.get(), "flatt"));
+  EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
+  for (const char* spec : {"ivf:C=4,probe=4", "hnsw:M=16,ef=4096", "flat"}) {
+    ASSERT_OK(keyhole_session_set_index(session_.get(), spec));
+    EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
+    expect_all_exact();
+    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
+    expect_all_exact();
+    EXPECT_EQ(std::string(spec).substr(0, 3) != "fla", statistics(session_.get()).index_bytes > 0);
+  }
+}
+
+TEST_F(Build, AppendsPendingTokensBlockByBlockWhileDecoding) {
+  sc_.append_block = 16;
+  make(300);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  const uint32_t indexed = layer_tokens(session_.get(), 0).indexed;
+  for (int i = 0; i < 100; ++i) {
+    const auto k = numbers_.many(shape_.kv(1));
+    const auto v = numbers_.many(shape_.kv(1));
+    const auto q = numbers_.many(shape_.q(1));
+    std::vector<float> o(shape_.q(1));
+    const auto tk = tensor(k, {shape_.hkv, shape_.d});
+    const auto tv = tensor(v, {shape_.hkv, shape_.d});
+    const auto tq = tensor(q, {shape_.hq, shape_.d});
+    const auto out = tensor(o, {shape_.hq, shape_.d});
+    ASSERT_OK(keyhole_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr));
+    model_.append(0, k, v);
+    // One flush may come on top of an almost full block before the next step appends it.
+    ASSERT_LT(layer_tokens(session_.get(), 0).pending, sc_.append_block + sc_.flush_block + 1);
+  }
+  EXPECT_GT(layer_tokens(session_.get(), 0).indexed, indexed + 60);
+  expect_all_exact();
+}
+
+TEST_F(Build, HostMemoryLimitRefusesBeforeItTakes) {
+  sc_.host_memory_limit = 1 << 20;
+  sc_.training_queries = 0;
+  make(200);
+  const auto before = layer_tokens(session_.get(), 0);
+  const auto k = numbers_.many(shape_.kv(2000));
+  const auto tk = tensor(k, {2000, shape_.hkv, shape_.d});
+  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_prefill(session_.get(), 0, &tk, &tk, nullptr));
+  EXPECT_NE(std::string(keyhole_last_error()).find("host_memory_limit"), std::string::npos);
+  EXPECT_EQ(before.total, layer_tokens(session_.get(), 0).total);
+  expect_all_exact();
+}
+
+TEST_F(Build, OfAnEmptySessionDoesNothing) {
+  make(0);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  model_ = Model(ec_);
+  make(20);  // all resident
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
+  expect_all_exact();
+}
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,331 @@
+// Bad input: a clear error that names the offender, and a session that has lost nothing.
+#include <limits>
+
+#include "fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+bool error_says(const char* text) {
+  return std::string(keyhole_last_error()).find(text) != std::string::npos;
+}
+#define EXPECT_ERROR(status, text, call)                   \
+  do {                                                     \
+    EXPECT_EQ(status, (call));                             \
+    EXPECT_TRUE(error_says(text)) << keyhole_last_error(); \
+  } while (false)
+
+TEST(EngineErrors, NameTheField) {
+  keyhole_engine* e = nullptr;
+  const auto refused = [&](auto change, const char* text,
+                           keyhole_status status = KEYHOLE_INVALID_ARGUMENT) {
+    auto c = small_engine();
+    change(c);
+    EXPECT_ERROR(status, text, keyhole_engine_create(&c, &e));
+    EXPECT_EQ(nullptr, e);
+  };
+  refused([](auto& c) { c.struct_size = 0; }, "struct_size");
+  refused([](auto& c) { c.layers = 0; }, "layers");
+  refused([](auto& c) { c.layers = 100000; }, "layers");
+  refused([](auto& c) { c.kv_heads = 3; }, "kv_heads");
+  refused([](auto& c) { c.q_heads = 34; }, "1..16");
+  refused([](auto& c) { c.head_dim = 100; }, "64, 80, 96, 128, 256");
+  refused([](auto& c) { c.kv_dtype = 3; }, "kv_dtype");
+  refused([](auto& c) { c.scale = std::numeric_limits<float>::quiet_NaN(); }, "scale");
+  refused([](auto& c) { c.softcap = -1.0F; }, "softcap");
+  refused([](auto& c) { c.rope_theta = INFINITY; }, "rope_theta");
+  refused(
+      [](auto& c) {
+        c.rope_theta = 1e4F, c.rope_scaling = 9;
+        c.rope_factor = 2;
+      },
+      "rope_scaling");
+  refused([](auto& c) { c.rope_theta = 1e4F, c.rope_scaling = KEYHOLE_ROPE_LINEAR; },
+          "rope_factor");
+  refused(
+      [](auto& c) { c.rope_theta = 1e4F, c.rope_scaling = KEYHOLE_ROPE_LLAMA3, c.rope_factor = 8; },
+      "rope_low_freq_factor");
+  refused([](auto& c) { c.threads = 1000000; }, "threads");
+  refused([](auto& c) { c.cpu_level = "sse9"; }, "sse9");
+  refused([](auto& c) { c.device = 17; }, "device");
+  refused([](auto& c) { c.device = KEYHOLE_DEVICE_CUDA; }, "CUDA", KEYHOLE_UNSUPPORTED);
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "config is NULL", keyhole_engine_create(nullptr, &e));
+  auto c = small_engine();
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out is NULL", keyhole_engine_create(&c, nullptr));
+}
+
+TEST(EngineErrors, ANewerStructIsAcceptedIfItsNewFieldsAreUnused) {
+  struct Newer {
+    keyhole_engine_config c;
+    uint64_t future;
+  } newer{small_engine(), 0};
+  newer.c.struct_size = sizeof newer;
+  keyhole_engine* e = nullptr;
+  ASSERT_OK(keyhole_engine_create(&newer.c, &e));
+  keyhole_engine_destroy(e);
+  newer.future = 1;
+  EXPECT_ERROR(KEYHOLE_VERSION_MISMATCH, "does not know", keyhole_engine_create(&newer.c, &e));
+}
+
+TEST(EngineErrors, EffectiveValuesCanBeReadBack) {
+  auto c = small_engine(0);
+  const EnginePtr engine = make_engine(c);
+  keyhole_engine_config seen;
+  keyhole_engine_config_init(&seen);
+  ASSERT_OK(keyhole_engine_get_config(engine.get(), &seen));
+  EXPECT_FLOAT_EQ(0.125F, seen.scale);
+  EXPECT_GE(seen.threads, 1U);
+  EXPECT_EQ(KEYHOLE_DEVICE_HOST, seen.device);
+  EXPECT_NE(nullptr, seen.cpu_level);
+}
+
+TEST(SessionErrors, NameTheField) {
+  const EnginePtr engine = make_engine(small_engine());
+  keyhole_session* s = nullptr;
+  const auto refused = [&](auto change, const char* text,
+                           keyhole_status status = KEYHOLE_INVALID_ARGUMENT) {
+    auto c = small_session();
+    change(c);
+    EXPECT_ERROR(status, text, keyhole_session_create(engine.get(), &c, &s));
+    EXPECT_EQ(nullptr, s);
+  };
+  refused([](auto& c) { c.window = 0; }, "window");
+  refused([](auto& c) { c.top_k = 0; }, "top_k");
+  refused([](auto& c) { c.max_tokens = 0x80000001U; }, "max_tokens");
+  refused([](auto& c) { c.sink = 0xFFFFFFFFU; }, "sink");
+  refused([](auto& c) { c.mode = 5; }, "mode");
+  refused([](auto& c) { c.index = "roargaph"; }, "roargaph");
+  refused([](auto& c) { c.index = "ivf:D=3"; }, "D");
+  const uint32_t layer = 2;
+  refused([&](auto& c) { c.dense_layers = &layer, c.dense_layer_count = 1; }, "dense_layers");
+  refused([](auto& c) { c.dense_layer_count = 1; }, "dense_layers");
+}
+
+// 2^29 resident tokens in 1024 layers of 256 heads pass any address space.
+TEST(SessionErrors, AbsurdSizesAreOutOfMemory) {
+  auto ec = small_engine();
+  ec.layers = 1024;
+  ec.kv_heads = ec.q_heads = 4096;
+  ec.head_dim = 256;
+  ec.kv_dtype = KEYHOLE_F32;
+  const EnginePtr engine = make_engine(ec);
+  auto sc = small_session();
+  sc.window = 1U << 29;
+  keyhole_session* s = nullptr;
+  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_create(engine.get(), &sc, &s));
+  EXPECT_EQ(nullptr, s);
+  sc = small_session();
+  sc.max_tokens = 0x80000000U;
+  EXPECT_EQ(KEYHOLE_OUT_OF_MEMORY, keyhole_session_create(engine.get(), &sc, &s));
+}
+
+class CallErrors : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (uint32_t l = 0; l < ec_.layers; ++l)
+      prefill_both(session_.get(), model_, shape_, l, 60, numbers_);
+  }
+  void TearDown() override {
+    // Whatever was refused: nothing is lost and the session still answers.
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      EXPECT_EQ(model_.tokens(l), layer_tokens(session_.get(), l).total);
+      expect_exact(session_.get(), model_, shape_, l, numbers_);
+    }
+  }
+  keyhole_engine_config ec_ = small_engine();
+  EnginePtr engine_ = make_engine(ec_);
+  SessionPtr session_ = make_session(engine_.get(), small_session());
+  Numbers numbers_{3};
+  Model model_{ec_};
+  Shape shape_{ec_};
+  std::vector<float> kv_ = numbers_.many(shape_.kv(3));
+  std::vector<float> q_ = numbers_.many(shape_.q(3));
+};
+
+TEST_F(CallErrors, ShapesThatDoNotMatch) {
+  auto good = tensor(kv_, {3, shape_.hkv, shape_.d});
+  const auto refused = [&](const keyhole_tensor& bad, const char* text) {
+    EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, text,
+                 keyhole_prefill(session_.get(), 0, &bad, &good, nullptr));
+    EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, text,
+                 keyhole_prefill(session_.get(), 0, &good, &bad, nullptr));
+  };
+  refused(tensor(kv_, {3, shape_.hkv, shape_.d - 1}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {3, shape_.hkv + 1, shape_.d}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {shape_.hkv, shape_.d}), "needed: [n, 2, 64]");
+  refused(tensor(kv_, {2, shape_.hkv, shape_.d}), "tokens");
+  auto bad = good;
+  bad.rank = 9;
+  refused(bad, "rank");
+  bad = good;
+  bad.dtype = 77;
+  refused(bad, "dtype 77");
+  bad = good;
+  bad.memory = 4;
+  refused(bad, "memory kind");
+  bad = good;
+  bad.strides[2] = 2;
+  refused(bad, "stride 2 of the last axis");
+  bad = good;
+  bad.data = nullptr;
+  refused(bad, "data is NULL");
+  bad = good;
+  bad.shape[0] = -1;
+  refused(bad, "negative");
+  bad = good;
+  bad.shape[0] = std::numeric_limits<int64_t>::max();
+  refused(bad, "");
+  bad = good;
+  bad.strides[0] = std::numeric_limits<int64_t>::max() / 2;
+  refused(bad, "overflows");
+  bad = good;
+  bad.memory = KEYHOLE_DEVICE;
+  EXPECT_ERROR(KEYHOLE_UNSUPPORTED, "device memory",
+               keyhole_prefill(session_.get(), 0, &bad, &good, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "NULL",
+               keyhole_prefill(session_.get(), 0, nullptr, &good, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "NULL",
+               keyhole_prefill(nullptr, 0, &good, &good, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "layer is 2",
+               keyhole_prefill(session_.get(), 2, &good, &good, nullptr));
+}
+
+TEST_F(CallErrors, OutputsThatDoNotFit) {
+  const auto q = tensor(q_, {1, shape_.hq, shape_.d});
+  std::vector<float> o(shape_.q(1));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out",
+               keyhole_attend(session_.get(), 0, &q, nullptr, nullptr, nullptr, nullptr));
+  auto out = tensor(o, {shape_.hq, shape_.d - 16});
+  const auto k = tensor(kv_, {1, shape_.hkv, shape_.d});
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "out",
+               keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+  out = tensor(o, {shape_.hq, shape_.d});
+  out.strides[0] = 1;
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "overlap",
+               keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+  out = tensor(o, {shape_.hq, shape_.d});
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "both or none",
+               keyhole_attend(session_.get(), 0, &q, &k, nullptr, &out, nullptr));
+}
+
+TEST_F(CallErrors, NotANumber) {
+  std::vector<float> o(shape_.q(1));
+  const auto out = tensor(o, {shape_.hq, shape_.d});
+  for (const float poison :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
+    for (size_t at : {size_t{0}, shape_.kv(3) - 1, shape_.kv(1) + 5}) {
+      auto bad = kv_;
+      bad[at] = poison;
+      const auto good = tensor(kv_, {3, shape_.hkv, shape_.d});
+      const auto tensor_bad = tensor(bad, {3, shape_.hkv, shape_.d});
+      EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor k",
+                   keyhole_prefill(session_.get(), 0, &tensor_bad, &good, nullptr));
+      EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor v",
+                   keyhole_prefill(session_.get(), 0, &good, &tensor_bad, nullptr));
+      EXPECT_ERROR(KEYHOLE_NOT_FINITE, ("token " + std::to_string(at / shape_.kv(1))).c_str(),
+                   keyhole_prefill(session_.get(), 0, &tensor_bad, &good, nullptr));
+    }
+    auto bad_q = q_;
+    bad_q[shape_.q(1) - 1] = poison;
+    const auto q = tensor(bad_q, {shape_.hq, shape_.d});
+    const auto k = tensor(kv_, {shape_.hkv, shape_.d});
+    EXPECT_ERROR(KEYHOLE_NOT_FINITE, "tensor q",
+                 keyhole_attend(session_.get(), 0, &q, &k, &k, &out, nullptr));
+  }
+}
+
+TEST_F(CallErrors, AValueThatOverflowsTheStorage) {
+  kv_[7] = 1e5F;
+  const auto bad = tensor(kv_, {3, shape_.hkv, shape_.d});
+  EXPECT_ERROR(KEYHOLE_NOT_FINITE, "65504",
+               keyhole_prefill(session_.get(), 0, &bad, &bad, nullptr));
+}
+
+TEST_F(CallErrors, MoreTokensThanRoom) {
+  const auto many = numbers_.many(shape_.kv(4037));
+  const auto t = tensor(many, {4037, shape_.hkv, shape_.d});
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "max_tokens",
+               keyhole_prefill(session_.get(), 0, &t, &t, nullptr));
+}
+
+TEST_F(CallErrors, KAboveEverythingIsAllowed) {
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 0x80000000U));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "top_k",
+               keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 0x80000001U));
+}
+
+TEST(StepErrors, ALayerWithoutTokens) {
+  const auto ec = small_engine();
+  const Shape shape(ec);
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), small_session());
+  const std::vector<float> q(shape.q(1), 1.0F);
+  std::vector<float> o(shape.q(1));
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "no token",
+               keyhole_attend(session.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
+}
+
+// Finite inputs whose logits are not: refused, and the token is not kept.
+TEST(StepErrors, LogitsThatOverflow) {
+  auto ec = small_engine();
+  ec.kv_dtype = KEYHOLE_F32;
+  const Shape shape(ec);
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), small_session());
+  const std::vector<float> huge(shape.q(1), 1e30F);
+  std::vector<float> o(shape.q(1));
+  const auto q = tensor(huge, {shape.hq, shape.d});
+  const auto k = tensor(huge, {shape.hkv, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  EXPECT_ERROR(KEYHOLE_NOT_FINITE, "overflow",
+               keyhole_attend(session.get(), 0, &q, &k, &k, &out, nullptr));
+  EXPECT_EQ(0U, layer_tokens(session.get(), 0).total);
+}
+
+TEST(IndexErrors, AreNamed) {
+  const auto ec = small_engine();
+  const EnginePtr engine = make_engine(ec);
+  keyhole_index* index = nullptr;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_index_create(engine.get(), "nothing", &index));
+  EXPECT_EQ(nullptr, index);
+  ASSERT_OK(keyhole_index_create(engine.get(), "flat", &index));
+  Numbers numbers(5);
+  const auto keys = numbers.many(50 * 64);
+  const auto t = tensor(keys, {50, 64});
+  const auto q = tensor(keys, {2, 64});
+  uint32_t ids[20];
+  uint32_t counts[2];
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "keyhole_index_build",
+               keyhole_index_search(index, &q, 10, ids, nullptr, counts, nullptr));
+  const auto none = tensor(keys, {0, 64});
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "0 rows",
+               keyhole_index_build(index, &none, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
+  ASSERT_OK(keyhole_index_build(index, &t, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "1..16",
+               keyhole_index_search(index, &t, 10, ids, nullptr, counts, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "k is 0",
+               keyhole_index_search(index, &q, 0, ids, nullptr, counts, nullptr));
+  float o[128], lse[2];
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "without values",
+               keyhole_index_attend(index, &q, 10, o, lse, nullptr, nullptr, nullptr));
+  ASSERT_OK(keyhole_index_search(index, &q, 10, ids, nullptr, counts, nullptr));
+  EXPECT_EQ(10U, counts[0]);
+  keyhole_index_destroy(index);
+}
+
+TEST(Texts, NeverNull) {
+  for (int32_t s = -20; s <= 5; ++s) EXPECT_NE(nullptr, keyhole_status_string(s));
+  EXPECT_STREQ("unknown status", keyhole_status_string(-999));
+  EXPECT_NE(nullptr, keyhole_last_error());
+  keyhole_engine_destroy(nullptr);
+  keyhole_session_destroy(nullptr);
+  keyhole_index_destroy(nullptr);
+  EXPECT_NE(std::string(keyhole_index_help()).find("flat"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,227 @@
+// A session beside a double-precision model of the same sequence.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "keyhole/keyhole.h"
+
+namespace keyhole::test {
+
+struct EngineDeleter {
+  void operator()(keyhole_engine* e) const { keyhole_engine_destroy(e); }
+};
+struct SessionDeleter {
+  void operator()(keyhole_session* s) const { keyhole_session_destroy(s); }
+};
+using EnginePtr = std::unique_ptr<keyhole_engine, EngineDeleter>;
+using SessionPtr = std::unique_ptr<keyhole_session, SessionDeleter>;
+
+#define ASSERT_OK(call) ASSERT_EQ(KEYHOLE_OK, (call)) << keyhole_last_error()
+#define EXPECT_OK(call) EXPECT_EQ(KEYHOLE_OK, (call)) << keyhole_last_error()
+
+inline keyhole_engine_config small_engine(uint32_t threads = 2) {
+  keyhole_engine_config c;
+  keyhole_engine_config_init(&c);
+  c.layers = 2;
+  c.q_heads = 4;
+  c.kv_heads = 2;
+  c.head_dim = 64;
+  c.threads = threads;
+  c.device = KEYHOLE_DEVICE_HOST;
+  return c;
+}
+
+inline EnginePtr make_engine(const keyhole_engine_config& c) {
+  keyhole_engine* e = nullptr;
+  EXPECT_OK(keyhole_engine_create(&c, &e));
+  return EnginePtr(e);
+}
+
+inline keyhole_session_config small_session() {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = 4096;
+  c.sink = 4;
+  c.window = 16;
+  c.flush_block = 8;
+  c.append_block = 32;
+  c.index = "flat";
+  c.top_k = 4096;
+  return c;
+}
+
+inline SessionPtr make_session(keyhole_engine* engine, const keyhole_session_config& c) {
+  keyhole_session* s = nullptr;
+  EXPECT_OK(keyhole_session_create(engine, &c, &s));
+  return SessionPtr(s);
+}
+
+/// Random numbers that fp16 and bf16 hold exactly (multiples of 1/16 up to 4), so that the model needs no
+/// rounding of its own.
+class Numbers {
+ public:
+  explicit Numbers(uint64_t seed) : engine_(seed) {}
+  float next() {
+    return static_cast<float>(std::uniform_int_distribution<int>(-64, 64)(engine_)) / 16.0F;
+  }
+  std::vector<float> many(size_t n) {
+    std::vector<float> v(n);
+    for (float& x : v) x = next();
+    return v;
+  }
+  uint32_t below(uint32_t n) { return std::uniform_int_distribution<uint32_t>(0, n - 1)(engine_); }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline keyhole_tensor tensor(const std::vector<float>& v, std::initializer_list<int64_t> shape) {
+  return keyhole_tensor_host(v.data(), KEYHOLE_F32, static_cast<int32_t>(shape.size()),
+                             shape.begin());
+}
+
+/// All tokens of all layers, attended in double precision.
+class Model {
+ public:
+  explicit Model(const keyhole_engine_config& c)
+      : c_(c),
+        scale_(c.scale > 0 ? c.scale : 1.0 / std::sqrt(double{1} * c.head_dim)),
+        layers_(c.layers) {}
+
+  void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v) {
+    layers_[layer].k.insert(layers_[layer].k.end(), k.begin(), k.end());
+    layers_[layer].v.insert(layers_[layer].v.end(), v.begin(), v.end());
+  }
+  void truncate(uint32_t n) {
+    for (auto& l : layers_) {
+      const size_t keep = std::min(l.k.size(), size_t{n} * c_.kv_heads * c_.head_dim);
+      l.k.resize(keep);
+      l.v.resize(keep);
+    }
+  }
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const {
+    return static_cast<uint32_t>(layers_[layer].k.size() / (size_t{c_.kv_heads} * c_.head_dim));
+  }
+
+  /// Attention of q `[Hq, d]` over the tokens for which `use(token)`; returns o and fills lse.
+  template <class Use>
+  std::vector<double> attend(uint32_t layer, const std::vector<float>& q, std::vector<double>& lse,
+                             Use use) const {
+    const uint32_t d = c_.head_dim;
+    const uint32_t group = c_.q_heads / c_.kv_heads;
+    std::vector<double> out(size_t{c_.q_heads} * d, 0.0);
+    lse.assign(c_.q_heads, -INFINITY);
+    for (uint32_t h = 0; h < c_.q_heads; ++h) {
+      std::vector<double> logits;
+      std::vector<uint32_t> ids;
+      double top = -INFINITY;
+      for (uint32_t t = 0; t < tokens(layer); ++t) {
+        if (!use(t)) continue;
+        double dot = 0.0;
+        const float* k = &layers_[layer].k[(size_t{t} * c_.kv_heads + h / group) * d];
+        for (uint32_t i = 0; i < d; ++i) dot += double{q[size_t{h} * d + i]} * k[i];
+        double logit = scale_ * dot;
+        if (c_.softcap > 0) logit = c_.softcap * std::tanh(logit / c_.softcap);
+        logits.push_back(logit);
+        ids.push_back(t);
+        top = std::max(top, logit);
+      }
+      double sum = 0.0;
+      for (const double l : logits) sum += std::exp(l - top);
+      if (ids.empty()) continue;
+      lse[h] = top + std::log(sum);
+      for (size_t j = 0; j < ids.size(); ++j) {
+        const double w = std::exp(logits[j] - lse[h]);
+        const float* v = &layers_[layer].v[(size_t{ids[j]} * c_.kv_heads + h / group) * d];
+        for (uint32_t i = 0; i < d; ++i) out[size_t{h} * d + i] += w * v[i];
+      }
+    }
+    return out;
+  }
+  std::vector<double> attend_all(uint32_t layer, const std::vector<float>& q,
+                                 std::vector<double>& lse) const {
+    return attend(layer, q, lse, [](uint32_t) { return true; });
+  }
+
+ private:
+  struct Layer {
+    std::vector<float> k, v;
+  };
+  keyhole_engine_config c_;
+  double scale_;
+  std::vector<Layer> layers_;
+};
+
+/// Sizes and tensors of one shape.
+struct Shape {
+  explicit Shape(const keyhole_engine_config& c) : hq(c.q_heads), hkv(c.kv_heads), d(c.head_dim) {}
+  int64_t hq, hkv, d;
+  [[nodiscard]] size_t kv(uint32_t n) const { return static_cast<size_t>(n * hkv * d); }
+  [[nodiscard]] size_t q(uint32_t n) const { return static_cast<size_t>(n * hq * d); }
+};
+
+/// Appends n random tokens to a layer of both.
+inline void prefill_both(keyhole_session* s, Model& model, const Shape& shape, uint32_t layer,
+                         uint32_t n, Numbers& numbers) {
+  const auto k = numbers.many(shape.kv(n));
+  const auto v = numbers.many(shape.kv(n));
+  const auto q = numbers.many(shape.q(n));
+  const auto tk = tensor(k, {n, shape.hkv, shape.d});
+  const auto tv = tensor(v, {n, shape.hkv, shape.d});
+  const auto tq = tensor(q, {n, shape.hq, shape.d});
+  ASSERT_OK(keyhole_prefill(s, layer, &tk, &tv, &tq));
+  model.append(layer, k, v);
+}
+
+/// The session's answer to q without appending.
+struct Answer {
+  std::vector<float> o, lse;
+};
+inline Answer attend_only(keyhole_session* s, const Shape& shape, uint32_t layer,
+                          const std::vector<float>& q) {
+  Answer a{std::vector<float>(shape.q(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(a.o, {shape.hq, shape.d});
+  EXPECT_OK(keyhole_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data()));
+  return a;
+}
+
+/// |values| <= 4 and n tokens: fp32 accumulation keeps 1e-4 with room to spare.
+inline void expect_near(const Answer& seen, const std::vector<double>& o,
+                        const std::vector<double>& lse, double tolerance = 1e-4) {
+  ASSERT_EQ(seen.o.size(), o.size());
+  for (size_t i = 0; i < o.size(); ++i) ASSERT_NEAR(seen.o[i], o[i], tolerance) << "element " << i;
+  for (size_t h = 0; h < lse.size(); ++h)
+    ASSERT_NEAR(seen.lse[h], lse[h], tolerance) << "head " << h;
+}
+
+inline void expect_exact(keyhole_session* s, const Model& model, const Shape& shape, uint32_t layer,
+                         Numbers& numbers) {
+  const auto q = numbers.many(shape.q(1));
+  std::vector<double> lse;
+  const auto o = model.attend_all(layer, q, lse);
+  expect_near(attend_only(s, shape, layer, q), o, lse);
+}
+
+inline keyhole_layer_tokens layer_tokens(const keyhole_session* s, uint32_t layer) {
+  keyhole_layer_tokens t;
+  keyhole_layer_tokens_init(&t);
+  EXPECT_OK(keyhole_get_layer_tokens(s, layer, &t));
+  return t;
+}
+
+inline keyhole_statistics statistics(const keyhole_session* s) {
+  keyhole_statistics st;
+  keyhole_statistics_init(&st);
+  EXPECT_OK(keyhole_get_statistics(s, &st));
+  return st;
+}
+
+}  // namespace keyhole::test

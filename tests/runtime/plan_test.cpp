@@ -1,0 +1,92 @@
+// The plan against arithmetic done by hand, and against what a session then takes.
+#include "fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+keyhole_engine_config llama8b() {
+  keyhole_engine_config c;
+  keyhole_engine_config_init(&c);
+  c.layers = 32;
+  c.q_heads = 32;
+  c.kv_heads = 8;
+  c.head_dim = 128;
+  return c;
+}
+
+keyhole_memory_plan plan(const keyhole_engine_config& e, const keyhole_session_config* s,
+                         uint64_t context, uint64_t device = 0, uint64_t host = 0) {
+  keyhole_memory_plan p;
+  keyhole_memory_plan_init(&p);
+  EXPECT_OK(keyhole_plan(&e, s, context, device, host, &p));
+  return p;
+}
+
+TEST(Plan, An8BModelAt128k) {
+  const auto p = plan(llama8b(), nullptr, 131072);
+  EXPECT_EQ(uint64_t{16} << 30, p.kv_bytes);
+  // 128 sink + 512 window + 64 block tokens of 128 KiB.
+  EXPECT_EQ(uint64_t{704} * 128 * 1024, p.device_bytes);
+  const uint64_t offloaded = (uint64_t{131072} - 640) * 128 * 1024;
+  EXPECT_GE(p.host_bytes, offloaded);
+  EXPECT_LE(p.host_bytes, offloaded + offloaded / 10);
+  EXPECT_EQ(1U, p.fits);
+}
+
+TEST(Plan, TheLongestContextIsTheLongest) {
+  keyhole_session_config s;
+  keyhole_session_config_init(&s);
+  for (const char* index : {"flat", "ivf:C=256,probe=8", "hnsw"}) {
+    s.index = index;
+    const uint64_t host = uint64_t{40} << 30;
+    const uint64_t device = uint64_t{1} << 30;
+    const uint32_t longest = plan(llama8b(), &s, 1000, device, host).longest_context;
+    EXPECT_GT(longest, 100000U);
+    EXPECT_EQ(1U, plan(llama8b(), &s, longest, device, host).fits);
+    EXPECT_EQ(0U, plan(llama8b(), &s, uint64_t{longest} + 1, device, host).fits);
+  }
+  EXPECT_EQ(0U, plan(llama8b(), &s, 1000, 1 << 20, 0).longest_context);
+}
+
+TEST(Plan, ForeseesWhatASessionTakes) {
+  const auto ec = small_engine();
+  auto sc = small_session();
+  sc.index = "ivf:C=16,probe=4";
+  sc.top_k = 50;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(4);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l)
+    prefill_both(session.get(), model, shape, l, 3000, numbers);
+  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  const auto p = plan(ec, &sc, 3000);
+  const auto st = statistics(session.get());
+  EXPECT_EQ(p.device_bytes, st.device_bytes);
+  EXPECT_NEAR(static_cast<double>(p.index_bytes), static_cast<double>(st.index_bytes),
+              0.15 * static_cast<double>(st.index_bytes));
+  EXPECT_NEAR(static_cast<double>(p.host_bytes), static_cast<double>(st.host_bytes),
+              0.15 * static_cast<double>(st.host_bytes));
+}
+
+TEST(Plan, RefusesNonsense) {
+  keyhole_memory_plan p;
+  keyhole_memory_plan_init(&p);
+  auto e = llama8b();
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, uint64_t{1} << 40, 0, 0, &p));
+  e.head_dim = 7;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, 1000, 0, 0, &p));
+  e = llama8b();
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(nullptr, nullptr, 1000, 0, 0, &p));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, 1000, 0, 0, nullptr));
+  // 2^31 tokens of the largest shape pass 2^63 bytes only with sink and window at their limits.
+  e.layers = 1024;
+  e.q_heads = e.kv_heads = 4096;
+  e.head_dim = 256;
+  e.kv_dtype = KEYHOLE_F32;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_plan(&e, nullptr, uint64_t{1} << 31, 0, 0, &p));
+}
+
+}  // namespace
+}  // namespace keyhole::test

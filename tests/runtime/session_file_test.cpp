@@ -1,0 +1,136 @@
+// Save, load, fork: the copy answers with the same bits; damaged files are refused.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include <unistd.h>
+
+#include "fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+class SessionFileTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    sc_.index = GetParam();
+    sc_.top_k = 20;
+    sc_.training_queries = 16;
+    session_ = make_session(engine_.get(), sc_);
+    for (uint32_t l = 0; l < ec_.layers; ++l)
+      prefill_both(session_.get(), model_, shape_, l, 200, numbers_);
+    ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    for (uint32_t l = 0; l < ec_.layers; ++l)
+      prefill_both(session_.get(), model_, shape_, l, 30, numbers_);
+    path_ = ::testing::TempDir() + "keyhole_session_" + std::to_string(::getpid()) + "_" +
+            std::to_string(reinterpret_cast<uintptr_t>(this)) + ".bin";
+  }
+  void TearDown() override { std::filesystem::remove(path_); }
+
+  void expect_same(keyhole_session* other) {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const auto a = layer_tokens(session_.get(), l);
+      const auto b = layer_tokens(other, l);
+      EXPECT_EQ(a.total, b.total);
+      EXPECT_EQ(a.indexed, b.indexed);
+      EXPECT_EQ(a.window, b.window);
+      const auto q = numbers_.many(shape_.q(1));
+      const auto x = attend_only(session_.get(), shape_, l, q);
+      const auto y = attend_only(other, shape_, l, q);
+      EXPECT_EQ(x.o, y.o);
+      EXPECT_EQ(x.lse, y.lse);
+    }
+  }
+
+  keyhole_engine_config ec_ = small_engine();
+  keyhole_session_config sc_ = small_session();
+  EnginePtr engine_ = make_engine(ec_);
+  SessionPtr session_;
+  Numbers numbers_{23};
+  Model model_{ec_};
+  Shape shape_{ec_};
+  std::string path_;
+};
+
+TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
+  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".tmp"));
+  keyhole_session* loaded = nullptr;
+  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  const SessionPtr guard(loaded);
+  expect_same(loaded);
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  ASSERT_OK(keyhole_session_get_config(loaded, &c));
+  EXPECT_STREQ(GetParam(), c.index);
+  EXPECT_EQ(sc_.window, c.window);
+}
+
+TEST_P(SessionFileTest, AForkIsIndependent) {
+  keyhole_session* forked = nullptr;
+  ASSERT_OK(keyhole_fork(session_.get(), &forked));
+  const SessionPtr guard(forked);
+  expect_same(forked);
+  ASSERT_OK(keyhole_truncate(forked, 50));
+  ASSERT_OK(keyhole_build(forked, nullptr, nullptr));
+  EXPECT_EQ(230U, layer_tokens(session_.get(), 0).total);
+  Model half(ec_);
+  ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, 0));
+  expect_exact(session_.get(), model_, shape_, 0, numbers_);
+  model_.truncate(50);
+  ASSERT_OK(keyhole_session_set_mode(forked, KEYHOLE_MODE_EXACT, 0));
+  expect_exact(forked, model_, shape_, 0, numbers_);
+}
+
+TEST_P(SessionFileTest, DamageIsNoticed) {
+  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  std::ifstream in(path_, std::ios::binary);
+  const std::string good((std::istreambuf_iterator<char>(in)), {});
+  in.close();
+  const auto load = [&](const std::string& bytes) {
+    std::ofstream(path_, std::ios::binary | std::ios::trunc) << bytes;
+    keyhole_session* loaded = nullptr;
+    const keyhole_status status = keyhole_load(engine_.get(), path_.c_str(), &loaded);
+    EXPECT_EQ(status == KEYHOLE_OK, loaded != nullptr);
+    keyhole_session_destroy(loaded);
+    return status;
+  };
+  ASSERT_OK(load(good));
+  for (int i = 0; i < 60; ++i) {
+    auto bad = good;
+    const size_t at =
+        i < 20 ? static_cast<size_t>(i) * 6 : numbers_.below(static_cast<uint32_t>(good.size()));
+    bad[at] = static_cast<char>(bad[at] ^ (1 << numbers_.below(8)));
+    EXPECT_NE(KEYHOLE_OK, load(bad)) << "flipped a bit of byte " << at;
+  }
+  for (int i = 0; i < 40; ++i) {
+    const size_t size =
+        i < 10 ? static_cast<size_t>(i) : numbers_.below(static_cast<uint32_t>(good.size()));
+    EXPECT_EQ(KEYHOLE_CORRUPT, load(good.substr(0, size))) << "cut to " << size;
+  }
+  EXPECT_EQ(KEYHOLE_CORRUPT, load(good + "x"));
+  auto newer = good;
+  newer[8] = 2;
+  EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(newer));
+}
+
+TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
+  EXPECT_EQ(KEYHOLE_IO, keyhole_save(session_.get(), "/nonexistent/folder/file"));
+  keyhole_session* loaded = nullptr;
+  EXPECT_EQ(KEYHOLE_IO, keyhole_load(engine_.get(), "/nonexistent/file", &loaded));
+  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  auto other = small_engine();
+  other.head_dim = 128;
+  const EnginePtr wrong = make_engine(other);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_load(wrong.get(), path_.c_str(), &loaded));
+  EXPECT_NE(std::string(keyhole_last_error()).find("head_dim"), std::string::npos);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SessionFileTest,
+                         ::testing::Values("flat", "ivf:C=8,probe=2", "hnsw:M=8,ef=40"),
+                         [](const auto& p) {
+                           return std::string(p.param).substr(0, std::string(p.param).find(':'));
+                         });
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,118 @@
+// The same bits for any number of threads; sessions at once; wrong use noticed.
+#include <atomic>
+#include <thread>
+
+#include "fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+std::vector<Answer> run(uint32_t threads, const char* index) {
+  const auto ec = small_engine(threads);
+  auto sc = small_session();
+  sc.index = index;
+  sc.top_k = 10;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(77);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l)
+    prefill_both(session.get(), model, shape, l, 2500, numbers);
+  EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  for (uint32_t l = 0; l < ec.layers; ++l)
+    prefill_both(session.get(), model, shape, l, 400, numbers);
+  std::vector<Answer> answers;
+  for (const keyhole_mode mode : {KEYHOLE_MODE_INDEXED, KEYHOLE_MODE_EXACT}) {
+    EXPECT_OK(keyhole_session_set_mode(session.get(), mode, 0));
+    for (int i = 0; i < 5; ++i) {
+      answers.push_back(attend_only(session.get(), shape, static_cast<uint32_t>(i % 2),
+                                    numbers.many(shape.q(1))));
+    }
+  }
+  return answers;
+}
+
+TEST(Threads, TheBitsDoNotDependOnTheirNumber) {
+  for (const char* index : {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32"}) {
+    const auto one = run(1, index);
+    for (const uint32_t threads : {2U, 5U}) {
+      const auto many = run(threads, index);
+      for (size_t i = 0; i < one.size(); ++i) {
+        EXPECT_EQ(one[i].o, many[i].o) << index << ", " << threads << " threads, answer " << i;
+        EXPECT_EQ(one[i].lse, many[i].lse);
+      }
+    }
+  }
+}
+
+TEST(Threads, SessionsOfOneEngineRunAtOnce) {
+  const auto ec = small_engine(2);
+  const EnginePtr engine = make_engine(ec);
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    threads.emplace_back([&, seed] {
+      const SessionPtr session = make_session(engine.get(), small_session());
+      Numbers numbers(seed);
+      Model model(ec);
+      const Shape shape(ec);
+      for (uint32_t l = 0; l < ec.layers; ++l)
+        prefill_both(session.get(), model, shape, l, 200, numbers);
+      EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      for (int i = 0; i < 20; ++i) expect_exact(session.get(), model, shape, 0, numbers);
+    });
+  }
+  for (auto& t : threads) t.join();
+}
+
+// A call from inside the progress callback is a second call into a session that is in use.
+TEST(Threads, ASecondCallIntoASessionIsRefused) {
+  const auto ec = small_engine(2);
+  const EnginePtr engine = make_engine(ec);
+  auto sc = small_session();
+  sc.index = "ivf:C=4,probe=4";
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(1);
+  Model model(ec);
+  const Shape shape(ec);
+  prefill_both(session.get(), model, shape, 0, 300, numbers);
+  struct Seen {
+    keyhole_session* session;
+    std::atomic<int> busy{0}, other{0};
+  } seen{session.get()};
+  ASSERT_OK(keyhole_build(
+      session.get(),
+      [](void* user, double, const char*) -> int32_t {
+        auto* s = static_cast<Seen*>(user);
+        std::thread([&] {
+          ++(keyhole_truncate(s->session, 0) == KEYHOLE_BUSY ? s->busy : s->other);
+        }).join();
+        return 0;
+      },
+      &seen));
+  EXPECT_GT(seen.busy, 0);
+  EXPECT_EQ(0, seen.other);
+  expect_exact(session.get(), model, shape, 0, numbers);
+}
+
+TEST(Threads, ASessionOutlivesItsEngineHandle) {
+  const auto ec = small_engine(2);
+  EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), small_session());
+  engine.reset();
+  Numbers numbers(1);
+  Model model(ec);
+  prefill_both(session.get(), model, Shape(ec), 0, 100, numbers);
+  expect_exact(session.get(), model, Shape(ec), 0, numbers);
+}
+
+TEST(Threads, ErrorTextsAreKeptPerThread) {
+  keyhole_engine* e = nullptr;
+  EXPECT_NE(KEYHOLE_OK, keyhole_engine_create(nullptr, &e));
+  const std::string mine = keyhole_last_error();
+  std::thread([] { EXPECT_STREQ("", keyhole_last_error()); }).join();
+  EXPECT_EQ(mine, keyhole_last_error());
+}
+
+}  // namespace
+}  // namespace keyhole::test
