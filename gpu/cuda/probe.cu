@@ -41,13 +41,11 @@ std::string cuda_status() {
   switch (const cudaError_t error = count_devices(count)) {
     case cudaSuccess:
       return std::to_string(count) + (count == 1 ? " CUDA device" : " CUDA devices");
-    case cudaErrorNoDevice:
-      return "no CUDA device";
+    case cudaErrorNoDevice: return "no CUDA device";
     case cudaErrorInsufficientDriver:
       return "no NVIDIA driver, or one older than CUDA " + std::to_string(CUDART_VERSION / 1000) +
              "." + std::to_string(CUDART_VERSION % 1000 / 10) + " needs";
-    default:
-      return std::string("CUDA failed: ") + cudaGetErrorString(error);
+    default: return std::string("CUDA failed: ") + cudaGetErrorString(error);
   }
 }
 
