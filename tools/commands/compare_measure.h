@@ -1,0 +1,55 @@
+// One index over one recorded head: what it finds, what it costs.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/commands/compare_truth.h"
+#include "tools/commands/library.h"
+
+namespace keyhole::tools {
+
+/// A distribution as compare reports it.
+struct Percentiles {
+  double p50 = 0, p95 = 0, p99 = 0;
+};
+/// Nearest rank; `samples` must not be empty.
+[[nodiscard]] Percentiles percentiles(std::vector<double> samples);
+
+struct OutputError {
+  double mean = 0, median = 0, p95 = 0;
+};
+
+/// A row of the results: means over all used queries of the head.
+struct Measurement {
+  std::string index;   ///< the spec as given
+  std::string params;  ///< the effective spec
+  uint32_t layer = 0, kv_head = 0;
+  double middle_mass = 0;
+  double recall = 0;
+  double recovered_mass = 0;
+  std::optional<OutputError> output_error;  ///< absent where the trace has no values
+  double scan_fraction = 0;
+  double keys_attended = 0;  ///< distinct offloaded keys in the state of one step
+  Percentiles latency_us;
+  double build_seconds = 0;
+  double bytes_per_key = 0;
+  std::string diagnostics;  ///< the index's own JSON object of numbers
+};
+
+/// The engine that serves one head alone: the trace's shape and RoPE, a group of query heads on one
+/// KV head.
+[[nodiscard]] Engine make_head_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
+                                      uint32_t threads);
+
+/// Builds `index` over the head's offloaded keys. `progress` as keyhole_index_build takes it.
+void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,
+                 const HeadTruth& truth, keyhole_progress_fn progress, void* user);
+
+/// Searches and attends with every used query: once for quality, which warms up, and once for
+/// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements.
+[[nodiscard]] Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
+                                        keyhole_dtype kv_dtype, bool rounds_keys);
+
+}  // namespace keyhole::tools

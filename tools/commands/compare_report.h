@@ -1,0 +1,31 @@
+// compare's results as a table, JSON and CSV.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/commands/compare_measure.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+/// One index over all measured heads: every figure is the mean weighted by the heads' middle mass
+/// (how much of the attention is at stake there); the plain mean where all of it is zero.
+struct Summary {
+  Measurement mean;
+  size_t heads = 0;
+  double build_seconds_total = 0;
+};
+/// A summary for each index, in the order in which they first appear in `results`.
+[[nodiscard]] std::vector<Summary> summarise(const std::vector<Measurement>& results);
+
+[[nodiscard]] nlohmann::ordered_json to_json(const Measurement& measurement);
+[[nodiscard]] nlohmann::ordered_json to_json(const Summary& summary);
+[[nodiscard]] std::string to_csv(const std::vector<Measurement>& results);
+
+/// A row per index, and one per head.
+[[nodiscard]] std::string summary_table(const std::vector<Summary>& summaries, const Style& style);
+[[nodiscard]] std::string head_table(const std::vector<Measurement>& results, const Style& style);
+
+}  // namespace keyhole::tools
