@@ -12,12 +12,16 @@ find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
 mark_as_advanced(HNSWLIB_INCLUDE_DIR)
 
 if(KEYHOLE_TOOLS)
-  # A CMake package where OpenBLAS brings one, else pkg-config; the same two variables either way.
+  # OpenBLAS::OpenBLAS, whoever describes it: a CMake package (Debian's has no target), or pkg-config.
   find_package(OpenBLAS CONFIG QUIET)
-  if(NOT OpenBLAS_FOUND)
+  if(OpenBLAS_FOUND AND NOT TARGET OpenBLAS::OpenBLAS)
+    add_library(OpenBLAS::OpenBLAS INTERFACE IMPORTED)
+    target_include_directories(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_INCLUDE_DIRS})
+    target_link_libraries(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_LIBRARIES})
+  elseif(NOT OpenBLAS_FOUND)
     find_package(PkgConfig REQUIRED)
-    pkg_check_modules(OpenBLAS REQUIRED IMPORTED_TARGET openblas)
-    set(OpenBLAS_LIBRARIES PkgConfig::OpenBLAS)
+    pkg_check_modules(openblas REQUIRED IMPORTED_TARGET openblas)
+    add_library(OpenBLAS::OpenBLAS ALIAS PkgConfig::openblas)
   endif()
   find_package(CLI11 CONFIG REQUIRED)
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
