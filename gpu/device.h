@@ -20,7 +20,7 @@ struct ResidentShape {
   uint32_t head_dim = 0;
   DType dtype = DType::f16;   ///< of K and V
   uint32_t sink = 0;          ///< S
-  uint32_t window_capacity = 0; ///< slots of the window ring: W plus one flush block
+  uint32_t window_capacity = 0; ///< slots of the window: W plus one flush block
   LogitParams logits;
 };
 
@@ -31,6 +31,7 @@ class Resident {
   virtual ~Resident() = default;
 
   /// Appends n tokens to the layer's sink. Precondition: the window is empty, sink_count + n <= sink.
+  /// (append_window in turn comes after the sink is full.)
   virtual void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;
   /// Appends n tokens to the layer's window. Precondition: window_count + n <= window_capacity.
   virtual void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;

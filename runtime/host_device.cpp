@@ -1,7 +1,6 @@
 #include "runtime/host_device.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "cpu/attention.h"
@@ -57,7 +56,7 @@ void HostDevice::append_window(uint32_t layer, const std::byte* k, const std::by
   const size_t token = shape_.kv_heads * row_bytes_;
   Layer& l = layers_[layer];
   for (uint32_t i = 0; i < n; ++i) {
-    write_slot(layer, ring_slot(l, l.window), k + i * token, v + i * token);
+    write_slot(layer, shape_.sink + l.window, k + i * token, v + i * token);
     ++l.window;
   }
 }
@@ -65,9 +64,14 @@ void HostDevice::append_window(uint32_t layer, const std::byte* k, const std::by
 void HostDevice::evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) {
   const size_t token = shape_.kv_heads * row_bytes_;
   Layer& l = layers_[layer];
-  for (uint32_t i = 0; i < n; ++i) read_slot(layer, ring_slot(l, i), k + i * token, v + i * token);
-  l.head = (l.head + n) % shape_.window_capacity;
+  for (uint32_t i = 0; i < n; ++i) read_slot(layer, shape_.sink + i, k + i * token, v + i * token);
   l.window -= n;
+  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+    for (uint32_t which = 0; which < 2; ++which) {
+      std::byte* window = base(layer, h, which) + shape_.sink * row_bytes_;
+      std::memmove(window, window + n * row_bytes_, l.window * row_bytes_);
+    }
+  }
 }
 
 void HostDevice::truncate(uint32_t layer, uint32_t sink, uint32_t window) {
@@ -79,8 +83,7 @@ void HostDevice::read(uint32_t layer, std::byte* k, std::byte* v) const {
   const size_t token = shape_.kv_heads * row_bytes_;
   const Layer& l = layers_[layer];
   for (uint32_t i = 0; i < l.sink + l.window; ++i) {
-    const uint32_t slot = i < l.sink ? i : ring_slot(l, i - l.sink);
-    read_slot(layer, slot, k + i * token, v + i * token);
+    read_slot(layer, i, k + i * token, v + i * token);
   }
 }
 
@@ -96,26 +99,12 @@ void HostDevice::run_host_task(uint32_t kv_head) {
   StateView out{o_.data() + size_t{kv_head} * group * shape_.head_dim,
                 lse_.data() + kv_head * group};
 
-  // At most three ranges: the sink, the ring up to its end, the part that wrapped.
-  const uint32_t first = std::min(l.window, shape_.window_capacity - l.head);
-  const std::array<std::array<uint32_t, 2>, 3> ranges{
-      {{0, l.sink}, {shape_.sink + l.head, first}, {shape_.sink, l.window - first}}};
-  std::array<float, 3 * kMaxGroup * kMaxHeadDim> o;
-  std::array<float, 3 * kMaxGroup> lse;
-  std::array<StateView, 3> states;
-  size_t used = 0;
-  for (const auto& [begin, count] : ranges) {
-    if (count == 0) continue;
-    StateView& state = states[used];
-    state = {o.data() + used * group * shape_.head_dim, lse.data() + used * group};
-    const auto rows = [&](uint32_t which) {
-      return RowsView{base(step_layer_, kv_head, which) + begin * row_bytes_, row_bytes_, count,
-                      shape_.head_dim, shape_.dtype};
-    };
-    cpu::attend_range(*kernels_, {rows(0), rows(1)}, q, group, shape_.logits, state);
-    ++used;
-  }
-  cpu::merge_states({states.data(), used}, group, shape_.head_dim, out);
+  // A window is begun only after the sink is full, so both are one range.
+  const auto rows = [&](uint32_t which) {
+    return RowsView{base(step_layer_, kv_head, which), row_bytes_, size_t{l.sink} + l.window,
+                    shape_.head_dim, shape_.dtype};
+  };
+  cpu::attend_range(*kernels_, {rows(0), rows(1)}, q, group, shape_.logits, out);
 }
 
 void HostDevice::attend_end(StateView out) {

@@ -10,8 +10,9 @@
 
 namespace keyhole::runtime {
 
-/// K and V of a (layer, KV head) lie together, `[slots, head_dim]`: the sink's S slots, then the window's
-/// ring. A ring that has wrapped is two ranges, each of which gives a state; the task merges them.
+/// K and V of a (layer, KV head) lie together, `[slots, head_dim]`: the sink's S slots, then the window,
+/// oldest first. The window is no ring: a flush moves what stays to the front (W rows once per flush
+/// block), so that a step attends one contiguous range, and its bits depend on the tokens alone.
 class HostDevice final : public gpu::Resident {
  public:
   HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels);
@@ -34,7 +35,6 @@ class HostDevice final : public gpu::Resident {
   struct Layer {
     uint32_t sink = 0;
     uint32_t window = 0;
-    uint32_t head = 0;  ///< ring slot of the oldest window token
   };
 
   [[nodiscard]] size_t slots() const { return shape_.sink + shape_.window_capacity; }
@@ -42,9 +42,6 @@ class HostDevice final : public gpu::Resident {
   [[nodiscard]] std::byte* base(uint32_t layer, uint32_t kv_head, uint32_t which) const;
   void write_slot(uint32_t layer, uint32_t slot, const std::byte* k, const std::byte* v);
   void read_slot(uint32_t layer, uint32_t slot, std::byte* k, std::byte* v) const;
-  [[nodiscard]] uint32_t ring_slot(const Layer& l, uint32_t i) const {
-    return shape_.sink + (l.head + i) % shape_.window_capacity;
-  }
 
   gpu::ResidentShape shape_;
   const cpu::Kernels* kernels_;

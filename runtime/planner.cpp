@@ -24,7 +24,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
   const Wide heads = Wide{m.layers} * m.kv_heads;
   const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
-  // With a full window the ring holds between W and W + one block; W is the case that offloads most.
+  // A full window holds between W and W + one block tokens; W is the case that offloads most.
   const uint64_t resident = uint64_t{s.sink} + s.window;
   const uint64_t rows = context > resident ? context - resident : 0;
 

@@ -165,7 +165,7 @@ void Session::append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v) {
 
   const uint32_t window = resident_->window_count(layer);
   if (n - at > capacity - window) {
-    // The window falls back to its W newest tokens: what is older leaves, first from the ring, then
+    // The window falls back to its W newest tokens: what is older leaves, first from the window, then
     // straight from the input.
     const uint32_t overflow = window + (n - at) - params_.window;
     const uint32_t from_window = std::min(overflow, window);
@@ -264,8 +264,7 @@ void Session::attend_end(const RowsOut& out, float* lse) {
     cost = step_.finish();
     const size_t values = size_t{m.q_heads} * m.head_dim;
     if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_.o()), values)) {
-      throw Error(Status::not_finite,
-                  "the logits of this step overflow fp32: scale, q or K are too large");
+      throw Error(Status::internal, "finite inputs gave an attention that is not");
     }
   } catch (...) {
     if (step_appended_) drop_newest(step_layer_);

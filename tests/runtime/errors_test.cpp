@@ -269,8 +269,8 @@ TEST(StepErrors, ALayerWithoutTokens) {
                keyhole_attend(session.get(), 0, &tq, nullptr, nullptr, &out, nullptr));
 }
 
-// Finite inputs whose logits are not: refused, and the token is not kept.
-TEST(StepErrors, LogitsThatOverflow) {
+// Inner products of 1e60 do not fit fp32; attention over finite rows is finite all the same.
+TEST(StepErrors, LogitsBeyondFp32StillAttend) {
   auto ec = small_engine();
   ec.kv_dtype = KEYHOLE_F32;
   const Shape shape(ec);
@@ -281,9 +281,8 @@ TEST(StepErrors, LogitsThatOverflow) {
   const auto q = tensor(huge, {shape.hq, shape.d});
   const auto k = tensor(huge, {shape.hkv, shape.d});
   const auto out = tensor(o, {shape.hq, shape.d});
-  EXPECT_ERROR(KEYHOLE_NOT_FINITE, "overflow",
-               keyhole_attend(session.get(), 0, &q, &k, &k, &out, nullptr));
-  EXPECT_EQ(0U, layer_tokens(session.get(), 0).total);
+  ASSERT_OK(keyhole_attend(session.get(), 0, &q, &k, &k, &out, nullptr));
+  for (const float x : o) ASSERT_FLOAT_EQ(1e30F, x);
 }
 
 TEST(IndexErrors, AreNamed) {

@@ -1,4 +1,4 @@
-// The query sample, the selection, the host device's ring, the checksum: from inside.
+// The query sample, the selection, the host device's window, the checksum: from inside.
 #include <deque>
 #include <map>
 #include <set>
@@ -89,7 +89,7 @@ TEST(Selection, TheUnionHoldsEveryHitOnce) {
   }
 }
 
-TEST(HostDevice, TheRingKeepsTheNewestInOrder) {
+TEST(HostDevice, TheWindowKeepsTheNewestInOrder) {
   gpu::ResidentShape shape;
   shape.layers = 2;
   shape.q_heads = shape.kv_heads = 2;
