@@ -46,8 +46,10 @@ ReservedBuffer::ReservedBuffer(size_t bytes) {
     if (before > 0) munmap(begin, before);
     begin += before;
     if (slack > before) munmap(begin + wanted, slack - before);
-    // A hint: where the kernel has no huge pages, small ones serve.
-    (void)madvise(begin, wanted, MADV_HUGEPAGE);
+    // A hint: where the kernel has no huge pages, small ones serve. The first 2 MiB stay on small pages:
+    // a session has hundreds of buffers (2 x layers x KV heads), and a short context would otherwise
+    // touch a whole huge page of each (1 GiB for 32 layers of 8 heads).
+    if (wanted > kHugePage) (void)madvise(begin + kHugePage, wanted - kHugePage, MADV_HUGEPAGE);
   }
   data_ = begin;
   bytes_ = bytes;
