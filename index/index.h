@@ -28,7 +28,7 @@ struct Context {
 /// RoPE as the model applied it (rotate-half), so that an index can undo it. theta = 0: none.
 struct RopeParams {
   float theta = 0.0F;
-  uint32_t rotary_dim = 0;  ///< 0: the whole head
+  uint32_t rotary_dim = 0;            ///< 0: the whole head
   std::vector<float> inv_freq_scale;  ///< `[rotary_dim/2]` factor per frequency (scaling), empty: 1
 };
 
@@ -39,9 +39,9 @@ struct TrainingQueries {
 };
 
 struct BuildInput {
-  RowsView keys;              ///< rows [0, count) to index; data stays valid and in place
-  TrainingQueries queries;    ///< may be empty
-  uint32_t first_position = 0;///< token position of row 0 (the sink's size)
+  RowsView keys;                ///< rows [0, count) to index; data stays valid and in place
+  TrainingQueries queries;      ///< may be empty
+  uint32_t first_position = 0;  ///< token position of row 0 (the sink's size)
   const RopeParams* rope = nullptr;
 };
 
@@ -52,19 +52,19 @@ using Progress = std::function<bool(double)>;
 
 /// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
 struct Hits {
-  uint32_t* ids = nullptr;      ///< rows, best first, distinct within a head
-  float* scores = nullptr;      ///< their inner products with that head's query (unscaled)
-  uint32_t* counts = nullptr;   ///< how many were found for each head, <= k
-  uint64_t keys_scored = 0;     ///< sum over heads of the keys whose score was computed for it
-  uint64_t bytes_read = 0;      ///< keys, codes, edges and centroids that the search loaded
+  uint32_t* ids = nullptr;     ///< rows, best first, distinct within a head
+  float* scores = nullptr;     ///< their inner products with that head's query (unscaled)
+  uint32_t* counts = nullptr;  ///< how many were found for each head, <= k
+  uint64_t keys_scored = 0;    ///< sum over heads of the keys whose score was computed for it
+  uint64_t bytes_read = 0;     ///< keys, codes, edges and centroids that the search loaded
 };
 
 struct IndexInfo {
   std::string type;
-  std::string params;           ///< the effective parameters, as a spec that builds the same index
-  size_t count = 0;             ///< rows indexed
-  size_t bytes = 0;             ///< held by the index itself, K and V not counted
-  double build_seconds = 0.0;   ///< of build() and all append()s
+  std::string params;          ///< the effective parameters, as a spec that builds the same index
+  size_t count = 0;            ///< rows indexed
+  size_t bytes = 0;            ///< held by the index itself, K and V not counted
+  double build_seconds = 0.0;  ///< of build() and all append()s
   std::vector<std::pair<std::string, double>> diagnostics;  ///< e.g. mean_degree, reachable_share
 };
 

@@ -1,0 +1,172 @@
+#include "index/base.h"
+
+#include <algorithm>
+#include <chrono>
+#include <istream>
+
+namespace keyhole::index {
+namespace {
+
+// "KHINDEX" and a byte that text-mode copies would damage.
+constexpr uint64_t kMagic = 0x8A58'4544'4E49'484BU;
+constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kLongestText = 4096;
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+BasicIndex::BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& context)
+    : spec_(std::move(spec)), dim_(dim), dtype_(dtype), context_(context) {
+  keys_.dim = dim;
+  keys_.dtype = dtype;
+}
+
+void BasicIndex::check_keys(const RowsView& keys, size_t at_least) const {
+  if (keys.dim != dim_ || keys.dtype != dtype_) {
+    throw Error(Status::invalid_argument, "keys are [*, " + std::to_string(keys.dim) + "] " +
+                                              dtype_name(keys.dtype) +
+                                              ", the index was made for [*, " +
+                                              std::to_string(dim_) + "] " + dtype_name(dtype_));
+  }
+  if (keys.count < at_least || keys.count > kMaxRows) {
+    throw Error(Status::invalid_argument, "keys have " + std::to_string(keys.count) +
+                                              " rows; allowed: " + std::to_string(at_least) + ".." +
+                                              std::to_string(kMaxRows));
+  }
+}
+
+void BasicIndex::build(const BuildInput& input, const Progress& progress) {
+  check_keys(input.keys, 0);
+  const auto start = Clock::now();
+  do_build(input, progress);
+  keys_ = input.keys;
+  build_seconds_ = seconds_since(start);
+}
+
+void BasicIndex::append(const RowsView& keys, const Progress& progress) {
+  check_keys(keys, count());
+  if (keys.count == count()) return;
+  const auto start = Clock::now();
+  do_append(keys, progress);
+  keys_ = keys;
+  build_seconds_ += seconds_since(start);
+}
+
+void BasicIndex::truncate(size_t new_count) {
+  if (new_count >= count()) return;
+  do_truncate(new_count);
+  keys_.count = new_count;
+}
+
+void BasicIndex::search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
+                        Hits& hits) const {
+  auto* own = dynamic_cast<SearchScratch*>(&scratch);
+  if (own == nullptr || group == 0 || group > own->max_group || k > own->max_k) {
+    throw Error(
+        Status::invalid_argument,
+        "search of " + std::to_string(group) + " heads, k=" + std::to_string(k) +
+            (own == nullptr ? ": the scratch is not of an index"
+                            : ": its scratch was made for 1.." + std::to_string(own->max_group) +
+                                  " heads, k up to " + std::to_string(own->max_k)));
+  }
+  hits.keys_scored = 0;
+  hits.bytes_read = 0;
+  if (count() == 0 || k == 0) {
+    std::fill(hits.counts, hits.counts + group, 0U);
+    return;
+  }
+  own->top.begin(group, k, count());
+  do_search(queries, group, k, *own, hits);
+  own->top.finish(hits);
+}
+
+void BasicIndex::scan_all(const float* queries, uint32_t group, SearchScratch& scratch,
+                          Hits& hits) const {
+  const auto score = kernels().score[static_cast<size_t>(dtype_)];
+  for (size_t first = 0; first < count(); first += kScanBlock) {
+    const size_t n = std::min(kScanBlock, count() - first);
+    score({.queries = queries,
+           .group = group,
+           .dim = dim_,
+           .keys = keys_.row(first),
+           .key_stride = keys_.stride,
+           .ids = nullptr,
+           .count = n,
+           .scores = scratch.scores.data(),
+           .score_stride = kScanBlock});
+    for (uint32_t h = 0; h < group; ++h) {
+      scratch.top.offer(h, scratch.scores.data() + h * kScanBlock, static_cast<uint32_t>(first), n);
+    }
+  }
+  hits.keys_scored += group * count();
+  hits.bytes_read += count() * row_bytes();
+}
+
+IndexInfo BasicIndex::info() const {
+  IndexInfo info;
+  info.type = std::string(spec_.type().name);
+  info.params = spec_.text();
+  info.count = count();
+  info.build_seconds = build_seconds_;
+  describe(info);
+  return info;
+}
+
+void BasicIndex::save(std::ostream& out) const {
+  Writer writer(out);
+  writer.put(kMagic);
+  writer.put(kFormatVersion);
+  writer.put_text(spec_.text());
+  writer.put(dim_);
+  writer.put(static_cast<int32_t>(dtype_));
+  writer.put(build_seconds_);
+  writer.put(static_cast<uint64_t>(count()));
+  save_body(writer);
+  writer.finish();
+}
+
+void BasicIndex::load(std::istream& in, const RowsView& keys) {
+  check_keys(keys, 0);
+  Reader reader(in);
+  require_sound(reader.get<uint64_t>() == kMagic, "it does not begin with an index's mark");
+  const auto version = reader.get<uint32_t>();
+  if (version != kFormatVersion) {
+    throw Error(Status::version, "saved index of format " + std::to_string(version) +
+                                     "; this library reads format " +
+                                     std::to_string(kFormatVersion));
+  }
+  const std::string text = reader.get_text(kLongestText);
+  const TypeDecl* types[] = {&spec_.type()};
+  try {
+    const Spec saved = Spec::parse(text, types);
+    for (size_t i = 0; i < spec_.type().params.size(); ++i) {
+      const ParamDecl& param = spec_.type().params[i];
+      if (param.stage == Stage::build && saved[i] != spec_[i]) {
+        throw Error(Status::corrupt, "it has " + std::string(param.name) + "=" +
+                                         value_text(param, saved[i]) + ", this index " +
+                                         value_text(param, spec_[i]));
+      }
+    }
+  } catch (const Error& e) {
+    throw Error(Status::corrupt, std::string("saved index: ") + e.what());
+  }
+  require_sound(reader.get<uint32_t>() == dim_, "its keys have another head dimension");
+  require_sound(reader.get<int32_t>() == static_cast<int32_t>(dtype_),
+                "its keys have another dtype");
+  const auto seconds = reader.get<double>();
+  require_sound(seconds >= 0.0 && seconds < 1e12, "an impossible build time");
+  const auto saved_count = reader.get<uint64_t>();
+  require_sound(saved_count <= keys.count, "it has more rows than there are keys");
+  RowsView view = keys;
+  view.count = saved_count;
+  load_body(reader, view);
+  keys_ = view;
+  build_seconds_ = seconds;
+}
+
+}  // namespace keyhole::index

@@ -1,0 +1,85 @@
+// What all index types share: argument checks, timing, the frame of a saved index, the top-k of a search.
+// A type implements the do_* hooks and the two halves of its saved form.
+#pragma once
+
+#include <vector>
+
+#include "index/index.h"
+#include "index/progress.h"
+#include "index/serial.h"
+#include "index/spec.h"
+#include "index/topk.h"
+
+namespace keyhole::index {
+
+/// Row numbers are 32 bits wide and the largest is kept free as a mark.
+inline constexpr size_t kMaxRows = 0xFFFFFFFE;
+
+/// Scores of one block of keys for a group of up to 16 heads: 16 KiB, a third of an L1 cache, and long
+/// enough (64 KiB of fp16 keys at d = 128) that a kernel call's fixed cost vanishes.
+inline constexpr size_t kScanBlock = 256;
+
+/// Working memory that every search needs; a type adds its own.
+class SearchScratch : public Scratch {
+ public:
+  SearchScratch(uint32_t group, uint32_t k)
+      : max_group(group), max_k(k), scores(size_t{group} * kScanBlock) {}
+  uint32_t max_group;
+  uint32_t max_k;
+  TopK top;
+  std::vector<float> scores;  ///< `[max_group, kScanBlock]`
+};
+
+class BasicIndex : public Index {
+ public:
+  BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& context);
+
+  void build(const BuildInput& input, const Progress& progress) final;
+  void append(const RowsView& keys, const Progress& progress) final;
+  void truncate(size_t count) final;
+  [[nodiscard]] size_t count() const final { return keys_.count; }
+  void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
+              Hits& hits) const final;
+  [[nodiscard]] IndexInfo info() const final;
+  void save(std::ostream& out) const final;
+  void load(std::istream& in, const RowsView& keys) final;
+
+ protected:
+  /// Replaces the index by one over all of input.keys; on an exception it must be unchanged.
+  virtual void do_build(const BuildInput& input, const Progress& progress) = 0;
+  /// Adds rows [count(), keys.count), at least one, with the same guarantee.
+  virtual void do_append(const RowsView& keys, const Progress& progress) = 0;
+  /// Forgets rows >= count, at least one.
+  virtual void do_truncate(size_t count) = 0;
+  /// Offers candidates to scratch.top and adds to hits.keys_scored and hits.bytes_read; count() > 0.
+  virtual void do_search(const float* queries, uint32_t group, uint32_t k, SearchScratch& scratch,
+                         Hits& hits) const = 0;
+  /// Adds bytes and diagnostics, and what `auto` parameters have become.
+  virtual void describe(IndexInfo& info) const = 0;
+  virtual void save_body(Writer& out) const = 0;
+  /// Reads what save_body wrote, for rows [0, keys.count); commits nothing before reader.finish().
+  virtual void load_body(Reader& in, const RowsView& keys) = 0;
+
+  /// Offers rows [0, count()) exactly.
+  void scan_all(const float* queries, uint32_t group, SearchScratch& scratch, Hits& hits) const;
+
+  [[nodiscard]] const cpu::Kernels& kernels() const { return *context_.kernels; }
+  [[nodiscard]] const Context& context() const { return context_; }
+  [[nodiscard]] const Spec& spec() const { return spec_; }
+  [[nodiscard]] const RowsView& keys() const { return keys_; }  ///< exactly the indexed rows
+  [[nodiscard]] uint32_t dim() const { return dim_; }
+  [[nodiscard]] DType dtype() const { return dtype_; }
+  [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(dtype_); }
+
+ private:
+  void check_keys(const RowsView& keys, size_t at_least) const;
+
+  Spec spec_;
+  uint32_t dim_;
+  DType dtype_;
+  Context context_;
+  RowsView keys_;
+  double build_seconds_ = 0.0;
+};
+
+}  // namespace keyhole::index

@@ -1,0 +1,35 @@
+// k-means over the keys of one head. Faiss runs the Lloyd iterations; the assignment step is ours.
+#pragma once
+
+#include <vector>
+
+#include "cpu/pool.h"
+#include "index/nearest.h"
+#include "index/progress.h"
+
+namespace keyhole::index {
+
+struct KMeansConfig {
+  uint32_t clusters;  ///< 1..n
+  uint32_t iterations;
+  Nearness nearness;  ///< inner_product: spherical k-means, centroids are kept at length 1
+  uint32_t seed;
+};
+
+/// Trains on points `[n, dim]` and returns centroids `[clusters, dim]`. Beyond 256 points per cluster a
+/// random subset of that size is used (more does not move the centroids noticeably). The result depends
+/// on the arguments alone, not on the pool (which may be null) or any thread setting of the process.
+/// Advances the meter by 1 per point and iteration.
+[[nodiscard]] std::vector<float> train_kmeans(const cpu::Kernels& kernels, cpu::Pool* pool,
+                                              const float* points, size_t n, uint32_t dim,
+                                              const KMeansConfig& config, ProgressMeter& meter);
+
+/// The points that train_kmeans visits per iteration, in the meter's unit.
+[[nodiscard]] size_t kmeans_sample(size_t n, size_t clusters);
+
+/// labels[i] = nearest centroid of points[i], blocks of points spread over the pool (may be null).
+/// Advances the meter by 1 per point.
+void assign_points(const NearestCentroid& nearest, cpu::Pool* pool, const float* points, size_t n,
+                   uint32_t dim, uint32_t* labels, ProgressMeter& meter);
+
+}  // namespace keyhole::index

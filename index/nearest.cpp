@@ -1,0 +1,79 @@
+#include "index/nearest.h"
+
+#include <algorithm>
+
+namespace keyhole::index {
+namespace {
+
+constexpr size_t kTile = 512;   // centroids per kernel call: 16 x 512 scores are 32 KiB, within L1
+constexpr size_t kStride = 16;  // scores compared at once
+
+struct Best {
+  float score = kMinusInf;
+  uint32_t label = 0;
+};
+
+// The first largest of scores[i] - offsets[i], if it beats `best`. The test of a whole stride is branch-free
+// and becomes vector compares; after the first strides it nearly always fails.
+void improve(const float* scores, const float* offsets, size_t n, size_t first, Best& best) {
+  size_t i = 0;
+  for (; i + kStride <= n; i += kStride) {
+    int better = 0;
+    for (size_t j = i; j < i + kStride; ++j) {
+      better |= static_cast<int>(scores[j] - offsets[j] > best.score);
+    }
+    if (better == 0) continue;
+    for (size_t j = i; j < i + kStride; ++j) {
+      const float s = scores[j] - offsets[j];
+      if (s > best.score) best = {s, static_cast<uint32_t>(first + j)};
+    }
+  }
+  for (; i < n; ++i) {
+    const float s = scores[i] - offsets[i];
+    if (s > best.score) best = {s, static_cast<uint32_t>(first + i)};
+  }
+}
+
+}  // namespace
+
+void NearestCentroid::set(const float* centroids, size_t n) {
+  centroids_ = centroids;
+  count_ = n;
+  offsets_.assign(n, 0.0F);
+  if (nearness_ == Nearness::inner_product) return;
+  for (size_t c = 0; c < n; ++c) {
+    double sum = 0.0;
+    for (uint32_t j = 0; j < dim_; ++j) {
+      const double x = centroids[c * dim_ + j];
+      sum += x * x;
+    }
+    offsets_[c] = static_cast<float>(sum / 2);
+  }
+}
+
+void NearestCentroid::assign(const float* points, size_t n, uint32_t* labels) const {
+  float scores[kMaxGroup * kTile];
+  for (size_t p = 0; p < n; p += kMaxGroup) {
+    const auto group = static_cast<uint32_t>(std::min<size_t>(kMaxGroup, n - p));
+    Best best[kMaxGroup];
+    for (size_t c = 0; c < count_; c += kTile) {
+      const size_t tile = std::min(kTile, count_ - c);
+      kernels_->score[static_cast<size_t>(DType::f32)](
+          {.queries = points + p * dim_,
+           .group = group,
+           .dim = dim_,
+           .keys = reinterpret_cast<const std::byte*>(centroids_ + c * dim_),
+           .key_stride = dim_ * sizeof(float),
+           .ids = nullptr,
+           .count = tile,
+           .scores = scores,
+           .score_stride = kTile});
+      for (uint32_t h = 0; h < group; ++h) {
+        improve(scores + h * kTile, offsets_.data() + c, tile, c, best[h]);
+      }
+    }
+    for (uint32_t h = 0; h < group; ++h) labels[p + h] = best[h].label;
+  }
+}
+
+}  // namespace keyhole::index
