@@ -12,6 +12,38 @@ namespace {
 
 constexpr std::array kAllLevels = {Level::scalar, Level::avx2, Level::avx512, Level::avx512vnni};
 
+#ifdef KEYHOLE_X86_LEVELS
+// __builtin_cpu_supports also asks whether the operating system saves the registers (XGETBV).
+bool machine_has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+
+bool machine_has_avx512() {
+  return machine_has_avx2() && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+
+bool machine_has_avx512vnni() {
+  return machine_has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
+
+// VNNI pays for int8 only. AVX512_BF16 does not pay: its dot product takes 2.2 cycles for 32 products on
+// Sapphire Rapids, where two FMAs take 1.1; the conversion that it saves is shared by the group; and it
+// would round the queries to 8 bits and take subnormals for zero.
+const Kernels& avx512vnni_kernels() {
+  static const Kernels kernels = [] {
+    Kernels k = kAvx512Kernels;
+    k.level = Level::avx512vnni;
+    k.name = "avx512vnni";
+    k.score_i8 = score_i8_avx512vnni;
+    return k;
+  }();
+  return kernels;
+}
+#endif
+
 std::string names_of(std::span<const Level> levels) {
   std::string names;
   for (const Level level : levels) {
@@ -36,6 +68,11 @@ const char* level_name(Level level) {
 const Kernels* kernels_for(Level level) {
   switch (level) {
     case Level::scalar: return &kScalarKernels;
+#ifdef KEYHOLE_X86_LEVELS
+    case Level::avx2: return machine_has_avx2() ? &kAvx2Kernels : nullptr;
+    case Level::avx512: return machine_has_avx512() ? &kAvx512Kernels : nullptr;
+    case Level::avx512vnni: return machine_has_avx512vnni() ? &avx512vnni_kernels() : nullptr;
+#endif
     default: return nullptr;
   }
 }

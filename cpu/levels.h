@@ -1,4 +1,5 @@
-// Internal to cpu/: the tables that the level units define and what they share.
+// Internal to cpu/: what the level units define and share. Each is compiled with its level's instructions,
+// so it exports only what stands here, and is called only after a look at the machine (dispatch.cpp).
 #pragma once
 
 #include "cpu/kernels.h"
@@ -10,10 +11,21 @@
 namespace keyhole::cpu {
 
 extern const Kernels kScalarKernels;
+
 #ifdef KEYHOLE_X86_LEVELS
+
 extern const Kernels kAvx2Kernels;
+void attend_avx2_f32(const AttendArgs& args);
+void attend_avx2_f16(const AttendArgs& args);
+void attend_avx2_bf16(const AttendArgs& args);
+
 extern const Kernels kAvx512Kernels;
-extern const Kernels kAvx512VnniKernels;
+void attend_avx512_f32(const AttendArgs& args);
+void attend_avx512_f16(const AttendArgs& args);
+void attend_avx512_bf16(const AttendArgs& args);
+
+void score_i8_avx512vnni(const ScoreI8Args& args);
+
 #endif
 
 /// The same state as Kernels::attend, all sums in double. Attend kernels fall back to it when their fp32

@@ -1,0 +1,28 @@
+// Level `avx2` (AVX2 + FMA + F16C): scoring, conversions, and the level's table. Attention has its
+// own unit, so that the two compile side by side.
+#include "cpu/levels.h"
+
+#ifdef KEYHOLE_X86_LEVELS
+
+#include "cpu/simd/avx2.h"
+#include "cpu/simd/convert.h"
+#include "cpu/simd/score.h"
+#include "cpu/simd/score_i8.h"
+
+namespace keyhole::cpu {
+
+constinit const Kernels kAvx2Kernels = {
+    .level = Level::avx2,
+    .name = "avx2",
+    .score = {score<Avx2, DType::f32>, score<Avx2, DType::f16>, score<Avx2, DType::bf16>},
+    .score_i8 = score_i8<Avx2Int8>,
+    .attend = {attend_avx2_f32, attend_avx2_f16, attend_avx2_bf16},
+    .to_f32 = {to_f32<Avx2, DType::f32>, to_f32<Avx2, DType::f16>, to_f32<Avx2, DType::bf16>},
+    .from_f32 = {from_f32<Avx2, DType::f32>, from_f32<Avx2, DType::f16>, from_f32<Avx2, DType::bf16>},
+    .all_finite = {all_finite<Avx2, DType::f32>, all_finite<Avx2, DType::f16>,
+                   all_finite<Avx2, DType::bf16>},
+};
+
+}  // namespace keyhole::cpu
+
+#endif

@@ -1,0 +1,28 @@
+// Level `avx512` (AVX-512 F, BW, DQ, VL): scoring, conversions, and the level's table. Attention has its
+// own unit, so that the two compile side by side.
+#include "cpu/levels.h"
+
+#ifdef KEYHOLE_X86_LEVELS
+
+#include "cpu/simd/avx512.h"
+#include "cpu/simd/convert.h"
+#include "cpu/simd/score.h"
+#include "cpu/simd/score_i8.h"
+
+namespace keyhole::cpu {
+
+constinit const Kernels kAvx512Kernels = {
+    .level = Level::avx512,
+    .name = "avx512",
+    .score = {score<Avx512, DType::f32>, score<Avx512, DType::f16>, score<Avx512, DType::bf16>},
+    .score_i8 = score_i8<Avx512Int8>,
+    .attend = {attend_avx512_f32, attend_avx512_f16, attend_avx512_bf16},
+    .to_f32 = {to_f32<Avx512, DType::f32>, to_f32<Avx512, DType::f16>, to_f32<Avx512, DType::bf16>},
+    .from_f32 = {from_f32<Avx512, DType::f32>, from_f32<Avx512, DType::f16>, from_f32<Avx512, DType::bf16>},
+    .all_finite = {all_finite<Avx512, DType::f32>, all_finite<Avx512, DType::f16>,
+                   all_finite<Avx512, DType::bf16>},
+};
+
+}  // namespace keyhole::cpu
+
+#endif

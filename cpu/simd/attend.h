@@ -1,0 +1,208 @@
+// Kernels::attend for every level: partial attention of a group with an online softmax.
+//
+// Rows are taken in blocks of kBlock. Per block: inner products of all heads (dot.h), softmax weights with
+// the running maximum, then the weighted sum of V. A block's K and V stay in L1 (fp16, d = 128: 16 KiB
+// each), so every row comes from memory once for the whole group.
+#pragma once
+
+#include "cpu/levels.h"
+#include "cpu/simd/dot.h"
+#include "cpu/simd/polynomials.h"
+
+namespace keyhole::cpu {
+namespace {
+
+constexpr size_t kBlock = 64;
+
+/// Online softmax of one head.
+struct Running {
+  float largest;  // logit so far
+  float sum;      // of weights relative to it
+  float rescale;  // what the newest block multiplies all older weights with
+};
+
+/// Turns n inner products into softmax weights in place (lanes up to kBlock are written).
+template <class S>
+[[gnu::always_inline]] inline void weigh(float* w, size_t n, const LogitParams& p, Running& r) {
+  using F = typename S::F;
+  constexpr uint32_t kVectors = kBlock / S::kWidth;
+  const F minus_inf = S::set1(kMinusInf);
+  F x[kVectors];
+  F top = S::set1(r.largest);
+#pragma GCC unroll 8
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    x[v] = S::mul(S::load_f32(w + v * S::kWidth), S::set1(p.scale));
+    if (p.softcap > 0.0F) {
+      const F cap = S::set1(p.softcap);
+      x[v] = S::mul(cap, tanh<S>(S::div(x[v], cap)));
+    }
+    const size_t begin = v * S::kWidth;
+    x[v] = S::first_lanes(x[v], minus_inf, n > begin ? n - begin : 0);
+    top = S::max(top, x[v]);
+  }
+  const float largest = S::reduce_max(top);
+  // -inf - largest gives 0 for the first block; equal maxima give 1.
+  r.rescale = S::first(softmax_weight<S>(S::set1(r.largest - largest)));
+  F sum = S::zero();
+#pragma GCC unroll 8
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    const F weight = softmax_weight<S>(S::sub(x[v], S::set1(largest)));
+    S::store_f32(w + v * S::kWidth, weight);
+    sum = S::add(sum, weight);
+  }
+  r.sum = r.sum * r.rescale + S::reduce_add(sum);
+  r.largest = largest;
+}
+
+/// Rows [begin, rows.count) to prefetch, one for each row that is worked on.
+struct Upcoming {
+  Rows rows;
+  size_t begin;
+  size_t row_bytes;
+
+  [[gnu::always_inline]] void prefetch(size_t i) const {
+    if (begin + i < rows.count) prefetch_row(rows.at(begin + i), row_bytes);
+  }
+  [[gnu::always_inline]] void stop() { begin = rows.count; }
+};
+
+/// The weighted sum of a block: rows, weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
+struct Sum {
+  const std::byte* const* rows;
+  size_t n;
+  uint32_t dim;
+  const float* weights;
+  const Running* running;
+  float* o;
+};
+
+/// o[h] = o[h]*rescale[h] + sum over n rows of w[h]*row, for `heads` heads and `vectors` vectors of the
+/// row, starting at element j.
+template <class S, DType T, uint32_t heads, uint32_t vectors>
+[[gnu::always_inline]] inline void sum_tile(const Sum& s, uint32_t j, const Upcoming& next) {
+  using F = typename S::F;
+  F acc[heads][vectors];
+#pragma GCC unroll 4
+  for (uint32_t h = 0; h < heads; ++h) {
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < vectors; ++v) acc[h][v] = S::zero();
+  }
+#pragma GCC unroll 1
+  for (size_t i = 0; i < s.n; ++i) {
+    next.prefetch(i);
+    const std::byte* value = s.rows[i] + j * kElementSize<T>;
+    F weight[heads];
+#pragma GCC unroll 4
+    for (uint32_t h = 0; h < heads; ++h) weight[h] = S::set1(s.weights[h * kBlock + i]);
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < vectors; ++v) {
+      const F x = S::template load<T>(value + v * S::kWidth * kElementSize<T>);
+#pragma GCC unroll 4
+      for (uint32_t h = 0; h < heads; ++h) acc[h][v] = S::fma(x, weight[h], acc[h][v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (uint32_t h = 0; h < heads; ++h) {
+    const F rescale = S::set1(s.running[h].rescale);
+#pragma GCC unroll 8
+    for (uint32_t v = 0; v < vectors; ++v) {
+      float* out = s.o + h * s.dim + j + v * S::kWidth;
+      S::store_f32(out, S::fma(S::load_f32(out), rescale, acc[h][v]));
+    }
+  }
+}
+
+template <class S, DType T, uint32_t heads, uint32_t vectors>
+void sum_tiles(const Sum& s, Upcoming& next) {
+  for (uint32_t j = 0; j < s.dim; j += vectors * S::kWidth) {
+    sum_tile<S, T, heads, vectors>(s, j, next);
+    next.stop();
+  }
+}
+
+template <class S, DType T, uint32_t heads>
+[[gnu::always_inline]] inline void sum_heads(const Sum& s, Upcoming& next) {
+  if constexpr (S::kMaxValueVectors >= 6) {
+    const uint32_t vectors = s.dim / S::kWidth;  // 4, 5, 6, 8 or 16
+    if (vectors == 5) return sum_tiles<S, T, heads, 5>(s, next);
+    if (vectors == 6) return sum_tiles<S, T, heads, 6>(s, next);
+    sum_tiles<S, T, heads, 4>(s, next);
+  } else {
+    sum_tiles<S, T, heads, 2>(s, next);
+  }
+}
+
+/// o = o*rescale + weights * rows for the whole group, four heads at a time.
+template <class S, DType T>
+[[gnu::always_inline]] inline void sum_block(Sum s, uint32_t group, Upcoming next) {
+  for (; group >= 4; group -= 4) {
+    sum_heads<S, T, 4>(s, next);
+    s.weights += 4 * kBlock;
+    s.running += 4;
+    s.o += 4 * s.dim;
+  }
+  switch (group) {
+    case 3: return sum_heads<S, T, 3>(s, next);
+    case 2: return sum_heads<S, T, 2>(s, next);
+    case 1: return sum_heads<S, T, 1>(s, next);
+    default: return;
+  }
+}
+
+/// Divides by the sums, writes lse; false if an fp32 sum has overflowed on the way.
+template <class S>
+bool normalise(const AttendArgs& a, const Running* running) {
+  using F = typename S::F;
+  bool finite = true;
+  for (uint32_t h = 0; h < a.group; ++h) {
+    a.lse[h] = running[h].largest + __builtin_logf(running[h].sum);  // empty: -inf + -inf
+    const F inverse = S::set1(running[h].sum > 0.0F ? 1.0F / running[h].sum : 0.0F);
+    F check = S::set1(a.lse[h]);
+    check = S::sub(check, check);  // 0, or NaN from Inf and NaN
+    for (uint32_t j = 0; j < a.dim; j += S::kWidth) {
+      const F o = S::mul(S::load_f32(a.o + h * a.dim + j), inverse);
+      S::store_f32(a.o + h * a.dim + j, o);
+      check = S::add(check, S::sub(o, o));
+    }
+    finite = finite && S::reduce_add(check) == 0.0F;
+  }
+  return finite;
+}
+
+template <class S, DType T>
+void attend(const AttendArgs& a) {
+  constexpr size_t kPanel = S::kWidth;
+  const size_t row_bytes = a.dim * kElementSize<T>;
+  const Rows keys{a.keys, a.key_stride, a.ids, a.count};
+  const Rows values{a.values, a.value_stride, a.ids, a.count};
+  alignas(64) float weights[kMaxGroup * kBlock];
+  Running running[kMaxGroup];
+  for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
+  for (size_t i = 0; i < a.group * kBlock; ++i) weights[i] = 0.0F;
+  for (size_t i = 0; i < size_t{a.group} * a.dim; ++i) a.o[i] = 0.0F;
+
+  Upcoming first_keys{keys, 0, row_bytes};
+  for (size_t i = 0; i < kBlock; ++i) first_keys.prefetch(i);
+  for (size_t begin = 0; begin < a.count; begin += kBlock) {
+    const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
+    // While the keys are scored, this block's values are on their way; while these are summed, the next
+    // block's keys.
+    const Upcoming block_values{values, begin, row_bytes};
+    const std::byte* rows[kBlock];
+    for (size_t i = 0; i < n; i += kPanel) {
+      for (size_t k = 0; k < kPanel; ++k) block_values.prefetch(i + k);
+      const std::byte* panel[kPanel];
+      keys.panel(begin + i, panel);
+      dot_panel<S, T>(a.queries, a.group, a.dim, panel, n - i < kPanel ? n - i : kPanel,
+                      weights + i, kBlock);
+    }
+    for (uint32_t h = 0; h < a.group; ++h) weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
+    for (size_t i = 0; i < n; ++i) rows[i] = values.at(begin + i);
+    sum_block<S, T>({rows, n, a.dim, weights, running, a.o}, a.group,
+                    {keys, begin + kBlock, row_bytes});
+  }
+  if (!normalise<S>(a, running) && a.count > 0) attend_in_double(a, T);
+}
+
+}  // namespace
+}  // namespace keyhole::cpu

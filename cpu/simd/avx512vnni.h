@@ -1,0 +1,26 @@
+// int8 products with AVX-512 VNNI.
+#pragma once
+
+#include "cpu/simd/avx512.h"
+
+namespace keyhole::cpu {
+namespace {
+
+/// The instruction multiplies unsigned by signed bytes: keys are shifted to [1, 255] by flipping their top
+/// bit, which adds 128 * (sum of the query's elements) to every inner product.
+struct Avx512VnniInt8 : Avx512Int8 {
+  using Query = int8_t;
+  static constexpr uint32_t kChunk = 64;
+
+  static Key load_key(const std::byte* p, size_t n) {
+    const __mmask64 mask = n >= kChunk ? ~__mmask64{0} : (__mmask64{1} << n) - 1;
+    // Lanes beyond the row become 128; the query is 0 there.
+    return _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, p), _mm512_set1_epi8(-128));
+  }
+  static Key load_query(const Query* q) { return _mm512_loadu_si512(q); }
+  static I multiply(I acc, Key key, Key query) { return _mm512_dpbusd_epi32(acc, key, query); }
+  static int32_t correction(int32_t query_sum) { return 128 * query_sum; }
+};
+
+}  // namespace
+}  // namespace keyhole::cpu

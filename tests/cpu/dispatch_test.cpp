@@ -1,0 +1,119 @@
+// Which level runs: the best by default, the forced one where it is named, and clear refusals.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "cpu/kernels.h"
+
+namespace keyhole::cpu::test {
+namespace {
+
+/// Sets KEYHOLE_CPU for a scope.
+class ForcedLevel {
+ public:
+  explicit ForcedLevel(const char* value) {
+    if (const char* old = std::getenv(kName)) old_ = old;
+    set(value);
+  }
+  ~ForcedLevel() { set(old_ ? old_->c_str() : nullptr); }
+  ForcedLevel(const ForcedLevel&) = delete;
+  ForcedLevel& operator=(const ForcedLevel&) = delete;
+
+ private:
+  static constexpr const char* kName = "KEYHOLE_CPU";
+  static void set(const char* value) {
+    if (value != nullptr) {
+      setenv(kName, value, 1);
+    } else {
+      unsetenv(kName);
+    }
+  }
+  std::optional<std::string> old_;
+};
+
+TEST(Dispatch, ScalarIsAlwaysThereAndLevelsRise) {
+  const auto levels = available_levels();
+  ASSERT_FALSE(levels.empty());
+  EXPECT_EQ(levels.front(), Level::scalar);
+  for (size_t i = 1; i < levels.size(); ++i) EXPECT_LT(levels[i - 1], levels[i]);
+}
+
+TEST(Dispatch, EveryLevelIsCompleteAndKnowsItself) {
+  for (const Level level : available_levels()) {
+    const Kernels* kernels = kernels_for(level);
+    ASSERT_NE(kernels, nullptr);
+    EXPECT_EQ(kernels->level, level);
+    EXPECT_STREQ(kernels->name, level_name(level));
+    EXPECT_NE(kernels->score_i8, nullptr);
+    for (int t = 0; t < 3; ++t) {
+      EXPECT_NE(kernels->score[t], nullptr);
+      EXPECT_NE(kernels->attend[t], nullptr);
+      EXPECT_NE(kernels->to_f32[t], nullptr);
+      EXPECT_NE(kernels->from_f32[t], nullptr);
+      EXPECT_NE(kernels->all_finite[t], nullptr);
+    }
+  }
+}
+
+TEST(Dispatch, TheBestLevelIsTheDefault) {
+  const ForcedLevel unset(nullptr);
+  EXPECT_EQ(select_kernels().level, available_levels().back());
+  const ForcedLevel empty("");
+  EXPECT_EQ(select_kernels().level, available_levels().back());
+}
+
+// No level shares code with scalar, so a forced level that is not really used would show in the pointers.
+TEST(Dispatch, AForcedLevelIsReallyUsed) {
+  for (const Level level : available_levels()) {
+    const ForcedLevel forced(level_name(level));
+    const Kernels& kernels = select_kernels();
+    EXPECT_EQ(&kernels, kernels_for(level));
+    EXPECT_EQ(&kernels, &select_kernels(level_name(level)));
+    if (level == Level::scalar) continue;
+    const Kernels& scalar = *kernels_for(Level::scalar);
+    EXPECT_NE(kernels.score_i8, scalar.score_i8);
+    for (int t = 0; t < 3; ++t) {
+      EXPECT_NE(kernels.attend[t], scalar.attend[t]);
+      EXPECT_NE(kernels.score[t], scalar.score[t]);
+    }
+  }
+}
+
+TEST(Dispatch, TheArgumentWinsOverTheEnvironment) {
+  const ForcedLevel forced("no such level");
+  EXPECT_EQ(select_kernels("scalar").level, Level::scalar);
+}
+
+TEST(Dispatch, UnknownNamesAreRefusedWithWhatIsAllowed) {
+  for (const char* name : {"AVX2", "avx", "avx512 ", "sse", "scalar,avx2"}) {
+    const ForcedLevel forced(name);
+    try {
+      (void)select_kernels();
+      FAIL() << name << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::invalid_argument);
+      const std::string text = e.what();
+      EXPECT_NE(text.find(name), std::string::npos) << text;
+      for (const Level level : available_levels()) {
+        EXPECT_NE(text.find(level_name(level)), std::string::npos) << text;
+      }
+    }
+  }
+}
+
+TEST(Dispatch, LevelsThatTheMachineLacksAreRefusedAsUnsupported) {
+  for (const Level level : {Level::avx2, Level::avx512, Level::avx512vnni}) {
+    if (kernels_for(level) != nullptr) continue;
+    try {
+      (void)select_kernels(level_name(level));
+      FAIL() << level_name(level) << " was accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::unsupported);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::cpu::test
