@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tools/commands/commands.h"
+#include "tools/llama/blas.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/style.h"
@@ -97,6 +98,7 @@ int run(int argc, char** argv) {
 }  // namespace keyhole::tools
 
 int main(int argc, char** argv) {
+  keyhole::tools::restart_with_matching_blas_kernels(argv);
   keyhole::tools::handle_interrupts();
   return keyhole::tools::run(argc, argv);
 }

@@ -1,0 +1,315 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <sstream>
+
+#include "tests/tools/cli/run_command.h"
+#include "tests/tools/cli/synthetic_trace.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kSink = 16;
+constexpr size_t kWindow = 32;
+
+class Compare : public testing::Test {
+ protected:
+  Compare() : seed_(std::random_device{}()), random_(seed_) {}
+
+  std::string write(const SyntheticTrace& trace, const std::string& name = "t.safetensors") {
+    trace.write(folder_ / name);
+    return folder_ / name;
+  }
+
+  // Runs compare with fp32 storage, and returns its JSON.
+  json compare(const std::string& trace, std::vector<std::string> args) {
+    const std::string out = folder_ / "result.json";
+    const std::vector<std::string> common = {"compare",
+                                             "--trace",
+                                             trace,
+                                             "--sink",
+                                             std::to_string(kSink),
+                                             "--window",
+                                             std::to_string(kWindow),
+                                             "--kv-dtype",
+                                             "f32",
+                                             "--json",
+                                             out};
+    args.insert(args.begin(), common.begin(), common.end());
+    const Outcome outcome = run_keyhole(args);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    EXPECT_EQ(outcome.err, "");
+    return json::parse(read_file(out));
+  }
+
+  unsigned seed_;
+  std::mt19937 random_;
+  TemporaryFolder folder_;
+};
+
+std::set<std::string> keys_of(const json& object) {
+  std::set<std::string> out;
+  for (const auto& [key, value] : object.items()) out.insert(key);
+  return out;
+}
+
+double nearest_rank(std::vector<double> samples, double share) {
+  std::sort(samples.begin(), samples.end());
+  return samples[static_cast<size_t>(std::ceil(share * static_cast<double>(samples.size()))) - 1];
+}
+
+TEST_F(Compare, ReportsWhatTheDefinitionsSay) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  for (const float softcap : {0.0F, 3.0F}) {
+    SyntheticShape shape;
+    shape.softcap = softcap;
+    const SyntheticTrace trace = make_synthetic_trace(shape, random_);
+    const std::string path = write(trace);
+    for (const size_t k : {1, 10, 100000}) {
+      const json result = compare(path, {"--index", "flat", "--k", std::to_string(k)});
+      ASSERT_EQ(result["results"].size(), 4U);
+      for (size_t head = 0; head < 4; ++head) {
+        SCOPED_TRACE("softcap " + std::to_string(softcap) + ", k " + std::to_string(k) + ", head " +
+                     std::to_string(head));
+        const json& row = result["results"][head];
+        EXPECT_EQ(row["layer"], head / 2 * 3 + 1);
+        EXPECT_EQ(row["kv_head"], head % 2);
+        const ExactSearch expected = exact_search(trace, head, k, kSink, kWindow);
+        EXPECT_EQ(row["recall"], 1.0);
+        EXPECT_EQ(row["scan_fraction"], 1.0);
+        EXPECT_NEAR(row["middle_mass"], expected.middle_mass, 1e-5);
+        EXPECT_NEAR(row["recovered_mass"], expected.recovered_mass, 1e-5);
+        EXPECT_NEAR(row["keys_attended"], expected.keys_attended, 1e-9);
+        const double mean = std::accumulate(expected.errors.begin(), expected.errors.end(), 0.0) /
+                            static_cast<double>(expected.errors.size());
+        EXPECT_NEAR(row["output_error"], mean, 1e-4);
+        EXPECT_NEAR(row["output_error_median"], nearest_rank(expected.errors, 0.5), 1e-4);
+        EXPECT_NEAR(row["output_error_p95"], nearest_rank(expected.errors, 0.95), 1e-4);
+        if (k == 100000) {
+          EXPECT_NEAR(row["recovered_mass"], 1, 1e-5);
+          EXPECT_LT(row["output_error"], 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Compare, WritesTheDocumentedJson) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const json result = compare(path, {"--index", "flat", "--index", "ivf:C=8,probe=8", "--k", "10"});
+  EXPECT_EQ(keys_of(result),
+            (std::set<std::string>{"machine", "trace", "options", "results", "summary"}));
+  EXPECT_EQ(keys_of(result["machine"]),
+            (std::set<std::string>{"cpu", "cores", "memory_bytes", "simd", "system", "keyhole"}));
+  const std::set<std::string> figures = {
+      "index",          "params",        "middle_mass",         "recall",
+      "recovered_mass", "output_error",  "output_error_median", "output_error_p95",
+      "scan_fraction",  "keys_attended", "latency_us",          "build_s",
+      "bytes_per_key"};
+  std::set<std::string> row_keys = figures;
+  row_keys.insert({"layer", "kv_head", "diagnostics"});
+  std::set<std::string> summary_keys = figures;
+  summary_keys.insert({"heads", "build_s_total"});
+  EXPECT_EQ(result["trace"]["tokens"], 600);
+  EXPECT_EQ(result["trace"]["first_query_position"], 582);
+  EXPECT_EQ(result["options"]["offloaded"], 582 + 1 - kWindow - kSink);
+  EXPECT_EQ(result["options"]["k"], 10);
+
+  ASSERT_EQ(result["results"].size(), 8U);
+  for (const json& row : result["results"]) {
+    EXPECT_EQ(keys_of(row), row_keys);
+    const json& latency = row["latency_us"];
+    EXPECT_EQ(keys_of(latency), (std::set<std::string>{"p50", "p95", "p99"}));
+    EXPECT_GT(latency["p50"], 0);
+    EXPECT_LE(latency["p50"], latency["p95"]);
+    EXPECT_LE(latency["p95"], latency["p99"]);
+    EXPECT_GE(row["build_s"], 0);
+    EXPECT_GE(row["bytes_per_key"], 0);
+    EXPECT_TRUE(row["diagnostics"].is_object());
+    EXPECT_EQ(row["params"].get<std::string>().substr(0, 3),
+              row["index"].get<std::string>().substr(0, 3));
+  }
+  ASSERT_EQ(result["summary"].size(), 2U);
+  EXPECT_EQ(result["summary"][0]["index"], "flat");
+  EXPECT_EQ(result["summary"][1]["index"], "ivf:C=8,probe=8");
+  for (const json& row : result["summary"]) {
+    EXPECT_EQ(keys_of(row), summary_keys);
+    EXPECT_EQ(row["heads"], 4);
+  }
+}
+
+TEST_F(Compare, WeighsTheSummaryByMiddleMass) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const json result = compare(path, {"--index", "ivf:C=16,probe=2", "--k", "10"});
+  const auto weighted = [&](auto&& figure) {
+    double sum = 0;
+    double weights = 0;
+    for (const json& row : result["results"]) {
+      sum += row["middle_mass"].get<double>() * figure(row).template get<double>();
+      weights += row["middle_mass"].get<double>();
+    }
+    return sum / weights;
+  };
+  const json& summary = result["summary"][0];
+  for (const char* name : {"recall", "recovered_mass", "output_error", "scan_fraction", "build_s",
+                           "bytes_per_key", "middle_mass"}) {
+    EXPECT_NEAR(summary[name], weighted([&](const json& row) { return row[name]; }), 1e-9) << name;
+  }
+  for (const char* name : {"p50", "p95", "p99"}) {
+    EXPECT_NEAR(summary["latency_us"][name],
+                weighted([&](const json& row) { return row["latency_us"][name]; }), 1e-6)
+        << name;
+  }
+}
+
+TEST_F(Compare, AnApproximateIndexIsMeasuredAgainstTheTruth) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const json result =
+      compare(path, {"--index", "ivf:C=16,probe=1", "--index", "ivf:C=16,probe=16", "--k", "20"});
+  for (size_t head = 0; head < 4; ++head) {
+    const json& few = result["results"][head];
+    const json& all = result["results"][4 + head];
+    EXPECT_LT(few["recall"], 0.9);
+    EXPECT_GT(few["recall"], 0);
+    EXPECT_LT(few["scan_fraction"], 0.6);
+    EXPECT_LT(few["recovered_mass"], all["recovered_mass"]);
+    EXPECT_GE(few["recovered_mass"].get<double>() + 1e-6, 1 - few["middle_mass"].get<double>());
+    EXPECT_GT(few["output_error"], all["output_error"]);
+    EXPECT_EQ(all["recall"], 1.0);
+  }
+}
+
+TEST_F(Compare, TiesCount) {
+  SyntheticTrace trace = make_synthetic_trace({}, random_);
+  // All offloaded keys alike: whichever k of them come back, they are as good as any others.
+  for (auto& keys : trace.keys) {
+    for (size_t token = kSink + 1; token < 580; ++token) {
+      std::copy_n(keys.begin() + kSink * 64, 64, keys.begin() + static_cast<ptrdiff_t>(token) * 64);
+    }
+  }
+  const json result = compare(write(trace), {"--index", "hnsw", "--index", "flat", "--k", "5"});
+  for (const json& row : result["results"]) EXPECT_EQ(row["recall"], 1.0) << row;
+}
+
+TEST_F(Compare, RoundedKeysTieWithinTheirRounding) {
+  SCOPED_TRACE("seed " + std::to_string(seed_));
+  SyntheticShape shape;
+  shape.tokens = 2000;
+  const std::string path = write(make_synthetic_trace(shape, random_));
+  for (const char* dtype : {"f16", "bf16"}) {
+    const std::string out = folder_ / "rounded.json";
+    const Outcome outcome = run_keyhole(
+        {"compare", "--trace", path, "--index", "flat", "--kv-dtype", dtype, "--json", out});
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+    for (const json& row : json::parse(read_file(out))["results"]) {
+      EXPECT_GT(row["recall"], 0.995) << dtype;
+      EXPECT_LT(row["recall"].get<double>(), 1.0 + 1e-12);
+    }
+  }
+}
+
+TEST_F(Compare, MeasuresTheChosenHeadsAndQueries) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const json result = compare(path, {"--index", "flat", "--layers", "4", "--heads", "0,1",
+                                     "--queries", "3", "--threads", "1"});
+  ASSERT_EQ(result["results"].size(), 2U);
+  for (const json& row : result["results"]) EXPECT_EQ(row["layer"], 4);
+  EXPECT_EQ(result["options"]["queries"], 3);
+  EXPECT_EQ(result["options"]["builds_at_once"], 1);
+}
+
+TEST_F(Compare, AnswersAlikeForAnyNumberOfThreads) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  json results[2];
+  for (size_t i = 0; i < 2; ++i) {
+    results[i] = compare(path, {"--index", "flat", "--index", "ivf:C=16,probe=2", "--k", "10",
+                                "--threads", i == 0 ? "1" : "5"})["results"];
+    for (json& row : results[i]) {
+      row.erase("latency_us");
+      row.erase("build_s");
+    }
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST_F(Compare, WritesCsvAndJsonToStandardOutput) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const std::string csv = folder_ / "rows.csv";
+  const Outcome outcome =
+      run_keyhole({"compare", "--trace", path, "--index", "ivf:C=8,probe=2", "--sink", "16",
+                   "--window", "32", "--json", "-", "--csv", csv});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json rows = json::parse(outcome.out)["results"];  // nothing but JSON
+  std::istringstream lines(read_file(csv));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_EQ(line.rfind("index,layer,kv_head,params,middle_mass,recall,", 0), 0U) << line;
+  for (const json& row : rows) {
+    ASSERT_TRUE(std::getline(lines, line));
+    EXPECT_EQ(
+        line.rfind("\"ivf:C=8,probe=2\"," + row["layer"].dump() + "," + row["kv_head"].dump() + ",",
+                   0),
+        0U)
+        << line;
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
+TEST_F(Compare, PrintsASummaryAndOnRequestEveryHead) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const std::vector<std::string> args = {"compare", "--trace", path, "--index",  "flat", "--k",
+                                         "7",       "--sink",  "16", "--window", "32"};
+  const Outcome summary = run_keyhole(args);
+  EXPECT_EQ(summary.exit_code, 0) << summary.err;
+  EXPECT_NE(summary.out.find("bytes/key"), std::string::npos) << summary.out;
+  EXPECT_NE(summary.out.find("recall@7"), std::string::npos) << summary.out;
+  EXPECT_EQ(summary.out.find("kv head"), std::string::npos) << summary.out;
+  std::vector<std::string> more = args;
+  more.emplace_back("--per-head");
+  const Outcome heads = run_keyhole(more);
+  EXPECT_NE(heads.out.find("kv head"), std::string::npos) << heads.out;
+}
+
+TEST_F(Compare, RefusesWhatCannotBe) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const auto refused = [&](int exit_code, std::vector<std::string> args, const std::string& part) {
+    args.insert(args.begin(), "compare");
+    const Outcome outcome = run_keyhole(args);
+    EXPECT_EQ(outcome.exit_code, exit_code) << outcome.err;
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.rfind("keyhole: error: ", 0), 0U) << outcome.err;
+    EXPECT_EQ(outcome.out, "");
+  };
+  refused(2, {"--trace", path}, "--index");
+  refused(2, {"--index", "flat"}, "--trace");
+  for (const char* type : {"flat", "ivf", "hnsw"}) {
+    refused(2, {"--trace", path, "--index", "annoy", "--sink", "16", "--window", "32"}, type);
+  }
+  refused(2, {"--trace", path, "--index", "ivf:leaves=3", "--sink", "16", "--window", "32"},
+          "leaves");
+  refused(2, {"--trace", path, "--index", "flat", "--sink", "500", "--window", "83"},
+          "cover all 583");
+  refused(2, {"--trace", path, "--index", "flat", "--layers", "2"}, "which has 1, 4");
+  refused(2, {"--trace", path, "--index", "flat", "--heads", "2"}, "0..1");
+  refused(2, {"--trace", path, "--index", "flat", "--k", "0"}, "--k");
+  refused(2, {"--trace", path, "--index", "flat", "--kv-dtype", "int4"}, "f16");
+  refused(2, {"--trace", path, "--index", "flat", "--query-file", "q.fbin"}, "--query-file");
+  refused(1, {"--trace", folder_ / "absent.safetensors", "--index", "flat"}, "No such file");
+  write_file(folder_ / "bad.safetensors", std::string("not a trace"));
+  refused(1, {"--trace", folder_ / "bad.safetensors", "--index", "flat"}, "bad.safetensors");
+  refused(1,
+          {"--trace", path, "--index", "flat", "--sink", "16", "--window", "32", "--json",
+           "/nonexistent/x.json", "--csv", "-"},
+          "/nonexistent/x.json");
+}
+
+}  // namespace
+}  // namespace keyhole::tools

@@ -1,0 +1,30 @@
+#include <gtest/gtest.h>
+
+#include "tests/tools/cli/run_command.h"
+#include "tests/tools/cli/synthetic_trace.h"
+
+namespace keyhole::tools {
+namespace {
+
+TEST(Interrupt, EndsWorkWithItsOwnExitCodeAndWithoutFiles) {
+  std::mt19937 random(1);
+  SyntheticShape shape;
+  shape.layers = 1;
+  shape.kv_heads = 1;
+  shape.tokens = 40000;  // seconds of building
+  const TemporaryFolder folder;
+  make_synthetic_trace(shape, random).write(folder / "t.safetensors");
+  const std::string out = folder / "result.json";
+  Command command(
+      {"compare", "--trace", folder / "t.safetensors", "--index", "hnsw:M=64", "--json", out});
+  command.interrupt();
+  const Outcome outcome = command.wait();
+  EXPECT_EQ(outcome.exit_code, 130) << outcome.err;
+  EXPECT_EQ(outcome.err, "keyhole: interrupted\n");
+  EXPECT_EQ(outcome.out, "");
+  EXPECT_FALSE(std::filesystem::exists(out));
+  EXPECT_FALSE(std::filesystem::exists(out + ".tmp"));
+}
+
+}  // namespace
+}  // namespace keyhole::tools

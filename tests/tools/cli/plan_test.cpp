@@ -1,0 +1,113 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/cli/run_command.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<std::string> kShape = {"plan",       "--layers", "32",         "--heads", "32",
+                                         "--kv-heads", "8",        "--head-dim", "128"};
+
+Outcome plan(std::vector<std::string> args, const std::vector<std::string>& shape = kShape) {
+  args.insert(args.begin(), shape.begin(), shape.end());
+  return run_keyhole(args);
+}
+
+json plan_json(std::vector<std::string> args, const std::vector<std::string>& shape = kShape) {
+  args.insert(args.end(), {"--json", "-"});
+  const Outcome outcome = plan(args, shape);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  return json::parse(outcome.out);
+}
+
+constexpr uint64_t kGib = uint64_t{1} << 30U;
+constexpr uint64_t kTokenBytes = 2 * 32 * 8 * 128 * 2;  // K and V, layers, heads, components, fp16
+
+TEST(Plan, AddsUpKeysAndValues) {
+  const json result = plan_json({"--context", "128k", "--index", "flat"});
+  EXPECT_EQ(result["context"], 131072);
+  ASSERT_EQ(result["plans"].size(), 1U);
+  const json& row = result["plans"][0];
+  EXPECT_EQ(row["kv_bytes"], 131072 * kTokenBytes);
+  // What is offloaded lies in host memory: all but sink and window, at least.
+  EXPECT_GE(row["host_bytes"], (131072 - 128 - 512) * kTokenBytes);
+  EXPECT_GE(row["device_bytes"], (128 + 512) * kTokenBytes);
+  EXPECT_LT(row["device_bytes"], 2 * (128 + 512) * kTokenBytes);
+  EXPECT_EQ(row["fits"], true);
+}
+
+TEST(Plan, TellsWhatFits) {
+  const std::vector<std::string> args = {"--context",     "1M",    "--index",      "flat",
+                                         "--weights",     "15GiB", "--gpu-memory", "24GiB",
+                                         "--host-memory", "64GiB"};
+  const json tight = plan_json(args);
+  EXPECT_EQ(tight["weights"], 15 * kGib);
+  EXPECT_EQ(tight["gpu_memory"], 24 * kGib);
+  const json& row = tight["plans"][0];
+  EXPECT_EQ(row["fits"], false);  // 128 GiB of K and V in 64
+  const uint64_t longest = row["longest_context"];
+  EXPECT_GT(longest, 400000U);
+  EXPECT_LT(longest, 64 * kGib / kTokenBytes + 1024);
+  // The promise holds at its border.
+  std::vector<std::string> at_border = args;
+  at_border[1] = std::to_string(longest);
+  EXPECT_EQ(plan_json(at_border)["plans"][0]["fits"], true);
+  at_border[1] = std::to_string(longest + 1);
+  EXPECT_EQ(plan_json(at_border)["plans"][0]["fits"], false);
+}
+
+TEST(Plan, NothingFitsWhereTheWeightsFillTheGpu) {
+  const json result = plan_json(
+      {"--context", "1k", "--index", "flat", "--weights", "24GiB", "--gpu-memory", "24GiB"});
+  EXPECT_EQ(result["plans"][0]["fits"], false);
+  EXPECT_EQ(result["plans"][0]["longest_context"], 0);
+}
+
+TEST(Plan, ReadsTheShapeFromAModel) {
+  const TemporaryFolder folder;
+  write_file(
+      folder / "config.json",
+      std::string(R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
+                  R"("num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,)"
+                  R"("vocab_size":128256,"rms_norm_eps":1e-5,"rope_theta":500000.0,)"
+                  R"("max_position_embeddings":131072,"hidden_act":"silu"})"));
+  const json from_model =
+      plan_json({"--context", "128k", "--index", "flat"}, {"plan", "--model", folder.path()});
+  EXPECT_EQ(from_model, plan_json({"--context", "128k", "--index", "flat"}));
+}
+
+TEST(Plan, PrintsARowPerIndex) {
+  const Outcome outcome =
+      plan({"--context", "128k", "--index", "flat", "--index", "ivf:C=1024,probe=32"});
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  for (const char* part : {"131,072 tokens hold 16 GiB", "\nflat ", "\nivf:C=1024,probe=32 ",
+                           "pinned", "longest context"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+TEST(Plan, RefusesWhatCannotBe) {
+  const auto refused = [](const Outcome& outcome, const std::string& part) {
+    EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+  };
+  refused(plan({"--index", "flat"}), "--context");
+  refused(plan({"--context", "1k"}), "--index");
+  refused(plan({"--context", "1k", "--index", "annoy"}), "ivf");
+  refused(plan({"--context", "1k", "--index", "flat", "--gpu-memory", "24X"}), "24X");
+  refused(plan({"--context", "9000000000000000", "--index", "flat"}), "context");
+  refused(plan({"--context", "1k", "--index", "flat"}, {"plan", "--layers", "32"}), "--heads");
+  refused(plan({"--context", "1k", "--index", "flat"},
+               {"plan", "--layers", "32", "--heads", "32", "--kv-heads", "8", "--head-dim", "100"}),
+          "100");
+  refused(plan({"--context", "1k", "--index", "flat"},
+               {"plan", "--layers", "32", "--heads", "30", "--kv-heads", "8", "--head-dim", "128"}),
+          "30");
+}
+
+}  // namespace
+}  // namespace keyhole::tools
