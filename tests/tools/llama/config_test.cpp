@@ -13,13 +13,8 @@ using testing::small_config;
 
 LlamaConfig parse(const json& config) { return parse_llama_config(config.dump(), "config.json"); }
 
-std::string error_of(const std::string& text) {
-  try {
-    (void)parse_llama_config(text, "config.json");
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
+std::string parse_error(const std::string& text) {
+  return error_of([&] { (void)parse_llama_config(text, "config.json"); });
 }
 
 TEST(LlamaConfig, ReadsEveryField) {
@@ -48,8 +43,8 @@ TEST(LlamaConfig, FillsInWhatOlderFilesLeaveOut) {
     config.erase(field);
   }
   const LlamaConfig parsed = parse(config);
-  EXPECT_EQ(parsed.kv_heads, 6U);   // multi-head attention
-  EXPECT_EQ(parsed.head_dim, 4U);   // hidden_size / heads
+  EXPECT_EQ(parsed.kv_heads, 6U);  // multi-head attention
+  EXPECT_EQ(parsed.head_dim, 4U);  // hidden_size / heads
   EXPECT_DOUBLE_EQ(parsed.rope_theta, 10000.0);
   EXPECT_FALSE(parsed.bos_token.has_value());
   EXPECT_TRUE(parsed.eos_tokens.empty());
@@ -117,7 +112,7 @@ TEST(LlamaConfig, NamesFieldValueAndWhatIsAllowed) {
   for (const Refusal& refusal : refusals) {
     json config = small_config();
     config[refusal.field] = refusal.value;
-    const std::string error = error_of(config.dump());
+    const std::string error = parse_error(config.dump());
     EXPECT_NE(error.find("config.json: "), std::string::npos) << refusal.field << ": " << error;
     EXPECT_NE(error.find(refusal.allowed), std::string::npos) << refusal.field << ": " << error;
     if (std::string(refusal.field) != "num_attention_heads") {
@@ -131,7 +126,10 @@ TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
       {{{"rope_type", "yarn"}, {"factor", 4.0}}, "rope_type is \"yarn\""},
       {{{"rope_type", "linear"}}, "factor is missing"},
       {{{"rope_type", "linear"}, {"factor", 0.0}}, "factor is 0"},
-      {{{"rope_type", "llama3"}, {"factor", 8.0}, {"low_freq_factor", 1.0}, {"high_freq_factor", 4.0}},
+      {{{"rope_type", "llama3"},
+        {"factor", 8.0},
+        {"low_freq_factor", 1.0},
+        {"high_freq_factor", 4.0}},
        "original_max_position_embeddings is missing"},
       {{{"rope_type", "llama3"},
         {"factor", 8.0},
@@ -143,19 +141,19 @@ TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
   for (const auto& [scaling, text] : refusals) {
     json config = small_config();
     config["rope_scaling"] = scaling;
-    const std::string error = error_of(config.dump());
+    const std::string error = parse_error(config.dump());
     EXPECT_NE(error.find(text), std::string::npos) << error;
     EXPECT_NE(error.find("rope_scaling"), std::string::npos) << error;
   }
 }
 
 TEST(LlamaConfig, RefusesWhatIsNotJson) {
-  EXPECT_NE(error_of("{\"vocab_size\": ").find("not valid JSON"), std::string::npos);
-  EXPECT_NE(error_of("[]").find("not a JSON object"), std::string::npos);
-  EXPECT_NE(error_of("").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(parse_error("{\"vocab_size\": ").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(parse_error("[]").find("not a JSON object"), std::string::npos);
+  EXPECT_NE(parse_error("").find("not valid JSON"), std::string::npos);
   const std::string text = small_config().dump();
   for (size_t length = 0; length < text.size(); ++length) {
-    EXPECT_NE(error_of(text.substr(0, length)), "") << length;
+    EXPECT_NE(parse_error(text.substr(0, length)), "") << length;
   }
 }
 

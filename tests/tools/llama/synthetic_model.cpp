@@ -1,10 +1,7 @@
 #include "tests/tools/llama/synthetic_model.h"
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <random>
 #include <stdexcept>
 
@@ -52,9 +49,9 @@ double rounded(double value, ElementType type) {
 }
 
 size_t head_dim(const json& config) {
-  return config.contains("head_dim") ? config["head_dim"].get<size_t>()
-                                     : config["hidden_size"].get<size_t>() /
-                                           config["num_attention_heads"].get<size_t>();
+  return config.contains("head_dim")
+             ? config["head_dim"].get<size_t>()
+             : config["hidden_size"].get<size_t>() / config["num_attention_heads"].get<size_t>();
 }
 size_t kv_heads(const json& config) {
   return config.value("num_key_value_heads", config["num_attention_heads"].get<size_t>());
@@ -117,17 +114,6 @@ Vector attend(const json& config, const Vector& q, const std::vector<Vector>& ke
 }
 
 }  // namespace
-
-TemporaryFolder::TemporaryFolder() {
-  std::string name = (fs::temp_directory_path() / "keyhole-test-XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
 
 json small_config() {
   return {{"model_type", "llama"},
@@ -193,10 +179,6 @@ void write_tensors(const fs::path& path, const SyntheticTensors& tensors, Elemen
   writer.finish();
 }
 
-void write_file(const fs::path& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary) << content;
-}
-
 void write_model(const fs::path& folder, const json& config, const SyntheticTensors& tensors,
                  ElementType type, size_t shards) {
   write_file(folder / "config.json", config.dump());
@@ -220,15 +202,16 @@ void write_model(const fs::path& folder, const json& config, const SyntheticTens
 
 double reference_frequency(const json& config, size_t pair) {
   const double theta = config.value("rope_theta", 10000.0);
-  const double frequency = 1.0 / std::pow(theta, static_cast<double>(2 * pair) /
-                                                     static_cast<double>(head_dim(config)));
+  const double frequency =
+      1.0 / std::pow(theta, static_cast<double>(2 * pair) / static_cast<double>(head_dim(config)));
   if (!config.contains("rope_scaling") || config["rope_scaling"].is_null()) return frequency;
   const json& scaling = config["rope_scaling"];
   const double factor = scaling["factor"];
   if (scaling["rope_type"] == "linear") return frequency / factor;
   // Llama 3.1: full turns within the original context decide; fewer than low: slowed down, more than
   // high: kept, between: interpolated linearly in the number of turns.
-  const double turns = scaling["original_max_position_embeddings"].get<double>() * frequency / (2 * kPi);
+  const double turns =
+      scaling["original_max_position_embeddings"].get<double>() * frequency / (2 * kPi);
   const double low = scaling["low_freq_factor"];
   const double high = scaling["high_freq_factor"];
   const double kept = std::min(1.0, std::max(0.0, (turns - low) / (high - low)));
@@ -243,7 +226,8 @@ std::vector<Vector> reference_logits(const json& config, const SyntheticTensors&
   std::vector<std::vector<Vector>> keys(layers), values(layers);  // [layer][token]
   std::vector<Vector> logits;
   for (size_t position = 0; position < tokens.size(); ++position) {
-    const double* row = tensors.at("model.embed_tokens.weight").values.data() + tokens[position] * hidden;
+    const double* row =
+        tensors.at("model.embed_tokens.weight").values.data() + tokens[position] * hidden;
     Vector x(row, row + hidden);
     const auto add = [&](const Vector& update) {
       for (size_t i = 0; i < hidden; ++i) x[i] += update[i];

@@ -8,22 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "tests/tools/temporary_folder.h"
 #include "tools/io/safetensors.h"
 
 namespace keyhole::tools::testing {
-
-/// A folder that is removed with its content.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  [[nodiscard]] const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// Tensors by Hugging Face's names, with the values that the file's dtype can hold.
 struct SyntheticTensor {
@@ -45,12 +33,11 @@ void write_tensors(const std::filesystem::path& path, const SyntheticTensors& te
 /// Writes config.json and the weights: one file, or `shards` files with their index.
 void write_model(const std::filesystem::path& folder, const nlohmann::json& config,
                  const SyntheticTensors& tensors, ElementType type, size_t shards = 1);
-void write_file(const std::filesystem::path& path, const std::string& content);
 
 /// Logits `[tokens][vocab]` of every position: token by token, head by head, in double.
-[[nodiscard]] std::vector<std::vector<double>> reference_logits(const nlohmann::json& config,
-                                                                const SyntheticTensors& tensors,
-                                                                const std::vector<uint32_t>& tokens);
+[[nodiscard]] std::vector<std::vector<double>> reference_logits(
+    const nlohmann::json& config, const SyntheticTensors& tensors,
+    const std::vector<uint32_t>& tokens);
 
 /// RoPE's radians per token for pair i, from config.json's fields.
 [[nodiscard]] double reference_frequency(const nlohmann::json& config, size_t pair);

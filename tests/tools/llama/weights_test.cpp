@@ -20,13 +20,8 @@ void expect_rows(const Matrix& matrix, size_t first, const SyntheticTensor& tens
   }
 }
 
-std::string error_of(const std::filesystem::path& folder) {
-  try {
-    (void)load_llama(folder);
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
+std::string load_error(const std::filesystem::path& folder) {
+  return error_of([&] { (void)load_llama(folder); });
 }
 
 class EveryDtype : public ::testing::TestWithParam<ElementType> {};
@@ -72,7 +67,7 @@ TEST(LoadLlama, TiedOutputIsTheEmbedding) {
   // Some exporters store the tied matrix once more.
   tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"];
   write_model(folder.path(), config, tensors, ElementType::f32);
-  EXPECT_EQ(error_of(folder.path()), "");
+  EXPECT_EQ(load_error(folder.path()), "");
 }
 
 TEST(LoadLlama, NamesAMissingTensor) {
@@ -82,7 +77,7 @@ TEST(LoadLlama, NamesAMissingTensor) {
     tensors.erase(name);
     const TemporaryFolder folder;
     write_model(folder.path(), small_config(), tensors, ElementType::f32);
-    const std::string error = error_of(folder.path());
+    const std::string error = load_error(folder.path());
     EXPECT_NE(error.find(name), std::string::npos) << error;
     EXPECT_NE(error.find("missing"), std::string::npos) << error;
   }
@@ -94,7 +89,7 @@ TEST(LoadLlama, NamesAWrongShapeAndTheShapeNeeded) {
             tensors["model.layers.1.self_attn.o_proj.weight"].shape[1]);
   const TemporaryFolder folder;
   write_model(folder.path(), small_config(), tensors, ElementType::f32);
-  const std::string error = error_of(folder.path());
+  const std::string error = load_error(folder.path());
   EXPECT_NE(error.find("model.layers.1.self_attn.o_proj.weight"), std::string::npos) << error;
   EXPECT_NE(error.find("[384, 24]"), std::string::npos) << error;
   EXPECT_NE(error.find("[24, 384]"), std::string::npos) << error;
@@ -104,7 +99,7 @@ TEST(LoadLlama, RefusesADtypeThatIsNoWeight) {
   const SyntheticTensors tensors = random_weights(small_config(), ElementType::f32, 1);
   const TemporaryFolder folder;
   write_model(folder.path(), small_config(), tensors, ElementType::i8);
-  const std::string error = error_of(folder.path());
+  const std::string error = load_error(folder.path());
   EXPECT_NE(error.find("I8"), std::string::npos) << error;
   EXPECT_NE(error.find("F32, F16, BF16"), std::string::npos) << error;
 }
@@ -114,22 +109,22 @@ TEST(LoadLlama, RefusesWeightsThatItWouldIgnore) {
   tensors["model.layers.0.self_attn.q_proj.bias"] = {{384}, std::vector<double>(384, 0.5)};
   const TemporaryFolder folder;
   write_model(folder.path(), small_config(), tensors, ElementType::f32);
-  const std::string error = error_of(folder.path());
+  const std::string error = load_error(folder.path());
   EXPECT_NE(error.find("q_proj.bias"), std::string::npos) << error;
 
   // A buffer of old exporters, computed from config.json.
   tensors.erase("model.layers.0.self_attn.q_proj.bias");
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = {{32}, std::vector<double>(32, 0.5)};
   write_model(folder.path(), small_config(), tensors, ElementType::f32);
-  EXPECT_EQ(error_of(folder.path()), "");
+  EXPECT_EQ(load_error(folder.path()), "");
 }
 
 TEST(LoadLlama, NamesFoldersAndFilesThatAreNotThere) {
-  EXPECT_NE(error_of("/nonexistent").find("/nonexistent: not a folder"), std::string::npos);
+  EXPECT_NE(load_error("/nonexistent").find("/nonexistent: not a folder"), std::string::npos);
   const TemporaryFolder folder;
-  EXPECT_NE(error_of(folder.path()).find("config.json"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("config.json"), std::string::npos);
   write_file(folder.path() / "config.json", small_config().dump());
-  EXPECT_NE(error_of(folder.path()).find("model.safetensors.index.json"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("model.safetensors.index.json"), std::string::npos);
 }
 
 TEST(LoadLlama, ChecksTheIndexOfShards) {
@@ -139,15 +134,15 @@ TEST(LoadLlama, ChecksTheIndexOfShards) {
   const std::filesystem::path index = folder.path() / "model.safetensors.index.json";
 
   std::filesystem::remove(folder.path() / "model-1.safetensors");
-  EXPECT_NE(error_of(folder.path()).find("model-1.safetensors"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("model-1.safetensors"), std::string::npos);
 
   write_file(index, "{}");
-  EXPECT_NE(error_of(folder.path()).find("weight_map"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("weight_map"), std::string::npos);
   write_file(index, "not json");
-  EXPECT_NE(error_of(folder.path()).find("weight_map"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("weight_map"), std::string::npos);
   for (const json& file : {json("../model-0.safetensors"), json(7), json("")}) {
     write_file(index, json{{"weight_map", {{"model.norm.weight", file}}}}.dump());
-    EXPECT_NE(error_of(folder.path()).find("same folder"), std::string::npos) << file;
+    EXPECT_NE(load_error(folder.path()).find("same folder"), std::string::npos) << file;
   }
 }
 
@@ -157,7 +152,7 @@ TEST(LoadLlama, RefusesACutFile) {
   write_model(folder.path(), small_config(), tensors, ElementType::f32);
   const std::filesystem::path file = folder.path() / "model.safetensors";
   std::filesystem::resize_file(file, std::filesystem::file_size(file) - 1);
-  EXPECT_NE(error_of(folder.path()).find("model.safetensors"), std::string::npos);
+  EXPECT_NE(load_error(folder.path()).find("model.safetensors"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,220 @@
+// Prefill and decoding steps of random Llamas against an independent forward pass in double precision.
+#include "tools/llama/decoder.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "tests/tools/llama/synthetic_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+using namespace testing;
+
+std::vector<uint32_t> random_tokens(size_t count, uint32_t vocab, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<uint32_t> tokens(count);
+  for (uint32_t& token : tokens)
+    token = std::uniform_int_distribution<uint32_t>(0, vocab - 1)(random);
+  return tokens;
+}
+
+json config_variant(const std::string& name) {
+  json config = small_config();
+  if (name == "tied") config["tie_word_embeddings"] = true;
+  if (name == "multi_head") config.erase("num_key_value_heads");
+  if (name == "one_kv_head") config["num_key_value_heads"] = 1;
+  if (name == "linear") config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 3.0}};
+  if (name == "llama3") {
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 64}};
+  }
+  return config;
+}
+
+void expect_close(std::span<const float> logits, const std::vector<double>& expected) {
+  ASSERT_EQ(logits.size(), expected.size());
+  double largest = 0.0;
+  for (const double logit : expected) largest = std::max(largest, std::abs(logit));
+  for (size_t i = 0; i < logits.size(); ++i)
+    EXPECT_NEAR(logits[i], expected[i], 2e-5 * largest) << i;
+}
+
+KeyholeCacheOptions exact_cache() {
+  KeyholeCacheOptions options;
+  options.max_tokens = 1024;
+  options.sink = 4;
+  options.window = 16;
+  options.mode = KEYHOLE_MODE_EXACT;
+  options.kv_dtype = KEYHOLE_F32;
+  options.threads = 2;
+  return options;
+}
+
+class RandomLlama : public ::testing::TestWithParam<std::string> {
+ protected:
+  RandomLlama()
+      : config_(config_variant(GetParam())),
+        tensors_(random_weights(config_, ElementType::bf16, 17)),
+        tokens_(random_tokens(150, 37, 5)),
+        expected_(reference_logits(config_, tensors_, tokens_)) {
+    const TemporaryFolder folder;
+    write_model(folder.path(), config_, tensors_, ElementType::bf16, 2);
+    model_ = load_llama(folder.path());
+  }
+
+  json config_;
+  SyntheticTensors tensors_;
+  std::vector<uint32_t> tokens_;
+  std::vector<std::vector<double>> expected_;  // logits after each token
+  LlamaModel model_;
+  Team team_{2};
+};
+
+TEST_P(RandomLlama, PrefillGivesTheReferenceLogitsAtEveryLength) {
+  for (const size_t length : {1, 2, 43, 64, 65, 150}) {
+    SCOPED_TRACE(length);
+    expect_close(prefill(model_, team_, {tokens_.data(), length}, {}), expected_[length - 1]);
+  }
+}
+
+TEST_P(RandomLlama, StepsThroughKeyholeGiveTheReferenceLogits) {
+  for (const size_t prompt : {1, 60, 140}) {
+    SCOPED_TRACE(prompt);
+    KeyholeCache cache(model_.config, exact_cache());
+    Decoder decoder(model_, cache, team_);
+    expect_close(decoder.prefill({tokens_.data(), prompt}), expected_[prompt - 1]);
+    cache.build(nullptr, nullptr);
+    for (size_t t = prompt; t < tokens_.size(); ++t) {
+      expect_close(decoder.step(tokens_[t]), expected_[t]);
+    }
+    EXPECT_EQ(decoder.tokens(), tokens_.size());
+    EXPECT_EQ(decoder.times().steps, tokens_.size() - prompt);
+
+    decoder.truncate(static_cast<uint32_t>(prompt) + 5);
+    expect_close(decoder.step(tokens_[prompt + 5]), expected_[prompt + 5]);
+  }
+}
+
+TEST_P(RandomLlama, AFlatIndexThatReturnsEveryKeyIsExact) {
+  KeyholeCacheOptions options = exact_cache();
+  options.mode = KEYHOLE_MODE_INDEXED;
+  options.index = "flat";
+  options.top_k = 1024;
+  KeyholeCache cache(model_.config, options);
+  Decoder decoder(model_, cache, team_);
+  expect_close(decoder.prefill({tokens_.data(), 100}), expected_[99]);
+  cache.build(nullptr, nullptr);
+  EXPECT_GT(cache.layer_tokens(0).indexed, 0U);
+  for (size_t t = 100; t < tokens_.size(); ++t)
+    expect_close(decoder.step(tokens_[t]), expected_[t]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, RandomLlama,
+                         ::testing::Values("plain", "tied", "multi_head", "one_kv_head", "linear",
+                                           "llama3"),
+                         [](const auto& info) { return info.param; });
+
+/// A model for what does not depend on its weights.
+LlamaModel any_model() {
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), random_weights(small_config(), ElementType::f32, 2),
+              ElementType::f32);
+  return load_llama(folder.path());
+}
+
+TEST(Prefill, HandsOverEveryTokenOfEveryLayerOnceAndInOrder) {
+  const LlamaModel model = any_model();
+  Team team(2);
+  const std::vector<uint32_t> tokens = random_tokens(4100, 37, 6);  // more than a hand-over
+  uint32_t layer = 0;
+  size_t next = 0;
+  double done = 0.0;
+  (void)prefill(
+      model, team, tokens,
+      [&](const LayerChunk& chunk) {
+        if (next == tokens.size()) {
+          ++layer;
+          next = 0;
+        }
+        EXPECT_EQ(chunk.layer, layer);
+        EXPECT_EQ(chunk.first_token, next);
+        next += chunk.tokens;
+      },
+      [&](double fraction) {
+        EXPECT_GE(fraction, done);
+        done = fraction;
+      });
+  EXPECT_EQ(layer, 2U);
+  EXPECT_EQ(next, tokens.size());
+  EXPECT_NEAR(done, 1.0, 1e-9);
+}
+
+TEST(Prefill, ACallbackMayGiveUp) {
+  const LlamaModel model = any_model();
+  Team team(2);
+  const std::vector<uint32_t> tokens = random_tokens(600, 37, 7);
+  struct GivenUp {};
+  int calls = 0;
+  EXPECT_THROW((void)prefill(model, team, tokens, {},
+                             [&](double) {
+                               if (++calls == 2) throw GivenUp();
+                             }),
+               GivenUp);
+  EXPECT_EQ(prefill(model, team, tokens, {}).size(), 37U);
+}
+
+TEST(Prefill, RefusesTokensOutsideTheVocabulary) {
+  const LlamaModel model = any_model();
+  Team team(1);
+  const std::string error = error_of([&] {
+    (void)prefill(model, team, std::vector<uint32_t>{1, 37}, {});
+  });
+  EXPECT_NE(error.find("token 1 is 37; allowed: 0 to 36"), std::string::npos) << error;
+  EXPECT_NE(error_of([&] { (void)prefill(model, team, {}, {}); }).find("empty"), std::string::npos);
+}
+
+TEST(Decoder, AnAttentionHookSeesWhatTheStepUsed) {
+  const LlamaModel model = any_model();
+  Team team(1);
+  KeyholeCache cache(model.config, exact_cache());
+  Decoder decoder(model, cache, team);
+  (void)decoder.prefill(random_tokens(50, 37, 8));
+  std::vector<uint32_t> layers;
+  decoder.set_attention_hook([&](uint32_t layer, const float* q, const float* out) {
+    layers.push_back(layer);
+    std::vector<float> again(model.config.q_width());
+    cache.attend(layer, q, again.data());
+    for (size_t i = 0; i < again.size(); ++i) EXPECT_EQ(again[i], out[i]);
+  });
+  (void)decoder.step(3);
+  EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1, 2}));
+}
+
+TEST(KeyholeCache, PassesOnWhatTheLibrarySays) {
+  const LlamaModel model = any_model();
+  KeyholeCacheOptions options = exact_cache();
+  options.index = "nonsense";
+  EXPECT_NE(error_of([&] { KeyholeCache(model.config, options); }).find("nonsense"),
+            std::string::npos);
+  options = exact_cache();
+  options.max_tokens = 10;
+  KeyholeCache cache(model.config, options);
+  Team team(1);
+  Decoder decoder(model, cache, team);
+  EXPECT_THROW((void)decoder.prefill(random_tokens(11, 37, 9)), LibraryError);
+}
+
+TEST(Greedy, TakesTheFirstOfTheLargest) {
+  EXPECT_EQ(greedy(std::vector<float>{-3.0F, 2.0F, 2.0F, 1.0F}), 1U);
+  EXPECT_EQ(greedy(std::vector<float>{-3.0F}), 0U);
+}
+
+}  // namespace
+}  // namespace keyhole::tools

@@ -1,0 +1,104 @@
+// The bundled model against golden.json: what an independent fp32 forward pass generates greedily, and its
+// largest logits after the prompt.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/temporary_folder.h"
+#include "tools/llama/decoder.h"
+#include "tools/llama/tokenizer.h"
+
+namespace keyhole::tools {
+namespace {
+
+const std::filesystem::path kModel = KEYHOLE_SOURCE_MODEL;
+
+struct Golden {
+  std::vector<uint32_t> prompt;
+  std::vector<uint32_t> generated;
+  std::vector<std::pair<uint32_t, float>> first_logits;
+};
+
+class GoldenTest : public ::testing::TestWithParam<size_t> {
+ protected:
+  static void SetUpTestSuite() { model() = load_llama(kModel); }
+  static void TearDownTestSuite() { model() = {}; }
+  static LlamaModel& model() {
+    static LlamaModel instance;
+    return instance;
+  }
+
+  static Golden golden(size_t index) {
+    const nlohmann::json entry = nlohmann::json::parse(read_file(kModel / "golden.json")).at(index);
+    Golden result;
+    result.prompt =
+        ByteTokenizer(model().config).encode_prompt(entry.at("prompt").get<std::string>());
+    EXPECT_EQ(result.prompt.size(), entry.at("prompt_tokens").get<size_t>());
+    result.generated = entry.at("generated_ids").get<std::vector<uint32_t>>();
+    result.first_logits =
+        entry.at("first_logits_top5").get<std::vector<std::pair<uint32_t, float>>>();
+    return result;
+  }
+
+  static void expect_golden(const Golden& expected, keyhole_mode mode) {
+    KeyholeCacheOptions options;
+    options.max_tokens = 4096;
+    options.sink = 16;
+    options.window = 64;
+    options.mode = mode;
+    options.top_k = 4096;  // covers every prompt
+    options.kv_dtype = KEYHOLE_F32;
+    KeyholeCache cache(model().config, options);
+    Team team;
+    Decoder decoder(model(), cache, team);
+    std::span<const float> logits = decoder.prefill(expected.prompt);
+    cache.build(nullptr, nullptr);
+    if (mode == KEYHOLE_MODE_INDEXED && expected.prompt.size() > 200) {
+      EXPECT_GT(cache.layer_tokens(0).indexed, expected.prompt.size() / 2);
+    }
+
+    for (const auto& [token, logit] : expected.first_logits) {
+      EXPECT_NEAR(logits[token], logit, 5e-3) << "token " << token;
+    }
+    EXPECT_EQ(greedy(logits), expected.first_logits.front().first);
+
+    std::vector<uint32_t> generated{greedy(logits)};
+    while (generated.size() < expected.generated.size()) {
+      generated.push_back(greedy(decoder.step(generated.back())));
+    }
+    EXPECT_EQ(generated, expected.generated);
+  }
+};
+
+TEST_P(GoldenTest, ExactAttentionGeneratesTheSame) {
+  expect_golden(golden(GetParam()), KEYHOLE_MODE_EXACT);
+}
+
+TEST_P(GoldenTest, AFlatIndexThatReturnsEveryKeyGeneratesTheSame) {
+  expect_golden(golden(GetParam()), KEYHOLE_MODE_INDEXED);
+}
+
+/// The first step once more through the decoding path: prompt up to its last token, then one step.
+TEST_P(GoldenTest, ADecodingStepGivesTheFirstLogits) {
+  const Golden expected = golden(GetParam());
+  KeyholeCacheOptions options;
+  options.mode = KEYHOLE_MODE_EXACT;
+  options.kv_dtype = KEYHOLE_F32;
+  KeyholeCache cache(model().config, options);
+  Team team;
+  Decoder decoder(model(), cache, team);
+  (void)decoder.prefill(std::span(expected.prompt).first(expected.prompt.size() - 1));
+  const std::span<const float> logits = decoder.step(expected.prompt.back());
+  for (const auto& [token, logit] : expected.first_logits) {
+    EXPECT_NEAR(logits[token], logit, 5e-3) << "token " << token;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prompts, GoldenTest, ::testing::Values(0, 1, 2), [](const auto& info) {
+  return std::vector<std::string>{"kv", "passkey", "prose"}[info.param];
+});
+
+}  // namespace
+}  // namespace keyhole::tools

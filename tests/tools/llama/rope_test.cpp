@@ -1,0 +1,86 @@
+// RoPE: frequencies against the published formulas, rotation against complex multiplication.
+#include "tools/llama/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <complex>
+#include <random>
+
+#include "tests/tools/llama/synthetic_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+
+json llama31_config() {
+  json config = testing::small_config();
+  config["head_dim"] = 128;
+  config["rope_theta"] = 500000.0;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 8192}};
+  return config;
+}
+
+Rope rope_of(const json& config) { return Rope(parse_llama_config(config.dump(), "config.json")); }
+
+TEST(Rope, FrequenciesFollowTheFormulaOfEveryScaling) {
+  json linear = testing::small_config();
+  linear["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
+  for (const json& config : {testing::small_config(), linear, llama31_config()}) {
+    const Rope rope = rope_of(config);
+    ASSERT_EQ(rope.frequencies().size(), config["head_dim"].get<size_t>() / 2);
+    for (size_t i = 0; i < rope.frequencies().size(); ++i) {
+      const double expected = testing::reference_frequency(config, i);
+      EXPECT_NEAR(rope.frequencies()[i], expected, 1e-12 * expected) << config << " pair " << i;
+    }
+  }
+}
+
+TEST(Rope, Llama3KeepsFastPairsAndSlowsSlowOnes) {
+  json plain = llama31_config();
+  plain.erase("rope_scaling");
+  const auto scaled = rope_of(llama31_config()).frequencies();
+  const auto unscaled = rope_of(plain).frequencies();
+  EXPECT_DOUBLE_EQ(scaled.front(), unscaled.front());
+  EXPECT_DOUBLE_EQ(scaled.back(), unscaled.back() / 8.0);
+  size_t between = 0;
+  for (size_t i = 0; i < scaled.size(); ++i) {
+    if (scaled[i] < unscaled[i] && scaled[i] > unscaled[i] / 8.0) ++between;
+  }
+  // Wavelengths from 2048 to 8192 tokens: log(4) / log(500000) of 64 pairs.
+  EXPECT_EQ(between, 7U);
+}
+
+TEST(Rope, RotatesPairsAsComplexNumbers) {
+  const json config = llama31_config();
+  const Rope rope = rope_of(config);
+  constexpr size_t kHalf = 64;
+  constexpr uint32_t kHeads = 3;
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (const uint32_t position : {0U, 1U, 77U, 8191U, 131071U}) {
+    std::vector<float> x(kHeads * 2 * kHalf), cosines(kHalf), sines(kHalf);
+    for (float& value : x) value = normal(random);
+    std::vector<float> rotated = x;
+    rope.angles(position, cosines.data(), sines.data());
+    rope.rotate(rotated.data(), kHeads, cosines.data(), sines.data());
+    for (size_t head = 0; head < kHeads; ++head) {
+      for (size_t i = 0; i < kHalf; ++i) {
+        const size_t low = head * 2 * kHalf + i;
+        const double angle = position * testing::reference_frequency(config, i);
+        const auto expected = std::complex<double>(x[low], x[low + kHalf]) * std::polar(1.0, angle);
+        // One fp32 rounding of cos and sin, two of the products and their sum.
+        EXPECT_NEAR(rotated[low], expected.real(), 1e-6 * (1.0 + std::abs(expected)));
+        EXPECT_NEAR(rotated[low + kHalf], expected.imag(), 1e-6 * (1.0 + std::abs(expected)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::tools

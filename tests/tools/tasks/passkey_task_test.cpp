@@ -1,0 +1,94 @@
+// The pass-key task: every answer stands in the prose, once, and the prose is the haystack's.
+#include "tools/tasks/passkey_task.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <regex>
+#include <set>
+
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+namespace {
+
+const std::string& haystack() {
+  static const std::string text = [] {
+    std::string prose;
+    for (int i = 0; i < 400; ++i) prose += "Sentence " + std::to_string(i) + " of a long story. ";
+    return prose;
+  }();
+  return text;
+}
+
+PasskeyTaskOptions options_of(size_t bytes, size_t questions, uint64_t seed) {
+  return {.context_bytes = bytes, .questions = questions, .seed = seed, .haystack = haystack()};
+}
+
+TEST(PasskeyTask, EveryAnswerStandsInTheContextOnce) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    const size_t bytes = 300 + 331 * seed;
+    const size_t questions = 1 + seed % max_passkeys(bytes);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << bytes << " bytes");
+    const Task task = make_passkey_task(options_of(bytes, questions, seed));
+    EXPECT_EQ(task.context.size(), bytes);
+    ASSERT_EQ(task.questions.size(), questions);
+    const std::regex asks("\n\\[Question: what is the pass key of ([a-z]{4,7})\\? Answer: ");
+    const std::regex answers("[0-9]{5,7}\\.\\]");
+    std::set<std::string> names;
+    for (const Question& question : task.questions) {
+      std::smatch match;
+      ASSERT_TRUE(std::regex_match(question.prompt, match, asks)) << question.prompt;
+      EXPECT_TRUE(std::regex_match(question.answer, answers)) << question.answer;
+      EXPECT_LE(question.prompt.size(), kMaxPasskeyQuestionBytes);
+      EXPECT_TRUE(names.insert(match[1]).second);
+      const std::string sentence =
+          "\n[The pass key of " + match[1].str() + " is " + question.answer + "\n";
+      const size_t at = task.context.find(sentence);
+      ASSERT_NE(at, std::string::npos) << sentence;
+      EXPECT_EQ(task.context.find(" " + match[1].str() + " is ", at + sentence.size()),
+                std::string::npos);
+    }
+  }
+}
+
+TEST(PasskeyTask, WithoutItsSentencesTheContextIsTheHaystackFromSomewhere) {
+  for (const size_t bytes : {2000, 40000}) {  // the second repeats the haystack
+    const Task task = make_passkey_task(options_of(bytes, 7, 3));
+    const std::string prose = std::regex_replace(
+        task.context, std::regex("\n\\[The pass key of [a-z]+ is [0-9]+\\.\\]\n"), "");
+    std::string endless = haystack();
+    while (endless.size() < prose.size() + haystack().size()) endless += haystack();
+    EXPECT_NE(endless.find(prose), std::string::npos);
+  }
+}
+
+TEST(PasskeyTask, HidesKeysEverywhere) {
+  std::vector<int> quarter(4, 0);
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const Task task = make_passkey_task(options_of(20000, 20, seed));
+    for (const Question& question : task.questions) {
+      ++quarter[task.context.find(question.answer) * 4 / task.context.size()];
+    }
+  }
+  for (const int count : quarter) EXPECT_NEAR(count, 250, 80);
+}
+
+TEST(PasskeyTask, IsTheSameForTheSameSeedOnly) {
+  EXPECT_EQ(make_passkey_task(options_of(4000, 5, 1)).context,
+            make_passkey_task(options_of(4000, 5, 1)).context);
+  EXPECT_NE(make_passkey_task(options_of(4000, 5, 1)).context,
+            make_passkey_task(options_of(4000, 5, 2)).context);
+}
+
+TEST(PasskeyTask, RefusesWhatCannotBe) {
+  EXPECT_THROW((void)make_passkey_task(options_of(255, 1, 0)), UsageError);
+  EXPECT_THROW((void)make_passkey_task(options_of(4096, 17, 0)), UsageError);
+  EXPECT_THROW((void)make_passkey_task(options_of(4096, 0, 0)), UsageError);
+  PasskeyTaskOptions options = options_of(4096, 4, 0);
+  options.haystack = "";
+  EXPECT_THROW((void)make_passkey_task(options), UsageError);
+}
+
+}  // namespace
+}  // namespace keyhole::tools

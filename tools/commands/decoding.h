@@ -1,0 +1,84 @@
+// What the commands that run a model share: their common options, the bundled model, tasks as token
+// lists, prefill and build with a progress bar.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/llama/decoder.h"
+#include "tools/tasks/task.h"
+
+namespace keyhole::tools {
+
+/// `--model`.
+struct ModelOptions {
+  std::string folder;  ///< empty: the bundled model
+};
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+/// The folder of the bundled model: $KEYHOLE_MODEL, the installed one, or that of the source tree.
+/// Throws std::runtime_error if none is there.
+[[nodiscard]] std::filesystem::path bundled_model_folder();
+
+/// Loads `options.folder` or the bundled model.
+[[nodiscard]] LlamaModel load_model(const ModelOptions& options);
+/// The name under which results mention the model: its folder's last part.
+[[nodiscard]] std::string model_name(const ModelOptions& options);
+
+/// The bytes of a file. Throws std::runtime_error that names it.
+[[nodiscard]] std::string read_text_file(const std::filesystem::path& path);
+
+/// `bytes` with everything that is not printable ASCII or a line end as \xNN: text for JSON.
+[[nodiscard]] std::string printable(const std::string& bytes);
+
+/// `--task`, `--length`, `--seed`, `--haystack`.
+struct TaskOptions {
+  std::string task;  ///< "kv", "passkey" or empty
+  std::string length = "8192";
+  uint64_t seed = 1;
+  std::string haystack;  ///< a file; empty: the bundled prose
+};
+void add_task_options(CLI::App& command, TaskOptions& options);
+
+/// --length as a number of tokens. Throws UsageError.
+[[nodiscard]] uint32_t length_of(const TaskOptions& options);
+
+/// A task whose context has `context_bytes` (kv: a few less). Throws UsageError.
+[[nodiscard]] Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions);
+/// The longest prompt of a question of this task in bytes.
+[[nodiscard]] size_t max_question_bytes(const std::string& task);
+/// `wanted`, or fewer if the context has no room for so many different questions.
+[[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
+                                       size_t wanted);
+
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`.
+struct CacheFlags {
+  uint32_t sink = 128;
+  uint32_t window = 512;
+  uint32_t threads = 0;
+  std::string kv_dtype = "f16";
+  std::vector<uint32_t> dense_layers;
+};
+void add_cache_options(CLI::App& command, CacheFlags& flags);
+[[nodiscard]] KeyholeCacheOptions cache_options(const CacheFlags& flags, uint32_t max_tokens);
+
+/// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only).
+struct AttendSpec {
+  std::string text;
+  [[nodiscard]] keyhole_mode mode() const;
+  [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
+};
+
+/// Prefill with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless
+/// null.
+double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
+                      std::vector<float>* logits);
+
+/// Lets the cache attend by `spec`: for an index, sets it and builds it with a progress bar.
+/// Returns the seconds of the build, 0 for exact and none.
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, uint32_t top_k);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,115 @@
+#include "tools/llama/keyhole_cache.h"
+
+namespace keyhole::tools {
+
+// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are given
+// so that an index may undo it.
+keyhole_engine_config engine_config(const LlamaConfig& model) {
+  keyhole_engine_config config;
+  keyhole_engine_config_init(&config);
+  config.layers = model.layers;
+  config.q_heads = model.q_heads;
+  config.kv_heads = model.kv_heads;
+  config.head_dim = model.head_dim;
+  config.rope_theta = static_cast<float>(model.rope_theta);
+  const RopeScaling& scaling = model.rope_scaling;
+  switch (scaling.kind) {
+    case RopeScaling::Kind::none: break;
+    case RopeScaling::Kind::linear:
+      config.rope_scaling = KEYHOLE_ROPE_LINEAR;
+      config.rope_factor = static_cast<float>(scaling.factor);
+      break;
+    case RopeScaling::Kind::llama3:
+      config.rope_scaling = KEYHOLE_ROPE_LLAMA3;
+      config.rope_factor = static_cast<float>(scaling.factor);
+      config.rope_low_freq_factor = static_cast<float>(scaling.low_freq_factor);
+      config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
+      config.rope_original_context = scaling.original_context;
+      break;
+  }
+  return config;
+}
+
+KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options)
+    : q_heads_(model.q_heads), kv_heads_(model.kv_heads), head_dim_(model.head_dim) {
+  keyhole_engine_config engine = engine_config(model);
+  engine.kv_dtype = options.kv_dtype;
+  engine.threads = options.threads;
+  engine_ = make_engine(engine);
+
+  // A session is one sequence. Sessions of the same engine share its threads.
+  keyhole_session_config session;
+  keyhole_session_config_init(&session);
+  session.max_tokens = options.max_tokens;
+  session.sink = options.sink;
+  session.window = options.window;
+  session.index = options.index.c_str();
+  session.top_k = options.top_k;
+  session.mode = options.mode;
+  session.dense_layers = options.dense_layers.data();
+  session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());
+  session_ = make_session(engine_, session);
+}
+
+void KeyholeCache::prefill(const LayerChunk& chunk) {
+  const auto n = static_cast<int64_t>(chunk.tokens);
+  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
+  const int64_t q_shape[] = {n, q_heads_, head_dim_};
+  const keyhole_tensor k = keyhole_tensor_host(chunk.k, KEYHOLE_F32, 3, kv_shape);
+  const keyhole_tensor v = keyhole_tensor_host(chunk.v, KEYHOLE_F32, 3, kv_shape);
+  const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
+  check(keyhole_prefill(session_.get(), chunk.layer, &k, &v, &q));
+}
+
+void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
+  check(keyhole_build(session_.get(), progress, user));
+}
+
+void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
+                          float* out) {
+  const keyhole_tensor queries = heads(q, q_heads_);
+  const keyhole_tensor keys = heads(k, kv_heads_);
+  const keyhole_tensor values = heads(v, kv_heads_);
+  const keyhole_tensor result = heads(out, q_heads_);
+  check(keyhole_attend(session_.get(), layer, &queries, &keys, &values, &result, nullptr));
+}
+
+void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
+  const keyhole_tensor queries = heads(q, q_heads_);
+  const keyhole_tensor result = heads(out, q_heads_);
+  check(keyhole_attend(session_.get(), layer, &queries, nullptr, nullptr, &result, nullptr));
+}
+
+void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
+
+void KeyholeCache::set_index(const std::string& spec) {
+  check(keyhole_session_set_index(session_.get(), spec.c_str()));
+}
+
+void KeyholeCache::set_mode(keyhole_mode mode, uint32_t top_k) {
+  check(keyhole_session_set_mode(session_.get(), mode, top_k));
+}
+
+keyhole_statistics KeyholeCache::statistics() const {
+  keyhole_statistics statistics;
+  keyhole_statistics_init(&statistics);
+  check(keyhole_get_statistics(session_.get(), &statistics));
+  return statistics;
+}
+
+void KeyholeCache::reset_statistics() { check(keyhole_reset_statistics(session_.get())); }
+
+keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
+  keyhole_layer_tokens tokens;
+  keyhole_layer_tokens_init(&tokens);
+  check(keyhole_get_layer_tokens(session_.get(), layer, &tokens));
+  return tokens;
+}
+
+// A tensor is borrowed for the call: making one allocates nothing.
+keyhole_tensor KeyholeCache::heads(const float* data, uint32_t heads) const {
+  const int64_t shape[] = {heads, head_dim_};
+  return keyhole_tensor_host(data, KEYHOLE_F32, 2, shape);
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,71 @@
+// Everything that a decoder says to Keyhole, in one place: the file to read before embedding the library.
+//
+// A decoder without Keyhole keeps a KV cache: it appends each token's K and V, and attends to all of them
+// with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a keyhole_session
+// keeps sink and window resident and finds the rest through an index.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/commands/library.h"
+#include "tools/llama/config.h"
+#include "tools/llama/prefill.h"
+
+namespace keyhole::tools {
+
+struct KeyholeCacheOptions {
+  uint32_t max_tokens =
+      0;  ///< room for prompt and generated tokens together; 0: the library's default
+  uint32_t sink = 128;
+  uint32_t window = 512;
+  std::string index = "flat";
+  uint32_t top_k = 100;
+  keyhole_mode mode = KEYHOLE_MODE_INDEXED;
+  keyhole_dtype kv_dtype = KEYHOLE_F16;
+  uint32_t threads = 0;  ///< the library's workers; 0: its default
+  std::vector<uint32_t> dense_layers;
+};
+
+/// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.
+class KeyholeCache {
+ public:
+  KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options);
+
+  /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
+  void prefill(const LayerChunk& chunk);
+  /// Brings what the prefill appended into the index. `progress` may be null.
+  void build(keyhole_progress_fn progress, void* user);
+
+  /// One layer of one decoding step: appends k and v `[Hkv, d]`, attends with q `[Hq, d]`, writes
+  /// out `[Hq, d]`; all fp32 after RoPE.
+  void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  /// Attends again without appending.
+  void attend(uint32_t layer, const float* q, float* out);
+
+  /// Forgets all tokens from `tokens` on.
+  void truncate(uint32_t tokens);
+
+  /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
+  void set_index(const std::string& spec);
+  void set_mode(keyhole_mode mode, uint32_t top_k);
+
+  [[nodiscard]] keyhole_statistics statistics() const;
+  void reset_statistics();
+  [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
+
+ private:
+  [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads) const;
+
+  uint32_t q_heads_, kv_heads_, head_dim_;
+  Engine engine_;
+  Session session_;
+};
+
+/// The engine's shape fields for a model; everything else at its default.
+[[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,43 @@
+// The forward pass over a whole prompt, layer by layer.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "tools/llama/team.h"
+#include "tools/llama/weights.h"
+
+namespace keyhole::tools {
+
+/// Keys, values and queries of consecutive tokens of one layer, after RoPE, dense and row-major.
+/// Borrowed: valid during the call that hands it over.
+struct LayerChunk {
+  uint32_t layer = 0;
+  size_t first_token = 0;
+  size_t tokens = 0;
+  const float* q = nullptr;  ///< `[tokens, Hq, d]`
+  const float* k = nullptr;  ///< `[tokens, Hkv, d]`
+  const float* v = nullptr;  ///< `[tokens, Hkv, d]`
+};
+
+/// Receives every chunk of every layer once, layers and tokens in rising order, on the calling thread.
+using LayerSink = std::function<void(const LayerChunk&)>;
+/// Called on the calling thread with the share of the work that is done, 0..1, rising.
+using PrefillProgress = std::function<void(double fraction)>;
+
+/// Runs the prompt through the model and returns the logits `[vocab]` that follow its last token.
+///
+/// Only one layer's q, K and V exist at a time, beside the hidden states of all tokens. The last layer
+/// computes attention and MLP for the last token only: nothing else of them is ever read, which saves
+/// 1 / layers of the attention, the larger part of a long prefill.
+/// Throws std::runtime_error for an empty prompt or a token that is not in the vocabulary.
+[[nodiscard]] std::vector<float> prefill(const LlamaModel& model, Team& team,
+                                         std::span<const uint32_t> tokens, const LayerSink& sink,
+                                         const PrefillProgress& progress = {});
+
+/// Throws if a token is not in the vocabulary; names its place and the size of the vocabulary.
+void check_tokens(const LlamaConfig& config, std::span<const uint32_t> tokens);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,61 @@
+// A few threads that share loops, for the decoder's own arithmetic.
+//
+// Why not OpenMP: libgomp's idle threads spin for milliseconds after each loop, which takes the cores
+// from Keyhole's workers in the attention that follows, and ThreadSanitizer cannot see its hand-offs.
+// The threads of a Team sleep on a futex as soon as they have nothing to do.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+namespace keyhole::tools {
+
+class Team {
+ public:
+  /// As many threads in all as given, the caller's included; 0: as many as the machine has cores.
+  /// At most 64: what Debian's OpenBLAS serves at once.
+  explicit Team(unsigned threads = 0);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  [[nodiscard]] unsigned size() const { return static_cast<unsigned>(threads_.size()) + 1; }
+
+  /// body(item, member) for every item in [0, count), each once, in rising order of their start;
+  /// member < size() tells scratch space apart; member 0 is the caller. Returns when all are done. One
+  /// caller at a time. body may throw on member 0 only (a progress callback that gives up): the items
+  /// that nobody has begun are then left out.
+  template <class Body>
+  void for_each(size_t count, Body&& body) {
+    using Plain = std::remove_reference_t<Body>;
+    run({[](void* context, size_t item, unsigned member) {
+           (*static_cast<Plain*>(context))(item, member);
+         },
+         const_cast<void*>(static_cast<const void*>(&body)), count});
+  }
+
+ private:
+  struct Work {
+    void (*call)(void* context, size_t item, unsigned member) = nullptr;
+    void* context = nullptr;
+    size_t count = 0;
+  };
+
+  void run(const Work& work);
+  void take_items(unsigned member);
+  void wait_for_workers();
+  void worker(unsigned member);
+
+  Work work_;
+  std::atomic<size_t> next_{0};          // first item that nobody has taken
+  std::atomic<uint32_t> round_{0};       // raised when work_ is new
+  std::atomic<uint32_t> still_busy_{0};  // workers that have not finished this round
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace keyhole::tools

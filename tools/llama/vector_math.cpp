@@ -1,0 +1,176 @@
+#include "tools/llama/vector_math.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+// Clones by feature level: "arch=<a CPU's name>" would ask for that very model and give newer ones the
+// baseline. Not under sanitizers: symbols are resolved before their runtime is ready, which crashes.
+#if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && \
+    !defined(KEYHOLE_SANITIZED)
+#define KEYHOLE_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define KEYHOLE_CLONES
+#endif
+#define KEYHOLE_INLINE inline __attribute__((always_inline))
+
+namespace keyhole::tools {
+namespace {
+
+// GCC's portable vectors: one AVX-512 register, two of AVX2 or four of SSE, as the clone has them.
+constexpr size_t kLanes = 16;
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
+
+KEYHOLE_INLINE Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+KEYHOLE_INLINE void store(Floats v, float* p) { std::memcpy(p, &v, sizeof(v)); }
+KEYHOLE_INLINE Floats fill(float x) { return Floats{} + x; }
+KEYHOLE_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+KEYHOLE_INLINE float sum_of(Floats v) {
+  float sum = 0.0F;
+  for (size_t i = 0; i < kLanes; ++i) sum += v[i];
+  return sum;
+}
+KEYHOLE_INLINE float max_of(Floats v) {
+  float best = v[0];
+  for (size_t i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+}
+
+/// 2^x, relative error below 2e-7 for |x| <= 126; larger |x| are clamped there.
+KEYHOLE_INLINE Floats exp2_of(Floats x) {
+  x = x > 126.0F ? fill(126.0F) : x;
+  x = x < -126.0F ? fill(-126.0F) : x;
+  // Adding 1.5 * 2^23 rounds to the nearest integer, which is then in the low bits of the mantissa.
+  const Floats shifted = x + 12582912.0F;
+  const Floats whole = shifted - 12582912.0F;
+  const Floats f = x - whole;  // [-0.5, 0.5]
+  // Taylor series of 2^f: the first term left out, (f ln 2)^7 / 7!, is below 1.2e-7.
+  Floats p = fill(1.5403530e-4F);
+  p = p * f + 1.3333558e-3F;
+  p = p * f + 9.6181291e-3F;
+  p = p * f + 5.5504109e-2F;
+  p = p * f + 2.4022651e-1F;
+  p = p * f + 6.9314718e-1F;
+  p = p * f + 1.0F;
+  Ints bits;
+  std::memcpy(&bits, &p, sizeof(bits));
+  bits += __builtin_convertvector(whole, Ints) << 23;
+  std::memcpy(&p, &bits, sizeof(p));
+  return p;
+}
+
+constexpr float kLog2e = 1.44269504F;
+
+KEYHOLE_INLINE Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
+
+}  // namespace
+
+KEYHOLE_CLONES void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
+  Floats squares{};
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) squares += load(x + i) * load(x + i);
+  float sum = sum_of(squares);
+  for (; i < n; ++i) sum += x[i] * x[i];
+  const float inverse = 1.0F / std::sqrt(sum / static_cast<float>(n) + eps);
+  for (i = 0; i < n; ++i) out[i] = x[i] * inverse * weight[i];
+}
+
+KEYHOLE_CLONES void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first,
+                                  size_t last, float* y) {
+  // Four rows at a time: four independent sums hide the latency of the multiply-add, and x is loaded
+  // once for all of them.
+  constexpr size_t kRows = 4;
+  size_t row = first;
+  for (; row + kRows <= last; row += kRows) {
+    const float* w = matrix + row * cols;
+    Floats sums[kRows] = {};
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) {
+      const Floats v = load(x + i);
+      for (size_t r = 0; r < kRows; ++r) sums[r] += load(w + r * cols + i) * v;
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      float sum = sum_of(sums[r]);
+      for (size_t j = i; j < cols; ++j) sum += w[r * cols + j] * x[j];
+      y[row + r] = sum;
+    }
+  }
+  for (; row < last; ++row) {
+    const float* w = matrix + row * cols;
+    Floats sums{};
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) sums += load(w + i) * load(x + i);
+    float sum = sum_of(sums);
+    for (; i < cols; ++i) sum += w[i] * x[i];
+    y[row] = sum;
+  }
+}
+
+KEYHOLE_CLONES void silu_multiply(const float* gate, const float* up, size_t n, float* out) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    const Floats g = load(gate + i);
+    store(g / (1.0F + exp_of(-g)) * load(up + i), out + i);
+  }
+  for (; i < n; ++i) out[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+}
+
+KEYHOLE_CLONES void add(const float* x, size_t n, float* y) {
+  for (size_t i = 0; i < n; ++i) y[i] += x[i];
+}
+
+KEYHOLE_CLONES float online_softmax_row(float* scores, size_t valid, size_t n, float& running_max,
+                                        float& running_sum) {
+  const size_t whole = valid / kLanes * kLanes;
+  Floats maxima = fill(running_max);
+  for (size_t i = 0; i < whole; i += kLanes) maxima = larger(load(scores + i), maxima);
+  float best = max_of(maxima);
+  for (size_t i = whole; i < valid; ++i) best = scores[i] > best ? scores[i] : best;
+
+  const Floats shift = fill(best);
+  Floats sums{};
+  for (size_t i = 0; i < whole; i += kLanes) {
+    const Floats p = exp2_of(load(scores + i) - shift);
+    store(p, scores + i);
+    sums += p;
+  }
+  if (whole < valid) {
+    float rest[kLanes];
+    for (size_t i = 0; i < kLanes; ++i) rest[i] = whole + i < valid ? scores[whole + i] : best;
+    store(exp2_of(load(rest) - shift), rest);
+    for (size_t i = whole; i < valid; ++i) {
+      scores[i] = rest[i - whole];
+      sums[0] += rest[i - whole];
+    }
+  }
+  std::memset(scores + valid, 0, (n - valid) * sizeof(float));
+
+  const float shrink = std::exp2(running_max - best);  // exp2(-inf) = 0 for the first block
+  running_max = best;
+  running_sum = running_sum * shrink + sum_of(sums);
+  return shrink;
+}
+
+KEYHOLE_CLONES void scale(float factor, size_t n, float* y) {
+  for (size_t i = 0; i < n; ++i) y[i] *= factor;
+}
+
+KEYHOLE_CLONES void exp_in_place(float* x, size_t n) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(exp_of(load(x + i)), x + i);
+  if (i < n) {
+    float rest[kLanes] = {};
+    std::memcpy(rest, x + i, (n - i) * sizeof(float));
+    store(exp_of(load(rest)), rest);
+    std::memcpy(x + i, rest, (n - i) * sizeof(float));
+  }
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,39 @@
+// The decoder's own loops over fp32 arrays: everything of a Llama that is not a large matrix product.
+//
+// Each function is compiled for AVX-512, AVX2 and the baseline, and the machine's best is chosen when the
+// program is loaded. Results may differ in the last bits between the three.
+#pragma once
+
+#include <cstddef>
+
+namespace keyhole::tools {
+
+/// out = x / sqrt(mean(x^2) + eps) * weight, all `[n]`; out may be x.
+void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out);
+
+/// y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
+void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first, size_t last,
+                   float* y);
+
+/// out = silu(gate) * up, all `[n]`; out may be gate. silu(x) = x / (1 + exp(-x)).
+void silu_multiply(const float* gate, const float* up, size_t n, float* out);
+
+/// y += x, both `[n]`.
+void add(const float* x, size_t n, float* y);
+
+/// One row of an online softmax over logits in base 2 (already times scale * log2 e):
+/// replaces scores[i] by 2^(scores[i] - m) for i < valid, with m = max(running_max, largest score), and by
+/// 0 for valid <= i < n. Updates running_max to m and running_sum to running_sum * shrink + their sum,
+/// and returns shrink = 2^(former running_max - m), by which the row's output so far must be multiplied.
+/// Start with running_max = -inf, running_sum = 0. 1 <= valid <= n.
+[[nodiscard]] float online_softmax_row(float* scores, size_t valid, size_t n, float& running_max,
+                                       float& running_sum);
+
+/// y *= factor, `[n]`.
+void scale(float factor, size_t n, float* y);
+
+/// exp of each of `[n]`, in place: what the functions above use. Relative error below 3e-7 + 1e-7 * |x|
+/// over [-87, 87]; outside, the value at the nearer end.
+void exp_in_place(float* x, size_t n);
+
+}  // namespace keyhole::tools
