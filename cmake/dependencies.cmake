@@ -1,5 +1,6 @@
 # Every dependency is a distribution package, found through find_package: Debian 12 and later, Ubuntu
-# 24.04 and later. What differs between them is settled here, so that the rooms need not know.
+# 25.04 and later (24.04 has no Faiss). What differs between them is settled here, so that the rooms need
+# not know.
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
