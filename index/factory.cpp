@@ -3,6 +3,7 @@
 #include <array>
 
 #include "index/flat.h"
+#include "index/hnsw.h"
 #include "index/ivf.h"
 #include "index/spec.h"
 
@@ -19,6 +20,7 @@ struct Type {
 constexpr std::array kTypes = {
     Type{&kFlatType, make_flat, estimate_flat},
     Type{&kIvfType, make_ivf, estimate_ivf},
+    Type{&kHnswType, make_hnsw, estimate_hnsw},
 };
 
 Spec parse(std::string_view text) {

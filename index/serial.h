@@ -69,6 +69,9 @@ class Reader {
     bytes(&value, sizeof value);
     return value;
   }
+  template <class T>
+  requires std::is_trivially_copyable_v<T>
+  void get_into(T* data, size_t n) { bytes(data, n * sizeof(T)); }
   [[nodiscard]] std::string get_text(size_t longest);
   template <class T>
   requires std::is_trivially_copyable_v<T>

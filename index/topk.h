@@ -47,6 +47,12 @@ class TopK {
     offer_if_good(head, scores, n, [rows](size_t i) { return rows[i]; });
   }
 
+  /// Offers one ready rank.
+  void offer_rank(uint32_t head, uint64_t rank) {
+    Head& h = heads_[head];
+    if (rank > h.threshold) accept(h, rank);
+  }
+
   /// Writes ids, scores and counts of every head, best first; rows of `hits` are `k` apart.
   void finish(Hits& hits);
 
@@ -76,7 +82,10 @@ class TopK {
   void offer_one(Head& h, float score, uint32_t row) {
     if (score < h.floor) return;
     const uint64_t rank = pack_rank(score, row);
-    if (rank <= h.threshold) return;
+    if (rank > h.threshold) accept(h, rank);
+  }
+
+  void accept(Head& h, uint64_t rank) {
     h.ranks[h.size++] = rank;
     if (h.size == capacity_) shrink(h);
   }
