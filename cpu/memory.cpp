@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -29,7 +30,7 @@ size_t mapped_bytes(size_t bytes) { return round_up(bytes, page_size()); }
 
 }  // namespace
 
-ReservedBuffer::ReservedBuffer(size_t bytes) {
+ReservedBuffer::ReservedBuffer(size_t bytes, bool huge) {
   if (bytes == 0) return;
   if (bytes > SIZE_MAX / 2) refuse(bytes, "larger than any address space");
   const size_t wanted = mapped_bytes(bytes);
@@ -46,24 +47,28 @@ ReservedBuffer::ReservedBuffer(size_t bytes) {
     if (before > 0) munmap(begin, before);
     begin += before;
     if (slack > before) munmap(begin + wanted, slack - before);
-    // A hint: where the kernel has no huge pages, small ones serve. The first 2 MiB stay on small pages:
-    // a session has hundreds of buffers (2 x layers x KV heads), and a short context would otherwise
-    // touch a whole huge page of each (1 GiB for 32 layers of 8 heads).
-    if (wanted > kHugePage) (void)madvise(begin + kHugePage, wanted - kHugePage, MADV_HUGEPAGE);
   }
   data_ = begin;
   bytes_ = bytes;
+  // A short buffer should not cost a whole huge page.
+  if (huge && bytes > kHugePage) advise_huge(kHugePage, bytes);
 }
 
 ReservedBuffer::~ReservedBuffer() {
   if (data_ != nullptr) munmap(data_, mapped_bytes(bytes_));
 }
 
-void ReservedBuffer::release_from(size_t begin) {
-  if (begin >= bytes_) return;
+void ReservedBuffer::release(size_t begin, size_t end) {
   const size_t first = round_up(begin, page_size());
-  const size_t end = mapped_bytes(bytes_);
-  if (first < end) (void)madvise(data_ + first, end - first, MADV_DONTNEED);
+  const size_t last = end >= bytes_ ? mapped_bytes(bytes_) : end / page_size() * page_size();
+  if (first < last) (void)madvise(data_ + first, last - first, MADV_DONTNEED);
+}
+
+void ReservedBuffer::advise_huge(size_t begin, size_t end) {
+  const size_t first = round_up(begin, kHugePage);
+  const size_t last = std::min(round_up(end, page_size()), mapped_bytes(bytes_));
+  // A hint: where the kernel has no huge pages, small ones serve.
+  if (first < last) (void)madvise(data_ + first, last - first, MADV_HUGEPAGE);
 }
 
 }  // namespace keyhole::cpu

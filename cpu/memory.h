@@ -12,7 +12,9 @@ namespace keyhole::cpu {
 class ReservedBuffer {
  public:
   ReservedBuffer() = default;
-  explicit ReservedBuffer(size_t bytes);
+  /// Pages beyond the first 2 MiB are huge where the kernel grants them; `huge` = false leaves that to
+  /// advise_huge().
+  explicit ReservedBuffer(size_t bytes, bool huge = true);
   ~ReservedBuffer();
   ReservedBuffer(ReservedBuffer&& o) noexcept
       : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
@@ -25,8 +27,11 @@ class ReservedBuffer {
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
-  /// Gives the pages that lie wholly in [begin, bytes) back to the system; they read as zero again.
-  void release_from(size_t begin);
+  /// Gives the pages that lie wholly in [begin, end) back to the system; they read as zero again.
+  void release(size_t begin, size_t end);
+
+  /// Asks for huge pages in [begin, end). Only pages that are not yet touched are affected.
+  void advise_huge(size_t begin, size_t end);
 
  private:
   std::byte* data_ = nullptr;

@@ -90,6 +90,15 @@ uint32_t prepare(keyhole_index& ix, const keyhole_tensor* queries, uint32_t& k) 
   return group;
 }
 
+std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) {
+  std::string text;
+  for (const auto& [name, value] : numbers) {
+    text.append(text.empty() ? "" : ", ").append("\"").append(name).append("\": ");
+    text.append(std::to_string(value));
+  }
+  return "{" + text + "}";
+}
+
 /// Spreads hits of stride `from_k` over the caller's arrays of stride `to_k`.
 void copy_hits(const index::Hits& hits, uint32_t group, uint32_t from_k, uint32_t to_k,
                uint32_t* ids, float* scores, uint32_t* counts) {
@@ -180,12 +189,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     built->build(input, [&](double f) { return !report || report(f, "building the index"); });
     const index::IndexInfo info = built->info();
     ix->params = info.params;
-    ix->diagnostics = "{";
-    for (const auto& [name, value] : info.diagnostics) {
-      ix->diagnostics +=
-          (ix->diagnostics.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(value);
-    }
-    ix->diagnostics += "}";
+    ix->diagnostics = json_of(info.diagnostics);
     ix->index = std::move(built);
   });
 }

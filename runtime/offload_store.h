@@ -22,7 +22,8 @@ class OffloadStore {
   /// Rows [0, rows(layer)) of one head.
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const;
 
-  /// Where a row's K (V) goes: write every head's rows [rows, rows + n), then grow(n).
+  /// Adding n rows: prepare(), write them through key() and value() for every head, then grow().
+  void prepare(uint32_t layer, uint32_t n);
   [[nodiscard]] std::byte* key(uint32_t layer, uint32_t kv_head, size_t row);
   [[nodiscard]] std::byte* value(uint32_t layer, uint32_t kv_head, size_t row);
   void grow(uint32_t layer, uint32_t n) { rows_[layer] += n; }
@@ -34,8 +35,9 @@ class OffloadStore {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  [[nodiscard]] size_t index(uint32_t layer, uint32_t kv_head) const {
-    return size_t{layer} * kv_heads_ + kv_head;
+  /// Byte offset of a head's K (which = 0) or V (which = 1).
+  [[nodiscard]] size_t offset(uint32_t layer, uint32_t kv_head, uint32_t which) const {
+    return ((size_t{layer} * kv_heads_ + kv_head) * 2 + which) * array_bytes_;
   }
 
   uint32_t kv_heads_;
@@ -43,8 +45,10 @@ class OffloadStore {
   DType dtype_;
   size_t capacity_;
   size_t row_bytes_;
-  std::vector<cpu::ReservedBuffer> keys_, values_;  ///< [layer * kv_heads + kv_head]
-  std::vector<uint32_t> rows_;                      ///< [layer]
+  size_t array_bytes_;  ///< reserved for the K or V of one head, whole huge pages
+  // One mapping for all heads: hundreds of them would come near the system's limit on mappings.
+  cpu::ReservedBuffer memory_;
+  std::vector<uint32_t> rows_;  ///< [layer]
 };
 
 }  // namespace keyhole::runtime

@@ -184,6 +184,7 @@ void Session::offload_from_window(uint32_t layer, uint32_t n) {
   if (n == 0) return;
   const ModelShape& m = engine_->model();
   resident_->evict(layer, staging_k_.data(), staging_v_.data(), n);
+  store_.prepare(layer, n);
   const uint32_t row = store_.rows(layer);
   for (uint32_t t = 0; t < n; ++t) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
@@ -201,6 +202,7 @@ void Session::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& 
   const ModelShape& m = engine_->model();
   const uint32_t row = store_.rows(layer);
   const uint32_t per_head = pieces(n, 1024);
+  store_.prepare(layer, n);
   engine_->pool().run(m.kv_heads * per_head, [&](uint32_t task, uint32_t) {
     float scratch[kMaxHeadDim];
     const uint32_t h = task / per_head;

@@ -126,6 +126,7 @@ void SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
   const auto v = in.array<std::byte>(uint64_t{sink + window} * token, "resident values");
   s.resident_->append_sink(layer, k.data(), v.data(), sink);
   s.resident_->append_window(layer, k.data() + sink * token, v.data() + sink * token, window);
+  s.store_.prepare(layer, rows);
   s.store_.grow(layer, rows);
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     in.bytes(s.store_.key(layer, h, 0), rows * m.row_bytes(), "keys");
@@ -225,6 +226,7 @@ std::unique_ptr<Session> SessionFile::fork(const Session& from) {
     from.resident_->read(layer, k.data(), v.data());
     to->resident_->append_sink(layer, k.data(), v.data(), sink);
     to->resident_->append_window(layer, k.data() + sink * token, v.data() + sink * token, window);
+    to->store_.prepare(layer, rows);
     to->store_.grow(layer, rows);
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       const KvView kv = from.store_.view(layer, h);

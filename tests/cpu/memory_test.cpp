@@ -60,7 +60,7 @@ TEST(ReservedBuffer, ReleasedPagesReadAsZeroAndOthersStay) {
   for (size_t i = 0; i < bytes; i += 1000) buffer.data()[i] = std::byte{9};
   const size_t begin = (size_t{1} << 20) + 5;
   const size_t before = resident_bytes();
-  buffer.release_from(begin);
+  buffer.release(begin, bytes);
   EXPECT_LT(resident_bytes() + (size_t{3} << 20), before);
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (size_t i = 0; i < bytes; i += 1000) {
@@ -72,8 +72,8 @@ TEST(ReservedBuffer, ReleasedPagesReadAsZeroAndOthersStay) {
   }
   buffer.data()[bytes - 1] = std::byte{3};
   EXPECT_EQ(buffer.data()[bytes - 1], std::byte{3});
-  buffer.release_from(bytes);      // nothing to release
-  buffer.release_from(bytes * 2);  // nor here
+  buffer.release(bytes, bytes);          // nothing to release
+  buffer.release(bytes * 2, bytes * 3);  // nor here
   EXPECT_EQ(buffer.data()[bytes - 1], std::byte{3});
 }
 

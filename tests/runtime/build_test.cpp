@@ -30,7 +30,7 @@ class Build : public ::testing::Test {
 };
 
 TEST_F(Build, ReportsRisingProgressUpToOne) {
-  sc_.index = "ivf:C=8,probe=8";
+  sc_.index = "ivf:C=8,probe=16777216";
   make(600);
   std::vector<double> seen;
   ASSERT_OK(keyhole_build(
@@ -47,7 +47,7 @@ TEST_F(Build, ReportsRisingProgressUpToOne) {
 }
 
 TEST_F(Build, CancelLosesNothingAndCanBeRepeated) {
-  sc_.index = "ivf:C=8,probe=8";
+  sc_.index = "ivf:C=8,probe=16777216";
   make(600);
   EXPECT_EQ(KEYHOLE_CANCELLED,
             keyhole_build(
@@ -63,7 +63,7 @@ TEST_F(Build, ChangingTheIndexMakesAllPending) {
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_index(session_.get(), "flatt"));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
-  for (const char* spec : {"ivf:C=4,probe=4", "hnsw:M=16,ef=4096", "flat"}) {
+  for (const char* spec : {"ivf:C=4,probe=16777216", "hnsw:M=16,ef=4096", "flat"}) {
     ASSERT_OK(keyhole_session_set_index(session_.get(), spec));
     EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
     expect_all_exact();

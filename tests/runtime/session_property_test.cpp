@@ -91,7 +91,7 @@ TEST_P(EveryTokenOnce, AfterEveryOperation) {
 std::vector<Case> cases() {
   std::vector<Case> all;
   uint64_t seed = 1;
-  for (const char* index : {"flat", "ivf:C=4,probe=4"}) {
+  for (const char* index : {"flat", "ivf:C=4,probe=16777216"}) {
     for (const keyhole_dtype t : {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16}) {
       for (int i = 0; i < 4; ++i) all.push_back({seed++, index, t});
     }

@@ -70,7 +70,7 @@ TEST(Threads, ASecondCallIntoASessionIsRefused) {
   const auto ec = small_engine(2);
   const EnginePtr engine = make_engine(ec);
   auto sc = small_session();
-  sc.index = "ivf:C=4,probe=4";
+  sc.index = "ivf:C=4,probe=16777216";
   const SessionPtr session = make_session(engine.get(), sc);
   Numbers numbers(1);
   Model model(ec);
