@@ -1,7 +1,12 @@
 #include "index/hnsw_builder.h"
 
+// hnswlib asserts where it could return; a library does not end its host.
+#ifndef NDEBUG
+#define NDEBUG
+#endif
 #include <hnswlib/hnswlib.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdlib>
@@ -66,13 +71,50 @@ struct LevelLinks {
   }
 };
 
+// hnswlib's structure with room for `rows`. Its usual constructor may print a warning and takes 2.6 MB of
+// locks for updates that never happen here; this one leaves the members to us.
+class EmptyHnsw : public Hnsw {
+ public:
+  EmptyHnsw(RowSpace& space, size_t rows, const HnswConfig& config) : Hnsw(&space) {
+    linkLists_ = nullptr;
+    data_level0_memory_ = nullptr;
+    visited_list_pool_ = nullptr;
+    cur_element_count = 0;
+
+    max_elements_ = rows;
+    num_deleted_ = 0;
+    M_ = config.m;
+    maxM_ = M_;
+    maxM0_ = 2 * M_;
+    ef_construction_ = std::max<size_t>(config.ef_construction, M_);
+    mult_ = 1.0 / std::log(static_cast<double>(M_));
+    revSize_ = 1.0 / mult_;
+    maxlevel_ = -1;
+    enterpoint_node_ = kNoLink;
+    fstdistfunc_ = space.get_dist_func();
+    dist_func_param_ = space.get_dist_func_param();
+
+    data_size_ = space.get_data_size();
+    size_links_per_element_ = maxM_ * sizeof(uint32_t) + sizeof(uint32_t);
+    size_links_level0_ = maxM0_ * sizeof(uint32_t) + sizeof(uint32_t);
+    offsetLevel0_ = 0;
+    offsetData_ = size_links_level0_;
+    label_offset_ = size_links_level0_ + data_size_;
+    size_data_per_element_ = label_offset_ + sizeof(hnswlib::labeltype);
+
+    link_list_locks_ = std::vector<std::mutex>(rows);
+    element_levels_ = std::vector<int>(rows);
+    // malloc: hnswlib's destructor frees them.
+    data_level0_memory_ = static_cast<char*>(std::malloc(rows * size_data_per_element_));
+    linkLists_ = static_cast<char**>(std::malloc(rows * sizeof(char*)));
+    if (data_level0_memory_ == nullptr || linkLists_ == nullptr) throw std::bad_alloc();
+  }
+};
+
 class Builder {
  public:
   Builder(const Graph& graph, LiftedKeys& keys, const HnswConfig& config)
-      : keys_(keys),
-        config_(config),
-        space_(keys),
-        hnsw_(&space_, keys.rows().count, config.m, config.ef_construction) {
+      : keys_(keys), config_(config), space_(keys), hnsw_(space_, keys.rows().count, config) {
     beam_.reserve(keys.rows().count, graph.width(), config.ef_construction);
     thaw(graph);
   }
@@ -97,7 +139,7 @@ class Builder {
   LiftedKeys& keys_;
   HnswConfig config_;
   RowSpace space_;
-  Hnsw hnsw_;
+  EmptyHnsw hnsw_;
   Beam beam_;
 };
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "index/lanes.h"
 #include "index/topk.h"
 
 namespace keyhole::index {
@@ -12,7 +13,6 @@ namespace {
 // importance[l] += (1 + z/8)^8, with z the standardised score of list l and 0 below z = -8. It follows
 // exp(z) up to the far outliers and consists of operations that the baseline instruction set vectorises.
 void add_importance(const float* scores, size_t n, float* importance) {
-  constexpr size_t kLanes = 8;  // independent sums: as many as two SSE registers hold
   float lane_sum[kLanes] = {};
   float lane_squares[kLanes] = {};
   // Shifted by the first score, so that a mean far from 0 (keys share a large mean) costs no precision.

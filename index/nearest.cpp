@@ -2,28 +2,25 @@
 
 #include <algorithm>
 
+#include "index/lanes.h"
+
 namespace keyhole::index {
 namespace {
 
-constexpr size_t kTile = 512;   // centroids per kernel call: 16 x 512 scores are 32 KiB, within L1
-constexpr size_t kStride = 16;  // scores compared at once
+constexpr size_t kTile = 512;  // centroids per kernel call: 16 x 512 scores are 32 KiB, within L1
 
 struct Best {
   float score = kMinusInf;
   uint32_t label = 0;
 };
 
-// The first largest of scores[i] - offsets[i], if it beats `best`. The test of a whole stride is branch-free
-// and becomes vector compares; after the first strides it nearly always fails.
+// The first largest of scores[i] - offsets[i], if it beats `best`. After the first lanes the test of sixteen
+// nearly always fails.
 void improve(const float* scores, const float* offsets, size_t n, size_t first, Best& best) {
   size_t i = 0;
-  for (; i + kStride <= n; i += kStride) {
-    int better = 0;
-    for (size_t j = i; j < i + kStride; ++j) {
-      better |= static_cast<int>(scores[j] - offsets[j] > best.score);
-    }
-    if (better == 0) continue;
-    for (size_t j = i; j < i + kStride; ++j) {
+  for (; i + kLanes <= n; i += kLanes) {
+    if (no_difference_above(scores + i, offsets + i, best.score)) continue;
+    for (size_t j = i; j < i + kLanes; ++j) {
       const float s = scores[j] - offsets[j];
       if (s > best.score) best = {s, static_cast<uint32_t>(first + j)};
     }

@@ -38,6 +38,37 @@ void radix_sort(uint64_t* ranks, uint64_t* spare, size_t n) {
 
 }  // namespace
 
+void select_ranks(uint64_t* ranks, size_t n, size_t k) {
+  // Quickselect whose partition has no branch on the data: std::nth_element mispredicts every other
+  // comparison and takes five times as long. Ranks differ, so equal keys cannot stall it; a bad run of
+  // pivots can, and is left to nth_element's guarantee.
+  size_t begin = 0;
+  size_t end = n;
+  for (int round = 0; round < 64; ++round) {
+    if (k <= begin || k >= end) return;
+    if (end - begin <= 8) break;
+    uint64_t a = ranks[begin];
+    const uint64_t b = ranks[begin + (end - begin) / 2];
+    uint64_t c = ranks[end - 1];
+    if (a > c) std::swap(a, c);
+    const uint64_t pivot = std::clamp(b, a, c);  // the median of three
+    size_t middle = begin;
+    for (size_t i = begin; i < end; ++i) {
+      const uint64_t rank = ranks[i];
+      ranks[i] = ranks[middle];
+      ranks[middle] = rank;
+      middle += static_cast<size_t>(rank > pivot);
+    }
+    // [begin, middle) > pivot >= [middle, end)
+    if (k <= middle) {
+      end = middle;
+    } else {
+      begin = middle;
+    }
+  }
+  std::nth_element(ranks + begin, ranks + k, ranks + end, std::greater<>());
+}
+
 void sort_ranks(uint64_t* ranks, uint64_t* spare, size_t n) {
   if (n < kRadixFrom) {
     std::sort(ranks, ranks + n, std::greater<>());
@@ -52,7 +83,7 @@ void TopK::begin(uint32_t group, uint32_t k, size_t count) {
   keep_ = std::min<size_t>(k, count);
   // A selection over 2k+ ranks per k+ accepted ones costs a few operations per accepted rank. Never more
   // than there can be offers: then everything fits and nothing is ever cut (k covers the whole index).
-  capacity_ = std::max<size_t>(std::min(2 * keep_ + 256, count), 1);
+  capacity_ = std::min(2 * keep_ + 64, count) + kLanes;
   const size_t needed = group * capacity_;
   if (ranks_.size() < needed)
     ranks_.resize(needed + needed / 4);  // appends grow the index in steps
@@ -64,9 +95,9 @@ void TopK::begin(uint32_t group, uint32_t k, size_t count) {
 
 void TopK::shrink(Head& h) const {
   if (h.size <= keep_) return;
-  std::nth_element(h.ranks, h.ranks + keep_ - 1, h.ranks + h.size, std::greater<>());
+  select_ranks(h.ranks, h.size, keep_);
   h.size = keep_;
-  h.threshold = h.ranks[keep_ - 1];
+  h.threshold = *std::min_element(h.ranks, h.ranks + keep_);
   h.floor = rank_score(h.threshold);
 }
 

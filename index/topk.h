@@ -4,7 +4,8 @@
 // score first, then smaller row. The order is total, so the result does not depend on the order in
 // which rows were offered. Between offers only pairs that can still be among the best k are kept: those
 // below the k-th best seen so far are skipped sixteen at a time, the rest goes to a buffer that is cut back
-// to k (selection, not sorting) whenever it is full.
+// to k (selection, not sorting) whenever it is full. At k = 100 this costs a tenth of the scoring of 32k fp16
+// keys; with std::nth_element and branches it was a fifth.
 #pragma once
 
 #include <bit>
@@ -13,6 +14,7 @@
 
 #include "cpu/types.h"
 #include "index/index.h"
+#include "index/lanes.h"
 
 namespace keyhole::index {
 
@@ -20,7 +22,10 @@ namespace keyhole::index {
 /// -0 counts as 0. NaN (an overflow of finite inputs) ranks below every number.
 [[nodiscard]] inline uint64_t pack_rank(float score, uint32_t row) {
   const uint32_t bits = std::bit_cast<uint32_t>(score == score ? score + 0.0F : kMinusInf);
-  const uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+  // Negative floats order backwards: flip all their bits, and the sign of the others. Without a branch:
+  // the signs of scores are as good as random.
+  const uint32_t ordered =
+      bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000U);
   return (uint64_t{ordered} << 32) | (~row & 0xFFFFFFFFU);
 }
 [[nodiscard]] inline uint32_t rank_row(uint64_t rank) { return ~static_cast<uint32_t>(rank); }
@@ -28,6 +33,9 @@ namespace keyhole::index {
   const auto ordered = static_cast<uint32_t>(rank >> 32);
   return std::bit_cast<float>((ordered & 0x80000000U) != 0 ? ordered & 0x7FFFFFFFU : ~ordered);
 }
+
+/// Moves the k best of n different ranks to the front, in no order.
+void select_ranks(uint64_t* ranks, size_t n, size_t k);
 
 /// Sorts ranks, best first. `spare` has room for n ranks.
 void sort_ranks(uint64_t* ranks, uint64_t* spare, size_t n);
@@ -50,7 +58,9 @@ class TopK {
   /// Offers one ready rank.
   void offer_rank(uint32_t head, uint64_t rank) {
     Head& h = heads_[head];
-    if (rank > h.threshold) accept(h, rank);
+    if (rank <= h.threshold) return;
+    if (h.size + kLanes > capacity_) shrink(h);
+    h.ranks[h.size++] = rank;
   }
 
   /// Writes ids, scores and counts of every head, best first; rows of `hits` are `k` apart.
@@ -66,28 +76,25 @@ class TopK {
 
   template <class RowOf>
   void offer_if_good(uint32_t head, const float* scores, size_t n, RowOf row_of) {
-    constexpr size_t kStride = 16;
     Head& h = heads_[head];
     size_t i = 0;
-    for (; i + kStride <= n; i += kStride) {
-      // Branch-free, so that it becomes a few vector compares; "not below" lets ties and NaN through.
-      int good = 0;
-      for (size_t j = 0; j < kStride; ++j) good |= static_cast<int>(!(scores[i + j] < h.floor));
-      if (good == 0) continue;
-      for (size_t j = i; j < i + kStride; ++j) offer_one(h, scores[j], row_of(j));
+    for (; i + kLanes <= n; i += kLanes) {
+      if (all_below(scores + i, h.floor)) continue;
+      accept_some(h, scores + i, kLanes, [&](size_t j) { return row_of(i + j); });
     }
-    for (; i < n; ++i) offer_one(h, scores[i], row_of(i));
+    if (i < n) accept_some(h, scores + i, n - i, [&](size_t j) { return row_of(i + j); });
   }
 
-  void offer_one(Head& h, float score, uint32_t row) {
-    if (score < h.floor) return;
-    const uint64_t rank = pack_rank(score, row);
-    if (rank > h.threshold) accept(h, rank);
-  }
-
-  void accept(Head& h, uint64_t rank) {
-    h.ranks[h.size++] = rank;
-    if (h.size == capacity_) shrink(h);
+  // n <= kLanes. Every rank is written, the size moves past those that pass: no branch to mispredict.
+  template <class RowOf>
+  void accept_some(Head& h, const float* scores, size_t n, RowOf row_of) {
+    if (h.size + kLanes > capacity_) shrink(h);
+    uint64_t* end = h.ranks + h.size;
+    for (size_t j = 0; j < n; ++j) {
+      *end = pack_rank(scores[j], row_of(j));
+      end += static_cast<size_t>(*end > h.threshold);
+    }
+    h.size = static_cast<size_t>(end - h.ranks);
   }
 
   void shrink(Head& h) const;
