@@ -15,6 +15,8 @@ class ProgressMeter {
   /// `total` in any unit that advance() uses.
   ProgressMeter(const Progress& progress, double total) : progress_(progress), total_(total) {}
 
+  ProgressMeter(Progress&&, double) = delete;  // it is borrowed
+
   /// Throws Error(cancelled) once the callback has asked to stop, on whichever thread comes next.
   void advance(double work) {
     if (!progress_) return;

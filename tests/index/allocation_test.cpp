@@ -1,0 +1,82 @@
+// Searches allocate nothing: every operator new of the process is counted.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/index/keys.h"
+
+// The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+
+namespace {
+std::atomic<uint64_t> allocations{0};
+}
+
+void* operator new(size_t n) {
+  ++allocations;
+  if (void* p = std::malloc(n)) return p;
+  throw std::bad_alloc();
+}
+void* operator new(size_t n, std::align_val_t align) {
+  ++allocations;
+  const auto a = static_cast<size_t>(align);
+  if (void* p = std::aligned_alloc(a, (n + a - 1) / a * a)) return p;
+  throw std::bad_alloc();
+}
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+
+namespace keyhole::index::test {
+namespace {
+
+struct Arrays {
+  Arrays(uint32_t group, uint32_t k) : ids(group * k), scores(group * k), counts(group) {}
+  Hits hits() { return {ids.data(), scores.data(), counts.data()}; }
+  std::vector<uint32_t> ids;
+  std::vector<float> scores;
+  std::vector<uint32_t> counts;
+};
+
+class Allocation : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Allocation, NoneInASearch) {
+  std::mt19937 random(81);
+  Keys keys(3000, 64, DType::f16);
+  keys.put(0, attention_keys(3000, 64, random));
+  const auto index = make_index(GetParam(), 64, DType::f16, context());
+  BuildInput input;
+  input.keys = keys.view(2900);
+  index->build(input, {});
+  const auto queries = attention_queries(8, 64, keys, random);
+  Arrays arrays(8, 3000);
+  // From the first search on: the scratch is made for this index.
+  const auto scratch = index->make_scratch(8, 3000);
+  const auto count = [&](uint32_t group, uint32_t k) {
+    Hits hits = arrays.hits();
+    const uint64_t before = allocations;
+    index->search(queries.data(), group, k, *scratch, hits);
+    return allocations - before;
+  };
+  for (const uint32_t k : {1U, 100U, 1000U, 3000U}) {
+    EXPECT_EQ(count(8, k), 0U) << k;
+    EXPECT_EQ(count(3, k), 0U) << k;
+  }
+  // After it has grown or shrunk, at most the first search may allocate.
+  index->append(keys.view(), {});
+  count(8, 3000);
+  count(8, 100);
+  EXPECT_EQ(count(8, 100), 0U);
+  EXPECT_EQ(count(8, 3000), 0U);
+  index->truncate(1000);
+  count(8, 100);
+  EXPECT_EQ(count(8, 100), 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Allocation,
+                         ::testing::Values("flat", "ivf", "ivf:C=30,probe=30",
+                                           "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000"));
+
+}  // namespace
+}  // namespace keyhole::index::test

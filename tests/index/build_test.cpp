@@ -1,0 +1,238 @@
+// Builds: the same result for any number of threads, cancelled without a trace, sized as announced.
+#include <omp.h>
+
+#include <sstream>
+#include <thread>
+
+#include "tests/index/keys.h"
+
+namespace keyhole::index::test {
+namespace {
+
+std::string saved(const Index& index) {
+  std::ostringstream out;
+  index.save(out);
+  std::string bytes = out.str();
+  return bytes;
+}
+
+// What a build made, without the seconds that it took.
+std::string content(const Index& index) {
+  std::string bytes = saved(index);
+  const std::string params = index.info().params;
+  const size_t header = 8 + 4 + 4;  // magic, version, length of the text
+  uint32_t text = 0;
+  std::memcpy(&text, bytes.data() + 12, 4);
+  bytes.erase(header + text + 8, 8);         // build_seconds, after dim and dtype
+  return bytes.substr(0, bytes.size() - 8);  // the checksum covers them
+}
+
+constexpr const char* kSpecs[] = {"flat", "ivf:segment=512", "ivf:train=global,C=50",
+                                  "ivf:segment=512,metric=ip", "hnsw:M=6,efc=30"};
+
+TEST(Build, DoesNotDependOnThreads) {
+  std::mt19937 random(71);
+  Keys keys(3000, 64, DType::f16);
+  keys.put(0, attention_keys(3000, 64, random));
+  cpu::Pool one({.threads = 1});
+  cpu::Pool four({.threads = 4});
+  for (const char* spec : kSpecs) {
+    SCOPED_TRACE(spec);
+    const std::string alone = content(*built(spec, keys, nullptr));
+    EXPECT_EQ(content(*built(spec, keys, &one)), alone);
+    EXPECT_EQ(content(*built(spec, keys, &four)), alone);
+    // Heads are built from tasks of the same pool.
+    std::vector<std::string> nested(4);
+    four.run(4,
+             [&](uint32_t task, uint32_t) { nested[task] = content(*built(spec, keys, &four)); });
+    for (const std::string& bytes : nested) EXPECT_EQ(bytes, alone);
+    // What the process has set for OpenMP neither matters nor is changed.
+    const int omp = omp_get_max_threads();
+    omp_set_num_threads(3);
+    EXPECT_EQ(content(*built(spec, keys, &four)), alone);
+    EXPECT_EQ(omp_get_max_threads(), 3);
+    omp_set_num_threads(omp);
+  }
+}
+
+TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
+  std::mt19937 random(72);
+  Keys keys(800, 64, DType::f16);
+  keys.put(0, integers(800, 64, random));
+  const auto queries = integers(2, 64, random);
+  for (const cpu::Level level : cpu::available_levels()) {
+    const Context ctx = {cpu::kernels_for(level), nullptr};
+    for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800"}) {
+      const auto index = make_index(spec, 64, DType::f16, ctx);
+      BuildInput input;
+      input.keys = keys.view();
+      index->build(input, {});
+      const Answer answer = search(*index, queries, 64, 50);
+      for (uint32_t h = 0; h < 2; ++h) {
+        const auto all = truth(keys, queries.data() + h * 64);
+        for (size_t i = 0; i < 50; ++i) {
+          ASSERT_EQ(answer.heads[h].ids[i], all[i].second) << spec << level_name(level);
+        }
+      }
+    }
+  }
+}
+
+class Cancel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Cancel, LeavesTheIndexAsItWas) {
+  std::mt19937 random(73);
+  Keys keys(2500, 64, DType::f16);
+  keys.put(0, attention_keys(2500, 64, random));
+  const auto queries = attention_queries(2, 64, keys, random);
+  cpu::Pool pool({.threads = 3});
+  for (cpu::Pool* p : {static_cast<cpu::Pool*>(nullptr), &pool}) {
+    const auto index = make_index(GetParam(), 64, DType::f16, context(p));
+    BuildInput input;
+    input.keys = keys.view(1000);
+    index->build(input, {});
+    const std::string before = content(*index);
+    const Answer answer = search(*index, queries, 64, 30);
+
+    // How often a whole build asks, and that it says truly how far it is.
+    std::vector<double> shares;
+    input.keys = keys.view();
+    make_index(GetParam(), 64, DType::f16, context(p))->build(input, [&](double share) {
+      shares.push_back(share);
+      return true;
+    });
+    ASSERT_FALSE(shares.empty());
+    EXPECT_TRUE(std::is_sorted(shares.begin(), shares.end()));
+    EXPECT_GE(shares.front(), 0.0);
+    EXPECT_LE(shares.back(), 1.0);
+    EXPECT_GT(shares.back(), 0.9);
+
+    for (const size_t stop : {size_t{0}, shares.size() / 3, shares.size() - 1}) {
+      for (const bool appending : {false, true}) {
+        size_t asked = 0;
+        const Progress progress = [&](double) { return asked++ < stop; };
+        try {
+          if (appending) {
+            index->append(keys.view(), progress);
+            ASSERT_LE(asked, stop);  // it was done sooner than a build is
+            index->truncate(1000);
+            index->build({keys.view(1000), {}, 0, nullptr}, {});
+            continue;
+          }
+          index->build(input, progress);
+          FAIL() << "not cancelled at question " << stop;
+        } catch (const Error& e) {
+          EXPECT_EQ(e.status(), Status::cancelled);
+        }
+        EXPECT_EQ(asked, stop + 1) << "asked again after the answer was no";
+        EXPECT_EQ(index->count(), 1000U);
+        EXPECT_EQ(content(*index), before);
+        EXPECT_EQ(search(*index, queries, 64, 30).heads, answer.heads);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Cancel, ::testing::ValuesIn(kSpecs));
+
+TEST(Bytes, AreWhatTheEstimateSays) {
+  std::mt19937 random(74);
+  for (const size_t n : {size_t{0}, size_t{1000}, size_t{3000}}) {
+    for (const DType dtype : key_dtypes()) {
+      Keys keys(n, 64, dtype);
+      keys.put(0, gaussian(n, 64, random));
+      for (const char* spec : {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2",
+                               "hnsw:efc=20", "hnsw:M=4,efc=10", "hnsw:M=48,efc=20"}) {
+        const auto bytes = static_cast<double>(built(spec, keys)->info().bytes);
+        const auto estimate = static_cast<double>(estimate_bytes(spec, n, 64, dtype));
+        EXPECT_NEAR(bytes, estimate, 0.1 * estimate) << spec << " of " << n;
+      }
+    }
+  }
+}
+
+TEST(Bytes, AndSecondsGrowWithAppends) {
+  std::mt19937 random(75);
+  Keys keys(1200, 64, DType::f16);
+  keys.put(0, gaussian(1200, 64, random));
+  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10"}) {
+    const auto index = make_index(spec, 64, DType::f16, context());
+    index->append(keys.view(600), {});
+    const IndexInfo half = index->info();
+    index->append(keys.view(), {});
+    const IndexInfo whole = index->info();
+    EXPECT_GT(half.bytes, 0U);
+    EXPECT_GT(whole.bytes, half.bytes);
+    EXPECT_GT(half.build_seconds, 0.0);
+    EXPECT_GT(whole.build_seconds, half.build_seconds);
+    const auto estimate = static_cast<double>(estimate_bytes(spec, 1200, 64, DType::f16));
+    EXPECT_NEAR(static_cast<double>(whole.bytes), estimate, 0.15 * estimate) << spec;
+  }
+}
+
+TEST(Threads, SearchAtOnceWithTheirOwnScratch) {
+  std::mt19937 random(76);
+  Keys keys(1500, 64, DType::f16);
+  keys.put(0, attention_keys(1500, 64, random));
+  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20,ef=30"}) {
+    SCOPED_TRACE(spec);
+    const auto index = built(spec, keys);
+    std::vector<std::vector<float>> queries;
+    std::vector<Answer> expected;
+    for (int i = 0; i < 8; ++i) {
+      queries.push_back(attention_queries(2, 64, keys, random));
+      expected.push_back(search(*index, queries.back(), 64, 20));
+    }
+    std::vector<int> wrong(4, 0);
+    std::vector<std::thread> threads;
+    for (size_t t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        const auto scratch = index->make_scratch(2, 20);
+        for (size_t i = 0; i < 40; ++i) {
+          const size_t q = (i + t) % queries.size();
+          const Answer answer = search(*index, queries[q], 64, 20, *scratch);
+          wrong[t] += static_cast<int>(answer.heads != expected[q].heads);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, std::vector<int>(4, 0));
+  }
+}
+
+TEST(Scratch, ServesEveryIndexOfItsType) {
+  std::mt19937 random(77);
+  Keys small(50, 64, DType::f16);
+  small.put(0, gaussian(50, 64, random));
+  Keys large(3000, 64, DType::f16);
+  large.put(0, gaussian(3000, 64, random));
+  const auto queries = gaussian(3, 64, random);
+  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20"}) {
+    SCOPED_TRACE(spec);
+    const auto a = built(spec, small);
+    const auto b = built(spec, large);
+    const auto scratch = a->make_scratch(4, 100);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(search(*a, queries, 64, 100, *scratch).heads, search(*a, queries, 64, 100).heads);
+      EXPECT_EQ(search(*b, queries, 64, 100, *scratch).heads, search(*b, queries, 64, 100).heads);
+      EXPECT_EQ(search(*b, queries, 64, 7, *scratch).heads, search(*b, queries, 64, 7).heads);
+    }
+  }
+}
+
+TEST(Scratch, RefusesWhatItWasNotMadeFor) {
+  std::mt19937 random(78);
+  Keys keys(50, 64, DType::f16);
+  keys.put(0, gaussian(50, 64, random));
+  const auto queries = gaussian(5, 64, random);
+  const auto ivf = built("ivf", keys);
+  const auto hnsw = built("hnsw", keys);
+  const auto scratch = ivf->make_scratch(4, 10);
+  EXPECT_THROW(search(*ivf, queries, 64, 10, *scratch), Error);
+  EXPECT_THROW(search(*ivf, gaussian(4, 64, random), 64, 11, *scratch), Error);
+  EXPECT_THROW(search(*hnsw, gaussian(4, 64, random), 64, 10, *scratch), Error);
+  EXPECT_NO_THROW(search(*ivf, gaussian(4, 64, random), 64, 10, *scratch));
+}
+
+}  // namespace
+}  // namespace keyhole::index::test

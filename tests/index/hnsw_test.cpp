@@ -1,0 +1,148 @@
+#include "index/graph_repair.h"
+#include "tests/index/keys.h"
+
+namespace keyhole::index::test {
+namespace {
+
+TEST(Hnsw, RecallGrowsWithTheBeamUpToOne) {
+  std::mt19937 random(51);
+  Keys keys(3000, 64, DType::f16);
+  keys.put(0, attention_keys(3000, 64, random));
+  double last = -1.0;
+  for (const char* ef : {"10", "100", "1000", "3000"}) {
+    const auto index = built(std::string("hnsw:M=8,efc=60,ef=") + ef, keys);
+    std::mt19937 queries(52);
+    const double now = mean_recall(*index, keys, 10, 8, queries);
+    EXPECT_GT(now, last - 1e-9);
+    last = now;
+  }
+  EXPECT_EQ(last, 1.0) << "a lifted graph is wholly reachable";
+}
+
+// The failure that the lift is for: edges by raw inner product leave a torn graph of few links.
+TEST(Hnsw, RawInnerProductCollapsesAndTheLiftDoesNot) {
+  std::mt19937 random(53);
+  Keys keys(4000, 64, DType::f16);
+  keys.put(0, attention_keys(4000, 64, random));
+  const auto lift = built("hnsw:M=16,efc=100,ef=100", keys);
+  const auto raw = built("hnsw:M=16,efc=100,ef=100,geometry=ip", keys);
+  EXPECT_GT(diagnostic(*lift, "mean_degree"), 8.0);
+  EXPECT_LT(diagnostic(*raw, "mean_degree"), 4.0);
+  EXPECT_EQ(diagnostic(*lift, "reachable_share"), 1.0);
+  EXPECT_LT(diagnostic(*raw, "reachable_share"), 0.6);
+}
+
+TEST(Hnsw, CountsWhatItScores) {
+  std::mt19937 random(54);
+  Keys keys(2000, 128, DType::f16);
+  keys.put(0, gaussian(2000, 128, random));
+  const auto index = built("hnsw:M=8,efc=40,ef=50", keys);
+  const auto one = gaussian(1, 128, random);
+  std::vector<float> two = one;
+  two.insert(two.end(), one.begin(), one.end());
+  const Answer a = search(*index, one, 128, 10);
+  const Answer b = search(*index, two, 128, 10);
+  EXPECT_GE(a.keys_scored, 50U);
+  EXPECT_LT(a.keys_scored, 2000U);
+  EXPECT_EQ(b.keys_scored, 2 * a.keys_scored);
+  EXPECT_GT(a.bytes_read, a.keys_scored * 256);
+  EXPECT_EQ(b.heads[0], a.heads[0]);
+  EXPECT_EQ(b.heads[1], a.heads[0]);
+}
+
+TEST(Hnsw, KeysLongerThanTheBuildsAreFoundAfterAppend) {
+  std::mt19937 random(55);
+  Keys keys(800, 64, DType::f16);
+  auto values = gaussian(800, 64, random);
+  for (size_t i = 500 * 64; i < values.size(); ++i) values[i] *= 5.0F;
+  keys.put(0, values);
+  const auto index = make_index("hnsw:M=8,efc=60,ef=60", 64, DType::f16, context());
+  BuildInput input;
+  input.keys = keys.view(500);
+  index->build(input, {});
+  index->append(keys.view(), {});
+  EXPECT_GT(mean_recall(*index, keys, 10, 10, random), 0.8);
+}
+
+// A chain 0 -> 1 -> ... with nothing leading back, and islands.
+Graph chain(size_t nodes, uint32_t width, size_t island) {
+  Graph graph(nodes, width, 2);
+  for (uint32_t i = 0; i + 1 < nodes; ++i) {
+    if ((i + 1) % island != 0) graph.slots(i)[0] = i + 1;
+  }
+  graph.choose_entry();
+  return graph;
+}
+
+TEST(Graph, ReachableShareFollowsLinks) {
+  EXPECT_EQ(measure(chain(100, 4, 1000)).reachable_share, 1.0);
+  EXPECT_EQ(measure(chain(100, 4, 25)).reachable_share, 0.25);
+  EXPECT_EQ(measure(chain(100, 4, 1)).reachable_share, 0.01);
+  EXPECT_EQ(measure(chain(100, 4, 1)).mean_degree, 0.0);
+}
+
+TEST(GraphRepair, ConnectsIslandsEvenWhereNoSlotIsFree) {
+  std::mt19937 random(56);
+  Keys keys(120, 64, DType::f32);
+  keys.put(0, gaussian(120, 64, random));
+  LiftedKeys lifted(*context().kernels, keys.view(),
+                    LiftedKeys::largest_norm(*context().kernels, keys.view()));
+  // Cliques of 4 with full lists (width 3): nothing leads from one to another.
+  Graph graph(120, 3, 2);
+  for (uint32_t i = 0; i < 120; ++i) {
+    uint32_t* slot = graph.slots(i);
+    for (uint32_t j = i / 4 * 4; j < i / 4 * 4 + 4; ++j) {
+      if (j != i) *slot++ = j;
+    }
+  }
+  graph.choose_entry();
+  ASSERT_LT(measure(graph).reachable_share, 0.1);
+  connect_all(graph, lifted);
+  EXPECT_EQ(measure(graph).reachable_share, 1.0);
+}
+
+TEST(GraphRepair, RemovedRowsLeaveNoLinkAndNoHole) {
+  std::mt19937 random(57);
+  Keys keys(60, 64, DType::f32);
+  keys.put(0, gaussian(60, 64, random));
+  // 0 -> 50 -> 51 -> 1, 2, 3: rows 1..3 hang on rows that go.
+  Graph graph(60, 4, 2);
+  graph.slots(0)[0] = 50;
+  graph.slots(50)[0] = 51;
+  for (uint32_t i = 0; i < 3; ++i) graph.slots(51)[i] = i + 1;
+  graph.add_tower(10, 1);
+  graph.add_tower(55, 2);
+  graph.upper_slots(0, 1)[0] = 1;
+  graph.upper_slots(1, 1)[0] = 0;
+  graph.choose_entry();
+  ASSERT_EQ(graph.entry_row(), 55U);
+  const RowsView rest = keys.view(50);
+  LiftedKeys lifted(*context().kernels, rest, 100.0);
+  remove_rows(graph, lifted);
+  EXPECT_EQ(graph.nodes(), 50U);
+  EXPECT_EQ(graph.entry_row(), 10U);
+  EXPECT_EQ(graph.towers().size(), 1U);
+  EXPECT_TRUE(graph.upper_links(0, 1).empty());
+  ASSERT_FALSE(graph.links(0).empty());
+  for (const uint32_t link : graph.links(0)) EXPECT_TRUE(link >= 1 && link <= 3) << link;
+}
+
+TEST(LiftedKeys, LiftedKeysAreTheirOwnNearest) {
+  std::mt19937 random(58);
+  Keys keys(300, 64, DType::f32);
+  keys.put(0, attention_keys(300, 64, random));
+  const double radius = LiftedKeys::largest_norm(*context().kernels, keys.view());
+  LiftedKeys lifted(*context().kernels, keys.view(), radius);
+  std::vector<uint32_t> ids(300);
+  for (uint32_t i = 0; i < 300; ++i) ids[i] = i;
+  std::vector<float> similarity(300);
+  for (uint32_t i = 0; i < 300; ++i) {
+    lifted.aim(i);
+    lifted.similarity(ids.data(), 300, similarity.data());
+    EXPECT_NEAR(similarity[i], radius * radius, 1e-4 * radius * radius);
+    EXPECT_EQ(std::max_element(similarity.begin(), similarity.end()) - similarity.begin(), i);
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::index::test
