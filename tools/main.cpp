@@ -26,22 +26,12 @@ namespace {
 constexpr const char* kExitCodes =
     "Exit codes: 0 success, 1 the work failed, 2 the command line is wrong, 130 interrupted.";
 
-void add_commands([[maybe_unused]] CLI::App& keyhole) {
-#ifdef KEYHOLE_COMMAND_DECODE
+void add_commands(CLI::App& keyhole) {
   add_decode(keyhole);
-#endif
-#ifdef KEYHOLE_COMMAND_EVAL
   add_eval(keyhole);
-#endif
-#ifdef KEYHOLE_COMMAND_RECORD
   add_record(keyhole);
-#endif
-#ifdef KEYHOLE_COMMAND_COMPARE
   add_compare(keyhole);
-#endif
-#ifdef KEYHOLE_COMMAND_PLAN
   add_plan(keyhole);
-#endif
 }
 
 int report(const std::string& text, ExitCode code) {
@@ -49,6 +39,18 @@ int report(const std::string& text, ExitCode code) {
   std::fprintf(stderr, "keyhole: %s %s\n", tinted("error:", Tint::red, style).c_str(),
                text.c_str());
   return code;
+}
+
+// CLI11 would only say that a subcommand is missing.
+void refuse_unknown_command(CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    if (command->get_name() == argv[1]) return;
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  }
+  throw UsageError("there is no command \"" + std::string(argv[1]) + "\"; the commands are " +
+                   known);
 }
 
 int run(int argc, char** argv) {
@@ -69,6 +71,7 @@ int run(int argc, char** argv) {
   add_commands(app);
 
   try {
+    refuse_unknown_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e) == 0 ? kExitOk : kExitFailure;

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -304,6 +305,12 @@ ordered_json describe(const Plan& plan, const Options& options) {
 }
 
 void run(const Options& options) {
+  if (options.json == "-" && options.csv == "-") {
+    throw UsageError("--json and --csv cannot both go to standard output");
+  }
+  for (const std::string& path : {options.json, options.csv}) {
+    if (!path.empty()) check_writable(path);
+  }
   const Trace trace = open_trace(options);
   const Plan plan = make_plan(trace, options);
   std::vector<Measurement> results;
@@ -368,38 +375,52 @@ void add_compare(CLI::App& keyhole) {
   command
       ->add_option("--trace", options->trace,
                    "A trace written by record, or keys in .hdf5 (ann-benchmarks), .fbin or .fvecs")
+      ->type_name("FILE")
       ->required();
-  command->add_option("--query-file", options->vectors.queries, "Queries of .fbin or .fvecs keys");
-  command->add_option("--training-file", options->vectors.training,
-                      "Training queries of .fbin or .fvecs keys");
-  command->add_option("--value-file", options->vectors.values,
-                      "Values of .fbin or .fvecs keys; without them no output error is reported");
+  command->add_option("--query-file", options->vectors.queries, "Queries of .fbin or .fvecs keys")
+      ->type_name("FILE");
+  command
+      ->add_option("--training-file", options->vectors.training,
+                   "Training queries of .fbin or .fvecs keys")
+      ->type_name("FILE");
+  command
+      ->add_option("--value-file", options->vectors.values,
+                   "Values of .fbin or .fvecs keys; without them no output error is reported")
+      ->type_name("FILE");
   command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
       ->required()
       ->allow_extra_args(false)
       ->type_name("SPEC");
   command->add_option("--k", options->k, "Keys that the index returns per query head")
-      ->check(CLI::Range(size_t{1}, size_t{1} << 20U))
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, size_t{1} << 20U).description(""))
       ->capture_default_str();
-  command->add_option("--sink", options->sink,
-                      "Resident tokens at the beginning [128; vectors: 0]");
-  command->add_option("--window", options->window, "Resident newest tokens [512; vectors: 0]");
+  command->add_option("--sink", options->sink, "Resident tokens at the beginning [128; vectors: 0]")
+      ->type_name("N");
+  command->add_option("--window", options->window, "Resident newest tokens [512; vectors: 0]")
+      ->type_name("N");
   command->add_option("--threads", options->threads, "Heads that are built at once [one per core]")
-      ->check(CLI::Range(1U, 1024U));
+      ->type_name("N")
+      ->check(CLI::Range(1U, 1024U).description(""));
   command->add_option("--layers", options->layers, "Layers to measure, e.g. 0,4,5 [all recorded]")
+      ->type_name("N,...")
       ->delimiter(',');
   command->add_option("--heads", options->heads, "KV heads to measure, e.g. 0,1 [all]")
+      ->type_name("N,...")
       ->delimiter(',');
   command->add_option("--queries", options->queries, "At most this many queries, evenly spread")
-      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, std::numeric_limits<size_t>::max()).description(""))
       ->capture_default_str();
   command->add_option("--kv-dtype", options->kv_dtype, "How keys and values are stored")
+      ->type_name("TYPE")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
   command->add_flag("--per-head", options->per_head, "Also print a row for every head");
-  command->add_option("--json", options->json, "Write all results here (- for standard output)");
-  command->add_option("--csv", options->csv,
-                      "Write the per-head rows here (- for standard output)");
+  command->add_option("--json", options->json, "Write all results here (- for standard output)")
+      ->type_name("FILE");
+  command->add_option("--csv", options->csv, "Write the per-head rows here (- for standard output)")
+      ->type_name("FILE");
   command->footer(
       examples(
           {"keyhole compare --trace t.safetensors --index flat --index ivf:C=1024,probe=32",

@@ -194,28 +194,41 @@ void add_plan(CLI::App& keyhole) {
   CLI::App* command = keyhole.add_subcommand(
       "plan",
       "Tell host, device and pinned memory, and the longest context, before allocating anything");
-  command->add_option("--model", options->model, "Take the shape from this folder's config.json");
-  command->add_option("--layers", options->layers, "Layers");
-  command->add_option("--heads", options->heads, "Query heads");
-  command->add_option("--kv-heads", options->kv_heads, "KV heads");
-  command->add_option("--head-dim", options->head_dim,
-                      "Components of a head: 64, 80, 96, 128 or 256");
+  command->add_option("--model", options->model, "Take the shape from this folder's config.json")
+      ->type_name("DIR");
+  command->add_option("--layers", options->layers, "Layers")->type_name("N");
+  command->add_option("--heads", options->heads, "Query heads")->type_name("N");
+  command->add_option("--kv-heads", options->kv_heads, "KV heads")->type_name("N");
+  command
+      ->add_option("--head-dim", options->head_dim, "Components of a head: 64, 80, 96, 128 or 256")
+      ->type_name("N");
   command->add_option("--dtype", options->dtype, "How keys and values are stored")
+      ->type_name("TYPE")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
-  command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")->required();
+  command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
+      ->type_name("TOKENS")
+      ->required();
   command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
       ->required()
       ->allow_extra_args(false)
       ->type_name("SPEC");
-  command->add_option("--weights", options->weights, "Bytes of the model's weights, e.g. 15GiB");
-  command->add_option("--gpu-memory", options->gpu_memory,
-                      "Bytes of the GPU; without it everything lies in host memory");
-  command->add_option("--host-memory", options->host_memory, "Bytes that the host may give");
+  command->add_option("--weights", options->weights, "Bytes of the model's weights, e.g. 15GiB")
+      ->type_name("BYTES");
+  command
+      ->add_option("--gpu-memory", options->gpu_memory,
+                   "Bytes of the GPU; without it everything lies in host memory")
+      ->type_name("BYTES");
+  command->add_option("--host-memory", options->host_memory, "Bytes that the host may give")
+      ->type_name("BYTES");
   command->add_option("--sink", options->sink, "Resident tokens at the beginning")
+      ->type_name("N")
       ->capture_default_str();
-  command->add_option("--window", options->window, "Resident newest tokens")->capture_default_str();
-  command->add_option("--json", options->json, "Write the plan here (- for standard output)");
+  command->add_option("--window", options->window, "Resident newest tokens")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--json", options->json, "Write the plan here (- for standard output)")
+      ->type_name("FILE");
   command->footer(examples(
       {"keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --context 1M "
        "\\",

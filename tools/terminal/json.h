@@ -13,4 +13,7 @@ void write_json(const std::filesystem::path& path, const nlohmann::ordered_json&
 /// The same for any text, e.g. CSV.
 void write_text(const std::filesystem::path& path, const std::string& text);
 
+/// Throws as the two above would if they were to write `path` now. Ask before hours of work begin.
+void check_writable(const std::filesystem::path& path);
+
 }  // namespace keyhole::tools

@@ -23,18 +23,12 @@ bool locale_is_utf8() {
 
 const char* sequence(Tint tint) {
   switch (tint) {
-    case Tint::bold:
-      return "\033[1m";
-    case Tint::dim:
-      return "\033[2m";
-    case Tint::red:
-      return "\033[31m";
-    case Tint::green:
-      return "\033[32m";
-    case Tint::yellow:
-      return "\033[33m";
-    case Tint::none:
-      break;
+    case Tint::bold: return "\033[1m";
+    case Tint::dim: return "\033[2m";
+    case Tint::red: return "\033[31m";
+    case Tint::green: return "\033[32m";
+    case Tint::yellow: return "\033[33m";
+    case Tint::none: break;
   }
   return "";
 }

@@ -305,6 +305,7 @@ TEST_F(Compare, RefusesWhatCannotBe) {
   refused(1, {"--trace", folder_ / "absent.safetensors", "--index", "flat"}, "No such file");
   write_file(folder_ / "bad.safetensors", std::string("not a trace"));
   refused(1, {"--trace", folder_ / "bad.safetensors", "--index", "flat"}, "bad.safetensors");
+  refused(2, {"--trace", path, "--index", "flat", "--json", "-", "--csv", "-"}, "standard output");
   refused(1,
           {"--trace", path, "--index", "flat", "--sink", "16", "--window", "32", "--json",
            "/nonexistent/x.json", "--csv", "-"},

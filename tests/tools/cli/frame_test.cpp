@@ -51,6 +51,12 @@ TEST(Errors, AreOneLineOnStandardError) {
   }
 }
 
+TEST(Errors, NameTheCommandsThatThereAre) {
+  const std::string error = run_keyhole({"frobnicate"}).err;
+  EXPECT_NE(error.find("\"frobnicate\""), std::string::npos) << error;
+  for (const char* command : kCommands) EXPECT_NE(error.find(command), std::string::npos) << error;
+}
+
 TEST(Errors, PointToTheHelpOfTheirCommand) {
   EXPECT_NE(run_keyhole({"compare"}).err.find("keyhole compare --help"), std::string::npos);
   EXPECT_NE(run_keyhole({}).err.find("keyhole --help"), std::string::npos);
