@@ -12,8 +12,6 @@
 namespace keyhole::cpu {
 namespace {
 
-constexpr size_t kBlock = 64;
-
 /// Online softmax of one head.
 struct Running {
   float largest;  // logit so far
@@ -23,7 +21,7 @@ struct Running {
 
 /// Turns n inner products into softmax weights in place (lanes up to kBlock are written).
 template <class S>
-[[gnu::always_inline]] inline void weigh(float* w, size_t n, const LogitParams& p, Running& r) {
+[[gnu::noinline]] void weigh(float* w, size_t n, const LogitParams& p, Running& r) {
   using F = typename S::F;
   constexpr uint32_t kVectors = kBlock / S::kWidth;
   const F minus_inf = S::set1(kMinusInf);
@@ -54,21 +52,10 @@ template <class S>
   r.largest = largest;
 }
 
-/// Rows [begin, rows.count) to prefetch, one for each row that is worked on.
-struct Upcoming {
-  Rows rows;
-  size_t begin;
-  size_t row_bytes;
-
-  [[gnu::always_inline]] void prefetch(size_t i) const {
-    if (begin + i < rows.count) prefetch_row(rows.at(begin + i), row_bytes);
-  }
-  [[gnu::always_inline]] void stop() { begin = rows.count; }
-};
-
 /// The weighted sum of a block: rows, weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
 struct Sum {
   const std::byte* const* rows;
+  const std::byte* const* ahead;  // rows to prefetch on the way, one for each
   size_t n;
   uint32_t dim;
   const float* weights;
@@ -79,8 +66,12 @@ struct Sum {
 /// o[h] = o[h]*rescale[h] + sum over n rows of w[h]*row, for `heads` heads and `vectors` vectors of the
 /// row, starting at element j.
 template <class S, DType T, uint32_t heads, uint32_t vectors>
-[[gnu::always_inline]] inline void sum_tile(const Sum& s, uint32_t j, const Upcoming& next) {
+[[gnu::noinline]] void sum_tile(const Sum& s, uint32_t j) {
   using F = typename S::F;
+  constexpr size_t kTileBytes = vectors * S::kWidth * kElementSize<T>;
+  const std::byte* const* rows = s.rows;
+  const std::byte* const* ahead = s.ahead;
+  const float* weights = s.weights;
   F acc[heads][vectors];
 #pragma GCC unroll 4
   for (uint32_t h = 0; h < heads; ++h) {
@@ -89,11 +80,14 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
   }
 #pragma GCC unroll 1
   for (size_t i = 0; i < s.n; ++i) {
-    next.prefetch(i);
-    const std::byte* value = s.rows[i] + j * kElementSize<T>;
+#pragma GCC unroll 8
+    for (size_t offset = 0; offset < kTileBytes; offset += 64) {
+      __builtin_prefetch(ahead[i] + j * kElementSize<T> + offset, 0, 3);
+    }
+    const std::byte* value = rows[i] + j * kElementSize<T>;
     F weight[heads];
 #pragma GCC unroll 4
-    for (uint32_t h = 0; h < heads; ++h) weight[h] = S::set1(s.weights[h * kBlock + i]);
+    for (uint32_t h = 0; h < heads; ++h) weight[h] = S::set1(weights[h * kBlock + i]);
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < vectors; ++v) {
       const F x = S::template load<T>(value + v * S::kWidth * kElementSize<T>);
@@ -113,38 +107,35 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
 }
 
 template <class S, DType T, uint32_t heads, uint32_t vectors>
-void sum_tiles(const Sum& s, Upcoming& next) {
-  for (uint32_t j = 0; j < s.dim; j += vectors * S::kWidth) {
-    sum_tile<S, T, heads, vectors>(s, j, next);
-    next.stop();
-  }
+[[gnu::always_inline]] inline void sum_tiles(const Sum& s) {
+  for (uint32_t j = 0; j < s.dim; j += vectors * S::kWidth) sum_tile<S, T, heads, vectors>(s, j);
 }
 
 template <class S, DType T, uint32_t heads>
-[[gnu::always_inline]] inline void sum_heads(const Sum& s, Upcoming& next) {
+[[gnu::always_inline]] inline void sum_heads(const Sum& s) {
   if constexpr (S::kMaxValueVectors >= 6) {
     const uint32_t vectors = s.dim / S::kWidth;  // 4, 5, 6, 8 or 16
-    if (vectors == 5) return sum_tiles<S, T, heads, 5>(s, next);
-    if (vectors == 6) return sum_tiles<S, T, heads, 6>(s, next);
-    sum_tiles<S, T, heads, 4>(s, next);
+    if (vectors == 5) return sum_tiles<S, T, heads, 5>(s);
+    if (vectors == 6) return sum_tiles<S, T, heads, 6>(s);
+    sum_tiles<S, T, heads, 4>(s);
   } else {
-    sum_tiles<S, T, heads, 2>(s, next);
+    sum_tiles<S, T, heads, 2>(s);
   }
 }
 
 /// o = o*rescale + weights * rows for the whole group, four heads at a time.
 template <class S, DType T>
-[[gnu::always_inline]] inline void sum_block(Sum s, uint32_t group, Upcoming next) {
+[[gnu::always_inline]] inline void sum_block(Sum s, uint32_t group) {
   for (; group >= 4; group -= 4) {
-    sum_heads<S, T, 4>(s, next);
+    sum_heads<S, T, 4>(s);
     s.weights += 4 * kBlock;
     s.running += 4;
     s.o += 4 * s.dim;
   }
   switch (group) {
-    case 3: return sum_heads<S, T, 3>(s, next);
-    case 2: return sum_heads<S, T, 2>(s, next);
-    case 1: return sum_heads<S, T, 1>(s, next);
+    case 3: return sum_heads<S, T, 3>(s);
+    case 2: return sum_heads<S, T, 2>(s);
+    case 1: return sum_heads<S, T, 1>(s);
     default: return;
   }
 }
@@ -181,25 +172,23 @@ void attend(const AttendArgs& a) {
   for (size_t i = 0; i < a.group * kBlock; ++i) weights[i] = 0.0F;
   for (size_t i = 0; i < size_t{a.group} * a.dim; ++i) a.o[i] = 0.0F;
 
-  Upcoming first_keys{keys, 0, row_bytes};
-  for (size_t i = 0; i < kBlock; ++i) first_keys.prefetch(i);
+  const std::byte* key_rows[kBlock];
+  const std::byte* value_rows[kBlock];
+  if (a.count > 0) keys.panel(0, key_rows);
+  for (size_t i = 0; i < kBlock && i < a.count; ++i) prefetch_row(key_rows[i], row_bytes, has_tails(keys));
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     // While the keys are scored, this block's values are on their way; while these are summed, the next
     // block's keys.
-    const Upcoming block_values{values, begin, row_bytes};
-    const std::byte* rows[kBlock];
+    values.panel(begin, value_rows);
     for (size_t i = 0; i < n; i += kPanel) {
-      for (size_t k = 0; k < kPanel; ++k) block_values.prefetch(i + k);
-      const std::byte* panel[kPanel];
-      keys.panel(begin + i, panel);
-      dot_panel<S, T>(a.queries, a.group, a.dim, panel, n - i < kPanel ? n - i : kPanel,
-                      weights + i, kBlock);
+      const size_t in_panel = n - i < kPanel ? n - i : kPanel;
+      dot_panel<S, T>({key_rows + i, value_rows + i, has_tails(values), in_panel, a.dim, weights + i, kBlock},
+                      a.queries, a.group);
     }
     for (uint32_t h = 0; h < a.group; ++h) weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
-    for (size_t i = 0; i < n; ++i) rows[i] = values.at(begin + i);
-    sum_block<S, T>({rows, n, a.dim, weights, running, a.o}, a.group,
-                    {keys, begin + kBlock, row_bytes});
+    keys.panel(begin + kBlock, key_rows);
+    sum_block<S, T>({value_rows, key_rows, n, a.dim, weights, running, a.o}, a.group);
   }
   if (!normalise<S>(a, running) && a.count > 0) attend_in_double(a, T);
 }

@@ -159,6 +159,19 @@ struct Avx2Int8 : Avx2 {
     return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(p)));
   }
 
+  /// p[i / n] in lane i.
+  template <uint32_t n>
+  static F repeat_each(const float* p) {
+    return _mm256_castsi256_ps(repeat_each_i32<n>(reinterpret_cast<const int32_t*>(p)));
+  }
+  template <uint32_t n>
+  static I repeat_each_i32(const int32_t* p) {
+    const __m256i four = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_permutevar8x32_epi32(four,
+                                       _mm256_srli_epi32(lane, n == 2 ? 1 : n == 4 ? 2 : 3));
+  }
+
   static Key load_key(const std::byte* p, size_t) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }

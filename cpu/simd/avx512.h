@@ -141,6 +141,18 @@ struct Avx512Int8 : Avx512 {
     return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
   }
 
+  /// p[i / n] in lane i.
+  template <uint32_t n>
+  static F repeat_each(const float* p) {
+    return _mm512_castsi512_ps(repeat_each_i32<n>(reinterpret_cast<const int32_t*>(p)));
+  }
+  template <uint32_t n>
+  static I repeat_each_i32(const int32_t* p) {
+    const __m512i four = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_epi32(_mm512_srli_epi32(lane, n == 4 ? 2 : n == 8 ? 3 : 4), four);
+  }
+
   static Key load_key(const std::byte* p, size_t n) {
     const __mmask32 mask = n >= kChunk ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
     return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(mask, p));

@@ -12,12 +12,12 @@
 namespace keyhole::cpu {
 namespace {
 
-constexpr uint32_t round_up_to(uint32_t n, uint32_t unit) { return (n + unit - 1) / unit * unit; }
-
 template <class S>
 struct PreparedQueries {
   alignas(64) typename S::Query elements[kMaxGroup * kMaxHeadDim];
-  int32_t correction[kMaxGroup];
+  // Three more than there are heads: a tile of four may read beyond the last.
+  float scales[kMaxGroup + 3] = {};
+  int32_t correction[kMaxGroup + 3] = {};
   uint32_t padded_dim;
 
   explicit PreparedQueries(const ScoreI8Args& a) : padded_dim(round_up_to(a.dim, S::kChunk)) {
@@ -28,41 +28,51 @@ struct PreparedQueries {
         elements[h * padded_dim + j] = q;
         sum += q;
       }
+      scales[h] = a.query_scales[h];
       correction[h] = S::correction(sum);
     }
   }
 };
 
-/// Scores of rows [0, n) for `heads` (1..4) heads from `head` on; the tile of dot.h in integers.
+/// A panel of S::kWidth keys to score, as in dot.h, with their scales.
+struct PanelI8 {
+  const std::byte* const* rows;
+  const std::byte* const* ahead;
+  bool ahead_tails;
+  const float* key_scales;
+  size_t n;
+  uint32_t dim;
+  float* out;
+  size_t out_stride;
+};
+
+/// Scores of a panel for `heads` (1..4) heads from `head` on; the tile of dot.h in integers.
 template <class S, uint32_t heads>
-[[gnu::always_inline]] inline void dot_tile_i8(const ScoreI8Args& a, const PreparedQueries<S>& queries,
-                                               uint32_t head, const std::byte* const* rows,
-                                               const float* key_scales, size_t n, float* out,
-                                               size_t out_stride) {
+[[gnu::noinline]] void dot_tile_i8(const PanelI8& panel, const PreparedQueries<S>& queries,
+                                   uint32_t head) {
   using I = typename S::I;
   using F = typename S::F;
   constexpr uint32_t kParts = heads == 3 ? 4 : heads;
   constexpr uint32_t kKeys = S::kWidth / kParts;
   constexpr uint32_t kStep = kKeys < 4 ? kKeys : 4;
 
-  float lane_scale[S::kWidth];
-  int32_t lane_correction[S::kWidth];
-  for (uint32_t i = 0; i < S::kWidth; ++i) {
-    const uint32_t h = i / kKeys < heads ? head + i / kKeys : head;
-    lane_scale[i] = a.query_scales[h];
-    lane_correction[i] = queries.correction[h];
-  }
-  const F scale = S::load_f32(lane_scale);
-  const I correction = S::load_i32(lane_correction);
+  const F scale = S::template repeat_each<kKeys>(queries.scales + head);
+  const I correction = S::template repeat_each_i32<kKeys>(queries.correction + head);
+  float* out = panel.out + head * panel.out_stride;
   const typename S::Query* q = queries.elements + head * queries.padded_dim;
 
-  for (size_t first = 0; first < n; first += kKeys) {
+  for (size_t first = 0; first < panel.n; first += kKeys) {
     I sums[S::kWidth];
 #pragma GCC unroll 16
     for (uint32_t i = heads * kKeys; i < S::kWidth; ++i) sums[i] = S::zero_i32();
 #pragma GCC unroll 4
     for (uint32_t step = 0; step < kKeys; step += kStep) {
-      const std::byte* const* row = rows + first + step;
+      const std::byte* const* row = panel.rows + first + step;
+      if (panel.ahead != nullptr) {
+        for (uint32_t k = 0; k < kStep; ++k) {
+          prefetch_row(panel.ahead[first + step + k], panel.dim, panel.ahead_tails);
+        }
+      }
       I acc[heads][kStep];
 #pragma GCC unroll 4
       for (uint32_t h = 0; h < heads; ++h) {
@@ -70,10 +80,10 @@ template <class S, uint32_t heads>
         for (uint32_t k = 0; k < kStep; ++k) acc[h][k] = S::zero_i32();
       }
 #pragma GCC unroll 1
-      for (uint32_t j = 0; j < a.dim; j += S::kChunk) {
+      for (uint32_t j = 0; j < panel.dim; j += S::kChunk) {
         typename S::Key key[kStep];
 #pragma GCC unroll 4
-        for (uint32_t k = 0; k < kStep; ++k) key[k] = S::load_key(row[k] + j, a.dim - j);
+        for (uint32_t k = 0; k < kStep; ++k) key[k] = S::load_key(row[k] + j, panel.dim - j);
 #pragma GCC unroll 4
         for (uint32_t h = 0; h < heads; ++h) {
           const typename S::Key query = S::load_query(q + h * queries.padded_dim + j);
@@ -89,26 +99,23 @@ template <class S, uint32_t heads>
     }
     // Exact integers below 2^24, then two products from left to right: the same bits at every level.
     const F dots = S::to_f32(S::sub_i32(S::reduce_each_i32(sums), correction));
-    const F scaled = S::mul(S::mul(dots, scale), S::template repeat<kKeys>(key_scales + first));
-    S::template store_parts<kKeys>(scaled, heads, out + first, out_stride);
+    const F scaled = S::mul(S::mul(dots, scale), S::template repeat<kKeys>(panel.key_scales + first));
+    S::template store_parts<kKeys>(scaled, heads, out + first, panel.out_stride);
   }
 }
 
 template <class S>
-[[gnu::always_inline]] inline void dot_panel_i8(const ScoreI8Args& a,
-                                                const PreparedQueries<S>& queries,
-                                                const std::byte* const* rows,
-                                                const float* key_scales, size_t n, float* out,
-                                                size_t out_stride) {
+[[gnu::always_inline]] inline void dot_panel_i8(PanelI8 panel, const PreparedQueries<S>& queries,
+                                                uint32_t group) {
   uint32_t h = 0;
-  for (; a.group - h >= 4; h += 4) {
-    dot_tile_i8<S, 4>(a, queries, h, rows, key_scales, n, out + h * out_stride, out_stride);
+  for (; group - h >= 4; h += 4) {
+    dot_tile_i8<S, 4>(panel, queries, h);
+    panel.ahead = nullptr;
   }
-  out += h * out_stride;
-  switch (a.group - h) {
-    case 3: return dot_tile_i8<S, 3>(a, queries, h, rows, key_scales, n, out, out_stride);
-    case 2: return dot_tile_i8<S, 2>(a, queries, h, rows, key_scales, n, out, out_stride);
-    case 1: return dot_tile_i8<S, 1>(a, queries, h, rows, key_scales, n, out, out_stride);
+  switch (group - h) {
+    case 3: return dot_tile_i8<S, 3>(panel, queries, h);
+    case 2: return dot_tile_i8<S, 2>(panel, queries, h);
+    case 1: return dot_tile_i8<S, 1>(panel, queries, h);
     default: return;
   }
 }
@@ -117,33 +124,33 @@ template <class S>
 void score_i8(const ScoreI8Args& a) {
   constexpr size_t kPanel = S::kWidth;
   const Rows keys{reinterpret_cast<const std::byte*>(a.keys), a.key_stride, a.ids, a.count};
+  const bool gather = a.ids != nullptr;  // contiguous rows are left to the hardware's prefetcher
   const PreparedQueries<S> queries(a);
-  const auto prefetch = [&](size_t i) {
-    prefetch_row(keys.at(i), a.dim);
-    if (a.key_scales != nullptr) __builtin_prefetch(a.key_scales + keys.id(i), 0, 3);
-  };
-  // Contiguous rows are left to the hardware's prefetcher.
-  const size_t ahead = 4096 / a.dim;
-  const size_t prefetched = a.ids != nullptr ? a.count : 0;
-  for (size_t i = 0; i < ahead && i < prefetched; ++i) prefetch(i);
-
-  for (size_t begin = 0; begin < a.count; begin += kPanel) {
-    for (size_t i = begin + ahead; i < begin + ahead + kPanel && i < prefetched; ++i) prefetch(i);
-    const std::byte* rows[kPanel];
-    keys.panel(begin, rows);
-    const size_t n = a.count - begin < kPanel ? a.count - begin : kPanel;
-    float key_scales[kPanel];
-    for (size_t k = 0; k < kPanel; ++k) {
-      key_scales[k] = a.key_scales != nullptr && k < n ? a.key_scales[keys.id(begin + k)] : 1.0F;
+  RowBlocks blocks(keys, a.dim, gather);
+  alignas(64) float key_scales[kBlock];
+  for (float& scale : key_scales) scale = 1.0F;
+  float last[kMaxGroup * kPanel];
+  for (size_t begin = 0; begin < a.count; begin += kBlock) {
+    blocks.advance(begin);
+    const size_t end = begin + kBlock < a.count ? begin + kBlock : a.count;
+    if (a.key_scales != nullptr) {
+      for (size_t i = begin; i < end; ++i) key_scales[i - begin] = a.key_scales[keys.id(i)];
+      for (size_t i = end; gather && i < end + kBlock && i < a.count; ++i) {
+        __builtin_prefetch(a.key_scales + a.ids[i], 0, 3);
+      }
     }
-    if (n == kPanel) {
-      dot_panel_i8<S>(a, queries, rows, key_scales, n, a.scores + begin, a.score_stride);
-      continue;
-    }
-    float last[kMaxGroup * kPanel];
-    dot_panel_i8<S>(a, queries, rows, key_scales, n, last, kPanel);
-    for (uint32_t h = 0; h < a.group; ++h) {
-      for (size_t k = 0; k < n; ++k) a.scores[h * a.score_stride + begin + k] = last[h * kPanel + k];
+    for (size_t i = begin; i < end; i += kPanel) {
+      const size_t n = end - i < kPanel ? end - i : kPanel;
+      PanelI8 panel{blocks.rows(i - begin), blocks.ahead(i - begin), blocks.tails,
+                    key_scales + (i - begin), n, a.dim, a.scores + i, a.score_stride};
+      if (n < kPanel) {
+        panel.out = last;
+        panel.out_stride = kPanel;
+      }
+      dot_panel_i8<S>(panel, queries, a.group);
+      for (uint32_t h = 0; n < kPanel && h < a.group; ++h) {
+        for (size_t k = 0; k < n; ++k) a.scores[h * a.score_stride + i + k] = last[h * kPanel + k];
+      }
     }
   }
 }

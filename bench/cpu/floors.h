@@ -1,0 +1,23 @@
+// Floors: the least that a kernel must do to memory, as bare single-purpose loops. Each is written for one
+// instruction set and one shape, with nothing of the library in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace keyhole::bench {
+
+/// Loads every byte of [data, data + bytes) and does next to nothing with it; bytes % 256 == 0.
+float read_all(const std::byte* data, size_t bytes);
+
+/// True if this machine runs the gather floors (AVX-512 with VNNI).
+bool has_gather_floors();
+
+/// Rows of 128 elements, `ids` of them, `group` queries; scores[h*count + i]. Prefetches whole rows
+/// `ahead` ids in advance, then plain dot products of one row with each query.
+void gather_dot_f16(const std::byte* keys, const uint32_t* ids, size_t count, const float* queries,
+                    uint32_t group, size_t ahead, float* scores);
+void gather_dot_i8(const int8_t* keys, const uint32_t* ids, size_t count, const int8_t* queries,
+                   uint32_t group, size_t ahead, float* scores);
+
+}  // namespace keyhole::bench
