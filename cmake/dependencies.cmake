@@ -13,17 +13,17 @@ find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
 mark_as_advanced(HNSWLIB_INCLUDE_DIR)
 
 if(KEYHOLE_TOOLS)
-  # OpenBLAS::OpenBLAS, whoever describes it: a CMake package (Debian's has no target), or pkg-config.
-  find_package(OpenBLAS CONFIG QUIET)
-  if(OpenBLAS_FOUND AND NOT TARGET OpenBLAS::OpenBLAS)
-    add_library(OpenBLAS::OpenBLAS INTERFACE IMPORTED)
-    target_include_directories(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_INCLUDE_DIRS})
-    target_link_libraries(OpenBLAS::OpenBLAS INTERFACE ${OpenBLAS_LIBRARIES})
-  elseif(NOT OpenBLAS_FOUND)
-    find_package(PkgConfig REQUIRED)
-    pkg_check_modules(openblas REQUIRED IMPORTED_TARGET openblas)
-    add_library(OpenBLAS::OpenBLAS ALIAS PkgConfig::openblas)
-  endif()
+  # Not OpenBLAS's own CMake package: Debian's has no target, and Ubuntu 26.04's names a library that is
+  # not there. openblas_config.h lies beside the cblas.h that belongs to the library.
+  set(BLA_VENDOR OpenBLAS)
+  find_package(BLAS REQUIRED)
+  unset(BLA_VENDOR)
+  find_path(OPENBLAS_INCLUDE_DIR openblas_config.h REQUIRED
+    PATH_SUFFIXES openblas openblas-pthread openblas-openmp openblas-serial)
+  mark_as_advanced(OPENBLAS_INCLUDE_DIR)
+  add_library(OpenBLAS::OpenBLAS INTERFACE IMPORTED)
+  set_target_properties(OpenBLAS::OpenBLAS PROPERTIES
+    INTERFACE_LINK_LIBRARIES BLAS::BLAS INTERFACE_INCLUDE_DIRECTORIES ${OPENBLAS_INCLUDE_DIR})
   find_package(CLI11 CONFIG REQUIRED)
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
 endif()
