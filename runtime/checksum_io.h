@@ -1,48 +1,22 @@
 // Binary streams that keep a running 64-bit checksum, so that damage anywhere in a file is noticed.
 #pragma once
 
-#include <cstring>
 #include <fstream>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "cpu/types.h"
+#include "index/serial.h"
 
 namespace keyhole::runtime {
-
-/// Multiply-rotate over 8-byte words: no defence against malice, but every flipped bit and every cut or
-/// swapped word changes it, at some GB/s.
-class Checksum {
- public:
-  void add(const std::byte* data, size_t n) {
-    for (; n >= 8; data += 8, n -= 8) {
-      uint64_t word;
-      std::memcpy(&word, data, 8);
-      mix(word);
-    }
-    if (n != 0) {
-      uint64_t word = 0;
-      std::memcpy(&word, data, n);
-      mix(word ^ (uint64_t{n} << 56));
-    }
-  }
-  [[nodiscard]] uint64_t value() const { return state_ ^ (state_ >> 29); }
-
- private:
-  void mix(uint64_t word) {
-    state_ = (state_ ^ word) * 0x9E3779B97F4A7C15ULL;
-    state_ = (state_ << 31) | (state_ >> 33);
-  }
-  uint64_t state_ = 0x6B6579686F6C6521ULL;
-};
 
 class ChecksumWriter {
  public:
   explicit ChecksumWriter(std::ostream& out) : out_(&out) {}
 
   void bytes(const std::byte* data, size_t n) {
-    sum_.add(data, n);
+    sum_.update(data, n);
     out_->write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(n));
   }
   template <class T>
@@ -61,7 +35,7 @@ class ChecksumWriter {
 
  private:
   std::ostream* out_;
-  Checksum sum_;
+  index::Checksum sum_;
 };
 
 /// Every read is checked against what is left of the file, so that a damaged length can neither read past
@@ -74,7 +48,7 @@ class ChecksumReader {
     need(n, what);
     in_->read(reinterpret_cast<char*>(data), static_cast<std::streamsize>(n));
     if (!*in_) throw Error(Status::io, std::string("reading ") + what + " failed");
-    sum_.add(data, n);
+    sum_.update(data, n);
     left_ -= n;
   }
   template <class T>
@@ -119,7 +93,7 @@ class ChecksumReader {
   }
   std::istream* in_;
   uint64_t left_;
-  Checksum sum_;
+  index::Checksum sum_;
 };
 
 }  // namespace keyhole::runtime

@@ -139,8 +139,8 @@ TEST(Checksum, NoticesEveryBitAndEveryCut) {
   std::vector<std::byte> data(77);
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<std::byte>(i * 37);
   const auto sum = [&](size_t n) {
-    Checksum c;
-    c.add(data.data(), n);
+    index::Checksum c;
+    c.update(data.data(), n);
     return c.value();
   };
   const uint64_t whole = sum(data.size());
