@@ -122,8 +122,18 @@ double scan_fraction(const keyhole_statistics& s) {
              : static_cast<double>(s.keys_scored) / static_cast<double>(s.keys_offered);
 }
 
-void print_report(const DecodeOptions& options, const Run& run, size_t prompt_tokens,
-                  const CheckResult* check) {
+bool answers(const Run& run, const Prompt& prompt, const LlamaConfig& model) {
+  return ByteTokenizer(model).decode(run.tokens).starts_with(prompt.expected);
+}
+
+void print_report(const DecodeOptions& options, const Run& run, const Prompt& prompt,
+                  const LlamaConfig& model, const CheckResult* check) {
+  if (!prompt.expected.empty()) {
+    std::printf("answer expected: %s; this is %s\n",
+                prompt.expected.substr(0, prompt.expected.find('\n')).c_str(),
+                answers(run, prompt, model) ? "right" : "wrong");
+  }
+  const size_t prompt_tokens = prompt.tokens.size();
   std::printf("prompt %s tokens in %s (%s tokens/s), index build %s\n",
               format_count(prompt_tokens).c_str(), format_duration(run.prefill_seconds).c_str(),
               format_number(static_cast<double>(prompt_tokens) / run.prefill_seconds).c_str(),
@@ -172,7 +182,10 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
   if (ByteTokenizer::fits(model)) {
     json["generated"] = printable(ByteTokenizer(model).decode(run.tokens));
   }
-  if (!prompt.expected.empty()) json["expected"] = prompt.expected;
+  if (!prompt.expected.empty()) {
+    json["expected"] = prompt.expected;
+    json["correct"] = answers(run, prompt, model);
+  }
   if (check != nullptr) json["check"] = to_json(*check);
   return json;
 }
@@ -182,10 +195,8 @@ void decode(const DecodeOptions& options) {
   const Prompt prompt = make_prompt(options, model.config);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
   Team team(options.cache.threads);
-  KeyholeCacheOptions cache_settings =
-      cache_options(options.cache, prompt_tokens + options.generate);
-  if (options.index.indexed()) cache_settings.index = options.index.text;
-  KeyholeCache cache(model.config, cache_settings);
+  KeyholeCache cache =
+      make_cache(model.config, options.cache, prompt_tokens + options.generate, {options.index});
   Decoder decoder(model, cache, team);
 
   Run run;
@@ -215,7 +226,7 @@ void decode(const DecodeOptions& options) {
     check = std::make_unique<CheckResult>(errors.result());
     compare_tokens(decoder, cache, prompt_tokens, logits, run.tokens, *check);
   }
-  if (stream) print_report(options, run, prompt.tokens.size(), check.get());
+  if (stream) print_report(options, run, prompt, model.config, check.get());
   if (!options.json.empty()) {
     write_json(options.json, to_json(options, run, prompt, model.config, check.get()));
   }

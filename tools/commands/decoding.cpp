@@ -145,7 +145,8 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->type_name("L,...");
 }
 
-KeyholeCacheOptions cache_options(const CacheFlags& flags, uint32_t max_tokens) {
+KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
+                        const std::vector<AttendSpec>& specs) {
   KeyholeCacheOptions options;
   options.max_tokens = max_tokens;
   options.sink = flags.sink;
@@ -155,7 +156,18 @@ KeyholeCacheOptions cache_options(const CacheFlags& flags, uint32_t max_tokens) 
                      : flags.kv_dtype == "bf16" ? KEYHOLE_BF16
                                                 : KEYHOLE_F16;
   options.dense_layers = flags.dense_layers;
-  return options;
+  std::string prefix;
+  try {
+    KeyholeCache cache(model, options);
+    for (const AttendSpec& spec : specs) {
+      prefix = "--index " + spec.text + ": ";
+      if (spec.indexed()) cache.set_index(spec.text);
+    }
+    return cache;
+  } catch (const LibraryError& error) {
+    if (error.status() == KEYHOLE_INVALID_ARGUMENT) throw UsageError(prefix + error.what());
+    throw;
+  }
 }
 
 keyhole_mode AttendSpec::mode() const {

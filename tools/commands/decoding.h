@@ -63,14 +63,17 @@ struct CacheFlags {
   std::vector<uint32_t> dense_layers;
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
-[[nodiscard]] KeyholeCacheOptions cache_options(const CacheFlags& flags, uint32_t max_tokens);
-
 /// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only).
 struct AttendSpec {
   std::string text;
   [[nodiscard]] keyhole_mode mode() const;
   [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
 };
+
+/// An empty cache, after a look at every spec: minutes of prefill shall not end in a misspelt index.
+/// Throws UsageError with the library's text for flags and specs that it refuses.
+[[nodiscard]] KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags,
+                                      uint32_t max_tokens, const std::vector<AttendSpec>& specs);
 
 /// Prefill with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless
 /// null.

@@ -149,26 +149,26 @@ void eval(const EvalOptions& options) {
   const Task task = make_task(options.task, length - 1, questions);
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
 
+  std::vector<AttendSpec> specs;
+  for (const std::string& index : options.indexes) specs.push_back({index});
   Team team(options.cache.threads);
   // Questions are truncated away, so that there need be room for one of them only.
-  KeyholeCache cache(model.config,
-                     cache_options(options.cache, static_cast<uint32_t>(tokens.size()) + 256));
-  // Every spec is checked before minutes go into the prefill.
-  for (const std::string& index : options.indexes) {
-    if (AttendSpec{index}.indexed()) cache.set_index(index);
-  }
+  KeyholeCache cache =
+      make_cache(model.config, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs);
   Decoder decoder(model, cache, team);
   const double prefill_seconds = prefill_prompt(decoder, tokens, nullptr);
 
   std::vector<Row> rows;
-  for (const std::string& index : options.indexes) {
-    const AttendSpec spec{index};
+  for (const AttendSpec& spec : specs) {
     double build_seconds = 0.0;
     for (size_t i = 0; i < options.ks.size(); ++i) {
       if (!spec.indexed() && i > 0) break;  // k means nothing to exact and none
       if (i == 0) build_seconds = apply_spec(cache, spec, options.ks[i]);
       cache.set_mode(spec.mode(), options.ks[i]);
-      Row row{.spec = spec, .k = options.ks[i], .build_seconds = build_seconds};
+      Row row;
+      row.spec = spec;
+      row.k = options.ks[i];
+      row.build_seconds = build_seconds;
       answer_all(decoder, cache, model.config, task, row);
       rows.push_back(std::move(row));
     }

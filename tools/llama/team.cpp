@@ -27,24 +27,17 @@ void Team::run(const Work& work) {
     take_items(0);
     return;
   }
-  still_busy_.store(static_cast<uint32_t>(threads_.size()), std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);  // publishes work_, next_ and still_busy_
+  inside_.store(0, std::memory_order_release);  // opens the round: publishes work_ and next_
+  round_.fetch_add(1, std::memory_order_release);
   round_.notify_all();
   try {
     take_items(0);
   } catch (...) {
     next_.store(work.count, std::memory_order_relaxed);
-    wait_for_workers();  // they still use what the caller is about to unwind
+    close();  // workers still use what the caller is about to unwind
     throw;
   }
-  wait_for_workers();
-}
-
-void Team::wait_for_workers() {
-  for (uint32_t busy = still_busy_.load(std::memory_order_acquire); busy != 0;
-       busy = still_busy_.load(std::memory_order_acquire)) {
-    still_busy_.wait(busy, std::memory_order_acquire);
-  }
+  close();
 }
 
 void Team::take_items(unsigned member) {
@@ -54,13 +47,29 @@ void Team::take_items(unsigned member) {
   }
 }
 
+/// Lets no more workers in and waits for those inside.
+void Team::close() {
+  uint32_t inside = inside_.fetch_or(kClosed, std::memory_order_acq_rel) | kClosed;
+  while (inside != kClosed) {
+    inside_.wait(inside, std::memory_order_acquire);
+    inside = inside_.load(std::memory_order_acquire);
+  }
+}
+
 void Team::worker(unsigned member) {
-  for (uint32_t seen = 0;; ++seen) {
-    // Every round is waited for by run() before the next begins, so none can be missed.
+  uint32_t seen = 0;
+  while (true) {
     round_.wait(seen, std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
+    seen = round_.load(std::memory_order_acquire);
+    // Enter unless the round is over already; then whatever round it is now is open to be worked on.
+    uint32_t inside = inside_.load(std::memory_order_relaxed);
+    while ((inside & kClosed) == 0 &&
+           !inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) {
+    }
+    if ((inside & kClosed) != 0) continue;
     take_items(member);
-    if (still_busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) still_busy_.notify_one();
+    if (inside_.fetch_sub(1, std::memory_order_acq_rel) == (kClosed | 1)) inside_.notify_one();
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // Why not OpenMP: libgomp's idle threads spin for milliseconds after each loop, which takes the cores
 // from Keyhole's workers in the attention that follows, and ThreadSanitizer cannot see its hand-offs.
-// The threads of a Team sleep on a futex as soon as they have nothing to do.
+// The threads of a Team sleep on a futex as soon as they have nothing to do, and a caller never waits for
+// a thread that has not yet woken up: on a busy machine it does the work itself.
 #pragma once
 
 #include <atomic>
@@ -45,15 +46,18 @@ class Team {
     size_t count = 0;
   };
 
+  static constexpr uint32_t kClosed = 1U << 31;
+
   void run(const Work& work);
   void take_items(unsigned member);
-  void wait_for_workers();
+  void close();
   void worker(unsigned member);
 
   Work work_;
-  std::atomic<size_t> next_{0};          // first item that nobody has taken
-  std::atomic<uint32_t> round_{0};       // raised when work_ is new
-  std::atomic<uint32_t> still_busy_{0};  // workers that have not finished this round
+  std::atomic<size_t> next_{0};     // first item that nobody has taken
+  std::atomic<uint32_t> round_{0};  // raised when work_ is new: what idle workers wait on
+  // Workers inside the current round, and kClosed when no more may enter.
+  std::atomic<uint32_t> inside_{kClosed};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
 };

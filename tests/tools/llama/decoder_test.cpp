@@ -119,7 +119,7 @@ TEST_P(RandomLlama, AFlatIndexThatReturnsEveryKeyIsExact) {
 INSTANTIATE_TEST_SUITE_P(Variants, RandomLlama,
                          ::testing::Values("plain", "tied", "multi_head", "one_kv_head", "linear",
                                            "llama3"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& variant) { return variant.param; });
 
 /// A model for what does not depend on its weights.
 LlamaModel any_model() {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/temporary_folder.h"
+#include "tools/llama/blas.h"
 #include "tools/llama/decoder.h"
 #include "tools/llama/tokenizer.h"
 
@@ -96,9 +97,19 @@ TEST_P(GoldenTest, ADecodingStepGivesTheFirstLogits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Prompts, GoldenTest, ::testing::Values(0, 1, 2), [](const auto& info) {
-  return std::vector<std::string>{"kv", "passkey", "prose"}[info.param];
-});
+std::string prompt_name(const ::testing::TestParamInfo<size_t>& index) {
+  static const char* const names[] = {"kv", "passkey", "prose"};
+  return names[index.param];
+}
+
+INSTANTIATE_TEST_SUITE_P(Prompts, GoldenTest, ::testing::Values(0, 1, 2), prompt_name);
 
 }  // namespace
 }  // namespace keyhole::tools
+
+/// Thousands of tokens of prefill: with OpenBLAS's kernels for this CPU, as the command has them.
+int main(int argc, char** argv) {
+  keyhole::tools::restart_with_matching_blas_kernels(argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

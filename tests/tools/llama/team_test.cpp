@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 namespace keyhole::tools {
@@ -37,10 +38,16 @@ TEST(Team, NeverHasMoreThreadsThanOpenBlasServes) {
 TEST(Team, ACallerMayThrowAndGoOn) {
   Team team(3);
   for (int round = 0; round < 50; ++round) {
+    std::atomic<bool> caller_came{false};
     std::atomic<size_t> done{0};
     EXPECT_THROW(team.for_each(1000,
                                [&](size_t, unsigned member) {
-                                 if (member == 0) throw std::runtime_error("enough");
+                                 if (member == 0) {
+                                   caller_came = true;
+                                   throw std::runtime_error("enough");
+                                 }
+                                 // Without this the others may leave the caller nothing to do.
+                                 while (!caller_came) std::this_thread::yield();
                                  ++done;
                                }),
                  std::runtime_error);

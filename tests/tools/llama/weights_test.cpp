@@ -53,7 +53,7 @@ TEST_P(EveryDtype, GivesTheSameWeightsFromOneFileAndFromShards) {
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, EveryDtype,
                          ::testing::Values(ElementType::f32, ElementType::f16, ElementType::bf16),
-                         [](const auto& info) { return element_name(info.param); });
+                         [](const auto& dtype) { return element_name(dtype.param); });
 
 TEST(LoadLlama, TiedOutputIsTheEmbedding) {
   json config = small_config();
