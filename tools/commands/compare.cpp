@@ -1,24 +1,19 @@
 // keyhole compare: index types on recorded heads, against exact attention.
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
-#include <exception>
 #include <limits>
 #include <memory>
-#include <mutex>
-#include <thread>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "tools/commands/commands.h"
-#include "tools/commands/compare_measure.h"
 #include "tools/commands/compare_report.h"
-#include "tools/commands/compare_truth.h"
-#include "tools/io/element.h"
+#include "tools/commands/compare_run.h"
 #include "tools/io/vector_trace.h"
 #include "tools/terminal/errors.h"
-#include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/machine.h"
-#include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
@@ -31,23 +26,13 @@ struct Options {
   VectorFiles vectors;
   std::vector<std::string> indexes;
   size_t k = 100;
-  std::optional<size_t> sink, window;
+  std::optional<uint32_t> sink, window;
   unsigned threads = 0;
   std::vector<uint32_t> layers, heads;
   size_t queries = 1000;
   std::string kv_dtype = "f16";
   std::string json, csv;
   bool per_head = false;
-};
-
-// The options with everything filled in that depends on the trace.
-struct Plan {
-  keyhole_dtype kv_dtype = KEYHOLE_F16;
-  size_t sink = 0, window = 0;
-  unsigned threads = 1;  ///< in all
-  unsigned builds_at_once = 1;
-  std::vector<const TraceHead*> heads;
-  TruthOptions truth;
 };
 
 Trace open_trace(const Options& options) {
@@ -115,8 +100,8 @@ std::vector<size_t> spread(size_t total, size_t wanted) {
   return out;
 }
 
-Plan make_plan(const Trace& trace, const Options& options) {
-  Plan plan;
+ComparisonPlan make_plan(const Trace& trace, const Options& options) {
+  ComparisonPlan plan;
   plan.kv_dtype = options.kv_dtype == "f32"   ? KEYHOLE_F32
                   : options.kv_dtype == "f16" ? KEYHOLE_F16
                                               : KEYHOLE_BF16;
@@ -124,6 +109,7 @@ Plan make_plan(const Trace& trace, const Options& options) {
   const bool vectors = trace.info().task == "vectors";
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
+  plan.indexes = options.indexes;
   plan.heads = select_heads(trace, options);
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.builds_at_once = std::min<unsigned>(plan.threads, static_cast<unsigned>(plan.heads.size()));
@@ -132,145 +118,6 @@ Plan make_plan(const Trace& trace, const Options& options) {
   plan.truth.queries = spread(trace.query_positions().size(), options.queries);
   return plan;
 }
-
-// Progress over all builds, several of which report at once.
-class Work {
- public:
-  explicit Work(size_t steps) : steps_(static_cast<double>(steps)) {}
-
-  void done(double steps) {
-    const double sum = done_.fetch_add(steps) + steps;
-    bar_.update(sum / steps_);
-  }
-
- private:
-  Progress bar_{"comparing"};
-  const double steps_;
-  std::atomic<double> done_{0};
-};
-
-// One build's share of the progress: a callback tells fractions, Work wants increments.
-struct BuildProgress {
-  Work& work;
-  double told = 0;
-
-  static int32_t callback(void* user, double fraction, const char*) {
-    auto& self = *static_cast<BuildProgress*>(user);
-    if (fraction > self.told) {
-      self.work.done(fraction - self.told);
-      self.told = fraction;
-    }
-    return interrupted() ? 1 : 0;
-  }
-};
-
-class Comparison {
- public:
-  Comparison(const Trace& trace, const Plan& plan, const std::vector<std::string>& indexes)
-      : trace_(trace),
-        plan_(plan),
-        indexes_(indexes),
-        engine_(make_head_engine(trace.info(), plan.kv_dtype, plan.threads / plan.builds_at_once)),
-        team_(plan.threads),
-        // A build and a measurement count one step each; so does a head's truth.
-        work_(plan.heads.size() * (1 + 2 * indexes.size())) {
-    // Every spec is tried before hours of work begin.
-    for (const std::string& spec : indexes) {
-      try {
-        (void)make_index(engine_, spec);
-      } catch (const LibraryError& e) {
-        if (e.status() != KEYHOLE_INVALID_ARGUMENT) throw;
-        throw UsageError("--index " + spec + ": " + e.what());
-      }
-    }
-  }
-
-  std::vector<Measurement> run() {
-    std::vector<Measurement> out;
-    for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
-      const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
-      run_batch(std::span(plan_.heads).subspan(first, count), out);
-    }
-    const auto order = [&](const Measurement& m) {
-      const auto at = std::find(indexes_.begin(), indexes_.end(), m.index) - indexes_.begin();
-      return std::tuple(at, m.layer, m.kv_head);
-    };
-    std::stable_sort(out.begin(), out.end(), [&](const Measurement& a, const Measurement& b) {
-      return order(a) < order(b);
-    });
-    return out;
-  }
-
-  [[nodiscard]] std::string simd_level() const {
-    keyhole_engine_config config;
-    keyhole_engine_config_init(&config);
-    check(keyhole_engine_get_config(engine_.get(), &config));
-    return config.cpu_level;
-  }
-
- private:
-  void run_batch(std::span<const TraceHead* const> heads, std::vector<Measurement>& out) {
-    std::vector<HeadTruth> truths;
-    for (const TraceHead* head : heads) {
-      throw_if_interrupted();
-      truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
-      work_.done(1);
-    }
-    for (const std::string& spec : indexes_) {
-      std::vector<IndexHandle> built = build_all(heads, truths, spec);
-      // One at a time and on one thread, so that latencies are those of an idle machine.
-      for (size_t i = 0; i < heads.size(); ++i) {
-        const bool rounds = plan_.kv_dtype != KEYHOLE_F32 && heads[i]->keys.type != stored_type();
-        Measurement m = measure_index(built[i], truths[i], plan_.kv_dtype, rounds);
-        built[i].reset();
-        m.index = spec;
-        m.layer = heads[i]->layer;
-        m.kv_head = heads[i]->kv_head;
-        out.push_back(std::move(m));
-        work_.done(1);
-      }
-    }
-  }
-
-  // One thread per head, beside which the engine's own threads are few: builds of graphs are
-  // sequential inside, so heads are what runs in parallel.
-  std::vector<IndexHandle> build_all(std::span<const TraceHead* const> heads,
-                                     const std::vector<HeadTruth>& truths,
-                                     const std::string& spec) {
-    std::vector<IndexHandle> out(heads.size());
-    std::vector<std::exception_ptr> errors(heads.size());
-    const auto build = [&](size_t i) {
-      try {
-        out[i] = make_index(engine_, spec);
-        BuildProgress progress{work_};
-        build_index(out[i], trace_, *heads[i], truths[i], BuildProgress::callback, &progress);
-        BuildProgress::callback(&progress, 1, "");
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    };
-    std::vector<std::thread> threads;
-    for (size_t i = 1; i < heads.size(); ++i) threads.emplace_back(build, i);
-    build(0);
-    for (std::thread& thread : threads) thread.join();
-    throw_if_interrupted();
-    for (const std::exception_ptr& error : errors) {
-      if (error) std::rethrow_exception(error);
-    }
-    return out;
-  }
-
-  [[nodiscard]] ElementType stored_type() const {
-    return plan_.kv_dtype == KEYHOLE_F16 ? ElementType::f16 : ElementType::bf16;
-  }
-
-  const Trace& trace_;
-  const Plan& plan_;
-  const std::vector<std::string>& indexes_;
-  Engine engine_;
-  Team team_;
-  Work work_;
-};
 
 ordered_json describe(const Trace& trace, const Options& options) {
   const TraceInfo& info = trace.info();
@@ -292,7 +139,7 @@ ordered_json describe(const Trace& trace, const Options& options) {
           {"training_positions", trace.training_positions().size()}};
 }
 
-ordered_json describe(const Plan& plan, const Options& options) {
+ordered_json describe(const ComparisonPlan& plan, const Options& options) {
   return {{"k", options.k},
           {"sink", plan.sink},
           {"window", plan.window},
@@ -301,22 +148,27 @@ ordered_json describe(const Plan& plan, const Options& options) {
           {"kv_dtype", options.kv_dtype},
           {"threads", plan.threads},
           {"builds_at_once", plan.builds_at_once},
-          {"threads_per_build", plan.threads / plan.builds_at_once}};
+          {"threads_per_build", plan.threads_per_build()}};
 }
 
 void run(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError("--json and --csv cannot both go to standard output");
   }
+  for (auto index = options.indexes.begin(); index != options.indexes.end(); ++index) {
+    if (std::find(options.indexes.begin(), index, *index) != index) {
+      throw UsageError("--index " + *index + " is given twice");
+    }
+  }
   for (const std::string& path : {options.json, options.csv}) {
     if (!path.empty()) check_writable(path);
   }
   const Trace trace = open_trace(options);
-  const Plan plan = make_plan(trace, options);
+  const ComparisonPlan plan = make_plan(trace, options);
   std::vector<Measurement> results;
   std::string simd;
   {
-    Comparison comparison(trace, plan, options.indexes);
+    Comparison comparison(trace, plan);
     results = comparison.run();
     simd = comparison.simd_level();
   }
@@ -336,7 +188,7 @@ void run(const Options& options) {
     std::fputs(summary_table(summaries, style).c_str(), stdout);
     std::printf(
         "\nMeans over heads, weighted by the attention mass of their offloaded tokens. recall@%zu; "
-        "build: all heads.\n",
+        "build: summed over heads.\n",
         options.k);
   }
   if (!options.csv.empty()) write_text(options.csv, to_csv(results));

@@ -73,7 +73,7 @@ void put_figures(ordered_json& out, const Measurement& m) {
 
 // RFC 4180: quotes around everything that needs them, quotes inside doubled.
 std::string csv_text(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == text.npos) return text;
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"') out += '"';
@@ -92,8 +92,8 @@ std::string fixed(double value, int digits) {
 std::vector<std::string> figure_cells(const Measurement& m) {
   return {fixed(m.recall, 3),
           fixed(m.recovered_mass, 4),
-          m.output_error ? format_number(m.output_error->mean) : "-",
-          m.output_error ? format_number(m.output_error->p95) : "-",
+          m.output_error ? fixed(m.output_error->mean, 4) : "-",
+          m.output_error ? fixed(m.output_error->p95, 4) : "-",
           percent(m.scan_fraction),
           fixed(m.latency_us.p50, 1),
           fixed(m.latency_us.p95, 1),

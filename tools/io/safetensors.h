@@ -63,7 +63,7 @@ class SafetensorsWriter {
     ElementType type;
     std::vector<size_t> shape;
   };
-  SafetensorsWriter(const std::filesystem::path& path, std::vector<Declaration> layout,
+  SafetensorsWriter(const std::filesystem::path& path, const std::vector<Declaration>& layout,
                     const std::map<std::string, std::string>& metadata);
   ~SafetensorsWriter();
   void write(std::span<const std::byte> piece);  ///< next bytes of the declared sequence

@@ -42,7 +42,7 @@ struct SafetensorsWriter::Impl {
     throw std::runtime_error(partial.string() + ": " + what + ": " + std::strerror(errno));
   }
 
-  void put(const void* data, size_t size) {
+  void put(const void* data, size_t size) const {
     if (size != 0 && std::fwrite(data, 1, size, file) != size) fail("cannot be written");
   }
 
@@ -59,7 +59,7 @@ struct SafetensorsWriter::Impl {
 };
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
-                                     std::vector<Declaration> layout,
+                                     const std::vector<Declaration>& layout,
                                      const std::map<std::string, std::string>& metadata)
     : impl_(std::make_unique<Impl>()) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();

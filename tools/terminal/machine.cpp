@@ -17,7 +17,7 @@ std::string cpu_model() {
   for (std::string line; std::getline(file, line);) {
     if (line.rfind("model name", 0) != 0) continue;
     const size_t colon = line.find(": ");
-    if (colon != line.npos) return line.substr(colon + 2);
+    if (colon != std::string::npos) return line.substr(colon + 2);
   }
   return "unknown";
 }

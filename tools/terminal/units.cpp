@@ -1,5 +1,6 @@
 #include "tools/terminal/units.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -27,7 +28,7 @@ Quantity split(std::string_view text, const char* what, const char* allowed) {
   char* end = nullptr;
   const bool starts_with_digit = !copy.empty() && copy[0] >= '0' && copy[0] <= '9';
   const double number = starts_with_digit ? std::strtod(copy.c_str(), &end) : -1.0;
-  if (!starts_with_digit || !std::isfinite(number) || copy.find_first_of("xXpP") != copy.npos) {
+  if (!starts_with_digit || !std::isfinite(number) || copy.find_first_of("xXpP") != std::string::npos) {
     throw UsageError("\"" + copy + "\" is not a " + what + "; write " + allowed);
   }
   std::string unit;
@@ -84,9 +85,9 @@ std::string format_number(double value, int digits) {
   if (std::isnan(value)) return "-";
   const double magnitude = std::abs(value);
   if (magnitude != 0 && magnitude < 1e-4) return print("%.*e", digits - 1, value);
-  const int before = magnitude < 1 ? 0 : static_cast<int>(std::floor(std::log10(magnitude))) + 1;
-  std::string out = print("%.*f", before >= digits ? 0 : digits - before, value);
-  if (out.find('.') != out.npos) {
+  const int exponent = magnitude == 0 ? 0 : static_cast<int>(std::floor(std::log10(magnitude)));
+  std::string out = print("%.*f", std::max(digits - 1 - exponent, 0), value);
+  if (out.find('.') != std::string::npos) {
     out.erase(out.find_last_not_of('0') + 1);
     if (out.back() == '.') out.pop_back();
   }
@@ -101,7 +102,7 @@ uint64_t parse_bytes(std::string_view text) {
     constexpr std::string_view kPrefixes = "kmgt";
     const size_t power = kPrefixes.find(q.unit[0]);
     const std::string rest = q.unit.substr(1);
-    if (power == kPrefixes.npos || (!rest.empty() && rest != "ib" && rest != "b")) {
+    if (power == std::string_view::npos || (!rest.empty() && rest != "ib" && rest != "b")) {
       throw UsageError("\"" + std::string(text) + "\" has an unknown unit; write " + kAllowed);
     }
     factor = std::pow(rest == "b" ? 1000.0 : 1024.0, static_cast<double>(power + 1));

@@ -297,6 +297,9 @@ TEST_F(Compare, RefusesWhatCannotBe) {
           "leaves");
   refused(2, {"--trace", path, "--index", "flat", "--sink", "500", "--window", "83"},
           "cover all 583");
+  refused(2, {"--trace", path, "--index", "flat", "--sink", "4294967295", "--window", "4294967295"},
+          "cover all");
+  refused(2, {"--trace", path, "--index", "flat", "--index", "flat"}, "twice");
   refused(2, {"--trace", path, "--index", "flat", "--layers", "2"}, "which has 1, 4");
   refused(2, {"--trace", path, "--index", "flat", "--heads", "2"}, "0..1");
   refused(2, {"--trace", path, "--index", "flat", "--k", "0"}, "--k");

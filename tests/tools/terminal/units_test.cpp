@@ -33,6 +33,8 @@ TEST(Units, FormatDurations) {
 TEST(Units, FormatNumbers) {
   EXPECT_EQ(format_number(0), "0");
   EXPECT_EQ(format_number(0.123456), "0.123");
+  EXPECT_EQ(format_number(0.00123456), "0.00123");
+  EXPECT_EQ(format_number(1.23456), "1.23");
   EXPECT_EQ(format_number(12.3456), "12.3");
   EXPECT_EQ(format_number(123456), "123456");
   EXPECT_EQ(format_number(2), "2");

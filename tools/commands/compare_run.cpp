@@ -1,0 +1,144 @@
+#include "tools/commands/compare_run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/progress.h"
+
+namespace keyhole::tools {
+
+// Progress over all steps, several of which report at once.
+class Comparison::Work {
+ public:
+  explicit Work(size_t steps) : steps_(static_cast<double>(steps)) {}
+
+  void done(double steps) {
+    const double sum = done_.fetch_add(steps) + steps;
+    bar_.update(sum / steps_);
+  }
+
+ private:
+  Progress bar_{"comparing"};
+  const double steps_;
+  std::atomic<double> done_{0};
+};
+
+// One build's share of the progress: a callback tells fractions, Work wants increments.
+struct Comparison::BuildProgress {
+  Work& work;
+  double told = 0;
+
+  void tell(double fraction) {
+    if (fraction <= told) return;
+    work.done(fraction - told);
+    told = fraction;
+  }
+
+  static int32_t callback(void* user, double fraction, const char* /*what*/) {
+    static_cast<BuildProgress*>(user)->tell(fraction);
+    return interrupted() ? 1 : 0;
+  }
+};
+
+Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
+    : trace_(trace),
+      plan_(plan),
+      engine_(make_head_engine(trace.info(), plan.kv_dtype, plan.threads_per_build())),
+      team_(plan.threads) {
+  for (const std::string& spec : plan.indexes) {
+    try {
+      (void)make_index(engine_, spec);
+    } catch (const LibraryError& e) {
+      if (e.status() != KEYHOLE_INVALID_ARGUMENT) throw;
+      throw UsageError("--index " + spec + ": " + e.what());
+    }
+  }
+}
+
+std::vector<Measurement> Comparison::run() {
+  // Of each head the truth, and of each index on it the build and the measurement.
+  Work work(plan_.heads.size() * (1 + 2 * plan_.indexes.size()));
+  std::vector<Measurement> out;
+  for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
+    const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
+    run_batch(Heads(plan_.heads).subspan(first, count), work, out);
+  }
+  const auto order = [&](const Measurement& m) {
+    const auto at = std::find(plan_.indexes.begin(), plan_.indexes.end(), m.index);
+    return std::tuple(at - plan_.indexes.begin(), m.layer, m.kv_head);
+  };
+  std::stable_sort(out.begin(), out.end(),
+                   [&](const Measurement& a, const Measurement& b) { return order(a) < order(b); });
+  return out;
+}
+
+std::string Comparison::simd_level() const {
+  keyhole_engine_config config;
+  keyhole_engine_config_init(&config);
+  check(keyhole_engine_get_config(engine_.get(), &config));
+  return config.cpu_level;
+}
+
+void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& out) {
+  std::vector<HeadTruth> truths;
+  for (const TraceHead* head : heads) {
+    throw_if_interrupted();
+    truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
+    work.done(1);
+  }
+  for (const std::string& spec : plan_.indexes) {
+    std::vector<IndexHandle> indexes = build_all(heads, truths, spec, work);
+    for (size_t i = 0; i < heads.size(); ++i) {
+      Measurement m = measure_index(indexes[i], truths[i], plan_.kv_dtype, rounds(*heads[i]));
+      indexes[i].reset();
+      m.index = spec;
+      m.layer = heads[i]->layer;
+      m.kv_head = heads[i]->kv_head;
+      out.push_back(std::move(m));
+      work.done(1);
+    }
+  }
+}
+
+std::vector<IndexHandle> Comparison::build_all(Heads heads, const std::vector<HeadTruth>& truths,
+                                               const std::string& spec, Work& work) const {
+  std::vector<IndexHandle> out(heads.size());
+  std::vector<std::exception_ptr> errors(heads.size());
+  const auto build = [&](size_t i) {
+    try {
+      out[i] = make_index(engine_, spec);
+      BuildProgress progress{work};
+      build_index(out[i], trace_, *heads[i], truths[i], BuildProgress::callback, &progress);
+      progress.tell(1);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 1; i < heads.size(); ++i) threads.emplace_back(build, i);
+    build(0);
+  }
+  // The library reports a cancelled build; what the user did comes first.
+  throw_if_interrupted();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  return out;
+}
+
+bool Comparison::rounds(const TraceHead& head) const {
+  switch (plan_.kv_dtype) {
+    case KEYHOLE_F16: return head.keys.type != ElementType::f16;
+    case KEYHOLE_BF16: return head.keys.type != ElementType::bf16;
+    default: return false;
+  }
+}
+
+}  // namespace keyhole::tools
