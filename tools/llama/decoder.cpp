@@ -101,8 +101,12 @@ void Decoder::multiply(const Matrix& matrix, const float* x, float* y) {
   const size_t rows = std::max<size_t>(4, kItemWeights / matrix.cols / 4 * 4);
   team_.for_each((matrix.rows + rows - 1) / rows, [&](size_t item, unsigned) {
     const size_t first = item * rows;
-    matrix_vector(matrix.data.data(), matrix.cols, x, first, std::min(first + rows, matrix.rows),
-                  y);
+    const size_t last = std::min(first + rows, matrix.rows);
+    if (matrix.bf16.empty()) {
+      matrix_vector(matrix.data.data(), matrix.cols, x, first, last, y);
+    } else {
+      matrix_vector(matrix.bf16.data(), matrix.cols, x, first, last, y);
+    }
   });
 }
 

@@ -21,12 +21,28 @@ namespace {
 // GCC's portable vectors: one AVX-512 register, two of AVX2 or four of SSE, as the clone has them.
 constexpr size_t kLanes = 16;
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t Halves __attribute__((vector_size(2 * kLanes)));
 typedef int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
 KEYHOLE_INLINE Floats load(const float* p) {
   Floats v;
   std::memcpy(&v, p, sizeof(v));
   return v;
+}
+KEYHOLE_INLINE Floats load(const uint16_t* p) {
+  Halves halves;
+  std::memcpy(&halves, p, sizeof(halves));
+  const Ints bits = __builtin_convertvector(halves, Ints) << 16;
+  Floats v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+KEYHOLE_INLINE float value(float x) { return x; }
+KEYHOLE_INLINE float value(uint16_t bf16) {
+  const uint32_t bits = uint32_t{bf16} << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
 }
 KEYHOLE_INLINE void store(Floats v, float* p) { std::memcpy(p, &v, sizeof(v)); }
 KEYHOLE_INLINE Floats fill(float x) { return Floats{} + x; }
@@ -70,6 +86,38 @@ constexpr float kLog2e = 1.44269504F;
 
 KEYHOLE_INLINE Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
 
+template <class Weight>
+KEYHOLE_INLINE void multiply_rows(const Weight* matrix, size_t cols, const float* x, size_t first,
+                                  size_t last, float* y) {
+  // Four rows at a time: four independent sums hide the latency of the multiply-add, and x is loaded
+  // once for all of them.
+  constexpr size_t kRows = 4;
+  size_t row = first;
+  for (; row + kRows <= last; row += kRows) {
+    const Weight* w = matrix + row * cols;
+    Floats sums[kRows] = {};
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) {
+      const Floats v = load(x + i);
+      for (size_t r = 0; r < kRows; ++r) sums[r] += load(w + r * cols + i) * v;
+    }
+    for (size_t r = 0; r < kRows; ++r) {
+      float sum = sum_of(sums[r]);
+      for (size_t j = i; j < cols; ++j) sum += value(w[r * cols + j]) * x[j];
+      y[row + r] = sum;
+    }
+  }
+  for (; row < last; ++row) {
+    const Weight* w = matrix + row * cols;
+    Floats sums{};
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) sums += load(w + i) * load(x + i);
+    float sum = sum_of(sums);
+    for (; i < cols; ++i) sum += value(w[i]) * x[i];
+    y[row] = sum;
+  }
+}
+
 }  // namespace
 
 KEYHOLE_CLONES void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
@@ -84,33 +132,12 @@ KEYHOLE_CLONES void rms_norm(const float* x, const float* weight, size_t n, floa
 
 KEYHOLE_CLONES void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first,
                                   size_t last, float* y) {
-  // Four rows at a time: four independent sums hide the latency of the multiply-add, and x is loaded
-  // once for all of them.
-  constexpr size_t kRows = 4;
-  size_t row = first;
-  for (; row + kRows <= last; row += kRows) {
-    const float* w = matrix + row * cols;
-    Floats sums[kRows] = {};
-    size_t i = 0;
-    for (; i + kLanes <= cols; i += kLanes) {
-      const Floats v = load(x + i);
-      for (size_t r = 0; r < kRows; ++r) sums[r] += load(w + r * cols + i) * v;
-    }
-    for (size_t r = 0; r < kRows; ++r) {
-      float sum = sum_of(sums[r]);
-      for (size_t j = i; j < cols; ++j) sum += w[r * cols + j] * x[j];
-      y[row + r] = sum;
-    }
-  }
-  for (; row < last; ++row) {
-    const float* w = matrix + row * cols;
-    Floats sums{};
-    size_t i = 0;
-    for (; i + kLanes <= cols; i += kLanes) sums += load(w + i) * load(x + i);
-    float sum = sum_of(sums);
-    for (; i < cols; ++i) sum += w[i] * x[i];
-    y[row] = sum;
-  }
+  multiply_rows(matrix, cols, x, first, last, y);
+}
+
+KEYHOLE_CLONES void matrix_vector(const uint16_t* matrix, size_t cols, const float* x, size_t first,
+                                  size_t last, float* y) {
+  multiply_rows(matrix, cols, x, first, last, y);
 }
 
 KEYHOLE_CLONES void silu_multiply(const float* gate, const float* up, size_t n, float* out) {

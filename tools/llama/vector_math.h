@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace keyhole::tools {
 
@@ -13,6 +14,10 @@ void rms_norm(const float* x, const float* weight, size_t n, float eps, float* o
 
 /// y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
 void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first, size_t last,
+                   float* y);
+/// The same for a matrix in bf16 (the upper halves of fp32 numbers): the same bits of y from half the
+/// memory traffic, which is what limits this product.
+void matrix_vector(const uint16_t* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
 
 /// out = silu(gate) * up, all `[n]`; out may be gate. silu(x) = x / (1 + exp(-x)).

@@ -1,6 +1,6 @@
 #include "tools/llama/weights.h"
 
-#include <algorithm>
+#include <bit>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -106,10 +106,22 @@ class Checkpoint {
   std::set<std::string> used_;
 };
 
+/// The upper halves of all numbers if nothing is lost by it, else nothing.
+std::vector<uint16_t> as_bf16(const std::vector<float>& numbers) {
+  std::vector<uint16_t> halves(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const auto bits = std::bit_cast<uint32_t>(numbers[i]);
+    if ((bits & 0xFFFF) != 0) return {};
+    halves[i] = static_cast<uint16_t>(bits >> 16);
+  }
+  return halves;
+}
+
 /// The tensors one below the other as one matrix; all have `cols` columns.
 Matrix stack(Checkpoint& checkpoint, size_t cols,
              const std::vector<std::pair<std::string, size_t>>& names_and_rows) {
-  Matrix matrix{0, cols, {}};
+  Matrix matrix;
+  matrix.cols = cols;
   for (const auto& [name, rows] : names_and_rows) {
     std::vector<float> part = checkpoint.take(name, {rows, cols});
     if (matrix.data.empty()) {
@@ -119,6 +131,7 @@ Matrix stack(Checkpoint& checkpoint, size_t cols,
     }
     matrix.rows += rows;
   }
+  matrix.bf16 = as_bf16(matrix.data);
   return matrix;
 }
 

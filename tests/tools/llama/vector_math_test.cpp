@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -71,6 +72,24 @@ TEST(VectorMath, MatrixVectorForAnyRangeOfRows) {
         }
       }
     }
+  }
+}
+
+TEST(VectorMath, MatrixVectorInBf16GivesTheSameBits) {
+  std::mt19937 random(6);
+  for (size_t cols = 1; cols <= kLongest; ++cols) {
+    constexpr size_t kRows = 7;
+    std::vector<float> matrix = normal_values(kRows * cols, 1.0F, random);
+    std::vector<uint16_t> halves;
+    for (float& weight : matrix) {
+      halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(weight) >> 16));
+      weight = std::bit_cast<float>(uint32_t{halves.back()} << 16);
+    }
+    const std::vector<float> x = normal_values(cols, 1.0F, random);
+    std::vector<float> from_f32(kRows), from_bf16(kRows);
+    matrix_vector(matrix.data(), cols, x.data(), 0, kRows, from_f32.data());
+    matrix_vector(halves.data(), cols, x.data(), 0, kRows, from_bf16.data());
+    EXPECT_EQ(from_f32, from_bf16) << cols << " cols";
   }
 }
 

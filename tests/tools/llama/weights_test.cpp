@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
+
 #include "tests/tools/llama/synthetic_model.h"
 
 namespace keyhole::tools {
@@ -48,6 +50,22 @@ TEST_P(EveryDtype, GivesTheSameWeightsFromOneFileAndFromShards) {
       EXPECT_EQ(weights.qkv.rows, 10U * 64U);
       EXPECT_EQ(weights.gate_up.rows, 80U);
     }
+  }
+}
+
+TEST_P(EveryDtype, HasABf16CopyExactlyWhereNothingIsLost) {
+  const SyntheticTensors tensors = random_weights(small_config(), GetParam(), 3);
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), tensors, GetParam());
+  const LlamaModel model = load_llama(folder.path());
+  const Matrix& down = model.layers[1].down;
+  if (GetParam() != ElementType::bf16) {
+    EXPECT_TRUE(down.bf16.empty());
+    return;
+  }
+  ASSERT_EQ(down.bf16.size(), down.data.size());
+  for (size_t i = 0; i < down.data.size(); ++i) {
+    EXPECT_EQ(std::bit_cast<float>(uint32_t{down.bf16[i]} << 16), down.data[i]);
   }
 }
 
