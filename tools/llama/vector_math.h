@@ -15,8 +15,8 @@ void rms_norm(const float* x, const float* weight, size_t n, float eps, float* o
 /// y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
 void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
-/// The same for a matrix in bf16 (the upper halves of fp32 numbers): the same bits of y from half the
-/// memory traffic, which is what limits this product.
+/// The same for a matrix in bf16 (the upper halves of fp32 numbers): half the memory traffic, which is
+/// what limits this product.
 void matrix_vector(const uint16_t* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
 
