@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 // The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"

@@ -1,6 +1,6 @@
 // Modes, halves of a step, dtypes and layouts of the caller's tensors, statistics.
 #include "cpu/kernels.h"
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

@@ -1,7 +1,8 @@
 // Builds: progress, cancel, failure, appends while decoding, changing the index type.
+#include <algorithm>
 #include <atomic>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

@@ -1,7 +1,7 @@
 // Bad input: a clear error that names the offender, and a session that has lost nothing.
 #include <limits>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

@@ -3,7 +3,7 @@
 #include <map>
 #include <set>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 #include "index/factory.h"
 #include "runtime/checksum_io.h"
 #include "runtime/config.h"

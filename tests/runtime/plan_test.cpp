@@ -1,5 +1,5 @@
 // The plan against arithmetic done by hand, and against what a session then takes.
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

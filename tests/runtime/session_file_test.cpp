@@ -5,7 +5,7 @@
 
 #include <unistd.h>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

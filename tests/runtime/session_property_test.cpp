@@ -1,5 +1,5 @@
 // Every token is attended exactly once, whatever the order of prefills, steps, builds and truncations.
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <thread>
 
-#include "fixture.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
 namespace {
