@@ -19,15 +19,15 @@ enum class Level : int32_t { scalar = 0, avx2 = 1, avx512 = 2, avx512vnni = 3 };
 
 /// Inner products of `count` keys with the `group` queries of a group; every key is loaded once.
 struct ScoreArgs {
-  const float* queries;   ///< `[group, dim]` fp32 contiguous
+  const float* queries;  ///< `[group, dim]` fp32 contiguous
   uint32_t group;
   uint32_t dim;
   const std::byte* keys;  ///< rows of the kernel's dtype
   size_t key_stride;      ///< bytes between rows
   const uint32_t* ids;    ///< `[count]` rows to gather (prefetched ahead), or null: rows [0, count)
   size_t count;
-  float* scores;          ///< out: scores[h*score_stride + i] = queries[h] . key_i (unscaled)
-  size_t score_stride;    ///< elements between heads, >= count
+  float* scores;        ///< out: scores[h*score_stride + i] = queries[h] . key_i (unscaled)
+  size_t score_stride;  ///< elements between heads, >= count
 };
 
 /// The same for int8 keys: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h] * key_scales[i].
@@ -37,9 +37,9 @@ struct ScoreI8Args {
   const float* query_scales;  ///< `[group]`
   uint32_t group;
   uint32_t dim;
-  const int8_t* keys;         ///< in [-127, 127]
-  size_t key_stride;          ///< bytes between rows
-  const float* key_scales;    ///< per row (indexed by id where ids are given), or null: all 1
+  const int8_t* keys;       ///< in [-127, 127]
+  size_t key_stride;        ///< bytes between rows
+  const float* key_scales;  ///< per row (indexed by id where ids are given), or null: all 1
   const uint32_t* ids;
   size_t count;
   float* scores;
@@ -50,7 +50,7 @@ struct ScoreI8Args {
 /// these tokens. K and V of a token are loaded once for the whole group. count = 0 gives (0, -inf).
 /// Accumulates in fp32 with an online softmax; the result depends only on the arguments.
 struct AttendArgs {
-  const float* queries;     ///< `[group, dim]` fp32 contiguous
+  const float* queries;  ///< `[group, dim]` fp32 contiguous
   uint32_t group;
   uint32_t dim;
   const std::byte* keys;    ///< rows of the kernel's dtype
@@ -60,8 +60,8 @@ struct AttendArgs {
   const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
   LogitParams logits;
-  float* o;                 ///< out `[group, dim]`
-  float* lse;               ///< out `[group]`
+  float* o;    ///< out `[group, dim]`
+  float* lse;  ///< out `[group]`
 };
 
 /// One level's kernels. Arrays are indexed by DType: f32, f16, bf16.

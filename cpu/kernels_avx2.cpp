@@ -18,7 +18,8 @@ constinit const Kernels kAvx2Kernels = {
     .score_i8 = score_i8<Avx2Int8>,
     .attend = {attend_avx2_f32, attend_avx2_f16, attend_avx2_bf16},
     .to_f32 = {to_f32<Avx2, DType::f32>, to_f32<Avx2, DType::f16>, to_f32<Avx2, DType::bf16>},
-    .from_f32 = {from_f32<Avx2, DType::f32>, from_f32<Avx2, DType::f16>, from_f32<Avx2, DType::bf16>},
+    .from_f32 = {from_f32<Avx2, DType::f32>, from_f32<Avx2, DType::f16>,
+                 from_f32<Avx2, DType::bf16>},
     .all_finite = {all_finite<Avx2, DType::f32>, all_finite<Avx2, DType::f16>,
                    all_finite<Avx2, DType::bf16>},
 };

@@ -3,8 +3,8 @@
 
 #ifdef KEYHOLE_X86_LEVELS
 
-#include "cpu/simd/avx2.h"
 #include "cpu/simd/attend.h"
+#include "cpu/simd/avx2.h"
 
 namespace keyhole::cpu {
 

@@ -18,7 +18,8 @@ constinit const Kernels kAvx512Kernels = {
     .score_i8 = score_i8<Avx512Int8>,
     .attend = {attend_avx512_f32, attend_avx512_f16, attend_avx512_bf16},
     .to_f32 = {to_f32<Avx512, DType::f32>, to_f32<Avx512, DType::f16>, to_f32<Avx512, DType::bf16>},
-    .from_f32 = {from_f32<Avx512, DType::f32>, from_f32<Avx512, DType::f16>, from_f32<Avx512, DType::bf16>},
+    .from_f32 = {from_f32<Avx512, DType::f32>, from_f32<Avx512, DType::f16>,
+                 from_f32<Avx512, DType::bf16>},
     .all_finite = {all_finite<Avx512, DType::f32>, all_finite<Avx512, DType::f16>,
                    all_finite<Avx512, DType::bf16>},
 };

@@ -63,8 +63,7 @@ void score_i8(const ScoreI8Args& a) {
       int32_t sum = 0;
       for (uint32_t j = 0; j < a.dim; ++j) sum += query[j] * key[j];
       // |sum| <= 256*127*127 < 2^24: the conversion is exact, the products are left to right.
-      a.scores[h * a.score_stride + i] =
-          static_cast<float>(sum) * a.query_scales[h] * key_scale;
+      a.scores[h * a.score_stride + i] = static_cast<float>(sum) * a.query_scales[h] * key_scale;
     }
   }
 }

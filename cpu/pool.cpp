@@ -130,7 +130,8 @@ class alignas(kCacheLine) Slot {
   std::atomic<Pool::Task> task_{nullptr};
   std::atomic<void*> context_{nullptr};
   alignas(kCacheLine) std::atomic<uint32_t> undone_{0};
-  std::atomic<int> running_{0};  // int: the type that atomic::wait hands to the futex without a proxy
+  std::atomic<int> running_{
+      0};  // int: the type that atomic::wait hands to the futex without a proxy
   FirstException error_;
 };
 
@@ -230,7 +231,8 @@ bool Pool::Impl::help(uint32_t worker) {
   while (jobs != 0) {
     // Workers begin at different jobs, so that several small jobs do not take turns.
     const int shift = static_cast<int>(worker % kSlots);
-    const auto index = static_cast<uint32_t>(std::countr_zero(std::rotr(jobs, shift)) + shift) % kSlots;
+    const auto index =
+        static_cast<uint32_t>(std::countr_zero(std::rotr(jobs, shift)) + shift) % kSlots;
     Claim claim;
     while (slots[index].claim(claim)) {
       run_claim(slots[index], index, claim, worker);

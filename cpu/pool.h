@@ -9,9 +9,9 @@
 namespace keyhole::cpu {
 
 struct PoolConfig {
-  uint32_t threads = 0;      ///< all threads including the caller; 0: one per core this process may use
-  bool pin = false;          ///< pin worker i to the i-th allowed core (the caller is never moved)
-  uint32_t spin_us = 50;     ///< how long an idle worker spins before it sleeps; 0: sleep at once
+  uint32_t threads = 0;  ///< all threads including the caller; 0: one per core this process may use
+  bool pin = false;      ///< pin worker i to the i-th allowed core (the caller is never moved)
+  uint32_t spin_us = 50;  ///< how long an idle worker spins before it sleeps; 0: sleep at once
 };
 
 class Pool;

@@ -8,7 +8,12 @@
 namespace keyhole::bench {
 
 /// Loads every byte of [data, data + bytes) and does next to nothing with it; bytes % 256 == 0.
-float read_all(const std::byte* data, size_t bytes);
+uint64_t read_all(const std::byte* data, size_t bytes);
+
+/// Loads every byte of the rows `ids` of keys and of values, which it prefetches `ahead` ids in advance;
+/// row_bytes % 256 == 0.
+uint64_t gather_read(const std::byte* keys, const std::byte* values, size_t row_bytes,
+                     const uint32_t* ids, size_t count, size_t ahead);
 
 /// True if this machine runs the gather floors (AVX-512 with VNNI).
 bool has_gather_floors();

@@ -13,7 +13,7 @@ constexpr size_t kDim = 128;
 
 KEYHOLE_TARGET inline void prefetch(const std::byte* row, size_t bytes) {
   for (size_t offset = 0; offset < bytes; offset += 64) {
-    _mm_prefetch(reinterpret_cast<const char*>(row + offset), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(row + offset), _MM_HINT_T1);
   }
 }
 
@@ -27,8 +27,8 @@ KEYHOLE_TARGET void gather_f16(const std::byte* keys, const uint32_t* ids, size_
     __m512 sum[group][2] = {};
 #pragma GCC unroll 8
     for (size_t j = 0; j < kDim / 16; ++j) {
-      const __m512 key = _mm512_cvtph_ps(
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j * 32)));
+      const __m512 key =
+          _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + j * 32)));
 #pragma GCC unroll 4
       for (uint32_t h = 0; h < group; ++h) {
         const __m512 query = _mm512_loadu_ps(queries + h * kDim + j * 16);
@@ -99,7 +99,8 @@ namespace keyhole::bench {
 bool has_gather_floors() { return false; }
 void gather_dot_f16(const std::byte*, const uint32_t*, size_t, const float*, uint32_t, size_t,
                     float*) {}
-void gather_dot_i8(const int8_t*, const uint32_t*, size_t, const int8_t*, uint32_t, size_t, float*) {}
+void gather_dot_i8(const int8_t*, const uint32_t*, size_t, const int8_t*, uint32_t, size_t,
+                   float*) {}
 }  // namespace keyhole::bench
 
 #endif

@@ -1,7 +1,10 @@
-// Gathered scoring beside a bare prefetched gather + dot loop, one thread, d = 128, random ids.
+// Scoring, one thread, d = 128.
 //
-//   Gather/<type>/<group>/<rows>   rows: how many there are to choose from; ids come in a new random order
-//                                  every iteration. `x_floor` is time over the bare loop's time.
+//   Gather/<type>/<group>/<rows>   random ids, new ones every iteration, beside a bare prefetched gather + dot
+//                                  loop; rows: how many there are to choose from
+//   Scan/<type>/<group>            131072 rows in order, beside the plain read of the same bytes; a new array
+//                                  every iteration, so that both come from memory
+// `x_floor` is time over the floor's time.
 #include <memory>
 #include <random>
 
@@ -16,8 +19,8 @@ namespace {
 using namespace keyhole::cpu;
 
 constexpr uint32_t kDim = 128;
-constexpr size_t kIds = 65536;       // scored per iteration
-constexpr size_t kFloorAhead = 16;   // rows: the best of 4, 8, 16, 32 for both types
+constexpr size_t kIds = 65536;      // scored per iteration
+constexpr size_t kFloorAhead = 64;  // rows that the floor prefetches ahead: the best of 16, 32, 64
 
 struct Setup {
   ReservedBuffer keys;
@@ -55,7 +58,7 @@ void gather_f16(benchmark::State& state, uint32_t group, size_t rows) {
   Setup s(rows, kDim * 2, group);
   const Kernels& kernels = select_kernels();
   const ScoreArgs args = {s.queries.data(), group, kDim, s.rows(), kDim * 2, s.ids.data(), kIds,
-                          s.scores.data(), kIds};
+                          s.scores.data(),  kIds};
   BesideFloor beside(state);
   for (auto _ : state) {
     s.shuffle(rows);
@@ -73,8 +76,17 @@ void gather_i8(benchmark::State& state, uint32_t group, size_t rows) {
   Setup s(rows, kDim, group);
   const Kernels& kernels = select_kernels();
   const auto* keys = reinterpret_cast<const int8_t*>(s.rows());
-  const ScoreI8Args args = {s.queries_i8.data(), s.query_scales.data(), group, kDim, keys, kDim,
-                            nullptr, s.ids.data(), kIds, s.scores.data(), kIds};
+  const ScoreI8Args args = {s.queries_i8.data(),
+                            s.query_scales.data(),
+                            group,
+                            kDim,
+                            keys,
+                            kDim,
+                            nullptr,
+                            s.ids.data(),
+                            kIds,
+                            s.scores.data(),
+                            kIds};
   BesideFloor beside(state);
   for (auto _ : state) {
     s.shuffle(rows);
@@ -88,7 +100,47 @@ void gather_i8(benchmark::State& state, uint32_t group, size_t rows) {
   beside.report(kIds * double{kDim}, kIds);
 }
 
+/// type: DType::f16 or DType::i8.
+void scan(benchmark::State& state, DType type, uint32_t group) {
+  constexpr size_t kRows = 131072;
+  const size_t row_bytes = kDim * dtype_size(type);
+  const size_t bytes = kRows * row_bytes;
+  const size_t arrays = (size_t{512} << 20) / bytes;  // more than the last-level cache holds
+  Setup s(kRows * arrays, row_bytes, group);
+  std::vector<float> scores(group * kRows);
+  const Kernels& kernels = select_kernels();
+  BesideFloor beside(state);
+  size_t next = 0;
+  for (auto _ : state) {
+    const std::byte* one = s.rows() + next % arrays * bytes;
+    const std::byte* other = s.rows() + (next + arrays / 2) % arrays * bytes;
+    ++next;
+    beside.iterate([&] { benchmark::DoNotOptimize(read_all(one, bytes)); },
+                   [&] {
+                     if (type == DType::i8) {
+                       kernels.score_i8({s.queries_i8.data(), s.query_scales.data(), group, kDim,
+                                         reinterpret_cast<const int8_t*>(other), row_bytes, nullptr,
+                                         nullptr, kRows, scores.data(), kRows});
+                     } else {
+                       kernels.score[static_cast<size_t>(type)]({s.queries.data(), group, kDim,
+                                                                 other, row_bytes, nullptr, kRows,
+                                                                 scores.data(), kRows});
+                     }
+                   });
+  }
+  beside.report(static_cast<double>(bytes), kRows);
+}
+
 const int kRegistered = [] {
+  for (const DType type : {DType::f16, DType::i8}) {
+    for (const uint32_t group : {1, 4}) {
+      const std::string name =
+          std::string("Scan/") + dtype_name(type) + "/group" + std::to_string(group);
+      benchmark::RegisterBenchmark(name.c_str(), [=](benchmark::State& s) { scan(s, type, group); })
+          ->UseManualTime()
+          ->Unit(benchmark::kMicrosecond);
+    }
+  }
   if (!has_gather_floors()) return 0;
   for (const size_t rows : {size_t{131072}, size_t{1} << 20, size_t{1} << 22}) {
     for (const uint32_t group : {1, 4}) {

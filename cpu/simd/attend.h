@@ -52,10 +52,13 @@ template <class S>
   r.largest = largest;
 }
 
-/// The weighted sum of a block: rows, weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
+constexpr size_t kNearValues = 16;
+static_assert(kNearValues <= kNear && kNearKeys <= kNear);
+
+/// The weighted sum of a block: rows (and kNearValues more), weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
 struct Sum {
   const std::byte* const* rows;
-  const std::byte* const* ahead;  // rows to prefetch on the way, one for each
+  const std::byte* const* ahead;  // rows for the far prefetch, one for each row
   size_t n;
   uint32_t dim;
   const float* weights;
@@ -82,7 +85,8 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
   for (size_t i = 0; i < s.n; ++i) {
 #pragma GCC unroll 8
     for (size_t offset = 0; offset < kTileBytes; offset += 64) {
-      __builtin_prefetch(ahead[i] + j * kElementSize<T> + offset, 0, 3);
+      prefetch_far(ahead[i] + j * kElementSize<T> + offset);
+      prefetch_near(rows[i + kNearValues] + j * kElementSize<T> + offset);
     }
     const std::byte* value = rows[i] + j * kElementSize<T>;
     F weight[heads];
@@ -164,31 +168,30 @@ template <class S, DType T>
 void attend(const AttendArgs& a) {
   constexpr size_t kPanel = S::kWidth;
   const size_t row_bytes = a.dim * kElementSize<T>;
-  const Rows keys{a.keys, a.key_stride, a.ids, a.count};
-  const Rows values{a.values, a.value_stride, a.ids, a.count};
+  RowBlocks keys({a.keys, a.key_stride, a.ids, a.count}, row_bytes);
+  RowBlocks values({a.values, a.value_stride, a.ids, a.count}, row_bytes);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
   for (size_t i = 0; i < a.group * kBlock; ++i) weights[i] = 0.0F;
   for (size_t i = 0; i < size_t{a.group} * a.dim; ++i) a.o[i] = 0.0F;
 
-  const std::byte* key_rows[kBlock];
-  const std::byte* value_rows[kBlock];
-  if (a.count > 0) keys.panel(0, key_rows);
-  for (size_t i = 0; i < kBlock && i < a.count; ++i) prefetch_row(key_rows[i], row_bytes, has_tails(keys));
+  keys.prefetch_first();
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
+    keys.advance(begin);
+    values.advance(begin);
     // While the keys are scored, this block's values are on their way; while these are summed, the next
     // block's keys.
-    values.panel(begin, value_rows);
     for (size_t i = 0; i < n; i += kPanel) {
-      const size_t in_panel = n - i < kPanel ? n - i : kPanel;
-      dot_panel<S, T>({key_rows + i, value_rows + i, has_tails(values), in_panel, a.dim, weights + i, kBlock},
+      dot_panel<S, T>({keys.current() + i, values.current() + i, values.tails,
+                       n - i < kPanel ? n - i : kPanel, a.dim, weights + i, kBlock},
                       a.queries, a.group);
     }
     for (uint32_t h = 0; h < a.group; ++h) weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
-    keys.panel(begin + kBlock, key_rows);
-    sum_block<S, T>({value_rows, key_rows, n, a.dim, weights, running, a.o}, a.group);
+    sum_block<S, T>({values.current(), keys.has_next ? keys.next() : values.current(), n, a.dim,
+                     weights, running, a.o},
+                    a.group);
   }
   if (!normalise<S>(a, running) && a.count > 0) attend_in_double(a, T);
 }

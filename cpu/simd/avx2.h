@@ -30,9 +30,7 @@ struct Avx2 {
   static F with_sign_of(F magnitude, F sign) {
     return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0F)));
   }
-  static F round(F a) {
-    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
+  static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// a * 2^n for a in [0.5, 2) and integers |n| <= 125.
   static F times_power_of_two(F a, F n) {
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
@@ -140,7 +138,7 @@ struct Avx2Int8 : Avx2 {
   using I = __m256i;
   using Key = __m256i;
   using Query = int16_t;
-  static constexpr uint32_t kChunk = 16;  // divides every head_dim: never a part of one
+  static constexpr uint32_t kChunk = 16;  // divides every head_dim
 
   static I zero_i32() { return _mm256_setzero_si256(); }
   static I load_i32(const int32_t* p) {
@@ -166,15 +164,16 @@ struct Avx2Int8 : Avx2 {
   }
   template <uint32_t n>
   static I repeat_each_i32(const int32_t* p) {
-    const __m256i four = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i four =
+        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_permutevar8x32_epi32(four,
-                                       _mm256_srli_epi32(lane, n == 2 ? 1 : n == 4 ? 2 : 3));
+    return _mm256_permutevar8x32_epi32(four, _mm256_srli_epi32(lane, n == 2 ? 1 : n == 4 ? 2 : 3));
   }
 
-  static Key load_key(const std::byte* p, size_t) {
+  static Key load_key(const std::byte* p) {
     return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   }
+  static Key load_key_part(const std::byte* p, uint32_t) { return load_key(p); }  // never a part
   static Key load_query(const Query* q) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
   }

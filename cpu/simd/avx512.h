@@ -148,14 +148,17 @@ struct Avx512Int8 : Avx512 {
   }
   template <uint32_t n>
   static I repeat_each_i32(const int32_t* p) {
-    const __m512i four = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i four =
+        _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_permutexvar_epi32(_mm512_srli_epi32(lane, n == 4 ? 2 : n == 8 ? 3 : 4), four);
   }
 
-  static Key load_key(const std::byte* p, size_t n) {
-    const __mmask32 mask = n >= kChunk ? ~__mmask32{0} : (__mmask32{1} << n) - 1;
-    return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(mask, p));
+  static Key load_key(const std::byte* p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Key load_key_part(const std::byte* p, uint32_t n) {
+    return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8((__mmask32{1} << n) - 1, p));
   }
   static Key load_query(const Query* q) { return _mm512_loadu_si512(q); }
   static I multiply(I acc, Key key, Key query) {

@@ -12,10 +12,13 @@ struct Avx512VnniInt8 : Avx512Int8 {
   using Query = int8_t;
   static constexpr uint32_t kChunk = 64;
 
-  static Key load_key(const std::byte* p, size_t n) {
-    const __mmask64 mask = n >= kChunk ? ~__mmask64{0} : (__mmask64{1} << n) - 1;
+  static Key load_key(const std::byte* p) {
+    return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+  }
+  static Key load_key_part(const std::byte* p, uint32_t n) {
     // Lanes beyond the row become 128; the query is 0 there.
-    return _mm512_xor_si512(_mm512_maskz_loadu_epi8(mask, p), _mm512_set1_epi8(-128));
+    return _mm512_xor_si512(_mm512_maskz_loadu_epi8((__mmask64{1} << n) - 1, p),
+                            _mm512_set1_epi8(-128));
   }
   static Key load_query(const Query* q) { return _mm512_loadu_si512(q); }
   static I multiply(I acc, Key key, Key query) { return _mm512_dpbusd_epi32(acc, key, query); }

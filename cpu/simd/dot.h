@@ -7,11 +7,14 @@
 namespace keyhole::cpu {
 namespace {
 
-/// A panel of S::kWidth keys to score, of which the first n count. All row pointers must be valid.
+constexpr size_t kNearKeys = 8;
+
+/// A panel of S::kWidth keys to score, of which the first n count. All of them, and kNearKeys more, must be
+/// valid pointers.
 struct Panel {
   const std::byte* const* rows;
-  const std::byte* const* ahead;  // rows to prefetch on the way, one for each; null: none
-  bool ahead_tails;               // those rows reach into one more line than they have bytes for
+  const std::byte* const* ahead;  // rows for the far prefetch, one for each key; null: no prefetch
+  bool ahead_tails;               // see has_tails()
   size_t n;
   uint32_t dim;
   float* out;  // inner products, out_stride between heads; written up to the full width
@@ -27,7 +30,7 @@ template <class S, DType T, uint32_t heads>
 [[gnu::noinline]] void dot_tile(const Panel& panel, const float* queries, float* out) {
   using F = typename S::F;
   constexpr uint32_t kParts = heads == 3 ? 4 : heads;
-  constexpr uint32_t kKeys = S::kWidth / kParts;      // per reduction
+  constexpr uint32_t kKeys = S::kWidth / kParts;     // per reduction
   constexpr uint32_t kStep = kKeys < 4 ? kKeys : 4;  // keys that share a query load
 
   const uint32_t dim = panel.dim;
@@ -41,7 +44,7 @@ template <class S, DType T, uint32_t heads>
       const std::byte* const* ahead = panel.ahead + first + step;
       if (panel.ahead != nullptr && panel.ahead_tails) {
         for (uint32_t k = 0; k < kStep; ++k) {
-          __builtin_prefetch(ahead[k] + dim * kElementSize<T> - 1, 0, 3);
+          prefetch_far(ahead[k] + dim * kElementSize<T> - 1);
         }
       }
       F acc[heads][kStep];
@@ -57,7 +60,10 @@ template <class S, DType T, uint32_t heads>
         const size_t offset = j * kElementSize<T>;
         if (panel.ahead != nullptr && offset % kCacheLine == 0) {
 #pragma GCC unroll 4
-          for (uint32_t k = 0; k < kStep; ++k) __builtin_prefetch(ahead[k] + offset, 0, 3);
+          for (uint32_t k = 0; k < kStep; ++k) {
+            prefetch_far(ahead[k] + offset);
+            prefetch_near(row[k + kNearKeys] + offset);
+          }
         }
         F key[kStep];
 #pragma GCC unroll 4
@@ -77,8 +83,7 @@ template <class S, DType T, uint32_t heads>
         for (uint32_t k = 0; k < kStep; ++k) sums[h * kKeys + step + k] = acc[h][k];
       }
     }
-    S::template store_parts<kKeys>(S::reduce_each(sums), heads, out + first,
-                                      panel.out_stride);
+    S::template store_parts<kKeys>(S::reduce_each(sums), heads, out + first, panel.out_stride);
   }
 }
 

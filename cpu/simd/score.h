@@ -9,16 +9,20 @@ namespace {
 template <class S, DType T>
 void score(const ScoreArgs& a) {
   constexpr size_t kPanel = S::kWidth;
-  const Rows keys{a.keys, a.key_stride, a.ids, a.count};
-  const bool gather = a.ids != nullptr;  // contiguous rows are left to the hardware's prefetcher
-  RowBlocks blocks(keys, a.dim * kElementSize<T>, gather);
+  RowBlocks blocks({a.keys, a.key_stride, a.ids, a.count}, a.dim * kElementSize<T>);
+  blocks.prefetch_first();
   float last[kMaxGroup * kPanel];
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     blocks.advance(begin);
     for (size_t i = begin; i < begin + kBlock && i < a.count; i += kPanel) {
       const size_t n = a.count - i < kPanel ? a.count - i : kPanel;
-      Panel panel{blocks.rows(i - begin), blocks.ahead(i - begin), blocks.tails, n, a.dim,
-                  a.scores + i, a.score_stride};
+      Panel panel{blocks.current() + (i - begin),
+                  blocks.has_next ? blocks.next() + (i - begin) : nullptr,
+                  blocks.tails,
+                  n,
+                  a.dim,
+                  a.scores + i,
+                  a.score_stride};
       if (n < kPanel) {
         panel.out = last;
         panel.out_stride = kPanel;

@@ -2,7 +2,7 @@
 //   kWidth      int32 lanes of an accumulator
 //   kChunk      key elements that one step multiplies
 //   Query       element type of a prepared query; prepared queries are padded with zeros to kChunk
-//   load_key    kChunk elements, or the first n of them and zeros
+//   load_key    kChunk elements; load_key_part: the first n of them and zeros
 //   multiply    acc + products of kChunk elements
 //   correction  what multiply() adds too much in a whole row, from the sum of the query's elements
 #pragma once
@@ -79,17 +79,26 @@ template <class S, uint32_t heads>
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < kStep; ++k) acc[h][k] = S::zero_i32();
       }
-#pragma GCC unroll 1
-      for (uint32_t j = 0; j < panel.dim; j += S::kChunk) {
-        typename S::Key key[kStep];
-#pragma GCC unroll 4
-        for (uint32_t k = 0; k < kStep; ++k) key[k] = S::load_key(row[k] + j, panel.dim - j);
+      const auto multiply = [&](const typename S::Key(&key)[kStep], uint32_t j) {
 #pragma GCC unroll 4
         for (uint32_t h = 0; h < heads; ++h) {
           const typename S::Key query = S::load_query(q + h * queries.padded_dim + j);
 #pragma GCC unroll 4
           for (uint32_t k = 0; k < kStep; ++k) acc[h][k] = S::multiply(acc[h][k], key[k], query);
         }
+      };
+      typename S::Key key[kStep];
+      uint32_t j = 0;
+#pragma GCC unroll 1
+      for (; j + S::kChunk <= panel.dim; j += S::kChunk) {
+#pragma GCC unroll 4
+        for (uint32_t k = 0; k < kStep; ++k) key[k] = S::load_key(row[k] + j);
+        multiply(key, j);
+      }
+      if (j < panel.dim) {
+#pragma GCC unroll 4
+        for (uint32_t k = 0; k < kStep; ++k) key[k] = S::load_key_part(row[k] + j, panel.dim - j);
+        multiply(key, j);
       }
 #pragma GCC unroll 4
       for (uint32_t h = 0; h < heads; ++h) {
@@ -99,7 +108,8 @@ template <class S, uint32_t heads>
     }
     // Exact integers below 2^24, then two products from left to right: the same bits at every level.
     const F dots = S::to_f32(S::sub_i32(S::reduce_each_i32(sums), correction));
-    const F scaled = S::mul(S::mul(dots, scale), S::template repeat<kKeys>(panel.key_scales + first));
+    const F scaled =
+        S::mul(S::mul(dots, scale), S::template repeat<kKeys>(panel.key_scales + first));
     S::template store_parts<kKeys>(scaled, heads, out + first, panel.out_stride);
   }
 }
@@ -124,9 +134,9 @@ template <class S>
 void score_i8(const ScoreI8Args& a) {
   constexpr size_t kPanel = S::kWidth;
   const Rows keys{reinterpret_cast<const std::byte*>(a.keys), a.key_stride, a.ids, a.count};
-  const bool gather = a.ids != nullptr;  // contiguous rows are left to the hardware's prefetcher
   const PreparedQueries<S> queries(a);
-  RowBlocks blocks(keys, a.dim, gather);
+  RowBlocks blocks(keys, a.dim);
+  blocks.prefetch_first();
   alignas(64) float key_scales[kBlock];
   for (float& scale : key_scales) scale = 1.0F;
   float last[kMaxGroup * kPanel];
@@ -135,14 +145,20 @@ void score_i8(const ScoreI8Args& a) {
     const size_t end = begin + kBlock < a.count ? begin + kBlock : a.count;
     if (a.key_scales != nullptr) {
       for (size_t i = begin; i < end; ++i) key_scales[i - begin] = a.key_scales[keys.id(i)];
-      for (size_t i = end; gather && i < end + kBlock && i < a.count; ++i) {
-        __builtin_prefetch(a.key_scales + a.ids[i], 0, 3);
+      for (size_t i = end; a.ids != nullptr && i < end + kBlock && i < a.count; ++i) {
+        prefetch_far(a.key_scales + a.ids[i]);
       }
     }
     for (size_t i = begin; i < end; i += kPanel) {
       const size_t n = end - i < kPanel ? end - i : kPanel;
-      PanelI8 panel{blocks.rows(i - begin), blocks.ahead(i - begin), blocks.tails,
-                    key_scales + (i - begin), n, a.dim, a.scores + i, a.score_stride};
+      PanelI8 panel{blocks.current() + (i - begin),
+                    blocks.has_next ? blocks.next() + (i - begin) : nullptr,
+                    blocks.tails,
+                    key_scales + (i - begin),
+                    n,
+                    a.dim,
+                    a.scores + i,
+                    a.score_stride};
       if (n < kPanel) {
         panel.out = last;
         panel.out_stride = kPanel;

@@ -37,9 +37,12 @@ TEST(Allocation, ThePoolAllocatesNothing) {
   for (int round = 0; round < 100; ++round) {
     pool.run(10, add);
     Job job;
-    pool.start(job, 10, [](void* c, uint32_t task, uint32_t) {
-      static_cast<std::atomic<uint64_t>*>(c)->fetch_add(task);
-    }, &sum);
+    pool.start(
+        job, 10,
+        [](void* c, uint32_t task, uint32_t) {
+          static_cast<std::atomic<uint64_t>*>(c)->fetch_add(task);
+        },
+        &sum);
     pool.finish(job);
   }
   EXPECT_EQ(allocations.load(), before);
@@ -62,8 +65,8 @@ TEST_P(KernelAllocation, KernelsAndMergeAllocateNothing) {
   attend_range(kernels, {k.view, k.view}, queries.data(), 4, {}, a.view());
   attend_ids(kernels, {k.view, k.view}, ids, queries.data(), 4, {}, b.view());
   merge_states(states, 4, dim, a.view());
-  kernels.score[1]({queries.data(), 4, dim, k.view.data, k.view.stride, ids.data(), 100,
-                    scores.data(), 300});
+  kernels.score[1](
+      {queries.data(), 4, dim, k.view.data, k.view.stride, ids.data(), 100, scores.data(), 300});
   EXPECT_EQ(allocations.load(), before);
 }
 

@@ -28,9 +28,9 @@ class Attend : public EveryLevel {
     const bool contiguous = rng() % 2 == 0;
     auto ids = random_distinct_ids(rng, count, contiguous ? count : rng() % (count + 1));
     if (contiguous) std::iota(ids.begin(), ids.end(), 0U);
-    SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " dim " << dim << " group " << group
-                                    << " count " << ids.size() << " of " << count
-                                    << (contiguous ? " contiguous" : " gathered"));
+    SCOPED_TRACE(testing::Message()
+                 << dtype_name(dtype) << " dim " << dim << " group " << group << " count "
+                 << ids.size() << " of " << count << (contiguous ? " contiguous" : " gathered"));
     check(k, v, ids, contiguous, queries, group, logits);
   }
 };
@@ -101,11 +101,12 @@ TEST_P(Attend, ExactLogitsOfTenThousand) {
     std::vector<double> logit(count);
     for (double& x : logit) x = rng() % 2 == 0 ? -big : big;
     for (size_t i = 0; i < count; i += 10) logit[i] = static_cast<double>(rng() % 100);
-    const TestRows k(count, dim, dtype, 0, [&](size_t i, uint32_t j) { return j == 5 ? logit[i] : 0.0; });
+    const TestRows k(count, dim, dtype, 0,
+                     [&](size_t i, uint32_t j) { return j == 5 ? logit[i] : 0.0; });
     const TestRows v(count, dim, dtype, 0, gaussian(rng));
     GuardedArray<float> queries(size_t{3} * dim);
-    queries[5] = 1.0F;              // logits up to 1e4
-    queries[dim + 5] = -1.0F;       // the others win
+    queries[5] = 1.0F;         // logits up to 1e4
+    queries[dim + 5] = -1.0F;  // the others win
     queries[2 * dim + 5] = 0.015625F;
     std::vector<uint32_t> ids(count);
     std::iota(ids.begin(), ids.end(), 0U);
@@ -191,7 +192,8 @@ TEST_P(Attend, TanhOfTheSoftCapIsAccurate) {
 // Two tokens with logits 0 and x and values 0 and 1: o = e^x / (1 + e^x) shows the exponential alone.
 TEST_P(Attend, ExponentialIsAccurate) {
   const uint32_t dim = 64;
-  const TestRows v(2, dim, DType::f32, 0, [](size_t i, uint32_t) { return static_cast<double>(i); });
+  const TestRows v(2, dim, DType::f32, 0,
+                   [](size_t i, uint32_t) { return static_cast<double>(i); });
   for (double x = -75.0; x <= 0.0; x += 0.0213) {
     const TestRows k(2, dim, DType::f32, 0,
                      [&](size_t i, uint32_t j) { return i == 1 && j == 9 ? x : 0.0; });

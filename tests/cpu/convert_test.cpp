@@ -37,7 +37,8 @@ class Convert : public EveryLevel {
  protected:
   void expect_rounded(const std::vector<float>& in, const Format& f) {
     const GuardedArray<uint16_t> out(in.size());
-    kernels.from_f32[index_of(f.dtype)](in.data(), reinterpret_cast<std::byte*>(out.data()), in.size());
+    kernels.from_f32[index_of(f.dtype)](in.data(), reinterpret_cast<std::byte*>(out.data()),
+                                        in.size());
     for (size_t i = 0; i < in.size(); ++i) {
       if (std::isnan(in[i])) {
         ASSERT_TRUE(is_nan(out[i], f)) << in[i];
@@ -56,7 +57,8 @@ TEST_P(Convert, AllValuesToF32AndBack) {
     const GuardedArray<float> out(65536);
     kernels.to_f32[index_of(f.dtype)](bytes, out.data(), in.size());
     const GuardedArray<uint16_t> back(65536);
-    kernels.from_f32[index_of(f.dtype)](out.data(), reinterpret_cast<std::byte*>(back.data()), 65536);
+    kernels.from_f32[index_of(f.dtype)](out.data(), reinterpret_cast<std::byte*>(back.data()),
+                                        65536);
     for (size_t i = 0; i < in.size(); ++i) {
       const double exact = decode_half(in[i], f.dtype);
       if (std::isnan(exact)) {
@@ -83,7 +85,8 @@ TEST_P(Convert, TiesGoToEven) {
       // Above the largest finite value the step stays what it was.
       const double high = bits + 1 < f.infinity ? value(bits + 1) : 2.0 * low - value(bits - 1);
       const auto middle = static_cast<float>((low + high) / 2.0);
-      for (const float x : {middle, std::nextafter(middle, 0.0F), std::nextafter(middle, INFINITY)}) {
+      for (const float x :
+           {middle, std::nextafter(middle, 0.0F), std::nextafter(middle, INFINITY)}) {
         in.push_back(x);
         in.push_back(-x);
       }
@@ -111,8 +114,8 @@ TEST_P(Convert, F32IsCopiedBitForBit) {
   for (uint32_t& x : in) x = static_cast<uint32_t>(rng());
   const GuardedArray<uint32_t> to(77);
   const GuardedArray<uint32_t> from(77);
-  kernels.to_f32[0](reinterpret_cast<const std::byte*>(in.data()), reinterpret_cast<float*>(to.data()),
-                    77);
+  kernels.to_f32[0](reinterpret_cast<const std::byte*>(in.data()),
+                    reinterpret_cast<float*>(to.data()), 77);
   kernels.from_f32[0](reinterpret_cast<const float*>(in.data()),
                       reinterpret_cast<std::byte*>(from.data()), 77);
   EXPECT_TRUE(std::equal(in.begin(), in.end(), to.begin()));
@@ -142,9 +145,8 @@ TEST_P(Convert, AllFiniteFindsASingleInfOrNanAnywhere) {
     for (const size_t n : {1, 7, 16, 33, 100}) {
       for (size_t bad = 0; bad < n; ++bad) {
         for (const float poison : {INFINITY, -INFINITY, std::nanf("")}) {
-          const TestRows rows(1, static_cast<uint32_t>(n), dtype, 1, [&](size_t, uint32_t j) {
-            return j == bad ? poison : 1e4F;
-          });
+          const TestRows rows(1, static_cast<uint32_t>(n), dtype, 1,
+                              [&](size_t, uint32_t j) { return j == bad ? poison : 1e4F; });
           ASSERT_FALSE(kernels.all_finite[index_of(dtype)](rows.view.data, n))
               << dtype_name(dtype) << " " << poison << " at " << bad << " of " << n;
         }

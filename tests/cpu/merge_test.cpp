@@ -24,7 +24,8 @@ TEST_P(Merge, AnyPartitionInAnyOrderAndGroupingGivesTheWhole) {
     const TestRows k(count, dim, dtype, 0, gaussian(rng));
     const TestRows v(count, dim, dtype, 0, gaussian(rng));
     const auto queries = random_queries(rng, group, dim, round % 3 == 0 ? 100.0 : 1.0);
-    const LogitParams logits{1.0F / std::sqrt(static_cast<float>(dim)), round % 4 == 1 ? 20.0F : 0.0F};
+    const LogitParams logits{1.0F / std::sqrt(static_cast<float>(dim)),
+                             round % 4 == 1 ? 20.0F : 0.0F};
     const KvView kv{k.view, v.view};
 
     std::vector<OutState> parts;
@@ -118,7 +119,8 @@ TEST(MergeStates, AnEmptySetChangesNoBitOfTheOther) {
   clear_state(empty.view(), 3, dim);
   for (const bool first : {true, false}) {
     OutState out(3, dim);
-    const StateView states[] = {first ? empty.view() : full.view(), first ? full.view() : empty.view()};
+    const StateView states[] = {first ? empty.view() : full.view(),
+                                first ? full.view() : empty.view()};
     merge_states(states, 3, dim, out.view());
     EXPECT_TRUE(std::equal(full.o.begin(), full.o.end(), out.o.begin()));
     EXPECT_TRUE(std::equal(full.lse.begin(), full.lse.end(), out.lse.begin()));
@@ -144,7 +146,8 @@ TEST(MergeStates, WeighsByLogSumExpUpToTenThousand) {
       for (const OutState& s : states) largest = std::max(largest, double{s.lse[0]});
       double total = 0.0;
       for (const OutState& s : states) total += std::exp(s.lse[0] - largest);
-      EXPECT_NEAR(out.lse[0], largest + std::log(total), 2.0 * kEpsilon * std::fabs(largest) + 1e-6);
+      EXPECT_NEAR(out.lse[0], largest + std::log(total),
+                  2.0 * kEpsilon * std::fabs(largest) + 1e-6);
       for (uint32_t j = 0; j < dim; ++j) {
         double exact = 0.0;
         double magnitude = 0.0;

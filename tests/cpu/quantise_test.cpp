@@ -22,7 +22,8 @@ TEST(QuantiseRow, ErrorIsHalfAStepForAnyMagnitude) {
     for (const uint32_t dim : kDims) {
       const TestRows row(1, dim, DType::f32, 0, gaussian(rng, sigma));
       const GuardedArray<int8_t> q(dim);
-      const float scale = quantise_row(reinterpret_cast<const float*>(row.view.data), dim, q.data());
+      const float scale =
+          quantise_row(reinterpret_cast<const float*>(row.view.data), dim, q.data());
       expect_quantised(row.exact.data(), dim, q.data(), scale);
     }
   }
@@ -66,7 +67,8 @@ TEST(QuantiseRow, SubnormalRowsStayWithinRange) {
     row[3] = -unit * static_cast<float>(largest);
     int8_t q[64];
     const float scale = quantise_row(row.data(), 64, q);
-    EXPECT_NEAR(double{scale} * q[3], double{row[3]}, std::max(double{scale}, double{unit} * 127) / 2)
+    EXPECT_NEAR(double{scale} * q[3], double{row[3]},
+                std::max(double{scale}, double{unit} * 127) / 2)
         << largest;
   }
 }

@@ -30,10 +30,10 @@ class EveryLevel : public testing::TestWithParam<Level> {
  protected:
   const Kernels& kernels = *kernels_for(GetParam());
 };
-#define KEYHOLE_FOR_EVERY_LEVEL(suite)                                                  \
-  INSTANTIATE_TEST_SUITE_P(Cpu, suite, testing::ValuesIn(available_levels().begin(),    \
-                                                         available_levels().end()),     \
-                           [](const auto& level) { return level_name(level.param); })
+#define KEYHOLE_FOR_EVERY_LEVEL(suite)                                                     \
+  INSTANTIATE_TEST_SUITE_P(                                                                \
+      Cpu, suite, testing::ValuesIn(available_levels().begin(), available_levels().end()), \
+      [](const auto& level) { return level_name(level.param); })
 
 /// Value of the bits of a 16-bit format.
 inline double decode_half(uint16_t h, DType dtype) {
@@ -94,10 +94,12 @@ class TestRows {
 };
 
 inline auto gaussian(Rng& rng, double sigma = 1.0) {
-  return [&rng, d = std::normal_distribution<double>(0.0, sigma)](auto...) mutable { return d(rng); };
+  return
+      [&rng, d = std::normal_distribution<double>(0.0, sigma)](auto...) mutable { return d(rng); };
 }
 
-inline GuardedArray<float> random_queries(Rng& rng, uint32_t group, uint32_t dim, double sigma = 1.0) {
+inline GuardedArray<float> random_queries(Rng& rng, uint32_t group, uint32_t dim,
+                                          double sigma = 1.0) {
   GuardedArray<float> q(size_t{group} * dim);
   auto value = gaussian(rng, sigma);
   for (float& x : q) x = static_cast<float>(value());
@@ -129,7 +131,8 @@ struct TrueState {
 /// a weight by the factor 1 + d_i + c, where c covers e^x and the sums over n tokens; so lse is off by
 /// sum w_i d_i + c, and o by sum w_i (d_i + sum w d + 2c) |v_i|.
 inline TrueState true_state(const TestRows& k, const TestRows& v, std::span<const uint32_t> ids,
-                            const float* queries, uint32_t group, const LogitParams& p, Level level) {
+                            const float* queries, uint32_t group, const LogitParams& p,
+                            Level level) {
   const uint32_t dim = k.view.dim;
   const size_t n = ids.size();
   TrueState s;
