@@ -18,9 +18,9 @@ struct ResidentShape {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
-  DType dtype = DType::f16;   ///< of K and V
-  uint32_t sink = 0;          ///< S
-  uint32_t window_capacity = 0; ///< slots of the window: W plus one flush block
+  DType dtype = DType::f16;      ///< of K and V
+  uint32_t sink = 0;             ///< S
+  uint32_t window_capacity = 0;  ///< slots of the window: W plus one flush block
   LogitParams logits;
 };
 
@@ -34,7 +34,8 @@ class Resident {
   /// (append_window in turn comes after the sink is full.)
   virtual void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;
   /// Appends n tokens to the layer's window. Precondition: window_count + n <= window_capacity.
-  virtual void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) = 0;
+  virtual void append_window(uint32_t layer, const std::byte* k, const std::byte* v,
+                             uint32_t n) = 0;
   /// Copies the oldest n window tokens to k and v, and drops them.
   virtual void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) = 0;
   /// Drops the newest tokens until `sink` and `window` of them are left.
@@ -60,7 +61,7 @@ class Resident {
 [[nodiscard]] size_t resident_bytes(const ResidentShape& shape);
 
 struct DeviceInfo {
-  std::string name;          ///< e.g. "NVIDIA H200"
+  std::string name;  ///< e.g. "NVIDIA H200"
   size_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
 };

@@ -3,13 +3,13 @@
 #include <map>
 #include <set>
 
-#include "tests/runtime/fixture.h"
 #include "index/factory.h"
 #include "runtime/checksum_io.h"
 #include "runtime/config.h"
 #include "runtime/host_device.h"
 #include "runtime/query_sample.h"
 #include "runtime/selection.h"
+#include "tests/runtime/fixture.h"
 
 namespace keyhole::runtime {
 namespace {

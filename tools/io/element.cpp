@@ -56,12 +56,9 @@ void elements_to_f32(ElementType type, std::span<const std::byte> bytes, std::sp
     case ElementType::f32:
       if (!out.empty()) std::memcpy(out.data(), bytes.data(), out.size_bytes());
       return;
-    case ElementType::f16:
-      return widen<f16_to_f32>(bytes.data(), out);
-    case ElementType::bf16:
-      return widen<bf16_to_f32>(bytes.data(), out);
-    default:
-      refuse(type);
+    case ElementType::f16: return widen<f16_to_f32>(bytes.data(), out);
+    case ElementType::bf16: return widen<bf16_to_f32>(bytes.data(), out);
+    default: refuse(type);
   }
 }
 
@@ -70,12 +67,9 @@ void elements_from_f32(ElementType type, std::span<const float> in, std::span<st
     case ElementType::f32:
       if (!in.empty()) std::memcpy(out.data(), in.data(), in.size_bytes());
       return;
-    case ElementType::f16:
-      return narrow<f32_to_f16>(in, out.data());
-    case ElementType::bf16:
-      return narrow<f32_to_bf16>(in, out.data());
-    default:
-      refuse(type);
+    case ElementType::f16: return narrow<f32_to_f16>(in, out.data());
+    case ElementType::bf16: return narrow<f32_to_bf16>(in, out.data());
+    default: refuse(type);
   }
 }
 

@@ -16,7 +16,8 @@ bool locale_is_utf8() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
     const std::string_view value = environment(name);
     if (value.empty()) continue;  // the first one that is set decides
-    return value.find("UTF-8") != std::string_view::npos || value.find("utf8") != std::string_view::npos;
+    return value.find("UTF-8") != std::string_view::npos ||
+           value.find("utf8") != std::string_view::npos;
   }
   return false;
 }

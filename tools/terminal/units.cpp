@@ -28,7 +28,8 @@ Quantity split(std::string_view text, const char* what, const char* allowed) {
   char* end = nullptr;
   const bool starts_with_digit = !copy.empty() && copy[0] >= '0' && copy[0] <= '9';
   const double number = starts_with_digit ? std::strtod(copy.c_str(), &end) : -1.0;
-  if (!starts_with_digit || !std::isfinite(number) || copy.find_first_of("xXpP") != std::string::npos) {
+  if (!starts_with_digit || !std::isfinite(number) ||
+      copy.find_first_of("xXpP") != std::string::npos) {
     throw UsageError("\"" + copy + "\" is not a " + what + "; write " + allowed);
   }
   std::string unit;

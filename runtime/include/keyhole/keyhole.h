@@ -83,8 +83,8 @@ enum {
   KEYHOLE_VERSION_MISMATCH = -9,     /* a file or struct of a newer version */
   KEYHOLE_CANCELLED = -10,           /* the progress callback asked to stop */
   KEYHOLE_BUSY = -11,                /* in use by another thread, or begin without its end */
-  KEYHOLE_NOT_FINITE = -12,          /* NaN or Inf in K, V or q, or a value that overflows kv_dtype */
-  KEYHOLE_INTERNAL = -13             /* a broken promise inside the library: please report it */
+  KEYHOLE_NOT_FINITE = -12, /* NaN or Inf in K, V or q, or a value that overflows kv_dtype */
+  KEYHOLE_INTERNAL = -13    /* a broken promise inside the library: please report it */
 };
 
 /* Static text for a status, e.g. "invalid argument"; "unknown status" for others. Never NULL. */
@@ -146,26 +146,26 @@ enum { KEYHOLE_ROPE_NONE = 0, KEYHOLE_ROPE_LINEAR = 1, KEYHOLE_ROPE_LLAMA3 = 2 }
 
 typedef struct keyhole_engine_config {
   size_t struct_size;
-  uint32_t layers;          /* required, 1..1024 */
-  uint32_t q_heads;         /* required: Hq */
-  uint32_t kv_heads;        /* required: Hkv, divides Hq, Hq / Hkv <= 16 */
-  uint32_t head_dim;        /* required: d, one of 64, 80, 96, 128, 256 */
-  keyhole_dtype kv_dtype;   /* how K and V are stored; default KEYHOLE_F16 */
-  float scale;              /* of the logits; AUTO: 1 / sqrt(d) */
-  float softcap;            /* c > 0: logit = c * tanh(scale*q.k / c); 0: none */
-  float rope_theta;         /* base; 0: the model has no RoPE */
+  uint32_t layers;        /* required, 1..1024 */
+  uint32_t q_heads;       /* required: Hq */
+  uint32_t kv_heads;      /* required: Hkv, divides Hq, Hq / Hkv <= 16 */
+  uint32_t head_dim;      /* required: d, one of 64, 80, 96, 128, 256 */
+  keyhole_dtype kv_dtype; /* how K and V are stored; default KEYHOLE_F16 */
+  float scale;            /* of the logits; AUTO: 1 / sqrt(d) */
+  float softcap;          /* c > 0: logit = c * tanh(scale*q.k / c); 0: none */
+  float rope_theta;       /* base; 0: the model has no RoPE */
   keyhole_rope_scaling rope_scaling;
-  float rope_factor;        /* linear and llama3: the factor, > 0 */
-  float rope_low_freq_factor;  /* llama3 */
-  float rope_high_freq_factor; /* llama3 */
+  float rope_factor;              /* linear and llama3: the factor, > 0 */
+  float rope_low_freq_factor;     /* llama3 */
+  float rope_high_freq_factor;    /* llama3 */
   uint32_t rope_original_context; /* llama3: original_max_position_embeddings */
   keyhole_device device;
-  uint32_t threads;         /* worker threads including the caller; AUTO: one per core of the process */
-  int32_t pin_threads;      /* non-zero: pin the workers to cores (the caller's thread is never moved) */
-  uint32_t spin_us;         /* how long an idle worker spins before it sleeps; AUTO: 50; 1: barely */
-  const char* cpu_level;    /* "scalar", "avx2", "avx512", "avx512vnni"; NULL: environment variable
+  uint32_t threads;    /* worker threads including the caller; AUTO: one per core of the process */
+  int32_t pin_threads; /* non-zero: pin the workers to cores (the caller's thread is never moved) */
+  uint32_t spin_us;    /* how long an idle worker spins before it sleeps; AUTO: 50; 1: barely */
+  const char* cpu_level; /* "scalar", "avx2", "avx512", "avx512vnni"; NULL: environment variable
                              * KEYHOLE_CPU, else the best of the machine. Read back: the level in use */
-  keyhole_log_fn log;       /* NULL: silent */
+  keyhole_log_fn log;    /* NULL: silent */
   void* log_user;
 } keyhole_engine_config;
 
@@ -173,38 +173,39 @@ typedef struct keyhole_engine_config {
 KEYHOLE_API void keyhole_engine_config_init(keyhole_engine_config* config);
 
 /* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_engine_create(const keyhole_engine_config* config,
-                                                                  keyhole_engine** out);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_engine_create(const keyhole_engine_config* config, keyhole_engine** out);
 /* Accepts NULL. Sessions keep what they need of their engine: the order of destruction is free. */
 KEYHOLE_API void keyhole_engine_destroy(keyhole_engine* engine);
 /* Reads the values in effect into *config, whose struct_size the caller has set (by *_init). The
  * cpu_level string lives as long as the library. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_engine_get_config(const keyhole_engine* engine,
-                                                                      keyhole_engine_config* config);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_engine_get_config(const keyhole_engine* engine, keyhole_engine_config* config);
 
 /* ---- Session: one sequence ------------------------------------------------------------------------ */
 
 typedef int32_t keyhole_mode;
 enum {
-  KEYHOLE_MODE_INDEXED = 0,  /* resident + pending exactly, indexed tokens through the index */
-  KEYHOLE_MODE_EXACT = 1,    /* everything exactly: the truth for tests, audits and dense layers */
-  KEYHOLE_MODE_RESIDENT = 2  /* sink and window only (StreamingLLM); offloaded tokens are kept, unread */
+  KEYHOLE_MODE_INDEXED = 0, /* resident + pending exactly, indexed tokens through the index */
+  KEYHOLE_MODE_EXACT = 1,   /* everything exactly: the truth for tests, audits and dense layers */
+  KEYHOLE_MODE_RESIDENT =
+      2 /* sink and window only (StreamingLLM); offloaded tokens are kept, unread */
 };
 
 typedef struct keyhole_session_config {
   size_t struct_size;
-  uint32_t max_tokens;     /* room for a context of this many tokens, 1..2^31; only address space is
+  uint32_t max_tokens;  /* room for a context of this many tokens, 1..2^31; only address space is
                             * reserved, memory is taken as it fills. AUTO: 131072 */
-  uint32_t sink;           /* S; default 128; 0 allowed */
-  uint32_t window;         /* W >= 1; default 512 */
-  uint32_t flush_block;    /* the window overflows in blocks of this many tokens; AUTO: 64 */
-  const char* index;       /* e.g. "ivf:C=1024,probe=32"; NULL: "flat". Copied. keyhole_index_help()
+  uint32_t sink;        /* S; default 128; 0 allowed */
+  uint32_t window;      /* W >= 1; default 512 */
+  uint32_t flush_block; /* the window overflows in blocks of this many tokens; AUTO: 64 */
+  const char* index;    /* e.g. "ivf:C=1024,probe=32"; NULL: "flat". Copied. keyhole_index_help()
                             * lists the types */
-  uint32_t top_k;          /* keys that the index returns per query head; default 100 */
+  uint32_t top_k;       /* keys that the index returns per query head; default 100 */
   keyhole_mode mode;
   const uint32_t* dense_layers; /* layers with exact attention; copied; NULL: none */
   uint32_t dense_layer_count;
-  uint32_t append_block;   /* pending tokens are added to a built index in blocks of this many, during
+  uint32_t append_block; /* pending tokens are added to a built index in blocks of this many, during
                             * the attend that completes one; AUTO: 1024 */
   uint32_t training_queries; /* prefill queries kept per KV head to guide index types that want them
                             * (evenly spread over the prompt, all heads of the group in turn); 0: none,
@@ -223,8 +224,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
 KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
 /* Reads the values in effect. `index` and `dense_layers` point into the session and are valid until
  * the next call that changes them. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_config(
-    const keyhole_session* session, keyhole_session_config* config);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config);
 
 /* Changes the index type: drops the built index; all offloaded tokens are pending (attended exactly)
  * until the next keyhole_build. A bad spec changes nothing. */
@@ -242,8 +243,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_ses
  * are attendable at once (pending until keyhole_build). On an error nothing is appended.
  * Errors: INVALID_ARGUMENT (layer, shape, dtype; more than max_tokens), NOT_FINITE (names tensor, token,
  * head), OUT_OF_MEMORY, BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer,
-                                                            const keyhole_tensor* k,
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* session,
+                                                            uint32_t layer, const keyhole_tensor* k,
                                                             const keyhole_tensor* v,
                                                             const keyhole_tensor* q);
 
@@ -277,7 +278,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session
                                                                  const keyhole_tensor* k,
                                                                  const keyhole_tensor* v);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* session,
-                                                               const keyhole_tensor* out, float* lse);
+                                                               const keyhole_tensor* out,
+                                                               float* lse);
 
 /* Forgets all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
  * shorter than W until it has filled again. n_tokens above a layer's count leaves that layer alone. */
@@ -292,7 +294,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* sessio
 /* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
  * checksums. save writes PATH.tmp and renames it: an old file is never damaged. load makes a session of
  * an engine with the same shape and kv_dtype. Errors: IO, CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* session, const char* path);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* session,
+                                                         const char* path);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine, const char* path,
                                                          keyhole_session** out);
 
@@ -309,24 +312,24 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_layer_tokens(const keyho
 /* Sums over the life of the session (or since reset), for all layers. */
 typedef struct keyhole_statistics {
   size_t struct_size;
-  uint64_t attends;          /* layer steps done */
-  uint64_t keys_scored;      /* by indexes: (key, query head) pairs */
-  uint64_t keys_offered;     /* indexed tokens x query heads: the scan fraction's denominator */
-  uint64_t keys_attended;    /* offloaded tokens x query heads that entered an attention state */
-  uint64_t bytes_read;       /* by searches and offloaded attention, host memory */
-  double attend_seconds;     /* wall time of attends, begin to end */
-  double search_seconds;     /* worker time in index searches */
-  double offload_seconds;    /* worker time in attention over offloaded tokens */
-  double resident_seconds;   /* worker time in resident attention (host device) */
-  double append_seconds;     /* time in appends of K and V, flushes and index appends in attends */
-  double build_seconds;      /* wall time of keyhole_build */
+  uint64_t attends;        /* layer steps done */
+  uint64_t keys_scored;    /* by indexes: (key, query head) pairs */
+  uint64_t keys_offered;   /* indexed tokens x query heads: the scan fraction's denominator */
+  uint64_t keys_attended;  /* offloaded tokens x query heads that entered an attention state */
+  uint64_t bytes_read;     /* by searches and offloaded attention, host memory */
+  double attend_seconds;   /* wall time of attends, begin to end */
+  double search_seconds;   /* worker time in index searches */
+  double offload_seconds;  /* worker time in attention over offloaded tokens */
+  double resident_seconds; /* worker time in resident attention (host device) */
+  double append_seconds;   /* time in appends of K and V, flushes and index appends in attends */
+  double build_seconds;    /* wall time of keyhole_build */
   /* Not sums: the state now. */
-  uint64_t tokens;           /* of the longest layer */
-  uint64_t host_bytes;       /* K, V, indexes, training queries, buffers */
-  uint64_t index_bytes;      /* of which indexes */
-  uint64_t device_bytes;     /* resident K and V (host memory on a host device) */
-  const char* device;        /* e.g. "host"; static */
-  const char* cpu_level;     /* e.g. "avx512vnni"; static */
+  uint64_t tokens;       /* of the longest layer */
+  uint64_t host_bytes;   /* K, V, indexes, training queries, buffers */
+  uint64_t index_bytes;  /* of which indexes */
+  uint64_t device_bytes; /* resident K and V (host memory on a host device) */
+  const char* device;    /* e.g. "host"; static */
+  const char* cpu_level; /* e.g. "avx512vnni"; static */
   uint32_t threads;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
@@ -339,13 +342,13 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_ses
 
 typedef struct keyhole_memory_plan {
   size_t struct_size;
-  uint64_t kv_bytes;       /* all K and V at this context */
-  uint64_t host_bytes;     /* offloaded K and V + indexes + training queries + buffers */
-  uint64_t index_bytes;    /* of which indexes */
-  uint64_t device_bytes;   /* resident K and V + work space on the device */
-  uint64_t pinned_bytes;   /* exchange buffers between host and device; 0 on a host device */
-  uint32_t fits;           /* 1 if device_bytes + pinned_bytes and host_bytes are within the limits */
-  uint32_t longest_context;/* the most tokens that fit both limits, up to 2^31; 0 if none does */
+  uint64_t kv_bytes;     /* all K and V at this context */
+  uint64_t host_bytes;   /* offloaded K and V + indexes + training queries + buffers */
+  uint64_t index_bytes;  /* of which indexes */
+  uint64_t device_bytes; /* resident K and V + work space on the device */
+  uint64_t pinned_bytes; /* exchange buffers between host and device; 0 on a host device */
+  uint32_t fits;         /* 1 if device_bytes + pinned_bytes and host_bytes are within the limits */
+  uint32_t longest_context; /* the most tokens that fit both limits, up to 2^31; 0 if none does */
 } keyhole_memory_plan;
 KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
 
@@ -389,15 +392,15 @@ KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
  * keyhole_index_attend is not used). training_queries `[m, d]` or NULL with their token positions
  * (NULL: unknown); first_position is the token position of keys[0]. progress may be NULL. Replaces an
  * earlier build; on an error the index is empty. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_build(
-    keyhole_index* index, const keyhole_tensor* keys, const keyhole_tensor* values,
-    const keyhole_tensor* training_queries, const uint32_t* training_positions,
-    uint32_t first_position, keyhole_progress_fn progress, void* user);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyhole_tensor* values,
+                    const keyhole_tensor* training_queries, const uint32_t* training_positions,
+                    uint32_t first_position, keyhole_progress_fn progress, void* user);
 
 /* What one search or attend cost. */
 typedef struct keyhole_search_cost {
   size_t struct_size;
-  uint64_t keys_scored;   /* (key, query head) pairs */
+  uint64_t keys_scored; /* (key, query head) pairs */
   uint64_t bytes_read;
   uint32_t keys_attended; /* distinct keys in the state (attend only) */
 } keyhole_search_cost;
@@ -406,23 +409,27 @@ KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
 /* The keys of largest inner product for each of g queries `[g, d]`, g 1..16.
  *   ids `[g, k]` best first, scores `[g, k]` inner products (NULL: not wanted), counts `[g]` found
  * Single-threaded on the caller. k above the number of keys is allowed: counts tell. cost may be NULL. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
-    keyhole_index* index, const keyhole_tensor* queries, uint32_t k, uint32_t* ids, float* scores,
-    uint32_t* counts, keyhole_search_cost* cost);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(keyhole_index* index,
+                                                                 const keyhole_tensor* queries,
+                                                                 uint32_t k, uint32_t* ids,
+                                                                 float* scores, uint32_t* counts,
+                                                                 keyhole_search_cost* cost);
 
 /* Search, then partial attention of all g heads over the union of what the g searches returned: what a
  * decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32. ids / counts as above or NULL. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(
-    keyhole_index* index, const keyhole_tensor* queries, uint32_t k, float* o, float* lse,
-    uint32_t* ids, uint32_t* counts, keyhole_search_cost* cost);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(keyhole_index* index,
+                                                                 const keyhole_tensor* queries,
+                                                                 uint32_t k, float* o, float* lse,
+                                                                 uint32_t* ids, uint32_t* counts,
+                                                                 keyhole_search_cost* cost);
 
 typedef struct keyhole_index_info {
   size_t struct_size;
   uint64_t keys;
-  uint64_t bytes;         /* held by the index beside K and V */
+  uint64_t bytes; /* held by the index beside K and V */
   double build_seconds;
-  const char* params;     /* the effective spec; valid until the next build or destroy */
-  const char* diagnostics;/* JSON object of numbers, e.g. {"mean_degree": 14.2}; valid as params */
+  const char* params;      /* the effective spec; valid until the next build or destroy */
+  const char* diagnostics; /* JSON object of numbers, e.g. {"mean_degree": 14.2}; valid as params */
 } keyhole_index_info;
 KEYHOLE_API void keyhole_index_info_init(keyhole_index_info* info);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_get_info(const keyhole_index* index,
