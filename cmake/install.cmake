@@ -1,6 +1,5 @@
 # What `cmake --install` lays down, and how others find it: a CMake package and a pkg-config file, both
 # relocatable.
-include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(public_include ${PROJECT_SOURCE_DIR}/runtime/include)
@@ -29,13 +28,10 @@ string(REGEX REPLACE "/$" "" prefix_from_pkgconfig "${prefix_from_pkgconfig}")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/keyhole.pc.in ${PROJECT_BINARY_DIR}/keyhole.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/keyhole.pc DESTINATION ${pkgconfig_dir})
 
+# The command and its model are installed by tools/; from bin/ it finds the library in its own prefix.
 if(TARGET keyhole_command)
   file(RELATIVE_PATH lib_from_bin /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_LIBDIR})
   set_target_properties(keyhole_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
-  install(TARGETS keyhole_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-  if(EXISTS ${PROJECT_SOURCE_DIR}/tools/model)
-    install(DIRECTORY ${PROJECT_SOURCE_DIR}/tools/model DESTINATION ${CMAKE_INSTALL_DATADIR}/keyhole)
-  endif()
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR})
