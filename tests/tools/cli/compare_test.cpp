@@ -188,15 +188,21 @@ TEST_F(Compare, AnApproximateIndexIsMeasuredAgainstTheTruth) {
 }
 
 TEST_F(Compare, TiesCount) {
-  SyntheticTrace trace = make_synthetic_trace({}, random_);
+  // Few keys: a graph over equal ones compares every new key with all others.
+  SyntheticShape shape;
+  shape.layers = shape.kv_heads = 1;
+  shape.tokens = 150;
+  SyntheticTrace trace = make_synthetic_trace(shape, random_);
   // All offloaded keys alike: whichever k of them come back, they are as good as any others.
-  for (auto& keys : trace.keys) {
-    for (size_t token = kSink + 1; token < 580; ++token) {
-      std::copy_n(keys.begin() + kSink * 64, 64, keys.begin() + static_cast<ptrdiff_t>(token) * 64);
-    }
+  const auto offloaded_end =
+      static_cast<ptrdiff_t>(trace.options.query_positions.front()) + 1 - ptrdiff_t{kWindow};
+  const auto row = [&](ptrdiff_t token) { return trace.keys[0].begin() + token * shape.dim; };
+  for (ptrdiff_t token = kSink + 1; token < offloaded_end; ++token) {
+    std::copy_n(row(kSink), shape.dim, row(token));
   }
   const json result = compare(write(trace), {"--index", "hnsw", "--index", "flat", "--k", "5"});
-  for (const json& row : result["results"]) EXPECT_EQ(row["recall"], 1.0) << row;
+  ASSERT_EQ(result["results"].size(), 2U);
+  for (const json& figures : result["results"]) EXPECT_EQ(figures["recall"], 1.0) << figures;
 }
 
 TEST_F(Compare, RoundedKeysTieWithinTheirRounding) {
@@ -209,7 +215,9 @@ TEST_F(Compare, RoundedKeysTieWithinTheirRounding) {
     const Outcome outcome = run_keyhole(
         {"compare", "--trace", path, "--index", "flat", "--kv-dtype", dtype, "--json", out});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
-    for (const json& row : json::parse(read_file(out))["results"]) {
+    const json result = json::parse(read_file(out));
+    ASSERT_EQ(result["results"].size(), 4U);
+    for (const json& row : result["results"]) {
       EXPECT_GT(row["recall"], 0.995) << dtype;
       EXPECT_LT(row["recall"].get<double>(), 1.0 + 1e-12);
     }
