@@ -52,12 +52,9 @@ template <class S>
   r.largest = largest;
 }
 
-constexpr size_t kNearValues = 16;
-static_assert(kNearValues <= kNear && kNearKeys <= kNear);
-
-/// The weighted sum of a block: rows (and kNearValues more), weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
+/// The weighted sum of a block: weights `[heads, kBlock]`, running maxima, state o `[heads, dim]`.
 struct Sum {
-  const std::byte* const* rows;
+  const std::byte* const* rows;   // n + kNearValues readable ones, see RowBlocks::current()
   const std::byte* const* ahead;  // rows for the far prefetch, one for each row
   size_t n;
   uint32_t dim;
@@ -84,9 +81,12 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
 #pragma GCC unroll 1
   for (size_t i = 0; i < s.n; ++i) {
 #pragma GCC unroll 8
-    for (size_t offset = 0; offset < kTileBytes; offset += 64) {
+    for (size_t offset = 0; offset < kTileBytes; offset += kCacheLine) {
       prefetch_far(ahead[i] + j * kElementSize<T> + offset);
       prefetch_near(rows[i + kNearValues] + j * kElementSize<T> + offset);
+    }
+    if (kTileBytes > kCacheLine && kTileBytes % kCacheLine != 0) {  // d = 80, 96: never on lines
+      prefetch_far(ahead[i] + (j * kElementSize<T> + kTileBytes - 1));
     }
     const std::byte* value = rows[i] + j * kElementSize<T>;
     F weight[heads];

@@ -180,7 +180,13 @@ struct Avx2Int8 : Avx2 {
   static I multiply(I acc, Key key, Key query) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(key, query));
   }
-  static int32_t correction(int32_t) { return 0; }
+  static int32_t prepare_query(const int8_t* src, uint32_t dim, Query* dst) {
+    for (uint32_t j = 0; j < dim; j += kChunk) {
+      const __m256i wide = load_key(reinterpret_cast<const std::byte*>(src + j));
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(dst + j), wide);
+    }
+    return 0;
+  }
 };
 
 }  // namespace

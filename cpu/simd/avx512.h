@@ -164,7 +164,14 @@ struct Avx512Int8 : Avx512 {
   static I multiply(I acc, Key key, Key query) {
     return _mm512_add_epi32(acc, _mm512_madd_epi16(key, query));
   }
-  static int32_t correction(int32_t) { return 0; }
+  static int32_t prepare_query(const int8_t* src, uint32_t dim, Query* dst) {
+    const auto* p = reinterpret_cast<const std::byte*>(src);
+    for (uint32_t j = 0; j < dim; j += kChunk) {
+      const uint32_t left = dim - j;
+      _mm512_storeu_si512(dst + j, left >= kChunk ? load_key(p + j) : load_key_part(p + j, left));
+    }
+    return 0;
+  }
 };
 
 }  // namespace

@@ -22,7 +22,17 @@ struct Avx512VnniInt8 : Avx512Int8 {
   }
   static Key load_query(const Query* q) { return _mm512_loadu_si512(q); }
   static I multiply(I acc, Key key, Key query) { return _mm512_dpbusd_epi32(acc, key, query); }
-  static int32_t correction(int32_t query_sum) { return 128 * query_sum; }
+  static int32_t prepare_query(const int8_t* src, uint32_t dim, Query* dst) {
+    __m512i sum = _mm512_setzero_si512();
+    for (uint32_t j = 0; j < dim; j += kChunk) {
+      const uint32_t left = dim - j;
+      const __mmask64 mask = left >= kChunk ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
+      const __m512i q = _mm512_maskz_loadu_epi8(mask, src + j);
+      _mm512_storeu_si512(dst + j, q);
+      sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1), q);
+    }
+    return 128 * _mm512_reduce_add_epi32(sum);
+  }
 };
 
 }  // namespace

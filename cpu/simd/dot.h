@@ -7,13 +7,10 @@
 namespace keyhole::cpu {
 namespace {
 
-constexpr size_t kNearKeys = 8;
-
-/// A panel of S::kWidth keys to score, of which the first n count. All of them, and kNearKeys more, must be
-/// valid pointers.
+/// A panel of S::kWidth keys to score, of which the first n count.
 struct Panel {
-  const std::byte* const* rows;
-  const std::byte* const* ahead;  // rows for the far prefetch, one for each key; null: no prefetch
+  const std::byte* const* rows;   // S::kWidth + kNearKeys readable ones, see RowBlocks::current()
+  const std::byte* const* ahead;  // rows for the far prefetch, one for each key; null: none
   bool ahead_tails;               // see has_tails()
   size_t n;
   uint32_t dim;
@@ -41,11 +38,9 @@ template <class S, DType T, uint32_t heads>
 #pragma GCC unroll 4
     for (uint32_t step = 0; step < kKeys; step += kStep) {
       const std::byte* const* row = panel.rows + first + step;
-      const std::byte* const* ahead = panel.ahead + first + step;
-      if (panel.ahead != nullptr && panel.ahead_tails) {
-        for (uint32_t k = 0; k < kStep; ++k) {
-          prefetch_far(ahead[k] + dim * kElementSize<T> - 1);
-        }
+      const std::byte* const* ahead = panel.ahead != nullptr ? panel.ahead + first + step : nullptr;
+      if (ahead != nullptr && panel.ahead_tails) {
+        for (uint32_t k = 0; k < kStep; ++k) prefetch_far(ahead[k] + dim * kElementSize<T> - 1);
       }
       F acc[heads][kStep];
 #pragma GCC unroll 4
@@ -58,11 +53,11 @@ template <class S, DType T, uint32_t heads>
         // A line per key at a time: more at once would queue for the core's 16 line fill buffers and hold up
         // the arithmetic behind them (group 4: 43 ns a key in bursts of 16 lines, 36 ns so).
         const size_t offset = j * kElementSize<T>;
-        if (panel.ahead != nullptr && offset % kCacheLine == 0) {
+        if (offset % kCacheLine == 0) {
 #pragma GCC unroll 4
           for (uint32_t k = 0; k < kStep; ++k) {
-            prefetch_far(ahead[k] + offset);
             prefetch_near(row[k + kNearKeys] + offset);
+            if (ahead != nullptr) prefetch_far(ahead[k] + offset);
           }
         }
         F key[kStep];

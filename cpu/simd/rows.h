@@ -20,14 +20,6 @@ struct Rows {
 
   [[gnu::always_inline]] size_t id(size_t i) const { return ids != nullptr ? ids[i] : i; }
   [[gnu::always_inline]] const std::byte* at(size_t i) const { return base + id(i) * stride; }
-
-  /// n rows from `begin` on; beyond the end the last row again, so that a kernel may compute a full panel
-  /// without reading a byte that it was not given. Precondition: count > 0.
-  [[gnu::always_inline]] void list(size_t begin, size_t n, const std::byte** out) const {
-    const size_t whole = begin + n <= count ? n : count - begin;
-    for (size_t k = 0; k < whole; ++k) out[k] = at(begin + k);
-    for (size_t k = whole; k < n; ++k) out[k] = at(count - 1);
-  }
 };
 
 constexpr size_t kCacheLine = 64;
@@ -56,47 +48,56 @@ constexpr size_t kCacheLine = 64;
 /// a row that is prefetched a block ahead has some 300 ns to arrive.
 constexpr size_t kBlock = 64;
 
-/// How many rows ahead the near prefetch goes, at most.
-constexpr size_t kNear = 16;
+/// How many rows ahead the near prefetch goes.
+constexpr size_t kNearKeys = 8;
+constexpr size_t kNearValues = 16;
 
-/// Walks over rows block by block: pointers to this block's rows, and to the next one's.
+/// Walks over rows block by block: pointers to this block's rows and to the next one's.
 class RowBlocks {
  public:
   RowBlocks(const Rows& rows, size_t row_bytes)
       : tails(has_tails(rows)), rows_(rows), row_bytes_(row_bytes) {
-    if (rows.count > 0) rows.list(0, kBlock, blocks_[0]);
+    if (rows.count > 0) list(0, blocks_[0]);
   }
 
   /// Asks for the first block; the kernels ask for the later ones on their way.
   void prefetch_first() const {
-    for (size_t i = 0; i < kBlock && i < rows_.count; ++i)
-      prefetch_row(blocks_[0][i], row_bytes_, tails);
+    const size_t n = rows_.count < kBlock ? rows_.count : kBlock;
+    for (size_t i = 0; i < n; ++i) prefetch_row(blocks_[0][i], row_bytes_, tails);
   }
 
   /// Moves to the block that begins at `begin`: 0, kBlock, 2*kBlock, ...
   void advance(size_t begin) {
     current_ = begin / kBlock % 2;
     has_next = begin + kBlock < rows_.count;
-    if (has_next) rows_.list(begin + kBlock, kBlock, blocks_[1 - current_]);
-    // The near prefetch ends with the block: the next one's rows are still in memory, and fetching them
-    // from there into L1 is what it must not do (streaming falls from 0.85 to 0.77 of the bandwidth).
-    for (size_t i = 0; i < kNear; ++i)
-      blocks_[current_][kBlock + i] = blocks_[current_][kBlock - 1];
+    if (has_next) list(begin + kBlock, blocks_[1 - current_]);
   }
 
-  /// kBlock rows; beyond the last row, and for kNear more, the last row again.
+  /// The block's rows, then its last row kPadding times: a kernel may compute a full panel, and prefetch
+  /// beyond it, without reading a byte that it was not given. The near prefetch must end with the block:
+  /// the next one's rows are still in memory (streaming falls from 0.85 to 0.77 of the bandwidth).
   [[nodiscard]] const std::byte* const* current() const { return blocks_[current_]; }
-  /// Precondition: has_next.
+  /// The next block, likewise. Precondition: has_next.
   [[nodiscard]] const std::byte* const* next() const { return blocks_[1 - current_]; }
 
   const bool tails;  ///< see has_tails()
   bool has_next = false;
 
  private:
+  static constexpr size_t kMaxPanel = 16;
+  static constexpr size_t kPadding = kMaxPanel + kNearKeys;
+  static_assert(kNearValues <= kPadding);
+
+  void list(size_t begin, const std::byte** out) const {
+    const size_t n = rows_.count - begin < kBlock ? rows_.count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) out[i] = rows_.at(begin + i);
+    for (size_t i = n; i < n + kPadding; ++i) out[i] = out[n - 1];
+  }
+
   Rows rows_;
   size_t row_bytes_;
   size_t current_ = 0;
-  const std::byte* blocks_[2][kBlock + kNear];
+  const std::byte* blocks_[2][kBlock + kPadding];
 };
 
 template <DType T>

@@ -1,10 +1,10 @@
 // Kernels::score_i8 for every level. S is a level's struct of integer operations:
-//   kWidth      int32 lanes of an accumulator
-//   kChunk      key elements that one step multiplies
-//   Query       element type of a prepared query; prepared queries are padded with zeros to kChunk
-//   load_key    kChunk elements; load_key_part: the first n of them and zeros
-//   multiply    acc + products of kChunk elements
-//   correction  what multiply() adds too much in a whole row, from the sum of the query's elements
+//   kWidth         int32 lanes of an accumulator
+//   kChunk         key elements that one step multiplies
+//   prepare_query  copies a query as elements of type Query, padded with zeros to whole chunks; returns
+//                  what multiply() will add too much in a whole row
+//   load_key       kChunk elements; load_key_part: the first n of them and zeros
+//   multiply       acc + products of kChunk elements
 #pragma once
 
 #include "cpu/simd/rows.h"
@@ -22,14 +22,8 @@ struct PreparedQueries {
 
   explicit PreparedQueries(const ScoreI8Args& a) : padded_dim(round_up_to(a.dim, S::kChunk)) {
     for (uint32_t h = 0; h < a.group; ++h) {
-      int32_t sum = 0;
-      for (uint32_t j = 0; j < padded_dim; ++j) {
-        const int8_t q = j < a.dim ? a.queries[h * a.dim + j] : int8_t{0};
-        elements[h * padded_dim + j] = q;
-        sum += q;
-      }
       scales[h] = a.query_scales[h];
-      correction[h] = S::correction(sum);
+      correction[h] = S::prepare_query(a.queries + h * a.dim, a.dim, elements + h * padded_dim);
     }
   }
 };
