@@ -8,6 +8,7 @@
 #include "tools/commands/commands.h"
 #include "tools/commands/decode_check.h"
 #include "tools/commands/decoding.h"
+#include "tools/llama/blas.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -159,6 +160,7 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
                {"window", options.cache.window},
                {"kv_dtype", options.cache.kv_dtype},
                {"threads", s.threads},
+               {"blas", blas_kernels()},
                {"prompt_tokens", prompt.tokens.size()},
                {"generated_ids", run.tokens},
                {"prefill_s", run.prefill_seconds},

@@ -6,6 +6,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/decoding.h"
+#include "tools/llama/blas.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -196,6 +197,7 @@ void eval(const EvalOptions& options) {
                               {"window", options.cache.window},
                               {"kv_dtype", options.cache.kv_dtype},
                               {"threads", statistics.threads},
+                              {"blas", blas_kernels()},
                               {"prefill_s", prefill_seconds},
                               {"results", results}});
   }

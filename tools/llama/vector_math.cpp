@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 
 // Clones by feature level: "arch=<a CPU's name>" would ask for that very model and give newer ones the
 // baseline. Not under sanitizers: symbols are resolved before their runtime is ready, which crashes.

@@ -149,6 +149,16 @@ TEST(DecodeCommand, GeneratesWhatTheReferenceGenerates) {
   EXPECT_LT(result["check"]["output_error"]["max"].get<double>(), 1e-5);
 }
 
+TEST(DecodeCommand, UsesBlasKernelsThatFitTheCpu) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "a CPU without AVX2";
+  const SmallModel model(8);
+  const json result = run_json(with(model.arguments("decode"), {"--generate", "1"}));
+  // Debian's OpenBLAS takes a CPU that is newer than itself for one of these.
+  for (const char* old : {"Prescott", "Nehalem", "Barcelona"}) EXPECT_NE(result["blas"], old);
+#endif
+}
+
 TEST(DecodeCommand, TheCheckSeesWhatSinkAndWindowLeaveOut) {
   const SmallModel model(120);
   const json result = run_json(
