@@ -18,6 +18,14 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// A type's addition and which index it belongs to.
+struct Prepared final : Addition {
+  std::unique_ptr<Addition> addition;  ///< null: no row to add
+  RowsView keys;
+  uint64_t version = 0;  ///< of the index that it was worked out from
+  double seconds = 0.0;
+};
+
 }  // namespace
 
 BasicIndex::BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& context)
@@ -45,53 +53,90 @@ void BasicIndex::build(const BuildInput& input, const Progress& progress) {
   const auto start = Clock::now();
   do_build(input, progress);
   keys_ = input.keys;
+  ++version_;
   build_seconds_ = seconds_since(start);
 }
 
-void BasicIndex::append(const RowsView& keys, const Progress& progress) {
+std::unique_ptr<Addition> BasicIndex::prepare_append(const RowsView& keys,
+                                                     const Progress& progress) const {
   check_keys(keys, count());
-  if (keys.count == count()) return;
   const auto start = Clock::now();
-  do_append(keys, progress);
-  keys_ = keys;
-  build_seconds_ += seconds_since(start);
+  auto prepared = std::make_unique<Prepared>();
+  if (keys.count > count()) prepared->addition = do_prepare(keys, progress);
+  prepared->keys = keys;
+  prepared->version = version_;
+  prepared->seconds = seconds_since(start);
+  return prepared;
+}
+
+void BasicIndex::commit_append(std::unique_ptr<Addition> addition) {
+  auto* prepared = dynamic_cast<Prepared*>(addition.get());
+  if (prepared == nullptr || prepared->version != version_) {
+    throw Error(Status::internal, "an append that was prepared for another state of the index");
+  }
+  if (prepared->addition == nullptr) return;
+  const auto start = Clock::now();
+  do_commit(*prepared->addition);
+  keys_ = prepared->keys;
+  ++version_;
+  build_seconds_ += prepared->seconds + seconds_since(start);
 }
 
 void BasicIndex::truncate(size_t new_count) {
   if (new_count >= count()) return;
   do_truncate(new_count);
   keys_.count = new_count;
+  ++version_;
 }
 
-void BasicIndex::search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
-                        Hits& hits) const {
+SearchScratch& BasicIndex::check_search(const SearchArgs& args, Scratch& scratch) const {
   auto* own = dynamic_cast<SearchScratch*>(&scratch);
-  if (own == nullptr || group == 0 || group > own->max_group || k > own->max_k) {
+  if (own == nullptr || args.group == 0 || args.group > own->max_group || args.k > own->max_k) {
     throw Error(
         Status::invalid_argument,
-        "search of " + std::to_string(group) + " heads, k=" + std::to_string(k) +
+        "search of " + std::to_string(args.group) + " heads, k=" + std::to_string(args.k) +
             (own == nullptr ? ": the scratch is not of an index"
                             : ": its scratch was made for 1.." + std::to_string(own->max_group) +
                                   " heads, k up to " + std::to_string(own->max_k)));
   }
-  hits.keys_scored = 0;
-  hits.bytes_read = 0;
-  if (count() == 0 || k == 0) {
-    std::fill(hits.counts, hits.counts + group, 0U);
-    return;
-  }
-  own->top.begin(group, k, count());
-  do_search(queries, group, k, *own, hits);
-  own->top.finish(hits);
+  return *own;
 }
 
-void BasicIndex::scan_all(const float* queries, uint32_t group, SearchScratch& scratch,
-                          Hits& hits) const {
+void BasicIndex::search(const SearchArgs& args, Scratch& scratch, Hits& hits) const {
+  SearchScratch& own = check_search(args, scratch);
+  hits.keys_scored = 0;
+  hits.bytes_read = 0;
+  if (count() == 0 || args.k == 0) {
+    std::fill(hits.counts, hits.counts + args.group, 0U);
+    return;
+  }
+  own.collector.begin_top(args.group, args.k, count());
+  SearchCost cost;
+  do_search(args, own, cost);
+  own.collector.top().finish(hits);
+  hits.keys_scored = cost.keys_scored;
+  hits.bytes_read = cost.bytes_read;
+}
+
+void BasicIndex::explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const {
+  SearchScratch& own = check_search(args, scratch);
+  own.collector.begin_log(args.group, count());
+  SearchCost cost;
+  if (count() != 0) do_search(args, own, cost);
+  scored = {.rows = own.collector.rows(),
+            .scores = own.collector.scores(),
+            .stride = own.collector.stride(),
+            .exact = cost.exact,
+            .keys_scored = cost.keys_scored,
+            .bytes_read = cost.bytes_read};
+}
+
+void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
   const auto score = kernels().score[static_cast<size_t>(dtype_)];
   for (size_t first = 0; first < count(); first += kScanBlock) {
     const size_t n = std::min(kScanBlock, count() - first);
-    score({.queries = queries,
-           .group = group,
+    score({.queries = args.queries,
+           .group = args.group,
            .dim = dim_,
            .keys = keys_.row(first),
            .key_stride = keys_.stride,
@@ -99,12 +144,23 @@ void BasicIndex::scan_all(const float* queries, uint32_t group, SearchScratch& s
            .count = n,
            .scores = scratch.scores.data(),
            .score_stride = kScanBlock});
-    for (uint32_t h = 0; h < group; ++h) {
-      scratch.top.offer(h, scratch.scores.data() + h * kScanBlock, static_cast<uint32_t>(first), n);
-    }
+    scratch.collector.offer(scratch.scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
-  hits.keys_scored += group * count();
-  hits.bytes_read += count() * row_bytes();
+  cost.keys_scored += args.group * count();
+  cost.bytes_read += count() * row_bytes();
+}
+
+void BasicIndex::score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const {
+  kernels().score[static_cast<size_t>(dtype_)]({.queries = args.queries,
+                                                .group = args.group,
+                                                .dim = dim_,
+                                                .keys = keys_.data,
+                                                .key_stride = keys_.stride,
+                                                .ids = collector.rows().data(),
+                                                .count = collector.rows().size(),
+                                                .scores = collector.scores(),
+                                                .score_stride = collector.stride()});
+  cost.bytes_read += collector.rows().size() * row_bytes();
 }
 
 IndexInfo BasicIndex::info() const {
@@ -166,6 +222,7 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
   view.count = saved_count;
   load_body(reader, view);
   keys_ = view;
+  ++version_;
   build_seconds_ = seconds;
 }
 

@@ -4,11 +4,11 @@
 
 #include <vector>
 
+#include "index/collector.h"
 #include "index/index.h"
 #include "index/progress.h"
 #include "index/serial.h"
 #include "index/spec.h"
-#include "index/topk.h"
 
 namespace keyhole::index {
 
@@ -26,8 +26,15 @@ class SearchScratch : public Scratch {
       : max_group(group), max_k(k), scores(size_t{group} * kScanBlock) {}
   uint32_t max_group;
   uint32_t max_k;
-  TopK top;
+  Collector collector;
   std::vector<float> scores;  ///< `[max_group, kScanBlock]`
+};
+
+/// What a search adds up.
+struct SearchCost {
+  uint64_t keys_scored = 0;  ///< see Hits
+  uint64_t bytes_read = 0;
+  bool exact = true;  ///< the collected scores are those of the keys as they were given
 };
 
 class BasicIndex : public Index {
@@ -35,11 +42,14 @@ class BasicIndex : public Index {
   BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& context);
 
   void build(const BuildInput& input, const Progress& progress) final;
-  void append(const RowsView& keys, const Progress& progress) final;
+  [[nodiscard]] std::unique_ptr<Addition> prepare_append(const RowsView& keys,
+                                                         const Progress& progress) const final;
+  void commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
-  void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
-              Hits& hits) const final;
+  using Index::search;
+  void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const final;
+  void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const final;
   [[nodiscard]] IndexInfo info() const final;
   void save(std::ostream& out) const final;
   void load(std::istream& in, const RowsView& keys) final;
@@ -47,13 +57,17 @@ class BasicIndex : public Index {
  protected:
   /// Replaces the index by one over all of input.keys; on an exception it must be unchanged.
   virtual void do_build(const BuildInput& input, const Progress& progress) = 0;
-  /// Adds rows [count(), keys.count), at least one, with the same guarantee.
-  virtual void do_append(const RowsView& keys, const Progress& progress) = 0;
+  /// Works out the index with rows [count(), keys.count), at least one, added; changes nothing.
+  [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                             const Progress& progress) const = 0;
+  /// Takes in what do_prepare() of the index as it is now returned; does not throw.
+  virtual void do_commit(Addition& addition) = 0;
   /// Forgets rows >= count, at least one.
   virtual void do_truncate(size_t count) = 0;
-  /// Offers candidates to scratch.top and adds to hits.keys_scored and hits.bytes_read; count() > 0.
-  virtual void do_search(const float* queries, uint32_t group, uint32_t k, SearchScratch& scratch,
-                         Hits& hits) const = 0;
+  /// Offers candidates to scratch.collector and adds to the cost; count() > 0. What is offered to a
+  /// collector that logs must be distinct, and scored for all heads.
+  virtual void do_search(const SearchArgs& args, SearchScratch& scratch,
+                         SearchCost& cost) const = 0;
   /// Adds bytes and diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;
@@ -61,7 +75,10 @@ class BasicIndex : public Index {
   virtual void load_body(Reader& in, const RowsView& keys) = 0;
 
   /// Offers rows [0, count()) exactly.
-  void scan_all(const float* queries, uint32_t group, SearchScratch& scratch, Hits& hits) const;
+  void scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const;
+
+  /// Scores the rows of a log for all heads, exactly: for types that score head by head.
+  void score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const;
 
   [[nodiscard]] const cpu::Kernels& kernels() const { return *context_.kernels; }
   [[nodiscard]] const Context& context() const { return context_; }
@@ -73,6 +90,7 @@ class BasicIndex : public Index {
 
  private:
   void check_keys(const RowsView& keys, size_t at_least) const;
+  [[nodiscard]] SearchScratch& check_search(const SearchArgs& args, Scratch& scratch) const;
 
   Spec spec_;
   uint32_t dim_;
@@ -80,6 +98,7 @@ class BasicIndex : public Index {
   Context context_;
   RowsView keys_;
   double build_seconds_ = 0.0;
+  uint64_t version_ = 0;  ///< grows with every change
 };
 
 }  // namespace keyhole::index

@@ -15,7 +15,7 @@ class FlatIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<SearchScratch>(max_group, max_k);
-    scratch->top.begin(max_group, max_k, count());
+    scratch->collector.begin_top(max_group, max_k, count());
     return scratch;
   }
 
@@ -23,13 +23,15 @@ class FlatIndex final : public BasicIndex {
   void do_build(const BuildInput&, const Progress& progress) override {
     ProgressMeter(progress, 1.0).advance(1.0);
   }
-  void do_append(const RowsView&, const Progress& progress) override {
+  [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView&,
+                                                     const Progress& progress) const override {
     ProgressMeter(progress, 1.0).advance(1.0);
+    return std::make_unique<Addition>();
   }
+  void do_commit(Addition&) override {}
   void do_truncate(size_t) override {}
-  void do_search(const float* queries, uint32_t group, uint32_t, SearchScratch& scratch,
-                 Hits& hits) const override {
-    scan_all(queries, group, scratch, hits);
+  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override {
+    scan_all(args, scratch, cost);
   }
   void describe(IndexInfo&) const override {}
   void save_body(Writer&) const override {}

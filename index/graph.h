@@ -94,6 +94,16 @@ class Graph {
   uint32_t entry_tower_ = kNoLink;
 };
 
+/// A graph's level 0 as a Beam wants it.
+struct GraphLinks {
+  const Graph* graph;
+  std::span<const uint32_t> operator()(uint32_t row) const { return graph->links(row); }
+  void prefetch(uint32_t row) const {
+    const uint32_t* slots = graph->slots(row);
+    for (uint32_t i = 0; i < graph->width(); i += 16) __builtin_prefetch(slots + i);
+  }
+};
+
 /// What shows whether a graph can be searched at all.
 struct GraphShape {
   double mean_degree;  ///< of level 0

@@ -12,12 +12,6 @@ namespace {
 constexpr size_t kAttachBeam = 64;
 constexpr size_t kMostCandidates = 256;  // surviving rows considered per repaired list
 
-struct GraphLinks {
-  const Graph* graph;
-  [[nodiscard]] const uint32_t* address(uint32_t row) const { return graph->slots(row); }
-  std::span<const uint32_t> operator()(uint32_t row) const { return graph->links(row); }
-};
-
 // Surviving rows that dropped neighbours of `row` led to, through any number of dropped rows.
 void survivors_behind(const Graph& graph, uint32_t row, size_t count, std::vector<uint32_t>& found,
                       std::vector<uint32_t>& open) {
@@ -129,18 +123,16 @@ void connect_all(Graph& graph, LiftedKeys& keys) {
   for (uint32_t row = 0; row < nodes && total < nodes; ++row) {
     if (reached[row] != 0) continue;
     keys.aim(row);
-    const auto found =
-        beam.search(std::array{graph.entry_row()}, kAttachBeam, GraphLinks{&graph}, score);
+    beam.search(std::array{graph.entry_row()}, kAttachBeam, GraphLinks{&graph}, score);
     // The nearest reachable row, but rather one with a free slot.
-    uint64_t nearest = 0;
-    uint64_t nearest_free = 0;
-    for (const uint64_t rank : found) {
-      nearest = std::max(nearest, rank);
-      if (graph.links(rank_row(rank)).size() < graph.width()) {
-        nearest_free = std::max(nearest_free, rank);
-      }
+    uint32_t from = rank_row(beam.rank(0));
+    for (size_t i = 0; i < beam.size(); ++i) {
+      const uint32_t near = rank_row(beam.rank(i));
+      if (graph.links(near).size() == graph.width()) continue;
+      from = near;
+      break;
     }
-    attach(graph, keys, rank_row(nearest_free != 0 ? nearest_free : nearest), row);
+    attach(graph, keys, from, row);
     total += mark_reachable(graph, row, reached);
   }
 }

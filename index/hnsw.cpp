@@ -8,6 +8,7 @@
 #include "index/beam_search.h"
 #include "index/graph_repair.h"
 #include "index/hnsw_builder.h"
+#include "index/row_marks.h"
 
 namespace keyhole::index {
 namespace {
@@ -15,32 +16,38 @@ namespace {
 enum Param : size_t { kM, kEf, kEfc, kGeometry };
 enum Geometry : int64_t { kLift, kIp };
 
+constexpr uint32_t kMaxM = 512;
 constexpr std::string_view kGeometryOptions[] = {"lift", "ip"};
 
 constexpr ParamDecl kParams[] = {
-    {"M", Stage::build, 16, 2, 512, {}, "links chosen per key; its list on level 0 holds 2M"},
-    {"ef",
-     Stage::search,
-     128,
-     1,
-     1 << 24,
-     {},
-     "beam of a search (never below k): more finds more and scores more keys"},
-    {"efc", Stage::build, 200, 1, 1 << 16, {}, "beam of the build"},
-    {"geometry", Stage::build, kLift, 0, 0, kGeometryOptions,
-     "how edges are chosen: lift = lifted L2; ip = raw inner product, which collapses on attention "
-     "keys"},
+    integer("M", Stage::build, 16, 2, kMaxM, "links chosen per key; its list on level 0 holds 2M"),
+    integer("ef", Stage::search, 128, 1, 1 << 24,
+            "beam of a search (never below k): more finds more and scores more keys"),
+    integer("efc", Stage::build, 200, 1, 1 << 16, "beam of the build"),
+    choice("geometry", Stage::build, kLift, kGeometryOptions,
+           "how edges are chosen: by lifted L2, or by raw inner product, which collapses on "
+           "attention keys"),
 };
+
+// A search for more than this share of the rows scans them all. A beam of k scores about 3k rows one by one,
+// each at ten times the cost of a streamed one: the scan is faster there, and exact.
+constexpr size_t kScanShare = 32;
 
 struct HnswScratch final : SearchScratch {
-  using SearchScratch::SearchScratch;
-  Beam beam;
+  HnswScratch(uint32_t group, uint32_t k) : SearchScratch(group, k), beams(group) {}
+  std::vector<Beam> beams;  ///< one per head
+  RowMarks logged;          ///< rows that are in the collector's log
 };
 
-// One head's view of the graph while it is searched; counts what the greedy descent does.
-class HeadSearch {
+struct HnswGrowth final : Addition {
+  Graph graph;
+  double radius = 0.0;
+};
+
+// Inner products with one query.
+class HeadScore {
  public:
-  HeadSearch(const cpu::Kernels& kernels, const RowsView& keys, const float* query)
+  HeadScore(const cpu::Kernels& kernels, const RowsView& keys, const float* query)
       : score_(kernels.score[static_cast<size_t>(keys.dtype)]), keys_(keys), query_(query) {}
 
   void operator()(const uint32_t* ids, size_t n, float* out) const {
@@ -61,12 +68,6 @@ class HeadSearch {
   const float* query_;
 };
 
-struct GraphLinks {
-  const Graph* graph;
-  [[nodiscard]] const uint32_t* address(uint32_t row) const { return graph->slots(row); }
-  std::span<const uint32_t> operator()(uint32_t row) const { return graph->links(row); }
-};
-
 class HnswIndex final : public BasicIndex {
  public:
   using BasicIndex::BasicIndex;
@@ -74,17 +75,18 @@ class HnswIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<HnswScratch>(max_group, max_k);
-    scratch->top.begin(max_group, max_k, count());
-    scratch->beam.reserve(count(), graph_.width(), beam_width(max_k));
+    scratch->collector.begin_top(max_group, max_k, count());
+    for (Beam& beam : scratch->beams) beam.reserve(count(), graph_.width(), beam_width(max_k));
     return scratch;
   }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override;
-  void do_append(const RowsView& keys, const Progress& progress) override;
+  [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const Progress& progress) const override;
+  void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
-  void do_search(const float* queries, uint32_t group, uint32_t k, SearchScratch& scratch,
-                 Hits& hits) const override;
+  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -98,7 +100,7 @@ class HnswIndex final : public BasicIndex {
   [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, double radius,
                            ProgressMeter& meter) const;
   /// Walks the upper levels greedily and returns the row where level 0 starts.
-  [[nodiscard]] uint32_t descend(const HeadSearch& score, Hits& hits) const;
+  [[nodiscard]] uint32_t descend(const HeadScore& score, SearchCost& cost) const;
 
   Graph graph_;
   double radius_ = 0.0;  // phi of the lift: the longest key of the build; 0: no lift
@@ -125,14 +127,21 @@ void HnswIndex::do_build(const BuildInput& input, const Progress& progress) {
   radius_ = radius;
 }
 
-void HnswIndex::do_append(const RowsView& keys, const Progress& progress) {
-  if (count() == 0) {
-    BuildInput input;
-    input.keys = keys;
-    return do_build(input, progress);
-  }
+std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
+                                                const Progress& progress) const {
+  auto grown = std::make_unique<HnswGrowth>();
+  grown->radius = radius_;
+  if (count() == 0) grown->radius = lifted() ? LiftedKeys::largest_norm(kernels(), keys) : 0.0;
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
-  graph_ = grow(graph_, keys, radius_, meter);
+  const Graph nothing(0, 2 * m(), m());
+  grown->graph = grow(count() == 0 ? nothing : graph_, keys, grown->radius, meter);
+  return grown;
+}
+
+void HnswIndex::do_commit(Addition& addition) {
+  auto& grown = static_cast<HnswGrowth&>(addition);
+  graph_ = std::move(grown.graph);
+  radius_ = grown.radius;
 }
 
 void HnswIndex::do_truncate(size_t new_count) {
@@ -144,25 +153,24 @@ void HnswIndex::do_truncate(size_t new_count) {
   connect_all(graph_, lifted_keys);
 }
 
-uint32_t HnswIndex::descend(const HeadSearch& score, Hits& hits) const {
+uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
   uint32_t tower = graph_.entry_tower();
   if (tower == kNoLink) return graph_.entry_row();
   const auto towers = graph_.towers();
   float best;
   score(&towers[tower].row, 1, &best);
-  ++hits.keys_scored;
+  ++cost.keys_scored;
   for (uint32_t level = towers[tower].levels; level > 0; --level) {
     bool moved = true;
     while (moved) {
       moved = false;
-      // At most M = 512 neighbours.
-      uint32_t rows[512];
-      float scores[512];
+      uint32_t rows[kMaxM];
+      float scores[kMaxM];
       const auto links = graph_.upper_links(tower, level);
       std::transform(links.begin(), links.end(), rows, [&](uint32_t t) { return towers[t].row; });
       score(rows, links.size(), scores);
-      hits.keys_scored += links.size();
-      hits.bytes_read += graph_.upper_width() * sizeof(uint32_t);
+      cost.keys_scored += links.size();
+      cost.bytes_read += graph_.upper_width() * sizeof(uint32_t);
       for (size_t i = 0; i < links.size(); ++i) {
         if (scores[i] <= best) continue;
         best = scores[i];
@@ -174,27 +182,59 @@ uint32_t HnswIndex::descend(const HeadSearch& score, Hits& hits) const {
   return towers[tower].row;
 }
 
-void HnswIndex::do_search(const float* queries, uint32_t group, uint32_t k, SearchScratch& base,
-                          Hits& hits) const {
-  if (k >= count()) return scan_all(queries, group, base, hits);
+void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
   auto* scratch = dynamic_cast<HnswScratch*>(&base);
   if (scratch == nullptr) {
     throw Error(Status::invalid_argument, "search of an hnsw index with another type's scratch");
   }
-  const size_t ef = beam_width(k);
-  Beam& beam = scratch->beam;
-  beam.reserve(count(), graph_.width(), ef);
+  if (args.k >= count() / kScanShare) return scan_all(args, *scratch, cost);
+  // The heads are walked in turn: while the keys that one of them asked for are on their way, the others
+  // expand and score. Results are those of one head after the other.
+  const uint32_t group = args.group;
+  const size_t ef = beam_width(args.k);
+  const GraphLinks links{&graph_};
+  uint32_t active[kMaxGroup];
+  uint32_t walking = group;
+  Collector& collector = scratch->collector;
+  for (uint32_t h = 0; h < group; ++h) {
+    const HeadScore score(kernels(), keys(), args.queries + size_t{h} * dim());
+    const std::array starts = {descend(score, cost), graph_.entry_row()};
+    scratch->beams[h].reserve(count(), graph_.width(), ef);
+    scratch->beams[h].start(starts, ef);
+    active[h] = h;
+  }
+  if (collector.logging()) scratch->logged.begin(count());
+  while (walking > 0) {
+    for (uint32_t i = 0; i < walking; ++i) {
+      const HeadScore score(kernels(), keys(), args.queries + size_t{active[i]} * dim());
+      Beam& beam = scratch->beams[active[i]];
+      if (collector.logging()) {
+        for (const uint32_t row : beam.pending()) {
+          if (scratch->logged.insert(row)) collector.log_rows(&row, 1);
+        }
+      }
+      beam.absorb(links, score);
+    }
+    uint32_t still = 0;
+    for (uint32_t i = 0; i < walking; ++i) {
+      Beam& beam = scratch->beams[active[i]];
+      if (!beam.gather(links)) continue;
+      for (const uint32_t row : beam.pending()) prefetch(keys().row(row), row_bytes());
+      active[still++] = active[i];
+    }
+    walking = still;
+  }
   size_t lists = 0;
   for (uint32_t h = 0; h < group; ++h) {
-    const HeadSearch score(kernels(), keys(), queries + size_t{h} * dim());
-    const std::array starts = {descend(score, hits), graph_.entry_row()};
-    for (const uint64_t rank : beam.search(starts, ef, GraphLinks{&graph_}, score)) {
-      scratch->top.offer_rank(h, rank);
+    const Beam& beam = scratch->beams[h];
+    for (size_t i = 0; !collector.logging() && i < std::min<size_t>(beam.size(), args.k); ++i) {
+      collector.top().offer_rank(h, beam.rank(i));
     }
-    hits.keys_scored += beam.scored();
+    cost.keys_scored += beam.scored();
     lists += beam.expanded();
   }
-  hits.bytes_read += hits.keys_scored * row_bytes() + lists * graph_.width() * sizeof(uint32_t);
+  cost.bytes_read += cost.keys_scored * row_bytes() + lists * graph_.width() * sizeof(uint32_t);
+  if (collector.logging()) score_log(args, collector, cost);
 }
 
 void HnswIndex::describe(IndexInfo& info) const {

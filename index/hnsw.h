@@ -8,7 +8,7 @@
 //
 // A search walks down the upper levels greedily and then runs the beam on level 0 from where it came out
 // and from the entry row; in a lifted graph every row can be reached from the entry row (graph_repair.h),
-// so a beam as wide as the index finds everything. A search for k >= count() rows scans them all.
+// so a beam as wide as the index finds everything. A search for more than a 32nd of the rows scans them all.
 #pragma once
 
 #include "index/index.h"

@@ -62,8 +62,9 @@ uint32_t level_of(uint32_t row, uint32_t m) {
 struct LevelLinks {
   const Hnsw* hnsw;
   int level;
-  [[nodiscard]] const uint32_t* address(uint32_t row) const {
-    return hnsw->get_linklist_at_level(row, level);
+  void prefetch(uint32_t row) const {
+    const size_t bytes = level == 0 ? hnsw->size_links_level0_ : hnsw->size_links_per_element_;
+    index::prefetch(hnsw->get_linklist_at_level(row, level), bytes);
   }
   std::span<const uint32_t> operator()(uint32_t row) const {
     auto* list = hnsw->get_linklist_at_level(row, level);
@@ -189,7 +190,8 @@ void Builder::thaw(const Graph& graph) {
 // Greedy walks from level `from` down to level `to`.
 uint32_t Builder::descend(uint32_t start, int from, int to) {
   for (int level = from; level >= to; --level) {
-    start = rank_row(beam_.search(std::array{start}, 1, LevelLinks{&hnsw_, level}, scorer())[0]);
+    beam_.search(std::array{start}, 1, LevelLinks{&hnsw_, level}, scorer());
+    start = rank_row(beam_.rank(0));
   }
   return start;
 }
@@ -207,12 +209,13 @@ void Builder::insert(uint32_t row) {
   uint32_t start = descend(hnsw_.enterpoint_node_, top, level + 1);
   for (int l = std::min(level, top); l >= 0; --l) {
     keys_.aim(row);
-    const auto found =
-        beam_.search(std::array{start}, config_.ef_construction, LevelLinks{&hnsw_, l}, scorer());
+    beam_.search(std::array{start}, config_.ef_construction, LevelLinks{&hnsw_, l}, scorer());
     std::priority_queue<std::pair<float, uint32_t>, std::vector<std::pair<float, uint32_t>>,
                         Hnsw::CompareByFirst>
         candidates;
-    for (const uint64_t rank : found) candidates.emplace(-rank_score(rank), rank_row(rank));
+    for (size_t i = 0; i < beam_.size(); ++i) {
+      candidates.emplace(-rank_score(beam_.rank(i)), rank_row(beam_.rank(i)));
+    }
     start = hnsw_.mutuallyConnectNewElement(&row, row, candidates, l, false);
   }
   if (level > top) {

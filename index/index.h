@@ -9,6 +9,7 @@
 #include <functional>
 #include <iosfwd>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -50,6 +51,16 @@ struct BuildInput {
 /// from any worker, one call at a time.
 using Progress = std::function<bool(double)>;
 
+/// One group search.
+struct SearchArgs {
+  const float* queries = nullptr;  ///< `[group, dim]` fp32
+  uint32_t group = 0;              ///< heads, 1..16
+  uint32_t k = 0;                  ///< how many keys are wanted for each head; may exceed count()
+  /// Rows that a graph search may begin at beside its own entry points, such as the results of the
+  /// previous decoding step. Rows >= count() are skipped; other types ignore all of them.
+  std::span<const uint32_t> starts = {};
+};
+
 /// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
 struct Hits {
   uint32_t* ids = nullptr;     ///< rows, best first, distinct within a head
@@ -57,6 +68,22 @@ struct Hits {
   uint32_t* counts = nullptr;  ///< how many were found for each head, <= k
   uint64_t keys_scored = 0;    ///< sum over heads of the keys whose score was computed for it
   uint64_t bytes_read = 0;     ///< keys, codes, edges and centroids that the search loaded
+};
+
+/// Every key that a group search scored. Points into the scratch: valid until its next search.
+struct Scored {
+  std::span<const uint32_t> rows;  ///< distinct, in the order in which they were scored
+  const float* scores = nullptr;   ///< scores[h * stride + i] = queries[h] . key rows[i] (unscaled)
+  size_t stride = 0;
+  bool exact = true;         ///< false: the scores are those of quantised keys
+  uint64_t keys_scored = 0;  ///< as in Hits
+  uint64_t bytes_read = 0;
+};
+
+/// An append that has been worked out and not yet taken in; see Index::prepare_append.
+class Addition {
+ public:
+  virtual ~Addition() = default;
 };
 
 struct IndexInfo {
@@ -85,7 +112,17 @@ class Index {
   virtual void build(const BuildInput& input, const Progress& progress) = 0;
 
   /// Adds rows [count(), keys.count); keys is the same growing array as before.
-  virtual void append(const RowsView& keys, const Progress& progress) = 0;
+  void append(const RowsView& keys, const Progress& progress) {
+    commit_append(prepare_append(keys, progress));
+  }
+
+  /// The two halves of append(). prepare_append() does the work and changes nothing: it may run on one
+  /// thread while others search. commit_append() takes the result in, in the time that it takes to copy it,
+  /// while nobody searches; it throws Error(internal), and changes nothing, if the index was built, truncated,
+  /// loaded or appended to since.
+  [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append(
+      const RowsView& keys, const Progress& progress) const = 0;
+  virtual void commit_append(std::unique_ptr<Addition> addition) = 0;
 
   /// Forgets rows >= count; they are never returned again, and may be appended anew with other content.
   virtual void truncate(size_t count) = 0;
@@ -96,11 +133,17 @@ class Index {
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;
 
-  /// For each of `group` queries (`[group, dim]` fp32) the (approximately) k rows of largest inner
-  /// product; k may exceed count(). Equal scores: the smaller row first. Const and thread-safe with
-  /// one scratch per thread; allocates nothing; fills all of `hits`.
-  virtual void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
-                      Hits& hits) const = 0;
+  /// For each head the (approximately) k rows of largest inner product. Equal scores: the smaller row
+  /// first. Const and thread-safe with one scratch per thread; allocates nothing; fills all of `hits`.
+  virtual void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const = 0;
+  void search(const float* queries, uint32_t group, uint32_t k, Scratch& scratch,
+              Hits& hits) const {
+    search({.queries = queries, .group = group, .k = k}, scratch, hits);
+  }
+
+  /// The same search, returning every key that it scored, with its scores for all heads: a key that was
+  /// scored costs only its value more.
+  virtual void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const = 0;
 
   [[nodiscard]] virtual IndexInfo info() const = 0;
 

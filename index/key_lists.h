@@ -21,6 +21,8 @@ struct KeyList {
 class KeyLists {
  public:
   KeyLists() = default;
+  /// That many empty lists.
+  explicit KeyLists(size_t lists) : offsets_(lists), sizes_(lists) {}
   /// labels[i] < lists is the list of row first + i.
   KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t> labels, size_t lists);
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "index/lanes.h"
 #include "index/topk.h"
@@ -60,6 +59,7 @@ void ListRanking::reserve(uint32_t max_group, size_t lists) {
   scores_.resize(max_group * room_);
   importance_.resize(room_);
   ranks_.resize(room_);
+  spare_.resize(room_);
   chosen_.resize(room_);
 }
 
@@ -73,13 +73,9 @@ void ListRanking::combine(uint32_t group, size_t lists) {
 std::span<const uint32_t> ListRanking::select(size_t lists, size_t probe) {
   for (size_t l = 0; l < lists; ++l)
     ranks_[l] = pack_rank(importance_[l], static_cast<uint32_t>(l));
-  const auto end = ranks_.begin() + static_cast<std::ptrdiff_t>(probe);
-  if (probe < lists) {
-    std::nth_element(ranks_.begin(), end, ranks_.begin() + static_cast<std::ptrdiff_t>(lists),
-                     std::greater<>());
-  }
+  select_ranks(ranks_.data(), lists, probe);
   // Best first: the top-k's threshold then rises early and skips most of what follows.
-  std::sort(ranks_.begin(), end, std::greater<>());
+  sort_ranks(ranks_.data(), spare_.data(), probe);
   for (size_t i = 0; i < probe; ++i) chosen_[i] = rank_row(ranks_[i]);
   return {chosen_.data(), probe};
 }

@@ -37,6 +37,7 @@ class ListRanking {
   std::vector<float> scores_;
   std::vector<float> importance_;
   std::vector<uint64_t> ranks_;
+  std::vector<uint64_t> spare_;
   std::vector<uint32_t> chosen_;
 };
 

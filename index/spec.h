@@ -24,6 +24,15 @@ struct ParamDecl {
   std::string_view meaning;                   ///< says what 0 stands for where 0 means "chosen"
 };
 
+constexpr ParamDecl integer(std::string_view name, Stage stage, int64_t fallback, int64_t lowest,
+                            int64_t highest, std::string_view meaning) {
+  return {name, stage, fallback, lowest, highest, {}, meaning};
+}
+constexpr ParamDecl choice(std::string_view name, Stage stage, int64_t fallback,
+                           std::span<const std::string_view> options, std::string_view meaning) {
+  return {name, stage, fallback, 0, 0, options, meaning};
+}
+
 /// One index type; lives in the source file of that type.
 struct TypeDecl {
   std::string_view name;

@@ -32,8 +32,8 @@ constexpr const char* kSpecs[] = {"flat", "ivf:segment=512", "ivf:train=global,C
 
 TEST(Build, DoesNotDependOnThreads) {
   std::mt19937 random(71);
-  Keys keys(3000, 64, DType::f16);
-  keys.put(0, attention_keys(3000, 64, random));
+  Keys keys(1600, 64, DType::f16);
+  keys.put(0, attention_keys(1600, 64, random));
   cpu::Pool one({.threads = 1});
   cpu::Pool four({.threads = 4});
   for (const char* spec : kSpecs) {
@@ -62,15 +62,15 @@ TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
   const auto queries = integers(2, 64, random);
   for (const cpu::Level level : cpu::available_levels()) {
     const Context ctx = {cpu::kernels_for(level), nullptr};
-    for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800"}) {
+    for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40"}) {
       const auto index = make_index(spec, 64, DType::f16, ctx);
       BuildInput input;
       input.keys = keys.view();
       index->build(input, {});
-      const Answer answer = search(*index, queries, 64, 50);
+      const Answer answer = search(*index, queries, 64, 20);
       for (uint32_t h = 0; h < 2; ++h) {
         const auto all = truth(keys, queries.data() + h * 64);
-        for (size_t i = 0; i < 50; ++i) {
+        for (size_t i = 0; i < 20; ++i) {
           ASSERT_EQ(answer.heads[h].ids[i], all[i].second) << spec << level_name(level);
         }
       }
@@ -82,17 +82,17 @@ class Cancel : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Cancel, LeavesTheIndexAsItWas) {
   std::mt19937 random(73);
-  Keys keys(2500, 64, DType::f16);
-  keys.put(0, attention_keys(2500, 64, random));
+  Keys keys(1500, 64, DType::f16);
+  keys.put(0, attention_keys(1500, 64, random));
   const auto queries = attention_queries(2, 64, keys, random);
   cpu::Pool pool({.threads = 3});
   for (cpu::Pool* p : {static_cast<cpu::Pool*>(nullptr), &pool}) {
     const auto index = make_index(GetParam(), 64, DType::f16, context(p));
     BuildInput input;
-    input.keys = keys.view(1000);
+    input.keys = keys.view(700);
     index->build(input, {});
     const std::string before = content(*index);
-    const Answer answer = search(*index, queries, 64, 30);
+    const Answer answer = search(*index, queries, 64, 15);
 
     // How often a whole build asks, and that it says truly how far it is.
     std::vector<double> shares;
@@ -115,8 +115,8 @@ TEST_P(Cancel, LeavesTheIndexAsItWas) {
           if (appending) {
             index->append(keys.view(), progress);
             ASSERT_LE(asked, stop);  // it was done sooner than a build is
-            index->truncate(1000);
-            index->build({keys.view(1000), {}, 0, nullptr}, {});
+            index->truncate(700);
+            index->build({keys.view(700), {}, 0, nullptr}, {});
             continue;
           }
           index->build(input, progress);
@@ -125,9 +125,9 @@ TEST_P(Cancel, LeavesTheIndexAsItWas) {
           EXPECT_EQ(e.status(), Status::cancelled);
         }
         EXPECT_EQ(asked, stop + 1) << "asked again after the answer was no";
-        EXPECT_EQ(index->count(), 1000U);
+        EXPECT_EQ(index->count(), 700U);
         EXPECT_EQ(content(*index), before);
-        EXPECT_EQ(search(*index, queries, 64, 30).heads, answer.heads);
+        EXPECT_EQ(search(*index, queries, 64, 15).heads, answer.heads);
       }
     }
   }
@@ -137,12 +137,12 @@ INSTANTIATE_TEST_SUITE_P(Types, Cancel, ::testing::ValuesIn(kSpecs));
 
 TEST(Bytes, AreWhatTheEstimateSays) {
   std::mt19937 random(74);
-  for (const size_t n : {size_t{0}, size_t{1000}, size_t{3000}}) {
+  for (const size_t n : {size_t{0}, size_t{700}, size_t{2000}}) {
     for (const DType dtype : key_dtypes()) {
       Keys keys(n, 64, dtype);
       keys.put(0, gaussian(n, 64, random));
       for (const char* spec : {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2",
-                               "hnsw:efc=20", "hnsw:M=4,efc=10", "hnsw:M=48,efc=20"}) {
+                               "hnsw:efc=10", "hnsw:M=4,efc=5", "hnsw:M=48,efc=5"}) {
         const auto bytes = static_cast<double>(built(spec, keys)->info().bytes);
         const auto estimate = static_cast<double>(estimate_bytes(spec, n, 64, dtype));
         EXPECT_NEAR(bytes, estimate, 0.1 * estimate) << spec << " of " << n;
@@ -204,8 +204,8 @@ TEST(Scratch, ServesEveryIndexOfItsType) {
   std::mt19937 random(77);
   Keys small(50, 64, DType::f16);
   small.put(0, gaussian(50, 64, random));
-  Keys large(3000, 64, DType::f16);
-  large.put(0, gaussian(3000, 64, random));
+  Keys large(2000, 64, DType::f16);
+  large.put(0, gaussian(2000, 64, random));
   const auto queries = gaussian(3, 64, random);
   for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20"}) {
     SCOPED_TRACE(spec);

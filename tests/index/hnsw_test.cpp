@@ -1,3 +1,7 @@
+#include <array>
+#include <sstream>
+
+#include "index/beam_search.h"
 #include "index/graph_repair.h"
 #include "tests/index/keys.h"
 
@@ -6,11 +10,15 @@ namespace {
 
 TEST(Hnsw, RecallGrowsWithTheBeamUpToOne) {
   std::mt19937 random(51);
-  Keys keys(3000, 64, DType::f16);
-  keys.put(0, attention_keys(3000, 64, random));
+  Keys keys(2000, 64, DType::f16);
+  keys.put(0, attention_keys(2000, 64, random));
+  std::stringstream graph;
+  built("hnsw:M=8,efc=60", keys)->save(graph);
   double last = -1.0;
-  for (const char* ef : {"10", "100", "1000", "3000"}) {
-    const auto index = built(std::string("hnsw:M=8,efc=60,ef=") + ef, keys);
+  for (const char* ef : {"10", "100", "700", "2000"}) {
+    const auto index =
+        make_index(std::string("hnsw:M=8,efc=60,ef=") + ef, 64, DType::f16, context());
+    index->load(graph.seekg(0), keys.view());
     std::mt19937 queries(52);
     const double now = mean_recall(*index, keys, 10, 8, queries);
     EXPECT_GT(now, last - 1e-9);
@@ -22,10 +30,10 @@ TEST(Hnsw, RecallGrowsWithTheBeamUpToOne) {
 // The failure that the lift is for: edges by raw inner product leave a torn graph of few links.
 TEST(Hnsw, RawInnerProductCollapsesAndTheLiftDoesNot) {
   std::mt19937 random(53);
-  Keys keys(4000, 64, DType::f16);
-  keys.put(0, attention_keys(4000, 64, random));
-  const auto lift = built("hnsw:M=16,efc=100,ef=100", keys);
-  const auto raw = built("hnsw:M=16,efc=100,ef=100,geometry=ip", keys);
+  Keys keys(2000, 64, DType::f16);
+  keys.put(0, attention_keys(2000, 64, random));
+  const auto lift = built("hnsw:M=16,efc=60,ef=100", keys);
+  const auto raw = built("hnsw:M=16,efc=60,ef=100,geometry=ip", keys);
   EXPECT_GT(diagnostic(*lift, "mean_degree"), 8.0);
   EXPECT_LT(diagnostic(*raw, "mean_degree"), 4.0);
   EXPECT_EQ(diagnostic(*lift, "reachable_share"), 1.0);
@@ -48,6 +56,53 @@ TEST(Hnsw, CountsWhatItScores) {
   EXPECT_GT(a.bytes_read, a.keys_scored * 256);
   EXPECT_EQ(b.heads[0], a.heads[0]);
   EXPECT_EQ(b.heads[1], a.heads[0]);
+}
+
+TEST(Hnsw, WideSearchesScan) {
+  std::mt19937 random(59);
+  Keys keys(960, 64, DType::f16);
+  keys.put(0, gaussian(960, 64, random));
+  const auto index = built("hnsw:M=4,efc=10,ef=1,geometry=ip", keys);
+  const auto queries = gaussian(2, 64, random);
+  EXPECT_LT(search(*index, queries, 64, 29).keys_scored, 2U * 960U);
+  for (const uint32_t k : {30U, 500U, 5000U}) {
+    const Answer answer = search(*index, queries, 64, k);
+    EXPECT_EQ(answer.keys_scored, 2U * 960U);
+    for (uint32_t h = 0; h < 2; ++h)
+      expect_exact(answer.heads[h], keys, queries.data() + h * 64, k);
+  }
+}
+
+TEST(Beam, FindsWhatAFullSortFinds) {
+  // On a complete graph nothing is out of reach.
+  for (uint32_t seed = 0; seed < cases(40); ++seed) {
+    std::mt19937 random(seed);
+    const uint32_t nodes = 2 + random() % 60;
+    std::vector<uint32_t> all(nodes);
+    for (uint32_t i = 0; i < nodes; ++i) all[i] = i;
+    struct Complete {
+      const std::vector<uint32_t>* rows;
+      std::span<const uint32_t> operator()(uint32_t) const { return *rows; }
+      void prefetch(uint32_t) const {}
+    };
+    std::vector<float> values(nodes);
+    for (float& v : values) v = static_cast<float>(static_cast<int>(random() % 21) - 10);
+    const auto score = [&](const uint32_t* ids, size_t n, float* out) {
+      for (size_t i = 0; i < n; ++i) out[i] = values[ids[i]];
+    };
+    const size_t ef = 1 + random() % 70;
+    Beam beam;
+    beam.reserve(nodes, nodes, ef);
+    for (int repeat = 0; repeat < 2; ++repeat) {
+      beam.search(std::array{nodes - 1}, ef, Complete{&all}, score);
+      EXPECT_EQ(beam.scored(), nodes);
+      std::vector<uint64_t> expected;
+      for (uint32_t i = 0; i < nodes; ++i) expected.push_back(pack_rank(values[i], i));
+      std::sort(expected.begin(), expected.end(), std::greater<>());
+      ASSERT_EQ(beam.size(), std::min<size_t>(ef, nodes));
+      for (size_t i = 0; i < beam.size(); ++i) EXPECT_EQ(beam.rank(i), expected[i]);
+    }
+  }
 }
 
 TEST(Hnsw, KeysLongerThanTheBuildsAreFoundAfterAppend) {

@@ -13,8 +13,16 @@
 #include <vector>
 
 #include "index/factory.h"
+#include "tests/index/synthetic.h"
 
 namespace keyhole::index::test {
+
+/// How many random cases a property test tries: fewer under sanitizers, which take ten times as long.
+#ifdef KEYHOLE_SANITIZED
+constexpr uint32_t cases(uint32_t n) { return (n + 3) / 4; }
+#else
+constexpr uint32_t cases(uint32_t n) { return n; }
+#endif
 
 inline Context context(cpu::Pool* pool = nullptr) { return {&cpu::select_kernels(), pool}; }
 
@@ -66,60 +74,14 @@ class Keys {
   size_t count_ = 0;
 };
 
-/// Standard normal values.
-inline std::vector<float> gaussian(size_t n, uint32_t dim, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(n * dim);
-  for (float& v : values) v = normal(random);
-  return values;
-}
-
-/// Small integers: inner products are exact in fp32, and many are equal.
-inline std::vector<float> integers(size_t n, uint32_t dim, std::mt19937& random) {
-  std::uniform_int_distribution<int> value(-2, 2);
-  std::vector<float> values(n * dim);
-  for (float& v : values) v = static_cast<float>(value(random));
-  return values;
-}
-
-/// Stand-ins for the keys of an attention head: a strong common mean, a power-law spectrum, topics that
-/// last for 64 tokens, log-normal lengths. The lengths spread as they do where a graph over raw inner
-/// products collapses.
-inline std::vector<float> attention_keys(size_t n, uint32_t dim, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> mean(dim);
-  std::vector<float> width(dim);
-  for (uint32_t j = 0; j < dim; ++j) {
-    mean[j] = 1.8F * normal(random);
-    width[j] = 4.0F / std::sqrt(1.0F + static_cast<float>(j));
-  }
-  std::vector<float> topic(dim);
-  std::vector<float> values(n * dim);
-  for (size_t i = 0; i < n; ++i) {
-    if (i % 64 == 0) {
-      for (uint32_t j = 0; j < dim; ++j) topic[j] = width[j] * normal(random);
-    }
-    const float length = std::exp(0.25F * normal(random));
-    for (uint32_t j = 0; j < dim; ++j) {
-      values[i * dim + j] = length * (mean[j] + topic[j] + width[j] * normal(random));
-    }
-  }
-  return values;
-}
-
-/// Queries from another distribution than the keys, each drawn a little towards one of them.
+/// attention_queries() drawn towards rows of `keys`.
 inline std::vector<float> attention_queries(size_t n, uint32_t dim, const Keys& keys,
                                             std::mt19937& random) {
-  std::vector<float> values = gaussian(n, dim, random);
-  if (keys.count() == 0) return values;
-  std::vector<float> row(dim);
-  for (size_t i = 0; i < n; ++i) {
-    const RowsView view = keys.view();
-    context().kernels->to_f32[static_cast<size_t>(keys.dtype())](view.row(random() % keys.count()),
-                                                                 row.data(), dim);
-    for (uint32_t j = 0; j < dim; ++j) values[i * dim + j] += 0.35F * row[j];
-  }
-  return values;
+  if (keys.count() == 0) return gaussian(n, dim, random);
+  const auto row = [&](size_t i, float* out) {
+    context().kernels->to_f32[static_cast<size_t>(keys.dtype())](keys.view().row(i), out, dim);
+  };
+  return attention_queries(n, dim, keys.count(), row, random);
 }
 
 /// The rows of one head's answer.

@@ -65,8 +65,8 @@ TEST_P(Saved, AnswersAlike) {
   const auto loaded = fresh();
   ASSERT_EQ(load(*loaded, bytes_), Status::ok);
   EXPECT_EQ(loaded->count(), 370U);
-  const Answer a = search(*index_, queries_, 64, 25);
-  const Answer b = search(*loaded, queries_, 64, 25);
+  const Answer a = search(*index_, queries_, 64, 8);
+  const Answer b = search(*loaded, queries_, 64, 8);
   EXPECT_EQ(a.heads, b.heads);
   EXPECT_EQ(a.keys_scored, b.keys_scored);
   EXPECT_EQ(index_->info().params, loaded->info().params);
@@ -74,7 +74,7 @@ TEST_P(Saved, AnswersAlike) {
   // And goes on alike.
   index_->append(keys_.view(), {});
   loaded->append(keys_.view(), {});
-  EXPECT_EQ(search(*index_, queries_, 64, 25).heads, search(*loaded, queries_, 64, 25).heads);
+  EXPECT_EQ(search(*index_, queries_, 64, 8).heads, search(*loaded, queries_, 64, 8).heads);
   std::ostringstream again;
   std::ostringstream same;
   fresh()->save(again);
@@ -147,25 +147,25 @@ TEST_P(Saved, AFailedStreamIsAnIoError) {
 
 TEST_P(Saved, EveryTruncationIsRefused) {
   const auto index = fresh();
-  const size_t step = std::max<size_t>(bytes_.size() / 3000, 1);
+  const size_t step = std::max<size_t>(bytes_.size() / cases(2000), 1);
   for (size_t size = 0; size < bytes_.size(); size += size < 300 ? 1 : step) {
     ASSERT_EQ(load(*index, bytes_.substr(0, size)), Status::corrupt) << size << " bytes";
   }
 }
 
 TEST_P(Saved, AFailedLoadChangesNothing) {
-  const Answer before = search(*index_, queries_, 64, 25);
+  const Answer before = search(*index_, queries_, 64, 8);
   std::string bytes = bytes_;
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   EXPECT_EQ(load(*index_, bytes), Status::corrupt);
   EXPECT_EQ(index_->count(), 370U);
-  EXPECT_EQ(search(*index_, queries_, 64, 25).heads, before.heads);
+  EXPECT_EQ(search(*index_, queries_, 64, 8).heads, before.heads);
 }
 
 // Any change of any byte is found by the checksum.
 TEST_P(Saved, MutationsAreRefused) {
   const auto index = fresh();
-  for (uint32_t seed = 0; seed < 1500; ++seed) {
+  for (uint32_t seed = 0; seed < cases(1500); ++seed) {
     std::mt19937 random(seed);
     std::string bytes = bytes_;
     const size_t changes = 1 + random() % 4;
@@ -182,7 +182,7 @@ TEST_P(Saved, MutationsAreRefused) {
 // operations stay within bounds (the sanitizers watch) and its answers are sound.
 TEST_P(Saved, ForgedMutationsAreRefusedOrHarmless) {
   int taken = 0;
-  for (uint32_t seed = 0; seed < 1500; ++seed) {
+  for (uint32_t seed = 0; seed < cases(1500); ++seed) {
     std::mt19937 random(seed);
     std::string bytes = bytes_;
     const size_t changes = 1 + random() % 3;
@@ -201,7 +201,7 @@ TEST_P(Saved, ForgedMutationsAreRefusedOrHarmless) {
     if (load(*index, resealed(bytes)) != Status::ok) continue;
     ++taken;
     ASSERT_LE(index->count(), 400U);
-    const Answer answer = search(*index, queries_, 64, 25);
+    const Answer answer = search(*index, queries_, 64, 8);
     for (uint32_t h = 0; h < 3; ++h) {
       for (const uint32_t id : answer.heads[h].ids)
         ASSERT_LT(id, index->count()) << "seed " << seed;
@@ -209,14 +209,14 @@ TEST_P(Saved, ForgedMutationsAreRefusedOrHarmless) {
     static_cast<void>(index->info());
     index->truncate(index->count() / 2);
     index->append(keys_.view(), {});
-    static_cast<void>(search(*index, queries_, 64, 25));
+    static_cast<void>(search(*index, queries_, 64, 8));
   }
   EXPECT_GT(taken, 0) << "no mutation got past the checks: they test nothing behind the checksum";
 }
 
 TEST_P(Saved, AbsurdLengthsCostNoMemory) {
   // Each aligned 8-byte word in turn made enormous, under a right checksum.
-  const size_t step = std::max<size_t>(8, bytes_.size() / 400);
+  const size_t step = std::max<size_t>(8, bytes_.size() / cases(400));
   for (size_t at = 0; at + 16 < bytes_.size(); at += at < 400 ? 1 : step) {
     for (const uint64_t value :
          {~uint64_t{0}, uint64_t{1} << 62, uint64_t{1} << 31, uint64_t{1} << 24}) {

@@ -72,7 +72,7 @@ TEST(SelectRanks, FindsTheBestWhateverTheOrder) {
 // order, against a full sort.
 TEST(TopK, EqualsAFullSortWhateverTheOrderOfOffers) {
   TopK top;  // reused: nothing of an earlier search may remain
-  for (uint32_t seed = 0; seed < 200; ++seed) {
+  for (uint32_t seed = 0; seed < cases(200); ++seed) {
     std::mt19937 random(seed);
     const size_t n = 1 + random() % 3000;
     const uint32_t k = 1 + random() % (seed % 3 == 0 ? 4000 : 150);

@@ -1,0 +1,73 @@
+// What an ivf index holds: all rows in lists, each with the mean key by which it is probed.
+//
+// Rows come in two ways. Parts were clustered together and have lists of their own, which never move. The
+// tail is the rows after the last part: they are spread over the lists that exist, in a second set of
+// arrays, until they become a part. A list is therefore two streams.
+#pragma once
+
+#include "index/base.h"
+#include "index/ivf_train.h"
+
+namespace keyhole::index {
+
+class IvfLists {
+ public:
+  IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype)
+      : kernels_(&kernels), dim_(dim), dtype_(dtype) {}
+
+  [[nodiscard]] size_t count() const { return trained_.size(); }
+  [[nodiscard]] size_t parts() const { return parts_.size(); }
+  [[nodiscard]] size_t trained_rows() const { return parts_.empty() ? 0 : parts_.back().end; }
+  /// The list of each row from trained_rows() on.
+  [[nodiscard]] const std::vector<uint32_t>& tail_labels() const { return tail_labels_; }
+
+  /// The mean keys, `[count(), dim]` of the keys' dtype: rounding them moves no rank that matters, and at
+  /// 64 keys a list fp32 ones would be 3 % of K, a good part of what a search reads.
+  [[nodiscard]] RowsView means() const {
+    return {means_.data(), row_bytes(), count(), dim_, dtype_};
+  }
+  [[nodiscard]] KeyList trained(size_t l) const { return trained_[l]; }
+  [[nodiscard]] KeyList tail(size_t l) const { return tail_.list(l); }
+  [[nodiscard]] size_t size(size_t l) const { return trained_[l].size + tail_.list(l).size; }
+
+  /// New lists, worked out beside these and not yet part of them.
+  struct Change {
+    std::vector<Part> parts;  ///< that follow the last one
+    std::vector<std::byte> means;
+    std::vector<KeyList> trained;
+    KeyLists tail;
+    std::vector<uint32_t> tail_labels;
+  };
+  /// With parts that follow the last one, and no tail.
+  [[nodiscard]] Change with_parts(std::vector<Part> parts) const;
+  /// With rows [trained_rows(), trained_rows() + labels.size()) of `keys` as the tail.
+  [[nodiscard]] Change with_tail(const RowsView& keys, std::vector<uint32_t> labels) const;
+  /// Takes a change of these very lists in. On an exception (no memory) nothing has changed.
+  void apply(Change change);
+
+  /// Forgets rows >= rows.
+  void truncate(size_t rows);
+
+  [[nodiscard]] size_t bytes() const;
+  /// bytes() of `rows` rows in `lists` lists without a tail.
+  [[nodiscard]] static size_t estimate(size_t rows, size_t lists, size_t row_bytes);
+  void describe(IndexInfo& info) const;
+
+  void save(Writer& out) const;
+  /// Replaces these lists, which are empty, by those of rows [0, keys.count).
+  void load(Reader& in, const RowsView& keys);
+
+ private:
+  [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(dtype_); }
+
+  const cpu::Kernels* kernels_;
+  uint32_t dim_;
+  DType dtype_;
+  std::vector<Part> parts_;  // rows [0, trained_rows()) in order; their centroids are in means_
+  std::vector<std::byte> means_;  // of all lists, parts in order
+  std::vector<KeyList> trained_;  // of all parts in order
+  KeyLists tail_;                 // over the same lists
+  std::vector<uint32_t> tail_labels_;
+};
+
+}  // namespace keyhole::index
