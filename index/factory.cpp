@@ -5,6 +5,7 @@
 #include "index/flat.h"
 #include "index/hnsw.h"
 #include "index/ivf.h"
+#include "index/roargraph.h"
 #include "index/spec.h"
 
 namespace keyhole::index {
@@ -21,6 +22,7 @@ constexpr std::array kTypes = {
     Type{&kFlatType, make_flat, estimate_flat},
     Type{&kIvfType, make_ivf, estimate_ivf},
     Type{&kHnswType, make_hnsw, estimate_hnsw},
+    Type{&kRoarGraphType, make_roargraph, estimate_roargraph},
 };
 
 Spec parse(std::string_view text) {

@@ -1,12 +1,27 @@
 #include "index/flat.h"
 
 #include "index/base.h"
+#include "index/codec.h"
+#include "index/rerank.h"
 
 namespace keyhole::index {
-
-const TypeDecl kFlatType = {"flat", "exact scan of all keys", {}};
-
 namespace {
+
+enum Param : size_t { kCodec };
+
+constexpr ParamDecl kParams[] = {
+    choice("codec", Stage::build, kNoCodec, kCodecOptions, "what is scanned: " KEYHOLE_CODEC_TEXT),
+};
+
+struct FlatScratch final : SearchScratch {
+  using SearchScratch::SearchScratch;
+  Rerank rerank;
+};
+
+struct FlatGrowth final : Addition {
+  KeyCodes first;            // where there was none
+  std::vector<int8_t> more;  // codes to add to those that are there
+};
 
 class FlatIndex final : public BasicIndex {
  public:
@@ -14,37 +29,90 @@ class FlatIndex final : public BasicIndex {
 
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
-    auto scratch = std::make_unique<SearchScratch>(max_group, max_k);
+    auto scratch = std::make_unique<FlatScratch>(max_group, max_k);
     scratch->collector.begin_top(max_group, max_k, count());
+    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
 
  protected:
-  void do_build(const BuildInput&, const Progress& progress) override {
-    ProgressMeter(progress, 1.0).advance(1.0);
+  void do_build(const BuildInput& input, const Progress& progress) override {
+    KeyCodes codes = encode_all(input.keys, progress);
+    codes_ = std::move(codes);
   }
-  [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView&,
+  [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                      const Progress& progress) const override {
+    auto growth = std::make_unique<FlatGrowth>();
+    if (count() == 0) {
+      growth->first = encode_all(keys, progress);
+    } else {
+      ProgressMeter(progress, 1.0).advance(1.0);
+      if (coded()) growth->more = codes_.encode(keys, count());
+    }
+    return growth;
+  }
+  void do_commit(Addition& addition) override {
+    auto& growth = static_cast<FlatGrowth&>(addition);
+    if (count() == 0) {
+      codes_ = std::move(growth.first);
+    } else if (coded()) {
+      codes_.append(growth.more);
+    }
+  }
+  void do_truncate(size_t count) override { codes_.truncate(count); }
+  void do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const override;
+  void describe(IndexInfo& info) const override { info.bytes = coded() ? codes_.bytes() : 0; }
+  void save_body(Writer& out) const override {
+    if (coded() && count() > 0) codes_.save(out);
+  }
+  void load_body(Reader& in, const RowsView& keys) override {
+    KeyCodes codes(kernels(), dim());
+    if (coded() && keys.count > 0) codes.load(in, keys);
+    in.finish();
+    codes_ = std::move(codes);
+  }
+
+ private:
+  [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
+  [[nodiscard]] KeyCodes encode_all(const RowsView& keys, const Progress& progress) const {
     ProgressMeter(progress, 1.0).advance(1.0);
-    return std::make_unique<Addition>();
+    KeyCodes codes(kernels(), dim());
+    if (coded()) codes.build(keys, 2 * keys.count);
+    return codes;
   }
-  void do_commit(Addition&) override {}
-  void do_truncate(size_t) override {}
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override {
-    scan_all(args, scratch, cost);
-  }
-  void describe(IndexInfo&) const override {}
-  void save_body(Writer&) const override {}
-  void load_body(Reader& in, const RowsView&) override { in.finish(); }
+
+  KeyCodes codes_;
 };
 
+void FlatIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
+  if (!coded()) return scan_all(args, base, cost);
+  auto* scratch = dynamic_cast<FlatScratch*>(&base);
+  if (scratch == nullptr) {
+    throw Error(Status::invalid_argument, "search of a flat index with another type's scratch");
+  }
+  scratch->rerank.begin(codes_, args, count(), scratch->collector);
+  for (size_t first = 0; first < count(); first += kScanBlock) {
+    const size_t n = std::min(kScanBlock, count() - first);
+    codes_.score(scratch->rerank.queries(), 0, args.group, nullptr, first, n,
+                 scratch->scores.data(), kScanBlock);
+    scratch->rerank.offer(scratch->scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
+  }
+  scratch->rerank.finish(kernels(), keys(), args, cost);
+  cost.keys_scored += args.group * count();
+  cost.bytes_read += count() * codes_.stride();
+}
+
 }  // namespace
+
+const TypeDecl kFlatType = {"flat", "scan of all keys, exact without a codec", kParams};
 
 std::unique_ptr<Index> make_flat(const Spec& spec, uint32_t dim, DType dtype,
                                  const Context& context) {
   return std::make_unique<FlatIndex>(spec, dim, dtype, context);
 }
 
-size_t estimate_flat(const Spec&, size_t, uint32_t, DType) { return 0; }
+size_t estimate_flat(const Spec& spec, size_t count, uint32_t dim, DType) {
+  return spec[kCodec] == kInt8 && count > 0 ? KeyCodes::estimate(count, dim) : 0;
+}
 
 }  // namespace keyhole::index

@@ -23,11 +23,25 @@ void filter(uint32_t* slots, uint32_t width, Keep keep) {
 
 }  // namespace
 
-Graph::Graph(size_t nodes, uint32_t width, uint32_t upper_width)
+Graph::Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t room)
     : nodes_(nodes), width_(width), upper_width_(upper_width) {
-  if (nodes == 0) return;
-  links_ = cpu::ReservedBuffer(nodes * width * sizeof(uint32_t));
+  room = std::max(room, nodes);
+  if (room == 0) return;
+  links_ = cpu::ReservedBuffer(room * width * sizeof(uint32_t));
   std::memset(links_.data(), 0xFF, nodes * width * sizeof(uint32_t));  // kNoLink everywhere
+}
+
+void Graph::resize(size_t nodes) {
+  const size_t list_bytes = width_ * sizeof(uint32_t);
+  if (nodes * list_bytes > links_.bytes()) {
+    cpu::ReservedBuffer larger(2 * nodes * list_bytes);
+    if (nodes_ > 0) std::memcpy(larger.data(), links_.data(), nodes_ * list_bytes);
+    links_ = std::move(larger);
+  }
+  if (nodes > nodes_) {
+    std::memset(links_.data() + nodes_ * list_bytes, 0xFF, (nodes - nodes_) * list_bytes);
+  }
+  nodes_ = nodes;
 }
 
 void Graph::add_tower(uint32_t row, uint32_t levels) {
@@ -67,10 +81,12 @@ void Graph::truncate(size_t count) {
 }
 
 size_t Graph::bytes() const {
-  return links_.bytes() + towers_.capacity() * sizeof(Tower) + upper_.capacity() * sizeof(uint32_t);
+  return nodes_ * width_ * sizeof(uint32_t) + towers_.capacity() * sizeof(Tower) +
+         upper_.capacity() * sizeof(uint32_t);
 }
 
 size_t Graph::estimate(size_t nodes, uint32_t width, uint32_t upper_width) {
+  if (upper_width == 0) return nodes * width * sizeof(uint32_t);
   const double m = upper_width;
   const double towers = static_cast<double>(nodes) / m;
   const double lists = static_cast<double>(nodes) / (m - 1.0);  // n/m + n/m^2 + ...

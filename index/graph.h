@@ -26,8 +26,12 @@ class Graph {
   };
 
   Graph() = default;
-  /// `nodes` rows without links. `width`: links per row on level 0; `upper_width`: above.
-  Graph(size_t nodes, uint32_t width, uint32_t upper_width);
+  /// `nodes` rows without links. `width`: links per row on level 0; `upper_width`: above. Memory is
+  /// reserved, and not yet used, for `room` rows where that is more.
+  Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t room = 0);
+
+  /// Adds rows without links up to `nodes`; moves the lists where there is no room.
+  void resize(size_t nodes);
 
   [[nodiscard]] size_t nodes() const { return nodes_; }
   [[nodiscard]] uint32_t width() const { return width_; }
@@ -62,6 +66,10 @@ class Graph {
   /// Where searches start: a row, and its tower (kNoLink where there is none at all).
   [[nodiscard]] uint32_t entry_row() const { return entry_row_; }
   [[nodiscard]] uint32_t entry_tower() const { return entry_tower_; }
+  void set_entry(uint32_t row) {
+    entry_row_ = row;
+    entry_tower_ = kNoLink;
+  }
   /// Makes the lowest row among the tallest towers the entry, row 0 where there are none.
   void choose_entry();
 

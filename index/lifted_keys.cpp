@@ -33,14 +33,31 @@ double LiftedKeys::largest_norm(const cpu::Kernels& kernels, const RowsView& key
   return std::sqrt(largest);
 }
 
+double LiftedKeys::norm_quantile(const cpu::Kernels& kernels, const RowsView& keys,
+                                 double quantile) {
+  if (keys.count == 0) return 0.0;
+  std::vector<double> norms(keys.count);
+  for (size_t i = 0; i < keys.count; ++i) norms[i] = squared_norm(kernels, keys, i);
+  const auto at =
+      norms.begin() + static_cast<std::ptrdiff_t>(quantile * static_cast<double>(keys.count - 1));
+  std::nth_element(norms.begin(), at, norms.end());
+  return std::sqrt(*at);
+}
+
 void LiftedKeys::aim(uint32_t row) {
   if (row == target_) return;
   target_ = row;
-  kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query_, keys_.dim);
+  load(row, query_);
 }
 
-void LiftedKeys::similarity(const uint32_t* ids, size_t n, float* out) const {
-  kernels_->score[static_cast<size_t>(keys_.dtype)]({.queries = query_,
+float LiftedKeys::load(uint32_t row, float* query) const {
+  kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query, keys_.dim);
+  return extra_[row];
+}
+
+void LiftedKeys::similarity(const float* query, float extra, const uint32_t* ids, size_t n,
+                            float* out) const {
+  kernels_->score[static_cast<size_t>(keys_.dtype)]({.queries = query,
                                                      .group = 1,
                                                      .dim = keys_.dim,
                                                      .keys = keys_.data,
@@ -49,7 +66,7 @@ void LiftedKeys::similarity(const uint32_t* ids, size_t n, float* out) const {
                                                      .count = n,
                                                      .scores = out,
                                                      .score_stride = n});
-  for (size_t i = 0; i < n; ++i) out[i] += extra_[target_] * extra_[ids[i]];
+  for (size_t i = 0; i < n; ++i) out[i] += extra * extra_[ids[i]];
 }
 
 }  // namespace keyhole::index

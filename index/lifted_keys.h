@@ -21,13 +21,24 @@ class LiftedKeys {
   /// The largest |k| among the keys; 0 for none.
   static double largest_norm(const cpu::Kernels& kernels, const RowsView& keys);
 
+  /// The length that a share `quantile` of the keys does not exceed; 0 for none. As a radius it keeps a few
+  /// outliers from flattening all other keys onto a small cap of the sphere.
+  static double norm_quantile(const cpu::Kernels& kernels, const RowsView& keys, double quantile);
+
   [[nodiscard]] const RowsView& rows() const { return keys_; }
 
   /// Makes a row the one that similarity() compares with.
   void aim(uint32_t row);
   [[nodiscard]] uint32_t target() const { return target_; }
   /// Inner products of the target with rows ids[0..n), lifted: larger is nearer.
-  void similarity(const uint32_t* ids, size_t n, float* out) const;
+  void similarity(const uint32_t* ids, size_t n, float* out) const {
+    similarity(query_, extra_[target_], ids, n, out);
+  }
+
+  /// The same without a state of its own, for several threads: `query` is what load() wrote, `extra` what
+  /// it returned.
+  float load(uint32_t row, float* query) const;
+  void similarity(const float* query, float extra, const uint32_t* ids, size_t n, float* out) const;
 
  private:
   const cpu::Kernels* kernels_;

@@ -11,12 +11,15 @@ namespace keyhole::index {
 /// of a bit: no read-modify-write chain between neighbouring rows, and nothing to clear.
 class RowMarks {
  public:
-  /// Empties the set and makes room for rows below `rows`; allocates only where that is more than before.
+  /// Makes room for rows below `rows`; allocates only where that is more than before.
+  void reserve(size_t rows) {
+    if (tags_.size() >= rows) return;
+    tags_.assign(rows + rows / 4, 0);  // appends grow an index in steps
+    tag_ = 0;
+  }
+  /// Empties the set, whose rows are to be below `rows`.
   void begin(size_t rows) {
-    if (tags_.size() < rows) {
-      tags_.assign(rows + rows / 4, 0);  // appends grow an index in steps
-      tag_ = 0;
-    }
+    reserve(rows);
     if (++tag_ == 0) {
       std::fill(tags_.begin(), tags_.end(), uint16_t{0});
       tag_ = 1;

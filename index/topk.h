@@ -10,6 +10,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "cpu/types.h"
@@ -61,6 +62,12 @@ class TopK {
     if (rank <= h.threshold) return;
     if (h.size + kLanes > capacity_) shrink(h);
     h.ranks[h.size++] = rank;
+  }
+
+  /// The best of a head, in no order; ends its stream.
+  [[nodiscard]] std::span<const uint64_t> selected(uint32_t head) {
+    shrink(heads_[head]);
+    return {heads_[head].ranks, heads_[head].size};
   }
 
   /// Writes ids, scores and counts of every head, best first; rows of `hits` are `k` apart.

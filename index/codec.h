@@ -1,0 +1,16 @@
+// The codec parameter, alike in every type that has one.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace keyhole::index {
+
+/// What a search reads of the keys: the keys themselves, or int8 codes (key_codes.h) whose best are scored again
+/// in full precision (rerank.h).
+enum Codec : int64_t { kNoCodec, kInt8 };
+inline constexpr std::string_view kCodecOptions[] = {"none", "int8"};
+
+#define KEYHOLE_CODEC_TEXT "the keys, or an int8 copy whose best are scored again in full precision"
+
+}  // namespace keyhole::index

@@ -1,0 +1,51 @@
+#include "index/edge_pruner.h"
+
+#include <algorithm>
+#include <functional>
+
+namespace keyhole::index {
+
+// Marks the candidates from `from` on that are nearer to `chosen` than to the row.
+void EdgePruner::hide_behind(uint32_t chosen, size_t from) {
+  const size_t n = ids_.size() - from;
+  if (n == 0) return;
+  const float extra = keys_->load(chosen, query_);
+  keys_->similarity(query_, extra, ids_.data() + from, n, to_chosen_.data());
+  for (size_t i = 0; i < n; ++i) hidden_[from + i] |= to_chosen_[i] > scores_[from + i] ? 1 : 0;
+}
+
+std::span<const uint32_t> EdgePruner::prune(uint32_t row, std::span<const uint32_t> candidates,
+                                            size_t kept, size_t most, bool fill) {
+  const size_t n = candidates.size();
+  scores_.resize(n);
+  const float extra = keys_->load(row, query_);
+  keys_->similarity(query_, extra, candidates.data(), n, scores_.data());
+  chosen_.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept));
+  order_.clear();
+  for (size_t i = kept; i < n; ++i) order_.push_back(pack_rank(scores_[i], candidates[i]));
+  std::sort(order_.begin(), order_.end(), std::greater<>());
+  order_.erase(std::unique(order_.begin(), order_.end()), order_.end());
+  ids_.clear();
+  scores_.clear();
+  for (const uint64_t rank : order_) {
+    const uint32_t id = rank_row(rank);
+    if (id == row || std::find(chosen_.begin(), chosen_.end(), id) != chosen_.end()) continue;
+    ids_.push_back(id);
+    scores_.push_back(rank_score(rank));
+  }
+  to_chosen_.resize(ids_.size());
+  hidden_.assign(ids_.size(), 0);
+  for (size_t c = 0; c < chosen_.size(); ++c) hide_behind(chosen_[c], 0);
+  for (size_t i = 0; i < ids_.size() && chosen_.size() < most; ++i) {
+    if (hidden_[i] != 0) continue;
+    hidden_[i] = 2;  // taken
+    chosen_.push_back(ids_[i]);
+    if (chosen_.size() < most) hide_behind(ids_[i], i + 1);
+  }
+  for (size_t i = 0; fill && i < ids_.size() && chosen_.size() < most; ++i) {
+    if (hidden_[i] != 2) chosen_.push_back(ids_[i]);
+  }
+  return chosen_;
+}
+
+}  // namespace keyhole::index

@@ -1,0 +1,35 @@
+// The exact nearest keys of training queries: what a query-guided graph learns from.
+#pragma once
+
+#include <vector>
+
+#include "index/base.h"
+
+namespace keyhole::index {
+
+/// For each training query the rows of largest inner product, best first.
+struct Neighbours {
+  uint32_t per_query = 0;
+  std::vector<uint32_t> counts;  ///< `[queries]`, each <= per_query
+  std::vector<uint32_t> rows;    ///< `[queries, per_query]`
+  [[nodiscard]] size_t queries() const { return counts.size(); }
+  [[nodiscard]] std::span<const uint32_t> of(size_t query) const {
+    return {rows.data() + query * per_query, counts[query]};
+  }
+};
+
+/// Up to `most` of the queries, which lie as they are in `queries`: evenly spread over positions and
+/// heads, late positions favoured (they see more keys, and decoding follows them). Rising.
+[[nodiscard]] std::vector<uint32_t> choose_queries(const TrainingQueries& queries, size_t most);
+
+/// The `per_query` nearest of the keys that each chosen query can see: those at its own position and before,
+/// row 0 being at `first_position` (RetrievalAttention, section 3.2; a query that "sees" later keys would
+/// teach neighbourhoods that no decoding step has). All keys where positions are unknown. Blocks of 16 queries
+/// go through the score kernel as if they were a group: no arithmetic beyond the products, and the result does
+/// not depend on the pool, which may be null. Advances the meter by 1 per query.
+[[nodiscard]] Neighbours nearest_keys(const Context& context, const RowsView& keys,
+                                      uint32_t first_position, const TrainingQueries& queries,
+                                      std::span<const uint32_t> chosen, uint32_t per_query,
+                                      ProgressMeter& meter);
+
+}  // namespace keyhole::index
