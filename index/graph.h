@@ -108,7 +108,7 @@ struct GraphLinks {
   std::span<const uint32_t> operator()(uint32_t row) const { return graph->links(row); }
   void prefetch(uint32_t row) const {
     const uint32_t* slots = graph->slots(row);
-    for (uint32_t i = 0; i < graph->width(); i += 16) __builtin_prefetch(slots + i);
+    for (uint32_t i = 0; i < graph->width(); i += 16) __builtin_prefetch(slots + i, 0, 2);
   }
 };
 

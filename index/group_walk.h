@@ -1,9 +1,15 @@
-// Best-first search of a graph by all heads of a group at once: each head has a beam of its own, but a key that
-// one of them reaches is fetched once and scored for all, and a list that one has read is not read again.
-// Each round expands the best unexpanded row of every head; what that brings, some dozens of keys, is scored
-// in one kernel call, so that the loads of one round overlap.
+// Best-first search of a graph by all heads of a group at once: each head has a frontier of its own, but a key
+// that one of them reaches is fetched once and scored for all, and a list that one has read is not read again.
+//
+// A walk waits for memory twice for each row that it expands: for its list of links, then for the keys that
+// the list names. So several expansions are under way at any time, in three stages: CHOOSE the best rows of a
+// head and ask for their lists; GATHER the rows they link to that are new and ask for their keys; SCORE those
+// keys for all heads. Between two stages of one expansion, the others have theirs.
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "index/collector.h"
@@ -20,13 +26,12 @@ class GroupWalk {
       tags_.assign(nodes + nodes / 4, 0);  // appends grow an index in steps
       tag_ = 0;
     }
-    const size_t most = std::max(group * kListsAtOnce * width, starts);
     if (frontiers_.size() < group) frontiers_.resize(group);
     for (Frontier& frontier : frontiers_) frontier.reserve(ef);
-    if (pending_.size() < most) {
-      pending_.resize(most);
-      scores_.resize(most * kMaxGroup);
-    }
+    const size_t most = std::max(kListsAtOnce * width, starts);
+    if (scores_.size() >= most * kMaxGroup) return;
+    scores_.resize(most * kMaxGroup);
+    for (Expansion& e : expansions_) e.pending.resize(most);
   }
 
   /// Walks from `starts`. keys.score(rows, n, out, stride) scores rows for all heads, keys.prefetch(row) asks for
@@ -38,16 +43,19 @@ class GroupWalk {
     for (uint32_t h = 0; h < group; ++h) frontiers_[h].start(ef);
     scored_ = 0;
     lists_ = 0;
-    size_t n = 0;
-    for (const uint32_t row : starts) n = gather(row, n, keys);
-    while (n > 0) {
-      keys.score(pending_.data(), n, scores_.data(), n);
-      scored_ += n;
-      for (uint32_t h = 0; h < group; ++h) {
-        frontiers_[h].offer(scores_.data() + h * n, pending_.data(), n);
-      }
-      take(pending_.data(), scores_.data(), n, n);
-      n = expand(graph, group, keys);
+    for (Expansion& e : expansions_) e.chosen = e.found = 0;
+    for (const uint32_t row : starts) gather(row, expansions_[0], keys);
+    // A turn: the oldest expansion is scored and its successor chosen; the one chosen half a round ago is
+    // gathered. A head without anything to choose may have something again once the others have scored.
+    uint32_t head = 0;
+    for (uint32_t turn = 0, idle = 0; idle < 2 * kExpansions; ++turn) {
+      Expansion& oldest = expansions_[turn % kExpansions];
+      Expansion& middle = expansions_[(turn + kExpansions / 2) % kExpansions];
+      const bool scored = score(oldest, group, keys, take);
+      choose(oldest, graph, group, head);
+      const bool gathered = middle.chosen > 0;
+      gather(middle, graph, keys);
+      idle = scored || gathered || oldest.chosen > 0 ? 0 : idle + 1;
     }
   }
 
@@ -55,9 +63,15 @@ class GroupWalk {
   [[nodiscard]] size_t lists() const { return lists_; }    ///< lists read
 
  private:
-  // Lists that a head reads in a round. More make fewer and larger rounds, and read lists that turn out not
-  // to be needed.
-  static constexpr size_t kListsAtOnce = 2;
+  static constexpr uint32_t kExpansions = 4;  // under way
+  static constexpr size_t kListsAtOnce = 4;   // of one expansion
+
+  struct Expansion {
+    size_t chosen = 0;  // rows whose lists have been asked for
+    uint32_t rows[kListsAtOnce];
+    size_t found = 0;  // rows whose keys have been asked for
+    std::vector<uint32_t> pending;
+  };
 
   // 16-bit tags: tag_ for a visited row, tag_ + 1 for one whose list has been read. A reset touches memory
   // once in 32,766 searches.
@@ -68,50 +82,58 @@ class GroupWalk {
     tag_ = 2;
   }
 
-  template <class Keys>
-  size_t gather(uint32_t row, size_t n, const Keys& keys) {
-    if (tags_[row] >= tag_) return n;
-    tags_[row] = tag_;
-    keys.prefetch(row);
-    pending_[n] = row;
-    return n + 1;
+  // The best unread rows, of the heads in turn.
+  void choose(Expansion& e, const Graph& graph, uint32_t group, uint32_t& head) {
+    const GraphLinks links{&graph};
+    for (uint32_t without = 0; without < group && e.chosen < kListsAtOnce;) {
+      uint32_t row = 0;
+      bool found = false;
+      while (!found && frontiers_[head].next(row)) {
+        found = tags_[row] == tag_;  // else another head has read its list
+      }
+      head = head + 1 == group ? 0 : head + 1;
+      without = found ? 0 : without + 1;
+      if (!found) continue;
+      tags_[row] = static_cast<uint16_t>(tag_ + 1);
+      links.prefetch(row);
+      e.rows[e.chosen++] = row;
+    }
+    lists_ += e.chosen;
   }
 
-  // Reads lists until there are rows to score, or none is left to read.
   template <class Keys>
-  size_t expand(const Graph& graph, uint32_t group, const Keys& keys) {
-    const GraphLinks links{&graph};
-    size_t n = 0;
-    bool walking = true;
-    while (n == 0 && walking) {
-      uint32_t rows[kMaxGroup * kListsAtOnce];
-      size_t count = 0;
-      for (uint32_t h = 0; h < group; ++h) {
-        uint32_t row = 0;
-        for (size_t lists = 0; lists < kListsAtOnce && frontiers_[h].next(row);) {
-          if (tags_[row] > tag_) continue;  // another head has read its list
-          tags_[row] = static_cast<uint16_t>(tag_ + 1);
-          links.prefetch(row);
-          rows[count++] = row;
-          ++lists;
-        }
-      }
-      walking = count > 0;
-      lists_ += count;
-      for (size_t i = 0; i < count; ++i) {
-        const uint32_t* slots = graph.slots(rows[i]);
-        for (uint32_t l = 0; l < graph.width() && slots[l] != kNoLink; ++l) {
-          n = gather(slots[l], n, keys);
-        }
-      }
+  void gather(uint32_t row, Expansion& e, const Keys& keys) {
+    if (tags_[row] >= tag_) return;
+    tags_[row] = tag_;
+    keys.prefetch(row);
+    e.pending[e.found++] = row;
+  }
+  template <class Keys>
+  void gather(Expansion& e, const Graph& graph, const Keys& keys) {
+    for (size_t i = 0; i < e.chosen; ++i) {
+      const uint32_t* slots = graph.slots(e.rows[i]);
+      for (uint32_t l = 0; l < graph.width() && slots[l] != kNoLink; ++l) gather(slots[l], e, keys);
     }
-    return n;
+    e.chosen = 0;
+  }
+
+  template <class Keys, class Take>
+  bool score(Expansion& e, uint32_t group, const Keys& keys, const Take& take) {
+    const size_t n = std::exchange(e.found, 0);
+    if (n == 0) return false;
+    keys.score(e.pending.data(), n, scores_.data(), n);
+    scored_ += n;
+    for (uint32_t h = 0; h < group; ++h) {
+      frontiers_[h].offer(scores_.data() + h * n, e.pending.data(), n);
+    }
+    take(e.pending.data(), scores_.data(), n, n);
+    return true;
   }
 
   std::vector<uint16_t> tags_;
   uint16_t tag_ = 0;
   std::vector<Frontier> frontiers_;
-  std::vector<uint32_t> pending_;
+  Expansion expansions_[kExpansions];
   std::vector<float> scores_;  // `[group, n]`
   size_t scored_ = 0;
   size_t lists_ = 0;
