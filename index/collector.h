@@ -49,7 +49,7 @@ class Collector {
   [[nodiscard]] TopK& top() { return top_; }
 
   /// The log: rows, and their scores, which may be overwritten by better ones.
-  [[nodiscard]] std::span<const uint32_t> rows() const { return {rows_.data(), size_}; }
+  [[nodiscard]] std::span<uint32_t> rows() { return {rows_.data(), size_}; }
   [[nodiscard]] float* scores() { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return stride_; }
 

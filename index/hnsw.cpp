@@ -87,6 +87,9 @@ class HnswIndex final : public BasicIndex {
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
   void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void do_reserve_log(SearchScratch& scratch) const override {
+    dynamic_cast<HnswScratch&>(scratch).logged.begin(count());
+  }
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
 
 namespace keyhole::runtime {
 namespace {
@@ -13,10 +14,43 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+/// Moves the rows that weigh more than min_weight for a head of the group to the front, with their scores.
+void keep_heavy(index::Scored& scored, uint32_t group, float min_weight,
+                const LogitParams& logits) {
+  const size_t n = scored.rows.size();
+  const auto logit = [&](uint32_t h, size_t i) {
+    const float x = logits.scale * scored.scores[h * scored.stride + i];
+    return logits.softcap > 0.0F ? logits.softcap * std::tanh(x / logits.softcap) : x;
+  };
+  float least[kMaxGroup];
+  for (uint32_t h = 0; h < group; ++h) {
+    float top = kMinusInf;
+    for (size_t i = 0; i < n; ++i) top = std::max(top, logit(h, i));
+    double sum = 0.0;
+    for (size_t i = 0; i < n; ++i) sum += std::exp(logit(h, i) - top);
+    least[h] = top + static_cast<float>(std::log(sum)) + std::log(min_weight);
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < n; ++i) {
+    bool heavy = false;
+    for (uint32_t h = 0; h < group; ++h) heavy = heavy || logit(h, i) > least[h];
+    if (!heavy) continue;
+    scored.rows[kept] = scored.rows[i];
+    for (uint32_t h = 0; h < group; ++h) {
+      scored.scores[h * scored.stride + kept] = scored.scores[h * scored.stride + i];
+    }
+    ++kept;
+  }
+  scored.rows = scored.rows.first(kept);
+}
+
 }  // namespace
 
-void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
+void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
+                        keyhole_attend_mode attend) {
   scratch_ = index.make_scratch(group, k);
+  attended_ = {};
+  if (attend != KEYHOLE_ATTEND_TOPK) index.reserve_explore(*scratch_);
   if (group == room_group_ && k == room_k_) return;
   const size_t n = size_t{group} * k;
   ids_.resize(n);
@@ -30,25 +64,41 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
 }
 
 const index::Hits& Selection::search(const index::Index& index, const float* queries,
-                                     uint32_t group, uint32_t k) {
+                                     uint32_t group, const SearchParams& params) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
-  index.search(queries, group, k, *scratch_, hits_);
+  index.search({.queries = queries, .group = group, .k = params.k, .position = params.position},
+               *scratch_, hits_);
   return hits_;
 }
 
 Selection::Cost Selection::search_and_attend(const index::Index& index, const cpu::Kernels& kernels,
                                              const KvView& kv, const float* queries, uint32_t group,
-                                             uint32_t k, const LogitParams& logits, StateView out) {
+                                             const SearchParams& params, const LogitParams& logits,
+                                             StateView out) {
   const auto start = Clock::now();
-  (void)search(index, queries, group, k);
-  unite(group, k);
-  const auto searched = Clock::now();
-  cpu::attend_ids(kernels, kv, union_ids(), queries, group, logits, out);
-
   Cost cost;
-  cost.keys_scored = hits_.keys_scored;
-  cost.bytes_read = hits_.bytes_read + union_size_ * 2 * kv.keys.dim * dtype_size(kv.keys.dtype);
-  cost.keys_attended = static_cast<uint32_t>(union_size_);
+  if (params.attend == KEYHOLE_ATTEND_TOPK) {
+    (void)search(index, queries, group, params);
+    unite(group, params.k);
+    cost.keys_scored = hits_.keys_scored;
+    cost.bytes_read = hits_.bytes_read;
+  } else {
+    index::Scored scored;
+    index.explore({.queries = queries, .group = group, .k = params.k, .position = params.position},
+                  *scratch_, scored);
+    if (params.attend == KEYHOLE_ATTEND_WEIGHT) {
+      keep_heavy(scored, group, params.min_weight, logits);
+    }
+    attended_ = scored.rows;
+    cost.keys_scored = scored.keys_scored;
+    cost.bytes_read = scored.bytes_read;
+  }
+  const auto searched = Clock::now();
+  cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
+
+  const size_t row_bytes = kv.keys.dim * dtype_size(kv.keys.dtype);
+  cost.bytes_read += attended_.size() * 2 * row_bytes;
+  cost.keys_attended = static_cast<uint32_t>(attended_.size());
   cost.search_seconds = seconds(start, searched);
   cost.attend_seconds = seconds(searched, Clock::now());
   return cost;
@@ -62,7 +112,7 @@ void Selection::unite(uint32_t group, uint32_t k) {
   }
   const uint64_t stamp = uint64_t{generation_} << 32;
   const size_t mask = seen_.size() - 1;
-  union_size_ = 0;
+  size_t size = 0;
   for (uint32_t h = 0; h < group; ++h) {
     for (uint32_t i = 0; i < counts_[h]; ++i) {
       const uint32_t id = ids_[size_t{h} * k + i];
@@ -71,9 +121,10 @@ void Selection::unite(uint32_t group, uint32_t k) {
       while (seen_[slot] >> 32 == generation_ && seen_[slot] != entry) slot = (slot + 1) & mask;
       if (seen_[slot] == entry) continue;
       seen_[slot] = entry;
-      union_[union_size_++] = id;
+      union_[size++] = id;
     }
   }
+  attended_ = {union_.data(), size};
 }
 
 size_t Selection::bytes() const {

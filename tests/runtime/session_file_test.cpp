@@ -110,7 +110,7 @@ TEST_P(SessionFileTest, DamageIsNoticed) {
   }
   EXPECT_EQ(KEYHOLE_CORRUPT, load(good + "x"));
   auto newer = good;
-  newer[8] = 2;
+  ++newer[8];
   EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(newer));
 }
 
