@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 namespace keyhole::runtime {
 namespace {
@@ -14,34 +15,36 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
-/// Moves the rows that weigh more than min_weight for a head of the group to the front, with their scores.
-void keep_heavy(index::Scored& scored, uint32_t group, float min_weight,
-                const LogitParams& logits) {
+/// The inner product whose logit is `logit`. Logits grow with it, so that keys can be told apart by their
+/// scores alone; a logit that a soft-cap c never reaches gives +-inf.
+float score_of(double logit, const LogitParams& p) {
+  if (p.softcap > 0.0F) {
+    const double share = logit / p.softcap;
+    logit = share >= 1.0    ? std::numeric_limits<double>::infinity()
+            : share <= -1.0 ? -std::numeric_limits<double>::infinity()
+                            : p.softcap * std::atanh(share);
+  }
+  return static_cast<float>(logit / p.scale);
+}
+
+/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight).
+/// All of them where scores have overflowed, as then nothing can be said of the weights.
+void keep_heavy(const cpu::Kernels& kernels, index::Scored& scored, uint32_t group,
+                float min_weight, const LogitParams& logits) {
   const size_t n = scored.rows.size();
-  const auto logit = [&](uint32_t h, size_t i) {
-    const float x = logits.scale * scored.scores[h * scored.stride + i];
-    return logits.softcap > 0.0F ? logits.softcap * std::tanh(x / logits.softcap) : x;
-  };
-  float least[kMaxGroup];
+  if (n == 0) return;
+  float thresholds[kMaxGroup];
   for (uint32_t h = 0; h < group; ++h) {
-    float top = kMinusInf;
-    for (size_t i = 0; i < n; ++i) top = std::max(top, logit(h, i));
-    double sum = 0.0;
-    for (size_t i = 0; i < n; ++i) sum += std::exp(logit(h, i) - top);
-    least[h] = top + static_cast<float>(std::log(sum)) + std::log(min_weight);
+    const float lse = kernels.log_sum_exp(scored.scores + h * scored.stride, n, logits);
+    if (!std::isfinite(lse)) return;
+    thresholds[h] = score_of(double{lse} + std::log(double{min_weight}), logits);
   }
-  size_t kept = 0;
-  for (size_t i = 0; i < n; ++i) {
-    bool heavy = false;
-    for (uint32_t h = 0; h < group; ++h) heavy = heavy || logit(h, i) > least[h];
-    if (!heavy) continue;
-    scored.rows[kept] = scored.rows[i];
-    for (uint32_t h = 0; h < group; ++h) {
-      scored.scores[h * scored.stride + kept] = scored.scores[h * scored.stride + i];
-    }
-    ++kept;
-  }
-  scored.rows = scored.rows.first(kept);
+  scored.rows = scored.rows.first(kernels.keep_above({.scores = scored.scores,
+                                                      .score_stride = scored.stride,
+                                                      .group = group,
+                                                      .ids = scored.rows.data(),
+                                                      .count = n,
+                                                      .thresholds = thresholds}));
 }
 
 }  // namespace
@@ -77,27 +80,31 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
                                              StateView out) {
   const auto start = Clock::now();
   Cost cost;
+  index::Scored scored;
   if (params.attend == KEYHOLE_ATTEND_TOPK) {
     (void)search(index, queries, group, params);
     unite(group, params.k);
     cost.keys_scored = hits_.keys_scored;
     cost.bytes_read = hits_.bytes_read;
   } else {
-    index::Scored scored;
     index.explore({.queries = queries, .group = group, .k = params.k, .position = params.position},
                   *scratch_, scored);
     if (params.attend == KEYHOLE_ATTEND_WEIGHT) {
-      keep_heavy(scored, group, params.min_weight, logits);
+      keep_heavy(kernels, scored, group, params.min_weight, logits);
     }
     attended_ = scored.rows;
     cost.keys_scored = scored.keys_scored;
     cost.bytes_read = scored.bytes_read;
   }
   const auto searched = Clock::now();
-  cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
-
-  const size_t row_bytes = kv.keys.dim * dtype_size(kv.keys.dtype);
-  cost.bytes_read += attended_.size() * 2 * row_bytes;
+  const uint64_t bytes = attended_.size() * kv.keys.dim * dtype_size(kv.keys.dtype);
+  const bool scores_will_do = params.attend != KEYHOLE_ATTEND_TOPK && scored.exact;
+  if (scores_will_do) cost.bytes_read += bytes;
+  if (!scores_will_do || !cpu::attend_scored(kernels, kv.values, attended_, scored.scores,
+                                             scored.stride, group, logits, out)) {
+    cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
+    cost.bytes_read += 2 * bytes;
+  }
   cost.keys_attended = static_cast<uint32_t>(attended_.size());
   cost.search_seconds = seconds(start, searched);
   cost.attend_seconds = seconds(searched, Clock::now());

@@ -32,16 +32,41 @@ void attend_scored(const AttendScoredArgs& a) {
   if (!normalise<S>(a, running) && a.count > 0) attend_scored_in_double(a, T);
 }
 
+/// Logits of kWidth inner products.
+template <class S>
+[[gnu::always_inline]] inline typename S::F logits_of(typename S::F scores, const LogitParams& p) {
+  const auto x = S::mul(scores, S::set1(p.scale));
+  if (p.softcap <= 0.0F) return x;
+  const auto cap = S::set1(p.softcap);
+  return S::mul(cap, tanh<S>(S::div(x, cap)));
+}
+
+/// Two passes, so that nothing is rescaled on the way: logits grow with scores, so the first needs no logit.
 template <class S>
 float log_sum_exp(const float* scores, size_t count, const LogitParams& logits) {
-  alignas(64) float weights[kBlock] = {};
-  Running running = {kMinusInf, 0.0F, 0.0F};
-  for (size_t begin = 0; begin < count; begin += kBlock) {
-    const size_t n = count - begin < kBlock ? count - begin : kBlock;
-    __builtin_memcpy(weights, scores + begin, n * sizeof(float));
-    weigh<S>(weights, n, logits, running);
+  using F = typename S::F;
+  constexpr size_t kRun =
+      64 * S::kWidth;  // added up before it enters the total: keeps roundings few
+  const F minus_inf = S::set1(kMinusInf);
+  const size_t whole = count / S::kWidth * S::kWidth;
+  float rest[S::kWidth] = {};
+  __builtin_memcpy(rest, scores + whole, (count - whole) * sizeof(float));
+  F largest = S::first_lanes(S::load_f32(rest), minus_inf, count - whole);
+  for (size_t i = 0; i < whole; i += S::kWidth) largest = S::max(largest, S::load_f32(scores + i));
+  const F top = logits_of<S>(S::set1(S::reduce_max(largest)), logits);
+
+  F total = softmax_weight<S>(S::sub(
+      S::first_lanes(logits_of<S>(S::load_f32(rest), logits), minus_inf, count - whole), top));
+  for (size_t begin = 0; begin < whole; begin += kRun) {
+    const size_t end = whole - begin < kRun ? whole : begin + kRun;
+    F sum = S::zero();
+    for (size_t i = begin; i < end; i += S::kWidth) {
+      const F logit = logits_of<S>(S::load_f32(scores + i), logits);
+      sum = S::add(sum, softmax_weight<S>(S::sub(logit, top)));
+    }
+    total = S::add(total, sum);
   }
-  return running.largest + __builtin_logf(running.sum);
+  return count == 0 ? kMinusInf : S::first(top) + __builtin_logf(S::reduce_add(total));
 }
 
 template <class S>
