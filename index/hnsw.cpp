@@ -175,7 +175,7 @@ uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
       cost.keys_scored += links.size();
       cost.bytes_read += graph_.upper_width() * sizeof(uint32_t);
       for (size_t i = 0; i < links.size(); ++i) {
-        if (scores[i] <= best) continue;
+        if (!(scores[i] > best)) continue;  // a NaN (an overflowed sum) ends the walk
         best = scores[i];
         tower = links[i];
         moved = true;
