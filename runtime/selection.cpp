@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "index/collector.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -53,7 +55,11 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
                         keyhole_attend_mode attend) {
   scratch_ = index.make_scratch(group, k);
   attended_ = {};
-  if (attend != KEYHOLE_ATTEND_TOPK) index.reserve_explore(*scratch_);
+  log_bytes_ = 0;
+  if (attend != KEYHOLE_ATTEND_TOPK) {
+    index.reserve_explore(*scratch_);
+    log_bytes_ = index::Collector::log_bytes(group, index.count());
+  }
   if (group == room_group_ && k == room_k_) return;
   const size_t n = size_t{group} * k;
   ids_.resize(n);
@@ -93,6 +99,7 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
       keep_heavy(kernels, scored, group, params.min_weight, logits);
     }
     attended_ = scored.rows;
+    log_bytes_ = scored.stride * (group + 1) * sizeof(float);
     cost.keys_scored = scored.keys_scored;
     cost.bytes_read = scored.bytes_read;
   }
@@ -135,7 +142,7 @@ void Selection::unite(uint32_t group, uint32_t k) {
 }
 
 size_t Selection::bytes() const {
-  return (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
+  return log_bytes_ + (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
          scores_.size() * sizeof(float) + seen_.size() * sizeof(uint64_t);
 }
 

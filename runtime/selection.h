@@ -62,6 +62,7 @@ class Selection {
   std::span<const uint32_t> attended_;  ///< in union_, or in the scratch
   std::vector<uint64_t> seen_;          ///< open addressing: (generation << 32) | id
   uint32_t generation_ = 0;
+  size_t log_bytes_ = 0;  ///< of the scratch, for what explore() logs
   uint32_t room_k_ = 0, room_group_ = 0;
 };
 

@@ -375,7 +375,7 @@ KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
  * device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of `engine` and sink,
- * window, flush_block, index, dense_layers and training_queries of `session` (NULL: defaults).
+ * window, flush_block, index, top_k, attend, dense_layers and training_queries of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
