@@ -21,15 +21,23 @@ double element(const std::byte* row, size_t i, DType dtype) {
   return dtype == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
-double logit(const AttendArgs& a, DType dtype, uint32_t head, size_t row) {
-  const std::byte* key = a.keys + row * a.key_stride;
+double inner_product(const AttendArgs& a, DType dtype, uint32_t head, size_t i) {
+  const std::byte* key = a.keys + (a.ids != nullptr ? a.ids[i] : i) * a.key_stride;
   double sum = 0.0;
   for (uint32_t j = 0; j < a.dim; ++j) {
     sum += static_cast<double>(a.queries[head * a.dim + j]) * element(key, j, dtype);
   }
-  sum *= a.logits.scale;
-  const double cap = a.logits.softcap;
-  return cap > 0.0 ? cap * std::tanh(sum / cap) : sum;
+  return sum;
+}
+
+double inner_product(const AttendScoredArgs& a, DType, uint32_t head, size_t i) {
+  return a.scores[head * a.score_stride + i];
+}
+
+double logit(double inner_product, const LogitParams& p) {
+  const double x = inner_product * p.scale;
+  const double cap = p.softcap;
+  return cap > 0.0 ? cap * std::tanh(x / cap) : x;
 }
 
 float to_fp32_range(double x) {
@@ -37,19 +45,18 @@ float to_fp32_range(double x) {
   return static_cast<float>(std::clamp(x, -kMax, kMax));  // a NaN (from a NaN input) stays one
 }
 
-}  // namespace
-
-void attend_in_double(const AttendArgs& a, DType dtype) {
+template <class Args>
+void attend_slowly(const Args& a, DType dtype) {
   for (uint32_t h = 0; h < a.group; ++h) {
     double largest = -std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < a.count; ++i) {
-      largest = std::max(largest, logit(a, dtype, h, a.ids != nullptr ? a.ids[i] : i));
+      largest = std::max(largest, logit(inner_product(a, dtype, h, i), a.logits));
     }
     double o[kMaxHeadDim] = {};
     double sum = 0.0;
     for (size_t i = 0; i < a.count; ++i) {
       const size_t row = a.ids != nullptr ? a.ids[i] : i;
-      const double weight = std::exp(logit(a, dtype, h, row) - largest);
+      const double weight = std::exp(logit(inner_product(a, dtype, h, i), a.logits) - largest);
       sum += weight;
       const std::byte* value = a.values + row * a.value_stride;
       for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, j, dtype);
@@ -60,5 +67,12 @@ void attend_in_double(const AttendArgs& a, DType dtype) {
     }
   }
 }
+
+}  // namespace
+
+void attend_in_double(const AttendArgs& a, DType dtype) { attend_slowly(a, dtype); }
+
+// Infinite scores make the weights' sum NaN, and so the lse.
+void attend_scored_in_double(const AttendScoredArgs& a, DType dtype) { attend_slowly(a, dtype); }
 
 }  // namespace keyhole::cpu

@@ -43,6 +43,27 @@ void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32
   attend(kernels, kv, ids.data(), ids.size(), queries, group, logits, out);
 }
 
+bool attend_scored(const Kernels& kernels, const RowsView& values, std::span<const uint32_t> ids,
+                   const float* scores, size_t score_stride, uint32_t group,
+                   const LogitParams& logits, StateView out) {
+  if (ids.empty()) {
+    clear_state(out, group, values.dim);
+    return true;
+  }
+  kernels.attend_scored[static_cast<size_t>(values.dtype)]({.scores = scores,
+                                                            .score_stride = score_stride,
+                                                            .group = group,
+                                                            .dim = values.dim,
+                                                            .values = values.data,
+                                                            .value_stride = values.stride,
+                                                            .ids = ids.data(),
+                                                            .count = ids.size(),
+                                                            .logits = logits,
+                                                            .o = out.o,
+                                                            .lse = out.lse});
+  return std::all_of(out.lse, out.lse + group, [](float lse) { return std::isfinite(lse); });
+}
+
 void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out) {
   for (uint32_t h = 0; h < heads; ++h) {
     float largest = kMinusInf;

@@ -17,6 +17,13 @@ void attend_range(const Kernels& kernels, const KvView& kv, const float* queries
 void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32_t> ids,
                 const float* queries, uint32_t group, const LogitParams& logits, StateView out);
 
+/// The same from inner products that are known, scores[h*score_stride + i] of row ids[i] (unscaled): reads
+/// values only. False, and any state, where scores have overflowed.
+[[nodiscard]] bool attend_scored(const Kernels& kernels, const RowsView& values,
+                                 std::span<const uint32_t> ids, const float* scores,
+                                 size_t score_stride, uint32_t group, const LogitParams& logits,
+                                 StateView out);
+
 /// out = states[0] + states[1] + ... (merge by log-sum-exp) for `heads` heads. fp32, in the order
 /// given, so the bits depend only on the arguments. Heads whose states are all empty give (0, -inf);
 /// never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).

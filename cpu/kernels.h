@@ -64,6 +64,34 @@ struct AttendArgs {
   float* lse;  ///< out `[group]`
 };
 
+/// The same state from inner products that are known: reads values only, each once for the whole group.
+/// A score that is not finite (an overflowed inner product) gives an lse that is not finite, and any o,
+/// unless it is -inf beside finite ones, which weighs nothing.
+struct AttendScoredArgs {
+  const float* scores;  ///< scores[h*score_stride + i] = queries[h] . key_i (unscaled)
+  size_t score_stride;  ///< elements between heads, >= count
+  uint32_t group;
+  uint32_t dim;
+  const std::byte* values;  ///< rows of the kernel's dtype
+  size_t value_stride;      ///< bytes
+  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  size_t count;
+  LogitParams logits;
+  float* o;    ///< out `[group, dim]`
+  float* lse;  ///< out `[group]`
+};
+
+/// Keeps the columns i of scores `[group, count]` that are above a head's threshold for one head at least:
+/// they move to the front of `ids` and of every head's scores, in their order. A NaN is above nothing.
+struct KeepArgs {
+  float* scores;        ///< scores[h*score_stride + i]; overwritten
+  size_t score_stride;  ///< elements between heads, >= count
+  uint32_t group;
+  uint32_t* ids;  ///< `[count]`; overwritten
+  size_t count;
+  const float* thresholds;  ///< `[group]`
+};
+
 /// One level's kernels. Arrays are indexed by DType: f32, f16, bf16.
 struct Kernels {
   Level level;
@@ -71,6 +99,11 @@ struct Kernels {
   void (*score[3])(const ScoreArgs&);
   void (*score_i8)(const ScoreI8Args&);
   void (*attend[3])(const AttendArgs&);
+  void (*attend_scored[3])(const AttendScoredArgs&);
+  /// ln sum exp(logit(scores[i])) over `count` inner products; -inf for none.
+  float (*log_sum_exp)(const float* scores, size_t count, const LogitParams& logits);
+  /// Returns how many were kept.
+  size_t (*keep_above)(const KeepArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
   /// dst[i] = dtype(src[i]), round to nearest even.

@@ -73,18 +73,77 @@ float logit(float inner_product, const LogitParams& p) {
   return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
 }
 
+/// Online softmax of one head.
+struct Running {
+  float largest = kMinusInf;  ///< logit so far
+  float sum = 0.0F;           ///< of weights relative to it
+};
+
+/// Turns n logits into softmax weights in place; returns what all older weights are multiplied with.
+float weigh(float* logits, size_t n, Running& r) {
+  float top = r.largest;
+  for (size_t i = 0; i < n; ++i) top = logits[i] > top ? logits[i] : top;
+  // 0 for the first block: everything so far is empty.
+  const float rescale = r.largest == top ? 1.0F : std::exp(r.largest - top);
+  float block_sum = 0.0F;
+  for (size_t i = 0; i < n; ++i) {
+    const float x = logits[i] - top;
+    logits[i] = x < kMinExponent ? 0.0F : std::exp(x);  // a NaN stays one
+    block_sum += logits[i];
+  }
+  r.sum = r.sum * rescale + block_sum;
+  r.largest = top;
+  return rescale;
+}
+
+/// The running state of a group. Args: AttendArgs or AttendScoredArgs.
+template <DType T, class Args>
+class State {
+ public:
+  explicit State(const Args& a) : a_(a) {
+    for (size_t j = 0; j < size_t{a.group} * a.dim; ++j) a.o[j] = 0.0F;
+  }
+
+  /// Adds the n <= kBlock rows that begin at `begin`; logits become weights.
+  void add(float (&logits)[kMaxGroup][kBlock], size_t begin, size_t n) {
+    for (uint32_t h = 0; h < a_.group; ++h) {
+      const float rescale = weigh(logits[h], n, running_[h]);
+      for (uint32_t j = 0; j < a_.dim; ++j) a_.o[h * a_.dim + j] *= rescale;
+    }
+    float row[kMaxHeadDim];
+    for (size_t i = 0; i < n; ++i) {
+      unpack<T>(row_at(a_.values, a_.value_stride, a_.ids, begin + i), a_.dim, row);
+      for (uint32_t h = 0; h < a_.group; ++h) {
+        for (uint32_t j = 0; j < a_.dim; ++j) a_.o[h * a_.dim + j] += logits[h][i] * row[j];
+      }
+    }
+  }
+
+  /// Divides by the sums, writes lse; false if an fp32 sum has overflowed on the way.
+  [[nodiscard]] bool finish() {
+    bool finite = true;
+    for (uint32_t h = 0; h < a_.group; ++h) {
+      a_.lse[h] = running_[h].largest + std::log(running_[h].sum);  // empty: -inf + -inf
+      const float inverse = running_[h].sum > 0.0F ? 1.0F / running_[h].sum : 0.0F;
+      for (uint32_t j = 0; j < a_.dim; ++j) {
+        a_.o[h * a_.dim + j] *= inverse;
+        finite = finite && std::isfinite(a_.o[h * a_.dim + j]);
+      }
+      finite = finite && std::isfinite(a_.lse[h]);
+    }
+    return finite || a_.count == 0;
+  }
+
+ private:
+  const Args& a_;
+  Running running_[kMaxGroup];
+};
+
 template <DType T>
 void attend(const AttendArgs& a) {
   float logits[kMaxGroup][kBlock];
-  float largest[kMaxGroup];
-  float sum[kMaxGroup];
   float row[kMaxHeadDim];
-  for (uint32_t h = 0; h < a.group; ++h) {
-    largest[h] = kMinusInf;
-    sum[h] = 0.0F;
-  }
-  for (size_t j = 0; j < size_t{a.group} * a.dim; ++j) a.o[j] = 0.0F;
-
+  State<T, AttendArgs> state(a);
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     for (size_t i = 0; i < n; ++i) {
@@ -93,40 +152,52 @@ void attend(const AttendArgs& a) {
         logits[h][i] = logit(dot(a.queries + h * a.dim, row, a.dim), a.logits);
       }
     }
-    for (uint32_t h = 0; h < a.group; ++h) {
-      float top = largest[h];
-      for (size_t i = 0; i < n; ++i) top = logits[h][i] > top ? logits[h][i] : top;
-      // 0 for the first block: everything so far is empty.
-      const float rescale = largest[h] == top ? 1.0F : std::exp(largest[h] - top);
-      float block_sum = 0.0F;
-      for (size_t i = 0; i < n; ++i) {
-        const float x = logits[h][i] - top;
-        logits[h][i] = x < kMinExponent ? 0.0F : std::exp(x);  // a NaN stays one
-        block_sum += logits[h][i];
-      }
-      sum[h] = sum[h] * rescale + block_sum;
-      largest[h] = top;
-      for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] *= rescale;
-    }
-    for (size_t i = 0; i < n; ++i) {
-      unpack<T>(row_at(a.values, a.value_stride, a.ids, begin + i), a.dim, row);
-      for (uint32_t h = 0; h < a.group; ++h) {
-        for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] += logits[h][i] * row[j];
-      }
-    }
+    state.add(logits, begin, n);
   }
+  if (!state.finish()) attend_in_double(a, T);
+}
 
-  bool finite = true;
-  for (uint32_t h = 0; h < a.group; ++h) {
-    a.lse[h] = largest[h] + std::log(sum[h]);  // empty: -inf + -inf
-    const float inverse = sum[h] > 0.0F ? 1.0F / sum[h] : 0.0F;
-    for (uint32_t j = 0; j < a.dim; ++j) {
-      a.o[h * a.dim + j] *= inverse;
-      finite = finite && std::isfinite(a.o[h * a.dim + j]);
+template <DType T>
+void attend_scored(const AttendScoredArgs& a) {
+  float logits[kMaxGroup][kBlock];
+  State<T, AttendScoredArgs> state(a);
+  for (size_t begin = 0; begin < a.count; begin += kBlock) {
+    const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
+    for (uint32_t h = 0; h < a.group; ++h) {
+      for (size_t i = 0; i < n; ++i) {
+        logits[h][i] = logit(a.scores[h * a.score_stride + begin + i], a.logits);
+      }
     }
-    finite = finite && std::isfinite(a.lse[h]);
+    state.add(logits, begin, n);
   }
-  if (!finite && a.count > 0) attend_in_double(a, T);
+  if (!state.finish()) attend_scored_in_double(a, T);
+}
+
+float log_sum_exp(const float* scores, size_t count, const LogitParams& p) {
+  float logits[kBlock];
+  Running running;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t n = count - begin < kBlock ? count - begin : kBlock;
+    for (size_t i = 0; i < n; ++i) logits[i] = logit(scores[begin + i], p);
+    weigh(logits, n, running);
+  }
+  return running.largest + std::log(running.sum);
+}
+
+size_t keep_above(const KeepArgs& a) {
+  size_t kept = 0;
+  for (size_t i = 0; i < a.count; ++i) {
+    bool above = false;
+    for (uint32_t h = 0; h < a.group; ++h) {
+      above = above || a.scores[h * a.score_stride + i] > a.thresholds[h];
+    }
+    if (!above) continue;
+    for (uint32_t h = 0; h < a.group; ++h) {
+      a.scores[h * a.score_stride + kept] = a.scores[h * a.score_stride + i];
+    }
+    a.ids[kept++] = a.ids[i];
+  }
+  return kept;
 }
 
 template <DType T>
@@ -162,6 +233,10 @@ const Kernels kScalarKernels = {
     .score = {score<DType::f32>, score<DType::f16>, score<DType::bf16>},
     .score_i8 = score_i8,
     .attend = {attend<DType::f32>, attend<DType::f16>, attend<DType::bf16>},
+    .attend_scored = {attend_scored<DType::f32>, attend_scored<DType::f16>,
+                      attend_scored<DType::bf16>},
+    .log_sum_exp = log_sum_exp,
+    .keep_above = keep_above,
     .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
     .from_f32 = {from_f32<DType::f32>, from_f32<DType::f16>, from_f32<DType::bf16>},
     .all_finite = {all_finite<DType::f32>, all_finite<DType::f16>, all_finite<DType::bf16>},

@@ -18,11 +18,21 @@ extern const Kernels kAvx2Kernels;
 void attend_avx2_f32(const AttendArgs& args);
 void attend_avx2_f16(const AttendArgs& args);
 void attend_avx2_bf16(const AttendArgs& args);
+void attend_scored_avx2_f32(const AttendScoredArgs& args);
+void attend_scored_avx2_f16(const AttendScoredArgs& args);
+void attend_scored_avx2_bf16(const AttendScoredArgs& args);
+float log_sum_exp_avx2(const float* scores, size_t count, const LogitParams& logits);
+size_t keep_above_avx2(const KeepArgs& args);
 
 extern const Kernels kAvx512Kernels;
 void attend_avx512_f32(const AttendArgs& args);
 void attend_avx512_f16(const AttendArgs& args);
 void attend_avx512_bf16(const AttendArgs& args);
+void attend_scored_avx512_f32(const AttendScoredArgs& args);
+void attend_scored_avx512_f16(const AttendScoredArgs& args);
+void attend_scored_avx512_bf16(const AttendScoredArgs& args);
+float log_sum_exp_avx512(const float* scores, size_t count, const LogitParams& logits);
+size_t keep_above_avx512(const KeepArgs& args);
 
 void score_i8_avx512vnni(const ScoreI8Args& args);
 
@@ -31,5 +41,6 @@ void score_i8_avx512vnni(const ScoreI8Args& args);
 /// The same state as Kernels::attend, all sums in double. Attend kernels fall back to it when their fp32
 /// sums overflowed (|q.k| or sums of V near 3e38), so that finite inputs never give Inf or NaN.
 void attend_in_double(const AttendArgs& args, DType dtype);
+void attend_scored_in_double(const AttendScoredArgs& args, DType dtype);
 
 }  // namespace keyhole::cpu

@@ -131,6 +131,12 @@ void BasicIndex::explore(const SearchArgs& args, Scratch& scratch, Scored& score
             .bytes_read = cost.bytes_read};
 }
 
+void BasicIndex::reserve_explore(Scratch& scratch) const {
+  SearchScratch& own = check_search({.group = 1}, scratch);
+  own.collector.begin_log(own.max_group, count());
+  do_reserve_log(own);
+}
+
 void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
   const auto score = kernels().score[static_cast<size_t>(dtype_)];
   for (size_t first = 0; first < count(); first += kScanBlock) {

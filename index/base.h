@@ -50,6 +50,7 @@ class BasicIndex : public Index {
   using Index::search;
   void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const final;
   void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const final;
+  void reserve_explore(Scratch& scratch) const final;
   [[nodiscard]] IndexInfo info() const final;
   void save(std::ostream& out) const final;
   void load(std::istream& in, const RowsView& keys) final;
@@ -68,6 +69,8 @@ class BasicIndex : public Index {
   /// collector that logs must be distinct, and scored for all heads.
   virtual void do_search(const SearchArgs& args, SearchScratch& scratch,
                          SearchCost& cost) const = 0;
+  /// Reserves what a search with a logging collector needs beside the collector's own memory.
+  virtual void do_reserve_log(SearchScratch& /*scratch*/) const {}
   /// Adds bytes and diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;

@@ -22,9 +22,14 @@ class Collector {
     logging_ = true;
     group_ = group;
     size_ = 0;
-    if (rows_.size() < count) rows_.resize(count + count / 4);  // appends grow an index in steps
+    if (rows_.size() < count) rows_.resize(log_room(count));
     stride_ = rows_.size();
     if (scores_.size() < group * stride_) scores_.resize(group * stride_);
+  }
+
+  /// Bytes of a log of `count` rows.
+  [[nodiscard]] static size_t log_bytes(uint32_t group, size_t count) {
+    return log_room(count) * (sizeof(uint32_t) + group * sizeof(float));
   }
 
   [[nodiscard]] bool logging() const { return logging_; }
@@ -49,7 +54,7 @@ class Collector {
   [[nodiscard]] TopK& top() { return top_; }
 
   /// The log: rows, and their scores, which may be overwritten by better ones.
-  [[nodiscard]] std::span<const uint32_t> rows() const { return {rows_.data(), size_}; }
+  [[nodiscard]] std::span<uint32_t> rows() { return {rows_.data(), size_}; }
   [[nodiscard]] float* scores() { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return stride_; }
 
@@ -60,6 +65,9 @@ class Collector {
   }
 
  private:
+  // Appends grow an index in steps.
+  static size_t log_room(size_t count) { return count + count / 4; }
+
   void log(const float* scores, size_t stride, size_t n) {
     for (uint32_t h = 0; h < group_; ++h) {
       std::copy_n(scores + h * stride, n, scores_.data() + h * stride_ + size_);

@@ -87,6 +87,9 @@ class HnswIndex final : public BasicIndex {
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
   void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void do_reserve_log(SearchScratch& scratch) const override {
+    dynamic_cast<HnswScratch&>(scratch).logged.begin(count());
+  }
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -172,7 +175,7 @@ uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
       cost.keys_scored += links.size();
       cost.bytes_read += graph_.upper_width() * sizeof(uint32_t);
       for (size_t i = 0; i < links.size(); ++i) {
-        if (scores[i] <= best) continue;
+        if (!(scores[i] > best)) continue;  // a NaN (an overflowed sum) ends the walk
         best = scores[i];
         tower = links[i];
         moved = true;

@@ -51,6 +51,9 @@ struct BuildInput {
 /// from any worker, one call at a time.
 using Progress = std::function<bool(double)>;
 
+/// A token position that the caller does not know.
+inline constexpr uint32_t kUnknownPosition = 0xFFFFFFFF;
+
 /// One group search.
 struct SearchArgs {
   const float* queries = nullptr;  ///< `[group, dim]` fp32
@@ -59,6 +62,7 @@ struct SearchArgs {
   /// Rows that a graph search may begin at beside its own entry points, such as the results of the
   /// previous decoding step. Rows >= count() are skipped; other types ignore all of them.
   std::span<const uint32_t> starts = {};
+  uint32_t position = kUnknownPosition;  ///< token position of the queries, to undo their RoPE
 };
 
 /// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
@@ -70,10 +74,11 @@ struct Hits {
   uint64_t bytes_read = 0;     ///< keys, codes, edges and centroids that the search loaded
 };
 
-/// Every key that a group search scored. Points into the scratch: valid until its next search.
+/// Every key that a group search scored. Points into the scratch: valid until its next search, and the
+/// caller's to overwrite.
 struct Scored {
-  std::span<const uint32_t> rows;  ///< distinct, in the order in which they were scored
-  const float* scores = nullptr;   ///< scores[h * stride + i] = queries[h] . key rows[i] (unscaled)
+  std::span<uint32_t> rows;  ///< distinct, in the order in which they were scored
+  float* scores = nullptr;   ///< scores[h * stride + i] = queries[h] . key rows[i] (unscaled)
   size_t stride = 0;
   bool exact = true;         ///< false: the scores are those of quantised keys
   uint64_t keys_scored = 0;  ///< as in Hits
@@ -132,6 +137,9 @@ class Index {
   /// Scratch for searches of up to `max_group` heads and `max_k` results.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;
+
+  /// Takes the memory of an explore() now, for an index of up to count() rows, so that none does later.
+  virtual void reserve_explore(Scratch& scratch) const = 0;
 
   /// For each head the (approximately) k rows of largest inner product. Equal scores: the smaller row
   /// first. Const and thread-safe with one scratch per thread; allocates nothing; fills all of `hits`.

@@ -17,6 +17,7 @@ using namespace keyhole::runtime;  // NOLINT
 struct keyhole_index {
   std::shared_ptr<const Engine> engine;
   std::string spec;
+  uint32_t layer = 0, kv_head = 0;      ///< whose trained data, if any, the index uses
   std::unique_ptr<index::Index> index;  ///< null until it is built
   std::vector<std::byte> keys, values;  ///< `[n, head_dim]` of kv_dtype
   size_t count = 0;
@@ -62,32 +63,55 @@ std::vector<float> convert_queries(const Engine& engine, const RowsView& from, c
   return to;
 }
 
-/// Checks what search and attend share and puts the queries in place; returns the group's size.
-uint32_t prepare(keyhole_index& ix, const keyhole_tensor* queries, uint32_t& k) {
+/// Checks what search and attend share and puts the queries in place.
+struct Call {
+  uint32_t group = 0;
+  uint32_t asked_k = 0;  ///< the width of the caller's arrays
+  SearchParams params;
+};
+
+Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
+             const keyhole_search_options* options) {
   if (ix.index == nullptr) {
     throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
   }
+  keyhole_search_options defaults;
+  keyhole_search_options_init(&defaults);
+  const auto o = options == nullptr ? defaults : read_struct(options, defaults, "options");
   const ModelShape& m = ix.engine->model();
   const RowsView q = check_matrix(queries, "queries", m.head_dim);
   if (q.count < 1 || q.count > kMaxGroup) {
     throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
                                               " rows, allowed: 1.." + std::to_string(kMaxGroup));
   }
-  if (k < 1) throw Error(Status::invalid_argument, "k is 0, allowed: at least 1");
-  const auto group = static_cast<uint32_t>(q.count);
-  check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, group, DType::f32);
+  if (o.k < 1) throw Error(Status::invalid_argument, "k is 0, allowed: at least 1");
+  check_attend(o.attend);
+  Call call;
+  call.group = static_cast<uint32_t>(q.count);
+  call.asked_k = o.k;
+  call.params = {.k = static_cast<uint32_t>(std::min<size_t>(o.k, ix.count)),
+                 .attend = o.attend,
+                 .min_weight = check_min_weight(o.min_weight, kDefaultMinWeight),
+                 .position = o.position};
+  check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, call.group, DType::f32);
   ix.queries.resize(size_t{kMaxGroup} * m.head_dim);
-  for (uint32_t h = 0; h < group; ++h) {
+  for (uint32_t h = 0; h < call.group; ++h) {
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
   }
-  k = static_cast<uint32_t>(std::min<size_t>(k, ix.count));
-  if (ix.room_group != group || ix.room_k != k) {
-    ix.selection.prepare(*ix.index, group, k);
-    ix.room_group = group;
-    ix.room_k = k;
+  if (ix.room_group != call.group || ix.room_k != call.params.k) {
+    ix.selection.prepare(*ix.index, call.group, call.params.k, call.params.attend);
+    ix.room_group = call.group;
+    ix.room_k = call.params.k;
   }
-  return group;
+  return call;
+}
+
+void check_below(const char* field, uint32_t value, uint32_t end) {
+  if (value >= end) {
+    throw Error(Status::invalid_argument, std::string(field) + " is " + std::to_string(value) +
+                                              ", allowed: 0.." + std::to_string(end - 1));
+  }
 }
 
 std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) {
@@ -99,15 +123,16 @@ std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) 
   return "{" + text + "}";
 }
 
-/// Spreads hits of stride `from_k` over the caller's arrays of stride `to_k`.
-void copy_hits(const index::Hits& hits, uint32_t group, uint32_t from_k, uint32_t to_k,
-               uint32_t* ids, float* scores, uint32_t* counts) {
-  for (uint32_t h = 0; h < group; ++h) {
-    const size_t from = size_t{h} * from_k;
-    const size_t to = size_t{h} * to_k;
-    if (ids != nullptr) std::copy_n(hits.ids + from, hits.counts[h], ids + to);
+/// Spreads hits over the caller's arrays, which are wider than the search where k was above the number of
+/// keys.
+void copy_hits(const index::Hits& hits, const Call& call, uint32_t* ids, float* scores,
+               uint32_t* counts) {
+  for (uint32_t h = 0; h < call.group; ++h) {
+    const size_t from = size_t{h} * call.params.k;
+    const size_t to = size_t{h} * call.asked_k;
+    std::copy_n(hits.ids + from, hits.counts[h], ids + to);
     if (scores != nullptr) std::copy_n(hits.scores + from, hits.counts[h], scores + to);
-    if (counts != nullptr) counts[h] = hits.counts[h];
+    counts[h] = hits.counts[h];
   }
 }
 
@@ -129,16 +154,22 @@ const char* keyhole_index_help(void) {
   return text.c_str();
 }
 
-keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, keyhole_index** out) {
+keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, uint32_t layer,
+                                    uint32_t kv_head, keyhole_index** out) {
   return guarded([&] {
     require(out, "out");
     *out = nullptr;
     require(engine, "engine");
     require(spec, "spec");
     index::check_spec(spec);
+    const ModelShape& m = engine->engine->model();
+    check_below("layer", layer, m.layers);
+    check_below("kv_head", kv_head, m.kv_heads);
     auto handle = std::make_unique<keyhole_index>();
     handle->engine = engine->engine;
     handle->spec = spec;
+    handle->layer = layer;
+    handle->kv_head = kv_head;
     *out = handle.release();
   });
 }
@@ -200,18 +231,26 @@ void keyhole_search_cost_init(keyhole_search_cost* cost) {
   cost->struct_size = sizeof *cost;
 }
 
-keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k,
-                                    uint32_t* ids, float* scores, uint32_t* counts,
-                                    keyhole_search_cost* cost) {
+void keyhole_search_options_init(keyhole_search_options* options) {
+  if (options == nullptr) return;
+  *options = {};
+  options->struct_size = sizeof *options;
+  options->k = 100;
+  options->position = KEYHOLE_POSITION_UNKNOWN;
+}
+
+keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* queries,
+                                    const keyhole_search_options* options, uint32_t* ids,
+                                    float* scores, uint32_t* counts, keyhole_search_cost* cost) {
   return guarded([&] {
     require(ix, "index");
     const UseLock lock(ix->in_use, "the index");
     require(ids, "ids");
     require(counts, "counts");
-    uint32_t found_k = k;
-    const uint32_t group = prepare(*ix, queries, found_k);
-    const index::Hits& hits = ix->selection.search(*ix->index, ix->queries.data(), group, found_k);
-    copy_hits(hits, group, found_k, k, ids, scores, counts);
+    const Call call = prepare(*ix, queries, options);
+    const index::Hits& hits =
+        ix->selection.search(*ix->index, ix->queries.data(), call.group, call.params);
+    copy_hits(hits, call, ids, scores, counts);
     if (cost != nullptr) {
       keyhole_search_cost c{};
       c.keys_scored = hits.keys_scored;
@@ -221,24 +260,25 @@ keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* que
   });
 }
 
-keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries, uint32_t k,
-                                    float* o, float* lse, uint32_t* ids, uint32_t* counts,
+keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries,
+                                    const keyhole_search_options* options, float* o, float* lse,
+                                    const uint32_t** rows, uint32_t* row_count,
                                     keyhole_search_cost* cost) {
   return guarded([&] {
     require(ix, "index");
     const UseLock lock(ix->in_use, "the index");
     require(o, "o");
     require(lse, "lse");
-    uint32_t found_k = k;
-    const uint32_t group = prepare(*ix, queries, found_k);
+    const Call call = prepare(*ix, queries, options);
     if (ix->values.empty()) {
       throw Error(Status::invalid_argument,
                   "the index was built without values, which attention needs");
     }
     const auto spent = ix->selection.search_and_attend(
         *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)},
-        ix->queries.data(), group, found_k, ix->engine->model().logits, {o, lse});
-    copy_hits(ix->selection.hits(), group, found_k, k, ids, nullptr, counts);
+        ix->queries.data(), call.group, call.params, ix->engine->model().logits, {o, lse});
+    if (rows != nullptr) *rows = ix->selection.attended().data();
+    if (row_count != nullptr) *row_count = spent.keys_attended;
     if (cost != nullptr) {
       keyhole_search_cost c{};
       c.keys_scored = spent.keys_scored;

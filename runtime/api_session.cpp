@@ -93,6 +93,8 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.append_block = p.append_block;
     c.training_queries = p.training_queries;
     c.host_memory_limit = p.host_memory_limit;
+    c.attend = p.attend;
+    c.min_weight = p.min_weight;
     write_struct(config, c, "config");
   });
 }
@@ -107,6 +109,12 @@ keyhole_status keyhole_session_set_index(keyhole_session* session, const char* i
 keyhole_status keyhole_session_set_mode(keyhole_session* session, keyhole_mode mode,
                                         uint32_t top_k) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.set_mode(mode, top_k); });
+}
+
+keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_attend_mode attend,
+                                          float min_weight) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { s.set_attend(attend, min_weight); });
 }
 
 keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,

@@ -124,6 +124,22 @@ void check_mode(keyhole_mode mode) {
   }
 }
 
+void check_attend(keyhole_attend_mode attend) {
+  if (attend != KEYHOLE_ATTEND_TOPK && attend != KEYHOLE_ATTEND_SCORED &&
+      attend != KEYHOLE_ATTEND_WEIGHT) {
+    bad("attend is " + std::to_string(attend) +
+        ", allowed: KEYHOLE_ATTEND_TOPK (0), KEYHOLE_ATTEND_SCORED (1), KEYHOLE_ATTEND_WEIGHT (2)");
+  }
+}
+
+float check_min_weight(float min_weight, float fallback) {
+  if (min_weight == 0.0F) return fallback;
+  if (!(min_weight > 0.0F && min_weight < 1.0F)) {
+    bad("min_weight is " + std::to_string(min_weight) + ", allowed: above 0 and below 1");
+  }
+  return min_weight;
+}
+
 SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
   SessionParams p;
   p.max_tokens = c.max_tokens == KEYHOLE_AUTO ? 131072 : c.max_tokens;
@@ -155,6 +171,9 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   p.training_queries = c.training_queries;
   check_range("training_queries", p.training_queries, 0, 1U << 24);
   p.host_memory_limit = c.host_memory_limit;
+  check_attend(c.attend);
+  p.attend = c.attend;
+  p.min_weight = check_min_weight(c.min_weight, kDefaultMinWeight);
   return p;
 }
 

@@ -28,6 +28,8 @@ struct ModelShape {
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
 };
 
+inline constexpr float kDefaultMinWeight = 1e-4F;
+
 /// How one sequence is split and searched.
 struct SessionParams {
   uint32_t max_tokens = 0;
@@ -41,6 +43,8 @@ struct SessionParams {
   uint32_t append_block = 0;
   uint32_t training_queries = 0;
   size_t host_memory_limit = 0;
+  keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
+  float min_weight = kDefaultMinWeight;
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
@@ -62,6 +66,9 @@ void write_struct(T* to, T value, const char* name);
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
                                           const ModelShape& model);
 void check_mode(keyhole_mode mode);
+void check_attend(keyhole_attend_mode attend);
+/// The weight in effect: `fallback` for 0.
+[[nodiscard]] float check_min_weight(float min_weight, float fallback);
 
 // ---- templates -----------------------------------------------------------------------------------
 

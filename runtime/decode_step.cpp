@@ -32,8 +32,8 @@ DecodeStep::DecodeStep(const Engine& engine)
   slot_lse_.resize(slots);
 }
 
-void DecodeStep::prepare(const index::Index& index, uint32_t k) {
-  for (Worker& w : workers_) w.selection.prepare(index, group_, k);
+void DecodeStep::prepare(const index::Index& index, uint32_t k, keyhole_attend_mode attend) {
+  for (Worker& w : workers_) w.selection.prepare(index, group_, k, attend);
   room_k_ = k;
 }
 
@@ -42,9 +42,10 @@ StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {
   return {slot_o_.data() + s * dim_, slot_lse_.data() + s};
 }
 
-void DecodeStep::start(uint32_t layer, gpu::Resident& resident, uint32_t k) {
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident, const SearchParams& search) {
   resident_ = &resident;
-  k_ = std::min(k, room_k_);
+  search_ = search;
+  search_.k = std::min(search.k, room_k_);
   for (Worker& w : workers_) w.cost = {};
   tasks_.clear();
   // A task is (kv head, slot): slot 0 is the search, slot 1 + c the exact chunk c; resident tasks come
@@ -90,8 +91,8 @@ void DecodeStep::run_search(uint32_t kv_head, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
   const auto cost =
-      worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_, k_,
-                                         engine_->model().logits, slot(kv_head, 0));
+      worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_,
+                                         search_, engine_->model().logits, slot(kv_head, 0));
   worker.cost.keys_scored += cost.keys_scored;
   worker.cost.keys_offered += uint64_t{group_} * work.index->count();
   worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;

@@ -38,15 +38,15 @@ class DecodeStep {
   DecodeStep& operator=(const DecodeStep&) = delete;
 
   /// Makes room for searches of k results in an index of this type.
-  void prepare(const index::Index& index, uint32_t k);
+  void prepare(const index::Index& index, uint32_t k, keyhole_attend_mode attend);
   [[nodiscard]] uint32_t room_k() const { return room_k_; }
 
   /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
-  /// Hands the step to the pool and returns. The k of the search is min(k, room_k()).
-  void start(uint32_t layer, gpu::Resident& resident, uint32_t k);
+  /// Hands the step to the pool and returns. The k of the search is min(search.k, room_k()).
+  void start(uint32_t layer, gpu::Resident& resident, const SearchParams& search);
 
   /// Helps, waits, merges: o() `[q_heads, head_dim]`, lse() `[q_heads]`. Rethrows what a task threw; the
   /// step is over in any case.
@@ -81,7 +81,7 @@ class DecodeStep {
   // The step under way.
   cpu::Job job_;
   gpu::Resident* resident_ = nullptr;
-  uint32_t k_ = 0;
+  SearchParams search_;
   std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
   std::vector<uint32_t> tasks_;  ///< kv_head * (1 + kMaxChunks) + slot; resident tasks follow
   std::vector<float> slot_o_, slot_lse_;  ///< `[kv_heads, 1 + kMaxChunks, group, dim]`, without dim

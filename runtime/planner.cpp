@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "index/collector.h"
 #include "index/factory.h"
 
 namespace keyhole::runtime {
@@ -44,9 +45,12 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const uint64_t k = std::min<uint64_t>(s.top_k, std::bit_ceil(rows));
   const Wide selections =
       Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide logs = s.attend == KEYHOLE_ATTEND_TOPK
+                        ? 0
+                        : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   plan.host_bytes =
-      narrow(token * rows + index + samples + staging + selections + states, "host memory");
+      narrow(token * rows + index + samples + staging + selections + logs + states, "host memory");
   return plan;
 }
 

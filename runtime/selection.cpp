@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "index/collector.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -13,10 +17,49 @@ double seconds(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
 
+/// The inner product whose logit is `logit`. Logits grow with it, so that keys can be told apart by their
+/// scores alone; a logit that a soft-cap c never reaches gives +-inf.
+float score_of(double logit, const LogitParams& p) {
+  if (p.softcap > 0.0F) {
+    const double share = logit / p.softcap;
+    logit = share >= 1.0    ? std::numeric_limits<double>::infinity()
+            : share <= -1.0 ? -std::numeric_limits<double>::infinity()
+                            : p.softcap * std::atanh(share);
+  }
+  return static_cast<float>(logit / p.scale);
+}
+
+/// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight).
+/// All of them where scores have overflowed, as then nothing can be said of the weights.
+void keep_heavy(const cpu::Kernels& kernels, index::Scored& scored, uint32_t group,
+                float min_weight, const LogitParams& logits) {
+  const size_t n = scored.rows.size();
+  if (n == 0) return;
+  float thresholds[kMaxGroup];
+  for (uint32_t h = 0; h < group; ++h) {
+    const float lse = kernels.log_sum_exp(scored.scores + h * scored.stride, n, logits);
+    if (!std::isfinite(lse)) return;
+    thresholds[h] = score_of(double{lse} + std::log(double{min_weight}), logits);
+  }
+  scored.rows = scored.rows.first(kernels.keep_above({.scores = scored.scores,
+                                                      .score_stride = scored.stride,
+                                                      .group = group,
+                                                      .ids = scored.rows.data(),
+                                                      .count = n,
+                                                      .thresholds = thresholds}));
+}
+
 }  // namespace
 
-void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
+void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
+                        keyhole_attend_mode attend) {
   scratch_ = index.make_scratch(group, k);
+  attended_ = {};
+  log_bytes_ = 0;
+  if (attend != KEYHOLE_ATTEND_TOPK) {
+    index.reserve_explore(*scratch_);
+    log_bytes_ = index::Collector::log_bytes(group, index.count());
+  }
   if (group == room_group_ && k == room_k_) return;
   const size_t n = size_t{group} * k;
   ids_.resize(n);
@@ -30,25 +73,46 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k) {
 }
 
 const index::Hits& Selection::search(const index::Index& index, const float* queries,
-                                     uint32_t group, uint32_t k) {
+                                     uint32_t group, const SearchParams& params) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
-  index.search(queries, group, k, *scratch_, hits_);
+  index.search({.queries = queries, .group = group, .k = params.k, .position = params.position},
+               *scratch_, hits_);
   return hits_;
 }
 
 Selection::Cost Selection::search_and_attend(const index::Index& index, const cpu::Kernels& kernels,
                                              const KvView& kv, const float* queries, uint32_t group,
-                                             uint32_t k, const LogitParams& logits, StateView out) {
+                                             const SearchParams& params, const LogitParams& logits,
+                                             StateView out) {
   const auto start = Clock::now();
-  (void)search(index, queries, group, k);
-  unite(group, k);
-  const auto searched = Clock::now();
-  cpu::attend_ids(kernels, kv, union_ids(), queries, group, logits, out);
-
   Cost cost;
-  cost.keys_scored = hits_.keys_scored;
-  cost.bytes_read = hits_.bytes_read + union_size_ * 2 * kv.keys.dim * dtype_size(kv.keys.dtype);
-  cost.keys_attended = static_cast<uint32_t>(union_size_);
+  index::Scored scored;
+  if (params.attend == KEYHOLE_ATTEND_TOPK) {
+    (void)search(index, queries, group, params);
+    unite(group, params.k);
+    cost.keys_scored = hits_.keys_scored;
+    cost.bytes_read = hits_.bytes_read;
+  } else {
+    index.explore({.queries = queries, .group = group, .k = params.k, .position = params.position},
+                  *scratch_, scored);
+    if (params.attend == KEYHOLE_ATTEND_WEIGHT) {
+      keep_heavy(kernels, scored, group, params.min_weight, logits);
+    }
+    attended_ = scored.rows;
+    log_bytes_ = scored.stride * (group + 1) * sizeof(float);
+    cost.keys_scored = scored.keys_scored;
+    cost.bytes_read = scored.bytes_read;
+  }
+  const auto searched = Clock::now();
+  const uint64_t bytes = attended_.size() * kv.keys.dim * dtype_size(kv.keys.dtype);
+  const bool scores_will_do = params.attend != KEYHOLE_ATTEND_TOPK && scored.exact;
+  if (scores_will_do) cost.bytes_read += bytes;
+  if (!scores_will_do || !cpu::attend_scored(kernels, kv.values, attended_, scored.scores,
+                                             scored.stride, group, logits, out)) {
+    cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
+    cost.bytes_read += 2 * bytes;
+  }
+  cost.keys_attended = static_cast<uint32_t>(attended_.size());
   cost.search_seconds = seconds(start, searched);
   cost.attend_seconds = seconds(searched, Clock::now());
   return cost;
@@ -62,7 +126,7 @@ void Selection::unite(uint32_t group, uint32_t k) {
   }
   const uint64_t stamp = uint64_t{generation_} << 32;
   const size_t mask = seen_.size() - 1;
-  union_size_ = 0;
+  size_t size = 0;
   for (uint32_t h = 0; h < group; ++h) {
     for (uint32_t i = 0; i < counts_[h]; ++i) {
       const uint32_t id = ids_[size_t{h} * k + i];
@@ -71,13 +135,14 @@ void Selection::unite(uint32_t group, uint32_t k) {
       while (seen_[slot] >> 32 == generation_ && seen_[slot] != entry) slot = (slot + 1) & mask;
       if (seen_[slot] == entry) continue;
       seen_[slot] = entry;
-      union_[union_size_++] = id;
+      union_[size++] = id;
     }
   }
+  attended_ = {union_.data(), size};
 }
 
 size_t Selection::bytes() const {
-  return (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
+  return log_bytes_ + (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
          scores_.size() * sizeof(float) + seen_.size() * sizeof(uint64_t);
 }
 

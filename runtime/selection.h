@@ -1,4 +1,5 @@
-// From what a group search returned to what is attended: the union of the heads' results, each key once.
+// From what a group search came upon to what is attended: the union of the heads' best keys, every key that
+// was scored, or those of them that weigh something; each key once.
 #pragma once
 
 #include <memory>
@@ -7,36 +8,47 @@
 
 #include "cpu/attention.h"
 #include "index/index.h"
+#include "keyhole/keyhole.h"
 
 namespace keyhole::runtime {
+
+struct SearchParams {
+  uint32_t k = 0;  ///< keys wanted per head
+  keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
+  float min_weight = 0.0F;                      ///< of KEYHOLE_ATTEND_WEIGHT
+  uint32_t position = index::kUnknownPosition;  ///< token position of the queries
+};
 
 /// One worker's room for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
  public:
   /// Makes room for searches of `group` heads and `k` results in an index of this type.
-  void prepare(const index::Index& index, uint32_t group, uint32_t k);
+  void prepare(const index::Index& index, uint32_t group, uint32_t k, keyhole_attend_mode attend);
 
-  /// Searches only; the result is valid until the next call.
+  /// Searches only, for the best k; the result is valid until the next call.
   const index::Hits& search(const index::Index& index, const float* queries, uint32_t group,
-                            uint32_t k);
+                            const SearchParams& params);
 
-  /// Searches and attends with all heads of the group over the union of their hits: a key that one head
-  /// found costs the others nothing but arithmetic, as its row has been loaded for the group.
-  /// queries `[group, dim]` fp32.
   struct Cost {
     uint64_t keys_scored = 0;
-    uint64_t bytes_read = 0;
+    uint64_t bytes_read =
+        0;  ///< by the search; of the attended rows K and V, or V where K was not needed
     uint32_t keys_attended = 0;
-    double search_seconds = 0.0;
+    double search_seconds = 0.0;  ///< until it was known what to attend
     double attend_seconds = 0.0;
   };
+  /// Searches and attends with all heads of the group over one set of rows: a key that one head found costs
+  /// the others nothing but arithmetic, as its row has been loaded for the group. Where scores of the keys
+  /// as they are stored are at hand, only values are read.
+  /// queries `[group, dim]` fp32.
   Cost search_and_attend(const index::Index& index, const cpu::Kernels& kernels, const KvView& kv,
-                         const float* queries, uint32_t group, uint32_t k,
+                         const float* queries, uint32_t group, const SearchParams& params,
                          const LogitParams& logits, StateView out);
 
-  /// Of the last search: `[group, k]`, `[group]`.
+  /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
-  [[nodiscard]] std::span<const uint32_t> union_ids() const { return {union_.data(), union_size_}; }
+  /// The distinct rows that the last search_and_attend() attended; valid until the next call.
+  [[nodiscard]] std::span<const uint32_t> attended() const { return attended_; }
   [[nodiscard]] size_t bytes() const;
 
  private:
@@ -47,9 +59,10 @@ class Selection {
   std::vector<float> scores_;
   index::Hits hits_;
   std::vector<uint32_t> union_;
-  size_t union_size_ = 0;
-  std::vector<uint64_t> seen_;  ///< open addressing: (generation << 32) | id
+  std::span<const uint32_t> attended_;  ///< in union_, or in the scratch
+  std::vector<uint64_t> seen_;          ///< open addressing: (generation << 32) | id
   uint32_t generation_ = 0;
+  size_t log_bytes_ = 0;  ///< of the scratch, for what explore() logs
   uint32_t room_k_ = 0, room_group_ = 0;
 };
 

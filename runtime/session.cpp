@@ -254,7 +254,11 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   step_layer_ = layer;
   step_appended_ = k != nullptr;
   step_began_ = began;
-  step_.start(layer, *resident_, params_.top_k);
+  step_.start(layer, *resident_,
+              {.k = params_.top_k,
+               .attend = params_.attend,
+               .min_weight = params_.min_weight,
+               .position = tokens(layer) - 1});
   in_step_ = true;
 }
 
@@ -349,6 +353,14 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
   if (top_k != 0) params_.top_k = top_k;
   params_.mode = mode;
   make_room(false);
+}
+
+void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
+  check_attend(attend);
+  params_.min_weight = check_min_weight(min_weight, params_.min_weight);
+  const bool other = params_.attend != attend;
+  params_.attend = attend;
+  if (other) make_room(true);  // scratch of another shape
 }
 
 uint64_t Session::count_index_bytes() const {

@@ -42,6 +42,7 @@ class Session {
 
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
+  void set_attend(keyhole_attend_mode attend, float min_weight);
 
   [[nodiscard]] bool in_step() const { return in_step_; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const;

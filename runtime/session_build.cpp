@@ -155,7 +155,8 @@ void Session::make_room(bool new_type) {
   if (!new_type && step_.room_k() >= needed) return;
   // Room for what the index will hold soon, so that a k which covers everything does not allocate at
   // every block.
-  step_.prepare(*largest->index, std::min(params_.top_k, std::bit_ceil(largest->indexed())));
+  step_.prepare(*largest->index, std::min(params_.top_k, std::bit_ceil(largest->indexed())),
+                params_.attend);
 }
 
 }  // namespace keyhole::runtime

@@ -15,7 +15,7 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 1;
+constexpr uint32_t kFormatVersion = 2;
 
 std::string errno_text() { return std::generic_category().message(errno); }
 
@@ -30,6 +30,8 @@ void write_params(const SessionParams& p, ChecksumWriter& out) {
   out.text(p.index);
   out.value(static_cast<uint64_t>(p.dense_layers.size()));
   for (const uint32_t l : p.dense_layers) out.value(l);
+  out.value(static_cast<uint32_t>(p.attend));
+  out.value(p.min_weight);
 }
 
 SessionParams read_params(ChecksumReader& in, const ModelShape& model) {
@@ -47,6 +49,8 @@ SessionParams read_params(ChecksumReader& in, const ModelShape& model) {
   const auto dense = in.array<uint32_t>(in.value<uint64_t>("dense layers"), "dense layers");
   c.dense_layers = dense.data();
   c.dense_layer_count = static_cast<uint32_t>(dense.size());
+  c.attend = static_cast<keyhole_attend_mode>(in.value<uint32_t>("parameters"));
+  c.min_weight = in.value<float>("parameters");
   try {
     return check_session(c, model);
   } catch (const Error& e) {

@@ -5,6 +5,9 @@
 //                                       from memory, as in a decoding step that visits every head
 //   Cached/...                          2048 rows from the second-level cache: what the arithmetic costs
 //   Gathered/...                        2048 rows by random ids, beside a bare prefetched read of such rows
+//   Scored/...                          the same with inner products given: values only, beside a bare read of
+//                                       the values
+//   LogSumExp/<level>, KeepAbove/<level>  over 4 heads x 4096 scores; KeepAbove keeps a tenth. No floor
 // `of_floor` is the share of the floor's bandwidth that the kernel reaches.
 #include <cstring>
 #include <memory>
@@ -128,6 +131,84 @@ void gathered(benchmark::State& state, Level level, DType dtype, uint32_t group,
                 static_cast<double>(count));
 }
 
+std::vector<float> random_scores(size_t n) {
+  std::mt19937_64 rng(5);
+  std::normal_distribution<float> gaussian(0.0F, 20.0F);
+  std::vector<float> scores(n);
+  for (float& x : scores) x = gaussian(rng);
+  return scores;
+}
+
+void scored(benchmark::State& state, Level level, DType dtype, uint32_t group, size_t count) {
+  const Kernels& kernels = *kernels_for(level);
+  const Cache cache(dtype, kRows, kHeads);
+  const auto scores = random_scores(group * count);
+  std::vector<float> o(size_t{group} * kDim);
+  std::vector<float> lse(group);
+  std::mt19937_64 rng(4);
+  std::vector<uint32_t> ids(count);
+  BesideFloor beside(state);
+  size_t h = 0;
+  for (auto _ : state) {
+    const RowsView one = cache.head(h % kHeads).values;
+    const RowsView other = cache.head((h + kHeads / 2) % kHeads).values;
+    for (uint32_t& id : ids) id = static_cast<uint32_t>(rng() % kRows);
+    beside.iterate(
+        [&] {
+          benchmark::DoNotOptimize(
+              gather_read(one.data, one.stride, ids.data(), count, kFloorAhead));
+        },
+        [&] {
+          kernels.attend_scored[static_cast<size_t>(dtype)]({.scores = scores.data(),
+                                                             .score_stride = count,
+                                                             .group = group,
+                                                             .dim = kDim,
+                                                             .values = other.data,
+                                                             .value_stride = other.stride,
+                                                             .ids = ids.data(),
+                                                             .count = count,
+                                                             .logits = {0.0884F, 0.0F},
+                                                             .o = o.data(),
+                                                             .lse = lse.data()});
+        });
+    ++h;
+  }
+  beside.report(static_cast<double>(count * kDim * dtype_size(dtype)), static_cast<double>(count));
+}
+
+constexpr uint32_t kFilterGroup = 4;
+constexpr size_t kFilterCount = 4096;
+
+void log_sum_exp(benchmark::State& state, Level level) {
+  const Kernels& kernels = *kernels_for(level);
+  const auto scores = random_scores(kFilterGroup * kFilterCount);
+  for (auto _ : state) {
+    for (uint32_t h = 0; h < kFilterGroup; ++h) {
+      benchmark::DoNotOptimize(
+          kernels.log_sum_exp(scores.data() + h * kFilterCount, kFilterCount, {0.0884F, 0.0F}));
+    }
+  }
+}
+
+void keep_above(benchmark::State& state, Level level) {
+  const Kernels& kernels = *kernels_for(level);
+  const auto scores = random_scores(kFilterGroup * kFilterCount);
+  const float thresholds[kFilterGroup] = {39.0F, 39.0F, 39.0F, 39.0F};  // 2.6 % of each head
+  std::vector<float> work(scores.size());
+  std::vector<uint32_t> ids(kFilterCount);
+  for (auto _ : state) {
+    state.PauseTiming();
+    work = scores;
+    state.ResumeTiming();
+    benchmark::DoNotOptimize(kernels.keep_above({.scores = work.data(),
+                                                 .score_stride = kFilterCount,
+                                                 .group = kFilterGroup,
+                                                 .ids = ids.data(),
+                                                 .count = kFilterCount,
+                                                 .thresholds = thresholds}));
+  }
+}
+
 const int kRegistered = [] {
   const auto name = [](const char* what, DType dtype, uint32_t group, Level level) {
     return std::string(what) + "/" + dtype_name(dtype) + "/group" + std::to_string(group) + "/" +
@@ -135,6 +216,12 @@ const int kRegistered = [] {
   };
   for (const Level level : available_levels()) {
     if (level == Level::avx512vnni) continue;  // attends with level avx512's functions
+    benchmark::RegisterBenchmark((std::string("LogSumExp/") + level_name(level)).c_str(),
+                                 [=](benchmark::State& s) { log_sum_exp(s, level); })
+        ->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark((std::string("KeepAbove/") + level_name(level)).c_str(),
+                                 [=](benchmark::State& s) { keep_above(s, level); })
+        ->Unit(benchmark::kMicrosecond);
     for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
       for (const uint32_t group : {1, 4, 8}) {
         if (level == Level::scalar && (group != 4 || dtype != DType::f16)) continue;
@@ -152,6 +239,11 @@ const int kRegistered = [] {
         benchmark::RegisterBenchmark(
             name("Gathered", dtype, group, level).c_str(),
             [=](benchmark::State& s) { gathered(s, level, dtype, group, 2048); })
+            ->UseManualTime()
+            ->Unit(benchmark::kMicrosecond);
+        benchmark::RegisterBenchmark(
+            name("Scored", dtype, group, level).c_str(),
+            [=](benchmark::State& s) { scored(s, level, dtype, group, 2048); })
             ->UseManualTime()
             ->Unit(benchmark::kMicrosecond);
       }

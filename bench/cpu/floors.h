@@ -15,6 +15,10 @@ uint64_t read_all(const std::byte* data, size_t bytes);
 uint64_t gather_read(const std::byte* keys, const std::byte* values, size_t row_bytes,
                      const uint32_t* ids, size_t count, size_t ahead);
 
+/// The same of one array.
+uint64_t gather_read(const std::byte* rows, size_t row_bytes, const uint32_t* ids, size_t count,
+                     size_t ahead);
+
 /// True if this machine runs the gather floors (AVX-512 with VNNI).
 bool has_gather_floors();
 

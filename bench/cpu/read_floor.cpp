@@ -52,6 +52,19 @@ uint64_t read_all(const std::byte* data, size_t bytes) {
   return xor_words(data, bytes);
 }
 
+uint64_t gather_read(const std::byte* rows, size_t row_bytes, const uint32_t* ids, size_t count,
+                     size_t ahead) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const size_t next = ids[i + ahead < count ? i + ahead : count - 1] * row_bytes;
+    for (size_t offset = 0; offset < row_bytes; offset += 64) {
+      __builtin_prefetch(rows + next + offset, 0, 2);
+    }
+    sum ^= read_all(rows + ids[i] * row_bytes, row_bytes);
+  }
+  return sum;
+}
+
 uint64_t gather_read(const std::byte* keys, const std::byte* values, size_t row_bytes,
                      const uint32_t* ids, size_t count, size_t ahead) {
   uint64_t sum = 0;

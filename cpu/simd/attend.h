@@ -145,8 +145,8 @@ template <class S, DType T>
 }
 
 /// Divides by the sums, writes lse; false if an fp32 sum has overflowed on the way.
-template <class S>
-bool normalise(const AttendArgs& a, const Running* running) {
+template <class S, class Args>
+bool normalise(const Args& a, const Running* running) {
   using F = typename S::F;
   bool finite = true;
   for (uint32_t h = 0; h < a.group; ++h) {

@@ -46,6 +46,16 @@ struct Avx2 {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)));
   }
+  /// Bit i: a[i] > b[i]; a NaN is not.
+  static uint32_t greater_lanes(F a, F b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
+  }
+  /// Writes the lanes of `lanes` to p, one behind the other.
+  static void store_lanes(float* p, F a, uint32_t lanes) {
+    alignas(32) float all[kWidth];
+    _mm256_store_ps(all, a);
+    for (; lanes != 0; lanes &= lanes - 1) *p++ = all[__builtin_ctz(lanes)];
+  }
   static float first(F a) { return _mm256_cvtss_f32(a); }
   static float reduce_max(F a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

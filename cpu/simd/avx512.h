@@ -43,6 +43,14 @@ struct Avx512 {
     const auto mask = static_cast<__mmask16>(n >= kWidth ? 0xFFFFU : (1U << n) - 1U);
     return _mm512_mask_blend_ps(mask, b, a);
   }
+  /// Bit i: a[i] > b[i]; a NaN is not.
+  static uint32_t greater_lanes(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+  /// Writes the lanes of `lanes` to p, one behind the other.
+  static void store_lanes(float* p, F a, uint32_t lanes) {
+    // In a register and then out: a compressing store is microcode on Zen 4.
+    const auto written = static_cast<__mmask16>((1U << __builtin_popcount(lanes)) - 1U);
+    _mm512_mask_storeu_ps(p, written, _mm512_maskz_compress_ps(static_cast<__mmask16>(lanes), a));
+  }
   static float first(F a) { return _mm512_cvtss_f32(a); }
   static float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
   static float reduce_add(F a) { return _mm512_reduce_add_ps(a); }

@@ -21,5 +21,6 @@ int keyhole_test_offsets(void) {
            offsetof(keyhole_session_config, struct_size) +
            offsetof(keyhole_layer_tokens, struct_size) + offsetof(keyhole_statistics, struct_size) +
            offsetof(keyhole_memory_plan, struct_size) + offsetof(keyhole_search_cost, struct_size) +
-           offsetof(keyhole_index_info, struct_size));
+           offsetof(keyhole_index_info, struct_size) +
+           offsetof(keyhole_search_options, struct_size));
 }

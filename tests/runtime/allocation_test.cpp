@@ -31,12 +31,15 @@ void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p);
 namespace keyhole::test {
 namespace {
 
-class Allocation : public ::testing::TestWithParam<const char*> {};
+using Param = std::tuple<const char*, keyhole_attend_mode>;
+
+class Allocation : public ::testing::TestWithParam<Param> {};
 
 TEST_P(Allocation, NoneInAStep) {
   const auto ec = small_engine(3);
   auto sc = small_session();
-  sc.index = GetParam();
+  sc.index = std::get<0>(GetParam());
+  sc.attend = std::get<1>(GetParam());
   sc.top_k = 20;
   sc.append_block = 100000;
   const EnginePtr engine = make_engine(ec);
@@ -68,11 +71,18 @@ TEST_P(Allocation, NoneInAStep) {
   EXPECT_TRUE(ok);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Allocation,
-                         ::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40"),
-                         [](const auto& p) {
-                           return std::string(p.param).substr(0, std::string(p.param).find(':'));
-                         });
+std::string name_of(const ::testing::TestParamInfo<Param>& p) {
+  const std::string spec = std::get<0>(p.param);
+  const char* modes[] = {"_topk", "_scored", "_weight"};
+  return spec.substr(0, spec.find(':')) + modes[std::get<1>(p.param)];
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, Allocation,
+    ::testing::Combine(::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40"),
+                       ::testing::Values(KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED,
+                                         KEYHOLE_ATTEND_WEIGHT)),
+    name_of);
 
 }  // namespace
 }  // namespace keyhole::test

@@ -54,6 +54,85 @@ TEST_F(Attend, BeforeBuildEverythingIsPendingAndExact) {
   expect_exact(session_.get(), model_, shape_, 0, numbers_);
 }
 
+// Flat scores everything, so attending what was scored is exact, whatever k is.
+TEST_F(Attend, ScoredOverFlatIsExact) {
+  sc_.top_k = 1;
+  sc_.attend = KEYHOLE_ATTEND_SCORED;
+  make(500);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  const auto t = layer_tokens(session_.get(), 0);
+  expect_exact(session_.get(), model_, shape_, 0, numbers_);
+  const auto st = statistics(session_.get());
+  EXPECT_EQ(4U * t.indexed, st.keys_attended);
+  EXPECT_EQ(4U * t.indexed, st.keys_scored);
+  // Of each indexed token K once for the scan and V once for attention, for both KV heads, in fp16.
+  EXPECT_EQ(2U * t.indexed * 2 * 64 * 2, st.bytes_read);
+}
+
+// Weights are those among the indexed tokens, and one head of the group is enough.
+TEST_F(Attend, WeightAttendsTheGroupsHeavyTokens) {
+  sc_.top_k = 1;
+  sc_.attend = KEYHOLE_ATTEND_WEIGHT;
+  sc_.min_weight = 0.02F;
+  make(400);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  const auto t = layer_tokens(session_.get(), 0);
+  const auto q = numbers_.many(shape_.q(1));
+  const auto offloaded = [&](uint32_t i) { return i >= t.sink && i < t.total - t.window; };
+  std::vector<double> lse_all, lse;
+  (void)model_.attend(0, q, lse_all, offloaded);
+  std::vector<double> o(shape_.q(1));
+  lse.resize(ec_.q_heads);
+  uint32_t heavy_tokens = 0;
+  for (uint32_t kv_head = 0; kv_head < 2; ++kv_head) {
+    std::vector<bool> heavy(t.total, false);
+    for (uint32_t i = 0; i < t.total; ++i) {
+      std::vector<double> one;
+      (void)model_.attend(0, q, one, [&](uint32_t j) { return j == i; });
+      for (uint32_t h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
+        const double weight = std::exp(one[h] - lse_all[h]);
+        ASSERT_GT(std::fabs(weight / sc_.min_weight - 1), 1e-3) << "choose another seed";
+        heavy[i] = heavy[i] || weight > sc_.min_weight;
+      }
+      if (heavy[i] && offloaded(i)) ++heavy_tokens;
+    }
+    std::vector<double> part;
+    const auto of_head =
+        model_.attend(0, q, part, [&](uint32_t i) { return !offloaded(i) || heavy[i]; });
+    for (uint32_t h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
+      lse[h] = part[h];
+      std::copy_n(of_head.begin() + h * 64, 64, o.begin() + h * 64);
+    }
+  }
+  expect_near(attend_only(session_.get(), shape_, 0, q), o, lse);
+  EXPECT_GT(heavy_tokens, 4U);
+  EXPECT_EQ(2U * heavy_tokens, statistics(session_.get()).keys_attended);
+}
+
+TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
+  make(300);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  const auto expect_config = [&](keyhole_attend_mode attend, float min_weight) {
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    ASSERT_OK(keyhole_session_get_config(session_.get(), &c));
+    EXPECT_EQ(attend, c.attend);
+    EXPECT_EQ(min_weight, c.min_weight);
+  };
+  expect_config(KEYHOLE_ATTEND_TOPK, 1e-4F);
+  ASSERT_OK(keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_WEIGHT, 0.01F));
+  expect_config(KEYHOLE_ATTEND_WEIGHT, 0.01F);
+  ASSERT_OK(keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_SCORED, 0.0F));
+  expect_config(KEYHOLE_ATTEND_SCORED, 0.01F);
+  expect_exact(session_.get(), model_, shape_, 0, numbers_);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_attend(session_.get(), 3, 0.0F));
+  for (const float bad : {-1.0F, 1.0F, NAN}) {
+    EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+              keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_WEIGHT, bad));
+  }
+  expect_config(KEYHOLE_ATTEND_SCORED, 0.01F);
+}
+
 // Top-k attends each head's k best keys and what the other heads of its group found, nothing else.
 TEST_F(Attend, SmallKAttendsTheUnionOfTheGroupsBestKeys) {
   sc_.top_k = 3;

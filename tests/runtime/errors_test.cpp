@@ -289,9 +289,17 @@ TEST(IndexErrors, AreNamed) {
   const auto ec = small_engine();
   const EnginePtr engine = make_engine(ec);
   keyhole_index* index = nullptr;
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_index_create(engine.get(), "nothing", &index));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_index_create(engine.get(), "nothing", 0, 0, &index));
   EXPECT_EQ(nullptr, index);
-  ASSERT_OK(keyhole_index_create(engine.get(), "flat", &index));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "layer is 2",
+               keyhole_index_create(engine.get(), "flat", ec.layers, 0, &index));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "kv_head is 2",
+               keyhole_index_create(engine.get(), "flat", 0, ec.kv_heads, &index));
+  ASSERT_OK(keyhole_index_create(engine.get(), "flat", 1, 1, &index));
+  keyhole_search_options ten;
+  keyhole_search_options_init(&ten);
+  ten.k = 10;
+  keyhole_search_options bad = ten;
   Numbers numbers(5);
   const auto keys = numbers.many(50 * 64);
   const auto t = tensor(keys, {50, 64});
@@ -299,19 +307,30 @@ TEST(IndexErrors, AreNamed) {
   uint32_t ids[20];
   uint32_t counts[2];
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "keyhole_index_build",
-               keyhole_index_search(index, &q, 10, ids, nullptr, counts, nullptr));
+               keyhole_index_search(index, &q, &ten, ids, nullptr, counts, nullptr));
   const auto none = tensor(keys, {0, 64});
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "0 rows",
                keyhole_index_build(index, &none, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
   ASSERT_OK(keyhole_index_build(index, &t, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "1..16",
-               keyhole_index_search(index, &t, 10, ids, nullptr, counts, nullptr));
+               keyhole_index_search(index, &t, &ten, ids, nullptr, counts, nullptr));
+  bad.k = 0;
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "k is 0",
-               keyhole_index_search(index, &q, 0, ids, nullptr, counts, nullptr));
+               keyhole_index_search(index, &q, &bad, ids, nullptr, counts, nullptr));
   float o[128], lse[2];
+  for (const float weight : {-1e-3F, 1.0F, 2.0F, NAN}) {
+    bad = ten;
+    bad.min_weight = weight;
+    EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "min_weight is",
+                 keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
+  }
+  bad = ten;
+  bad.attend = 3;
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "attend is 3",
+               keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "without values",
-               keyhole_index_attend(index, &q, 10, o, lse, nullptr, nullptr, nullptr));
-  ASSERT_OK(keyhole_index_search(index, &q, 10, ids, nullptr, counts, nullptr));
+               keyhole_index_attend(index, &q, &ten, o, lse, nullptr, nullptr, nullptr));
+  ASSERT_OK(keyhole_index_search(index, &q, &ten, ids, nullptr, counts, nullptr));
   EXPECT_EQ(10U, counts[0]);
   keyhole_index_destroy(index);
 }

@@ -69,11 +69,12 @@ TEST(Selection, TheUnionHoldsEveryHitOnce) {
     input.keys = view;
     index->build(input, nullptr);
     Selection selection;
-    selection.prepare(*index, group, k);
+    selection.prepare(*index, group, k, KEYHOLE_ATTEND_TOPK);
     std::vector<float> o(size_t{group} * 64), lse(group);
     for (int again = 0; again < 3; ++again) {
-      const auto cost = selection.search_and_attend(*index, kernels, {view, view}, queries.data(),
-                                                    group, k, {0.1F, 0.0F}, {o.data(), lse.data()});
+      const auto cost =
+          selection.search_and_attend(*index, kernels, {view, view}, queries.data(), group,
+                                      {.k = k}, {0.1F, 0.0F}, {o.data(), lse.data()});
       std::set<uint32_t> expected;
       for (uint32_t h = 0; h < group; ++h) {
         ASSERT_EQ(std::min(k, n), selection.hits().counts[h]);
@@ -81,9 +82,9 @@ TEST(Selection, TheUnionHoldsEveryHitOnce) {
           expected.insert(selection.hits().ids[size_t{h} * k + i]);
         }
       }
-      const std::set<uint32_t> seen(selection.union_ids().begin(), selection.union_ids().end());
+      const std::set<uint32_t> seen(selection.attended().begin(), selection.attended().end());
       EXPECT_EQ(expected, seen);
-      EXPECT_EQ(seen.size(), selection.union_ids().size());
+      EXPECT_EQ(seen.size(), selection.attended().size());
       EXPECT_EQ(seen.size(), cost.keys_attended);
     }
   }

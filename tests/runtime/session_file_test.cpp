@@ -16,6 +16,8 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
     sc_.index = GetParam();
     sc_.top_k = 20;
     sc_.training_queries = 16;
+    sc_.attend = KEYHOLE_ATTEND_WEIGHT;
+    sc_.min_weight = 0.01F;
     session_ = make_session(engine_.get(), sc_);
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 200, numbers_);
@@ -64,6 +66,8 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   ASSERT_OK(keyhole_session_get_config(loaded, &c));
   EXPECT_STREQ(GetParam(), c.index);
   EXPECT_EQ(sc_.window, c.window);
+  EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.attend);
+  EXPECT_EQ(0.01F, c.min_weight);
 }
 
 TEST_P(SessionFileTest, AForkIsIndependent) {
@@ -110,7 +114,7 @@ TEST_P(SessionFileTest, DamageIsNoticed) {
   }
   EXPECT_EQ(KEYHOLE_CORRUPT, load(good + "x"));
   auto newer = good;
-  newer[8] = 2;
+  ++newer[8];
   EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(newer));
 }
 

@@ -42,12 +42,20 @@ class Step {
     keyhole_search_cost_init(&cost);
   }
 
-  void run(size_t query) {
+  void run(size_t query, bool search_too) {
     const int64_t shape[] = {static_cast<int64_t>(truth_.group), static_cast<int64_t>(truth_.dim)};
     const keyhole_tensor queries =
         keyhole_tensor_host(truth_.query(query * truth_.group), KEYHOLE_F32, 2, shape);
-    check(keyhole_index_attend(index_.get(), &queries, static_cast<uint32_t>(truth_.k), o.data(),
-                               lse.data(), ids.data(), counts.data(), &cost));
+    keyhole_search_options options;
+    keyhole_search_options_init(&options);
+    options.k = static_cast<uint32_t>(truth_.k);
+    options.position = truth_.positions[query];
+    if (search_too) {
+      check(keyhole_index_search(index_.get(), &queries, &options, ids.data(), nullptr,
+                                 counts.data(), nullptr));
+    }
+    check(keyhole_index_attend(index_.get(), &queries, &options, o.data(), lse.data(), nullptr,
+                               nullptr, &cost));
   }
 
   [[nodiscard]] std::vector<uint32_t> found(size_t head) const {
@@ -172,12 +180,12 @@ Percentiles percentiles(std::vector<double> samples) {
   return {at(0.50), at(0.95), at(0.99)};
 }
 
-Engine make_head_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads) {
+Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
-  config.layers = 1;
-  config.q_heads = info.group();
-  config.kv_heads = 1;
+  config.layers = 1 + *std::max_element(info.layers.begin(), info.layers.end());
+  config.q_heads = info.q_heads;
+  config.kv_heads = info.kv_heads;
   config.head_dim = info.head_dim;
   config.kv_dtype = kv_dtype;
   config.scale = info.scale;
@@ -228,7 +236,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyh
   Quality quality;
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
-    step.run(i);
+    step.run(i, true);
     quality.add(truth, i, step, tolerance);
   }
 
@@ -238,7 +246,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyh
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     const Clock::time_point start = Clock::now();
-    step.run(i);
+    step.run(i, false);
     microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
 

@@ -38,10 +38,9 @@ struct Measurement {
   std::string diagnostics;  ///< the index's own JSON object of numbers
 };
 
-/// The engine that serves one head alone: the trace's shape and RoPE, a group of query heads on one
-/// KV head.
-[[nodiscard]] Engine make_head_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
-                                      uint32_t threads);
+/// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
+[[nodiscard]] Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
+                                       uint32_t threads);
 
 /// Builds `index` over the head's offloaded keys. `progress` as keyhole_index_build takes it.
 void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,

@@ -49,11 +49,11 @@ struct Comparison::BuildProgress {
 Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
     : trace_(trace),
       plan_(plan),
-      engine_(make_head_engine(trace.info(), plan.kv_dtype, plan.threads_per_build())),
+      engine_(make_trace_engine(trace.info(), plan.kv_dtype, plan.threads_per_build())),
       team_(plan.threads) {
   for (const std::string& spec : plan.indexes) {
     try {
-      (void)make_index(engine_, spec);
+      (void)make_index(engine_, spec, 0, 0);
     } catch (const LibraryError& e) {
       if (e.status() != KEYHOLE_INVALID_ARGUMENT) throw;
       throw UsageError("--index " + spec + ": " + e.what());
@@ -112,7 +112,7 @@ std::vector<IndexHandle> Comparison::build_all(Heads heads, const std::vector<He
   std::vector<std::exception_ptr> errors(heads.size());
   const auto build = [&](size_t i) {
     try {
-      out[i] = make_index(engine_, spec);
+      out[i] = make_index(engine_, spec, heads[i]->layer, heads[i]->kv_head);
       BuildProgress progress{work};
       build_index(out[i], trace_, *heads[i], truths[i], BuildProgress::callback, &progress);
       progress.tell(1);

@@ -167,9 +167,8 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
   if (head.values) truth.values = head.values->to_f32();
   truth.queries = used_queries(head, options.queries);
 
-  std::vector<uint32_t> positions;
-  for (const size_t i : options.queries) positions.push_back(trace.query_positions()[i]);
-  const size_t rows = positions.size() * truth.group;
+  for (const size_t i : options.queries) truth.positions.push_back(trace.query_positions()[i]);
+  const size_t rows = truth.positions.size() * truth.group;
   truth.lse.resize(rows);
   truth.resident_lse.resize(rows);
   truth.kth_score.resize(rows);
@@ -183,7 +182,7 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
   const SingleThreadedBlas one_thread_each;
   team.for_each((rows + block - 1) / block, [&](size_t item, unsigned member) {
     const size_t first = item * block;
-    Block(truth, positions, first, std::min(block, rows - first), scratch[member]).compute();
+    Block(truth, truth.positions, first, std::min(block, rows - first), scratch[member]).compute();
   });
 
   double mass = 0;

@@ -39,6 +39,7 @@ struct HeadTruth {
   std::vector<float> keys;             ///< `[n, d]`
   std::vector<float> values;           ///< `[n, d]`; empty where the trace has none
   std::vector<float> queries;          ///< `[rows, d]`
+  std::vector<uint32_t> positions;     ///< `[rows / group]` token positions of the used queries
   std::vector<float> output;           ///< `[rows, d]` of exact attention; empty without values
   std::vector<float> resident_output;  ///< `[rows, d]` over all but the offloaded tokens; likewise
   std::vector<double> lse;             ///< `[rows]` over all tokens up to the query's position

@@ -49,9 +49,10 @@ using IndexHandle = std::unique_ptr<keyhole_index, Destroy<keyhole_index_destroy
   return Session(session);
 }
 
-[[nodiscard]] inline IndexHandle make_index(const Engine& engine, const std::string& spec) {
+[[nodiscard]] inline IndexHandle make_index(const Engine& engine, const std::string& spec,
+                                            uint32_t layer, uint32_t kv_head) {
   keyhole_index* index = nullptr;
-  check(keyhole_index_create(engine.get(), spec.c_str(), &index));
+  check(keyhole_index_create(engine.get(), spec.c_str(), layer, kv_head, &index));
   return IndexHandle(index);
 }
 

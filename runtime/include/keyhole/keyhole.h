@@ -192,6 +192,17 @@ enum {
       2 /* sink and window only (StreamingLLM); offloaded tokens are kept, unread */
 };
 
+/* Which of the keys that an index search came upon are attended. A key that was scored has been read: its
+ * value is all that attending to it costs more. */
+typedef int32_t keyhole_attend_mode;
+enum {
+  KEYHOLE_ATTEND_TOPK = 0,   /* the top_k best of each head of the group, by all heads */
+  KEYHOLE_ATTEND_SCORED = 1, /* every key that the search scored */
+  KEYHOLE_ATTEND_WEIGHT = 2  /* every scored key whose softmax weight among the scored keys is above
+                              * min_weight for a head of the group. Index types that score compressed
+                              * keys weigh by those scores */
+};
+
 typedef struct keyhole_session_config {
   size_t struct_size;
   uint32_t max_tokens;  /* room for a context of this many tokens, 1..2^31; only address space is
@@ -213,6 +224,8 @@ typedef struct keyhole_session_config {
   size_t host_memory_limit; /* bytes of host memory that this session may take for K, V, indexes and
                             * buffers; 0: no limit. A prefill, attend or build that would pass it
                             * returns OUT_OF_MEMORY first */
+  keyhole_attend_mode attend; /* default KEYHOLE_ATTEND_TOPK */
+  float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
@@ -235,6 +248,13 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_se
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_session* session,
                                                                      keyhole_mode mode,
                                                                      uint32_t top_k);
+
+/* Changes what is attended of an index search, and min_weight (> 0 and < 1; 0: keep), for the following
+ * steps. top_k keeps its meaning for the search itself: index types whose effort grows with it score more
+ * keys. May allocate. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_session* session,
+                                                                       keyhole_attend_mode attend,
+                                                                       float min_weight);
 
 /* Appends n tokens of the prompt to one layer.
  *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host memory
@@ -355,7 +375,7 @@ KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
  * device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of `engine` and sink,
- * window, flush_block, index, dense_layers and training_queries of `session` (NULL: defaults).
+ * window, flush_block, index, top_k, attend, dense_layers and training_queries of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
@@ -382,9 +402,12 @@ typedef struct keyhole_index keyhole_index;
 KEYHOLE_API const char* keyhole_index_help(void);
 
 /* An empty index over the keys of one KV head, on the engine's threads and kernels. head_dim, scale,
- * softcap and RoPE are the engine's. One thread at a time (searches too). Keeps its engine alive. */
+ * softcap and RoPE are the engine's. layer and kv_head, below those of the engine's shape, say where in the
+ * model the head stands: an index type with trained data uses that of its place. One thread at a time
+ * (searches too). Keeps its engine alive. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_create(keyhole_engine* engine,
-                                                                 const char* spec,
+                                                                 const char* spec, uint32_t layer,
+                                                                 uint32_t kv_head,
                                                                  keyhole_index** out);
 KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
 
@@ -397,6 +420,19 @@ keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyh
                     const keyhole_tensor* training_queries, const uint32_t* training_positions,
                     uint32_t first_position, keyhole_progress_fn progress, void* user);
 
+#define KEYHOLE_POSITION_UNKNOWN UINT32_MAX
+
+/* How an index is searched, and what of it is attended. */
+typedef struct keyhole_search_options {
+  size_t struct_size;
+  uint32_t k; /* keys wanted per query, >= 1; default 100. More than there are is allowed */
+  keyhole_attend_mode attend; /* keyhole_index_attend only; default KEYHOLE_ATTEND_TOPK */
+  float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
+  uint32_t position; /* token position of the queries, from which an index can undo their RoPE;
+                               * default KEYHOLE_POSITION_UNKNOWN */
+} keyhole_search_options;
+KEYHOLE_API void keyhole_search_options_init(keyhole_search_options* options);
+
 /* What one search or attend cost. */
 typedef struct keyhole_search_cost {
   size_t struct_size;
@@ -407,21 +443,20 @@ typedef struct keyhole_search_cost {
 KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
 
 /* The keys of largest inner product for each of g queries `[g, d]`, g 1..16.
+ *   options NULL: the defaults. k is the width of the arrays
  *   ids `[g, k]` best first, scores `[g, k]` inner products (NULL: not wanted), counts `[g]` found
  * Single-threaded on the caller. k above the number of keys is allowed: counts tell. cost may be NULL. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(keyhole_index* index,
-                                                                 const keyhole_tensor* queries,
-                                                                 uint32_t k, uint32_t* ids,
-                                                                 float* scores, uint32_t* counts,
-                                                                 keyhole_search_cost* cost);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
+    keyhole_index* index, const keyhole_tensor* queries, const keyhole_search_options* options,
+    uint32_t* ids, float* scores, uint32_t* counts, keyhole_search_cost* cost);
 
-/* Search, then partial attention of all g heads over the union of what the g searches returned: what a
- * decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32. ids / counts as above or NULL. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(keyhole_index* index,
-                                                                 const keyhole_tensor* queries,
-                                                                 uint32_t k, float* o, float* lse,
-                                                                 uint32_t* ids, uint32_t* counts,
-                                                                 keyhole_search_cost* cost);
+/* Search, then partial attention of all g heads over the keys that options->attend takes from it: what a
+ * decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32.
+ *   rows, row_count  the distinct keys attended, in no particular order; *rows points into the index and
+ *                    is valid until its next call. Either may be NULL. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(
+    keyhole_index* index, const keyhole_tensor* queries, const keyhole_search_options* options,
+    float* o, float* lse, const uint32_t** rows, uint32_t* row_count, keyhole_search_cost* cost);
 
 typedef struct keyhole_index_info {
   size_t struct_size;

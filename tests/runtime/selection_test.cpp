@@ -1,0 +1,250 @@
+// What each way to attend takes of a search, against brute force in double: every index type, random shapes.
+#include "runtime/selection.h"
+
+#include <set>
+
+#include "index/factory.h"
+#include "tests/runtime/fixture.h"
+
+namespace keyhole::runtime {
+namespace {
+
+using test::Numbers;
+
+constexpr uint32_t kDim = 64;
+constexpr const char* kSpecs[] = {"flat", "ivf:C=20,probe=5,segment=200,iters=2",
+                                  "hnsw:M=8,ef=30,efc=40"};
+
+RowsView view_of(const std::vector<float>& rows) {
+  return {reinterpret_cast<const std::byte*>(rows.data()), kDim * sizeof(float), rows.size() / kDim,
+          kDim, DType::f32};
+}
+
+/// Scores that a codec would give: off by up to 2 %, and said to be so.
+class Coarse final : public index::Index {
+ public:
+  explicit Coarse(std::unique_ptr<index::Index> inner) : inner_(std::move(inner)) {}
+  using Index::search;
+  void build(const index::BuildInput& input, const index::Progress& p) override {
+    inner_->build(input, p);
+  }
+  [[nodiscard]] std::unique_ptr<index::Addition> prepare_append(
+      const RowsView& keys, const index::Progress& p) const override {
+    return inner_->prepare_append(keys, p);
+  }
+  void commit_append(std::unique_ptr<index::Addition> a) override {
+    inner_->commit_append(std::move(a));
+  }
+  void truncate(size_t n) override { inner_->truncate(n); }
+  [[nodiscard]] size_t count() const override { return inner_->count(); }
+  [[nodiscard]] std::unique_ptr<index::Scratch> make_scratch(uint32_t g,
+                                                             uint32_t k) const override {
+    return inner_->make_scratch(g, k);
+  }
+  void reserve_explore(index::Scratch& s) const override { inner_->reserve_explore(s); }
+  void search(const index::SearchArgs& a, index::Scratch& s, index::Hits& h) const override {
+    inner_->search(a, s, h);
+  }
+  void explore(const index::SearchArgs& a, index::Scratch& s,
+               index::Scored& scored) const override {
+    inner_->explore(a, s, scored);
+    for (uint32_t h = 0; h < a.group; ++h) {
+      for (size_t i = 0; i < scored.rows.size(); ++i) {
+        scored.scores[h * scored.stride + i] *= i % 2 == 0 ? 0.98F : 1.02F;
+      }
+    }
+    scored.exact = false;
+  }
+  [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
+  void save(std::ostream& out) const override { inner_->save(out); }
+  void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
+
+ private:
+  std::unique_ptr<index::Index> inner_;
+};
+
+struct Case {
+  Case(const char* spec, uint64_t seed, bool coarse = false) : numbers(seed) {
+    n = 1 + numbers.below(700);
+    group = 1 + numbers.below(16);
+    k = 1 + numbers.below(20);
+    logits = {0.02F * static_cast<float>(1 + numbers.below(8)), seed % 3 == 0 ? 8.0F : 0.0F};
+    keys = numbers.many(size_t{n} * kDim);
+    values = numbers.many(size_t{n} * kDim);
+    queries = numbers.many(size_t{group} * kDim);
+    index = index::make_index(spec, kDim, DType::f32, {&kernels, &pool});
+    if (coarse) index = std::make_unique<Coarse>(std::move(index));
+    index::BuildInput input;
+    input.keys = view_of(keys);
+    index->build(input, nullptr);
+  }
+
+  [[nodiscard]] double logit(uint32_t h, uint32_t row) const {
+    double sum = 0.0;
+    for (uint32_t j = 0; j < kDim; ++j) {
+      sum += double{queries[h * kDim + j]} * keys[size_t{row} * kDim + j];
+    }
+    return softcapped(logits.scale * sum);
+  }
+  [[nodiscard]] double softcapped(double x) const {
+    return logits.softcap > 0 ? logits.softcap * std::tanh(x / logits.softcap) : x;
+  }
+
+  [[nodiscard]] index::Scored explore(index::Scratch& scratch) const {
+    index::Scored scored;
+    index->explore({.queries = queries.data(), .group = group, .k = k}, scratch, scored);
+    return scored;
+  }
+
+  Selection::Cost attend(const SearchParams& params) {
+    selection.prepare(*index, group, k, params.attend);
+    o.assign(size_t{group} * kDim, NAN);
+    lse.assign(group, NAN);
+    return selection.search_and_attend(*index, kernels, {view_of(keys), view_of(values)},
+                                       queries.data(), group, params, logits,
+                                       {o.data(), lse.data()});
+  }
+
+  /// The state must be exactly that of the rows that Selection says it attended.
+  void expect_state() const {
+    const auto rows = selection.attended();
+    for (uint32_t h = 0; h < group; ++h) {
+      double top = -INFINITY;
+      double sum = 0.0;
+      for (const uint32_t row : rows) top = std::max(top, logit(h, row));
+      for (const uint32_t row : rows) sum += std::exp(logit(h, row) - top);
+      if (rows.empty()) {
+        EXPECT_EQ(lse[h], kMinusInf);
+      } else {
+        ASSERT_NEAR(lse[h], top + std::log(sum), 2e-4);
+      }
+      for (uint32_t j = 0; j < kDim; ++j) {
+        double expected = 0.0;
+        for (const uint32_t row : rows) {
+          expected += std::exp(logit(h, row) - top) / sum * values[size_t{row} * kDim + j];
+        }
+        ASSERT_NEAR(o[h * kDim + j], expected, 1e-3);
+      }
+    }
+  }
+
+  const cpu::Kernels& kernels = cpu::select_kernels();
+  cpu::Pool pool{cpu::PoolConfig{1, false, 0}};
+  Numbers numbers;
+  uint32_t n = 0, group = 0, k = 0;
+  LogitParams logits;
+  std::vector<float> keys, values, queries, o, lse;
+  std::unique_ptr<index::Index> index;
+  Selection selection;
+};
+
+std::set<uint32_t> as_set(std::span<const uint32_t> rows) { return {rows.begin(), rows.end()}; }
+
+class SelectionModes : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(SelectionModes, ScoredAttendsWhatTheSearchScoredAndReadsValuesOnly) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Case c(GetParam(), seed);
+    const auto cost = c.attend({.k = c.k, .attend = KEYHOLE_ATTEND_SCORED});
+    const auto scratch = c.index->make_scratch(c.group, c.k);
+    const index::Scored scored = c.explore(*scratch);
+    EXPECT_EQ(as_set(c.selection.attended()), as_set(scored.rows));
+    EXPECT_EQ(cost.keys_attended, scored.rows.size());
+    EXPECT_EQ(cost.keys_scored, scored.keys_scored);
+    EXPECT_EQ(cost.bytes_read, scored.bytes_read + scored.rows.size() * kDim * sizeof(float));
+    c.expect_state();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST_P(SelectionModes, WeightAttendsTheScoredKeysAboveIt) {
+  size_t kept = 0;
+  size_t dropped = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Case c(GetParam(), seed);
+    const float weights[] = {1e-6F, 1e-4F, 1e-3F, 1e-2F, 0.1F, 0.9F};
+    const float weight = weights[seed % 6];
+    const auto cost = c.attend({.k = c.k, .attend = KEYHOLE_ATTEND_WEIGHT, .min_weight = weight});
+    const auto scratch = c.index->make_scratch(c.group, c.k);
+    const index::Scored scored = c.explore(*scratch);
+    const auto seen = as_set(c.selection.attended());
+    EXPECT_EQ(seen.size(), c.selection.attended().size());
+    std::vector<double> largest(scored.rows.size(), 0.0);
+    for (uint32_t h = 0; h < c.group; ++h) {
+      double sum = 0.0;
+      for (const uint32_t row : scored.rows) sum += std::exp(c.logit(h, row));
+      for (size_t i = 0; i < scored.rows.size(); ++i) {
+        largest[i] = std::max(largest[i], std::exp(c.logit(h, scored.rows[i])) / sum);
+      }
+    }
+    for (size_t i = 0; i < scored.rows.size(); ++i) {
+      // The filter works on fp32 logits: within 0.1 % of the bound either is right.
+      if (largest[i] > 1.001 * weight) {
+        EXPECT_TRUE(seen.contains(scored.rows[i]));
+      } else if (largest[i] < 0.999 * weight) {
+        EXPECT_FALSE(seen.contains(scored.rows[i]));
+      }
+    }
+    EXPECT_LE(seen.size(), scored.rows.size());
+    EXPECT_EQ(cost.keys_attended, seen.size());
+    EXPECT_EQ(cost.bytes_read, scored.bytes_read + seen.size() * kDim * sizeof(float));
+    kept += seen.size();
+    dropped += scored.rows.size() - seen.size();
+    c.expect_state();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+  EXPECT_GT(kept, 0U);
+  EXPECT_GT(dropped, 0U);
+}
+
+// Scores of another precision say which rows, never how much: the state is that of the stored keys.
+TEST_P(SelectionModes, ApproximateScoresAreNotAttendedBy) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    for (const keyhole_attend_mode mode : {KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
+      Case c(GetParam(), seed, true);
+      const auto cost = c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F});
+      const auto scratch = c.index->make_scratch(c.group, c.k);
+      const index::Scored scored = c.explore(*scratch);
+      EXPECT_EQ(cost.bytes_read,
+                scored.bytes_read + c.selection.attended().size() * 2 * kDim * sizeof(float));
+      c.expect_state();
+      if (testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST_P(SelectionModes, ModesMayAlternate) {
+  Case c(GetParam(), 3);
+  c.selection.prepare(*c.index, c.group, c.k, KEYHOLE_ATTEND_TOPK);
+  c.o.assign(size_t{c.group} * kDim, NAN);
+  c.lse.assign(c.group, NAN);
+  for (const keyhole_attend_mode mode :
+       {KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_WEIGHT, KEYHOLE_ATTEND_TOPK}) {
+    (void)c.selection.search_and_attend(
+        *c.index, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group,
+        {.k = c.k, .attend = mode, .min_weight = 1e-3F}, c.logits, {c.o.data(), c.lse.data()});
+    c.expect_state();
+  }
+}
+
+// Inner products beyond fp32: scores are infinite, so K is read after all.
+TEST_P(SelectionModes, OverflowedScoresFallBackToTheKeys) {
+  Case c(GetParam(), 5);
+  c.logits = {1.0F, 0.0F};
+  for (float& x : c.queries) x *= 5e37F;
+  for (const keyhole_attend_mode mode : {KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
+    (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F});
+    for (const float x : c.o) ASSERT_TRUE(std::isfinite(x));
+    for (const float x : c.lse) ASSERT_TRUE(std::isfinite(x));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, SelectionModes, ::testing::ValuesIn(kSpecs), [](const auto& p) {
+  return std::string(p.param).substr(0, std::string(p.param).find(':'));
+});
+
+}  // namespace
+}  // namespace keyhole::runtime
