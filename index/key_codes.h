@@ -50,7 +50,7 @@ class KeyCodes {
   [[nodiscard]] double error_bound(const float* query) const;
 
   [[nodiscard]] size_t bytes() const {
-    return count_ * stride() + (center_.size() + scales_.size()) * sizeof(float);
+    return count_ == 0 ? 0 : count_ * stride() + 2 * dim_ * sizeof(float);
   }
   [[nodiscard]] static size_t estimate(size_t count, uint32_t dim) {
     return count * dim + 2 * dim * sizeof(float);

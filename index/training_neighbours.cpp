@@ -31,9 +31,13 @@ std::vector<uint32_t> choose_queries(const TrainingQueries& queries, size_t most
     const double share = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
     const double at =
         count == n ? static_cast<double>(i) : std::sqrt(share) * static_cast<double>(n);
-    chosen[i] = static_cast<uint32_t>(std::min(at, static_cast<double>(n - 1)));
+    chosen[i] = static_cast<uint32_t>(at);
   }
-  chosen.erase(std::unique(chosen.begin(), chosen.end()), chosen.end());
+  // Where most are taken, rounding names some twice: shift those down, from the end, where they are dense.
+  for (size_t i = count; i-- > 0;) {
+    const auto limit = static_cast<uint32_t>(n - (count - i));
+    chosen[i] = std::min(chosen[i], i + 1 < count ? std::min(limit, chosen[i + 1] - 1) : limit);
+  }
   return chosen;
 }
 

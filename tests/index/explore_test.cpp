@@ -6,8 +6,12 @@
 namespace keyhole::index::test {
 namespace {
 
-constexpr const char* kSpecs[] = {"flat", "ivf:C=20,probe=5,segment=200,iters=2",
-                                  "hnsw:M=8,ef=30,efc=40"};
+constexpr const char* kSpecs[] = {"flat",
+                                  "ivf:C=20,probe=5,segment=200,iters=2",
+                                  "hnsw:M=8,ef=30,efc=40",
+                                  "flat:codec=int8",
+                                  "roargraph:M=8,ef=8,beam=40",
+                                  "roargraph:M=8,ef=8,beam=40,codec=none"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 
@@ -90,9 +94,7 @@ TEST_P(Explore, AnAppendForAnotherStateIsRefused) {
   EXPECT_THROW(index->commit_append(nullptr), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Explore, ::testing::ValuesIn(kSpecs), [](const auto& param) {
-  return std::string(param.param).substr(0, std::string(param.param).find(':'));
-});
+INSTANTIATE_TEST_SUITE_P(Types, Explore, ::testing::ValuesIn(kSpecs));
 
 }  // namespace
 }  // namespace keyhole::index::test

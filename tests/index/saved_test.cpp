@@ -8,8 +8,13 @@
 namespace keyhole::index::test {
 namespace {
 
-constexpr const char* kSpecs[] = {"flat", "ivf:C=12,probe=4,segment=100,iters=1",
-                                  "hnsw:M=4,ef=20,efc=10", "hnsw:M=4,ef=20,efc=10,geometry=ip"};
+constexpr const char* kSpecs[] = {"flat",
+                                  "ivf:C=12,probe=4,segment=100,iters=1",
+                                  "hnsw:M=4,ef=20,efc=10",
+                                  "hnsw:M=4,ef=20,efc=10,geometry=ip",
+                                  "flat:codec=int8",
+                                  "roargraph:M=4,ef=20,beam=10",
+                                  "roargraph:M=4,ef=5,beam=10,codec=none"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -116,7 +121,7 @@ TEST_P(Saved, SearchParametersMayDifferBuildParametersMayNot) {
 }
 
 TEST_P(Saved, RefusesAnotherTypeShapeOrTooFewKeys) {
-  for (const char* other : {"flat", "ivf", "hnsw"}) {
+  for (const char* other : {"flat", "ivf", "hnsw", "roargraph"}) {
     if (std::string(GetParam()).find(other) == 0) continue;
     EXPECT_EQ(load(*fresh(other), bytes_), Status::corrupt) << other;
   }

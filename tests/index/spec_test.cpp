@@ -36,7 +36,7 @@ TEST(Spec, RefusalsNameTheOffenderAndTheAlternatives) {
   expect_mentions(refusal("hnsw:M=513"), {"M=513", "2..512"});
   expect_mentions(refusal("hnsw:geometry=cosine"), {"geometry=cosine", "lift", "ip"});
   expect_mentions(refusal("ivf:C=1024,C=2048"), {"'C'", "twice"});
-  expect_mentions(refusal("flat:k=3"), {"'k'", "none"});
+  expect_mentions(refusal("flat:k=3"), {"'k'", "codec"});
 }
 
 TEST(Spec, RefusesMalformedText) {
@@ -60,7 +60,7 @@ TEST(Spec, HelpListsEveryParameterWithItsDefault) {
       EXPECT_NO_THROW(check_spec(type.name + ":" + p.name + "=" + p.default_value));
     }
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw", "roargraph"}));
 }
 
 TEST(Spec, EffectiveParametersBuildTheSameIndex) {
@@ -68,8 +68,8 @@ TEST(Spec, EffectiveParametersBuildTheSameIndex) {
   Keys keys(900, 64, DType::f16);
   keys.put(0, attention_keys(900, 64, random));
   const auto queries = attention_queries(3, 64, keys, random);
-  for (const char* spec :
-       {"flat", "ivf", "ivf:C=40,probe=3,seed=7,segment=300", "hnsw:M=6,efc=40"}) {
+  for (const char* spec : {"flat", "ivf", "ivf:C=40,probe=3,seed=7,segment=300", "hnsw:M=6,efc=40",
+                           "roargraph:M=6,ef=9"}) {
     const auto first = built(spec, keys);
     const std::string params = first->info().params;
     EXPECT_EQ(first->info().type, std::string(spec).substr(0, std::string(spec).find(':')));
@@ -104,7 +104,7 @@ TEST(Factory, IndexesRefuseKeysOfAnotherShape) {
   Keys keys(10, 64, DType::f16);
   Keys wide(10, 128, DType::f16);
   Keys fine(10, 64, DType::f32);
-  for (const char* spec : {"flat", "ivf", "hnsw"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     for (const Keys* other : {&wide, &fine}) {
       BuildInput input;
