@@ -53,7 +53,7 @@ class KeyCodes {
     return count_ == 0 ? 0 : count_ * stride() + 2 * dim_ * sizeof(float);
   }
   [[nodiscard]] static size_t estimate(size_t count, uint32_t dim) {
-    return count * dim + 2 * dim * sizeof(float);
+    return count == 0 ? 0 : count * dim + 2 * dim * sizeof(float);
   }
 
   /// Centre and scales are saved; codes are made again from the keys.
