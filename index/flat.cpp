@@ -34,6 +34,7 @@ class FlatIndex final : public BasicIndex {
     if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override { return 0; }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override {
