@@ -13,7 +13,8 @@
 
 namespace {
 
-std::atomic<bool> others_fail{false}, others_are_slow{false};
+std::atomic<bool> others_fail{false};
+std::atomic<int> slow_allocations{0};  // of the other threads, 50 ms each
 thread_local bool decodes = false;
 std::atomic<int> failures{0};
 
@@ -22,7 +23,10 @@ void* allocate(size_t n, size_t align) {
     ++failures;
     throw std::bad_alloc();
   }
-  if (!decodes && others_are_slow) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  if (!decodes && slow_allocations > 0) {
+    --slow_allocations;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
   void* p =
       align == 0 ? std::malloc(n) : std::aligned_alloc(align, (n + align - 1) / align * align);
   if (p == nullptr) throw std::bad_alloc();
@@ -63,7 +67,7 @@ class AppendFault : public ::testing::TestWithParam<const char*> {
   }
   void TearDown() override {
     others_fail = false;
-    others_are_slow = false;
+    slow_allocations = 0;
   }
   /// Steps whose answers are checked against double precision.
   void steps(int n) {
@@ -119,7 +123,7 @@ TEST_P(AppendFault, WithoutMemoryTokensStayPendingAndAreTriedAgain) {
 }
 
 TEST_P(AppendFault, ASlowBuilderIsWaitedForAndReported) {
-  others_are_slow = true;
+  slow_allocations = 20;
   steps(150);
   const auto st = statistics(session_.get());
   EXPECT_GT(st.append_blocks, 8U);

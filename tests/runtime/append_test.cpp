@@ -13,7 +13,7 @@ namespace keyhole::test {
 namespace {
 
 constexpr const char* kIndexes[] = {"flat", "ivf:C=8,probe=3,segment=64,iters=2",
-                                    "hnsw:M=6,ef=24,efc=30"};
+                                    "hnsw:M=4,ef=16,efc=12"};
 
 /// Several sessions that are told the same.
 class Chorus {
@@ -151,7 +151,7 @@ TEST_P(Append, ABlockIsTakenInWhenTheNextIsComplete) {
 // of calls, answer alike. Under ThreadSanitizer this is the test of everything that appends do at once with
 // searches.
 TEST_P(Append, WhoDoesTheWorkChangesNoBit) {
-  for (uint64_t seed = 1; seed <= 5; ++seed) {
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
     const auto ec = small_engine(3);
     const EnginePtr engine = make_engine(ec);
     const EnginePtr alone = make_engine(small_engine(1));
@@ -166,7 +166,7 @@ TEST_P(Append, WhoDoesTheWorkChangesNoBit) {
     chorus.add(alone.get(), sc);
     chorus.prefill(150 + chorus.numbers().below(200));
     chorus.build();
-    for (int i = 0; i < 60; ++i) {
+    for (int i = 0; i < 40; ++i) {
       const uint32_t operation = chorus.numbers().below(16);
       SCOPED_TRACE("seed " + std::to_string(seed) + ", operation " + std::to_string(i) + ": " +
                    std::to_string(operation));
@@ -230,12 +230,12 @@ TEST_P(Append, CopiesMadeMeanwhileAnswerAlikeEverAfter) {
 TEST_P(Append, ASessionMayEndAtAnyMoment) {
   const auto ec = small_engine(2);
   const EnginePtr engine = make_engine(ec);
-  for (uint64_t seed = 0; seed < 12; ++seed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
     Chorus one(ec, seed);
     auto sc = config(KEYHOLE_APPEND_BACKGROUND);
     sc.append_block = 8;
     one.add(engine.get(), sc);
-    one.prefill(600);
+    one.prefill(300);
     one.build();
     for (uint32_t i = 0; i < 17 + seed * 3; ++i) one.step();
   }

@@ -15,11 +15,9 @@ namespace {
 using namespace std::chrono_literals;
 
 struct Addition final : index::Addition {
-  explicit Addition(std::thread::id* destroyer) : destroyed_on(destroyer) {}
-  ~Addition() override {
-    if (destroyed_on != nullptr) *destroyed_on = std::this_thread::get_id();
-  }
-  std::thread::id* destroyed_on;
+  explicit Addition(std::atomic<std::thread::id>& destroyer) : destroyed_on(destroyer) {}
+  ~Addition() override { destroyed_on = std::this_thread::get_id(); }
+  std::atomic<std::thread::id>& destroyed_on;
 };
 
 /// Appends that take `steps` milliseconds, asking at each whether to go on.
@@ -39,7 +37,7 @@ class SlowIndex final : public index::Index {
     }
     if (fails_) throw std::bad_alloc();
     ++ended;
-    return std::make_unique<Addition>(&destroyed_on);
+    return std::make_unique<Addition>(destroyed_on);
   }
 
   void build(const index::BuildInput&, const index::Progress&) override {}
@@ -59,7 +57,7 @@ class SlowIndex final : public index::Index {
   void load(std::istream&, const RowsView&) override {}
 
   mutable std::atomic<int> begun{0}, ended{0};
-  mutable std::thread::id prepared_on, destroyed_on;
+  mutable std::atomic<std::thread::id> prepared_on, destroyed_on;
 
  private:
   int milliseconds_;
@@ -93,9 +91,9 @@ TEST_F(Builder, WorksInOrderOnAThreadOfItsOwn) {
   EXPECT_FALSE(builder.finish(*first));
   for (const SlowIndex* index : {&a, &b, &c}) {
     EXPECT_EQ(1, index->begun);
-    EXPECT_EQ(a.prepared_on, index->prepared_on);
+    EXPECT_EQ(a.prepared_on.load(), index->prepared_on.load());
   }
-  EXPECT_NE(std::this_thread::get_id(), a.prepared_on);
+  EXPECT_NE(std::this_thread::get_id(), a.prepared_on.load());
   for (const auto* job : {first.get(), second.get()}) {
     for (const auto& part : job->parts) EXPECT_NE(part.addition, nullptr);
     EXPECT_GT(job->background_seconds, 0.001);
@@ -187,7 +185,7 @@ TEST_F(Builder, WhatWasReplacedIsDestroyedOnItsThread) {
     while (later.ended == 0) std::this_thread::sleep_for(100us);
     (void)builder.finish(*next);
   }
-  EXPECT_EQ(index.prepared_on, index.destroyed_on);
+  EXPECT_EQ(index.prepared_on.load(), index.destroyed_on.load());
 }
 
 TEST_F(Builder, AnyOrderOfEndsIsFine) {
