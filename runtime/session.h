@@ -86,6 +86,8 @@ class Session {
   void build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress);
 
   // Blocks of pending rows, see PENDING TOKENS in the public header.
+  /// The number of the block that row `rows` of a layer falls into.
+  [[nodiscard]] uint32_t append_round(uint32_t layer, uint32_t rows) const;
   void advance_append(uint32_t layer);
   void begin_append(uint32_t layer, uint32_t rows);
   void commit_append(uint32_t layer);

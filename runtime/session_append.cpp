@@ -7,17 +7,24 @@
 
 namespace keyhole::runtime {
 
+uint32_t Session::append_round(uint32_t layer, uint32_t rows) const {
+  // All layers have equally many tokens: without the shift their blocks would all end in the same step.
+  const uint64_t shift = uint64_t{params_.append_block} * layer / engine_->model().layers;
+  return static_cast<uint32_t>((rows + shift) / params_.append_block);
+}
+
 void Session::advance_append(uint32_t layer) {
   if (params_.is_dense(layer)) return;
   const uint32_t rows = store_.rows(layer);
+  const uint32_t round = append_round(layer, rows);
   try {
     if (appends_[layer] != nullptr) {
-      if (rows - appends_[layer]->rows < params_.append_block) return;
+      if (append_round(layer, appends_[layer]->rows) == round) return;
       commit_append(layer);
     }
     for (uint32_t h = 0; h < engine_->model().kv_heads; ++h) {
       const Head& hd = head(layer, h);
-      if (hd.index == nullptr || rows - hd.indexed() < params_.append_block) continue;
+      if (hd.index == nullptr || append_round(layer, hd.indexed()) == round) continue;
       begin_append(layer, rows);
       break;
     }
@@ -58,18 +65,19 @@ void Session::commit_append(uint32_t layer) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   totals_.background_seconds += job->background_seconds;
 
+  // In parallel: a block changes the lists of many rows all over a graph.
   std::exception_ptr failure;
-  for (AppendJob::Part& part : job->parts) {
-    index::Index& index = *head(layer, part.kv_head).index;
-    try {
+  for (const auto& part : job->parts) index_bytes_ -= part.index->bytes();
+  try {
+    engine_->pool().run(static_cast<uint32_t>(job->parts.size()), [&](uint32_t i, uint32_t) {
+      AppendJob::Part& part = job->parts[i];
       if (part.error) std::rethrow_exception(part.error);
-      const uint64_t before = index.bytes();
-      part.addition = index.commit_append(std::move(part.addition));
-      index_bytes_ += index.bytes() - before;
-    } catch (...) {
-      failure = std::current_exception();
-    }
+      part.addition = head(layer, part.kv_head).index->commit_append(std::move(part.addition));
+    });
+  } catch (...) {
+    failure = std::current_exception();
   }
+  for (const auto& part : job->parts) index_bytes_ += part.index->bytes();
   builder_.retire(std::move(job));
   if (waited && params_.append_mode == KEYHOLE_APPEND_BACKGROUND) report_wait(layer, seconds);
   make_room(false);

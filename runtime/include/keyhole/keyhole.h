@@ -239,18 +239,19 @@ typedef struct keyhole_session_config {
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
 
 /* PENDING TOKENS. Once a layer's index is built, tokens that leave the window are pending, attended exactly,
- * until a step takes them in:
- *   - the step that finds append_block of them or more begins a block: all that are pending then;
- *   - the step that finds append_block further ones takes that block in, and begins the next.
+ * until a step takes them in. The offloaded tokens of layer l are cut into blocks of append_block, the cuts
+ * of layer l shifted by l * append_block / layers so that layers take turns:
+ *   - the step that finds tokens beyond the next cut begins a block: all that are pending then;
+ *   - the step that finds tokens beyond the cut after that takes the block in, and begins the next.
  * In between, which is append_block steps, the block is worked out by a background thread (one per session,
  * started with the first block); searches never wait for it. A step that comes to take in a block which is
  * not finished does the rest itself on the engine's threads: that is the back-pressure. It is counted in
  * keyhole_statistics (append_waits, append_wait_seconds) and logged, the 1st, 2nd, 4th, 8th ... time. So a
  * layer that is only decoded never has more than 2 * append_block + flush_block pending tokens, and which
  * tokens a step finds in the index depends on the calls alone, never on how fast a thread was.
- * A block that fails (out of memory) is logged; its tokens stay pending and are part of the next block.
+ * A block that fails (out of memory) is logged; its tokens stay pending and are tried again.
  * keyhole_build, keyhole_session_set_index and a keyhole_truncate into a block's tokens cancel it. Until it
- * is taken in, a block of a graph index holds a second copy of the graph, which no figure includes. */
+ * is taken in, a block takes memory that no figure includes: of hnsw a second copy of the graph. */
 
 /* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
