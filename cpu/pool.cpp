@@ -336,6 +336,15 @@ Pool::Pool(const PoolConfig& config) : impl_(std::make_unique<Impl>(config)) { i
 
 Pool::~Pool() = default;
 
+Pool::Inline::Inline(const Pool& pool)
+    : outer_pool_(std::exchange(current_pool, pool.impl_.get())),
+      outer_worker_(std::exchange(current_worker, 0)) {}
+
+Pool::Inline::~Inline() {
+  current_pool = outer_pool_;
+  current_worker = outer_worker_;
+}
+
 uint32_t Pool::threads() const { return impl_->config.threads; }
 
 void Pool::run(uint32_t count, Task task, void* context) {

@@ -68,6 +68,20 @@ class Pool {
         const_cast<void*>(static_cast<const void*>(std::addressof(f))));
   }
 
+  /// While it lives, run() of this pool on this thread goes inline, as inside a task: for a thread whose
+  /// long work must not take workers from short jobs. Nests; destroyed on the thread that made it.
+  class Inline {
+   public:
+    explicit Inline(const Pool& pool);
+    ~Inline();
+    Inline(const Inline&) = delete;
+    Inline& operator=(const Inline&) = delete;
+
+   private:
+    const void* outer_pool_;
+    uint32_t outer_worker_;
+  };
+
   /// Asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller
   /// take part in what is left (as worker 0), waits, and rethrows. One start per job at a time; every
   /// start needs its finish, in any order and from any thread. With one thread all work happens in

@@ -69,17 +69,18 @@ std::unique_ptr<Addition> BasicIndex::prepare_append(const RowsView& keys,
   return prepared;
 }
 
-void BasicIndex::commit_append(std::unique_ptr<Addition> addition) {
+std::unique_ptr<Addition> BasicIndex::commit_append(std::unique_ptr<Addition> addition) {
   auto* prepared = dynamic_cast<Prepared*>(addition.get());
   if (prepared == nullptr || prepared->version != version_) {
     throw Error(Status::internal, "an append that was prepared for another state of the index");
   }
-  if (prepared->addition == nullptr) return;
+  if (prepared->addition == nullptr) return addition;
   const auto start = Clock::now();
   do_commit(*prepared->addition);
   keys_ = prepared->keys;
   ++version_;
   build_seconds_ += prepared->seconds + seconds_since(start);
+  return addition;
 }
 
 void BasicIndex::truncate(size_t new_count) {
@@ -174,6 +175,7 @@ IndexInfo BasicIndex::info() const {
   info.type = std::string(spec_.type().name);
   info.params = spec_.text();
   info.count = count();
+  info.bytes = bytes();
   info.build_seconds = build_seconds_;
   describe(info);
   return info;

@@ -44,7 +44,7 @@ class BasicIndex : public Index {
   void build(const BuildInput& input, const Progress& progress) final;
   [[nodiscard]] std::unique_ptr<Addition> prepare_append(const RowsView& keys,
                                                          const Progress& progress) const final;
-  void commit_append(std::unique_ptr<Addition> addition) final;
+  std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
   using Index::search;
@@ -61,7 +61,8 @@ class BasicIndex : public Index {
   /// Works out the index with rows [count(), keys.count), at least one, added; changes nothing.
   [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                              const Progress& progress) const = 0;
-  /// Takes in what do_prepare() of the index as it is now returned; does not throw.
+  /// Takes in what do_prepare() of the index as it is now returned, best by exchanging it for what the index
+  /// has; does not throw.
   virtual void do_commit(Addition& addition) = 0;
   /// Forgets rows >= count, at least one.
   virtual void do_truncate(size_t count) = 0;
@@ -71,7 +72,7 @@ class BasicIndex : public Index {
                          SearchCost& cost) const = 0;
   /// Reserves what a search with a logging collector needs beside the collector's own memory.
   virtual void do_reserve_log(SearchScratch& /*scratch*/) const {}
-  /// Adds bytes and diagnostics, and what `auto` parameters have become.
+  /// Adds diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;
   /// Reads what save_body wrote, for rows [0, keys.count); commits nothing before reader.finish().

@@ -34,6 +34,7 @@ class FlatIndex final : public BasicIndex {
     if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override { return coded() ? codes_.bytes() : 0; }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override {
@@ -61,7 +62,7 @@ class FlatIndex final : public BasicIndex {
   }
   void do_truncate(size_t count) override { codes_.truncate(count); }
   void do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const override;
-  void describe(IndexInfo& info) const override { info.bytes = coded() ? codes_.bytes() : 0; }
+  void describe(IndexInfo&) const override {}
   void save_body(Writer& out) const override {
     if (coded() && count() > 0) codes_.save(out);
   }

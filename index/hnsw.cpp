@@ -79,6 +79,7 @@ class HnswIndex final : public BasicIndex {
     for (Beam& beam : scratch->beams) beam.reserve(count(), graph_.width(), beam_width(max_k));
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override;
@@ -143,7 +144,7 @@ std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
 
 void HnswIndex::do_commit(Addition& addition) {
   auto& grown = static_cast<HnswGrowth&>(addition);
-  graph_ = std::move(grown.graph);
+  std::swap(graph_, grown.graph);
   radius_ = grown.radius;
 }
 
@@ -242,7 +243,6 @@ void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
 
 void HnswIndex::describe(IndexInfo& info) const {
   const GraphShape shape = measure(graph_);
-  info.bytes = graph_.bytes();
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},

@@ -118,16 +118,17 @@ class Index {
 
   /// Adds rows [count(), keys.count); keys is the same growing array as before.
   void append(const RowsView& keys, const Progress& progress) {
-    commit_append(prepare_append(keys, progress));
+    (void)commit_append(prepare_append(keys, progress));
   }
 
   /// The two halves of append(). prepare_append() does the work and changes nothing: it may run on one
   /// thread while others search. commit_append() takes the result in, in the time that it takes to copy it,
   /// while nobody searches; it throws Error(internal), and changes nothing, if the index was built, truncated,
-  /// loaded or appended to since.
+  /// loaded or appended to since. It returns what the addition has replaced, which can be a whole graph: to
+  /// be destroyed where there is time for it.
   [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append(
       const RowsView& keys, const Progress& progress) const = 0;
-  virtual void commit_append(std::unique_ptr<Addition> addition) = 0;
+  virtual std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) = 0;
 
   /// Forgets rows >= count; they are never returned again, and may be appended anew with other content.
   virtual void truncate(size_t count) = 0;
@@ -153,7 +154,9 @@ class Index {
   /// scored costs only its value more.
   virtual void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const = 0;
 
+  /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;
+  [[nodiscard]] virtual size_t bytes() const = 0;
 
   /// Writes all that load() needs, K and V not included. load() takes the keys' view again and throws
   /// Error(corrupt) for bytes that save() cannot have written.

@@ -65,6 +65,7 @@ class IvfIndex final : public BasicIndex {
     scratch->ranking.reserve(max_group, lists_.count());
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override;
@@ -185,7 +186,7 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
 void IvfIndex::do_commit(Addition& addition) {
   auto& growth = static_cast<IvfGrowth&>(addition);
   if (growth.first != nullptr) {
-    lists_ = std::move(growth.first->lists_);
+    std::swap(lists_, growth.first->lists_);
     rows_per_list_ = growth.first->rows_per_list_;
   } else {
     lists_.apply(std::move(growth.change));

@@ -46,13 +46,13 @@ IvfLists::Change IvfLists::with_tail(const RowsView& keys, std::vector<uint32_t>
   return change;
 }
 
-void IvfLists::apply(Change change) {
+void IvfLists::apply(Change&& change) {
   parts_.reserve(parts_.size() + change.parts.size());
   std::move(change.parts.begin(), change.parts.end(), std::back_inserter(parts_));
-  means_ = std::move(change.means);
-  trained_ = std::move(change.trained);
-  tail_ = std::move(change.tail);
-  tail_labels_ = std::move(change.tail_labels);
+  std::swap(means_, change.means);
+  std::swap(trained_, change.trained);
+  std::swap(tail_, change.tail);
+  std::swap(tail_labels_, change.tail_labels);
 }
 
 void IvfLists::truncate(size_t rows) {
@@ -100,7 +100,6 @@ void IvfLists::describe(IndexInfo& info) const {
     squares += length * length;
   }
   const auto lists = static_cast<double>(count());
-  info.bytes = bytes();
   info.diagnostics = {{"lists", lists},
                       {"list_size_min", smallest},
                       {"list_size_mean", lists > 0 ? rows / lists : 0.0},

@@ -42,8 +42,9 @@ class IvfLists {
   [[nodiscard]] Change with_parts(std::vector<Part> parts) const;
   /// With rows [trained_rows(), trained_rows() + labels.size()) of `keys` as the tail.
   [[nodiscard]] Change with_tail(const RowsView& keys, std::vector<uint32_t> labels) const;
-  /// Takes a change of these very lists in. On an exception (no memory) nothing has changed.
-  void apply(Change change);
+  /// Takes a change of these very lists in, and leaves in it what it has replaced. On an exception (no
+  /// memory) nothing has changed.
+  void apply(Change&& change);
 
   /// Forgets rows >= rows.
   void truncate(size_t rows);

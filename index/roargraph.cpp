@@ -54,6 +54,9 @@ class RoarGraphIndex final : public BasicIndex {
     reserve(*scratch, max_group, max_k);
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override {
+    return graph_.bytes() + (coded() ? codes_.bytes() : 0);
+  }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override;
@@ -138,6 +141,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
     codes_ = std::move(first.codes_);
     return;
   }
+  codes_.truncate(count());  // if the graph found no memory in an earlier attempt
   if (coded()) codes_.append(growth.codes);
   apply(growth.edits, graph_);
 }
@@ -243,7 +247,6 @@ void RoarGraphIndex::do_search(const SearchArgs& args, SearchScratch& base,
 
 void RoarGraphIndex::describe(IndexInfo& info) const {
   const GraphShape shape = measure(graph_);
-  info.bytes = graph_.bytes() + (coded() ? codes_.bytes() : 0);
   const auto rows = static_cast<double>(std::max<size_t>(count(), 1));
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},

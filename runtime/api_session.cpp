@@ -95,6 +95,7 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.host_memory_limit = p.host_memory_limit;
     c.attend = p.attend;
     c.min_weight = p.min_weight;
+    c.append_mode = p.append_mode;
     write_struct(config, c, "config");
   });
 }

@@ -174,6 +174,11 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   check_attend(c.attend);
   p.attend = c.attend;
   p.min_weight = check_min_weight(c.min_weight, kDefaultMinWeight);
+  if (c.append_mode != KEYHOLE_APPEND_BACKGROUND && c.append_mode != KEYHOLE_APPEND_IN_STEP) {
+    bad("append_mode is " + std::to_string(c.append_mode) +
+        ", allowed: KEYHOLE_APPEND_BACKGROUND (0), KEYHOLE_APPEND_IN_STEP (1)");
+  }
+  p.append_mode = c.append_mode;
   return p;
 }
 

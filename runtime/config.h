@@ -45,6 +45,7 @@ struct SessionParams {
   size_t host_memory_limit = 0;
   keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
   float min_weight = kDefaultMinWeight;
+  keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND;
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;

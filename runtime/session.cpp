@@ -20,7 +20,9 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       store_(engine_->model().layers, engine_->model().kv_heads, engine_->model().head_dim,
              engine_->model().kv_dtype, params_.max_tokens),
       resident_(engine_->make_resident(params_.resident_shape(engine_->model()))),
-      step_(*engine_) {
+      step_(*engine_),
+      appends_(engine_->model().layers),
+      builder_(engine_->pool()) {
   const ModelShape& m = engine_->model();
   heads_.reserve(size_t{m.layers} * m.kv_heads);
   for (size_t i = 0; i < size_t{m.layers} * m.kv_heads; ++i) {
@@ -229,7 +231,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
         Status::invalid_argument,
         "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
   }
-  append_pending_blocks(layer);
+  advance_append(layer);
   if (k != nullptr) append_tokens(layer, *k, *v);
   step_append_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
@@ -319,6 +321,8 @@ void Session::truncate(uint32_t n) {
     if (tokens(layer) <= n) continue;
     const uint32_t sink = std::min(n, resident_->sink_count(layer));
     const uint32_t rows = std::min(n - sink, store_.rows(layer));
+    // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end before.
+    if (appends_[layer] != nullptr && appends_[layer]->rows > rows) cancel_append(layer);
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       Head& hd = head(layer, h);
       hd.queries.truncate(n);
@@ -339,6 +343,7 @@ void Session::truncate(uint32_t n) {
 
 void Session::set_index(const std::string& spec) {
   index::check_spec(spec);
+  for (uint32_t l = 0; l < engine_->model().layers; ++l) cancel_append(l);
   for (Head& h : heads_) h.index.reset();
   params_.index = spec;
   index_bytes_ = 0;
@@ -366,7 +371,7 @@ void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
 uint64_t Session::count_index_bytes() const {
   uint64_t bytes = 0;
   for (const Head& h : heads_) {
-    if (h.index != nullptr) bytes += h.index->info().bytes;
+    if (h.index != nullptr) bytes += h.index->bytes();
   }
   return bytes;
 }

@@ -3,7 +3,8 @@
 //     [0, sink) resident | [sink, sink + rows) offloaded | the window: resident
 //                          rows [0, indexed) of a head are in its index, [indexed, rows) are pending
 //
-// so every token is in exactly one of resident, indexed, pending, by construction.
+// so every token is in exactly one of resident, indexed, pending, by construction. Rows on their way into an
+// index (an AppendJob) are pending until the index has them.
 #pragma once
 
 #include <chrono>
@@ -14,6 +15,7 @@
 
 #include "gpu/device.h"
 #include "index/index.h"
+#include "runtime/background_builder.h"
 #include "runtime/decode_step.h"
 #include "runtime/engine.h"
 #include "runtime/offload_store.h"
@@ -82,7 +84,16 @@ class Session {
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
 
   void build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress);
-  void append_pending_blocks(uint32_t layer);
+
+  // Blocks of pending rows, see PENDING TOKENS in the public header.
+  /// The number of the block that row `rows` of a layer falls into.
+  [[nodiscard]] uint32_t append_round(uint32_t layer, uint32_t rows) const;
+  void advance_append(uint32_t layer);
+  void begin_append(uint32_t layer, uint32_t rows);
+  void commit_append(uint32_t layer);
+  void cancel_append(uint32_t layer) noexcept;
+  void report_wait(uint32_t layer, double seconds);
+
   void make_room(bool new_type);
   [[nodiscard]] uint64_t count_index_bytes() const;
   [[nodiscard]] uint64_t host_bytes() const;
@@ -101,6 +112,8 @@ class Session {
   double step_append_seconds_ = 0.0;
   uint64_t index_bytes_ = 0;  ///< of all heads; counted when an index changes, not in every step
   keyhole_statistics totals_{};
+  std::vector<std::unique_ptr<AppendJob>> appends_;  ///< [layer]; null: no block under way
+  BackgroundBuilder builder_;  ///< last, so that it ends before anything that it reads
 };
 
 }  // namespace keyhole::runtime

@@ -1,4 +1,4 @@
-// Bringing pending tokens into the indexes: the build after a prefill, the appends while decoding.
+// Bringing all pending tokens into the indexes at once: the build after a prefill.
 #include <algorithm>
 #include <bit>
 #include <exception>
@@ -64,6 +64,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   double rows = 0.0;
   uint64_t bytes = 0;
   bool had_index = false;
+  for (uint32_t layer = 0; layer < m.layers; ++layer) cancel_append(layer);
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       had_index = had_index || head(layer, h).index != nullptr;
@@ -72,7 +73,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
       rows += store_.rows(layer) - head(layer, h).indexed();
       bytes += index::estimate_bytes(params_.index, store_.rows(layer), m.head_dim, m.kv_dtype);
       if (head(layer, h).index != nullptr) {
-        bytes -= std::min<uint64_t>(bytes, head(layer, h).index->info().bytes);
+        bytes -= std::min<uint64_t>(bytes, head(layer, h).index->bytes());
       }
     }
   }
@@ -120,29 +121,6 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
   input.rope = &engine_->rope();
   built->build(input, progress);
   hd.index = std::move(built);
-}
-
-void Session::append_pending_blocks(uint32_t layer) {
-  const ModelShape& m = engine_->model();
-  if (params_.is_dense(layer)) return;
-  const auto due = [&](uint32_t h) {
-    const Head& hd = head(layer, h);
-    return hd.index != nullptr && store_.rows(layer) - hd.indexed() >= params_.append_block;
-  };
-  bool any = false;
-  for (uint32_t h = 0; h < m.kv_heads; ++h) any = any || due(h);
-  if (!any) return;
-  try {
-    engine_->pool().run(m.kv_heads, [&](uint32_t h, uint32_t) {
-      if (due(h)) head(layer, h).index->append(store_.view(layer, h).keys, nullptr);
-    });
-  } catch (const std::exception& e) {
-    // The tokens stay pending, so the step is still right, only slower; the next one tries again.
-    engine_->log()(KEYHOLE_LOG_WARNING, "layer " + std::to_string(layer) +
-                                            ": pending tokens could not be indexed: " + e.what());
-  }
-  index_bytes_ = count_index_bytes();
-  make_room(false);
 }
 
 void Session::make_room(bool new_type) {

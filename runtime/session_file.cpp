@@ -22,8 +22,9 @@ std::string errno_text() { return std::generic_category().message(errno); }
 [[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
 void write_params(const SessionParams& p, ChecksumWriter& out) {
-  for (const uint32_t v : {p.max_tokens, p.sink, p.window, p.flush_block, p.top_k,
-                           static_cast<uint32_t>(p.mode), p.append_block, p.training_queries}) {
+  for (const uint32_t v :
+       {p.max_tokens, p.sink, p.window, p.flush_block, p.top_k, static_cast<uint32_t>(p.mode),
+        p.append_block, p.training_queries, static_cast<uint32_t>(p.append_mode)}) {
     out.value(v);
   }
   out.value(static_cast<uint64_t>(p.host_memory_limit));
@@ -43,6 +44,7 @@ SessionParams read_params(ChecksumReader& in, const ModelShape& model) {
   c.mode = static_cast<keyhole_mode>(in.value<uint32_t>("parameters"));
   c.append_block = in.value<uint32_t>("parameters");
   c.training_queries = in.value<uint32_t>("parameters");
+  c.append_mode = static_cast<keyhole_append_mode>(in.value<uint32_t>("parameters"));
   c.host_memory_limit = in.value<uint64_t>("parameters");
   const std::string index = in.text("index spec");
   c.index = index.c_str();
@@ -91,6 +93,7 @@ void SessionFile::write_layer(const Session& s, uint32_t layer, ChecksumWriter& 
   out.value(sink);
   out.value(rows);
   out.value(window);
+  out.value(s.appends_[layer] == nullptr ? 0 : s.appends_[layer]->rows);
   const size_t bytes = size_t{sink + window} * m.kv_heads * m.row_bytes();
   std::vector<std::byte> k(bytes), v(bytes);
   s.resident_->read(layer, k.data(), v.data());
@@ -113,17 +116,22 @@ void SessionFile::write_layer(const Session& s, uint32_t layer, ChecksumWriter& 
   }
 }
 
-void SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
+uint32_t SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
   const ModelShape& m = s.engine_->model();
   const SessionParams& p = s.params_;
   const auto sink = in.value<uint32_t>("token counts");
   const auto rows = in.value<uint32_t>("token counts");
   const auto window = in.value<uint32_t>("token counts");
+  const auto append_rows = in.value<uint32_t>("token counts");
   if (sink > p.sink || window > p.window + p.flush_block || (sink < p.sink && rows + window != 0) ||
       uint64_t{sink} + rows + window > p.max_tokens) {
     corrupt("layer " + std::to_string(layer) + " has token counts that no session has: sink " +
             std::to_string(sink) + ", offloaded " + std::to_string(rows) + ", window " +
             std::to_string(window));
+  }
+  if (append_rows > rows) {
+    corrupt("layer " + std::to_string(layer) + " has a block up to row " +
+            std::to_string(append_rows) + " of " + std::to_string(rows) + " on its way");
   }
   const size_t token = size_t{m.kv_heads} * m.row_bytes();
   const auto k = in.array<std::byte>(uint64_t{sink + window} * token, "resident keys");
@@ -147,6 +155,7 @@ void SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in) {
     const std::string index = in.text("index");
     if (!index.empty()) s.head(layer, h).index = load_index(s, layer, h, index);
   }
+  return append_rows;
 }
 
 std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t layer,
@@ -208,8 +217,13 @@ std::unique_ptr<Session> SessionFile::load(const std::shared_ptr<const Engine>& 
     }
     check_shape(in, engine->model());
     auto session = std::make_unique<Session>(engine, read_params(in, engine->model()));
-    for (uint32_t l = 0; l < engine->model().layers; ++l) read_layer(*session, l, in);
+    std::vector<uint32_t> append_rows;
+    for (uint32_t l = 0; l < engine->model().layers; ++l) {
+      append_rows.push_back(read_layer(*session, l, in));
+    }
     in.finish();
+    // Begun anew, so that it is taken in by the same step as in the session that was saved.
+    for (uint32_t l = 0; l < engine->model().layers; ++l) session->begin_append(l, append_rows[l]);
     session->index_bytes_ = session->count_index_bytes();
     session->make_room(true);
     return session;
@@ -243,6 +257,7 @@ std::unique_ptr<Session> SessionFile::fork(const Session& from) {
       source.index->save(bytes);
       to->head(layer, h).index = load_index(*to, layer, h, std::move(bytes).str());
     }
+    if (from.appends_[layer] != nullptr) to->begin_append(layer, from.appends_[layer]->rows);
   }
   to->index_bytes_ = to->count_index_bytes();
   to->make_room(true);

@@ -1,9 +1,9 @@
 // A session as a file: save, load, and the copy that fork makes by the same road.
 //
 // Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape and parameters, then per layer
-// the token counts, the resident K and V `[tokens, kv_heads, head_dim]`, and per KV head the offloaded
-// K and V `[rows, head_dim]`, the query sample and the index's own bytes; last a 64-bit checksum of all
-// that came before.
+// the token counts, the end of the block that is on its way into the index (0: none), the resident K and V
+// `[tokens, kv_heads, head_dim]`, and per KV head the offloaded K and V `[rows, head_dim]`, the query sample
+// and the index's own bytes; last a 64-bit checksum of all that came before.
 #pragma once
 
 #include <memory>
@@ -26,7 +26,8 @@ class SessionFile {
 
  private:
   static void write_layer(const Session& s, uint32_t layer, class ChecksumWriter& out);
-  static void read_layer(Session& s, uint32_t layer, class ChecksumReader& in);
+  /// Returns the end of the block that was on its way into the indexes.
+  static uint32_t read_layer(Session& s, uint32_t layer, class ChecksumReader& in);
   static std::unique_ptr<index::Index> load_index(const Session& s, uint32_t layer,
                                                   uint32_t kv_head, const std::string& bytes);
 };

@@ -144,6 +144,28 @@ TEST(Pool, ARunInsideATaskGoesInlineOnTheSameThreadAndWorker) {
   }
 }
 
+TEST(Pool, ARunGoesInlineWhereTheThreadSaidSo) {
+  Pool pool(PoolConfig{4, false, 50});
+  const auto all_here = [&] {
+    std::atomic<int> elsewhere{0};
+    const auto me = std::this_thread::get_id();
+    pool.run(64, [&](uint32_t, uint32_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      if (std::this_thread::get_id() != me) ++elsewhere;
+    });
+    return elsewhere == 0;
+  };
+  {
+    const Pool::Inline outer(pool);
+    {
+      const Pool::Inline inner(pool);
+      EXPECT_TRUE(all_here());
+    }
+    EXPECT_TRUE(all_here());
+  }
+  EXPECT_FALSE(all_here());
+}
+
 TEST(Pool, AJobMayBeStartedAndFinishedInsideATask) {
   Pool pool({.threads = 3});
   std::vector<std::unique_ptr<Witness>> witnesses;

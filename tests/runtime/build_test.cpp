@@ -92,10 +92,10 @@ TEST_F(Build, AppendsPendingTokensBlockByBlockWhileDecoding) {
     const auto out = tensor(o, {shape_.hq, shape_.d});
     ASSERT_OK(keyhole_attend(session_.get(), 0, &tq, &tk, &tv, &out, nullptr));
     model_.append(0, k, v);
-    // One flush may come on top of an almost full block before the next step appends it.
-    ASSERT_LT(layer_tokens(session_.get(), 0).pending, sc_.append_block + sc_.flush_block + 1);
+    // One block on its way, one that fills; one flush may come on top before the next step sees it.
+    ASSERT_LE(layer_tokens(session_.get(), 0).pending, 2 * sc_.append_block + sc_.flush_block);
   }
-  EXPECT_GT(layer_tokens(session_.get(), 0).indexed, indexed + 60);
+  EXPECT_GT(layer_tokens(session_.get(), 0).indexed, indexed + 40);
   expect_all_exact();
 }
 

@@ -114,7 +114,13 @@ std::string worker_line(const keyhole_statistics& s, uint64_t steps) {
   return "workers per token: search " + format_duration(s.search_seconds / n) +
          ", offloaded attention " + format_duration(s.offload_seconds / n) +
          ", resident attention " + format_duration(s.resident_seconds / n) + ", appends " +
-         format_duration(s.append_seconds / n) + "\n";
+         format_duration(s.append_seconds / n) + "\n" +
+         (s.append_blocks == 0
+              ? ""
+              : "appends: " + format_count(s.append_blocks) + " blocks, " +
+                    format_duration(s.background_seconds) + " in the background, " +
+                    format_count(s.append_waits) + " steps waited " +
+                    format_duration(s.append_wait_seconds) + "\n");
 }
 
 double scan_fraction(const keyhole_statistics& s) {
@@ -176,7 +182,11 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
                 {{"search", s.search_seconds},
                  {"offloaded_attention", s.offload_seconds},
                  {"resident_attention", s.resident_seconds},
-                 {"append", s.append_seconds}}},
+                 {"append", s.append_seconds},
+                 {"append_wait", s.append_wait_seconds},
+                 {"background", s.background_seconds}}},
+               {"append_blocks", s.append_blocks},
+               {"append_waits", s.append_waits},
                {"scan_fraction", scan_fraction(s)},
                {"host_bytes", s.host_bytes},
                {"index_bytes", s.index_bytes},

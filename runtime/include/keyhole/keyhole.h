@@ -203,6 +203,13 @@ enum {
                               * keys weigh by those scores */
 };
 
+/* Who brings tokens that leave the window into a built index. Same results either way, bit for bit. */
+typedef int32_t keyhole_append_mode;
+enum {
+  KEYHOLE_APPEND_BACKGROUND = 0, /* a thread of the session's own, while steps go on */
+  KEYHOLE_APPEND_IN_STEP = 1     /* the step that takes a block in, on the engine's threads */
+};
+
 typedef struct keyhole_session_config {
   size_t struct_size;
   uint32_t max_tokens;  /* room for a context of this many tokens, 1..2^31; only address space is
@@ -216,8 +223,8 @@ typedef struct keyhole_session_config {
   keyhole_mode mode;
   const uint32_t* dense_layers; /* layers with exact attention; copied; NULL: none */
   uint32_t dense_layer_count;
-  uint32_t append_block; /* pending tokens are added to a built index in blocks of this many, during
-                            * the attend that completes one; AUTO: 1024 */
+  uint32_t append_block; /* pending tokens of a layer are added to its built index in blocks of this
+                            * many (more after a prefill); see PENDING TOKENS. AUTO: 1024 */
   uint32_t training_queries; /* prefill queries kept per KV head to guide index types that want them
                             * (evenly spread over the prompt, all heads of the group in turn); 0: none,
                             * default 4096 */
@@ -226,9 +233,25 @@ typedef struct keyhole_session_config {
                             * returns OUT_OF_MEMORY first */
   keyhole_attend_mode attend; /* default KEYHOLE_ATTEND_TOPK */
   float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
+  keyhole_append_mode append_mode;
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
+
+/* PENDING TOKENS. Once a layer's index is built, tokens that leave the window are pending, attended exactly,
+ * until a step takes them in. The offloaded tokens of layer l are cut into blocks of append_block, the cuts
+ * of layer l shifted by l * append_block / layers so that layers take turns:
+ *   - the step that finds tokens beyond the next cut begins a block: all that are pending then;
+ *   - the step that finds tokens beyond the cut after that takes the block in, and begins the next.
+ * In between, which is append_block steps, the block is worked out by a background thread (one per session,
+ * started with the first block); searches never wait for it. A step that comes to take in a block which is
+ * not finished does the rest itself on the engine's threads: that is the back-pressure. It is counted in
+ * keyhole_statistics (append_waits, append_wait_seconds) and logged, the 1st, 2nd, 4th, 8th ... time. So a
+ * layer that is only decoded never has more than 2 * append_block + flush_block pending tokens, and which
+ * tokens a step finds in the index depends on the calls alone, never on how fast a thread was.
+ * A block that fails (out of memory) is logged; its tokens stay pending and are tried again.
+ * keyhole_build, keyhole_session_set_index and a keyhole_truncate into a block's tokens cancel it. Until it
+ * is taken in, a block takes memory that no figure includes: of hnsw a second copy of the graph. */
 
 /* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
@@ -280,7 +303,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_build(keyhole_session* sessi
  *   k, v `[Hkv, d]`; both NULL: attend without appending
  *   out  `[Hq, d]`, any dtype
  *   lse  NULL, or Hq floats: log-sum-exp of the logits of all tokens attended
- * In steady state allocates nothing (a step that completes an append block may).
+ * In steady state allocates nothing (a step that begins or takes in a block of pending tokens may).
  * Errors: as keyhole_prefill; INVALID_ARGUMENT for a layer without any token. On an error nothing is
  * appended and out is unspecified. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer,
@@ -351,6 +374,11 @@ typedef struct keyhole_statistics {
   const char* device;    /* e.g. "host"; static */
   const char* cpu_level; /* e.g. "avx512vnni"; static */
   uint32_t threads;
+  /* Sums again. */
+  uint64_t append_blocks; /* blocks of pending tokens that steps took into the index of a layer */
+  uint64_t append_waits;  /* of which came too early: the step had to finish the block itself */
+  double append_wait_seconds; /* time that this took (contained in append_seconds) */
+  double background_seconds;  /* time of the background thread in blocks that are over */
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,

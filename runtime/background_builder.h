@@ -1,0 +1,85 @@
+// Appends beside the decoding: a layer's next block of rows is worked out by a thread of the session's own,
+// while steps go on searching the index as it is, and taken in between two steps.
+//
+// A job belongs to the decoding thread, which begins it with submit() and ends it with finish() or cancel().
+// finish() does what the builder has not begun, on the worker pool: a decoder that outruns its builder is
+// as fast as one that appends in its steps, and a session without a builder thread needs no other code.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpu/pool.h"
+#include "index/index.h"
+
+namespace keyhole::runtime {
+
+/// Rows [.., rows) of one layer on their way into its indexes.
+struct AppendJob {
+  struct Part {
+    uint32_t kv_head = 0;
+    const index::Index* index = nullptr;  ///< changed by nobody while the job lives
+    RowsView keys;  ///< rows [0, rows) of the head: neither moved nor overwritten
+    std::unique_ptr<index::Addition> addition;  ///< the result, or
+    std::exception_ptr error;                   ///< why there is none
+    enum class State : uint8_t { waiting, taken, done };
+    State state = State::waiting;
+  };
+
+  AppendJob(uint32_t target, std::vector<Part> heads)
+      : rows(target), parts(std::move(heads)), undone(parts.size()) {}
+
+  uint32_t rows;
+  std::vector<Part> parts;  ///< one per head that takes part
+  std::atomic<bool> cancelled{false};
+  size_t undone;                    ///< parts that are not done
+  double background_seconds = 0.0;  ///< that the builder's thread has worked on it
+};
+
+class BackgroundBuilder {
+ public:
+  /// Starts no thread yet. The pool is for finish(); it outlives this object.
+  explicit BackgroundBuilder(cpu::Pool& pool) : pool_(&pool) {}
+  /// Cancels what is under way, and waits for it.
+  ~BackgroundBuilder();
+  BackgroundBuilder(const BackgroundBuilder&) = delete;
+  BackgroundBuilder& operator=(const BackgroundBuilder&) = delete;
+
+  /// Queues the job, all parts waiting, behind those before it; the thread starts with the first one. On an
+  /// exception (no thread, no memory) the job is not queued, and finish() does all of it.
+  void submit(AppendJob& job);
+
+  /// Returns when every part is done, and false if they all were when it was called. Also for a job that was
+  /// never submitted.
+  bool finish(AppendJob& job);
+
+  /// Returns when nobody works on the job any more. What is done of it is of no use.
+  void cancel(AppendJob& job) noexcept;
+
+  /// Destroys a job that is over on the builder's thread: an addition that was taken in holds what it has
+  /// replaced, which can be a whole graph.
+  void retire(std::unique_ptr<AppendJob> job) noexcept;
+
+ private:
+  void work();
+  [[nodiscard]] AppendJob::Part* next_part(AppendJob*& job);
+  void prepare(AppendJob& job, AppendJob::Part& part, bool in_background);
+  void drop(AppendJob& job);
+
+  cpu::Pool* pool_;
+  std::mutex mutex_;                  // of all below, and of the states and counts in jobs
+  std::condition_variable work_;      // the builder waits: something to do, or stop
+  std::condition_variable progress_;  // the decoder waits: a part is done
+  std::vector<AppendJob*> queue_;     // in order of submission; may hold jobs without waiting parts
+  std::vector<std::unique_ptr<AppendJob>> retired_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace keyhole::runtime
