@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 enum class ElementType { f32, f16, bf16, i32, u32, i64, u8, i8 };
 [[nodiscard]] size_t element_size(ElementType type);
@@ -74,4 +74,4 @@ class SafetensorsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

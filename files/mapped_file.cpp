@@ -1,4 +1,4 @@
-#include "tools/io/mapped_file.h"
+#include "files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what, int error) {
@@ -50,4 +50,4 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <span>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 /// Maps a regular file. Throws std::runtime_error that names the file and the system's reason. The
 /// file must not shrink while it is mapped.
@@ -22,4 +22,4 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-}  // namespace keyhole::tools
+}  // namespace keyhole
