@@ -76,7 +76,8 @@ TEST_P(Allocation, NoneInASearch) {
 
 INSTANTIATE_TEST_SUITE_P(Types, Allocation,
                          ::testing::Values("flat", "ivf", "ivf:C=30,probe=30",
-                                           "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000"));
+                                           "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000",
+                                           "saap", "saap:C=30,probe=30"));
 
 }  // namespace
 }  // namespace keyhole::index::test

@@ -27,8 +27,12 @@ std::string content(const Index& index) {
   return bytes.substr(0, bytes.size() - 8);  // the checksum covers them
 }
 
-constexpr const char* kSpecs[] = {"flat", "ivf:segment=512", "ivf:train=global,C=50",
-                                  "ivf:segment=512,metric=ip", "hnsw:M=6,efc=30"};
+constexpr const char* kSpecs[] = {"flat",
+                                  "ivf:segment=512",
+                                  "ivf:train=global,C=50",
+                                  "ivf:segment=512,metric=ip",
+                                  "hnsw:M=6,efc=30",
+                                  "saap:C=40"};
 
 TEST(Build, DoesNotDependOnThreads) {
   std::mt19937 random(71);
@@ -62,7 +66,8 @@ TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
   const auto queries = integers(2, 64, random);
   for (const cpu::Level level : cpu::available_levels()) {
     const Context ctx = {cpu::kernels_for(level), nullptr};
-    for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40"}) {
+    for (const char* spec :
+         {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40", "saap:C=9,probe=9"}) {
       const auto index = make_index(spec, 64, DType::f16, ctx);
       BuildInput input;
       input.keys = keys.view();
@@ -141,8 +146,9 @@ TEST(Bytes, AreWhatTheEstimateSays) {
     for (const DType dtype : key_dtypes()) {
       Keys keys(n, 64, dtype);
       keys.put(0, gaussian(n, 64, random));
-      for (const char* spec : {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2",
-                               "hnsw:efc=10", "hnsw:M=4,efc=5", "hnsw:M=48,efc=5"}) {
+      for (const char* spec :
+           {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2", "saap", "saap:C=100,iters=2",
+            "hnsw:efc=10", "hnsw:M=4,efc=5", "hnsw:M=48,efc=5"}) {
         const auto bytes = static_cast<double>(built(spec, keys)->info().bytes);
         const auto estimate = static_cast<double>(estimate_bytes(spec, n, 64, dtype));
         EXPECT_NEAR(bytes, estimate, 0.1 * estimate) << spec << " of " << n;
@@ -155,7 +161,7 @@ TEST(Bytes, AndSecondsGrowWithAppends) {
   std::mt19937 random(75);
   Keys keys(1200, 64, DType::f16);
   keys.put(0, gaussian(1200, 64, random));
-  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10"}) {
+  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10", "saap"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     index->append(keys.view(600), {});
     const IndexInfo half = index->info();
@@ -174,7 +180,7 @@ TEST(Threads, SearchAtOnceWithTheirOwnScratch) {
   std::mt19937 random(76);
   Keys keys(1500, 64, DType::f16);
   keys.put(0, attention_keys(1500, 64, random));
-  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20,ef=30"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20,ef=30", "saap"}) {
     SCOPED_TRACE(spec);
     const auto index = built(spec, keys);
     std::vector<std::vector<float>> queries;
@@ -207,7 +213,7 @@ TEST(Scratch, ServesEveryIndexOfItsType) {
   Keys large(2000, 64, DType::f16);
   large.put(0, gaussian(2000, 64, random));
   const auto queries = gaussian(3, 64, random);
-  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20", "saap"}) {
     SCOPED_TRACE(spec);
     const auto a = built(spec, small);
     const auto b = built(spec, large);

@@ -1,4 +1,4 @@
-// What must be exact is: flat always, ivf where every list is probed, hnsw where k or the beam covers all.
+// What must be exact is: flat always, ivf and saap where every list is probed, hnsw where k or the beam covers all.
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {
@@ -6,7 +6,7 @@ namespace {
 
 constexpr const char* kExactSpecs[] = {"flat", "ivf:C=16,probe=16,segment=64,iters=2",
                                        "ivf:C=9,probe=9,train=global,metric=ip,center=0,iters=2",
-                                       "hnsw:M=8,ef=100000,efc=20"};
+                                       "hnsw:M=8,ef=100000,efc=20", "saap:C=11,probe=11,iters=2"};
 
 // Random shapes, dtypes, groups and k, against double precision.
 TEST(Exact, RandomShapes) {
@@ -77,7 +77,7 @@ TEST(Exact, EmptyIndexAnswersNothing) {
   Keys keys(0, 128, DType::f16);
   std::mt19937 random(6);
   const auto queries = gaussian(3, 128, random);
-  for (const char* spec : {"flat", "ivf", "hnsw"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw", "saap"}) {
     for (const bool build : {false, true}) {
       const auto index = make_index(spec, 128, DType::f16, context());
       BuildInput input;
@@ -97,7 +97,8 @@ TEST(Exact, OneRow) {
   Keys keys(1, 80, DType::bf16);
   keys.put(0, gaussian(1, 80, random));
   const auto queries = gaussian(2, 80, random);
-  for (const char* spec : {"flat", "ivf", "ivf:C=1024,probe=1", "hnsw", "hnsw:geometry=ip"}) {
+  for (const char* spec :
+       {"flat", "ivf", "ivf:C=1024,probe=1", "hnsw", "hnsw:geometry=ip", "saap"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 80, 5);
     for (uint32_t h = 0; h < 2; ++h) {
@@ -129,8 +130,9 @@ TEST(Exact, AdversarialKeys) {
     keys.put(0, values);
     auto queries = gaussian(3, 64, random);
     for (float& x : queries) x *= 3.0F;
-    for (const char* spec : {"flat", "ivf:C=64,probe=64", "ivf:C=100000,probe=100000,metric=ip",
-                             "hnsw:ef=1000,efc=40", "hnsw:M=2,ef=1000,efc=1"}) {
+    for (const char* spec :
+         {"flat", "ivf:C=64,probe=64", "ivf:C=100000,probe=100000,metric=ip", "hnsw:ef=1000,efc=40",
+          "hnsw:M=2,ef=1000,efc=1", "saap:C=64,probe=64", "saap:C=100000,probe=100000"}) {
       SCOPED_TRACE(spec);
       const auto index = built(spec, keys);
       for (const uint32_t k : {1U, 10U, 50U, 499U, 500U, 2000U}) {
@@ -176,7 +178,7 @@ TEST(Exact, MaximalFloatsDoNotBreakABuild) {
   for (size_t i = 0; i < values.size(); i += 64) values[i] = i % 128 == 0 ? 3e38F : -3e38F;
   keys.put(0, values);
   const auto queries = gaussian(2, 64, random);
-  for (const char* spec : {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000"}) {
+  for (const char* spec : {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000", "saap:C=8,probe=8"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 64, 200);
     for (const Found& found : answer.heads) EXPECT_EQ(found.ids.size(), 200U);

@@ -7,7 +7,7 @@ namespace keyhole::index::test {
 namespace {
 
 constexpr const char* kSpecs[] = {"flat", "ivf:C=20,probe=5,segment=200,iters=2",
-                                  "hnsw:M=8,ef=30,efc=40"};
+                                  "hnsw:M=8,ef=30,efc=40", "saap:C=20,probe=5,iters=2"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 

@@ -9,7 +9,8 @@ namespace keyhole::index::test {
 namespace {
 
 constexpr const char* kSpecs[] = {"flat", "ivf:C=12,probe=4,segment=100,iters=1",
-                                  "hnsw:M=4,ef=20,efc=10", "hnsw:M=4,ef=20,efc=10,geometry=ip"};
+                                  "hnsw:M=4,ef=20,efc=10", "hnsw:M=4,ef=20,efc=10,geometry=ip",
+                                  "saap:C=12,probe=4,iters=1"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -116,7 +117,7 @@ TEST_P(Saved, SearchParametersMayDifferBuildParametersMayNot) {
 }
 
 TEST_P(Saved, RefusesAnotherTypeShapeOrTooFewKeys) {
-  for (const char* other : {"flat", "ivf", "hnsw"}) {
+  for (const char* other : {"flat", "ivf", "hnsw", "saap"}) {
     if (std::string(GetParam()).find(other) == 0) continue;
     EXPECT_EQ(load(*fresh(other), bytes_), Status::corrupt) << other;
   }
