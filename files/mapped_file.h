@@ -4,10 +4,17 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <stdexcept>
 
 namespace keyhole {
 
-/// Maps a regular file. Throws std::runtime_error that names the file and the system's reason. The
+/// A file that cannot be opened or mapped, whatever may be in it.
+class CannotRead : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The
 /// file must not shrink while it is mapped.
 class MappedFile {
  public:
