@@ -171,8 +171,10 @@ SaapHead train_head(std::span<const Trace> train, std::span<const Trace> validat
   out.kv_head = train.front().heads()[head].kv_head;
   // Preparing the prompts takes about as long as three epochs.
   const double steps = 3.0 + training.epochs;
+  bool stop = false;
   const auto stopped = [&](double done) {
-    return progress && !progress(std::min(done / steps, 1.0));
+    stop = stop || (progress && !progress(std::min(done / steps, 1.0)));
+    return stop;
   };
   {
     const std::vector<float> points = sample_keys(train, head, training);
@@ -180,20 +182,21 @@ SaapHead train_head(std::span<const Trace> train, std::span<const Trace> validat
     out.partitions = train_partitions(points.data(), points.size() / d, d, training.partitions);
   }
   if (stopped(1)) return out;
+  double prepared = 0;
   const auto prepare = [&](std::span<const Trace> traces) {
     std::vector<PromptHead> prompts;
     for (const Trace& trace : traces) {
+      if (stop) break;
       prompts.push_back(
           attend_by_partition(trace, trace.heads()[head], out.partitions, training.range));
-      if (stopped(1 + 2.0 * static_cast<double>(prompts.size()) /
-                          static_cast<double>(traces.size() + 1)))
-        break;
+      ++prepared;
+      (void)stopped(1 + 2 * prepared / static_cast<double>(train.size() + validate.size()));
     }
     return prompts;
   };
   const std::vector<PromptHead> prompts = prepare(train);
   const std::vector<PromptHead> held_out = prepare(validate);
-  if (stopped(3)) return out;
+  if (stop) return out;
 
   const size_t count = out.partitions.count();
   std::vector<Row> rows = useful_rows(prompts);
