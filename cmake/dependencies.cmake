@@ -12,6 +12,8 @@ find_package(faiss CONFIG REQUIRED)
 find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
 mark_as_advanced(HNSWLIB_INCLUDE_DIR)
 
+find_package(nlohmann_json CONFIG REQUIRED)
+
 if(KEYHOLE_TOOLS)
   # Not OpenBLAS's own CMake package: Debian's has no target, and Ubuntu 26.04's names a library that is
   # not there. openblas_config.h lies beside the cblas.h that belongs to the library.
@@ -28,9 +30,6 @@ if(KEYHOLE_TOOLS)
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
 endif()
 
-if(KEYHOLE_TOOLS OR KEYHOLE_TESTS)
-  find_package(nlohmann_json CONFIG REQUIRED)
-endif()
 if(KEYHOLE_TESTS)
   find_package(GTest CONFIG REQUIRED)
   include(GoogleTest)

@@ -6,6 +6,7 @@
 #include "index/hnsw.h"
 #include "index/ivf.h"
 #include "index/roargraph.h"
+#include "index/saap.h"
 #include "index/spec.h"
 
 namespace keyhole::index {
@@ -23,6 +24,7 @@ constexpr std::array kTypes = {
     Type{&kIvfType, make_ivf, estimate_ivf},
     Type{&kHnswType, make_hnsw, estimate_hnsw},
     Type{&kRoarGraphType, make_roargraph, estimate_roargraph},
+    Type{&kSaapType, make_saap, estimate_saap},
 };
 
 Spec parse(std::string_view text) {

@@ -20,10 +20,13 @@
 
 namespace keyhole::index {
 
+class QueryClassifier;
+
 /// What an index works with; outlives the index.
 struct Context {
   const cpu::Kernels* kernels = nullptr;
   cpu::Pool* pool = nullptr;  ///< for builds; searches run on the calling thread alone
+  const QueryClassifier* classifier = nullptr;  ///< trained for this layer and KV head; null: none
 };
 
 /// RoPE as the model applied it (rotate-half), so that an index can undo it. theta = 0: none.

@@ -9,13 +9,15 @@
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kC, kProbe, kTrain, kSegment, kIters, kMetric, kCenter, kSeed };
+enum Param : size_t { kC, kProbe, kTrain, kSegment, kIters, kMetric, kCenter, kSeed, kRope };
 enum Train : int64_t { kGlobal, kSegmented };
 enum Metric : int64_t { kL2, kIp };
+enum RopeUse : int64_t { kKeep, kUndo };
 
 constexpr size_t kMaxLists = size_t{1} << 24;
 constexpr std::string_view kTrainOptions[] = {"global", "segmented"};
 constexpr std::string_view kMetricOptions[] = {"l2", "ip"};
+constexpr std::string_view kRopeOptions[] = {"keep", "undo"};
 
 constexpr ParamDecl kParams[] = {
     integer("C", Stage::build, 0, 0, kMaxLists, "partitions; 0: one per 64 keys"),
@@ -32,6 +34,9 @@ constexpr ParamDecl kParams[] = {
     integer("center", Stage::build, 1, 0, 1,
             "1: cluster the keys minus their mean (no softmax changes by it)"),
     integer("seed", Stage::build, 1234, 0, 2147483647, "of the k-means start"),
+    choice(
+        "rope", Stage::build, kKeep, kRopeOptions,
+        "cluster and probe keys and queries as the model scores them, or as they are before RoPE"),
 };
 
 constexpr size_t kKeysPerList = 64;
@@ -50,8 +55,10 @@ size_t lists_of_build(const Spec& spec, size_t rows) {
 size_t piece(size_t n, size_t pieces, size_t i) { return n * i / pieces; }
 
 struct IvfScratch final : SearchScratch {
-  using SearchScratch::SearchScratch;
+  IvfScratch(uint32_t group, uint32_t k, uint32_t dim)
+      : SearchScratch(group, k), queries(size_t{group} * dim) {}
   ListRanking ranking;
+  std::vector<float> queries;  // `[group, dim]` with their RoPE undone
 };
 
 class IvfIndex final : public BasicIndex {
@@ -60,7 +67,7 @@ class IvfIndex final : public BasicIndex {
 
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
-    auto scratch = std::make_unique<IvfScratch>(max_group, max_k);
+    auto scratch = std::make_unique<IvfScratch>(max_group, max_k, dim());
     scratch->collector.begin_top(max_group, max_k, count());
     scratch->ranking.reserve(max_group, lists_.count());
     return scratch;
@@ -84,31 +91,33 @@ class IvfIndex final : public BasicIndex {
     return asked != 0 ? std::min(asked, lists_.count())
                       : rounded_share(lists_.count(), kAutoProbeShare);
   }
+  void build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress);
   /// Rows [begin, end) clustered in `segments` parts of nearly equal size, `lists` lists in all.
   [[nodiscard]] std::vector<Part> train(const RowsView& keys, size_t begin, size_t end,
-                                        size_t segments, size_t lists, ProgressMeter& meter) const;
+                                        size_t segments, size_t lists, const RopeUndo& rope,
+                                        ProgressMeter& meter) const;
   /// The nearest list of each of the rows [begin, end).
   [[nodiscard]] std::vector<uint32_t> assign(const RowsView& keys, size_t begin, size_t end,
                                              ProgressMeter& meter) const;
-  void scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
-            SearchCost& cost) const;
 
   struct IvfGrowth final : Addition {
     IvfLists::Change change;
     std::unique_ptr<IvfIndex> first;  // the whole index, where there was none
   };
 
+  RopeUndo rope_;
   IvfLists lists_{kernels(), dim(), dtype()};
   size_t rows_per_list_ = kKeysPerList;  // what appended parts aim at
 };
 
 std::vector<Part> IvfIndex::train(const RowsView& keys, size_t begin, size_t end, size_t segments,
-                                  size_t lists, ProgressMeter& meter) const {
+                                  size_t lists, const RopeUndo& rope, ProgressMeter& meter) const {
   const PartConfig config = {
       .iterations = static_cast<uint32_t>(spec()[kIters]),
       .nearness = spec()[kMetric] == kL2 ? Nearness::l2 : Nearness::inner_product,
       .center = spec()[kCenter] != 0,
-      .seed = static_cast<uint32_t>(spec()[kSeed])};
+      .seed = static_cast<uint32_t>(spec()[kSeed]),
+      .rope = &rope};
   const size_t n = end - begin;
   segments = std::min(segments, lists);
   std::vector<Part> parts(segments);
@@ -130,7 +139,7 @@ std::vector<uint32_t> IvfIndex::assign(const RowsView& keys, size_t begin, size_
                                        ProgressMeter& meter) const {
   std::vector<uint32_t> labels(end - begin);
   const std::vector<float> means = rows_as_f32(kernels(), lists_.means(), 0, lists_.count());
-  const std::vector<float> points = rows_as_f32(kernels(), keys, begin, end);
+  const std::vector<float> points = rows_as_f32(kernels(), keys, begin, end, rope_);
   NearestCentroid nearest(kernels(), Nearness::l2, dim());
   nearest.set(means.data(), lists_.count());
   assign_points(nearest, context().pool, points.data(), labels.size(), dim(), labels.data(), meter);
@@ -138,7 +147,14 @@ std::vector<uint32_t> IvfIndex::assign(const RowsView& keys, size_t begin, size_
 }
 
 void IvfIndex::do_build(const BuildInput& input, const Progress& progress) {
-  const size_t n = input.keys.count;
+  build_lists(
+      input.keys,
+      spec()[kRope] == kUndo ? RopeUndo(input.rope, dim(), input.first_position) : RopeUndo(),
+      progress);
+}
+
+void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress) {
+  const size_t n = keys.count;
   IvfLists next(kernels(), dim(), dtype());
   size_t rows_per_list = kKeysPerList;
   if (n > 0) {
@@ -146,11 +162,12 @@ void IvfIndex::do_build(const BuildInput& input, const Progress& progress) {
     const size_t segments =
         spec()[kTrain] == kGlobal ? 1 : rounded_share(n, static_cast<size_t>(spec()[kSegment]));
     ProgressMeter meter(progress, part_work(n, lists, static_cast<uint32_t>(spec()[kIters])));
-    next.apply(next.with_parts(train(input.keys, 0, n, segments, lists, meter)));
+    next.apply(next.with_parts(train(keys, 0, n, segments, lists, rope, meter)));
     if (spec()[kC] != 0) rows_per_list = std::max(n / lists, kLeastKeysPerAppendedList);
   }
   lists_ = std::move(next);
   rows_per_list_ = rows_per_list;
+  rope_ = std::move(rope);
 }
 
 std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
@@ -159,9 +176,7 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
   const size_t trained = lists_.trained_rows();
   if (trained == 0) {
     growth->first = std::make_unique<IvfIndex>(spec(), dim(), dtype(), context());
-    BuildInput input;
-    input.keys = keys;
-    growth->first->do_build(input, progress);
+    growth->first->build_lists(keys, rope_, progress);
     return growth;
   }
   // Rows of the tail are few against a segment, and against the trained ones: after a short build, parts
@@ -172,7 +187,7 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
     const size_t lists = std::min(rounded_share(waiting, rows_per_list_), waiting);
     ProgressMeter meter(progress, part_work(waiting, lists, static_cast<uint32_t>(spec()[kIters])));
     growth->change = lists_.with_parts(
-        train(keys, trained, keys.count, rounded_share(waiting, segment), lists, meter));
+        train(keys, trained, keys.count, rounded_share(waiting, segment), lists, rope_, meter));
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
@@ -193,25 +208,6 @@ void IvfIndex::do_commit(Addition& addition) {
   }
 }
 
-void IvfIndex::scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
-                    SearchCost& cost) const {
-  for (uint32_t first = 0; first < list.size; first += kScanBlock) {
-    const size_t n = std::min<size_t>(kScanBlock, list.size - first);
-    kernels().score[static_cast<size_t>(dtype())]({.queries = args.queries,
-                                                   .group = args.group,
-                                                   .dim = dim(),
-                                                   .keys = list.keys + first * row_bytes(),
-                                                   .key_stride = row_bytes(),
-                                                   .ids = nullptr,
-                                                   .count = n,
-                                                   .scores = scratch.scores.data(),
-                                                   .score_stride = kScanBlock});
-    scratch.collector.offer(scratch.scores.data(), kScanBlock, list.rows + first, n);
-  }
-  cost.keys_scored += uint64_t{args.group} * list.size;
-  cost.bytes_read += list.size * row_bytes();
-}
-
 void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
   auto* scratch = dynamic_cast<IvfScratch*>(&base);
   if (scratch == nullptr) {
@@ -220,7 +216,8 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
   ListRanking& ranking = scratch->ranking;
   ranking.reserve(scratch->max_group, lists_.count());
   const RowsView means = lists_.means();
-  kernels().score[static_cast<size_t>(dtype())]({.queries = args.queries,
+  const float* queries = rope_.queries(args, count(), scratch->queries.data());
+  kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
                                                  .group = args.group,
                                                  .dim = dim(),
                                                  .keys = means.data,
@@ -232,8 +229,7 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
   cost.bytes_read += means.count * row_bytes();
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
   for (const uint32_t l : ranking.best(args.group, lists_.count(), probe(), is_empty)) {
-    scan(lists_.trained(l), args, *scratch, cost);
-    scan(lists_.tail(l), args, *scratch, cost);
+    lists_.scan(l, args, *scratch, cost);
   }
 }
 
@@ -248,15 +244,18 @@ void IvfIndex::describe(IndexInfo& info) const {
 
 void IvfIndex::save_body(Writer& out) const {
   out.put(static_cast<uint64_t>(rows_per_list_));
+  rope_.save(out);
   lists_.save(out);
 }
 
 void IvfIndex::load_body(Reader& in, const RowsView& keys) {
   const auto rows_per_list = in.get<uint64_t>();
   require_sound(rows_per_list >= 1 && rows_per_list <= kMaxRows, "an impossible list length");
+  RopeUndo rope = RopeUndo::load(in, dim());
   IvfLists lists(kernels(), dim(), dtype());
   lists.load(in, keys);
   in.finish();
+  rope_ = std::move(rope);
   lists_ = std::move(lists);
   rows_per_list_ = rows_per_list;
 }

@@ -7,6 +7,10 @@
 // equal shares per head by 1-3 points of recall@100 below 10 % scanned and the score of the summed query by 2-5
 // points above it, at the same number of keys scanned.
 //
+// ROPE. With rope=undo, partitions are made of keys, and ranked by queries, as they are before RoPE: whether
+// a key suits a query then does not depend on how far apart they stand (Saap, section 3). Keys are scored
+// as the model has them either way.
+//
 // APPEND. New rows go to the lists of their nearest mean keys, in a second set of lists, the tail: a
 // partition is scanned as two streams, and trained lists are never moved. Once `segment` rows have come in
 // they are clustered on their own and become a further part (RetroInfer's segments). So appends stay

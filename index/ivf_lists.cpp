@@ -55,6 +55,25 @@ void IvfLists::apply(Change&& change) {
   std::swap(tail_labels_, change.tail_labels);
 }
 
+void IvfLists::scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
+                    SearchCost& cost) const {
+  for (uint32_t first = 0; first < list.size; first += kScanBlock) {
+    const size_t n = std::min<size_t>(kScanBlock, list.size - first);
+    kernels_->score[static_cast<size_t>(dtype_)]({.queries = args.queries,
+                                                  .group = args.group,
+                                                  .dim = dim_,
+                                                  .keys = list.keys + first * row_bytes(),
+                                                  .key_stride = row_bytes(),
+                                                  .ids = nullptr,
+                                                  .count = n,
+                                                  .scores = scratch.scores.data(),
+                                                  .score_stride = kScanBlock});
+    scratch.collector.offer(scratch.scores.data(), kScanBlock, list.rows + first, n);
+  }
+  cost.keys_scored += uint64_t{args.group} * list.size;
+  cost.bytes_read += list.size * row_bytes();
+}
+
 void IvfLists::truncate(size_t rows) {
   if (rows >= trained_rows()) {
     tail_.truncate(rows);
@@ -70,9 +89,14 @@ void IvfLists::truncate(size_t rows) {
   }
   add_lists(parts_, trained);
   trained_ = std::move(trained);
-  means_.resize(count() * row_bytes());
+  means_.resize(count() * mean_bytes_);
   tail_ = KeyLists(count());
   tail_labels_.clear();
+}
+
+bool IvfLists::has_parts_of(size_t lists) const {
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [lists](const Part& part) { return part.lists.count() == lists; });
 }
 
 size_t IvfLists::bytes() const {
@@ -123,9 +147,9 @@ void IvfLists::save(Writer& out) const {
     }
     out.put(static_cast<uint64_t>(part.end));
     out.put(static_cast<uint64_t>(part.lists.count()));
-    out.put_array(means, part.lists.count() * row_bytes());
+    out.put_array(means, part.lists.count() * mean_bytes_);
     out.put_array(labels.data(), labels.size());
-    means += part.lists.count() * row_bytes();
+    means += part.lists.count() * mean_bytes_;
   }
   out.put_array(tail_labels_.data(), tail_labels_.size());
 }
@@ -142,8 +166,9 @@ void IvfLists::load(Reader& in, const RowsView& keys) {
                   "parts that do not follow each other");
     const auto lists = in.get<uint64_t>();
     require_sound(lists >= 1 && lists <= kMaxListsOfPart, "an impossible number of lists");
-    const auto means = in.get_array<std::byte>(lists * row_bytes());
-    require_sound(kernels_->all_finite[static_cast<size_t>(dtype_)](means.data(), lists * dim_),
+    const auto means = in.get_array<std::byte>(lists * mean_bytes_);
+    require_sound(kernels_->all_finite[static_cast<size_t>(dtype_)](
+                      means.data(), means.size() / dtype_size(dtype_)),
                   "a mean key that is not finite");
     means_.insert(means_.end(), means.begin(), means.end());
     const auto labels = in.get_array<uint32_t>(part.end - part.begin);

@@ -12,12 +12,15 @@ namespace keyhole::index {
 
 class IvfLists {
  public:
-  IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype)
-      : kernels_(&kernels), dim_(dim), dtype_(dtype) {}
+  /// `with_means` = false: lists are ranked by something else, and no mean keys are kept.
+  IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool with_means = true)
+      : kernels_(&kernels), dim_(dim), dtype_(dtype), mean_bytes_(with_means ? row_bytes() : 0) {}
 
   [[nodiscard]] size_t count() const { return trained_.size(); }
   [[nodiscard]] size_t parts() const { return parts_.size(); }
   [[nodiscard]] size_t trained_rows() const { return parts_.empty() ? 0 : parts_.back().end; }
+  /// Whether every part has `lists` lists.
+  [[nodiscard]] bool has_parts_of(size_t lists) const;
   /// The list of each row from trained_rows() on.
   [[nodiscard]] const std::vector<uint32_t>& tail_labels() const { return tail_labels_; }
 
@@ -26,8 +29,11 @@ class IvfLists {
   [[nodiscard]] RowsView means() const {
     return {means_.data(), row_bytes(), count(), dim_, dtype_};
   }
-  [[nodiscard]] KeyList trained(size_t l) const { return trained_[l]; }
-  [[nodiscard]] KeyList tail(size_t l) const { return tail_.list(l); }
+  /// Scores all rows of a list for the group and offers them to the scratch's collector.
+  void scan(size_t l, const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
+    scan(trained_[l], args, scratch, cost);
+    scan(tail_.list(l), args, scratch, cost);
+  }
   [[nodiscard]] size_t size(size_t l) const { return trained_[l].size + tail_.list(l).size; }
 
   /// New lists, worked out beside these and not yet part of them.
@@ -59,11 +65,14 @@ class IvfLists {
   void load(Reader& in, const RowsView& keys);
 
  private:
+  void scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
+            SearchCost& cost) const;
   [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(dtype_); }
 
   const cpu::Kernels* kernels_;
   uint32_t dim_;
   DType dtype_;
+  size_t mean_bytes_;        // of one mean key; 0: there are none
   std::vector<Part> parts_;  // rows [0, trained_rows()) in order; their centroids are in means_
   std::vector<std::byte> means_;  // of all lists, parts in order
   std::vector<KeyList> trained_;  // of all parts in order

@@ -48,13 +48,14 @@ std::vector<float> list_means(const std::vector<float>& points, const std::vecto
 }  // namespace
 
 std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys, size_t begin,
-                               size_t end) {
+                               size_t end, const RopeUndo& rope) {
   std::vector<float> rows((end - begin) * keys.dim);
   const auto convert = kernels.to_f32[static_cast<size_t>(keys.dtype)];
   for (size_t i = begin; i < end; ++i) {
     convert(keys.row(i), rows.data() + (i - begin) * keys.dim, keys.dim);
   }
   for (float& x : rows) x = std::clamp(x, -kLargestElement, kLargestElement);
+  rope.rows(rows.data(), begin, end - begin);
   return rows;
 }
 
@@ -63,7 +64,7 @@ Part train_part(const Context& context, const RowsView& keys, size_t begin, size
   const cpu::Kernels& kernels = *context.kernels;
   const uint32_t dim = keys.dim;
   const size_t n = end - begin;
-  std::vector<float> points = rows_as_f32(kernels, keys, begin, end);
+  std::vector<float> points = rows_as_f32(kernels, keys, begin, end, *config.rope);
   std::vector<float> shift(dim, 0.0F);
   if (config.center) {
     shift = mean_row(points, n, dim);

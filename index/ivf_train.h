@@ -6,6 +6,7 @@
 #include "index/base.h"
 #include "index/key_lists.h"
 #include "index/kmeans.h"
+#include "index/rope_undo.h"
 
 namespace keyhole::index {
 
@@ -15,6 +16,7 @@ struct PartConfig {
   Nearness nearness;
   bool center;  ///< cluster the keys minus their mean
   uint32_t seed;
+  const RopeUndo* rope;  ///< cluster keys as they are before RoPE
 };
 
 /// The rows [begin, end), clustered on their own.
@@ -32,9 +34,9 @@ struct Part {
                               ProgressMeter& meter);
 [[nodiscard]] double part_work(size_t rows, size_t lists, uint32_t iterations);
 
-/// Rows [begin, end) of `keys` as fp32, `[end - begin, dim]`. Elements are clamped to 1e15 so that
+/// Rows [begin, end) of `keys` as fp32 with their RoPE undone, `[end - begin, dim]`. Elements are clamped to 1e15 so that
 /// squared lengths stay finite for any fp32 key (fp16 and bf16 models come nowhere near).
 [[nodiscard]] std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys,
-                                             size_t begin, size_t end);
+                                             size_t begin, size_t end, const RopeUndo& rope = {});
 
 }  // namespace keyhole::index

@@ -18,11 +18,22 @@ class ListRanking {
   [[nodiscard]] float* scores() { return scores_.data(); }
   [[nodiscard]] size_t stride() const { return room_; }
 
+  /// Makes the scores of the group's heads one importance() per list.
+  void combine(uint32_t group, size_t lists);
+
   /// The `probe` best of `lists` lists for the group, best first; lists for which `is_empty(l)` is true
   /// come last. Equal ranks: the smaller list. Valid until the next call.
   template <class IsEmpty>
   std::span<const uint32_t> best(uint32_t group, size_t lists, size_t probe, IsEmpty is_empty) {
     combine(group, lists);
+    return best(lists, probe, is_empty);
+  }
+
+  /// Where a caller who ranks by himself puts the lists' importance, `[lists]`, 0 or more.
+  [[nodiscard]] float* importance() { return importance_.data(); }
+  /// best() by it.
+  template <class IsEmpty>
+  std::span<const uint32_t> best(size_t lists, size_t probe, IsEmpty is_empty) {
     for (size_t l = 0; l < lists; ++l) {
       if (is_empty(l)) importance_[l] = -1.0F;
     }
@@ -30,7 +41,6 @@ class ListRanking {
   }
 
  private:
-  void combine(uint32_t group, size_t lists);
   std::span<const uint32_t> select(size_t lists, size_t probe);
 
   size_t room_ = 0;

@@ -48,6 +48,13 @@ void NearestCentroid::set(const float* centroids, size_t n) {
   }
 }
 
+void NearestCentroid::set(const float* centroids, const std::vector<float>& bonuses) {
+  centroids_ = centroids;
+  count_ = bonuses.size();
+  offsets_.resize(count_);
+  for (size_t c = 0; c < count_; ++c) offsets_[c] = -bonuses[c];
+}
+
 void NearestCentroid::assign(const float* points, size_t n, uint32_t* labels) const {
   float scores[kMaxGroup * kTile];
   for (size_t p = 0; p < n; p += kMaxGroup) {

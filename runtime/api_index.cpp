@@ -216,7 +216,8 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
       input.queries.positions = training_positions;
     }
     const auto report = progress_function(progress, user);
-    auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype, engine.index_context());
+    auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype,
+                                   engine.index_context(ix->layer, ix->kv_head));
     built->build(input, [&](double f) { return !report || report(f, "building the index"); });
     const index::IndexInfo info = built->info();
     ix->params = info.params;

@@ -46,6 +46,13 @@ Engine::Engine(const keyhole_engine_config& config)
   }
   kernels_ = &cpu::select_kernels(config.cpu_level);
   check_device(config.device, log_);
+  if (config.classifiers != nullptr) {
+    classifiers_path_ = config.classifiers;
+    classifiers_ = Classifiers(classifiers_path_, model_, rope_, *kernels_);
+    log_(KEYHOLE_LOG_INFO, "classifiers: " + std::to_string(classifiers_.count()) + " of " +
+                               std::to_string(size_t{model_.layers} * model_.kv_heads) +
+                               " heads, from " + classifiers_path_);
+  }
 
   cpu::PoolConfig pool;
   pool.threads = config.threads;
@@ -59,6 +66,7 @@ Engine::Engine(const keyhole_engine_config& config)
   effective_.threads = pool_->threads();
   effective_.spin_us = pool.spin_us;
   effective_.cpu_level = kernels_->name;
+  if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
   log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
                              ", threads: " + std::to_string(pool_->threads()));
 }

@@ -8,6 +8,7 @@
 #include "cpu/pool.h"
 #include "gpu/device.h"
 #include "index/index.h"
+#include "runtime/classifier_file.h"
 #include "runtime/config.h"
 #include "runtime/log.h"
 
@@ -26,7 +27,10 @@ class Engine {
   [[nodiscard]] const Log& log() const { return log_; }
   [[nodiscard]] const keyhole_engine_config& effective_config() const { return effective_; }
   [[nodiscard]] const char* device_name() const { return "host"; }
-  [[nodiscard]] index::Context index_context() const { return {kernels_, pool_.get()}; }
+  /// What an index of this layer and KV head works with.
+  [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
+    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head)};
+  }
 
   /// Resident K and V for a new session, on the engine's device.
   [[nodiscard]] std::unique_ptr<gpu::Resident> make_resident(const gpu::ResidentShape& shape) const;
@@ -37,6 +41,8 @@ class Engine {
   Log log_;
   const cpu::Kernels* kernels_ = nullptr;
   std::unique_ptr<cpu::Pool> pool_;
+  std::string classifiers_path_;
+  Classifiers classifiers_;
   keyhole_engine_config effective_{};
 };
 

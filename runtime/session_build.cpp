@@ -113,7 +113,8 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
     hd.index->append(keys, progress);
     return;
   }
-  auto built = index::make_index(params_.index, m.head_dim, m.kv_dtype, engine_->index_context());
+  auto built = index::make_index(params_.index, m.head_dim, m.kv_dtype,
+                                 engine_->index_context(layer, kv_head));
   index::BuildInput input;
   input.keys = keys;
   input.queries = hd.queries.view();

@@ -161,8 +161,8 @@ uint32_t SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in)
 std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t layer,
                                                       uint32_t kv_head, const std::string& bytes) {
   const ModelShape& m = s.engine_->model();
-  auto index =
-      index::make_index(s.params_.index, m.head_dim, m.kv_dtype, s.engine_->index_context());
+  auto index = index::make_index(s.params_.index, m.head_dim, m.kv_dtype,
+                                 s.engine_->index_context(layer, kv_head));
   std::istringstream in(bytes);
   index->load(in, s.store_.view(layer, kv_head).keys);
   if (index->count() > s.store_.rows(layer)) {

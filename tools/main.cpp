@@ -31,6 +31,7 @@ void add_commands(CLI::App& keyhole) {
   add_eval(keyhole);
   add_record(keyhole);
   add_compare(keyhole);
+  add_train_saap(keyhole);
   add_plan(keyhole);
 }
 

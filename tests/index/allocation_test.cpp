@@ -78,7 +78,8 @@ INSTANTIATE_TEST_SUITE_P(Types, Allocation,
                          ::testing::Values("flat", "ivf", "ivf:C=30,probe=30",
                                            "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000",
                                            "flat:codec=int8", "roargraph:M=6,ef=20,beam=20",
-                                           "roargraph:M=6,ef=20,beam=20,codec=none"));
+                                           "roargraph:M=6,ef=20,beam=20,codec=none", "saap",
+                                           "saap:C=30,probe=30"));
 
 }  // namespace
 }  // namespace keyhole::index::test

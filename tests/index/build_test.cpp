@@ -33,7 +33,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "ivf:segment=512,metric=ip",
                                   "hnsw:M=6,efc=30",
                                   "flat:codec=int8",
-                                  "roargraph:M=6,ef=8,beam=30"};
+                                  "roargraph:M=6,ef=8,beam=30",
+                                  "saap:C=40"};
 
 TEST(Build, DoesNotDependOnThreads) {
   std::mt19937 random(71);
@@ -67,8 +68,8 @@ TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
   const auto queries = integers(2, 64, random);
   for (const cpu::Level level : cpu::available_levels()) {
     const Context ctx = {cpu::kernels_for(level), nullptr};
-    for (const char* spec :
-         {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40", "roargraph:ef=800"}) {
+    for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40", "roargraph:ef=800",
+                             "saap:C=9,probe=9"}) {
       const auto index = make_index(spec, 64, DType::f16, ctx);
       BuildInput input;
       input.keys = keys.view();
@@ -150,7 +151,7 @@ TEST(Bytes, AreWhatTheEstimateSays) {
       for (const char* spec :
            {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2", "hnsw:efc=10", "hnsw:M=4,efc=5",
             "hnsw:M=48,efc=5", "flat:codec=int8", "roargraph:beam=10",
-            "roargraph:M=4,beam=10,codec=none"}) {
+            "roargraph:M=4,beam=10,codec=none", "saap", "saap:C=100,iters=2"}) {
         const auto bytes = static_cast<double>(built(spec, keys)->info().bytes);
         const auto estimate = static_cast<double>(estimate_bytes(spec, n, 64, dtype));
         EXPECT_NEAR(bytes, estimate, 0.1 * estimate) << spec << " of " << n;
@@ -163,7 +164,7 @@ TEST(Bytes, AndSecondsGrowWithAppends) {
   std::mt19937 random(75);
   Keys keys(1200, 64, DType::f16);
   keys.put(0, gaussian(1200, 64, random));
-  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10"}) {
+  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10", "saap"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     index->append(keys.view(600), {});
     const IndexInfo half = index->info();
@@ -182,7 +183,8 @@ TEST(Threads, SearchAtOnceWithTheirOwnScratch) {
   std::mt19937 random(76);
   Keys keys(1500, 64, DType::f16);
   keys.put(0, attention_keys(1500, 64, random));
-  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20,ef=30", "roargraph:M=6,beam=20,ef=8"}) {
+  for (const char* spec :
+       {"flat", "ivf", "hnsw:M=6,efc=20,ef=30", "roargraph:M=6,beam=20,ef=8", "saap"}) {
     SCOPED_TRACE(spec);
     const auto index = built(spec, keys);
     std::vector<std::vector<float>> queries;
@@ -215,7 +217,8 @@ TEST(Scratch, ServesEveryIndexOfItsType) {
   Keys large(2000, 64, DType::f16);
   large.put(0, gaussian(2000, 64, random));
   const auto queries = gaussian(3, 64, random);
-  for (const char* spec : {"flat", "ivf", "hnsw:M=6,efc=20", "roargraph:M=6,beam=20,ef=8"}) {
+  for (const char* spec :
+       {"flat", "ivf", "hnsw:M=6,efc=20", "roargraph:M=6,beam=20,ef=8", "saap"}) {
     SCOPED_TRACE(spec);
     const auto a = built(spec, small);
     const auto b = built(spec, large);

@@ -1,13 +1,15 @@
-// What must be exact is: flat always, ivf where every list is probed, hnsw where k or the beam covers all.
+// What must be exact is: flat always, ivf and saap where every list is probed, hnsw where k or the beam covers all.
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {
 namespace {
 
-constexpr const char* kExactSpecs[] = {"flat", "ivf:C=16,probe=16,segment=64,iters=2",
+constexpr const char* kExactSpecs[] = {"flat",
+                                       "ivf:C=16,probe=16,segment=64,iters=2",
                                        "ivf:C=9,probe=9,train=global,metric=ip,center=0,iters=2",
                                        "hnsw:M=8,ef=100000,efc=20",
-                                       "roargraph:M=8,ef=100000,beam=20"};
+                                       "roargraph:M=8,ef=100000,beam=20",
+                                       "saap:C=11,probe=11,iters=2"};
 
 // Random shapes, dtypes, groups and k, against double precision.
 TEST(Exact, RandomShapes) {
@@ -78,7 +80,7 @@ TEST(Exact, EmptyIndexAnswersNothing) {
   Keys keys(0, 128, DType::f16);
   std::mt19937 random(6);
   const auto queries = gaussian(3, 128, random);
-  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph", "saap"}) {
     for (const bool build : {false, true}) {
       const auto index = make_index(spec, 128, DType::f16, context());
       BuildInput input;
@@ -99,7 +101,7 @@ TEST(Exact, OneRow) {
   keys.put(0, gaussian(1, 80, random));
   const auto queries = gaussian(2, 80, random);
   for (const char* spec : {"flat", "ivf", "ivf:C=1024,probe=1", "hnsw", "hnsw:geometry=ip",
-                           "flat:codec=int8", "roargraph", "roargraph:ef=1"}) {
+                           "flat:codec=int8", "roargraph", "roargraph:ef=1", "saap"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 80, 5);
     for (uint32_t h = 0; h < 2; ++h) {
@@ -133,7 +135,8 @@ TEST(Exact, AdversarialKeys) {
     for (float& x : queries) x *= 3.0F;
     for (const char* spec :
          {"flat", "ivf:C=64,probe=64", "ivf:C=100000,probe=100000,metric=ip", "hnsw:ef=1000,efc=40",
-          "hnsw:M=2,ef=1000,efc=1", "roargraph:ef=1000,beam=40"}) {
+          "hnsw:M=2,ef=1000,efc=1", "roargraph:ef=1000,beam=40", "saap:C=64,probe=64",
+          "saap:C=100000,probe=100000"}) {
       SCOPED_TRACE(spec);
       const auto index = built(spec, keys);
       for (const uint32_t k : {1U, 10U, 50U, 499U, 500U, 2000U}) {
@@ -179,7 +182,8 @@ TEST(Exact, MaximalFloatsDoNotBreakABuild) {
   for (size_t i = 0; i < values.size(); i += 64) values[i] = i % 128 == 0 ? 3e38F : -3e38F;
   keys.put(0, values);
   const auto queries = gaussian(2, 64, random);
-  for (const char* spec : {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000", "roargraph:ef=1000"}) {
+  for (const char* spec :
+       {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000", "roargraph:ef=1000", "saap:C=8,probe=8"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 64, 200);
     for (const Found& found : answer.heads) EXPECT_EQ(found.ids.size(), 200U);

@@ -11,7 +11,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "hnsw:M=8,ef=30,efc=40",
                                   "flat:codec=int8",
                                   "roargraph:M=8,ef=8,beam=40",
-                                  "roargraph:M=8,ef=8,beam=40,codec=none"};
+                                  "roargraph:M=8,ef=8,beam=40,codec=none",
+                                  "saap:C=20,probe=5,iters=2"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 

@@ -7,6 +7,7 @@ namespace keyhole::index::test {
 namespace {
 
 const Progress kNoProgress;
+const RopeUndo kKeepRope;
 
 // Points around `clusters` far centres, in turn.
 std::vector<float> clustered(size_t n, size_t clusters, uint32_t dim, std::mt19937& random) {
@@ -95,7 +96,7 @@ TEST(TrainPart, ListsArePartitionWithTheirMeans) {
   for (const bool center : {false, true}) {
     for (const Nearness nearness : {Nearness::l2, Nearness::inner_product}) {
       const PartConfig config = {
-          .iterations = 3, .nearness = nearness, .center = center, .seed = 1};
+          .iterations = 3, .nearness = nearness, .center = center, .seed = 1, .rope = &kKeepRope};
       ProgressMeter meter(kNoProgress, 1.0);
       const Part part = train_part(context(), keys.view(), 100, 450, 20, config, meter);
       std::vector<int> seen(500, 0);

@@ -14,7 +14,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "hnsw:M=4,ef=20,efc=10,geometry=ip",
                                   "flat:codec=int8",
                                   "roargraph:M=4,ef=20,beam=10",
-                                  "roargraph:M=4,ef=5,beam=10,codec=none"};
+                                  "roargraph:M=4,ef=5,beam=10,codec=none",
+                                  "saap:C=12,probe=4,iters=1"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -121,7 +122,7 @@ TEST_P(Saved, SearchParametersMayDifferBuildParametersMayNot) {
 }
 
 TEST_P(Saved, RefusesAnotherTypeShapeOrTooFewKeys) {
-  for (const char* other : {"flat", "ivf", "hnsw", "roargraph"}) {
+  for (const char* other : {"flat", "ivf", "hnsw", "roargraph", "saap"}) {
     if (std::string(GetParam()).find(other) == 0) continue;
     EXPECT_EQ(load(*fresh(other), bytes_), Status::corrupt) << other;
   }

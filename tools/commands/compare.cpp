@@ -31,6 +31,7 @@ struct Options {
   std::vector<uint32_t> layers, heads;
   size_t queries = 1000;
   std::string kv_dtype = "f16";
+  std::string classifiers;
   std::string json, csv;
   bool per_head = false;
 };
@@ -110,6 +111,7 @@ ComparisonPlan make_plan(const Trace& trace, const Options& options) {
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
   plan.indexes = options.indexes;
+  plan.classifiers = options.classifiers;
   plan.heads = select_heads(trace, options);
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.builds_at_once = std::min<unsigned>(plan.threads, static_cast<unsigned>(plan.heads.size()));
@@ -146,6 +148,7 @@ ordered_json describe(const ComparisonPlan& plan, const Options& options) {
           {"offloaded", plan.truth.offloaded.count()},
           {"queries", plan.truth.queries.size()},
           {"kv_dtype", options.kv_dtype},
+          {"classifiers", options.classifiers},
           {"threads", plan.threads},
           {"builds_at_once", plan.builds_at_once},
           {"threads_per_build", plan.threads_per_build()}};
@@ -268,6 +271,10 @@ void add_compare(CLI::App& keyhole) {
       ->type_name("TYPE")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
+  command
+      ->add_option("--classifiers", options->classifiers,
+                   "Trained partitions and query classifiers for saap, written by train-saap")
+      ->type_name("FILE");
   command->add_flag("--per-head", options->per_head, "Also print a row for every head");
   command->add_option("--json", options->json, "Write all results here (- for standard output)")
       ->type_name("FILE");

@@ -180,10 +180,14 @@ Percentiles percentiles(std::vector<double> samples) {
   return {at(0.50), at(0.95), at(0.99)};
 }
 
-Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads) {
+Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads,
+                         const std::string& classifiers) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
-  config.layers = 1 + *std::max_element(info.layers.begin(), info.layers.end());
+  // A classifier file is of the whole model, of which a trace may tell some layers only; an engine keeps
+  // nothing for the others.
+  config.layers =
+      classifiers.empty() ? 1 + *std::max_element(info.layers.begin(), info.layers.end()) : 1024;
   config.q_heads = info.q_heads;
   config.kv_heads = info.kv_heads;
   config.head_dim = info.head_dim;
@@ -198,6 +202,7 @@ Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t
   config.rope_original_context = info.rope.original_context;
   config.device = KEYHOLE_DEVICE_HOST;
   config.threads = threads;
+  if (!classifiers.empty()) config.classifiers = classifiers.c_str();
   return make_engine(config);
 }
 

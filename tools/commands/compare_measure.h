@@ -39,8 +39,9 @@ struct Measurement {
 };
 
 /// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
+/// `classifiers`: a file, or empty.
 [[nodiscard]] Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
-                                       uint32_t threads);
+                                       uint32_t threads, const std::string& classifiers);
 
 /// Builds `index` over the head's offloaded keys. `progress` as keyhole_index_build takes it.
 void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,

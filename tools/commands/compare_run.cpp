@@ -49,7 +49,8 @@ struct Comparison::BuildProgress {
 Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
     : trace_(trace),
       plan_(plan),
-      engine_(make_trace_engine(trace.info(), plan.kv_dtype, plan.threads_per_build())),
+      engine_(make_trace_engine(trace.info(), plan.kv_dtype, plan.threads_per_build(),
+                                plan.classifiers)),
       team_(plan.threads) {
   for (const std::string& spec : plan.indexes) {
     try {

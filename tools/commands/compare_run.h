@@ -18,6 +18,7 @@ struct ComparisonPlan {
   unsigned builds_at_once = 1;
   std::vector<const TraceHead*> heads;
   std::vector<std::string> indexes;  ///< specs
+  std::string classifiers;           ///< a file, or empty
   TruthOptions truth;
 
   [[nodiscard]] unsigned threads_per_build() const { return threads / builds_at_once; }

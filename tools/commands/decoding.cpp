@@ -143,6 +143,10 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
                   "Layers that always attend exactly, e.g. 0,1")
       ->delimiter(',')
       ->type_name("L,...");
+  command
+      .add_option("--classifiers", flags.classifiers,
+                  "Trained partitions and query classifiers for saap, written by train-saap")
+      ->type_name("FILE");
 }
 
 KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
@@ -156,6 +160,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
                      : flags.kv_dtype == "bf16" ? KEYHOLE_BF16
                                                 : KEYHOLE_F16;
   options.dense_layers = flags.dense_layers;
+  options.classifiers = flags.classifiers;
   std::string prefix;
   try {
     KeyholeCache cache(model, options);

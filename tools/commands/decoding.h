@@ -54,13 +54,14 @@ void add_task_options(CLI::App& command, TaskOptions& options);
 [[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
                                        size_t wanted);
 
-/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`.
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`, `--classifiers`.
 struct CacheFlags {
   uint32_t sink = 128;
   uint32_t window = 512;
   uint32_t threads = 0;
   std::string kv_dtype = "f16";
   std::vector<uint32_t> dense_layers;
+  std::string classifiers;
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
 /// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only).

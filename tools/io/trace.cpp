@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tools/io/element.h"
+#include "files/element.h"
 #include "tools/io/trace_format.h"
 
 namespace keyhole::tools {

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
 namespace keyhole::tools {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "tools/io/mapped_file.h"
+#include "files/mapped_file.h"
 
 namespace keyhole::tools {
 namespace {

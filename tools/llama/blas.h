@@ -27,6 +27,10 @@ void gemm_nt(size_t m, size_t n, size_t k, const float* a, size_t lda, const flo
 void gemm_nn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
              float beta, float* c, size_t ldc);
 
+/// C `[m, n]` = A^T x B, A `[k, m]`, B `[k, n]`; + beta * C.
+void gemm_tn(size_t m, size_t n, size_t k, const float* a, size_t lda, const float* b, size_t ldb,
+             float beta, float* c, size_t ldc);
+
 /// The kernel family that OpenBLAS chose, e.g. "SkylakeX".
 [[nodiscard]] std::string blas_kernels();
 

@@ -35,6 +35,7 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   keyhole_engine_config engine = engine_config(model);
   engine.kv_dtype = options.kv_dtype;
   engine.threads = options.threads;
+  if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
   engine_ = make_engine(engine);
 
   // A session is one sequence. Sessions of the same engine share its threads.

@@ -28,6 +28,7 @@ struct KeyholeCacheOptions {
   keyhole_dtype kv_dtype = KEYHOLE_F16;
   uint32_t threads = 0;  ///< the library's workers; 0: its default
   std::vector<uint32_t> dense_layers;
+  std::string classifiers;  ///< a file of `keyhole train-saap`; empty: none
 };
 
 /// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.

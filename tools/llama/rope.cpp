@@ -19,15 +19,14 @@ double llama3_frequency(double frequency, const RopeScaling& scaling) {
 
 }  // namespace
 
-Rope::Rope(const LlamaConfig& config) : frequencies_(config.head_dim / 2) {
+Rope::Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
+    : frequencies_(head_dim / 2) {
   for (size_t i = 0; i < frequencies_.size(); ++i) {
-    double frequency = std::pow(config.rope_theta, -2.0 * static_cast<double>(i) / config.head_dim);
-    switch (config.rope_scaling.kind) {
+    double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
+    switch (scaling.kind) {
       case RopeScaling::Kind::none: break;
-      case RopeScaling::Kind::linear: frequency /= config.rope_scaling.factor; break;
-      case RopeScaling::Kind::llama3:
-        frequency = llama3_frequency(frequency, config.rope_scaling);
-        break;
+      case RopeScaling::Kind::linear: frequency /= scaling.factor; break;
+      case RopeScaling::Kind::llama3: frequency = llama3_frequency(frequency, scaling); break;
     }
     frequencies_[i] = frequency;
   }

@@ -10,7 +10,9 @@ namespace keyhole::tools {
 
 class Rope {
  public:
-  explicit Rope(const LlamaConfig& config);
+  explicit Rope(const LlamaConfig& config)
+      : Rope(config.head_dim, config.rope_theta, config.rope_scaling) {}
+  Rope(uint32_t head_dim, double theta, const RopeScaling& scaling);
 
   /// Radians per token of each of the d/2 pairs.
   [[nodiscard]] const std::vector<double>& frequencies() const { return frequencies_; }

@@ -9,7 +9,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
 namespace keyhole::tools {
 namespace {

@@ -167,12 +167,17 @@ typedef struct keyhole_engine_config {
                              * KEYHOLE_CPU, else the best of the machine. Read back: the level in use */
   keyhole_log_fn log;    /* NULL: silent */
   void* log_user;
+  const char*
+      classifiers; /* path of a file that `keyhole train-saap` wrote for this model, read when the
+                            * engine is made: partitions and query classifiers for indexes of type saap.
+                            * NULL: none. Copied */
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
 KEYHOLE_API void keyhole_engine_config_init(keyhole_engine_config* config);
 
-/* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field. */
+/* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field; it is also
+ * returned for classifiers of another model. IO, CORRUPT, VERSION_MISMATCH: the classifier file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_engine_create(const keyhole_engine_config* config, keyhole_engine** out);
 /* Accepts NULL. Sessions keep what they need of their engine: the order of destruction is free. */

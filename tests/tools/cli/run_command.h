@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/temporary_folder.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
 

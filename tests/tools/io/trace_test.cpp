@@ -6,8 +6,8 @@
 #include <map>
 #include <random>
 
-#include "tests/tools/temporary_folder.h"
-#include "tools/io/element.h"
+#include "files/element.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
 namespace {

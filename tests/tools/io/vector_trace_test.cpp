@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "tests/tools/temporary_folder.h"
+#include "tests/temporary_folder.h"
 #ifdef KEYHOLE_HDF5
 #include <hdf5.h>
 #endif

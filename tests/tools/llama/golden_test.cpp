@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/temporary_folder.h"
+#include "tests/temporary_folder.h"
 #include "tools/llama/blas.h"
 #include "tools/llama/decoder.h"
 #include "tools/llama/tokenizer.h"

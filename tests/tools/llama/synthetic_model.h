@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/tools/temporary_folder.h"
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::tools::testing {
 

@@ -4,10 +4,17 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
+#include <stdexcept>
 
-namespace keyhole::tools {
+namespace keyhole {
 
-/// Maps a regular file. Throws std::runtime_error that names the file and the system's reason. The
+/// A file that cannot be opened or mapped, whatever may be in it.
+class CannotRead : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The
 /// file must not shrink while it is mapped.
 class MappedFile {
  public:
@@ -22,4 +29,4 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <span>
 
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 
 /// True for f32, f16 and bf16, the types that the two functions below convert.
 [[nodiscard]] bool is_floating(ElementType type);
@@ -19,4 +19,4 @@ void elements_to_f32(ElementType type, std::span<const std::byte> bytes, std::sp
 /// Throws std::runtime_error for integer types.
 void elements_from_f32(ElementType type, std::span<const float> in, std::span<std::byte> out);
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 enum class ElementType { f32, f16, bf16, i32, u32, i64, u8, i8 };
 [[nodiscard]] size_t element_size(ElementType type);
@@ -30,7 +30,8 @@ struct TensorView {
 
 /// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes
 /// without overflow, offsets in range, ascending, without holes or overlap, lengths that match.
-/// Throws std::runtime_error that names the file, the tensor, the value seen and the value needed.
+/// Throws std::runtime_error that names the file, the tensor, the value seen and the value needed; CannotRead
+/// (files/mapped_file.h) where the file cannot be opened.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -74,4 +75,4 @@ class SafetensorsWriter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <utility>
 
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 // The data begins at a multiple of this, so that tensors of a mapped file can be read in place.
@@ -131,4 +131,4 @@ void SafetensorsWriter::finish() {
   impl_->close_file();
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

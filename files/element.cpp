@@ -1,12 +1,12 @@
-#include "tools/io/element.h"
+#include "files/element.h"
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "tools/io/float16.h"
+#include "files/float16.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 struct ElementTraits {
@@ -73,4 +73,4 @@ void elements_from_f32(ElementType type, std::span<const float> in, std::span<st
   }
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "tests/tools/temporary_folder.h"
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
+#include "tests/temporary_folder.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 using Layout = std::vector<SafetensorsWriter::Declaration>;
@@ -95,4 +95,4 @@ TEST(SafetensorsWriter, NamesAFolderThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -1,4 +1,4 @@
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,10 +8,10 @@
 #include <set>
 #include <stdexcept>
 
-#include "tools/io/element.h"
-#include "tools/io/mapped_file.h"
+#include "files/element.h"
+#include "files/mapped_file.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 using nlohmann::json;
@@ -274,4 +274,4 @@ const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
 
 void validate_safetensors(std::span<const std::byte> bytes) { (void)parse(bytes); }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -1,4 +1,4 @@
-#include "tools/io/mapped_file.h"
+#include "files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -7,14 +7,13 @@
 
 #include <cerrno>
 #include <cstring>
-#include <stdexcept>
 #include <string>
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 [[noreturn]] void fail(const std::filesystem::path& path, const char* what, int error) {
-  throw std::runtime_error(path.string() + ": " + what + ": " + std::strerror(error));
+  throw CannotRead(path.string() + ": " + what + ": " + std::strerror(error));
 }
 
 class Descriptor {
@@ -38,7 +37,7 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   struct stat info {};
   if (fstat(file.get(), &info) != 0) fail(path, "cannot be examined", errno);
-  if (!S_ISREG(info.st_mode)) throw std::runtime_error(path.string() + ": is not a regular file");
+  if (!S_ISREG(info.st_mode)) throw CannotRead(path.string() + ": is not a regular file");
   const auto size = static_cast<size_t>(info.st_size);
   if (size == 0) return;  // an empty file cannot be mapped, and needs no mapping
   void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -50,4 +49,4 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 class TemporaryFolder {
  public:
@@ -62,4 +62,4 @@ std::string error_of(Action&& action) {
   return "";
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -1,11 +1,11 @@
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/tools/io/safetensors_bytes.h"
-#include "tests/tools/temporary_folder.h"
+#include "tests/files/safetensors_bytes.h"
+#include "tests/temporary_folder.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 std::string error_of_bytes(const std::vector<std::byte>& bytes) {
@@ -182,4 +182,4 @@ TEST(Safetensors, HidesControlCharactersOfNames) {
 }
 
 }  // namespace
-}  // namespace keyhole::tools
+}  // namespace keyhole

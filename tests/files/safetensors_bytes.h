@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 /// Header length, header, and `data_bytes` bytes 0, 1, 2, ...
 inline std::vector<std::byte> safetensors_bytes(const std::string& header, size_t data_bytes,
@@ -21,4 +21,4 @@ inline std::vector<std::byte> safetensors_bytes(const std::string& header, size_
   return safetensors_bytes(header, data_bytes, header.size());
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -1,13 +1,13 @@
-#include "tools/io/float16.h"
+#include "files/float16.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "tools/io/element.h"
+#include "files/element.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 // A format's value by its definition: sign, exponent with a bias, fraction.
@@ -113,4 +113,4 @@ TEST(Elements, RefuseIntegers) {
 }
 
 }  // namespace
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "tests/tools/io/safetensors_bytes.h"
-#include "tests/tools/temporary_folder.h"
-#include "tools/io/safetensors.h"
+#include "files/safetensors.h"
+#include "tests/files/safetensors_bytes.h"
+#include "tests/temporary_folder.h"
 
-namespace keyhole::tools {
+namespace keyhole {
 namespace {
 
 using Bytes = std::vector<std::byte>;
@@ -179,4 +179,4 @@ TEST(SafetensorsMutations, EveryTruncationIsRefused) {
 }
 
 }  // namespace
-}  // namespace keyhole::tools
+}  // namespace keyhole

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstdint>
 
-namespace keyhole::tools {
+namespace keyhole {
 
 [[nodiscard]] inline float f16_to_f32(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000U) << 16U;
@@ -49,4 +49,4 @@ namespace keyhole::tools {
   return static_cast<uint16_t>((bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U);
 }
 
-}  // namespace keyhole::tools
+}  // namespace keyhole
