@@ -3,13 +3,25 @@
 #include <algorithm>
 #include <utility>
 
+#include "index/codec.h"
 #include "index/ivf_lists.h"
 #include "index/list_ranking.h"
 
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kC, kProbe, kTrain, kSegment, kIters, kMetric, kCenter, kSeed, kRope };
+enum Param : size_t {
+  kC,
+  kProbe,
+  kTrain,
+  kSegment,
+  kIters,
+  kMetric,
+  kCenter,
+  kSeed,
+  kRope,
+  kCodec
+};
 enum Train : int64_t { kGlobal, kSegmented };
 enum Metric : int64_t { kL2, kIp };
 enum RopeUse : int64_t { kKeep, kUndo };
@@ -37,6 +49,7 @@ constexpr ParamDecl kParams[] = {
     choice(
         "rope", Stage::build, kKeep, kRopeOptions,
         "cluster and probe keys and queries as the model scores them, or as they are before RoPE"),
+    choice("codec", Stage::build, kInt8, kCodecOptions, "what is scanned: " KEYHOLE_CODEC_TEXT),
 };
 
 constexpr size_t kKeysPerList = 64;
@@ -54,9 +67,9 @@ size_t lists_of_build(const Spec& spec, size_t rows) {
 // Piece i of n divided into `pieces` nearly equal ones begins here.
 size_t piece(size_t n, size_t pieces, size_t i) { return n * i / pieces; }
 
-struct IvfScratch final : SearchScratch {
+struct IvfScratch final : ListScratch {
   IvfScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : SearchScratch(group, k), queries(size_t{group} * dim) {}
+      : ListScratch(group, k), queries(size_t{group} * dim) {}
   ListRanking ranking;
   std::vector<float> queries;  // `[group, dim]` with their RoPE undone
 };
@@ -91,6 +104,7 @@ class IvfIndex final : public BasicIndex {
     return asked != 0 ? std::min(asked, lists_.count())
                       : rounded_share(lists_.count(), kAutoProbeShare);
   }
+  [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
   void build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress);
   /// Rows [begin, end) clustered in `segments` parts of nearly equal size, `lists` lists in all.
   [[nodiscard]] std::vector<Part> train(const RowsView& keys, size_t begin, size_t end,
@@ -106,7 +120,7 @@ class IvfIndex final : public BasicIndex {
   };
 
   RopeUndo rope_;
-  IvfLists lists_{kernels(), dim(), dtype()};
+  IvfLists lists_{kernels(), dim(), dtype(), true, coded()};
   size_t rows_per_list_ = kKeysPerList;  // what appended parts aim at
 };
 
@@ -155,13 +169,14 @@ void IvfIndex::do_build(const BuildInput& input, const Progress& progress) {
 
 void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress) {
   const size_t n = keys.count;
-  IvfLists next(kernels(), dim(), dtype());
+  IvfLists next(kernels(), dim(), dtype(), true, coded());
   size_t rows_per_list = kKeysPerList;
   if (n > 0) {
     const size_t lists = lists_of_build(spec(), n);
     const size_t segments =
         spec()[kTrain] == kGlobal ? 1 : rounded_share(n, static_cast<size_t>(spec()[kSegment]));
     ProgressMeter meter(progress, part_work(n, lists, static_cast<uint32_t>(spec()[kIters])));
+    next.learn(keys);
     next.apply(next.with_parts(train(keys, 0, n, segments, lists, rope, meter)));
     if (spec()[kC] != 0) rows_per_list = std::max(n / lists, kLeastKeysPerAppendedList);
   }
@@ -228,9 +243,8 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
                                                  .score_stride = ranking.stride()});
   cost.bytes_read += means.count * row_bytes();
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
-  for (const uint32_t l : ranking.best(args.group, lists_.count(), probe(), is_empty)) {
-    lists_.scan(l, args, *scratch, cost);
-  }
+  const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);
+  lists_.scan(chosen, args, keys(), *scratch, cost);
 }
 
 void IvfIndex::describe(IndexInfo& info) const {
@@ -252,7 +266,7 @@ void IvfIndex::load_body(Reader& in, const RowsView& keys) {
   const auto rows_per_list = in.get<uint64_t>();
   require_sound(rows_per_list >= 1 && rows_per_list <= kMaxRows, "an impossible list length");
   RopeUndo rope = RopeUndo::load(in, dim());
-  IvfLists lists(kernels(), dim(), dtype());
+  IvfLists lists(kernels(), dim(), dtype(), true, coded());
   lists.load(in, keys);
   in.finish();
   rope_ = std::move(rope);
@@ -273,7 +287,7 @@ std::unique_ptr<Index> make_ivf(const Spec& spec, uint32_t dim, DType dtype,
 size_t estimate_ivf(const Spec& spec, size_t count, uint32_t dim, DType dtype) {
   if (count == 0) return 0;
   const size_t lists = lists_of_build(spec, count);
-  return IvfLists::estimate(count, lists, dim * dtype_size(dtype));
+  return IvfLists::estimate(count, lists, dim, dtype, spec[kCodec] == kInt8);
 }
 
 }  // namespace keyhole::index

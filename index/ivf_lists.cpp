@@ -29,6 +29,7 @@ IvfLists::Change IvfLists::with_parts(std::vector<Part> parts) const {
     kernels_->from_f32[static_cast<size_t>(dtype_)](
         part.centroids.data(), change.means.data() + offset, part.centroids.size());
     part.centroids = {};
+    part.lists = in_codec(std::move(part.lists));
   }
   change.trained = trained_;
   add_lists(parts, change.trained);  // lists stay where they are when their part is moved
@@ -41,7 +42,7 @@ IvfLists::Change IvfLists::with_tail(const RowsView& keys, std::vector<uint32_t>
   Change change;
   change.means = means_;
   change.trained = trained_;
-  change.tail = KeyLists(keys, trained_rows(), labels, count());
+  change.tail = in_codec(KeyLists(keys, trained_rows(), labels, count()));
   change.tail_labels = std::move(labels);
   return change;
 }
@@ -55,23 +56,42 @@ void IvfLists::apply(Change&& change) {
   std::swap(tail_labels_, change.tail_labels);
 }
 
-void IvfLists::scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
+void IvfLists::scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
+                    ListScratch& scratch, SearchCost& cost) const {
+  if (coded_) scratch.rerank.begin(codes_, args, keys.count, scratch.collector);
+  for (const uint32_t l : lists) {
+    scan(trained_[l], args, scratch, cost);
+    scan(tail_.list(l), args, scratch, cost);
+  }
+  if (coded_) scratch.rerank.finish(*kernels_, keys, args, cost);
+}
+
+void IvfLists::scan(const KeyList& list, const SearchArgs& args, ListScratch& scratch,
                     SearchCost& cost) const {
+  float* scores = scratch.scores.data();
+  const size_t bytes = coded_ ? codes_.stride() : row_bytes();
   for (uint32_t first = 0; first < list.size; first += kScanBlock) {
     const size_t n = std::min<size_t>(kScanBlock, list.size - first);
+    const std::byte* keys = list.keys + first * bytes;
+    if (coded_) {
+      codes_.score_rows(scratch.rerank.queries(), reinterpret_cast<const int8_t*>(keys), n, scores,
+                        kScanBlock);
+      scratch.rerank.offer(scores, kScanBlock, list.rows + first, n);
+      continue;
+    }
     kernels_->score[static_cast<size_t>(dtype_)]({.queries = args.queries,
                                                   .group = args.group,
                                                   .dim = dim_,
-                                                  .keys = list.keys + first * row_bytes(),
-                                                  .key_stride = row_bytes(),
+                                                  .keys = keys,
+                                                  .key_stride = bytes,
                                                   .ids = nullptr,
                                                   .count = n,
-                                                  .scores = scratch.scores.data(),
+                                                  .scores = scores,
                                                   .score_stride = kScanBlock});
-    scratch.collector.offer(scratch.scores.data(), kScanBlock, list.rows + first, n);
+    scratch.collector.offer(scores, kScanBlock, list.rows + first, n);
   }
   cost.keys_scored += uint64_t{args.group} * list.size;
-  cost.bytes_read += list.size * row_bytes();
+  cost.bytes_read += list.size * bytes;
 }
 
 void IvfLists::truncate(size_t rows) {
@@ -106,9 +126,10 @@ size_t IvfLists::bytes() const {
   return bytes;
 }
 
-size_t IvfLists::estimate(size_t rows, size_t lists, size_t row_bytes) {
-  return KeyLists::estimate(rows, lists, row_bytes) + KeyLists::estimate(0, lists, row_bytes) +
-         lists * (row_bytes + sizeof(KeyList));
+size_t IvfLists::estimate(size_t rows, size_t lists, uint32_t dim, DType dtype, bool coded) {
+  const size_t row_bytes = dim * dtype_size(dtype);
+  return KeyLists::estimate(rows, lists, coded ? dim : row_bytes) +
+         KeyLists::estimate(0, lists, row_bytes) + lists * (row_bytes + sizeof(KeyList));
 }
 
 void IvfLists::describe(IndexInfo& info) const {
@@ -136,6 +157,7 @@ void IvfLists::describe(IndexInfo& info) const {
 
 void IvfLists::save(Writer& out) const {
   out.put(static_cast<uint64_t>(parts_.size()));
+  if (coded_ && !parts_.empty()) codes_.save(out);
   const std::byte* means = means_.data();
   for (const Part& part : parts_) {
     std::vector<uint32_t> labels(part.end - part.begin);
@@ -158,6 +180,7 @@ void IvfLists::load(Reader& in, const RowsView& keys) {
   const auto part_count = in.get<uint64_t>();
   require_sound(part_count <= keys.count, "more parts than rows");
   require_sound((part_count == 0) == (keys.count == 0), "rows without lists");
+  if (coded_ && part_count > 0) codes_.load_scales(in);
   for (uint64_t p = 0; p < part_count; ++p) {
     Part part;
     part.begin = trained_rows();
@@ -173,7 +196,7 @@ void IvfLists::load(Reader& in, const RowsView& keys) {
     means_.insert(means_.end(), means.begin(), means.end());
     const auto labels = in.get_array<uint32_t>(part.end - part.begin);
     require_sound(all_below(labels, lists), "a row of a list that does not exist");
-    part.lists = KeyLists(keys, part.begin, labels, lists);
+    part.lists = in_codec(KeyLists(keys, part.begin, labels, lists));
     parts_.push_back(std::move(part));
   }
   add_lists(parts_, trained_);

@@ -7,14 +7,33 @@
 
 #include "index/base.h"
 #include "index/ivf_train.h"
+#include "index/rerank.h"
 
 namespace keyhole::index {
 
+/// What a search of lists needs beside its own.
+class ListScratch : public SearchScratch {
+ public:
+  using SearchScratch::SearchScratch;
+  Rerank rerank;  ///< of coded lists
+};
+
 class IvfLists {
  public:
-  /// `with_means` = false: lists are ranked by something else, and no mean keys are kept.
-  IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool with_means = true)
-      : kernels_(&kernels), dim_(dim), dtype_(dtype), mean_bytes_(with_means ? row_bytes() : 0) {}
+  /// with_means = false: lists are ranked by something else, and no mean keys are kept. coded: lists hold int8
+  /// codes of the keys.
+  IvfLists(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool with_means, bool coded)
+      : kernels_(&kernels),
+        dim_(dim),
+        dtype_(dtype),
+        mean_bytes_(with_means ? dim * dtype_size(dtype) : 0),
+        coded_(coded),
+        codes_(kernels, dim) {}
+
+  /// Learns the codes from all keys; where lists are coded, before the first parts.
+  void learn(const RowsView& keys) {
+    if (coded_) codes_.learn(keys);
+  }
 
   [[nodiscard]] size_t count() const { return trained_.size(); }
   [[nodiscard]] size_t parts() const { return parts_.size(); }
@@ -29,11 +48,9 @@ class IvfLists {
   [[nodiscard]] RowsView means() const {
     return {means_.data(), row_bytes(), count(), dim_, dtype_};
   }
-  /// Scores all rows of a list for the group and offers them to the scratch's collector.
-  void scan(size_t l, const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
-    scan(trained_[l], args, scratch, cost);
-    scan(tail_.list(l), args, scratch, cost);
-  }
+  /// Scores all rows of some lists for the group and offers them to the scratch's collector.
+  void scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
+            ListScratch& scratch, SearchCost& cost) const;
   [[nodiscard]] size_t size(size_t l) const { return trained_[l].size + tail_.list(l).size; }
 
   /// New lists, worked out beside these and not yet part of them.
@@ -57,7 +74,8 @@ class IvfLists {
 
   [[nodiscard]] size_t bytes() const;
   /// bytes() of `rows` rows in `lists` lists without a tail.
-  [[nodiscard]] static size_t estimate(size_t rows, size_t lists, size_t row_bytes);
+  [[nodiscard]] static size_t estimate(size_t rows, size_t lists, uint32_t dim, DType dtype,
+                                       bool coded);
   void describe(IndexInfo& info) const;
 
   void save(Writer& out) const;
@@ -65,14 +83,19 @@ class IvfLists {
   void load(Reader& in, const RowsView& keys);
 
  private:
-  void scan(const KeyList& list, const SearchArgs& args, SearchScratch& scratch,
+  void scan(const KeyList& list, const SearchArgs& args, ListScratch& scratch,
             SearchCost& cost) const;
   [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(dtype_); }
+  [[nodiscard]] KeyLists in_codec(KeyLists lists) const {
+    return coded_ ? lists.encoded(codes_, dim_, dtype_) : std::move(lists);
+  }
 
   const cpu::Kernels* kernels_;
   uint32_t dim_;
   DType dtype_;
-  size_t mean_bytes_;        // of one mean key; 0: there are none
+  size_t mean_bytes_;  // of one mean key; 0: there are none
+  bool coded_;
+  KeyCodes codes_;           // centre and scales alone
   std::vector<Part> parts_;  // rows [0, trained_rows()) in order; their centroids are in means_
   std::vector<std::byte> means_;  // of all lists, parts in order
   std::vector<KeyList> trained_;  // of all parts in order

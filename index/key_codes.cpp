@@ -14,7 +14,7 @@ constexpr size_t kReadAhead =
 
 }  // namespace
 
-void KeyCodes::build(const RowsView& keys, size_t room) {
+void KeyCodes::learn(const RowsView& keys) {
   std::vector<double> sum(dim_, 0.0);
   std::vector<float> low(dim_, std::numeric_limits<float>::infinity());
   std::vector<float> high(dim_, kMinusInf);
@@ -37,6 +37,11 @@ void KeyCodes::build(const RowsView& keys, size_t room) {
     const float scale = widest / 127.0F * 2.0F;
     scales_[j] = scale > 1e-30F && std::isfinite(scale) ? scale : 1.0F;
   }
+  count_ = 0;
+}
+
+void KeyCodes::build(const RowsView& keys, size_t room) {
+  learn(keys);
   codes_ = cpu::ReservedBuffer(std::max(room, keys.count) * stride() + kReadAhead);
   encode_rows(keys, 0, keys.count, reinterpret_cast<int8_t*>(codes_.data()));
   count_ = keys.count;
@@ -95,6 +100,21 @@ void KeyCodes::score(const Queries& queries, uint32_t head, uint32_t heads, cons
                       .score_stride = score_stride});
 }
 
+void KeyCodes::score_rows(const Queries& queries, const int8_t* rows, size_t n, float* scores,
+                          size_t score_stride) const {
+  kernels_->score_i8({.queries = queries.elements,
+                      .query_scales = queries.scales,
+                      .group = queries.group,
+                      .dim = dim_,
+                      .keys = rows,
+                      .key_stride = stride(),
+                      .key_scales = nullptr,
+                      .ids = nullptr,
+                      .count = n,
+                      .scores = scores,
+                      .score_stride = score_stride});
+}
+
 double KeyCodes::error_bound(const float* query) const {
   double largest = 0.0;
   double key_part = 0.0;
@@ -112,13 +132,18 @@ void KeyCodes::save(Writer& out) const {
   out.put_array(scales_.data(), scales_.size());
 }
 
-void KeyCodes::load(Reader& in, const RowsView& keys) {
+void KeyCodes::load_scales(Reader& in) {
   center_ = in.get_array<float>(dim_);
   scales_ = in.get_array<float>(dim_);
   for (uint32_t j = 0; j < dim_; ++j) {
     require_sound(std::isfinite(center_[j]), "a centre that is not finite");
     require_sound(std::isfinite(scales_[j]) && scales_[j] > 0.0F, "an impossible scale");
   }
+  count_ = 0;
+}
+
+void KeyCodes::load(Reader& in, const RowsView& keys) {
+  load_scales(in);
   codes_ = cpu::ReservedBuffer(2 * keys.count * stride() + kReadAhead);
   encode_rows(keys, 0, keys.count, reinterpret_cast<int8_t*>(codes_.data()));
   count_ = keys.count;

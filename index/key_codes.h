@@ -18,8 +18,13 @@ class KeyCodes {
   KeyCodes() = default;
   KeyCodes(const cpu::Kernels& kernels, uint32_t dim) : kernels_(&kernels), dim_(dim) {}
 
-  /// Learns centre and scales from all of `keys` and encodes them; memory is reserved for `room` rows.
+  /// Learns centre and scales from all of `keys`; holds no codes.
+  void learn(const RowsView& keys);
+  /// Learns from all of `keys` and encodes them; memory is reserved for `room` rows.
   void build(const RowsView& keys, size_t room);
+
+  /// Codes of n rows from `first` on, `[n, stride()]`, for whoever keeps codes elsewhere.
+  void encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const;
 
   /// Codes of rows [count(), keys.count), worked out and not taken in.
   [[nodiscard]] std::vector<int8_t> encode(const RowsView& keys, size_t first) const;
@@ -45,6 +50,10 @@ class KeyCodes {
   void score(const Queries& queries, uint32_t head, uint32_t heads, const uint32_t* ids,
              size_t first, size_t n, float* scores, size_t score_stride) const;
 
+  /// Scores of n rows of codes that lie elsewhere, one after the other.
+  void score_rows(const Queries& queries, const int8_t* rows, size_t n, float* scores,
+                  size_t score_stride) const;
+
   /// The largest possible error of a score beside that constant, for keys that were not saturated:
   /// rounding of the key (half a scale per channel) and of the query.
   [[nodiscard]] double error_bound(const float* query) const;
@@ -58,11 +67,10 @@ class KeyCodes {
 
   /// Centre and scales are saved; codes are made again from the keys.
   void save(Writer& out) const;
+  void load_scales(Reader& in);
   void load(Reader& in, const RowsView& keys);
 
  private:
-  void encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const;
-
   const cpu::Kernels* kernels_ = nullptr;
   uint32_t dim_ = 0;
   size_t count_ = 0;

@@ -26,6 +26,19 @@ KeyLists::KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t>
   }
 }
 
+KeyLists KeyLists::encoded(const KeyCodes& codes, uint32_t dim, DType dtype) const {
+  KeyLists out;
+  out.rows_ = rows_;
+  out.offsets_ = offsets_;
+  out.sizes_ = sizes_;
+  out.row_bytes_ = codes.stride();
+  if (rows_.empty()) return out;
+  out.keys_ = cpu::ReservedBuffer(rows_.size() * codes.stride());
+  codes.encode_rows({keys_.data(), row_bytes_, rows_.size(), dim, dtype}, 0, rows_.size(),
+                    reinterpret_cast<int8_t*>(out.keys_.data()));
+  return out;
+}
+
 void KeyLists::truncate(size_t row) {
   for (size_t l = 0; l < sizes_.size(); ++l) {
     const uint32_t* begin = rows_.data() + offsets_[l];

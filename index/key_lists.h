@@ -6,10 +6,11 @@
 
 #include "cpu/memory.h"
 #include "cpu/types.h"
+#include "index/key_codes.h"
 
 namespace keyhole::index {
 
-/// One list: `size` contiguous keys and the rows that they are copies of, rising.
+/// One list: `size` contiguous keys, or their codes, and the rows that they are copies of, rising.
 struct KeyList {
   const std::byte* keys = nullptr;
   const uint32_t* rows = nullptr;
@@ -25,6 +26,9 @@ class KeyLists {
   explicit KeyLists(size_t lists) : offsets_(lists), sizes_(lists) {}
   /// labels[i] < lists is the list of row first + i.
   KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t> labels, size_t lists);
+
+  /// The same lists with int8 codes in place of the keys.
+  [[nodiscard]] KeyLists encoded(const KeyCodes& codes, uint32_t dim, DType dtype) const;
 
   [[nodiscard]] size_t count() const { return sizes_.size(); }
   [[nodiscard]] KeyList list(size_t l) const {

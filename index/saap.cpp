@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "index/codec.h"
 #include "index/ivf_lists.h"
 #include "index/key_partitions.h"
 #include "index/list_ranking.h"
@@ -12,7 +13,7 @@
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kC, kProbe, kPartitions, kClassifier, kIters, kSeed };
+enum Param : size_t { kC, kProbe, kPartitions, kClassifier, kIters, kSeed, kCodec };
 enum PartitionSource : int64_t { kTrained, kOwn };
 enum ClassifierUse : int64_t { kAuto, kOff };
 
@@ -32,6 +33,7 @@ constexpr ParamDecl kParams[] = {
            "rank trained partitions by the classifier, or by their mean keys"),
     integer("iters", Stage::build, 10, 1, 1000, "k-means iterations"),
     integer("seed", Stage::build, 1234, 0, 2147483647, "of the k-means start"),
+    choice("codec", Stage::build, kInt8, kCodecOptions, "what is scanned: " KEYHOLE_CODEC_TEXT),
 };
 
 constexpr size_t kKeysPerPartition = 32;
@@ -46,10 +48,11 @@ size_t own_partitions(const Spec& spec, size_t rows) {
   return std::min(count, rows);
 }
 
-struct SaapScratch final : SearchScratch {
+struct SaapScratch final : ListScratch {
   SaapScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : SearchScratch(group, k), queries(size_t{group} * dim) {}
+      : ListScratch(group, k), queries(size_t{group} * dim) {}
   ListRanking ranking;
+  std::vector<uint32_t> chosen;  ///< lists to scan
   QueryClassifier::Scratch network;
   std::vector<float> queries;  // `[group, dim]` with their RoPE undone
 };
@@ -64,6 +67,9 @@ class SaapIndex final : public BasicIndex {
     scratch->collector.begin_top(max_group, max_k, count());
     reserve(*scratch);
     return scratch;
+  }
+  [[nodiscard]] size_t bytes() const override {
+    return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
   }
 
  protected:
@@ -81,8 +87,8 @@ class SaapIndex final : public BasicIndex {
 
  private:
   struct State {
-    State(const cpu::Kernels& kernels, uint32_t dim, DType dtype)
-        : lists(kernels, dim, dtype, false) {}
+    State(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool coded)
+        : lists(kernels, dim, dtype, false, coded) {}
 
     RopeUndo rope;
     bool trained = false;          // partitions are the classifier's
@@ -100,6 +106,7 @@ class SaapIndex final : public BasicIndex {
     std::unique_ptr<State> first;  // the whole index, where there was none
   };
 
+  [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
   [[nodiscard]] bool uses_trained() const {
     return context().classifier != nullptr && spec()[kPartitions] == kTrained;
   }
@@ -115,11 +122,12 @@ class SaapIndex final : public BasicIndex {
                                   const Progress& progress) const;
   void reserve(SaapScratch& scratch) const {
     scratch.ranking.reserve(scratch.max_group, state_.partitions);
+    scratch.chosen.reserve(state_.lists.count());
     if (state_.means.empty()) scratch.network.reserve(scratch.max_group, state_.partitions);
   }
   void rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const;
 
-  State state_{kernels(), dim(), dtype()};
+  State state_{kernels(), dim(), dtype(), coded()};
 };
 
 void SaapIndex::State::count_sizes() {
@@ -133,7 +141,7 @@ void SaapIndex::State::count_sizes() {
 
 SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
                                         const Progress& progress) const {
-  State state(kernels(), dim(), dtype());
+  State state(kernels(), dim(), dtype(), coded());
   state.rope = std::move(rope);
   const size_t n = keys.count;
   if (n == 0) return state;
@@ -156,6 +164,7 @@ SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
   if (!state.trained || spec()[kClassifier] == kOff) {
     state.means = mean_keys(context(), parts[0].lists, dim(), dtype(), state.rope);
   }
+  state.lists.learn(keys);
   state.lists.apply(state.lists.with_parts(std::move(parts)));
   state.count_sizes();
   return state;
@@ -191,7 +200,7 @@ std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
 void SaapIndex::do_commit(Addition& addition) {
   auto& growth = static_cast<SaapGrowth&>(addition);
   if (growth.first != nullptr) {
-    state_ = std::move(*growth.first);
+    std::swap(state_, *growth.first);
     return;
   }
   state_.lists.apply(std::move(growth.change));
@@ -200,7 +209,7 @@ void SaapIndex::do_commit(Addition& addition) {
 
 void SaapIndex::do_truncate(size_t count) {
   if (count == 0) {  // partitions are of the rows: new ones get their own
-    State empty(kernels(), dim(), dtype());
+    State empty(kernels(), dim(), dtype(), coded());
     empty.rope = std::move(state_.rope);
     state_ = std::move(empty);
     return;
@@ -239,16 +248,17 @@ void SaapIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
   reserve(*scratch);
   rank(args, *scratch, cost);
   const auto is_empty = [this](size_t c) { return state_.sizes[c] == 0; };
+  scratch->chosen.clear();
   for (const uint32_t c : scratch->ranking.best(state_.partitions, probe(), is_empty)) {
     for (size_t l = c; l < state_.lists.count(); l += state_.partitions) {
-      state_.lists.scan(l, args, *scratch, cost);
+      scratch->chosen.push_back(static_cast<uint32_t>(l));
     }
   }
+  state_.lists.scan(scratch->chosen, args, keys(), *scratch, cost);
 }
 
 void SaapIndex::describe(IndexInfo& info) const {
   state_.lists.describe(info);
-  info.bytes += state_.own.bytes() + state_.means.capacity();
   if (count() == 0) return;
   info.diagnostics.emplace_back("trained_partitions", state_.trained ? 1.0 : 0.0);
   Spec effective = spec();
@@ -270,7 +280,7 @@ void SaapIndex::save_body(Writer& out) const {
 }
 
 void SaapIndex::load_body(Reader& in, const RowsView& keys) {
-  State state(kernels(), dim(), dtype());
+  State state(kernels(), dim(), dtype(), coded());
   const auto digest = in.get<uint64_t>();
   const auto trained = in.get<uint8_t>();
   require_sound(trained <= 1, "partitions of an unknown kind");
@@ -319,7 +329,7 @@ size_t estimate_saap(const Spec& spec, size_t count, uint32_t dim, DType dtype) 
   if (count == 0) return 0;
   // Mean keys and centroids of its own, as if there were no classifier: at most 1 % of K too much.
   const size_t lists = own_partitions(spec, count);
-  return IvfLists::estimate(count, lists, dim * dtype_size(dtype)) +
+  return IvfLists::estimate(count, lists, dim, dtype, spec[kCodec] == kInt8) +
          lists * (dim + 1) * sizeof(float);
 }
 

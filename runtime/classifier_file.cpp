@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "files/mapped_file.h"
-#include "files/safetensors.h"
+#include "runtime/files/mapped_file.h"
+#include "runtime/files/safetensors.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -5,8 +5,8 @@
 #include <iterator>
 #include <map>
 
-#include "files/element.h"
-#include "files/safetensors.h"
+#include "runtime/files/element.h"
+#include "runtime/files/safetensors.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 

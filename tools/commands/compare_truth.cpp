@@ -6,7 +6,7 @@
 #include <limits>
 #include <span>
 
-#include "files/element.h"
+#include "runtime/files/element.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/errors.h"
 

@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 namespace keyhole::tools {
 

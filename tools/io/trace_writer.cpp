@@ -2,7 +2,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "files/element.h"
+#include "runtime/files/element.h"
 #include "tools/io/trace_format.h"
 
 namespace keyhole::tools {

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "files/mapped_file.h"
+#include "runtime/files/mapped_file.h"
 
 namespace keyhole::tools {
 namespace {

@@ -9,7 +9,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 namespace keyhole::tools {
 namespace {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "files/element.h"
+#include "runtime/files/element.h"
 #include "tools/io/trace_format.h"
 
 namespace keyhole::tools {

@@ -2,7 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/cli/synthetic_trace.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <random>
 
-#include "files/element.h"
+#include "runtime/files/element.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools::testing {

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <random>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
 #include "tools/saap/classifier_writer.h"
 

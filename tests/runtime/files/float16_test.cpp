@@ -1,11 +1,11 @@
-#include "files/float16.h"
+#include "runtime/files/float16.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "files/element.h"
+#include "runtime/files/element.h"
 
 namespace keyhole {
 namespace {

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "files/safetensors.h"
-#include "tests/files/safetensors_bytes.h"
+#include "runtime/files/safetensors.h"
+#include "tests/runtime/files/safetensors_bytes.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole {

@@ -1,4 +1,4 @@
-#include "files/mapped_file.h"
+#include "runtime/files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

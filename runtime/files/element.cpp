@@ -1,10 +1,10 @@
-#include "files/element.h"
+#include "runtime/files/element.h"
 
 #include <cstring>
 #include <stdexcept>
 #include <string>
 
-#include "files/float16.h"
+#include "runtime/files/float16.h"
 
 namespace keyhole {
 namespace {

@@ -1,8 +1,8 @@
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 #include <gtest/gtest.h>
 
-#include "tests/files/safetensors_bytes.h"
+#include "tests/runtime/files/safetensors_bytes.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole {

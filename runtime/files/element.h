@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <span>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 namespace keyhole {
 

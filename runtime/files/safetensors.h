@@ -31,7 +31,7 @@ struct TensorView {
 /// A memory-mapped file, wholly validated when it is opened: header size, JSON, dtypes, shapes
 /// without overflow, offsets in range, ascending, without holes or overlap, lengths that match.
 /// Throws std::runtime_error that names the file, the tensor, the value seen and the value needed; CannotRead
-/// (files/mapped_file.h) where the file cannot be opened.
+/// (runtime/files/mapped_file.h) where the file cannot be opened.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);

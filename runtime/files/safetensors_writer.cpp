@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 namespace keyhole {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole {

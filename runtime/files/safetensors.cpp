@@ -1,4 +1,4 @@
-#include "files/safetensors.h"
+#include "runtime/files/safetensors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,8 +8,8 @@
 #include <set>
 #include <stdexcept>
 
-#include "files/element.h"
-#include "files/mapped_file.h"
+#include "runtime/files/element.h"
+#include "runtime/files/mapped_file.h"
 
 namespace keyhole {
 namespace {
