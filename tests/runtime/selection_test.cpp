@@ -57,6 +57,7 @@ class Coarse final : public index::Index {
     scored.exact = false;
   }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
+  void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
 
