@@ -44,10 +44,12 @@ class Coarse final : public index::Index {
   }
   void reserve_explore(index::Scratch& s) const override { inner_->reserve_explore(s); }
   void search(const index::SearchArgs& a, index::Scratch& s, index::Hits& h) const override {
+    position = a.position;
     inner_->search(a, s, h);
   }
   void explore(const index::SearchArgs& a, index::Scratch& s,
                index::Scored& scored) const override {
+    position = a.position;
     inner_->explore(a, s, scored);
     for (uint32_t h = 0; h < a.group; ++h) {
       for (size_t i = 0; i < scored.rows.size(); ++i) {
@@ -60,6 +62,8 @@ class Coarse final : public index::Index {
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
+
+  mutable uint32_t position = 0;  ///< of the last search
 
  private:
   std::unique_ptr<index::Index> inner_;
@@ -236,6 +240,19 @@ TEST_P(SelectionModes, ModesMayAlternate) {
         *c.index, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group,
         {.k = c.k, .attend = mode, .min_weight = 1e-3F}, c.logits, {c.o.data(), c.lse.data()});
     c.expect_state();
+  }
+}
+
+TEST_P(SelectionModes, ThePositionReachesTheIndex) {
+  Case c(GetParam(), 4, true);
+  const auto& seen = dynamic_cast<const Coarse&>(*c.index).position;
+  for (const keyhole_attend_mode mode :
+       {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
+    const uint32_t position = 1000 + static_cast<uint32_t>(mode);
+    (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F, .position = position});
+    EXPECT_EQ(seen, position);
+    (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F});
+    EXPECT_EQ(seen, index::kUnknownPosition);
   }
 }
 
