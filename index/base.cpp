@@ -181,6 +181,24 @@ IndexInfo BasicIndex::info() const {
   return info;
 }
 
+void BasicIndex::check_same_build(const Spec& other, Status status, const std::string& who) const {
+  for (size_t i = 0; i < spec_.type().params.size(); ++i) {
+    const ParamDecl& param = spec_.type().params[i];
+    if (param.stage == Stage::build && other[i] != spec_[i]) {
+      throw Error(status, who + " has " + std::string(param.name) + "=" +
+                              value_text(param, other[i]) + ", this index was built with " +
+                              value_text(param, spec_[i]));
+    }
+  }
+}
+
+void BasicIndex::set_search_params(std::string_view spec) {
+  const TypeDecl* types[] = {&spec_.type()};
+  Spec other = Spec::parse(spec, types);
+  check_same_build(other, Status::invalid_argument, "index spec '" + std::string(spec) + "'");
+  spec_ = std::move(other);
+}
+
 void BasicIndex::save(std::ostream& out) const {
   Writer writer(out);
   writer.put(kMagic);
@@ -207,15 +225,7 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
   const std::string text = reader.get_text(kLongestText);
   const TypeDecl* types[] = {&spec_.type()};
   try {
-    const Spec saved = Spec::parse(text, types);
-    for (size_t i = 0; i < spec_.type().params.size(); ++i) {
-      const ParamDecl& param = spec_.type().params[i];
-      if (param.stage == Stage::build && saved[i] != spec_[i]) {
-        throw Error(Status::corrupt, "it has " + std::string(param.name) + "=" +
-                                         value_text(param, saved[i]) + ", this index " +
-                                         value_text(param, spec_[i]));
-      }
-    }
+    check_same_build(Spec::parse(text, types), Status::corrupt, "it");
   } catch (const Error& e) {
     throw Error(Status::corrupt, std::string("saved index: ") + e.what());
   }

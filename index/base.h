@@ -52,6 +52,7 @@ class BasicIndex : public Index {
   void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const final;
   void reserve_explore(Scratch& scratch) const final;
   [[nodiscard]] IndexInfo info() const final;
+  void set_search_params(std::string_view spec) final;
   void save(std::ostream& out) const final;
   void load(std::istream& in, const RowsView& keys) final;
 
@@ -94,6 +95,8 @@ class BasicIndex : public Index {
 
  private:
   void check_keys(const RowsView& keys, size_t at_least) const;
+  /// Throws Error(status) that names a parameter of `other` which the build of this index has fixed.
+  void check_same_build(const Spec& other, Status status, const std::string& who) const;
   [[nodiscard]] SearchScratch& check_search(const SearchArgs& args, Scratch& scratch) const;
 
   Spec spec_;

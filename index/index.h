@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -160,6 +161,11 @@ class Index {
   /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;
+
+  /// Takes the parameters of `spec` that only searches read. Throws Error(invalid_argument), and changes
+  /// nothing, where the spec is of another type or differs in what the build has fixed. Nobody may search
+  /// meanwhile; scratch stays good, and grows where the new searches need more.
+  virtual void set_search_params(std::string_view spec) = 0;
 
   /// Writes all that load() needs, K and V not included. load() takes the keys' view again and throws
   /// Error(corrupt) for bytes that save() cannot have written.

@@ -226,6 +226,21 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
   });
 }
 
+keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(spec, "spec");
+    index::check_spec(spec);
+    if (ix->index != nullptr) {
+      ix->index->set_search_params(spec);
+      ix->params = ix->index->info().params;
+      ix->room_group = 0;  // a scratch of the size that the new searches need
+    }
+    ix->spec = spec;
+  });
+}
+
 void keyhole_search_cost_init(keyhole_search_cost* cost) {
   if (cost == nullptr) return;
   *cost = {};

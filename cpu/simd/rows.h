@@ -57,7 +57,7 @@ class RowBlocks {
  public:
   RowBlocks(const Rows& rows, size_t row_bytes)
       : tails(has_tails(rows)), rows_(rows), row_bytes_(row_bytes) {
-    if (rows.count > 0) list(0, blocks_[0]);
+    if (rows.count > 0) list(0, blocks_[0], 0);
   }
 
   /// Asks for the first block; the kernels ask for the later ones on their way.
@@ -70,14 +70,15 @@ class RowBlocks {
   void advance(size_t begin) {
     current_ = begin / kBlock % 2;
     has_next = begin + kBlock < rows_.count;
-    if (has_next) list(begin + kBlock, blocks_[1 - current_]);
+    if (has_next) list(begin + kBlock, blocks_[1 - current_], kBlock);
   }
 
   /// The block's rows, then its last row kPadding times: a kernel may compute a full panel, and prefetch
   /// beyond it, without reading a byte that it was not given. The near prefetch must end with the block:
   /// the next one's rows are still in memory (streaming falls from 0.85 to 0.77 of the bandwidth).
   [[nodiscard]] const std::byte* const* current() const { return blocks_[current_]; }
-  /// The next block, likewise. Precondition: has_next.
+  /// The next block, its last row repeated likewise, and at least kBlock pointers: each row of a full block
+  /// prefetches one. Precondition: has_next.
   [[nodiscard]] const std::byte* const* next() const { return blocks_[1 - current_]; }
 
   const bool tails;  ///< see has_tails()
@@ -88,10 +89,11 @@ class RowBlocks {
   static constexpr size_t kPadding = kMaxPanel + kNearKeys;
   static_assert(kNearValues <= kPadding);
 
-  void list(size_t begin, const std::byte** out) const {
+  void list(size_t begin, const std::byte** out, size_t at_least) const {
     const size_t n = rows_.count - begin < kBlock ? rows_.count - begin : kBlock;
     for (size_t i = 0; i < n; ++i) out[i] = rows_.at(begin + i);
-    for (size_t i = n; i < n + kPadding; ++i) out[i] = out[n - 1];
+    const size_t end = (n > at_least ? n : at_least) + kPadding;
+    for (size_t i = n; i < end; ++i) out[i] = out[n - 1];
   }
 
   Rows rows_;

@@ -95,6 +95,53 @@ TEST(Spec, AutomaticValuesAreReportedAsTheyCameOut) {
   EXPECT_EQ(index->info().params.find("probe=0"), std::string::npos);
 }
 
+TEST(Spec, SearchParametersChangeWithoutABuild) {
+  std::mt19937 random(3);
+  Keys keys(900, 64, DType::f16);
+  keys.put(0, attention_keys(900, 64, random));
+  const auto queries = attention_queries(3, 64, keys, random);
+  const char* pairs[][2] = {{"ivf:C=40,probe=3", "ivf:C=40,probe=9"},
+                            {"ivf:C=40,probe=9", "ivf:probe=2,C=40"},
+                            {"hnsw:M=6,efc=40,ef=12", "hnsw:M=6,efc=40,ef=100"},
+                            {"roargraph:M=6,ef=10", "roargraph:M=6,ef=40"},
+                            {"flat", "flat"}};
+  for (const auto& [from, to] : pairs) {
+    SCOPED_TRACE(to);
+    const auto changed = built(from, keys);
+    const auto scratch = changed->make_scratch(3, 20);
+    (void)search(*changed, queries, 64, 20, *scratch);
+    changed->set_search_params(to);
+    const auto fresh = built(to, keys);
+    EXPECT_EQ(changed->info().params, fresh->info().params);
+    const Answer a = search(*changed, queries, 64, 20, *scratch);
+    const Answer b = search(*fresh, queries, 64, 20);
+    EXPECT_EQ(a.heads, b.heads);
+    EXPECT_EQ(a.keys_scored, b.keys_scored);
+  }
+}
+
+TEST(Spec, WhatABuildFixedStays) {
+  std::mt19937 random(4);
+  Keys keys(300, 64, DType::f16);
+  keys.put(0, attention_keys(300, 64, random));
+  const auto index = built("ivf:C=20,probe=3", keys);
+  const std::string before = index->info().params;
+  const char* refused[][2] = {{"ivf:C=21,probe=3", "C=21, this index was built with 20"},
+                              {"ivf:probe=3", "C=0"},
+                              {"hnsw", "unknown index type"},
+                              {"ivf:C=20,probe=x", "probe=x"}};
+  for (const auto& [spec, part] : refused) {
+    try {
+      index->set_search_params(spec);
+      FAIL() << spec;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what();
+    }
+    EXPECT_EQ(index->info().params, before);
+  }
+}
+
 TEST(Factory, RefusesShapesOutsideTheContract) {
   EXPECT_THROW(static_cast<void>(make_index("flat", 72, DType::f16, context())), Error);
   EXPECT_THROW(static_cast<void>(make_index("flat", 128, DType::i8, context())), Error);

@@ -49,6 +49,8 @@ class SlowIndex final : public index::Index {
   [[nodiscard]] std::unique_ptr<index::Scratch> make_scratch(uint32_t, uint32_t) const override {
     return nullptr;
   }
+  void reserve_explore(index::Scratch&) const override {}
+  void set_search_params(std::string_view) override {}
   void search(const index::SearchArgs&, index::Scratch&, index::Hits&) const override {}
   void explore(const index::SearchArgs&, index::Scratch&, index::Scored&) const override {}
   [[nodiscard]] index::IndexInfo info() const override { return {}; }

@@ -10,6 +10,7 @@
 #include "tools/commands/commands.h"
 #include "tools/commands/compare_report.h"
 #include "tools/commands/compare_run.h"
+#include "tools/commands/compare_svg.h"
 #include "tools/io/vector_trace.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
@@ -25,14 +26,15 @@ struct Options {
   std::string trace;
   VectorFiles vectors;
   std::vector<std::string> indexes;
-  size_t k = 100;
+  std::vector<std::string> attends;
+  uint32_t k = 100;
   std::optional<uint32_t> sink, window;
   unsigned threads = 0;
   std::vector<uint32_t> layers, heads;
   size_t queries = 1000;
   std::string kv_dtype = "f16";
   std::string classifiers;
-  std::string json, csv;
+  std::string json, csv, svg;
   bool per_head = false;
 };
 
@@ -110,7 +112,15 @@ ComparisonPlan make_plan(const Trace& trace, const Options& options) {
   const bool vectors = trace.info().task == "vectors";
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
-  plan.indexes = options.indexes;
+  for (const std::string& index : options.indexes) {
+    for (const std::string& spec : expand_sweep(index)) {
+      const bool known = std::any_of(plan.indexes.begin(), plan.indexes.end(),
+                                     [&](const auto& i) { return i.spec == spec; });
+      if (known) throw UsageError("--index " + spec + " is given twice");
+      plan.indexes.push_back({spec, index});
+    }
+  }
+  plan.attends = parse_attends(options.attends, options.k);
   plan.classifiers = options.classifiers;
   plan.heads = select_heads(trace, options);
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
@@ -158,12 +168,8 @@ void run(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError("--json and --csv cannot both go to standard output");
   }
-  for (auto index = options.indexes.begin(); index != options.indexes.end(); ++index) {
-    if (std::find(options.indexes.begin(), index, *index) != index) {
-      throw UsageError("--index " + *index + " is given twice");
-    }
-  }
-  for (const std::string& path : {options.json, options.csv}) {
+  if (options.svg == "-") throw UsageError("--svg needs a file");
+  for (const std::string& path : {options.json, options.csv, options.svg}) {
     if (!path.empty()) check_writable(path);
   }
   const Trace trace = open_trace(options);
@@ -190,9 +196,22 @@ void run(const Options& options) {
     if (options.per_head) std::printf("%s\n", head_table(results, style).c_str());
     std::fputs(summary_table(summaries, style).c_str(), stdout);
     std::printf(
-        "\nMeans over heads, weighted by the attention mass of their offloaded tokens. recall@%zu; "
+        "\nMeans over heads, weighted by the attention mass of their offloaded tokens. recall@%u; "
         "build: summed over heads.\n",
         options.k);
+    if (const size_t heavy = summaries.front().heavy_heads; heavy != 0) {
+      std::printf(
+          "\n%s\nPlain means over the %zu heads with at least %.0f %% of their mass there.\n",
+          heavy_table(summaries, style).c_str(), heavy, 100 * kHeavyMass);
+    }
+  }
+  if (!options.svg.empty()) {
+    write_text(options.svg,
+               to_svg(summaries,
+                      options.trace + ": " + format_count(plan.truth.offloaded.count()) +
+                          " offloaded keys, means over " + std::to_string(plan.heads.size()) +
+                          " heads weighted by their mass; " + machine.cpu,
+                      options.k));
   }
   if (!options.csv.empty()) write_text(options.csv, to_csv(results));
   if (!options.json.empty()) {
@@ -211,10 +230,13 @@ void run(const Options& options) {
 constexpr const char* kDefinitions = R"(What is measured, for each KV head and index:
   recall          share of the k offloaded keys of largest inner product that the search returned;
                   a key that ties with the k-th (within fp32 rounding) counts
+                  with --attend scored and weight: share that was attended
   mass            recovered mass: softmax weight, under exact attention over the whole context, of the
-                  sink, the window, and the keys that the group's searches returned
+                  sink, the window, and the keys that were attended
   error           output error ||o - o*|| / ||o*|| against exact attention over the recorded elements
   scan            share of the offloaded keys whose score was computed
+  attended        distinct offloaded keys that one step attended, for all heads of the group
+  read/step       bytes that the search and the attention of one step loaded
   p50, p95, p99   latency of one group's search and attention, one thread, warm, nothing else running
   build_s         of one head, while as many others are built as --threads allows; 1 to time it alone
   bytes/key       held by the index beside K and V
@@ -242,13 +264,21 @@ void add_compare(CLI::App& keyhole) {
       ->add_option("--value-file", options->vectors.values,
                    "Values of .fbin or .fvecs keys; without them no output error is reported")
       ->type_name("FILE");
-  command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
+  command
+      ->add_option("--index", options->indexes,
+                   "An index type with parameters; may be repeated. name=a|b|c sweeps a parameter; "
+                   "what only searches read is swept without building again")
       ->required()
       ->allow_extra_args(false)
       ->type_name("SPEC");
-  command->add_option("--k", options->k, "Keys that the index returns per query head")
+  command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("WAY");
+  command
+      ->add_option("--k", options->k,
+                   "The k of recall, and the keys that a search is asked for per query head")
       ->type_name("N")
-      ->check(CLI::Range(size_t{1}, size_t{1} << 20U).description(""))
+      ->check(CLI::Range(1U, 1U << 20U).description(""))
       ->capture_default_str();
   command->add_option("--sink", options->sink, "Resident tokens at the beginning [128; vectors: 0]")
       ->type_name("N");
@@ -280,10 +310,14 @@ void add_compare(CLI::App& keyhole) {
       ->type_name("FILE");
   command->add_option("--csv", options->csv, "Write the per-head rows here (- for standard output)")
       ->type_name("FILE");
+  command->add_option("--svg", options->svg, "Draw recall, mass and error against cost here")
+      ->type_name("FILE");
   command->footer(
       examples(
           {"keyhole compare --trace t.safetensors --index flat --index ivf:C=1024,probe=32",
            "keyhole compare --trace t.safetensors --index hnsw:M=32,ef=128 --layers 4,5 --per-head",
+           "keyhole compare --trace t.safetensors --index 'ivf:probe=8|16|32|64' --attend topk:100 "
+           "--attend scored --attend weight:1e-4 --svg curves.svg",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
            "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <numeric>
+#include <span>
 
 #include "tools/terminal/interrupt.h"
 
@@ -11,9 +12,10 @@ namespace keyhole::tools {
 namespace {
 
 double dot(const float* a, const float* b, size_t n) {
-  double sum = 0;
-  for (size_t i = 0; i < n; ++i) sum += double{a[i]} * b[i];
-  return sum;
+  double sums[8] =
+      {};  // side by side: every attended key is scored here, which may be all there are
+  for (size_t i = 0; i < n; ++i) sums[i % 8] += double{a[i]} * b[i];
+  return std::accumulate(std::begin(sums), std::end(sums), 0.0);
 }
 
 double norm(const float* a, size_t n) { return std::sqrt(dot(a, a, n)); }
@@ -32,54 +34,65 @@ double tie_tolerance(keyhole_dtype kv_dtype, bool rounds_keys, size_t dim) {
 // Buffers and the call of one group search with attention.
 class Step {
  public:
-  Step(const IndexHandle& index, const HeadTruth& truth)
-      : index_(index),
-        truth_(truth),
+  Step(const IndexHandle& index, const HeadTruth& truth, const AttendChoice& attend)
+      : options(attend.search_options()),
         o(truth.group * truth.dim),
         lse(truth.group),
-        ids(truth.group * truth.k),
-        counts(truth.group) {
+        index_(index),
+        truth_(truth),
+        ids_(truth.group * options.k),
+        counts_(truth.group) {
     keyhole_search_cost_init(&cost);
   }
 
-  void run(size_t query, bool search_too) {
-    const int64_t shape[] = {static_cast<int64_t>(truth_.group), static_cast<int64_t>(truth_.dim)};
-    const keyhole_tensor queries =
-        keyhole_tensor_host(truth_.query(query * truth_.group), KEYHOLE_F32, 2, shape);
-    keyhole_search_options options;
-    keyhole_search_options_init(&options);
-    options.k = static_cast<uint32_t>(truth_.k);
-    options.position = truth_.positions[query];
-    if (search_too) {
-      check(keyhole_index_search(index_.get(), &queries, &options, ids.data(), nullptr,
-                                 counts.data(), nullptr));
-    }
-    check(keyhole_index_attend(index_.get(), &queries, &options, o.data(), lse.data(), nullptr,
-                               nullptr, &cost));
+  void run(size_t query) {
+    const keyhole_tensor queries = prepare(query);
+    uint32_t count = 0;
+    const uint32_t* attended = nullptr;
+    check(keyhole_index_attend(index_.get(), &queries, &options, o.data(), lse.data(), &attended,
+                               &count, &cost));
+    rows = {attended, count};
   }
 
-  [[nodiscard]] std::vector<uint32_t> found(size_t head) const {
-    const auto begin = ids.begin() + static_cast<ptrdiff_t>(head * truth_.k);
-    std::vector<uint32_t> out(begin, begin + counts[head]);
-    std::sort(out.begin(), out.end());
-    out.erase(std::unique(out.begin(), out.end()), out.end());
-    if (!out.empty() && out.back() >= truth_.offloaded.count()) {
-      throw std::runtime_error("the index returned row " + std::to_string(out.back()) + " of " +
-                               std::to_string(truth_.offloaded.count()));
-    }
-    return out;
+  // What the search returned to each head. Leaves `rows` invalid.
+  void search(size_t query) {
+    const keyhole_tensor queries = prepare(query);
+    check(keyhole_index_search(index_.get(), &queries, &options, ids_.data(), nullptr,
+                               counts_.data(), nullptr));
   }
+  [[nodiscard]] std::span<const uint32_t> found(size_t head) const {
+    return {ids_.data() + head * options.k, counts_[head]};
+  }
+
+  keyhole_search_options options;
+  std::vector<float> o;            // [g, d]
+  std::vector<float> lse;          // [g]
+  std::span<const uint32_t> rows;  // attended; valid until the next call
+  keyhole_search_cost cost{};
 
  private:
+  keyhole_tensor prepare(size_t query) {
+    options.position = truth_.positions[query];
+    const int64_t shape[] = {static_cast<int64_t>(truth_.group), static_cast<int64_t>(truth_.dim)};
+    return keyhole_tensor_host(truth_.query(query * truth_.group), KEYHOLE_F32, 2, shape);
+  }
+
   const IndexHandle& index_;
   const HeadTruth& truth_;
-
- public:
-  std::vector<float> o;    ///< `[g, d]`
-  std::vector<float> lse;  ///< `[g]`
-  std::vector<uint32_t> ids, counts;
-  keyhole_search_cost cost{};
+  std::vector<uint32_t> ids_, counts_;
 };
+
+// Rows in ascending order, each once.
+std::vector<uint32_t> distinct(std::span<const uint32_t> rows, const HeadTruth& truth) {
+  std::vector<uint32_t> out(rows.begin(), rows.end());
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  if (!out.empty() && out.back() >= truth.offloaded.count()) {
+    throw std::runtime_error("the index returned row " + std::to_string(out.back()) + " of " +
+                             std::to_string(truth.offloaded.count()));
+  }
+  return out;
+}
 
 // ||o - o*|| / ||o*||, o being the index's state merged with the resident tokens' exact state.
 double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
@@ -106,54 +119,62 @@ double output_error(const HeadTruth& truth, size_t row, const float* o, double l
 }
 
 // Quality of one step's answer, added up over steps.
-struct Quality {
+class Quality {
+ public:
+  Quality(const HeadTruth& truth, double tolerance) : truth_(truth), tolerance_(tolerance) {}
+
   double recall = 0, mass = 0, attended = 0;
-  uint64_t scored = 0;
+  uint64_t scored = 0, bytes = 0;
   std::vector<double> errors;
 
-  void add(const HeadTruth& truth, size_t query, const Step& step, double tolerance) {
-    std::vector<uint32_t> attended_ids;
-    for (size_t j = 0; j < truth.group; ++j) {
-      const size_t row = query * truth.group + j;
-      const std::vector<uint32_t> found = step.found(j);
-      recall += share_found(truth, row, found, tolerance);
-      attended_ids.insert(attended_ids.end(), found.begin(), found.end());
-    }
-    std::sort(attended_ids.begin(), attended_ids.end());
-    attended_ids.erase(std::unique(attended_ids.begin(), attended_ids.end()), attended_ids.end());
-    for (size_t j = 0; j < truth.group; ++j) {
-      const size_t row = query * truth.group + j;
-      mass += recovered(truth, row, attended_ids);
-      if (!truth.output.empty()) {
-        errors.push_back(output_error(truth, row, step.o.data() + j * truth.dim, step.lse[j]));
+  void add(size_t query, Step& step) {
+    const std::vector<uint32_t> rows = distinct(step.rows, truth_);
+    for (size_t j = 0; j < truth_.group; ++j) {
+      const size_t row = query * truth_.group + j;
+      const Found all = look_at(row, rows);
+      mass += all.mass + std::exp(truth_.resident_lse[row] - truth_.lse[row]);
+      // Of the best k a head is credited with its own; where all heads share what was scored, with that.
+      if (step.options.attend != KEYHOLE_ATTEND_TOPK) recall += share(all.hits);
+      if (!truth_.output.empty()) {
+        errors.push_back(output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]));
       }
     }
     attended += step.cost.keys_attended;
     scored += step.cost.keys_scored;
+    bytes += step.cost.bytes_read;
+    if (step.options.attend != KEYHOLE_ATTEND_TOPK) return;
+    step.search(query);
+    for (size_t j = 0; j < truth_.group; ++j) {
+      recall += share(look_at(query * truth_.group + j, distinct(step.found(j), truth_)).hits);
+    }
   }
 
  private:
-  static double share_found(const HeadTruth& truth, size_t row, const std::vector<uint32_t>& found,
-                            double tolerance) {
-    const float* q = truth.query(row);
-    const double q_norm = norm(q, truth.dim);
-    size_t hits = 0;
-    for (const uint32_t id : found) {
-      const float* key = truth.offloaded_key(id);
-      const double slack = tolerance * q_norm * norm(key, truth.dim);
-      if (dot(q, key, truth.dim) >= truth.kth_score[row] - slack) ++hits;
+  struct Found {
+    size_t hits = 0;  // rows that are among the k best
+    double mass = 0;  // softmax weight of all of them
+  };
+
+  Found look_at(size_t row, const std::vector<uint32_t>& ids) const {
+    const float* q = truth_.query(row);
+    const double slack = tolerance_ * norm(q, truth_.dim);
+    const double certain = truth_.kth_score[row];
+    Found found;
+    for (const uint32_t id : ids) {
+      const float* key = truth_.offloaded_key(id);
+      const double score = dot(q, key, truth_.dim);
+      found.mass += std::exp(truth_.logit(score) - truth_.lse[row]);
+      if (score >= certain || score >= certain - slack * norm(key, truth_.dim)) ++found.hits;
     }
-    return static_cast<double>(std::min(hits, truth.k)) / static_cast<double>(truth.k);
+    return found;
   }
 
-  static double recovered(const HeadTruth& truth, size_t row, const std::vector<uint32_t>& ids) {
-    double sum = std::exp(truth.resident_lse[row] - truth.lse[row]);
-    for (const uint32_t id : ids) {
-      const double score = dot(truth.query(row), truth.offloaded_key(id), truth.dim);
-      sum += std::exp(truth.logit(score) - truth.lse[row]);
-    }
-    return sum;
+  double share(size_t hits) const {
+    return static_cast<double>(std::min(hits, truth_.k)) / static_cast<double>(truth_.k);
   }
+
+  const HeadTruth& truth_;
+  const double tolerance_;
 };
 
 OutputError summarise(std::vector<double> errors) {
@@ -232,17 +253,18 @@ void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& 
                             static_cast<uint32_t>(truth.offloaded.begin), progress, user));
 }
 
-Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyhole_dtype kv_dtype,
-                          bool rounds_keys) {
+Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
+                          const AttendChoice& attend, keyhole_dtype kv_dtype, bool rounds_keys) {
   const size_t queries = truth.rows() / truth.group;
-  const double tolerance = tie_tolerance(kv_dtype, rounds_keys, truth.dim);
-  Step step(index, truth);
+  AttendChoice bounded = attend;
+  bounded.k = static_cast<uint32_t>(std::min<size_t>(attend.k, truth.offloaded.count()));
+  Step step(index, truth, bounded);
 
-  Quality quality;
+  Quality quality(truth, tie_tolerance(kv_dtype, rounds_keys, truth.dim));
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
-    step.run(i, true);
-    quality.add(truth, i, step, tolerance);
+    step.run(i);
+    quality.add(i, step);
   }
 
   using Clock = std::chrono::steady_clock;
@@ -251,7 +273,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyh
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     const Clock::time_point start = Clock::now();
-    step.run(i, false);
+    step.run(i);
     microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
   }
 
@@ -262,6 +284,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyh
   const auto rows = static_cast<double>(truth.rows());
   const auto keys = static_cast<double>(truth.offloaded.count());
   Measurement m;
+  m.attend = attend.text();
   m.params = info.params;
   m.diagnostics = info.diagnostics;
   m.middle_mass = truth.middle_mass;
@@ -270,6 +293,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth, keyh
   if (!quality.errors.empty()) m.output_error = summarise(std::move(quality.errors));
   m.scan_fraction = static_cast<double>(quality.scored) / (rows * keys);
   m.keys_attended = quality.attended / static_cast<double>(queries);
+  m.bytes_per_step = static_cast<double>(quality.bytes) / static_cast<double>(queries);
   m.latency_us = percentiles(std::move(microseconds));
   m.build_seconds = info.build_seconds;
   m.bytes_per_key = static_cast<double>(info.bytes) / keys;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/attend_choice.h"
 #include "tools/commands/compare_truth.h"
 #include "tools/commands/library.h"
 
@@ -23,7 +24,9 @@ struct OutputError {
 
 /// A row of the results: means over all used queries of the head.
 struct Measurement {
-  std::string index;   ///< the spec as given
+  std::string series;  ///< the spec as given, perhaps a sweep
+  std::string index;   ///< the spec measured
+  std::string attend;  ///< e.g. "topk:100"
   std::string params;  ///< the effective spec
   uint32_t layer = 0, kv_head = 0;
   double middle_mass = 0;
@@ -31,7 +34,8 @@ struct Measurement {
   double recovered_mass = 0;
   std::optional<OutputError> output_error;  ///< absent where the trace has no values
   double scan_fraction = 0;
-  double keys_attended = 0;  ///< distinct offloaded keys in the state of one step
+  double keys_attended = 0;   ///< distinct offloaded keys in the state of one step
+  double bytes_per_step = 0;  ///< that the search and the attention of one step read
   Percentiles latency_us;
   double build_seconds = 0;
   double bytes_per_key = 0;
@@ -50,6 +54,7 @@ void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& 
 /// Searches and attends with every used query: once for quality, which warms up, and once for
 /// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements.
 [[nodiscard]] Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
-                                        keyhole_dtype kv_dtype, bool rounds_keys);
+                                        const AttendChoice& attend, keyhole_dtype kv_dtype,
+                                        bool rounds_keys);
 
 }  // namespace keyhole::tools

@@ -52,7 +52,7 @@ Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
       engine_(make_trace_engine(trace.info(), plan.kv_dtype, plan.threads_per_build(),
                                 plan.classifiers)),
       team_(plan.threads) {
-  for (const std::string& spec : plan.indexes) {
+  for (const auto& [spec, series] : plan.indexes) {
     try {
       (void)make_index(engine_, spec, 0, 0);
     } catch (const LibraryError& e) {
@@ -64,15 +64,19 @@ Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
 
 std::vector<Measurement> Comparison::run() {
   // Of each head the truth, and of each index on it the build and the measurement.
-  Work work(plan_.heads.size() * (1 + 2 * plan_.indexes.size()));
+  Work work(plan_.heads.size() * (1 + plan_.indexes.size() * (1 + plan_.attends.size())));
   std::vector<Measurement> out;
   for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
     const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
     run_batch(Heads(plan_.heads).subspan(first, count), work, out);
   }
   const auto order = [&](const Measurement& m) {
-    const auto at = std::find(plan_.indexes.begin(), plan_.indexes.end(), m.index);
-    return std::tuple(at - plan_.indexes.begin(), m.layer, m.kv_head);
+    const auto index = std::find_if(plan_.indexes.begin(), plan_.indexes.end(),
+                                    [&](const auto& i) { return i.spec == m.index; });
+    const auto attend = std::find_if(plan_.attends.begin(), plan_.attends.end(),
+                                     [&](const auto& a) { return a.text() == m.attend; });
+    return std::tuple(index - plan_.indexes.begin(), attend - plan_.attends.begin(), m.layer,
+                      m.kv_head);
   };
   std::stable_sort(out.begin(), out.end(),
                    [&](const Measurement& a, const Measurement& b) { return order(a) < order(b); });
@@ -93,18 +97,37 @@ void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& ou
     truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
     work.done(1);
   }
-  for (const std::string& spec : plan_.indexes) {
-    std::vector<IndexHandle> indexes = build_all(heads, truths, spec, work);
-    for (size_t i = 0; i < heads.size(); ++i) {
-      Measurement m = measure_index(indexes[i], truths[i], plan_.kv_dtype, rounds(*heads[i]));
-      indexes[i].reset();
-      m.index = spec;
-      m.layer = heads[i]->layer;
-      m.kv_head = heads[i]->kv_head;
-      out.push_back(std::move(m));
-      work.done(1);
+  std::vector<IndexHandle> indexes;
+  for (const auto& [spec, series] : plan_.indexes) {
+    if (set_spec(indexes, spec)) {
+      work.done(static_cast<double>(heads.size()));
+    } else {
+      indexes.clear();  // before the next ones take memory
+      indexes = build_all(heads, truths, spec, work);
+    }
+    for (const AttendChoice& attend : plan_.attends) {
+      for (size_t i = 0; i < heads.size(); ++i) {
+        Measurement m =
+            measure_index(indexes[i], truths[i], attend, plan_.kv_dtype, rounds(*heads[i]));
+        m.series = series;
+        m.index = spec;
+        m.layer = heads[i]->layer;
+        m.kv_head = heads[i]->kv_head;
+        out.push_back(std::move(m));
+        work.done(1);
+      }
     }
   }
+}
+
+bool Comparison::set_spec(const std::vector<IndexHandle>& indexes, const std::string& spec) {
+  for (const IndexHandle& index : indexes) {
+    const keyhole_status status = keyhole_index_set_spec(index.get(), spec.c_str());
+    // The spec itself is good: it was tried in the constructor.
+    if (status == KEYHOLE_INVALID_ARGUMENT) return false;
+    check(status);
+  }
+  return !indexes.empty();
 }
 
 std::vector<IndexHandle> Comparison::build_all(Heads heads, const std::vector<HeadTruth>& truths,

@@ -17,8 +17,13 @@ struct ComparisonPlan {
   unsigned threads = 1;  ///< in all
   unsigned builds_at_once = 1;
   std::vector<const TraceHead*> heads;
-  std::vector<std::string> indexes;  ///< specs
-  std::string classifiers;           ///< a file, or empty
+  struct Index {
+    std::string spec;
+    std::string series;  ///< the --index that it comes from
+  };
+  std::vector<Index> indexes;
+  std::vector<AttendChoice> attends;
+  std::string classifiers;  ///< a file, or empty
   TruthOptions truth;
 
   [[nodiscard]] unsigned threads_per_build() const { return threads / builds_at_once; }
@@ -26,14 +31,15 @@ struct ComparisonPlan {
 
 /// Heads are taken in batches of builds_at_once, whose indexes are built side by side, one thread each
 /// (a graph's build is sequential inside), and then measured one after the other on one thread, so that
-/// latencies are those of an otherwise idle process. Only one batch lies in memory.
+/// latencies are those of an otherwise idle process. Only one batch lies in memory. An index that differs
+/// from the one before it in search parameters alone is not built again.
 class Comparison {
  public:
   /// Tries every spec at once: throws UsageError for a bad one before hours of work begin. `trace` and
   /// `plan` must outlive the object.
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
-  /// Shows progress on a terminal. By index in the plan's order, then layer, then KV head.
+  /// Shows progress on a terminal. By index and way to attend in the plan's order, then layer, then KV head.
   [[nodiscard]] std::vector<Measurement> run();
 
   /// The library's kernel level, e.g. "avx512vnni".
@@ -48,6 +54,9 @@ class Comparison {
   [[nodiscard]] std::vector<IndexHandle> build_all(Heads heads,
                                                    const std::vector<HeadTruth>& truths,
                                                    const std::string& spec, Work& work) const;
+  /// Gives the indexes other search parameters; false where they must be built anew.
+  [[nodiscard]] static bool set_spec(const std::vector<IndexHandle>& indexes,
+                                     const std::string& spec);
   [[nodiscard]] bool rounds(const TraceHead& head) const;
 
   const Trace& trace_;

@@ -31,6 +31,8 @@ struct DecodeOptions {
   uint32_t generate = 64;
   AttendSpec index{"flat"};
   uint32_t k = 100;
+  std::string attend_text = "topk";
+  AttendChoice attend;
   bool check = false;
   std::string json;
 };
@@ -145,8 +147,10 @@ void print_report(const DecodeOptions& options, const Run& run, const Prompt& pr
               format_count(prompt_tokens).c_str(), format_duration(run.prefill_seconds).c_str(),
               format_number(static_cast<double>(prompt_tokens) / run.prefill_seconds).c_str(),
               format_duration(run.build_seconds).c_str());
-  std::printf("decoded %zu tokens with %s: %s tokens/s", run.tokens.size(),
-              options.index.text.c_str(), format_number(run.tokens_per_second()).c_str());
+  std::printf("decoded %zu tokens with %s%s%s: %s tokens/s", run.tokens.size(),
+              options.index.text.c_str(), options.index.indexed() ? ", " : "",
+              options.index.indexed() ? options.attend.text().c_str() : "",
+              format_number(run.tokens_per_second()).c_str());
   if (const double scanned = scan_fraction(run.statistics); !std::isnan(scanned)) {
     std::printf(", scanned %s %% of the indexed keys", format_number(100.0 * scanned).c_str());
   }
@@ -161,7 +165,8 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
   Json json = {{"machine", to_json(describe_machine(s.cpu_level))},
                {"model", model_name(options.model)},
                {"index", options.index.text},
-               {"k", options.k},
+               {"k", options.attend.k},
+               {"attend", options.attend.text()},
                {"sink", options.cache.sink},
                {"window", options.cache.window},
                {"kv_dtype", options.cache.kv_dtype},
@@ -202,7 +207,8 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
   return json;
 }
 
-void decode(const DecodeOptions& options) {
+void decode(DecodeOptions options) {
+  options.attend = parse_attend(options.attend_text, options.k);
   const LlamaModel model = load_model(options.model);
   const Prompt prompt = make_prompt(options, model.config);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
@@ -214,11 +220,11 @@ void decode(const DecodeOptions& options) {
   Run run;
   std::vector<float> logits;
   run.prefill_seconds = prefill_prompt(decoder, prompt.tokens, &logits);
-  run.build_seconds = apply_spec(cache, options.index, options.k);
+  run.build_seconds = apply_spec(cache, options.index, options.attend);
   cache.reset_statistics();
 
   const bool stream = options.json != "-";
-  OutputError errors(cache, options.index.mode(), options.k, model.config);
+  OutputError errors(cache, options.index.mode(), options.attend.k, model.config);
   if (options.check) {
     decoder.set_attention_hook(
         [&](uint32_t layer, const float* q, const float* out) { errors.measure(layer, q, out); });
@@ -265,8 +271,11 @@ void add_decode(CLI::App& keyhole) {
                    "Index spec, or exact (full attention), or none (sink and window only)")
       ->type_name("SPEC")
       ->capture_default_str();
-  command->add_option("--k", options->k, "Keys that the index returns per query head")
+  command->add_option("--k", options->k, "Keys that a search is asked for per query head")
       ->check(CLI::Range(1U, 1U << 30))
+      ->capture_default_str();
+  command->add_option("--attend", options->attend_text, kAttendHelp)
+      ->type_name("WAY")
       ->capture_default_str();
   add_cache_options(*command, options->cache);
   command->add_flag("--check", options->check,
@@ -275,10 +284,11 @@ void add_decode(CLI::App& keyhole) {
       ->add_option("--json", options->json,
                    "Write the results as JSON; - is standard output, in place of the text")
       ->type_name("FILE");
-  command->footer(
-      examples({"keyhole decode --task kv --length 32k --generate 16 --index ivf --check",
-                "keyhole decode --prompt book.txt --generate 200 --index hnsw:M=32,ef=128",
-                "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));
+  command->footer(examples(
+      {"keyhole decode --task kv --length 32k --generate 16 --index ivf --check",
+       "keyhole decode --task kv --length 32k --index ivf:probe=32 --attend scored --check",
+       "keyhole decode --prompt book.txt --generate 200 --index hnsw:M=32,ef=128",
+       "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));
   command->callback([options] { decode(*options); });
 }
 

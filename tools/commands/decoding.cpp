@@ -193,8 +193,9 @@ double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
   return seconds_since(start);
 }
 
-double apply_spec(KeyholeCache& cache, const AttendSpec& spec, uint32_t top_k) {
-  cache.set_mode(spec.mode(), top_k);
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const AttendChoice& attend) {
+  cache.set_attend(attend.mode, attend.min_weight);
+  cache.set_mode(spec.mode(), attend.k);
   if (!spec.indexed()) return 0.0;
   cache.set_index(spec.text);
   Progress bar("build of " + spec.text);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/attend_choice.h"
 #include "tools/llama/decoder.h"
 #include "tools/tasks/task.h"
 
@@ -81,8 +82,8 @@ struct AttendSpec {
 double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
                       std::vector<float>* logits);
 
-/// Lets the cache attend by `spec`: for an index, sets it and builds it with a progress bar.
-/// Returns the seconds of the build, 0 for exact and none.
-double apply_spec(KeyholeCache& cache, const AttendSpec& spec, uint32_t top_k);
+/// Lets the cache attend by `spec`, and to what `attend` says: for an index, sets it and builds it with a
+/// progress bar. Returns the seconds of the build, 0 for exact and none.
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const AttendChoice& attend);
 
 }  // namespace keyhole::tools

@@ -27,14 +27,15 @@ struct EvalOptions {
   CacheFlags cache;
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
+  std::vector<std::string> attends;
   uint32_t questions = 0;  // 0: the task's usual number
   std::string json;
 };
 
-/// The questions answered with one index and one k.
+/// The questions answered with one index, one k and one way to attend.
 struct Row {
   AttendSpec spec;
-  uint32_t k = 0;
+  AttendChoice attend;
   size_t correct = 0;
   std::vector<std::string> answers;
   double build_seconds = 0.0;
@@ -68,7 +69,7 @@ std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
 void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
                 Row& row) {
   const ByteTokenizer tokenizer(model);
-  Progress bar(row.spec.text + ", k = " + std::to_string(row.k));
+  Progress bar(row.spec.text + ", " + row.attend.text());
   cache.reset_statistics();
   decoder.reset_times();
   for (const Question& question : task.questions) {
@@ -95,6 +96,7 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model,
 std::string table_text(const std::vector<Row>& rows, size_t questions) {
   Table table({{"index", Table::Align::left},
                {"k"},
+               {"attend", Table::Align::left},
                {"correct"},
                {"scanned"},
                {"tokens/s"},
@@ -104,7 +106,8 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
   for (const Row& row : rows) {
     const bool indexed = row.spec.indexed();
     table.add_row(
-        {row.spec.text, indexed ? std::to_string(row.k) : "-",
+        {row.spec.text, indexed ? std::to_string(row.attend.k) : "-",
+         indexed ? row.attend.text() : "-",
          std::to_string(row.correct) + "/" + std::to_string(questions),
          std::isnan(row.scan_fraction) ? "-" : format_number(100.0 * row.scan_fraction) + " %",
          format_number(row.tokens_per_second()), format_duration(1e-3 * row.attention_ms()),
@@ -125,7 +128,8 @@ Json to_json(const Row& row, const Task& task) {
   }
   return {
       {"index", row.spec.text},
-      {"k", row.spec.indexed() ? Json(row.k) : Json(nullptr)},
+      {"k", row.spec.indexed() ? Json(row.attend.k) : Json(nullptr)},
+      {"attend", row.spec.indexed() ? Json(row.attend.text()) : Json(nullptr)},
       {"correct", row.correct},
       {"questions", task.questions.size()},
       {"accuracy", static_cast<double>(row.correct) / static_cast<double>(task.questions.size())},
@@ -138,8 +142,20 @@ Json to_json(const Row& row, const Task& task) {
       {"wrong", wrong}};
 }
 
+/// Every way to attend with every --k; topk:K has its own.
+std::vector<AttendChoice> all_attends(const EvalOptions& options) {
+  std::vector<AttendChoice> out;
+  for (const uint32_t k : options.ks) {
+    for (const AttendChoice& choice : parse_attends(options.attends, k)) {
+      if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
+    }
+  }
+  return out;
+}
+
 void eval(const EvalOptions& options) {
   if (options.task.task.empty()) throw UsageError("--task is missing; allowed: kv, passkey");
+  const std::vector<AttendChoice> attends = all_attends(options);
   const LlamaModel model = load_model(options.model);
   const ByteTokenizer tokenizer(model.config);
   const uint32_t length = length_of(options.task);
@@ -162,13 +178,14 @@ void eval(const EvalOptions& options) {
   std::vector<Row> rows;
   for (const AttendSpec& spec : specs) {
     double build_seconds = 0.0;
-    for (size_t i = 0; i < options.ks.size(); ++i) {
-      if (!spec.indexed() && i > 0) break;  // k means nothing to exact and none
-      if (i == 0) build_seconds = apply_spec(cache, spec, options.ks[i]);
-      cache.set_mode(spec.mode(), options.ks[i]);
+    for (size_t i = 0; i < attends.size(); ++i) {
+      if (!spec.indexed() && i > 0) break;  // exact and none have nothing to choose
+      if (i == 0) build_seconds = apply_spec(cache, spec, attends[i]);
+      cache.set_attend(attends[i].mode, attends[i].min_weight);
+      cache.set_mode(spec.mode(), attends[i].k);
       Row row;
       row.spec = spec;
-      row.k = options.ks[i];
+      row.attend = attends[i];
       row.build_seconds = build_seconds;
       answer_all(decoder, cache, model.config, task, row);
       rows.push_back(std::move(row));
@@ -225,10 +242,14 @@ void add_eval(CLI::App& keyhole) {
       ->required()
       ->type_name("SPEC");
   command
-      ->add_option("--k", options->ks, "Keys that an index returns per query head, e.g. 25,50,100")
+      ->add_option("--k", options->ks,
+                   "Keys that a search is asked for per query head, e.g. 25,50,100")
       ->delimiter(',')
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
+  command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; repeatable")
+      ->allow_extra_args(false)
+      ->type_name("WAY");
   add_cache_options(*command, options->cache);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
@@ -236,6 +257,7 @@ void add_eval(CLI::App& keyhole) {
       {"keyhole eval --task kv --length 8192 --questions 64 --index exact --index none "
        "--index flat",
        "keyhole eval --task passkey --length 32k --index exact --index ivf --k 50,100,200",
+       "keyhole eval --task kv --length 32k --index ivf:probe=32 --attend topk:100 --attend scored",
        "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}));
   command->callback([options] { eval(*options); });
 }

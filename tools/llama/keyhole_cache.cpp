@@ -91,6 +91,10 @@ void KeyholeCache::set_mode(keyhole_mode mode, uint32_t top_k) {
   check(keyhole_session_set_mode(session_.get(), mode, top_k));
 }
 
+void KeyholeCache::set_attend(keyhole_attend_mode attend, float min_weight) {
+  check(keyhole_session_set_attend(session_.get(), attend, min_weight));
+}
+
 keyhole_statistics KeyholeCache::statistics() const {
   keyhole_statistics statistics;
   keyhole_statistics_init(&statistics);

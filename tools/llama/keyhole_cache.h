@@ -53,6 +53,7 @@ class KeyholeCache {
   /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
+  void set_attend(keyhole_attend_mode attend, float min_weight);
 
   [[nodiscard]] keyhole_statistics statistics() const;
   void reset_statistics();

@@ -453,6 +453,12 @@ keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyh
                     const keyhole_tensor* training_queries, const uint32_t* training_positions,
                     uint32_t first_position, keyhole_progress_fn progress, void* user);
 
+/* Gives a built index other search parameters, without building it again: `spec` must agree with the
+ * index's in its type and in all parameters that a build fixes (INVALID_ARGUMENT names the first that does
+ * not, and nothing changes). Before the build any spec will do. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_set_spec(keyhole_index* index,
+                                                                   const char* spec);
+
 #define KEYHOLE_POSITION_UNKNOWN UINT32_MAX
 
 /* How an index is searched, and what of it is attended. */

@@ -107,15 +107,25 @@ TEST_F(Compare, WritesTheDocumentedJson) {
             (std::set<std::string>{"machine", "trace", "options", "results", "summary"}));
   EXPECT_EQ(keys_of(result["machine"]),
             (std::set<std::string>{"cpu", "cores", "memory_bytes", "simd", "system", "keyhole"}));
-  const std::set<std::string> figures = {
-      "index",          "params",        "middle_mass",         "recall",
-      "recovered_mass", "output_error",  "output_error_median", "output_error_p95",
-      "scan_fraction",  "keys_attended", "latency_us",          "build_s",
-      "bytes_per_key"};
+  const std::set<std::string> figures = {"index",
+                                         "attend",
+                                         "params",
+                                         "middle_mass",
+                                         "recall",
+                                         "recovered_mass",
+                                         "output_error",
+                                         "output_error_median",
+                                         "output_error_p95",
+                                         "scan_fraction",
+                                         "keys_attended",
+                                         "latency_us",
+                                         "build_s",
+                                         "bytes_per_key",
+                                         "bytes_per_step"};
   std::set<std::string> row_keys = figures;
   row_keys.insert({"layer", "kv_head", "diagnostics"});
   std::set<std::string> summary_keys = figures;
-  summary_keys.insert({"heads", "build_s_total"});
+  summary_keys.insert({"heads", "build_s_total", "heavy_heads"});
   EXPECT_EQ(result["trace"]["tokens"], 600);
   EXPECT_EQ(result["trace"]["first_query_position"], 582);
   EXPECT_EQ(result["options"]["offloaded"], 582 + 1 - kWindow - kSink);
@@ -259,13 +269,13 @@ TEST_F(Compare, WritesCsvAndJsonToStandardOutput) {
   std::istringstream lines(read_file(csv));
   std::string line;
   std::getline(lines, line);
-  EXPECT_EQ(line.rfind("index,layer,kv_head,params,middle_mass,recall,", 0), 0U) << line;
+  EXPECT_EQ(line.rfind("index,attend,layer,kv_head,params,middle_mass,recall,", 0), 0U) << line;
   for (const json& row : rows) {
     ASSERT_TRUE(std::getline(lines, line));
-    EXPECT_EQ(
-        line.rfind("\"ivf:C=8,probe=2\"," + row["layer"].dump() + "," + row["kv_head"].dump() + ",",
-                   0),
-        0U)
+    EXPECT_EQ(line.rfind("\"ivf:C=8,probe=2\",topk:100," + row["layer"].dump() + "," +
+                             row["kv_head"].dump() + ",",
+                         0),
+              0U)
         << line;
   }
   EXPECT_FALSE(std::getline(lines, line));
@@ -308,6 +318,16 @@ TEST_F(Compare, RefusesWhatCannotBe) {
   refused(2, {"--trace", path, "--index", "flat", "--sink", "4294967295", "--window", "4294967295"},
           "cover all");
   refused(2, {"--trace", path, "--index", "flat", "--index", "flat"}, "twice");
+  refused(2, {"--trace", path, "--index", "ivf:probe=2|4", "--index", "ivf:probe=4"}, "twice");
+  refused(2, {"--trace", path, "--index", "ivf:probe=2|four", "--sink", "16", "--window", "32"},
+          "probe=four");
+  for (const char* attend :
+       {"all", "topk:0", "topk:x", "scored:1", "weight", "weight:0", "weight:1"}) {
+    refused(2, {"--trace", path, "--index", "flat", "--attend", attend}, "weight:EPS");
+  }
+  refused(2, {"--trace", path, "--index", "flat", "--attend", "topk", "--attend", "topk:100"},
+          "--attend topk:100 is given twice");
+  refused(2, {"--trace", path, "--index", "flat", "--svg", "-"}, "--svg");
   refused(2, {"--trace", path, "--index", "flat", "--layers", "2"}, "which has 1, 4");
   refused(2, {"--trace", path, "--index", "flat", "--heads", "2"}, "0..1");
   refused(2, {"--trace", path, "--index", "flat", "--k", "0"}, "--k");

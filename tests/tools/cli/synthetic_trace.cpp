@@ -97,7 +97,7 @@ SyntheticTrace make_synthetic_trace(const SyntheticShape& shape, std::mt19937& r
 }
 
 ExactSearch exact_search(const SyntheticTrace& trace, size_t head, size_t k, size_t sink,
-                         size_t window) {
+                         size_t window, double min_weight) {
   const auto& positions = trace.options.query_positions;
   const size_t group = trace.info.group();
   const size_t offloaded_end = positions.front() + 1 - window;
@@ -111,13 +111,29 @@ ExactSearch exact_search(const SyntheticTrace& trace, size_t head, size_t k, siz
       if (token < sink || token >= offloaded_end) resident.insert(token);
     }
     std::set<size_t> attended = resident;
+    std::vector<std::vector<size_t>> best(group);
     for (size_t j = 0; j < group; ++j) {
       std::vector<std::pair<double, size_t>> ranking;
       for (size_t token = sink; token < offloaded_end; ++token) {
         ranking.emplace_back(-trace.inner_product(head, query, j, token), token);
       }
       std::sort(ranking.begin(), ranking.end());
-      for (size_t i = 0; i < std::min(k, ranking.size()); ++i) attended.insert(ranking[i].second);
+      for (size_t i = 0; i < std::min(k, ranking.size()); ++i) best[j].push_back(ranking[i].second);
+      if (min_weight <= 0) {
+        attended.insert(best[j].begin(), best[j].end());
+        continue;
+      }
+      double sum = 0;
+      for (const auto& [_, token] : ranking) sum += std::exp(trace.logit(head, query, j, token));
+      for (const auto& [_, token] : ranking) {
+        if (std::exp(trace.logit(head, query, j, token)) > min_weight * sum) attended.insert(token);
+      }
+    }
+    for (const std::vector<size_t>& of_head : best) {
+      for (const size_t token : of_head) {
+        out.recall += static_cast<double>(attended.count(token)) /
+                      (static_cast<double>(of_head.size()) * rows);
+      }
     }
     out.keys_attended += static_cast<double>(attended.size() - resident.size()) /
                          static_cast<double>(positions.size());

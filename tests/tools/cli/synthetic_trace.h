@@ -28,13 +28,15 @@ struct SyntheticShape {
 [[nodiscard]] SyntheticTrace make_synthetic_trace(const SyntheticShape& shape,
                                                   std::mt19937& random);
 
-/// What compare must report for exact search of k keys.
+/// What compare must report for exact search of k keys; with min_weight above 0, for attention to all keys
+/// of a softmax weight above it among the offloaded ones, for one head of the group at least.
 struct ExactSearch {
   double middle_mass = 0, recovered_mass = 0;
+  double recall = 0;  ///< share of the k best keys that are attended by all heads
   double keys_attended = 0;
   std::vector<double> errors;  ///< by query and query head
 };
 [[nodiscard]] ExactSearch exact_search(const SyntheticTrace& trace, size_t head, size_t k,
-                                       size_t sink, size_t window);
+                                       size_t sink, size_t window, double min_weight = 0);
 
 }  // namespace keyhole::tools

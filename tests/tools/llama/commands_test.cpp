@@ -168,6 +168,16 @@ TEST(DecodeCommand, TheCheckSeesWhatSinkAndWindowLeaveOut) {
   EXPECT_EQ(result["check"]["layer_mean_output_error"].size(), 3U);
 }
 
+TEST(DecodeCommand, AttendingWhatFlatScoredIsExact) {
+  const SmallModel model(120);
+  const json result =
+      run_json(with(model.arguments("decode"),
+                    {"--generate", "12", "--index", "flat", "--k", "1", "--attend", "scored",
+                     "--sink", "4", "--window", "16", "--kv-dtype", "f32", "--check"}));
+  EXPECT_EQ(result["attend"], "scored");
+  EXPECT_LT(result["check"]["output_error"]["p95"].get<double>(), 1e-4);
+}
+
 TEST(DecodeCommand, StreamsTextAndSaysWhereTheTimeWent) {
   const Outcome outcome = run_keyhole({"decode", "--task", "kv", "--length", "1500", "--seed", "2",
                                        "--generate", "20", "--index", "flat"});
@@ -208,6 +218,29 @@ TEST(EvalCommand, TellsIndexesFromExactAndNone) {
   }
 }
 
+TEST(EvalCommand, AttendsInEveryWay) {
+  const json result =
+      run_json({"eval",     "--task", "kv",       "--length",   "2000",    "--questions", "12",
+                "--window", "64",     "--sink",   "16",         "--index", "exact",       "--index",
+                "flat",     "--k",    "1",        "--attend",   "topk",    "--attend",    "topk:20",
+                "--attend", "scored", "--attend", "weight:0.01"});
+  ASSERT_EQ(result["results"].size(), 5U);
+  const json& exact = result["results"][0];
+  EXPECT_TRUE(exact["attend"].is_null());
+  const char* names[] = {"topk:1", "topk:20", "scored", "weight:0.01"};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(result["results"][1 + i]["attend"], names[i]);
+    EXPECT_DOUBLE_EQ(result["results"][1 + i]["scan_fraction"], 1.0);
+  }
+  // Attending all that a flat index scored is exact attention.
+  const json& scored = result["results"][3];
+  EXPECT_EQ(scored["correct"], exact["correct"]);
+  EXPECT_EQ(scored["keys_attended"], exact["keys_attended"]);
+  const json& weight = result["results"][4];
+  EXPECT_LT(weight["keys_attended"], scored["keys_attended"]);
+  EXPECT_GE(weight["correct"], 11);
+}
+
 TEST(EvalCommand, AsksForPassKeysInAnyHaystack) {
   const TemporaryFolder folder;
   std::string prose;
@@ -240,6 +273,8 @@ TEST(ModelCommands, NameWhatIsWrong) {
       {{"decode", "--task", "kv", "--length", "eight"}, 2, "eight"},
       {{"decode", "--task", "kv", "--k", "0"}, 2, "--k"},
       {{"decode", "--task", "kv", "--kv-dtype", "i8"}, 2, "f16"},
+      {{"decode", "--task", "kv", "--attend", "heavy"}, 2, "weight:EPS"},
+      {{"eval", "--task", "kv", "--index", "flat", "--attend", "weight:2"}, 2, "weight:EPS"},
       {{"decode", "--prompt", "/nonexistent"}, 1, "/nonexistent"},
       {{"decode", "--model", "/nonexistent", "--task", "kv"}, 1, "/nonexistent"},
       {{"decode", "--model", folder, "--task", "kv"}, 1, "37 rows"},

@@ -1,0 +1,41 @@
+// `--attend`: which of the keys that a search came upon are attended, and sweeps in `--index`.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+struct AttendChoice {
+  keyhole_attend_mode mode = KEYHOLE_ATTEND_TOPK;
+  uint32_t k = 0;          ///< keys that a search is asked for; of topk:K, else of --k
+  float min_weight = 0;    ///< of weight:EPS
+  bool has_own_k = false;  ///< topk:K
+
+  /// "topk:100", "scored", "weight:0.0001": the choice with what it takes from elsewhere filled in.
+  [[nodiscard]] std::string text() const;
+  [[nodiscard]] keyhole_search_options search_options() const;
+  bool operator==(const AttendChoice&) const = default;
+};
+
+/// Reads "topk", "topk:K", "scored" or "weight:EPS"; k is that of --k. Throws UsageError.
+[[nodiscard]] AttendChoice parse_attend(const std::string& text, uint32_t k);
+
+/// All of them, or topk where there are none. Throws UsageError, also for one that is given twice.
+[[nodiscard]] std::vector<AttendChoice> parse_attends(const std::vector<std::string>& texts,
+                                                      uint32_t k);
+
+/// What --attend's help says.
+inline constexpr const char* kAttendHelp =
+    "What is attended of a search: topk:K (the K best keys of each head; without :K those of --k), "
+    "scored (every key that was scored), weight:EPS (scored keys of a softmax weight above EPS)";
+
+/// The specs of "ivf:C=64|128,probe=8|16": one for each combination of alternatives, the last parameter
+/// varying first.
+[[nodiscard]] std::vector<std::string> expand_sweep(const std::string& spec);
+
+}  // namespace keyhole::tools
