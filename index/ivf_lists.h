@@ -7,8 +7,17 @@
 
 #include "index/base.h"
 #include "index/ivf_train.h"
+#include "index/list_ranking.h"
 
 namespace keyhole::index {
+
+/// Working memory of a search through lists.
+struct ListScratch : SearchScratch {
+  ListScratch(uint32_t group, uint32_t k, uint32_t dim)
+      : SearchScratch(group, k), queries(size_t{group} * dim) {}
+  ListRanking ranking;
+  std::vector<float> queries;  ///< `[group, dim]` with their RoPE undone
+};
 
 class IvfLists {
  public:

@@ -6,7 +6,6 @@
 
 #include "index/ivf_lists.h"
 #include "index/key_partitions.h"
-#include "index/list_ranking.h"
 #include "index/query_classifier.h"
 
 namespace keyhole::index {
@@ -46,12 +45,9 @@ size_t own_partitions(const Spec& spec, size_t rows) {
   return std::min(count, rows);
 }
 
-struct SaapScratch final : SearchScratch {
-  SaapScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : SearchScratch(group, k), queries(size_t{group} * dim) {}
-  ListRanking ranking;
+struct SaapScratch final : ListScratch {
+  using ListScratch::ListScratch;
   QueryClassifier::Scratch network;
-  std::vector<float> queries;  // `[group, dim]` with their RoPE undone
 };
 
 class SaapIndex final : public BasicIndex {
