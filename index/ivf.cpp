@@ -5,7 +5,6 @@
 
 #include "index/codec.h"
 #include "index/ivf_lists.h"
-#include "index/list_ranking.h"
 
 namespace keyhole::index {
 namespace {
@@ -67,20 +66,13 @@ size_t lists_of_build(const Spec& spec, size_t rows) {
 // Piece i of n divided into `pieces` nearly equal ones begins here.
 size_t piece(size_t n, size_t pieces, size_t i) { return n * i / pieces; }
 
-struct IvfScratch final : ListScratch {
-  IvfScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : ListScratch(group, k), queries(size_t{group} * dim) {}
-  ListRanking ranking;
-  std::vector<float> queries;  // `[group, dim]` with their RoPE undone
-};
-
 class IvfIndex final : public BasicIndex {
  public:
   using BasicIndex::BasicIndex;
 
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
-    auto scratch = std::make_unique<IvfScratch>(max_group, max_k, dim());
+    auto scratch = std::make_unique<ListScratch>(max_group, max_k, dim());
     scratch->collector.begin_top(max_group, max_k, count());
     scratch->ranking.reserve(max_group, lists_.count());
     return scratch;
@@ -224,7 +216,7 @@ void IvfIndex::do_commit(Addition& addition) {
 }
 
 void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  auto* scratch = dynamic_cast<IvfScratch*>(&base);
+  auto* scratch = dynamic_cast<ListScratch*>(&base);
   if (scratch == nullptr) {
     throw Error(Status::invalid_argument, "search of an ivf index with another type's scratch");
   }

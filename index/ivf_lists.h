@@ -7,15 +7,18 @@
 
 #include "index/base.h"
 #include "index/ivf_train.h"
+#include "index/list_ranking.h"
 #include "index/rerank.h"
 
 namespace keyhole::index {
 
-/// What a search of lists needs beside its own.
-class ListScratch : public SearchScratch {
- public:
-  using SearchScratch::SearchScratch;
-  Rerank rerank;  ///< of coded lists
+/// Working memory of a search through lists.
+struct ListScratch : SearchScratch {
+  ListScratch(uint32_t group, uint32_t k, uint32_t dim)
+      : SearchScratch(group, k), queries(size_t{group} * dim) {}
+  ListRanking ranking;
+  std::vector<float> queries;  ///< `[group, dim]` with their RoPE undone
+  Rerank rerank;               ///< of coded lists
 };
 
 class IvfLists {

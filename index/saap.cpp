@@ -7,7 +7,6 @@
 #include "index/codec.h"
 #include "index/ivf_lists.h"
 #include "index/key_partitions.h"
-#include "index/list_ranking.h"
 #include "index/query_classifier.h"
 
 namespace keyhole::index {
@@ -49,12 +48,9 @@ size_t own_partitions(const Spec& spec, size_t rows) {
 }
 
 struct SaapScratch final : ListScratch {
-  SaapScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : ListScratch(group, k), queries(size_t{group} * dim) {}
-  ListRanking ranking;
+  using ListScratch::ListScratch;
   std::vector<uint32_t> chosen;  ///< lists to scan
   QueryClassifier::Scratch network;
-  std::vector<float> queries;  // `[group, dim]` with their RoPE undone
 };
 
 class SaapIndex final : public BasicIndex {
