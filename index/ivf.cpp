@@ -72,6 +72,7 @@ class IvfIndex final : public BasicIndex {
     scratch->ranking.reserve(max_group, lists_.count());
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:
@@ -228,8 +229,10 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
                                                  .score_stride = ranking.stride()});
   cost.bytes_read += means.count * row_bytes();
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
-  for (const uint32_t l : ranking.best(args.group, lists_.count(), probe(), is_empty)) {
-    lists_.scan(l, args, *scratch, cost);
+  // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
+  const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);
+  for (size_t i = args.part; i < chosen.size(); i += args.parts) {
+    lists_.scan(chosen[i], args, *scratch, cost);
   }
 }
 

@@ -49,8 +49,10 @@ class SlowIndex final : public index::Index {
   [[nodiscard]] std::unique_ptr<index::Scratch> make_scratch(uint32_t, uint32_t) const override {
     return nullptr;
   }
+  void reserve_explore(index::Scratch&) const override {}
   void search(const index::SearchArgs&, index::Scratch&, index::Hits&) const override {}
   void explore(const index::SearchArgs&, index::Scratch&, index::Scored&) const override {}
+  [[nodiscard]] index::Sharing sharing() const override { return index::Sharing::rows; }
   [[nodiscard]] index::IndexInfo info() const override { return {}; }
   [[nodiscard]] size_t bytes() const override { return 0; }
   void save(std::ostream&) const override {}
