@@ -100,6 +100,10 @@ SearchScratch& BasicIndex::check_search(const SearchArgs& args, Scratch& scratch
                             : ": its scratch was made for 1.." + std::to_string(own->max_group) +
                                   " heads, k up to " + std::to_string(own->max_k)));
   }
+  if (args.part >= args.parts) {
+    throw Error(Status::invalid_argument, "part " + std::to_string(args.part) + " of a search in " +
+                                              std::to_string(args.parts) + " parts");
+  }
   return *own;
 }
 
@@ -140,8 +144,9 @@ void BasicIndex::reserve_explore(Scratch& scratch) const {
 
 void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
   const auto score = kernels().score[static_cast<size_t>(dtype_)];
-  for (size_t first = 0; first < count(); first += kScanBlock) {
-    const size_t n = std::min(kScanBlock, count() - first);
+  const size_t end = args.end_of(count());
+  for (size_t first = args.begin_of(count()); first < end; first += kScanBlock) {
+    const size_t n = std::min(kScanBlock, end - first);
     score({.queries = args.queries,
            .group = args.group,
            .dim = dim_,
@@ -153,8 +158,9 @@ void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, Search
            .score_stride = kScanBlock});
     scratch.collector.offer(scratch.scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
-  cost.keys_scored += args.group * count();
-  cost.bytes_read += count() * row_bytes();
+  const size_t scanned = end - args.begin_of(count());
+  cost.keys_scored += args.group * scanned;
+  cost.bytes_read += scanned * row_bytes();
 }
 
 void BasicIndex::score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const {

@@ -34,6 +34,7 @@ class FlatIndex final : public BasicIndex {
     if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] size_t bytes() const override { return coded() ? codes_.bytes() : 0; }
 
  protected:
@@ -92,15 +93,17 @@ void FlatIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
     throw Error(Status::invalid_argument, "search of a flat index with another type's scratch");
   }
   scratch->rerank.begin(codes_, args, count(), scratch->collector);
-  for (size_t first = 0; first < count(); first += kScanBlock) {
-    const size_t n = std::min(kScanBlock, count() - first);
+  const size_t begin = args.begin_of(count());
+  const size_t end = args.end_of(count());
+  for (size_t first = begin; first < end; first += kScanBlock) {
+    const size_t n = std::min(kScanBlock, end - first);
     codes_.score(scratch->rerank.queries(), 0, args.group, nullptr, first, n,
                  scratch->scores.data(), kScanBlock);
     scratch->rerank.offer(scratch->scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
   scratch->rerank.finish(kernels(), keys(), args, cost);
-  cost.keys_scored += args.group * count();
-  cost.bytes_read += count() * codes_.stride();
+  cost.keys_scored += args.group * (end - begin);
+  cost.bytes_read += (end - begin) * codes_.stride();
 }
 
 }  // namespace

@@ -34,25 +34,28 @@ class GroupWalk {
     for (Expansion& e : expansions_) e.pending.resize(most);
   }
 
-  /// Walks from `starts`. keys.score(rows, n, out, stride) scores rows for all heads, keys.prefetch(row) asks for
+  /// Walks from `starts` for the heads [begin, end) of a group. keys.score(rows, n, out, stride) scores rows for
+  /// all heads of the group, keys.prefetch(row) asks for
   /// a key; every scored key goes to take(rows, scores, stride, n).
   template <class Keys, class Take>
-  void run(const Graph& graph, std::span<const uint32_t> starts, uint32_t group, size_t ef,
-           const Keys& keys, const Take& take) {
+  void run(const Graph& graph, std::span<const uint32_t> starts, uint32_t begin, uint32_t end,
+           size_t ef, const Keys& keys, const Take& take) {
     next_tag();
-    for (uint32_t h = 0; h < group; ++h) frontiers_[h].start(ef);
+    first_head_ = begin;
+    end_head_ = end;
+    for (uint32_t h = begin; h < end; ++h) frontiers_[h].start(ef);
     scored_ = 0;
     lists_ = 0;
     for (Expansion& e : expansions_) e.chosen = e.found = 0;
     for (const uint32_t row : starts) gather(row, expansions_[0], keys);
     // A turn: the oldest expansion is scored and its successor chosen; the one chosen half a round ago is
     // gathered. A head without anything to choose may have something again once the others have scored.
-    uint32_t head = 0;
+    uint32_t head = begin;
     for (uint32_t turn = 0, idle = 0; idle < 2 * kExpansions; ++turn) {
       Expansion& oldest = expansions_[turn % kExpansions];
       Expansion& middle = expansions_[(turn + kExpansions / 2) % kExpansions];
-      const bool scored = score(oldest, group, keys, take);
-      choose(oldest, graph, group, head);
+      const bool scored = score(oldest, keys, take);
+      choose(oldest, graph, head);
       const bool gathered = middle.chosen > 0;
       gather(middle, graph, keys);
       idle = scored || gathered || oldest.chosen > 0 ? 0 : idle + 1;
@@ -83,15 +86,16 @@ class GroupWalk {
   }
 
   // The best unread rows, of the heads in turn.
-  void choose(Expansion& e, const Graph& graph, uint32_t group, uint32_t& head) {
+  void choose(Expansion& e, const Graph& graph, uint32_t& head) {
     const GraphLinks links{&graph};
-    for (uint32_t without = 0; without < group && e.chosen < kListsAtOnce;) {
+    const uint32_t heads = end_head_ - first_head_;
+    for (uint32_t without = 0; without < heads && e.chosen < kListsAtOnce;) {
       uint32_t row = 0;
       bool found = false;
       while (!found && frontiers_[head].next(row)) {
         found = tags_[row] == tag_;  // else another head has read its list
       }
-      head = head + 1 == group ? 0 : head + 1;
+      head = head + 1 == end_head_ ? first_head_ : head + 1;
       without = found ? 0 : without + 1;
       if (!found) continue;
       tags_[row] = static_cast<uint16_t>(tag_ + 1);
@@ -118,12 +122,12 @@ class GroupWalk {
   }
 
   template <class Keys, class Take>
-  bool score(Expansion& e, uint32_t group, const Keys& keys, const Take& take) {
+  bool score(Expansion& e, const Keys& keys, const Take& take) {
     const size_t n = std::exchange(e.found, 0);
     if (n == 0) return false;
     keys.score(e.pending.data(), n, scores_.data(), n);
     scored_ += n;
-    for (uint32_t h = 0; h < group; ++h) {
+    for (uint32_t h = first_head_; h < end_head_; ++h) {
       frontiers_[h].offer(scores_.data() + h * n, e.pending.data(), n);
     }
     take(e.pending.data(), scores_.data(), n, n);
@@ -133,6 +137,7 @@ class GroupWalk {
   std::vector<uint16_t> tags_;
   uint16_t tag_ = 0;
   std::vector<Frontier> frontiers_;
+  uint32_t first_head_ = 0, end_head_ = 0;  // that walk
   Expansion expansions_[kExpansions];
   std::vector<float> scores_;  // `[group, n]`
   size_t scored_ = 0;

@@ -79,6 +79,7 @@ class HnswIndex final : public BasicIndex {
     for (Beam& beam : scratch->beams) beam.reserve(count(), graph_.width(), beam_width(max_k));
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
 
  protected:
@@ -194,18 +195,19 @@ void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
   if (args.k >= count() / kScanShare) return scan_all(args, *scratch, cost);
   // The heads are walked in turn: while the keys that one of them asked for are on their way, the others
   // expand and score. Results are those of one head after the other.
-  const uint32_t group = args.group;
+  const auto begin = static_cast<uint32_t>(args.begin_of(args.group));
+  const auto end = static_cast<uint32_t>(args.end_of(args.group));
   const size_t ef = beam_width(args.k);
   const GraphLinks links{&graph_};
   uint32_t active[kMaxGroup];
-  uint32_t walking = group;
+  uint32_t walking = end - begin;
   Collector& collector = scratch->collector;
-  for (uint32_t h = 0; h < group; ++h) {
+  for (uint32_t h = begin; h < end; ++h) {
     const HeadScore score(kernels(), keys(), args.queries + size_t{h} * dim());
     const std::array starts = {descend(score, cost), graph_.entry_row()};
     scratch->beams[h].reserve(count(), graph_.width(), ef);
     scratch->beams[h].start(starts, ef);
-    active[h] = h;
+    active[h - begin] = h;
   }
   if (collector.logging()) scratch->logged.begin(count());
   while (walking > 0) {
@@ -229,7 +231,7 @@ void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
     walking = still;
   }
   size_t lists = 0;
-  for (uint32_t h = 0; h < group; ++h) {
+  for (uint32_t h = begin; h < end; ++h) {
     const Beam& beam = scratch->beams[h];
     for (size_t i = 0; !collector.logging() && i < std::min<size_t>(beam.size(), args.k); ++i) {
       collector.top().offer_rank(h, beam.rank(i));

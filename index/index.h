@@ -67,6 +67,20 @@ struct SearchArgs {
   /// previous decoding step. Rows >= count() are skipped; other types ignore all of them.
   std::span<const uint32_t> starts = {};
   uint32_t position = kUnknownPosition;  ///< token position of the queries, to undo their RoPE
+  /// Does share `part` of `parts` of the work; what all parts find together, the best k of it, is the
+  /// answer. See Index::sharing().
+  uint32_t part = 0;
+  uint32_t parts = 1;
+
+  /// This part's range of n things.
+  [[nodiscard]] size_t begin_of(size_t n) const { return n * part / parts; }
+  [[nodiscard]] size_t end_of(size_t n) const { return n * (part + 1) / parts; }
+};
+
+/// How the parts of one search differ.
+enum class Sharing {
+  rows,  ///< each scores other keys; together those that one search scores
+  heads  ///< each seeks for other heads of the group, and may come upon the same keys as another part
 };
 
 /// The answer to one group search. The caller provides the arrays, `[group, k]` and `[group]`.
@@ -138,6 +152,8 @@ class Index {
   virtual void truncate(size_t count) = 0;
 
   [[nodiscard]] virtual size_t count() const = 0;
+
+  [[nodiscard]] virtual Sharing sharing() const = 0;
 
   /// Scratch for searches of up to `max_group` heads and `max_k` results.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,

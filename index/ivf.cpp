@@ -77,6 +77,7 @@ class IvfIndex final : public BasicIndex {
     scratch->ranking.reserve(max_group, lists_.count());
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:
@@ -235,6 +236,7 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
                                                  .score_stride = ranking.stride()});
   cost.bytes_read += means.count * row_bytes();
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
+  // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
   const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);
   lists_.scan(chosen, args, keys(), *scratch, cost);
 }

@@ -59,9 +59,9 @@ void IvfLists::apply(Change&& change) {
 void IvfLists::scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
                     ListScratch& scratch, SearchCost& cost) const {
   if (coded_) scratch.rerank.begin(codes_, args, keys.count, scratch.collector);
-  for (const uint32_t l : lists) {
-    scan(trained_[l], args, scratch, cost);
-    scan(tail_.list(l), args, scratch, cost);
+  for (size_t i = args.part; i < lists.size(); i += args.parts) {
+    scan(trained_[lists[i]], args, scratch, cost);
+    scan(tail_.list(lists[i]), args, scratch, cost);
   }
   if (coded_) scratch.rerank.finish(*kernels_, keys, args, cost);
 }

@@ -54,6 +54,7 @@ class RoarGraphIndex final : public BasicIndex {
     reserve(*scratch, max_group, max_k);
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {
     return graph_.bytes() + (coded() ? codes_.bytes() : 0);
   }
@@ -78,6 +79,12 @@ class RoarGraphIndex final : public BasicIndex {
   void reserve(RoarScratch& scratch, uint32_t group, uint32_t k) const;
   [[nodiscard]] std::span<const uint32_t> starts(const SearchArgs& args,
                                                  RoarScratch& scratch) const;
+  [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
+    return static_cast<uint32_t>(args.begin_of(args.group));
+  }
+  [[nodiscard]] static uint32_t end_head(const SearchArgs& args) {
+    return static_cast<uint32_t>(args.end_of(args.group));
+  }
   void walk_codes(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const;
   void walk_keys(const SearchArgs& args, RoarScratch& scratch) const;
   void choose_entry();
@@ -196,7 +203,8 @@ void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) con
     }
     void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
   };
-  scratch.walk.run(graph_, starts(args, scratch), args.group, ef(), Keys{*this, args},
+  scratch.walk.run(graph_, starts(args, scratch), first_head(args), end_head(args), ef(),
+                   Keys{*this, args},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.collector.offer(scores, stride, rows, n);
                    });
@@ -213,7 +221,7 @@ void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
     void prefetch(uint32_t row) const { index::prefetch(codes.row(row), codes.stride()); }
   };
   scratch.rerank.begin(codes_, args, count(), scratch.collector);
-  scratch.walk.run(graph_, starts(args, scratch), args.group, ef(),
+  scratch.walk.run(graph_, starts(args, scratch), first_head(args), end_head(args), ef(),
                    Codes{codes_, scratch.rerank.queries()},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.rerank.offer(scores, stride, rows, n);

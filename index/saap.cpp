@@ -64,6 +64,7 @@ class SaapIndex final : public BasicIndex {
     reserve(*scratch);
     return scratch;
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] size_t bytes() const override {
     return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
   }

@@ -8,6 +8,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// As many as the threads that one memory controller's cores feed; more would cost more than it wins where there
+// are fewer.
+constexpr uint32_t kSearchesPerStep = 16;
+// A part of fewer rows is not worth its hand-off.
+constexpr size_t kRowsPerPart = 4096;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -17,7 +23,9 @@ double seconds_since(Clock::time_point start) {
 DecodeStep::DecodeStep(const Engine& engine)
     : engine_(&engine), group_(engine.model().group()), dim_(engine.model().head_dim) {
   const ModelShape& m = engine.model();
-  const size_t slots = size_t{m.kv_heads} * (1 + kMaxChunks) * group_;
+  const size_t slots = size_t{m.kv_heads} * kSlots * group_;
+  most_parts_ = std::max(1U, std::min(kMaxParts, kSearchesPerStep / m.kv_heads));
+  parts_ = std::make_unique<Parts[]>(m.kv_heads);
   queries_.resize(size_t{m.q_heads} * dim_);
   o_.resize(queries_.size());
   lse_.resize(m.q_heads);
@@ -27,7 +35,7 @@ DecodeStep::DecodeStep(const Engine& engine)
   workers_.resize(engine.pool().threads());
   chunk_rows_.resize(m.kv_heads);
   chunks_.resize(m.kv_heads);
-  tasks_.reserve(size_t{m.kv_heads} * (2 + kMaxChunks));
+  tasks_.reserve(size_t{m.kv_heads} * kSlots);
   slot_o_.resize(slots * dim_);
   slot_lse_.resize(slots);
 }
@@ -35,10 +43,34 @@ DecodeStep::DecodeStep(const Engine& engine)
 void DecodeStep::prepare(const index::Index& index, uint32_t k, keyhole_attend_mode attend) {
   for (Worker& w : workers_) w.selection.prepare(index, group_, k, attend);
   room_k_ = k;
+  if (most_parts_ == 1) return;
+  for (uint32_t h = 0; h < work_.size(); ++h) {
+    Parts& p = parts_[h];
+    const size_t stride = size_t{group_} * k;
+    p.ids.resize(most_parts_ * stride);
+    p.scores.resize(most_parts_ * stride);
+    p.counts.resize(size_t{most_parts_} * group_);
+    p.hits.clear();
+    for (size_t i = 0; i < most_parts_; ++i) {
+      p.hits.push_back({p.ids.data() + i * stride, p.scores.data() + i * stride,
+                        p.counts.data() + i * group_, 0, 0});
+    }
+  }
+}
+
+uint32_t DecodeStep::search_parts(const index::Index& index) const {
+  uint32_t parts = most_parts_;
+  if (index.sharing() == index::Sharing::heads) {
+    // All that was scored is attended once: parts that may have scored the same keys cannot say of which.
+    parts = search_.attend == KEYHOLE_ATTEND_TOPK ? std::min(parts, group_) : 1;
+  } else if (search_.attend == KEYHOLE_ATTEND_WEIGHT) {
+    parts = 1;  // weights are relative to all that was scored
+  }
+  return static_cast<uint32_t>(std::clamp<size_t>(index.count() / kRowsPerPart, 1, parts));
 }
 
 StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {
-  const size_t s = (size_t{kv_head} * (1 + kMaxChunks) + i) * group_;
+  const size_t s = (size_t{kv_head} * kSlots + i) * group_;
   return {slot_o_.data() + s * dim_, slot_lse_.data() + s};
 }
 
@@ -48,17 +80,20 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident, const SearchPara
   search_.k = std::min(search.k, room_k_);
   for (Worker& w : workers_) w.cost = {};
   tasks_.clear();
-  // A task is (kv head, slot): slot 0 is the search, slot 1 + c the exact chunk c; resident tasks come
-  // last. Searches first: they take longest and nothing can be taken from them.
+  // A task is (kv head, slot): slot p is part p of the search, slot kMaxParts + c the exact chunk c; resident
+  // tasks come last. Searches first: they take longest.
   const auto kv_heads = static_cast<uint32_t>(work_.size());
   for (uint32_t h = 0; h < kv_heads; ++h) {
-    if (work_[h].index != nullptr) tasks_.push_back(h * (1 + kMaxChunks));
+    Parts& parts = parts_[h];
+    parts.count = work_[h].index != nullptr ? search_parts(*work_[h].index) : 0;
+    parts.left.store(parts.count, std::memory_order_relaxed);
+    for (uint32_t p = 0; p < parts.count; ++p) tasks_.push_back(h * kSlots + p);
   }
   for (uint32_t h = 0; h < kv_heads; ++h) {
     const auto rows = static_cast<uint32_t>(work_[h].kv.keys.count) - work_[h].exact_begin;
     chunk_rows_[h] = std::max(kMinChunk, (rows + kMaxChunks - 1) / kMaxChunks);
     chunks_[h] = (rows + chunk_rows_[h] - 1) / chunk_rows_[h];
-    for (uint32_t c = 0; c < chunks_[h]; ++c) tasks_.push_back(h * (1 + kMaxChunks) + 1 + c);
+    for (uint32_t c = 0; c < chunks_[h]; ++c) tasks_.push_back(h * kSlots + kMaxParts + c);
   }
   resident.attend_begin(layer, queries_.data());
   const uint32_t count = static_cast<uint32_t>(tasks_.size()) + resident.host_tasks();
@@ -78,27 +113,54 @@ void DecodeStep::run_task(uint32_t task, uint32_t worker) {
     w.cost.resident_seconds += seconds_since(start);
     return;
   }
-  const uint32_t kv_head = tasks_[task] / (1 + kMaxChunks);
-  const uint32_t i = tasks_[task] % (1 + kMaxChunks);
-  if (i == 0) {
-    run_search(kv_head, w);
+  const uint32_t kv_head = tasks_[task] / kSlots;
+  const uint32_t i = tasks_[task] % kSlots;
+  if (i < kMaxParts) {
+    run_search(kv_head, i, w);
   } else {
-    run_chunk(kv_head, i - 1, w);
+    run_chunk(kv_head, i - kMaxParts, w);
   }
 }
 
-void DecodeStep::run_search(uint32_t kv_head, Worker& worker) {
+void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
-  const auto cost =
-      worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q, group_,
-                                         search_, engine_->model().logits, slot(kv_head, 0));
-  worker.cost.keys_scored += cost.keys_scored;
-  worker.cost.keys_offered += uint64_t{group_} * work.index->count();
-  worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;
-  worker.cost.bytes_read += cost.bytes_read;
-  worker.cost.search_seconds += cost.search_seconds;
-  worker.cost.offload_seconds += cost.attend_seconds;
+  Parts& parts = parts_[kv_head];
+  SearchParams params = search_;
+  params.part = part;
+  params.parts = parts.count;
+  const auto add = [&](const Selection::Cost& cost) {
+    worker.cost.keys_scored += cost.keys_scored;
+    worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;
+    worker.cost.bytes_read += cost.bytes_read;
+    worker.cost.search_seconds += cost.search_seconds;
+    worker.cost.offload_seconds += cost.attend_seconds;
+  };
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.index->count();
+  if (parts.count == 1 || params.attend != KEYHOLE_ATTEND_TOPK) {
+    return add(worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q,
+                                                  group_, params, engine_->model().logits,
+                                                  slot(kv_head, part)));
+  }
+  const auto start = Clock::now();
+  const index::Hits& found = worker.selection.search(*work.index, q, group_, params);
+  const index::Hits& kept = parts.hits[part];
+  std::copy_n(found.counts, group_, kept.counts);
+  for (uint32_t h = 0; h < group_; ++h) {
+    std::copy_n(found.ids + size_t{h} * params.k, found.counts[h], kept.ids + size_t{h} * params.k);
+    std::copy_n(found.scores + size_t{h} * params.k, found.counts[h],
+                kept.scores + size_t{h} * params.k);
+  }
+  Selection::Cost cost;
+  cost.keys_scored = found.keys_scored;
+  cost.bytes_read = found.bytes_read;
+  cost.search_seconds = seconds_since(start);
+  add(cost);
+  // Release what this part has found; who ends last acquires what the others have.
+  if (parts.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  add(worker.selection.attend_parts({parts.hits.data(), parts.count}, engine_->kernels(), work.kv,
+                                    q, group_, params.k, engine_->model().logits,
+                                    slot(kv_head, 0)));
 }
 
 void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
@@ -109,7 +171,7 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   cpu::attend_range(engine_->kernels(),
                     {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
                     queries_.data() + size_t{kv_head} * group_ * dim_, group_,
-                    engine_->model().logits, slot(kv_head, 1 + chunk));
+                    engine_->model().logits, slot(kv_head, kMaxParts + chunk));
   worker.cost.keys_attended += uint64_t{group_} * n;
   worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
   worker.cost.offload_seconds += seconds_since(start);
@@ -119,13 +181,17 @@ StepCost DecodeStep::finish() {
   engine_->pool().finish(job_);
   resident_->attend_end({resident_o_.data(), resident_lse_.data()});
 
-  std::array<StateView, 2 + kMaxChunks> states;
+  std::array<StateView, 1 + kSlots> states;
   for (uint32_t h = 0; h < work_.size(); ++h) {
     const size_t q = size_t{h} * group_;
     size_t n = 0;
     states[n++] = {resident_o_.data() + q * dim_, resident_lse_.data() + q};
-    if (work_[h].index != nullptr) states[n++] = slot(h, 0);
-    for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, 1 + c);
+    const uint32_t searched =
+        search_.attend == KEYHOLE_ATTEND_TOPK
+            ? std::min(parts_[h].count, 1U)  // merged before they were attended
+            : parts_[h].count;
+    for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(h, p);
+    for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, kMaxParts + c);
     cpu::merge_states({states.data(), n}, group_, dim_, {o_.data() + q * dim_, lse_.data() + q});
   }
 
@@ -147,6 +213,9 @@ size_t DecodeStep::bytes() const {
       (queries_.size() + 2 * o_.size() + 2 * lse_.size() + slot_o_.size() + slot_lse_.size()) *
       sizeof(float);
   for (const Worker& w : workers_) bytes += w.selection.bytes();
+  for (size_t h = 0; h < work_.size(); ++h) {
+    bytes += (parts_[h].ids.size() + parts_[h].scores.size()) * sizeof(uint32_t);
+  }
   return bytes;
 }
 

@@ -1,12 +1,18 @@
 // One step of one layer: resident attention (A), index search and attention over what it found (B), exact
 // attention over pending or dense tokens, all as tasks of one parallel-for, then A + B by log-sum-exp.
 //
-// Which task computes what depends on the token counts only, and states are merged in a fixed order: the
-// result has the same bits for any number of threads.
+// A model with few KV heads has too few searches for many threads: they are cut into parts. The last part of a
+// head to end merges what all have found, and attends to it; parts that score all their keys for good attend to
+// their own.
+//
+// Which task computes what depends on the shape and the token counts only, and states are merged in a fixed
+// order: the result has the same bits for any number of threads.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -65,14 +71,27 @@ class DecodeStep {
   /// Rows per exact task: enough to outweigh a hand-off, and never more than kMaxChunks tasks a head.
   static constexpr uint32_t kMinChunk = 1024;
   static constexpr uint32_t kMaxChunks = 64;
+  /// Slots of a KV head: those of the parts of its search, then those of its chunks.
+  static constexpr uint32_t kSlots = kMaxParts + kMaxChunks;
+
+  /// What the parts of one KV head's search have found.
+  struct Parts {
+    std::vector<uint32_t> ids, counts;  ///< `[kMaxParts, group, k]`, `[kMaxParts, group]`
+    std::vector<float> scores;
+    std::vector<index::Hits> hits;  ///< views of them
+    uint32_t count = 0;             ///< of this step
+    std::atomic<uint32_t> left{0};  ///< that are not done
+  };
 
   void run_task(uint32_t task, uint32_t worker);
-  void run_search(uint32_t kv_head, Worker& worker);
+  [[nodiscard]] uint32_t search_parts(const index::Index& index) const;
+  void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
 
   const Engine* engine_;
   uint32_t group_, dim_;
+  uint32_t most_parts_;  ///< for about 16 searches a step
   std::vector<float> queries_, o_, lse_;
   std::vector<HeadWork> work_;
   std::vector<Worker> workers_;
@@ -83,8 +102,9 @@ class DecodeStep {
   gpu::Resident* resident_ = nullptr;
   SearchParams search_;
   std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
-  std::vector<uint32_t> tasks_;  ///< kv_head * (1 + kMaxChunks) + slot; resident tasks follow
-  std::vector<float> slot_o_, slot_lse_;  ///< `[kv_heads, 1 + kMaxChunks, group, dim]`, without dim
+  std::unique_ptr<Parts[]> parts_;             ///< [kv_heads]
+  std::vector<uint32_t> tasks_;                ///< kv_head * kSlots + slot; resident tasks follow
+  std::vector<float> slot_o_, slot_lse_;       ///< `[kv_heads, kSlots, group, dim]`, without dim
   std::vector<float> resident_o_, resident_lse_;
 };
 

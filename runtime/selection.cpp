@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "index/collector.h"
+#include "index/topk.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -75,7 +76,12 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
 const index::Hits& Selection::search(const index::Index& index, const float* queries,
                                      uint32_t group, const SearchParams& params) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
-  index.search({.queries = queries, .group = group, .k = params.k, .position = params.position},
+  index.search({.queries = queries,
+                .group = group,
+                .k = params.k,
+                .position = params.position,
+                .part = params.part,
+                .parts = params.parts},
                *scratch_, hits_);
   return hits_;
 }
@@ -93,7 +99,12 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
     cost.keys_scored = hits_.keys_scored;
     cost.bytes_read = hits_.bytes_read;
   } else {
-    index.explore({.queries = queries, .group = group, .k = params.k, .position = params.position},
+    index.explore({.queries = queries,
+                   .group = group,
+                   .k = params.k,
+                   .position = params.position,
+                   .part = params.part,
+                   .parts = params.parts},
                   *scratch_, scored);
     if (params.attend == KEYHOLE_ATTEND_WEIGHT) {
       keep_heavy(kernels, scored, group, params.min_weight, logits);
@@ -116,6 +127,52 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
   cost.search_seconds = seconds(start, searched);
   cost.attend_seconds = seconds(searched, Clock::now());
   return cost;
+}
+
+Selection::Cost Selection::attend_parts(std::span<const index::Hits> hits,
+                                        const cpu::Kernels& kernels, const KvView& kv,
+                                        const float* queries, uint32_t group, uint32_t k,
+                                        const LogitParams& logits, StateView out) {
+  const auto start = Clock::now();
+  Cost cost;
+  merge(hits, group, k);
+  unite(group, k);
+  const auto merged = Clock::now();
+  cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
+  cost.bytes_read = 2 * attended_.size() * kv.keys.dim * dtype_size(kv.keys.dtype);
+  cost.keys_attended = static_cast<uint32_t>(attended_.size());
+  cost.search_seconds = seconds(start, merged);
+  cost.attend_seconds = seconds(merged, Clock::now());
+  return cost;
+}
+
+void Selection::merge(std::span<const index::Hits> parts, uint32_t group, uint32_t k) {
+  for (uint32_t h = 0; h < group; ++h) {
+    uint32_t* ids = ids_.data() + size_t{h} * k;
+    float* scores = scores_.data() + size_t{h} * k;
+    uint32_t taken[kMaxParts] = {};
+    uint32_t count = 0;
+    while (count < k) {
+      uint64_t best = 0;
+      size_t from = 0;
+      for (size_t p = 0; p < parts.size(); ++p) {
+        if (taken[p] == parts[p].counts[h]) continue;
+        const size_t at = size_t{h} * k + taken[p];
+        const uint64_t rank = index::pack_rank(parts[p].scores[at], parts[p].ids[at]);
+        if (rank <= best) continue;
+        best = rank;
+        from = p;
+      }
+      if (best == 0) break;
+      ++taken[from];
+      const uint32_t id = index::rank_row(best);
+      // Parts that share heads may both have found it: with the same score, so next to each other.
+      if (count > 0 && ids[count - 1] == id) continue;
+      ids[count] = id;
+      scores[count++] = index::rank_score(best);
+    }
+    counts_[h] = count;
+  }
 }
 
 void Selection::unite(uint32_t group, uint32_t k) {

@@ -12,11 +12,16 @@
 
 namespace keyhole::runtime {
 
+/// Parts of the search of one KV head, at most.
+inline constexpr uint32_t kMaxParts = 16;
+
 struct SearchParams {
   uint32_t k = 0;  ///< keys wanted per head
   keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
   float min_weight = 0.0F;                      ///< of KEYHOLE_ATTEND_WEIGHT
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
+  uint32_t part = 0;                            ///< of `parts`, see index::SearchArgs
+  uint32_t parts = 1;
 };
 
 /// One worker's room for searching and attending one KV head. Sized once; steps allocate nothing.
@@ -45,6 +50,12 @@ class Selection {
                          const float* queries, uint32_t group, const SearchParams& params,
                          const LogitParams& logits, StateView out);
 
+  /// The end of a search in parts, each of which has search()ed: hits[p] of part p become the best k, and are
+  /// attended. Does not depend on which thread had which part.
+  Cost attend_parts(std::span<const index::Hits> hits, const cpu::Kernels& kernels,
+                    const KvView& kv, const float* queries, uint32_t group, uint32_t k,
+                    const LogitParams& logits, StateView out);
+
   /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
   /// The distinct rows that the last search_and_attend() attended; valid until the next call.
@@ -53,6 +64,7 @@ class Selection {
 
  private:
   void unite(uint32_t group, uint32_t k);
+  void merge(std::span<const index::Hits> parts, uint32_t group, uint32_t k);
 
   std::unique_ptr<index::Scratch> scratch_;
   std::vector<uint32_t> ids_, counts_;

@@ -18,7 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kQueryHeads = 32, kKvHeads = 8, kDim = 128;
+constexpr int64_t kDim = 128;
+constexpr size_t kCentres = 256;
 
 void must(keyhole_status status) {
   if (status == KEYHOLE_OK) return;
@@ -29,35 +30,52 @@ void must(keyhole_status status) {
 struct Layer {
   keyhole_engine* engine = nullptr;
   keyhole_session* session = nullptr;
-  std::vector<float> q = std::vector<float>(kQueryHeads * kDim);
-  std::vector<float> out = q;
+  int64_t q_heads, kv_heads;
+  std::vector<float> q, out;
+  std::mt19937 random{1};
+  std::vector<float> centres;
 
-  Layer(uint32_t context, keyhole_mode mode, uint32_t threads) {
+  Layer(uint32_t context, keyhole_mode mode, uint32_t threads, const char* index = nullptr,
+        int64_t heads = 8, uint32_t append_block = 0, uint32_t grow = 16,
+        keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND)
+      : q_heads(4 * heads), kv_heads(heads) {
+    q.resize(static_cast<size_t>(q_heads * kDim));
+    out = q;
+    std::normal_distribution<float> normal;
+    centres.resize(kCentres * kDim);
+    for (float& x : centres) x = normal(random);
     keyhole_engine_config ec;
     keyhole_engine_config_init(&ec);
     ec.layers = 1;
-    ec.q_heads = kQueryHeads;
-    ec.kv_heads = kKvHeads;
+    ec.q_heads = static_cast<uint32_t>(q_heads);
+    ec.kv_heads = static_cast<uint32_t>(kv_heads);
     ec.head_dim = kDim;
     ec.threads = threads;
     must(keyhole_engine_create(&ec, &engine));
     keyhole_session_config sc;
     keyhole_session_config_init(&sc);
-    sc.max_tokens = context + 16;
+    sc.max_tokens = context + grow;
+    sc.index = index;
+    sc.append_block = append_block;
+    sc.append_mode = append_mode;
     sc.mode = mode;
-    sc.training_queries = 0;
+    sc.training_queries = index == nullptr ? 0 : 2048;
     must(keyhole_session_create(engine, &sc, &session));
-    std::mt19937 random(1);
-    std::normal_distribution<float> normal;
     constexpr int64_t kChunk = 512;
-    std::vector<float> kv(kChunk * kKvHeads * kDim);
+    std::vector<float> kv(static_cast<size_t>(kChunk * kv_heads * kDim));
+    std::vector<float> queries(static_cast<size_t>(kChunk * q_heads * kDim));
     for (uint32_t at = 0; at < context; at += kChunk) {
-      for (float& x : kv) x = normal(random);
-      const int64_t shape[] = {std::min<int64_t>(kChunk, context - at), kKvHeads, kDim};
+      fill(kv);
+      fill(queries);
+      const int64_t n = std::min<int64_t>(kChunk, context - at);
+      const int64_t shape[] = {n, kv_heads, kDim};
+      const int64_t q_shape[] = {n, q_heads, kDim};
       const keyhole_tensor t = keyhole_tensor_host(kv.data(), KEYHOLE_F32, 3, shape);
-      must(keyhole_prefill(session, 0, &t, &t, nullptr));
+      const keyhole_tensor tq = keyhole_tensor_host(queries.data(), KEYHOLE_F32, 3, q_shape);
+      must(keyhole_prefill(session, 0, &t, &t, index == nullptr ? nullptr : &tq));
     }
-    for (float& x : q) x = normal(random);
+    if (index != nullptr) must(keyhole_build(session, nullptr, nullptr));
+    fill(q);
   }
   ~Layer() {
     keyhole_session_destroy(session);
@@ -66,11 +84,24 @@ struct Layer {
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  void step() {
-    const int64_t shape[] = {kQueryHeads, kDim};
+  /// Vectors around common centres: neither a text nor as hopeless for an index as plain noise.
+  void fill(std::vector<float>& rows) {
+    std::normal_distribution<float> normal;
+    for (size_t i = 0; i < rows.size(); i += kDim) {
+      const float* centre = &centres[random() % kCentres * kDim];
+      for (size_t j = 0; j < kDim; ++j) rows[i + j] = centre[j] + 0.7F * normal(random);
+    }
+  }
+
+  /// `kv` NULL: attends without appending; else `[kv_heads, d]`, the K and V of a token.
+  void step(const std::vector<float>* kv = nullptr) {
+    const int64_t shape[] = {q_heads, kDim};
+    const int64_t kv_shape[] = {kv_heads, kDim};
     const keyhole_tensor tq = keyhole_tensor_host(q.data(), KEYHOLE_F32, 2, shape);
     const keyhole_tensor to = keyhole_tensor_host(out.data(), KEYHOLE_F32, 2, shape);
-    must(keyhole_attend(session, 0, &tq, nullptr, nullptr, &to, nullptr));
+    if (kv == nullptr) return must(keyhole_attend(session, 0, &tq, nullptr, nullptr, &to, nullptr));
+    const keyhole_tensor t = keyhole_tensor_host(kv->data(), KEYHOLE_F32, 2, kv_shape);
+    must(keyhole_attend(session, 0, &tq, &t, &t, &to, nullptr));
   }
 };
 
@@ -120,7 +151,7 @@ void exact(benchmark::State& state) {
   const auto context = static_cast<uint32_t>(state.range(0));
   const auto threads = static_cast<uint32_t>(state.range(1));
   Layer layer(context, KEYHOLE_MODE_EXACT, threads);
-  const size_t bytes = size_t{context} * kKvHeads * kDim * 2 * 2;
+  const size_t bytes = size_t{context} * 8 * kDim * 2 * 2;
   ReadFloor floor(bytes, threads);
   std::vector<double> steps, reads;
   for (auto _ : state) {
@@ -140,6 +171,64 @@ BENCHMARK(exact)
     ->Args({32768, 2})
     ->Args({131072, 2})
     ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+
+constexpr const char* kIndexes[] = {"flat", "ivf", "roargraph"};
+
+// A step that searches: KV heads 8 and 1, the latter in parts.
+void indexed(benchmark::State& state) {
+  const char* index = kIndexes[state.range(0)];
+  Layer layer(32768, KEYHOLE_MODE_INDEXED, static_cast<uint32_t>(state.range(2)), index,
+              state.range(1));
+  state.SetLabel(index);
+  for (auto _ : state) {
+    state.PauseTiming();
+    layer.fill(layer.q);
+    state.ResumeTiming();
+    layer.step();
+  }
+}
+BENCHMARK(indexed)
+    ->ArgNames({"index", "kv_heads", "threads"})
+    ->ArgsProduct({{0, 1, 2}, {1, 8}, {1, 2}})
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
+
+// Steps of a growing context, 10 ms apart like those of one layer of a model: median, 99th percentile and
+// worst, with blocks appended beside the steps (0) or in them (1).
+void growing(benchmark::State& state) {
+  constexpr uint32_t kSteps = 1500;
+  const auto mode = static_cast<keyhole_append_mode>(state.range(1));
+  Layer layer(16384, KEYHOLE_MODE_INDEXED, 2, "roargraph", 2, static_cast<uint32_t>(state.range(0)),
+              kSteps + 16, mode);
+  std::vector<float> kv(static_cast<size_t>(layer.kv_heads * kDim));
+  std::vector<double> times;
+  for (auto _ : state) {
+    for (uint32_t i = 0; i < kSteps; ++i) {
+      layer.fill(layer.q);
+      layer.fill(kv);
+      const auto start = Clock::now();
+      layer.step(&kv);
+      times.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  keyhole_statistics s;
+  keyhole_statistics_init(&s);
+  must(keyhole_get_statistics(layer.session, &s));
+  std::sort(times.begin(), times.end());
+  state.counters["median_us"] = 1e6 * times[times.size() / 2];
+  state.counters["p99_us"] = 1e6 * times[times.size() * 99 / 100];
+  state.counters["worst_us"] = 1e6 * times.back();
+  state.counters["blocks"] = static_cast<double>(s.append_blocks);
+  state.counters["waits"] = static_cast<double>(s.append_waits);
+  state.counters["background_s"] = s.background_seconds;
+}
+BENCHMARK(growing)
+    ->ArgNames({"append_block", "in_step"})
+    ->ArgsProduct({{256, 1024}, {0, 1}})
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond)
     ->UseRealTime();
 
 }  // namespace

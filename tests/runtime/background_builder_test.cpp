@@ -53,6 +53,7 @@ class SlowIndex final : public index::Index {
   void set_search_params(std::string_view) override {}
   void search(const index::SearchArgs&, index::Scratch&, index::Hits&) const override {}
   void explore(const index::SearchArgs&, index::Scratch&, index::Scored&) const override {}
+  [[nodiscard]] index::Sharing sharing() const override { return index::Sharing::rows; }
   [[nodiscard]] index::IndexInfo info() const override { return {}; }
   [[nodiscard]] size_t bytes() const override { return 0; }
   void save(std::ostream&) const override {}

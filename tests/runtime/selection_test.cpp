@@ -33,8 +33,8 @@ class Coarse final : public index::Index {
       const RowsView& keys, const index::Progress& p) const override {
     return inner_->prepare_append(keys, p);
   }
-  void commit_append(std::unique_ptr<index::Addition> a) override {
-    inner_->commit_append(std::move(a));
+  std::unique_ptr<index::Addition> commit_append(std::unique_ptr<index::Addition> a) override {
+    return inner_->commit_append(std::move(a));
   }
   void truncate(size_t n) override { inner_->truncate(n); }
   [[nodiscard]] size_t count() const override { return inner_->count(); }
@@ -58,8 +58,10 @@ class Coarse final : public index::Index {
     }
     scored.exact = false;
   }
+  [[nodiscard]] index::Sharing sharing() const override { return inner_->sharing(); }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
+  [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
 
@@ -226,6 +228,77 @@ TEST_P(SelectionModes, ApproximateScoresAreNotAttendedBy) {
       c.expect_state();
       if (testing::Test::HasFatalFailure()) return;
     }
+  }
+}
+
+// Parts are searched one after the other here, in any order, each with the scratch of the one before.
+TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Case c(GetParam(), seed);
+    const auto whole = c.attend({.k = c.k});
+    const std::vector<float> o = c.o;
+    const std::vector<float> lse = c.lse;
+    const uint32_t parts = 1 + c.numbers.below(kMaxParts);
+    struct Found {
+      std::vector<uint32_t> ids, counts;
+      std::vector<float> scores;
+    };
+    std::vector<Found> found(parts);
+    std::vector<index::Hits> hits(parts);
+    uint64_t scored = 0;
+    for (uint32_t i = 0; i < parts; ++i) {
+      const uint32_t p = (i + static_cast<uint32_t>(seed)) % parts;
+      const index::Hits& one = c.selection.search(*c.index, c.queries.data(), c.group,
+                                                  {.k = c.k, .part = p, .parts = parts});
+      Found& f = found[p];
+      f.ids.assign(one.ids, one.ids + size_t{c.group} * c.k);
+      f.scores.assign(one.scores, one.scores + size_t{c.group} * c.k);
+      f.counts.assign(one.counts, one.counts + c.group);
+      hits[p] = {f.ids.data(), f.scores.data(), f.counts.data(), 0, 0};
+      scored += one.keys_scored;
+    }
+    if (c.index->sharing() == index::Sharing::rows) {
+      EXPECT_EQ(whole.keys_scored, scored);
+    }
+    c.o.assign(c.o.size(), NAN);
+    c.lse.assign(c.lse.size(), NAN);
+    const auto cost = c.selection.attend_parts(
+        hits, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group, c.k,
+        c.logits, {c.o.data(), c.lse.data()});
+    EXPECT_EQ(whole.keys_attended, cost.keys_attended);
+    EXPECT_EQ(o, c.o);
+    EXPECT_EQ(lse, c.lse);
+    c.expect_state();
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST_P(SelectionModes, PartsScoreEveryKeyOfTheWholeOnce) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Case c(GetParam(), seed);
+    if (c.index->sharing() != index::Sharing::rows) return;
+    const auto scratch = c.index->make_scratch(c.group, c.k);
+    const auto whole = as_set(c.explore(*scratch).rows);
+    const uint32_t parts = 1 + c.numbers.below(kMaxParts);
+    std::vector<uint32_t> rows;
+    for (uint32_t p = 0; p < parts; ++p) {
+      index::Scored scored;
+      c.index->explore(
+          {.queries = c.queries.data(), .group = c.group, .k = c.k, .part = p, .parts = parts},
+          *scratch, scored);
+      rows.insert(rows.end(), scored.rows.begin(), scored.rows.end());
+    }
+    EXPECT_EQ(whole, as_set(rows));
+    EXPECT_EQ(whole.size(), rows.size());
+    index::Scored scored;
+    EXPECT_THROW(c.index->explore({.queries = c.queries.data(),
+                                   .group = c.group,
+                                   .k = c.k,
+                                   .part = parts,
+                                   .parts = parts},
+                                  *scratch, scored),
+                 Error);
   }
 }
 

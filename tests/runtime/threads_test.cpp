@@ -46,6 +46,50 @@ TEST(Threads, TheBitsDoNotDependOnTheirNumber) {
   }
 }
 
+// One KV head and rows enough: the search is done in parts.
+TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
+  const auto run_one_head = [](uint32_t threads, const char* index, keyhole_attend_mode attend) {
+    auto ec = small_engine(threads);
+    ec.layers = 1;
+    ec.kv_heads = 1;
+    auto sc = small_session();
+    sc.max_tokens = 16384;
+    sc.index = index;
+    sc.top_k = 12;
+    sc.attend = attend;
+    const EnginePtr engine = make_engine(ec);
+    const SessionPtr session = make_session(engine.get(), sc);
+    Numbers numbers(78);
+    Model model(ec);
+    const Shape shape(ec);
+    prefill_both(session.get(), model, shape, 0, 14000, numbers);
+    EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    prefill_both(session.get(), model, shape, 0, 30, numbers);
+    std::vector<Answer> answers;
+    for (int i = 0; i < 6; ++i) {
+      answers.push_back(attend_only(session.get(), shape, 0, numbers.many(shape.q(1))));
+    }
+    // All of the keys, or the best of more than there are: exact attention.
+    if (std::string(index) == "flat" && attend != KEYHOLE_ATTEND_WEIGHT) {
+      EXPECT_OK(keyhole_session_set_mode(session.get(), KEYHOLE_MODE_INDEXED, 16384));
+      expect_exact(session.get(), model, shape, 0, numbers);
+    }
+    return answers;
+  };
+  for (const char* index : {"flat", "flat:codec=int8", "ivf:C=40,probe=9",
+                            "roargraph:M=8,ef=16,Nq=10,beam=12,queries=500"}) {
+    for (const keyhole_attend_mode attend :
+         {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
+      const auto one = run_one_head(1, index, attend);
+      const auto many = run_one_head(5, index, attend);
+      for (size_t i = 0; i < one.size(); ++i) {
+        EXPECT_EQ(one[i].o, many[i].o) << index << ", attend " << attend << ", answer " << i;
+        EXPECT_EQ(one[i].lse, many[i].lse);
+      }
+    }
+  }
+}
+
 TEST(Threads, SessionsOfOneEngineRunAtOnce) {
   const auto ec = small_engine(2);
   const EnginePtr engine = make_engine(ec);
