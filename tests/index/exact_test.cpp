@@ -134,9 +134,9 @@ TEST(Exact, AdversarialKeys) {
     auto queries = gaussian(3, 64, random);
     for (float& x : queries) x *= 3.0F;
     for (const char* spec :
-         {"flat", "ivf:C=64,probe=64", "ivf:C=100000,probe=100000,metric=ip", "hnsw:ef=1000,efc=40",
-          "hnsw:M=2,ef=1000,efc=1", "roargraph:ef=1000,beam=40", "saap:C=64,probe=64",
-          "saap:C=100000,probe=100000"}) {
+         {"flat", "ivf:C=64,probe=64,codec=none", "ivf:C=100000,probe=100000,metric=ip,codec=none",
+          "hnsw:ef=1000,efc=40", "hnsw:M=2,ef=1000,efc=1", "roargraph:ef=1000,beam=40",
+          "saap:C=64,probe=64,codec=none", "saap:C=100000,probe=100000,codec=none"}) {
       SCOPED_TRACE(spec);
       const auto index = built(spec, keys);
       for (const uint32_t k : {1U, 10U, 50U, 499U, 500U, 2000U}) {

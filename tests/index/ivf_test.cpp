@@ -190,7 +190,7 @@ TEST(Ivf, CountsWhatItReads) {
   std::mt19937 random(40);
   Keys keys(1000, 128, DType::f16);
   keys.put(0, gaussian(1000, 128, random));
-  const auto index = built("ivf:C=10,probe=10", keys);
+  const auto index = built("ivf:C=10,probe=10,codec=none", keys);
   const auto queries = gaussian(4, 128, random);
   const Answer answer = search(*index, queries, 128, 5);
   const auto lists = static_cast<uint64_t>(diagnostic(*index, "lists"));

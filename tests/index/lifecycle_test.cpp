@@ -10,11 +10,11 @@ namespace {
 // Exact whatever the order of operations.
 constexpr const char* kExactSpecs[] = {
     "flat",
-    "ivf:C=12,probe=16777216,segment=100,iters=2",
-    "ivf:train=global,probe=16777216,segment=150,iters=1,metric=ip",
+    "ivf:C=12,probe=16777216,segment=100,iters=2,codec=none",
+    "ivf:train=global,probe=16777216,segment=150,iters=1,metric=ip,codec=none",
     "hnsw:M=4,ef=100000,efc=12",
     "roargraph:M=4,ef=100000,beam=12",
-    "saap:C=12,probe=12,iters=2"};
+    "saap:C=12,probe=12,iters=2,codec=none"};
 
 void expect_right(const Index& index, const Keys& keys, std::mt19937& random) {
   ASSERT_EQ(index.count(), keys.count());

@@ -86,7 +86,8 @@ class SaapTest : public ::testing::Test {
 
 TEST_F(SaapTest, ScansThePartitionsOfLargestPredictedDensity) {
   const uint32_t first_position = 500;
-  const auto index = built_with("saap:probe=3", with(*classifier_), keys_.view(), first_position);
+  const auto index =
+      built_with("saap:probe=3,codec=none", with(*classifier_), keys_.view(), first_position);
   const auto labels = expected_labels(first_position);
   std::vector<double> sizes(40, 0.0);
   for (const size_t l : labels) ++sizes[l];

@@ -12,9 +12,12 @@ namespace {
 using test::Numbers;
 
 constexpr uint32_t kDim = 64;
-constexpr const char* kSpecs[] = {"flat", "ivf:C=20,probe=5,segment=200,iters=2",
-                                  "hnsw:M=8,ef=30,efc=40", "flat:codec=int8",
-                                  "roargraph:M=6,ef=8,codec=none", "roargraph:M=6,ef=8"};
+constexpr const char* kSpecs[] = {"flat",
+                                  "ivf:C=20,probe=5,segment=200,iters=2",
+                                  "hnsw:M=8,ef=30,efc=40",
+                                  "flat:codec=int8",
+                                  "roargraph:M=6,ef=8,codec=none",
+                                  "roargraph:M=6,ef=8"};
 
 RowsView view_of(const std::vector<float>& rows) {
   return {reinterpret_cast<const std::byte*>(rows.data()), kDim * sizeof(float), rows.size() / kDim,
