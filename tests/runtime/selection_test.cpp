@@ -12,9 +12,12 @@ namespace {
 using test::Numbers;
 
 constexpr uint32_t kDim = 64;
-constexpr const char* kSpecs[] = {"flat", "ivf:C=20,probe=5,segment=200,iters=2",
-                                  "hnsw:M=8,ef=30,efc=40", "flat:codec=int8",
-                                  "roargraph:M=6,ef=8,codec=none", "roargraph:M=6,ef=8"};
+constexpr const char* kSpecs[] = {"flat",
+                                  "ivf:C=20,probe=5,segment=200,iters=2",
+                                  "hnsw:M=8,ef=30,efc=40",
+                                  "flat:codec=int8",
+                                  "roargraph:M=6,ef=8,codec=none",
+                                  "roargraph:M=6,ef=8"};
 
 RowsView view_of(const std::vector<float>& rows) {
   return {reinterpret_cast<const std::byte*>(rows.data()), kDim * sizeof(float), rows.size() / kDim,
@@ -33,8 +36,8 @@ class Coarse final : public index::Index {
       const RowsView& keys, const index::Progress& p) const override {
     return inner_->prepare_append(keys, p);
   }
-  void commit_append(std::unique_ptr<index::Addition> a) override {
-    inner_->commit_append(std::move(a));
+  std::unique_ptr<index::Addition> commit_append(std::unique_ptr<index::Addition> a) override {
+    return inner_->commit_append(std::move(a));
   }
   void truncate(size_t n) override { inner_->truncate(n); }
   [[nodiscard]] size_t count() const override { return inner_->count(); }
@@ -59,6 +62,7 @@ class Coarse final : public index::Index {
     scored.exact = false;
   }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
+  [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
