@@ -75,6 +75,7 @@ class IvfIndex final : public BasicIndex {
     auto scratch = std::make_unique<ListScratch>(max_group, max_k, dim());
     scratch->collector.begin_top(max_group, max_k, count());
     scratch->ranking.reserve(max_group, lists_.count());
+    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }

@@ -63,6 +63,7 @@ class Coarse final : public index::Index {
   }
   [[nodiscard]] index::Sharing sharing() const override { return inner_->sharing(); }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
+  [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
   [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void save(std::ostream& out) const override { inner_->save(out); }
