@@ -73,6 +73,7 @@ class IvfIndex final : public BasicIndex {
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  [[nodiscard]] bool same_in_parts() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:

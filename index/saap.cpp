@@ -65,6 +65,11 @@ class SaapIndex final : public BasicIndex {
     reserve(*scratch);
     return scratch;
   }
+  [[nodiscard]] size_t bytes() const override {
+    return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
+  }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  [[nodiscard]] bool same_in_parts() const override { return true; }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override {
@@ -239,8 +244,9 @@ void SaapIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
   reserve(*scratch);
   rank(args, *scratch, cost);
   const auto is_empty = [this](size_t c) { return state_.sizes[c] == 0; };
-  for (const uint32_t c : scratch->ranking.best(state_.partitions, probe(), is_empty)) {
-    for (size_t l = c; l < state_.lists.count(); l += state_.partitions) {
+  const auto chosen = scratch->ranking.best(state_.partitions, probe(), is_empty);
+  for (size_t i = args.part; i < chosen.size(); i += args.parts) {
+    for (size_t l = chosen[i]; l < state_.lists.count(); l += state_.partitions) {
       state_.lists.scan(l, args, *scratch, cost);
     }
   }
@@ -248,7 +254,6 @@ void SaapIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
 
 void SaapIndex::describe(IndexInfo& info) const {
   state_.lists.describe(info);
-  info.bytes += state_.own.bytes() + state_.means.capacity();
   if (count() == 0) return;
   info.diagnostics.emplace_back("trained_partitions", state_.trained ? 1.0 : 0.0);
   Spec effective = spec();
