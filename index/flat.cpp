@@ -35,6 +35,8 @@ class FlatIndex final : public BasicIndex {
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  // With codes, each part ranks some more than k again.
+  [[nodiscard]] bool same_in_parts() const override { return !coded(); }
   [[nodiscard]] size_t bytes() const override { return coded() ? codes_.bytes() : 0; }
 
  protected:

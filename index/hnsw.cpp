@@ -80,6 +80,7 @@ class HnswIndex final : public BasicIndex {
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
+  [[nodiscard]] bool same_in_parts() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
 
  protected:

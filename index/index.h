@@ -79,6 +79,7 @@ struct SearchArgs {
 
 /// How the parts of one search differ.
 enum class Sharing {
+  none,  ///< it has only one
   rows,  ///< each scores other keys; together those that one search scores
   heads  ///< each seeks for other heads of the group, and may come upon the same keys as another part
 };
@@ -153,7 +154,9 @@ class Index {
 
   [[nodiscard]] virtual size_t count() const = 0;
 
-  [[nodiscard]] virtual Sharing sharing() const = 0;
+  [[nodiscard]] virtual Sharing sharing() const { return Sharing::none; }
+  /// True: the best k of all parts are those of the whole search, bit for bit, however many parts there are.
+  [[nodiscard]] virtual bool same_in_parts() const { return false; }
 
   /// Scratch for searches of up to `max_group` heads and `max_k` results.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,

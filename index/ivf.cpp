@@ -79,6 +79,8 @@ class IvfIndex final : public BasicIndex {
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  // With codes, each part ranks some more than k again.
+  [[nodiscard]] bool same_in_parts() const override { return !coded(); }
   [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:

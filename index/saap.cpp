@@ -65,10 +65,11 @@ class SaapIndex final : public BasicIndex {
     if (spec()[kCodec] == kInt8) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
-  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] size_t bytes() const override {
     return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
   }
+  [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  [[nodiscard]] bool same_in_parts() const override { return !coded(); }
 
  protected:
   void do_build(const BuildInput& input, const Progress& progress) override {

@@ -8,9 +8,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// As many as the threads that one memory controller's cores feed; more would cost more than it wins where there
-// are fewer.
-constexpr uint32_t kSearchesPerStep = 16;
+// Searches a step aims at where the parts change the answer, so that their number may depend on the shape
+// alone: a part repeats work of the others (a graph walk in two parts takes about a third more in sum), which has
+// to pay on few threads too.
+constexpr uint32_t kSearchesPerStep = 8;
 // A part of fewer rows is not worth its hand-off.
 constexpr size_t kRowsPerPart = 4096;
 
@@ -24,7 +25,8 @@ DecodeStep::DecodeStep(const Engine& engine)
     : engine_(&engine), group_(engine.model().group()), dim_(engine.model().head_dim) {
   const ModelShape& m = engine.model();
   const size_t slots = size_t{m.kv_heads} * kSlots * group_;
-  most_parts_ = std::max(1U, std::min(kMaxParts, kSearchesPerStep / m.kv_heads));
+  most_parts_ =
+      std::clamp(std::max(kSearchesPerStep, engine.pool().threads()) / m.kv_heads, 1U, kMaxParts);
   parts_ = std::make_unique<Parts[]>(m.kv_heads);
   queries_.resize(size_t{m.q_heads} * dim_);
   o_.resize(queries_.size());
@@ -59,14 +61,21 @@ void DecodeStep::prepare(const index::Index& index, uint32_t k, keyhole_attend_m
 }
 
 uint32_t DecodeStep::search_parts(const index::Index& index) const {
-  uint32_t parts = most_parts_;
-  if (index.sharing() == index::Sharing::heads) {
-    // All that was scored is attended once: parts that may have scored the same keys cannot say of which.
-    parts = search_.attend == KEYHOLE_ATTEND_TOPK ? std::min(parts, group_) : 1;
-  } else if (search_.attend == KEYHOLE_ATTEND_WEIGHT) {
-    parts = 1;  // weights are relative to all that was scored
+  const bool top = search_.attend == KEYHOLE_ATTEND_TOPK;
+  const auto kv_heads = static_cast<uint32_t>(work_.size());
+  uint32_t parts = kSearchesPerStep / kv_heads;
+  // The best k are merged before they are attended: nothing of the parts is left in the result.
+  if (top && index.same_in_parts()) parts = engine_->pool().threads() / kv_heads;
+  switch (index.sharing()) {
+    case index::Sharing::none: parts = 1; break;
+    // All that was scored is attended once: parts that may have scored the same keys cannot say which.
+    case index::Sharing::heads: parts = top ? std::min(parts, group_) : 1; break;
+    // Weights are relative to all that was scored.
+    case index::Sharing::rows: parts = search_.attend == KEYHOLE_ATTEND_WEIGHT ? 1 : parts; break;
   }
-  return static_cast<uint32_t>(std::clamp<size_t>(index.count() / kRowsPerPart, 1, parts));
+  parts = std::min(parts, most_parts_);
+  return static_cast<uint32_t>(
+      std::clamp<size_t>(index.count() / kRowsPerPart, 1, std::max(parts, 1U)));
 }
 
 StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {

@@ -5,8 +5,8 @@
 // head to end merges what all have found, and attends to it; parts that score all their keys for good attend to
 // their own.
 //
-// Which task computes what depends on the shape and the token counts only, and states are merged in a fixed
-// order: the result has the same bits for any number of threads.
+// Which task computes what depends on the shape and the token counts only, or leaves no trace in the result, and
+// states are merged in a fixed order: the result has the same bits for any number of threads.
 #pragma once
 
 #include <atomic>
@@ -91,7 +91,7 @@ class DecodeStep {
 
   const Engine* engine_;
   uint32_t group_, dim_;
-  uint32_t most_parts_;  ///< for about 16 searches a step
+  uint32_t most_parts_;  ///< of a search
   std::vector<float> queries_, o_, lse_;
   std::vector<HeadWork> work_;
   std::vector<Worker> workers_;
