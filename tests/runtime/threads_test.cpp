@@ -76,7 +76,7 @@ TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
     }
     return answers;
   };
-  for (const char* index : {"flat", "flat:codec=int8", "ivf:C=40,probe=9",
+  for (const char* index : {"flat", "flat:codec=int8", "ivf:C=40,probe=9", "hnsw:M=4,ef=16,efc=12",
                             "roargraph:M=8,ef=16,Nq=10,beam=12,queries=500"}) {
     for (const keyhole_attend_mode attend :
          {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
