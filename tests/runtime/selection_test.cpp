@@ -62,9 +62,10 @@ class Coarse final : public index::Index {
     scored.exact = false;
   }
   [[nodiscard]] index::Sharing sharing() const override { return inner_->sharing(); }
+  [[nodiscard]] bool same_in_parts() const override { return inner_->same_in_parts(); }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
-  [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
+  [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
 
@@ -269,6 +270,7 @@ TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
     const auto cost = c.selection.attend_parts(
         hits, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group, c.k,
         c.logits, {c.o.data(), c.lse.data()});
+    EXPECT_EQ(cost.keys_attended, as_set(c.selection.attended()).size());
     if (c.index->same_in_parts()) {
       EXPECT_EQ(whole.keys_attended, cost.keys_attended);
       EXPECT_EQ(o, c.o);
