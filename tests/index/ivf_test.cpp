@@ -159,7 +159,8 @@ TEST(Ivf, FewProbesFindFarMoreThanTheirShare) {
   std::mt19937 random(36);
   Keys keys(4000, 64, DType::f16);
   keys.put(0, attention_keys(4000, 64, random));
-  for (const char* spec : {"ivf:segment=1000", "ivf:train=global", "ivf:metric=ip"}) {
+  for (const char* spec :
+       {"ivf:probe=8,segment=1000", "ivf:probe=8,train=global", "ivf:probe=8,metric=ip"}) {
     SCOPED_TRACE(spec);
     const auto index = built(spec, keys);
     const auto q = attention_queries(2, 64, keys, random);
