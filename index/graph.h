@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -119,6 +120,8 @@ struct GraphShape {
   double reachable_share;  ///< of all rows, along level 0 from the entry
 };
 [[nodiscard]] GraphShape measure(const Graph& graph);
+/// What a search of such a graph will suffer from; empty: nothing.
+[[nodiscard]] std::string warning_of(const GraphShape& shape);
 
 /// mark[row] = 1 for every row that level-0 links lead to from `start`; rows already marked are not
 /// followed. Returns how many were newly marked.

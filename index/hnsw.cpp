@@ -250,6 +250,7 @@ void HnswIndex::describe(IndexInfo& info) const {
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},
                       {"towers", static_cast<double>(graph_.towers().size())}};
+  info.warning = warning_of(shape);
 }
 
 void HnswIndex::save_body(Writer& out) const {

@@ -117,6 +117,7 @@ struct IndexInfo {
   size_t bytes = 0;            ///< held by the index itself, K and V not counted
   double build_seconds = 0.0;  ///< of build() and all append()s
   std::vector<std::pair<std::string, double>> diagnostics;  ///< e.g. mean_degree, reachable_share
+  std::string warning;  ///< what makes this index a poor one, for people; empty: nothing is known
 };
 
 /// Working memory of one searching thread; made once, reused by every search (which allocates nothing).

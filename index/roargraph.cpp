@@ -262,6 +262,10 @@ void RoarGraphIndex::describe(IndexInfo& info) const {
                       {"training_queries", static_cast<double>(guidance_.queries)},
                       {"distinct_pivots", static_cast<double>(guidance_.pivots)},
                       {"unguided_share", 1.0 - static_cast<double>(guidance_.hit) / rows}};
+  info.warning = warning_of(shape);
+  if (info.warning.empty() && count() > 0 && guidance_.queries == 0) {
+    info.warning = "no training query guides the graph: give q to the prefill";
+  }
 }
 
 void RoarGraphIndex::save_body(Writer& out) const {

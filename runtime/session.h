@@ -84,6 +84,7 @@ class Session {
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
 
   void build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress);
+  void warn_of_poor_indexes(const std::vector<const Head*>& built) const;
 
   // Blocks of pending rows, see PENDING TOKENS in the public header.
   /// The number of the block that row `rows` of a layer falls into.

@@ -64,12 +64,14 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   double rows = 0.0;
   uint64_t bytes = 0;
   bool had_index = false;
+  std::vector<const Head*> built;
   for (uint32_t layer = 0; layer < m.layers; ++layer) cancel_append(layer);
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       had_index = had_index || head(layer, h).index != nullptr;
       if (params_.is_dense(layer) || store_.rows(layer) == head(layer, h).indexed()) continue;
       jobs.push_back({layer, h});
+      if (head(layer, h).index == nullptr) built.push_back(&head(layer, h));
       rows += store_.rows(layer) - head(layer, h).indexed();
       bytes += index::estimate_bytes(params_.index, store_.rows(layer), m.head_dim, m.kv_dtype);
       if (head(layer, h).index != nullptr) {
@@ -99,6 +101,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
     });
     finish();
     shared.rethrow();
+    warn_of_poor_indexes(built);
   } else {
     finish();
   }
@@ -122,6 +125,20 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
   input.rope = &engine_->rope();
   built->build(input, progress);
   hd.index = std::move(built);
+}
+
+void Session::warn_of_poor_indexes(const std::vector<const Head*>& built) const {
+  std::string first;
+  size_t poor = 0;
+  for (const Head* h : built) {
+    if (h->index == nullptr) continue;
+    std::string warning = h->index->info().warning;
+    if (warning.empty()) continue;
+    if (poor++ == 0) first = std::move(warning);
+  }
+  if (poor == 0) return;
+  engine_->log()(KEYHOLE_LOG_WARNING, std::to_string(poor) + " of " + std::to_string(built.size()) +
+                                          " indexes are poor, the first because " + first);
 }
 
 void Session::make_room(bool new_type) {

@@ -122,5 +122,24 @@ TEST_F(Build, OfAnEmptySessionDoesNothing) {
   expect_all_exact();
 }
 
+TEST_F(Build, APoorGraphIsSaidToBeOne) {
+  // Without queries in the prefill nothing guides the graph; partitions do not mind.
+  std::vector<std::string> warnings;
+  ec_.log = [](void* user, int32_t level, const char* text) {
+    if (level == KEYHOLE_LOG_WARNING)
+      static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+  };
+  ec_.log_user = &warnings;
+  sc_.index = "ivf";
+  sc_.training_queries = 0;  // what the prefill brings is not kept
+  make(300);
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_TRUE(warnings.empty());
+  ASSERT_OK(keyhole_session_set_index(session_.get(), "roargraph:M=4"));
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  ASSERT_EQ(1U, warnings.size());
+  EXPECT_NE(warnings[0].find("no training query"), std::string::npos) << warnings[0];
+}
+
 }  // namespace
 }  // namespace keyhole::test
