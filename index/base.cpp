@@ -163,16 +163,22 @@ void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, Search
   cost.bytes_read += scanned * row_bytes();
 }
 
+void score_ids(const cpu::Kernels& kernels, const RowsView& keys, const SearchArgs& args,
+               const uint32_t* ids, size_t n, float* out, size_t stride) {
+  kernels.score[static_cast<size_t>(keys.dtype)]({.queries = args.queries,
+                                                  .group = args.group,
+                                                  .dim = keys.dim,
+                                                  .keys = keys.data,
+                                                  .key_stride = keys.stride,
+                                                  .ids = ids,
+                                                  .count = n,
+                                                  .scores = out,
+                                                  .score_stride = stride});
+}
+
 void BasicIndex::score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const {
-  kernels().score[static_cast<size_t>(dtype_)]({.queries = args.queries,
-                                                .group = args.group,
-                                                .dim = dim_,
-                                                .keys = keys_.data,
-                                                .key_stride = keys_.stride,
-                                                .ids = collector.rows().data(),
-                                                .count = collector.rows().size(),
-                                                .scores = collector.scores(),
-                                                .score_stride = collector.stride()});
+  score_ids(kernels(), keys_, args, collector.rows().data(), collector.rows().size(),
+            collector.scores(), collector.stride());
   cost.bytes_read += collector.rows().size() * row_bytes();
 }
 

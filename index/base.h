@@ -37,6 +37,10 @@ struct SearchCost {
   bool exact = true;  ///< the collected scores are those of the keys as they were given
 };
 
+/// Scores the n rows ids[] of `keys` for all heads of the group: out[h * stride + i].
+void score_ids(const cpu::Kernels& kernels, const RowsView& keys, const SearchArgs& args,
+               const uint32_t* ids, size_t n, float* out, size_t stride);
+
 class BasicIndex : public Index {
  public:
   BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& context);

@@ -35,8 +35,8 @@ class GroupWalk {
   }
 
   /// Walks from `starts` for the heads [begin, end) of a group. keys.score(rows, n, out, stride) scores rows for
-  /// all heads of the group, keys.prefetch(row) asks for
-  /// a key; every scored key goes to take(rows, scores, stride, n).
+  /// all heads of the group, keys.prefetch(row) asks for a key; every scored key goes to
+  /// take(rows, scores, stride, n).
   template <class Keys, class Take>
   void run(const Graph& graph, std::span<const uint32_t> starts, uint32_t begin, uint32_t end,
            size_t ef, const Keys& keys, const Take& take) {

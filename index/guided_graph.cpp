@@ -1,7 +1,6 @@
 #include "index/guided_graph.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <numeric>
 #include <unordered_map>
@@ -13,15 +12,15 @@
 namespace keyhole::index {
 namespace {
 
-constexpr size_t kRound =
-    256;  // rows or queries whose lists are computed from one state of the graph
+// Rows or queries whose lists are computed from one state of the graph.
+constexpr size_t kRound = 256;
 constexpr size_t kBridgeRound = 64;  // smaller: what one query has linked, the next need not
 constexpr size_t kAppendRound = 16;  // appended rows resemble each other: they should meet
 constexpr size_t kPivotChoice = 20;  // of a query's neighbours, how many may be its pivot
 constexpr size_t kEntries = 16;
 
-using Pairs =
-    std::vector<std::pair<uint32_t, uint32_t>>;  // (row that gets a link, row it leads to)
+// (row that gets a link, row it leads to)
+using Pairs = std::vector<std::pair<uint32_t, uint32_t>>;
 
 // Memory of one worker.
 struct Worker {

@@ -14,15 +14,7 @@ void Rerank::finish(const cpu::Kernels& kernels, const RowsView& keys, const Sea
       n += static_cast<size_t>(marks_.insert(rank_row(rank)));
     }
   }
-  kernels.score[static_cast<size_t>(keys.dtype)]({.queries = args.queries,
-                                                  .group = group_,
-                                                  .dim = keys.dim,
-                                                  .keys = keys.data,
-                                                  .key_stride = keys.stride,
-                                                  .ids = united_.data(),
-                                                  .count = n,
-                                                  .scores = scores_.data(),
-                                                  .score_stride = n});
+  score_ids(kernels, keys, args, united_.data(), n, scores_.data(), n);
   collector_->offer(scores_.data(), n, united_.data(), n);
   cost.bytes_read += n * keys.dim * dtype_size(keys.dtype);
 }

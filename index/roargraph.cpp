@@ -36,6 +36,7 @@ constexpr size_t kScanShare = 16;
 constexpr double kRadiusQuantile = 0.999;
 constexpr size_t kMostEntries = 64;  // in a saved index
 constexpr size_t kMostStarts = 256;  // entries, and starts that a caller gives
+
 struct RoarScratch final : SearchScratch {
   using SearchScratch::SearchScratch;
   GroupWalk walk;
@@ -51,7 +52,8 @@ class RoarGraphIndex final : public BasicIndex {
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<RoarScratch>(max_group, max_k);
     scratch->collector.begin_top(max_group, max_k, count());
-    reserve(*scratch, max_group, max_k);
+    reserve_walk(*scratch, max_group);
+    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
@@ -76,7 +78,9 @@ class RoarGraphIndex final : public BasicIndex {
   [[nodiscard]] GuidedConfig config() const {
     return {static_cast<uint32_t>(spec()[kM]), static_cast<uint32_t>(spec()[kBeam])};
   }
-  void reserve(RoarScratch& scratch, uint32_t group, uint32_t k) const;
+  void reserve_walk(RoarScratch& scratch, uint32_t group) const {
+    scratch.walk.reserve(count(), graph_.width(), group, ef(), scratch.starts.size());
+  }
   [[nodiscard]] std::span<const uint32_t> starts(const SearchArgs& args,
                                                  RoarScratch& scratch) const;
   [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
@@ -171,11 +175,6 @@ void RoarGraphIndex::choose_entry() {
 
 // ---- Search --------------------------------------------------------------------------------------------
 
-void RoarGraphIndex::reserve(RoarScratch& scratch, uint32_t group, uint32_t k) const {
-  scratch.walk.reserve(count(), graph_.width(), group, ef(), scratch.starts.size());
-  if (coded()) scratch.rerank.reserve(group, k, count());
-}
-
 std::span<const uint32_t> RoarGraphIndex::starts(const SearchArgs& args,
                                                  RoarScratch& scratch) const {
   size_t n = 0;
@@ -191,15 +190,7 @@ void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) con
     const RoarGraphIndex& index;
     const SearchArgs& args;
     void score(const uint32_t* ids, size_t n, float* out, size_t stride) const {
-      index.kernels().score[static_cast<size_t>(index.dtype())]({.queries = args.queries,
-                                                                 .group = args.group,
-                                                                 .dim = index.dim(),
-                                                                 .keys = index.keys().data,
-                                                                 .key_stride = index.keys().stride,
-                                                                 .ids = ids,
-                                                                 .count = n,
-                                                                 .scores = out,
-                                                                 .score_stride = stride});
+      score_ids(index.kernels(), index.keys(), args, ids, n, out, stride);
     }
     void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
   };
@@ -239,7 +230,7 @@ void RoarGraphIndex::do_search(const SearchArgs& args, SearchScratch& base,
   if (std::max<size_t>(ef(), args.k / 4) >= count() / kScanShare) {
     return scan_all(args, *scratch, cost);
   }
-  reserve(*scratch, args.group, args.k);
+  reserve_walk(*scratch, args.group);  // the re-ranking makes its own room when it begins
   if (coded()) {
     walk_codes(args, *scratch, cost);
   } else {

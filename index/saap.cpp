@@ -62,7 +62,7 @@ class SaapIndex final : public BasicIndex {
     auto scratch = std::make_unique<SaapScratch>(max_group, max_k, dim());
     scratch->collector.begin_top(max_group, max_k, count());
     reserve(*scratch);
-    if (spec()[kCodec] == kInt8) scratch->rerank.reserve(max_group, max_k, count());
+    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
     return scratch;
   }
   [[nodiscard]] size_t bytes() const override {
