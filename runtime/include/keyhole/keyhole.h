@@ -208,6 +208,26 @@ enum {
                               * keys weigh by those scores */
 };
 
+/* What stands in for the indexed keys that a step has not attended: the tail. Beside its index, a head that
+ * has a tail keeps partitions of its keys; those that were not read contribute an attention state made of
+ * their means, merged like any other. A partition that was read in part counts with the rest of its keys. */
+typedef int32_t keyhole_tail_mode;
+enum {
+  KEYHOLE_TAIL_NONE = 0,     /* nothing: what is not read weighs nothing */
+  KEYHOLE_TAIL_MEAN = 1,     /* one mean value for all of it (SparQ's correction) */
+  KEYHOLE_TAIL_CENTROID = 2, /* per partition n * exp(scale * q . mean key) and the mean value (RetroInfer).
+                              * A lower bound of the mass by Jensen's inequality */
+  KEYHOLE_TAIL_SECOND = 3    /* with the second-order term of the keys' variance, capped */
+};
+
+/* What the library does when an audit finds more error than audit_bound. */
+typedef int32_t keyhole_audit_action;
+enum {
+  KEYHOLE_AUDIT_REPORT = 0, /* counts it */
+  KEYHOLE_AUDIT_WIDEN = 1,  /* and doubles what the head reads, up to 16 times its budget */
+  KEYHOLE_AUDIT_EXACT = 2   /* and attends everything exactly from then on (this head) */
+};
+
 /* Who brings tokens that leave the window into a built index. Same results either way, bit for bit. */
 typedef int32_t keyhole_append_mode;
 enum {
@@ -239,6 +259,20 @@ typedef struct keyhole_session_config {
   keyhole_attend_mode attend; /* default KEYHOLE_ATTEND_TOPK */
   float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
   keyhole_append_mode append_mode;
+  /* The budget of every head, see keyhole_budget; top_k, attend and min_weight above belong to it too. */
+  keyhole_tail_mode tail;  /* default KEYHOLE_TAIL_NONE */
+  float error_target;      /* 0: none */
+  float mass_target;       /* 0: none */
+  uint32_t min_keys;       /* AUTO: 0 */
+  uint32_t max_keys;       /* AUTO: an eighth of the indexed keys */
+  uint32_t tail_partition; /* keys per partition of the tail, 4..1024; AUTO: 16 */
+  const char* budgets;     /* path of a file that `keyhole calibrate` wrote for this model: index and budget
+                            * of every head it names, in place of those above. Read when the session is
+                            * made. NULL: none. Copied */
+  double audit_share;      /* share of (step, layer, KV head) that is audited, 0..1; 0: none. See AUDIT */
+  keyhole_audit_action audit_action;
+  float audit_bound;       /* output error that audit_action is about; AUTO: 1.5 * error_target, or 0.1
+                            * without one */
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
@@ -257,6 +291,11 @@ KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
  * A block that fails (out of memory) is logged; its tokens stay pending and are tried again.
  * keyhole_build, keyhole_session_set_index and a keyhole_truncate into a block's tokens cancel it. Until it
  * is taken in, a block takes memory that no figure includes: of hnsw a second copy of the graph. */
+
+/* AUDIT. A share of the steps is recomputed exactly, head by head, by a background thread that reads the same
+ * rows as the step did: the output error, the recovered mass (softmax weight of what was read), recall and
+ * the estimated beside the true weight of what was not read. Which steps are audited depends on the calls
+ * alone; so does, with an audit_action, the step from which on it takes effect. keyhole_get_audit() tells. */
 
 /* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
@@ -283,6 +322,37 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_ses
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_session* session,
                                                                        keyhole_attend_mode attend,
                                                                        float min_weight);
+
+/* How much of a KV head's indexed keys a step reads, and what stands in for the rest. */
+typedef struct keyhole_budget {
+  size_t struct_size;
+  uint32_t top_k;             /* keys that the search is asked for per query head, >= 1; default 100 */
+  keyhole_attend_mode attend; /* which of the keys that it came upon are attended */
+  float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT; AUTO: 1e-4 */
+  keyhole_tail_mode tail;
+  /* Targets: after the search, the step reads more partitions of the tail, the most uncertain first, until
+   * what it estimates of each query head's attention (resident tokens included) is good enough:
+   * the output error |o - o*| / |o*| at most error_target, the share of the attention mass that was read
+   * at least mass_target. In (0, 1); 0: no such target. Need partitions: they are kept where a head has
+   * a target, whatever its tail. */
+  float error_target;
+  float mass_target;
+  uint32_t min_keys; /* distinct indexed keys that a step with a target attends at least; AUTO: 0 */
+  uint32_t max_keys; /* and at most, beyond what the search found; AUTO: an eighth of the indexed keys */
+} keyhole_budget;
+KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
+
+#define KEYHOLE_ALL UINT32_MAX
+
+/* The budget of one head, or of all heads of a layer or KV head or of all (KEYHOLE_ALL), from the next step
+ * on. Sets nothing on an error. May allocate. A head without partitions that gets a tail or a target needs a
+ * keyhole_build for them (which does nothing else where all is indexed); until then it has neither. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_set_budget(keyhole_session* session, uint32_t layer, uint32_t kv_head,
+                           const keyhole_budget* budget);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_get_budget(const keyhole_session* session, uint32_t layer, uint32_t kv_head,
+                           keyhole_budget* budget);
 
 /* Appends n tokens of the prompt to one layer.
  *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host memory
@@ -384,12 +454,39 @@ typedef struct keyhole_statistics {
   uint64_t append_waits;  /* of which came too early: the step had to finish the block itself */
   double append_wait_seconds; /* time that this took (contained in append_seconds) */
   double background_seconds;  /* time of the background thread in blocks that are over */
+  uint64_t tail_bytes;        /* not a sum: of index_bytes, the partitions of the tails */
+  double tail_seconds;        /* worker time in estimates of what was not read (within search_seconds) */
+  uint64_t keys_opened;       /* distinct keys read to meet a target, beyond what the search found */
+  uint64_t targets_missed;    /* (head, step) that stopped at max_keys with a target unmet, by the estimate */
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
                                                                    keyhole_statistics* statistics);
 /* Sets the sums to 0. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_session* session);
+
+/* What audits have found, of one head or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses
+ * are per query head. Quantiles come from a histogram of 64 steps per factor of 10, so they are right within
+ * 4 %; 0 where nothing was audited. */
+typedef struct keyhole_audit {
+  size_t struct_size;
+  uint64_t audits;  /* (step, layer, query head) that were recomputed */
+  uint64_t pending; /* on their way */
+  uint64_t over_bound; /* of audits: output error above audit_bound */
+  uint64_t actions;    /* times that audit_action took effect */
+  double error_mean, error_median, error_p95, error_max; /* |o - o*| / |o*| of the step's output */
+  double mass_mean, mass_p05; /* share of the attention mass that was read, resident and pending included */
+  double recall;              /* mean share of the true top_k offloaded keys that were attended */
+  double missing_mean;           /* true mass of what was not read, mean */
+  double estimated_missing_mean; /* the tail's estimate of it before the step ended; 0 without a tail */
+  double missing_error_mean;     /* mean |estimated - true| of single steps */
+  double seconds;                /* background time spent on audits */
+} keyhole_audit;
+KEYHOLE_API void keyhole_audit_init(keyhole_audit* audit);
+/* Waits for audits under way; so call it seldom. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
+                                                              uint32_t layer, uint32_t kv_head,
+                                                              keyhole_audit* audit);
 
 /* ---- Plan: memory before anything is allocated ----------------------------------------------------- */
 
@@ -459,6 +556,12 @@ keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyh
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_set_spec(keyhole_index* index,
                                                                    const char* spec);
 
+/* Partitions the keys of a built index for tails and targets, `keys_per_partition` (4..1024; AUTO: 16) keys
+ * each; the index must have values. Replaces earlier ones. progress may be NULL. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_index_build_tail(keyhole_index* index, uint32_t keys_per_partition,
+                         keyhole_progress_fn progress, void* user);
+
 #define KEYHOLE_POSITION_UNKNOWN UINT32_MAX
 
 /* How an index is searched, and what of it is attended. */
@@ -469,6 +572,14 @@ typedef struct keyhole_search_options {
   float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
   uint32_t position; /* token position of the queries, from which an index can undo their RoPE;
                                * default KEYHOLE_POSITION_UNKNOWN */
+  /* keyhole_index_attend only, as in keyhole_budget. Other than NONE and 0 need keyhole_index_build_tail. */
+  keyhole_tail_mode tail;
+  float error_target, mass_target;
+  uint32_t min_keys, max_keys;
+  /* What error and mass targets are about beside the index's keys: the states of everything else that the
+   * queries attend to, o `[g, d]`, lse `[g]`. NULL: nothing else. */
+  const float* other_o;
+  const float* other_lse;
 } keyhole_search_options;
 KEYHOLE_API void keyhole_search_options_init(keyhole_search_options* options);
 
@@ -478,6 +589,12 @@ typedef struct keyhole_search_cost {
   uint64_t keys_scored; /* (key, query head) pairs */
   uint64_t bytes_read;
   uint32_t keys_attended; /* distinct keys in the state (attend only) */
+  /* keyhole_index_attend with a tail or a target: */
+  uint32_t keys_opened;     /* of keys_attended: read to meet a target */
+  uint64_t tail_bytes_read; /* of bytes_read: means and variances of partitions */
+  double tail_seconds;      /* time spent on estimates */
+  float missing[16]; /* [g] estimated share of the attention mass that was not read, other_lse included */
+  float error[16];   /* [g] estimated output error, |o - o*| / |o*| */
 } keyhole_search_cost;
 KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
 
@@ -492,7 +609,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
 /* Search, then partial attention of all g heads over the keys that options->attend takes from it: what a
  * decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32.
  *   rows, row_count  the distinct keys attended, in no particular order; *rows points into the index and
- *                    is valid until its next call. Either may be NULL. */
+ *                    is valid until its next call. Either may be NULL.
+ * With a tail, (o, lse) is the state of the keys that were read merged with that of the tail. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(
     keyhole_index* index, const keyhole_tensor* queries, const keyhole_search_options* options,
     float* o, float* lse, const uint32_t** rows, uint32_t* row_count, keyhole_search_cost* cost);
@@ -504,6 +622,8 @@ typedef struct keyhole_index_info {
   double build_seconds;
   const char* params;      /* the effective spec; valid until the next build or destroy */
   const char* diagnostics; /* JSON object of numbers, e.g. {"mean_degree": 14.2}; valid as params */
+  uint64_t tail_bytes;     /* held by the partitions of keyhole_index_build_tail */
+  double tail_build_seconds;
 } keyhole_index_info;
 KEYHOLE_API void keyhole_index_info_init(keyhole_index_info* info);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_get_info(const keyhole_index* index,
