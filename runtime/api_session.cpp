@@ -118,6 +118,13 @@ keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_atte
                       [&](Session& s) { s.set_attend(attend, min_weight); });
 }
 
+void keyhole_budget_init(keyhole_budget* budget) {
+  if (budget == nullptr) return;
+  *budget = {};
+  budget->struct_size = sizeof *budget;
+  budget->top_k = 100;
+}
+
 keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,
                                const keyhole_tensor* v, const keyhole_tensor* q) {
   return with_session(session, Needs::no_step, [&](Session& s) {
