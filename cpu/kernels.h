@@ -92,6 +92,39 @@ struct KeepArgs {
   const float* thresholds;  ///< `[group]`
 };
 
+/// What partitions of keys weigh for a group, by their means: size * e^(logit of the mean + t/2 - shift), where t is
+/// the variance of the logits inside the partition if its keys spread alike in all directions (second order of
+/// the cumulant expansion; without variances the first, a lower bound by Jensen's inequality).
+struct PartitionArgs {
+  const float* scores;  ///< scores[h*score_stride + i] = queries[h] . mean key i (unscaled)
+  size_t score_stride;  ///< elements between heads, >= count
+  uint32_t group;
+  size_t count;
+  const float* sizes;         ///< `[count]` keys; 0 weighs nothing
+  const float* variances;     ///< `[count]` of an element of a key, mean over elements; null: 0
+  const float* square_norms;  ///< `[group]` |q|^2
+  LogitParams logits;
+  const float* caps;    ///< `[group]` the largest mean of e^logit that is believed, as a logit
+  const float* shifts;  ///< `[group]` >= caps
+  float* weights;       ///< out `[group, out_stride]`
+  float* doubts;        ///< out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the
+                        ///< weight of so many draws; null: not wanted
+  size_t out_stride;    ///< >= count
+};
+
+/// o[h] += sum of weights[h*weight_stride + i] * row i. Weights of any sign.
+struct WeightedSumArgs {
+  const float* weights;
+  size_t weight_stride;  ///< elements between heads, >= count
+  uint32_t group;
+  uint32_t dim;
+  const std::byte* values;  ///< rows of the kernel's dtype
+  size_t value_stride;      ///< bytes
+  const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
+  size_t count;
+  float* o;  ///< in and out `[group, dim]`
+};
+
 /// One level's kernels. Arrays are indexed by DType: f32, f16, bf16.
 struct Kernels {
   Level level;
@@ -104,6 +137,8 @@ struct Kernels {
   float (*log_sum_exp)(const float* scores, size_t count, const LogitParams& logits);
   /// Returns how many were kept.
   size_t (*keep_above)(const KeepArgs&);
+  void (*weigh_partitions)(const PartitionArgs&);
+  void (*weighted_sum[3])(const WeightedSumArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
   /// dst[i] = dtype(src[i]), round to nearest even.

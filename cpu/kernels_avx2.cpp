@@ -20,6 +20,8 @@ constinit const Kernels kAvx2Kernels = {
     .attend_scored = {attend_scored_avx2_f32, attend_scored_avx2_f16, attend_scored_avx2_bf16},
     .log_sum_exp = log_sum_exp_avx2,
     .keep_above = keep_above_avx2,
+    .weigh_partitions = weigh_partitions_avx2,
+    .weighted_sum = {weighted_sum_avx2_f32, weighted_sum_avx2_f16, weighted_sum_avx2_bf16},
     .to_f32 = {to_f32<Avx2, DType::f32>, to_f32<Avx2, DType::f16>, to_f32<Avx2, DType::bf16>},
     .from_f32 = {from_f32<Avx2, DType::f32>, from_f32<Avx2, DType::f16>,
                  from_f32<Avx2, DType::bf16>},

@@ -21,6 +21,8 @@ constinit const Kernels kAvx512Kernels = {
                       attend_scored_avx512_bf16},
     .log_sum_exp = log_sum_exp_avx512,
     .keep_above = keep_above_avx512,
+    .weigh_partitions = weigh_partitions_avx512,
+    .weighted_sum = {weighted_sum_avx512_f32, weighted_sum_avx512_f16, weighted_sum_avx512_bf16},
     .to_f32 = {to_f32<Avx512, DType::f32>, to_f32<Avx512, DType::f16>, to_f32<Avx512, DType::bf16>},
     .from_f32 = {from_f32<Avx512, DType::f32>, from_f32<Avx512, DType::f16>,
                  from_f32<Avx512, DType::bf16>},

@@ -200,6 +200,44 @@ size_t keep_above(const KeepArgs& a) {
   return kept;
 }
 
+void weigh_partitions(const PartitionArgs& a) {
+  for (uint32_t h = 0; h < a.group; ++h) {
+    for (size_t i = 0; i < a.count; ++i) {
+      const float x = a.scores[h * a.score_stride + i] * a.logits.scale;
+      float mean = x;
+      float slope = a.logits.scale;  // of the logit
+      if (a.logits.softcap > 0.0F) {
+        const float share = std::tanh(x / a.logits.softcap);
+        mean = a.logits.softcap * share;
+        slope *= 1.0F - share * share;
+      }
+      const float variance = a.variances != nullptr ? a.variances[i] : 0.0F;
+      const float t = slope * slope * a.square_norms[h] * variance;
+      float expected = mean + t / 2;
+      expected = expected < a.caps[h] ? expected : a.caps[h];  // the cap for NaN too
+      const float below = expected - a.shifts[h];
+      const float weight = below < kMinExponent ? 0.0F : a.sizes[i] * std::exp(below);
+      a.weights[h * a.out_stride + i] = weight;
+      if (a.doubts == nullptr) continue;
+      const float spread = std::exp(t < 2.0F ? t : 2.0F) - 1.0F;
+      a.doubts[h * a.out_stride + i] =
+          weight * weight * spread / (a.sizes[i] > 1.0F ? a.sizes[i] : 1.0F);
+    }
+  }
+}
+
+template <DType T>
+void weighted_sum(const WeightedSumArgs& a) {
+  float row[kMaxHeadDim];
+  for (size_t i = 0; i < a.count; ++i) {
+    unpack<T>(row_at(a.values, a.value_stride, a.ids, i), a.dim, row);
+    for (uint32_t h = 0; h < a.group; ++h) {
+      const float weight = a.weights[h * a.weight_stride + i];
+      for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] += weight * row[j];
+    }
+  }
+}
+
 template <DType T>
 void to_f32(const std::byte* src, float* dst, size_t n) {
   for (size_t i = 0; i < n; ++i) dst[i] = load<T>(src, i);
@@ -237,6 +275,9 @@ const Kernels kScalarKernels = {
                       attend_scored<DType::bf16>},
     .log_sum_exp = log_sum_exp,
     .keep_above = keep_above,
+    .weigh_partitions = weigh_partitions,
+    .weighted_sum = {weighted_sum<DType::f32>, weighted_sum<DType::f16>,
+                     weighted_sum<DType::bf16>},
     .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
     .from_f32 = {from_f32<DType::f32>, from_f32<DType::f16>, from_f32<DType::bf16>},
     .all_finite = {all_finite<DType::f32>, all_finite<DType::f16>, all_finite<DType::bf16>},

@@ -23,6 +23,10 @@ void attend_scored_avx2_f16(const AttendScoredArgs& args);
 void attend_scored_avx2_bf16(const AttendScoredArgs& args);
 float log_sum_exp_avx2(const float* scores, size_t count, const LogitParams& logits);
 size_t keep_above_avx2(const KeepArgs& args);
+void weigh_partitions_avx2(const PartitionArgs& args);
+void weighted_sum_avx2_f32(const WeightedSumArgs& args);
+void weighted_sum_avx2_f16(const WeightedSumArgs& args);
+void weighted_sum_avx2_bf16(const WeightedSumArgs& args);
 
 extern const Kernels kAvx512Kernels;
 void attend_avx512_f32(const AttendArgs& args);
@@ -33,6 +37,10 @@ void attend_scored_avx512_f16(const AttendScoredArgs& args);
 void attend_scored_avx512_bf16(const AttendScoredArgs& args);
 float log_sum_exp_avx512(const float* scores, size_t count, const LogitParams& logits);
 size_t keep_above_avx512(const KeepArgs& args);
+void weigh_partitions_avx512(const PartitionArgs& args);
+void weighted_sum_avx512_f32(const WeightedSumArgs& args);
+void weighted_sum_avx512_f16(const WeightedSumArgs& args);
+void weighted_sum_avx512_bf16(const WeightedSumArgs& args);
 
 void score_i8_avx512vnni(const ScoreI8Args& args);
 
