@@ -85,6 +85,12 @@ void KeyCodes::encode_queries(const float* queries, uint32_t group, Queries& out
   }
 }
 
+float KeyCodes::center_score(const float* query) const {
+  double sum = 0.0;
+  for (uint32_t j = 0; j < dim_; ++j) sum += double{query[j]} * center_[j];
+  return static_cast<float>(sum);
+}
+
 void KeyCodes::score(const Queries& queries, uint32_t head, uint32_t heads, const uint32_t* ids,
                      size_t first, size_t n, float* scores, size_t score_stride) const {
   kernels_->score_i8({.queries = queries.elements + size_t{head} * dim_,

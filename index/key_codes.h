@@ -45,6 +45,8 @@ class KeyCodes {
     uint32_t group;
   };
   void encode_queries(const float* queries, uint32_t group, Queries& out) const;
+  /// The constant that score() leaves out: the query's inner product with the centre.
+  [[nodiscard]] float center_score(const float* query) const;
   /// Scores of rows ids[0..n) (null: rows [first, first + n)) with queries [head, head + heads): those of the
   /// keys, less a constant for each query, within error_bound().
   void score(const Queries& queries, uint32_t head, uint32_t heads, const uint32_t* ids,

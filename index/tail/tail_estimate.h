@@ -1,0 +1,122 @@
+// What the keys that a step has not read weigh, what they add to its output, and which of them to read next.
+//
+// For the partitions of a TailTree: weight w = n * exp(logit of the mean key + t/2), t = (slope of the logit)^2 *
+// |q|^2 * the mean variance of a key's element: the second cumulant of the logits inside the partition for
+// keys that spread alike in all directions. Measured on trained attention heads, the mean alone finds 20-47 % of
+// the missing mass, the second-order term 93-100 %; a full diagonal variance is no better and explodes on
+// sharp heads. A partition that has been read in part counts with the mean key and mean value of the keys that
+// are left, exactly: their sums are those of the partition less what was read.
+//
+// The error that the means leave: a partition's weight is off by about w * sqrt((e^t - 1) / n), its value by as much
+// again, so partitions are looked at closer (coarse ones divided, fine ones read) in the order of w^2 (e^t - 1) / n.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "index/tail/tail_tree.h"
+
+namespace keyhole::index {
+
+enum class TailMode : uint8_t { none, mean, centroid, second };
+
+/// One group's step. Arrays are the caller's and stay valid until the step is over.
+struct TailQuery {
+  const float* queries = nullptr;  ///< `[group, dim]`
+  uint32_t group = 0;
+  LogitParams logits;
+  TailMode mode = TailMode::second;
+  /// `[group]` ln of the sum of e^logit of everything that is attended exactly, the read rows included; -inf: nothing.
+  const float* seen_lse = nullptr;
+  /// `[group]` no row that was not read is believed to have a larger logit; null: that of seen_lse.
+  const float* caps = nullptr;
+};
+
+/// Rows of the tree that are attended exactly, with their scores for all heads.
+struct ReadRows {
+  std::span<const uint32_t> rows;  ///< distinct, each < tree.count()
+  const float* scores = nullptr;   ///< scores[h * stride + i] = queries[h] . key rows[i]
+  size_t stride = 0;
+};
+
+/// How much is to be read. Zeros: no such wish.
+struct ReadGoal {
+  float error = 0.0F;     ///< estimated |o - o*| / |o*| at most, every head
+  float mass = 0.0F;      ///< share of the mass that is attended exactly at least, every head
+  uint32_t min_rows = 0;  ///< distinct rows read at least
+  uint32_t max_rows = 0;  ///< and at most
+};
+
+/// One worker's room for estimates; reserve() sizes it, nothing else allocates.
+class TailEstimate {
+ public:
+  void reserve(const TailTree& tree, uint32_t group);
+
+  /// Begins a step: ranks the coarse partitions, divides those that matter, takes `read` out.
+  void begin(const TailTree& tree, const cpu::Kernels& kernels, const TailQuery& query,
+             const ReadRows& read);
+
+  /// The rows to read next, whole partitions less what is read, until `goal` is met as far as can be told, or
+  /// nothing is left, or `already` + their number would pass goal.max_rows. out_norms `[group]`: |o| of what is attended
+  /// so far. Empty: the goal is met, or cannot be. Valid until the next call; take_in() must follow.
+  [[nodiscard]] std::span<const uint32_t> next_rows(const ReadGoal& goal, size_t already,
+                                                    const float* out_norms);
+  /// Their scores have become known: seen_lse `[group]` as in TailQuery, with them.
+  void take_in(const float* seen_lse);
+
+  /// The tail's state: of every row of the tree that was not read. read: all rows, those of next_rows() included,
+  /// for the means of what is left of a partition.
+  void state(const ReadRows& read, const RowsView& values, StateView out);
+
+  /// Estimated share of the mass that was not read, of all that seen_lse and the tree hold.
+  [[nodiscard]] float missing(uint32_t head) const;
+  /// Estimated |o - o*| / |o*| with the tail in the output; out_norm = |o|.
+  [[nodiscard]] float error(uint32_t head, float out_norm) const;
+
+  /// Bytes of means, variances and row numbers that the step has looked at.
+  [[nodiscard]] uint64_t bytes_read() const { return bytes_read_; }
+  [[nodiscard]] size_t bytes() const;
+
+ private:
+  // A position is a partition under consideration: [0, coarse) the coarse ones, then fine ones of those that
+  // have been divided.
+  void score(const int8_t* codes, size_t at, size_t n);
+  void divide(uint32_t coarse);
+  void divide_best();
+  void subtract(const ReadRows& read, size_t first_position);
+  void weigh(size_t begin, size_t end);
+  void add_up();
+  [[nodiscard]] size_t position_of(uint32_t row) const;
+  [[nodiscard]] bool rank_candidates(const ReadGoal& goal, size_t already, const float* out_norms);
+  [[nodiscard]] uint32_t fine_at(size_t position) const {
+    return fine_ids_[position - coarse_];
+  }
+
+  const TailTree* tree_ = nullptr;
+  const cpu::Kernels* kernels_ = nullptr;
+  TailQuery query_;
+  KeyCodes::Queries codes_;
+  float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
+  double seen_[kMaxGroup];     // e^(seen_lse - shift)
+  double unread_[kMaxGroup];   // sum of weights
+  double doubts_sum_[kMaxGroup];
+  size_t coarse_ = 0;  // positions of coarse partitions
+  size_t count_ = 0;   // positions in use
+  size_t room_ = 0;    // of the arrays below
+  std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
+  std::vector<float> sizes_, variances_;          // `[room_]`; a size of 0: divided, or read
+  std::vector<float> removed_;                    // `[room_]` rows that were read
+  std::vector<float> removed_scores_;             // `[group, room_]`
+  std::vector<uint32_t> fine_ids_;                // `[room_ - coarse]`
+  std::vector<uint32_t> base_;                    // `[coarse]` first position of a divided one's fine ones
+  std::vector<uint32_t> touched_, chosen_, ids_;
+  std::vector<uint64_t> ranks_, spare_;
+  std::vector<float> merits_, kept_weights_;
+  std::vector<uint32_t> rows_;  // of next_rows()
+  std::vector<uint8_t> is_read_;  // `[rows of the tree]`
+  std::vector<uint32_t> marked_;
+  uint64_t bytes_read_ = 0;
+};
+
+}  // namespace keyhole::index
