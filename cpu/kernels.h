@@ -107,9 +107,10 @@ struct PartitionArgs {
   const float* caps;    ///< `[group]` the largest mean of e^logit that is believed, as a logit
   const float* shifts;  ///< `[group]` >= caps
   float* weights;       ///< out `[group, out_stride]`
-  float* doubts;        ///< out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the
-                        ///< weight of so many draws; null: not wanted
-  size_t out_stride;    ///< >= count
+  float*
+      doubts;  ///< out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the
+               ///< weight of so many draws; null: not wanted
+  size_t out_stride;  ///< >= count
 };
 
 /// o[h] += sum of weights[h*weight_stride + i] * row i. Weights of any sign.

@@ -93,7 +93,8 @@ TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t beg
   for (size_t c = 0; c < coarse; ++c) {
     const std::vector<uint32_t>& rows = members[c];
     if (rows.empty()) continue;
-    const size_t fine = std::min(rounded_share(rows.size(), params.keys_per_partition), rows.size());
+    const size_t fine =
+        std::min(rounded_share(rows.size(), params.keys_per_partition), rows.size());
     own.resize(rows.size() * dim);
     for (size_t i = 0; i < rows.size(); ++i) {
       std::copy_n(points.data() + size_t{rows[i]} * dim, dim, own.data() + i * dim);
@@ -123,9 +124,8 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
   for (uint32_t f = 0; f < fine_sizes.size(); ++f) {
     if (fine_sizes[f] != 0) order.push_back(f);
   }
-  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
-    return labels.parents[a] < labels.parents[b];
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return labels.parents[a] < labels.parents[b]; });
   std::vector<uint32_t> number(fine_sizes.size(), 0);
   out.row_begin = {0};
   for (uint32_t i = 0; i < order.size(); ++i) {
@@ -164,9 +164,9 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
         std::max(0.0, sums.square_keys / sums.count - square_mean) / static_cast<double>(dim);
     level.sizes.push_back(static_cast<float>(sums.count));
     level.variances.push_back(static_cast<float>(std::min(variance, 1e30)));
-    codes.encode_rows({reinterpret_cast<const std::byte*>(key), dim * sizeof(float), 1, dim,
-                       DType::f32},
-                      0, 1, code.data());
+    codes.encode_rows(
+        {reinterpret_cast<const std::byte*>(key), dim * sizeof(float), 1, dim, DType::f32}, 0, 1,
+        code.data());
     level.keys.insert(level.keys.end(), code.begin(), code.end());
     kernels.from_f32[type](value, mean_value.data(), dim);
     level.values.insert(level.values.end(), mean_value.begin(), mean_value.end());

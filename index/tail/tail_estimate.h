@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cpu/attention.h"
+#include "index/row_marks.h"
 #include "index/tail/tail_tree.h"
 
 namespace keyhole::index {
@@ -53,21 +54,24 @@ class TailEstimate {
  public:
   void reserve(const TailTree& tree, uint32_t group);
 
-  /// Begins a step: ranks the coarse partitions, divides those that matter, takes `read` out.
+  /// Begins a step: ranks the coarse partitions, divides those that matter, takes `read` out. The arrays of
+  /// query and read stay in place and unchanged until the step is over.
   void begin(const TailTree& tree, const cpu::Kernels& kernels, const TailQuery& query,
              const ReadRows& read);
 
-  /// The rows to read next, whole partitions less what is read, until `goal` is met as far as can be told, or
-  /// nothing is left, or `already` + their number would pass goal.max_rows. out_norms `[group]`: |o| of what is attended
-  /// so far. Empty: the goal is met, or cannot be. Valid until the next call; take_in() must follow.
+  /// Rows to read next, whole partitions less what is read already: as many as bring the goal into reach as
+  /// far as can be told, unless nothing is left or `already` + their number would pass goal.max_rows. out_norms
+  /// `[group]`: |o| of what is attended so far. Empty: the goal is met, or cannot be. Valid until the next
+  /// call; take_in() follows.
   [[nodiscard]] std::span<const uint32_t> next_rows(const ReadGoal& goal, size_t already,
                                                     const float* out_norms);
   /// Their scores have become known: seen_lse `[group]` as in TailQuery, with them.
   void take_in(const float* seen_lse);
+  /// Whether the goal is met, as far as can be told.
+  [[nodiscard]] bool met(const ReadGoal& goal, size_t rows, const float* out_norms) const;
 
-  /// The tail's state: of every row of the tree that was not read. read: all rows, those of next_rows() included,
-  /// for the means of what is left of a partition.
-  void state(const ReadRows& read, const RowsView& values, StateView out);
+  /// The tail's state: of every row of the tree that was not read. values: of the rows of the tree.
+  void state(const RowsView& values, StateView out);
 
   /// Estimated share of the mass that was not read, of all that seen_lse and the tree hold.
   [[nodiscard]] float missing(uint32_t head) const;
@@ -79,43 +83,51 @@ class TailEstimate {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  // A position is a partition under consideration: [0, coarse) the coarse ones, then fine ones of those that
+  // A position is a partition under consideration: [0, coarse_) the coarse ones, then fine ones of those that
   // have been divided.
   void score(const int8_t* codes, size_t at, size_t n);
   void divide(uint32_t coarse);
   void divide_best();
-  void subtract(const ReadRows& read, size_t first_position);
+  void subtract(size_t first_position);
   void weigh(size_t begin, size_t end);
   void add_up();
   [[nodiscard]] size_t position_of(uint32_t row) const;
-  [[nodiscard]] bool rank_candidates(const ReadGoal& goal, size_t already, const float* out_norms);
-  [[nodiscard]] uint32_t fine_at(size_t position) const {
-    return fine_ids_[position - coarse_];
-  }
+  [[nodiscard]] bool keeps(size_t position) const;
+  /// Positions by merit, best first, at most kRound.
+  [[nodiscard]] std::span<const uint64_t> rank(size_t count, size_t most);
+  struct Wishes;
+  [[nodiscard]] Wishes wishes(const ReadGoal& goal, size_t rows, const float* out_norms) const;
+  void open(size_t position);
+  [[nodiscard]] uint32_t fine_at(size_t position) const { return fine_ids_[position - coarse_]; }
 
   const TailTree* tree_ = nullptr;
   const cpu::Kernels* kernels_ = nullptr;
   TailQuery query_;
+  ReadRows read_;  // of begin()
   KeyCodes::Queries codes_;
   float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
-  double seen_[kMaxGroup];     // e^(seen_lse - shift)
-  double unread_[kMaxGroup];   // sum of weights
-  double doubts_sum_[kMaxGroup];
-  size_t coarse_ = 0;  // positions of coarse partitions
-  size_t count_ = 0;   // positions in use
-  size_t room_ = 0;    // of the arrays below
+  float least_[kMaxGroup];                        // weights that count on their own, see keeps()
+  double seen_[kMaxGroup];                        // e^(seen_lse - shift)
+  double unread_[kMaxGroup];                      // sum of weights
+  double doubts_sum_[kMaxGroup];                  // sum of doubts
+  size_t coarse_ = 0;                             // positions of coarse partitions
+  size_t count_ = 0;                              // positions in use
+  size_t room_ = 0;                               // of the arrays below
   std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
-  std::vector<float> sizes_, variances_;          // `[room_]`; a size of 0: divided, or read
-  std::vector<float> removed_;                    // `[room_]` rows that were read
-  std::vector<float> removed_scores_;             // `[group, room_]`
-  std::vector<uint32_t> fine_ids_;                // `[room_ - coarse]`
-  std::vector<uint32_t> base_;                    // `[coarse]` first position of a divided one's fine ones
-  std::vector<uint32_t> touched_, chosen_, ids_;
-  std::vector<uint64_t> ranks_, spare_;
-  std::vector<float> merits_, kept_weights_;
-  std::vector<uint32_t> rows_;  // of next_rows()
-  std::vector<uint8_t> is_read_;  // `[rows of the tree]`
-  std::vector<uint32_t> marked_;
+  std::vector<float> sizes_,
+      variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided
+  std::vector<float> removed_,
+      removed_scores_;              // of subtract(): `[room_]`, `[group, room_]`, zero in between
+  std::vector<uint32_t> fine_ids_;  // `[room_]` of position coarse_ + i
+  std::vector<uint32_t> base_;      // `[coarse]` where its fine ones begin; 0: not divided
+  std::vector<float> merits_, kept_weights_;  // `[room_]`, `[group, room_]`
+  std::vector<uint32_t> touched_, ids_;       // `[room_]`
+  std::vector<uint64_t> ranks_, spare_;       // `[room_]`
+  std::vector<uint32_t> rows_;                // of next_rows()
+  std::vector<uint32_t> read_ids_;            // of state(): rows whose values leave a mean
+  std::vector<float> read_weights_;
+  RowMarks marks_;  // rows of read_, while is_marked_
+  bool is_marked_ = false;
   uint64_t bytes_read_ = 0;
 };
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <mutex>
 
+#include "index/progress.h"
 #include "index/tail/tail_cluster.h"
 
 namespace keyhole::index {
@@ -179,8 +179,7 @@ size_t TailTree::bytes() const {
 
 size_t TailTree::estimate(size_t rows, uint32_t dim, DType dtype, const TailParams& params) {
   const size_t partition = 2 * sizeof(float) + 2 * sizeof(uint32_t) + dim * (1 + dtype_size(dtype));
-  const size_t partitions =
-      rows / params.keys_per_partition + rows / coarse_partition_keys(params);
+  const size_t partitions = rows / params.keys_per_partition + rows / coarse_partition_keys(params);
   return partitions * partition + 2 * rows * sizeof(uint32_t);
 }
 
@@ -225,10 +224,10 @@ void TailTree::load(Reader& in, size_t rows) {
       s.square_values = in.get<double>();
       if (i != 0) next.segments_.back().end = s.begin;
       const Segment before = i == 0 ? Segment{} : next.segments_.back();
-      require_sound(i == 0 ? s.begin == 0 && s.coarse == 0 && s.fine == 0
-                           : s.begin > before.begin && s.coarse > before.coarse &&
-                                 s.fine > before.fine,
-                    "segments out of order");
+      require_sound(
+          i == 0 ? s.begin == 0 && s.coarse == 0 && s.fine == 0
+                 : s.begin > before.begin && s.coarse > before.coarse && s.fine > before.fine,
+          "segments out of order");
       require_sound(std::isfinite(s.square_values) && s.square_values >= 0.0,
                     "an impossible sum of squares");
       next.segments_.push_back(s);
@@ -247,9 +246,9 @@ void TailTree::load(Reader& in, size_t rows) {
       for (const float v : level.variances) {
         require_sound(std::isfinite(v) && v >= 0.0F, "an impossible variance");
       }
-      require_sound(context_.kernels->all_finite[static_cast<size_t>(dtype_)](level.values.data(),
-                                                                              n * dim_),
-                    "a mean value that is not finite");
+      require_sound(
+          context_.kernels->all_finite[static_cast<size_t>(dtype_)](level.values.data(), n * dim_),
+          "a mean value that is not finite");
     };
     get_level(next.coarse_, coarse);
     get_level(next.fine_, fine);

@@ -26,9 +26,10 @@ struct TailParams {
 
 /// One level of partitions, as arrays over them.
 struct TailLevel {
-  std::vector<float> sizes;       ///< keys, >= 1
-  std::vector<float> variances;   ///< mean over the elements of the keys' variance around the mean key
-  std::vector<int8_t> keys;       ///< `[count, dim]` codes of the mean keys, see TailTree::codes()
+  std::vector<float> sizes;  ///< keys, >= 1
+  std::vector<float>
+      variances;             ///< mean over the elements of the keys' variance around the mean key
+  std::vector<int8_t> keys;  ///< `[count, dim]` codes of the mean keys, see TailTree::codes()
   std::vector<std::byte> values;  ///< `[count, dim]` mean values, of K and V's dtype
 
   [[nodiscard]] size_t count() const { return sizes.size(); }
@@ -83,7 +84,7 @@ class TailTree {
     return {rows_.data() + row_begin_[fine], rows_.data() + row_begin_[fine + 1]};
   }
   [[nodiscard]] uint32_t fine_of(size_t row) const { return fine_of_[row]; }
-  [[nodiscard]] uint32_t coarse_of(size_t row) const { return parents_[fine_of_[row]]; }
+  [[nodiscard]] uint32_t parent(size_t fine) const { return parents_[fine]; }
   /// Centre and scales of the mean keys' codes.
   [[nodiscard]] const KeyCodes& codes() const { return codes_; }
   /// Mean of all values `[dim]`, and the mean of |v - mean|^2.

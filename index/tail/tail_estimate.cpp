@@ -1,0 +1,467 @@
+#include "index/tail/tail_estimate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "index/topk.h"
+
+namespace keyhole::index {
+namespace {
+
+// Of the coarse partitions, so many are divided in a step, those of the largest doubts first: a tenth, at
+// least 16 and at most 128 (128k keys: 102 of 1024, 820 fine means). Twice as many gain 2 % of the error.
+constexpr size_t kDividedShare = 10;
+constexpr size_t kLeastDivided = 16;
+constexpr size_t kMostDivided = 128;
+
+// A partition below this share of a head's mass gives its mass to the mean value of all: reading its own mean
+// value (256 bytes in fp16) changes the output by less than this share.
+constexpr float kLeastShare = 2e-4F;
+
+// The square root of the doubts' sum counts errors of partitions as independent and values as random. Measured
+// on trained heads, the true error is 2 to 4 times that in the median and 6 in the 95th percentile.
+constexpr float kErrorFactor = 4.0F;
+
+// So many partitions are looked at closer before the goal is looked at again.
+constexpr size_t kRound = 64;
+
+// And so many rows are read before their true weights are taken in.
+constexpr size_t kRowsAtOnce = 1024;
+
+// What dividing a coarse partition costs, in rows per fine partition: a code of a mean key beside K and V of a key.
+constexpr float kRowsPerMean = 0.25F;
+
+double sum_of(const float* x, size_t n) {
+  constexpr size_t kSums = 8;
+  float sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (size_t j = 0; j < kSums; ++j) sums[j] += x[i + j];
+  }
+  double sum = 0.0;
+  for (; i < n; ++i) sum += x[i];
+  for (const float s : sums) sum += s;
+  return sum;
+}
+
+}  // namespace
+
+void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
+  const size_t room = tree.coarse().count() + tree.fine().count();
+  if (room > room_) {
+    room_ = room + room / 4;  // trees grow in steps
+    for (auto* v : {&scores_, &weights_, &doubts_, &removed_scores_, &kept_weights_}) {
+      v->assign(group * room_, 0.0F);
+    }
+    for (auto* v : {&sizes_, &variances_, &removed_, &merits_}) v->assign(room_, 0.0F);
+    for (auto* v : {&fine_ids_, &touched_, &ids_, &base_}) v->assign(room_, 0U);
+    for (auto* v : {&ranks_, &spare_}) v->assign(room_, 0U);
+  }
+  if (tree.count() > rows_.size()) {
+    const size_t rows = tree.count() + tree.count() / 4;
+    rows_.resize(rows);
+    read_ids_.resize(rows);
+    read_weights_.resize(group * rows);
+    marks_.reserve(rows);
+  }
+}
+
+void TailEstimate::score(const int8_t* codes, size_t at, size_t n) {
+  tree_->codes().score_rows(codes_, codes, n, scores_.data() + at, room_);
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    float* s = scores_.data() + h * room_ + at;
+    for (size_t i = 0; i < n; ++i) s[i] += center_scores_[h];
+  }
+  bytes_read_ += n * (tree_->dim() + 2 * sizeof(float));
+}
+
+void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, const TailQuery& query,
+                         const ReadRows& read) {
+  tree_ = &tree;
+  kernels_ = &kernels;
+  query_ = query;
+  read_ = read;
+  bytes_read_ = 0;
+  is_marked_ = false;
+  coarse_ = count_ = tree.coarse().count();
+  const uint32_t dim = tree.dim();
+  tree.codes().encode_queries(query.queries, query.group, codes_);
+  for (uint32_t h = 0; h < query.group; ++h) {
+    const float* q = query.queries + size_t{h} * dim;
+    center_scores_[h] = tree.codes().center_score(q);
+    double squares = 0.0;
+    for (uint32_t j = 0; j < dim; ++j) squares += double{q[j]} * q[j];
+    square_norms_[h] = static_cast<float>(std::min(squares, 1e30));
+  }
+  score(tree.coarse().keys.data(), 0, coarse_);
+  std::copy_n(tree.coarse().sizes.data(), coarse_, sizes_.data());
+  std::copy_n(tree.coarse().variances.data(), coarse_, variances_.data());
+  std::fill_n(base_.data(), coarse_, 0U);
+
+  for (uint32_t h = 0; h < query.group; ++h) {
+    shifts_[h] = query.seen_lse[h];
+    caps_[h] = query.caps != nullptr ? std::min(query.caps[h], shifts_[h]) : shifts_[h];
+    seen_[h] = 1.0;
+    if (std::isfinite(shifts_[h])) continue;
+    // Nothing is attended exactly: no key is believed to be above the best mean.
+    float largest = kMinusInf;
+    for (size_t c = 0; c < coarse_; ++c) {
+      largest = std::max(largest, scores_[h * room_ + c] * query.logits.scale);
+    }
+    shifts_[h] = caps_[h] = std::isfinite(largest) ? largest : 0.0F;
+    seen_[h] = 0.0;
+  }
+  subtract(0);
+  weigh(0, coarse_);
+  add_up();
+  divide_best();
+}
+
+size_t TailEstimate::position_of(uint32_t row) const {
+  const uint32_t fine = tree_->fine_of(row);
+  const uint32_t coarse = tree_->parent(fine);
+  return base_[coarse] == 0 ? coarse : base_[coarse] + fine - tree_->fine_begin(coarse);
+}
+
+void TailEstimate::subtract(size_t first_position) {
+  size_t touched = 0;
+  for (size_t i = 0; i < read_.rows.size(); ++i) {
+    const size_t p = position_of(read_.rows[i]);
+    if (p < first_position) continue;
+    if (removed_[p] == 0.0F) touched_[touched++] = static_cast<uint32_t>(p);
+    removed_[p] += 1.0F;
+    for (uint32_t h = 0; h < query_.group; ++h) {
+      removed_scores_[h * room_ + p] += read_.scores[h * read_.stride + i];
+    }
+  }
+  bytes_read_ += read_.rows.size() * 2 * sizeof(uint32_t);
+  for (size_t i = 0; i < touched; ++i) {
+    const size_t p = touched_[i];
+    const float left = sizes_[p] - removed_[p];
+    for (uint32_t h = 0; h < query_.group; ++h) {
+      float& score = scores_[h * room_ + p];
+      float& removed = removed_scores_[h * room_ + p];
+      if (left > 0.5F) score = (score * sizes_[p] - removed) / left;
+      removed = 0.0F;
+    }
+    sizes_[p] = left > 0.5F ? left : 0.0F;
+    removed_[p] = 0.0F;
+  }
+}
+
+void TailEstimate::weigh(size_t begin, size_t end) {
+  if (begin == end) return;
+  cpu::PartitionArgs args = {.scores = scores_.data() + begin,
+                             .score_stride = room_,
+                             .group = query_.group,
+                             .count = end - begin,
+                             .sizes = sizes_.data() + begin,
+                             .variances = variances_.data() + begin,
+                             .square_norms = square_norms_,
+                             .logits = query_.logits,
+                             .caps = caps_,
+                             .shifts = shifts_,
+                             .weights = weights_.data() + begin,
+                             .doubts = doubts_.data() + begin,
+                             .out_stride = room_};
+  kernels_->weigh_partitions(args);
+  if (query_.mode != TailMode::centroid) return;
+  args.variances = nullptr;
+  args.doubts = nullptr;
+  kernels_->weigh_partitions(args);
+}
+
+void TailEstimate::add_up() {
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    unread_[h] = sum_of(weights_.data() + h * room_, count_);
+    doubts_sum_[h] = sum_of(doubts_.data() + h * room_, count_);
+  }
+}
+
+void TailEstimate::divide(uint32_t coarse) {
+  const uint32_t first = tree_->fine_begin(coarse);
+  const size_t n = tree_->fine_begin(coarse + 1) - first;
+  base_[coarse] = static_cast<uint32_t>(count_);
+  score(tree_->fine().keys.data() + size_t{first} * tree_->dim(), count_, n);
+  std::copy_n(tree_->fine().sizes.data() + first, n, sizes_.data() + count_);
+  std::copy_n(tree_->fine().variances.data() + first, n, variances_.data() + count_);
+  for (size_t i = 0; i < n; ++i) {
+    fine_ids_[count_ - coarse_ + i] = first + static_cast<uint32_t>(i);
+  }
+  count_ += n;
+  sizes_[coarse] = 0.0F;
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    weights_[h * room_ + coarse] = 0.0F;
+    doubts_[h * room_ + coarse] = 0.0F;
+  }
+}
+
+std::span<const uint64_t> TailEstimate::rank(size_t count, size_t most) {
+  size_t n = 0;
+  for (size_t p = 0; p < count; ++p) {
+    if (merits_[p] > 0.0F) ranks_[n++] = pack_rank(merits_[p], static_cast<uint32_t>(p));
+  }
+  most = std::min(most, n);
+  select_ranks(ranks_.data(), n, most);
+  sort_ranks(ranks_.data(), spare_.data(), most);
+  return {ranks_.data(), most};
+}
+
+void TailEstimate::divide_best() {
+  const size_t wanted =
+      std::clamp(coarse_ / kDividedShare, std::min(coarse_, kLeastDivided), kMostDivided);
+  float scales[kMaxGroup];
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    const double all = seen_[h] + unread_[h];
+    scales[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+  }
+  for (size_t c = 0; c < coarse_; ++c) {
+    float merit = 0.0F;
+    for (uint32_t h = 0; h < query_.group; ++h) merit += doubts_[h * room_ + c] * scales[h];
+    merits_[c] = merit;
+  }
+  for (const uint64_t r : rank(coarse_, wanted)) divide(rank_row(r));
+  subtract(coarse_);
+  weigh(coarse_, count_);
+  add_up();
+}
+
+// ---- Goals -----------------------------------------------------------------------------------------
+
+struct TailEstimate::Wishes {
+  double doubts[kMaxGroup];  ///< that a head may have at most
+  double unread[kMaxGroup];
+  bool doubts_unmet[kMaxGroup], unread_unmet[kMaxGroup];
+  bool any_unmet = false;
+};
+
+TailEstimate::Wishes TailEstimate::wishes(const ReadGoal& goal, size_t rows,
+                                          const float* out_norms) const {
+  Wishes w;
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    const double all = seen_[h] + unread_[h];
+    w.doubts[h] = w.unread[h] = std::numeric_limits<double>::infinity();
+    if (goal.error > 0.0F) {
+      const double spread = std::sqrt(double{tree_->value_spread()});
+      const double allowed = goal.error * double{out_norms[h]} * all / (kErrorFactor * spread);
+      w.doubts[h] = allowed * allowed;  // infinite where all values are alike
+    }
+    if (goal.mass > 0.0F) w.unread[h] = (1.0 - double{goal.mass}) * all;
+    w.doubts_unmet[h] = doubts_sum_[h] > w.doubts[h];
+    w.unread_unmet[h] = unread_[h] > w.unread[h];
+    w.any_unmet = w.any_unmet || w.doubts_unmet[h] || w.unread_unmet[h];
+  }
+  w.any_unmet = w.any_unmet || rows < goal.min_rows;
+  return w;
+}
+
+bool TailEstimate::met(const ReadGoal& goal, size_t rows, const float* out_norms) const {
+  return !wishes(goal, rows, out_norms).any_unmet;
+}
+
+void TailEstimate::open(size_t position) {
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    float& weight = weights_[h * room_ + position];
+    float& doubt = doubts_[h * room_ + position];
+    unread_[h] = std::max(unread_[h] - double{weight}, 0.0);
+    doubts_sum_[h] = std::max(doubts_sum_[h] - double{doubt}, 0.0);
+    weight = doubt = 0.0F;
+  }
+  sizes_[position] = 0.0F;
+}
+
+std::span<const uint32_t> TailEstimate::next_rows(const ReadGoal& goal, size_t already,
+                                                  const float* out_norms) {
+  if (!is_marked_) {
+    marks_.begin(tree_->count());
+    for (const uint32_t row : read_.rows) marks_.insert(row);
+    is_marked_ = true;
+  }
+  size_t found = 0;
+  while (already + found < goal.max_rows) {
+    Wishes w = wishes(goal, already + found, out_norms);
+    if (!w.any_unmet || found >= kRowsAtOnce) break;
+    // What a row read, or its equivalent, is worth: by how much it brings unmet wishes nearer.
+    float for_doubts[kMaxGroup];
+    float for_weights[kMaxGroup];
+    bool any = false;
+    for (uint32_t h = 0; h < query_.group; ++h) {
+      for_doubts[h] =
+          w.doubts_unmet[h] ? static_cast<float>(1.0 / std::max(w.doubts[h], 1e-30)) : 0;
+      for_weights[h] =
+          w.unread_unmet[h] ? static_cast<float>(1.0 / std::max(w.unread[h], 1e-15)) : 0;
+      any = any || w.doubts_unmet[h] || w.unread_unmet[h];
+    }
+    for (uint32_t h = 0; h < query_.group && !any; ++h) {  // only more rows are wanted
+      const double all = seen_[h] + unread_[h];
+      for_doubts[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+    }
+    for (size_t p = 0; p < count_; ++p) {
+      if (sizes_[p] == 0.0F) {
+        merits_[p] = 0.0F;
+        continue;
+      }
+      float merit =
+          1e-30F;  // where no partition is worth anything, wished-for rows are still found
+      for (uint32_t h = 0; h < query_.group; ++h) {
+        merit += doubts_[h * room_ + p] * for_doubts[h] + weights_[h * room_ + p] * for_weights[h];
+      }
+      const float cost =
+          p >= coarse_
+              ? sizes_[p]
+              : kRowsPerMean * static_cast<float>(tree_->fine_begin(p + 1) - tree_->fine_begin(p));
+      merits_[p] = std::min(merit / cost, 1e30F);
+    }
+    const auto best = rank(count_, kRound);
+    if (best.empty()) break;
+    const size_t old_count = count_;
+    bool full = false;
+    for (const uint64_t r : best) {
+      const size_t p = rank_row(r);
+      if (p < coarse_) {
+        divide(static_cast<uint32_t>(p));
+        continue;
+      }
+      if (already + found + static_cast<size_t>(sizes_[p]) > goal.max_rows) {
+        full = true;
+        break;
+      }
+      open(p);
+      for (const uint32_t row : tree_->rows_of(fine_at(p))) {
+        if (!marks_.contains(row)) rows_[found++] = row;
+      }
+      if (count_ == old_count && !wishes(goal, already + found, out_norms).any_unmet) break;
+    }
+    if (count_ != old_count) {
+      subtract(old_count);
+      weigh(old_count, count_);
+      add_up();
+    }
+    if (full) break;
+  }
+  bytes_read_ += found * sizeof(uint32_t);
+  return {rows_.data(), found};
+}
+
+void TailEstimate::take_in(const float* seen_lse) {
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    const double below = double{seen_lse[h]} - double{shifts_[h]};
+    seen_[h] = std::isfinite(below) ? std::exp(std::min(below, 300.0)) : 0.0;
+  }
+}
+
+// ---- The state -------------------------------------------------------------------------------------
+
+bool TailEstimate::keeps(size_t position) const {
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    if (weights_[h * room_ + position] > least_[h]) return true;
+  }
+  return false;
+}
+
+void TailEstimate::state(const RowsView& values, StateView out) {
+  const uint32_t dim = tree_->dim();
+  const uint32_t group = query_.group;
+  const auto type = static_cast<size_t>(tree_->dtype());
+  const size_t row_bytes = dim * dtype_size(tree_->dtype());
+  add_up();
+  std::fill_n(out.o, size_t{group} * dim, 0.0F);
+  double rest[kMaxGroup];
+  const bool own_means = query_.mode != TailMode::mean;
+  for (uint32_t h = 0; h < group; ++h) {
+    rest[h] = unread_[h];
+    least_[h] = own_means ? static_cast<float>(kLeastShare * (seen_[h] + unread_[h]))
+                          : std::numeric_limits<float>::infinity();
+  }
+  const auto sum = [&](const TailLevel& level, size_t begin, size_t end) {
+    size_t kept = 0;
+    for (size_t p = begin; p < end; ++p) {
+      if (sizes_[p] == 0.0F || !keeps(p)) continue;
+      const size_t id = p < coarse_ ? p : fine_at(p);
+      const float whole = level.sizes[id] / sizes_[p];
+      for (uint32_t h = 0; h < group; ++h) {
+        const float weight = weights_[h * room_ + p];
+        kept_weights_[h * room_ + kept] = weight * whole;
+        rest[h] -= weight;
+      }
+      ids_[kept++] = static_cast<uint32_t>(id);
+    }
+    if (kept == 0) return;
+    kernels_->weighted_sum[type]({.weights = kept_weights_.data(),
+                                  .weight_stride = room_,
+                                  .group = group,
+                                  .dim = dim,
+                                  .values = level.values.data(),
+                                  .value_stride = row_bytes,
+                                  .ids = ids_.data(),
+                                  .count = kept,
+                                  .o = out.o});
+    bytes_read_ += kept * row_bytes;
+  };
+  if (own_means) {
+    sum(tree_->coarse(), 0, coarse_);
+    sum(tree_->fine(), coarse_, count_);
+    // The values that were read leave the means of what is left.
+    const size_t stride = rows_.size();
+    size_t leaving = 0;
+    for (const uint32_t row : read_.rows) {
+      const size_t p = position_of(row);
+      if (sizes_[p] == 0.0F || !keeps(p)) continue;
+      for (uint32_t h = 0; h < group; ++h) {
+        read_weights_[h * stride + leaving] = -weights_[h * room_ + p] / sizes_[p];
+      }
+      read_ids_[leaving++] = row;
+    }
+    if (leaving != 0) {
+      kernels_->weighted_sum[type]({.weights = read_weights_.data(),
+                                    .weight_stride = stride,
+                                    .group = group,
+                                    .dim = dim,
+                                    .values = values.data,
+                                    .value_stride = values.stride,
+                                    .ids = read_ids_.data(),
+                                    .count = leaving,
+                                    .o = out.o});
+    }
+  }
+  for (uint32_t h = 0; h < group; ++h) {
+    if (!(unread_[h] > 0.0)) {
+      std::fill_n(out.o + size_t{h} * dim, dim, 0.0F);
+      out.lse[h] = kMinusInf;
+      continue;
+    }
+    const auto share = static_cast<float>(std::max(rest[h], 0.0) / unread_[h]);
+    const auto inverse = static_cast<float>(1.0 / unread_[h]);
+    for (uint32_t j = 0; j < dim; ++j) {
+      float& o = out.o[size_t{h} * dim + j];
+      o = o * inverse + share * tree_->mean_value()[j];
+    }
+    out.lse[h] = static_cast<float>(double{shifts_[h]} + std::log(unread_[h]));
+  }
+}
+
+float TailEstimate::missing(uint32_t head) const {
+  const double all = seen_[head] + unread_[head];
+  return all > 0.0 ? static_cast<float>(unread_[head] / all) : 0.0F;
+}
+
+float TailEstimate::error(uint32_t head, float out_norm) const {
+  const double all = seen_[head] + unread_[head];
+  if (!(all > 0.0) || !(doubts_sum_[head] > 0.0)) return 0.0F;
+  const double off = kErrorFactor * std::sqrt(doubts_sum_[head] * tree_->value_spread()) / all;
+  return static_cast<float>(std::min(off / std::max(double{out_norm}, 1e-30), 1e30));
+}
+
+size_t TailEstimate::bytes() const {
+  return (scores_.size() + weights_.size() + doubts_.size() + removed_scores_.size() +
+          kept_weights_.size() + sizes_.size() + variances_.size() + removed_.size() +
+          merits_.size() + read_weights_.size()) *
+             sizeof(float) +
+         (fine_ids_.size() + touched_.size() + ids_.size() + base_.size() + rows_.size() +
+          read_ids_.size()) *
+             sizeof(uint32_t) +
+         (ranks_.size() + spare_.size()) * sizeof(uint64_t) + rows_.size() * sizeof(uint16_t);
+}
+
+}  // namespace keyhole::index
