@@ -51,6 +51,7 @@ class BasicIndex : public Index {
   std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
+  [[nodiscard]] const TypeDecl& type() const final { return spec_.type(); }
   using Index::search;
   void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const final;
   void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const final;

@@ -75,9 +75,13 @@ class HnswIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<HnswScratch>(max_group, max_k);
-    scratch->collector.begin_top(max_group, max_k, count());
-    for (Beam& beam : scratch->beams) beam.reserve(count(), graph_.width(), beam_width(max_k));
+    reserve_search(*scratch);
     return scratch;
+  }
+  void reserve_search(Scratch& scratch) const override {
+    auto& s = dynamic_cast<HnswScratch&>(scratch);
+    s.collector.begin_top(s.max_group, s.max_k, count());
+    for (Beam& beam : s.beams) beam.reserve(count(), graph_.width(), beam_width(s.max_k));
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] bool same_in_parts() const override { return true; }

@@ -22,6 +22,7 @@
 namespace keyhole::index {
 
 class QueryClassifier;
+struct TypeDecl;
 
 /// What an index works with; outlives the index.
 struct Context {
@@ -155,6 +156,9 @@ class Index {
 
   [[nodiscard]] virtual size_t count() const = 0;
 
+  /// The declaration of its type: indexes of the same type share their scratch.
+  [[nodiscard]] virtual const TypeDecl& type() const = 0;
+
   [[nodiscard]] virtual Sharing sharing() const { return Sharing::none; }
   /// True: the best k of all parts are those of the whole search, bit for bit, however many parts there are.
   [[nodiscard]] virtual bool same_in_parts() const { return false; }
@@ -162,6 +166,10 @@ class Index {
   /// Scratch for searches of up to `max_group` heads and `max_k` results.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;
+
+  /// Makes a scratch of this type, perhaps another index's, large enough for searches in this one too: what
+  /// the first search would take otherwise.
+  virtual void reserve_search(Scratch& /*scratch*/) const {}
 
   /// Takes the memory of an explore() now, for an index of up to count() rows, so that none does later.
   virtual void reserve_explore(Scratch& scratch) const = 0;

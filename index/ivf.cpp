@@ -76,10 +76,14 @@ class IvfIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<ListScratch>(max_group, max_k, dim());
-    scratch->collector.begin_top(max_group, max_k, count());
-    scratch->ranking.reserve(max_group, lists_.count());
-    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
+    reserve_search(*scratch);
     return scratch;
+  }
+  void reserve_search(Scratch& scratch) const override {
+    auto& s = dynamic_cast<ListScratch&>(scratch);
+    s.collector.begin_top(s.max_group, s.max_k, count());
+    s.ranking.reserve(s.max_group, lists_.count());
+    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   // With codes, each part ranks some more than k again.

@@ -51,10 +51,14 @@ class RoarGraphIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<RoarScratch>(max_group, max_k);
-    scratch->collector.begin_top(max_group, max_k, count());
-    reserve_walk(*scratch, max_group);
-    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
+    reserve_search(*scratch);
     return scratch;
+  }
+  void reserve_search(Scratch& scratch) const override {
+    auto& s = dynamic_cast<RoarScratch&>(scratch);
+    s.collector.begin_top(s.max_group, s.max_k, count());
+    reserve_walk(s, s.max_group);
+    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {

@@ -60,10 +60,14 @@ class SaapIndex final : public BasicIndex {
   [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                       uint32_t max_k) const override {
     auto scratch = std::make_unique<SaapScratch>(max_group, max_k, dim());
-    scratch->collector.begin_top(max_group, max_k, count());
-    reserve(*scratch);
-    if (coded()) scratch->rerank.reserve(max_group, max_k, count());
+    reserve_search(*scratch);
     return scratch;
+  }
+  void reserve_search(Scratch& scratch) const override {
+    auto& s = dynamic_cast<SaapScratch&>(scratch);
+    s.collector.begin_top(s.max_group, s.max_k, count());
+    reserve(s);
+    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
   }
   [[nodiscard]] size_t bytes() const override {
     return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();

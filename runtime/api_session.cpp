@@ -86,16 +86,23 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.window = p.window;
     c.flush_block = p.flush_block;
     c.index = p.index.c_str();
-    c.top_k = p.top_k;
+    c.top_k = p.budget.top_k;
     c.mode = p.mode;
     c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
     c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
     c.append_block = p.append_block;
     c.training_queries = p.training_queries;
     c.host_memory_limit = p.host_memory_limit;
-    c.attend = p.attend;
-    c.min_weight = p.min_weight;
+    c.attend = p.budget.attend;
+    c.min_weight = p.budget.min_weight;
     c.append_mode = p.append_mode;
+    c.tail = p.budget.tail;
+    c.error_target = p.budget.error_target;
+    c.mass_target = p.budget.mass_target;
+    c.min_keys = p.budget.min_keys;
+    c.max_keys = p.budget.max_keys;
+    c.tail_partition = p.tail_partition;
+    c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
     write_struct(config, c, "config");
   });
 }
@@ -123,6 +130,22 @@ void keyhole_budget_init(keyhole_budget* budget) {
   *budget = {};
   budget->struct_size = sizeof *budget;
   budget->top_k = 100;
+}
+
+keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t layer,
+                                          uint32_t kv_head, const keyhole_budget* budget) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    keyhole_budget defaults;
+    keyhole_budget_init(&defaults);
+    s.set_budget(layer, kv_head, check_budget(read_struct(budget, defaults, "budget")));
+  });
+}
+
+keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32_t layer,
+                                          uint32_t kv_head, keyhole_budget* budget) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    write_struct(budget, public_budget(s.budget(layer, kv_head)), "budget");
+  });
 }
 
 keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,

@@ -124,22 +124,6 @@ void check_mode(keyhole_mode mode) {
   }
 }
 
-void check_attend(keyhole_attend_mode attend) {
-  if (attend != KEYHOLE_ATTEND_TOPK && attend != KEYHOLE_ATTEND_SCORED &&
-      attend != KEYHOLE_ATTEND_WEIGHT) {
-    bad("attend is " + std::to_string(attend) +
-        ", allowed: KEYHOLE_ATTEND_TOPK (0), KEYHOLE_ATTEND_SCORED (1), KEYHOLE_ATTEND_WEIGHT (2)");
-  }
-}
-
-float check_min_weight(float min_weight, float fallback) {
-  if (min_weight == 0.0F) return fallback;
-  if (!(min_weight > 0.0F && min_weight < 1.0F)) {
-    bad("min_weight is " + std::to_string(min_weight) + ", allowed: above 0 and below 1");
-  }
-  return min_weight;
-}
-
 SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
   SessionParams p;
   p.max_tokens = c.max_tokens == KEYHOLE_AUTO ? 131072 : c.max_tokens;
@@ -152,8 +136,18 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   check_range("flush_block", p.flush_block, 1, kMaxTokens / 4);
   p.index = c.index == nullptr ? "flat" : c.index;
   index::check_spec(p.index);
-  p.top_k = c.top_k;
-  check_range("top_k", p.top_k, 1, kMaxTokens);
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  budget.top_k = c.top_k;
+  budget.attend = c.attend;
+  budget.min_weight = c.min_weight;
+  budget.tail = c.tail;
+  budget.error_target = c.error_target;
+  budget.mass_target = c.mass_target;
+  budget.min_keys = c.min_keys;
+  budget.max_keys = c.max_keys;
+  p.budget = check_budget(budget);
+  p.tail_partition = check_tail_partition(c.tail_partition);
   check_mode(c.mode);
   p.mode = c.mode;
   if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
@@ -171,9 +165,6 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   p.training_queries = c.training_queries;
   check_range("training_queries", p.training_queries, 0, 1U << 24);
   p.host_memory_limit = c.host_memory_limit;
-  check_attend(c.attend);
-  p.attend = c.attend;
-  p.min_weight = check_min_weight(c.min_weight, kDefaultMinWeight);
   if (c.append_mode != KEYHOLE_APPEND_BACKGROUND && c.append_mode != KEYHOLE_APPEND_IN_STEP) {
     bad("append_mode is " + std::to_string(c.append_mode) +
         ", allowed: KEYHOLE_APPEND_BACKGROUND (0), KEYHOLE_APPEND_IN_STEP (1)");

@@ -8,6 +8,7 @@
 #include "gpu/device.h"
 #include "index/index.h"
 #include "keyhole/keyhole.h"
+#include "runtime/budget.h"
 
 namespace keyhole::runtime {
 
@@ -28,8 +29,6 @@ struct ModelShape {
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
 };
 
-inline constexpr float kDefaultMinWeight = 1e-4F;
-
 /// How one sequence is split and searched.
 struct SessionParams {
   uint32_t max_tokens = 0;
@@ -37,15 +36,21 @@ struct SessionParams {
   uint32_t window = 0;
   uint32_t flush_block = 0;
   std::string index;
-  uint32_t top_k = 0;
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
   std::vector<uint32_t> dense_layers;
   uint32_t append_block = 0;
   uint32_t training_queries = 0;
   size_t host_memory_limit = 0;
-  keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
-  float min_weight = kDefaultMinWeight;
   keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND;
+  Budget budget;
+  uint32_t tail_partition = kDefaultTailPartition;
+  std::string budgets;  ///< path; empty: none
+  std::vector<HeadParams>
+      heads;  ///< [layer * kv_heads + kv_head]; empty: all of `index` and `budget`
+
+  [[nodiscard]] HeadParams head(size_t i) const {
+    return heads.empty() ? HeadParams{index, budget} : heads[i];
+  }
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
@@ -67,9 +72,6 @@ void write_struct(T* to, T value, const char* name);
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
                                           const ModelShape& model);
 void check_mode(keyhole_mode mode);
-void check_attend(keyhole_attend_mode attend);
-/// The weight in effect: `fallback` for 0.
-[[nodiscard]] float check_min_weight(float min_weight, float fallback);
 
 // ---- templates -----------------------------------------------------------------------------------
 

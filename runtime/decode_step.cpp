@@ -42,8 +42,8 @@ DecodeStep::DecodeStep(const Engine& engine)
   slot_lse_.resize(slots);
 }
 
-void DecodeStep::prepare(const index::Index& index, uint32_t k, keyhole_attend_mode attend) {
-  for (Worker& w : workers_) w.selection.prepare(index, group_, k, attend);
+void DecodeStep::prepare(std::span<const Selection::Use> uses, uint32_t k) {
+  for (Worker& w : workers_) w.selection.prepare(uses, group_, k);
   room_k_ = k;
   if (most_parts_ == 1) return;
   for (uint32_t h = 0; h < work_.size(); ++h) {
@@ -60,8 +60,9 @@ void DecodeStep::prepare(const index::Index& index, uint32_t k, keyhole_attend_m
   }
 }
 
-uint32_t DecodeStep::search_parts(const index::Index& index) const {
-  const bool top = search_.attend == KEYHOLE_ATTEND_TOPK;
+uint32_t DecodeStep::search_parts(const HeadWork& work) const {
+  const index::Index& index = *work.index;
+  const bool top = work.search.attend == KEYHOLE_ATTEND_TOPK;
   const auto kv_heads = static_cast<uint32_t>(work_.size());
   uint32_t parts = kSearchesPerStep / kv_heads;
   // The best k are merged before they are attended: nothing of the parts is left in the result.
@@ -71,7 +72,9 @@ uint32_t DecodeStep::search_parts(const index::Index& index) const {
     // All that was scored is attended once: parts that may have scored the same keys cannot say which.
     case index::Sharing::heads: parts = top ? std::min(parts, group_) : 1; break;
     // Weights are relative to all that was scored.
-    case index::Sharing::rows: parts = search_.attend == KEYHOLE_ATTEND_WEIGHT ? 1 : parts; break;
+    case index::Sharing::rows:
+      parts = work.search.attend == KEYHOLE_ATTEND_WEIGHT ? 1 : parts;
+      break;
   }
   parts = std::min(parts, most_parts_);
   return static_cast<uint32_t>(
@@ -83,10 +86,9 @@ StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {
   return {slot_o_.data() + s * dim_, slot_lse_.data() + s};
 }
 
-void DecodeStep::start(uint32_t layer, gpu::Resident& resident, const SearchParams& search) {
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
   resident_ = &resident;
-  search_ = search;
-  search_.k = std::min(search.k, room_k_);
+  for (HeadWork& work : work_) work.search.k = std::min(work.search.k, room_k_);
   for (Worker& w : workers_) w.cost = {};
   tasks_.clear();
   // A task is (kv head, slot): slot p is part p of the search, slot kMaxParts + c the exact chunk c; resident
@@ -94,7 +96,7 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident, const SearchPara
   const auto kv_heads = static_cast<uint32_t>(work_.size());
   for (uint32_t h = 0; h < kv_heads; ++h) {
     Parts& parts = parts_[h];
-    parts.count = work_[h].index != nullptr ? search_parts(*work_[h].index) : 0;
+    parts.count = work_[h].index != nullptr ? search_parts(work_[h]) : 0;
     parts.left.store(parts.count, std::memory_order_relaxed);
     for (uint32_t p = 0; p < parts.count; ++p) tasks_.push_back(h * kSlots + p);
   }
@@ -135,7 +137,7 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
   Parts& parts = parts_[kv_head];
-  SearchParams params = search_;
+  SearchParams params = work.search;
   params.part = part;
   params.parts = parts.count;
   const auto add = [&](const Selection::Cost& cost) {
@@ -196,7 +198,7 @@ StepCost DecodeStep::finish() {
     size_t n = 0;
     states[n++] = {resident_o_.data() + q * dim_, resident_lse_.data() + q};
     const uint32_t searched =
-        search_.attend == KEYHOLE_ATTEND_TOPK
+        work_[h].search.attend == KEYHOLE_ATTEND_TOPK
             ? std::min(parts_[h].count, 1U)  // merged before they were attended
             : parts_[h].count;
     for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(h, p);

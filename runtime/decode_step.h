@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cpu/attention.h"
@@ -30,6 +31,7 @@ struct HeadWork {
   const index::Index* index = nullptr;  ///< null: no search
   KvView kv;                            ///< all offloaded rows
   uint32_t exact_begin = 0;             ///< rows [exact_begin, kv.keys.count) exactly
+  SearchParams search;                  ///< its k is at most room_k() in effect
 };
 
 struct StepCost {
@@ -43,16 +45,19 @@ class DecodeStep {
   DecodeStep(const DecodeStep&) = delete;
   DecodeStep& operator=(const DecodeStep&) = delete;
 
-  /// Makes room for searches of k results in an index of this type.
-  void prepare(const index::Index& index, uint32_t k, keyhole_attend_mode attend);
+  /// Makes room for searches of k results in indexes of these types, up to these sizes.
+  void prepare(std::span<const Selection::Use> uses, uint32_t k);
+  [[nodiscard]] bool has_room(const Selection::Use& use) const {
+    return workers_.front().selection.has_room(use);
+  }
   [[nodiscard]] uint32_t room_k() const { return room_k_; }
 
   /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
-  /// Hands the step to the pool and returns. The k of the search is min(search.k, room_k()).
-  void start(uint32_t layer, gpu::Resident& resident, const SearchParams& search);
+  /// Hands the step to the pool and returns.
+  void start(uint32_t layer, gpu::Resident& resident);
 
   /// Helps, waits, merges: o() `[q_heads, head_dim]`, lse() `[q_heads]`. Rethrows what a task threw; the
   /// step is over in any case.
@@ -84,7 +89,7 @@ class DecodeStep {
   };
 
   void run_task(uint32_t task, uint32_t worker);
-  [[nodiscard]] uint32_t search_parts(const index::Index& index) const;
+  [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
@@ -100,7 +105,6 @@ class DecodeStep {
   // The step under way.
   cpu::Job job_;
   gpu::Resident* resident_ = nullptr;
-  SearchParams search_;
   std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
   std::unique_ptr<Parts[]> parts_;             ///< [kv_heads]
   std::vector<uint32_t> tasks_;                ///< kv_head * kSlots + slot; resident tasks follow

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <string_view>
 
 #include "index/collector.h"
 #include "index/factory.h"
@@ -16,6 +18,31 @@ uint64_t narrow(Wide bytes, const char* what) {
     throw Error(Status::invalid_argument, std::string(what) + " would pass 2^63 bytes");
   }
   return static_cast<uint64_t>(bytes);
+}
+
+/// What the heads of a session have in common and where they differ.
+struct Kinds {
+  std::map<std::string_view, Wide> specs;  ///< heads with an index of this spec
+  uint32_t top_k = 0;                      ///< the largest
+  bool explores = false;                   ///< some attend to more than the best k
+};
+
+Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
+  Kinds kinds;
+  if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
+    kinds.specs[s.index] = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
+    kinds.top_k = s.budget.top_k;
+    kinds.explores = s.budget.attend != KEYHOLE_ATTEND_TOPK;
+    return kinds;
+  }
+  for (size_t i = 0; i < s.heads.size(); ++i) {
+    const HeadParams& head = s.heads[i];
+    if (head.dense || s.is_dense(static_cast<uint32_t>(i / m.kv_heads))) continue;
+    kinds.specs[head.index] += 1;
+    kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
+    kinds.explores = kinds.explores || head.budget.attend != KEYHOLE_ATTEND_TOPK;
+  }
+  return kinds;
 }
 
 }  // namespace
@@ -33,21 +60,22 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   plan.kv_bytes = narrow(token * context, "K and V");
   plan.device_bytes = narrow(token * slots, "sink and window");
 
-  const Wide index_heads = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
-  const Wide index =
-      rows == 0 ? 0 : index_heads * index::estimate_bytes(s.index, rows, m.head_dim, m.kv_dtype);
+  const Kinds kinds = count_kinds(m, s);
+  Wide index = 0;
+  for (const auto& [spec, count] : kinds.specs) {
+    if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
+  }
   plan.index_bytes = narrow(index, "the indexes");
 
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
   const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
   const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
   // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the step.
-  const uint64_t k = std::min<uint64_t>(s.top_k, std::bit_ceil(rows));
+  const uint64_t k = std::min<uint64_t>(kinds.top_k, std::bit_ceil(rows));
   const Wide selections =
       Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
-  const Wide logs = s.attend == KEYHOLE_ATTEND_TOPK
-                        ? 0
-                        : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  const Wide logs =
+      !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   plan.host_bytes =
       narrow(token * rows + index + samples + staging + selections + logs + states, "host memory");

@@ -52,15 +52,25 @@ void keep_heavy(const cpu::Kernels& kernels, index::Scored& scored, uint32_t gro
 
 }  // namespace
 
-void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
-                        keyhole_attend_mode attend) {
-  scratch_ = index.make_scratch(group, k);
-  attended_ = {};
-  log_bytes_ = 0;
-  if (attend != KEYHOLE_ATTEND_TOPK) {
-    index.reserve_explore(*scratch_);
-    log_bytes_ = index::Collector::log_bytes(group, index.count());
+void Selection::prepare(std::span<const Use> uses, uint32_t group, uint32_t k) {
+  std::vector<Room> rooms;
+  for (const Use& use : uses) {
+    const index::Index& index = *use.index;
+    auto found = std::find_if(rooms.begin(), rooms.end(),
+                              [&](const Room& r) { return r.type == &index.type(); });
+    if (found == rooms.end()) {
+      rooms.push_back({&index.type(), index.make_scratch(group, k), 0});
+      found = rooms.end() - 1;
+    } else {
+      index.reserve_search(*found->scratch);
+    }
+    if (use.attend == KEYHOLE_ATTEND_TOPK) continue;
+    index.reserve_explore(*found->scratch);
+    found->log_bytes =
+        std::max(found->log_bytes, index::Collector::log_bytes(group, index.count()));
   }
+  attended_ = {};
+  rooms_.swap(rooms);
   if (group == room_group_ && k == room_k_) return;
   const size_t n = size_t{group} * k;
   ids_.resize(n);
@@ -73,6 +83,18 @@ void Selection::prepare(const index::Index& index, uint32_t group, uint32_t k,
   room_k_ = k;
 }
 
+bool Selection::has_room(const Use& use) const {
+  return std::any_of(rooms_.begin(), rooms_.end(), [&](const Room& r) {
+    return r.type == &use.index->type() && (use.attend == KEYHOLE_ATTEND_TOPK || r.log_bytes != 0);
+  });
+}
+
+Selection::Room& Selection::room(const index::Index& index) {
+  size_t i = 0;  // one or two, so that a walk is the fastest look-up
+  while (rooms_[i].type != &index.type()) ++i;
+  return rooms_[i];
+}
+
 const index::Hits& Selection::search(const index::Index& index, const float* queries,
                                      uint32_t group, const SearchParams& params) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
@@ -82,7 +104,7 @@ const index::Hits& Selection::search(const index::Index& index, const float* que
                 .position = params.position,
                 .part = params.part,
                 .parts = params.parts},
-               *scratch_, hits_);
+               *room(index).scratch, hits_);
   return hits_;
 }
 
@@ -99,18 +121,19 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
     cost.keys_scored = hits_.keys_scored;
     cost.bytes_read = hits_.bytes_read;
   } else {
+    Room& space = room(index);
     index.explore({.queries = queries,
                    .group = group,
                    .k = params.k,
                    .position = params.position,
                    .part = params.part,
                    .parts = params.parts},
-                  *scratch_, scored);
+                  *space.scratch, scored);
     if (params.attend == KEYHOLE_ATTEND_WEIGHT) {
       keep_heavy(kernels, scored, group, params.min_weight, logits);
     }
     attended_ = scored.rows;
-    log_bytes_ = scored.stride * (group + 1) * sizeof(float);
+    space.log_bytes = scored.stride * (group + 1) * sizeof(float);
     cost.keys_scored = scored.keys_scored;
     cost.bytes_read = scored.bytes_read;
   }
@@ -199,7 +222,9 @@ void Selection::unite(uint32_t group, uint32_t k) {
 }
 
 size_t Selection::bytes() const {
-  return log_bytes_ + (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
+  size_t logs = 0;
+  for (const Room& r : rooms_) logs += r.log_bytes;
+  return logs + (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
          scores_.size() * sizeof(float) + seen_.size() * sizeof(uint64_t);
 }
 

@@ -27,8 +27,20 @@ struct SearchParams {
 /// One worker's room for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
  public:
-  /// Makes room for searches of `group` heads and `k` results in an index of this type.
-  void prepare(const index::Index& index, uint32_t group, uint32_t k, keyhole_attend_mode attend);
+  /// An index that will be searched, and what will be attended of it.
+  struct Use {
+    const index::Index* index;
+    keyhole_attend_mode attend;
+  };
+  /// Makes room for searches of `group` heads and `k` results in indexes of these types, up to these sizes, and
+  /// drops that for others.
+  void prepare(std::span<const Use> uses, uint32_t group, uint32_t k);
+  void prepare(const index::Index& index, uint32_t group, uint32_t k, keyhole_attend_mode attend) {
+    const Use use{&index, attend};
+    prepare({&use, 1}, group, k);
+  }
+  /// Whether searches in indexes of this type have room.
+  [[nodiscard]] bool has_room(const Use& use) const;
 
   /// Searches only, for the best k; the result is valid until the next call.
   const index::Hits& search(const index::Index& index, const float* queries, uint32_t group,
@@ -63,10 +75,18 @@ class Selection {
   [[nodiscard]] size_t bytes() const;
 
  private:
+  /// What searches of one index type need.
+  struct Room {
+    const index::TypeDecl* type = nullptr;
+    std::unique_ptr<index::Scratch> scratch;
+    size_t log_bytes = 0;  ///< of the scratch, for what explore() logs
+  };
+  [[nodiscard]] Room& room(const index::Index& index);
+
   void unite(uint32_t group, uint32_t k);
   void merge(std::span<const index::Hits> parts, uint32_t group, uint32_t k);
 
-  std::unique_ptr<index::Scratch> scratch_;
+  std::vector<Room> rooms_;
   std::vector<uint32_t> ids_, counts_;
   std::vector<float> scores_;
   index::Hits hits_;
@@ -74,7 +94,6 @@ class Selection {
   std::span<const uint32_t> attended_;  ///< in union_, or in the scratch
   std::vector<uint64_t> seen_;          ///< open addressing: (generation << 32) | id
   uint32_t generation_ = 0;
-  size_t log_bytes_ = 0;  ///< of the scratch, for what explore() logs
   uint32_t room_k_ = 0, room_group_ = 0;
 };
 

@@ -26,8 +26,10 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
   const ModelShape& m = engine_->model();
   heads_.reserve(size_t{m.layers} * m.kv_heads);
   for (size_t i = 0; i < size_t{m.layers} * m.kv_heads; ++i) {
-    heads_.push_back({nullptr, QuerySample(params_.training_queries, m.group(), m.head_dim)});
+    heads_.push_back(
+        {nullptr, QuerySample(params_.training_queries, m.group(), m.head_dim), params_.head(i)});
   }
+  params_.heads.clear();  // from here on each head has its own
   const size_t staging = size_t{params_.window + params_.flush_block} * m.kv_heads * m.row_bytes();
   staging_k_.resize(staging);
   staging_v_.resize(staging);
@@ -51,10 +53,14 @@ keyhole_layer_tokens Session::layer_tokens(uint32_t layer) const {
   t.sink = resident_->sink_count(layer);
   t.window = resident_->window_count(layer);
   // Heads differ only after a build that was cancelled half-way.
+  bool dense = true;
   t.indexed = store_.rows(layer);
   for (uint32_t h = 0; h < engine_->model().kv_heads; ++h) {
+    if (is_dense(layer, h)) continue;
+    dense = false;
     t.indexed = std::min(t.indexed, head(layer, h).indexed());
   }
+  if (dense) t.indexed = 0;
   t.pending = store_.rows(layer) - t.indexed;
   return t;
 }
@@ -240,27 +246,32 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     engine_->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
   }
-  const bool exact = params_.mode == KEYHOLE_MODE_EXACT || params_.is_dense(layer);
+  const uint32_t position = tokens(layer) - 1;
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     const Head& hd = head(layer, h);
     HeadWork& work = step_.work(h);
     work.kv = store_.view(layer, h);
     work.index = nullptr;
     work.exact_begin = 0;
-    if (exact) continue;
+    if (params_.mode == KEYHOLE_MODE_EXACT || is_dense(layer, h)) continue;
     work.exact_begin = store_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
-    work.exact_begin = hd.indexed();
-    if (hd.indexed() != 0) work.index = hd.index.get();
+    // Room can only be missing where there was no memory for it.
+    const Budget& budget = hd.params.budget;
+    const bool searches =
+        hd.indexed() != 0 && step_.has_room({.index = hd.index.get(), .attend = budget.attend});
+    work.exact_begin = searches ? hd.indexed() : 0;
+    if (!searches) continue;
+    work.index = hd.index.get();
+    work.search = {.k = budget.top_k,
+                   .attend = budget.attend,
+                   .min_weight = budget.min_weight,
+                   .position = position};
   }
   step_layer_ = layer;
   step_appended_ = k != nullptr;
   step_began_ = began;
-  step_.start(layer, *resident_,
-              {.k = params_.top_k,
-               .attend = params_.attend,
-               .min_weight = params_.min_weight,
-               .position = tokens(layer) - 1});
+  step_.start(layer, *resident_);
   in_step_ = true;
 }
 
@@ -344,7 +355,10 @@ void Session::truncate(uint32_t n) {
 void Session::set_index(const std::string& spec) {
   index::check_spec(spec);
   for (uint32_t l = 0; l < engine_->model().layers; ++l) cancel_append(l);
-  for (Head& h : heads_) h.index.reset();
+  for (Head& h : heads_) {
+    h.index.reset();
+    h.params.index = spec;
+  }
   params_.index = spec;
   index_bytes_ = 0;
 }
@@ -355,17 +369,70 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
     throw Error(Status::invalid_argument, "top_k is " + std::to_string(top_k) + ", allowed: 1.." +
                                               std::to_string(kMaxTokens) + ", or 0 to keep it");
   }
-  if (top_k != 0) params_.top_k = top_k;
+  if (top_k != 0) {
+    params_.budget.top_k = top_k;
+    for (Head& h : heads_) h.params.budget.top_k = top_k;
+  }
   params_.mode = mode;
   make_room(false);
 }
 
 void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
   check_attend(attend);
-  params_.min_weight = check_min_weight(min_weight, params_.min_weight);
-  const bool other = params_.attend != attend;
-  params_.attend = attend;
+  params_.budget.min_weight = check_min_weight(min_weight, params_.budget.min_weight);
+  bool other = params_.budget.attend != attend;
+  params_.budget.attend = attend;
+  for (Head& h : heads_) {
+    Budget& budget = h.params.budget;
+    if (min_weight != 0.0F) budget.min_weight = min_weight;
+    other = other || budget.attend != attend;
+    budget.attend = attend;
+  }
   if (other) make_room(true);  // scratch of another shape
+}
+
+std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const {
+  const ModelShape& m = engine_->model();
+  const auto check = [](const char* field, uint32_t value, uint32_t end) {
+    if (value == KEYHOLE_ALL || value < end) return;
+    throw Error(Status::invalid_argument, std::string(field) + " is " + std::to_string(value) +
+                                              ", allowed: 0.." + std::to_string(end - 1) +
+                                              " or KEYHOLE_ALL");
+  };
+  check("layer", layer, m.layers);
+  check("kv_head", kv_head, m.kv_heads);
+  std::vector<size_t> out;
+  for (uint32_t l = layer == KEYHOLE_ALL ? 0 : layer; l < m.layers; ++l) {
+    for (uint32_t h = kv_head == KEYHOLE_ALL ? 0 : kv_head; h < m.kv_heads; ++h) {
+      out.push_back(size_t{l} * m.kv_heads + h);
+      if (kv_head != KEYHOLE_ALL) break;
+    }
+    if (layer != KEYHOLE_ALL) break;
+  }
+  return out;
+}
+
+void Session::set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) {
+  const std::vector<size_t> named = named_heads(layer, kv_head);
+  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) params_.budget = budget;
+  bool other = false;
+  for (const size_t i : named) {
+    Budget& old = heads_[i].params.budget;
+    other = other || old.attend != budget.attend;
+    old = budget;
+  }
+  make_room(other);
+}
+
+Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
+  const std::vector<size_t> named = named_heads(layer, kv_head);
+  const Budget& first = heads_[named.front()].params.budget;
+  for (const size_t i : named) {
+    if (heads_[i].params.budget == first) continue;
+    throw Error(Status::invalid_argument,
+                "the heads that KEYHOLE_ALL names have different budgets: ask for one of them");
+  }
+  return first;
 }
 
 uint64_t Session::count_index_bytes() const {

@@ -45,6 +45,9 @@ class Session {
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
   void set_attend(keyhole_attend_mode attend, float min_weight);
+  /// See keyhole_session_set_budget; layer and kv_head may be KEYHOLE_ALL.
+  void set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget);
+  [[nodiscard]] Budget budget(uint32_t layer, uint32_t kv_head) const;
 
   [[nodiscard]] bool in_step() const { return in_step_; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const;
@@ -61,6 +64,7 @@ class Session {
   struct Head {
     std::unique_ptr<index::Index> index;  ///< null: nothing indexed
     QuerySample queries;
+    HeadParams params;
     [[nodiscard]] uint32_t indexed() const {
       return index == nullptr ? 0 : static_cast<uint32_t>(index->count());
     }
@@ -72,6 +76,12 @@ class Session {
   [[nodiscard]] const Head& head(uint32_t layer, uint32_t kv_head) const {
     return const_cast<Session*>(this)->head(layer, kv_head);
   }
+
+  [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
+    return params_.is_dense(layer) || head(layer, kv_head).params.dense;
+  }
+  /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws Error(invalid_argument).
+  [[nodiscard]] std::vector<size_t> named_heads(uint32_t layer, uint32_t kv_head) const;
 
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
   void check_memory(uint64_t more_bytes, const char* what) const;
@@ -95,7 +105,8 @@ class Session {
   void cancel_append(uint32_t layer) noexcept;
   void report_wait(uint32_t layer, double seconds);
 
-  void make_room(bool new_type);
+  /// Makes room for searches in the indexes that there are; `anew`: even where it seems to suffice.
+  void make_room(bool anew);
   [[nodiscard]] uint64_t count_index_bytes() const;
   [[nodiscard]] uint64_t host_bytes() const;
 

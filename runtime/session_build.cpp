@@ -63,17 +63,16 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   std::vector<Job> jobs;
   double rows = 0.0;
   uint64_t bytes = 0;
-  bool had_index = false;
   std::vector<const Head*> built;
   for (uint32_t layer = 0; layer < m.layers; ++layer) cancel_append(layer);
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
-      had_index = had_index || head(layer, h).index != nullptr;
-      if (params_.is_dense(layer) || store_.rows(layer) == head(layer, h).indexed()) continue;
+      if (is_dense(layer, h) || store_.rows(layer) == head(layer, h).indexed()) continue;
       jobs.push_back({layer, h});
       if (head(layer, h).index == nullptr) built.push_back(&head(layer, h));
       rows += store_.rows(layer) - head(layer, h).indexed();
-      bytes += index::estimate_bytes(params_.index, store_.rows(layer), m.head_dim, m.kv_dtype);
+      bytes += index::estimate_bytes(head(layer, h).params.index, store_.rows(layer), m.head_dim,
+                                     m.kv_dtype);
       if (head(layer, h).index != nullptr) {
         bytes -= std::min<uint64_t>(bytes, head(layer, h).index->bytes());
       }
@@ -82,7 +81,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   check_memory(bytes, "building the indexes");
   const auto finish = [&] {
     index_bytes_ = count_index_bytes();
-    make_room(!had_index);
+    make_room(!built.empty());
     totals_.build_seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
@@ -116,7 +115,7 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
     hd.index->append(keys, progress);
     return;
   }
-  auto built = index::make_index(params_.index, m.head_dim, m.kv_dtype,
+  auto built = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
                                  engine_->index_context(layer, kv_head));
   index::BuildInput input;
   input.keys = keys;
@@ -141,18 +140,36 @@ void Session::warn_of_poor_indexes(const std::vector<const Head*>& built) const 
                                           " indexes are poor, the first because " + first);
 }
 
-void Session::make_room(bool new_type) {
-  const Head* largest = nullptr;
+void Session::make_room(bool anew) {
+  // Of each spec the largest index: another one's scratch is not always large enough for it.
+  std::vector<Selection::Use> uses;
+  std::vector<const std::string*> specs;
+  uint32_t needed = 0;
+  uint32_t k = 0;
   for (const Head& h : heads_) {
-    if (h.indexed() != 0 && (largest == nullptr || h.indexed() > largest->indexed())) largest = &h;
+    if (h.indexed() == 0) continue;
+    const Budget& budget = h.params.budget;
+    needed = std::max(needed, std::min(budget.top_k, h.indexed()));
+    // Room for what the index will hold soon, so that a k which covers everything does not allocate at
+    // every block.
+    k = std::max(k, std::min(budget.top_k, std::bit_ceil(h.indexed())));
+    const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
+      return *spec == h.params.index;
+    });
+    const auto at = static_cast<size_t>(same - specs.begin());
+    if (same == specs.end()) {
+      specs.push_back(&h.params.index);
+      uses.push_back({h.index.get(), budget.attend});
+      continue;
+    }
+    if (h.indexed() > uses[at].index->count()) uses[at].index = h.index.get();
+    if (uses[at].attend == KEYHOLE_ATTEND_TOPK) uses[at].attend = budget.attend;
   }
-  if (largest == nullptr) return;
-  const uint32_t needed = std::min(params_.top_k, largest->indexed());
-  if (!new_type && step_.room_k() >= needed) return;
-  // Room for what the index will hold soon, so that a k which covers everything does not allocate at
-  // every block.
-  step_.prepare(*largest->index, std::min(params_.top_k, std::bit_ceil(largest->indexed())),
-                params_.attend);
+  if (uses.empty()) return;
+  const bool has_all = std::all_of(uses.begin(), uses.end(),
+                                   [&](const Selection::Use& u) { return step_.has_room(u); });
+  if (!anew && has_all && step_.room_k() >= needed) return;
+  step_.prepare(uses, k);
 }
 
 }  // namespace keyhole::runtime

@@ -1,9 +1,10 @@
 // A session as a file: save, load, and the copy that fork makes by the same road.
 //
-// Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape and parameters, then per layer
-// the token counts, the end of the block that is on its way into the index (0: none), the resident K and V
-// `[tokens, kv_heads, head_dim]`, and per KV head the offloaded K and V `[rows, head_dim]`, the query sample
-// and the index's own bytes; last a 64-bit checksum of all that came before.
+// Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape and parameters, those of every
+// head (index, budget), then per layer the token counts, the end of the block that is on its way into the index
+// (0: none), the resident K and V `[tokens, kv_heads, head_dim]`, and per KV head the offloaded K and V
+// `[rows, head_dim]`, the query sample and the index's own bytes; last a 64-bit checksum of all that came
+// before.
 #pragma once
 
 #include <memory>

@@ -75,6 +75,49 @@ TEST_P(Allocation, NoneInAStep) {
   EXPECT_TRUE(ok);
 }
 
+// Every head with a budget of its own: each worker has room for all of them from the beginning.
+TEST_P(Allocation, NoneInAStepWhereHeadsDiffer) {
+  auto ec = small_engine(3);
+  ec.kv_heads = 4;
+  ec.q_heads = 8;
+  auto sc = small_session();
+  sc.index = std::get<0>(GetParam());
+  sc.append_block = 100000;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(6);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l) {
+    prefill_both(session.get(), model, shape, l, 1000 + 500 * l, numbers);
+  }
+  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  for (uint32_t i = 0; i < 8; ++i) {
+    keyhole_budget budget;
+    keyhole_budget_init(&budget);
+    budget.top_k = 1 + 9 * i;
+    budget.attend = i % 4 == 0 ? std::get<1>(GetParam()) : KEYHOLE_ATTEND_TOPK;
+    ASSERT_OK(keyhole_session_set_budget(session.get(), i / 4, i % 4, &budget));
+  }
+  const auto k = numbers.many(shape.kv(1));
+  const auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1));
+  const auto tk = tensor(k, {shape.hkv, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  bool ok = true;
+  const auto step = [&] {
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      ok = keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+    }
+  };
+  step();
+  const uint64_t before = allocations;
+  for (int i = 0; i < 100; ++i) step();
+  EXPECT_EQ(before, allocations.load());
+  EXPECT_TRUE(ok);
+}
+
 TEST_P(Allocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   const auto ec = small_engine(1);
   auto sc = small_session();

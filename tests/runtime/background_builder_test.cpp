@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "index/flat.h"
 #include "index/progress.h"
 
 namespace keyhole::runtime {
@@ -53,6 +54,7 @@ class SlowIndex final : public index::Index {
   void set_search_params(std::string_view) override {}
   void search(const index::SearchArgs&, index::Scratch&, index::Hits&) const override {}
   void explore(const index::SearchArgs&, index::Scratch&, index::Scored&) const override {}
+  [[nodiscard]] const index::TypeDecl& type() const override { return index::kFlatType; }
   [[nodiscard]] index::Sharing sharing() const override { return index::Sharing::rows; }
   [[nodiscard]] index::IndexInfo info() const override { return {}; }
   [[nodiscard]] size_t bytes() const override { return 0; }

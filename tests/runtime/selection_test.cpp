@@ -61,6 +61,7 @@ class Coarse final : public index::Index {
     }
     scored.exact = false;
   }
+  [[nodiscard]] const index::TypeDecl& type() const override { return inner_->type(); }
   [[nodiscard]] index::Sharing sharing() const override { return inner_->sharing(); }
   [[nodiscard]] bool same_in_parts() const override { return inner_->same_in_parts(); }
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }

@@ -24,6 +24,10 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
     ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 30, numbers_);
+    keyhole_budget budget;
+    keyhole_budget_init(&budget);
+    budget.top_k = 7;
+    ASSERT_OK(keyhole_session_set_budget(session_.get(), 1, 0, &budget));
     path_ = ::testing::TempDir() + "keyhole_session_" + std::to_string(::getpid()) + "_" +
             std::to_string(reinterpret_cast<uintptr_t>(this)) + ".bin";
   }
@@ -68,6 +72,12 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   EXPECT_EQ(sc_.window, c.window);
   EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.attend);
   EXPECT_EQ(0.01F, c.min_weight);
+  EXPECT_EQ(20U, c.top_k);
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  ASSERT_OK(keyhole_session_get_budget(loaded, 1, 0, &budget));
+  EXPECT_EQ(7U, budget.top_k);
+  EXPECT_EQ(KEYHOLE_ATTEND_TOPK, budget.attend);
 }
 
 TEST_P(SessionFileTest, AForkIsIndependent) {

@@ -1,0 +1,48 @@
+// How much of one KV head's indexed keys a step reads, and what stands in for the rest: keyhole_budget, checked.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "keyhole/keyhole.h"
+
+namespace keyhole::runtime {
+
+inline constexpr float kDefaultMinWeight = 1e-4F;
+inline constexpr uint32_t kDefaultTailPartition = 16;
+
+struct Budget {
+  uint32_t top_k = 100;
+  keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
+  float min_weight = kDefaultMinWeight;
+  keyhole_tail_mode tail = KEYHOLE_TAIL_NONE;
+  float error_target = 0.0F;  ///< 0: none
+  float mass_target = 0.0F;   ///< 0: none
+  uint32_t min_keys = 0;
+  uint32_t max_keys = 0;  ///< 0: an eighth of the indexed keys, whatever their number is in a step
+
+  [[nodiscard]] bool has_target() const { return error_target != 0.0F || mass_target != 0.0F; }
+  /// Whether the head's keys must be partitioned.
+  [[nodiscard]] bool needs_partitions() const { return tail != KEYHOLE_TAIL_NONE || has_target(); }
+  bool operator==(const Budget&) const = default;
+};
+
+/// One (layer, KV head) of a session.
+struct HeadParams {
+  std::string index;  ///< spec
+  Budget budget;
+  bool dense = false;  ///< attended exactly, like a dense layer
+  bool operator==(const HeadParams&) const = default;
+};
+
+/// Throws Error(invalid_argument) that names the field, the value and what is allowed.
+[[nodiscard]] Budget check_budget(const keyhole_budget& budget);
+[[nodiscard]] keyhole_budget public_budget(const Budget& budget);
+
+void check_attend(keyhole_attend_mode attend);
+/// The weight in effect: `fallback` for 0.
+[[nodiscard]] float check_min_weight(float min_weight, float fallback);
+/// The size in effect.
+[[nodiscard]] uint32_t check_tail_partition(uint32_t keys);
+
+}  // namespace keyhole::runtime
