@@ -1,4 +1,5 @@
 // keyhole_index: one index over the keys of one KV head, by itself.
+#include <array>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -7,6 +8,7 @@
 #include "index/factory.h"
 #include "runtime/api_guard.h"
 #include "runtime/api_objects.h"
+#include "runtime/budget.h"
 #include "runtime/selection.h"
 #include "runtime/sizes.h"
 #include "runtime/tensor.h"
@@ -21,8 +23,10 @@ struct keyhole_index {
   std::unique_ptr<index::Index> index;  ///< null until it is built
   std::vector<std::byte> keys, values;  ///< `[n, head_dim]` of kv_dtype
   size_t count = 0;
+  std::unique_ptr<index::TailTree> tail;  ///< of all keys; null until it is built
   Selection selection;
   uint32_t room_group = 0, room_k = 0;
+  std::vector<float> tail_o, tail_lse;  ///< `[group, head_dim]`, `[group]`
   std::vector<float> queries;
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
@@ -85,14 +89,37 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
                                               " rows, allowed: 1.." + std::to_string(kMaxGroup));
   }
   if (o.k < 1) throw Error(Status::invalid_argument, "k is 0, allowed: at least 1");
-  check_attend(o.attend);
+  keyhole_budget asked;
+  keyhole_budget_init(&asked);
+  asked.attend = o.attend;
+  asked.min_weight = o.min_weight;
+  asked.tail = o.tail;
+  asked.error_target = o.error_target;
+  asked.mass_target = o.mass_target;
+  asked.min_keys = o.min_keys;
+  asked.max_keys = o.max_keys;
+  const Budget budget = check_budget(asked);
   Call call;
   call.group = static_cast<uint32_t>(q.count);
   call.asked_k = o.k;
   call.params = {.k = static_cast<uint32_t>(std::min<size_t>(o.k, ix.count)),
-                 .attend = o.attend,
-                 .min_weight = check_min_weight(o.min_weight, kDefaultMinWeight),
+                 .attend = budget.attend,
+                 .min_weight = budget.min_weight,
                  .position = o.position};
+  if (budget.needs_partitions()) {
+    if (ix.tail == nullptr) {
+      throw Error(Status::invalid_argument,
+                  "a tail or a target needs partitions: call keyhole_index_build_tail first");
+    }
+    if ((o.other_o == nullptr) != (o.other_lse == nullptr)) {
+      throw Error(Status::invalid_argument, "of other_o and other_lse one is NULL, needed: both");
+    }
+    call.params.tail = tail_work(budget, *ix.tail);
+    // Read only: StateView is what merges take.
+    call.params.tail.other = {const_cast<float*>(o.other_o), const_cast<float*>(o.other_lse)};
+    ix.tail_o.resize(size_t{call.group} * m.head_dim);
+    ix.tail_lse.resize(call.group);
+  }
   check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, call.group, DType::f32);
   ix.queries.resize(size_t{kMaxGroup} * m.head_dim);
   for (uint32_t h = 0; h < call.group; ++h) {
@@ -100,7 +127,8 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
   }
   if (ix.room_group != call.group || ix.room_k != call.params.k) {
-    ix.selection.prepare(*ix.index, call.group, call.params.k, call.params.attend);
+    const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
+    ix.selection.prepare({&use, 1}, call.group, call.params.k);
     ix.room_group = call.group;
     ix.room_k = call.params.k;
   }
@@ -190,6 +218,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     if (k.count == 0)
       throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
     ix->index.reset();
+    ix->tail.reset();
     ix->room_group = 0;
     ix->count = k.count;
     ix->keys = convert(engine, k, "keys");
@@ -238,6 +267,31 @@ keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
       ix->room_group = 0;  // a scratch of the size that the new searches need
     }
     ix->spec = spec;
+  });
+}
+
+keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_partition,
+                                        keyhole_progress_fn progress, void* user) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    const uint32_t keys = check_tail_partition(keys_per_partition);
+    if (ix->index == nullptr) {
+      throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
+    }
+    if (ix->values.empty()) {
+      throw Error(Status::invalid_argument,
+                  "the index was built without values, whose means a tail needs");
+    }
+    const ModelShape& m = ix->engine->model();
+    const auto report = progress_function(progress, user);
+    auto tail = std::make_unique<index::TailTree>(ix->engine->index_context(ix->layer, ix->kv_head),
+                                                  m.head_dim, m.kv_dtype,
+                                                  index::TailParams{.keys_per_partition = keys});
+    tail->build({ix->view(ix->keys), ix->view(ix->values)},
+                [&](double f) { return !report || report(f, "partitioning the keys"); });
+    ix->tail = std::move(tail);
+    ix->room_group = 0;
   });
 }
 
@@ -290,9 +344,14 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       throw Error(Status::invalid_argument,
                   "the index was built without values, which attention needs");
     }
+    const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
     const auto spent = ix->selection.search_and_attend(
         *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)},
-        ix->queries.data(), call.group, call.params, ix->engine->model().logits, {o, lse});
+        ix->queries.data(), call.group, call.params, ix->engine->model().logits, {o, lse}, tail);
+    if (call.params.tail.mode != index::TailMode::none) {
+      const std::array<StateView, 2> both{StateView{o, lse}, tail};
+      cpu::merge_states(both, call.group, ix->engine->model().head_dim, {o, lse});
+    }
     if (rows != nullptr) *rows = ix->selection.attended().data();
     if (row_count != nullptr) *row_count = spent.keys_attended;
     if (cost != nullptr) {
@@ -300,6 +359,11 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       c.keys_scored = spent.keys_scored;
       c.bytes_read = spent.bytes_read;
       c.keys_attended = spent.keys_attended;
+      c.keys_opened = spent.tail.keys_opened;
+      c.tail_bytes_read = spent.tail.bytes_read;
+      c.tail_seconds = spent.tail.seconds;
+      std::copy_n(spent.tail.missing, call.group, c.missing);
+      std::copy_n(spent.tail.error, call.group, c.error);
       write_struct(cost, c, "cost");
     }
   });
@@ -324,6 +388,8 @@ keyhole_status keyhole_index_get_info(const keyhole_index* ix, keyhole_index_inf
       i.keys = known.count;
       i.bytes = known.bytes;
       i.build_seconds = known.build_seconds;
+      i.tail_bytes = ix->tail != nullptr ? ix->tail->bytes() : 0;
+      i.tail_build_seconds = ix->tail != nullptr ? ix->tail->build_seconds() : 0.0;
     }
     write_struct(info, i, "info");
   });

@@ -25,10 +25,10 @@ void check_target(const char* field, float target) {
 }  // namespace
 
 void check_attend(keyhole_attend_mode attend) {
-  if (attend != KEYHOLE_ATTEND_TOPK && attend != KEYHOLE_ATTEND_SCORED &&
-      attend != KEYHOLE_ATTEND_WEIGHT) {
+  if (attend < KEYHOLE_ATTEND_TOPK || attend > KEYHOLE_ATTEND_NONE) {
     bad("attend is " + std::to_string(attend) +
-        ", allowed: KEYHOLE_ATTEND_TOPK (0), KEYHOLE_ATTEND_SCORED (1), KEYHOLE_ATTEND_WEIGHT (2)");
+        ", allowed: KEYHOLE_ATTEND_TOPK (0), KEYHOLE_ATTEND_SCORED (1), KEYHOLE_ATTEND_WEIGHT (2), "
+        "KEYHOLE_ATTEND_NONE (3)");
   }
 }
 
@@ -60,6 +60,10 @@ Budget check_budget(const keyhole_budget& b) {
   if (b.max_keys != 0 && b.min_keys > b.max_keys) {
     bad("min_keys is " + std::to_string(b.min_keys) + ", allowed: up to max_keys, which is " +
         std::to_string(b.max_keys));
+  }
+  if (b.attend == KEYHOLE_ATTEND_NONE && b.tail == KEYHOLE_TAIL_NONE && b.error_target == 0.0F &&
+      b.mass_target == 0.0F) {
+    bad("attend is KEYHOLE_ATTEND_NONE, which needs a tail or a target: nothing would be read");
   }
   Budget budget;
   budget.top_k = b.top_k;

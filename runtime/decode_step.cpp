@@ -170,8 +170,7 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   // Release what this part has found; who ends last acquires what the others have.
   if (parts.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   add(worker.selection.attend_parts({parts.hits.data(), parts.count}, engine_->kernels(), work.kv,
-                                    q, group_, params.k, engine_->model().logits,
-                                    slot(kv_head, 0)));
+                                    q, group_, params, engine_->model().logits, slot(kv_head, 0)));
 }
 
 void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {

@@ -30,6 +30,11 @@ float score_of(double logit, const LogitParams& p) {
   return static_cast<float>(logit / p.scale);
 }
 
+float logit_of(float score, const LogitParams& p) {
+  const float x = score * p.scale;
+  return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
+}
+
 /// Keeps the rows that weigh more than min_weight for a head of the group: logit > lse + ln(min_weight).
 /// All of them where scores have overflowed, as then nothing can be said of the weights.
 void keep_heavy(const cpu::Kernels& kernels, index::Scored& scored, uint32_t group,
@@ -64,7 +69,8 @@ void Selection::prepare(std::span<const Use> uses, uint32_t group, uint32_t k) {
     } else {
       index.reserve_search(*found->scratch);
     }
-    if (use.attend == KEYHOLE_ATTEND_TOPK) continue;
+    if (use.tail != nullptr) tail_reader_.prepare(*use.tail, group);
+    if (use.attend == KEYHOLE_ATTEND_TOPK || use.attend == KEYHOLE_ATTEND_NONE) continue;
     index.reserve_explore(*found->scratch);
     found->log_bytes =
         std::max(found->log_bytes, index::Collector::log_bytes(group, index.count()));
@@ -85,7 +91,8 @@ void Selection::prepare(std::span<const Use> uses, uint32_t group, uint32_t k) {
 
 bool Selection::has_room(const Use& use) const {
   return std::any_of(rooms_.begin(), rooms_.end(), [&](const Room& r) {
-    return r.type == &use.index->type() && (use.attend == KEYHOLE_ATTEND_TOPK || r.log_bytes != 0);
+    return r.type == &use.index->type() && (use.attend == KEYHOLE_ATTEND_TOPK ||
+                                            use.attend == KEYHOLE_ATTEND_NONE || r.log_bytes != 0);
   });
 }
 
@@ -111,11 +118,15 @@ const index::Hits& Selection::search(const index::Index& index, const float* que
 Selection::Cost Selection::search_and_attend(const index::Index& index, const cpu::Kernels& kernels,
                                              const KvView& kv, const float* queries, uint32_t group,
                                              const SearchParams& params, const LogitParams& logits,
-                                             StateView out) {
+                                             StateView out, StateView tail) {
   const auto start = Clock::now();
   Cost cost;
   index::Scored scored;
-  if (params.attend == KEYHOLE_ATTEND_TOPK) {
+  const bool explores =
+      params.attend == KEYHOLE_ATTEND_SCORED || params.attend == KEYHOLE_ATTEND_WEIGHT;
+  if (params.attend == KEYHOLE_ATTEND_NONE) {
+    attended_ = {};
+  } else if (!explores) {
     (void)search(index, queries, group, params);
     unite(group, params.k);
     cost.keys_scored = hits_.keys_scored;
@@ -137,35 +148,64 @@ Selection::Cost Selection::search_and_attend(const index::Index& index, const cp
     cost.keys_scored = scored.keys_scored;
     cost.bytes_read = scored.bytes_read;
   }
-  const auto searched = Clock::now();
+  cost.search_seconds = seconds(start, Clock::now());
+  attend(kernels, kv, queries, group, params, logits, explores && scored.exact ? &scored : nullptr,
+         out, tail, cost);
+  return cost;
+}
+
+void Selection::attend(const cpu::Kernels& kernels, const KvView& kv, const float* queries,
+                       uint32_t group, const SearchParams& params, const LogitParams& logits,
+                       const index::Scored* scored, StateView out, StateView tail, Cost& cost) {
+  const auto start = Clock::now();
   const uint64_t bytes = attended_.size() * kv.keys.dim * dtype_size(kv.keys.dtype);
-  const bool scores_will_do = params.attend != KEYHOLE_ATTEND_TOPK && scored.exact;
-  if (scores_will_do) cost.bytes_read += bytes;
-  if (!scores_will_do || !cpu::attend_scored(kernels, kv.values, attended_, scored.scores,
-                                             scored.stride, group, logits, out)) {
-    cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
-    cost.bytes_read += 2 * bytes;
+  if (params.tail.tree != nullptr) {
+    TailReader::Found found{.rows = attended_};
+    if (scored != nullptr) {
+      found.scores = scored->scores;
+      found.stride = scored->stride;
+    }
+    // Of the keys that a search for the best k did not return, none is taken to be better than the k-th.
+    float caps[kMaxGroup];
+    if (params.attend == KEYHOLE_ATTEND_TOPK) {
+      for (uint32_t h = 0; h < group; ++h) {
+        const uint32_t n = hits_.counts[h];
+        caps[h] = n < params.k ? std::numeric_limits<float>::infinity()
+                               : logit_of(hits_.scores[size_t{h} * params.k + n - 1], logits);
+      }
+      found.caps = caps;
+    }
+    TailWork work = params.tail;
+    work.goal.max_rows += static_cast<uint32_t>(attended_.size());
+    cost.tail = tail_reader_.attend(kernels, kv, queries, group, logits, work, found, out, tail);
+    attended_ = tail_reader_.rows();
+    cost.bytes_read +=
+        (scored != nullptr ? bytes : 2 * bytes) + cost.tail.bytes_read + cost.tail.key_bytes_read;
+    cost.search_seconds += cost.tail.seconds;
+  } else {
+    if (scored != nullptr) cost.bytes_read += bytes;
+    if (scored == nullptr || !cpu::attend_scored(kernels, kv.values, attended_, scored->scores,
+                                                 scored->stride, group, logits, out)) {
+      cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
+      cost.bytes_read += 2 * bytes;
+    }
   }
   cost.keys_attended = static_cast<uint32_t>(attended_.size());
-  cost.search_seconds = seconds(start, searched);
-  cost.attend_seconds = seconds(searched, Clock::now());
-  return cost;
+  cost.attend_seconds = seconds(start, Clock::now()) - cost.tail.seconds;
 }
 
 Selection::Cost Selection::attend_parts(std::span<const index::Hits> hits,
                                         const cpu::Kernels& kernels, const KvView& kv,
-                                        const float* queries, uint32_t group, uint32_t k,
-                                        const LogitParams& logits, StateView out) {
+                                        const float* queries, uint32_t group,
+                                        const SearchParams& params, const LogitParams& logits,
+                                        StateView out, StateView tail) {
   const auto start = Clock::now();
   Cost cost;
-  merge(hits, group, k);
-  unite(group, k);
-  const auto merged = Clock::now();
-  cpu::attend_ids(kernels, kv, attended_, queries, group, logits, out);
-  cost.bytes_read = 2 * attended_.size() * kv.keys.dim * dtype_size(kv.keys.dtype);
-  cost.keys_attended = static_cast<uint32_t>(attended_.size());
-  cost.search_seconds = seconds(start, merged);
-  cost.attend_seconds = seconds(merged, Clock::now());
+  hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
+  merge(hits, group, params.k);
+  unite(group, params.k);
+  cost.search_seconds = seconds(start, Clock::now());
+  attend(kernels, kv, queries, group, params, logits, nullptr, out, tail, cost);
   return cost;
 }
 
@@ -224,7 +264,8 @@ void Selection::unite(uint32_t group, uint32_t k) {
 size_t Selection::bytes() const {
   size_t logs = 0;
   for (const Room& r : rooms_) logs += r.log_bytes;
-  return logs + (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
+  return logs + tail_reader_.bytes() +
+         (ids_.size() + counts_.size() + union_.size()) * sizeof(uint32_t) +
          scores_.size() * sizeof(float) + seen_.size() * sizeof(uint64_t);
 }
 

@@ -9,6 +9,7 @@
 #include "cpu/attention.h"
 #include "index/index.h"
 #include "keyhole/keyhole.h"
+#include "runtime/tail_reader.h"
 
 namespace keyhole::runtime {
 
@@ -22,15 +23,17 @@ struct SearchParams {
   uint32_t position = index::kUnknownPosition;  ///< token position of the queries
   uint32_t part = 0;                            ///< of `parts`, see index::SearchArgs
   uint32_t parts = 1;
+  TailWork tail{};  ///< its goal's max_rows: beyond what the search finds
 };
 
 /// One worker's room for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
  public:
-  /// An index that will be searched, and what will be attended of it.
+  /// An index that will be searched, what will be attended of it, and its tail's partitions.
   struct Use {
     const index::Index* index;
     keyhole_attend_mode attend;
+    const index::TailTree* tail = nullptr;
   };
   /// Makes room for searches of `group` heads and `k` results in indexes of these types, up to these sizes, and
   /// drops that for others.
@@ -53,20 +56,22 @@ class Selection {
     uint32_t keys_attended = 0;
     double search_seconds = 0.0;  ///< until it was known what to attend
     double attend_seconds = 0.0;
+    TailCost tail;  ///< its bytes are in bytes_read, its seconds in search_seconds
   };
   /// Searches and attends with all heads of the group over one set of rows: a key that one head found costs
   /// the others nothing but arithmetic, as its row has been loaded for the group. Where scores of the keys
   /// as they are stored are at hand, only values are read.
-  /// queries `[group, dim]` fp32.
+  /// queries `[group, dim]` fp32. tail: where the state of what was not read goes; written if there is a tree.
   Cost search_and_attend(const index::Index& index, const cpu::Kernels& kernels, const KvView& kv,
                          const float* queries, uint32_t group, const SearchParams& params,
-                         const LogitParams& logits, StateView out);
+                         const LogitParams& logits, StateView out, StateView tail = {});
 
   /// The end of a search in parts, each of which has search()ed: hits[p] of part p become the best k, and are
   /// attended. Does not depend on which thread had which part.
   Cost attend_parts(std::span<const index::Hits> hits, const cpu::Kernels& kernels,
-                    const KvView& kv, const float* queries, uint32_t group, uint32_t k,
-                    const LogitParams& logits, StateView out);
+                    const KvView& kv, const float* queries, uint32_t group,
+                    const SearchParams& params, const LogitParams& logits, StateView out,
+                    StateView tail = {});
 
   /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
@@ -83,10 +88,15 @@ class Selection {
   };
   [[nodiscard]] Room& room(const index::Index& index);
 
+  /// Attends to attended_, and what stands for the rest.
+  void attend(const cpu::Kernels& kernels, const KvView& kv, const float* queries, uint32_t group,
+              const SearchParams& params, const LogitParams& logits, const index::Scored* scored,
+              StateView out, StateView tail, Cost& cost);
   void unite(uint32_t group, uint32_t k);
   void merge(std::span<const index::Hits> parts, uint32_t group, uint32_t k);
 
   std::vector<Room> rooms_;
+  TailReader tail_reader_;
   std::vector<uint32_t> ids_, counts_;
   std::vector<float> scores_;
   index::Hits hits_;

@@ -203,9 +203,12 @@ typedef int32_t keyhole_attend_mode;
 enum {
   KEYHOLE_ATTEND_TOPK = 0,   /* the top_k best of each head of the group, by all heads */
   KEYHOLE_ATTEND_SCORED = 1, /* every key that the search scored */
-  KEYHOLE_ATTEND_WEIGHT = 2  /* every scored key whose softmax weight among the scored keys is above
+  KEYHOLE_ATTEND_WEIGHT = 2, /* every scored key whose softmax weight among the scored keys is above
                               * min_weight for a head of the group. Index types that score compressed
                               * keys weigh by those scores */
+  KEYHOLE_ATTEND_NONE =
+      3 /* none: the index is not searched, the partitions of the tail alone say what
+                              * is read (a tail or a target is needed) */
 };
 
 /* What stands in for the indexed keys that a step has not attended: the tail. Beside its index, a head that
@@ -213,11 +216,12 @@ enum {
  * their means, merged like any other. A partition that was read in part counts with the rest of its keys. */
 typedef int32_t keyhole_tail_mode;
 enum {
-  KEYHOLE_TAIL_NONE = 0,     /* nothing: what is not read weighs nothing */
-  KEYHOLE_TAIL_MEAN = 1,     /* one mean value for all of it (SparQ's correction) */
-  KEYHOLE_TAIL_CENTROID = 2, /* per partition n * exp(scale * q . mean key) and the mean value (RetroInfer).
+  KEYHOLE_TAIL_NONE = 0, /* nothing: what is not read weighs nothing */
+  KEYHOLE_TAIL_MEAN = 1, /* one mean value for all of it (SparQ's correction) */
+  KEYHOLE_TAIL_CENTROID =
+      2, /* per partition n * exp(scale * q . mean key) and the mean value (RetroInfer).
                               * A lower bound of the mass by Jensen's inequality */
-  KEYHOLE_TAIL_SECOND = 3    /* with the second-order term of the keys' variance, capped */
+  KEYHOLE_TAIL_SECOND = 3 /* with the second-order term of the keys' variance, capped */
 };
 
 /* What the library does when an audit finds more error than audit_bound. */
@@ -260,18 +264,20 @@ typedef struct keyhole_session_config {
   float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT, > 0 and < 1; AUTO: 1e-4 */
   keyhole_append_mode append_mode;
   /* The budget of every head, see keyhole_budget; top_k, attend and min_weight above belong to it too. */
-  keyhole_tail_mode tail;  /* default KEYHOLE_TAIL_NONE */
-  float error_target;      /* 0: none */
-  float mass_target;       /* 0: none */
-  uint32_t min_keys;       /* AUTO: 0 */
-  uint32_t max_keys;       /* AUTO: an eighth of the indexed keys */
+  keyhole_tail_mode tail; /* default KEYHOLE_TAIL_NONE */
+  float error_target;     /* 0: none */
+  float mass_target;      /* 0: none */
+  uint32_t min_keys;      /* see keyhole_budget */
+  uint32_t max_keys;
   uint32_t tail_partition; /* keys per partition of the tail, 4..1024; AUTO: 16 */
-  const char* budgets;     /* path of a file that `keyhole calibrate` wrote for this model: index and budget
+  const char*
+      budgets; /* path of a file that `keyhole calibrate` wrote for this model: index and budget
                             * of every head it names, in place of those above. Read when the session is
                             * made. NULL: none. Copied */
-  double audit_share;      /* share of (step, layer, KV head) that is audited, 0..1; 0: none. See AUDIT */
+  double
+      audit_share; /* share of (step, layer, KV head) that is audited, 0..1; 0: none. See AUDIT */
   keyhole_audit_action audit_action;
-  float audit_bound;       /* output error that audit_action is about; AUTO: 1.5 * error_target, or 0.1
+  float audit_bound; /* output error that audit_action is about; AUTO: 1.5 * error_target, or 0.1
                             * without one */
 } keyhole_session_config;
 
@@ -326,7 +332,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_s
 /* How much of a KV head's indexed keys a step reads, and what stands in for the rest. */
 typedef struct keyhole_budget {
   size_t struct_size;
-  uint32_t top_k;             /* keys that the search is asked for per query head, >= 1; default 100 */
+  uint32_t top_k; /* keys that the search is asked for per query head, >= 1; default 100 */
   keyhole_attend_mode attend; /* which of the keys that it came upon are attended */
   float min_weight;           /* of KEYHOLE_ATTEND_WEIGHT; AUTO: 1e-4 */
   keyhole_tail_mode tail;
@@ -337,8 +343,10 @@ typedef struct keyhole_budget {
    * a target, whatever its tail. */
   float error_target;
   float mass_target;
-  uint32_t min_keys; /* distinct indexed keys that a step with a target attends at least; AUTO: 0 */
-  uint32_t max_keys; /* and at most, beyond what the search found; AUTO: an eighth of the indexed keys */
+  uint32_t
+      min_keys; /* distinct indexed keys that a step with a tail or target attends at least; AUTO: 0 */
+  uint32_t
+      max_keys; /* and at most, beyond what the search found; AUTO: an eighth of the indexed keys */
 } keyhole_budget;
 KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
 
@@ -347,12 +355,10 @@ KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
 /* The budget of one head, or of all heads of a layer or KV head or of all (KEYHOLE_ALL), from the next step
  * on. Sets nothing on an error. May allocate. A head without partitions that gets a tail or a target needs a
  * keyhole_build for them (which does nothing else where all is indexed); until then it has neither. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_session_set_budget(keyhole_session* session, uint32_t layer, uint32_t kv_head,
-                           const keyhole_budget* budget);
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_session_get_budget(const keyhole_session* session, uint32_t layer, uint32_t kv_head,
-                           keyhole_budget* budget);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_budget(
+    keyhole_session* session, uint32_t layer, uint32_t kv_head, const keyhole_budget* budget);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
+    const keyhole_session* session, uint32_t layer, uint32_t kv_head, keyhole_budget* budget);
 
 /* Appends n tokens of the prompt to one layer.
  *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host memory
@@ -455,9 +461,10 @@ typedef struct keyhole_statistics {
   double append_wait_seconds; /* time that this took (contained in append_seconds) */
   double background_seconds;  /* time of the background thread in blocks that are over */
   uint64_t tail_bytes;        /* not a sum: of index_bytes, the partitions of the tails */
-  double tail_seconds;        /* worker time in estimates of what was not read (within search_seconds) */
-  uint64_t keys_opened;       /* distinct keys read to meet a target, beyond what the search found */
-  uint64_t targets_missed;    /* (head, step) that stopped at max_keys with a target unmet, by the estimate */
+  double tail_seconds;  /* worker time in estimates of what was not read (within search_seconds) */
+  uint64_t keys_opened; /* distinct keys read to meet a target, beyond what the search found */
+  uint64_t
+      targets_missed; /* (head, step) that stopped at max_keys with a target unmet, by the estimate */
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
@@ -470,17 +477,19 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_ses
  * 4 %; 0 where nothing was audited. */
 typedef struct keyhole_audit {
   size_t struct_size;
-  uint64_t audits;  /* (step, layer, query head) that were recomputed */
-  uint64_t pending; /* on their way */
+  uint64_t audits;     /* (step, layer, query head) that were recomputed */
+  uint64_t pending;    /* on their way */
   uint64_t over_bound; /* of audits: output error above audit_bound */
   uint64_t actions;    /* times that audit_action took effect */
   double error_mean, error_median, error_p95, error_max; /* |o - o*| / |o*| of the step's output */
-  double mass_mean, mass_p05; /* share of the attention mass that was read, resident and pending included */
-  double recall;              /* mean share of the true top_k offloaded keys that were attended */
-  double missing_mean;           /* true mass of what was not read, mean */
-  double estimated_missing_mean; /* the tail's estimate of it before the step ended; 0 without a tail */
-  double missing_error_mean;     /* mean |estimated - true| of single steps */
-  double seconds;                /* background time spent on audits */
+  double mass_mean,
+      mass_p05;  /* share of the attention mass that was read, resident and pending included */
+  double recall; /* mean share of the true top_k offloaded keys that were attended */
+  double missing_mean; /* true mass of what was not read, mean */
+  double
+      estimated_missing_mean; /* the tail's estimate of it before the step ended; 0 without a tail */
+  double missing_error_mean;  /* mean |estimated - true| of single steps */
+  double seconds;             /* background time spent on audits */
 } keyhole_audit;
 KEYHOLE_API void keyhole_audit_init(keyhole_audit* audit);
 /* Waits for audits under way; so call it seldom. */
@@ -558,9 +567,10 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_set_spec(keyhole_index
 
 /* Partitions the keys of a built index for tails and targets, `keys_per_partition` (4..1024; AUTO: 16) keys
  * each; the index must have values. Replaces earlier ones. progress may be NULL. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_index_build_tail(keyhole_index* index, uint32_t keys_per_partition,
-                         keyhole_progress_fn progress, void* user);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_build_tail(keyhole_index* index,
+                                                                     uint32_t keys_per_partition,
+                                                                     keyhole_progress_fn progress,
+                                                                     void* user);
 
 #define KEYHOLE_POSITION_UNKNOWN UINT32_MAX
 
@@ -593,8 +603,9 @@ typedef struct keyhole_search_cost {
   uint32_t keys_opened;     /* of keys_attended: read to meet a target */
   uint64_t tail_bytes_read; /* of bytes_read: means and variances of partitions */
   double tail_seconds;      /* time spent on estimates */
-  float missing[16]; /* [g] estimated share of the attention mass that was not read, other_lse included */
-  float error[16];   /* [g] estimated output error, |o - o*| / |o*| */
+  float missing
+      [16]; /* [g] estimated share of the attention mass that was not read, other_lse included */
+  float error[16]; /* [g] estimated output error, |o - o*| / |o*| */
 } keyhole_search_cost;
 KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
 
