@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "index/factory.h"
+#include "runtime/budget_file.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -170,6 +171,7 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
         ", allowed: KEYHOLE_APPEND_BACKGROUND (0), KEYHOLE_APPEND_IN_STEP (1)");
   }
   p.append_mode = c.append_mode;
+  if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
   return p;
 }
 

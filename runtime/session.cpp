@@ -358,6 +358,7 @@ void Session::set_index(const std::string& spec) {
   for (Head& h : heads_) {
     h.index.reset();
     h.params.index = spec;
+    h.params.dense = false;
   }
   params_.index = spec;
   index_bytes_ = 0;

@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 #include <stdexcept>
 
 #include "runtime/files/element.h"
 #include "runtime/files/mapped_file.h"
+#include "runtime/files/strict_json.h"
 
 namespace keyhole {
 namespace {
@@ -28,16 +27,6 @@ struct Parsed {
 };
 
 [[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
-
-// Names come from the file: shorten them and hide control characters before they reach a terminal.
-std::string quoted(const std::string& name) {
-  constexpr size_t kShown = 80;
-  std::string out = "\"";
-  for (const char c : name.substr(0, kShown)) {
-    out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  }
-  return out + (name.size() > kShown ? "...\"" : "\"");
-}
 
 std::optional<ElementType> element_by_name(const std::string& name) {
   for (const ElementType type :
@@ -70,39 +59,11 @@ size_t read_header_length(std::span<const std::byte> bytes) {
   return length;
 }
 
-// nlohmann::json keeps the last of two equal keys without a word, so keys are watched as they come.
-json parse_header(std::span<const std::byte> text) {
-  std::vector<std::set<std::string>> seen;
-  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth)
-      fail("the header is nested more than " + std::to_string(kMaxDepth) + " deep");
-    if (event == json::parse_event_t::object_start) {
-      seen.emplace_back();
-    } else if (event == json::parse_event_t::object_end) {
-      seen.pop_back();
-    } else if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      if (!seen.back().insert(key).second) fail("the header names " + quoted(key) + " twice");
-    }
-    return true;
-  };
-  const char* begin = reinterpret_cast<const char*>(text.data());
-  json header;
-  try {
-    header = json::parse(begin, begin + text.size(), watch);
-  } catch (const json::exception& e) {
-    fail(std::string("the header is not valid JSON: ") + e.what());
-  }
-  if (!header.is_object())
-    fail(std::string("the header is a JSON ") + header.type_name() + ", not an object");
-  return header;
-}
-
 std::map<std::string, std::string> parse_metadata(const json& entry) {
   if (!entry.is_object()) fail("__metadata__ is not an object of strings");
   std::map<std::string, std::string> out;
   for (const auto& [key, value] : entry.items()) {
-    if (!value.is_string()) fail("__metadata__ " + quoted(key) + " is not a string");
+    if (!value.is_string()) fail("__metadata__ " + quoted_name(key) + " is not a string");
     out.emplace(key, value.get<std::string>());
   }
   return out;
@@ -128,11 +89,11 @@ size_t byte_count(ElementType type, const std::vector<size_t>& shape, const std:
 
 TensorView parse_tensor(const std::string& name, const json& entry,
                         std::span<const std::byte> data) {
-  const std::string what = "tensor " + quoted(name);
+  const std::string what = "tensor " + quoted_name(name);
   if (!entry.is_object()) fail(what + " is not described by an object");
   for (const auto& [key, value] : entry.items()) {
     if (key != "dtype" && key != "shape" && key != "data_offsets") {
-      fail(what + " has the unknown field " + quoted(key) +
+      fail(what + " has the unknown field " + quoted_name(key) +
            "; allowed are dtype, shape and data_offsets");
     }
   }
@@ -145,7 +106,7 @@ TensorView parse_tensor(const std::string& name, const json& entry,
   if (!dtype.is_string()) fail(what + ": dtype is not a string");
   const std::optional<ElementType> type = element_by_name(dtype.get_ref<const std::string&>());
   if (!type) {
-    fail(what + " has the dtype " + quoted(dtype.get_ref<const std::string&>()) +
+    fail(what + " has the dtype " + quoted_name(dtype.get_ref<const std::string&>()) +
          "; supported are F32, F16, BF16, I32, U32, I64, U8 and I8");
   }
   view.type = *type;
@@ -188,7 +149,7 @@ void check_tiling(const std::map<std::string, TensorView>& tensors,
   for (const auto& [bytes, name] : parts) {
     const auto begin = static_cast<size_t>(bytes.data() - data.data());
     if (begin != end) {
-      fail("tensor " + quoted(*name) + " begins at byte " + std::to_string(begin) +
+      fail("tensor " + quoted_name(*name) + " begins at byte " + std::to_string(begin) +
            " of the data, but " +
            (begin < end ? "overlaps the tensor before it, which ends at "
                         : "leaves a hole after the tensor before it, which ends at ") +
@@ -204,7 +165,8 @@ void check_tiling(const std::map<std::string, TensorView>& tensors,
 
 Parsed parse(std::span<const std::byte> bytes) {
   const size_t header_length = read_header_length(bytes);
-  const json header = parse_header(bytes.subspan(kLengthBytes, header_length));
+  const json header =
+      parse_strict_json(bytes.subspan(kLengthBytes, header_length), kMaxDepth, "the header");
   const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_length);
   Parsed out;
   for (const auto& [name, entry] : header.items()) {
@@ -257,10 +219,10 @@ const TensorView& SafetensorsFile::tensor(const std::string& name) const {
   size_t listed = 0;
   for (const auto& [other, view] : impl_->parsed.tensors) {
     if (listed++ == kListed) break;
-    there += (there.empty() ? "" : ", ") + quoted(other);
+    there += (there.empty() ? "" : ", ") + quoted_name(other);
   }
   const size_t total = impl_->parsed.tensors.size();
-  fail(impl_->path_text + ": there is no tensor " + quoted(name) + "; it holds " +
+  fail(impl_->path_text + ": there is no tensor " + quoted_name(name) + "; it holds " +
        (total == 0 ? "none" : there) +
        (total > kListed ? " and " + std::to_string(total - kListed) + " more" : ""));
 }

@@ -1,0 +1,216 @@
+#include "runtime/files/budgets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string_view>
+#include <utility>
+
+#include "runtime/files/mapped_file.h"
+#include "runtime/files/strict_json.h"
+
+namespace keyhole {
+namespace {
+
+using nlohmann::json;
+
+constexpr uint32_t kVersion = 1;
+// The file is {"heads": [{"measured": {}}]}.
+constexpr int kMaxDepth = 5;
+
+[[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
+
+/// A value and where it stands: "heads[3].tail".
+class Node {
+ public:
+  Node(const json& value, std::string path) : value_(&value), path_(std::move(path)) {}
+
+  /// An object with these keys alone.
+  const Node& expect_keys(std::initializer_list<std::string_view> allowed) const {
+    if (!value_->is_object()) refuse("an object");
+    for (const auto& [key, value] : value_->items()) {
+      if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) continue;
+      std::string list;
+      for (const std::string_view name : allowed) {
+        list += (list.empty() ? "" : ", ") + std::string(name);
+      }
+      fail(where() + "the key " + quoted_name(key) + " is unknown; allowed: " + list);
+    }
+    return *this;
+  }
+  [[nodiscard]] bool has(const char* key) const { return value_->contains(key); }
+  [[nodiscard]] Node at(const char* key) const {
+    const auto found = value_->find(key);
+    if (found == value_->end()) fail(where() + "the key \"" + key + "\" is missing");
+    return {*found, (path_.empty() ? "" : path_ + ".") + key};
+  }
+  [[nodiscard]] Node item(size_t i) const {
+    return {(*value_)[i], path_ + "[" + std::to_string(i) + "]"};
+  }
+  [[nodiscard]] size_t array_size() const {
+    if (!value_->is_array()) refuse("an array");
+    return value_->size();
+  }
+
+  [[nodiscard]] bool is_string() const { return value_->is_string(); }
+  [[nodiscard]] std::string string() const {
+    if (!value_->is_string()) refuse("a string");
+    return value_->get<std::string>();
+  }
+  [[nodiscard]] std::string word(std::initializer_list<std::string_view> allowed) const {
+    std::string list;
+    for (const std::string_view name : allowed) {
+      if (value_->is_string() && value_->get_ref<const std::string&>() == name) return string();
+      list += (list.empty() ? "" : ", ") + std::string(name);
+    }
+    refuse("one of " + list);
+  }
+  [[nodiscard]] uint32_t whole(uint32_t lowest, uint32_t highest) const {
+    if (!value_->is_number_unsigned() || value_->get<uint64_t>() < lowest ||
+        value_->get<uint64_t>() > highest) {
+      refuse("a whole number from " + std::to_string(lowest) + " to " + std::to_string(highest));
+    }
+    return value_->get<uint32_t>();
+  }
+  [[nodiscard]] float share() const {
+    const double x = number();
+    if (!(std::fabs(x) <= double{std::numeric_limits<float>::max()})) refuse("a number");
+    return static_cast<float>(x);
+  }
+  [[nodiscard]] double number() const {
+    if (!value_->is_number()) refuse("a number");
+    return value_->get<double>();
+  }
+  [[nodiscard]] bool flag() const {
+    if (!value_->is_boolean()) refuse("true or false");
+    return value_->get<bool>();
+  }
+  [[nodiscard]] std::map<std::string, double> numbers() const {
+    if (!value_->is_object()) refuse("an object of numbers");
+    std::map<std::string, double> out;
+    for (const auto& [key, value] : value_->items()) {
+      out.emplace(key, Node(value, path_ + "." + quoted_name(key)).number());
+    }
+    return out;
+  }
+
+ private:
+  [[nodiscard]] std::string where() const { return path_.empty() ? "" : path_ + ": "; }
+  [[noreturn]] void refuse(const std::string& allowed) const {
+    // Of the value no more than a line's worth, and nothing that a terminal obeys.
+    std::string seen = value_->dump(-1, ' ', true, json::error_handler_t::replace);
+    if (seen.size() > 40) seen = seen.substr(0, 40) + "...";
+    fail((path_.empty() ? "the file" : path_) + " is " + seen + "; allowed: " + allowed);
+  }
+
+  const json* value_;
+  std::string path_;
+};
+
+template <class T, class Read>
+void take(const Node& entry, const char* key, std::optional<T>& out, Read&& read) {
+  if (entry.has(key)) out = read(entry.at(key));
+}
+
+BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
+  constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
+  entry.expect_keys({"layer", "kv_head", "index", "top_k", "attend", "min_weight", "tail",
+                     "error_target", "mass_target", "min_keys", "max_keys", "dense", "measured"});
+  BudgetsFile::Entry out;
+  const auto place = [&](const char* key, uint32_t count, std::optional<uint32_t>& number) {
+    const Node node = entry.at(key);
+    if (node.is_string()) {
+      (void)node.word({"all"});
+    } else {
+      number = node.whole(0, count - 1);
+    }
+  };
+  place("layer", file.layers, out.layer);
+  place("kv_head", file.kv_heads, out.kv_head);
+  take(entry, "index", out.index, [](const Node& n) { return n.string(); });
+  take(entry, "top_k", out.top_k, [](const Node& n) { return n.whole(1, kMost); });
+  take(entry, "attend", out.attend, [](const Node& n) {
+    return n.word({"topk", "scored", "weight"});
+  });
+  take(entry, "min_weight", out.min_weight, [](const Node& n) { return n.share(); });
+  take(entry, "tail", out.tail, [](const Node& n) {
+    return n.word({"none", "mean", "centroid", "second"});
+  });
+  take(entry, "error_target", out.error_target, [](const Node& n) { return n.share(); });
+  take(entry, "mass_target", out.mass_target, [](const Node& n) { return n.share(); });
+  take(entry, "min_keys", out.min_keys, [](const Node& n) { return n.whole(0, kMost); });
+  take(entry, "max_keys", out.max_keys, [](const Node& n) { return n.whole(0, kMost); });
+  take(entry, "dense", out.dense, [](const Node& n) { return n.flag(); });
+  if (entry.has("measured")) out.measured = entry.at("measured").numbers();
+  return out;
+}
+
+BudgetsFile parse(const json& parsed) {
+  const Node root(parsed, "");
+  // The version first: what else a newer format holds is not ours to judge.
+  if (!root.has("keyhole_budgets")) {
+    fail("it is not a file of budgets: the key \"keyhole_budgets\" is missing");
+  }
+  const uint32_t version =
+      root.at("keyhole_budgets").whole(0, std::numeric_limits<uint32_t>::max());
+  if (version != kVersion) {
+    throw AnotherFormat("it has format " + std::to_string(version) +
+                        "; this version reads format " + std::to_string(kVersion));
+  }
+  root.expect_keys(
+      {"keyhole_budgets", "model", "tail_partition", "target", "machine", "made_by", "heads"});
+  BudgetsFile out;
+  const Node model = root.at("model");
+  model.expect_keys({"layers", "q_heads", "kv_heads", "head_dim"});
+  out.layers = model.at("layers").whole(1, 1024);
+  out.q_heads = model.at("q_heads").whole(1, 4096);
+  out.kv_heads = model.at("kv_heads").whole(1, 4096);
+  out.head_dim = model.at("head_dim").whole(1, 1024);
+  if (root.has("tail_partition")) {
+    out.tail_partition = root.at("tail_partition").whole(4, 1024);
+  }
+  if (root.has("target")) out.target = root.at("target").numbers();
+  if (root.has("machine")) out.machine = root.at("machine").string();
+  if (root.has("made_by")) out.made_by = root.at("made_by").string();
+  const Node heads = root.at("heads");
+  std::map<std::pair<uint32_t, uint32_t>, size_t> named;
+  for (size_t i = 0; i < heads.array_size(); ++i) {
+    out.heads.push_back(parse_entry(heads.item(i), out));
+    const BudgetsFile::Entry& entry = out.heads.back();
+    constexpr uint32_t kAll = std::numeric_limits<uint32_t>::max();
+    const auto [earlier, is_new] =
+        named.emplace(std::pair(entry.layer.value_or(kAll), entry.kv_head.value_or(kAll)), i);
+    if (is_new) continue;
+    const auto name = [](const std::optional<uint32_t>& number) {
+      return number ? std::to_string(*number) : "all";
+    };
+    fail("heads[" + std::to_string(i) + "] is of layer " + name(entry.layer) + ", kv_head " +
+         name(entry.kv_head) + ", as is heads[" + std::to_string(earlier->second) +
+         "]; allowed: one entry of each kind");
+  }
+  return out;
+}
+
+}  // namespace
+
+BudgetsFile parse_budgets(std::span<const std::byte> bytes) {
+  if (bytes.size() > kMaxBudgetsBytes) {
+    fail("it has " + std::to_string(bytes.size()) + " bytes; allowed: up to " +
+         std::to_string(kMaxBudgetsBytes));
+  }
+  return parse(parse_strict_json(bytes, kMaxDepth, "the file"));
+}
+
+BudgetsFile read_budgets(const std::filesystem::path& path) {
+  const MappedFile file(path);
+  try {
+    return parse_budgets(file.bytes());
+  } catch (const AnotherFormat& e) {
+    throw AnotherFormat(path.string() + ": " + e.what());
+  } catch (const std::runtime_error& e) {
+    fail(path.string() + ": " + e.what());
+  }
+}
+
+}  // namespace keyhole

@@ -1,0 +1,73 @@
+// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use. JSON:
+//
+//   {"keyhole_budgets": 1,                                          the format's version
+//    "model": {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
+//    "tail_partition": 16,                                          optional
+//    "target": {"error": 0.05},                                     what it was made for; optional, not used
+//    "machine": "...", "made_by": "...",                            likewise
+//    "heads": [
+//      {"layer": "all", "kv_head": "all", "index": "ivf:probe=32", "top_k": 100},
+//      {"layer": 4, "kv_head": 1, "attend": "weight", "min_weight": 1e-4, "tail": "second",
+//       "error_target": 0.05, "mass_target": 0, "min_keys": 0, "max_keys": 0},
+//      {"layer": 0, "kv_head": "all", "dense": true}]}
+//
+// Entries are taken in order: each sets what it names, of the heads that it names; what no entry names stays as
+// the session's config has it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace keyhole {
+
+struct BudgetsFile {
+  /// What an entry says; absent: nothing.
+  struct Entry {
+    std::optional<uint32_t> layer, kv_head;  ///< absent: all
+    std::optional<std::string> index;
+    std::optional<uint32_t> top_k;
+    std::optional<std::string> attend;  ///< topk, scored, weight
+    std::optional<float> min_weight;
+    std::optional<std::string> tail;  ///< none, mean, centroid, second
+    std::optional<float> error_target, mass_target;
+    std::optional<uint32_t> min_keys, max_keys;
+    std::optional<bool> dense;
+    std::map<std::string, double> measured;  ///< figures for people, e.g. {"us": 12.5}
+  };
+
+  uint32_t layers = 0, q_heads = 0, kv_heads = 0, head_dim = 0;
+  std::optional<uint32_t> tail_partition;
+  std::map<std::string, double> target;
+  std::string machine, made_by;
+  std::vector<Entry> heads;
+};
+
+/// A file of a format that this version does not know.
+class AnotherFormat : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// At most this many bytes are read; 4096 heads take less than two MiB.
+inline constexpr size_t kMaxBudgetsBytes = size_t{64} << 20;
+
+/// Reads and checks the form: types, words, unknown and repeated keys, layers and KV heads within the model,
+/// heads that are named twice. Values (a spec, a target) are for the library to judge. Throws
+/// std::runtime_error whose text names the path of what is wrong ("heads[3].tail") and what is allowed;
+/// AnotherFormat.
+[[nodiscard]] BudgetsFile parse_budgets(std::span<const std::byte> bytes);
+
+/// Likewise; texts begin with the file's name. Throws CannotRead (runtime/files/mapped_file.h) as well.
+[[nodiscard]] BudgetsFile read_budgets(const std::filesystem::path& path);
+
+/// The text of a file, from which parse_budgets() gives the same again.
+[[nodiscard]] std::string budgets_text(const BudgetsFile& budgets);
+
+}  // namespace keyhole

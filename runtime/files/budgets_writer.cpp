@@ -1,0 +1,71 @@
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "runtime/files/budgets.h"
+
+namespace keyhole {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// A float as a double that prints as short: 0.05, not 0.05000000074505806.
+double shortest(float value) {
+  char digits[32];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+  double out = 0;
+  (void)std::from_chars(digits, end, out);
+  return out;
+}
+
+ordered_json place(const std::optional<uint32_t>& number) {
+  return number ? ordered_json(*number) : ordered_json("all");
+}
+
+ordered_json to_json(const BudgetsFile::Entry& entry) {
+  ordered_json out = {{"layer", place(entry.layer)}, {"kv_head", place(entry.kv_head)}};
+  const auto put = [&](const char* key, const auto& value) {
+    if (value) out[key] = *value;
+  };
+  const auto put_float = [&](const char* key, const std::optional<float>& value) {
+    if (value) out[key] = shortest(*value);
+  };
+  put("index", entry.index);
+  put("top_k", entry.top_k);
+  put("attend", entry.attend);
+  put_float("min_weight", entry.min_weight);
+  put("tail", entry.tail);
+  put_float("error_target", entry.error_target);
+  put_float("mass_target", entry.mass_target);
+  put("min_keys", entry.min_keys);
+  put("max_keys", entry.max_keys);
+  put("dense", entry.dense);
+  if (!entry.measured.empty()) out["measured"] = entry.measured;
+  return out;
+}
+
+}  // namespace
+
+std::string budgets_text(const BudgetsFile& budgets) {
+  ordered_json head = {{"keyhole_budgets", 1},
+                       {"model",
+                        {{"layers", budgets.layers},
+                         {"q_heads", budgets.q_heads},
+                         {"kv_heads", budgets.kv_heads},
+                         {"head_dim", budgets.head_dim}}}};
+  if (budgets.tail_partition) head["tail_partition"] = *budgets.tail_partition;
+  if (!budgets.target.empty()) head["target"] = budgets.target;
+  if (!budgets.machine.empty()) head["machine"] = budgets.machine;
+  if (!budgets.made_by.empty()) head["made_by"] = budgets.made_by;
+  // A line for each head: such files are read, compared and mended by people.
+  std::string text = "{\n";
+  for (const auto& [key, value] : head.items()) {
+    text += " " + ordered_json(key).dump() + ": " + value.dump() + ",\n";
+  }
+  text += " \"heads\": [";
+  for (size_t i = 0; i < budgets.heads.size(); ++i) {
+    text += (i == 0 ? "\n  " : ",\n  ") + to_json(budgets.heads[i]).dump();
+  }
+  return text + "]}\n";
+}
+
+}  // namespace keyhole
