@@ -50,6 +50,9 @@ class Resident {
   virtual void attend_begin(uint32_t layer, const float* q) = 0;
   [[nodiscard]] virtual uint32_t host_tasks() const = 0;
   virtual void run_host_task(uint32_t task) = 0;
+  /// State of one KV head's group, o `[group, head_dim]`, lse `[group]`: valid once its host task, whose
+  /// number is the KV head's, has run, until the next begin(). Null where the device computes by itself.
+  [[nodiscard]] virtual StateView host_state(uint32_t kv_head) = 0;
   virtual void attend_end(StateView out) = 0;
 
   /// Copies the layer's resident tokens, sink then window, oldest first, to k and v

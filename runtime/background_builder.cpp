@@ -89,14 +89,19 @@ void BackgroundBuilder::prepare(AppendJob& job, Part& part, bool in_background) 
   const auto start = std::chrono::steady_clock::now();
   std::exception_ptr error;
   std::unique_ptr<index::Addition> addition;
+  std::unique_ptr<index::TailSegment> segment;
   try {
-    addition = part.index->prepare_append(
-        part.keys, [&job](double) { return !job.cancelled.load(std::memory_order_relaxed); });
+    const index::Progress progress = [&job](double) {
+      return !job.cancelled.load(std::memory_order_relaxed);
+    };
+    addition = part.index->prepare_append(part.kv.keys, progress);
+    if (part.tail != nullptr) segment = part.tail->prepare_append(part.kv, progress);
   } catch (...) {
     error = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
   part.addition = std::move(addition);
+  part.segment = std::move(segment);
   part.error = std::move(error);
   part.state = State::done;
   --job.undone;

@@ -17,6 +17,7 @@
 
 #include "cpu/pool.h"
 #include "index/index.h"
+#include "index/tail/tail_tree.h"
 
 namespace keyhole::runtime {
 
@@ -24,10 +25,12 @@ namespace keyhole::runtime {
 struct AppendJob {
   struct Part {
     uint32_t kv_head = 0;
-    const index::Index* index = nullptr;  ///< changed by nobody while the job lives
-    RowsView keys;  ///< rows [0, rows) of the head: neither moved nor overwritten
-    std::unique_ptr<index::Addition> addition;  ///< the result, or
-    std::exception_ptr error;                   ///< why there is none
+    const index::Index* index = nullptr;    ///< changed by nobody while the job lives
+    const index::TailTree* tail = nullptr;  ///< likewise; null: none
+    KvView kv;  ///< rows [0, rows) of the head: neither moved nor overwritten
+    std::unique_ptr<index::Addition> addition;    ///< the result, with
+    std::unique_ptr<index::TailSegment> segment;  ///< that of the tail, or
+    std::exception_ptr error;                     ///< why there is none
     enum class State : uint8_t { waiting, taken, done };
     State state = State::waiting;
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <thread>
 
 namespace keyhole::runtime {
 namespace {
@@ -28,6 +29,7 @@ DecodeStep::DecodeStep(const Engine& engine)
   most_parts_ =
       std::clamp(std::max(kSearchesPerStep, engine.pool().threads()) / m.kv_heads, 1U, kMaxParts);
   parts_ = std::make_unique<Parts[]>(m.kv_heads);
+  host_tasks_ = std::make_unique<HostTask[]>(m.kv_heads);
   queries_.resize(size_t{m.q_heads} * dim_);
   o_.resize(queries_.size());
   lse_.resize(m.q_heads);
@@ -62,6 +64,7 @@ void DecodeStep::prepare(std::span<const Selection::Use> uses, uint32_t k) {
 
 uint32_t DecodeStep::search_parts(const HeadWork& work) const {
   const index::Index& index = *work.index;
+  if (work.search.attend == KEYHOLE_ATTEND_NONE) return 1;
   const bool top = work.search.attend == KEYHOLE_ATTEND_TOPK;
   const auto kv_heads = static_cast<uint32_t>(work_.size());
   uint32_t parts = kSearchesPerStep / kv_heads;
@@ -76,6 +79,8 @@ uint32_t DecodeStep::search_parts(const HeadWork& work) const {
       parts = work.search.attend == KEYHOLE_ATTEND_WEIGHT ? 1 : parts;
       break;
   }
+  // What was not read is known to one who has all that was.
+  if (work.search.tail.tree != nullptr && !top) parts = 1;
   parts = std::min(parts, most_parts_);
   return static_cast<uint32_t>(
       std::clamp<size_t>(index.count() / kRowsPerPart, 1, std::max(parts, 1U)));
@@ -106,6 +111,10 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
     chunks_[h] = (rows + chunk_rows_[h] - 1) / chunk_rows_[h];
     for (uint32_t c = 0; c < chunks_[h]; ++c) tasks_.push_back(h * kSlots + kMaxParts + c);
   }
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    host_tasks_[h].taken.store(false, std::memory_order_relaxed);
+    host_tasks_[h].done.store(false, std::memory_order_relaxed);
+  }
   resident.attend_begin(layer, queries_.data());
   const uint32_t count = static_cast<uint32_t>(tasks_.size()) + resident.host_tasks();
   engine_->pool().start(
@@ -119,9 +128,10 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
 void DecodeStep::run_task(uint32_t task, uint32_t worker) {
   Worker& w = workers_[worker];
   if (task >= tasks_.size()) {
-    const auto start = Clock::now();
-    resident_->run_host_task(task - static_cast<uint32_t>(tasks_.size()));
-    w.cost.resident_seconds += seconds_since(start);
+    const uint32_t host_task = task - static_cast<uint32_t>(tasks_.size());
+    if (!host_tasks_[host_task].taken.exchange(true, std::memory_order_relaxed)) {
+      run_resident(host_task, w);
+    }
     return;
   }
   const uint32_t kv_head = tasks_[task] / kSlots;
@@ -133,6 +143,25 @@ void DecodeStep::run_task(uint32_t task, uint32_t worker) {
   }
 }
 
+void DecodeStep::run_resident(uint32_t host_task, Worker& worker) {
+  const auto start = Clock::now();
+  resident_->run_host_task(host_task);
+  worker.cost.resident_seconds += seconds_since(start);
+  host_tasks_[host_task].done.store(true, std::memory_order_release);
+}
+
+StateView DecodeStep::resident_state(uint32_t kv_head, Worker& worker) {
+  if (resident_->host_tasks() == 0) return {};
+  HostTask& task = host_tasks_[kv_head];
+  if (!task.taken.exchange(true, std::memory_order_relaxed)) {
+    run_resident(kv_head, worker);
+  } else {
+    // Somebody is at it, for some tens of microseconds at most.
+    while (!task.done.load(std::memory_order_acquire)) std::this_thread::yield();
+  }
+  return resident_->host_state(kv_head);
+}
+
 void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
@@ -140,18 +169,32 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   SearchParams params = work.search;
   params.part = part;
   params.parts = parts.count;
+  const bool ends_search =
+      parts.count == 1 || params.attend != KEYHOLE_ATTEND_TOPK;  // else the last part does
+  StateView tail{};
+  const auto begin_tail = [&] {
+    if (params.tail.tree == nullptr) return;
+    tail = slot(kv_head, kTailSlot);
+    if (params.tail.goal.error > 0.0F || params.tail.goal.mass > 0.0F) {
+      params.tail.other = resident_state(kv_head, worker);
+    }
+  };
   const auto add = [&](const Selection::Cost& cost) {
     worker.cost.keys_scored += cost.keys_scored;
     worker.cost.keys_attended += uint64_t{group_} * cost.keys_attended;
     worker.cost.bytes_read += cost.bytes_read;
     worker.cost.search_seconds += cost.search_seconds;
     worker.cost.offload_seconds += cost.attend_seconds;
+    worker.cost.tail_seconds += cost.tail.seconds;
+    worker.cost.keys_opened += cost.tail.keys_opened;
+    worker.cost.targets_missed += cost.tail.missed ? 1 : 0;
   };
   if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.index->count();
-  if (parts.count == 1 || params.attend != KEYHOLE_ATTEND_TOPK) {
+  if (ends_search) {
+    begin_tail();
     return add(worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q,
                                                   group_, params, engine_->model().logits,
-                                                  slot(kv_head, part)));
+                                                  slot(kv_head, part), tail));
   }
   const auto start = Clock::now();
   const index::Hits& found = worker.selection.search(*work.index, q, group_, params);
@@ -169,8 +212,10 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   add(cost);
   // Release what this part has found; who ends last acquires what the others have.
   if (parts.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  begin_tail();
   add(worker.selection.attend_parts({parts.hits.data(), parts.count}, engine_->kernels(), work.kv,
-                                    q, group_, params, engine_->model().logits, slot(kv_head, 0)));
+                                    q, group_, params, engine_->model().logits, slot(kv_head, 0),
+                                    tail));
 }
 
 void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
@@ -202,6 +247,7 @@ StepCost DecodeStep::finish() {
             : parts_[h].count;
     for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(h, p);
     for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, kMaxParts + c);
+    if (searched != 0 && work_[h].search.tail.tree != nullptr) states[n++] = slot(h, kTailSlot);
     cpu::merge_states({states.data(), n}, group_, dim_, {o_.data() + q * dim_, lse_.data() + q});
   }
 
@@ -214,6 +260,9 @@ StepCost DecodeStep::finish() {
     sum.search_seconds += w.cost.search_seconds;
     sum.offload_seconds += w.cost.offload_seconds;
     sum.resident_seconds += w.cost.resident_seconds;
+    sum.tail_seconds += w.cost.tail_seconds;
+    sum.keys_opened += w.cost.keys_opened;
+    sum.targets_missed += w.cost.targets_missed;
   }
   return sum;
 }

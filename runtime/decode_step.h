@@ -37,6 +37,8 @@ struct HeadWork {
 struct StepCost {
   uint64_t keys_scored = 0, keys_offered = 0, keys_attended = 0, bytes_read = 0;
   double search_seconds = 0.0, offload_seconds = 0.0, resident_seconds = 0.0;
+  double tail_seconds = 0.0;  ///< within search_seconds
+  uint64_t keys_opened = 0, targets_missed = 0;
 };
 
 class DecodeStep {
@@ -76,8 +78,9 @@ class DecodeStep {
   /// Rows per exact task: enough to outweigh a hand-off, and never more than kMaxChunks tasks a head.
   static constexpr uint32_t kMinChunk = 1024;
   static constexpr uint32_t kMaxChunks = 64;
-  /// Slots of a KV head: those of the parts of its search, then those of its chunks.
-  static constexpr uint32_t kSlots = kMaxParts + kMaxChunks;
+  /// Slots of a KV head: those of the parts of its search, those of its chunks, and its tail.
+  static constexpr uint32_t kTailSlot = kMaxParts + kMaxChunks;
+  static constexpr uint32_t kSlots = kTailSlot + 1;
 
   /// What the parts of one KV head's search have found.
   struct Parts {
@@ -90,6 +93,9 @@ class DecodeStep {
 
   void run_task(uint32_t task, uint32_t worker);
   [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
+  void run_resident(uint32_t host_task, Worker& worker);
+  /// The resident state of a KV head, which targets are relative to: computed here if nobody has begun it.
+  [[nodiscard]] StateView resident_state(uint32_t kv_head, Worker& worker);
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
@@ -107,8 +113,12 @@ class DecodeStep {
   gpu::Resident* resident_ = nullptr;
   std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
   std::unique_ptr<Parts[]> parts_;             ///< [kv_heads]
-  std::vector<uint32_t> tasks_;                ///< kv_head * kSlots + slot; resident tasks follow
-  std::vector<float> slot_o_, slot_lse_;       ///< `[kv_heads, kSlots, group, dim]`, without dim
+  struct HostTask {
+    std::atomic<bool> taken{false}, done{false};
+  };
+  std::unique_ptr<HostTask[]> host_tasks_;  ///< [kv_heads]
+  std::vector<uint32_t> tasks_;             ///< kv_head * kSlots + slot; resident tasks follow
+  std::vector<float> slot_o_, slot_lse_;    ///< `[kv_heads, kSlots, group, dim]`, without dim
   std::vector<float> resident_o_, resident_lse_;
 };
 

@@ -107,6 +107,11 @@ void HostDevice::run_host_task(uint32_t kv_head) {
   cpu::attend_range(*kernels_, {rows(0), rows(1)}, q, group, shape_.logits, out);
 }
 
+StateView HostDevice::host_state(uint32_t kv_head) {
+  const size_t group = shape_.q_heads / shape_.kv_heads;
+  return {o_.data() + kv_head * group * shape_.head_dim, lse_.data() + kv_head * group};
+}
+
 void HostDevice::attend_end(StateView out) {
   std::copy(o_.begin(), o_.end(), out.o);
   std::copy(lse_.begin(), lse_.end(), out.lse);

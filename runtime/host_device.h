@@ -28,6 +28,7 @@ class HostDevice final : public gpu::Resident {
   void attend_begin(uint32_t layer, const float* q) override;
   [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
   void run_host_task(uint32_t task) override;
+  [[nodiscard]] StateView host_state(uint32_t kv_head) override;
   void attend_end(StateView out) override;
   void read(uint32_t layer, std::byte* k, std::byte* v) const override;
 

@@ -90,9 +90,10 @@ void Selection::prepare(std::span<const Use> uses, uint32_t group, uint32_t k) {
 }
 
 bool Selection::has_room(const Use& use) const {
+  if (use.tail != nullptr && !tail_reader_.has_room(*use.tail, room_group_)) return false;
+  const bool explores = use.attend == KEYHOLE_ATTEND_SCORED || use.attend == KEYHOLE_ATTEND_WEIGHT;
   return std::any_of(rooms_.begin(), rooms_.end(), [&](const Room& r) {
-    return r.type == &use.index->type() && (use.attend == KEYHOLE_ATTEND_TOPK ||
-                                            use.attend == KEYHOLE_ATTEND_NONE || r.log_bytes != 0);
+    return r.type == &use.index->type() && (!explores || r.log_bytes != 0);
   });
 }
 

@@ -26,8 +26,9 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
   const ModelShape& m = engine_->model();
   heads_.reserve(size_t{m.layers} * m.kv_heads);
   for (size_t i = 0; i < size_t{m.layers} * m.kv_heads; ++i) {
-    heads_.push_back(
-        {nullptr, QuerySample(params_.training_queries, m.group(), m.head_dim), params_.head(i)});
+    heads_.push_back({nullptr, nullptr,
+                      QuerySample(params_.training_queries, m.group(), m.head_dim),
+                      params_.head(i)});
   }
   params_.heads.clear();  // from here on each head has its own
   const size_t staging = size_t{params_.window + params_.flush_block} * m.kv_heads * m.row_bytes();
@@ -258,8 +259,10 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
     // Room can only be missing where there was no memory for it.
     const Budget& budget = hd.params.budget;
-    const bool searches =
-        hd.indexed() != 0 && step_.has_room({.index = hd.index.get(), .attend = budget.attend});
+    const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
+    const bool searches = hd.indexed() != 0 &&
+                          (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
+                          step_.has_room({hd.index.get(), budget.attend, tail});
     work.exact_begin = searches ? hd.indexed() : 0;
     if (!searches) continue;
     work.index = hd.index.get();
@@ -267,6 +270,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
                    .attend = budget.attend,
                    .min_weight = budget.min_weight,
                    .position = position};
+    if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
   step_layer_ = layer;
   step_appended_ = k != nullptr;
@@ -303,6 +307,9 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   totals_.search_seconds += cost.search_seconds;
   totals_.offload_seconds += cost.offload_seconds;
   totals_.resident_seconds += cost.resident_seconds;
+  totals_.tail_seconds += cost.tail_seconds;
+  totals_.keys_opened += cost.keys_opened;
+  totals_.targets_missed += cost.targets_missed;
   totals_.append_seconds += step_append_seconds_;
   totals_.attend_seconds +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
@@ -337,6 +344,9 @@ void Session::truncate(uint32_t n) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       Head& hd = head(layer, h);
       hd.queries.truncate(n);
+      if (hd.tail != nullptr && hd.tail->count() > rows) {
+        hd.tail->truncate(rows, store_.view(layer, h));
+      }
       if (hd.index == nullptr || hd.indexed() <= rows) continue;
       if (rows == 0) {
         hd.index.reset();
@@ -357,6 +367,7 @@ void Session::set_index(const std::string& spec) {
   for (uint32_t l = 0; l < engine_->model().layers; ++l) cancel_append(l);
   for (Head& h : heads_) {
     h.index.reset();
+    h.tail.reset();
     h.params.index = spec;
     h.params.dense = false;
   }
@@ -440,6 +451,7 @@ uint64_t Session::count_index_bytes() const {
   uint64_t bytes = 0;
   for (const Head& h : heads_) {
     if (h.index != nullptr) bytes += h.index->bytes();
+    if (h.tail != nullptr) bytes += h.tail->bytes();
   }
   return bytes;
 }
@@ -458,6 +470,7 @@ keyhole_statistics Session::statistics() const {
     s.tokens = std::max<uint64_t>(s.tokens, tokens(l));
   s.host_bytes = host_bytes();
   s.index_bytes = index_bytes_;
+  for (const Head& h : heads_) s.tail_bytes += h.tail != nullptr ? h.tail->bytes() : 0;
   s.device_bytes = gpu::resident_bytes(params_.resident_shape(engine_->model()));
   s.device = engine_->device_name();
   s.cpu_level = engine_->kernels().name;

@@ -62,11 +62,16 @@ class Session {
   friend class SessionFile;  // persistence reads and fills the parts
 
   struct Head {
-    std::unique_ptr<index::Index> index;  ///< null: nothing indexed
+    std::unique_ptr<index::Index> index;    ///< null: nothing indexed
+    std::unique_ptr<index::TailTree> tail;  ///< of rows [0, tail->count()); null: no partitions
     QuerySample queries;
     HeadParams params;
     [[nodiscard]] uint32_t indexed() const {
       return index == nullptr ? 0 : static_cast<uint32_t>(index->count());
+    }
+    /// The tree, where it covers what is indexed.
+    [[nodiscard]] const index::TailTree* full_tail() const {
+      return tail != nullptr && tail->count() == indexed() ? tail.get() : nullptr;
     }
   };
 
@@ -93,6 +98,7 @@ class Session {
   void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
 
+  [[nodiscard]] std::unique_ptr<index::TailTree> make_tail(uint32_t layer, uint32_t kv_head) const;
   void build_head(uint32_t layer, uint32_t kv_head, const index::Progress& progress);
   void warn_of_poor_indexes(const std::vector<const Head*>& built) const;
 

@@ -43,7 +43,10 @@ void Session::begin_append(uint32_t layer, uint32_t rows) {
     AppendJob::Part& part = parts.emplace_back();
     part.kv_head = h;
     part.index = hd.index.get();
-    part.keys = store_.view(layer, h).keys.slice(0, rows);
+    // A tail that has fallen behind (no memory) is left to the next build.
+    part.tail = hd.full_tail();
+    const KvView kv = store_.view(layer, h);
+    part.kv = {kv.keys.slice(0, rows), kv.values.slice(0, rows)};
   }
   if (parts.empty()) return;
   appends_[layer] = std::make_unique<AppendJob>(rows, std::move(parts));
@@ -67,17 +70,22 @@ void Session::commit_append(uint32_t layer) {
 
   // In parallel: a block changes the lists of many rows all over a graph.
   std::exception_ptr failure;
-  for (const auto& part : job->parts) index_bytes_ -= part.index->bytes();
+  const auto bytes_of = [&](const AppendJob::Part& part) {
+    return part.index->bytes() + (part.tail != nullptr ? part.tail->bytes() : 0);
+  };
+  for (const auto& part : job->parts) index_bytes_ -= bytes_of(part);
   try {
     engine_->pool().run(static_cast<uint32_t>(job->parts.size()), [&](uint32_t i, uint32_t) {
       AppendJob::Part& part = job->parts[i];
       if (part.error) std::rethrow_exception(part.error);
-      part.addition = head(layer, part.kv_head).index->commit_append(std::move(part.addition));
+      Head& hd = head(layer, part.kv_head);
+      part.addition = hd.index->commit_append(std::move(part.addition));
+      if (part.segment != nullptr) hd.tail->commit_append(*part.segment);
     });
   } catch (...) {
     failure = std::current_exception();
   }
-  for (const auto& part : job->parts) index_bytes_ += part.index->bytes();
+  for (const auto& part : job->parts) index_bytes_ += bytes_of(part);
   builder_.retire(std::move(job));
   if (waited && params_.append_mode == KEYHOLE_APPEND_BACKGROUND) report_wait(layer, seconds);
   make_room(false);

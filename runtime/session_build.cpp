@@ -67,8 +67,17 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   for (uint32_t layer = 0; layer < m.layers; ++layer) cancel_append(layer);
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
-      if (is_dense(layer, h) || store_.rows(layer) == head(layer, h).indexed()) continue;
+      const Head& hd = head(layer, h);
+      const bool partitions = hd.params.budget.needs_partitions() &&
+                              (hd.tail == nullptr ? 0 : hd.tail->count()) < store_.rows(layer);
+      if (is_dense(layer, h) || (store_.rows(layer) == hd.indexed() && !partitions)) continue;
       jobs.push_back({layer, h});
+      if (partitions) {
+        bytes += index::TailTree::estimate(store_.rows(layer) - (hd.tail ? hd.tail->count() : 0),
+                                           m.head_dim, m.kv_dtype,
+                                           {.keys_per_partition = params_.tail_partition});
+      }
+      if (store_.rows(layer) == hd.indexed()) continue;
       if (head(layer, h).index == nullptr) built.push_back(&head(layer, h));
       rows += store_.rows(layer) - head(layer, h).indexed();
       bytes += index::estimate_bytes(head(layer, h).params.index, store_.rows(layer), m.head_dim,
@@ -111,8 +120,21 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
   const ModelShape& m = engine_->model();
   Head& hd = head(layer, kv_head);
   const RowsView keys = store_.view(layer, kv_head).keys;
+  // Partitions take a tenth of the time of an index, and come last.
+  const auto build_tail = [&] {
+    if (!hd.params.budget.needs_partitions()) return;
+    const KvView kv = store_.view(layer, kv_head);
+    if (hd.tail == nullptr) {
+      auto tail = make_tail(layer, kv_head);
+      tail->build(kv, {});
+      hd.tail = std::move(tail);
+    } else if (hd.tail->count() < kv.keys.count) {
+      hd.tail->commit_append(*hd.tail->prepare_append(kv, {}));
+    }
+  };
   if (hd.index != nullptr) {
-    hd.index->append(keys, progress);
+    if (hd.indexed() < keys.count) hd.index->append(keys, progress);
+    build_tail();
     return;
   }
   auto built = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
@@ -124,6 +146,14 @@ void Session::build_head(uint32_t layer, uint32_t kv_head, const index::Progress
   input.rope = &engine_->rope();
   built->build(input, progress);
   hd.index = std::move(built);
+  build_tail();
+}
+
+std::unique_ptr<index::TailTree> Session::make_tail(uint32_t layer, uint32_t kv_head) const {
+  const ModelShape& m = engine_->model();
+  return std::make_unique<index::TailTree>(
+      engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
+      index::TailParams{.keys_per_partition = params_.tail_partition});
 }
 
 void Session::warn_of_poor_indexes(const std::vector<const Head*>& built) const {
@@ -159,11 +189,16 @@ void Session::make_room(bool anew) {
     const auto at = static_cast<size_t>(same - specs.begin());
     if (same == specs.end()) {
       specs.push_back(&h.params.index);
-      uses.push_back({h.index.get(), budget.attend});
+      uses.push_back({h.index.get(), budget.attend, h.full_tail()});
       continue;
     }
     if (h.indexed() > uses[at].index->count()) uses[at].index = h.index.get();
-    if (uses[at].attend == KEYHOLE_ATTEND_TOPK) uses[at].attend = budget.attend;
+    const index::TailTree* tail = h.full_tail();
+    if (tail != nullptr && (uses[at].tail == nullptr || tail->count() > uses[at].tail->count())) {
+      uses[at].tail = tail;
+    }
+    if (uses[at].attend == KEYHOLE_ATTEND_TOPK || uses[at].attend == KEYHOLE_ATTEND_NONE)
+      uses[at].attend = budget.attend;
   }
   if (uses.empty()) return;
   const bool has_all = std::all_of(uses.begin(), uses.end(),

@@ -16,7 +16,7 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4;
 
 std::string errno_text() { return std::generic_category().message(errno); }
 
@@ -182,6 +182,14 @@ void SessionFile::write_layer(const Session& s, uint32_t layer, ChecksumWriter& 
     std::ostringstream index;
     if (hd.index != nullptr) hd.index->save(index);
     out.text(std::move(index).str());
+    std::ostringstream tail;
+    if (hd.tail != nullptr) {
+      index::Writer writer(tail);
+      hd.tail->save(writer);
+      writer.finish();
+    }
+    out.value(static_cast<uint64_t>(hd.tail != nullptr ? hd.tail->count() : 0));
+    out.text(std::move(tail).str());
   }
 }
 
@@ -223,6 +231,14 @@ uint32_t SessionFile::read_layer(Session& s, uint32_t layer, ChecksumReader& in)
     s.head(layer, h).queries.restore(stride, std::move(positions), std::move(queries));
     const std::string index = in.text("index");
     if (!index.empty()) s.head(layer, h).index = load_index(s, layer, h, index);
+    const auto tail_rows = in.value<uint64_t>("tail");
+    const std::string tail = in.text("tail");
+    if (tail.empty()) continue;
+    if (tail_rows > rows) {
+      corrupt("layer " + std::to_string(layer) + " has a tail of " + std::to_string(tail_rows) +
+              " keys over " + std::to_string(rows) + " rows");
+    }
+    s.head(layer, h).tail = load_tail(s, layer, h, tail_rows, tail);
   }
   return append_rows;
 }
@@ -240,6 +256,17 @@ std::unique_ptr<index::Index> SessionFile::load_index(const Session& s, uint32_t
             " rows");
   }
   return index;
+}
+
+std::unique_ptr<index::TailTree> SessionFile::load_tail(const Session& s, uint32_t layer,
+                                                        uint32_t kv_head, size_t rows,
+                                                        const std::string& bytes) {
+  auto tail = s.make_tail(layer, kv_head);
+  std::istringstream in(bytes);
+  index::Reader reader(in);
+  tail->load(reader, rows);
+  reader.finish();
+  return tail;
 }
 
 void SessionFile::save(const Session& s, const std::string& path) {
@@ -329,6 +356,14 @@ std::unique_ptr<Session> SessionFile::fork(const Session& from) {
       std::copy_n(kv.values.data, rows * m.row_bytes(), to->store_.value(layer, h, 0));
       const Session::Head& source = from.head(layer, h);
       to->head(layer, h).queries = source.queries;
+      if (source.tail != nullptr) {
+        std::ostringstream saved;
+        index::Writer writer(saved);
+        source.tail->save(writer);
+        writer.finish();
+        to->head(layer, h).tail =
+            load_tail(*to, layer, h, source.tail->count(), std::move(saved).str());
+      }
       if (source.index == nullptr) continue;
       std::ostringstream bytes;
       source.index->save(bytes);

@@ -31,6 +31,9 @@ class SessionFile {
   static uint32_t read_layer(Session& s, uint32_t layer, class ChecksumReader& in);
   static std::unique_ptr<index::Index> load_index(const Session& s, uint32_t layer,
                                                   uint32_t kv_head, const std::string& bytes);
+  static std::unique_ptr<index::TailTree> load_tail(const Session& s, uint32_t layer,
+                                                    uint32_t kv_head, size_t rows,
+                                                    const std::string& bytes);
 };
 
 }  // namespace keyhole::runtime

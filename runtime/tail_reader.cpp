@@ -49,13 +49,18 @@ struct TailReader::Step {
 
 void TailReader::prepare(const index::TailTree& tree, uint32_t group) {
   estimate_.reserve(tree, group);
-  if (tree.count() > room_) {
-    room_ = tree.count() + tree.count() / 4;
+  if (tree.count() > room_ || group > room_group_) {
+    room_ = std::max(room_, tree.count() + tree.count() / 4);
+    room_group_ = std::max(room_group_, group);
     rows_.resize(room_);
-    scores_.resize(group * room_);
+    scores_.resize(room_group_ * room_);
   }
   spare_o_.resize(size_t{2} * group * tree.dim());
   spare_lse_.resize(size_t{2} * group);
+}
+
+bool TailReader::has_room(const index::TailTree& tree, uint32_t group) const {
+  return tree.count() <= room_ && group <= room_group_ && estimate_.has_room(tree, group);
 }
 
 void TailReader::score(const Step& s, size_t begin, size_t end) {

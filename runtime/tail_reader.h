@@ -40,6 +40,7 @@ struct TailCost {
 class TailReader {
  public:
   void prepare(const index::TailTree& tree, uint32_t group);
+  [[nodiscard]] bool has_room(const index::TailTree& tree, uint32_t group) const;
 
   /// What has been found: rows, and their scores for all heads.
   struct Found {
@@ -67,6 +68,7 @@ class TailReader {
   std::vector<uint32_t> rows_;
   std::vector<float> scores_;  // `[group, room_]`
   size_t room_ = 0, count_ = 0;
+  uint32_t room_group_ = 0;
   std::vector<float> spare_o_, spare_lse_;  // states `[2, group, dim]`
   float seen_lse_[kMaxGroup];
 };

@@ -47,10 +47,17 @@ double sum_of(const float* x, size_t n) {
 
 }  // namespace
 
+bool TailEstimate::has_room(const TailTree& tree, uint32_t group) const {
+  return group <= room_group_ && tree.coarse().count() + tree.fine().count() <= room_ &&
+         tree.count() <= rows_.size();
+}
+
 void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
+  if (has_room(tree, group)) return;
+  group = std::max(group, room_group_);
   const size_t room = tree.coarse().count() + tree.fine().count();
-  if (room > room_) {
-    room_ = room + room / 4;  // trees grow in steps
+  if (room > room_ || group > room_group_) {
+    room_ = std::max(room_, room + room / 4);  // trees grow in steps
     for (auto* v : {&scores_, &weights_, &doubts_, &removed_scores_, &kept_weights_}) {
       v->assign(group * room_, 0.0F);
     }
@@ -58,13 +65,14 @@ void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
     for (auto* v : {&fine_ids_, &touched_, &ids_, &base_}) v->assign(room_, 0U);
     for (auto* v : {&ranks_, &spare_}) v->assign(room_, 0U);
   }
-  if (tree.count() > rows_.size()) {
-    const size_t rows = tree.count() + tree.count() / 4;
+  if (tree.count() > rows_.size() || group > room_group_) {
+    const size_t rows = std::max(rows_.size(), tree.count() + tree.count() / 4);
     rows_.resize(rows);
     read_ids_.resize(rows);
     read_weights_.resize(group * rows);
     marks_.reserve(rows);
   }
+  room_group_ = group;
 }
 
 void TailEstimate::score(const int8_t* codes, size_t at, size_t n) {

@@ -54,6 +54,8 @@ class TailEstimate {
  public:
   void reserve(const TailTree& tree, uint32_t group);
 
+  [[nodiscard]] bool has_room(const TailTree& tree, uint32_t group) const;
+
   /// Begins a step: ranks the coarse partitions, divides those that matter, takes `read` out. The arrays of
   /// query and read stay in place and unchanged until the step is over.
   void begin(const TailTree& tree, const cpu::Kernels& kernels, const TailQuery& query,
@@ -106,13 +108,14 @@ class TailEstimate {
   ReadRows read_;  // of begin()
   KeyCodes::Queries codes_;
   float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
-  float least_[kMaxGroup];                        // weights that count on their own, see keeps()
-  double seen_[kMaxGroup];                        // e^(seen_lse - shift)
-  double unread_[kMaxGroup];                      // sum of weights
-  double doubts_sum_[kMaxGroup];                  // sum of doubts
-  size_t coarse_ = 0;                             // positions of coarse partitions
-  size_t count_ = 0;                              // positions in use
-  size_t room_ = 0;                               // of the arrays below
+  float least_[kMaxGroup];        // weights that count on their own, see keeps()
+  double seen_[kMaxGroup];        // e^(seen_lse - shift)
+  double unread_[kMaxGroup];      // sum of weights
+  double doubts_sum_[kMaxGroup];  // sum of doubts
+  size_t coarse_ = 0;             // positions of coarse partitions
+  size_t count_ = 0;              // positions in use
+  size_t room_ = 0;               // of the arrays below
+  uint32_t room_group_ = 0;
   std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
   std::vector<float> sizes_,
       variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided
