@@ -49,10 +49,11 @@ double sum_of(const float* x, size_t n) {
 
 void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
   const size_t room = tree.coarse().count() + tree.fine().count();
-  if (room > room_) {
-    room_ = room + room / 4;  // trees grow in steps
+  if (room > room_ || group > group_room_) {
+    if (room > room_) room_ = room + room / 4;  // trees grow in steps
+    group_room_ = std::max(group, group_room_);
     for (auto* v : {&scores_, &weights_, &doubts_, &removed_scores_, &kept_weights_}) {
-      v->assign(group * room_, 0.0F);
+      v->assign(group_room_ * room_, 0.0F);
     }
     for (auto* v : {&sizes_, &variances_, &removed_, &merits_}) v->assign(room_, 0.0F);
     for (auto* v : {&fine_ids_, &touched_, &ids_, &base_}) v->assign(room_, 0U);
@@ -62,9 +63,9 @@ void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
     const size_t rows = tree.count() + tree.count() / 4;
     rows_.resize(rows);
     read_ids_.resize(rows);
-    read_weights_.resize(group * rows);
     marks_.reserve(rows);
   }
+  read_weights_.resize(group_room_ * rows_.size());
 }
 
 void TailEstimate::score(const int8_t* codes, size_t at, size_t n) {

@@ -49,7 +49,7 @@ struct ReadGoal {
   uint32_t max_rows = 0;  ///< and at most
 };
 
-/// One worker's room for estimates; reserve() sizes it, nothing else allocates.
+/// One worker's room for estimates; reserve() sizes it for trees and groups up to those, nothing else allocates.
 class TailEstimate {
  public:
   void reserve(const TailTree& tree, uint32_t group);
@@ -113,6 +113,7 @@ class TailEstimate {
   size_t coarse_ = 0;                             // positions of coarse partitions
   size_t count_ = 0;                              // positions in use
   size_t room_ = 0;                               // of the arrays below
+  uint32_t group_room_ = 0;                       // heads
   std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
   std::vector<float> sizes_,
       variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided
