@@ -87,15 +87,15 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
   is_marked_ = false;
   coarse_ = count_ = tree.coarse().count();
   const uint32_t dim = tree.dim();
-  tree.codes().encode_queries(query.queries, query.group, codes_);
+  if (coarse_ != 0) tree.codes().encode_queries(query.queries, query.group, codes_);
   for (uint32_t h = 0; h < query.group; ++h) {
     const float* q = query.queries + size_t{h} * dim;
-    center_scores_[h] = tree.codes().center_score(q);
+    center_scores_[h] = coarse_ != 0 ? tree.codes().center_score(q) : 0.0F;
     double squares = 0.0;
     for (uint32_t j = 0; j < dim; ++j) squares += double{q[j]} * q[j];
     square_norms_[h] = static_cast<float>(std::min(squares, 1e30));
   }
-  score(tree.coarse().keys.data(), 0, coarse_);
+  if (coarse_ != 0) score(tree.coarse().keys.data(), 0, coarse_);
   std::copy_n(tree.coarse().sizes.data(), coarse_, sizes_.data());
   std::copy_n(tree.coarse().variances.data(), coarse_, variances_.data());
   std::fill_n(base_.data(), coarse_, 0U);
