@@ -105,15 +105,11 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
     caps_[h] = query.caps != nullptr ? std::min(query.caps[h], shifts_[h]) : shifts_[h];
     seen_[h] = 1.0;
     if (std::isfinite(shifts_[h])) continue;
-    // Nothing is attended exactly: no key is believed to be above the best mean.
-    float largest = kMinusInf;
-    for (size_t c = 0; c < coarse_; ++c) {
-      largest = std::max(largest, scores_[h * room_ + c] * query.logits.scale);
-    }
-    shifts_[h] = caps_[h] = std::isfinite(largest) ? largest : 0.0F;
+    shifts_[h] = caps_[h] = kMinusInf;
     seen_[h] = 0.0;
   }
   subtract(0);
+  raise_shifts(0);
   weigh(0, coarse_);
   add_up();
   divide_best();
@@ -149,6 +145,26 @@ void TailEstimate::subtract(size_t first_position) {
     sizes_[p] = left > 0.5F ? left : 0.0F;
     removed_[p] = 0.0F;
   }
+}
+
+bool TailEstimate::raise_shifts(size_t begin) {
+  bool raised = false;
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    if (seen_[h] != 0.0) continue;
+    float largest = kMinusInf;
+    for (size_t p = begin; p < count_; ++p) {
+      if (sizes_[p] != 0.0F) largest = std::max(largest, scores_[h * room_ + p]);
+    }
+    const float scaled = largest * query_.logits.scale;
+    const float cap = query_.logits.softcap;
+    const float logit = cap > 0.0F ? cap * std::tanh(scaled / cap) : scaled;
+    float shift = std::isfinite(logit) ? logit : kMinusInf;
+    if (shifts_[h] == kMinusInf && shift == kMinusInf) shift = 0.0F;
+    if (shift <= shifts_[h]) continue;
+    shifts_[h] = caps_[h] = shift;
+    raised = true;
+  }
+  return raised;
 }
 
 void TailEstimate::weigh(size_t begin, size_t end) {
@@ -215,7 +231,8 @@ void TailEstimate::divide_best() {
   float scales[kMaxGroup];
   for (uint32_t h = 0; h < query_.group; ++h) {
     const double all = seen_[h] + unread_[h];
-    scales[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+    // Bounded, because 0 times infinity is no merit.
+    scales[h] = all > 0.0 ? static_cast<float>(std::min(1.0 / (all * all), 1e30)) : 0.0F;
   }
   for (size_t c = 0; c < coarse_; ++c) {
     float merit = 0.0F;
@@ -224,7 +241,7 @@ void TailEstimate::divide_best() {
   }
   for (const uint64_t r : rank(coarse_, wanted)) divide(rank_row(r));
   subtract(coarse_);
-  weigh(coarse_, count_);
+  weigh(raise_shifts(coarse_) ? 0 : coarse_, count_);
   add_up();
 }
 
@@ -296,7 +313,7 @@ std::span<const uint32_t> TailEstimate::next_rows(const ReadGoal& goal, size_t a
     }
     for (uint32_t h = 0; h < query_.group && !any; ++h) {  // only more rows are wanted
       const double all = seen_[h] + unread_[h];
-      for_doubts[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+      for_doubts[h] = all > 0.0 ? static_cast<float>(std::min(1.0 / (all * all), 1e30)) : 0.0F;
     }
     for (size_t p = 0; p < count_; ++p) {
       if (sizes_[p] == 0.0F) {

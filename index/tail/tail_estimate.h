@@ -89,6 +89,9 @@ class TailEstimate {
   void divide(uint32_t coarse);
   void divide_best();
   void subtract(size_t first_position);
+  /// Of heads of which nothing is attended exactly: no key is believed to be above the best mean, those of
+  /// positions from `begin` on included. True if a shift has changed, and with it what weights mean.
+  bool raise_shifts(size_t begin);
   void weigh(size_t begin, size_t end);
   void add_up();
   [[nodiscard]] size_t position_of(uint32_t row) const;
