@@ -40,6 +40,12 @@ void KeyCodes::learn(const RowsView& keys) {
   count_ = 0;
 }
 
+void KeyCodes::learn_from(const KeyCodes& other) {
+  center_ = other.center_;
+  scales_ = other.scales_;
+  count_ = 0;
+}
+
 void KeyCodes::build(const RowsView& keys, size_t room) {
   learn(keys);
   codes_ = cpu::ReservedBuffer(std::max(room, keys.count) * stride() + kReadAhead);

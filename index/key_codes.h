@@ -20,6 +20,8 @@ class KeyCodes {
 
   /// Learns centre and scales from all of `keys`; holds no codes.
   void learn(const RowsView& keys);
+  /// Takes over centre and scales; holds no codes.
+  void learn_from(const KeyCodes& other);
   /// Learns from all of `keys` and encodes them; memory is reserved for `room` rows.
   void build(const RowsView& keys, size_t room);
 

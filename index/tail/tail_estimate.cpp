@@ -48,31 +48,30 @@ double sum_of(const float* x, size_t n) {
 }  // namespace
 
 bool TailEstimate::has_room(const TailTree& tree, uint32_t group) const {
-  return group <= room_group_ && tree.coarse().count() + tree.fine().count() <= room_ &&
+  return group <= group_room_ && tree.coarse().count() + tree.fine().count() <= room_ &&
          tree.count() <= rows_.size();
 }
 
 void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
   if (has_room(tree, group)) return;
-  group = std::max(group, room_group_);
   const size_t room = tree.coarse().count() + tree.fine().count();
-  if (room > room_ || group > room_group_) {
-    room_ = std::max(room_, room + room / 4);  // trees grow in steps
+  if (room > room_ || group > group_room_) {
+    if (room > room_) room_ = room + room / 4;  // trees grow in steps
+    group_room_ = std::max(group, group_room_);
     for (auto* v : {&scores_, &weights_, &doubts_, &removed_scores_, &kept_weights_}) {
-      v->assign(group * room_, 0.0F);
+      v->assign(group_room_ * room_, 0.0F);
     }
     for (auto* v : {&sizes_, &variances_, &removed_, &merits_}) v->assign(room_, 0.0F);
     for (auto* v : {&fine_ids_, &touched_, &ids_, &base_}) v->assign(room_, 0U);
     for (auto* v : {&ranks_, &spare_}) v->assign(room_, 0U);
   }
-  if (tree.count() > rows_.size() || group > room_group_) {
-    const size_t rows = std::max(rows_.size(), tree.count() + tree.count() / 4);
+  if (tree.count() > rows_.size()) {
+    const size_t rows = tree.count() + tree.count() / 4;
     rows_.resize(rows);
     read_ids_.resize(rows);
-    read_weights_.resize(group * rows);
     marks_.reserve(rows);
   }
-  room_group_ = group;
+  read_weights_.resize(group_room_ * rows_.size());
 }
 
 void TailEstimate::score(const int8_t* codes, size_t at, size_t n) {
@@ -94,15 +93,15 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
   is_marked_ = false;
   coarse_ = count_ = tree.coarse().count();
   const uint32_t dim = tree.dim();
-  tree.codes().encode_queries(query.queries, query.group, codes_);
+  if (coarse_ != 0) tree.codes().encode_queries(query.queries, query.group, codes_);
   for (uint32_t h = 0; h < query.group; ++h) {
     const float* q = query.queries + size_t{h} * dim;
-    center_scores_[h] = tree.codes().center_score(q);
+    center_scores_[h] = coarse_ != 0 ? tree.codes().center_score(q) : 0.0F;
     double squares = 0.0;
     for (uint32_t j = 0; j < dim; ++j) squares += double{q[j]} * q[j];
     square_norms_[h] = static_cast<float>(std::min(squares, 1e30));
   }
-  score(tree.coarse().keys.data(), 0, coarse_);
+  if (coarse_ != 0) score(tree.coarse().keys.data(), 0, coarse_);
   std::copy_n(tree.coarse().sizes.data(), coarse_, sizes_.data());
   std::copy_n(tree.coarse().variances.data(), coarse_, variances_.data());
   std::fill_n(base_.data(), coarse_, 0U);
@@ -112,15 +111,11 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
     caps_[h] = query.caps != nullptr ? std::min(query.caps[h], shifts_[h]) : shifts_[h];
     seen_[h] = 1.0;
     if (std::isfinite(shifts_[h])) continue;
-    // Nothing is attended exactly: no key is believed to be above the best mean.
-    float largest = kMinusInf;
-    for (size_t c = 0; c < coarse_; ++c) {
-      largest = std::max(largest, scores_[h * room_ + c] * query.logits.scale);
-    }
-    shifts_[h] = caps_[h] = std::isfinite(largest) ? largest : 0.0F;
+    shifts_[h] = caps_[h] = kMinusInf;
     seen_[h] = 0.0;
   }
   subtract(0);
+  raise_shifts(0);
   weigh(0, coarse_);
   add_up();
   divide_best();
@@ -156,6 +151,26 @@ void TailEstimate::subtract(size_t first_position) {
     sizes_[p] = left > 0.5F ? left : 0.0F;
     removed_[p] = 0.0F;
   }
+}
+
+bool TailEstimate::raise_shifts(size_t begin) {
+  bool raised = false;
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    if (seen_[h] != 0.0) continue;
+    float largest = kMinusInf;
+    for (size_t p = begin; p < count_; ++p) {
+      if (sizes_[p] != 0.0F) largest = std::max(largest, scores_[h * room_ + p]);
+    }
+    const float scaled = largest * query_.logits.scale;
+    const float cap = query_.logits.softcap;
+    const float logit = cap > 0.0F ? cap * std::tanh(scaled / cap) : scaled;
+    float shift = std::isfinite(logit) ? logit : kMinusInf;
+    if (shifts_[h] == kMinusInf && shift == kMinusInf) shift = 0.0F;
+    if (shift <= shifts_[h]) continue;
+    shifts_[h] = caps_[h] = shift;
+    raised = true;
+  }
+  return raised;
 }
 
 void TailEstimate::weigh(size_t begin, size_t end) {
@@ -222,7 +237,8 @@ void TailEstimate::divide_best() {
   float scales[kMaxGroup];
   for (uint32_t h = 0; h < query_.group; ++h) {
     const double all = seen_[h] + unread_[h];
-    scales[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+    // Bounded, because 0 times infinity is no merit.
+    scales[h] = all > 0.0 ? static_cast<float>(std::min(1.0 / (all * all), 1e30)) : 0.0F;
   }
   for (size_t c = 0; c < coarse_; ++c) {
     float merit = 0.0F;
@@ -231,7 +247,7 @@ void TailEstimate::divide_best() {
   }
   for (const uint64_t r : rank(coarse_, wanted)) divide(rank_row(r));
   subtract(coarse_);
-  weigh(coarse_, count_);
+  weigh(raise_shifts(coarse_) ? 0 : coarse_, count_);
   add_up();
 }
 
@@ -303,7 +319,7 @@ std::span<const uint32_t> TailEstimate::next_rows(const ReadGoal& goal, size_t a
     }
     for (uint32_t h = 0; h < query_.group && !any; ++h) {  // only more rows are wanted
       const double all = seen_[h] + unread_[h];
-      for_doubts[h] = all > 0.0 ? static_cast<float>(1.0 / (all * all)) : 0.0F;
+      for_doubts[h] = all > 0.0 ? static_cast<float>(std::min(1.0 / (all * all), 1e30)) : 0.0F;
     }
     for (size_t p = 0; p < count_; ++p) {
       if (sizes_[p] == 0.0F) {

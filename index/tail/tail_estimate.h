@@ -49,7 +49,7 @@ struct ReadGoal {
   uint32_t max_rows = 0;  ///< and at most
 };
 
-/// One worker's room for estimates; reserve() sizes it, nothing else allocates.
+/// One worker's room for estimates; reserve() sizes it for trees and groups up to those, nothing else allocates.
 class TailEstimate {
  public:
   void reserve(const TailTree& tree, uint32_t group);
@@ -91,6 +91,9 @@ class TailEstimate {
   void divide(uint32_t coarse);
   void divide_best();
   void subtract(size_t first_position);
+  /// Of heads of which nothing is attended exactly: no key is believed to be above the best mean, those of
+  /// positions from `begin` on included. True if a shift has changed, and with it what weights mean.
+  bool raise_shifts(size_t begin);
   void weigh(size_t begin, size_t end);
   void add_up();
   [[nodiscard]] size_t position_of(uint32_t row) const;
@@ -108,14 +111,14 @@ class TailEstimate {
   ReadRows read_;  // of begin()
   KeyCodes::Queries codes_;
   float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
-  float least_[kMaxGroup];        // weights that count on their own, see keeps()
-  double seen_[kMaxGroup];        // e^(seen_lse - shift)
-  double unread_[kMaxGroup];      // sum of weights
-  double doubts_sum_[kMaxGroup];  // sum of doubts
-  size_t coarse_ = 0;             // positions of coarse partitions
-  size_t count_ = 0;              // positions in use
-  size_t room_ = 0;               // of the arrays below
-  uint32_t room_group_ = 0;
+  float least_[kMaxGroup];                        // weights that count on their own, see keeps()
+  double seen_[kMaxGroup];                        // e^(seen_lse - shift)
+  double unread_[kMaxGroup];                      // sum of weights
+  double doubts_sum_[kMaxGroup];                  // sum of doubts
+  size_t coarse_ = 0;                             // positions of coarse partitions
+  size_t count_ = 0;                              // positions in use
+  size_t room_ = 0;                               // of the arrays below
+  uint32_t group_room_ = 0;                       // heads
   std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
   std::vector<float> sizes_,
       variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided

@@ -90,10 +90,21 @@ void TailTree::build(const KvView& kv, const Progress& progress) {
 
 std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
                                                       const Progress& progress) const {
-  return std::make_unique<TailSegment>(cluster(kv, count(), kv.keys.count, progress));
+  if (count() != 0) {
+    return std::make_unique<TailSegment>(cluster(kv, count(), kv.keys.count, progress));
+  }
+  // Nothing is encoded yet: the first rows say what centre and scales are.
+  KeyCodes codes(*context_.kernels, dim_);
+  codes.learn(kv.keys);
+  auto segment = std::make_unique<TailSegment>(
+      summarise(*context_.kernels, kv, 0,
+                cluster_rows(context_, kv.keys, 0, kv.keys.count, params_, progress), codes));
+  segment->codes = std::move(codes);
+  return segment;
 }
 
 void TailTree::commit_append(const TailSegment& segment) {
+  if (segment.codes) codes_.learn_from(*segment.codes);
   add(segment);
   update_values();
 }
@@ -246,6 +257,7 @@ void TailTree::load(Reader& in, size_t rows) {
       for (const float v : level.variances) {
         require_sound(std::isfinite(v) && v >= 0.0F, "an impossible variance");
       }
+      for (const int8_t k : level.keys) require_sound(k >= -127, "an impossible code of a mean");
       require_sound(
           context_.kernels->all_finite[static_cast<size_t>(dtype_)](level.values.data(), n * dim_),
           "a mean value that is not finite");

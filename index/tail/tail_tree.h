@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct TailSegment {
   std::vector<uint32_t> parents;     ///< `[fine]` coarse partition
   std::vector<uint32_t> fine_of;     ///< `[row - first row]`
   double square_values = 0.0;        ///< sum of |v|^2
+  /// Learned from its rows where it is the first segment of a tree: those of the tree from then on.
+  std::optional<KeyCodes> codes;
 };
 
 class TailTree {
