@@ -3,7 +3,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "tests/index/keys.h"
+#include "index/tail/tail_estimate.h"
+#include "tests/index/tails.h"
 
 // The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
@@ -80,6 +81,49 @@ INSTANTIATE_TEST_SUITE_P(Types, Allocation,
                                            "flat:codec=int8", "roargraph:M=6,ef=20,beam=20",
                                            "roargraph:M=6,ef=20,beam=20,codec=none", "saap",
                                            "saap:C=30,probe=30"));
+
+// A step of a tail: what is left of it, reading on for goals, and the state.
+TEST(TailAllocation, NoneAfterReserve) {
+  std::mt19937 random(82);
+  KvRows kv(9000, 64, DType::f16);
+  kv.add(attention_keys(9000, 64, random), gaussian(9000, 64, random));
+  TailTree tree(context(), 64, DType::f16, {});
+  tree.build(kv.view(), {});
+  const auto queries = attention_queries(8, 64, kv.keys, random);
+  std::vector<uint32_t> read;
+  for (uint32_t row = 0; row < 9000; row += 30) read.push_back(row);
+  std::vector<float> scores(8 * read.size(), 0.0F);
+  std::vector<float> o(8 * 64);
+  std::vector<float> lse(8);
+  const std::vector<float> seen(8, 3.0F);
+  const std::vector<float> norms(8, 1.0F);
+  TailEstimate estimate;
+  estimate.reserve(tree, 8);
+  for (const uint32_t group : {8U, 1U, 8U}) {
+    for (const TailMode mode : {TailMode::mean, TailMode::centroid, TailMode::second}) {
+      const uint64_t before = allocations;
+      size_t taken = read.size();
+      estimate.reserve(tree, group);
+      estimate.begin(tree, *context().kernels,
+                     {.queries = queries.data(),
+                      .group = group,
+                      .logits = {0.1F, 0.0F},
+                      .mode = mode,
+                      .seen_lse = seen.data(),
+                      .caps = nullptr},
+                     {read, scores.data(), read.size()});
+      const ReadGoal goal{.error = 1e-3F, .mass = 0.999F, .min_rows = 5000, .max_rows = 8000};
+      for (int round = 0; round < 10; ++round) {
+        const auto more = estimate.next_rows(goal, taken, norms.data());
+        taken += more.size();
+        estimate.take_in(seen.data());
+      }
+      estimate.state(kv.values.view(), {o.data(), lse.data()});
+      EXPECT_EQ(allocations - before, 0U) << "group " << group;
+      EXPECT_GT(taken, 5000U);
+    }
+  }
+}
 
 }  // namespace
 }  // namespace keyhole::index::test

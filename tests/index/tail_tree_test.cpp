@@ -245,7 +245,8 @@ TEST(TailTree, AnySequenceOfAppendsAndTruncations) {
       const size_t n = kv.count();
       switch (random() % 3) {
         case 0: {
-          const size_t more = std::min<size_t>(random() % 3 == 0 ? 1 : random() % 400, capacity - n);
+          const size_t more =
+              std::min<size_t>(random() % 3 == 0 ? 1 : random() % 400, capacity - n);
           kv.add(attention_keys(more, dim, random), gaussian(more, dim, random));
           const std::string before = saved_bytes(tree);
           const auto segment = tree.prepare_append(kv.view(), {});

@@ -1,0 +1,837 @@
+// Estimates of what was not read, against the same formula and against exact attention, both in double over the
+// rows that were not read; and goals, whose reading ends, and ends where it should.
+#include <set>
+
+#include "index/tail/tail_estimate.h"
+#include "tests/index/tails.h"
+
+namespace keyhole::index::test {
+namespace {
+
+// What the estimate documents: shares of a head's mass below it are given the mean value of all.
+constexpr double kLeastShare = 2e-4;
+// And so few coarse partitions are all divided, where they are in any doubt.
+constexpr size_t kAllDivided = 16;
+
+double logit_of(double score, const LogitParams& p) {
+  const double x = score * p.scale;
+  return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
+}
+
+double add_logs(double a, double b) {
+  const double top = std::max(a, b);
+  return top == -INFINITY ? top : top + std::log(std::exp(a - top) + std::exp(b - top));
+}
+
+/// A state in double.
+struct Exact {
+  double lse = -INFINITY;
+  std::vector<double> o;
+};
+
+Exact merged(const Exact& a, const Exact& b) {
+  Exact out{add_logs(a.lse, b.lse), std::vector<double>(a.o.size(), 0.0)};
+  for (size_t j = 0; j < a.o.size(); ++j) {
+    if (a.lse != -INFINITY) out.o[j] += std::exp(a.lse - out.lse) * a.o[j];
+    if (b.lse != -INFINITY) out.o[j] += std::exp(b.lse - out.lse) * b.o[j];
+  }
+  return out;
+}
+
+double norm(const std::vector<double>& x) {
+  double squares = 0.0;
+  for (const double v : x) squares += v * v;
+  return std::sqrt(squares);
+}
+
+/// One step over a tree: queries, what is read, and what lies elsewhere (sink and window).
+struct Step {
+  const KvRows& kv;
+  const TailTree& tree;
+  uint32_t group;
+  LogitParams logits;
+  TailMode mode = TailMode::second;
+  std::vector<float> queries = {};
+  std::vector<double> resident = {};  ///< lse of what lies elsewhere; -inf: nothing
+  std::vector<float> caps = {};       ///< empty: none given
+  std::vector<uint32_t> read = {};    ///< of begin()
+  std::vector<uint32_t> later = {};   ///< of next_rows()
+  std::vector<float> scores = {}, seen = {};
+
+  [[nodiscard]] double score(uint32_t h, size_t row) const {
+    return kv.keys.score(row, queries.data() + size_t{h} * tree.dim());
+  }
+  /// State of some rows.
+  [[nodiscard]] Exact attend(uint32_t h, const std::vector<uint32_t>& rows) const {
+    Exact s;
+    s.o.assign(tree.dim(), 0.0);
+    std::vector<double> x;
+    for (const uint32_t row : rows) x.push_back(logit_of(score(h, row), logits));
+    const double top = x.empty() ? 0.0 : *std::max_element(x.begin(), x.end());
+    double sum = 0.0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const double w = std::exp(x[i] - top);
+      const auto v = decoded(kv.values.view(), rows[i]);
+      for (size_t j = 0; j < v.size(); ++j) s.o[j] += w * v[j];
+      sum += w;
+    }
+    for (double& o : s.o) o = sum > 0.0 ? o / sum : 0.0;
+    if (sum > 0.0) s.lse = top + std::log(sum);
+    return s;
+  }
+  [[nodiscard]] std::vector<uint32_t> all_rows() const {
+    std::vector<uint32_t> rows(tree.count());
+    for (uint32_t i = 0; i < rows.size(); ++i) rows[i] = i;
+    return rows;
+  }
+  [[nodiscard]] std::vector<uint32_t> read_now() const {
+    std::vector<uint32_t> rows = read;
+    rows.insert(rows.end(), later.begin(), later.end());
+    return rows;
+  }
+  void see() {
+    seen.resize(group);
+    for (uint32_t h = 0; h < group; ++h) {
+      seen[h] = static_cast<float>(add_logs(resident[h], attend(h, read_now()).lse));
+    }
+  }
+  void begin(TailEstimate& estimate) {
+    scores.resize(group * read.size());
+    for (uint32_t h = 0; h < group; ++h) {
+      for (size_t i = 0; i < read.size(); ++i) {
+        scores[h * read.size() + i] = static_cast<float>(score(h, read[i]));
+      }
+    }
+    see();
+    estimate.reserve(tree, group);
+    estimate.begin(tree, *context().kernels,
+                   {.queries = queries.data(),
+                    .group = group,
+                    .logits = logits,
+                    .mode = mode,
+                    .seen_lse = seen.data(),
+                    .caps = caps.empty() ? nullptr : caps.data()},
+                   {read, scores.data(), read.size()});
+  }
+};
+
+/// A tail's state as it was written; fails where it is not finite, or a state that cannot be.
+struct Tail {
+  Tail(TailEstimate& estimate, const Step& step)
+      : dim(step.tree.dim()), o(size_t{step.group} * dim, NAN), lse(step.group, NAN) {
+    estimate.state(step.kv.values.view(), {o.data(), lse.data()});
+    for (const float x : o) EXPECT_TRUE(std::isfinite(x));
+    for (uint32_t h = 0; h < step.group; ++h) {
+      EXPECT_TRUE(std::isfinite(lse[h]) || lse[h] == kMinusInf) << lse[h];
+      const double unread =
+          static_cast<double>(step.tree.count() - step.read.size() - step.later.size());
+      double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
+      if (std::isfinite(step.seen[h])) {
+        EXPECT_LE(lse[h], std::log(unread) + cap + 1e-4 + 1e-6 * std::fabs(cap)) << "head " << h;
+      }
+      EXPECT_GE(estimate.missing(h), 0.0F);
+      EXPECT_LE(estimate.missing(h), 1.0F);
+      EXPECT_GE(estimate.error(h, 1.0F), 0.0F);
+      EXPECT_GE(estimate.error(h, 0.0F), 0.0F);
+      EXPECT_TRUE(std::isfinite(estimate.error(h, 0.0F)));
+    }
+  }
+  [[nodiscard]] Exact head(uint32_t h) const {
+    return {lse[h], {o.begin() + h * dim, o.begin() + (h + 1) * dim}};
+  }
+  uint32_t dim;
+  std::vector<float> o, lse;
+};
+
+/// Queries that int8 codes represent exactly, so that only formulas are compared: multiples of a step in the
+/// geometry of the codes.
+std::vector<float> exact_queries(const TailTree& tree, uint32_t group, std::mt19937& random) {
+  const CodeScales s = scales_of(tree);
+  std::normal_distribution<float> normal;
+  std::vector<float> q;
+  for (uint32_t h = 0; h < group; ++h) {
+    for (uint32_t j = 0; j < tree.dim(); ++j) {
+      const float integer =
+          j == h ? 127.0F : std::clamp(std::round(40.0F * normal(random)), -127.0F, 127.0F);
+      q.push_back(integer / 64.0F / s.scales[j]);
+    }
+  }
+  return q;
+}
+
+/// Rows read: none, a few, many, whole partitions, all of some and part of others, or all.
+std::vector<uint32_t> random_read_set(const TailTree& tree, std::mt19937& random) {
+  std::vector<uint32_t> rows;
+  const size_t way = random() % 6;
+  const double share =
+      way == 5 ? 1.0 : (way == 4 ? 0.9 : 0.02 * static_cast<double>(random() % 30));
+  for (size_t f = 0; f < tree.fine().count(); ++f) {
+    const bool whole = way == 1 ? random() % 2 == 0 : false;
+    for (const uint32_t row : tree.rows_of(f)) {
+      if (way == 0) continue;
+      if (whole || static_cast<double>(random() % 1000) < 1000.0 * share) rows.push_back(row);
+    }
+  }
+  std::shuffle(rows.begin(), rows.end(), random);
+  return rows;
+}
+
+/// The scale of logits with which those of head 0 have about this spread.
+float scale_for(const Step& step, double spread) {
+  double sum = 0.0;
+  double squares = 0.0;
+  const auto n = static_cast<double>(step.tree.count());
+  for (size_t row = 0; row < step.tree.count(); ++row) {
+    const double s = step.score(0, row);
+    sum += s / n;
+    squares += s * s / n;
+  }
+  const double variance = squares - sum * sum;
+  return static_cast<float>(spread / std::sqrt(std::max(variance, 1e-3 * squares + 1e-6)));
+}
+
+/// Something elsewhere that is above every key, so that no cap touches the estimate.
+void add_resident(Step& step, double above) {
+  step.resident.resize(step.group);
+  for (uint32_t h = 0; h < step.group; ++h) {
+    double top = -INFINITY;
+    for (size_t row = 0; row < step.tree.count(); ++row) {
+      top = std::max(top, logit_of(step.score(h, row), step.logits));
+    }
+    step.resident[h] = top + above;
+  }
+}
+
+/// Blocks of equal keys that the codes represent exactly, each a segment of its own: no partition has any
+/// variance. Values are random.
+struct EqualBlocks {
+  EqualBlocks(size_t blocks, size_t largest, uint32_t dim, DType dtype, const TailParams& params,
+              std::mt19937& random)
+      : kv(blocks * largest, dim, dtype), tree(context(), dim, dtype, params) {
+    for (size_t b = 0; b < blocks; ++b) {
+      const size_t n = 1 + random() % largest;
+      std::vector<float> key(dim);
+      // Codes learned from equal keys have steps of 1.
+      for (float& x : key) x = static_cast<float>(static_cast<int>(random() % 21) - 10);
+      std::vector<float> k;
+      for (size_t i = 0; i < n; ++i) k.insert(k.end(), key.begin(), key.end());
+      kv.add(k, gaussian(n, dim, random));
+      if (b == 0) {
+        tree.build(kv.view(), {});
+      } else {
+        tree.commit_append(*tree.prepare_append(kv.view(), {}));
+      }
+    }
+  }
+  KvRows kv;
+  TailTree tree;
+};
+
+void expect_state_near(const Exact& got, const Exact& truth, double lse_bound, double o_bound,
+                       uint32_t h) {
+  if (truth.lse == -INFINITY) {
+    ASSERT_EQ(got.lse, -INFINITY) << "head " << h;
+  } else {
+    ASSERT_NEAR(got.lse, truth.lse, lse_bound) << "head " << h;
+  }
+  for (size_t j = 0; j < truth.o.size(); ++j) {
+    ASSERT_NEAR(got.o[j], truth.o[j], o_bound) << "head " << h << ", element " << j;
+  }
+}
+
+double largest_value(const KvRows& kv) {
+  double largest = 0.0;
+  for (size_t row = 0; row < kv.count(); ++row) {
+    for (const double v : decoded(kv.values.view(), row)) largest = std::max(largest, std::fabs(v));
+  }
+  return largest;
+}
+
+// ---- Exactness -----------------------------------------------------------------------------------
+
+// Whatever was read, each row counts once: with partitions of equal keys, what was read and the tail together are
+// exact attention.
+TEST(TailEstimate, NothingIsCountedTwiceOrForgotten) {
+  for (uint32_t seed = 0; seed < cases(160); ++seed) {
+    std::mt19937 random(seed);
+    const uint32_t dim = head_dims()[random() % 5];
+    const DType dtype = key_dtypes()[random() % 3];
+    const uint32_t group = 1 + random() % kMaxGroup;
+    // From a handful of coarse partitions, all divided, to many, few of which are.
+    const size_t blocks = 1 + random() % (seed % 8 == 0 ? 250 : 12);
+    const EqualBlocks rows(blocks, 1 + random() % 300, dim, dtype,
+                           {4 + static_cast<uint32_t>(random() % 30)}, random);
+    for (const TailLevel* level : {&rows.tree.fine(), &rows.tree.coarse()}) {
+      for (const float v : level->variances) ASSERT_EQ(v, 0.0F);
+    }
+    Step step{rows.kv, rows.tree, group, {}};
+    step.queries = exact_queries(rows.tree, group, random);
+    step.logits.scale = scale_for(step, 0.5 + 0.1 * static_cast<double>(random() % 20));
+    step.logits.softcap = random() % 3 == 0 ? 3.0F : 0.0F;
+    step.mode = random() % 2 == 0 ? TailMode::second : TailMode::centroid;
+    add_resident(step, 0.1 + static_cast<double>(random() % 3));
+    step.read = random_read_set(rows.tree, random);
+    const bool alone = random() % 5 == 0;  // nothing is read, and nothing lies elsewhere
+    if (alone) {
+      step.read.clear();
+      step.resident.assign(group, -INFINITY);
+    }
+    SCOPED_TRACE(testing::Message()
+                 << "seed " << seed << " dim " << dim << " " << dtype_name(dtype) << " group "
+                 << group << " rows " << rows.kv.count() << " read " << step.read.size()
+                 << " coarse " << rows.tree.coarse().count());
+    TailEstimate estimate;
+    step.begin(estimate);
+    const Tail tail(estimate, step);
+    const double most = largest_value(rows.kv);
+    std::vector<char> is_read(rows.kv.count(), 0);
+    for (const uint32_t row : step.read) is_read[row] = 1;
+    for (uint32_t h = 0; h < group; ++h) {
+      const Exact truth = step.attend(h, step.all_rows());
+      const Exact got = merged(tail.head(h), step.attend(h, step.read));
+      // Residual values are differences of sums over a partition, of at most 300 rows; and small partitions are
+      // given the mean value of all.
+      double small = 0.0;
+      double rounding = 0.0;
+      const double all = std::exp(step.resident[h]) + std::exp(truth.lse);
+      for (size_t f = 0; f < rows.tree.fine().count(); ++f) {
+        double mass = 0.0;
+        double left = 0.0;
+        for (const uint32_t row : rows.tree.rows_of(f)) {
+          if (is_read[row] != 0) continue;
+          mass += std::exp(logit_of(step.score(h, row), step.logits));
+          ++left;
+        }
+        if (left == 0.0) continue;
+        if (mass < 1.01 * kLeastShare * all) small += mass / std::exp(truth.lse);
+        rounding +=
+            mass / std::exp(truth.lse) * rows.tree.coarse().sizes[rows.tree.parent(f)] / left;
+      }
+      expect_state_near(got, truth, 3e-4 + 1e-6 * std::fabs(truth.lse),
+                        2.0 * most * small + 2.0 * most * rounding_of(dtype) * rounding + 1e-3, h);
+      if (HasFatalFailure()) return;
+      const double missing = std::exp(tail.lse[h] - add_logs(tail.lse[h], step.seen[h]));
+      EXPECT_NEAR(estimate.missing(h), missing, 1e-5);
+    }
+  }
+}
+
+TEST(TailEstimate, IsEmptyWhereEverythingWasRead) {
+  std::mt19937 random(201);
+  for (const size_t n : {1, 2, 50, 1000}) {
+    KvRows kv(n, 64, DType::f16);
+    kv.add(attention_keys(n, 64, random), gaussian(n, 64, random));
+    TailTree tree(context(), 64, DType::f16, {});
+    tree.build(kv.view(), {});
+    for (const TailMode mode : {TailMode::mean, TailMode::centroid, TailMode::second}) {
+      Step step{kv, tree, 3, {0.1F, 0.0F}, mode};
+      step.queries = attention_queries(3, 64, kv.keys, random);
+      step.resident.assign(3, -INFINITY);
+      step.read = step.all_rows();
+      std::shuffle(step.read.begin(), step.read.end(), random);
+      TailEstimate estimate;
+      step.begin(estimate);
+      const Tail tail(estimate, step);
+      for (uint32_t h = 0; h < 3; ++h) {
+        EXPECT_EQ(tail.lse[h], kMinusInf);
+        EXPECT_EQ(estimate.missing(h), 0.0F);
+        EXPECT_EQ(estimate.error(h, 1.0F), 0.0F);
+      }
+      for (const float o : tail.o) EXPECT_EQ(o, 0.0F);
+      const std::vector<float> norms(3, 1.0F);
+      const ReadGoal goal{.error = 1e-9F, .mass = 1.0F, .min_rows = 10, .max_rows = 100000};
+      EXPECT_TRUE(estimate.next_rows(goal, n, norms.data()).empty());
+    }
+  }
+}
+
+TEST(TailEstimate, ATreeWithoutRowsHasNoTail) {
+  KvRows kv(1, 64, DType::f16);
+  const TailTree never(context(), 64, DType::f16, {});
+  TailTree empty(context(), 64, DType::f16, {});
+  empty.build(kv.view(), {});
+  for (const TailTree* tree : {&never, static_cast<const TailTree*>(&empty)}) {
+    for (const double resident : {-double{INFINITY}, 2.0}) {
+      Step step{kv, *tree, 2, {}};
+      step.queries.assign(128, 1.0F);
+      step.resident.assign(2, resident);
+      TailEstimate estimate;
+      step.begin(estimate);
+      const Tail tail(estimate, step);
+      EXPECT_EQ(tail.lse[0], kMinusInf);
+      const std::vector<float> norms(2, 1.0F);
+      EXPECT_TRUE(estimate.next_rows({.mass = 0.9F, .max_rows = 10}, 0, norms.data()).empty());
+    }
+  }
+}
+
+// ---- The formula ---------------------------------------------------------------------------------
+
+/// The tail of a tree whose coarse partitions are all divided where they are in doubt, by the formula; and how
+/// far fp32 may be from it.
+struct Formula {
+  Exact state;
+  double lse_bound = 0.0, o_bound = 0.0;
+};
+
+std::vector<Formula> by_formula(const Step& step) {
+  const TailTree& tree = step.tree;
+  const uint32_t dim = tree.dim();
+  const CodeScales scales = scales_of(tree);
+  std::vector<char> is_read(tree.count(), 0);
+  for (const uint32_t row : step.read) is_read[row] = 1;
+  struct Partition {
+    double left = 0.0, whole = 0.0;
+    std::vector<double> mean, weights, offs;  // mean value of the rows that are left
+    double mean_off = 0.0;
+  };
+  const auto make = [&](const TailLevel& level, size_t i, const std::vector<uint32_t>& rows) {
+    Partition p;
+    p.whole = static_cast<double>(rows.size());
+    p.mean.assign(dim, 0.0);
+    double magnitude = 0.0;
+    for (const uint32_t row : rows) {
+      const auto v = decoded(step.kv.values.view(), row);
+      for (uint32_t j = 0; j < dim; ++j) {
+        if (is_read[row] == 0) p.mean[j] += v[j];
+        magnitude = std::max(magnitude, std::fabs(v[j]));
+      }
+      p.left += is_read[row] == 0 ? 1.0 : 0.0;
+    }
+    for (double& x : p.mean) x /= std::max(p.left, 1.0);
+    const double ratio = p.whole / std::max(p.left, 1.0);
+    p.mean_off = magnitude * (ratio * (rounding_of(tree.dtype()) + 1e-6) + 1e-6);
+    const auto key = decoded_mean(level, scales, i);
+    for (uint32_t h = 0; h < step.group; ++h) {
+      const float* q = step.queries.data() + size_t{h} * dim;
+      double removed = 0.0;
+      double removed_size = 0.0;
+      for (const uint32_t row : rows) {
+        if (is_read[row] == 0) continue;
+        removed += step.score(h, row);
+        removed_size += std::fabs(step.score(h, row));
+      }
+      const double mean_score = dot(key, q);
+      double size = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) size += std::fabs(key[j] * q[j]);
+      const double left = std::max(p.left, 1.0);
+      const double score = (p.whole * mean_score - removed) / left;
+      const double score_off =
+          4e-7 * (p.whole * size + removed_size * 3.0) / left * step.logits.scale;
+      double square_norm = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) square_norm += double{q[j]} * q[j];
+      const double x = score * step.logits.scale;
+      double mean = x;
+      double slope = step.logits.scale;
+      if (step.logits.softcap > 0.0F) {
+        const double share = std::tanh(x / step.logits.softcap);
+        mean = step.logits.softcap * share;
+        slope *= 1.0 - share * share;
+      }
+      const double t = slope * slope * square_norm * level.variances[i];
+      const double cap =
+          std::min<double>(step.seen[h], step.caps.empty() ? INFINITY : step.caps[h]);
+      const double second = step.mode == TailMode::centroid ? 0.0 : t / 2;
+      const double w =
+          p.left * std::exp(std::min(mean + second, cap) - static_cast<double>(step.seen[h]));
+      const bool counts = p.left > 0.0 && w > p.left * std::exp(-60.0);
+      p.weights.push_back(counts ? w : 0.0);
+      p.offs.push_back(p.weights.back() * std::expm1(score_off * (1.0 + t) + 2e-5 * (1.0 + t)));
+    }
+    return p;
+  };
+  std::vector<Partition> parts;
+  EXPECT_LE(tree.coarse().count(), kAllDivided);
+  for (size_t c = 0; c < tree.coarse().count(); ++c) {
+    if (tree.coarse().variances[c] == 0.0F) {
+      parts.push_back(make(tree.coarse(), c, rows_of_coarse(tree, c)));
+      continue;
+    }
+    for (uint32_t f = tree.fine_begin(c); f < tree.fine_begin(c + 1); ++f) {
+      parts.push_back(make(tree.fine(), f, {tree.rows_of(f).begin(), tree.rows_of(f).end()}));
+    }
+  }
+  std::vector<double> unread(step.group, 0.0);
+  for (const Partition& p : parts) {
+    for (uint32_t h = 0; h < step.group; ++h) unread[h] += p.weights[h];
+  }
+  const auto position = [&](const Partition& p,
+                            double slack) {  // does any head give it its own mean
+    for (uint32_t h = 0; h < step.group; ++h) {
+      if (p.weights[h] > slack * kLeastShare * (1.0 + unread[h])) return true;
+    }
+    return false;
+  };
+  std::vector<Formula> out(step.group);
+  for (uint32_t h = 0; h < step.group; ++h) {
+    Formula& f = out[h];
+    f.state.o.assign(dim, 0.0);
+    if (unread[h] == 0.0) continue;
+    f.state.lse = static_cast<double>(step.seen[h]) + std::log(unread[h]);
+    double off = 0.0;
+    for (const Partition& p : parts) {
+      const bool own = step.mode != TailMode::mean && position(p, 1.0);
+      const bool unsure = step.mode != TailMode::mean && position(p, 0.99) != position(p, 1.01);
+      const double share = p.weights[h] / unread[h];
+      double widest = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) {
+        const double common = tree.mean_value()[j];
+        const double value = own ? p.mean[j] : common;
+        f.state.o[j] += share * value;
+        widest = std::max(widest, std::max(std::fabs(p.mean[j]), std::fabs(common)));
+      }
+      off += p.offs[h] / unread[h];
+      f.o_bound += share * (own ? p.mean_off : 1e-6 * widest) +
+                   2.0 * widest * p.offs[h] / unread[h] + (unsure ? 2.0 * share * widest : 0.0);
+    }
+    f.lse_bound = 1.5 * off + 1e-5 + 1e-6 * std::fabs(f.state.lse);
+    f.o_bound = 1.5 * f.o_bound + 1e-5;
+  }
+  return out;
+}
+
+TEST(TailEstimate, IsTheFormulaOverTheRowsNotRead) {
+  for (uint32_t seed = 0; seed < cases(120); ++seed) {
+    std::mt19937 random(seed);
+    const uint32_t dim = head_dims()[random() % 5];
+    const DType dtype = key_dtypes()[random() % 3];
+    const uint32_t group = 1 + random() % kMaxGroup;
+    const size_t n = 1 + random() % 1200;
+    KvRows kv(n, dim, dtype);
+    kv.add(attention_keys(n, dim, random), gaussian(n, dim, random));
+    TailTree tree(context(), dim, dtype, {4 + static_cast<uint32_t>(random() % 30)});
+    tree.build(kv.view(), {});
+    if (tree.coarse().count() > kAllDivided) continue;
+    Step step{kv, tree, group, {}};
+    step.queries = exact_queries(tree, group, random);
+    step.logits.scale = scale_for(step, 0.5 + 0.2 * static_cast<double>(random() % 20));
+    step.logits.softcap = random() % 3 == 0 ? 4.0F : 0.0F;
+    const TailMode modes[] = {TailMode::mean, TailMode::centroid, TailMode::second};
+    step.mode = modes[random() % 3];
+    add_resident(step, static_cast<double>(random() % 6) - 2.0);
+    step.read = random_read_set(tree, random);
+    step.see();
+    if (random() % 2 == 0) {
+      for (uint32_t h = 0; h < group; ++h) {
+        step.caps.push_back(step.seen[h] + 1.0F - static_cast<float>(random() % 4));
+      }
+    }
+    SCOPED_TRACE(testing::Message() << "seed " << seed << " dim " << dim << " " << dtype_name(dtype)
+                                    << " group " << group << " rows " << n << " read "
+                                    << step.read.size() << " mode " << static_cast<int>(step.mode));
+    TailEstimate estimate;
+    step.begin(estimate);
+    const Tail tail(estimate, step);
+    const auto truth = by_formula(step);
+    for (uint32_t h = 0; h < group; ++h) {
+      expect_state_near(tail.head(h), truth[h].state, truth[h].lse_bound, truth[h].o_bound, h);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Keys that spread alike in all directions around their mean: there the second order is nearly exact, and the
+// mean alone is a lower bound.
+TEST(TailEstimate, SecondOrderFindsTheMassOfIsotropicPartitions) {
+  std::mt19937 random(205);
+  KvRows kv(3000, 64, DType::f32);
+  kv.add(gaussian(3000, 64, random), gaussian(3000, 64, random));
+  TailTree tree(context(), 64, DType::f32, {1024});
+  tree.build(kv.view(), {});
+  Step step{kv, tree, 4, {}};
+  step.queries = gaussian(4, 64, random);
+  step.logits.scale = scale_for(step, 1.0);
+  add_resident(step, 1.0);
+  double lse[2];
+  for (const TailMode mode : {TailMode::centroid, TailMode::second}) {
+    step.mode = mode;
+    TailEstimate estimate;
+    step.begin(estimate);
+    const Tail tail(estimate, step);
+    lse[mode == TailMode::second ? 1 : 0] = tail.lse[0];
+  }
+  const double truth = step.attend(0, step.all_rows()).lse;
+  EXPECT_LT(lse[0], truth - 0.2);
+  EXPECT_NEAR(lse[1], truth, 0.1);
+}
+
+// ---- Extremes ------------------------------------------------------------------------------------
+
+// Whatever the keys: finite, and no more mass than there are rows times the cap (checked in Tail).
+TEST(TailEstimate, AdversarialKeysStayWithinBounds) {
+  for (uint32_t seed = 0; seed < cases(90); ++seed) {
+    std::mt19937 random(seed);
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const DType dtype = key_dtypes()[random() % 3];
+    const size_t n = 1 + random() % 3000;
+    auto k = gaussian(n, 64, random);
+    auto v = gaussian(n, 64, random);
+    const float huge = dtype == DType::f16 ? 1e4F : (random() % 2 == 0 ? 1e10F : 1e30F);
+    switch (seed % 5) {
+      case 0:
+        for (size_t i = 0; i < k.size(); ++i) k[i] *= i / 64 % 101 == 7 ? huge / 8 : 1.0F;
+        break;
+      case 1:  // one far cluster
+        for (size_t i = 0; i < k.size(); ++i) k[i] += i / 64 % 3 == 0 ? huge / 2 : 0.0F;
+        break;
+      case 2:
+        std::fill(k.begin(), k.end(), 1.0F);
+        std::fill(v.begin(), v.end(), -2.0F);
+        break;
+      case 3:
+        for (size_t i = 64; i < k.size(); ++i) k[i] = k[i % 64 + 64 * (i / 64 % 3)];
+        break;
+      default:
+        for (size_t i = 0; i < k.size(); ++i) k[i] = std::clamp(k[i], -4.0F, 4.0F) * huge / 8;
+        for (float& x : v) x = std::clamp(x, -4.0F, 4.0F) * huge / 8;
+    }
+    KvRows kv(n, 64, dtype);
+    kv.add(k, v);
+    TailTree tree(context(), 64, dtype, {4 + static_cast<uint32_t>(random() % 30)});
+    tree.build(kv.view(), {});
+    const uint32_t group = 1 + random() % 8;
+    Step step{kv, tree, group, {0.125F, random() % 3 == 0 ? 20.0F : 0.0F}};
+    const TailMode modes[] = {TailMode::mean, TailMode::centroid, TailMode::second};
+    step.mode = modes[random() % 3];
+    step.queries = gaussian(group, 64, random);
+    const float wide = random() % 4 == 0 ? 1e9F : 1.0F;
+    for (float& q : step.queries) q *= wide;
+    step.resident.assign(group, random() % 3 == 0 ? -INFINITY : 3.0);
+    if (random() % 2 == 0) step.caps.assign(group, random() % 2 == 0 ? -1.0F : INFINITY);
+    step.read = random_read_set(tree, random);
+    TailEstimate estimate;
+    step.begin(estimate);
+    static_cast<void>(Tail(estimate, step));
+    // And reading on ends.
+    const std::vector<float> norms(group, random() % 2 == 0 ? 1.0F : 0.0F);
+    const ReadGoal goal{.error = random() % 2 == 0 ? 0.01F : 0.0F,
+                        .mass = random() % 2 == 0 ? 0.999F : 0.0F,
+                        .min_rows = static_cast<uint32_t>(random() % (n + 1)),
+                        .max_rows = static_cast<uint32_t>(random() % (2 * n + 1))};
+    size_t rounds = 0;
+    for (;; ++rounds) {
+      ASSERT_LE(rounds, n);
+      const auto more = estimate.next_rows(goal, step.read_now().size(), norms.data());
+      if (more.empty()) break;
+      step.later.insert(step.later.end(), more.begin(), more.end());
+      ASSERT_LE(step.read_now().size(), goal.max_rows);
+      const auto all = step.read_now();
+      ASSERT_EQ(std::set<uint32_t>(all.begin(), all.end()).size(), all.size())
+          << "a row came twice";
+      // Not the true states, which overflow here: any number must do.
+      for (float& x : step.seen) x += 0.01F;
+      estimate.take_in(step.seen.data());
+    }
+    std::vector<float> o(size_t{group} * 64);
+    std::vector<float> lse(group);
+    estimate.state(kv.values.view(), {o.data(), lse.data()});
+    for (const float x : o) ASSERT_TRUE(std::isfinite(x));
+    for (const float x : lse) ASSERT_FALSE(std::isnan(x));
+    if (HasFailure()) return;
+  }
+}
+
+// Nothing is seen, under a soft-cap that saturates: the tail is all there is.
+TEST(TailEstimate, TheTailAloneUnderASoftCap) {
+  std::mt19937 random(206);
+  const EqualBlocks rows(20, 40, 64, DType::f16, {}, random);
+  Step step{rows.kv, rows.tree, 2, {}};
+  step.queries = exact_queries(rows.tree, 2, random);
+  step.logits = {scale_for(step, 500.0), 5.0F};
+  step.resident.assign(2, -INFINITY);
+  TailEstimate estimate;
+  step.begin(estimate);
+  const Tail tail(estimate, step);
+  for (uint32_t h = 0; h < 2; ++h) {
+    EXPECT_NEAR(tail.lse[h], step.attend(h, step.all_rows()).lse, 1e-3);
+    EXPECT_EQ(estimate.missing(h), 1.0F);
+  }
+}
+
+TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
+  std::mt19937 random(207);
+  KvRows kv(3000, 64, DType::f16);
+  kv.add(attention_keys(200, 64, random), gaussian(200, 64, random));
+  TailTree tree(context(), 64, DType::f16, {4});
+  tree.build(kv.view(), {});
+  TailEstimate estimate;
+  TailEstimate fresh;
+  const auto compare = [&](uint32_t group) {
+    Step step{kv, tree, group, {0.05F, 0.0F}};
+    step.queries = attention_queries(group, 64, kv.keys, random);
+    step.resident.assign(group, 1.0);
+    step.read = random_read_set(tree, random);
+    step.begin(estimate);
+    const Tail a(estimate, step);
+    fresh = {};
+    step.begin(fresh);
+    const Tail b(fresh, step);
+    EXPECT_EQ(a.o, b.o);  // the room is no part of the result
+    EXPECT_EQ(a.lse, b.lse);
+  };
+  for (const uint32_t group : {1U, 16U, 3U}) compare(group);
+  kv.add(attention_keys(2500, 64, random), gaussian(2500, 64, random));
+  tree.commit_append(*tree.prepare_append(kv.view(), {}));
+  for (const uint32_t group : {2U, 16U}) compare(group);
+  tree.truncate(100, kv.view());
+  kv.cut(100);
+  for (const uint32_t group : {16U, 5U}) compare(group);
+}
+
+// ---- Goals ---------------------------------------------------------------------------------------
+
+class TailGoals : public ::testing::Test {
+ protected:
+  /// Reads on until next_rows() has nothing more; checks what it promises on the way.
+  void read_on(Step& step, TailEstimate& estimate, const ReadGoal& goal) {
+    step.begin(estimate);
+    std::set<uint32_t> known(step.read.begin(), step.read.end());
+    for (size_t round = 0;; ++round) {
+      ASSERT_LE(round, step.tree.count()) << "no end";
+      norms(step);
+      const size_t already = step.read_now().size();
+      const auto more = estimate.next_rows(goal, already, norms_.data());
+      if (more.empty()) break;
+      ASSERT_LE(already + more.size(), goal.max_rows);
+      for (const uint32_t row : more) {
+        ASSERT_LT(row, step.tree.count());
+        ASSERT_TRUE(known.insert(row).second) << "row " << row << " is read already";
+      }
+      for (const uint32_t row : more) {
+        for (const uint32_t other : step.tree.rows_of(step.tree.fine_of(row))) {
+          ASSERT_TRUE(known.count(other) != 0) << "part of a partition";
+        }
+      }
+      step.later.insert(step.later.end(), more.begin(), more.end());
+      step.see();
+      estimate.take_in(step.seen.data());
+    }
+  }
+  void norms(const Step& step) {
+    norms_.clear();
+    for (uint32_t h = 0; h < step.group; ++h) {
+      norms_.push_back(static_cast<float>(norm(step.attend(h, step.read_now()).o)));
+    }
+  }
+  /// No unread partition fits below max_rows any more.
+  static bool is_full(const Step& step, const ReadGoal& goal) {
+    size_t largest = 0;
+    for (size_t f = 0; f < step.tree.fine().count(); ++f) {
+      largest = std::max(largest, step.tree.rows_of(f).size());
+    }
+    const size_t read = step.read.size() + step.later.size();
+    return read == step.tree.count() || read + largest > goal.max_rows;
+  }
+
+  std::vector<float> norms_;
+};
+
+TEST_F(TailGoals, AreMetOrEverythingAllowedIsRead) {
+  int met = 0;
+  int full = 0;
+  for (uint32_t seed = 0; seed < cases(60); ++seed) {
+    std::mt19937 random(seed);
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const uint32_t dim = head_dims()[random() % 3];
+    const DType dtype = key_dtypes()[random() % 3];
+    const size_t n = 1 + random() % 4000;
+    KvRows kv(n, dim, dtype);
+    kv.add(attention_keys(n, dim, random), gaussian(n, dim, random));
+    TailTree tree(context(), dim, dtype, {4 + static_cast<uint32_t>(random() % 30)});
+    tree.build(kv.view(), {});
+    const uint32_t group = 1 + random() % 6;
+    Step step{kv, tree, group, {}};
+    step.queries = attention_queries(group, dim, kv.keys, random);
+    step.logits.scale = scale_for(step, 0.5 + 0.1 * static_cast<double>(random() % 30));
+    step.logits.softcap = random() % 4 == 0 ? 5.0F : 0.0F;
+    step.resident.assign(group, random() % 3 == 0 ? -INFINITY : 0.0);
+    if (random() % 2 == 0) add_resident(step, 2.0);
+    for (size_t i = 0; i < n / 50; ++i) step.read.push_back(static_cast<uint32_t>(i * 50));
+    ReadGoal goal;
+    const float masses[] = {0.0F, 0.5F, 0.95F, 1.0F};
+    const float errors[] = {0.0F, 0.3F, 0.05F, 1e-6F};
+    goal.mass = masses[random() % 4];
+    goal.error = errors[random() % 4];
+    goal.min_rows = random() % 3 == 0 ? static_cast<uint32_t>(random() % (n + 1)) : 0;
+    goal.max_rows =
+        random() % 3 == 0 ? static_cast<uint32_t>(random() % (n + 1)) : static_cast<uint32_t>(n);
+    goal.max_rows = std::max(goal.max_rows, goal.min_rows);
+    TailEstimate estimate;
+    read_on(step, estimate, goal);
+    if (HasFatalFailure()) return;
+    const size_t read = step.read_now().size();
+    const bool is_met = estimate.met(goal, read, norms_.data());
+    EXPECT_TRUE(is_met || is_full(step, goal)) << "gave up at " << read << " of " << n;
+    met += static_cast<int>(is_met);
+    full += static_cast<int>(!is_met);
+    if (read < goal.min_rows) {
+      EXPECT_TRUE(is_full(step, goal));
+    }
+    if (is_met && goal.mass > 0.0F) {
+      for (uint32_t h = 0; h < group; ++h) EXPECT_LE(estimate.missing(h), 1.0F - goal.mass + 1e-5F);
+    }
+    if (is_met && goal.error > 0.0F) {
+      for (uint32_t h = 0; h < group; ++h) {
+        EXPECT_LE(estimate.error(h, norms_[h]), goal.error * (1.0F + 1e-5F));
+      }
+    }
+    // What is left still adds up.
+    static_cast<void>(Tail(estimate, step));
+  }
+  EXPECT_GT(met, 5);
+  EXPECT_GT(full, 1);
+}
+
+// With a goal of mass, what was read holds it in truth, near enough: exact weights of 19 of 20 keys' worth
+// are not estimates any more.
+TEST_F(TailGoals, MassIsReadInTruth) {
+  int tries = 0;
+  double worst = 1.0;
+  for (uint32_t seed = 0; seed < cases(16); ++seed) {
+    std::mt19937 random(1000 + seed);
+    KvRows kv(4000, 64, DType::f16);
+    kv.add(attention_keys(4000, 64, random), gaussian(4000, 64, random));
+    TailTree tree(context(), 64, DType::f16, {});
+    tree.build(kv.view(), {});
+    Step step{kv, tree, 2, {}};
+    step.queries = attention_queries(2, 64, kv.keys, random);
+    step.logits.scale = scale_for(step, 2.0);
+    step.resident.assign(2, -INFINITY);
+    for (uint32_t row = 0; row < 4000; row += 100) step.read.push_back(row);
+    TailEstimate estimate;
+    read_on(step, estimate, {.mass = 0.95F, .max_rows = 4000});
+    if (HasFatalFailure()) return;
+    for (uint32_t h = 0; h < 2; ++h) {
+      const double truth =
+          std::exp(step.attend(h, step.read_now()).lse - step.attend(h, step.all_rows()).lse);
+      worst = std::min(worst, truth);
+      ++tries;
+    }
+  }
+  EXPECT_GT(tries, 0);
+  EXPECT_GT(worst, 0.9);
+}
+
+TEST_F(TailGoals, WishedForRowsAreRead) {
+  std::mt19937 random(208);
+  KvRows kv(2000, 64, DType::f16);
+  kv.add(attention_keys(2000, 64, random), gaussian(2000, 64, random));
+  TailTree tree(context(), 64, DType::f16, {});
+  tree.build(kv.view(), {});
+  for (const uint32_t wanted : {0U, 1U, 40U, 500U, 1999U, 2000U}) {
+    Step step{kv, tree, 2, {0.05F, 0.0F}};
+    step.queries = attention_queries(2, 64, kv.keys, random);
+    step.resident.assign(2, 30.0);  // nothing here matters
+    step.read = {5, 6, 7};
+    TailEstimate estimate;
+    read_on(step, estimate, {.min_rows = wanted, .max_rows = 2000});
+    EXPECT_GE(step.read_now().size(), wanted);
+    if (wanted <= 3) {
+      EXPECT_TRUE(step.later.empty()) << wanted;
+    }
+    EXPECT_LE(step.read_now().size(), std::max<size_t>(wanted + 200, 3));
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::index::test
