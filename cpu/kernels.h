@@ -104,9 +104,10 @@ struct PartitionArgs {
   const float* variances;     ///< `[count]` of an element of a key, mean over elements; null: 0
   const float* square_norms;  ///< `[group]` |q|^2
   LogitParams logits;
-  const float* caps;    ///< `[group]` the largest mean of e^logit that is believed, as a logit
-  const float* shifts;  ///< `[group]` >= caps
-  float* weights;       ///< out `[group, out_stride]`
+  const float* caps;  ///< `[group]` t/2 counts as far as the sum stays below; may be -inf
+  const float*
+      shifts;  ///< `[group]` at least caps and every logit of a mean key; what is above counts as equal
+  float* weights;  ///< out `[group, out_stride]`
   float*
       doubts;  ///< out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the
                ///< weight of so many draws; null: not wanted

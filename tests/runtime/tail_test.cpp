@@ -1,0 +1,293 @@
+// Tails and targets in a session's steps: against the truth, and the same whatever way a state was reached.
+#include <cstdio>
+
+#include "tests/runtime/fixture.h"
+#include "tests/temporary_folder.h"
+
+namespace keyhole::test {
+namespace {
+
+/// Tokens whose keys lie around a few directions, so that means have something to say, and queries near them.
+class Sequence {
+ public:
+  Sequence(const keyhole_engine_config& c, uint64_t seed) : shape_(c), config_(c), numbers_(seed) {
+    for (int i = 0; i < 8; ++i) {
+      centers_.push_back(numbers_.many(static_cast<size_t>(c.head_dim)));
+    }
+  }
+
+  std::vector<float> keys(uint32_t n) {
+    std::vector<float> k;
+    for (uint32_t i = 0; i < n * config_.kv_heads; ++i) {
+      const auto& center = centers_[numbers_.below(8)];
+      for (const float x : center) k.push_back(x * 0.5F + numbers_.next() / 8.0F);
+    }
+    return k;
+  }
+  std::vector<float> values(uint32_t n) { return numbers_.many(shape_.kv(n)); }
+  std::vector<float> query() {
+    std::vector<float> q;
+    for (uint32_t h = 0; h < config_.q_heads; ++h) {
+      const auto& center = centers_[numbers_.below(8)];
+      for (const float x : center) q.push_back(x * 0.25F + numbers_.next() / 8.0F);
+    }
+    return q;
+  }
+
+ private:
+  Shape shape_;
+  keyhole_engine_config config_;
+  Numbers numbers_;
+  std::vector<std::vector<float>> centers_;
+};
+
+class Tails : public ::testing::TestWithParam<const char*> {
+ protected:
+  static keyhole_session_config config() {
+    keyhole_session_config c = small_session();
+    c.max_tokens = 20000;
+    c.index = GetParam();
+    c.top_k = 20;
+    c.tail = KEYHOLE_TAIL_SECOND;
+    c.tail_partition = 8;
+    return c;
+  }
+
+  static void prefill(keyhole_session* s, Model& model, const keyhole_engine_config& ec,
+                      Sequence& tokens, uint32_t n) {
+    const Shape shape(ec);
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      const auto k = tokens.keys(n);
+      const auto v = tokens.values(n);
+      const auto tk = tensor(k, {n, shape.hkv, shape.d});
+      const auto tv = tensor(v, {n, shape.hkv, shape.d});
+      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, nullptr));
+      model.append(l, k, v);
+    }
+  }
+
+  static void step(keyhole_session* s, Model* model, const keyhole_engine_config& ec,
+                   Sequence& tokens) {
+    const Shape shape(ec);
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      const auto k = tokens.keys(1);
+      const auto v = tokens.values(1);
+      const auto q = tokens.query();
+      std::vector<float> o(shape.q(1));
+      const auto tk = tensor(k, {shape.hkv, shape.d});
+      const auto tv = tensor(v, {shape.hkv, shape.d});
+      const auto tq = tensor(q, {shape.hq, shape.d});
+      const auto out = tensor(o, {shape.hq, shape.d});
+      ASSERT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &out, nullptr));
+      if (model != nullptr) model->append(l, k, v);
+    }
+  }
+
+  /// Mean output error of some queries of layer 0.
+  static double error(keyhole_session* s, const Model& model, const keyhole_engine_config& ec,
+                      uint64_t seed) {
+    Sequence queries(ec, 7);  // of the centres that the keys have
+    Numbers salt(seed);
+    const Shape shape(ec);
+    double sum = 0.0;
+    for (int i = 0; i < 16; ++i) {
+      auto q = queries.query();
+      for (float& x : q) x += salt.next() / 32.0F;
+      std::vector<double> lse;
+      const auto truth = model.attend_all(0, q, lse);
+      const Answer seen = attend_only(s, shape, 0, q);
+      double off = 0.0;
+      double all = 0.0;
+      for (size_t j = 0; j < truth.size(); ++j) {
+        off += (seen.o[j] - truth[j]) * (seen.o[j] - truth[j]);
+        all += truth[j] * truth[j];
+      }
+      sum += std::sqrt(off / all) / 16;
+    }
+    return sum;
+  }
+
+  static std::vector<Answer> answers(keyhole_session* s, const keyhole_engine_config& ec) {
+    Sequence queries(ec, 7);
+    std::vector<Answer> all;
+    for (int i = 0; i < 5; ++i) all.push_back(attend_only(s, Shape(ec), i % 2, queries.query()));
+    return all;
+  }
+  static void expect_same(const std::vector<Answer>& a, const std::vector<Answer>& b) {
+    for (size_t i = 0; i < a.size(); ++i) {
+      EXPECT_EQ(a[i].o, b[i].o);
+      EXPECT_EQ(a[i].lse, b[i].lse);
+    }
+  }
+};
+
+TEST_P(Tails, ComeNearerToTheTruthThanNothing) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  const auto s = make_session(engine.get(), config());
+  Model model(ec);
+  Sequence tokens(ec, 7);
+  prefill(s.get(), model, ec, tokens, 3000);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
+
+  double errors[4];
+  for (const keyhole_tail_mode tail :
+       {KEYHOLE_TAIL_NONE, KEYHOLE_TAIL_MEAN, KEYHOLE_TAIL_CENTROID, KEYHOLE_TAIL_SECOND}) {
+    keyhole_budget b;
+    keyhole_budget_init(&b);
+    b.top_k = 20;
+    b.tail = tail;
+    ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+    errors[tail] = error(s.get(), model, ec, 1);
+  }
+  EXPECT_LT(errors[KEYHOLE_TAIL_SECOND], 0.5 * errors[KEYHOLE_TAIL_NONE]);
+  EXPECT_LT(errors[KEYHOLE_TAIL_CENTROID], errors[KEYHOLE_TAIL_NONE]);
+  EXPECT_LT(errors[KEYHOLE_TAIL_SECOND], errors[KEYHOLE_TAIL_MEAN]);
+}
+
+TEST_P(Tails, TargetsAreMet) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  const auto s = make_session(engine.get(), config());
+  Model model(ec);
+  Sequence tokens(ec, 7);
+  prefill(s.get(), model, ec, tokens, 3000);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  keyhole_budget b;
+  keyhole_budget_init(&b);
+  b.top_k = 10;
+  b.tail = KEYHOLE_TAIL_SECOND;
+  b.max_keys = 3000;
+  for (const float target : {0.2F, 0.05F, 0.02F}) {
+    b.error_target = target;
+    ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+    EXPECT_LT(error(s.get(), model, ec, 2), 1.5 * target);
+  }
+  EXPECT_GT(statistics(s.get()).keys_opened, 0U);
+  EXPECT_EQ(statistics(s.get()).targets_missed, 0U);
+  // All of the mass is all of the keys.
+  b.error_target = 0;
+  b.mass_target = 0.999999F;
+  b.tail = KEYHOLE_TAIL_NONE;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  EXPECT_LT(error(s.get(), model, ec, 3), 1e-3);
+  // A cap that is too low is kept, and reported.
+  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  b.max_keys = 50;
+  b.min_keys = 0;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  (void)error(s.get(), model, ec, 4);
+  const auto stats = statistics(s.get());
+  EXPECT_GT(stats.targets_missed, 0U);
+  EXPECT_LE(stats.keys_opened, stats.attends * ec.kv_heads * 50);
+}
+
+TEST_P(Tails, WithoutASearchPartitionsAloneAreRead) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  const auto s = make_session(engine.get(), config());
+  Model model(ec);
+  Sequence tokens(ec, 7);
+  prefill(s.get(), model, ec, tokens, 3000);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  keyhole_budget b;
+  keyhole_budget_init(&b);
+  b.attend = KEYHOLE_ATTEND_NONE;
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
+            keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  b.tail = KEYHOLE_TAIL_SECOND;
+  b.min_keys = 200;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  const double some = error(s.get(), model, ec, 5);
+  EXPECT_EQ(statistics(s.get()).keys_scored, 0U);
+  b.min_keys = 3000;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  EXPECT_LT(error(s.get(), model, ec, 5), 1e-3);
+  EXPECT_GT(some, 1e-3);
+}
+
+TEST_P(Tails, AreTheSameForAnyNumberOfThreads) {
+  std::vector<Answer> first;
+  for (const uint32_t threads : {1U, 2U, 4U}) {
+    const auto ec = small_engine(threads);
+    const auto engine = make_engine(ec);
+    auto sc = config();
+    sc.error_target = 0.05F;
+    const auto s = make_session(engine.get(), sc);
+    Model model(ec);
+    Sequence tokens(ec, 7);
+    prefill(s.get(), model, ec, tokens, 2000);
+    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    for (int i = 0; i < 150; ++i) step(s.get(), nullptr, ec, tokens);
+    const auto all = answers(s.get(), ec);
+    if (first.empty()) first = all;
+    expect_same(first, all);
+  }
+}
+
+TEST_P(Tails, SurviveSavingAndForkingAndTruncation) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  const auto s = make_session(engine.get(), config());
+  Model model(ec);
+  Sequence tokens(ec, 7);
+  prefill(s.get(), model, ec, tokens, 2500);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  for (int i = 0; i < 100; ++i) step(s.get(), &model, ec, tokens);
+  const auto before = answers(s.get(), ec);
+
+  keyhole_session* forked = nullptr;
+  ASSERT_OK(keyhole_fork(s.get(), &forked));
+  const SessionPtr fork(forked);
+  expect_same(before, answers(fork.get(), ec));
+  const TemporaryFolder folder;
+  const std::string path = folder.path() / "session";
+  ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+  keyhole_session* loaded = nullptr;
+  ASSERT_OK(keyhole_load(engine.get(), path.c_str(), &loaded));
+  const SessionPtr load(loaded);
+  expect_same(before, answers(load.get(), ec));
+  EXPECT_EQ(statistics(s.get()).tail_bytes, statistics(load.get()).tail_bytes);
+
+  // Tokens that are gone weigh nothing: with a tail and with all keys read.
+  ASSERT_OK(keyhole_truncate(s.get(), 1500));
+  model.truncate(1500);
+  EXPECT_LT(error(s.get(), model, ec, 6), 0.2);
+  keyhole_budget b;
+  keyhole_budget_init(&b);
+  b.min_keys = 3000;
+  b.tail = KEYHOLE_TAIL_SECOND;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  EXPECT_LT(error(s.get(), model, ec, 6), 1e-3);
+}
+
+TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  auto sc = config();
+  sc.tail = KEYHOLE_TAIL_NONE;
+  const auto s = make_session(engine.get(), sc);
+  Model model(ec);
+  Sequence tokens(ec, 7);
+  prefill(s.get(), model, ec, tokens, 2500);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  EXPECT_EQ(statistics(s.get()).tail_bytes, 0U);
+  const auto without = answers(s.get(), ec);
+  keyhole_budget b;
+  keyhole_budget_init(&b);
+  b.top_k = 20;
+  b.tail = KEYHOLE_TAIL_SECOND;
+  ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
+  expect_same(without, answers(s.get(), ec));
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  EXPECT_GT(statistics(s.get()).tail_bytes, 0U);
+  EXPECT_LT(error(s.get(), model, ec, 8), 0.25);
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Tails,
+                         testing::Values("flat", "ivf:C=40,probe=4",
+                                         "roargraph:M=6,ef=32,Nq=10,beam=12"));
+
+}  // namespace
+}  // namespace keyhole::test
