@@ -214,9 +214,8 @@ void weigh_partitions(const PartitionArgs& a) {
       const float variance = a.variances != nullptr ? a.variances[i] : 0.0F;
       const float t = slope * slope * a.square_norms[h] * variance;
       float expected = mean + t / 2;
-      // The cap for NaN too. The logit of the mean is a lower bound: no cap is above it.
-      expected = expected < a.caps[h] ? expected : a.caps[h];
-      expected = mean > expected ? mean : expected;
+      expected = expected < a.caps[h] ? expected : a.caps[h];  // the cap for NaN too
+      if (a.margins != nullptr && mean - a.margins[h] > expected) expected = mean - a.margins[h];
       float below = expected - a.shifts[h];
       below = below < 0.0F ? below : 0.0F;
       const float weight = below < kMinExponent ? 0.0F : a.sizes[i] * std::exp(below);

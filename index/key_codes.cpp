@@ -139,6 +139,20 @@ double KeyCodes::error_bound(const float* query) const {
   return key_part + dim_ * 127.0 * (largest / 127.0 / 2);
 }
 
+double KeyCodes::error_spread(const float* query) const {
+  double largest = 0.0;
+  double squares = 0.0;
+  for (uint32_t j = 0; j < dim_; ++j) {
+    const double scaled = std::abs(double{query[j]} * scales_[j]);
+    largest = std::max(largest, scaled);
+    squares += scaled * scaled;
+  }
+  // A code is off by up to half a step, with variance 1/12; a query element by as much of largest / 127, and it
+  // meets a code of some tens.
+  const double step = largest / 127.0;
+  return std::sqrt((squares + step * step * dim_ * 32.0 * 32.0) / 12.0);
+}
+
 void KeyCodes::save(Writer& out) const {
   out.put_array(center_.data(), center_.size());
   out.put_array(scales_.data(), scales_.size());

@@ -69,6 +69,9 @@ class KeyCodes {
     return count == 0 ? 0 : count * dim + 2 * dim * sizeof(float);
   }
 
+  /// The standard deviation of a score's error, beside that constant: roundings are uniform and independent.
+  [[nodiscard]] double error_spread(const float* query) const;
+
   /// Centre and scales are saved; codes are made again from the keys.
   void save(Writer& out) const;
   void load_scales(Reader& in);

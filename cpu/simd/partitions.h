@@ -29,8 +29,11 @@ template <class S>
     slope = S::mul(slope, S::fnma(share, share, one));
   }
   const F t = S::mul(S::mul(S::mul(slope, slope), S::set1(a.square_norms[h])), variance);
-  // In this order min() and max() give the cap for NaN. The logit of the mean is a lower bound: no cap is above it.
-  const F expected = S::max(mean, S::min(S::fma(t, S::set1(0.5F), mean), S::set1(a.caps[h])));
+  // In this order min() and max() give the cap for NaN.
+  F expected = S::min(S::fma(t, S::set1(0.5F), mean), S::set1(a.caps[h]));
+  if (a.margins != nullptr) {
+    expected = S::max(S::sub(mean, S::set1(a.margins[h])), expected);
+  }
   const F below = S::min(S::sub(expected, S::set1(a.shifts[h])), S::zero());
   const F weight = S::mul(size, softmax_weight<S>(below));
   const F spread = S::sub(exp<S>(S::min(t, S::set1(2.0F))), one);

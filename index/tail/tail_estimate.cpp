@@ -110,6 +110,12 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
 
   for (uint32_t h = 0; h < query.group; ++h) {
     const bool has_seen = std::isfinite(query.seen_lse[h]);
+    // Four standard deviations: one mean in ten thousand is further off.
+    margins_[h] = 0.0F;
+    if (coarse_ != 0) {
+      const double spread = tree.codes().error_spread(query.queries + size_t{h} * dim);
+      margins_[h] = static_cast<float>(std::min(4.0 * spread * query.logits.scale, 1e30));
+    }
     seen_lse_[h] = has_seen ? query.seen_lse[h] : kMinusInf;
     shifts_[h] = kMinusInf;
     caps_[h] = query.caps != nullptr ? std::min(query.caps[h], seen_lse_[h]) : seen_lse_[h];
@@ -128,6 +134,13 @@ size_t TailEstimate::position_of(uint32_t row) const {
 }
 
 void TailEstimate::subtract(size_t first_position) {
+  float limits[kMaxGroup];
+  for (uint32_t h = 0; h < query_.group; ++h) {
+    // A soft-cap is a cap, too.
+    const bool capped = query_.logits.softcap == 0.0F && seen_lse_[h] != kMinusInf;
+    limits[h] = capped ? (caps_[h] + margins_[h]) / query_.logits.scale
+                       : std::numeric_limits<float>::infinity();
+  }
   size_t touched = 0;
   for (size_t i = 0; i < read_.rows.size(); ++i) {
     const size_t p = position_of(read_.rows[i]);
@@ -145,7 +158,8 @@ void TailEstimate::subtract(size_t first_position) {
     for (uint32_t h = 0; h < query_.group; ++h) {
       float& score = scores_[h * room_ + p];
       float& removed = removed_scores_[h * room_ + p];
-      if (left > 0.5F) score = (score * sizes_[p] - removed) / left;
+      // What is left of a partition carries the error of its mean's code many times over: there the cap holds.
+      if (left > 0.5F) score = std::min((score * sizes_[p] - removed) / left, limits[h]);
       removed = 0.0F;
     }
     sizes_[p] = left > 0.5F ? left : 0.0F;
@@ -164,10 +178,13 @@ bool TailEstimate::raise_shifts(size_t begin) {
     const float scaled = largest * query_.logits.scale;
     const float cap = query_.logits.softcap;
     const float logit = cap > 0.0F ? cap * std::tanh(scaled / cap) : scaled;
-    float shift = std::max(seen_lse_[h], std::isfinite(logit) ? logit : kMinusInf);
+    const bool has_seen = seen_lse_[h] != kMinusInf;
+    float shift = std::isfinite(logit) ? logit - (has_seen ? margins_[h] : 0.0F) : kMinusInf;
+    shift = std::max(seen_lse_[h], shift);
     if (shift == kMinusInf && shifts_[h] == kMinusInf) shift = 0.0F;
     if (shift <= shifts_[h]) continue;
     shifts_[h] = shift;
+    if (!has_seen) caps_[h] = shift;  // no key is believed to be above the best mean
     seen_[h] = seen_lse_[h] == kMinusInf ? 0.0 : std::exp(double{seen_lse_[h]} - double{shift});
     raised = true;
   }
@@ -185,6 +202,7 @@ void TailEstimate::weigh(size_t begin, size_t end) {
                              .square_norms = square_norms_,
                              .logits = query_.logits,
                              .caps = caps_,
+                             .margins = margins_,
                              .shifts = shifts_,
                              .weights = weights_.data() + begin,
                              .doubts = doubts_.data() + begin,

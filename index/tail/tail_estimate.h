@@ -91,8 +91,8 @@ class TailEstimate {
   void divide(uint32_t coarse);
   void divide_best();
   void subtract(size_t first_position);
-  /// Of heads of which nothing is attended exactly: no key is believed to be above the best mean, those of
-  /// positions from `begin` on included. True if a shift has changed, and with it what weights mean.
+  /// Raises the shifts to the means of positions from `begin` on. True if one has changed, and with it what weights
+  /// mean.
   bool raise_shifts(size_t begin);
   void weigh(size_t begin, size_t end);
   void add_up();
@@ -111,6 +111,7 @@ class TailEstimate {
   ReadRows read_;  // of begin()
   KeyCodes::Queries codes_;
   float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
+  float margins_[kMaxGroup];  // of the logits of means
   float seen_lse_[kMaxGroup];                     // -inf: nothing is seen
   float least_[kMaxGroup];                        // weights that count on their own, see keeps()
   double seen_[kMaxGroup];                        // e^(seen_lse - shift)

@@ -9,7 +9,7 @@ namespace keyhole::index::test {
 namespace {
 
 // What the estimate documents: shares of a head's mass below it are given the mean value of all.
-constexpr double kLeastShare = 2e-4;
+constexpr double kLeastShare = 1e-3;
 // And so few coarse partitions are all divided, where they are in any doubt.
 constexpr size_t kAllDivided = 16;
 
@@ -126,6 +126,10 @@ struct Tail {
       const double unread =
           static_cast<double>(step.tree.count() - step.read.size() - step.later.size());
       double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
+      // Means are believed in spite of the cap, and no mean is above the largest.
+      for (size_t row = 0; row < step.tree.count(); ++row) {
+        cap = std::max(cap, logit_of(step.score(h, static_cast<uint32_t>(row)), step.logits));
+      }
       if (std::isfinite(step.seen[h])) {
         EXPECT_LE(lse[h], std::log(unread) + cap + 1e-4 + 1e-6 * std::fabs(cap)) << "head " << h;
       }
@@ -415,7 +419,13 @@ std::vector<Formula> by_formula(const Step& step) {
       double size = 0.0;
       for (uint32_t j = 0; j < dim; ++j) size += std::fabs(key[j] * q[j]);
       const double left = std::max(p.left, 1.0);
-      const double score = (p.whole * mean_score - removed) / left;
+      double score = (p.whole * mean_score - removed) / left;
+      const double cap =
+          std::min<double>(step.seen[h], step.caps.empty() ? INFINITY : step.caps[h]);
+      const double margin = 4.0 * tree.codes().error_spread(q) * step.logits.scale;
+      if (left < p.whole && step.logits.softcap == 0.0F) {
+        score = std::min(score, (cap + margin) / step.logits.scale);
+      }
       const double score_off =
           4e-7 * (p.whole * size + removed_size * 3.0) / left * step.logits.scale;
       double square_norm = 0.0;
@@ -429,11 +439,9 @@ std::vector<Formula> by_formula(const Step& step) {
         slope *= 1.0 - share * share;
       }
       const double t = slope * slope * square_norm * level.variances[i];
-      const double cap =
-          std::min<double>(step.seen[h], step.caps.empty() ? INFINITY : step.caps[h]);
       const double second = step.mode == TailMode::centroid ? 0.0 : t / 2;
-      const double w =
-          p.left * std::exp(std::min(mean + second, cap) - static_cast<double>(step.seen[h]));
+      const double w = p.left * std::exp(std::max(mean - margin, std::min(mean + second, cap)) -
+                                         static_cast<double>(step.seen[h]));
       const bool counts = p.left > 0.0 && w > p.left * std::exp(-60.0);
       p.weights.push_back(counts ? w : 0.0);
       p.offs.push_back(p.weights.back() * std::expm1(score_off * (1.0 + t) + 2e-5 * (1.0 + t)));
