@@ -4,6 +4,11 @@
 #include <cmath>
 
 namespace keyhole::cpu {
+namespace {
+
+constexpr float kRound = 0x1.8p23F;
+
+}  // namespace
 
 float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
   float largest = 0.0F;
@@ -18,8 +23,10 @@ float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
     return 0.0F;
   }
   for (uint32_t j = 0; j < dim; ++j) {
-    const float q = std::nearbyint(src[j] / scale);
-    dst[j] = static_cast<int8_t>(std::max(-127.0F, std::min(127.0F, q)));
+    const float q = std::max(-127.0F, std::min(127.0F, src[j] / scale));
+    // Adding 1.5 * 2^23 rounds to nearest even, as std::nearbyint() would: on baseline x86-64 that is a call for
+    // each element, which took a fifth of a tail's estimate at 32k keys.
+    dst[j] = static_cast<int8_t>((q + kRound) - kRound);
   }
   return scale;
 }

@@ -87,7 +87,10 @@ class TailEstimate {
  private:
   // A position is a partition under consideration: [0, coarse_) the coarse ones, then fine ones of those that
   // have been divided.
+  /// Writes the scores of positions [at, at + n), less the centre's; finish_scores() follows, for many at once.
   void score(const int8_t* codes, size_t at, size_t n);
+  /// Adds the centre's and takes out what was read, of positions from `begin` on.
+  void finish_scores(size_t begin);
   void divide(uint32_t coarse);
   void divide_best();
   void subtract(size_t first_position);
@@ -96,10 +99,12 @@ class TailEstimate {
   bool raise_shifts(size_t begin);
   void weigh(size_t begin, size_t end);
   void add_up();
-  [[nodiscard]] size_t position_of(uint32_t row) const;
+  void place_read();
+  /// Of read_.rows[i].
+  [[nodiscard]] size_t position_of_read(size_t i) const;
   [[nodiscard]] bool keeps(size_t position) const;
-  /// Positions by merit, best first, at most kRound.
-  [[nodiscard]] std::span<const uint64_t> rank(size_t count, size_t most);
+  /// The positions below `count` with the largest merits, at most so many, in no order.
+  [[nodiscard]] std::span<uint64_t> best(size_t count, size_t most);
   struct Wishes;
   [[nodiscard]] Wishes wishes(const ReadGoal& goal, size_t rows, const float* out_norms) const;
   void open(size_t position);
@@ -125,14 +130,15 @@ class TailEstimate {
   std::vector<float> sizes_,
       variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided
   std::vector<float> removed_,
-      removed_scores_;              // of subtract(): `[room_]`, `[group, room_]`, zero in between
+      removed_scores_;              // of subtract(): `[room_]`, `[room_, group]`, zero in between
   std::vector<uint32_t> fine_ids_;  // `[room_]` of position coarse_ + i
   std::vector<uint32_t> base_;      // `[coarse]` where its fine ones begin; 0: not divided
-  std::vector<float> merits_, kept_weights_;  // `[room_]`, `[group, room_]`
-  std::vector<uint32_t> touched_, ids_;       // `[room_]`
-  std::vector<uint64_t> ranks_, spare_;       // `[room_]`
-  std::vector<uint32_t> rows_;                // of next_rows()
-  std::vector<uint32_t> read_ids_;            // of state(): rows whose values leave a mean
+  std::vector<float> merits_, kept_weights_;       // `[room_]`, `[group, room_]`
+  std::vector<uint32_t> touched_, ids_;            // `[room_]`
+  std::vector<uint64_t> ranks_, spare_;            // `[room_]`
+  std::vector<uint32_t> rows_;                     // of next_rows()
+  std::vector<uint32_t> read_fine_, read_coarse_;  // partitions of read_.rows
+  std::vector<uint32_t> read_ids_;                 // of state(): rows whose values leave a mean
   std::vector<float> read_weights_;
   RowMarks marks_;  // rows of read_, while is_marked_
   bool is_marked_ = false;

@@ -87,6 +87,7 @@ class TailTree {
     return {rows_.data() + row_begin_[fine], rows_.data() + row_begin_[fine + 1]};
   }
   [[nodiscard]] uint32_t fine_of(size_t row) const { return fine_of_[row]; }
+  void prefetch_fine_of(size_t row) const { __builtin_prefetch(fine_of_.data() + row); }
   [[nodiscard]] uint32_t parent(size_t fine) const { return parents_[fine]; }
   /// Centre and scales of the mean keys' codes.
   [[nodiscard]] const KeyCodes& codes() const { return codes_; }

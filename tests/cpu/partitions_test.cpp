@@ -29,6 +29,7 @@ struct Partitions {
       square_norms[h] = static_cast<float>(10.0 * std::exp(normal()));
       shifts[h] = static_cast<float>(sigma * normal());
       caps[h] = rng() % 3 == 0 ? shifts[h] : shifts[h] - static_cast<float>(std::fabs(normal()));
+      if (rng() % 7 == 0) caps[h] = kMinusInf;
     }
   }
   [[nodiscard]] PartitionArgs args(const LogitParams& logits) const {
@@ -81,15 +82,17 @@ Interval true_weight(const Partitions& p, const PartitionArgs& a, uint32_t h, si
   const double cap = p.caps[h];
   const double shift = p.shifts[h];
   const double size = p.sizes[i];
-  const auto weight = [&](double expected, double sign) {
+  const auto weight = [&](double least, double half, double sign) {
+    double expected = least + half;
     expected += sign * 2.0 * kEpsilon * std::fabs(expected);
-    const double below = std::min(expected, cap) - shift;
+    // The cap bounds the second order; the mean alone is a lower bound. Nothing is above the shift.
+    const double below = std::min(std::max(least, std::min(expected, cap)) - shift, 0.0);
     return size * std::exp(below + sign * 2.0 * kEpsilon * std::fabs(below)) *
            (1.0 + sign * 8.0 * kEpsilon);
   };
   Interval r{};
-  r.weight_low = weight(mean - mean_off + t_low / 2, -1.0);
-  r.weight_high = weight(mean + mean_off + t_high / 2, 1.0);
+  r.weight_low = weight(mean - mean_off, t_low / 2, -1.0);
+  r.weight_high = weight(mean + mean_off, t_high / 2, 1.0);
   // Weights below e^-60 of the shift are dropped.
   if (r.weight_low < size * std::exp(-59.999)) r.weight_low = 0.0;
   const auto spread = [&](double value, double sign) {
@@ -181,7 +184,7 @@ TEST_P(WeighPartitions, AnExampleByHand) {
   const float sizes[] = {3.0F, 10.0F};
   const float variances[] = {0.0F, 0.25F};
   const float square_norms[] = {8.0F};
-  const float caps[] = {1.0F};
+  const float caps[] = {0.25F};  // below the first mean, above the second
   const float shifts[] = {1.0F};
   float weights[2];
   float doubts[2];
@@ -205,8 +208,9 @@ TEST_P(WeighPartitions, AnExampleByHand) {
   EXPECT_NEAR(doubts[1], 10.0 * std::exp(-2.5) * std::expm1(0.5), 1e-5);
 }
 
-// Overflow of finite inputs gives scores that are not finite: the cap stands in for what cannot be known.
-TEST_P(WeighPartitions, BrokenScoresStayBelowTheCap) {
+// Overflow of finite inputs gives scores that are not finite: finite weights all the same, no more than of keys
+// at the shift, and those of the cap where the logit is not even a number.
+TEST_P(WeighPartitions, BrokenScoresGiveFiniteWeights) {
   Rng rng(34);
   for (const float broken : {INFINITY, -INFINITY, NAN, 3e38F, -3e38F}) {
     for (const double variance : {0.1, 1e30}) {
@@ -221,8 +225,11 @@ TEST_P(WeighPartitions, BrokenScoresStayBelowTheCap) {
             for (size_t i = 0; i < p.count; ++i) {
               const float weight = p.weights[h * p.out_stride + i];
               const float doubt = p.doubts[h * p.out_stride + i];
-              const double most =
-                  double{p.sizes[i]} * std::exp(double{p.caps[h]} - p.shifts[h]) * (1.0 + 1e-5);
+              const double most = double{p.sizes[i]} * (1.0 + 1e-6);
+              if (std::isnan(p.scores[h * p.score_stride + i])) {
+                const double capped = p.sizes[i] * std::exp(double{p.caps[h]} - p.shifts[h]);
+                ASSERT_NEAR(weight, capped, 1e-5 * capped);
+              }
               ASSERT_GE(weight, 0.0F);  // false for NaN
               ASSERT_LE(weight, most);
               ASSERT_GE(doubt, 0.0F);

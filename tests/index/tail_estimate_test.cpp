@@ -115,23 +115,52 @@ struct Step {
   }
 };
 
+/// The rows that were not read; and the most rows of a partition for each that is left of it.
+struct Unread {
+  explicit Unread(const Step& step) {
+    std::vector<char> is_read(step.tree.count(), 0);
+    for (const uint32_t row : step.read_now()) is_read[row] = 1;
+    const auto& tree = step.tree;
+    for (size_t c = 0; c < tree.coarse().count(); ++c) {
+      double left = 0.0;
+      for (uint32_t f = tree.fine_begin(c); f < tree.fine_begin(c + 1); ++f) {
+        double fine_left = 0.0;
+        for (const uint32_t row : tree.rows_of(f)) {
+          if (is_read[row] == 0) rows.push_back(row);
+          fine_left += is_read[row] == 0 ? 1.0 : 0.0;
+        }
+        if (fine_left > 0.0) worst_ratio = std::max(worst_ratio, tree.fine().sizes[f] / fine_left);
+        left += fine_left;
+      }
+      if (left > 0.0) worst_ratio = std::max(worst_ratio, tree.coarse().sizes[c] / left);
+    }
+  }
+  std::vector<uint32_t> rows;
+  double worst_ratio = 1.0;
+};
+
 /// A tail's state as it was written; fails where it is not finite, or a state that cannot be.
 struct Tail {
   Tail(TailEstimate& estimate, const Step& step)
       : dim(step.tree.dim()), o(size_t{step.group} * dim, NAN), lse(step.group, NAN) {
     estimate.state(step.kv.values.view(), {o.data(), lse.data()});
     for (const float x : o) EXPECT_TRUE(std::isfinite(x));
+    const Unread unread(step);
     for (uint32_t h = 0; h < step.group; ++h) {
       EXPECT_TRUE(std::isfinite(lse[h]) || lse[h] == kMinusInf) << lse[h];
-      const double unread =
-          static_cast<double>(step.tree.count() - step.read.size() - step.later.size());
-      double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
-      // Means are believed in spite of the cap, and no mean is above the largest.
-      for (size_t row = 0; row < step.tree.count(); ++row) {
-        cap = std::max(cap, logit_of(step.score(h, static_cast<uint32_t>(row)), step.logits));
+      // No more than all rows at the cap, or at the best of them: a mean is a lower bound that no cap is above.
+      const double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
+      double most = std::isfinite(step.seen[h]) ? cap : -INFINITY;
+      for (const uint32_t row : unread.rows) {
+        most = std::max(most, logit_of(step.score(h, row), step.logits));
       }
-      if (std::isfinite(step.seen[h])) {
-        EXPECT_LE(lse[h], std::log(unread) + cap + 1e-4 + 1e-6 * std::fabs(cap)) << "head " << h;
+      // The mean of what is left of a partition takes the error of the codes as often as rows have gone.
+      const float* query = step.queries.data() + size_t{h} * dim;
+      const double off = unread.rows.empty() ? 0.0 : step.tree.codes().error_bound(query);
+      most += step.logits.scale * unread.worst_ratio * off;
+      if (std::isfinite(step.seen[h]) && std::isfinite(most)) {
+        EXPECT_LE(lse[h], std::log(unread.rows.size()) + most + 1e-3 + 1e-5 * std::fabs(most))
+            << "head " << h;
       }
       EXPECT_GE(estimate.missing(h), 0.0F);
       EXPECT_LE(estimate.missing(h), 1.0F);
@@ -565,7 +594,7 @@ TEST(TailEstimate, SecondOrderFindsTheMassOfIsotropicPartitions) {
 
 // ---- Extremes ------------------------------------------------------------------------------------
 
-// Whatever the keys: finite, and no more mass than there are rows times the cap (checked in Tail).
+// Whatever the keys: finite, and no more mass than there can be (checked in Tail).
 TEST(TailEstimate, AdversarialKeysStayWithinBounds) {
   for (uint32_t seed = 0; seed < cases(90); ++seed) {
     std::mt19937 random(seed);
