@@ -292,6 +292,30 @@ TEST(Sparq, LocalRowsAreInEveryAnswer) {
   }
 }
 
+TEST(Sparq, BytesGrowByBlocks) {
+  std::mt19937 random(96);
+  constexpr size_t kBlock = ComponentBlocks::kRows;
+  Keys keys(3 * kBlock, 64, DType::f16);
+  keys.put(0, gaussian(3 * kBlock, 64, random));
+  for (const bool coded : {false, true}) {
+    const char* spec = coded ? "sparq:codec=int8" : "sparq";
+    const size_t block_bytes = kBlock * 64 * (coded ? 1 : 2);
+    const size_t scales = coded ? 2 * 64 * sizeof(float) : 0;
+    const auto index = make_index(spec, 64, DType::f16, context());
+    EXPECT_EQ(index->bytes(), 0U);
+    for (const auto& [rows, blocks] : {std::pair<size_t, size_t>{1, 1},
+                                       {kBlock, 1},
+                                       {kBlock + 1, 2},
+                                       {3 * kBlock, 3}}) {
+      index->append(keys.view(rows), {});
+      EXPECT_EQ(index->bytes(), blocks * block_bytes + scales) << rows;
+      EXPECT_EQ(index->bytes(), estimate_bytes(spec, rows, 64, DType::f16));
+    }
+    index->truncate(kBlock);
+    EXPECT_EQ(index->bytes(), block_bytes + scales);
+  }
+}
+
 TEST(ComponentChoice, TakesTheLargestSumsOfTheGroup) {
   //            head 0: 1 0 -3 2 ...; head 1: 0 -2 0 2 ...
   std::vector<float> queries(2 * 64, 0.0F);
