@@ -46,6 +46,23 @@ struct ScoreI8Args {
   size_t score_stride;
 };
 
+/// Inner products from some components alone (SparQ's approximate scores), of rows of a block in which keys lie
+/// component by component: element i of component j at block[j*block_rows + i]. Every element is loaded once
+/// for the group. Sums in fp32, component by component.
+struct ScoreComponentsArgs {
+  const float* queries;  ///< `[group, component_count]` fp32: the chosen components of each query
+  uint32_t group;
+  const uint32_t* components;  ///< `[component_count]` which components; read in this order
+  uint32_t component_count;    ///< 1..kMaxHeadDim
+  const std::byte* block;      ///< elements of the kernel's dtype
+  size_t block_rows;
+  const std::byte* next;  ///< a block of the same shape that will be scored after this one, or null
+  size_t first;           ///< rows [first, first + count) are scored; first + count <= block_rows
+  size_t count;
+  float* scores;        ///< out: scores[h*score_stride + i] of row first + i
+  size_t score_stride;  ///< elements between heads, >= count
+};
+
 /// Partial attention of the group over a contiguous range or an id list: writes the state of exactly
 /// these tokens. K and V of a token are loaded once for the whole group. count = 0 gives (0, -inf).
 /// Accumulates in fp32 with an online softmax; the result depends only on the arguments.
@@ -131,12 +148,13 @@ struct WeightedSumArgs {
   float* o;  ///< in and out `[group, dim]`
 };
 
-/// One level's kernels. Arrays are indexed by DType: f32, f16, bf16.
+/// One level's kernels. Arrays are indexed by DType: f32, f16, bf16; where there are four, i8.
 struct Kernels {
   Level level;
   const char* name;  ///< as accepted by KEYHOLE_CPU
   void (*score[3])(const ScoreArgs&);
   void (*score_i8)(const ScoreI8Args&);
+  void (*score_components[4])(const ScoreComponentsArgs&);
   void (*attend[3])(const AttendArgs&);
   void (*attend_scored[3])(const AttendScoredArgs&);
   /// ln sum exp(logit(scores[i])) over `count` inner products; -inf for none.

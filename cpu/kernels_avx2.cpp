@@ -7,6 +7,7 @@
 #include "cpu/simd/avx2.h"
 #include "cpu/simd/convert.h"
 #include "cpu/simd/score.h"
+#include "cpu/simd/score_components.h"
 #include "cpu/simd/score_i8.h"
 
 namespace keyhole::cpu {
@@ -16,6 +17,8 @@ constinit const Kernels kAvx2Kernels = {
     .name = "avx2",
     .score = {score<Avx2, DType::f32>, score<Avx2, DType::f16>, score<Avx2, DType::bf16>},
     .score_i8 = score_i8<Avx2Int8>,
+    .score_components = {score_components<Avx2, DType::f32>, score_components<Avx2, DType::f16>,
+                         score_components<Avx2, DType::bf16>, score_components<Avx2, DType::i8>},
     .attend = {attend_avx2_f32, attend_avx2_f16, attend_avx2_bf16},
     .attend_scored = {attend_scored_avx2_f32, attend_scored_avx2_f16, attend_scored_avx2_bf16},
     .log_sum_exp = log_sum_exp_avx2,

@@ -7,6 +7,7 @@
 #include "cpu/simd/avx512.h"
 #include "cpu/simd/convert.h"
 #include "cpu/simd/score.h"
+#include "cpu/simd/score_components.h"
 #include "cpu/simd/score_i8.h"
 
 namespace keyhole::cpu {
@@ -16,6 +17,9 @@ constinit const Kernels kAvx512Kernels = {
     .name = "avx512",
     .score = {score<Avx512, DType::f32>, score<Avx512, DType::f16>, score<Avx512, DType::bf16>},
     .score_i8 = score_i8<Avx512Int8>,
+    .score_components = {score_components<Avx512, DType::f32>, score_components<Avx512, DType::f16>,
+                         score_components<Avx512, DType::bf16>,
+                         score_components<Avx512, DType::i8>},
     .attend = {attend_avx512_f32, attend_avx512_f16, attend_avx512_bf16},
     .attend_scored = {attend_scored_avx512_f32, attend_scored_avx512_f16,
                       attend_scored_avx512_bf16},

@@ -20,6 +20,8 @@ float load(const std::byte* row, size_t i) {
     float f;
     std::memcpy(&f, row + i * sizeof f, sizeof f);
     return f;
+  } else if constexpr (T == DType::i8) {
+    return static_cast<float>(static_cast<int8_t>(row[i]));
   } else {
     uint16_t h;
     std::memcpy(&h, row + i * sizeof h, sizeof h);
@@ -64,6 +66,20 @@ void score_i8(const ScoreI8Args& a) {
       for (uint32_t j = 0; j < a.dim; ++j) sum += query[j] * key[j];
       // |sum| <= 256*127*127 < 2^24: the conversion is exact, the products are left to right.
       a.scores[h * a.score_stride + i] = static_cast<float>(sum) * a.query_scales[h] * key_scale;
+    }
+  }
+}
+
+template <DType T>
+void score_components(const ScoreComponentsArgs& a) {
+  for (size_t i = 0; i < a.count; ++i) {
+    for (uint32_t h = 0; h < a.group; ++h) {
+      float sum = 0.0F;
+      for (uint32_t c = 0; c < a.component_count; ++c) {
+        sum += a.queries[size_t{h} * a.component_count + c] *
+               load<T>(a.block, a.components[c] * a.block_rows + a.first + i);
+      }
+      a.scores[h * a.score_stride + i] = sum;
     }
   }
 }
@@ -272,6 +288,8 @@ const Kernels kScalarKernels = {
     .name = "scalar",
     .score = {score<DType::f32>, score<DType::f16>, score<DType::bf16>},
     .score_i8 = score_i8,
+    .score_components = {score_components<DType::f32>, score_components<DType::f16>,
+                         score_components<DType::bf16>, score_components<DType::i8>},
     .attend = {attend<DType::f32>, attend<DType::f16>, attend<DType::bf16>},
     .attend_scored = {attend_scored<DType::f32>, attend_scored<DType::f16>,
                       attend_scored<DType::bf16>},

@@ -117,6 +117,7 @@ void BasicIndex::search(const SearchArgs& args, Scratch& scratch, Hits& hits) co
   }
   own.collector.begin_top(args.group, args.k, count());
   SearchCost cost;
+  cost.coverage = hits.coverage;
   do_search(args, own, cost);
   own.collector.top().finish(hits);
   hits.keys_scored = cost.keys_scored;

@@ -34,7 +34,8 @@ class SearchScratch : public Scratch {
 struct SearchCost {
   uint64_t keys_scored = 0;  ///< see Hits
   uint64_t bytes_read = 0;
-  bool exact = true;  ///< the collected scores are those of the keys as they were given
+  bool exact = true;          ///< the collected scores are those of the keys as they were given
+  float* coverage = nullptr;  ///< see Hits
 };
 
 /// Scores the n rows ids[] of `keys` for all heads of the group: out[h * stride + i].

@@ -7,6 +7,7 @@
 #include "index/ivf.h"
 #include "index/roargraph.h"
 #include "index/saap.h"
+#include "index/sparq.h"
 #include "index/spec.h"
 
 namespace keyhole::index {
@@ -25,6 +26,7 @@ constexpr std::array kTypes = {
     Type{&kHnswType, make_hnsw, estimate_hnsw},
     Type{&kRoarGraphType, make_roargraph, estimate_roargraph},
     Type{&kSaapType, make_saap, estimate_saap},
+    Type{&kSparqType, make_sparq, estimate_sparq},
 };
 
 Spec parse(std::string_view text) {

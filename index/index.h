@@ -29,6 +29,8 @@ struct Context {
   const cpu::Kernels* kernels = nullptr;
   cpu::Pool* pool = nullptr;  ///< for builds; searches run on the calling thread alone
   const QueryClassifier* classifier = nullptr;  ///< trained for this layer and KV head; null: none
+  /// The model's logits, for types that weigh keys as attention will. scale 0: 1 / sqrt(dim).
+  LogitParams logits = {.scale = 0.0F, .softcap = 0.0F};
 };
 
 /// RoPE as the model applied it (rotate-half), so that an index can undo it. theta = 0: none.
@@ -90,8 +92,13 @@ struct Hits {
   uint32_t* ids = nullptr;     ///< rows, best first, distinct within a head
   float* scores = nullptr;     ///< their inner products with that head's query (unscaled)
   uint32_t* counts = nullptr;  ///< how many were found for each head, <= k
-  uint64_t keys_scored = 0;    ///< sum over heads of the keys whose score was computed for it
-  uint64_t bytes_read = 0;     ///< keys, codes, edges and centroids that the search loaded
+  /// Sum over heads of the keys whose score was computed for it, from the whole key or its code.
+  uint64_t keys_scored = 0;
+  uint64_t bytes_read = 0;  ///< keys, codes, edges and centroids that the search loaded
+  /// Out, `[group]`, or null: the share of a head's softmax mass over all indexed keys that lies, by the
+  /// search's approximate scores, in the rows that it read whole: those that it returns for any head of the
+  /// group (SparQ's alpha). Types that cannot tell leave it as it is, as does a search without keys.
+  float* coverage = nullptr;
 };
 
 /// Every key that a group search scored. Points into the scratch: valid until its next search, and the

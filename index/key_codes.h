@@ -34,6 +34,10 @@ class KeyCodes {
   void append(const std::vector<int8_t>& codes);
   void truncate(size_t count) { count_ = std::min(count_, count); }
 
+  /// A key's element is about center(j) + scale(j) * its code.
+  [[nodiscard]] float center(uint32_t j) const { return center_[j]; }
+  [[nodiscard]] float scale(uint32_t j) const { return scales_[j]; }
+
   [[nodiscard]] size_t count() const { return count_; }
   [[nodiscard]] size_t stride() const { return dim_; }  ///< bytes of a row
   [[nodiscard]] const int8_t* row(size_t i) const {

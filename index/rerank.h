@@ -5,7 +5,7 @@
 
 #include "index/base.h"
 #include "index/key_codes.h"
-#include "index/row_marks.h"
+#include "index/shortlist.h"
 
 namespace keyhole::index {
 
@@ -16,17 +16,13 @@ class Rerank {
  public:
   /// Makes room for searches of up to `k` of `count` rows; allocates only where that is more than before.
   void reserve(uint32_t group, uint32_t k, size_t count) {
-    const size_t most = group * kept(k, count);
-    marks_.reserve(count);
-    top_.begin(group, static_cast<uint32_t>(kept(k, count)), count);
-    if (united_.size() > most) return;
-    united_.resize(most + 1);  // a duplicate is written, and overwritten by the next
-    scores_.resize(most * group);
+    shortlist_.begin(group, kept(k, count), count);
+    const size_t most = group * group * kept(k, count);
+    if (scores_.size() < most) scores_.resize(most);
   }
 
   void begin(const KeyCodes& codes, const SearchArgs& args, size_t count, Collector& collector) {
     collector_ = &collector;
-    group_ = args.group;
     codes.encode_queries(args.queries, args.group, queries_);
     if (!collector.logging()) reserve(args.group, args.k, count);
   }
@@ -37,7 +33,7 @@ class Rerank {
   template <class Rows>
   void offer(const float* scores, size_t stride, Rows rows, size_t n) {
     if (collector_->logging()) return collector_->offer(scores, stride, rows, n);
-    for (uint32_t h = 0; h < group_; ++h) top_.offer(h, scores + h * stride, rows, n);
+    shortlist_.offer(scores, stride, rows, n);
   }
 
   void finish(const cpu::Kernels& kernels, const RowsView& keys, const SearchArgs& args,
@@ -49,11 +45,8 @@ class Rerank {
   static size_t kept(size_t k, size_t count) { return std::min(k + k / 4 + 16, count); }
 
   Collector* collector_ = nullptr;
-  uint32_t group_ = 0;
   KeyCodes::Queries queries_;
-  TopK top_;
-  RowMarks marks_;
-  std::vector<uint32_t> united_;
+  Shortlist shortlist_;
   std::vector<float> scores_;
 };
 

@@ -29,7 +29,7 @@ class Engine {
   [[nodiscard]] const char* device_name() const { return "host"; }
   /// What an index of this layer and KV head works with.
   [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
-    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head)};
+    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits};
   }
 
   /// Resident K and V for a new session, on the engine's device.

@@ -72,6 +72,9 @@ struct Avx2 {
   static F load(const std::byte* p) {
     if constexpr (T == DType::f32) {
       return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+    } else if constexpr (T == DType::i8) {
+      const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+      return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
     } else {
       const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
       if constexpr (T == DType::f16) return _mm256_cvtph_ps(half);

@@ -59,6 +59,9 @@ struct Avx512 {
   static F load(const std::byte* p) {
     if constexpr (T == DType::f32) {
       return _mm512_loadu_ps(p);
+    } else if constexpr (T == DType::i8) {
+      const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+      return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
     } else {
       const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
       if constexpr (T == DType::f16) return _mm512_cvtph_ps(half);

@@ -103,7 +103,7 @@ class RowBlocks {
 };
 
 template <DType T>
-constexpr size_t kElementSize = T == DType::f32 ? 4 : 2;
+constexpr size_t kElementSize = T == DType::f32 ? 4 : (T == DType::i8 ? 1 : 2);
 
 }  // namespace
 }  // namespace keyhole::cpu

@@ -80,7 +80,8 @@ INSTANTIATE_TEST_SUITE_P(Types, Allocation,
                                            "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000",
                                            "flat:codec=int8", "roargraph:M=6,ef=20,beam=20",
                                            "roargraph:M=6,ef=20,beam=20,codec=none", "saap",
-                                           "saap:C=30,probe=30"));
+                                           "saap:C=30,probe=30", "sparq",
+                                           "sparq:r=8,local=20,codec=int8"));
 
 // A step of a tail: what is left of it, reading on for goals, and the state.
 TEST(TailAllocation, NoneAfterReserve) {

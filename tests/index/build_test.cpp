@@ -34,7 +34,9 @@ constexpr const char* kSpecs[] = {"flat",
                                   "hnsw:M=6,efc=30",
                                   "flat:codec=int8",
                                   "roargraph:M=6,ef=8,beam=30",
-                                  "saap:C=40"};
+                                  "saap:C=40",
+                                  "sparq",
+                                  "sparq:codec=int8"};
 
 TEST(Build, DoesNotDependOnThreads) {
   std::mt19937 random(71);
@@ -69,7 +71,7 @@ TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
   for (const cpu::Level level : cpu::available_levels()) {
     const Context ctx = {cpu::kernels_for(level), nullptr};
     for (const char* spec : {"flat", "ivf:C=10,probe=10", "hnsw:ef=800,efc=40", "roargraph:ef=800",
-                             "saap:C=9,probe=9"}) {
+                             "saap:C=9,probe=9", "sparq:r=64"}) {
       const auto index = make_index(spec, 64, DType::f16, ctx);
       BuildInput input;
       input.keys = keys.view();
@@ -151,7 +153,8 @@ TEST(Bytes, AreWhatTheEstimateSays) {
       for (const char* spec :
            {"flat", "ivf", "ivf:C=100", "ivf:train=global,iters=2", "hnsw:efc=10", "hnsw:M=4,efc=5",
             "hnsw:M=48,efc=5", "flat:codec=int8", "roargraph:beam=10",
-            "roargraph:M=4,beam=10,codec=none", "saap", "saap:C=100,iters=2"}) {
+            "roargraph:M=4,beam=10,codec=none", "saap", "saap:C=100,iters=2", "sparq",
+            "sparq:codec=int8"}) {
         const auto bytes = static_cast<double>(built(spec, keys)->info().bytes);
         const auto estimate = static_cast<double>(estimate_bytes(spec, n, 64, dtype));
         EXPECT_NEAR(bytes, estimate, 0.1 * estimate) << spec << " of " << n;
@@ -164,7 +167,8 @@ TEST(Bytes, AndSecondsGrowWithAppends) {
   std::mt19937 random(75);
   Keys keys(1200, 64, DType::f16);
   keys.put(0, gaussian(1200, 64, random));
-  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10", "saap"}) {
+  for (const char* spec :
+       {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10", "saap"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     index->append(keys.view(600), {});
     const IndexInfo half = index->info();
@@ -184,7 +188,7 @@ TEST(Threads, SearchAtOnceWithTheirOwnScratch) {
   Keys keys(1500, 64, DType::f16);
   keys.put(0, attention_keys(1500, 64, random));
   for (const char* spec :
-       {"flat", "ivf", "hnsw:M=6,efc=20,ef=30", "roargraph:M=6,beam=20,ef=8", "saap"}) {
+       {"flat", "ivf", "hnsw:M=6,efc=20,ef=30", "roargraph:M=6,beam=20,ef=8", "saap", "sparq"}) {
     SCOPED_TRACE(spec);
     const auto index = built(spec, keys);
     std::vector<std::vector<float>> queries;
@@ -218,7 +222,7 @@ TEST(Scratch, ServesEveryIndexOfItsType) {
   large.put(0, gaussian(2000, 64, random));
   const auto queries = gaussian(3, 64, random);
   for (const char* spec :
-       {"flat", "ivf", "hnsw:M=6,efc=20", "roargraph:M=6,beam=20,ef=8", "saap"}) {
+       {"flat", "ivf", "hnsw:M=6,efc=20", "roargraph:M=6,beam=20,ef=8", "saap", "sparq"}) {
     SCOPED_TRACE(spec);
     const auto a = built(spec, small);
     const auto b = built(spec, large);

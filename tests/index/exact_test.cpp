@@ -1,4 +1,5 @@
-// What must be exact is: flat always, ivf and saap where every list is probed, hnsw where k or the beam covers all.
+// What must be exact is: flat always, ivf and saap where every list is probed, graphs where k or the beam covers
+// all, sparq where it reads all components.
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {
@@ -9,7 +10,8 @@ constexpr const char* kExactSpecs[] = {"flat",
                                        "ivf:C=9,probe=9,train=global,metric=ip,center=0,iters=2",
                                        "hnsw:M=8,ef=100000,efc=20",
                                        "roargraph:M=8,ef=100000,beam=20",
-                                       "saap:C=11,probe=11,iters=2"};
+                                       "saap:C=11,probe=11,iters=2",
+                                       "sparq:r=256"};
 
 // Random shapes, dtypes, groups and k, against double precision.
 TEST(Exact, RandomShapes) {
@@ -80,7 +82,7 @@ TEST(Exact, EmptyIndexAnswersNothing) {
   Keys keys(0, 128, DType::f16);
   std::mt19937 random(6);
   const auto queries = gaussian(3, 128, random);
-  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph", "saap"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}) {
     for (const bool build : {false, true}) {
       const auto index = make_index(spec, 128, DType::f16, context());
       BuildInput input;
@@ -100,8 +102,9 @@ TEST(Exact, OneRow) {
   Keys keys(1, 80, DType::bf16);
   keys.put(0, gaussian(1, 80, random));
   const auto queries = gaussian(2, 80, random);
-  for (const char* spec : {"flat", "ivf", "ivf:C=1024,probe=1", "hnsw", "hnsw:geometry=ip",
-                           "flat:codec=int8", "roargraph", "roargraph:ef=1", "saap"}) {
+  for (const char* spec :
+       {"flat", "ivf", "ivf:C=1024,probe=1", "hnsw", "hnsw:geometry=ip", "flat:codec=int8",
+        "roargraph", "roargraph:ef=1", "saap", "sparq", "sparq:codec=int8,local=3"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 80, 5);
     for (uint32_t h = 0; h < 2; ++h) {
@@ -136,7 +139,7 @@ TEST(Exact, AdversarialKeys) {
     for (const char* spec :
          {"flat", "ivf:C=64,probe=64,codec=none", "ivf:C=100000,probe=100000,metric=ip,codec=none",
           "hnsw:ef=1000,efc=40", "hnsw:M=2,ef=1000,efc=1", "roargraph:ef=1000,beam=40",
-          "saap:C=64,probe=64,codec=none", "saap:C=100000,probe=100000,codec=none"}) {
+          "saap:C=64,probe=64,codec=none", "saap:C=100000,probe=100000,codec=none", "sparq:r=64"}) {
       SCOPED_TRACE(spec);
       const auto index = built(spec, keys);
       for (const uint32_t k : {1U, 10U, 50U, 499U, 500U, 2000U}) {
@@ -182,8 +185,8 @@ TEST(Exact, MaximalFloatsDoNotBreakABuild) {
   for (size_t i = 0; i < values.size(); i += 64) values[i] = i % 128 == 0 ? 3e38F : -3e38F;
   keys.put(0, values);
   const auto queries = gaussian(2, 64, random);
-  for (const char* spec :
-       {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000", "roargraph:ef=1000", "saap:C=8,probe=8"}) {
+  for (const char* spec : {"flat", "ivf:C=8,probe=8", "hnsw:ef=1000", "roargraph:ef=1000",
+                           "saap:C=8,probe=8", "sparq", "sparq:codec=int8"}) {
     SCOPED_TRACE(spec);
     const Answer answer = search(*built(spec, keys), queries, 64, 200);
     for (const Found& found : answer.heads) EXPECT_EQ(found.ids.size(), 200U);

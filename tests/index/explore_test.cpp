@@ -12,7 +12,9 @@ constexpr const char* kSpecs[] = {"flat",
                                   "flat:codec=int8",
                                   "roargraph:M=8,ef=8,beam=40",
                                   "roargraph:M=8,ef=8,beam=40,codec=none",
-                                  "saap:C=20,probe=5,iters=2"};
+                                  "saap:C=20,probe=5,iters=2",
+                                  "sparq:r=8",
+                                  "sparq:r=8,local=3,codec=int8"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 

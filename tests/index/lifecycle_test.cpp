@@ -14,7 +14,8 @@ constexpr const char* kExactSpecs[] = {
     "ivf:train=global,probe=16777216,segment=150,iters=1,metric=ip,codec=none",
     "hnsw:M=4,ef=100000,efc=12",
     "roargraph:M=4,ef=100000,beam=12",
-    "saap:C=12,probe=12,iters=2,codec=none"};
+    "saap:C=12,probe=12,iters=2,codec=none",
+    "sparq:r=64"};
 
 void expect_right(const Index& index, const Keys& keys, std::mt19937& random) {
   ASSERT_EQ(index.count(), keys.count());
@@ -95,8 +96,8 @@ TEST(Append, BlockByBlockFindsWhatOneBuildFinds) {
   constexpr size_t kRows = 1500;
   Keys keys(kRows, 64, DType::f16);
   keys.put(0, attention_keys(kRows, 64, random));
-  for (const char* spec :
-       {"ivf:segment=512,probe=12", "hnsw:M=8,ef=64,efc=60", "saap:C=24,probe=12"}) {
+  for (const char* spec : {"ivf:segment=512,probe=12", "hnsw:M=8,ef=64,efc=60",
+                           "saap:C=24,probe=12", "sparq:r=24", "sparq:r=24,codec=int8"}) {
     SCOPED_TRACE(spec);
     const auto whole = built(spec, keys);
     const auto grown = make_index(spec, 64, DType::f16, context());

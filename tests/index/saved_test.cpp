@@ -15,7 +15,9 @@ constexpr const char* kSpecs[] = {"flat",
                                   "flat:codec=int8",
                                   "roargraph:M=4,ef=20,beam=10",
                                   "roargraph:M=4,ef=5,beam=10,codec=none",
-                                  "saap:C=12,probe=4,iters=1"};
+                                  "saap:C=12,probe=4,iters=1",
+                                  "sparq:r=8",
+                                  "sparq:r=8,codec=int8"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -112,17 +114,19 @@ TEST_P(Saved, SearchParametersMayDifferBuildParametersMayNot) {
   };
   EXPECT_EQ(load(*fresh(replaced("probe=4", "probe=9")), bytes_), Status::ok);
   EXPECT_EQ(load(*fresh(replaced("ef=20", "ef=33")), bytes_), Status::ok);
+  EXPECT_EQ(load(*fresh(replaced("r=8", "r=9")), bytes_), Status::ok);
   for (const auto& [from, to] : {std::pair<std::string, std::string>{"C=12", "C=13"},
                                  {"iters=1", "iters=2"},
                                  {"M=4", "M=5"},
-                                 {"efc=10", "efc=11"}}) {
+                                 {"efc=10", "efc=11"},
+                                 {"r=8,codec=int8", "r=8"}}) {
     if (spec.find(from) == std::string::npos) continue;
     EXPECT_EQ(load(*fresh(replaced(from, to)), bytes_), Status::corrupt) << from;
   }
 }
 
 TEST_P(Saved, RefusesAnotherTypeShapeOrTooFewKeys) {
-  for (const char* other : {"flat", "ivf", "hnsw", "roargraph", "saap"}) {
+  for (const char* other : {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}) {
     if (std::string(GetParam()).find(other) == 0) continue;
     EXPECT_EQ(load(*fresh(other), bytes_), Status::corrupt) << other;
   }

@@ -21,9 +21,10 @@ void expect_mentions(const std::string& text, const std::vector<std::string>& wo
 }
 
 TEST(Spec, AcceptsTypesAloneAndWithParameters) {
-  for (const char* spec : {"flat", "ivf", "hnsw", "ivf:C=1024,probe=32", "hnsw:M=32,ef=128",
-                           "ivf:train=global,center=0", "hnsw:geometry=ip", "saap", "ivf:rope=undo",
-                           "saap:C=512,probe=16,partitions=own,classifier=off"}) {
+  for (const char* spec :
+       {"flat", "ivf", "hnsw", "ivf:C=1024,probe=32", "hnsw:M=32,ef=128",
+        "ivf:train=global,center=0", "hnsw:geometry=ip", "saap", "sparq:r=16,local=8",
+        "ivf:rope=undo", "saap:C=512,probe=16,partitions=own,classifier=off"}) {
     EXPECT_NO_THROW(check_spec(spec)) << spec;
   }
 }
@@ -61,7 +62,7 @@ TEST(Spec, HelpListsEveryParameterWithItsDefault) {
       EXPECT_NO_THROW(check_spec(type.name + ":" + p.name + "=" + p.default_value));
     }
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw", "roargraph", "saap"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}));
 }
 
 TEST(Spec, EffectiveParametersBuildTheSameIndex) {
@@ -69,8 +70,9 @@ TEST(Spec, EffectiveParametersBuildTheSameIndex) {
   Keys keys(900, 64, DType::f16);
   keys.put(0, attention_keys(900, 64, random));
   const auto queries = attention_queries(3, 64, keys, random);
-  for (const char* spec : {"flat", "ivf", "ivf:C=40,probe=3,seed=7,segment=300", "hnsw:M=6,efc=40",
-                           "roargraph:M=6,ef=9", "saap:C=40,probe=3"}) {
+  for (const char* spec :
+       {"flat", "ivf", "ivf:C=40,probe=3,seed=7,segment=300", "hnsw:M=6,efc=40",
+        "roargraph:M=6,ef=9", "saap:C=40,probe=3", "sparq", "sparq:r=9,local=4,codec=int8"}) {
     const auto first = built(spec, keys);
     const std::string params = first->info().params;
     EXPECT_EQ(first->info().type, std::string(spec).substr(0, std::string(spec).find(':')));
@@ -104,6 +106,7 @@ TEST(Spec, SearchParametersChangeWithoutABuild) {
                             {"ivf:C=40,probe=9", "ivf:probe=2,C=40"},
                             {"hnsw:M=6,efc=40,ef=12", "hnsw:M=6,efc=40,ef=100"},
                             {"roargraph:M=6,ef=10", "roargraph:M=6,ef=40"},
+                            {"sparq:r=8", "sparq:local=7,r=32"},
                             {"flat", "flat"}};
   for (const auto& [from, to] : pairs) {
     SCOPED_TRACE(to);
@@ -152,7 +155,7 @@ TEST(Factory, IndexesRefuseKeysOfAnotherShape) {
   Keys keys(10, 64, DType::f16);
   Keys wide(10, 128, DType::f16);
   Keys fine(10, 64, DType::f32);
-  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph", "saap"}) {
+  for (const char* spec : {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     for (const Keys* other : {&wide, &fine}) {
       BuildInput input;

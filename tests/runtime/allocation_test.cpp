@@ -165,9 +165,10 @@ std::string name_of(const ::testing::TestParamInfo<Param>& p) {
 
 INSTANTIATE_TEST_SUITE_P(
     Types, Allocation,
-    ::testing::Combine(
-        ::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40", "roargraph:M=8,ef=20"),
-        ::testing::Values(KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT)),
+    ::testing::Combine(::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40",
+                                         "roargraph:M=8,ef=20", "sparq:r=8"),
+                       ::testing::Values(KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED,
+                                         KEYHOLE_ATTEND_WEIGHT)),
     name_of);
 
 }  // namespace

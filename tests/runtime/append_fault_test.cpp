@@ -139,7 +139,7 @@ TEST_P(AppendFault, ASlowBuilderIsWaitedForAndReported) {
 INSTANTIATE_TEST_SUITE_P(Types, AppendFault,
                          ::testing::Values("ivf:C=8,probe=16777216,segment=64",
                                            "hnsw:M=6,ef=100000,efc=20",
-                                           "roargraph:M=8,ef=100000,Nq=10,beam=12"),
+                                           "roargraph:M=8,ef=100000,Nq=10,beam=12", "sparq:r=256"),
                          [](const auto& p) {
                            return std::string(p.param).substr(0, std::string(p.param).find(':'));
                          });

@@ -13,7 +13,8 @@ namespace keyhole::test {
 namespace {
 
 constexpr const char* kIndexes[] = {"flat", "ivf:C=8,probe=3,segment=64,iters=2",
-                                    "hnsw:M=4,ef=16,efc=12", "roargraph:M=8,ef=10,Nq=10,beam=12"};
+                                    "hnsw:M=4,ef=16,efc=12", "roargraph:M=8,ef=10,Nq=10,beam=12",
+                                    "sparq:r=8"};
 
 /// Several sessions that are told the same.
 class Chorus {

@@ -64,8 +64,8 @@ TEST_F(Build, ChangingTheIndexMakesAllPending) {
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_index(session_.get(), "flatt"));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
-  for (const char* spec :
-       {"ivf:C=4,probe=16777216", "hnsw:M=16,ef=4096", "roargraph:ef=4096", "flat"}) {
+  for (const char* spec : {"ivf:C=4,probe=16777216", "hnsw:M=16,ef=4096", "roargraph:ef=4096",
+                           "sparq:r=256", "flat"}) {
     ASSERT_OK(keyhole_session_set_index(session_.get(), spec));
     EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed);
     expect_all_exact();

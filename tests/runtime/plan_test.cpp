@@ -36,7 +36,7 @@ TEST(Plan, An8BModelAt128k) {
 TEST(Plan, TheLongestContextIsTheLongest) {
   keyhole_session_config s;
   keyhole_session_config_init(&s);
-  for (const char* index : {"flat", "ivf:C=256,probe=8", "hnsw", "roargraph"}) {
+  for (const char* index : {"flat", "ivf:C=256,probe=8", "hnsw", "roargraph", "sparq"}) {
     s.index = index;
     const uint64_t host = uint64_t{40} << 30;
     const uint64_t device = uint64_t{1} << 30;

@@ -17,7 +17,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "hnsw:M=8,ef=30,efc=40",
                                   "flat:codec=int8",
                                   "roargraph:M=6,ef=8,codec=none",
-                                  "roargraph:M=6,ef=8"};
+                                  "roargraph:M=6,ef=8",
+                                  "sparq:r=8"};
 
 RowsView view_of(const std::vector<float>& rows) {
   return {reinterpret_cast<const std::byte*>(rows.data()), kDim * sizeof(float), rows.size() / kDim,

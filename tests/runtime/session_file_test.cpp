@@ -142,7 +142,7 @@ TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
 
 INSTANTIATE_TEST_SUITE_P(Types, SessionFileTest,
                          ::testing::Values("flat", "ivf:C=8,probe=2", "hnsw:M=8,ef=40",
-                                           "roargraph:M=8,ef=8"),
+                                           "roargraph:M=8,ef=8", "sparq:r=8,codec=int8"),
                          [](const auto& p) {
                            return std::string(p.param).substr(0, std::string(p.param).find(':'));
                          });

@@ -34,7 +34,8 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
 }
 
 TEST(Threads, TheBitsDoNotDependOnTheirNumber) {
-  for (const char* index : {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32", "roargraph:M=8,ef=8"}) {
+  for (const char* index :
+       {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32", "roargraph:M=8,ef=8", "sparq:r=8"}) {
     const auto one = run(1, index);
     for (const uint32_t threads : {2U, 5U}) {
       const auto many = run(threads, index);
@@ -83,7 +84,7 @@ TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
     return answers;
   };
   for (const char* index : {"flat", "flat:codec=int8", "ivf:C=40,probe=9", "hnsw:M=2,ef=8,efc=4",
-                            "roargraph:M=4,ef=16,Nq=5,beam=4,queries=50"}) {
+                            "roargraph:M=4,ef=16,Nq=5,beam=4,queries=50", "sparq:r=8"}) {
     for (const keyhole_attend_mode attend :
          {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
       const auto one = run_one_head(1, index, attend);

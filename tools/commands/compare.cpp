@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,7 +27,7 @@ struct Options {
   std::string trace;
   VectorFiles vectors;
   std::vector<std::string> indexes;
-  std::vector<std::string> attends;
+  std::vector<std::string> attends, tails, targets;
   uint32_t k = 100;
   std::optional<uint32_t> sink, window;
   unsigned threads = 0;
@@ -35,8 +36,12 @@ struct Options {
   std::string kv_dtype = "f16";
   std::string classifiers;
   std::string json, csv, svg;
+  std::string sort = "none";
   bool per_head = false;
 };
+
+const std::map<std::string, SortBy> kSortings = {
+    {"none", SortBy::none}, {"error", SortBy::error}, {"bytes", SortBy::bytes}, {"us", SortBy::us}};
 
 Trace open_trace(const Options& options) {
   VectorFiles vectors = options.vectors;
@@ -120,7 +125,13 @@ ComparisonPlan make_plan(const Trace& trace, const Options& options) {
       plan.indexes.push_back({spec, index});
     }
   }
-  plan.attends = parse_attends(options.attends, options.k);
+  plan.budgets =
+      cross_budgets(parse_attends(options.attends, options.k), options.tails, options.targets);
+  if (!trace.heads().front().values &&
+      std::any_of(plan.budgets.begin(), plan.budgets.end(),
+                  [](const BudgetChoice& b) { return b.target.error != 0; })) {
+    throw UsageError("--target error= is about outputs, and " + options.trace + " has no values");
+  }
   plan.classifiers = options.classifiers;
   plan.heads = select_heads(trace, options);
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
@@ -181,7 +192,8 @@ void run(const Options& options) {
     results = comparison.run();
     simd = comparison.simd_level();
   }
-  const std::vector<Summary> summaries = summarise(results);
+  std::vector<Summary> summaries = summarise(results);
+  sort(summaries, kSortings.at(options.sort));
   const Machine machine = describe_machine(simd);
 
   if (options.json != "-" && options.csv != "-") {
@@ -227,19 +239,25 @@ void run(const Options& options) {
   }
 }
 
-constexpr const char* kDefinitions = R"(What is measured, for each KV head and index:
+constexpr const char* kDefinitions = R"(What is measured, for each KV head, index and budget:
+  error p50, p95  output error ||o - o*|| / ||o*|| of a (query, head), the whole attention o with its
+                  resident tokens against exact attention over the recorded elements
+  read            bytes that a step loaded / bytes of the offloaded keys and values
+  read/step       bytes that the search and the attention of one step loaded, its tail included
+  p50, p95, p99   latency of one group's search and attention, one thread, warm, nothing else running
+  missing         1 - mass; beside it what the tail or the target estimated of it (means)
+  opened          keys that a step read to meet its target, beyond what the search found
+  held            share of the (query, head) that kept the target: error at most 1.5 times it, mass at
+                  most 0.02 below it
   recall          share of the k offloaded keys of largest inner product that the search returned;
                   a key that ties with the k-th (within fp32 rounding) counts
-                  with --attend scored and weight: share that was attended
+                  with --attend scored and weight, and with a target: share that was attended
   mass            recovered mass: softmax weight, under exact attention over the whole context, of the
                   sink, the window, and the keys that were attended
-  error           output error ||o - o*|| / ||o*|| against exact attention over the recorded elements
-  scan            share of the offloaded keys whose score was computed
+  scan            share of the offloaded keys whose score was computed (sparq: from the whole key)
   attended        distinct offloaded keys that one step attended, for all heads of the group
-  read/step       bytes that the search and the attention of one step loaded
-  p50, p95, p99   latency of one group's search and attention, one thread, warm, nothing else running
   build_s         of one head, while as many others are built as --threads allows; 1 to time it alone
-  bytes/key       held by the index beside K and V
+  bytes/key       held by the index, and by the partitions of its tail, beside K and V
 With P tokens at the first recorded query, the tokens [sink, P - window) are offloaded and indexed; all
 others up to a query's own position are attended exactly.)";
 
@@ -247,8 +265,9 @@ others up to a query's own position are attended exactly.)";
 
 void add_compare(CLI::App& keyhole) {
   auto options = std::make_shared<Options>();
-  CLI::App* command = keyhole.add_subcommand(
-      "compare", "Compare index types on a recorded trace: recall, mass, output error, latency");
+  CLI::App* command = keyhole.add_subcommand("compare",
+                                             "Compare index types and budgets on a recorded trace: "
+                                             "output error against bytes read and time");
   command
       ->add_option("--trace", options->trace,
                    "A trace written by record, or keys in .hdf5 (ann-benchmarks), .fbin or .fvecs")
@@ -274,6 +293,12 @@ void add_compare(CLI::App& keyhole) {
   command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; may be repeated")
       ->allow_extra_args(false)
       ->type_name("WAY");
+  command->add_option("--tail", options->tails, std::string(kTailHelp) + "; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("TAIL");
+  command->add_option("--target", options->targets, std::string(kTargetHelp) + "; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("TARGET");
   command
       ->add_option("--k", options->k,
                    "The k of recall, and the keys that a search is asked for per query head")
@@ -305,12 +330,20 @@ void add_compare(CLI::App& keyhole) {
       ->add_option("--classifiers", options->classifiers,
                    "Trained partitions and query classifiers for saap, written by train-saap")
       ->type_name("FILE");
+  command
+      ->add_option("--sort", options->sort,
+                   "Sort the summary by error (median), bytes read or us (p50), the least first")
+      ->type_name("BY")
+      ->check(CLI::IsMember({"none", "error", "bytes", "us"}))
+      ->capture_default_str();
   command->add_flag("--per-head", options->per_head, "Also print a row for every head");
   command->add_option("--json", options->json, "Write all results here (- for standard output)")
       ->type_name("FILE");
   command->add_option("--csv", options->csv, "Write the per-head rows here (- for standard output)")
       ->type_name("FILE");
-  command->add_option("--svg", options->svg, "Draw recall, mass and error against cost here")
+  command
+      ->add_option("--svg", options->svg,
+                   "Draw output error against bytes read and against time here")
       ->type_name("FILE");
   command->footer(
       examples(
@@ -318,6 +351,9 @@ void add_compare(CLI::App& keyhole) {
            "keyhole compare --trace t.safetensors --index hnsw:M=32,ef=128 --layers 4,5 --per-head",
            "keyhole compare --trace t.safetensors --index 'ivf:probe=8|16|32|64' --attend topk:100 "
            "--attend scored --attend weight:1e-4 --svg curves.svg",
+           "keyhole compare --trace t.safetensors --index ivf --tail none --tail second --target "
+           "none "
+           "--target error=0.05 --sort bytes",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
            "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +

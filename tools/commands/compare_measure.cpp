@@ -34,8 +34,8 @@ double tie_tolerance(keyhole_dtype kv_dtype, bool rounds_keys, size_t dim) {
 // Buffers and the call of one group search with attention.
 class Step {
  public:
-  Step(const IndexHandle& index, const HeadTruth& truth, const AttendChoice& attend)
-      : options(attend.search_options()),
+  Step(const IndexHandle& index, const HeadTruth& truth, const BudgetChoice& budget)
+      : options(budget.search_options()),
         o(truth.group * truth.dim),
         lse(truth.group),
         index_(index),
@@ -43,6 +43,10 @@ class Step {
         ids_(truth.group * options.k),
         counts_(truth.group) {
     keyhole_search_cost_init(&cost);
+    if (!budget.needs_partitions()) return;
+    // Targets are about all of the attention: what is resident is told. Without values it has no output.
+    resident_lse_.assign(truth.resident_lse.begin(), truth.resident_lse.end());
+    if (truth.resident_output.empty()) no_output_.resize(truth.group * truth.dim);
   }
 
   void run(size_t query) {
@@ -73,6 +77,12 @@ class Step {
  private:
   keyhole_tensor prepare(size_t query) {
     options.position = truth_.positions[query];
+    if (!resident_lse_.empty()) {
+      const size_t row = query * truth_.group;
+      options.other_o =
+          no_output_.empty() ? truth_.resident_output.data() + row * truth_.dim : no_output_.data();
+      options.other_lse = resident_lse_.data() + row;
+    }
     const int64_t shape[] = {static_cast<int64_t>(truth_.group), static_cast<int64_t>(truth_.dim)};
     return keyhole_tensor_host(truth_.query(query * truth_.group), KEYHOLE_F32, 2, shape);
   }
@@ -80,6 +90,8 @@ class Step {
   const IndexHandle& index_;
   const HeadTruth& truth_;
   std::vector<uint32_t> ids_, counts_;
+  std::vector<float> resident_lse_;  // [rows], with partitions
+  std::vector<float> no_output_;     // [g, d] zeros, where there are no values
 };
 
 // Rows in ascending order, each once.
@@ -121,28 +133,42 @@ double output_error(const HeadTruth& truth, size_t row, const float* o, double l
 // Quality of one step's answer, added up over steps.
 class Quality {
  public:
-  Quality(const HeadTruth& truth, double tolerance) : truth_(truth), tolerance_(tolerance) {}
+  Quality(const HeadTruth& truth, const BudgetChoice& budget, double tolerance)
+      : truth_(truth),
+        budget_(budget),
+        tolerance_(tolerance),
+        credits_all_(budget.attend.mode != KEYHOLE_ATTEND_TOPK || budget.target.any()) {}
 
   double recall = 0, mass = 0, attended = 0;
   uint64_t scored = 0, bytes = 0;
   std::vector<double> errors;
+  MissingMass missing;  // sums
+  size_t held = 0;      // samples
 
   void add(size_t query, Step& step) {
     const std::vector<uint32_t> rows = distinct(step.rows, truth_);
     for (size_t j = 0; j < truth_.group; ++j) {
       const size_t row = query * truth_.group + j;
       const Found all = look_at(row, rows);
-      mass += all.mass + std::exp(truth_.resident_lse[row] - truth_.lse[row]);
+      const double read = all.mass + std::exp(truth_.resident_lse[row] - truth_.lse[row]);
+      mass += read;
       // Of the best k a head is credited with its own; where all heads share what was scored, with that.
-      if (step.options.attend != KEYHOLE_ATTEND_TOPK) recall += share(all.hits);
+      if (credits_all_) recall += share(all.hits);
+      double error = 0;
       if (!truth_.output.empty()) {
-        errors.push_back(output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]));
+        error = output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]);
+        errors.push_back(error);
       }
+      if (keeps_target(error, read)) ++held;
+      missing.estimated += step.cost.missing[j];
+      missing.estimate_error += std::abs(step.cost.missing[j] - (1 - read));
     }
+    missing.bytes_per_step += static_cast<double>(step.cost.tail_bytes_read);
+    missing.keys_opened += step.cost.keys_opened;
     attended += step.cost.keys_attended;
     scored += step.cost.keys_scored;
     bytes += step.cost.bytes_read;
-    if (step.options.attend != KEYHOLE_ATTEND_TOPK) return;
+    if (credits_all_) return;
     step.search(query);
     for (size_t j = 0; j < truth_.group; ++j) {
       recall += share(look_at(query * truth_.group + j, distinct(step.found(j), truth_)).hits);
@@ -150,6 +176,12 @@ class Quality {
   }
 
  private:
+  [[nodiscard]] bool keeps_target(double error, double read) const {
+    const TargetChoice& target = budget_.target;
+    return (target.error == 0 || error <= kErrorSlack * target.error) &&
+           (target.mass == 0 || read >= target.mass - kMassSlack);
+  }
+
   struct Found {
     size_t hits = 0;  // rows that are among the k best
     double mass = 0;  // softmax weight of all of them
@@ -174,7 +206,9 @@ class Quality {
   }
 
   const HeadTruth& truth_;
+  const BudgetChoice& budget_;
   const double tolerance_;
+  const bool credits_all_;  // a head's recall counts what any head found
 };
 
 OutputError summarise(std::vector<double> errors) {
@@ -254,13 +288,14 @@ void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& 
 }
 
 Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
-                          const AttendChoice& attend, keyhole_dtype kv_dtype, bool rounds_keys) {
+                          const BudgetChoice& budget, keyhole_dtype kv_dtype, bool rounds_keys) {
   const size_t queries = truth.rows() / truth.group;
-  AttendChoice bounded = attend;
-  bounded.k = static_cast<uint32_t>(std::min<size_t>(attend.k, truth.offloaded.count()));
+  BudgetChoice bounded = budget;
+  bounded.attend.k =
+      static_cast<uint32_t>(std::min<size_t>(budget.attend.k, truth.offloaded.count()));
   Step step(index, truth, bounded);
 
-  Quality quality(truth, tie_tolerance(kv_dtype, rounds_keys, truth.dim));
+  Quality quality(truth, bounded, tie_tolerance(kv_dtype, rounds_keys, truth.dim));
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     step.run(i);
@@ -282,21 +317,36 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
   check(keyhole_index_get_info(index.get(), &info));
 
   const auto rows = static_cast<double>(truth.rows());
+  const auto steps = static_cast<double>(queries);
   const auto keys = static_cast<double>(truth.offloaded.count());
+  const double element_bytes = kv_dtype == KEYHOLE_F32 ? 4 : 2;
   Measurement m;
-  m.attend = attend.text();
+  m.attend = budget.attend.text();
+  m.tail = budget.tail.text();
+  m.target = budget.target.text();
   m.params = info.params;
   m.diagnostics = info.diagnostics;
   m.middle_mass = truth.middle_mass;
   m.recall = quality.recall / rows;
   m.recovered_mass = quality.mass / rows;
+  m.missing_mass = 1 - m.recovered_mass;
   if (!quality.errors.empty()) m.output_error = summarise(std::move(quality.errors));
   m.scan_fraction = static_cast<double>(quality.scored) / (rows * keys);
-  m.keys_attended = quality.attended / static_cast<double>(queries);
-  m.bytes_per_step = static_cast<double>(quality.bytes) / static_cast<double>(queries);
+  m.keys_attended = quality.attended / steps;
+  m.bytes_per_step = static_cast<double>(quality.bytes) / steps;
+  m.read_share = m.bytes_per_step / (2 * keys * static_cast<double>(truth.dim) * element_bytes);
   m.latency_us = percentiles(std::move(microseconds));
   m.build_seconds = info.build_seconds;
   m.bytes_per_key = static_cast<double>(info.bytes) / keys;
+  if (budget.target.any()) m.held = static_cast<double>(quality.held) / rows;
+  if (budget.needs_partitions()) {
+    m.missing = {.estimated = quality.missing.estimated / rows,
+                 .estimate_error = quality.missing.estimate_error / rows,
+                 .bytes_per_step = quality.missing.bytes_per_step / steps,
+                 .keys_opened = quality.missing.keys_opened / steps};
+    m.tail_build_seconds = info.tail_build_seconds;
+    m.tail_bytes_per_key = static_cast<double>(info.tail_bytes) / keys;
+  }
   return m;
 }
 

@@ -1,8 +1,10 @@
 #include "tools/commands/compare_report.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
+#include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -14,26 +16,40 @@ using nlohmann::ordered_json;
 
 // Adds weight * from to `into`, figure by figure.
 void accumulate(Measurement& into, const Measurement& from, double weight) {
-  into.middle_mass += weight * from.middle_mass;
-  into.recall += weight * from.recall;
-  into.recovered_mass += weight * from.recovered_mass;
-  into.scan_fraction += weight * from.scan_fraction;
-  into.keys_attended += weight * from.keys_attended;
-  into.bytes_per_step += weight * from.bytes_per_step;
-  into.latency_us.p50 += weight * from.latency_us.p50;
-  into.latency_us.p95 += weight * from.latency_us.p95;
-  into.latency_us.p99 += weight * from.latency_us.p99;
-  into.build_seconds += weight * from.build_seconds;
-  into.bytes_per_key += weight * from.bytes_per_key;
-  if (!from.output_error) return;
-  if (!into.output_error) into.output_error.emplace();
-  into.output_error->mean += weight * from.output_error->mean;
-  into.output_error->median += weight * from.output_error->median;
-  into.output_error->p95 += weight * from.output_error->p95;
+  const auto add = [&](auto figure) { figure(into) += weight * figure(from); };
+  add([](auto& m) -> auto& { return m.middle_mass; });
+  add([](auto& m) -> auto& { return m.read_share; });
+  add([](auto& m) -> auto& { return m.bytes_per_step; });
+  add([](auto& m) -> auto& { return m.latency_us.p50; });
+  add([](auto& m) -> auto& { return m.latency_us.p95; });
+  add([](auto& m) -> auto& { return m.latency_us.p99; });
+  add([](auto& m) -> auto& { return m.missing_mass; });
+  add([](auto& m) -> auto& { return m.recall; });
+  add([](auto& m) -> auto& { return m.recovered_mass; });
+  add([](auto& m) -> auto& { return m.scan_fraction; });
+  add([](auto& m) -> auto& { return m.keys_attended; });
+  add([](auto& m) -> auto& { return m.build_seconds; });
+  add([](auto& m) -> auto& { return m.bytes_per_key; });
+  add([](auto& m) -> auto& { return m.tail_build_seconds; });
+  add([](auto& m) -> auto& { return m.tail_bytes_per_key; });
+  if (from.output_error) {
+    if (!into.output_error) into.output_error.emplace();
+    add([](auto& m) -> auto& { return m.output_error->mean; });
+    add([](auto& m) -> auto& { return m.output_error->median; });
+    add([](auto& m) -> auto& { return m.output_error->p95; });
+  }
+  if (from.missing) {
+    if (!into.missing) into.missing.emplace();
+    add([](auto& m) -> auto& { return m.missing->estimated; });
+    add([](auto& m) -> auto& { return m.missing->estimate_error; });
+    add([](auto& m) -> auto& { return m.missing->bytes_per_step; });
+    add([](auto& m) -> auto& { return m.missing->keys_opened; });
+  }
+  if (from.held) into.held = into.held.value_or(0) + weight * *from.held;
 }
 
 bool same_way(const Measurement& a, const Measurement& b) {
-  return a.index == b.index && a.attend == b.attend;
+  return a.index == b.index && a.attend == b.attend && a.tail == b.tail && a.target == b.target;
 }
 
 Summary summarise_way(const Measurement& way, const std::vector<Measurement>& results) {
@@ -59,30 +75,65 @@ Summary summarise_way(const Measurement& way, const std::vector<Measurement>& re
     mean->series = way.series;
     mean->index = way.index;
     mean->attend = way.attend;
+    mean->tail = way.tail;
+    mean->target = way.target;
   }
   return summary;
 }
 
-// The figures that a head's row and a summary share.
+// A figure that JSON and CSV tell of heads and of summaries, by the same name and in the same order.
+struct Figure {
+  const char* name;
+  std::optional<double> (*of)(const Measurement&);
+};
+using M = const Measurement&;
+using Value = std::optional<double>;
+constexpr Figure kFigures[] = {
+    {"output_error_median",
+     [](M m) { return m.output_error ? Value(m.output_error->median) : std::nullopt; }},
+    {"output_error_p95",
+     [](M m) { return m.output_error ? Value(m.output_error->p95) : std::nullopt; }},
+    {"read_share", [](M m) { return Value(m.read_share); }},
+    {"bytes_per_step", [](M m) { return Value(m.bytes_per_step); }},
+    {"latency_us_p50", [](M m) { return Value(m.latency_us.p50); }},
+    {"missing_mass", [](M m) { return Value(m.missing_mass); }},
+    {"estimated_missing_mass",
+     [](M m) { return m.missing ? Value(m.missing->estimated) : std::nullopt; }},
+    {"missing_mass_error",
+     [](M m) { return m.missing ? Value(m.missing->estimate_error) : std::nullopt; }},
+    {"keys_opened", [](M m) { return m.missing ? Value(m.missing->keys_opened) : std::nullopt; }},
+    {"held", [](M m) { return m.held; }},
+    {"output_error",
+     [](M m) { return m.output_error ? Value(m.output_error->mean) : std::nullopt; }},
+    {"recall", [](M m) { return Value(m.recall); }},
+    {"recovered_mass", [](M m) { return Value(m.recovered_mass); }},
+    {"scan_fraction", [](M m) { return Value(m.scan_fraction); }},
+    {"keys_attended", [](M m) { return Value(m.keys_attended); }},
+    {"tail_bytes_per_step",
+     [](M m) { return m.missing ? Value(m.missing->bytes_per_step) : std::nullopt; }},
+    {"latency_us_p95", [](M m) { return Value(m.latency_us.p95); }},
+    {"latency_us_p99", [](M m) { return Value(m.latency_us.p99); }},
+    {"middle_mass", [](M m) { return Value(m.middle_mass); }},
+    {"build_s", [](M m) { return Value(m.build_seconds); }},
+    {"bytes_per_key", [](M m) { return Value(m.bytes_per_key); }},
+    {"tail_build_s", [](M m) { return Value(m.tail_build_seconds); }},
+    {"tail_bytes_per_key", [](M m) { return Value(m.tail_bytes_per_key); }},
+};
+
 void put_figures(ordered_json& out, const Measurement& m) {
-  out["middle_mass"] = m.middle_mass;
-  out["recall"] = m.recall;
-  out["recovered_mass"] = m.recovered_mass;
-  out["output_error"] = nullptr;
-  out["output_error_median"] = nullptr;
-  out["output_error_p95"] = nullptr;
-  if (m.output_error) {
-    out["output_error"] = m.output_error->mean;
-    out["output_error_median"] = m.output_error->median;
-    out["output_error_p95"] = m.output_error->p95;
+  constexpr std::string_view kLatency = "latency_us_";
+  for (const Figure& figure : kFigures) {
+    const std::string_view name = figure.name;
+    const Value value = figure.of(m);
+    ordered_json& at = name.starts_with(kLatency)
+                           ? out["latency_us"][std::string(name.substr(kLatency.size()))]
+                           : out[std::string(name)];
+    if (value) {
+      at = *value;
+    } else {
+      at = nullptr;
+    }
   }
-  out["scan_fraction"] = m.scan_fraction;
-  out["keys_attended"] = m.keys_attended;
-  out["bytes_per_step"] = m.bytes_per_step;
-  out["latency_us"] = {
-      {"p50", m.latency_us.p50}, {"p95", m.latency_us.p95}, {"p99", m.latency_us.p99}};
-  out["build_s"] = m.build_seconds;
-  out["bytes_per_key"] = m.bytes_per_key;
 }
 
 // RFC 4180: quotes around everything that needs them, quotes inside doubled.
@@ -103,22 +154,67 @@ std::string fixed(double value, int digits) {
   return text;
 }
 
-std::vector<std::string> figure_cells(const Measurement& m) {
-  return {fixed(m.recall, 3),
-          fixed(m.recovered_mass, 4),
-          m.output_error ? fixed(m.output_error->mean, 4) : "-",
-          m.output_error ? fixed(m.output_error->p95, 4) : "-",
-          percent(m.scan_fraction),
-          format_number(m.keys_attended),
-          format_bytes(static_cast<uint64_t>(m.bytes_per_step)),
-          fixed(m.latency_us.p50, 1),
-          fixed(m.latency_us.p95, 1),
-          fixed(m.latency_us.p99, 1)};
+// Which columns a table has beside those that every table has.
+struct Extras {
+  bool tail = false, target = false;
+
+  void see(const Measurement& m) {
+    tail = tail || m.tail != "none";
+    target = target || m.target != "none";
+  }
+  [[nodiscard]] bool any() const { return tail || target; }
+};
+Extras extras_of(const std::vector<Summary>& summaries) {
+  Extras extras;
+  for (const Summary& s : summaries) extras.see(s.mean);
+  return extras;
+}
+Extras extras_of(const std::vector<Measurement>& results) {
+  Extras extras;
+  for (const Measurement& m : results) extras.see(m);
+  return extras;
 }
 
-const std::vector<Table::Column> kFigureColumns = {
-    {"recall"},   {"mass"},      {"error"},  {"error p95"}, {"scan"},
-    {"attended"}, {"read/step"}, {"p50 us"}, {"p95 us"},    {"p99 us"}};
+std::vector<Table::Column> way_columns(const Extras& extras) {
+  std::vector<Table::Column> out = {{"index", Table::Align::left}, {"attend", Table::Align::left}};
+  if (extras.tail) out.push_back({"tail", Table::Align::left});
+  if (extras.target) out.push_back({"target", Table::Align::left});
+  return out;
+}
+std::vector<std::string> way_cells(const Measurement& m, const Extras& extras) {
+  std::vector<std::string> out = {m.index, m.attend};
+  if (extras.tail) out.push_back(m.tail);
+  if (extras.target) out.push_back(m.target);
+  return out;
+}
+
+// What a step is worth and what it costs first; then why.
+std::vector<Table::Column> figure_columns(const Extras& extras) {
+  std::vector<Table::Column> out = {
+      {"error p50"}, {"error p95"}, {"read"}, {"read/step"}, {"p50 us"}};
+  if (extras.any()) out.insert(out.end(), {{"missing"}, {"estimated"}});
+  if (extras.target) out.insert(out.end(), {{"opened"}, {"held"}});
+  out.insert(out.end(), {{"recall"}, {"mass"}, {"scan"}, {"attended"}, {"p95 us"}, {"p99 us"}});
+  return out;
+}
+std::vector<std::string> figure_cells(const Measurement& m, const Extras& extras) {
+  std::vector<std::string> out = {
+      m.output_error ? fixed(m.output_error->median, 4) : "-",
+      m.output_error ? fixed(m.output_error->p95, 4) : "-", percent(m.read_share),
+      format_bytes(static_cast<uint64_t>(m.bytes_per_step)), fixed(m.latency_us.p50, 1)};
+  if (extras.any()) {
+    out.push_back(fixed(m.missing_mass, 4));
+    out.push_back(m.missing ? fixed(m.missing->estimated, 4) : "-");
+  }
+  if (extras.target) {
+    out.push_back(m.missing ? format_number(m.missing->keys_opened) : "-");
+    out.push_back(m.held ? percent(*m.held) : "-");
+  }
+  out.insert(out.end(), {fixed(m.recall, 3), fixed(m.recovered_mass, 4), percent(m.scan_fraction),
+                         format_number(m.keys_attended), fixed(m.latency_us.p95, 1),
+                         fixed(m.latency_us.p99, 1)});
+  return out;
+}
 
 template <class T>
 std::vector<T> joined(std::vector<T> first, const std::vector<T>& second) {
@@ -138,11 +234,23 @@ std::vector<Summary> summarise(const std::vector<Measurement>& results) {
   return out;
 }
 
+void sort(std::vector<Summary>& summaries, SortBy by) {
+  if (by == SortBy::none) return;
+  const auto figure = [by](const Summary& s) {
+    constexpr double kUnknown = std::numeric_limits<double>::infinity();
+    switch (by) {
+      case SortBy::error: return s.mean.output_error ? s.mean.output_error->median : kUnknown;
+      case SortBy::bytes: return s.mean.bytes_per_step;
+      default: return s.mean.latency_us.p50;
+    }
+  };
+  std::stable_sort(summaries.begin(), summaries.end(),
+                   [&](const Summary& a, const Summary& b) { return figure(a) < figure(b); });
+}
+
 ordered_json to_json(const Measurement& m) {
-  ordered_json out = {{"index", m.index},
-                      {"attend", m.attend},
-                      {"layer", m.layer},
-                      {"kv_head", m.kv_head},
+  ordered_json out = {{"index", m.index},   {"attend", m.attend}, {"tail", m.tail},
+                      {"target", m.target}, {"layer", m.layer},   {"kv_head", m.kv_head},
                       {"params", m.params}};
   put_figures(out, m);
   out["diagnostics"] = ordered_json::parse(m.diagnostics, nullptr, false);
@@ -150,10 +258,8 @@ ordered_json to_json(const Measurement& m) {
 }
 
 ordered_json to_json(const Summary& s) {
-  ordered_json out = {{"index", s.mean.index},
-                      {"attend", s.mean.attend},
-                      {"params", s.mean.params},
-                      {"heads", s.heads}};
+  ordered_json out = {{"index", s.mean.index},   {"attend", s.mean.attend}, {"tail", s.mean.tail},
+                      {"target", s.mean.target}, {"params", s.mean.params}, {"heads", s.heads}};
   put_figures(out, s.mean);
   out["build_s_total"] = s.build_seconds_total;
   ordered_json heavy = {{"least_middle_mass", kHeavyMass}, {"heads", s.heavy_heads}};
@@ -165,57 +271,51 @@ ordered_json to_json(const Summary& s) {
 std::string to_csv(const std::vector<Measurement>& results) {
   std::ostringstream out;
   out.precision(9);
-  out << "index,attend,layer,kv_head,params,middle_mass,recall,recovered_mass,output_error,"
-         "output_error_median,output_error_p95,scan_fraction,keys_attended,bytes_per_step,"
-         "latency_us_p50,latency_us_p95,latency_us_p99,build_s,bytes_per_key\n";
+  out << "index,attend,tail,target,layer,kv_head";
+  for (const Figure& figure : kFigures) out << ',' << figure.name;
+  out << ",params\n";
   for (const Measurement& m : results) {
-    out << csv_text(m.index) << ',' << m.attend << ',' << m.layer << ',' << m.kv_head << ','
-        << csv_text(m.params) << ',' << m.middle_mass << ',' << m.recall << ',' << m.recovered_mass
-        << ',';
-    if (m.output_error) {
-      out << m.output_error->mean << ',' << m.output_error->median << ',' << m.output_error->p95;
-    } else {
-      out << ",,";
+    out << csv_text(m.index) << ',' << m.attend << ',' << m.tail << ',' << csv_text(m.target) << ','
+        << m.layer << ',' << m.kv_head;
+    for (const Figure& figure : kFigures) {
+      out << ',';
+      if (const Value value = figure.of(m)) out << *value;
     }
-    out << ',' << m.scan_fraction << ',' << m.keys_attended << ',' << m.bytes_per_step << ','
-        << m.latency_us.p50 << ',' << m.latency_us.p95 << ',' << m.latency_us.p99 << ','
-        << m.build_seconds << ',' << m.bytes_per_key << '\n';
+    out << ',' << csv_text(m.params) << '\n';
   }
   return out.str();
 }
 
 std::string summary_table(const std::vector<Summary>& summaries, const Style& style) {
-  Table table(joined(
-      joined({{"index", Table::Align::left}, {"attend", Table::Align::left}}, kFigureColumns),
-      {{"build"}, {"bytes/key"}}));
+  const Extras extras = extras_of(summaries);
+  Table table(
+      joined(joined(way_columns(extras), figure_columns(extras)), {{"build"}, {"bytes/key"}}));
   for (const Summary& s : summaries) {
-    table.add_row(
-        joined(joined({s.mean.index, s.mean.attend}, figure_cells(s.mean)),
-               {format_duration(s.build_seconds_total), format_number(s.mean.bytes_per_key)}));
+    table.add_row(joined(joined(way_cells(s.mean, extras), figure_cells(s.mean, extras)),
+                         {format_duration(s.build_seconds_total),
+                          format_number(s.mean.bytes_per_key + s.mean.tail_bytes_per_key)}));
   }
   return table.text(style);
 }
 
 std::string heavy_table(const std::vector<Summary>& summaries, const Style& style) {
-  Table table(
-      joined({{"index", Table::Align::left}, {"attend", Table::Align::left}}, kFigureColumns));
+  const Extras extras = extras_of(summaries);
+  Table table(joined(way_columns(extras), figure_columns(extras)));
   for (const Summary& s : summaries) {
-    table.add_row(joined({s.mean.index, s.mean.attend}, figure_cells(s.heavy_mean)));
+    table.add_row(joined(way_cells(s.mean, extras), figure_cells(s.heavy_mean, extras)));
   }
   return table.text(style);
 }
 
 std::string head_table(const std::vector<Measurement>& results, const Style& style) {
-  Table table(joined({{"index", Table::Align::left},
-                      {"attend", Table::Align::left},
-                      {"layer"},
-                      {"kv head"},
-                      {"middle"}},
-                     kFigureColumns));
+  const Extras extras = extras_of(results);
+  Table table(joined(joined(way_columns(extras), {{"layer"}, {"kv head"}, {"middle"}}),
+                     figure_columns(extras)));
   for (const Measurement& m : results) {
-    table.add_row(joined({m.index, m.attend, std::to_string(m.layer), std::to_string(m.kv_head),
-                          fixed(m.middle_mass, 3)},
-                         figure_cells(m)));
+    table.add_row(joined(
+        joined(way_cells(m, extras),
+               {std::to_string(m.layer), std::to_string(m.kv_head), fixed(m.middle_mass, 3)}),
+        figure_cells(m, extras)));
   }
   return table.text(style);
 }

@@ -22,7 +22,7 @@ struct ComparisonPlan {
     std::string series;  ///< the --index that it comes from
   };
   std::vector<Index> indexes;
-  std::vector<AttendChoice> attends;
+  std::vector<BudgetChoice> budgets;
   std::string classifiers;  ///< a file, or empty
   TruthOptions truth;
 
@@ -32,14 +32,14 @@ struct ComparisonPlan {
 /// Heads are taken in batches of builds_at_once, whose indexes are built side by side, one thread each
 /// (a graph's build is sequential inside), and then measured one after the other on one thread, so that
 /// latencies are those of an otherwise idle process. Only one batch lies in memory. An index that differs
-/// from the one before it in search parameters alone is not built again.
+/// from the one before it in search parameters alone is not built again, nor are partitions of the same size.
 class Comparison {
  public:
   /// Tries every spec at once: throws UsageError for a bad one before hours of work begin. `trace` and
   /// `plan` must outlive the object.
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
-  /// Shows progress on a terminal. By index and way to attend in the plan's order, then layer, then KV head.
+  /// Shows progress on a terminal. By index and budget in the plan's order, then layer, then KV head.
   [[nodiscard]] std::vector<Measurement> run();
 
   /// The library's kernel level, e.g. "avx512vnni".
@@ -57,6 +57,10 @@ class Comparison {
   /// Gives the indexes other search parameters; false where they must be built anew.
   [[nodiscard]] static bool set_spec(const std::vector<IndexHandle>& indexes,
                                      const std::string& spec);
+  /// The partitions that tails and targets need.
+  static void build_tails(const std::vector<IndexHandle>& indexes, uint32_t keys_per_partition);
+  /// The plan's budgets, those with partitions of the same size after each other.
+  [[nodiscard]] std::vector<BudgetChoice> by_partition() const;
   [[nodiscard]] bool rounds(const TraceHead& head) const;
 
   const Trace& trace_;

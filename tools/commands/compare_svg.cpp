@@ -20,7 +20,7 @@ struct Series {
 // Okabe and Ito's palette, told apart by colour-blind readers too, without its yellow; then darker tones.
 constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9",
                                  "#e69f00", "#333333", "#7b3f00", "#5f3dc4", "#2b8a3e"};
-// Ways to attend are told apart by their dashes.
+// Budgets are told apart by their dashes.
 constexpr std::array kDashes = {"none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"};
 
 constexpr double kPanelWidth = 430, kPanelHeight = 230;
@@ -111,9 +111,17 @@ struct Figure {
   double (*of)(const Measurement&);
 };
 
+// "topk:100, tail second:16, error=0.05".
+std::string way_text(const Measurement& m) {
+  std::string text = m.attend;
+  if (m.tail != "none") text += ", tail " + m.tail;
+  if (m.target != "none") text += ", " + m.target;
+  return text;
+}
+
 std::vector<Series> series_of(const std::vector<Summary>& summaries) {
   std::vector<Series> out;
-  std::vector<std::string> indexes, attends;
+  std::vector<std::string> indexes, ways;
   const auto place_in = [](std::vector<std::string>& list, const std::string& item) {
     const auto at = std::find(list.begin(), list.end(), item);
     const auto place = static_cast<size_t>(at - list.begin());
@@ -121,13 +129,14 @@ std::vector<Series> series_of(const std::vector<Summary>& summaries) {
     return place;
   };
   for (const Summary& s : summaries) {
-    const std::string name = s.mean.series + ", " + s.mean.attend;
+    const std::string way = way_text(s.mean);
+    const std::string name = s.mean.series + ", " + way;
     auto at = std::find_if(out.begin(), out.end(), [&](const Series& o) { return o.name == name; });
     if (at == out.end()) {
       const size_t index = place_in(indexes, s.mean.series);
-      const size_t attend = place_in(attends, s.mean.attend);
+      const size_t dashes = place_in(ways, way);
       out.push_back(
-          {name, kColours[index % kColours.size()], kDashes[attend % kDashes.size()], {}});
+          {name, kColours[index % kColours.size()], kDashes[dashes % kDashes.size()], {}});
       at = out.end() - 1;
     }
     at->points.push_back(&s.mean);
@@ -192,7 +201,7 @@ class Picture {
       for (const auto& [px, m] : points) {
         body_ += "<circle cx=\"" + number(px) + "\" cy=\"" + number(at_y(fy.of(*m))) +
                  "\" r=\"3.2\" fill=\"" + s.colour + "\"><title>" +
-                 escaped(m->index + ", " + m->attend) + "</title></circle>\n";
+                 escaped(m->index + ", " + way_text(*m)) + "</title></circle>\n";
       }
     }
   }
@@ -226,20 +235,22 @@ class Picture {
 std::string to_svg(const std::vector<Summary>& summaries, const std::string& title,
                    size_t recall_k) {
   const std::vector<Series> all = series_of(summaries);
-  const std::array columns = {Figure{"share of the offloaded keys scored, %", true,
-                                     [](const Measurement& m) { return 100 * m.scan_fraction; }},
+  const std::array columns = {Figure{"read by a step, % of the offloaded keys and values", true,
+                                     [](const Measurement& m) { return 100 * m.read_share; }},
                               Figure{"median latency of one group's search and attention, us", true,
                                      [](const Measurement& m) { return m.latency_us.p50; }}};
-  std::vector<Figure> rows = {
-      {"recall@" + std::to_string(recall_k), false, [](const Measurement& m) { return m.recall; }},
-      {"recovered mass", false, [](const Measurement& m) { return m.recovered_mass; }}};
+  std::vector<Figure> rows;
   if (std::any_of(summaries.begin(), summaries.end(),
                   [](const Summary& s) { return s.mean.output_error.has_value(); })) {
     // An exact scan's 1e-7 would press all other lines together.
-    rows.push_back({"output error (below 0.001 drawn there)", true, [](const Measurement& m) {
-                      return m.output_error ? std::max(m.output_error->mean, 1e-3)
-                                            : std::numeric_limits<double>::quiet_NaN();
-                    }});
+    rows.push_back(
+        {"output error, median (below 0.001 drawn there)", true, [](const Measurement& m) {
+           return m.output_error ? std::max(m.output_error->median, 1e-3)
+                                 : std::numeric_limits<double>::quiet_NaN();
+         }});
+  } else {
+    rows.push_back({"recall@" + std::to_string(recall_k), false,
+                    [](const Measurement& m) { return m.recall; }});
   }
   Picture picture;
   picture.text(kLeft, 18, title, "start", " font-size=\"13\"");

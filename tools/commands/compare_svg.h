@@ -8,8 +8,9 @@
 
 namespace keyhole::tools {
 
-/// One SVG file: recall, recovered mass and output error (rows) against scan fraction and median latency
-/// (columns). A line for each --index and way to attend, a point for each of its sweep's specs.
+/// One SVG file of two panels: output error against the bytes that a step reads and against median latency; of
+/// recall where the trace has no values, which an output needs. A line for each --index and budget, a point for
+/// each of its sweep's specs.
 [[nodiscard]] std::string to_svg(const std::vector<Summary>& summaries, const std::string& title,
                                  size_t recall_k);
 

@@ -1,50 +1,12 @@
 // What compare says of each way to attend, of sweeps, and in pictures.
-#include <gtest/gtest.h>
-
-#include <nlohmann/json.hpp>
-
-#include "tests/tools/cli/run_command.h"
-#include "tests/tools/cli/synthetic_trace.h"
+#include "tests/tools/cli/compare_fixture.h"
 
 namespace keyhole::tools {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kSink = 16;
-constexpr size_t kWindow = 32;
-
-class CompareAttend : public testing::Test {
- protected:
-  CompareAttend() : seed_(std::random_device{}()), random_(seed_) {}
-
-  json compare(const SyntheticTrace& trace, std::vector<std::string> args) {
-    const std::string path = folder_ / "t.safetensors";
-    const std::string out = folder_ / "result.json";
-    trace.write(path);
-    const std::vector<std::string> common = {"compare",
-                                             "--trace",
-                                             path,
-                                             "--sink",
-                                             std::to_string(kSink),
-                                             "--window",
-                                             std::to_string(kWindow),
-                                             "--kv-dtype",
-                                             "f32",
-                                             "--json",
-                                             out};
-    args.insert(args.begin(), common.begin(), common.end());
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    out_ = outcome.out;
-    return json::parse(read_file(out));
-  }
-
-  unsigned seed_;
-  std::mt19937 random_;
-  TemporaryFolder folder_;
-  std::string out_;
-};
+class CompareAttend : public CompareFixture {};
 
 double mean(const std::vector<double>& values) {
   double sum = 0;
@@ -169,11 +131,11 @@ TEST_F(CompareAttend, DrawsALineForEachSweepAndWay) {
   };
   EXPECT_EQ(svg.rfind("<svg ", 0), 0U);
   EXPECT_EQ(count("<svg "), count("</svg>"));
-  EXPECT_EQ(count("<polyline "), 6U * 2);              // panels x sweeps; flat is a point
-  EXPECT_EQ(count("<circle "), 6U * (2 * 3 + 2) + 4);  // and the legend
+  EXPECT_EQ(count("<polyline "), 2U * 2);              // panels x sweeps; flat is a point
+  EXPECT_EQ(count("<circle "), 2U * (2 * 3 + 2) + 4);  // and the legend
   EXPECT_EQ(count("<text "), count("</text>"));
-  for (const char* part : {">ivf:C=16,probe=1|4|16, scored<", ">flat, topk:100<", "recall@100",
-                           "recovered mass", "output error"}) {
+  for (const char* part : {">ivf:C=16,probe=1|4|16, scored<", ">flat, topk:100<", "output error",
+                           "offloaded keys and values", "median latency"}) {
     EXPECT_EQ(count(part) > 0, true) << part;
   }
   EXPECT_EQ(count("nan") + count("inf"), 0U);

@@ -1,57 +1,17 @@
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <sstream>
 
-#include "tests/tools/cli/run_command.h"
-#include "tests/tools/cli/synthetic_trace.h"
+#include "tests/tools/cli/compare_fixture.h"
 
 namespace keyhole::tools {
 namespace {
 
 using nlohmann::json;
 
-constexpr size_t kSink = 16;
-constexpr size_t kWindow = 32;
-
-class Compare : public testing::Test {
- protected:
-  Compare() : seed_(std::random_device{}()), random_(seed_) {}
-
-  std::string write(const SyntheticTrace& trace, const std::string& name = "t.safetensors") {
-    trace.write(folder_ / name);
-    return folder_ / name;
-  }
-
-  // Runs compare with fp32 storage, and returns its JSON.
-  json compare(const std::string& trace, std::vector<std::string> args) {
-    const std::string out = folder_ / "result.json";
-    const std::vector<std::string> common = {"compare",
-                                             "--trace",
-                                             trace,
-                                             "--sink",
-                                             std::to_string(kSink),
-                                             "--window",
-                                             std::to_string(kWindow),
-                                             "--kv-dtype",
-                                             "f32",
-                                             "--json",
-                                             out};
-    args.insert(args.begin(), common.begin(), common.end());
-    const Outcome outcome = run_keyhole(args);
-    EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    EXPECT_EQ(outcome.err, "");
-    return json::parse(read_file(out));
-  }
-
-  unsigned seed_;
-  std::mt19937 random_;
-  TemporaryFolder folder_;
-};
+class Compare : public CompareFixture {};
 
 std::set<std::string> keys_of(const json& object) {
   std::set<std::string> out;
@@ -109,19 +69,30 @@ TEST_F(Compare, WritesTheDocumentedJson) {
             (std::set<std::string>{"cpu", "cores", "memory_bytes", "simd", "system", "keyhole"}));
   const std::set<std::string> figures = {"index",
                                          "attend",
+                                         "tail",
+                                         "target",
                                          "params",
-                                         "middle_mass",
-                                         "recall",
-                                         "recovered_mass",
-                                         "output_error",
                                          "output_error_median",
                                          "output_error_p95",
+                                         "read_share",
+                                         "bytes_per_step",
+                                         "latency_us",
+                                         "missing_mass",
+                                         "estimated_missing_mass",
+                                         "missing_mass_error",
+                                         "keys_opened",
+                                         "held",
+                                         "output_error",
+                                         "recall",
+                                         "recovered_mass",
                                          "scan_fraction",
                                          "keys_attended",
-                                         "latency_us",
+                                         "tail_bytes_per_step",
+                                         "middle_mass",
                                          "build_s",
                                          "bytes_per_key",
-                                         "bytes_per_step"};
+                                         "tail_build_s",
+                                         "tail_bytes_per_key"};
   std::set<std::string> row_keys = figures;
   row_keys.insert({"layer", "kv_head", "diagnostics"});
   std::set<std::string> summary_keys = figures;
@@ -269,10 +240,10 @@ TEST_F(Compare, WritesCsvAndJsonToStandardOutput) {
   std::istringstream lines(read_file(csv));
   std::string line;
   std::getline(lines, line);
-  EXPECT_EQ(line.rfind("index,attend,layer,kv_head,params,middle_mass,recall,", 0), 0U) << line;
+  EXPECT_EQ(line.rfind("index,attend,tail,target,layer,kv_head,", 0), 0U) << line;
   for (const json& row : rows) {
     ASSERT_TRUE(std::getline(lines, line));
-    EXPECT_EQ(line.rfind("\"ivf:C=8,probe=2\",topk:100," + row["layer"].dump() + "," +
+    EXPECT_EQ(line.rfind("\"ivf:C=8,probe=2\",topk:100,none,none," + row["layer"].dump() + "," +
                              row["kv_head"].dump() + ",",
                          0),
               0U)
