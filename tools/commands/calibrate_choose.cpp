@@ -31,6 +31,11 @@ double Requirement::ratio(std::vector<double> errors) const {
   return quantile_of(std::move(errors), quantile) / limit();
 }
 
+double Requirement::cautious_ratio(std::vector<double> errors, size_t steps) const {
+  const double spread = std::sqrt(quantile * (1 - quantile) / static_cast<double>(steps));
+  return quantile_of(std::move(errors), std::min(1.0, quantile + spread)) / limit();
+}
+
 std::string Requirement::text() const {
   return format_number(100 * quantile) + " % of steps below " + format_number(limit());
 }

@@ -19,6 +19,9 @@ struct Requirement {
   [[nodiscard]] double limit() const { return error * factor; }
   /// The errors' quantile over the limit: met where it is at most 1.
   [[nodiscard]] double ratio(std::vector<double> errors) const;
+  /// The same for a choice by the errors of `steps` steps, which are few: a standard error above the quantile, so
+  /// that what just meets it here is not half as likely to miss it elsewhere.
+  [[nodiscard]] double cautious_ratio(std::vector<double> errors, size_t steps) const;
   /// "95 % of steps below 0.075".
   [[nodiscard]] std::string text() const;
 };

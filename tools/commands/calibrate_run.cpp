@@ -132,7 +132,9 @@ class Calibration::Head {
     Measured out;
     for (const CalibrationHead& head : heads_) {
       StepFigures figures = measure_steps(head, budget, queries, timed);
-      out.ratio = std::max(out.ratio, plan_.requirement.ratio(std::move(figures.errors)));
+      const size_t steps = figures.errors.size() / head.truth.group;
+      out.ratio =
+          std::max(out.ratio, plan_.requirement.cautious_ratio(std::move(figures.errors), steps));
       out.us += share * figures.us;
       out.bytes += share * figures.bytes;
       out.attended += share * figures.attended;
