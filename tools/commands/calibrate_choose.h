@@ -35,6 +35,7 @@ struct Requirement {
 /// The largest target that meets the requirement, within 15 %, starting at the stated error: a target is kept
 /// by an estimate, which may be timid or bold for a head. `meets` should be monotone: what holds for one target
 /// holds for smaller ones. Nothing where an eighth of the stated error does not meet it either.
+inline constexpr double kStrictestShare = 1.0 / 8;
 [[nodiscard]] std::optional<float> search_target(double stated,
                                                  const std::function<bool(float)>& meets);
 

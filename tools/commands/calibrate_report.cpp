@@ -78,7 +78,7 @@ std::string choice_table(const std::vector<HeadChoice>& choices, const Style& st
                {"read/step"},
                {"time/step"},
                {"of exact"},
-               {"held bytes"}});
+               {"index size"}});
   for (const HeadChoice& c : choices) {
     const double share = c.us > 0 && c.dense_us > 0 ? c.us / c.dense_us : c.bytes / c.dense_bytes;
     table.add_row({std::to_string(c.layer), std::to_string(c.kv_head), format_number(c.middle_mass),

@@ -90,8 +90,10 @@ class Calibration::Head {
         return measure(budget, false).ratio <= 1;
       };
       const std::optional<float> target = search_target(plan_.requirement.error, meets);
-      if (!target) return;
-      budget.target.error = *target;
+      if (!target && has_choice_ && choice_.met()) return;
+      // Where nothing meets it, the strictest that was tried may come nearest.
+      budget.target.error =
+          target.value_or(static_cast<float>(plan_.requirement.error * kStrictestShare));
     }
     give_partitions(budget);
     Measured measured = measure(budget, false);

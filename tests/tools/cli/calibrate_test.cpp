@@ -27,8 +27,8 @@ class Calibrate : public testing::Test {
     return s;
   }
   Outcome calibrate(std::vector<std::string> args) {
-    std::vector<std::string> all = {"calibrate", "--sink",     "16",  "--window", "32", "--threads",
-                                    "2",         "--kv-dtype", "f32", "--out",    out_};
+    std::vector<std::string> all = {"calibrate",  "--sink", "16",    "--window", "32",
+                                    "--kv-dtype", "f32",    "--out", out_};
     all.insert(all.end(), args.begin(), args.end());
     return run_keyhole(all);
   }
@@ -46,13 +46,13 @@ TEST_F(Calibrate, ChoosesForEveryHeadWhatMeetsTheError) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("95 % of steps below 0.3"), std::string::npos) << outcome.out;
   const BudgetsFile file = result();
-  EXPECT_EQ(file.layers, 2U);
+  EXPECT_EQ(file.layers, 5U);
   EXPECT_EQ(file.kv_heads, 2U);
   EXPECT_EQ(file.target.at("error"), 0.2);
   ASSERT_EQ(file.heads.size(), 4U);
   for (uint32_t i = 0; i < 4; ++i) {
     const BudgetsFile::Entry& entry = file.heads[i];
-    EXPECT_EQ(entry.layer, i / 2);
+    EXPECT_EQ(entry.layer, i < 2 ? 1U : 4U);  // as the synthetic model has them
     EXPECT_EQ(entry.kv_head, i % 2);
     ASSERT_TRUE(entry.dense);
     if (*entry.dense) continue;
@@ -65,8 +65,8 @@ TEST_F(Calibrate, ChoosesForEveryHeadWhatMeetsTheError) {
         *entry.attend == "topk" ? "topk:" + std::to_string(*entry.top_k) : *entry.attend;
     const Outcome compared =
         run_keyhole({"compare", "--trace", trace, "--index", *entry.index, "--attend", attend,
-                     "--layers", std::to_string(i / 2), "--heads", std::to_string(i % 2), "--sink",
-                     "16", "--window", "32", "--kv-dtype", "f32", "--json", seen});
+                     "--layers", std::to_string(*entry.layer), "--heads", std::to_string(i % 2),
+                     "--sink", "16", "--window", "32", "--kv-dtype", "f32", "--json", seen});
     ASSERT_EQ(compared.exit_code, 0) << compared.err;
     const json row = json::parse(read_file(seen))["results"][0];
     EXPECT_LT(row["output_error"]["p95"].get<double>(), 0.45);
@@ -134,7 +134,7 @@ TEST_F(Calibrate, WhereNothingMeetsItTheHeadIsExactOrAWarningIsGiven) {
 TEST_F(Calibrate, SearchesTheTargetThatMeetsTheError) {
   const std::string trace = write_trace("a.safetensors", shape(), 10);
   const Outcome outcome =
-      calibrate({"--trace", trace, "--error", "0.05", "--require", "p90", "--index",
+      calibrate({"--trace", trace, "--error", "0.3", "--require", "p90", "--index",
                  "ivf:C=16,probe=2", "--attend", "topk:4", "--tail", "second:8", "--target",
                  "search", "--cost", "bytes", "--no-dense"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -154,10 +154,10 @@ TEST_F(Calibrate, ChecksWithAnotherTrace) {
   const std::string b = write_trace("b.safetensors", other, 12);
   const Outcome outcome =
       calibrate({"--trace", a, "--check", b, "--error", "0.3", "--index", "flat", "--attend",
-                 "topk:64", "--tail", "none", "--target", "none", "--layers", "1"});
+                 "topk:64", "--tail", "none", "--target", "none", "--layers", "4"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   ASSERT_EQ(result().heads.size(), 2U);
-  EXPECT_EQ(result().heads[0].layer, 1U);
+  EXPECT_EQ(result().heads[0].layer, 4U);
 }
 
 TEST_F(Calibrate, ThePlanTakesTheFile) {
@@ -166,7 +166,7 @@ TEST_F(Calibrate, ThePlanTakesTheFile) {
                        "--attend", "scored", "--tail", "none", "--target", "none"})
                 .exit_code,
             0);
-  const std::vector<std::string> shape_options = {"--layers",   "2",  "--heads",    "4",
+  const std::vector<std::string> shape_options = {"--layers",   "5",  "--heads",    "4",
                                                   "--kv-heads", "2",  "--head-dim", "64",
                                                   "--context",  "8k", "--budgets",  out_};
   std::vector<std::string> args = {"plan"};
@@ -177,7 +177,7 @@ TEST_F(Calibrate, ThePlanTakesTheFile) {
   args[2] = "3";  // layers
   outcome = run_keyhole(args);
   EXPECT_EQ(outcome.exit_code, 2);
-  EXPECT_NE(outcome.err.find("layers 2"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("layers 5"), std::string::npos) << outcome.err;
 }
 
 TEST_F(Calibrate, RefusesWhatCannotBe) {
