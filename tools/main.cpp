@@ -32,6 +32,7 @@ void add_commands(CLI::App& keyhole) {
   add_record(keyhole);
   add_compare(keyhole);
   add_train_saap(keyhole);
+  add_calibrate(keyhole);
   add_plan(keyhole);
 }
 

@@ -13,6 +13,7 @@ void add_compare(CLI::App& keyhole);
 void add_decode(CLI::App& keyhole);
 void add_eval(CLI::App& keyhole);
 void add_plan(CLI::App& keyhole);
+void add_calibrate(CLI::App& keyhole);
 void add_train_saap(CLI::App& keyhole);
 
 /// The footer of a help text: the heading "Examples:" and the lines below it, each shown as typed.

@@ -303,7 +303,22 @@ KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
  * the estimated beside the true weight of what was not read. Which steps are audited depends on the calls
  * alone; so does, with an audit_action, the step from which on it takes effect. keyhole_get_audit() tells. */
 
-/* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). */
+/* BUDGETS FILES. JSON, by `keyhole calibrate` or by hand:
+ *   {"keyhole_budgets": 1, "model": {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
+ *    "tail_partition": 16,
+ *    "heads": [{"layer": "all", "kv_head": "all", "index": "ivf:probe=32", "top_k": 100},
+ *              {"layer": 4, "kv_head": 1, "attend": "weight", "min_weight": 1e-4, "tail": "second",
+ *               "error_target": 0.05, "mass_target": 0, "min_keys": 0, "max_keys": 0},
+ *              {"layer": 0, "kv_head": "all", "dense": true}]}
+ * Entries are taken in order, and each sets the fields that it names: those of keyhole_budget by the same
+ * names, attend being topk, scored or weight, tail none, mean, centroid or second; "index" is a spec; "dense"
+ * heads are attended exactly, like dense layers. What no entry names stays as the config has it.
+ * "tail_partition", "target", "machine", "made_by" and, of a head, "measured" may be left out. */
+
+/* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). Of `budgets`:
+ * IO where the file cannot be read; CORRUPT where it is no such file (wrong words, types, unknown or repeated
+ * keys), VERSION_MISMATCH for another format, INVALID_ARGUMENT for another model's and for values that no
+ * budget may have; the text begins with the path. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
     keyhole_engine* engine, const keyhole_session_config* config, keyhole_session** out);
 /* Accepts NULL. Must not be called while another thread is inside the session. */
@@ -313,8 +328,9 @@ KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_session_get_config(const keyhole_session* session, keyhole_session_config* config);
 
-/* Changes the index type: drops the built index; all offloaded tokens are pending (attended exactly)
- * until the next keyhole_build. A bad spec changes nothing. */
+/* Changes the index type of every head, also of those that a budgets file made dense: drops the built
+ * indexes; all offloaded tokens are pending (attended exactly) until the next keyhole_build. A bad spec changes
+ * nothing. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and top_k (1..max_tokens; 0: keep) for the following steps. May allocate. */
@@ -357,6 +373,7 @@ KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
  * keyhole_build for them (which does nothing else where all is indexed); until then it has neither. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_budget(
     keyhole_session* session, uint32_t layer, uint32_t kv_head, const keyhole_budget* budget);
+/* The budget of one head, or of all that KEYHOLE_ALL names: INVALID_ARGUMENT where these differ. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
     const keyhole_session* session, uint32_t layer, uint32_t kv_head, keyhole_budget* budget);
 
@@ -514,8 +531,8 @@ KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
  * device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of `engine` and sink,
- * window, flush_block, index, top_k, attend, dense_layers and training_queries of `session` (NULL: defaults).
- * Errors: INVALID_ARGUMENT, also where a size passes 2^63. */
+ * window, flush_block, index, top_k, attend, budgets, dense_layers and training_queries of `session` (NULL:
+ * defaults). Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
                                                          uint64_t context, uint64_t device_limit,

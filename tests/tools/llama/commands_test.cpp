@@ -241,6 +241,76 @@ TEST(EvalCommand, AttendsInEveryWay) {
   EXPECT_GE(weight["correct"], 11);
 }
 
+TEST(EvalCommand, CrossesTailsAndTargets) {
+  const json result =
+      run_json({"eval",        "--task",   "kv",       "--length", "2000",
+                "--questions", "8",        "--window", "64",       "--sink",
+                "16",          "--index",  "exact",    "--index",  "ivf:C=32,probe=2",
+                "--attend",    "topk:8",   "--tail",   "none",     "--tail",
+                "second:8",    "--target", "none",     "--target", "error=0.02"});
+  ASSERT_EQ(result["results"].size(), 5U);
+  EXPECT_TRUE(result["results"][0]["tail"].is_null());
+  // Without a tail, a target reads the partitions that the tails have.
+  const char* tails[] = {"none", "none", "second:8", "second:8"};
+  const char* targets[] = {"none", "error=0.02", "none", "error=0.02"};
+  for (size_t i = 0; i < 4; ++i) {
+    const json& row = result["results"][1 + i];
+    EXPECT_EQ(row["tail"], tails[i]);
+    EXPECT_EQ(row["target"], targets[i]);
+  }
+  // A target reads what it needs.
+  EXPECT_GT(result["results"][2]["keys_attended"], result["results"][1]["keys_attended"]);
+}
+
+TEST(CalibrateCommand, ItsFileServesDecodeAndEval) {
+  const TemporaryFolder folder;
+  const std::string file = folder / "budgets.json";
+  const Outcome outcome = run_keyhole({"calibrate",
+                                       "--length",
+                                       "2000",
+                                       "--error",
+                                       "0.2",
+                                       "--index",
+                                       "ivf:C=32,probe=4|16",
+                                       "--attend",
+                                       "weight:0.001",
+                                       "--tail",
+                                       "none",
+                                       "--tail",
+                                       "second",
+                                       "--target",
+                                       "none",
+                                       "--cost",
+                                       "bytes",
+                                       "--queries",
+                                       "16",
+                                       "--window",
+                                       "64",
+                                       "--sink",
+                                       "16",
+                                       "--out",
+                                       file});
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json budgets = json::parse(read_file(file));
+  EXPECT_EQ(budgets["model"]["layers"], 6);
+  EXPECT_EQ(budgets["heads"].size(), 12U);
+
+  const json decoded = run_json({"decode", "--task", "kv", "--length", "2000", "--window", "64",
+                                 "--sink", "16", "--generate", "6", "--budgets", file, "--check"});
+  EXPECT_EQ(decoded["budgets"], file);
+  EXPECT_LT(decoded["check"]["output_error"]["median"].get<double>(), 0.2);
+  const json result =
+      run_json({"eval", "--task", "kv", "--length", "2000", "--questions", "8", "--window", "64",
+                "--sink", "16", "--budgets", file, "--index", "exact"});
+  ASSERT_EQ(result["results"].size(), 2U);
+  EXPECT_EQ(result["results"][0]["budgets"], file);
+  EXPECT_TRUE(result["results"][0]["attend"].is_null());
+  EXPECT_EQ(result["results"][1]["index"], "exact");
+  EXPECT_LT(result["results"][0]["keys_attended"], result["results"][1]["keys_attended"]);
+  EXPECT_GE(result["results"][0]["correct"].get<int>(),
+            result["results"][1]["correct"].get<int>() - 2);
+}
+
 TEST(EvalCommand, AsksForPassKeysInAnyHaystack) {
   const TemporaryFolder folder;
   std::string prose;
@@ -280,6 +350,13 @@ TEST(ModelCommands, NameWhatIsWrong) {
       {{"decode", "--model", folder, "--task", "kv"}, 1, "37 rows"},
       {{"decode", "--task", "kv", "--length", "600", "--index", "nonsense"}, 2, "nonsense"},
       {{"decode", "--task", "kv", "--length", "600", "--window", "0"}, 2, "window"},
+      {{"decode", "--task", "kv", "--tail", "third"}, 2, "--tail third"},
+      {{"decode", "--task", "kv", "--target", "error=2"}, 2, "--target error=2"},
+      {{"decode", "--task", "kv", "--length", "600", "--budgets", "/nonexistent"},
+       1,
+       "/nonexistent"},
+      {{"decode", "--task", "kv", "--index", "exact", "--budgets", "x"}, 2, "--index exact"},
+      {{"calibrate", "--length", "600"}, 2, "--out"},
       {{"eval", "--index", "flat"}, 2, "--task"},
       {{"eval", "--task", "kv"}, 2, "--index"},
       {{"eval", "--task", "kv", "--index", "exact", "--index", "ivf:probes=3"}, 2, "probes"},
