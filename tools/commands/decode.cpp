@@ -29,10 +29,12 @@ struct DecodeOptions {
   std::string prompt_file;
   std::string token_file;
   uint32_t generate = 64;
-  AttendSpec index{"flat"};
+  AttendSpec index{"flat", ""};
   uint32_t k = 100;
   std::string attend_text = "topk";
-  AttendChoice attend;
+  std::string tail_text = "none";
+  std::string target_text = "none";
+  BudgetChoice budget;
   bool check = false;
   std::string json;
 };
@@ -125,6 +127,9 @@ std::string worker_line(const keyhole_statistics& s, uint64_t steps) {
                     format_duration(s.append_wait_seconds) + "\n");
 }
 
+/// Whether all heads have the budget of the command line.
+bool has_budget(const AttendSpec& spec) { return spec.indexed() && spec.budgets.empty(); }
+
 double scan_fraction(const keyhole_statistics& s) {
   return s.keys_offered == 0
              ? std::nan("")
@@ -148,8 +153,8 @@ void print_report(const DecodeOptions& options, const Run& run, const Prompt& pr
               format_number(static_cast<double>(prompt_tokens) / run.prefill_seconds).c_str(),
               format_duration(run.build_seconds).c_str());
   std::printf("decoded %zu tokens with %s%s%s: %s tokens/s", run.tokens.size(),
-              options.index.text.c_str(), options.index.indexed() ? ", " : "",
-              options.index.indexed() ? options.attend.text().c_str() : "",
+              options.index.shown().c_str(), has_budget(options.index) ? ", " : "",
+              has_budget(options.index) ? options.budget.text().c_str() : "",
               format_number(run.tokens_per_second()).c_str());
   if (const double scanned = scan_fraction(run.statistics); !std::isnan(scanned)) {
     std::printf(", scanned %s %% of the indexed keys", format_number(100.0 * scanned).c_str());
@@ -165,8 +170,11 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
   Json json = {{"machine", to_json(describe_machine(s.cpu_level))},
                {"model", model_name(options.model)},
                {"index", options.index.text},
-               {"k", options.attend.k},
-               {"attend", options.attend.text()},
+               {"k", options.budget.attend.k},
+               {"attend", options.budget.attend.text()},
+               {"tail", options.budget.tail.text()},
+               {"target", options.budget.target.text()},
+               {"budgets", options.cache.budgets},
                {"sink", options.cache.sink},
                {"window", options.cache.window},
                {"kv_dtype", options.cache.kv_dtype},
@@ -208,23 +216,31 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
 }
 
 void decode(DecodeOptions options) {
-  options.attend = parse_attend(options.attend_text, options.k);
+  options.budget = cross_budgets({parse_attend(options.attend_text, options.k)},
+                                 {options.tail_text}, {options.target_text})
+                       .front();
+  options.index.budgets = options.cache.budgets;
+  if (!options.index.budgets.empty() && !options.index.indexed()) {
+    throw UsageError(
+        "--index " + options.index.text +
+        " with --budgets: allowed is an index spec, for heads that the file does not name");
+  }
   const LlamaModel model = load_model(options.model);
   const Prompt prompt = make_prompt(options, model.config);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
   Team team(options.cache.threads);
-  KeyholeCache cache =
-      make_cache(model.config, options.cache, prompt_tokens + options.generate, {options.index});
+  KeyholeCache cache = make_cache(model.config, options.cache, prompt_tokens + options.generate,
+                                  {options.index}, {options.budget});
   Decoder decoder(model, cache, team);
 
   Run run;
   std::vector<float> logits;
   run.prefill_seconds = prefill_prompt(decoder, prompt.tokens, &logits);
-  run.build_seconds = apply_spec(cache, options.index, options.attend);
+  run.build_seconds = apply_spec(cache, options.index, options.budget);
   cache.reset_statistics();
 
   const bool stream = options.json != "-";
-  OutputError errors(cache, options.index.mode(), options.attend.k, model.config);
+  OutputError errors(cache, options.index.mode(), model.config);
   if (options.check) {
     decoder.set_attention_hook(
         [&](uint32_t layer, const float* q, const float* out) { errors.measure(layer, q, out); });
@@ -277,6 +293,12 @@ void add_decode(CLI::App& keyhole) {
   command->add_option("--attend", options->attend_text, kAttendHelp)
       ->type_name("WAY")
       ->capture_default_str();
+  command->add_option("--tail", options->tail_text, kTailHelp)
+      ->type_name("TAIL")
+      ->capture_default_str();
+  command->add_option("--target", options->target_text, kTargetHelp)
+      ->type_name("TARGET")
+      ->capture_default_str();
   add_cache_options(*command, options->cache);
   command->add_flag("--check", options->check,
                     "Attend exactly as well: token agreement and error of the attention outputs");
@@ -287,6 +309,9 @@ void add_decode(CLI::App& keyhole) {
   command->footer(examples(
       {"keyhole decode --task kv --length 32k --generate 16 --index ivf --check",
        "keyhole decode --task kv --length 32k --index ivf:probe=32 --attend scored --check",
+       "keyhole decode --task kv --length 32k --index ivf --tail second --target error=0.05 "
+       "--check",
+       "keyhole decode --task kv --length 32k --budgets budgets.json --check",
        "keyhole decode --prompt book.txt --generate 200 --index hnsw:M=32,ef=128",
        "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));
   command->callback([options] { decode(*options); });

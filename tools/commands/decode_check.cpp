@@ -38,20 +38,18 @@ nlohmann::ordered_json to_json(const CheckResult& check) {
           {"layer_mean_output_error", check.layer_mean_error}};
 }
 
-OutputError::OutputError(KeyholeCache& cache, keyhole_mode mode, uint32_t top_k,
-                         const LlamaConfig& model)
+OutputError::OutputError(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model)
     : cache_(cache),
       mode_(mode),
-      top_k_(top_k),
       q_heads_(model.q_heads),
       head_dim_(model.head_dim),
       exact_(model.q_width()),
       errors_(model.layers) {}
 
 void OutputError::measure(uint32_t layer, const float* q, const float* out) {
-  cache_.set_mode(KEYHOLE_MODE_EXACT, top_k_);
+  cache_.set_mode(KEYHOLE_MODE_EXACT, 0);
   cache_.attend(layer, q, exact_.data());
-  cache_.set_mode(mode_, top_k_);
+  cache_.set_mode(mode_, 0);
   for (uint32_t head = 0; head < q_heads_; ++head) {
     double difference = 0.0;
     double norm = 0.0;

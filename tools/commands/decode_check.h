@@ -31,7 +31,7 @@ struct CheckResult {
 /// Attends again, exactly, with the queries of each step and keeps the error of what the step used.
 class OutputError {
  public:
-  OutputError(KeyholeCache& cache, keyhole_mode mode, uint32_t top_k, const LlamaConfig& model);
+  OutputError(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model);
 
   /// An attention hook's work: `q` and `out` are `[Hq, d]`. Leaves the cache's mode as it was.
   void measure(uint32_t layer, const float* q, const float* out);
@@ -41,7 +41,6 @@ class OutputError {
  private:
   KeyholeCache& cache_;
   keyhole_mode mode_;
-  uint32_t top_k_;
   uint32_t q_heads_, head_dim_;
   std::vector<float> exact_;                 // [Hq, d]
   std::vector<std::vector<double>> errors_;  // [layer]

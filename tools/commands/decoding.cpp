@@ -147,10 +147,17 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       .add_option("--classifiers", flags.classifiers,
                   "Trained partitions and query classifiers for saap, written by train-saap")
       ->type_name("FILE");
+  command
+      .add_option(
+          "--budgets", flags.budgets,
+          "Index and budget of each head, written by calibrate; --index, --attend, --tail and "
+          "--target are those of what it does not name")
+      ->type_name("FILE");
 }
 
 KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
-                        const std::vector<AttendSpec>& specs) {
+                        const std::vector<AttendSpec>& specs,
+                        const std::vector<BudgetChoice>& choices) {
   KeyholeCacheOptions options;
   options.max_tokens = max_tokens;
   options.sink = flags.sink;
@@ -161,14 +168,26 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
                                                 : KEYHOLE_F16;
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
+  options.tail_partition = common_partition(choices);
   std::string prefix;
-  try {
+  const auto make = [&] {
     KeyholeCache cache(model, options);
     for (const AttendSpec& spec : specs) {
       prefix = "--index " + spec.text + ": ";
       if (spec.indexed()) cache.set_index(spec.text);
     }
+    prefix.clear();
+    for (const BudgetChoice& choice : choices) cache.set_budget(choice.budget());
     return cache;
+  };
+  try {
+    KeyholeCache cache = make();
+    if (flags.budgets.empty()) return cache;
+    // One more, as it begins with the budgets; for what they do not name with the first spec and choice.
+    options.budgets = flags.budgets;
+    options.index = specs.front().text;
+    if (!choices.empty()) options.budget = choices.front().budget();
+    return {model, options};
   } catch (const LibraryError& error) {
     if (error.status() == KEYHOLE_INVALID_ARGUMENT) throw UsageError(prefix + error.what());
     throw;
@@ -193,12 +212,11 @@ double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
   return seconds_since(start);
 }
 
-double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const AttendChoice& attend) {
-  cache.set_attend(attend.mode, attend.min_weight);
-  cache.set_mode(spec.mode(), attend.k);
-  if (!spec.indexed()) return 0.0;
-  cache.set_index(spec.text);
-  Progress bar("build of " + spec.text);
+namespace {
+
+/// Builds what is pending, indexes and partitions.
+double build_with_progress(KeyholeCache& cache, const std::string& what) {
+  Progress bar("build of " + what);
   const keyhole_progress_fn show = [](void* user, double fraction, const char*) -> int32_t {
     static_cast<Progress*>(user)->update(fraction);
     return interrupted() ? 1 : 0;
@@ -211,6 +229,22 @@ double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const AttendChoic
     throw;
   }
   return seconds_since(start);
+}
+
+}  // namespace
+
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
+  cache.set_mode(spec.mode(), 0);
+  if (!spec.budgets.empty()) return build_with_progress(cache, "the budgets' indexes");
+  cache.set_budget(choice.budget());
+  if (!spec.indexed()) return 0.0;
+  cache.set_index(spec.text);
+  return build_with_progress(cache, spec.text);
+}
+
+double apply_budget(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
+  cache.set_budget(choice.budget());
+  return choice.needs_partitions() ? build_with_progress(cache, "partitions of " + spec.text) : 0.0;
 }
 
 }  // namespace keyhole::tools

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/attend_choice.h"
+#include "tools/commands/budget_choice.h"
 #include "tools/llama/decoder.h"
 #include "tools/tasks/task.h"
 
@@ -55,7 +55,7 @@ void add_task_options(CLI::App& command, TaskOptions& options);
 [[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
                                        size_t wanted);
 
-/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`, `--classifiers`.
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`, `--classifiers`, `--budgets`.
 struct CacheFlags {
   uint32_t sink = 128;
   uint32_t window = 512;
@@ -63,27 +63,38 @@ struct CacheFlags {
   std::string kv_dtype = "f16";
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
+  std::string budgets;
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
-/// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only).
+/// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of
+/// --budgets.
 struct AttendSpec {
   std::string text;
+  std::string
+      budgets;  ///< the file, which the cache began with; `text` is of heads that it does not name
   [[nodiscard]] keyhole_mode mode() const;
   [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
+  /// For tables: the spec, or the file.
+  [[nodiscard]] const std::string& shown() const { return budgets.empty() ? text : budgets; }
 };
 
 /// An empty cache, after a look at every spec: minutes of prefill shall not end in a misspelt index.
 /// Throws UsageError with the library's text for flags and specs that it refuses.
+/// `specs` begins with that of the budgets where there are any: the first that is applied.
 [[nodiscard]] KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags,
-                                      uint32_t max_tokens, const std::vector<AttendSpec>& specs);
+                                      uint32_t max_tokens, const std::vector<AttendSpec>& specs,
+                                      const std::vector<BudgetChoice>& choices);
 
 /// Prefill with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless
 /// null.
 double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
                       std::vector<float>* logits);
 
-/// Lets the cache attend by `spec`, and to what `attend` says: for an index, sets it and builds it with a
-/// progress bar. Returns the seconds of the build, 0 for exact and none.
-double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const AttendChoice& attend);
+/// Lets the cache attend by `spec`, with the budget of `choice` for every head (not for --budgets, whose heads
+/// have their own): for an index, sets it and builds it with a progress bar. Returns the seconds of the build, 0
+/// for exact and none.
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice);
+/// Another budget for the same indexes. Returns the seconds of the partitions that it may need.
+double apply_budget(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice);
 
 }  // namespace keyhole::tools

@@ -27,7 +27,7 @@ struct EvalOptions {
   CacheFlags cache;
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
-  std::vector<std::string> attends;
+  std::vector<std::string> attends, tails, targets;
   uint32_t questions = 0;  // 0: the task's usual number
   std::string json;
 };
@@ -35,7 +35,7 @@ struct EvalOptions {
 /// The questions answered with one index, one k and one way to attend.
 struct Row {
   AttendSpec spec;
-  AttendChoice attend;
+  BudgetChoice budget;
   size_t correct = 0;
   std::vector<std::string> answers;
   double build_seconds = 0.0;
@@ -44,6 +44,8 @@ struct Row {
   double keys_attended = 0.0;  // offloaded tokens per query head and layer step
   StepTimes times;
 
+  /// Whether all heads have the budget of the command line.
+  bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
   double tokens_per_second() const { return static_cast<double>(times.steps) / times.total(); }
   double attention_ms() const { return 1e3 * times.attention / static_cast<double>(times.steps); }
 };
@@ -69,7 +71,7 @@ std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
 void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
                 Row& row) {
   const ByteTokenizer tokenizer(model);
-  Progress bar(row.spec.text + ", " + row.attend.text());
+  Progress bar(row.spec.shown() + (row.has_budget() ? ", " + row.budget.text() : ""));
   cache.reset_statistics();
   decoder.reset_times();
   for (const Question& question : task.questions) {
@@ -106,8 +108,8 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
   for (const Row& row : rows) {
     const bool indexed = row.spec.indexed();
     table.add_row(
-        {row.spec.text, indexed ? std::to_string(row.attend.k) : "-",
-         indexed ? row.attend.text() : "-",
+        {row.spec.shown(), row.has_budget() ? std::to_string(row.budget.attend.k) : "-",
+         row.has_budget() ? row.budget.text() : "-",
          std::to_string(row.correct) + "/" + std::to_string(questions),
          std::isnan(row.scan_fraction) ? "-" : format_number(100.0 * row.scan_fraction) + " %",
          format_number(row.tokens_per_second()), format_duration(1e-3 * row.attention_ms()),
@@ -128,8 +130,11 @@ Json to_json(const Row& row, const Task& task) {
   }
   return {
       {"index", row.spec.text},
-      {"k", row.spec.indexed() ? Json(row.attend.k) : Json(nullptr)},
-      {"attend", row.spec.indexed() ? Json(row.attend.text()) : Json(nullptr)},
+      {"budgets", row.spec.budgets},
+      {"k", row.has_budget() ? Json(row.budget.attend.k) : Json(nullptr)},
+      {"attend", row.has_budget() ? Json(row.budget.attend.text()) : Json(nullptr)},
+      {"tail", row.has_budget() ? Json(row.budget.tail.text()) : Json(nullptr)},
+      {"target", row.has_budget() ? Json(row.budget.target.text()) : Json(nullptr)},
       {"correct", row.correct},
       {"questions", task.questions.size()},
       {"accuracy", static_cast<double>(row.correct) / static_cast<double>(task.questions.size())},
@@ -142,20 +147,36 @@ Json to_json(const Row& row, const Task& task) {
       {"wrong", wrong}};
 }
 
-/// Every way to attend with every --k; topk:K has its own.
-std::vector<AttendChoice> all_attends(const EvalOptions& options) {
+/// Every way to attend with every --k (topk:K has its own), tail and target.
+std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
   std::vector<AttendChoice> out;
   for (const uint32_t k : options.ks) {
     for (const AttendChoice& choice : parse_attends(options.attends, k)) {
       if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
     }
   }
-  return out;
+  return cross_budgets(out, options.tails, options.targets);
+}
+
+/// --budgets first, as the cache begins with it, then every --index.
+std::vector<AttendSpec> all_specs(const EvalOptions& options) {
+  std::vector<AttendSpec> specs;
+  for (const std::string& index : options.indexes) specs.push_back({index, ""});
+  if (options.cache.budgets.empty()) {
+    if (specs.empty()) throw UsageError("give --index or --budgets");
+    return specs;
+  }
+  const auto indexed = std::find_if(specs.begin(), specs.end(),
+                                    [](const AttendSpec& spec) { return spec.indexed(); });
+  const std::string others = indexed == specs.end() ? "flat" : indexed->text;
+  specs.insert(specs.begin(), {others, options.cache.budgets});
+  return specs;
 }
 
 void eval(const EvalOptions& options) {
   if (options.task.task.empty()) throw UsageError("--task is missing; allowed: kv, passkey");
-  const std::vector<AttendChoice> attends = all_attends(options);
+  const std::vector<BudgetChoice> budgets = all_budgets(options);
+  const std::vector<AttendSpec> specs = all_specs(options);
   const LlamaModel model = load_model(options.model);
   const ByteTokenizer tokenizer(model.config);
   const uint32_t length = length_of(options.task);
@@ -166,26 +187,23 @@ void eval(const EvalOptions& options) {
   const Task task = make_task(options.task, length - 1, questions);
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
 
-  std::vector<AttendSpec> specs;
-  for (const std::string& index : options.indexes) specs.push_back({index});
   Team team(options.cache.threads);
   // Questions are truncated away, so that there need be room for one of them only.
-  KeyholeCache cache =
-      make_cache(model.config, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs);
+  KeyholeCache cache = make_cache(model.config, options.cache,
+                                  static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
   Decoder decoder(model, cache, team);
   const double prefill_seconds = prefill_prompt(decoder, tokens, nullptr);
 
   std::vector<Row> rows;
   for (const AttendSpec& spec : specs) {
     double build_seconds = 0.0;
-    for (size_t i = 0; i < attends.size(); ++i) {
-      if (!spec.indexed() && i > 0) break;  // exact and none have nothing to choose
-      if (i == 0) build_seconds = apply_spec(cache, spec, attends[i]);
-      cache.set_attend(attends[i].mode, attends[i].min_weight);
-      cache.set_mode(spec.mode(), attends[i].k);
+    for (size_t i = 0; i < budgets.size(); ++i) {
       Row row;
       row.spec = spec;
-      row.attend = attends[i];
+      row.budget = budgets[i];
+      if (i > 0 && !row.has_budget()) break;  // nothing to choose
+      build_seconds +=
+          i == 0 ? apply_spec(cache, spec, budgets[i]) : apply_budget(cache, spec, budgets[i]);
       row.build_seconds = build_seconds;
       answer_all(decoder, cache, model.config, task, row);
       rows.push_back(std::move(row));
@@ -239,7 +257,6 @@ void add_eval(CLI::App& keyhole) {
       ->add_option(
           "--index", options->indexes,
           "Index spec, or exact (full attention), or none (sink and window only); repeatable")
-      ->required()
       ->type_name("SPEC");
   command
       ->add_option("--k", options->ks,
@@ -250,6 +267,12 @@ void add_eval(CLI::App& keyhole) {
   command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; repeatable")
       ->allow_extra_args(false)
       ->type_name("WAY");
+  command->add_option("--tail", options->tails, std::string(kTailHelp) + "; repeatable")
+      ->allow_extra_args(false)
+      ->type_name("TAIL");
+  command->add_option("--target", options->targets, std::string(kTargetHelp) + "; repeatable")
+      ->allow_extra_args(false)
+      ->type_name("TARGET");
   add_cache_options(*command, options->cache);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
@@ -258,6 +281,9 @@ void add_eval(CLI::App& keyhole) {
        "--index flat",
        "keyhole eval --task passkey --length 32k --index exact --index ivf --k 50,100,200",
        "keyhole eval --task kv --length 32k --index ivf:probe=32 --attend topk:100 --attend scored",
+       "keyhole eval --task kv --length 32k --index ivf --tail none --tail second --target none "
+       "--target error=0.05",
+       "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
        "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}));
   command->callback([options] { eval(*options); });
 }

@@ -25,6 +25,7 @@ struct Options {
   std::string dtype = "f16";
   std::string context;
   std::vector<std::string> indexes;
+  std::string budgets;
   std::string weights, gpu_memory, host_memory;
   uint32_t sink = 128, window = 512;
   std::string json;
@@ -91,12 +92,13 @@ uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
 }
 
 keyhole_memory_plan plan_one(const Request& request, const Options& options,
-                             const std::string& index) {
+                             const std::string& index, const std::string& budgets) {
   keyhole_session_config session;
   keyhole_session_config_init(&session);
   session.sink = options.sink;
   session.window = options.window;
   session.index = index.c_str();
+  if (!budgets.empty()) session.budgets = budgets.c_str();
   uint64_t device_limit = 0;
   uint64_t host_limit = 0;
   // Weights lie where the model computes: on the GPU, or without one in host memory.
@@ -181,8 +183,13 @@ void run(const Options& options) {
   const Request request = understand(options);
   std::vector<Row> rows;
   for (const std::string& index : options.indexes) {
-    rows.push_back({index, plan_one(request, options, index)});
+    rows.push_back({index, plan_one(request, options, index, "")});
   }
+  if (!options.budgets.empty()) {
+    const std::string others = options.indexes.empty() ? "flat" : options.indexes.front();
+    rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
+  }
+  if (rows.empty()) throw UsageError("give --index or --budgets");
   if (options.json != "-") print(request, rows);
   if (!options.json.empty()) write_json(options.json, to_json(request, options, rows));
 }
@@ -210,9 +217,14 @@ void add_plan(CLI::App& keyhole) {
       ->type_name("TOKENS")
       ->required();
   command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
-      ->required()
       ->allow_extra_args(false)
       ->type_name("SPEC");
+  command
+      ->add_option(
+          "--budgets", options->budgets,
+          "Index and budget of each head, written by calibrate; of heads that it does not name "
+          "the first --index")
+      ->type_name("FILE");
   command->add_option("--weights", options->weights, "Bytes of the model's weights, e.g. 15GiB")
       ->type_name("BYTES");
   command

@@ -46,9 +46,21 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.window = options.window;
   session.index = options.index.c_str();
   session.top_k = options.top_k;
+  if (options.budget) {
+    session.top_k = options.budget->top_k;
+    session.attend = options.budget->attend;
+    session.min_weight = options.budget->min_weight;
+    session.tail = options.budget->tail;
+    session.error_target = options.budget->error_target;
+    session.mass_target = options.budget->mass_target;
+    session.min_keys = options.budget->min_keys;
+    session.max_keys = options.budget->max_keys;
+  }
   session.mode = options.mode;
   session.dense_layers = options.dense_layers.data();
   session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());
+  session.tail_partition = options.tail_partition;
+  if (!options.budgets.empty()) session.budgets = options.budgets.c_str();
   session_ = make_session(engine_, session);
 }
 
@@ -93,6 +105,10 @@ void KeyholeCache::set_mode(keyhole_mode mode, uint32_t top_k) {
 
 void KeyholeCache::set_attend(keyhole_attend_mode attend, float min_weight) {
   check(keyhole_session_set_attend(session_.get(), attend, min_weight));
+}
+
+void KeyholeCache::set_budget(const keyhole_budget& budget) {
+  check(keyhole_session_set_budget(session_.get(), KEYHOLE_ALL, KEYHOLE_ALL, &budget));
 }
 
 keyhole_statistics KeyholeCache::statistics() const {

@@ -8,6 +8,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,11 +25,14 @@ struct KeyholeCacheOptions {
   uint32_t window = 512;
   std::string index = "flat";
   uint32_t top_k = 100;
+  std::optional<keyhole_budget> budget;  ///< of every head, in place of top_k
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
   keyhole_dtype kv_dtype = KEYHOLE_F16;
   uint32_t threads = 0;  ///< the library's workers; 0: its default
   std::vector<uint32_t> dense_layers;
   std::string classifiers;  ///< a file of `keyhole train-saap`; empty: none
+  std::string budgets;      ///< a file of `keyhole calibrate`; empty: none
+  uint32_t tail_partition = KEYHOLE_AUTO;
 };
 
 /// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.
@@ -54,6 +58,8 @@ class KeyholeCache {
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
   void set_attend(keyhole_attend_mode attend, float min_weight);
+  /// For every head. A tail or target wants a build() where the heads had none before.
+  void set_budget(const keyhole_budget& budget);
 
   [[nodiscard]] keyhole_statistics statistics() const;
   void reset_statistics();
