@@ -229,7 +229,10 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
     const float* read = slot(kv_head, 0).lse;
     for (uint32_t h = 0; h < group_; ++h) {
       const double other = params.tail.other.lse == nullptr ? kMinusInf : params.tail.other.lse[h];
-      const double seen = std::log(std::exp(other - read[h]) + 1.0) + read[h];
+      const double largest = std::max<double>(other, read[h]);
+      if (largest == kMinusInf) continue;
+      const double seen =
+          largest + std::log(std::exp(other - largest) + std::exp(read[h] - largest));
       const double missing = cost.tail.missing[h];
       work.record->unread_lse[h] = static_cast<float>(seen + std::log(missing / (1.0 - missing)));
     }

@@ -57,6 +57,8 @@ class Audited {
 
   struct Expected {
     double error = 0.0, error_max = 0.0, mass = 0.0, missing = 0.0, recall = 0.0;
+    double estimated = 0.0,
+           difference = 0.0;  // of the missing mass: the tail's, and from the true one
   };
 
   /// Attends once with random queries, and computes what an audit should find of each KV head.
@@ -91,8 +93,13 @@ class Audited {
         }
         const double error = std::sqrt(difference / norm);
         const double mass = std::exp(read_lse[h] - lse[h]);
-        // The session has read what the test believes: else the test is wrong.
-        EXPECT_NEAR(answer.lse[h], read_lse[h], 1e-4);
+        // The session has read what the test believes: else the test is wrong. With a tail, what its answer's
+        // lse holds beyond that is the estimate.
+        const double estimated =
+            sc_.tail == KEYHOLE_TAIL_NONE ? 0.0 : 1.0 - std::exp(read_lse[h] - answer.lse[h]);
+        if (sc_.tail == KEYHOLE_TAIL_NONE) {
+          EXPECT_NEAR(answer.lse[h], read_lse[h], 1e-4);
+        }
         const auto best = top(dots[g], offloaded, sc_.top_k);
         double recall = 0.0;
         for (const uint32_t r : best) recall += attended.contains(r) ? 1.0 : 0.0;
@@ -101,6 +108,8 @@ class Audited {
         all[kv].error_max = std::max(all[kv].error_max, error);
         all[kv].mass += mass / n;
         all[kv].missing += (1.0 - mass) / n;
+        all[kv].estimated += estimated / n;
+        all[kv].difference += std::abs(estimated - (1.0 - mass)) / n;
         all[kv].recall += best.empty() ? 0.0 : recall / static_cast<double>(best.size()) / n;
       }
     }
@@ -136,6 +145,7 @@ class Audited {
     const uint32_t from = sc_.mode == KEYHOLE_MODE_EXACT ? 0 : indexed;
     for (uint32_t r = from; r < offloaded; ++r) rows.insert(r);
     for (const auto& d : dots) {
+      if (sc_.attend == KEYHOLE_ATTEND_NONE) break;
       if (sc_.attend == KEYHOLE_ATTEND_TOPK) {
         for (const uint32_t r : top(d, indexed, sc_.top_k)) rows.insert(r);
         continue;
@@ -169,8 +179,8 @@ void expect_found(const Audited::Expected& expected, const keyhole_audit& seen, 
   EXPECT_NEAR(expected.mass, seen.mass_mean, 2e-5);
   EXPECT_NEAR(expected.missing, seen.missing_mean, 2e-5);
   EXPECT_NEAR(offloaded ? expected.recall : 0.0, seen.recall, 1e-6);
-  EXPECT_EQ(0.0, seen.estimated_missing_mean);
-  EXPECT_EQ(seen.missing_mean, seen.missing_error_mean);  // no tail: nothing is the estimate
+  EXPECT_NEAR(expected.estimated, seen.estimated_missing_mean, 2e-5);
+  EXPECT_NEAR(expected.difference, seen.missing_error_mean, 4e-5);
   EXPECT_GT(seen.seconds, 0.0);
 }
 
@@ -192,7 +202,9 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
     sc.audit_share = 1.0;
     sc.audit_bound = 0.03F;
     sc.top_k = 1 + choice.below(40);
-    sc.attend = static_cast<keyhole_attend_mode>(choice.below(3));
+    sc.tail = static_cast<keyhole_tail_mode>(choice.below(2) * choice.below(4));
+    const bool has_tail = sc.tail != KEYHOLE_TAIL_NONE;
+    sc.attend = static_cast<keyhole_attend_mode>(choice.below(has_tail ? 4 : 3));
     sc.min_weight = 0.005F;
     sc.mode = round % 8 == 0   ? KEYHOLE_MODE_RESIDENT
               : round % 8 == 1 ? KEYHOLE_MODE_EXACT
@@ -200,7 +212,8 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
     Audited one(ec, sc, 100 + static_cast<uint64_t>(round));
     SCOPED_TRACE("round " + std::to_string(round) + ": " + std::to_string(ec.kv_heads) + " x " +
                  std::to_string(one.group()) + " heads of " + std::to_string(ec.head_dim) +
-                 ", attend " + std::to_string(sc.attend) + ", k " + std::to_string(sc.top_k));
+                 ", attend " + std::to_string(sc.attend) + ", tail " + std::to_string(sc.tail) +
+                 ", k " + std::to_string(sc.top_k));
     one.prefill(round % 5 == 4 ? 1 + choice.below(20) : 200 + choice.below(1500));
     ASSERT_OK(keyhole_build(one.session(), nullptr, nullptr));
     if (choice.below(2) == 0) one.prefill(1 + choice.below(60));
@@ -230,6 +243,49 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
     }
   }
   EXPECT_GT(missed, kRounds / 2);  // else recall would not have been tested
+}
+
+// A target decides what is read: the answer's lse tells how much it was.
+TEST(Audit, FiguresOfStepsWithATarget) {
+  for (const keyhole_attend_mode attend : {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_NONE}) {
+    auto ec = small_engine(2);
+    ec.layers = 1;
+    auto sc = small_session();
+    sc.audit_share = 1.0;
+    sc.top_k = 5;
+    sc.attend = attend;
+    sc.mass_target = 0.8F;
+    sc.max_keys = 4096;
+    const EnginePtr engine = make_engine(ec);
+    const SessionPtr s = make_session(engine.get(), sc);
+    Numbers numbers(8);
+    Model model(ec);
+    const Shape shape(ec);
+    prefill_both(s.get(), model, shape, 0, 1200, numbers);
+    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    for (const uint32_t pending : {0U, 60U}) {
+      if (pending != 0) prefill_both(s.get(), model, shape, 0, pending, numbers);
+      for (int i = 0; i < 10; ++i) {
+        ASSERT_OK(keyhole_reset_statistics(s.get()));
+        auto q = numbers.many(shape.q(1));
+        for (float& x : q) x *= 0.0625F;
+        const Answer answer = attend_only(s.get(), shape, 0, q);
+        std::vector<double> lse;
+        const auto o = model.attend_all(0, q, lse);
+        double mass = 0.0;
+        for (uint32_t h = 0; h < ec.q_heads; ++h)
+          mass += std::exp(answer.lse[h] - lse[h]) / ec.q_heads;
+        const auto a = audit_of(s.get());
+        EXPECT_NEAR(mass, a.mass_mean, 1e-4);
+        EXPECT_GT(a.mass_mean, 0.7);
+        EXPECT_GT(a.recall, 0.3);  // opened keys count
+        // Honest estimates of noise are good ones.
+        EXPECT_NEAR(a.missing_mean, a.estimated_missing_mean, 0.1);
+        EXPECT_LE(a.estimated_missing_mean, 0.2001);
+        EXPECT_LT(a.missing_error_mean, 0.15);
+      }
+    }
+  }
 }
 
 TEST(Audit, OutliersAreNoTrouble) {
@@ -448,6 +504,7 @@ class Actions : public ::testing::Test {
     sc.audit_share = 1.0;
     sc.audit_action = action;
     sc.audit_bound = 1e-4F;
+    sc.mass_target = mass_target_;
     session_ = make_session(engine_.get(), sc);
     numbers_ = Numbers(5);
     Model model(ec_);
@@ -463,6 +520,8 @@ class Actions : public ::testing::Test {
     return statistics(session_.get()).keys_attended - before;
   }
 
+  /// With a target instead: the distinct keys that are read grow with it.
+  float mass_target_ = 0.0F;
   Log log_;
   keyhole_engine_config ec_{};
   EnginePtr engine_;
@@ -487,6 +546,14 @@ TEST_F(Actions, WidenDoubles16StepsAfterTheAudit) {
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 5));
   for (int step = 0; step < 16; ++step) ASSERT_EQ(5U, next());
   EXPECT_EQ(10U, next());
+}
+
+TEST_F(Actions, WidenBringsATargetNearer) {
+  mass_target_ = 0.2F;
+  make(KEYHOLE_AUDIT_WIDEN);
+  double means[3] = {};  // a fourth would be all keys
+  for (int step = 0; step < 48; ++step) means[step / 16] += static_cast<double>(next()) / 16.0;
+  for (int i = 1; i < 3; ++i) EXPECT_GT(means[i], means[i - 1] + 3.0) << i;
 }
 
 TEST_F(Actions, ExactAttendsEverythingFromThenOn) {
