@@ -21,9 +21,9 @@ Auditor::Auditor(const Engine& engine, size_t capacity, uint32_t top_k, AuditSch
       schedule_(std::move(schedule)) {
   const ModelShape& m = engine.model();
   figures_.resize(size_t{m.layers} * m.kv_heads);
-  for (size_t i = 0; i < ring_size(m.kv_heads); ++i) {
-    slots_.push_back(std::make_unique<Slot>(m.group(), m.head_dim, capacity));
-  }
+  const auto make_slot = [&] { return std::make_unique<Slot>(m.group(), m.head_dim, capacity); };
+  for (size_t i = 0; i < ring_size(m.kv_heads); ++i) slots_.push_back(make_slot());
+  spare_ = make_slot();
   for (uint32_t i = 0; i < engine.pool().threads() + 1; ++i) {
     truths_.push_back(std::make_unique<AuditTruth>(m.group(), m.head_dim));
     truths_.back()->prepare(top_k, capacity);
@@ -44,6 +44,7 @@ Auditor::~Auditor() {
 void Auditor::prepare(uint32_t top_k) {
   if (top_k <= top_k_) return;
   finish();
+  wait_for_thread();
   top_k_ = top_k;
   for (const auto& truth : truths_) truth->prepare(top_k, capacity_);
 }
@@ -99,36 +100,48 @@ void Auditor::finish_due(uint32_t layer, uint64_t step) {
 void Auditor::finish_reading(uint32_t layer, size_t rows) {
   for (uint64_t i = submitted_by_step_; i > taken_in_; --i) {
     const HeadRecord& r = slot(i - 1).record;
-    if (r.layer == layer && r.kv.keys.count > rows) return complete(i, false);
+    if (r.layer != layer || r.kv.keys.count <= rows) continue;
+    complete(i, false);
+    break;
   }
+  wait_for_thread();
+}
+
+void Auditor::wait_for_thread() {
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] {
+    return running_ == nullptr || !running_->cancelled.load(std::memory_order_relaxed);
+  });
 }
 
 void Auditor::complete(uint64_t end, bool waiting) {
   if (end <= taken_in_) return;
   own_.clear();
+  std::unique_ptr<Slot>* taken_away = nullptr;
   {
-    std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     next_ = std::max(next_, end);
     for (uint64_t i = taken_in_; i < end; ++i) {
       Slot& s = slot(i);
       if (s.state == Slot::State::done) continue;
-      if (&s == running_) s.cancelled.store(true, std::memory_order_relaxed);
-      if (s.state == Slot::State::waiting) s.state = Slot::State::taken;
+      if (&s == running_) {
+        s.cancelled.store(true, std::memory_order_relaxed);
+        taken_away = &slots_[i % slots_.size()];
+      }
+      s.state = Slot::State::taken;
       own_.push_back(&s);
-    }
-    if (!own_.empty() && own_.front() == running_) {
-      progress_.wait(lock, [&] { return running_ != own_.front(); });
-      if (own_.front()->state == Slot::State::done) own_.erase(own_.begin());
     }
   }
   engine_->pool().run(static_cast<uint32_t>(own_.size()), [&](uint32_t i, uint32_t worker) {
     Slot& s = *own_[i];
-    s.cancelled.store(false, std::memory_order_relaxed);
     s.waited_for = waiting;
-    (void)truths_[worker]->compute(s.record, engine_->kernels(), engine_->model().logits,
-                                   s.cancelled, s.result);
+    (void)truths_[worker]->compute(s.record, engine_->kernels(), engine_->model().logits, never_,
+                                   s.result);
   });
   for (; taken_in_ < end; ++taken_in_) take_in(slot(taken_in_));
+  if (taken_away == nullptr) return;
+  const std::lock_guard lock(mutex_);
+  if (running_ == taken_away->get()) std::swap(*taken_away, spare_);
 }
 
 void Auditor::take_in(const Slot& s) {
@@ -162,10 +175,13 @@ void Auditor::work() {
     s.state = Slot::State::taken;
     running_ = &s;
     lock.unlock();
-    const bool done =
-        truth.compute(s.record, engine_->kernels(), engine_->model().logits, s.cancelled, s.result);
+    AuditResult result{};
+    (void)truth.compute(s.record, engine_->kernels(), engine_->model().logits, s.cancelled, result);
     lock.lock();
-    if (done) s.state = Slot::State::done;
+    if (!s.cancelled.load(std::memory_order_relaxed)) {
+      s.result = result;
+      s.state = Slot::State::done;
+    }
     running_ = nullptr;
     progress_.notify_one();
   }
@@ -174,6 +190,7 @@ void Auditor::work() {
 size_t Auditor::bytes() const {
   size_t bytes = figures_.size() * sizeof(AuditFigures);
   for (const auto& s : slots_) bytes += sizeof(Slot) + s->record.bytes();
+  bytes += sizeof(Slot) + spare_->record.bytes();
   const ModelShape& m = engine_->model();
   return bytes + truths_.size() * AuditTruth::bytes(m.group(), m.head_dim, top_k_, capacity_);
 }
@@ -183,7 +200,7 @@ size_t Auditor::estimate_bytes(const ModelShape& m, uint32_t threads, uint32_t t
   const size_t values = size_t{m.group()} * m.head_dim;
   const size_t record = (3 * values + 3 * m.group()) * sizeof(float) + capacity / 8 + 64;
   return size_t{m.layers} * m.kv_heads * sizeof(AuditFigures) +
-         ring_size(m.kv_heads) * (sizeof(Slot) + record) +
+         (ring_size(m.kv_heads) + 1) * (sizeof(Slot) + record) +
          (size_t{threads} + 1) * AuditTruth::bytes(m.group(), m.head_dim, top_k, capacity);
 }
 

@@ -7,8 +7,8 @@
 // done then it does itself, on the worker pool.
 //
 // The thread runs where the machine is idle only (SCHED_IDLE): a step's tasks last tens of microseconds, an audit
-// some milliseconds. So the decoding thread never waits for the end of one, which might not come: it takes the
-// audit away and begins it anew.
+// some milliseconds. So no step waits for it, which may get no time at all on a busy machine: the decoding thread
+// takes the audit away, begins it anew and leaves the thread's slot to it until it has noticed.
 #pragma once
 
 #include <condition_variable>
@@ -56,7 +56,7 @@ class Auditor {
   void finish();
   /// The same for what takes effect in this step of the layer.
   void finish_due(uint32_t layer, uint64_t step);
-  /// The same for what reads rows of the layer from `rows` on.
+  /// The same for what reads rows of the layer from `rows` on; nobody reads them any more then.
   void finish_reading(uint32_t layer, size_t rows);
 
   void count_action(uint32_t layer, uint32_t kv_head) {
@@ -79,14 +79,16 @@ class Auditor {
     HeadRecord record;
     AuditResult result{};
     State state = State::waiting;
-    bool waited_for = false;  ///< the decoding thread had to do it
-    std::atomic<bool> cancelled{false};
+    bool waited_for = false;             ///< the decoding thread had to do it
+    std::atomic<bool> cancelled{false};  ///< taken away from the thread; set under the mutex
   };
   [[nodiscard]] Slot& slot(uint64_t number) { return *slots_[number % slots_.size()]; }
 
   /// Audits before `end` are done and in the figures. `waiting`: a step waits for them.
   void complete(uint64_t end, bool waiting);
   void take_in(const Slot& slot);
+  /// Waits until the thread has left a slot that was taken away from it: one chunk of rows.
+  void wait_for_thread();
   void work();
 
   const Engine* engine_;
@@ -96,11 +98,13 @@ class Auditor {
   AuditSchedule schedule_;
   std::vector<AuditFigures> figures_;  // [layer * kv_heads + kv_head]
   std::vector<std::unique_ptr<Slot>> slots_;
+  std::unique_ptr<Slot> spare_;  // takes the place of one that the thread has not left yet
   std::vector<std::unique_ptr<AuditTruth>> truths_;  // of the pool's workers, then the thread's
   // Audits are numbered in the order of their records: [taken_in_, submitted_by_step_) are under way,
   // [submitted_by_step_, begun_) belong to the step.
   uint64_t begun_ = 0, submitted_by_step_ = 0, taken_in_ = 0;
   std::vector<Slot*> own_;  // room for what complete() does itself
+  const std::atomic<bool> never_{false};
   bool no_thread_ = false;
 
   std::mutex mutex_;                  // of all below, and of the states of the slots
