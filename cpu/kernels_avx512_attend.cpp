@@ -29,9 +29,15 @@ float log_sum_exp_avx512(const float* scores, size_t count, const LogitParams& l
 size_t keep_above_avx512(const KeepArgs& args) { return keep_above<Avx512>(args); }
 
 void weigh_partitions_avx512(const PartitionArgs& args) { weigh_partitions<Avx512>(args); }
-void weighted_sum_avx512_f32(const WeightedSumArgs& args) { weighted_sum<Avx512, DType::f32>(args); }
-void weighted_sum_avx512_f16(const WeightedSumArgs& args) { weighted_sum<Avx512, DType::f16>(args); }
-void weighted_sum_avx512_bf16(const WeightedSumArgs& args) { weighted_sum<Avx512, DType::bf16>(args); }
+void weighted_sum_avx512_f32(const WeightedSumArgs& args) {
+  weighted_sum<Avx512, DType::f32>(args);
+}
+void weighted_sum_avx512_f16(const WeightedSumArgs& args) {
+  weighted_sum<Avx512, DType::f16>(args);
+}
+void weighted_sum_avx512_bf16(const WeightedSumArgs& args) {
+  weighted_sum<Avx512, DType::bf16>(args);
+}
 
 }  // namespace keyhole::cpu
 

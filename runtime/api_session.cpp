@@ -103,6 +103,9 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.max_keys = p.budget.max_keys;
     c.tail_partition = p.tail_partition;
     c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
+    c.audit_share = p.audit_share;
+    c.audit_action = p.audit_action;
+    c.audit_bound = p.audit_bound_of(p.budget);
     write_struct(config, c, "config");
   });
 }
@@ -203,16 +206,18 @@ keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
 }
 
 keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
-  return with_session(session, Needs::no_step, [&](const Session& s) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
     require(out, "out");
     *out = nullptr;
+    s.finish_audits();
     *out = new keyhole_session(SessionFile::fork(s));
   });
 }
 
 keyhole_status keyhole_save(keyhole_session* session, const char* path) {
-  return with_session(session, Needs::no_step, [&](const Session& s) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
     require(path, "path");
+    s.finish_audits();
     SessionFile::save(s, path);
   });
 }
@@ -256,6 +261,18 @@ keyhole_status keyhole_get_statistics(const keyhole_session* session,
 
 keyhole_status keyhole_reset_statistics(keyhole_session* session) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.reset_statistics(); });
+}
+
+void keyhole_audit_init(keyhole_audit* audit) {
+  if (audit == nullptr) return;
+  *audit = {};
+  audit->struct_size = sizeof *audit;
+}
+
+keyhole_status keyhole_get_audit(keyhole_session* session, uint32_t layer, uint32_t kv_head,
+                                 keyhole_audit* audit) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { write_struct(audit, s.audit(layer, kv_head), "audit"); });
 }
 
 }  // extern "C"

@@ -125,6 +125,25 @@ void check_mode(keyhole_mode mode) {
   }
 }
 
+namespace {
+
+void check_audit(const keyhole_session_config& c, SessionParams& p) {
+  if (!(c.audit_share >= 0.0 && c.audit_share <= 1.0)) {
+    bad("audit_share is " + std::to_string(c.audit_share) + ", allowed: 0 to 1");
+  }
+  p.audit_share = c.audit_share;
+  if (c.audit_action != KEYHOLE_AUDIT_REPORT && c.audit_action != KEYHOLE_AUDIT_WIDEN &&
+      c.audit_action != KEYHOLE_AUDIT_EXACT) {
+    bad("audit_action is " + std::to_string(c.audit_action) +
+        ", allowed: KEYHOLE_AUDIT_REPORT (0), KEYHOLE_AUDIT_WIDEN (1), KEYHOLE_AUDIT_EXACT (2)");
+  }
+  p.audit_action = c.audit_action;
+  check_finite_number("audit_bound", c.audit_bound, 0.0F);
+  p.audit_bound = c.audit_bound;
+}
+
+}  // namespace
+
 SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
   SessionParams p;
   p.max_tokens = c.max_tokens == KEYHOLE_AUTO ? 131072 : c.max_tokens;
@@ -172,6 +191,7 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   }
   p.append_mode = c.append_mode;
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
+  check_audit(c, p);
   return p;
 }
 

@@ -29,6 +29,10 @@ struct ModelShape {
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
 };
 
+/// Output error beyond which an audit finds too much; of heads with an error target, so many times that.
+inline constexpr float kDefaultAuditBound = 0.1F;
+inline constexpr float kAuditBoundPerTarget = 1.5F;
+
 /// How one sequence is split and searched.
 struct SessionParams {
   uint32_t max_tokens = 0;
@@ -50,6 +54,14 @@ struct SessionParams {
 
   [[nodiscard]] HeadParams head(size_t i) const {
     return heads.empty() ? HeadParams{index, budget} : heads[i];
+  }
+  double audit_share = 0.0;
+  keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
+  float audit_bound = 0.0F;  ///< 0: that of each head's error target
+
+  [[nodiscard]] float audit_bound_of(const Budget& head) const {
+    if (audit_bound > 0.0F) return audit_bound;
+    return head.error_target > 0.0F ? kAuditBoundPerTarget * head.error_target : kDefaultAuditBound;
   }
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <thread>
 
 namespace keyhole::runtime {
@@ -104,6 +105,7 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
     parts.count = work_[h].index != nullptr ? search_parts(work_[h]) : 0;
     parts.left.store(parts.count, std::memory_order_relaxed);
     for (uint32_t p = 0; p < parts.count; ++p) tasks_.push_back(h * kSlots + p);
+    if (work_[h].record != nullptr) begin_record(h);
   }
   for (uint32_t h = 0; h < kv_heads; ++h) {
     const auto rows = static_cast<uint32_t>(work_[h].kv.keys.count) - work_[h].exact_begin;
@@ -123,6 +125,35 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
         static_cast<DecodeStep*>(self)->run_task(task, worker);
       },
       this);
+}
+
+void DecodeStep::begin_record(uint32_t kv_head) {
+  const HeadWork& work = work_[kv_head];
+  HeadRecord& record = *work.record;
+  record.kv = work.kv;
+  record.exact_begin = work.exact_begin;
+  record.attended.clear(work.exact_begin);
+  std::fill(record.unread_lse.begin(), record.unread_lse.end(), kMinusInf);
+  std::copy_n(queries_.data() + size_t{kv_head} * group_ * dim_, record.queries.size(),
+              record.queries.data());
+}
+
+void DecodeStep::end_record(uint32_t kv_head, std::span<const StateView> read, StateView tail) {
+  HeadRecord& record = *work_[kv_head].record;
+  const size_t q = size_t{kv_head} * group_;
+  std::copy_n(resident_o_.data() + q * dim_, record.o.size(), record.resident_o.data());
+  std::copy_n(resident_lse_.data() + q, group_, record.resident_lse.data());
+  std::copy_n(o_.data() + q * dim_, record.o.size(), record.o.data());
+  for (uint32_t h = 0; h < group_; ++h) {
+    double largest = kMinusInf;
+    for (const StateView& s : read) largest = std::max<double>(largest, s.lse[h]);
+    double sum = 0.0;
+    for (const StateView& s : read) sum += std::exp(s.lse[h] - largest);
+    record.read_lse[h] =
+        largest == kMinusInf ? kMinusInf : static_cast<float>(largest + std::log(sum));
+    // What has entered the output, where something has.
+    if (tail.lse != nullptr && tail.lse[h] != kMinusInf) record.unread_lse[h] = tail.lse[h];
+  }
 }
 
 void DecodeStep::run_task(uint32_t task, uint32_t worker) {
@@ -189,12 +220,29 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
     worker.cost.keys_opened += cost.tail.keys_opened;
     worker.cost.targets_missed += cost.tail.missed ? 1 : 0;
   };
+  const auto attended = [&](const Selection::Cost& cost) {
+    add(cost);
+    if (work.record == nullptr) return;
+    work.record->attended.add(worker.selection.attended());
+    if (params.tail.tree == nullptr) return;
+    // The estimate is relative to what the search has led to and, where there is a target, resident tokens.
+    const float* read = slot(kv_head, 0).lse;
+    for (uint32_t h = 0; h < group_; ++h) {
+      const double other = params.tail.other.lse == nullptr ? kMinusInf : params.tail.other.lse[h];
+      const double largest = std::max<double>(other, read[h]);
+      if (largest == kMinusInf) continue;
+      const double seen =
+          largest + std::log(std::exp(other - largest) + std::exp(read[h] - largest));
+      const double missing = cost.tail.missing[h];
+      work.record->unread_lse[h] = static_cast<float>(seen + std::log(missing / (1.0 - missing)));
+    }
+  };
   if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.index->count();
   if (ends_search) {
     begin_tail();
-    return add(worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q,
-                                                  group_, params, engine_->model().logits,
-                                                  slot(kv_head, part), tail));
+    return attended(worker.selection.search_and_attend(*work.index, engine_->kernels(), work.kv, q,
+                                                       group_, params, engine_->model().logits,
+                                                       slot(kv_head, part), tail));
   }
   const auto start = Clock::now();
   const index::Hits& found = worker.selection.search(*work.index, q, group_, params);
@@ -213,9 +261,9 @@ void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   // Release what this part has found; who ends last acquires what the others have.
   if (parts.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   begin_tail();
-  add(worker.selection.attend_parts({parts.hits.data(), parts.count}, engine_->kernels(), work.kv,
-                                    q, group_, params, engine_->model().logits, slot(kv_head, 0),
-                                    tail));
+  attended(worker.selection.attend_parts({parts.hits.data(), parts.count}, engine_->kernels(),
+                                         work.kv, q, group_, params, engine_->model().logits,
+                                         slot(kv_head, 0), tail));
 }
 
 void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
@@ -247,8 +295,12 @@ StepCost DecodeStep::finish() {
             : parts_[h].count;
     for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(h, p);
     for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, kMaxParts + c);
-    if (searched != 0 && work_[h].search.tail.tree != nullptr) states[n++] = slot(h, kTailSlot);
+    const std::span<const StateView> read(states.data(), n);
+    StateView tail{};
+    if (searched != 0 && work_[h].search.tail.tree != nullptr)
+      states[n++] = tail = slot(h, kTailSlot);
     cpu::merge_states({states.data(), n}, group_, dim_, {o_.data() + q * dim_, lse_.data() + q});
+    if (work_[h].record != nullptr) end_record(h, read, tail);
   }
 
   StepCost sum;

@@ -20,6 +20,7 @@
 #include "cpu/pool.h"
 #include "gpu/device.h"
 #include "index/index.h"
+#include "runtime/audit_record.h"
 #include "runtime/engine.h"
 #include "runtime/selection.h"
 #include "runtime/tensor.h"
@@ -32,6 +33,7 @@ struct HeadWork {
   KvView kv;                            ///< all offloaded rows
   uint32_t exact_begin = 0;             ///< rows [exact_begin, kv.keys.count) exactly
   SearchParams search;                  ///< its k is at most room_k() in effect
+  HeadRecord* record = nullptr;         ///< not null: to be filled in for an audit
 };
 
 struct StepCost {
@@ -99,6 +101,8 @@ class DecodeStep {
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
+  void begin_record(uint32_t kv_head);
+  void end_record(uint32_t kv_head, std::span<const StateView> read, StateView tail);
 
   const Engine* engine_;
   uint32_t group_, dim_;

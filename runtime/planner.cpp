@@ -7,6 +7,7 @@
 
 #include "index/collector.h"
 #include "index/factory.h"
+#include "runtime/auditor.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -71,14 +72,19 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
   const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
   // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the step.
-  const uint64_t k = std::min<uint64_t>(kinds.top_k, std::bit_ceil(rows));
+  const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
+  const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
+  const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));
   const Wide selections =
       Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
   const Wide logs =
       !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
+  const Wide audits =
+      s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
   plan.host_bytes =
-      narrow(token * rows + index + samples + staging + selections + logs + states, "host memory");
+      narrow(token * rows + index + samples + staging + selections + logs + states + audits,
+             "host memory");
   return plan;
 }
 

@@ -34,6 +34,13 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
   const size_t staging = size_t{params_.window + params_.flush_block} * m.kv_heads * m.row_bytes();
   staging_k_.resize(staging);
   staging_v_.resize(staging);
+  if (params_.audit_share > 0.0) {
+    uint32_t top_k = 0;
+    for (const Head& h : heads_) top_k = std::max(top_k, h.params.budget.top_k);
+    auditor_ = std::make_unique<Auditor>(
+        *engine_, params_.max_tokens, top_k,
+        AuditSchedule(m.layers, m.kv_heads, params_.audit_share, params_.audit_action));
+  }
 }
 
 void Session::check_layer(uint32_t layer) const {
@@ -254,6 +261,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     work.kv = store_.view(layer, h);
     work.index = nullptr;
     work.exact_begin = 0;
+    work.record = nullptr;
     if (params_.mode == KEYHOLE_MODE_EXACT || is_dense(layer, h)) continue;
     work.exact_begin = store_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
@@ -272,6 +280,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
                    .position = position};
     if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
+  if (auditor_ != nullptr) begin_audits(layer);
   step_layer_ = layer;
   step_appended_ = k != nullptr;
   step_began_ = began;
@@ -290,9 +299,11 @@ void Session::attend_end(const RowsOut& out, float* lse) {
       throw Error(Status::internal, "finite inputs gave an attention that is not");
     }
   } catch (...) {
+    if (auditor_ != nullptr) auditor_->discard();
     if (step_appended_) drop_newest(step_layer_);
     throw;
   }
+  if (auditor_ != nullptr) auditor_->submit();
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](
         step_.o() + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.head_dim);
@@ -339,6 +350,7 @@ void Session::truncate(uint32_t n) {
     if (tokens(layer) <= n) continue;
     const uint32_t sink = std::min(n, resident_->sink_count(layer));
     const uint32_t rows = std::min(n - sink, store_.rows(layer));
+    if (auditor_ != nullptr) auditor_->finish_reading(layer, rows);
     // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end before.
     if (appends_[layer] != nullptr && appends_[layer]->rows > rows) cancel_append(layer);
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
@@ -373,6 +385,14 @@ void Session::set_index(const std::string& spec) {
   }
   params_.index = spec;
   index_bytes_ = 0;
+  if (auditor_ == nullptr) return;
+  for (size_t i = 0; i < heads_.size(); ++i) auditor_->schedule().reset_reach(i);
+}
+
+void Session::change_budget(size_t i, const Budget& budget) {
+  if (heads_[i].params.budget == budget) return;
+  heads_[i].params.budget = budget;
+  if (auditor_ != nullptr) auditor_->schedule().reset_reach(i);
 }
 
 void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
@@ -382,8 +402,13 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
                                               std::to_string(kMaxTokens) + ", or 0 to keep it");
   }
   if (top_k != 0) {
+    if (auditor_ != nullptr) auditor_->prepare(top_k);
     params_.budget.top_k = top_k;
-    for (Head& h : heads_) h.params.budget.top_k = top_k;
+    for (size_t i = 0; i < heads_.size(); ++i) {
+      Budget budget = heads_[i].params.budget;
+      budget.top_k = top_k;
+      change_budget(i, budget);
+    }
   }
   params_.mode = mode;
   make_room(false);
@@ -394,11 +419,12 @@ void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
   params_.budget.min_weight = check_min_weight(min_weight, params_.budget.min_weight);
   bool other = params_.budget.attend != attend;
   params_.budget.attend = attend;
-  for (Head& h : heads_) {
-    Budget& budget = h.params.budget;
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    Budget budget = heads_[i].params.budget;
     if (min_weight != 0.0F) budget.min_weight = min_weight;
     other = other || budget.attend != attend;
     budget.attend = attend;
+    change_budget(i, budget);
   }
   if (other) make_room(true);  // scratch of another shape
 }
@@ -426,12 +452,12 @@ std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const
 
 void Session::set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) {
   const std::vector<size_t> named = named_heads(layer, kv_head);
+  if (auditor_ != nullptr) auditor_->prepare(budget.top_k);
   if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) params_.budget = budget;
   bool other = false;
   for (const size_t i : named) {
-    Budget& old = heads_[i].params.budget;
-    other = other || old.attend != budget.attend;
-    old = budget;
+    other = other || heads_[i].params.budget.attend != budget.attend;
+    change_budget(i, budget);
   }
   make_room(other);
 }
@@ -460,6 +486,7 @@ uint64_t Session::host_bytes() const {
   uint64_t bytes =
       store_.bytes() + index_bytes_ + staging_k_.size() + staging_v_.size() + step_.bytes();
   for (const Head& h : heads_) bytes += h.queries.bytes();
+  if (auditor_ != nullptr) bytes += auditor_->bytes();
   return bytes;
 }
 

@@ -15,6 +15,7 @@
 
 #include "gpu/device.h"
 #include "index/index.h"
+#include "runtime/auditor.h"
 #include "runtime/background_builder.h"
 #include "runtime/decode_step.h"
 #include "runtime/engine.h"
@@ -53,7 +54,14 @@ class Session {
   [[nodiscard]] uint32_t tokens(uint32_t layer) const;
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
   [[nodiscard]] keyhole_statistics statistics() const;
-  void reset_statistics() { totals_ = {}; }
+  void reset_statistics();
+
+  /// What audits have found of one head or several (KEYHOLE_ALL); waits for those under way.
+  [[nodiscard]] keyhole_audit audit(uint32_t layer, uint32_t kv_head);
+  /// Waits for audits under way. After it the session can be copied.
+  void finish_audits() {
+    if (auditor_ != nullptr) auditor_->finish();
+  }
 
   /// Throws Error(invalid_argument) for a layer that the model does not have.
   void check_layer(uint32_t layer) const;
@@ -111,6 +119,16 @@ class Session {
   void cancel_append(uint32_t layer) noexcept;
   void report_wait(uint32_t layer, double seconds);
 
+  // Audits, see AUDIT in the public header; only with an auditor.
+  /// The work of the heads is known but for what audits have to say: widened, exact, to be recorded.
+  void begin_audits(uint32_t layer);
+  void act_on_audits(uint32_t layer, uint64_t step);
+  void report_action(uint32_t layer, uint32_t kv_head);
+  /// The most keys that a search of the head is asked for.
+  [[nodiscard]] uint32_t widened_top_k(size_t head) const;
+
+  /// Another budget for heads_[i]; what audits have done to the old one is forgotten.
+  void change_budget(size_t i, const Budget& budget);
   /// Makes room for searches in the indexes that there are; `anew`: even where it seems to suffice.
   void make_room(bool anew);
   [[nodiscard]] uint64_t count_index_bytes() const;
@@ -131,7 +149,10 @@ class Session {
   uint64_t index_bytes_ = 0;  ///< of all heads; counted when an index changes, not in every step
   keyhole_statistics totals_{};
   std::vector<std::unique_ptr<AppendJob>> appends_;  ///< [layer]; null: no block under way
-  BackgroundBuilder builder_;  ///< last, so that it ends before anything that it reads
+  // Last, so that they end before anything that they read.
+  BackgroundBuilder builder_;
+  std::unique_ptr<Auditor> auditor_;  ///< null: nothing is audited
+  uint64_t audit_actions_ = 0;
 };
 
 }  // namespace keyhole::runtime

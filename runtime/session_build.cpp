@@ -176,13 +176,15 @@ void Session::make_room(bool anew) {
   std::vector<const std::string*> specs;
   uint32_t needed = 0;
   uint32_t k = 0;
-  for (const Head& h : heads_) {
+  for (size_t i = 0; i < heads_.size(); ++i) {
+    const Head& h = heads_[i];
     if (h.indexed() == 0) continue;
     const Budget& budget = h.params.budget;
-    needed = std::max(needed, std::min(budget.top_k, h.indexed()));
+    const uint32_t top_k = widened_top_k(i);
+    needed = std::max(needed, std::min(top_k, h.indexed()));
     // Room for what the index will hold soon, so that a k which covers everything does not allocate at
     // every block.
-    k = std::max(k, std::min(budget.top_k, std::bit_ceil(h.indexed())));
+    k = std::max(k, std::min(top_k, std::bit_ceil(h.indexed())));
     const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
       return *spec == h.params.index;
     });

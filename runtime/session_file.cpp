@@ -58,6 +58,9 @@ void write_params(const SessionParams& p, ChecksumWriter& out) {
   out.text(p.index);
   out.value(static_cast<uint64_t>(p.dense_layers.size()));
   for (const uint32_t l : p.dense_layers) out.value(l);
+  out.value(p.audit_share);
+  out.value(static_cast<uint32_t>(p.audit_action));
+  out.value(p.audit_bound);
   write_budget(p.budget, out);
 }
 
@@ -77,6 +80,9 @@ SessionParams read_params(ChecksumReader& in, const ModelShape& model) {
   const auto dense = in.array<uint32_t>(in.value<uint64_t>("dense layers"), "dense layers");
   c.dense_layers = dense.data();
   c.dense_layer_count = static_cast<uint32_t>(dense.size());
+  c.audit_share = in.value<double>("parameters");
+  c.audit_action = static_cast<keyhole_audit_action>(in.value<uint32_t>("parameters"));
+  c.audit_bound = in.value<float>("parameters");
   try {
     SessionParams p = check_session(c, model);
     p.budget = read_budget(in);
@@ -153,6 +159,35 @@ void check_shape(ChecksumReader& in, const ModelShape& m) {
 }
 
 }  // namespace
+
+void SessionFile::write_audits(const Session& s, ChecksumWriter& out) {
+  if (s.auditor_ == nullptr) return;
+  const AuditSchedule& schedule = s.auditor_->schedule();
+  for (const uint64_t step : schedule.steps()) out.value(step);
+  for (const AuditSchedule::Reach& r : schedule.reaches()) {
+    out.value(r.factor);
+    out.value(static_cast<uint32_t>(r.exact));
+    out.value(r.due);
+  }
+}
+
+void SessionFile::read_audits(Session& s, ChecksumReader& in) {
+  if (s.auditor_ == nullptr) return;
+  AuditSchedule& schedule = s.auditor_->schedule();
+  std::vector<uint64_t> steps(schedule.steps().size());
+  std::vector<AuditSchedule::Reach> reaches(schedule.reaches().size());
+  for (uint64_t& step : steps) step = in.value<uint64_t>("audit state");
+  for (AuditSchedule::Reach& r : reaches) {
+    r.factor = in.value<uint32_t>("audit state");
+    const auto exact = in.value<uint32_t>("audit state");
+    if (exact > 1) corrupt("audit state with a flag of " + std::to_string(exact));
+    r.exact = exact != 0;
+    r.due = in.value<uint64_t>("audit state");
+  }
+  if (!schedule.restore(std::move(steps), std::move(reaches))) {
+    corrupt("audit state that no session has");
+  }
+}
 
 void SessionFile::write_layer(const Session& s, uint32_t layer, ChecksumWriter& out) {
   const ModelShape& m = s.engine_->model();
@@ -282,6 +317,7 @@ void SessionFile::save(const Session& s, const std::string& path) {
     std::vector<const HeadParams*> heads;
     for (const Session::Head& head : s.heads_) heads.push_back(&head.params);
     write_heads(heads, out);
+    write_audits(s, out);
     for (uint32_t l = 0; l < s.engine_->model().layers; ++l) write_layer(s, l, out);
     out.finish();
     file.close();
@@ -319,6 +355,7 @@ std::unique_ptr<Session> SessionFile::load(const std::shared_ptr<const Engine>& 
     SessionParams params = read_params(in, m);
     params.heads = read_heads(in, size_t{m.layers} * m.kv_heads);
     auto session = std::make_unique<Session>(engine, std::move(params));
+    read_audits(*session, in);
     std::vector<uint32_t> append_rows;
     for (uint32_t l = 0; l < engine->model().layers; ++l) {
       append_rows.push_back(read_layer(*session, l, in));
@@ -338,6 +375,10 @@ std::unique_ptr<Session> SessionFile::fork(const Session& from) {
   SessionParams params = from.params_;
   for (const Session::Head& head : from.heads_) params.heads.push_back(head.params);
   auto to = std::make_unique<Session>(from.engine_, std::move(params));
+  if (to->auditor_ != nullptr) {
+    const AuditSchedule& schedule = from.auditor_->schedule();
+    (void)to->auditor_->schedule().restore(schedule.steps(), schedule.reaches());
+  }
   const ModelShape& m = from.engine_->model();
   const size_t token = size_t{m.kv_heads} * m.row_bytes();
   for (uint32_t layer = 0; layer < m.layers; ++layer) {

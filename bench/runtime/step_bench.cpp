@@ -37,7 +37,7 @@ struct Layer {
 
   Layer(uint32_t context, keyhole_mode mode, uint32_t threads, const char* index = nullptr,
         int64_t heads = 8, uint32_t append_block = 0, uint32_t grow = 16,
-        keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND)
+        keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND, double audit_share = 0)
       : q_heads(4 * heads), kv_heads(heads) {
     q.resize(static_cast<size_t>(q_heads * kDim));
     out = q;
@@ -58,6 +58,7 @@ struct Layer {
     sc.index = index;
     sc.append_block = append_block;
     sc.append_mode = append_mode;
+    sc.audit_share = audit_share;
     sc.mode = mode;
     sc.training_queries = index == nullptr ? 0 : 2048;
     must(keyhole_session_create(engine, &sc, &session));
@@ -234,6 +235,74 @@ void growing(benchmark::State& state) {
 BENCHMARK(growing)
     ->ArgNames({"append_block", "in_step"})
     ->ArgsProduct({{256, 1024}, {0, 1}})
+    ->Iterations(1)
+    ->Unit(benchmark::kSecond)
+    ->UseRealTime();
+
+/// The same new queries for both.
+void layer_queries(Layer& a, Layer& b) {
+  a.fill(a.q);
+  b.q = a.q;
+}
+
+// What audits cost: turns of 50 steps each of two sessions that differ in nothing but the audits. A turn with
+// audits ends when they are done. Between two steps a decoder has other things to do, on as many threads: 0, or
+// as many microseconds of arithmetic.
+void audited(benchmark::State& state) {
+  constexpr int kSteps = 50;
+  constexpr int kPairs = 30;
+  const auto context = static_cast<uint32_t>(state.range(0));
+  const auto threads = static_cast<uint32_t>(state.range(1));
+  const double share = static_cast<double>(state.range(2)) / 1000.0;
+  const auto others = std::chrono::microseconds(state.range(3));
+  Layer plain(context, KEYHOLE_MODE_INDEXED, threads, "ivf");
+  Layer audited(context, KEYHOLE_MODE_INDEXED, threads, "ivf", 8, 0, 16, KEYHOLE_APPEND_BACKGROUND,
+                share);
+  const auto busy = [&] {
+    const auto until = Clock::now() + others;
+    double x = 1.0;
+    while (Clock::now() < until) benchmark::DoNotOptimize(x *= 1.0000001);
+  };
+  const auto turn = [&](Layer& layer) {
+    const auto start = Clock::now();
+    for (int i = 0; i < kSteps; ++i) {
+      layer.step();
+      std::vector<std::thread> pool;
+      if (others.count() > 0) {
+        for (uint32_t t = 1; t < threads; ++t) pool.emplace_back(busy);
+        busy();
+      }
+      for (auto& t : pool) t.join();
+    }
+    keyhole_audit a;
+    keyhole_audit_init(&a);
+    must(keyhole_get_audit(layer.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+    return std::chrono::duration<double>(Clock::now() - start).count() / kSteps;
+  };
+  std::vector<double> without, ratios;
+  for (auto _ : state) {
+    for (int i = 0; i < kPairs; ++i) {
+      layer_queries(plain, audited);
+      const bool first = i % 2 == 0;
+      const double a = turn(first ? plain : audited);
+      const double b = turn(first ? audited : plain);
+      without.push_back(first ? a : b);
+      ratios.push_back(first ? b / a : a / b);
+    }
+  }
+  keyhole_audit a;
+  keyhole_audit_init(&a);
+  must(keyhole_get_audit(audited.session, KEYHOLE_ALL, KEYHOLE_ALL, &a));
+  state.counters["step_us"] = 1e6 * median(without);
+  state.counters["with/without"] = median(ratios);
+  state.counters["audits"] = static_cast<double>(a.audits) / 4.0;
+  state.counters["waits"] = static_cast<double>(a.waits);
+  state.counters["audit_ms"] =
+      a.audits == 0 ? 0.0 : 4e3 * a.seconds / static_cast<double>(a.audits);
+}
+BENCHMARK(audited)
+    ->ArgNames({"context", "threads", "audit_permille", "others_us"})
+    ->ArgsProduct({{32768}, {1, 2}, {0, 10}, {0, 2000}})
     ->Iterations(1)
     ->Unit(benchmark::kSecond)
     ->UseRealTime();

@@ -46,6 +46,7 @@ TEST_P(Allocation, NoneInAStep) {
   sc.attend = std::get<1>(GetParam());
   sc.top_k = 20;
   sc.append_block = 100000;
+  sc.audit_share = 0.5;
   const EnginePtr engine = make_engine(ec);
   const SessionPtr session = make_session(engine.get(), sc);
   Numbers numbers(6);
@@ -68,11 +69,17 @@ TEST_P(Allocation, NoneInAStep) {
     return true;
   };
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(step());
+  keyhole_audit audit;
+  keyhole_audit_init(&audit);
+  ASSERT_OK(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  const uint64_t audits = audit.audits;
   const uint64_t before = allocations;
   bool ok = true;
   for (int i = 0; i < 200; ++i) ok = step() && ok;  // several window flushes among them
   EXPECT_EQ(before, allocations.load());
   EXPECT_TRUE(ok);
+  ASSERT_OK(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  EXPECT_GT(audit.audits, audits + 500);  // of about 800
 }
 
 // Every head with a budget of its own: each worker has room for all of them from the beginning.

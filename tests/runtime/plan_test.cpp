@@ -55,6 +55,7 @@ TEST(Plan, ForeseesWhatASessionTakes) {
   sc.top_k = 50;
   for (const keyhole_attend_mode attend : {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED}) {
     sc.attend = attend;
+    sc.audit_share = attend == KEYHOLE_ATTEND_TOPK ? 0.0 : 1.0;
     const EnginePtr engine = make_engine(ec);
     const SessionPtr session = make_session(engine.get(), sc);
     Numbers numbers(4);

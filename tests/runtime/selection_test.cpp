@@ -270,8 +270,8 @@ TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
     c.o.assign(c.o.size(), NAN);
     c.lse.assign(c.lse.size(), NAN);
     const auto cost = c.selection.attend_parts(
-        hits, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group, {.k = c.k},
-        c.logits, {c.o.data(), c.lse.data()});
+        hits, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group,
+        {.k = c.k}, c.logits, {c.o.data(), c.lse.data()});
     EXPECT_EQ(cost.keys_attended, as_set(c.selection.attended()).size());
     if (c.index->same_in_parts()) {
       EXPECT_EQ(whole.keys_attended, cost.keys_attended);

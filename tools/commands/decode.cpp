@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/decode_check.h"
@@ -73,6 +74,7 @@ struct Run {
   double decode_seconds = 0.0;
   StepTimes times;
   keyhole_statistics statistics{};
+  std::optional<keyhole_audit> audit;
 
   /// Steps, not tokens: the first token comes from the prefill.
   double tokens_per_second() const {
@@ -161,6 +163,7 @@ void print_report(const DecodeOptions& options, const Run& run, const Prompt& pr
   }
   std::printf("\n\n%s%s", time_table(run).c_str(),
               worker_line(run.statistics, run.times.steps).c_str());
+  if (run.audit) std::printf("\n%s", audit_text(*run.audit).c_str());
   if (check != nullptr) std::printf("\n%s", to_text(*check).c_str());
 }
 
@@ -211,6 +214,7 @@ Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
     json["expected"] = prompt.expected;
     json["correct"] = answers(run, prompt, model);
   }
+  if (run.audit) json["audit"] = audit_json(*run.audit);
   if (check != nullptr) json["check"] = to_json(*check);
   return json;
 }
@@ -224,6 +228,11 @@ void decode(DecodeOptions options) {
     throw UsageError(
         "--index " + options.index.text +
         " with --budgets: allowed is an index spec, for heads that the file does not name");
+  }
+  if (options.check && options.cache.audit.share > 0.0) {
+    throw UsageError(
+        "--check attends once more in every step, which would be audited as well: "
+        "allowed is one of --check and --audit");
   }
   const LlamaModel model = load_model(options.model);
   const Prompt prompt = make_prompt(options, model.config);
@@ -251,6 +260,7 @@ void decode(DecodeOptions options) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   run.times = decoder.times();
   run.statistics = cache.statistics();
+  if (cache.audited()) run.audit = cache.audit();
   if (options.check) run.decode_seconds = run.times.total();  // without the time of the check
   if (stream) std::printf("\n\n");
 
@@ -300,6 +310,7 @@ void add_decode(CLI::App& keyhole) {
       ->type_name("TARGET")
       ->capture_default_str();
   add_cache_options(*command, options->cache);
+  add_audit_options(*command, options->cache.audit);
   command->add_flag("--check", options->check,
                     "Attend exactly as well: token agreement and error of the attention outputs");
   command
@@ -312,7 +323,7 @@ void add_decode(CLI::App& keyhole) {
        "keyhole decode --task kv --length 32k --index ivf --tail second --target error=0.05 "
        "--check",
        "keyhole decode --task kv --length 32k --budgets budgets.json --check",
-       "keyhole decode --prompt book.txt --generate 200 --index hnsw:M=32,ef=128",
+       "keyhole decode --prompt book.txt --generate 200 --index hnsw:M=32,ef=128 --audit 0.01",
        "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));
   command->callback([options] { decode(*options); });
 }

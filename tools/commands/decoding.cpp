@@ -84,9 +84,11 @@ std::string model_name(const ModelOptions& options) {
   return folder.has_filename() ? folder.filename() : folder.parent_path().filename();
 }
 
-void add_task_options(CLI::App& command, TaskOptions& options) {
-  command.add_option("--task", options.task, "Make the prompt: kv (key=value lines) or passkey")
-      ->check(CLI::IsMember({"kv", "passkey"}));
+void add_task_options(CLI::App& command, TaskOptions& options,
+                      const std::vector<std::string>& tasks) {
+  std::string help = "Make the prompt: kv (key=value lines) or passkey";
+  if (tasks.size() > 2) help += "; or text: take it from a file";
+  command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
   command.add_option("--length", options.length, "Tokens of the task's context, e.g. 8192 or 32k")
       ->type_name("N")
       ->capture_default_str();
@@ -169,6 +171,9 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);
+  options.audit_share = flags.audit.share;
+  options.audit_action = flags.audit.action_code();
+  options.audit_bound = flags.audit.bound;
   std::string prefix;
   const auto make = [&] {
     KeyholeCache cache(model, options);

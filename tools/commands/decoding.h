@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/audit_report.h"
 #include "tools/commands/budget_choice.h"
 #include "tools/llama/decoder.h"
 #include "tools/tasks/task.h"
@@ -37,12 +38,13 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 
 /// `--task`, `--length`, `--seed`, `--haystack`.
 struct TaskOptions {
-  std::string task;  ///< "kv", "passkey" or empty
+  std::string task;  ///< one of those that the command has, or empty
   std::string length = "8192";
   uint64_t seed = 1;
   std::string haystack;  ///< a file; empty: the bundled prose
 };
-void add_task_options(CLI::App& command, TaskOptions& options);
+void add_task_options(CLI::App& command, TaskOptions& options,
+                      const std::vector<std::string>& tasks = {"kv", "passkey"});
 
 /// --length as a number of tokens. Throws UsageError.
 [[nodiscard]] uint32_t length_of(const TaskOptions& options);
@@ -64,6 +66,7 @@ struct CacheFlags {
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
   std::string budgets;
+  AuditFlags audit;  ///< of commands that have add_audit_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
 /// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of

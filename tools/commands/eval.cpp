@@ -1,12 +1,12 @@
-// keyhole eval: how many questions about a long context a model answers with each way to attend.
+// keyhole eval: how many questions about a long context a model answers with each way to attend, or how well it
+// predicts a text.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 
 #include "tools/commands/commands.h"
-#include "tools/commands/decoding.h"
-#include "tools/llama/blas.h"
+#include "tools/commands/eval_options.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -21,33 +21,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct EvalOptions {
-  ModelOptions model;
-  TaskOptions task;
-  CacheFlags cache;
-  std::vector<std::string> indexes;
-  std::vector<uint32_t> ks{100};
-  std::vector<std::string> attends, tails, targets;
-  uint32_t questions = 0;  // 0: the task's usual number
-  std::string json;
-};
-
-/// The questions answered with one index, one k and one way to attend.
+/// The questions answered in one way.
 struct Row {
-  AttendSpec spec;
-  BudgetChoice budget;
+  EvalWay way;
   size_t correct = 0;
   std::vector<std::string> answers;
-  double build_seconds = 0.0;
-  double index_bytes = 0.0;
-  double scan_fraction = 0.0;
-  double keys_attended = 0.0;  // offloaded tokens per query head and layer step
-  StepTimes times;
-
-  /// Whether all heads have the budget of the command line.
-  bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
-  double tokens_per_second() const { return static_cast<double>(times.steps) / times.total(); }
-  double attention_ms() const { return 1e3 * times.attention / static_cast<double>(times.steps); }
 };
 
 std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
@@ -71,7 +49,7 @@ std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
 void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
                 Row& row) {
   const ByteTokenizer tokenizer(model);
-  Progress bar(row.spec.shown() + (row.has_budget() ? ", " + row.budget.text() : ""));
+  Progress bar(row.way.name());
   cache.reset_statistics();
   decoder.reset_times();
   for (const Question& question : task.questions) {
@@ -81,18 +59,7 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model,
     bar.update(static_cast<double>(row.answers.size()) /
                static_cast<double>(task.questions.size()));
   }
-  row.times = decoder.times();
-  const keyhole_statistics statistics = cache.statistics();
-  row.index_bytes = static_cast<double>(statistics.index_bytes);
-  const double heads_steps = static_cast<double>(statistics.attends) * model.q_heads;
-  row.keys_attended = static_cast<double>(statistics.keys_attended) / heads_steps;
-  if (row.spec.mode() == KEYHOLE_MODE_EXACT) row.scan_fraction = 1.0;
-  if (row.spec.indexed()) {
-    row.scan_fraction = statistics.keys_offered == 0
-                            ? std::nan("")  // everything is resident or pending
-                            : static_cast<double>(statistics.keys_scored) /
-                                  static_cast<double>(statistics.keys_offered);
-  }
+  measure_way(cache, decoder, model, row.way);
 }
 
 std::string table_text(const std::vector<Row>& rows, size_t questions) {
@@ -101,20 +68,16 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
                {"attend", Table::Align::left},
                {"correct"},
                {"scanned"},
+               {"read/token"},
                {"tokens/s"},
                {"attention/token"},
                {"build"},
                {"index size"}});
   for (const Row& row : rows) {
-    const bool indexed = row.spec.indexed();
-    table.add_row(
-        {row.spec.shown(), row.has_budget() ? std::to_string(row.budget.attend.k) : "-",
-         row.has_budget() ? row.budget.text() : "-",
-         std::to_string(row.correct) + "/" + std::to_string(questions),
-         std::isnan(row.scan_fraction) ? "-" : format_number(100.0 * row.scan_fraction) + " %",
-         format_number(row.tokens_per_second()), format_duration(1e-3 * row.attention_ms()),
-         indexed ? format_duration(row.build_seconds) : "-",
-         indexed ? format_bytes(static_cast<uint64_t>(row.index_bytes)) : "-"});
+    std::vector<std::string> cells = way_cells(row.way);
+    cells.push_back(std::to_string(row.correct) + "/" + std::to_string(questions));
+    for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
+    table.add_row(std::move(cells));
   }
   return table.text(style_of(stdout));
 }
@@ -128,53 +91,14 @@ Json to_json(const Row& row, const Task& task) {
                      // Bytes of a wrong answer need not be UTF-8.
                      {"answer", printable(row.answers[i])}});
   }
-  return {
-      {"index", row.spec.text},
-      {"budgets", row.spec.budgets},
-      {"k", row.has_budget() ? Json(row.budget.attend.k) : Json(nullptr)},
-      {"attend", row.has_budget() ? Json(row.budget.attend.text()) : Json(nullptr)},
-      {"tail", row.has_budget() ? Json(row.budget.tail.text()) : Json(nullptr)},
-      {"target", row.has_budget() ? Json(row.budget.target.text()) : Json(nullptr)},
-      {"correct", row.correct},
-      {"questions", task.questions.size()},
-      {"accuracy", static_cast<double>(row.correct) / static_cast<double>(task.questions.size())},
-      {"scan_fraction", row.scan_fraction},
-      {"keys_attended", row.keys_attended},
-      {"tokens_per_second", row.tokens_per_second()},
-      {"attention_ms_per_token", row.attention_ms()},
-      {"build_s", row.build_seconds},
-      {"index_bytes", row.index_bytes},
-      {"wrong", wrong}};
+  const auto questions = static_cast<double>(task.questions.size());
+  return to_json(row.way, {{"correct", row.correct},
+                           {"questions", task.questions.size()},
+                           {"accuracy", static_cast<double>(row.correct) / questions},
+                           {"wrong", wrong}});
 }
 
-/// Every way to attend with every --k (topk:K has its own), tail and target.
-std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
-  std::vector<AttendChoice> out;
-  for (const uint32_t k : options.ks) {
-    for (const AttendChoice& choice : parse_attends(options.attends, k)) {
-      if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
-    }
-  }
-  return cross_budgets(out, options.tails, options.targets);
-}
-
-/// --budgets first, as the cache begins with it, then every --index.
-std::vector<AttendSpec> all_specs(const EvalOptions& options) {
-  std::vector<AttendSpec> specs;
-  for (const std::string& index : options.indexes) specs.push_back({index, ""});
-  if (options.cache.budgets.empty()) {
-    if (specs.empty()) throw UsageError("give --index or --budgets");
-    return specs;
-  }
-  const auto indexed = std::find_if(specs.begin(), specs.end(),
-                                    [](const AttendSpec& spec) { return spec.indexed(); });
-  const std::string others = indexed == specs.end() ? "flat" : indexed->text;
-  specs.insert(specs.begin(), {others, options.cache.budgets});
-  return specs;
-}
-
-void eval(const EvalOptions& options) {
-  if (options.task.task.empty()) throw UsageError("--task is missing; allowed: kv, passkey");
+void eval_questions(const EvalOptions& options) {
   const std::vector<BudgetChoice> budgets = all_budgets(options);
   const std::vector<AttendSpec> specs = all_specs(options);
   const LlamaModel model = load_model(options.model);
@@ -195,47 +119,40 @@ void eval(const EvalOptions& options) {
   const double prefill_seconds = prefill_prompt(decoder, tokens, nullptr);
 
   std::vector<Row> rows;
-  for (const AttendSpec& spec : specs) {
-    double build_seconds = 0.0;
-    for (size_t i = 0; i < budgets.size(); ++i) {
-      Row row;
-      row.spec = spec;
-      row.budget = budgets[i];
-      if (i > 0 && !row.has_budget()) break;  // nothing to choose
-      build_seconds +=
-          i == 0 ? apply_spec(cache, spec, budgets[i]) : apply_budget(cache, spec, budgets[i]);
-      row.build_seconds = build_seconds;
-      answer_all(decoder, cache, model.config, task, row);
-      rows.push_back(std::move(row));
-    }
-  }
+  for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
+    Row& row = rows.emplace_back();
+    row.way = way;
+    answer_all(decoder, cache, model.config, task, row);
+  });
 
   const keyhole_statistics statistics = cache.statistics();
-  const Machine machine = describe_machine(statistics.cpu_level);
   if (options.json != "-") {
+    std::vector<const EvalWay*> ways;
+    for (const Row& row : rows) ways.push_back(&row.way);
     std::printf(
-        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, prefill %s\n%s\n\n%s",
+        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, prefill %s\n%s\n\n%s%s",
         options.task.task.c_str(), format_count(tokens.size()).c_str(), questions,
         options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
-        format_duration(prefill_seconds).c_str(), to_text(machine).c_str(),
-        table_text(rows, questions).c_str());
+        format_duration(prefill_seconds).c_str(),
+        to_text(describe_machine(statistics.cpu_level)).c_str(),
+        table_text(rows, questions).c_str(), audit_texts(ways).c_str());
   }
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, task));
-    write_json(options.json, {{"machine", to_json(machine)},
-                              {"model", model_name(options.model)},
-                              {"task", options.task.task},
-                              {"tokens", tokens.size()},
-                              {"seed", options.task.seed},
-                              {"sink", options.cache.sink},
-                              {"window", options.cache.window},
-                              {"kv_dtype", options.cache.kv_dtype},
-                              {"threads", statistics.threads},
-                              {"blas", blas_kernels()},
-                              {"prefill_s", prefill_seconds},
-                              {"results", results}});
+    Json json = eval_header(options, statistics, tokens.size(), prefill_seconds);
+    json["results"] = results;
+    write_json(options.json, json);
   }
+}
+
+void eval(const EvalOptions& options) {
+  const std::string& task = options.task.task;
+  if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, text");
+  if (task == "text") return eval_text(options);
+  if (!options.prompt_file.empty() || !options.token_file.empty())
+    throw UsageError("--prompt and --tokens are of --task text");
+  eval_questions(options);
 }
 
 }  // namespace
@@ -244,11 +161,27 @@ void add_eval(CLI::App& keyhole) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* command = keyhole.add_subcommand(
       "eval",
-      "Ask questions about a long context and count exact answers, for each index type.\n"
-      "The context is run once; every question is answered by decoding steps and then truncated "
-      "away.");
+      "Ask questions about a long context and count exact answers, or decode a text and measure "
+      "how "
+      "well it is\n"
+      "predicted, for each index type. The context is run once; every question is answered by "
+      "decoding steps and then\n"
+      "truncated away; a text is decoded in copies.");
   add_model_options(*command, options->model);
-  add_task_options(*command, options->task);
+  add_task_options(*command, options->task, {"kv", "passkey", "text"});
+  command
+      ->add_option("--prompt", options->prompt_file,
+                   "Text file of --task text; default: the bundled prose")
+      ->type_name("FILE");
+  command
+      ->add_option("--tokens", options->token_file,
+                   "File of token ids for --task text, in place of --prompt")
+      ->type_name("FILE");
+  command
+      ->add_option("--bytes", options->bytes,
+                   "Tokens of --task text that are decoded and predicted after --length tokens")
+      ->check(CLI::Range(1U, 1U << 24))
+      ->capture_default_str();
   command
       ->add_option("--questions", options->questions,
                    "Number of questions; default: 64 for kv, 16 for passkey")
@@ -274,6 +207,7 @@ void add_eval(CLI::App& keyhole) {
       ->allow_extra_args(false)
       ->type_name("TARGET");
   add_cache_options(*command, options->cache);
+  add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
   command->footer(examples(
@@ -284,6 +218,7 @@ void add_eval(CLI::App& keyhole) {
        "keyhole eval --task kv --length 32k --index ivf --tail none --tail second --target none "
        "--target error=0.05",
        "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
+       "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index ivf",
        "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}));
   command->callback([options] { eval(*options); });
 }

@@ -25,8 +25,8 @@ class Stopwatch {
 
 }  // namespace
 
-Decoder::Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team)
-    : model_(model), cache_(cache), team_(team), rope_(model.config) {
+Decoder::Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
+    : model_(model), cache_(cache), team_(team), rope_(model.config), tokens_(tokens) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
   normed_.resize(config.hidden_size);

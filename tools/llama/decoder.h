@@ -28,8 +28,8 @@ struct StepTimes {
 /// One sequence: a prompt, then a token at a time. A step allocates nothing.
 class Decoder {
  public:
-  /// Borrows all three. The cache must be empty.
-  Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team);
+  /// Borrows all three. The cache holds `tokens` tokens.
+  Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0);
 
   /// Runs the prompt and fills the cache; call it once, before any step. Returns the logits that follow.
   /// The index is not built: see KeyholeCache::build.

@@ -31,7 +31,10 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
 }
 
 KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options)
-    : q_heads_(model.q_heads), kv_heads_(model.kv_heads), head_dim_(model.head_dim) {
+    : q_heads_(model.q_heads),
+      kv_heads_(model.kv_heads),
+      head_dim_(model.head_dim),
+      audited_(options.audit_share > 0.0) {
   keyhole_engine_config engine = engine_config(model);
   engine.kv_dtype = options.kv_dtype;
   engine.threads = options.threads;
@@ -61,7 +64,22 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());
   session.tail_partition = options.tail_partition;
   if (!options.budgets.empty()) session.budgets = options.budgets.c_str();
+  session.audit_share = options.audit_share;
+  session.audit_action = options.audit_action;
+  session.audit_bound = options.audit_bound;
   session_ = make_session(engine_, session);
+}
+
+KeyholeCache KeyholeCache::fork() const {
+  KeyholeCache copy;
+  copy.q_heads_ = q_heads_;
+  copy.kv_heads_ = kv_heads_;
+  copy.head_dim_ = head_dim_;
+  copy.audited_ = audited_;
+  keyhole_session* session = nullptr;
+  check(keyhole_fork(session_.get(), &session));
+  copy.session_.reset(session);
+  return copy;
 }
 
 void KeyholeCache::prefill(const LayerChunk& chunk) {
@@ -116,6 +134,13 @@ keyhole_statistics KeyholeCache::statistics() const {
   keyhole_statistics_init(&statistics);
   check(keyhole_get_statistics(session_.get(), &statistics));
   return statistics;
+}
+
+keyhole_audit KeyholeCache::audit() const {
+  keyhole_audit audit;
+  keyhole_audit_init(&audit);
+  check(keyhole_get_audit(session_.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+  return audit;
 }
 
 void KeyholeCache::reset_statistics() { check(keyhole_reset_statistics(session_.get())); }

@@ -33,6 +33,9 @@ struct KeyholeCacheOptions {
   std::string classifiers;  ///< a file of `keyhole train-saap`; empty: none
   std::string budgets;      ///< a file of `keyhole calibrate`; empty: none
   uint32_t tail_partition = KEYHOLE_AUTO;
+  double audit_share = 0.0;
+  keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
+  float audit_bound = 0.0F;  ///< 0: the library's default
 };
 
 /// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.
@@ -61,15 +64,23 @@ class KeyholeCache {
   /// For every head. A tail or target wants a build() where the heads had none before.
   void set_budget(const keyhole_budget& budget);
 
+  /// A copy of the sequence that goes on by itself.
+  [[nodiscard]] KeyholeCache fork() const;
+
   [[nodiscard]] keyhole_statistics statistics() const;
+  /// Whether steps are audited, and what that has found; waits for audits under way.
+  [[nodiscard]] bool audited() const { return audited_; }
+  [[nodiscard]] keyhole_audit audit() const;
   void reset_statistics();
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
 
  private:
+  KeyholeCache() = default;
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads) const;
 
-  uint32_t q_heads_, kv_heads_, head_dim_;
-  Engine engine_;
+  uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
+  bool audited_ = false;
+  Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
   Session session_;
 };
 

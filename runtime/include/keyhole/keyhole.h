@@ -277,8 +277,8 @@ typedef struct keyhole_session_config {
   double
       audit_share; /* share of (step, layer, KV head) that is audited, 0..1; 0: none. See AUDIT */
   keyhole_audit_action audit_action;
-  float audit_bound; /* output error that audit_action is about; AUTO: 1.5 * error_target, or 0.1
-                            * without one */
+  float audit_bound; /* output error that audit_action and keyhole_audit.over_bound are about; AUTO:
+                            * 1.5 * error_target of the head, or 0.1 without one */
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
@@ -298,10 +298,23 @@ KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
  * keyhole_build, keyhole_session_set_index and a keyhole_truncate into a block's tokens cancel it. Until it
  * is taken in, a block takes memory that no figure includes: of hnsw a second copy of the graph. */
 
-/* AUDIT. A share of the steps is recomputed exactly, head by head, by a background thread that reads the same
- * rows as the step did: the output error, the recovered mass (softmax weight of what was read), recall and
- * the estimated beside the true weight of what was not read. Which steps are audited depends on the calls
- * alone; so does, with an audit_action, the step from which on it takes effect. keyhole_get_audit() tells. */
+/* AUDIT. With audit_share > 0 a share of all (step, layer, KV head), chosen by a hash of the three, is computed
+ * again exactly, from all tokens that the step could have attended to: the output error, the recovered mass
+ * (softmax weight of what was read), recall and the estimated beside the true weight of what was not read.
+ * keyhole_get_audit() tells. An audit reads all offloaded K and V of its head once, some 2 ms at 32k tokens of
+ * d = 128; a background thread does it (one per session, started with the first audit, of the lowest priority
+ * that there is: it runs where a core is idle). Steps leave 16 audits behind, or 2 * kv_heads where that is
+ * more, and go on; the step that finds no room for another does those itself on the engine's threads
+ * (keyhole_audit.waits). So which steps are audited depends on the calls alone, and so do the figures, but for
+ * waits and seconds.
+ *   audit_action says what follows where an audit finds an error above audit_bound in a query head of a KV head
+ * that has searched its index. It takes effect 16 steps of that layer after the step that was audited; that step
+ * waits for the audit if it must, so that all answers depend on the calls alone, too. WIDEN multiplies top_k,
+ * min_keys and max_keys by 2, 4, 8, 16, and divides min_weight, error_target and 1 - mass_target by as much:
+ * audits of steps in between count once. The 1st, 2nd, 4th, 8th ... time is logged. A head falls back to its budget where a call changes the budget, and in
+ * keyhole_session_set_index.
+ *   keyhole_truncate, keyhole_save and keyhole_fork finish audits under way first; copies keep what actions have
+ * done, and begin with no figures. */
 
 /* BUDGETS FILES. JSON, by `keyhole calibrate` or by hand:
  *   {"keyhole_budgets": 1, "model": {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
@@ -486,30 +499,37 @@ typedef struct keyhole_statistics {
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
                                                                    keyhole_statistics* statistics);
-/* Sets the sums to 0. */
+/* Sets the sums to 0, and the figures of audits. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_session* session);
 
-/* What audits have found, of one head or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses
- * are per query head. Quantiles come from a histogram of 64 steps per factor of 10, so they are right within
- * 4 %; 0 where nothing was audited. */
+/* What audits have found since the session was made or its statistics were reset, see AUDIT; of one head or of
+ * all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses are per query head. Quantiles come from a
+ * histogram of 64 steps per factor of 10, so they are right within 4 % (mass_p05: it, and what it lacks to 1).
+ * 0 where nothing was audited. */
 typedef struct keyhole_audit {
   size_t struct_size;
-  uint64_t audits;     /* (step, layer, query head) that were recomputed */
-  uint64_t pending;    /* on their way */
+  uint64_t
+      audits; /* (step, layer, query head) that were recomputed: the group's heads for each KV head */
+  uint64_t waits; /* (step, layer, KV head) whose audit a step had to wait for, and made itself */
   uint64_t over_bound; /* of audits: output error above audit_bound */
-  uint64_t actions;    /* times that audit_action took effect */
-  double error_mean, error_median, error_p95, error_max; /* |o - o*| / |o*| of the step's output */
+  uint64_t actions;    /* times that audit_action took effect on a KV head */
+  double error_mean, error_median, error_p95,
+      error_max; /* |o - o*| / |o*| of the step's output before it
+                                * is written to the caller's dtype; 1 where only o* is 0 */
   double mass_mean,
-      mass_p05;  /* share of the attention mass that was read, resident and pending included */
-  double recall; /* mean share of the true top_k offloaded keys that were attended */
-  double missing_mean; /* true mass of what was not read, mean */
+      mass_p05; /* share of the attention mass that was read, resident and pending included */
   double
-      estimated_missing_mean; /* the tail's estimate of it before the step ended; 0 without a tail */
-  double missing_error_mean;  /* mean |estimated - true| of single steps */
-  double seconds;             /* background time spent on audits */
+      recall; /* mean share of the true top_k offloaded keys (of all, where there are fewer) that were
+                  * attended by the group, pending ones included; of audits that had offloaded keys */
+  double missing_mean; /* true mass of what was not read, 1 - mass, mean */
+  double
+      estimated_missing_mean; /* the tail's estimate of it when the step ended; 0 without tail or target */
+  double missing_error_mean; /* mean |estimated - true| of single steps */
+  double seconds;            /* time spent on audits, all threads */
 } keyhole_audit;
 KEYHOLE_API void keyhole_audit_init(keyhole_audit* audit);
-/* Waits for audits under way; so call it seldom. */
+/* Finishes the audits under way first, on the engine's threads; so call it seldom. All 0 for a session without
+ * audits. INVALID_ARGUMENT: layer or kv_head; BUSY: between attend_begin and attend_end. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
                                                               uint32_t layer, uint32_t kv_head,
                                                               keyhole_audit* audit);
@@ -531,8 +551,9 @@ KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
  * device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of `engine` and sink,
- * window, flush_block, index, top_k, attend, budgets, dense_layers and training_queries of `session` (NULL:
- * defaults). Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
+ * window, flush_block, index, top_k, attend, tail_partition, budgets, dense_layers, training_queries, audit_share
+ * and audit_action of `session` (NULL: defaults). Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of
+ * the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
                                                          uint64_t context, uint64_t device_limit,

@@ -1,0 +1,205 @@
+// eval --task text against the reference forward pass; audits of the commands against --check.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "tests/tools/cli/run_command.h"
+#include "tests/tools/llama/synthetic_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+using namespace testing;
+
+json run_json(std::vector<std::string> args, const std::vector<std::string>& more = {}) {
+  args.insert(args.end(), more.begin(), more.end());
+  args.insert(args.end(), {"--json", "-"});
+  const Outcome outcome = run_keyhole(args);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  return json::parse(outcome.out);
+}
+
+/// A random model and random token ids, in files.
+class RandomText : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    tensors_ = random_weights(small_config(), ElementType::f32, 29);
+    write_model(folder_.path(), small_config(), tensors_, ElementType::f32);
+    std::mt19937 random(4);
+    std::string ids;
+    for (int i = 0; i < 150; ++i) {
+      tokens_.push_back(std::uniform_int_distribution<uint32_t>(2, 36)(random));
+      ids += std::to_string(tokens_.back()) + "\n";
+    }
+    write_file(folder_ / "ids.txt", ids);
+  }
+
+  /// Bits of tokens [begin, end), each by the logits of those before it.
+  [[nodiscard]] std::vector<double> reference_bits(size_t begin, size_t end) const {
+    const auto logits = reference_logits(small_config(), tensors_, tokens_);
+    std::vector<double> bits;
+    for (size_t t = begin; t < end; ++t) {
+      double sum = 0.0;
+      for (const double x : logits[t - 1]) sum += std::exp(x);
+      bits.push_back(std::log2(sum) - logits[t - 1][tokens_[t]] / std::log(2.0));
+    }
+    return bits;
+  }
+
+  TemporaryFolder folder_;
+  SyntheticTensors tensors_;
+  std::vector<uint32_t> tokens_;
+};
+
+TEST_F(RandomText, BitsAreThoseOfTheReference) {
+  const std::vector<std::string> args = {"eval",
+                                         "--model",
+                                         folder_.path(),
+                                         "--task",
+                                         "text",
+                                         "--tokens",
+                                         folder_ / "ids.txt",
+                                         "--length",
+                                         "80",
+                                         "--bytes",
+                                         "60",
+                                         "--window",
+                                         "16",
+                                         "--sink",
+                                         "4",
+                                         "--kv-dtype",
+                                         "f32"};
+  const json result = run_json(args, {"--index", "none", "--index", "exact", "--index", "flat",
+                                      "--k", "1,1000", "--attend", "topk", "--attend", "scored"});
+  EXPECT_EQ(result["task"], "text");
+  EXPECT_EQ(result["tokens"], 80);
+  EXPECT_EQ(result["decoded"], 60);
+  // Token 80 is the first to be decoded, 81 the first to be predicted by a decoding step.
+  double mean = 0.0;
+  const auto bits = reference_bits(81, 141);
+  for (const double b : bits) mean += b / 60.0;
+  const json& rows = result["results"];
+  ASSERT_EQ(rows.size(), 6U);  // none, exact, flat with 2 k in 2 ways
+  const json& exact = rows[1];
+  EXPECT_NEAR(exact["bits_per_token"].get<double>(), mean, 1e-4);
+  EXPECT_NEAR(exact["perplexity"].get<double>(), std::exp2(mean), 1e-3);
+  EXPECT_FALSE(exact.contains("bits_per_byte"));
+  EXPECT_EQ(exact["above_exact"]["bits_per_token"], 0.0);
+  for (const json& row : rows) {
+    EXPECT_NEAR(row["above_exact"]["bits_per_token"].get<double>(),
+                row["bits_per_token"].get<double>() - exact["bits_per_token"].get<double>(), 1e-9);
+    EXPECT_GT(row["tokens_per_second"], 0.0);
+    EXPECT_FALSE(row.contains("audit"));
+    const bool everything = row["attend"] == "scored" || row["k"] == 1000;
+    if (everything) {
+      EXPECT_NEAR(row["bits_per_token"].get<double>(), mean, 1e-4);
+    }
+  }
+  EXPECT_EQ(rows[0]["bytes_read_per_token"], 0.0);
+  EXPECT_GT(exact["bytes_read_per_token"], 0.0);
+  EXPECT_GT(std::abs(rows[0]["above_exact"]["bits_per_token"].get<double>()), 1e-3);
+  EXPECT_GT(rows[0]["above_exact"]["standard_error"].get<double>(), 1e-4);
+
+  // Without exact there is nothing to compare with; and what came before a row does not matter to it.
+  const json again = run_json(args, {"--index", "flat", "--k", "1"});
+  ASSERT_EQ(again["results"].size(), 1U);
+  EXPECT_FALSE(again["results"][0].contains("above_exact"));
+  EXPECT_EQ(again["results"][0]["bits_per_token"], rows[2]["bits_per_token"]);
+}
+
+TEST(EvalText, PredictsTheBundledProse) {
+  const std::vector<std::string> args = {
+      "eval",    "--task", "text",    "--length",        "1500", "--bytes", "150",
+      "--index", "exact",  "--index", "ivf:C=16,probe=4"};
+  const json result = run_json(args);
+  const double exact = result["results"][0]["bits_per_byte"];
+  EXPECT_GT(exact, 0.5);  // English text; a uniform guess takes 8 bits
+  EXPECT_LT(exact, 3.0);
+  EXPECT_NEAR(result["results"][1]["bits_per_byte"].get<double>(), exact, 0.2);
+  const Outcome outcome = run_keyhole(args);
+  for (const char* part : {"bits/byte", "above exact", "perplexity", "read/token", "+- "}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+TEST(AuditOption, FindsWhatTheCheckFinds) {
+  const std::vector<std::string> args = {"decode",  "--task",     "kv",  "--length", "1500",
+                                         "--index", "flat",       "--k", "3",        "--window",
+                                         "64",      "--generate", "24",  "--sink",   "8"};
+  const json check = run_json(args, {"--check"})["check"]["output_error"];
+  const json result = run_json(args, {"--audit", "1"});
+  const json& audit = result["audit"];
+  EXPECT_EQ(audit["audits"], result["steps"].get<uint64_t>() * 6 * 8);  // layers, query heads
+  for (const char* figure : {"median", "p95", "max"}) {
+    const double truth = check[figure];
+    EXPECT_NEAR(audit["error"][figure].get<double>(), truth, 0.04 * truth) << figure;
+  }
+  EXPECT_EQ(audit["recall"], 1.0);  // a flat index finds the best
+  EXPECT_GT(audit["mass"]["mean"], audit["mass"]["p05"]);
+  EXPECT_NEAR(audit["missing_mass"]["mean"].get<double>(),
+              1.0 - audit["mass"]["mean"].get<double>(), 1e-5);
+  EXPECT_EQ(audit["actions"], 0);
+}
+
+TEST(AuditOption, ActsAndReports) {
+  const std::vector<std::string> args = {
+      "eval",  "--task",   "text", "--length",      "1500", "--bytes", "100", "--index",
+      "exact", "--index",  "flat", "--k",           "1",    "--audit", "0.5", "--audit-bound",
+      "0.001", "--window", "64",   "--audit-action"};
+  auto exact = args;
+  exact.emplace_back("exact");
+  auto report = args;
+  report.emplace_back("report");
+  const json acted = run_json(exact)["results"];
+  const json reported = run_json(report)["results"];
+  EXPECT_EQ(acted[0]["audit"]["actions"], 0);
+  EXPECT_GT(acted[1]["audit"]["actions"], 6);  // of 12 KV heads
+  EXPECT_EQ(reported[1]["audit"]["actions"], 0);
+  EXPECT_GT(acted[1]["keys_attended"], reported[1]["keys_attended"]);
+  EXPECT_LT(acted[1]["audit"]["error"]["mean"], reported[1]["audit"]["error"]["mean"]);
+  const Outcome outcome = run_keyhole(report);
+  for (const char* part :
+       {"audits: ", "p95", "mass read", "recall", "estimated", "above the bound"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+}
+
+TEST(EvalText, NamesWhatIsWrong) {
+  const TemporaryFolder folder;
+  write_file(folder / "short.txt", std::string(500, 'x'));
+  const std::string file = folder / "short.txt";
+  struct Mistake {
+    std::vector<std::string> args;
+    int exit_code;
+    const char* text;
+  };
+  const std::vector<Mistake> mistakes = {
+      {{"eval", "--task", "text", "--prompt", file, "--length", "400", "--bytes", "101", "--index",
+        "exact"},
+       2,
+       "501 tokens"},
+      {{"eval", "--task", "text", "--prompt", file, "--tokens", file, "--index", "exact"},
+       2,
+       "--prompt and --tokens"},
+      {{"eval", "--task", "kv", "--prompt", file, "--index", "exact"}, 2, "--task text"},
+      {{"eval", "--task", "text", "--prompt", "/nonexistent", "--index", "exact"},
+       1,
+       "/nonexistent"},
+      {{"eval", "--task", "text", "--bytes", "0", "--index", "exact"}, 2, "--bytes"},
+      {{"eval", "--task", "text", "--index", "exact", "--audit", "2"}, 2, "--audit"},
+      {{"eval", "--task", "text", "--index", "exact", "--audit-action", "panic"}, 2, "widen"},
+      {{"decode", "--task", "text"}, 2, "text"},
+      {{"decode", "--task", "kv", "--audit", "0.1", "--check"}, 2, "--check and --audit"},
+  };
+  for (const Mistake& mistake : mistakes) {
+    const Outcome outcome = run_keyhole(mistake.args);
+    EXPECT_EQ(outcome.exit_code, mistake.exit_code) << outcome.err;
+    EXPECT_NE(outcome.err.find(mistake.text), std::string::npos) << mistake.text << "\n"
+                                                                 << outcome.err;
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::tools

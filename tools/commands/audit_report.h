@@ -1,0 +1,26 @@
+// `--audit`: steps that the library computes again exactly while it decodes, and what it has found.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace keyhole::tools {
+
+/// `--audit`, `--audit-action`, `--audit-bound`.
+struct AuditFlags {
+  double share = 0.0;  ///< 0: none
+  std::string action = "report";
+  float bound = 0.0F;  ///< 0: the library's default
+
+  [[nodiscard]] keyhole_audit_action action_code() const;
+};
+void add_audit_options(CLI::App& command, AuditFlags& flags);
+
+/// Two or three lines; one if nothing was audited.
+[[nodiscard]] std::string audit_text(const keyhole_audit& audit);
+[[nodiscard]] nlohmann::ordered_json audit_json(const keyhole_audit& audit);
+
+}  // namespace keyhole::tools
