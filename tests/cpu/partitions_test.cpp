@@ -16,9 +16,11 @@ struct Partitions {
         variances(n),
         square_norms(heads),
         caps(heads),
+        margins(heads),
         shifts(heads),
         weights(size_t{heads} * out_stride, kPoison),
-        doubts(size_t{heads} * out_stride, kPoison) {
+        doubts(size_t{heads} * out_stride, kPoison),
+        has_margins(rng() % 2 == 0) {
     auto normal = gaussian(rng);
     for (float& x : scores) x = static_cast<float>(sigma * normal());
     for (float& x : sizes) x = rng() % 6 == 0 ? 0.0F : static_cast<float>(1 + rng() % 300);
@@ -30,6 +32,7 @@ struct Partitions {
       shifts[h] = static_cast<float>(sigma * normal());
       caps[h] = rng() % 3 == 0 ? shifts[h] : shifts[h] - static_cast<float>(std::fabs(normal()));
       if (rng() % 7 == 0) caps[h] = kMinusInf;
+      margins[h] = rng() % 4 == 0 ? 0.0F : static_cast<float>(std::fabs(normal()));
     }
   }
   [[nodiscard]] PartitionArgs args(const LogitParams& logits) const {
@@ -42,6 +45,7 @@ struct Partitions {
             .square_norms = square_norms.data(),
             .logits = logits,
             .caps = caps.data(),
+            .margins = has_margins ? margins.data() : nullptr,
             .shifts = shifts.data(),
             .weights = weights.data(),
             .doubts = doubts.data(),
@@ -51,7 +55,9 @@ struct Partitions {
   static constexpr float kPoison = -7.0F;
   uint32_t group;
   size_t count, score_stride, out_stride;
-  GuardedArray<float> scores, sizes, variances, square_norms, caps, shifts, weights, doubts;
+  GuardedArray<float> scores, sizes, variances, square_norms, caps, margins, shifts, weights,
+      doubts;
+  bool has_margins;
 };
 
 /// What fp32 may make of a weight and its doubt.
@@ -82,11 +88,17 @@ Interval true_weight(const Partitions& p, const PartitionArgs& a, uint32_t h, si
   const double cap = p.caps[h];
   const double shift = p.shifts[h];
   const double size = p.sizes[i];
+  const double margin_off = kEpsilon * std::fabs(mean);
   const auto weight = [&](double least, double half, double sign) {
     double expected = least + half;
     expected += sign * 2.0 * kEpsilon * std::fabs(expected);
-    // The cap bounds the second order; the mean alone is a lower bound. Nothing is above the shift.
-    const double below = std::min(std::max(least, std::min(expected, cap)) - shift, 0.0);
+    expected = std::min(expected, cap);
+    // The mean alone is a lower bound, as far as it is known. Nothing is above the shift.
+    if (a.margins != nullptr) {
+      expected = std::max(expected, least - a.margins[h] + sign * margin_off);
+    }
+    const double below = std::min(expected - shift, 0.0);
+    if (below == -INFINITY) return 0.0;  // nothing is believed
     return size * std::exp(below + sign * 2.0 * kEpsilon * std::fabs(below)) *
            (1.0 + sign * 8.0 * kEpsilon);
   };
@@ -184,7 +196,8 @@ TEST_P(WeighPartitions, AnExampleByHand) {
   const float sizes[] = {3.0F, 10.0F};
   const float variances[] = {0.0F, 0.25F};
   const float square_norms[] = {8.0F};
-  const float caps[] = {0.25F};  // below the first mean, above the second
+  const float caps[] = {0.25F};      // below the first mean, above the second
+  const float margins[] = {0.125F};  // so much of the first mean is not believed
   const float shifts[] = {1.0F};
   float weights[2];
   float doubts[2];
@@ -197,12 +210,13 @@ TEST_P(WeighPartitions, AnExampleByHand) {
                             .square_norms = square_norms,
                             .logits = {0.5F, 0.0F},
                             .caps = caps,
+                            .margins = margins,
                             .shifts = shifts,
                             .weights = weights,
                             .doubts = doubts,
                             .out_stride = 2});
   // Logits 1 and -0.5 + t/2, t = 0.25 * 8 * 0.25 = 0.5.
-  EXPECT_NEAR(weights[0], 3.0, 1e-5);
+  EXPECT_NEAR(weights[0], 3.0 * std::exp(-0.125), 1e-5);
   EXPECT_NEAR(weights[1], 10.0 * std::exp(-1.25), 1e-5);
   EXPECT_EQ(doubts[0], 0.0F);
   EXPECT_NEAR(doubts[1], 10.0 * std::exp(-2.5) * std::expm1(0.5), 1e-5);
