@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <new>
 #include <numeric>
 
 #include "cpu/attention.h"
@@ -19,7 +20,9 @@ AuditTruth::AuditTruth(uint32_t group, uint32_t dim)
       weight_(group),
       largest_(group) {}
 
-void AuditTruth::prepare(uint32_t top_k, size_t rows) { best_.begin(group_, top_k, rows); }
+void AuditTruth::prepare(uint32_t top_k, size_t rows) {
+  best_.begin(group_, std::min(top_k, kMostPrepared), rows);
+}
 
 void AuditTruth::add_state(const float* o, const float* lse) {
   for (uint32_t h = 0; h < group_; ++h) {
@@ -48,7 +51,12 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
   std::fill(weight_.begin(), weight_.end(), 0.0);
   std::fill(largest_.begin(), largest_.end(), -std::numeric_limits<double>::infinity());
   add_state(record.resident_o.data(), record.resident_lse.data());
-  best_.begin(group_, record.top_k, rows);
+  bool wants_recall = rows != 0;
+  try {
+    best_.begin(group_, record.top_k, rows);
+  } catch (const std::bad_alloc&) {
+    wants_recall = false;
+  }
 
   uint32_t ids[kRows];
   std::iota(ids, ids + kRows, 0U);
@@ -71,7 +79,7 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
       cpu::attend_range(kernels, chunk, record.queries.data(), group_, logits, state);
     }
     add_state(state.o, state.lse);
-    for (uint32_t h = 0; h < group_; ++h) {
+    for (uint32_t h = 0; h < group_ && wants_recall; ++h) {
       best_.offer(h, scores_.data() + h * kRows, static_cast<uint32_t>(at), n);
     }
   }
@@ -91,20 +99,21 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
     const double read = std::min(0.0, record.read_lse[h] - (largest_[h] + std::log(weight_[h])));
     result.mass[h] = static_cast<float>(std::exp(read));
     result.missing[h] = static_cast<float>(-std::expm1(read));
+    result.recall[h] = 0.0F;
+    if (!wants_recall) continue;
     const std::span<const uint64_t> best = best_.selected(h);
     const auto attended = std::count_if(best.begin(), best.end(), [&](uint64_t rank) {
       return record.was_attended(index::rank_row(rank));
     });
-    result.recall[h] =
-        best.empty() ? 0.0F : static_cast<float>(attended) / static_cast<float>(best.size());
+    result.recall[h] = static_cast<float>(attended) / static_cast<float>(best.size());
   }
-  result.has_recall = rows != 0;
+  result.has_recall = wants_recall;
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return true;
 }
 
 size_t AuditTruth::bytes(uint32_t group, uint32_t dim, uint32_t top_k, size_t rows) {
-  const size_t best = 2 * std::min<size_t>(top_k, rows) + 64;
+  const size_t best = 2 * std::min<size_t>(std::min(top_k, kMostPrepared), rows) + 64;
   return group * (kRows * sizeof(float) + (size_t{dim} + 2) * (sizeof(float) + sizeof(double)) +
                   best * sizeof(uint64_t));
 }

@@ -16,7 +16,9 @@ class AuditTruth {
  public:
   AuditTruth(uint32_t group, uint32_t dim);
 
-  /// Makes room for recall of `top_k` of `rows` keys, so that compute() does not.
+  /// Makes room for recall of `top_k` of `rows` keys, so that compute() does not; of as many as kMostPrepared.
+  /// Beyond, room grows with the rows that there are, and where there is no memory for it, an audit goes without
+  /// recall.
   void prepare(uint32_t top_k, size_t rows);
 
   /// Reads every row once. False, and no result, once `cancel` is set: noticed within kRows rows, some tens of
@@ -31,6 +33,7 @@ class AuditTruth {
  private:
   /// Rows at a time: their scores stay in the first-level cache, their keys and values pass the second.
   static constexpr size_t kRows = 1024;
+  static constexpr uint32_t kMostPrepared = 8192;
 
   void add_state(const float* o, const float* lse);
 
