@@ -167,8 +167,7 @@ TEST(Bytes, AndSecondsGrowWithAppends) {
   std::mt19937 random(75);
   Keys keys(1200, 64, DType::f16);
   keys.put(0, gaussian(1200, 64, random));
-  for (const char* spec :
-       {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10", "saap"}) {
+  for (const char* spec : {"ivf:segment=200", "hnsw:M=4,efc=10", "roargraph:M=4,beam=10", "saap"}) {
     const auto index = make_index(spec, 64, DType::f16, context());
     index->append(keys.view(600), {});
     const IndexInfo half = index->info();

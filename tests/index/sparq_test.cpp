@@ -303,10 +303,8 @@ TEST(Sparq, BytesGrowByBlocks) {
     const size_t scales = coded ? 2 * 64 * sizeof(float) : 0;
     const auto index = make_index(spec, 64, DType::f16, context());
     EXPECT_EQ(index->bytes(), 0U);
-    for (const auto& [rows, blocks] : {std::pair<size_t, size_t>{1, 1},
-                                       {kBlock, 1},
-                                       {kBlock + 1, 2},
-                                       {3 * kBlock, 3}}) {
+    for (const auto& [rows, blocks] :
+         {std::pair<size_t, size_t>{1, 1}, {kBlock, 1}, {kBlock + 1, 2}, {3 * kBlock, 3}}) {
       index->append(keys.view(rows), {});
       EXPECT_EQ(index->bytes(), blocks * block_bytes + scales) << rows;
       EXPECT_EQ(index->bytes(), estimate_bytes(spec, rows, 64, DType::f16));
