@@ -23,6 +23,7 @@ void check_shape(const BudgetsFile& file, const ModelShape& model) {
 /// The words have been checked.
 keyhole_attend_mode attend_of(const std::string& word) {
   if (word == "scored") return KEYHOLE_ATTEND_SCORED;
+  if (word == "none") return KEYHOLE_ATTEND_NONE;
   return word == "weight" ? KEYHOLE_ATTEND_WEIGHT : KEYHOLE_ATTEND_TOPK;
 }
 

@@ -7,6 +7,7 @@
 
 #include "index/collector.h"
 #include "index/factory.h"
+#include "index/tail/tail_tree.h"
 #include "runtime/auditor.h"
 
 namespace keyhole::runtime {
@@ -24,24 +25,39 @@ uint64_t narrow(Wide bytes, const char* what) {
 /// What the heads of a session have in common and where they differ.
 struct Kinds {
   std::map<std::string_view, Wide> specs;  ///< heads with an index of this spec
+  Wide partitioned = 0;                    ///< heads with partitions of a tail
   uint32_t top_k = 0;                      ///< the largest
   bool explores = false;                   ///< some attend to more than the best k
 };
+
+bool explores(const Budget& budget) {
+  return budget.attend == KEYHOLE_ATTEND_SCORED || budget.attend == KEYHOLE_ATTEND_WEIGHT;
+}
+
+/// What one worker needs to estimate a tail: a score, weight and more of every partition and head, a weight and
+/// some marks of every row (TailEstimate, TailReader).
+Wide tail_scratch(const ModelShape& m, const SessionParams& s, uint64_t rows) {
+  const Wide partitions = Wide{rows} / s.tail_partition + 1;
+  const Wide numbers = partitions * (5 * m.group() + 8) + Wide{rows} * (2 * m.group() + 6);
+  return numbers * sizeof(float) * 5 / 4;
+}
 
 Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
   Kinds kinds;
   if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
     kinds.specs[s.index] = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
+    if (s.budget.needs_partitions()) kinds.partitioned = kinds.specs[s.index];
     kinds.top_k = s.budget.top_k;
-    kinds.explores = s.budget.attend != KEYHOLE_ATTEND_TOPK;
+    kinds.explores = explores(s.budget);
     return kinds;
   }
   for (size_t i = 0; i < s.heads.size(); ++i) {
     const HeadParams& head = s.heads[i];
     if (head.dense || s.is_dense(static_cast<uint32_t>(i / m.kv_heads))) continue;
     kinds.specs[head.index] += 1;
+    if (head.budget.needs_partitions()) kinds.partitioned += 1;
     kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
-    kinds.explores = kinds.explores || head.budget.attend != KEYHOLE_ATTEND_TOPK;
+    kinds.explores = kinds.explores || explores(head.budget);
   }
   return kinds;
 }
@@ -66,6 +82,11 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   for (const auto& [spec, count] : kinds.specs) {
     if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
   }
+  if (kinds.partitioned != 0 && rows != 0) {
+    index +=
+        kinds.partitioned * index::TailTree::estimate(rows, m.head_dim, m.kv_dtype,
+                                                      {.keys_per_partition = s.tail_partition});
+  }
   plan.index_bytes = narrow(index, "the indexes");
 
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
@@ -79,11 +100,12 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
       Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
   const Wide logs =
       !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
   plan.host_bytes =
-      narrow(token * rows + index + samples + staging + selections + logs + states + audits,
+      narrow(token * rows + index + samples + staging + selections + logs + tails + states + audits,
              "host memory");
   return plan;
 }

@@ -59,6 +59,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   const ModelShape& m = engine_->model();
   struct Job {
     uint32_t layer, kv_head;
+    double rows;  ///< its share of the progress
   };
   std::vector<Job> jobs;
   double rows = 0.0;
@@ -71,15 +72,17 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
       const bool partitions = hd.params.budget.needs_partitions() &&
                               (hd.tail == nullptr ? 0 : hd.tail->count()) < store_.rows(layer);
       if (is_dense(layer, h) || (store_.rows(layer) == hd.indexed() && !partitions)) continue;
-      jobs.push_back({layer, h});
+      // Partitions alone are less work than an index, but then there is nothing else to report.
+      const uint32_t unindexed = store_.rows(layer) - hd.indexed();
+      jobs.push_back({layer, h, double{1} * (unindexed != 0 ? unindexed : store_.rows(layer))});
+      rows += jobs.back().rows;
       if (partitions) {
         bytes += index::TailTree::estimate(store_.rows(layer) - (hd.tail ? hd.tail->count() : 0),
                                            m.head_dim, m.kv_dtype,
                                            {.keys_per_partition = params_.tail_partition});
       }
-      if (store_.rows(layer) == hd.indexed()) continue;
+      if (unindexed == 0) continue;
       if (head(layer, h).index == nullptr) built.push_back(&head(layer, h));
-      rows += store_.rows(layer) - head(layer, h).indexed();
       bytes += index::estimate_bytes(head(layer, h).params.index, store_.rows(layer), m.head_dim,
                                      m.kv_dtype);
       if (head(layer, h).index != nullptr) {
@@ -100,9 +103,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
       if (shared.stopped()) return;
       const Job& job = jobs[task];
       try {
-        build_head(
-            job.layer, job.kv_head,
-            shared.for_head(store_.rows(job.layer) - head(job.layer, job.kv_head).indexed()));
+        build_head(job.layer, job.kv_head, shared.for_head(job.rows));
       } catch (...) {
         shared.fail(std::current_exception());
       }

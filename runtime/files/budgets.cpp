@@ -131,7 +131,7 @@ BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
   take(entry, "index", out.index, [](const Node& n) { return n.string(); });
   take(entry, "top_k", out.top_k, [](const Node& n) { return n.whole(1, kMost); });
   take(entry, "attend", out.attend, [](const Node& n) {
-    return n.word({"topk", "scored", "weight"});
+    return n.word({"topk", "scored", "weight", "none"});
   });
   take(entry, "min_weight", out.min_weight, [](const Node& n) { return n.share(); });
   take(entry, "tail", out.tail, [](const Node& n) {

@@ -33,7 +33,7 @@ struct BudgetsFile {
     std::optional<uint32_t> layer, kv_head;  ///< absent: all
     std::optional<std::string> index;
     std::optional<uint32_t> top_k;
-    std::optional<std::string> attend;  ///< topk, scored, weight
+    std::optional<std::string> attend;  ///< topk, scored, weight, none
     std::optional<float> min_weight;
     std::optional<std::string> tail;  ///< none, mean, centroid, second
     std::optional<float> error_target, mass_target;

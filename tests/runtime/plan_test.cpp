@@ -53,8 +53,11 @@ TEST(Plan, ForeseesWhatASessionTakes) {
   auto sc = small_session();
   sc.index = "ivf:C=16,probe=4";
   sc.top_k = 50;
-  for (const keyhole_attend_mode attend : {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED}) {
+  for (const auto& [attend, tail] : {std::pair(KEYHOLE_ATTEND_TOPK, KEYHOLE_TAIL_NONE),
+                                     std::pair(KEYHOLE_ATTEND_SCORED, KEYHOLE_TAIL_NONE),
+                                     std::pair(KEYHOLE_ATTEND_TOPK, KEYHOLE_TAIL_SECOND)}) {
     sc.attend = attend;
+    sc.tail = tail;
     sc.audit_share = attend == KEYHOLE_ATTEND_TOPK ? 0.0 : 1.0;
     const EnginePtr engine = make_engine(ec);
     const SessionPtr session = make_session(engine.get(), sc);

@@ -16,9 +16,10 @@ bool parse_number(std::string_view text, T& value) {
 }
 
 [[noreturn]] void refuse(const std::string& text) {
-  throw UsageError("--attend " + text +
-                   ": allowed: topk, topk:K with K from 1 on, scored, weight:EPS with EPS above 0 "
-                   "and below 1");
+  throw UsageError(
+      "--attend " + text +
+      ": allowed: topk, topk:K with K from 1 on, scored, none, weight:EPS with EPS above 0 "
+      "and below 1");
 }
 
 std::vector<std::string> split(const std::string& text, char separator) {
@@ -37,6 +38,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
 std::string AttendChoice::text() const {
   switch (mode) {
     case KEYHOLE_ATTEND_SCORED: return "scored";
+    case KEYHOLE_ATTEND_NONE: return "none";
     case KEYHOLE_ATTEND_WEIGHT: {
       char digits[32];
       std::snprintf(digits, sizeof digits, "%g", min_weight);
@@ -68,6 +70,8 @@ AttendChoice parse_attend(const std::string& text, uint32_t k) {
     if (!parse_number(value, choice.k) || choice.k == 0) refuse(text);
   } else if (name == "scored" && !has_value) {
     choice.mode = KEYHOLE_ATTEND_SCORED;
+  } else if (name == "none" && !has_value) {
+    choice.mode = KEYHOLE_ATTEND_NONE;
   } else if (name == "weight") {
     choice.mode = KEYHOLE_ATTEND_WEIGHT;
     if (!parse_number(value, choice.min_weight) ||

@@ -22,7 +22,7 @@ struct AttendChoice {
   bool operator==(const AttendChoice&) const = default;
 };
 
-/// Reads "topk", "topk:K", "scored" or "weight:EPS"; k is that of --k. Throws UsageError.
+/// Reads "topk", "topk:K", "scored", "none" or "weight:EPS"; k is that of --k. Throws UsageError.
 [[nodiscard]] AttendChoice parse_attend(const std::string& text, uint32_t k);
 
 /// All of them, or topk where there are none. Throws UsageError, also for one that is given twice.
@@ -32,7 +32,8 @@ struct AttendChoice {
 /// What --attend's help says.
 inline constexpr const char* kAttendHelp =
     "What is attended of a search: topk:K (the K best keys of each head; without :K those of --k), "
-    "scored (every key that was scored), weight:EPS (scored keys of a softmax weight above EPS)";
+    "scored (every key that was scored), weight:EPS (scored keys of a softmax weight above EPS), "
+    "none (no search: a tail or a target says what is read)";
 
 /// The specs of "ivf:C=64|128,probe=8|16": one for each combination of alternatives, the last parameter
 /// varying first.

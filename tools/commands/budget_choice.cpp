@@ -196,9 +196,15 @@ std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends
   std::vector<BudgetChoice> out;
   for (const AttendChoice& attend : attends) {
     for (const TailChoice& tail : all_tails) {
-      for (const TargetChoice& target : all_targets) out.push_back({attend, tail, target});
+      for (const TargetChoice& target : all_targets) {
+        const BudgetChoice choice{attend, tail, target};
+        // Nothing would be read.
+        if (attend.mode == KEYHOLE_ATTEND_NONE && !choice.needs_partitions()) continue;
+        out.push_back(choice);
+      }
     }
   }
+  if (out.empty()) throw UsageError("--attend none needs a --tail or a --target");
   return out;
 }
 

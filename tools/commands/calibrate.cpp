@@ -43,7 +43,8 @@ struct Options {
 
 /// Few enough for minutes, far enough apart that most heads find something cheap.
 const std::vector<std::string> kDefaultIndexes = {"ivf:probe=8|16|32|64|128"};
-const std::vector<std::string> kDefaultAttends = {"topk:32", "topk:128", "weight:0.001", "scored"};
+const std::vector<std::string> kDefaultAttends = {"topk:32", "topk:128", "weight:0.001", "scored",
+                                                  "none"};
 const std::vector<std::string> kDefaultTails = {"none", "second"};
 const std::vector<std::string> kDefaultTargets = {"none", "search"};
 
@@ -62,25 +63,29 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
   // Where nothing but a search is wanted, there is no fixed target.
   std::vector<BudgetChoice> fixed;
   if (!targets.empty()) fixed = cross_budgets(attends, tails, targets);
-  const std::vector<BudgetChoice> plain = cross_budgets(attends, tails, {});
-  std::vector<BudgetChoice> all = fixed;
+  // Ways to attend and tails; any target keeps those that need one.
+  std::vector<BudgetChoice> bases = cross_budgets(attends, tails, {"error=0.5"});
   if (searches) {
-    for (BudgetChoice choice : plain) {
-      choice.target.error = static_cast<float>(options.error);
-      all.push_back(choice);
-    }
+    (void)common_partition(bases);
+  } else {
+    (void)common_partition(fixed);
   }
-  (void)common_partition(all);
   std::vector<CalibrationPlan::Candidate> out;
   for (const std::string& index : or_default(options.indexes, kDefaultIndexes)) {
     for (const std::string& spec : expand_sweep(index)) {
-      for (const BudgetChoice& base : plain) {
+      for (BudgetChoice& base : bases) {
+        // Without a search all indexes are one.
+        if (base.attend.mode == KEYHOLE_ATTEND_NONE && !out.empty() && out.front().index != spec) {
+          continue;
+        }
         for (const BudgetChoice& choice : fixed) {
           if (choice.attend == base.attend && choice.tail == base.tail) {
             out.push_back({spec, choice, false});
           }
         }
-        if (searches) out.push_back({spec, base, true});
+        if (!searches) continue;
+        base.target = {};
+        out.push_back({spec, base, true});
       }
     }
   }

@@ -15,31 +15,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kDefaultPartition = 16;
 
-/// || merged (o, lse) - o* || / || o* ||, the index's state merged with that of the resident tokens.
-double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
-  const double resident_lse = truth.resident_lse[row];
-  const double top = std::max(lse, resident_lse);
-  double index_share = 0;
-  double resident_share = 0;
-  if (std::isfinite(top)) {
-    index_share = std::exp(lse - top);
-    resident_share = std::exp(resident_lse - top);
-    const double sum = index_share + resident_share;
-    index_share /= sum;
-    resident_share /= sum;
-  }
-  const float* exact = truth.output.data() + row * truth.dim;
-  const float* resident = truth.resident_output.data() + row * truth.dim;
-  double difference = 0;
-  double norm = 0;
-  for (size_t i = 0; i < truth.dim; ++i) {
-    const double error = index_share * o[i] + resident_share * resident[i] - exact[i];
-    difference += error * error;
-    norm += double{exact[i]} * exact[i];
-  }
-  return norm == 0 ? 0 : std::sqrt(difference / norm);
-}
-
 int32_t stop_where_interrupted(void* /*user*/, double /*fraction*/, const char* /*what*/) {
   return interrupted() ? 1 : 0;
 }
@@ -74,8 +49,9 @@ StepFigures measure_steps(const CalibrationHead& head, const BudgetChoice& budge
     throw_if_interrupted();
     attend(i);
     for (size_t j = 0; j < truth.group; ++j) {
-      figures.errors.push_back(
-          output_error(truth, i * truth.group + j, o.data() + j * truth.dim, lse[j]));
+      const double error =
+          output_error(truth, i * truth.group + j, o.data() + j * truth.dim, lse[j]);
+      figures.errors.push_back(std::isnan(error) ? 0 : error);  // 0 of 0: values that are all 0
     }
     figures.bytes += static_cast<double>(cost.bytes_read);
     figures.attended += cost.keys_attended;

@@ -12,6 +12,7 @@ const char* attend_word(keyhole_attend_mode mode) {
   switch (mode) {
     case KEYHOLE_ATTEND_SCORED: return "scored";
     case KEYHOLE_ATTEND_WEIGHT: return "weight";
+    case KEYHOLE_ATTEND_NONE: return "none";
     default: return "topk";
   }
 }

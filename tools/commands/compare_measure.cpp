@@ -106,30 +106,6 @@ std::vector<uint32_t> distinct(std::span<const uint32_t> rows, const HeadTruth& 
   return out;
 }
 
-// ||o - o*|| / ||o*||, o being the index's state merged with the resident tokens' exact state.
-double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
-  const double resident_lse = truth.resident_lse[row];
-  const double top = std::max(lse, resident_lse);
-  // Both sets empty: the output is zero, and all of the truth is missing.
-  double index_share = 0;
-  double resident_share = 0;
-  if (std::isfinite(top)) {
-    index_share = std::exp(lse - top);
-    resident_share = std::exp(resident_lse - top);
-    const double sum = index_share + resident_share;
-    index_share /= sum;
-    resident_share /= sum;
-  }
-  const float* exact = truth.output.data() + row * truth.dim;
-  const float* resident = truth.resident_output.data() + row * truth.dim;
-  double difference = 0;
-  for (size_t i = 0; i < truth.dim; ++i) {
-    const double error = index_share * o[i] + resident_share * resident[i] - exact[i];
-    difference += error * error;
-  }
-  return std::sqrt(difference) / norm(exact, truth.dim);
-}
-
 // Quality of one step's answer, added up over steps.
 class Quality {
  public:
@@ -225,6 +201,29 @@ keyhole_rope_scaling scaling_of(const TraceRope& rope) {
 }
 
 }  // namespace
+
+double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
+  const double resident_lse = truth.resident_lse[row];
+  const double top = std::max(lse, resident_lse);
+  // Both sets empty: the output is zero, and all of the truth is missing.
+  double index_share = 0;
+  double resident_share = 0;
+  if (std::isfinite(top)) {
+    index_share = std::exp(lse - top);
+    resident_share = std::exp(resident_lse - top);
+    const double sum = index_share + resident_share;
+    index_share /= sum;
+    resident_share /= sum;
+  }
+  const float* exact = truth.output.data() + row * truth.dim;
+  const float* resident = truth.resident_output.data() + row * truth.dim;
+  double difference = 0;
+  for (size_t i = 0; i < truth.dim; ++i) {
+    const double error = index_share * o[i] + resident_share * resident[i] - exact[i];
+    difference += error * error;
+  }
+  return std::sqrt(difference) / norm(exact, truth.dim);
+}
 
 Percentiles percentiles(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());

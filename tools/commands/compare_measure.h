@@ -64,6 +64,10 @@ struct Measurement {
 inline constexpr double kErrorSlack = 1.5;
 inline constexpr double kMassSlack = 0.02;
 
+/// |o - o*| / |o*| of row `row`: o `[d]` and lse are the state that an index gave, which is merged with the exact
+/// one of the resident tokens.
+[[nodiscard]] double output_error(const HeadTruth& truth, size_t row, const float* o, double lse);
+
 /// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
 /// `classifiers`: a file, or empty.
 [[nodiscard]] Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
