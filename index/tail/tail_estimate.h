@@ -116,7 +116,7 @@ class TailEstimate {
   ReadRows read_;  // of begin()
   KeyCodes::Queries codes_;
   float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
-  float margins_[kMaxGroup];  // of the logits of means
+  float margins_[kMaxGroup];                      // of the logits of means
   float seen_lse_[kMaxGroup];                     // -inf: nothing is seen
   float least_[kMaxGroup];                        // weights that count on their own, see keeps()
   double seen_[kMaxGroup];                        // e^(seen_lse - shift)

@@ -324,7 +324,7 @@ KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
  *               "error_target": 0.05, "mass_target": 0, "min_keys": 0, "max_keys": 0},
  *              {"layer": 0, "kv_head": "all", "dense": true}]}
  * Entries are taken in order, and each sets the fields that it names: those of keyhole_budget by the same
- * names, attend being topk, scored or weight, tail none, mean, centroid or second; "index" is a spec; "dense"
+ * names, attend being topk, scored, weight or none, tail none, mean, centroid or second; "index" is a spec; "dense"
  * heads are attended exactly, like dense layers. What no entry names stays as the config has it.
  * "tail_partition", "target", "machine", "made_by" and, of a head, "measured" may be left out. */
 
