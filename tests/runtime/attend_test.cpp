@@ -125,7 +125,7 @@ TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
   ASSERT_OK(keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_SCORED, 0.0F));
   expect_config(KEYHOLE_ATTEND_SCORED, 0.01F);
   expect_exact(session_.get(), model_, shape_, 0, numbers_);
-  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_attend(session_.get(), 3, 0.0F));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_set_attend(session_.get(), 4, 0.0F));
   for (const float bad : {-1.0F, 1.0F, NAN}) {
     EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT,
               keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_WEIGHT, bad));

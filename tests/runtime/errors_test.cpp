@@ -325,8 +325,8 @@ TEST(IndexErrors, AreNamed) {
                  keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
   }
   bad = ten;
-  bad.attend = 3;
-  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "attend is 3",
+  bad.attend = 4;
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "attend is 4",
                keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "without values",
                keyhole_index_attend(index, &q, &ten, o, lse, nullptr, nullptr, nullptr));
