@@ -19,7 +19,7 @@ struct Budget {
   float error_target = 0.0F;  ///< 0: none
   float mass_target = 0.0F;   ///< 0: none
   uint32_t min_keys = 0;
-  uint32_t max_keys = 0;  ///< 0: an eighth of the indexed keys, whatever their number is in a step
+  uint32_t max_keys = 0;  ///< 0: all, beyond what the search found
 
   [[nodiscard]] bool has_target() const { return error_target != 0.0F || mass_target != 0.0F; }
   /// Whether the head's keys must be partitioned.

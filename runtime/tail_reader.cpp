@@ -33,7 +33,7 @@ TailWork tail_work(const Budget& budget, const index::TailTree& tree) {
   work.goal = {.error = budget.error_target,
                .mass = budget.mass_target,
                .min_rows = std::min(budget.min_keys, rows),
-               .max_rows = budget.max_keys != 0 ? budget.max_keys : rows / kMaxOpenedShare};
+               .max_rows = budget.max_keys != 0 ? budget.max_keys : rows};
   work.goal.max_rows = std::max(work.goal.max_rows, work.goal.min_rows);
   return work;
 }

@@ -20,9 +20,6 @@ struct TailWork {
   StateView other;
 };
 
-/// Keys that a target may open where none says how many: this share of the indexed ones.
-inline constexpr uint32_t kMaxOpenedShare = 8;
-
 /// What a budget with a tail or target asks of `tree`.
 [[nodiscard]] TailWork tail_work(const Budget& budget, const index::TailTree& tree);
 

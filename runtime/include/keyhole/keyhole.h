@@ -374,8 +374,7 @@ typedef struct keyhole_budget {
   float mass_target;
   uint32_t
       min_keys; /* distinct indexed keys that a step with a tail or target attends at least; AUTO: 0 */
-  uint32_t
-      max_keys; /* and at most, beyond what the search found; AUTO: an eighth of the indexed keys */
+  uint32_t max_keys; /* and at most, beyond what the search found; AUTO: all of them */
 } keyhole_budget;
 KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
 
