@@ -106,6 +106,10 @@ Selection::Room& Selection::room(const index::Index& index) {
 const index::Hits& Selection::search(const index::Index& index, const float* queries,
                                      uint32_t group, const SearchParams& params) {
   hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0};
+  if (params.tail.tree != nullptr && params.tail.mode == index::TailMode::mean) {
+    std::fill_n(coverage_, kMaxGroup, -1.0F);
+    hits_.coverage = coverage_;
+  }
   index.search({.queries = queries,
                 .group = group,
                 .k = params.k,
@@ -175,6 +179,7 @@ void Selection::attend(const cpu::Kernels& kernels, const KvView& kv, const floa
                                : logit_of(hits_.scores[size_t{h} * params.k + n - 1], logits);
       }
       found.caps = caps;
+      if (hits_.coverage != nullptr && coverage_[0] >= 0.0F) found.coverage = coverage_;
     }
     TailWork work = params.tail;
     work.goal.max_rows += static_cast<uint32_t>(attended_.size());

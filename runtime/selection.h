@@ -100,6 +100,8 @@ class Selection {
   std::vector<uint32_t> ids_, counts_;
   std::vector<float> scores_;
   index::Hits hits_;
+  float coverage_
+      [kMaxGroup];  ///< of hits_, where a mean value stands for the rest; negative: not told
   std::vector<uint32_t> union_;
   std::span<const uint32_t> attended_;  ///< in union_, or in the scratch
   std::vector<uint64_t> seen_;          ///< open addressing: (generation << 32) | id

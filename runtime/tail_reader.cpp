@@ -104,6 +104,22 @@ void TailReader::norms(const Step& s, StateView read, StateView tail, float* out
   }
 }
 
+void TailReader::stand_in(const Step& s, const float* coverage, StateView read, StateView tail,
+                          TailCost& cost) {
+  const std::vector<float>& mean = s.work.tree->mean_value();
+  for (uint32_t h = 0; h < s.group; ++h) {
+    // Beyond this, approximate scores say nothing.
+    const double alpha = std::clamp(double{coverage[h]}, 1e-3, 1.0);
+    if (alpha == 1.0 || read.lse[h] == kMinusInf) continue;
+    std::copy(mean.begin(), mean.end(), tail.o + size_t{h} * mean.size());
+    tail.lse[h] = static_cast<float>(double{read.lse[h]} + std::log((1.0 - alpha) / alpha));
+    const double other = s.work.other.lse != nullptr
+                             ? std::exp(std::min(double{s.work.other.lse[h]} - read.lse[h], 300.0))
+                             : 0.0;
+    cost.missing[h] = static_cast<float>((1.0 - alpha) / (1.0 + alpha * other));
+  }
+}
+
 TailCost TailReader::attend(const cpu::Kernels& kernels, const KvView& kv, const float* queries,
                             uint32_t group, const LogitParams& logits, const TailWork& work,
                             const Found& found, StateView read, StateView tail) {
@@ -127,6 +143,11 @@ TailCost TailReader::attend(const cpu::Kernels& kernels, const KvView& kv, const
   }
 
   auto start = Clock::now();
+  if (work.mode == index::TailMode::mean && found.coverage != nullptr && !wants_more(work.goal)) {
+    stand_in(s, found.coverage, read, tail, cost);
+    cost.seconds = seconds_since(start);
+    return cost;
+  }
   see(s, read);
   const size_t row_bytes = kv.keys.dim * dtype_size(kv.keys.dtype);
   estimate_.begin(*work.tree, kernels,

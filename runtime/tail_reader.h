@@ -41,6 +41,9 @@ class TailReader {
 
   /// What has been found: rows, and their scores for all heads.
   struct Found {
+    /// `[group]` the share of the tree's mass that the search believes `rows` to hold (SparQ's alpha): with
+    /// TailMode::mean and no target, it stands in for the partitions' weights. Null: not known.
+    const float* coverage = nullptr;
     std::span<const uint32_t> rows;  ///< distinct
     const float* scores = nullptr;   ///< exact inner products, or null: not known
     size_t stride = 0;
@@ -60,6 +63,9 @@ class TailReader {
   void score(const Step& step, size_t begin, size_t end);
   void norms(const Step& step, StateView read, StateView tail, float* out);
   void see(const Step& step, StateView read);
+  /// SparQ's correction: alpha of what was read, 1 - alpha of the mean value.
+  void stand_in(const Step& step, const float* coverage, StateView read, StateView tail,
+                TailCost& cost);
 
   index::TailEstimate estimate_;
   std::vector<uint32_t> rows_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "index/ivf_train.h"
 #include "index/kmeans.h"
@@ -124,8 +125,9 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
   for (uint32_t f = 0; f < fine_sizes.size(); ++f) {
     if (fine_sizes[f] != 0) order.push_back(f);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return labels.parents[a] < labels.parents[b]; });
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return std::pair(labels.parents[a], a) < std::pair(labels.parents[b], b);
+  });
   std::vector<uint32_t> number(fine_sizes.size(), 0);
   out.row_begin = {0};
   for (uint32_t i = 0; i < order.size(); ++i) {

@@ -285,6 +285,32 @@ TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   EXPECT_LT(error(s.get(), model, ec, 8), 0.25);
 }
 
+// With all components SparQ's approximate scores are the scores, and its alpha the true share.
+TEST(TailOfSparq, HasTheMassThatItsSearchFoundMissing) {
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  auto sc = small_session();
+  sc.index = "sparq:r=64";
+  sc.top_k = 20;
+  sc.tail = KEYHOLE_TAIL_MEAN;
+  const auto s = make_session(engine.get(), sc);
+  Model model(ec);
+  Numbers numbers(5);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l) {
+    prefill_both(s.get(), model, shape, l, 1500, numbers);
+  }
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  for (int i = 0; i < 8; ++i) {
+    auto q = numbers.many(shape.q(1));
+    for (float& x : q) x *= 0.1F;
+    std::vector<double> lse;
+    (void)model.attend_all(0, q, lse);
+    const Answer seen = attend_only(s.get(), shape, 0, q);
+    for (size_t h = 0; h < lse.size(); ++h) EXPECT_NEAR(seen.lse[h], lse[h], 2e-3);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, Tails,
                          testing::Values("flat", "ivf:C=40,probe=4",
                                          "roargraph:M=6,ef=32,Nq=10,beam=12"));
