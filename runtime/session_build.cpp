@@ -82,12 +82,9 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
                                            {.keys_per_partition = params_.tail_partition});
       }
       if (unindexed == 0) continue;
-      if (head(layer, h).index == nullptr) built.push_back(&head(layer, h));
-      bytes += index::estimate_bytes(head(layer, h).params.index, store_.rows(layer), m.head_dim,
-                                     m.kv_dtype);
-      if (head(layer, h).index != nullptr) {
-        bytes -= std::min<uint64_t>(bytes, head(layer, h).index->bytes());
-      }
+      if (hd.index == nullptr) built.push_back(&hd);
+      bytes += index::estimate_bytes(hd.params.index, store_.rows(layer), m.head_dim, m.kv_dtype);
+      if (hd.index != nullptr) bytes -= std::min<uint64_t>(bytes, hd.index->bytes());
     }
   }
   check_memory(bytes, "building the indexes");

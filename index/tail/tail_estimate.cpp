@@ -448,7 +448,8 @@ void TailEstimate::state(const RowsView& values, StateView out) {
   const uint32_t group = query_.group;
   const auto type = static_cast<size_t>(tree_->dtype());
   const size_t row_bytes = dim * dtype_size(tree_->dtype());
-  add_up();
+  // What next_rows() opened was taken off sum by sum; without it the sums are those of begin().
+  if (is_marked_) add_up();
   std::fill_n(out.o, size_t{group} * dim, 0.0F);
   double rest[kMaxGroup];
   const bool own_means = query_.mode != TailMode::mean;
