@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cpu/types.h"
+#include "gpu/front.h"
+#include "gpu/step.h"
 
 namespace keyhole::gpu {
 
@@ -21,6 +23,7 @@ struct ResidentShape {
   DType dtype = DType::f16;      ///< of K and V
   uint32_t sink = 0;             ///< S
   uint32_t window_capacity = 0;  ///< slots of the window: W plus one flush block
+  uint32_t window = 0;           ///< W: what a full window falls back to in StreamSteps
   LogitParams logits;
 };
 
@@ -58,7 +61,32 @@ class Resident {
   /// Copies the layer's resident tokens, sink then window, oldest first, to k and v
   /// (`[sink_count + window_count, kv_heads, head_dim]`); for saving and forking.
   virtual void read(uint32_t layer, std::byte* k, std::byte* v) const = 0;
+
+  /// Steps in the order of a stream; null where the device has no streams.
+  [[nodiscard]] virtual StreamSteps* stream_steps() { return nullptr; }
 };
+
+/// How a CUDA device works for one session.
+struct CudaConfig {
+  int ordinal = 0;                      ///< which device
+  bool probe_signal = true;             ///< choose `signal` by trying: a wait of some milliseconds
+  Signal signal = Signal::device_wait;  ///< otherwise
+  uint32_t timeout_ms = 10000;          ///< of waits on the device, and of waits for it
+  size_t memory_limit = 0;  ///< bytes of device memory for all of the session's; 0: what there is
+};
+
+/// Resident K and V in the memory of a CUDA device. Throws Error: unsupported without CUDA or such a device,
+/// out_of_device_memory (with the bytes needed and there; nothing is allocated then), device_error.
+[[nodiscard]] std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape,
+                                                           const CudaConfig& config);
+/// Room for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
+[[nodiscard]] std::unique_ptr<Front> make_cuda_front(Resident& resident, const FrontShape& shape);
+
+/// Bytes on the device, and pinned host memory, that make_cuda_resident() takes.
+/// (The host keeps a copy of the resident tokens, resident_bytes() of ordinary memory: a token that leaves the window
+/// is there already, and nothing is ever copied back from the device.)
+[[nodiscard]] size_t cuda_resident_bytes(const ResidentShape& shape);
+[[nodiscard]] size_t cuda_pinned_bytes(const ResidentShape& shape);
 
 /// Bytes that a Resident of this shape takes on its device.
 [[nodiscard]] size_t resident_bytes(const ResidentShape& shape);

@@ -201,6 +201,22 @@ keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor
   });
 }
 
+keyhole_status keyhole_session_set_stream(keyhole_session* session, void*) {
+  return with_session(session, Needs::no_step, [](const Session&) {
+    throw Error(Status::unsupported, "a stream: the session's device is the host");
+  });
+}
+
+keyhole_status keyhole_session_announce(keyhole_session* session) {
+  return with_session(session, Needs::no_step, [](const Session&) {
+    throw Error(Status::unsupported, "a graph: the session's device is the host");
+  });
+}
+
+keyhole_status keyhole_session_synchronize(keyhole_session* session) {
+  return with_session(session, Needs::no_step, [](const Session&) {});
+}
+
 keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.truncate(n_tokens); });
 }

@@ -48,8 +48,8 @@ bool SessionParams::is_dense(uint32_t layer) const {
 }
 
 gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
-  return {model.layers,   model.q_heads, model.kv_heads,       model.head_dim,
-          model.kv_dtype, sink,          window + flush_block, model.logits};
+  return {model.layers, model.q_heads,        model.kv_heads, model.head_dim, model.kv_dtype,
+          sink,         window + flush_block, window,         model.logits};
 }
 
 ModelShape check_model(const keyhole_engine_config& c) {

@@ -141,6 +141,25 @@ enum {
   KEYHOLE_DEVICE_CUDA = 2  /* KEYHOLE_UNSUPPORTED where it is absent */
 };
 
+/* How the device's stream comes to know that the host's part of a step is done. */
+typedef int32_t keyhole_signal;
+enum {
+  KEYHOLE_SIGNAL_AUTO = 0,
+  KEYHOLE_SIGNAL_WAIT =
+      1, /* a kernel waits for the host's flags: a few microseconds; can be captured */
+  KEYHOLE_SIGNAL_LAUNCH =
+      2 /* the caller's thread waits and then launches the merge: where kernels are launched
+                             * one at a time (CUDA_LAUNCH_BLOCKING, sanitizers, WDDM) */
+};
+
+/* Where a part of a session works. */
+typedef int32_t keyhole_placement;
+enum {
+  KEYHOLE_PLACE_AUTO = 0, /* on the device where there is one and device_memory_limit leaves room */
+  KEYHOLE_PLACE_HOST = 1,
+  KEYHOLE_PLACE_DEVICE = 2 /* or an error */
+};
+
 typedef int32_t keyhole_rope_scaling;
 enum { KEYHOLE_ROPE_NONE = 0, KEYHOLE_ROPE_LINEAR = 1, KEYHOLE_ROPE_LLAMA3 = 2 };
 
@@ -171,6 +190,12 @@ typedef struct keyhole_engine_config {
       classifiers; /* path of a file that `keyhole train-saap` wrote for this model, read when the
                             * engine is made: partitions and query classifiers for indexes of type saap.
                             * NULL: none. Copied */
+  /* KEYHOLE_DEVICE_CUDA only: */
+  uint32_t device_ordinal; /* which of the machine's CUDA devices */
+  keyhole_signal
+      signal; /* AUTO: environment variable KEYHOLE_SIGNAL ("wait", "launch"), else by trying */
+  uint32_t
+      timeout_ms; /* device and host wait for each other so long, then KEYHOLE_TIMEOUT; AUTO: 10000 */
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
@@ -279,6 +304,11 @@ typedef struct keyhole_session_config {
   keyhole_audit_action audit_action;
   float audit_bound; /* output error that audit_action and keyhole_audit.over_bound are about; AUTO:
                             * 1.5 * error_target of the head, or 0.1 without one */
+  size_t
+      device_memory_limit; /* bytes of device memory that this session may take; 0: what there is. A session,
+                            * build or call that would pass it returns OUT_OF_DEVICE_MEMORY first */
+  keyhole_placement
+      partitions; /* where the partitions of tails are scored in stream steps, see STREAM STEPS */
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
@@ -390,7 +420,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
     const keyhole_session* session, uint32_t layer, uint32_t kv_head, keyhole_budget* budget);
 
 /* Appends n tokens of the prompt to one layer.
- *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host memory
+ *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host, pinned or, with a CUDA device, device memory
+ *         (then everything on the session's stream before the call has to be done with, and the call waits for it)
  *   q     `[n, Hq, d]` or NULL: queries of the same tokens, a sample of which guides the index
  * Layers are independent: all of layer 0 may come before layer 1. May follow decoding steps. The tokens
  * are attendable at once (pending until keyhole_build). On an error nothing is appended.
@@ -433,6 +464,35 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* session,
                                                                const keyhole_tensor* out,
                                                                float* lse);
+
+/* STREAM STEPS. With a CUDA device, keyhole_attend and keyhole_attend_begin/_end also take q, k, v and out in
+ * device memory (KEYHOLE_DEVICE, all of them; `lse` is then a device pointer too). The step is enqueued on the
+ * session's stream and the call returns: neither waits for the other. A thread of the session's own takes q when it
+ * is there, searches on the engine's threads, and hands its states back; the stream goes on when it has them. So a
+ * decoder enqueues a whole token - projections, attend, MLP, layer after layer - and waits once.
+ *   Errors that come later (NOT_FINITE, TIMEOUT, DEVICE_ERROR, OUT_OF_MEMORY) are returned by the next call that
+ * takes the session, at the latest by keyhole_session_synchronize; outputs since then are NaN or unspecified, and the
+ * session takes no more steps until keyhole_truncate has gone back to a token that all layers have completed.
+ *   All other calls into the session first wait for the steps that are enqueued. Between attend_begin and attend_end
+ * of a stream step other layers may not begin.
+ *   GRAPHS. With KEYHOLE_SIGNAL_WAIT the calls can be captured in a CUDA graph (cudaStreamBeginCapture on the
+ * session's stream, one or more steps, end): what is captured does not happen then. Before each launch of the graph
+ * call keyhole_session_announce: it tells the session's thread that the captured steps are about to come. A graph
+ * stays valid until the session's indexes, budgets, mode or stream change or tokens are added or dropped by calls
+ * that are no steps; launching one later is an error that _announce reports.
+ *   PARTITIONS. Heads whose budget has KEYHOLE_ATTEND_NONE, a tail of CENTROID or SECOND, and min_keys (no targets)
+ * can have their partitions scored on the device (config.partitions): it chooses min_keys keys' worth of partitions,
+ * lets the others stand for their keys, and the host reads just the chosen ones. */
+
+/* The cudaStream_t on which the session's steps are enqueued from now on; NULL: the default stream. Waits for steps
+ * on the old one. UNSUPPORTED on a host device. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_session* session,
+                                                                       void* stream);
+/* Announces one launch of the graph that was captured last on the session's stream; call it just before the launch.
+ * INVALID_ARGUMENT: nothing was captured, or the session has changed since. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
+/* Waits until all steps that were enqueued or announced are done, and returns the first error among them. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
 
 /* Forgets all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
  * shorter than W until it has filled again. n_tokens above a layer's count leaves that layer alone. */
@@ -494,6 +554,15 @@ typedef struct keyhole_statistics {
   uint64_t keys_opened; /* distinct keys read to meet a target, beyond what the search found */
   uint64_t
       targets_missed; /* (head, step) that stopped at max_keys with a target unmet, by the estimate */
+  uint64_t stream_steps; /* of attends: enqueued on a stream */
+  double
+      device_wait_seconds; /* time that the stream stood still for the host: what overlap did not hide */
+  double serve_seconds; /* of stream steps: from the arrival of q to the last state handed back */
+  /* Not sums: */
+  uint64_t pinned_bytes;                       /* exchange between host and device */
+  uint64_t partition_bytes;                    /* of device_bytes: partitions of tails */
+  uint64_t device_bytes_peak, host_bytes_peak; /* since the session was made */
+  const char* signal;                          /* "wait", "launch"; "" on a host device; static */
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,

@@ -1,0 +1,62 @@
+// The front half of a tail on the device: the mean keys and mean values of partitions are pseudo-tokens with a
+// log weight. A step scores all of a layer, chooses the best ones for the host to read whole, sends it their
+// numbers, and lets the others stand for their keys (RetroInfer's estimation zone; index/tail has the formulas).
+//
+// 128k keys at 16 keys per partition are 8192 pseudo-tokens a head: int8 mean keys, mean values in K and V's
+// dtype, two numbers: 392 bytes each at d = 128, 0.8 GB for 256 heads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+struct FrontShape {
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType dtype = DType::f16;  ///< of mean values
+  uint32_t partitions = 0;   ///< room for so many per (layer, KV head)
+  uint32_t most_chosen = 0;  ///< so many can be chosen for a KV head, at most 1024
+  LogitParams logits;
+};
+
+/// Partitions of one KV head, in host memory.
+struct PartitionRows {
+  uint32_t count = 0;
+  const int8_t* keys = nullptr;       ///< `[count, head_dim]` codes of the mean keys
+  const float* scales = nullptr;      ///< `[head_dim]` mean key element = center + scale * code
+  const float* center = nullptr;      ///< `[head_dim]`
+  const float* sizes = nullptr;       ///< `[count]` keys in it, >= 1
+  const float* variances = nullptr;   ///< `[count]` mean over the elements of the keys' variance
+  const std::byte* values = nullptr;  ///< `[count, head_dim]` mean values of FrontShape::dtype
+};
+
+enum class FrontTail : uint8_t {
+  none,      ///< what is not chosen weighs nothing
+  centroid,  ///< n * e^(logit of the mean key)
+  second  ///< with e^(t/2), t = (slope of the logit)^2 * |q|^2 * variance, as index/tail/tail_estimate.h
+};
+
+/// Partitions of all heads of a session. One thread at a time, no step under way, but for what StreamSteps does.
+class Front {
+ public:
+  virtual ~Front() = default;
+
+  /// Replaces partitions [first, first + rows.count) of a head; it has first + rows.count of them then. Throws
+  /// Error(invalid_argument) beyond FrontShape::partitions.
+  virtual void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
+                      const PartitionRows& rows) = 0;
+  [[nodiscard]] virtual uint32_t count(uint32_t layer, uint32_t kv_head) const = 0;
+  /// How many are chosen per step (0..most_chosen), and what stands for the others.
+  virtual void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail tail) = 0;
+  [[nodiscard]] virtual size_t bytes() const = 0;
+};
+
+/// Bytes of device memory that a Front of this shape takes.
+[[nodiscard]] size_t front_bytes(const FrontShape& shape);
+
+}  // namespace keyhole::gpu

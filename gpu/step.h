@@ -1,0 +1,109 @@
+// One decoding step of one layer in the order of a caller's stream: what a decoder on a GPU embeds.
+//
+//   stream   begin: take in k and v ─ publish q, k, v to the host ─ resident attention (state A)
+//            end:   wait for the host's state B ─ merge A, B (and the tail of a Front) ─ write out
+//   host     await(): q has arrived ─ search, gather, attend ─ deliver() one KV head after the other
+//
+// The stream never waits for a thread that calls the API, and such a thread never waits for the stream.
+// Sequence numbers are monotone and compared cyclically (>=), never reset: a flag that was raised stays raised.
+// The device counts them itself (per layer), so that a captured graph can be launched again and again.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+/// A cudaStream_t, so that who includes this needs no CUDA.
+using Stream = void*;
+
+/// Rows of one token, `[heads, head_dim]` in device memory.
+struct DeviceRows {
+  void* data = nullptr;
+  size_t head_stride = 0;  ///< elements
+  DType dtype = DType::f16;
+};
+
+/// How a stream comes to know that the host's states are there.
+enum class Signal : uint8_t {
+  device_wait,  ///< the merge kernel polls the host's flags: lowest latency, can be captured
+  host_launch  ///< the thread that calls end() waits for the host and then launches the merge: for machines
+  ///< where kernels are launched one at a time (CUDA_LAUNCH_BLOCKING, WDDM); cannot be captured
+};
+
+/// What a step has sent to the host; valid until the layer's next step is awaited.
+struct Published {
+  const float* q = nullptr;  ///< `[q_heads, head_dim]`
+  const std::byte* k =
+      nullptr;  ///< `[kv_heads, head_dim]` of the session's dtype, after rounding to it
+  const std::byte* v = nullptr;
+};
+
+/// The chosen partitions of one KV head; see Front.
+struct Chosen {
+  const uint32_t* ids = nullptr;  ///< rising
+  uint32_t count = 0;
+};
+
+class Front;
+
+/// The stream's side of a Resident. begin() and end() come from one thread at a time; await(), chosen() and
+/// deliver() from the threads that serve the host's part, for layers that were begun, in their order.
+class StreamSteps {
+ public:
+  virtual ~StreamSteps() = default;
+
+  /// Enqueues the first half. Without k and v nothing is appended. A token goes to the sink until that is full,
+  /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens. front: not
+  /// null: its partitions of this layer are scored, the best ones chosen and published, the others attended.
+  /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
+  virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+                     Front* front, Stream stream) = 0;
+  /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
+  /// With Signal::host_launch it first waits, on the calling thread, until the host has delivered all heads;
+  /// throws Error(timeout).
+  virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
+  /// Both at once; one kernel does all of it where there is no front and Signal::device_wait.
+  virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+                    Front* front, const DeviceRows& out, float* lse, Stream stream) = 0;
+
+  [[nodiscard]] virtual Signal signal() const = 0;
+  /// True while the stream records a graph (then the step counts when the graph is launched, not now).
+  [[nodiscard]] virtual bool is_capturing(Stream stream) const = 0;
+
+  /// Waits until q, k and v of the layer's step number `sequence` (1, 2, ... per layer; cyclic) are here: spins for
+  /// spin_us, then in naps. False if `stop` was set or timeout_us passed first.
+  [[nodiscard]] virtual bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us,
+                                   uint64_t timeout_us, const std::atomic<bool>& stop,
+                                   Published& out) = 0;
+  /// The partitions chosen for a KV head of the step that was awaited; spins until they are here. False: as await().
+  [[nodiscard]] virtual bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence,
+                                    uint64_t timeout_us, const std::atomic<bool>& stop,
+                                    Chosen& out) = 0;
+  /// Where the host's state of a KV head's group goes: o `[group, head_dim]`, lse `[group]` (pinned memory: write it
+  /// once, front to back).
+  [[nodiscard]] virtual StateView host_slot(uint32_t layer, uint32_t kv_head) = 0;
+  /// Hands the slot over: release order.
+  virtual void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) = 0;
+  /// Ends waits of the device for this layer's step without a result: their outputs are NaN, failure() says why.
+  virtual void give_up(uint32_t layer, uint32_t sequence) = 0;
+
+  /// Brings the host's copy of the layer's resident tokens up to a step that was awaited and appended: as begin()
+  /// says. The tokens that left the window are copied to k and v (`[n, kv_heads, head_dim]`); returns n.
+  virtual uint32_t follow(uint32_t layer, const Published& published, std::byte* k,
+                          std::byte* v) = 0;
+
+  /// Waits for all that was enqueued on the stream.
+  virtual void synchronize(Stream stream) = 0;
+  /// What went wrong on the device since the last call: a wait that timed out, a CUDA error. Does not wait.
+  [[nodiscard]] virtual Status failure(std::string& text) = 0;
+
+  /// Sums since the beginning: time that merges on the device waited for the host, and merges that did.
+  [[nodiscard]] virtual uint64_t wait_nanoseconds() const = 0;
+  [[nodiscard]] virtual uint64_t merges() const = 0;
+};
+
+}  // namespace keyhole::gpu
