@@ -27,6 +27,7 @@ namespace {
 constexpr uint32_t kSlots = 64;  // one bit each in a word
 constexpr uint32_t kUnpublished = kSlots;
 constexpr size_t kCacheLine = 64;
+constexpr uint32_t kAwakeSpinUs = 50;  // between looks at whether to stay awake
 
 void pause() {
 #if defined(__x86_64__)
@@ -170,6 +171,7 @@ struct Pool::Impl {
   alignas(kCacheLine) std::atomic<uint32_t> spinning{0};
   std::atomic<uint32_t> sleeping{0};
   std::atomic<int> epoch{0};  // what sleepers wait on
+  std::atomic<int> awakes{0};  // Awakes that live
   std::vector<std::thread> workers;
 };
 
@@ -265,7 +267,10 @@ void Pool::Impl::idle() {
     return active.load() != 0 || stop.load(std::memory_order_relaxed);
   };
   spinning.fetch_add(1);
-  const bool found = spin_until(config.spin_us, has_work);
+  bool found = spin_until(config.spin_us, has_work);
+  while (!found && awakes.load(std::memory_order_relaxed) != 0) {
+    found = spin_until(kAwakeSpinUs, has_work);
+  }
   spinning.fetch_sub(1);
   if (found) return;
   // A starter publishes and then looks for sleepers; a sleeper registers and then looks for work. With
@@ -344,6 +349,16 @@ Pool::Inline::~Inline() {
   current_pool = outer_pool_;
   current_worker = outer_worker_;
 }
+
+Pool::Awake::Awake(Pool& pool) : pool_(&pool) {
+  Impl& impl = *pool.impl_;
+  impl.awakes.fetch_add(1);
+  if (impl.sleeping.load() == 0) return;
+  impl.epoch.fetch_add(1);
+  impl.epoch.notify_all();
+}
+
+Pool::Awake::~Awake() { pool_->impl_->awakes.fetch_sub(1); }
 
 uint32_t Pool::threads() const { return impl_->config.threads; }
 

@@ -82,6 +82,20 @@ class Pool {
     uint32_t outer_worker_;
   };
 
+  /// While one lives, idle workers spin instead of falling asleep: for jobs that come in quick succession, whose
+  /// pauses (a layer's other kernels on a device) are longer than spin_us and shorter than it takes to wake
+  /// sixteen threads one after the other. Wakes those that sleep.
+  class Awake {
+   public:
+    explicit Awake(Pool& pool);
+    ~Awake();
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+
+   private:
+    Pool* pool_;
+  };
+
   /// Asynchronous form: start() hands the tasks to the workers and returns; finish() lets the caller
   /// take part in what is left (as worker 0), waits, and rethrows. One start per job at a time; every
   /// start needs its finish, in any order and from any thread. With one thread all work happens in

@@ -1,4 +1,5 @@
 // What the device interface answers in a build without CUDA.
+#include "gpu/copy.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {
@@ -10,6 +11,14 @@ std::string cuda_status() { return "built without CUDA"; }
 std::unique_ptr<Resident> make_cuda_resident(const ResidentShape&, const CudaConfig&) {
   throw Error(Status::unsupported, "a CUDA device: this build has no CUDA in it");
 }
+
+std::unique_ptr<HostCopies> make_host_copies() {
+  throw Error(Status::unsupported, "copies from a CUDA device: this build has no CUDA in it");
+}
+
+size_t cuda_resident_bytes(const ResidentShape& shape) { return resident_bytes(shape); }
+
+size_t cuda_pinned_bytes(const ResidentShape&) { return 0; }
 
 std::unique_ptr<Front> make_cuda_front(Resident&, const FrontShape&) {
   throw Error(Status::unsupported, "partitions on a CUDA device: this build has no CUDA in it");

@@ -7,37 +7,74 @@ using namespace keyhole::runtime;  // NOLINT
 
 namespace {
 
-/// Runs `body(Session&)` with the session locked; calls that change it are refused inside a step.
-enum class Needs { nothing, no_step };
+/// Runs `body(Session&)` with the session locked; calls that change it are refused inside a step, and wait for steps
+/// on a stream. nothing: reads; no_step: changes; copy: reads what no step may
+/// change meanwhile; stream: may come while a stream has steps under way; end:
+/// inside a step.
+enum class Needs { nothing, no_step, copy, stream, end };
 
 template <class F>
 keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
   return guarded([&] {
     require(handle, "session");
     const UseLock lock(handle->in_use, "the session");
-    if (needs == Needs::no_step && handle->session->in_step()) {
+    Session& s = *handle->session;
+    const bool between_steps = needs != Needs::nothing && needs != Needs::end;
+    if (between_steps && (s.in_step() || s.in_stream_step())) {
       throw Error(Status::busy,
                   "a step is under way: keyhole_attend_begin without keyhole_attend_end");
     }
-    body(*handle->session);
+    if (needs != Needs::stream && needs != Needs::end) s.settle();
+    if (needs == Needs::no_step) s.check_failure();
+    body(s);
   });
 }
 
-void begin(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
-           const keyhole_tensor* v) {
+/// The tensors of a step, checked.
+struct StepTensors {
+  RowsIn q, k, v;
+  bool appends = false;
+  bool on_device = false;
+};
+
+StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+                       const keyhole_tensor* v) {
   const ModelShape& m = s.engine().model();
   s.check_layer(layer);
-  const RowsIn rq = check_rows(q, "q", m.q_heads, m.head_dim, true);
+  const bool device = s.engine().has_streams();
+  StepTensors t;
+  t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
+  t.on_device = t.q.on_device;
   if ((k == nullptr) != (v == nullptr)) {
     throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
   }
-  if (k == nullptr) {
-    s.attend_begin(layer, rq, nullptr, nullptr);
-    return;
+  t.appends = k != nullptr;
+  if (!t.appends) return t;
+  t.k = check_rows(k, "k", m.kv_heads, m.head_dim, true, device);
+  t.v = check_rows(v, "v", m.kv_heads, m.head_dim, true, device);
+  if (t.k.on_device != t.on_device || t.v.on_device != t.on_device) {
+    throw Error(Status::invalid_argument,
+                "q, k and v: some lie in device memory, allowed: all of them or none");
   }
-  const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, true);
-  const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, true);
-  s.attend_begin(layer, rq, &rk, &rv);
+  return t;
+}
+
+RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
+  const ModelShape& m = s.engine().model();
+  const RowsOut rows = check_out(out, "out", m.q_heads, m.head_dim, s.engine().has_streams());
+  if (rows.on_device != on_device) {
+    throw Error(Status::invalid_argument, std::string("out lies in ") +
+                                              (on_device ? "host" : "device") +
+                                              " memory and q does not, allowed: both in the same");
+  }
+  return rows;
+}
+
+/// A step with tensors in host memory comes after those on the stream.
+void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
+  s.settle();
+  s.check_failure();
+  s.attend_begin(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr);
 }
 
 }  // namespace
@@ -106,6 +143,8 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.audit_share = p.audit_share;
     c.audit_action = p.audit_action;
     c.audit_bound = p.audit_bound_of(p.budget);
+    c.device_memory_limit = p.device_memory_limit;
+    c.partitions = p.partitions;
     write_struct(config, c, "config");
   });
 }
@@ -156,13 +195,16 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
   return with_session(session, Needs::no_step, [&](Session& s) {
     const ModelShape& m = s.engine().model();
     s.check_layer(layer);
-    const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false);
-    const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, false);
-    if (q == nullptr) {
-      s.prefill(layer, rk, rv, nullptr);
+    const bool device = s.engine().has_streams();
+    const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
+    const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, false, device);
+    RowsIn rq;
+    if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
+    const RowsIn* queries = q == nullptr ? nullptr : &rq;
+    if (rk.on_device || rv.on_device || rq.on_device) {
+      s.prefill_from_device(layer, rk, rv, queries);
     } else {
-      const RowsIn rq = check_rows(q, "q", m.q_heads, m.head_dim, false);
-      s.prefill(layer, rk, rv, &rq);
+      s.prefill(layer, rk, rv, queries);
     }
   });
 }
@@ -175,11 +217,15 @@ keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progr
 keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
                               const keyhole_tensor* k, const keyhole_tensor* v,
                               const keyhole_tensor* out, float* lse) {
-  return with_session(session, Needs::no_step, [&](Session& s) {
-    // Checked first: after begin the token is there.
-    const RowsOut rows =
-        check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim);
-    begin(s, layer, q, k, v);
+  return with_session(session, Needs::stream, [&](Session& s) {
+    // All checked first: after begin the token is there.
+    const StepTensors t = check_step(s, layer, q, k, v);
+    const RowsOut rows = check_step_out(s, out, t.on_device);
+    if (t.on_device) {
+      return s.enqueue(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr, &rows,
+                       lse);
+    }
+    begin_on_host(s, layer, t);
     s.attend_end(rows, lse);
   });
 }
@@ -187,34 +233,38 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
 keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
                                     const keyhole_tensor* q, const keyhole_tensor* k,
                                     const keyhole_tensor* v) {
-  return with_session(session, Needs::no_step, [&](Session& s) { begin(s, layer, q, k, v); });
+  return with_session(session, Needs::stream, [&](Session& s) {
+    const StepTensors t = check_step(s, layer, q, k, v);
+    if (!t.on_device) return begin_on_host(s, layer, t);
+    s.enqueue(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr, nullptr, nullptr);
+  });
 }
 
 keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
-  return with_session(session, Needs::nothing, [&](Session& s) {
-    if (!s.in_step()) {
+  return with_session(session, Needs::end, [&](Session& s) {
+    if (!s.in_step() && !s.in_stream_step()) {
       throw Error(Status::invalid_argument,
                   "no step is under way: call keyhole_attend_begin first");
     }
-    s.attend_end(check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim),
-                 lse);
+    const RowsOut rows = check_step_out(s, out, s.in_stream_step());
+    if (s.in_stream_step()) {
+      s.enqueue_end(rows, lse);
+    } else {
+      s.attend_end(rows, lse);
+    }
   });
 }
 
-keyhole_status keyhole_session_set_stream(keyhole_session* session, void*) {
-  return with_session(session, Needs::no_step, [](const Session&) {
-    throw Error(Status::unsupported, "a stream: the session's device is the host");
-  });
+keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.set_stream(stream); });
 }
 
 keyhole_status keyhole_session_announce(keyhole_session* session) {
-  return with_session(session, Needs::no_step, [](const Session&) {
-    throw Error(Status::unsupported, "a graph: the session's device is the host");
-  });
+  return with_session(session, Needs::stream, [](Session& s) { s.announce(); });
 }
 
 keyhole_status keyhole_session_synchronize(keyhole_session* session) {
-  return with_session(session, Needs::no_step, [](const Session&) {});
+  return with_session(session, Needs::stream, [](Session& s) { s.synchronize(); });
 }
 
 keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
@@ -222,7 +272,7 @@ keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
 }
 
 keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
-  return with_session(session, Needs::no_step, [&](Session& s) {
+  return with_session(session, Needs::copy, [&](Session& s) {
     require(out, "out");
     *out = nullptr;
     s.finish_audits();
@@ -231,7 +281,7 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
 }
 
 keyhole_status keyhole_save(keyhole_session* session, const char* path) {
-  return with_session(session, Needs::no_step, [&](Session& s) {
+  return with_session(session, Needs::copy, [&](Session& s) {
     require(path, "path");
     s.finish_audits();
     SessionFile::save(s, path);

@@ -190,6 +190,13 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
         ", allowed: KEYHOLE_APPEND_BACKGROUND (0), KEYHOLE_APPEND_IN_STEP (1)");
   }
   p.append_mode = c.append_mode;
+  p.device_memory_limit = c.device_memory_limit;
+  if (c.partitions != KEYHOLE_PLACE_AUTO && c.partitions != KEYHOLE_PLACE_HOST &&
+      c.partitions != KEYHOLE_PLACE_DEVICE) {
+    bad("partitions is " + std::to_string(c.partitions) +
+        ", allowed: KEYHOLE_PLACE_AUTO (0), KEYHOLE_PLACE_HOST (1), KEYHOLE_PLACE_DEVICE (2)");
+  }
+  p.partitions = c.partitions;
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
   check_audit(c, p);
   return p;

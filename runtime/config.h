@@ -55,6 +55,8 @@ struct SessionParams {
   [[nodiscard]] HeadParams head(size_t i) const {
     return heads.empty() ? HeadParams{index, budget} : heads[i];
   }
+  size_t device_memory_limit = 0;
+  keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
   double audit_share = 0.0;
   keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
   float audit_bound = 0.0F;  ///< 0: that of each head's error target

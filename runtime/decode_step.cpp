@@ -31,6 +31,7 @@ DecodeStep::DecodeStep(const Engine& engine)
       std::clamp(std::max(kSearchesPerStep, engine.pool().threads()) / m.kv_heads, 1U, kMaxParts);
   parts_ = std::make_unique<Parts[]>(m.kv_heads);
   host_tasks_ = std::make_unique<HostTask[]>(m.kv_heads);
+  left_ = std::make_unique<Left[]>(m.kv_heads);
   queries_.resize(size_t{m.q_heads} * dim_);
   o_.resize(queries_.size());
   lse_.resize(m.q_heads);
@@ -94,6 +95,25 @@ StateView DecodeStep::slot(uint32_t kv_head, uint32_t i) {
 
 void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
   resident_ = &resident;
+  delivery_ = nullptr;
+  q_ = queries_.data();
+  for (uint32_t h = 0; h < work_.size(); ++h) {
+    if (work_[h].record != nullptr) begin_record(h);
+    host_tasks_[h].taken.store(false, std::memory_order_relaxed);
+    host_tasks_[h].done.store(false, std::memory_order_relaxed);
+  }
+  resident.attend_begin(layer, q_);
+  start_tasks(resident.host_tasks());
+}
+
+void DecodeStep::start(const float* q, Delivery& delivery) {
+  resident_ = nullptr;
+  delivery_ = &delivery;
+  q_ = q;
+  start_tasks(0);
+}
+
+void DecodeStep::start_tasks(uint32_t host_tasks) {
   for (HeadWork& work : work_) work.search.k = std::min(work.search.k, room_k_);
   for (Worker& w : workers_) w.cost = {};
   tasks_.clear();
@@ -102,29 +122,47 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
   const auto kv_heads = static_cast<uint32_t>(work_.size());
   for (uint32_t h = 0; h < kv_heads; ++h) {
     Parts& parts = parts_[h];
-    parts.count = work_[h].index != nullptr ? search_parts(work_[h]) : 0;
+    const HeadWork& work = work_[h];
+    parts.count = work.partitions != nullptr ? chosen_parts()
+                  : work.index != nullptr    ? search_parts(work)
+                                             : 0;
     parts.left.store(parts.count, std::memory_order_relaxed);
-    for (uint32_t p = 0; p < parts.count; ++p) tasks_.push_back(h * kSlots + p);
-    if (work_[h].record != nullptr) begin_record(h);
+  }
+  // The first parts of all heads before the second ones: where the device chooses, heads come one by one.
+  for (uint32_t p = 0; p < kMaxParts; ++p) {
+    for (uint32_t h = 0; h < kv_heads; ++h) {
+      if (p < parts_[h].count) tasks_.push_back(h * kSlots + p);
+    }
   }
   for (uint32_t h = 0; h < kv_heads; ++h) {
     const auto rows = static_cast<uint32_t>(work_[h].kv.keys.count) - work_[h].exact_begin;
     chunk_rows_[h] = std::max(kMinChunk, (rows + kMaxChunks - 1) / kMaxChunks);
     chunks_[h] = (rows + chunk_rows_[h] - 1) / chunk_rows_[h];
     for (uint32_t c = 0; c < chunks_[h]; ++c) tasks_.push_back(h * kSlots + kMaxParts + c);
+    left_[h].failed.store(false, std::memory_order_relaxed);
+    left_[h].tasks.store(parts_[h].count + chunks_[h], std::memory_order_relaxed);
   }
-  for (uint32_t h = 0; h < kv_heads; ++h) {
-    host_tasks_[h].taken.store(false, std::memory_order_relaxed);
-    host_tasks_[h].done.store(false, std::memory_order_relaxed);
-  }
-  resident.attend_begin(layer, queries_.data());
-  const uint32_t count = static_cast<uint32_t>(tasks_.size()) + resident.host_tasks();
   engine_->pool().start(
-      job_, count,
+      job_, static_cast<uint32_t>(tasks_.size()) + host_tasks,
       [](void* self, uint32_t task, uint32_t worker) {
         static_cast<DecodeStep*>(self)->run_task(task, worker);
       },
       this);
+  if (delivery_ == nullptr) return;
+  for (uint32_t h = 0; h < kv_heads; ++h) {
+    if (parts_[h].count + chunks_[h] != 0) continue;
+    cpu::clear_state(delivery_->slot(h), group_, dim_);
+    delivery_->deliver(h);
+  }
+}
+
+uint32_t DecodeStep::chosen_parts() const {
+  const auto kv_heads = static_cast<uint32_t>(work_.size());
+  return std::clamp(engine_->pool().threads() / kv_heads, 1U, kMaxParts);
+}
+
+void DecodeStep::reserve_rows(size_t rows) {
+  for (Worker& w : workers_) w.rows.reserve(rows);
 }
 
 void DecodeStep::begin_record(uint32_t kv_head) {
@@ -167,11 +205,55 @@ void DecodeStep::run_task(uint32_t task, uint32_t worker) {
   }
   const uint32_t kv_head = tasks_[task] / kSlots;
   const uint32_t i = tasks_[task] % kSlots;
-  if (i < kMaxParts) {
-    run_search(kv_head, i, w);
-  } else {
-    run_chunk(kv_head, i - kMaxParts, w);
+  if (delivery_ == nullptr) return run_work(kv_head, i, w);
+  try {
+    run_work(kv_head, i, w);
+  } catch (...) {
+    left_[kv_head].failed.store(true, std::memory_order_relaxed);
+    end_task(kv_head);
+    throw;
   }
+  end_task(kv_head);
+}
+
+void DecodeStep::run_work(uint32_t kv_head, uint32_t i, Worker& worker) {
+  if (i >= kMaxParts) return run_chunk(kv_head, i - kMaxParts, worker);
+  if (work_[kv_head].partitions != nullptr) return run_chosen(kv_head, i, worker);
+  run_search(kv_head, i, worker);
+}
+
+void DecodeStep::end_task(uint32_t kv_head) {
+  Left& left = left_[kv_head];
+  // Release this task's slot; who ends last acquires those of all.
+  if (left.tasks.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (left.failed.load(std::memory_order_relaxed)) return;  // finish() throws
+  States states;
+  StateView tail{};
+  const size_t n = host_states(kv_head, states.data(), tail);
+  cpu::merge_states({states.data(), n}, group_, dim_, delivery_->slot(kv_head));
+  delivery_->deliver(kv_head);
+}
+
+void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const std::span<const uint32_t> chosen = delivery_->chosen(kv_head);
+  const auto start = Clock::now();
+  const uint32_t parts = parts_[kv_head].count;
+  const size_t begin = chosen.size() * part / parts;
+  const size_t end = chosen.size() * (part + 1) / parts;
+  std::vector<uint32_t>& rows = worker.rows;
+  rows.clear();
+  for (size_t i = begin; i < end; ++i) {
+    const auto of = work.partitions->rows_of(chosen[i]);
+    rows.insert(rows.end(), of.begin(), of.end());
+  }
+  cpu::attend_ids(engine_->kernels(), work.kv, rows, q_ + size_t{kv_head} * group_ * dim_, group_,
+                  engine_->model().logits, slot(kv_head, part));
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.partitions->count();
+  worker.cost.keys_attended += uint64_t{group_} * rows.size();
+  worker.cost.keys_opened += rows.size();
+  worker.cost.bytes_read += rows.size() * (2 * work.kv.keys.stride + sizeof(uint32_t));
+  worker.cost.offload_seconds += seconds_since(start);
 }
 
 void DecodeStep::run_resident(uint32_t host_task, Worker& worker) {
@@ -182,7 +264,7 @@ void DecodeStep::run_resident(uint32_t host_task, Worker& worker) {
 }
 
 StateView DecodeStep::resident_state(uint32_t kv_head, Worker& worker) {
-  if (resident_->host_tasks() == 0) return {};
+  if (resident_ == nullptr || resident_->host_tasks() == 0) return {};
   HostTask& task = host_tasks_[kv_head];
   if (!task.taken.exchange(true, std::memory_order_relaxed)) {
     run_resident(kv_head, worker);
@@ -195,7 +277,7 @@ StateView DecodeStep::resident_state(uint32_t kv_head, Worker& worker) {
 
 void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
-  const float* q = queries_.data() + size_t{kv_head} * group_ * dim_;
+  const float* q = q_ + size_t{kv_head} * group_ * dim_;
   Parts& parts = parts_[kv_head];
   SearchParams params = work.search;
   params.part = part;
@@ -273,35 +355,44 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   const size_t n = std::min<size_t>(chunk_rows_[kv_head], work.kv.keys.count - begin);
   cpu::attend_range(engine_->kernels(),
                     {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
-                    queries_.data() + size_t{kv_head} * group_ * dim_, group_,
-                    engine_->model().logits, slot(kv_head, kMaxParts + chunk));
+                    q_ + size_t{kv_head} * group_ * dim_, group_, engine_->model().logits,
+                    slot(kv_head, kMaxParts + chunk));
   worker.cost.keys_attended += uint64_t{group_} * n;
   worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
   worker.cost.offload_seconds += seconds_since(start);
 }
 
-StepCost DecodeStep::finish() {
-  engine_->pool().finish(job_);
-  resident_->attend_end({resident_o_.data(), resident_lse_.data()});
+size_t DecodeStep::host_states(uint32_t kv_head, StateView* states, StateView& tail) {
+  const HeadWork& work = work_[kv_head];
+  size_t n = 0;
+  // Parts of a search for the best k are merged before they are attended.
+  const bool one = work.partitions == nullptr && work.search.attend == KEYHOLE_ATTEND_TOPK;
+  const uint32_t searched = one ? std::min(parts_[kv_head].count, 1U) : parts_[kv_head].count;
+  for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(kv_head, p);
+  for (uint32_t c = 0; c < chunks_[kv_head]; ++c) states[n++] = slot(kv_head, kMaxParts + c);
+  const bool has_tail =
+      searched != 0 && work.partitions == nullptr && work.search.tail.tree != nullptr;
+  if (has_tail) states[n++] = tail = slot(kv_head, kTailSlot);
+  return n;
+}
 
-  std::array<StateView, 1 + kSlots> states;
+void DecodeStep::merge_all() {
+  resident_->attend_end({resident_o_.data(), resident_lse_.data()});
+  States states;
   for (uint32_t h = 0; h < work_.size(); ++h) {
     const size_t q = size_t{h} * group_;
-    size_t n = 0;
-    states[n++] = {resident_o_.data() + q * dim_, resident_lse_.data() + q};
-    const uint32_t searched =
-        work_[h].search.attend == KEYHOLE_ATTEND_TOPK
-            ? std::min(parts_[h].count, 1U)  // merged before they were attended
-            : parts_[h].count;
-    for (uint32_t p = 0; p < searched; ++p) states[n++] = slot(h, p);
-    for (uint32_t c = 0; c < chunks_[h]; ++c) states[n++] = slot(h, kMaxParts + c);
-    const std::span<const StateView> read(states.data(), n);
     StateView tail{};
-    if (searched != 0 && work_[h].search.tail.tree != nullptr)
-      states[n++] = tail = slot(h, kTailSlot);
+    states[0] = {resident_o_.data() + q * dim_, resident_lse_.data() + q};
+    const size_t n = 1 + host_states(h, states.data() + 1, tail);
     cpu::merge_states({states.data(), n}, group_, dim_, {o_.data() + q * dim_, lse_.data() + q});
-    if (work_[h].record != nullptr) end_record(h, read, tail);
+    if (work_[h].record == nullptr) continue;
+    end_record(h, {states.data(), tail.lse != nullptr ? n - 1 : n}, tail);
   }
+}
+
+StepCost DecodeStep::finish() {
+  engine_->pool().finish(job_);
+  if (delivery_ == nullptr) merge_all();
 
   StepCost sum;
   for (const Worker& w : workers_) {

@@ -9,6 +9,7 @@
 // states are merged in a fixed order: the result has the same bits for any number of threads.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -33,7 +34,22 @@ struct HeadWork {
   KvView kv;                            ///< all offloaded rows
   uint32_t exact_begin = 0;             ///< rows [exact_begin, kv.keys.count) exactly
   SearchParams search;                  ///< its k is at most room_k() in effect
-  HeadRecord* record = nullptr;         ///< not null: to be filled in for an audit
+  /// Not null: instead of a search, the rows of the partitions that the device chooses (Delivery::chosen).
+  const index::TailTree* partitions = nullptr;
+  HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
+};
+
+/// Where the host's part of a step goes as soon as a KV head has all of it, for a device that merges by itself.
+/// Called by tasks, for different heads at once.
+class Delivery {
+ public:
+  virtual ~Delivery() = default;
+  /// The head's slot, o `[group, head_dim]`, lse `[group]`: written once.
+  [[nodiscard]] virtual StateView slot(uint32_t kv_head) = 0;
+  virtual void deliver(uint32_t kv_head) = 0;
+  /// Partitions that the device has chosen for a head (HeadWork::partitions); waits for them. Throws
+  /// Error(timeout).
+  [[nodiscard]] virtual std::span<const uint32_t> chosen(uint32_t kv_head) = 0;
 };
 
 struct StepCost {
@@ -60,8 +76,13 @@ class DecodeStep {
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
-  /// Hands the step to the pool and returns.
+  /// Hands the step to the pool and returns. queries() and the resident part are the step's.
   void start(uint32_t layer, gpu::Resident& resident);
+  /// The same without a resident part: states go to `delivery`, o() and lse() are left alone, nothing is recorded,
+  /// and targets are relative to the offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
+  void start(const float* q, Delivery& delivery);
+  /// Rows that partitions of a tree may have, for a step that gathers so many of them per head.
+  void reserve_rows(size_t rows);
 
   /// Helps, waits, merges: o() `[q_heads, head_dim]`, lse() `[q_heads]`. Rethrows what a task threw; the
   /// step is over in any case.
@@ -75,6 +96,7 @@ class DecodeStep {
   struct alignas(64) Worker {
     Selection selection;
     StepCost cost;
+    std::vector<uint32_t> rows;  ///< of chosen partitions
   };
 
   /// Rows per exact task: enough to outweigh a hand-off, and never more than kMaxChunks tasks a head.
@@ -93,7 +115,17 @@ class DecodeStep {
     std::atomic<uint32_t> left{0};  ///< that are not done
   };
 
+  void start_tasks(uint32_t host_tasks);
   void run_task(uint32_t task, uint32_t worker);
+  void run_work(uint32_t kv_head, uint32_t slot, Worker& worker);
+  /// One of the tasks of a head is done: the last one merges and delivers.
+  void end_task(uint32_t kv_head);
+  using States = std::array<StateView, 1 + kSlots>;
+  /// The states of what a head has attended on the host, the tail's last (also in `tail`); returns how many.
+  size_t host_states(uint32_t kv_head, StateView* states, StateView& tail);
+  void merge_all();
+  [[nodiscard]] uint32_t chosen_parts() const;
+  void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
   [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
   void run_resident(uint32_t host_task, Worker& worker);
   /// The resident state of a KV head, which targets are relative to: computed here if nobody has begun it.
@@ -108,6 +140,7 @@ class DecodeStep {
   uint32_t group_, dim_;
   uint32_t most_parts_;  ///< of a search
   std::vector<float> queries_, o_, lse_;
+  const float* q_ = nullptr;  ///< of the step under way
   std::vector<HeadWork> work_;
   std::vector<Worker> workers_;
   uint32_t room_k_ = 0;
@@ -121,8 +154,14 @@ class DecodeStep {
     std::atomic<bool> taken{false}, done{false};
   };
   std::unique_ptr<HostTask[]> host_tasks_;  ///< [kv_heads]
-  std::vector<uint32_t> tasks_;             ///< kv_head * kSlots + slot; resident tasks follow
-  std::vector<float> slot_o_, slot_lse_;    ///< `[kv_heads, kSlots, group, dim]`, without dim
+  Delivery* delivery_ = nullptr;            ///< of the step under way; null: o() and lse()
+  struct alignas(64) Left {
+    std::atomic<uint32_t> tasks{0};
+    std::atomic<bool> failed{false};
+  };
+  std::unique_ptr<Left[]> left_;          ///< [kv_heads] tasks that are not done
+  std::vector<uint32_t> tasks_;           ///< kv_head * kSlots + slot; resident tasks follow
+  std::vector<float> slot_o_, slot_lse_;  ///< `[kv_heads, kSlots, group, dim]`, without dim
   std::vector<float> resident_o_, resident_lse_;
 };
 

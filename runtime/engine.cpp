@@ -1,5 +1,8 @@
 #include "runtime/engine.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "runtime/host_device.h"
 
 namespace keyhole::runtime {
@@ -7,45 +10,91 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 4096;
 
-void check_device(keyhole_device device, const Log& log) {
+constexpr uint32_t kDefaultTimeoutMs = 10000;
+
+/// Whether the engine's device is a CUDA device.
+bool choose_cuda(keyhole_device device, uint32_t ordinal) {
   switch (device) {
-    case KEYHOLE_DEVICE_AUTO:
-    case KEYHOLE_DEVICE_HOST: {
-      const auto gpus = gpu::cuda_devices();
-      std::string why;
-      if (device == KEYHOLE_DEVICE_AUTO) {
-        why = gpus.empty() ? gpu::cuda_status()
-                           : gpus.front().name + " is there, but this version attends on the host";
-      } else {
-        why = "as asked";
-      }
-      log(KEYHOLE_LOG_INFO, "device: host (" + why + ")");
-      return;
-    }
-    case KEYHOLE_DEVICE_CUDA:
-      throw Error(
-          Status::unsupported,
-          "device KEYHOLE_DEVICE_CUDA is not available: this version attends on the host (" +
-              gpu::cuda_status() + "); allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
+    case KEYHOLE_DEVICE_HOST: return false;
+    case KEYHOLE_DEVICE_AUTO: return ordinal < gpu::cuda_devices().size();
+    case KEYHOLE_DEVICE_CUDA: break;
     default:
       throw Error(Status::invalid_argument,
                   "device is " + std::to_string(device) +
                       ", allowed: KEYHOLE_DEVICE_AUTO (0), KEYHOLE_DEVICE_HOST (1), "
                       "KEYHOLE_DEVICE_CUDA (2)");
   }
+  const auto gpus = gpu::cuda_devices();
+  if (gpus.empty()) {
+    throw Error(Status::unsupported,
+                "device KEYHOLE_DEVICE_CUDA is not available: " + gpu::cuda_status() +
+                    "; allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
+  }
+  if (ordinal >= gpus.size()) {
+    throw Error(Status::invalid_argument, "device_ordinal is " + std::to_string(ordinal) +
+                                              ", allowed: 0.." + std::to_string(gpus.size() - 1) +
+                                              " (" + gpu::cuda_status() + ")");
+  }
+  return true;
+}
+
+/// The config's wish, else the environment's, else none: then devices are tried.
+keyhole_signal choose_signal(keyhole_signal signal) {
+  if (signal != KEYHOLE_SIGNAL_AUTO && signal != KEYHOLE_SIGNAL_WAIT &&
+      signal != KEYHOLE_SIGNAL_LAUNCH) {
+    throw Error(Status::invalid_argument,
+                "signal is " + std::to_string(signal) +
+                    ", allowed: KEYHOLE_SIGNAL_AUTO (0), KEYHOLE_SIGNAL_WAIT (1), "
+                    "KEYHOLE_SIGNAL_LAUNCH (2)");
+  }
+  const char* text = std::getenv("KEYHOLE_SIGNAL");
+  if (signal != KEYHOLE_SIGNAL_AUTO || text == nullptr || *text == 0) return signal;
+  if (std::string_view(text) == "wait") return KEYHOLE_SIGNAL_WAIT;
+  if (std::string_view(text) == "launch") return KEYHOLE_SIGNAL_LAUNCH;
+  throw Error(Status::invalid_argument, std::string("environment variable KEYHOLE_SIGNAL is \"") +
+                                            text + "\", allowed: wait, launch");
+}
+
+StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeout_ms) {
+  gpu::CudaConfig config;
+  config.ordinal = static_cast<int>(ordinal);
+  config.probe_signal = signal == KEYHOLE_SIGNAL_AUTO;
+  config.signal =
+      signal == KEYHOLE_SIGNAL_LAUNCH ? gpu::Signal::host_launch : gpu::Signal::device_wait;
+  config.timeout_ms = timeout_ms;
+  return {gpu::cuda_devices()[ordinal].name,
+          [config](const gpu::ResidentShape& shape, size_t memory_limit) {
+            gpu::CudaConfig limited = config;
+            limited.memory_limit = memory_limit;
+            return gpu::make_cuda_resident(shape, limited);
+          },
+          gpu::make_cuda_front};
 }
 
 }  // namespace
 
-Engine::Engine(const keyhole_engine_config& config)
-    : model_(check_model(config)), rope_(check_rope(config)), log_{config.log, config.log_user} {
+Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
+    : model_(check_model(config)),
+      rope_(check_rope(config)),
+      log_{config.log, config.log_user},
+      device_(std::move(device)) {
   if (config.threads > kMaxThreads) {
     throw Error(Status::invalid_argument, "threads is " + std::to_string(config.threads) +
                                               ", allowed: 0 (one per core).." +
                                               std::to_string(kMaxThreads));
   }
   kernels_ = &cpu::select_kernels(config.cpu_level);
-  check_device(config.device, log_);
+  const keyhole_signal signal = choose_signal(config.signal);
+  const uint32_t timeout_ms =
+      config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
+  if (!has_streams() && choose_cuda(config.device, config.device_ordinal)) {
+    device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
+  }
+  log_(KEYHOLE_LOG_INFO,
+       std::string("device: ") + device_name() +
+           (has_streams()                          ? std::string()
+            : config.device == KEYHOLE_DEVICE_HOST ? std::string(" (as asked)")
+                                                   : " (" + gpu::cuda_status() + ")"));
   if (config.classifiers != nullptr) {
     classifiers_path_ = config.classifiers;
     classifiers_ = Classifiers(classifiers_path_, model_, rope_, *kernels_);
@@ -62,7 +111,9 @@ Engine::Engine(const keyhole_engine_config& config)
 
   effective_ = config;
   effective_.scale = model_.logits.scale;
-  effective_.device = KEYHOLE_DEVICE_HOST;
+  effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+  effective_.signal = signal;
+  effective_.timeout_ms = timeout_ms;
   effective_.threads = pool_->threads();
   effective_.spin_us = pool.spin_us;
   effective_.cpu_level = kernels_->name;
@@ -71,8 +122,10 @@ Engine::Engine(const keyhole_engine_config& config)
                              ", threads: " + std::to_string(pool_->threads()));
 }
 
-std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape) const {
-  return std::make_unique<HostDevice>(shape, *kernels_);
+std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
+                                                     size_t device_memory_limit) const {
+  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_);
+  return device_.make_resident(shape, device_memory_limit);
 }
 
 }  // namespace keyhole::runtime

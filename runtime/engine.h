@@ -1,6 +1,7 @@
 // The engine: model shape, device, worker pool, kernels. Immutable, shared by its sessions.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,11 +15,19 @@
 
 namespace keyhole::runtime {
 
+/// A device with streams: the machine's CUDA device, or one that a test makes up.
+struct StreamDevice {
+  std::string name;  ///< empty: none
+  std::function<std::unique_ptr<gpu::Resident>(const gpu::ResidentShape&, size_t memory_limit)>
+      make_resident;
+  std::function<std::unique_ptr<gpu::Front>(gpu::Resident&, const gpu::FrontShape&)> make_front;
+};
+
 class Engine {
  public:
   /// Throws Error for fields that are not allowed, and Error(unsupported) for a device or CPU level that
-  /// this build or machine does not have.
-  explicit Engine(const keyhole_engine_config& config);
+  /// this build or machine does not have. `device`: in place of the one that the config asks for.
+  explicit Engine(const keyhole_engine_config& config, StreamDevice device = {});
 
   [[nodiscard]] const ModelShape& model() const { return model_; }
   [[nodiscard]] const index::RopeParams& rope() const { return rope_; }
@@ -26,14 +35,21 @@ class Engine {
   [[nodiscard]] cpu::Pool& pool() const { return *pool_; }
   [[nodiscard]] const Log& log() const { return log_; }
   [[nodiscard]] const keyhole_engine_config& effective_config() const { return effective_; }
-  [[nodiscard]] const char* device_name() const { return "host"; }
+  [[nodiscard]] const char* device_name() const {
+    return has_streams() ? device_.name.c_str() : "host";
+  }
+  /// Whether sessions take tensors in device memory, and steps in the order of a stream.
+  [[nodiscard]] bool has_streams() const { return !device_.name.empty(); }
+  [[nodiscard]] const StreamDevice& stream_device() const { return device_; }
   /// What an index of this layer and KV head works with.
   [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
     return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits};
   }
 
-  /// Resident K and V for a new session, on the engine's device.
-  [[nodiscard]] std::unique_ptr<gpu::Resident> make_resident(const gpu::ResidentShape& shape) const;
+  /// Resident K and V for a new session, on the engine's device, within device_memory_limit bytes of it (0: what
+  /// there is; a CUDA device only).
+  [[nodiscard]] std::unique_ptr<gpu::Resident> make_resident(const gpu::ResidentShape& shape,
+                                                             size_t device_memory_limit) const;
 
  private:
   ModelShape model_;
@@ -44,6 +60,7 @@ class Engine {
   std::string classifiers_path_;
   Classifiers classifiers_;
   keyhole_engine_config effective_{};
+  StreamDevice device_;
 };
 
 }  // namespace keyhole::runtime

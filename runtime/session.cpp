@@ -19,7 +19,8 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       params_(std::move(params)),
       store_(engine_->model().layers, engine_->model().kv_heads, engine_->model().head_dim,
              engine_->model().kv_dtype, params_.max_tokens),
-      resident_(engine_->make_resident(params_.resident_shape(engine_->model()))),
+      resident_(engine_->make_resident(params_.resident_shape(engine_->model()),
+                                       params_.device_memory_limit)),
       step_(*engine_),
       appends_(engine_->model().layers),
       builder_(engine_->pool()) {
@@ -34,6 +35,7 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
   const size_t staging = size_t{params_.window + params_.flush_block} * m.kv_heads * m.row_bytes();
   staging_k_.resize(staging);
   staging_v_.resize(staging);
+  make_stream_side();
   if (params_.audit_share > 0.0) {
     uint32_t top_k = 0;
     for (const Head& h : heads_) top_k = std::max(top_k, h.params.budget.top_k);
@@ -198,8 +200,12 @@ void Session::append_tokens(uint32_t layer, const RowsIn& k, const RowsIn& v) {
 
 void Session::offload_from_window(uint32_t layer, uint32_t n) {
   if (n == 0) return;
-  const ModelShape& m = engine_->model();
   resident_->evict(layer, staging_k_.data(), staging_v_.data(), n);
+  store_staged(layer, n);
+}
+
+void Session::store_staged(uint32_t layer, uint32_t n) {
+  const ModelShape& m = engine_->model();
   store_.prepare(layer, n);
   const uint32_t row = store_.rows(layer);
   for (uint32_t t = 0; t < n; ++t) {
@@ -254,7 +260,17 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     engine_->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
   }
-  const uint32_t position = tokens(layer) - 1;
+  prepare_work(layer, tokens(layer) - 1, false);
+  if (auditor_ != nullptr) begin_audits(layer);
+  step_layer_ = layer;
+  step_appended_ = k != nullptr;
+  step_began_ = began;
+  step_.start(layer, *resident_);
+  in_step_ = true;
+}
+
+void Session::prepare_work(uint32_t layer, uint32_t position, bool front) {
+  const ModelShape& m = engine_->model();
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     const Head& hd = head(layer, h);
     HeadWork& work = step_.work(h);
@@ -262,11 +278,17 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     work.index = nullptr;
     work.exact_begin = 0;
     work.record = nullptr;
+    work.partitions = nullptr;
     if (params_.mode == KEYHOLE_MODE_EXACT || is_dense(layer, h)) continue;
     work.exact_begin = store_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
     // Room can only be missing where there was no memory for it.
     const Budget& budget = hd.params.budget;
+    if (front && chooses_on_device(hd)) {
+      work.partitions = hd.tail.get();
+      work.exact_begin = hd.indexed();
+      continue;
+    }
     const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
     const bool searches = hd.indexed() != 0 &&
                           (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
@@ -280,12 +302,6 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
                    .position = position};
     if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
-  if (auditor_ != nullptr) begin_audits(layer);
-  step_layer_ = layer;
-  step_appended_ = k != nullptr;
-  step_began_ = began;
-  step_.start(layer, *resident_);
-  in_step_ = true;
 }
 
 void Session::attend_end(const RowsOut& out, float* lse) {
@@ -310,6 +326,13 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   }
   if (lse != nullptr) std::copy_n(step_.lse(), m.q_heads, lse);
 
+  add_cost(cost);
+  totals_.append_seconds += step_append_seconds_;
+  totals_.attend_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
+}
+
+void Session::add_cost(const StepCost& cost) {
   totals_.attends += 1;
   totals_.keys_scored += cost.keys_scored;
   totals_.keys_offered += cost.keys_offered;
@@ -321,9 +344,6 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   totals_.tail_seconds += cost.tail_seconds;
   totals_.keys_opened += cost.keys_opened;
   totals_.targets_missed += cost.targets_missed;
-  totals_.append_seconds += step_append_seconds_;
-  totals_.attend_seconds +=
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
 }
 
 void Session::drop_newest(uint32_t layer) {
@@ -370,6 +390,7 @@ void Session::truncate(uint32_t n) {
     resident_->truncate(layer, sink, n - sink - rows);
   }
   index_bytes_ = count_index_bytes();
+  drop_front();
 }
 
 // ---- Settings and figures ------------------------------------------------------------------------
@@ -385,6 +406,7 @@ void Session::set_index(const std::string& spec) {
   }
   params_.index = spec;
   index_bytes_ = 0;
+  drop_front();
   if (auditor_ == nullptr) return;
   for (size_t i = 0; i < heads_.size(); ++i) auditor_->schedule().reset_reach(i);
 }
@@ -410,6 +432,7 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
       change_budget(i, budget);
     }
   }
+  if (params_.mode != mode && stream_ != nullptr) stream_->version += 1;
   params_.mode = mode;
   make_room(false);
 }
@@ -485,6 +508,8 @@ uint64_t Session::count_index_bytes() const {
 uint64_t Session::host_bytes() const {
   uint64_t bytes =
       store_.bytes() + index_bytes_ + staging_k_.size() + staging_v_.size() + step_.bytes();
+  // On a CUDA device the resident tokens have a copy here.
+  if (stream_ != nullptr) bytes += gpu::resident_bytes(params_.resident_shape(engine_->model()));
   for (const Head& h : heads_) bytes += h.queries.bytes();
   if (auditor_ != nullptr) bytes += auditor_->bytes();
   return bytes;
@@ -498,7 +523,11 @@ keyhole_statistics Session::statistics() const {
   s.host_bytes = host_bytes();
   s.index_bytes = index_bytes_;
   for (const Head& h : heads_) s.tail_bytes += h.tail != nullptr ? h.tail->bytes() : 0;
-  s.device_bytes = gpu::resident_bytes(params_.resident_shape(engine_->model()));
+  s.device_bytes = device_bytes();
+  s.device_bytes_peak = std::max(device_bytes_peak_, s.device_bytes);
+  s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
+  s.signal = "";
+  stream_statistics(s);
   s.device = engine_->device_name();
   s.cpu_level = engine_->kernels().name;
   s.threads = engine_->pool().threads();

@@ -21,6 +21,7 @@
 #include "runtime/engine.h"
 #include "runtime/offload_store.h"
 #include "runtime/query_sample.h"
+#include "runtime/stream_side.h"
 #include "runtime/tensor.h"
 
 namespace keyhole::runtime {
@@ -28,6 +29,9 @@ namespace keyhole::runtime {
 class Session {
  public:
   Session(std::shared_ptr<const Engine> engine, SessionParams params);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
 
   [[nodiscard]] const Engine& engine() const { return *engine_; }
   [[nodiscard]] const std::shared_ptr<const Engine>& shared_engine() const { return engine_; }
@@ -42,6 +46,21 @@ class Session {
   void truncate(uint32_t tokens);
   /// Ends a step without a result (before the session goes).
   void abandon_step() noexcept;
+
+  // Stream steps, see the public header. All throw Error(unsupported) on a host device.
+  /// q, k, v and out in device memory; with out null the first half of a step, else all of it.
+  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+               const RowsOut* out, float* lse);
+  void enqueue_end(const RowsOut& out, float* lse);
+  [[nodiscard]] bool in_stream_step() const;
+  void set_stream(gpu::Stream stream);
+  void announce();
+  void synchronize();
+  void prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  /// Waits until no step is under way on the stream: nothing else touches the session then.
+  void settle();
+  /// Throws what stream steps have failed of.
+  void check_failure();
 
   void set_index(const std::string& spec);
   void set_mode(keyhole_mode mode, uint32_t top_k);
@@ -103,6 +122,8 @@ class Session {
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                           uint32_t n);
   void drop_newest(uint32_t layer);
+  /// Appends the first n tokens of the staging buffers to the offloaded ones.
+  void store_staged(uint32_t layer, uint32_t n);
   void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t first_position);
 
@@ -126,6 +147,32 @@ class Session {
   void report_action(uint32_t layer, uint32_t kv_head);
   /// The most keys that a search of the head is asked for.
   [[nodiscard]] uint32_t widened_top_k(size_t head) const;
+
+  /// What the KV heads of a layer do in a step whose token is at `position`; front: of a stream step whose device
+  /// chooses partitions.
+  void prepare_work(uint32_t layer, uint32_t position, bool front);
+  void add_cost(const StepCost& cost);
+
+  // session_stream.cpp
+  void make_stream_side();
+  [[nodiscard]] StreamSide& stream_side(const char* what);
+  void serve(const StreamStep& step);
+  void check_published(const StreamStep& step, const gpu::Published& published) const;
+  void follow(uint32_t layer, const gpu::Published& published);
+  void note_device_failure();
+  [[nodiscard]] bool append_is_due(uint32_t layer) const;
+  void prepare_stream_step(uint32_t layer, bool appends);
+  [[nodiscard]] static gpu::DeviceRows device_out(const RowsOut& out);
+  void stream_statistics(keyhole_statistics& s) const;
+  [[nodiscard]] uint64_t device_bytes() const;
+
+  // session_front.cpp
+  [[nodiscard]] bool wants_front(const Head& hd) const;
+  [[nodiscard]] bool chooses_on_device(const Head& hd) const;
+  /// Partitions on the device are not those of the trees any more, or may not be.
+  void drop_front();
+  void update_front();
+  void upload_front(uint32_t layer, uint32_t kv_head);
 
   /// Another budget for heads_[i]; what audits have done to the old one is forgotten.
   void change_budget(size_t i, const Budget& budget);
@@ -153,6 +200,8 @@ class Session {
   BackgroundBuilder builder_;
   std::unique_ptr<Auditor> auditor_;  ///< null: nothing is audited
   uint64_t audit_actions_ = 0;
+  uint64_t host_bytes_peak_ = 0, device_bytes_peak_ = 0;
+  std::unique_ptr<StreamSide> stream_;  ///< null: the device has no streams
 };
 
 }  // namespace keyhole::runtime

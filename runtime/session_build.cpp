@@ -169,6 +169,8 @@ void Session::warn_of_poor_indexes(const std::vector<const Head*>& built) const 
 }
 
 void Session::make_room(bool anew) {
+  host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
+  if (stream_ != nullptr) stream_->front_stale = true;
   // Of each spec the largest index: another one's scratch is not always large enough for it.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;

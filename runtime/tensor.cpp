@@ -18,18 +18,18 @@ std::string shape_text(const keyhole_tensor& t) {
 [[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
 // Everything but the shape; returns the bytes of one element.
-DType check_common(const keyhole_tensor* t, const char* name) {
+DType check_common(const keyhole_tensor* t, const char* name, bool device = false) {
   const std::string who = std::string("tensor ") + name;
   if (t == nullptr) bad(who + " is NULL");
   if (t->dtype != KEYHOLE_F32 && t->dtype != KEYHOLE_F16 && t->dtype != KEYHOLE_BF16) {
     bad(who + ": unknown dtype " + std::to_string(t->dtype) +
         ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
   }
-  if (t->memory == KEYHOLE_DEVICE) {
+  if (t->memory == KEYHOLE_DEVICE && !device) {
     throw Error(Status::unsupported,
                 who + " lies in device memory, which a host device cannot read");
   }
-  if (t->memory != KEYHOLE_HOST && t->memory != KEYHOLE_PINNED) {
+  if (t->memory != KEYHOLE_HOST && t->memory != KEYHOLE_PINNED && t->memory != KEYHOLE_DEVICE) {
     bad(who + ": unknown memory kind " + std::to_string(t->memory) +
         ", allowed: KEYHOLE_HOST (0), KEYHOLE_PINNED (1), KEYHOLE_DEVICE (2)");
   }
@@ -67,8 +67,8 @@ size_t stride_bytes(const keyhole_tensor& t, int32_t axis, DType dtype) {
 }  // namespace
 
 RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
-                  bool one_token) {
-  const DType dtype = check_common(t, name);
+                  bool one_token, bool device) {
+  const DType dtype = check_common(t, name, device);
   const bool with_tokens = t->rank == 3;
   const int32_t head_axis = with_tokens ? 1 : 0;
   const bool shape_ok = (with_tokens || (one_token && t->rank == 2)) &&
@@ -87,18 +87,20 @@ RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uin
   rows.heads = heads;
   rows.dim = dim;
   rows.dtype = dtype;
+  rows.on_device = t->memory == KEYHOLE_DEVICE;
   return rows;
 }
 
-RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim) {
-  const RowsIn rows = check_rows(t, name, heads, dim, true);
+RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                  bool device) {
+  const RowsIn rows = check_rows(t, name, heads, dim, true, device);
   const size_t row_bytes = dim * dtype_size(rows.dtype);
   if (heads > 1 && rows.head_stride < row_bytes) {
     bad(std::string("tensor ") + name + ": stride of " +
         std::to_string(rows.head_stride / dtype_size(rows.dtype)) +
         " elements makes rows overlap, allowed: at least " + std::to_string(dim));
   }
-  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype};
+  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device};
 }
 
 RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {

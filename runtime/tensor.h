@@ -6,7 +6,7 @@
 
 namespace keyhole::runtime {
 
-/// A validated tensor `[tokens, heads, dim]` in host memory whose rows are contiguous.
+/// A validated tensor `[tokens, heads, dim]` whose rows are contiguous.
 struct RowsIn {
   const std::byte* data = nullptr;
   size_t token_stride = 0;  ///< bytes
@@ -15,6 +15,7 @@ struct RowsIn {
   uint32_t heads = 0;
   uint32_t dim = 0;
   DType dtype = DType::f32;
+  bool on_device = false;  ///< `data` is a device pointer
 
   [[nodiscard]] const std::byte* row(size_t token, size_t head) const {
     return data + token * token_stride + head * head_stride;
@@ -22,18 +23,20 @@ struct RowsIn {
 };
 
 /// Checks that `t` is `[n, heads, dim]` (n <= max_tokens), or `[heads, dim]` where `one_token` is set
-/// (then `[1, heads, dim]` is accepted too). Throws Error(invalid_argument | unsupported) with `name`.
+/// (then `[1, heads, dim]` is accepted too); in device memory only where `device` is set. Throws
+/// Error(invalid_argument | unsupported) with `name`.
 [[nodiscard]] RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
-                                uint32_t dim, bool one_token);
+                                uint32_t dim, bool one_token, bool device = false);
 
 /// The same for a tensor that will be written.
 struct RowsOut {
   std::byte* data = nullptr;
-  size_t head_stride = 0;
+  size_t head_stride = 0;  ///< bytes
   DType dtype = DType::f32;
+  bool on_device = false;
 };
 [[nodiscard]] RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads,
-                                uint32_t dim);
+                                uint32_t dim, bool device = false);
 
 /// `[n, dim]` host tensor.
 [[nodiscard]] RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim);

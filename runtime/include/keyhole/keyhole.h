@@ -471,8 +471,12 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * is there, searches on the engine's threads, and hands its states back; the stream goes on when it has them. So a
  * decoder enqueues a whole token - projections, attend, MLP, layer after layer - and waits once.
  *   Errors that come later (NOT_FINITE, TIMEOUT, DEVICE_ERROR, OUT_OF_MEMORY) are returned by the next call that
- * takes the session, at the latest by keyhole_session_synchronize; outputs since then are NaN or unspecified, and the
- * session takes no more steps until keyhole_truncate has gone back to a token that all layers have completed.
+ * takes the session, at the latest by keyhole_session_synchronize; outputs since then are NaN or unspecified. The
+ * session takes no more steps, for its device and the host may disagree; it can still be saved and forked, which copy
+ * what all was complete, and the copy (truncated to what all layers hold) goes on.
+ *   A caller may be one token ahead of the host: a step of a layer waits, on the calling thread, for the host's part of
+ * that layer's step before. Targets (error_target, mass_target) are relative to the offloaded tokens alone, and steps
+ * on a stream are not audited: their outputs do not pass the host.
  *   All other calls into the session first wait for the steps that are enqueued. Between attend_begin and attend_end
  * of a stream step other layers may not begin.
  *   GRAPHS. With KEYHOLE_SIGNAL_WAIT the calls can be captured in a CUDA graph (cudaStreamBeginCapture on the

@@ -1,0 +1,61 @@
+// The thread of a session that serves the host's part of stream steps: steps are submitted in the order in which
+// the stream will come to them, and served one after the other.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "cpu/pool.h"
+
+namespace keyhole::runtime {
+
+struct StreamStep {
+  uint32_t layer = 0;
+  uint32_t sequence = 0;  ///< the layer's step number
+  bool appends = false;
+  bool front = false;  ///< the device chooses partitions
+};
+
+class StreamServer {
+ public:
+  using Serve = std::function<void(const StreamStep&)>;
+
+  /// `serve` is called on the server's thread and throws nothing. While steps are there the pool stays awake;
+  /// without any the thread spins for spin_us and then sleeps. Throws Error(out_of_memory) where the system has no
+  /// thread.
+  StreamServer(cpu::Pool& pool, uint32_t spin_us, Serve serve);
+  ~StreamServer() { stop(); }
+  StreamServer(const StreamServer&) = delete;
+  StreamServer& operator=(const StreamServer&) = delete;
+
+  /// Ends the thread; steps that are not served are dropped. Idempotent.
+  void stop();
+
+  /// From one thread at a time. Waits where kRoom steps are under way. Returns the step's ticket.
+  uint32_t submit(const StreamStep& step);
+  /// Waits until the step with this ticket, and all before, are served.
+  void wait(uint32_t ticket) const;
+  /// Waits for all that were submitted.
+  void drain() const { wait(static_cast<uint32_t>(submitted_.load(std::memory_order_relaxed))); }
+  /// Set by stop(), for the step under way.
+  [[nodiscard]] const std::atomic<bool>& stopping() const { return stop_; }
+
+ private:
+  static constexpr uint32_t kRoom = 4096;  // four tokens of the deepest model
+  void work();
+
+  cpu::Pool* pool_;
+  uint32_t spin_us_;
+  Serve serve_;
+  std::vector<StreamStep> ring_;
+  std::atomic<bool> stop_{false};
+  // Counts, cyclic. int: the type that atomic::wait hands to the futex without a proxy.
+  alignas(64) std::atomic<int> submitted_{0};
+  alignas(64) std::atomic<int> served_{0};
+  std::thread thread_;
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,427 @@
+// A device with streams that needs no GPU: a thread takes one launch after the other, as a stream does, and host memory
+// is its memory. What it computes is the definition, in double precision or by the host device; what it signals is
+// what gpu/step.h says. Faults can be planted.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "cpu/attention.h"
+#include "gpu/device.h"
+#include "runtime/host_device.h"
+
+namespace keyhole::test {
+
+/// Launches in their order, on a thread.
+class FakeStream {
+ public:
+  FakeStream() : thread_([this] { work(); }) {}
+  ~FakeStream() {
+    push({});
+    thread_.join();
+  }
+  void push(std::function<void()> launch) {
+    if (capturing && launch) {
+      graph.push_back(std::move(launch));
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(launch));
+    changed_.notify_all();
+  }
+  void launch_graph() {
+    for (const auto& f : graph) push(f);
+  }
+  void synchronize() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+  }
+  bool capturing = false;
+  std::vector<std::function<void()>> graph;
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      auto launch = std::move(queue_.front());
+      queue_.pop_front();
+      if (!launch) return;
+      busy_ = true;
+      lock.unlock();
+      launch();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool busy_ = false;
+  std::thread thread_;
+};
+
+/// Partitions that are chosen by their share of the weight of means, and stand for their keys by it.
+class FakeFront final : public gpu::Front {
+ public:
+  explicit FakeFront(const gpu::FrontShape& shape)
+      : shape_(shape), heads_(size_t{shape.layers} * shape.kv_heads) {}
+
+  void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
+              const gpu::PartitionRows& rows) override {
+    Head& h = head(layer, kv_head);
+    const uint32_t d = shape_.head_dim;
+    if (first + rows.count > shape_.partitions) throw Error(Status::invalid_argument, "room");
+    h.keys.resize(size_t{first} * d);
+    h.values.resize(size_t{first} * d * dtype_size(shape_.dtype));
+    h.sizes.resize(first);
+    for (size_t i = 0; i < rows.count; ++i) {
+      h.sizes.push_back(rows.sizes[i]);
+      for (uint32_t j = 0; j < d; ++j) {
+        h.keys.push_back(rows.center[j] +
+                         rows.scales[j] * static_cast<float>(rows.keys[i * d + j]));
+      }
+    }
+    h.values.insert(h.values.end(), rows.values,
+                    rows.values + size_t{rows.count} * d * dtype_size(shape_.dtype));
+  }
+  uint32_t count(uint32_t layer, uint32_t kv_head) const override {
+    return static_cast<uint32_t>(const_cast<FakeFront*>(this)->head(layer, kv_head).sizes.size());
+  }
+  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::FrontTail tail) override {
+    head(layer, kv_head).chosen = chosen;
+    head(layer, kv_head).tail = tail;
+  }
+  size_t bytes() const override { return gpu::front_bytes(shape_); }
+
+  /// The ids chosen, and the state of the others.
+  std::vector<uint32_t> run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group,
+                            const cpu::Kernels& kernels, StateView tail) {
+    const Head& h = head(layer, kv_head);
+    const uint32_t d = shape_.head_dim;
+    const size_t n = h.sizes.size();
+    std::vector<double> logits(group * n), share(n, 0.0);
+    for (uint32_t g = 0; g < group; ++g) {
+      double most = -INFINITY, sum = 0.0;
+      for (size_t i = 0; i < n; ++i) {
+        double dot = 0.0;
+        for (uint32_t j = 0; j < d; ++j) dot += double{q[g * d + j]} * h.keys[i * d + j];
+        logits[g * n + i] = shape_.logits.scale * dot + std::log(h.sizes[i]);
+        most = std::max(most, logits[g * n + i]);
+      }
+      for (size_t i = 0; i < n; ++i) sum += std::exp(logits[g * n + i] - most);
+      for (size_t i = 0; i < n; ++i) share[i] += std::exp(logits[g * n + i] - most) / sum;
+    }
+    std::vector<uint32_t> ids(n);
+    for (uint32_t i = 0; i < n; ++i) ids[i] = i;
+    std::stable_sort(ids.begin(), ids.end(),
+                     [&](uint32_t a, uint32_t b) { return share[a] > share[b]; });
+    ids.resize(std::min<size_t>(n, h.chosen));
+    std::sort(ids.begin(), ids.end());
+    for (uint32_t g = 0; g < group; ++g) {
+      std::vector<double> o(d, 0.0);
+      double most = -INFINITY, sum = 0.0;
+      const auto counts = [&](uint32_t i) {
+        return h.tail != gpu::FrontTail::none && !std::binary_search(ids.begin(), ids.end(), i);
+      };
+      for (uint32_t i = 0; i < n; ++i) {
+        if (counts(i)) most = std::max(most, logits[g * n + i]);
+      }
+      std::vector<float> value(d);
+      for (uint32_t i = 0; i < n; ++i) {
+        if (!counts(i)) continue;
+        const double w = std::exp(logits[g * n + i] - most);
+        sum += w;
+        kernels.to_f32[static_cast<int>(shape_.dtype)](
+            h.values.data() + size_t{i} * d * dtype_size(shape_.dtype), value.data(), d);
+        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
+      }
+      tail.lse[g] = sum == 0.0 ? kMinusInf : static_cast<float>(most + std::log(sum));
+      for (uint32_t j = 0; j < d; ++j) {
+        tail.o[g * d + j] = sum == 0.0 ? 0.0F : static_cast<float>(o[j] / sum);
+      }
+    }
+    return ids;
+  }
+
+ private:
+  struct Head {
+    std::vector<float> keys, sizes;
+    std::vector<std::byte> values;
+    uint32_t chosen = 0;
+    gpu::FrontTail tail = gpu::FrontTail::none;
+  };
+  Head& head(uint32_t layer, uint32_t kv_head) {
+    return heads_[size_t{layer} * shape_.kv_heads + kv_head];
+  }
+  gpu::FrontShape shape_;
+  std::vector<Head> heads_;
+};
+
+struct FakeFaults {
+  std::atomic<bool> loses_queries{false};  ///< q never arrives
+  std::atomic<bool> fails{false};          ///< as after a CUDA error
+  uint32_t timeout_ms = 2000;              ///< of waits on the device
+};
+
+class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
+ public:
+  FakeDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels, FakeStream& stream,
+             FakeFaults& faults)
+      : shape_(shape),
+        kernels_(&kernels),
+        stream_(&stream),
+        faults_(&faults),
+        host_(shape, kernels),
+        device_(shape, kernels),
+        layers_(shape.layers) {
+    for (Layer& l : layers_) {
+      l.q.resize(size_t{shape.q_heads} * shape.head_dim);
+      l.k.resize(token_bytes());
+      l.v.resize(token_bytes());
+      l.o.resize(l.q.size());
+      l.lse.resize(shape.q_heads);
+      l.delivered = std::vector<std::atomic<uint32_t>>(shape.kv_heads);
+      l.ids.resize(shape.kv_heads);
+      l.tail_o.resize(l.q.size());
+      l.tail_lse.resize(shape.q_heads);
+    }
+  }
+  ~FakeDevice() override { stream_->synchronize(); }
+
+  // Resident: both copies alike.
+  void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    host_.append_sink(l, k, v, n);
+    device_.append_sink(l, k, v, n);
+  }
+  void append_window(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    host_.append_window(l, k, v, n);
+    device_.append_window(l, k, v, n);
+  }
+  void evict(uint32_t l, std::byte* k, std::byte* v, uint32_t n) override {
+    host_.evict(l, k, v, n);
+    device_.evict(l, k, v, n);
+  }
+  void truncate(uint32_t l, uint32_t sink, uint32_t window) override {
+    host_.truncate(l, sink, window);
+    device_.truncate(l, sink, window);
+  }
+  uint32_t sink_count(uint32_t l) const override { return host_.sink_count(l); }
+  uint32_t window_count(uint32_t l) const override { return host_.window_count(l); }
+  void attend_begin(uint32_t l, const float* q) override {
+    device_.attend_begin(l, q);
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
+  }
+  uint32_t host_tasks() const override { return 0; }
+  void run_host_task(uint32_t) override {}
+  StateView host_state(uint32_t) override { return {}; }
+  void attend_end(StateView out) override { device_.attend_end(out); }
+  void read(uint32_t l, std::byte* k, std::byte* v) const override { host_.read(l, k, v); }
+  gpu::StreamSteps* stream_steps() override { return this; }
+
+  // StreamSteps.
+  void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
+             const gpu::DeviceRows* v, gpu::Front* front, gpu::Stream) override {
+    if (faults_->fails) throw Error(Status::device_error, "planted: a launch failed");
+    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakeFront*>(front)};
+    if (k != nullptr) {
+      launch.k = *k;
+      launch.v = *v;
+    }
+    stream_->push([this, launch] { run_first_half(launch); });
+  }
+  void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override {
+    stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
+  }
+  void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
+            const gpu::DeviceRows* v, gpu::Front* front, const gpu::DeviceRows& out, float* lse,
+            gpu::Stream stream) override {
+    begin(layer, q, k, v, front, stream);
+    end(layer, out, lse, stream);
+  }
+  gpu::Signal signal() const override { return gpu::Signal::device_wait; }
+  bool is_capturing(gpu::Stream) const override { return stream_->capturing; }
+  bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
+             const std::atomic<bool>& stop, gpu::Published& out) override {
+    Layer& l = layers_[layer];
+    if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
+    out = {l.q.data(), l.k.data(), l.v.data()};
+    return true;
+  }
+  bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
+              const std::atomic<bool>& stop, gpu::Chosen& out) override {
+    Layer& l = layers_[layer];
+    if (!wait_for(l.chosen, sequence, timeout_us, stop)) return false;
+    out = {l.ids[kv_head].data(), static_cast<uint32_t>(l.ids[kv_head].size())};
+    return true;
+  }
+  StateView host_slot(uint32_t layer, uint32_t kv_head) override {
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    Layer& l = layers_[layer];
+    return {l.o.data() + size_t{kv_head} * group * shape_.head_dim, l.lse.data() + kv_head * group};
+  }
+  void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override {
+    layers_[layer].delivered[kv_head].store(sequence, std::memory_order_release);
+  }
+  void give_up(uint32_t layer, uint32_t sequence) override {
+    layers_[layer].given_up.store(sequence, std::memory_order_release);
+  }
+  uint32_t follow(uint32_t layer, const gpu::Published& p, std::byte* k, std::byte* v) override {
+    return take_in(host_, layer, p.k, p.v, k, v);
+  }
+  void synchronize(gpu::Stream) override { stream_->synchronize(); }
+  Status failure(std::string& text) override {
+    const std::lock_guard lock(mutex_);
+    text = std::exchange(failure_text_, {});
+    return std::exchange(failure_, Status::ok);
+  }
+  uint64_t wait_nanoseconds() const override { return 0; }
+  uint64_t merges() const override { return merges_.load(); }
+
+ private:
+  struct Layer {
+    std::vector<float> q, o, lse, tail_o, tail_lse;
+    std::vector<std::byte> k, v;
+    std::vector<std::vector<uint32_t>> ids;
+    uint32_t sequence = 0;  // the device's
+    bool has_tail = false;
+    std::atomic<uint32_t> published{0}, chosen{0}, given_up{0};
+    std::vector<std::atomic<uint32_t>> delivered;
+    Layer() = default;
+    Layer(Layer&&) noexcept {}
+  };
+  struct Launch {
+    uint32_t layer;
+    gpu::DeviceRows q, k, v;
+    bool appends;
+    FakeFront* front;
+  };
+
+  [[nodiscard]] size_t token_bytes() const {
+    return size_t{shape_.kv_heads} * shape_.head_dim * dtype_size(shape_.dtype);
+  }
+  static bool reached(uint32_t value, uint32_t wanted) {
+    return static_cast<int32_t>(value - wanted) >= 0;
+  }
+  static bool wait_for(const std::atomic<uint32_t>& flag, uint32_t wanted, uint64_t timeout_us,
+                       const std::atomic<bool>& stop) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(timeout_us);
+    while (!reached(flag.load(std::memory_order_acquire), wanted)) {
+      if (stop.load() || std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::yield();
+    }
+    return true;
+  }
+  uint32_t take_in(runtime::HostDevice& device, uint32_t layer, const std::byte* tk,
+                   const std::byte* tv, std::byte* k, std::byte* v) {
+    if (device.sink_count(layer) < shape_.sink) {
+      device.append_sink(layer, tk, tv, 1);
+      return 0;
+    }
+    uint32_t left = 0;
+    if (device.window_count(layer) == shape_.window_capacity) {
+      left = shape_.window_capacity - (shape_.window - 1);
+      device.evict(layer, k, v, left);
+    }
+    device.append_window(layer, tk, tv, 1);
+    return left;
+  }
+  void run_first_half(const Launch& launch) {
+    if (faults_->loses_queries) return;
+    Layer& l = layers_[launch.layer];
+    const uint32_t d = shape_.head_dim;
+    for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+      const auto* row = static_cast<const std::byte*>(launch.q.data) +
+                        h * launch.q.head_stride * dtype_size(launch.q.dtype);
+      kernels_->to_f32[static_cast<int>(launch.q.dtype)](row, l.q.data() + size_t{h} * d, d);
+    }
+    std::vector<float> scratch(d);
+    const auto round = [&](const gpu::DeviceRows& rows, std::byte* to) {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const auto* row = static_cast<const std::byte*>(rows.data) +
+                          h * rows.head_stride * dtype_size(rows.dtype);
+        kernels_->to_f32[static_cast<int>(rows.dtype)](row, scratch.data(), d);
+        kernels_->from_f32[static_cast<int>(shape_.dtype)](
+            scratch.data(), to + size_t{h} * d * dtype_size(shape_.dtype), d);
+      }
+    };
+    if (launch.appends) {
+      round(launch.k, l.k.data());
+      round(launch.v, l.v.data());
+      std::vector<std::byte> k(token_bytes() * shape_.window_capacity), v(k.size());
+      (void)take_in(device_, launch.layer, l.k.data(), l.v.data(), k.data(), v.data());
+    }
+    l.sequence += 1;
+    l.published.store(l.sequence, std::memory_order_release);
+    l.has_tail = launch.front != nullptr;
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    if (launch.front != nullptr) {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const size_t at = size_t{h} * group;
+        l.ids[h] = launch.front->run(launch.layer, h, l.q.data() + at * d, group, *kernels_,
+                                     {l.tail_o.data() + at * d, l.tail_lse.data() + at});
+      }
+      l.chosen.store(l.sequence, std::memory_order_release);
+    }
+    device_.attend_begin(launch.layer, l.q.data());
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
+  }
+  void run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse) {
+    Layer& l = layers_[layer];
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    const uint32_t d = shape_.head_dim;
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(faults_->timeout_ms);
+    bool ok = !faults_->loses_queries;
+    for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
+      while (ok && !reached(l.delivered[h].load(std::memory_order_acquire), l.sequence)) {
+        if (l.given_up.load(std::memory_order_acquire) == l.sequence) ok = false;
+        if (ok && std::chrono::steady_clock::now() > end) {
+          ok = false;
+          const std::lock_guard lock(mutex_);
+          failure_ = Status::timeout;
+          failure_text_ = "the host did not answer";
+        }
+        std::this_thread::yield();
+      }
+    }
+    std::vector<float> o(l.o.size(), std::nanf("")), sums(l.lse.size(), std::nanf(""));
+    for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
+      const size_t at = size_t{h} * group;
+      std::array<StateView, 3> states{device_.host_state(h),
+                                      StateView{l.o.data() + at * d, l.lse.data() + at},
+                                      StateView{l.tail_o.data() + at * d, l.tail_lse.data() + at}};
+      cpu::merge_states({states.data(), l.has_tail ? size_t{3} : size_t{2}}, group, d,
+                        {o.data() + at * d, sums.data() + at});
+    }
+    for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+      auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
+      kernels_->from_f32[static_cast<int>(out.dtype)](o.data() + size_t{h} * d, row, d);
+    }
+    if (lse != nullptr) std::copy(sums.begin(), sums.end(), lse);
+    merges_.fetch_add(1);
+  }
+
+  gpu::ResidentShape shape_;
+  const cpu::Kernels* kernels_;
+  FakeStream* stream_;
+  FakeFaults* faults_;
+  runtime::HostDevice host_, device_;
+  std::vector<Layer> layers_;
+  std::mutex mutex_;
+  Status failure_ = Status::ok;
+  std::string failure_text_;
+  std::atomic<uint64_t> merges_{0};
+};
+
+}  // namespace keyhole::test
