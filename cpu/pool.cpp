@@ -170,7 +170,7 @@ struct Pool::Impl {
   alignas(kCacheLine) std::atomic<uint64_t> free_slots{~uint64_t{0}};
   alignas(kCacheLine) std::atomic<uint32_t> spinning{0};
   std::atomic<uint32_t> sleeping{0};
-  std::atomic<int> epoch{0};  // what sleepers wait on
+  std::atomic<int> epoch{0};   // what sleepers wait on
   std::atomic<int> awakes{0};  // Awakes that live
   std::vector<std::thread> workers;
 };
