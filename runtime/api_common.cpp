@@ -154,7 +154,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     }
     const bool host_device = e.device == KEYHOLE_DEVICE_HOST;
     const uint32_t threads = e.threads == KEYHOLE_AUTO ? 16 : e.threads;
-    const MemoryPlan p = plan_memory(model, params, context, threads);
+    const MemoryPlan p = plan_memory(model, params, context, threads, host_device, device_limit);
     keyhole_memory_plan result;
     keyhole_memory_plan_init(&result);
     result.kv_bytes = p.kv_bytes;

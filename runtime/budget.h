@@ -24,6 +24,11 @@ struct Budget {
   [[nodiscard]] bool has_target() const { return error_target != 0.0F || mass_target != 0.0F; }
   /// Whether the head's keys must be partitioned.
   [[nodiscard]] bool needs_partitions() const { return tail != KEYHOLE_TAIL_NONE || has_target(); }
+  /// Whether a device can choose the partitions that are read: nothing but partitions, and so many of them.
+  [[nodiscard]] bool can_choose_on_device() const {
+    return attend == KEYHOLE_ATTEND_NONE && min_keys != 0 && !has_target() &&
+           (tail == KEYHOLE_TAIL_CENTROID || tail == KEYHOLE_TAIL_SECOND);
+  }
   bool operator==(const Budget&) const = default;
 };
 

@@ -52,6 +52,13 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           sink,         window + flush_block, window,         model.logits};
 }
 
+gpu::FrontShape SessionParams::front_shape(const ModelShape& model, uint32_t room) const {
+  // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
+  constexpr uint32_t kMostChosen = 1024;
+  return {model.layers,   model.q_heads, model.kv_heads, model.head_dim,
+          model.kv_dtype, room,          kMostChosen,    model.logits};
+}
+
 ModelShape check_model(const keyhole_engine_config& c) {
   check_range("layers", c.layers, 1, kMaxLayers);
   check_range("q_heads", c.q_heads, 1, kMaxHeads);

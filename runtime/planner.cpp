@@ -26,12 +26,18 @@ uint64_t narrow(Wide bytes, const char* what) {
 struct Kinds {
   std::map<std::string_view, Wide> specs;  ///< heads with an index of this spec
   Wide partitioned = 0;                    ///< heads with partitions of a tail
+  Wide chosen = 0;                         ///< of which on the device, where there is one
   uint32_t top_k = 0;                      ///< the largest
   bool explores = false;                   ///< some attend to more than the best k
 };
 
 bool explores(const Budget& budget) {
   return budget.attend == KEYHOLE_ATTEND_SCORED || budget.attend == KEYHOLE_ATTEND_WEIGHT;
+}
+
+/// Partitions that `rows` keys become, at most: k-means leaves some smaller than asked for.
+uint32_t front_room(const SessionParams& s, uint64_t rows) {
+  return static_cast<uint32_t>(std::min<uint64_t>(rows / s.tail_partition * 3 / 2 + 1, kMaxTokens));
 }
 
 /// What one worker needs to estimate a tail: a score, weight and more of every partition and head, a weight and
@@ -47,6 +53,7 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
   if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
     kinds.specs[s.index] = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
     if (s.budget.needs_partitions()) kinds.partitioned = kinds.specs[s.index];
+    if (s.budget.can_choose_on_device()) kinds.chosen = kinds.specs[s.index];
     kinds.top_k = s.budget.top_k;
     kinds.explores = explores(s.budget);
     return kinds;
@@ -56,6 +63,7 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
     if (head.dense || s.is_dense(static_cast<uint32_t>(i / m.kv_heads))) continue;
     kinds.specs[head.index] += 1;
     if (head.budget.needs_partitions()) kinds.partitioned += 1;
+    if (head.budget.can_choose_on_device()) kinds.chosen += 1;
     kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
     kinds.explores = kinds.explores || explores(head.budget);
   }
@@ -65,7 +73,7 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
 }  // namespace
 
 MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
-                       uint32_t threads) {
+                       uint32_t threads, bool host_device, uint64_t device_limit) {
   const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
   const Wide heads = Wide{m.layers} * m.kv_heads;
   const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
@@ -78,6 +86,20 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   plan.device_bytes = narrow(token * slots, "sink and window");
 
   const Kinds kinds = count_kinds(m, s);
+  Wide mirror = 0;
+  if (!host_device) {
+    const gpu::ResidentShape shape = s.resident_shape(m);
+    mirror = plan.device_bytes;
+    plan.device_bytes = gpu::cuda_resident_bytes(shape);
+    plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
+    if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
+      const uint64_t front = gpu::front_bytes(s.front_shape(m, front_room(s, rows)));
+      const uint64_t with = plan.device_bytes + front;
+      if (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit) {
+        plan.device_bytes = with;
+      }
+    }
+  }
   Wide index = 0;
   for (const auto& [spec, count] : kinds.specs) {
     if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
@@ -104,9 +126,9 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
-  plan.host_bytes =
-      narrow(token * rows + index + samples + staging + selections + logs + tails + states + audits,
-             "host memory");
+  plan.host_bytes = narrow(mirror + token * rows + index + samples + staging + selections + logs +
+                               tails + states + audits,
+                           "host memory");
   return plan;
 }
 
@@ -121,7 +143,8 @@ uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t t
                          uint64_t device_limit, uint64_t host_limit, bool host_device) {
   const auto fits = [&](uint64_t context) {
     try {
-      return plan_fits(plan_memory(m, s, context, threads), device_limit, host_limit, host_device);
+      return plan_fits(plan_memory(m, s, context, threads, host_device, device_limit), device_limit,
+                       host_limit, host_device);
     } catch (const Error& e) {
       if (e.status() != Status::invalid_argument) throw;
       return false;  // beyond 2^63 bytes

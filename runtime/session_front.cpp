@@ -6,9 +6,6 @@
 namespace keyhole::runtime {
 namespace {
 
-// A front holds at most so many chosen partitions per KV head: 1024 of 16 keys are an eighth of 128k.
-constexpr uint32_t kMostChosen = 1024;
-
 gpu::FrontTail front_tail(keyhole_tail_mode tail) {
   return tail == KEYHOLE_TAIL_SECOND ? gpu::FrontTail::second : gpu::FrontTail::centroid;
 }
@@ -17,10 +14,7 @@ gpu::FrontTail front_tail(keyhole_tail_mode tail) {
 
 bool Session::wants_front(const Head& hd) const {
   const Budget& b = hd.params.budget;
-  return b.attend == KEYHOLE_ATTEND_NONE && b.min_keys != 0 && b.error_target == 0.0F &&
-         b.mass_target == 0.0F &&
-         (b.tail == KEYHOLE_TAIL_CENTROID || b.tail == KEYHOLE_TAIL_SECOND) && hd.indexed() != 0 &&
-         hd.full_tail() != nullptr;
+  return b.can_choose_on_device() && hd.indexed() != 0 && hd.full_tail() != nullptr;
 }
 
 bool Session::chooses_on_device(const Head& hd) const {
@@ -63,8 +57,7 @@ void Session::update_front() {
     // Room for as many more as appends of the session may bring, a quarter at most at once.
     const uint32_t room =
         most + std::max(most / 4, 2 * params_.append_block / params_.tail_partition);
-    const gpu::FrontShape shape{m.layers,   m.q_heads, m.kv_heads,  m.head_dim,
-                                m.kv_dtype, room,      kMostChosen, m.logits};
+    const gpu::FrontShape shape = params_.front_shape(m, room);
     side.version += 1;
     side.front.reset();
     drop_front();
@@ -95,7 +88,7 @@ void Session::update_front() {
   }
   if (side.front_layers != layers) side.version += 1;
   side.front_layers = layers;
-  step_.reserve_rows(largest * kMostChosen);
+  step_.reserve_rows(largest * params_.front_shape(m, 0).most_chosen);
   for (size_t i = 0; i < heads_.size(); ++i) {
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
     if (layers[layer]) upload_front(layer, static_cast<uint32_t>(i % m.kv_heads));
@@ -129,7 +122,9 @@ void Session::upload_front(uint32_t layer, uint32_t kv_head) {
   }
   const Budget& b = hd.params.budget;
   const uint32_t chosen = (b.min_keys + params_.tail_partition - 1) / params_.tail_partition;
-  side.front->set(layer, kv_head, std::min({chosen, count, kMostChosen}), front_tail(b.tail));
+  side.front->set(layer, kv_head,
+                  std::min({chosen, count, params_.front_shape(engine_->model(), 0).most_chosen}),
+                  front_tail(b.tail));
 }
 
 }  // namespace keyhole::runtime
