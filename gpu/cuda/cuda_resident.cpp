@@ -170,6 +170,8 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   }
   if (n == 0) launch_append(p, own_->get());
   own_is_busy_ = true;
+  // The launch of a graph passes no code of ours: its steps must find the rows in place.
+  if (streams_used_) finish_own();
 }
 
 void CudaResident::append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) {

@@ -81,6 +81,7 @@ void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* 
                          const DeviceRows* v, Front* front, Stream stream) {
   check_step(layer, q, k, v);
   const DeviceScope device(config_.ordinal);
+  streams_used_ = true;
   finish_own();
   const StepParams p = stream_params(layer, q, k, v);
   count_begin(layer, stream);
@@ -162,6 +163,7 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
   check_step(layer, q, k, v);
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
+  streams_used_ = true;
   finish_own();
   layers_[layer].front.store(nullptr, std::memory_order_release);
   StepParams p = stream_params(layer, q, k, v);
