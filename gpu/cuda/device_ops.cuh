@@ -1,0 +1,143 @@
+// Small pieces of device code that every kernel here uses: conversions, flags in host memory, tensor cores.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+// --- conversions ---------------------------------------------------------------------------------
+
+template <class T>
+__device__ inline T rounded_to(float x);
+template <>
+__device__ inline float rounded_to<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline __half rounded_to<__half>(float x) {
+  return __float2half_rn(x);
+}
+template <>
+__device__ inline __nv_bfloat16 rounded_to<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+__device__ inline float as_float(float x) { return x; }
+__device__ inline float as_float(__half x) { return __half2float(x); }
+__device__ inline float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/// Element i of an array of a dtype known at run time.
+__device__ inline float load_element(const void* data, DType dtype, size_t i) {
+  switch (dtype) {
+    case DType::f16: return as_float(static_cast<const __half*>(data)[i]);
+    case DType::bf16: return as_float(static_cast<const __nv_bfloat16*>(data)[i]);
+    default: return static_cast<const float*>(data)[i];
+  }
+}
+__device__ inline void store_element(void* data, DType dtype, size_t i, float x) {
+  switch (dtype) {
+    case DType::f16: static_cast<__half*>(data)[i] = rounded_to<__half>(x); break;
+    case DType::bf16: static_cast<__nv_bfloat16*>(data)[i] = rounded_to<__nv_bfloat16>(x); break;
+    default: static_cast<float*>(data)[i] = x;
+  }
+}
+
+__device__ inline uint16_t bits(__half x) { return __half_as_ushort(x); }
+__device__ inline uint16_t bits(__nv_bfloat16 x) { return __bfloat16_as_ushort(x); }
+/// Two 16-bit numbers in one register, the first in the low half.
+template <class T>
+__device__ inline uint32_t packed(T low, T high) {
+  return uint32_t{bits(low)} | (uint32_t{bits(high)} << 16U);
+}
+
+// --- flags that host and device share ------------------------------------------------------------
+
+__device__ inline void store_release_system(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ inline void store_system(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ inline uint64_t load_acquire_system(const void* words) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(words) : "memory");
+  return value;
+}
+/// Nanoseconds of a clock that all multiprocessors share (it ticks in steps of up to a microsecond).
+__device__ inline uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// --- copies to shared memory that a thread does not wait for -------------------------------------
+
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+/// 16 bytes; zeros where `valid` is false (nothing is read then).
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// Waits until at most `pending` of this thread's groups are under way (0..3).
+__device__ inline void wait_for_copies(int pending) {
+  switch (pending) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+  }
+}
+
+// --- tensor cores: 8x8 matrices of 16-bit elements -----------------------------------------------
+// A lane l holds of an 8x8 matrix the elements (l/4, 2*(l%4)) and the next one in its row.
+
+__device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ inline uint32_t transposed(uint32_t matrix) {
+  uint32_t r;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(matrix));
+  return r;
+}
+/// c[16 x 8] += a[16 x 16] * b[16 x 8], fp32 sums.
+template <class T>
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1);
+template <>
+__device__ inline void multiply_add<__half>(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                            uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ inline void multiply_add<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+}  // namespace keyhole::gpu

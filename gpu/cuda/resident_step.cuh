@@ -1,0 +1,154 @@
+// The kernel of a step: publishes q, k, v, attends the resident tokens, takes in the new one, and, where the
+// step is one launch, waits for the host and merges.
+//
+// Grid (KV heads, 1 + splits): block (h, 0) publishes for its head, block (h, 1 + s) attends a share of its tokens.
+// Lengths are read from device memory, so the grid is the same for every length and a graph can be replayed. The
+// last block of a head to arrive merges the head's partial states; the last head's advances the layer's state:
+// all blocks have read it by then. The publisher is a block of its own because a fence over the bus takes a
+// microsecond, which the others spend on loading.
+#pragma once
+
+#include "gpu/cuda/host_merge.cuh"
+#include "gpu/cuda/share.cuh"
+#include "gpu/cuda/step_kernel.h"
+
+namespace keyhole::gpu {
+
+/// T: the session's dtype.
+template <class T, int D>
+__device__ inline void publish(const StepParams& p, const RingState& now, uint32_t head) {
+  std::byte* rows = p.rows + (now.sequence & 1U) * p.rows_bytes;
+  auto* q = reinterpret_cast<float4*>(rows) + size_t{head} * p.group * (D / 4);
+  for (uint32_t i = threadIdx.x; i < p.group * (D / 4); i += kThreads) {
+    const size_t at = (size_t{head} * p.group + i / (D / 4)) * p.q.head_stride + (i % (D / 4)) * 4;
+    q[i] = make_float4(
+        load_element(p.q.data, p.q.dtype, at), load_element(p.q.data, p.q.dtype, at + 1),
+        load_element(p.q.data, p.q.dtype, at + 2), load_element(p.q.data, p.q.dtype, at + 3));
+  }
+  constexpr uint32_t kPieces = D * sizeof(T) / 16;
+  const uint32_t which = threadIdx.x / 64;
+  const uint32_t piece = threadIdx.x % 64;
+  if (p.k.data != nullptr && piece < kPieces) {
+    auto* to = reinterpret_cast<uint4*>(rows + p.q_bytes + which * p.kv_bytes) + head * kPieces;
+    to[piece] = new_row_piece<T>(which == 0 ? p.k : p.v, head, piece);
+  }
+  __threadfence_system();
+  __syncthreads();
+  if (threadIdx.x == 0) store_release_system(&p.published[head].sequence, now.sequence);
+}
+
+/// The head's state from the partial ones of its splits, in their order. `weights`: `[active, group]` in shared memory.
+template <int D>
+__device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32_t active,
+                                      float2* weights) {
+  __shared__ float2 totals[kMaxGroup];  // 1 / sum, lse
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const size_t first = size_t{head} * p.splits * p.group;
+
+  for (uint32_t i = threadIdx.x; i < active * p.group; i += kThreads) {
+    weights[i] = __ldcg(p.partial_ml + first + i);
+  }
+  __syncthreads();
+  for (uint32_t g = warp; g < p.group; g += kWarps) {
+    float top = kMinusInf;
+    for (uint32_t s = lane; s < active; s += 32) top = fmaxf(top, weights[s * p.group + g].x);
+    for (int offset = 16; offset > 0; offset /= 2) {
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffU, top, offset));
+    }
+    const float base = top == kMinusInf ? 0.0F : top;
+    float sum = 0.0F;
+    for (uint32_t s = lane; s < active; s += 32) {
+      float2& part = weights[s * p.group + g];
+      part.x = exp2f(part.x - base);
+      sum += part.x * part.y;
+    }
+    for (int offset = 16; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+    }
+    if (lane == 0) {
+      totals[g] = make_float2(sum == 0.0F ? 0.0F : 1.0F / sum, kLn2 * (base + log2f(sum)));
+    }
+  }
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < p.group * (D / 4); i += kThreads) {
+    const uint32_t g = i / (D / 4);
+    const float4* from = reinterpret_cast<const float4*>(p.partial_o + first * D) + i;
+    float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll 8
+    for (uint32_t s = 0; s < active; ++s) {
+      const float4 x = __ldcg(from + size_t{s} * p.group * (D / 4));
+      const float weight = weights[s * p.group + g].x;
+      total.x += weight * x.x;
+      total.y += weight * x.y;
+      total.z += weight * x.z;
+      total.w += weight * x.w;
+    }
+    const float2 by = totals[g];
+    reinterpret_cast<float4*>(p.resident_o)[size_t{head} * p.group * (D / 4) + i] =
+        make_float4(total.x * by.x, total.y * by.x, total.z * by.x, total.w * by.x);
+    if (i % (D / 4) == 0) p.resident_lse[head * p.group + g] = by.y;
+  }
+}
+
+template <class T, int D, class Share>
+__global__ void __launch_bounds__(kThreads, 2)
+    resident_step(const __grid_constant__ StepParams p, int stages) {
+  extern __shared__ __align__(128) std::byte shared[];
+  __shared__ bool last;
+  const uint32_t head = blockIdx.x;
+  const RingState before = *p.state;
+  const RingState now = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
+  const uint32_t publishers = p.counts ? 1 : 0;
+  uint32_t active = 0;
+  if (blockIdx.y < publishers) {
+    active = work_of(p, now, head, 0).active;
+    publish<T, D>(p, now, head);
+  } else {
+    const Work w = work_of(p, now, head, blockIdx.y - publishers);
+    active = w.active;
+    if (w.split < active) Share::run(p, shared, stages, w);
+  }
+
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicAdd(p.arrivals + head, 1U) == gridDim.y - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  if (!last) return;
+  if (threadIdx.x == 0) {
+    p.arrivals[head] = 0;
+    if (p.counts) {
+      __threadfence();
+      if (atomicAdd(p.arrivals + p.kv_heads, 1U) == p.kv_heads - 1) {
+        __threadfence();
+        p.arrivals[p.kv_heads] = 0;
+        *p.state = now;
+        store_release_system(&p.settled->sequence, now.sequence);
+      }
+    }
+  }
+  merge_partials<D>(p, head, active, reinterpret_cast<float2*>(shared));
+  if (p.done != nullptr) {
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x == 0) store_release_system(&p.done[head].sequence, p.ticket);
+  }
+  if (p.merges) wait_and_merge(p.merge, head, now.sequence);
+}
+
+/// The kernel of one kind of share, for step_kernel().
+template <class T, int D, class Share>
+StepKernel step_kernel_of() {
+  constexpr size_t kWeights = size_t{kMaxSplits} * kMaxGroup * sizeof(float2);
+  StepKernel kernel;
+  kernel.function = reinterpret_cast<const void*>(&resident_step<T, D, Share>);
+  kernel.fixed_bytes = Share::kFixedBytes;
+  kernel.stage_bytes = Share::kStageBytes;
+  kernel.least_bytes = kWeights;
+  return kernel;
+}
+
+}  // namespace keyhole::gpu

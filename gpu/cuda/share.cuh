@@ -1,0 +1,126 @@
+// What the blocks of the resident attention have in common, whatever the dtype: which tokens are a block's,
+// the step's new token, and the partial state that a block leaves.
+#pragma once
+
+#include "gpu/cuda/device_ops.cuh"
+#include "gpu/cuda/step_params.h"
+
+namespace keyhole::gpu {
+
+inline constexpr uint32_t kWarps = 4;
+inline constexpr uint32_t kThreads = 32 * kWarps;
+inline constexpr uint32_t kTile = 16;  ///< tokens that a warp attends at once
+
+/// The work of one block of one KV head. A token's number is its place in the layer, sink first.
+struct Work {
+  RingState state;  ///< after the step
+  uint32_t tokens;  ///< of the layer, with the new one
+  uint32_t
+      stored;  ///< of those, in K and V when the kernel starts: all but the new one, which is the last
+  uint32_t head;
+  uint32_t split;
+  uint32_t active;      ///< splits that have work
+  uint32_t first, end;  ///< the block's tiles
+};
+
+__device__ inline Work work_of(const StepParams& p, const RingState& state, uint32_t head,
+                               uint32_t split) {
+  Work w{};
+  w.state = state;
+  w.tokens = state.tokens();
+  w.stored = w.tokens - (p.k.data != nullptr ? 1 : 0);
+  w.head = head;
+  w.split = split;
+  const uint32_t tiles = (w.tokens + kTile - 1) / kTile;
+  // A block for every kWarps tiles while there are blocks, so that short windows are loaded all at once; beyond,
+  // equal shares.
+  w.active = min(p.splits, max(1U, (tiles + kWarps - 1) / kWarps));
+  w.first = static_cast<uint32_t>(uint64_t{tiles} * split / w.active);
+  w.end = static_cast<uint32_t>(uint64_t{tiles} * (split + 1) / w.active);
+  return w;
+}
+
+/// True for the block that attends the step's new token.
+__device__ inline bool owns_new_token(const Work& w) {
+  return w.stored < w.tokens && w.split == w.active - 1;
+}
+
+/// Bytes from one (KV head, K or V) to the next.
+template <class T, int D>
+__device__ inline size_t plane_elements(const StepParams& p) {
+  return (size_t{p.ring.sink} + p.ring.capacity) * D;
+}
+
+/// 16 bytes of the new token's k (which = 0) or v, rounded to the session's dtype. piece < D * sizeof(T) / 16.
+template <class T>
+__device__ inline uint4 new_row_piece(const InputRows& rows, uint32_t head, uint32_t piece) {
+  constexpr uint32_t kElements = 16 / sizeof(T);
+  union {
+    uint4 bytes;
+    T elements[kElements];
+  } out;
+#pragma unroll
+  for (uint32_t i = 0; i < kElements; ++i) {
+    out.elements[i] = rounded_to<T>(
+        load_element(rows.data, rows.dtype, head * rows.head_stride + piece * kElements + i));
+  }
+  return out.bytes;
+}
+
+/// The block's share of the new token: 64 threads write k, 64 v, both to where a later step reads them and to
+/// shared memory, `[2, D]`. A barrier must follow.
+template <class T, int D>
+__device__ inline void take_new_token(const StepParams& p, const Work& w, T* kept) {
+  constexpr uint32_t kPieces = D * sizeof(T) / 16;
+  static_assert(kPieces <= 64);
+  const uint32_t which = threadIdx.x / 64;
+  const uint32_t piece = threadIdx.x % 64;
+  if (piece >= kPieces) return;
+  const uint4 bytes = new_row_piece<T>(which == 0 ? p.k : p.v, w.head, piece);
+  const uint32_t slot = token_slot(p.ring, w.state, w.tokens - 1);
+  T* plane = reinterpret_cast<T*>(p.kv) + (size_t{w.head} * 2 + which) * plane_elements<T, D>(p);
+  reinterpret_cast<uint4*>(plane + size_t{slot} * D)[piece] = bytes;
+  reinterpret_cast<uint4*>(kept + which * D)[piece] = bytes;
+}
+
+/// Logit in units of ln 2, from the product of q and k with `factor` = scale (times log2 e where there is no cap).
+__device__ inline float logit_base2(float product, float factor, float softcap) {
+  const float x = product * factor;
+  return softcap > 0.0F ? softcap * tanhf(x / softcap) * kLog2E : x;
+}
+__device__ inline float logit_factor(const LogitParams& logits) {
+  return logits.softcap > 0.0F ? logits.scale : logits.scale * kLog2E;
+}
+
+/// Adds up what the streams of the block (warps, or parts of warps) have: o `[streams, heads, D + 4]`, not divided
+/// by the sum, ml `[streams, heads]` (maximum in units of ln 2, sum), both in shared memory behind a barrier.
+template <int D, int Streams, int Heads>
+__device__ inline void write_partial(const StepParams& p, const Work& w, const float* o,
+                                     const float2* ml) {
+  const size_t row = (size_t{w.head} * p.splits + w.split) * p.group;
+  for (uint32_t i = threadIdx.x; i < p.group * (D / 4); i += kThreads) {
+    const uint32_t g = i / (D / 4);
+    const uint32_t d = (i % (D / 4)) * 4;
+    float top = kMinusInf;
+#pragma unroll
+    for (int s = 0; s < Streams; ++s) top = fmaxf(top, ml[s * Heads + g].x);
+    const float base = top == kMinusInf ? 0.0F : top;
+    float sum = 0.0F;
+    float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+#pragma unroll
+    for (int s = 0; s < Streams; ++s) {
+      const float2 part = ml[s * Heads + g];
+      const float weight = exp2f(part.x - base);
+      const float4 x = *reinterpret_cast<const float4*>(o + (s * Heads + g) * (D + 4) + d);
+      sum += weight * part.y;
+      total.x += weight * x.x;
+      total.y += weight * x.y;
+      total.z += weight * x.z;
+      total.w += weight * x.w;
+    }
+    *reinterpret_cast<float4*>(p.partial_o + (row + g) * D + d) = total;
+    if (d == 0) p.partial_ml[row + g] = make_float2(top, sum);
+  }
+}
+
+}  // namespace keyhole::gpu

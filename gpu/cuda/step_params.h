@@ -1,0 +1,79 @@
+// What the kernels of a step are told. Plain structs, passed by value; pointers are the device's.
+#pragma once
+
+#include <vector_types.h>
+
+#include <cstdint>
+
+#include "gpu/cuda/layout.h"
+#include "gpu/cuda/ring.h"
+#include "gpu/step.h"
+
+namespace keyhole::gpu {
+
+/// Rows of one token on the device; data null: none.
+struct InputRows {
+  const void* data = nullptr;
+  size_t head_stride = 0;  ///< elements
+  DType dtype = DType::f16;
+};
+
+struct OutputRows {
+  void* data = nullptr;
+  size_t head_stride = 0;  ///< elements
+  DType dtype = DType::f16;
+};
+
+/// The wait for the host's state, and the merge with it.
+struct MergeParams {
+  OutputRows out;
+  float* lse = nullptr;                 ///< `[q_heads]`; null: not asked for
+  const float* resident_o = nullptr;    ///< `[q_heads, head_dim]`
+  const float* resident_lse = nullptr;  ///< `[q_heads]`
+  const float* tail_o = nullptr;        ///< likewise; null: no front
+  const float* tail_lse = nullptr;
+  const std::byte* slots = nullptr;  ///< of the layer, in pinned memory
+  size_t slot_bytes = 0;
+  const DeliveredLine* delivered = nullptr;  ///< of the layer
+  WaitedLine* waited = nullptr;              ///< per KV head, in pinned memory
+  uint64_t* waited_sums = nullptr;           ///< per KV head (nanoseconds, merges), device memory
+  FailureLine* failure = nullptr;
+  uint64_t timeout_ns = 0;
+  uint32_t layer = 0;
+  uint32_t group = 0;
+  uint32_t head_dim = 0;
+  bool wait = true;  ///< false: the host is known to have delivered
+};
+
+/// Publishing q, k, v, and the resident attention.
+struct StepParams {
+  RingShape ring;
+  LogitParams logits;
+  uint32_t kv_heads = 0;
+  uint32_t group = 0;
+  uint32_t splits = 0;
+  std::byte* kv = nullptr;     ///< of the layer: per KV head K `[slots, head_dim]`, then V
+  RingState* state = nullptr;  ///< of the layer
+  InputRows q, k, v;
+
+  bool counts = true;                  ///< the step advances the layer's state, and is published
+  PublishedLine* published = nullptr;  ///< of the layer
+  SettledLine* settled = nullptr;      ///< of the layer
+  std::byte* rows = nullptr;           ///< of the layer, even sequence numbers
+  size_t rows_bytes = 0;               ///< to those of odd ones
+  size_t q_bytes = 0, kv_bytes = 0;
+
+  uint32_t* arrivals = nullptr;   ///< `[kv_heads + 1]`, zero between launches
+  float* partial_o = nullptr;     ///< `[kv_heads, splits, group, head_dim]`
+  float2* partial_ml = nullptr;   ///< `[kv_heads, splits, group]`
+  float* resident_o = nullptr;    ///< result `[q_heads, head_dim]`
+  float* resident_lse = nullptr;  ///< result `[q_heads]`
+  PublishedLine* done =
+      nullptr;  ///< per KV head: gets `ticket` when its result is there; null: nobody asks
+  uint32_t ticket = 0;
+
+  bool merges = false;  ///< the last block of a KV head waits for the host and merges
+  MergeParams merge;
+};
+
+}  // namespace keyhole::gpu
