@@ -1,6 +1,7 @@
 // What the device interface answers in a build without CUDA.
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/neighbours.h"
 
 namespace keyhole::gpu {
 
@@ -22,6 +23,10 @@ size_t cuda_pinned_bytes(const ResidentShape&) { return 0; }
 
 std::unique_ptr<Front> make_cuda_front(Resident&, const FrontShape&) {
   throw Error(Status::unsupported, "partitions on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig&) {
+  throw Error(Status::unsupported, "neighbour search: this build has no CUDA in it");
 }
 
 }  // namespace keyhole::gpu

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <unordered_map>
 
+#include "index/accelerator.h"
 #include "index/beam_search.h"
 #include "index/edge_pruner.h"
 #include "index/graph_repair.h"
@@ -199,29 +200,35 @@ void project(Direct& lists, const Neighbours& neighbours, uint32_t m, Workers& w
 
 // ---- Connect ---------------------------------------------------------------------------------------------
 
-// Links each of the rows to what a search finds near it, and back.
+// Links each of the rows to its `nearest` keys, or, without those, to what a search finds near it, and back.
 template <class Lists>
 void connect_round(Lists& lists, const LiftedKeys& keys, std::span<const uint32_t> entries,
-                   std::span<const uint32_t> rows, const GuidedConfig& config, Workers& workers) {
+                   std::span<const uint32_t> rows, const GuidedConfig& config,
+                   const Neighbours& nearest, Workers& workers) {
   std::vector<std::vector<uint32_t>> chosen(rows.size());
   std::vector<size_t> old(rows.size());
   workers.for_each(rows.size(), [&](size_t i, Worker& worker) {
     const uint32_t row = rows[i];
-    const float extra = keys.load(row, worker.query);
-    worker.beam.reserve(lists.nodes(), std::max<size_t>(lists.width(), entries.size()),
-                        config.beam);
-    worker.beam.search(entries, config.beam, lists, [&](const uint32_t* ids, size_t n, float* out) {
-      keys.similarity(worker.query, extra, ids, n, out);
-    });
     const auto links = lists(row);
     old[i] = links.size();
     auto& candidates = worker.candidates;
     candidates.assign(links.begin(), links.end());
-    for (size_t c = 0; c < worker.beam.size(); ++c) {
-      const uint32_t near = rank_row(worker.beam.rank(c));
+    const auto add = [&](uint32_t near) {
       if (near != row && std::find(links.begin(), links.end(), near) == links.end()) {
         candidates.push_back(near);
       }
+    };
+    if (nearest.per_query != 0) {
+      for (const uint32_t near : nearest.of(row)) add(near);
+    } else {
+      const float extra = keys.load(row, worker.query);
+      worker.beam.reserve(lists.nodes(), std::max<size_t>(lists.width(), entries.size()),
+                          config.beam);
+      worker.beam.search(entries, config.beam, lists,
+                         [&](const uint32_t* ids, size_t n, float* out) {
+                           keys.similarity(worker.query, extra, ids, n, out);
+                         });
+      for (size_t c = 0; c < worker.beam.size(); ++c) add(rank_row(worker.beam.rank(c)));
     }
     const size_t most = std::min<size_t>(2 * config.m, links.size() + config.m);
     const auto list = worker.pruner.prune(row, candidates, links.size(), most, false);
@@ -233,6 +240,24 @@ void connect_round(Lists& lists, const LiftedKeys& keys, std::span<const uint32_
     for (size_t l = old[i]; l < chosen[i].size(); ++l) pairs.emplace_back(chosen[i][l], rows[i]);
   }
   link_back(lists, pairs, 2 * config.m, false, workers);
+}
+
+// The nearest keys of every key, in the lifted geometry, if the accelerator finds them; else none.
+Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys, uint32_t most) {
+  Neighbours found;
+  const size_t n = keys.rows().count;
+  if (context.accelerator == nullptr || n < 2) return found;
+  const auto per_key = static_cast<uint32_t>(std::min<size_t>(most, n));
+  found.counts.resize(n);
+  found.rows.resize(n * per_key);
+  NearestTask task;
+  task.keys = task.queries = keys.rows();
+  task.key_extra = task.query_extra = keys.extra().data();
+  task.most = per_key;
+  const NearestLists lists{found.rows.data(), found.counts.data()};
+  if (!context.accelerator->nearest_keys(task, lists)) return {};
+  found.per_query = per_key;
+  return found;
 }
 
 // ---- Bridge ----------------------------------------------------------------------------------------------
@@ -372,12 +397,13 @@ GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
   const std::vector<uint32_t> rows = scattered(n);
   if (guidance.entries.empty()) guidance.entries.push_back(rows[0]);
   out.graph.set_entry(guidance.entries[0]);
-  // Few rows are in the graph at first where no query guided it: rounds grow with it.
+  const Neighbours nearest = nearest_of_all(context, keys, config.beam);
+  // Searches find few rows in the graph at first where no query guided it: rounds grow with it.
   size_t in_graph = std::max<size_t>(guidance.hit, 1);
   for (size_t first = 0; first < n;) {
     const size_t round = std::min({kRound, std::max<size_t>(in_graph / 4, 1), n - first});
     connect_round(lists, keys, guidance.entries, std::span(rows).subspan(first, round), config,
-                  workers);
+                  nearest, workers);
     first += round;
     in_graph += round;
     meter.advance(static_cast<double>(round));
@@ -398,7 +424,7 @@ GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
   for (size_t first = graph.nodes(); first < n; first += rows.size()) {
     rows.resize(std::min(kAppendRound, n - first));
     std::iota(rows.begin(), rows.end(), static_cast<uint32_t>(first));
-    connect_round(lists, keys, entries, rows, config, workers);
+    connect_round(lists, keys, entries, rows, config, {}, workers);
     meter.advance(static_cast<double>(rows.size()));
   }
   // A new row whose every link back was pruned away takes the last slot of its nearest neighbour, whose

@@ -21,6 +21,7 @@
 
 namespace keyhole::index {
 
+class Accelerator;
 class QueryClassifier;
 struct TypeDecl;
 
@@ -31,6 +32,7 @@ struct Context {
   const QueryClassifier* classifier = nullptr;  ///< trained for this layer and KV head; null: none
   /// The model's logits, for types that weigh keys as attention will. scale 0: 1 / sqrt(dim).
   LogitParams logits = {.scale = 0.0F, .softcap = 0.0F};
+  Accelerator* accelerator = nullptr;  ///< for builds; null: none
 };
 
 /// RoPE as the model applied it (rotate-half), so that an index can undo it. theta = 0: none.

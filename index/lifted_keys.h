@@ -26,6 +26,8 @@ class LiftedKeys {
   static double norm_quantile(const cpu::Kernels& kernels, const RowsView& keys, double quantile);
 
   [[nodiscard]] const RowsView& rows() const { return keys_; }
+  /// The appended coordinate of each row.
+  [[nodiscard]] const std::vector<float>& extra() const { return extra_; }
 
   /// Makes a row the one that similarity() compares with.
   void aim(uint32_t row);

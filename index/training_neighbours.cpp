@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "index/accelerator.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -19,6 +21,26 @@ struct Block {
   std::vector<uint32_t> ids;
   std::vector<float> best;
 };
+
+/// Lets the accelerator find the neighbours of the chosen queries; false: it does not.
+template <class Sees>
+bool accelerated(const Context& context, const RowsView& keys, const TrainingQueries& queries,
+                 std::span<const uint32_t> chosen, const Sees& sees, Neighbours& found) {
+  if (context.accelerator == nullptr || chosen.empty() || found.per_query == 0) return false;
+  const size_t row_bytes = queries.rows.dim * dtype_size(queries.rows.dtype);
+  std::vector<std::byte> rows(chosen.size() * row_bytes);
+  std::vector<uint32_t> limits(chosen.size());
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::copy_n(queries.rows.row(chosen[i]), row_bytes, rows.data() + i * row_bytes);
+    limits[i] = static_cast<uint32_t>(sees(chosen[i]));
+  }
+  NearestTask task;
+  task.keys = keys;
+  task.queries = {rows.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
+  task.limits = limits.data();
+  task.most = found.per_query;
+  return context.accelerator->nearest_keys(task, {found.rows.data(), found.counts.data()});
+}
 
 }  // namespace
 
@@ -55,6 +77,11 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
                ? keys.count
                : visible(queries.positions[query], first_position, keys.count);
   };
+
+  if (accelerated(context, keys, queries, chosen, sees, found)) {
+    meter.advance(static_cast<double>(chosen.size()));
+    return found;
+  }
 
   const auto search_block = [&](size_t first, Block& block) {
     const auto group = static_cast<uint32_t>(std::min<size_t>(kMaxGroup, chosen.size() - first));

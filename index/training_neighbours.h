@@ -26,7 +26,8 @@ struct Neighbours {
 /// row 0 being at `first_position` (RetrievalAttention, section 3.2; a query that "sees" later keys would
 /// teach neighbourhoods that no decoding step has). All keys where positions are unknown. Blocks of 16 queries
 /// go through the score kernel as if they were a group: no arithmetic beyond the products, and the result does
-/// not depend on the pool, which may be null. Advances the meter by 1 per query.
+/// not depend on the pool, which may be null. The context's accelerator does it instead where it takes it.
+/// Advances the meter by 1 per query.
 [[nodiscard]] Neighbours nearest_keys(const Context& context, const RowsView& keys,
                                       uint32_t first_position, const TrainingQueries& queries,
                                       std::span<const uint32_t> chosen, uint32_t per_query,

@@ -1,0 +1,77 @@
+// Exact nearest keys by inner product on a CUDA device: for many queries the keys of largest score, where
+//
+//   score(i, j) = queries[i] . keys[j] + query_extra[i] * key_extra[j]
+//
+// (the extra coordinate lifts keys onto a sphere, or is left out). Tensor cores form tiles of scores, which are
+// compared with the query's threshold where they lie, in registers: the score matrix, 4 GB for 8192 queries of
+// 128k keys, is never written. Thresholds begin as an estimate from every 16th key and are checked against what
+// has passed them: a query whose estimate was too high is searched again without one, so the answer is exact.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+/// Where an array lies. Host memory may be pageable; it is copied through pinned memory, piece by piece.
+enum class Memory : uint8_t { host, device };
+
+/// The keys of one KV head and the queries that seek among them.
+struct NeighbourTask {
+  RowsView keys;                     ///< f16, bf16 or f32; head dimension 64, 80, 96, 128 or 256
+  const float* key_extra = nullptr;  ///< `[keys.count]`, or null: no extra coordinate
+  Memory keys_in = Memory::host;
+  /// Same dimension. Queries of another dtype than 16-bit keys are rounded to that of the keys, each scaled by a
+  /// power of two beforehand so that none overflows; scores are scaled back.
+  RowsView queries;
+  const float* query_extra = nullptr;  ///< `[queries.count]`; null exactly where key_extra is
+  /// `[queries.count]` or null: query i sees keys [0, limits[i]) alone. Rising limits make the least work.
+  const uint32_t* limits = nullptr;
+  Memory queries_in = Memory::host;  ///< of queries, query_extra and limits
+  uint32_t most = 0;                 ///< N: so many keys per query, 1..kMostNeighbours
+};
+
+inline constexpr uint32_t kMostNeighbours = 128;
+
+/// The answer; arrays are the caller's. Entries past a query's count are not written.
+struct NeighbourLists {
+  uint32_t* ids = nullptr;  ///< `[queries, most]` best first; of equal scores the smaller key first
+  float* scores = nullptr;  ///< `[queries, most]`, or null
+  uint32_t* counts = nullptr;  ///< `[queries]`: min(most, keys that the query sees)
+  Memory in = Memory::host;
+};
+
+/// What one search made of its threshold estimates.
+struct NeighbourFigures {
+  uint64_t passed = 0;    ///< scores that were kept for the final selection, of all queries
+  uint64_t repeated = 0;  ///< queries that were searched a second time
+  uint32_t blocks = 0;    ///< of keys
+};
+
+struct NeighbourConfig {
+  int ordinal = 0;          ///< which device
+  size_t memory_limit = 0;  ///< bytes of device memory for workspaces; 0: 2 GiB
+  size_t block_keys = 0;    ///< keys on the device at a time, a multiple of 1024; 0: 131072
+};
+
+/// A stream of its own and the workspace for searches, which grows with them and is kept. One thread at a time;
+/// several objects work at once.
+class NeighbourSearch {
+ public:
+  virtual ~NeighbourSearch() = default;
+  /// Returns when the answer is written. The same input gives the same bits on the same device. Scores are sums
+  /// in fp32, in another order than on the host: equal to its scores up to rounding, and lists differ from the
+  /// host's only where scores are that close. Not-a-number counts as minus infinity. Throws Error:
+  /// invalid_argument, out_of_device_memory (what was allocated before stays), device_error.
+  virtual void run(const NeighbourTask& task, const NeighbourLists& lists) = 0;
+  [[nodiscard]] virtual NeighbourFigures figures() const = 0;  ///< of the last run
+  [[nodiscard]] virtual size_t bytes() const = 0;              ///< of device memory that it holds
+};
+
+/// Throws Error: unsupported without CUDA or such a device, device_error.
+[[nodiscard]] std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig& config);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,57 @@
+// A device that may take over the large, regular parts of builds: exact neighbours and k-means. index/ knows only
+// this interface; the runtime implements it over a GPU.
+//
+// Whatever it takes over, the caller can do by itself: an accelerator declines by returning false (too small to be
+// worth it, no memory, a failed device), and the build goes on as if there were none. Its results may differ from
+// the host's in the last bits of scores, so an index built with one need not be bit for bit that of a machine
+// without; each alone is deterministic.
+#pragma once
+
+#include <vector>
+
+#include "cpu/types.h"
+#include "index/nearest.h"
+
+namespace keyhole::index {
+
+/// For each query the keys of largest  query . key + query_extra * key_extra.
+struct NearestTask {
+  RowsView keys;
+  const float* key_extra = nullptr;  ///< `[keys.count]`; null, as query_extra: none
+  RowsView queries;
+  const float* query_extra = nullptr;  ///< `[queries.count]`
+  const uint32_t* limits = nullptr;    ///< query i sees keys [0, limits[i]); null: all
+  uint32_t most = 0;                   ///< keys per query
+};
+
+struct NearestLists {
+  uint32_t* rows = nullptr;    ///< `[queries, most]` best first
+  uint32_t* counts = nullptr;  ///< `[queries]`
+};
+
+/// Clusters points as train_kmeans() and assign_points() do.
+struct KMeansTask {
+  const float* points = nullptr;  ///< `[n, dim]`
+  size_t n = 0;
+  uint32_t dim = 0;
+  uint32_t clusters = 0;
+  uint32_t iterations = 0;
+  Nearness nearness = Nearness::l2;
+  uint32_t seed = 0;
+};
+
+struct KMeansResult {
+  float* centroids = nullptr;  ///< `[clusters, dim]`
+  uint32_t* labels = nullptr;  ///< `[n]` the nearest centroid of every point, or null
+};
+
+/// May be called from several threads at once; a call may wait for others. Never throws.
+class Accelerator {
+ public:
+  virtual ~Accelerator() = default;
+  /// False: declined, nothing that counts was written.
+  [[nodiscard]] virtual bool nearest_keys(const NearestTask& task, const NearestLists& lists) = 0;
+  [[nodiscard]] virtual bool kmeans(const KMeansTask& task, const KMeansResult& result) = 0;
+};
+
+}  // namespace keyhole::index
