@@ -1,0 +1,332 @@
+// Sessions on the machine's CUDA device against sessions on the host: tensors in host and in device memory, graphs,
+// partitions, caps, faults.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+
+#include "gpu/device.h"
+#include "tests/runtime/fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+#define ASSERT_CUDA(call) ASSERT_EQ(cudaSuccess, (call))
+
+class DeviceVector {
+ public:
+  explicit DeviceVector(size_t n) : n_(n) {
+    EXPECT_EQ(cudaSuccess, cudaMalloc(reinterpret_cast<void**>(&data_), n * sizeof(float)));
+  }
+  ~DeviceVector() { (void)cudaFree(data_); }
+  DeviceVector(const DeviceVector&) = delete;
+  DeviceVector& operator=(const DeviceVector&) = delete;
+  void set(const std::vector<float>& v, cudaStream_t stream) {
+    EXPECT_EQ(cudaSuccess,
+              cudaMemcpyAsync(data_, v.data(), n_ * sizeof(float), cudaMemcpyHostToDevice, stream));
+    EXPECT_EQ(cudaSuccess, cudaStreamSynchronize(stream));
+  }
+  [[nodiscard]] std::vector<float> get() const {
+    std::vector<float> v(n_);
+    EXPECT_EQ(cudaSuccess, cudaMemcpy(v.data(), data_, n_ * sizeof(float), cudaMemcpyDeviceToHost));
+    return v;
+  }
+  [[nodiscard]] keyhole_tensor tensor(std::initializer_list<int64_t> shape) const {
+    keyhole_tensor t =
+        keyhole_tensor_host(data_, KEYHOLE_F32, static_cast<int32_t>(shape.size()), shape.begin());
+    t.memory = KEYHOLE_DEVICE;
+    return t;
+  }
+
+ private:
+  float* data_ = nullptr;
+  size_t n_;
+};
+
+class CudaSession : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
+    ASSERT_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    host_config_ = small_engine(4);
+    host_config_.head_dim = 128;
+    host_config_.q_heads = 8;
+    cuda_config_ = host_config_;
+    cuda_config_.device = KEYHOLE_DEVICE_CUDA;
+    cuda_config_.timeout_ms = 2000;
+  }
+  void TearDown() override {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  [[nodiscard]] size_t q_size() const {
+    return size_t{host_config_.q_heads} * host_config_.head_dim;
+  }
+  [[nodiscard]] size_t kv_size() const {
+    return size_t{host_config_.kv_heads} * host_config_.head_dim;
+  }
+  [[nodiscard]] int64_t hq() const { return host_config_.q_heads; }
+  [[nodiscard]] int64_t hkv() const { return host_config_.kv_heads; }
+  [[nodiscard]] int64_t d() const { return host_config_.head_dim; }
+
+  void prefill(keyhole_session* s, uint32_t n, uint64_t seed, bool from_device = false) {
+    for (uint32_t l = 0; l < host_config_.layers; ++l) {
+      Numbers numbers(seed + l);
+      const auto k = numbers.many(n * kv_size()), v = numbers.many(n * kv_size()),
+                 q = numbers.many(n * q_size());
+      if (from_device) {
+        DeviceVector dk(k.size()), dv(v.size()), dq(q.size());
+        dk.set(k, stream_);
+        dv.set(v, stream_);
+        dq.set(q, stream_);
+        const keyhole_tensor tk = dk.tensor({n, hkv(), d()}), tv = dv.tensor({n, hkv(), d()}),
+                             tq = dq.tensor({n, hq(), d()});
+        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+      } else {
+        const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()}),
+                             tq = tensor(q, {n, hq(), d()});
+        ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+      }
+    }
+  }
+
+  struct Rows {
+    std::vector<float> q, k, v;
+  };
+  Rows rows() {
+    return {numbers_.many(q_size()), numbers_.many(kv_size()), numbers_.many(kv_size())};
+  }
+
+  std::vector<float> attend_host(keyhole_session* s, uint32_t layer, const Rows& r, float* lse) {
+    std::vector<float> out(q_size());
+    const keyhole_tensor q = tensor(r.q, {hq(), d()}), k = tensor(r.k, {hkv(), d()}),
+                         v = tensor(r.v, {hkv(), d()}), o = tensor(out, {hq(), d()});
+    EXPECT_OK(keyhole_attend(s, layer, &q, &k, &v, &o, lse));
+    return out;
+  }
+
+  /// The same tokens in both; the second with tensors in device memory.
+  void compare(keyhole_session* truth, keyhole_session* cuda, uint32_t tokens, double tolerance) {
+    ASSERT_OK(keyhole_session_set_stream(cuda, stream_));
+    const uint32_t layers = host_config_.layers;
+    std::vector<std::unique_ptr<DeviceVector>> q, k, v, out, lse;
+    for (uint32_t l = 0; l < layers; ++l) {
+      q.push_back(std::make_unique<DeviceVector>(q_size()));
+      k.push_back(std::make_unique<DeviceVector>(kv_size()));
+      v.push_back(std::make_unique<DeviceVector>(kv_size()));
+      out.push_back(std::make_unique<DeviceVector>(q_size()));
+      lse.push_back(std::make_unique<DeviceVector>(host_config_.q_heads));
+    }
+    for (uint32_t t = 0; t < tokens; ++t) {
+      std::vector<Rows> all;
+      for (uint32_t l = 0; l < layers; ++l) {
+        all.push_back(rows());
+        q[l]->set(all[l].q, stream_);
+        k[l]->set(all[l].k, stream_);
+        v[l]->set(all[l].v, stream_);
+        out[l]->set(std::vector<float>(q_size(), NAN), stream_);
+      }
+      for (uint32_t l = 0; l < layers; ++l) {
+        const keyhole_tensor tq = q[l]->tensor({hq(), d()}), tk = k[l]->tensor({hkv(), d()}),
+                             tv = v[l]->tensor({hkv(), d()}), to = out[l]->tensor({hq(), d()}),
+                             tl = lse[l]->tensor({hq()});
+        if (t % 2 == 0) {
+          ASSERT_OK(keyhole_attend(cuda, l, &tq, &tk, &tv, &to, static_cast<float*>(tl.data)));
+        } else {
+          ASSERT_OK(keyhole_attend_begin(cuda, l, &tq, &tk, &tv));
+          ASSERT_OK(keyhole_attend_end(cuda, &to, static_cast<float*>(tl.data)));
+        }
+      }
+      ASSERT_OK(keyhole_session_synchronize(cuda));
+      for (uint32_t l = 0; l < layers; ++l) {
+        std::vector<float> truth_lse(host_config_.q_heads);
+        const auto expected = attend_host(truth, l, all[l], truth_lse.data());
+        const auto seen = out[l]->get(), seen_lse = lse[l]->get();
+        for (size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_NEAR(seen[i], expected[i], tolerance) << "token " << t << ", layer " << l;
+        }
+        for (size_t h = 0; h < truth_lse.size(); ++h) {
+          ASSERT_NEAR(seen_lse[h], truth_lse[h], tolerance) << "token " << t << ", layer " << l;
+        }
+      }
+    }
+  }
+
+  cudaStream_t stream_ = nullptr;
+  keyhole_engine_config host_config_, cuda_config_;
+  Numbers numbers_{23};
+};
+
+TEST_F(CudaSession, StepsWithTensorsInHostMemoryAgree) {
+  EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
+  SessionPtr host = make_session(a.get(), small_session()),
+             cuda = make_session(b.get(), small_session());
+  for (keyhole_session* s : {host.get(), cuda.get()}) {
+    prefill(s, 200, 7);
+    ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+  }
+  for (uint32_t t = 0; t < 100; ++t) {
+    const Rows r = rows();
+    for (uint32_t l = 0; l < 2; ++l) {
+      const auto expected = attend_host(host.get(), l, r, nullptr);
+      const auto seen = attend_host(cuda.get(), l, r, nullptr);
+      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(seen[i], expected[i], 1e-3) << t;
+    }
+  }
+}
+
+TEST_F(CudaSession, StreamStepsAgree) {
+  for (const keyhole_signal signal :
+       {KEYHOLE_SIGNAL_AUTO, KEYHOLE_SIGNAL_WAIT, KEYHOLE_SIGNAL_LAUNCH}) {
+    for (const char* index : {"flat", "ivf:C=8,probe=4", "roargraph:M=8,ef=64"}) {
+      SCOPED_TRACE(std::string(index) + ", signal " + std::to_string(signal));
+      cuda_config_.signal = signal;
+      EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
+      keyhole_session_config c = small_session();
+      c.index = index;
+      c.append_mode = KEYHOLE_APPEND_IN_STEP;
+      SessionPtr host = make_session(a.get(), c), cuda = make_session(b.get(), c);
+      prefill(host.get(), 150, 7);
+      prefill(cuda.get(), 150, 7, true);
+      for (keyhole_session* s : {host.get(), cuda.get()})
+        ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+      compare(host.get(), cuda.get(), 80, 1e-3);
+    }
+  }
+}
+
+TEST_F(CudaSession, PartitionsChosenOnTheDevice) {
+  EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
+  keyhole_session_config c = small_session();
+  SessionPtr exact = make_session(a.get(), c);
+  ASSERT_OK(keyhole_session_set_mode(exact.get(), KEYHOLE_MODE_EXACT, 0));
+  c.attend = KEYHOLE_ATTEND_NONE;
+  c.tail = KEYHOLE_TAIL_SECOND;
+  c.tail_partition = 4;
+  c.min_keys = 4000;
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  c.append_mode = KEYHOLE_APPEND_IN_STEP;
+  SessionPtr cuda = make_session(b.get(), c);
+  for (keyhole_session* s : {exact.get(), cuda.get()}) {
+    prefill(s, 500, 9);
+    if (s == cuda.get()) ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+  }
+  compare(exact.get(), cuda.get(), 150,
+          1e-3);  // all partitions are chosen, also those of appended blocks
+  keyhole_statistics s;
+  keyhole_statistics_init(&s);
+  ASSERT_OK(keyhole_get_statistics(cuda.get(), &s));
+  EXPECT_GT(s.partition_bytes, 0U);
+  EXPECT_GT(s.keys_opened, 0U);
+}
+
+TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
+  cuda_config_.signal = KEYHOLE_SIGNAL_WAIT;
+  for (const bool partitions : {false, true}) {
+    SCOPED_TRACE(partitions);
+    EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
+    keyhole_session_config c = small_session();
+    SessionPtr host = make_session(a.get(), c);
+    ASSERT_OK(keyhole_session_set_mode(host.get(), KEYHOLE_MODE_EXACT, 0));
+    c.append_mode = KEYHOLE_APPEND_IN_STEP;
+    if (partitions) {
+      c.attend = KEYHOLE_ATTEND_NONE;
+      c.tail = KEYHOLE_TAIL_CENTROID;
+      c.tail_partition = 4;
+      c.min_keys = 4000;
+    }
+    SessionPtr cuda = make_session(b.get(), c);
+    for (keyhole_session* s : {host.get(), cuda.get()}) prefill(s, 100, 7);
+    ASSERT_OK(keyhole_build(cuda.get(), nullptr, nullptr));
+    ASSERT_OK(keyhole_session_set_stream(cuda.get(), stream_));
+    ASSERT_OK(keyhole_session_synchronize(cuda.get()));
+    DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
+    const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
+                         tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t l = 0; l < 2; ++l) {
+      EXPECT_OK(keyhole_attend(cuda.get(), l, &tq, &tk, &tv, &to, nullptr));
+    }
+    ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+    ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    for (uint32_t t = 0; t < 90; ++t) {
+      const Rows r = rows();
+      q.set(r.q, stream_);
+      k.set(r.k, stream_);
+      v.set(r.v, stream_);
+      ASSERT_OK(keyhole_session_announce(cuda.get()));
+      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+      ASSERT_OK(keyhole_session_synchronize(cuda.get()));
+      (void)attend_host(host.get(), 0, r, nullptr);
+      const auto expected = attend_host(host.get(), 1, r, nullptr);
+      const auto seen = out.get();
+      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(seen[i], expected[i], 1e-3) << t;
+    }
+    (void)cudaGraphExecDestroy(executable);
+    (void)cudaGraphDestroy(graph);
+  }
+}
+
+TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
+  EnginePtr engine = make_engine(cuda_config_);
+  keyhole_session_config c = small_session();
+  c.device_memory_limit = 4096;
+  keyhole_session* none = nullptr;
+  EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(engine.get(), &c, &none));
+  EXPECT_NE(std::string(keyhole_last_error()).find("4096"), std::string::npos)
+      << keyhole_last_error();
+  c.device_memory_limit = 0;
+  c.max_tokens = 1U << 30;
+  c.window = 1U << 28;  // 2 layers x 2 heads x 128 x 2 x 2 bytes x 2^28: 512 GiB
+  EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(engine.get(), &c, &none));
+  EXPECT_EQ(none, nullptr);
+
+  cuda_config_.timeout_ms = 100;
+  engine = make_engine(cuda_config_);
+  c = small_session();
+  SessionPtr s = make_session(engine.get(), c);
+  ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
+  DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
+  const Rows r = rows();
+  q.set(r.q, stream_);
+  v.set(r.v, stream_);
+  std::vector<float> bad = r.k;
+  bad[5] = NAN;
+  k.set(bad, stream_);
+  const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
+                       tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
+  EXPECT_OK(keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
+  k.set(r.k, stream_);
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+
+  // A graph that is announced and never launched.
+  s = make_session(engine.get(), c);
+  ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  cudaGraph_t graph = nullptr;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  EXPECT_OK(keyhole_attend(s.get(), 0, &tq, &tk, &tv, &to, nullptr));
+  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+  (void)cudaGraphDestroy(graph);
+  ASSERT_OK(keyhole_session_announce(s.get()));
+  EXPECT_EQ(KEYHOLE_TIMEOUT, keyhole_session_synchronize(s.get()));
+
+  // Destroyed with steps under way.
+  const auto start = std::chrono::steady_clock::now();
+  for (int i = 0; i < 5; ++i) {
+    s = make_session(engine.get(), c);
+    ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
+    for (uint32_t l = 0; l < 2; ++l) {
+      ASSERT_OK(keyhole_attend(s.get(), l, &tq, &tk, &tv, &to, nullptr));
+    }
+    s.reset();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+}
+
+}  // namespace
+}  // namespace keyhole::test
