@@ -357,7 +357,8 @@ void add_bench_step(CLI::App& keyhole) {
   number("--steps", options->steps, "Tokens that are timed", 1, 1U << 16U);
   number("--warmup", options->warmup, "Tokens before them", 1, 1U << 16U);
   number("--audit-steps", options->audit_steps,
-         "Tokens whose attention is computed again exactly, at most --steps and --warmup; 0: none",
+         "Tokens whose attention is computed again exactly, at most --warmup and --steps together; "
+         "0: none",
          0, 1U << 16U);
   choice("--device", options->device, "Where resident tokens are attended", names(kDevices));
   number("--device-ordinal", options->ordinal, "Which CUDA device", 0, 1024);

@@ -179,6 +179,7 @@ ordered_json to_json(const StepResult& r) {
                       {"attend", r.attend},
                       {"tail", r.tail},
                       {"target", r.target},
+                      {"min_keys", r.min_keys},
                       {"build_s", r.build_seconds},
                       {"tail_build_s", r.tail_seconds},
                       {"note", r.note},

@@ -304,6 +304,10 @@ class StepBench::Impl {
       result.tail = budget.tail.text();
       result.target = budget.target.text();
       result.name = index + " " + budget.text();
+      if (!budget.target.any() && budget.target.min_keys != 0) {
+        result.min_keys = budget.target.min_keys;
+        result.name += " min=" + std::to_string(result.min_keys);
+      }
       result.build_seconds = std::exchange(build_seconds, 0);
       result.note = failure;
       if (built) measure_budget(session, audited, budget, index, audit_built, result);

@@ -60,6 +60,7 @@ struct StepTiming {
 struct StepResult {
   std::string name;  ///< index and budget, or what it is compared with
   std::string index, attend, tail, target;
+  uint32_t min_keys = 0;  ///< of a tail without a target
   bool comparison = false;
   double build_seconds = 0,
          tail_seconds = 0;  ///< of the index and of the partitions; 0 where they were there

@@ -161,7 +161,7 @@ class SyntheticSource final : public HeadSource {
       head.value_centres = normal_numbers(size_t{kClusters} * dim, mixed_seed(seed, h, 2));
       head.key_mean = shaped(1, mixed_seed(seed, h, 3));
       head.drawn = unit_length(normal_numbers(dim, mixed_seed(seed, h, 4)));
-      head.sharpness = 0.4F + 0.1F * static_cast<float>(h);
+      head.sharpness = 0.3F + 0.04F * static_cast<float>(h);
       heads_.push_back(std::move(head));
     }
   }
