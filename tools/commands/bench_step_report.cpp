@@ -110,6 +110,10 @@ std::string to_text(const StepResult& r) {
             "; recall " + fixed(a.recall, 3) + ", mass " + fixed(a.mass_mean, 4) + " (" +
             format_count(a.audits) + " audits)\n";
   }
+  if (r.stream_error) {
+    text += "  of what stream steps wrote, in fp16: median " + fixed(r.stream_error->p50, 4) +
+            ", p95 " + fixed(r.stream_error->p95, 4) + "\n";
+  }
   if (!r.note.empty()) text += "  " + r.note + "\n";
   return text;
 }
@@ -188,7 +192,8 @@ ordered_json to_json(const StepResult& r) {
                       {"token_on_device_us", nullptr},
                       {"tokens_per_second", nullptr},
                       {"statistics", nullptr},
-                      {"audit", nullptr}};
+                      {"audit", nullptr},
+                      {"stream_error", nullptr}};
   if (r.timing) {
     out["layer_us"] = to_json(r.timing->layer);
     out["token_us"] = to_json(r.timing->token);
@@ -199,6 +204,7 @@ ordered_json to_json(const StepResult& r) {
     if (r.timing->statistics.attends != 0) out["statistics"] = to_json(r.timing->statistics);
   }
   if (r.audit) out["audit"] = audit_json(*r.audit);
+  if (r.stream_error) out["stream_error"] = to_json(*r.stream_error);
   return out;
 }
 

@@ -47,16 +47,15 @@ bool is_shortage(const LibraryError& e) {
 
 }  // namespace
 
-Latency latency_of(std::vector<double> microseconds) {
-  if (microseconds.empty()) return {};
-  std::sort(microseconds.begin(), microseconds.end());
+Latency latency_of(std::vector<double> sample) {
+  if (sample.empty()) return {};
+  std::sort(sample.begin(), sample.end());
   const auto quantile = [&](double p) {
-    const auto rank = static_cast<size_t>(std::ceil(p * static_cast<double>(microseconds.size())));
-    return microseconds[std::max<size_t>(rank, 1) - 1];
+    const auto rank = static_cast<size_t>(std::ceil(p * static_cast<double>(sample.size())));
+    return sample[std::max<size_t>(rank, 1) - 1];
   };
-  const double sum = std::accumulate(microseconds.begin(), microseconds.end(), 0.0);
-  return {sum / static_cast<double>(microseconds.size()), quantile(0.5), quantile(0.95),
-          quantile(0.99)};
+  const double sum = std::accumulate(sample.begin(), sample.end(), 0.0);
+  return {sum / static_cast<double>(sample.size()), quantile(0.5), quantile(0.95), quantile(0.99)};
 }
 
 class StepBench::Impl {
@@ -196,6 +195,7 @@ class StepBench::Impl {
   }
 
   void make_runner() {
+    host_runner_ = make_host_runner(inputs_);
     runner_ = stream_ ? make_stream_runner(inputs_, *stream_) : make_host_runner(inputs_);
   }
 
@@ -324,6 +324,7 @@ class StepBench::Impl {
         (void)build(audited, audit_built ? nullptr : &index, budget);
         audit_built = true;
         result.audit = audit(audited);
+        if (stream_) result.stream_error = stream_error(audited);
       }
     } catch (const LibraryError& e) {
       if (interrupted()) throw;
@@ -379,7 +380,7 @@ class StepBench::Impl {
       tokens_on_host.push_back(times.token);
       if (times.device != 0) tokens_on_device.push_back(times.device);
     }
-    runner_->check_outputs(n);
+    check_outputs(*runner_, n);
     timing.layer = latency_of(std::move(layers));
     timing.token = latency_of(std::move(tokens_on_host));
     timing.token_on_device = latency_of(std::move(tokens_on_device));
@@ -389,18 +390,37 @@ class StepBench::Impl {
     return timing;
   }
 
+  [[nodiscard]] uint32_t audited_tokens() const { return std::min(plan_.audit_steps, tokens()); }
+
+  // Steps on a stream are not audited, but those with tensors in host memory do the same.
   keyhole_audit audit(const Session& session) {
-    runner_->use(session.get());
     check(keyhole_reset_statistics(session.get()));
-    for (uint32_t token = 0; token < std::min(plan_.audit_steps, tokens()); ++token) {
+    for (uint32_t token = 0; token < audited_tokens(); ++token) {
       throw_if_interrupted();
-      (void)runner_->run(session.get(), token, audited_layers_);
+      (void)host_runner_->run(session.get(), token, audited_layers_);
     }
     keyhole_audit figures;
     keyhole_audit_init(&figures);
     check(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &figures));
     check(keyhole_truncate(session.get(), context()));
     return figures;
+  }
+
+  // All but the choice of partitions on a device, and its arithmetic: hence these.
+  Latency stream_error(const Session& session) {
+    runner_->use(session.get());
+    std::vector<double> errors;
+    for (uint32_t token = 0; token < audited_tokens(); ++token) {
+      throw_if_interrupted();
+      (void)runner_->run(session.get(), token, audited_layers_);
+      for (uint32_t layer = 0; layer < audited_layers_; ++layer) {
+        for (const double error : output_errors(*runner_, inputs_, session.get(), token, layer)) {
+          errors.push_back(error);
+        }
+      }
+    }
+    check(keyhole_truncate(session.get(), context()));
+    return latency_of(std::move(errors));
   }
 
   // ---- Comparisons ---------------------------------------------------------------------------------
@@ -496,7 +516,7 @@ class StepBench::Impl {
   Team team_;
   std::unique_ptr<TokenStream> stream_;
   StepInputs inputs_;
-  std::unique_ptr<StepRunner> runner_;
+  std::unique_ptr<StepRunner> runner_, host_runner_;
   std::vector<uint16_t> k_, v_, q_;  // a chunk
   uint32_t partition_ = 0;
   uint32_t audited_layers_ = 0;

@@ -37,11 +37,11 @@ struct StepPlan {
   bool compare_full = false, compare_resident = false, compare_pcie = false;
 };
 
-/// Microseconds.
+/// Of a sample, mostly of microseconds.
 struct Latency {
   double mean = 0, p50 = 0, p95 = 0, p99 = 0;
 };
-[[nodiscard]] Latency latency_of(std::vector<double> microseconds);
+[[nodiscard]] Latency latency_of(std::vector<double> sample);
 
 struct Phase {
   std::string name;
@@ -64,9 +64,10 @@ struct StepResult {
   bool comparison = false;
   double build_seconds = 0,
          tail_seconds = 0;  ///< of the index and of the partitions; 0 where they were there
-  std::optional<StepTiming> timing;  ///< absent where it could not be measured
-  std::string note;                  ///< why not, or what has to be known
-  std::optional<keyhole_audit> audit;
+  std::optional<StepTiming> timing;     ///< absent where it could not be measured
+  std::string note;                     ///< why not, or what has to be known
+  std::optional<keyhole_audit> audit;   ///< of the same steps with tensors in host memory
+  std::optional<Latency> stream_error;  ///< output error of what stream steps wrote, in fp16
 };
 
 /// What the machine can do at best.

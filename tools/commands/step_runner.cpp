@@ -1,8 +1,11 @@
 #include "tools/commands/step_runner.h"
 
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <string>
+
+#include "runtime/files/float16.h"
 
 namespace keyhole::tools {
 namespace {
@@ -27,15 +30,6 @@ void attend(keyhole_session* session, uint32_t layer, const StepShape& shape, co
   const keyhole_tensor tv = rows_tensor(v, shape.kv_heads, shape.head_dim, memory);
   const keyhole_tensor to = rows_tensor(out, shape.q_heads, shape.head_dim, memory);
   check(keyhole_attend(session, layer, &tq, &tk, &tv, &to, nullptr));
-}
-
-void check_finite(const std::vector<uint16_t>& out, uint32_t layer) {
-  constexpr uint16_t kExponent = 0x7c00;
-  for (const uint16_t x : out) {
-    if ((x & kExponent) == kExponent) {
-      throw std::runtime_error("an output of layer " + std::to_string(layer) + " is not finite");
-    }
-  }
 }
 
 class HostRunner final : public StepRunner {
@@ -63,9 +57,7 @@ class HostRunner final : public StepRunner {
     return times;
   }
 
-  void check_outputs(uint32_t layers) override {
-    for (uint32_t layer = 0; layer < layers; ++layer) check_finite(outputs_[layer], layer);
-  }
+  std::vector<uint16_t> output(uint32_t layer) override { return outputs_[layer]; }
 
  private:
   const StepInputs& inputs_;
@@ -114,9 +106,7 @@ class StreamRunner final : public StepRunner {
     return times;
   }
 
-  void check_outputs(uint32_t layers) override {
-    for (uint32_t layer = 0; layer < layers; ++layer) check_finite(stream_.output(layer), layer);
-  }
+  std::vector<uint16_t> output(uint32_t layer) override { return stream_.output(layer); }
 
  private:
   void enqueue(keyhole_session* session, uint32_t token, uint32_t layers) {
@@ -135,6 +125,43 @@ class StreamRunner final : public StepRunner {
 };
 
 }  // namespace
+
+void check_outputs(StepRunner& runner, uint32_t layers) {
+  constexpr uint16_t kExponent = 0x7c00;
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    for (const uint16_t x : runner.output(layer)) {
+      if ((x & kExponent) == kExponent) {
+        throw std::runtime_error("an output of layer " + std::to_string(layer) + " is not finite");
+      }
+    }
+  }
+}
+
+std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
+                                  keyhole_session* session, uint32_t token, uint32_t layer) {
+  const StepShape& shape = inputs.shape;
+  const std::vector<uint16_t> written = runner.output(layer);
+  std::vector<float> exact(shape.q_elements());
+  const int64_t rows[] = {shape.q_heads, shape.head_dim};
+  const keyhole_tensor q =
+      rows_tensor(inputs.at(token, layer), shape.q_heads, shape.head_dim, KEYHOLE_HOST);
+  const keyhole_tensor out = keyhole_tensor_host(exact.data(), KEYHOLE_F32, 2, rows);
+  check(keyhole_session_set_mode(session, KEYHOLE_MODE_EXACT, 0));
+  check(keyhole_attend(session, layer, &q, nullptr, nullptr, &out, nullptr));
+  check(keyhole_session_set_mode(session, KEYHOLE_MODE_INDEXED, 0));
+  std::vector<double> errors;
+  for (uint32_t h = 0; h < shape.q_heads; ++h) {
+    double difference = 0;
+    double size = 0;
+    for (size_t i = size_t{h} * shape.head_dim; i < size_t{h + 1} * shape.head_dim; ++i) {
+      const double off = double{f16_to_f32(written[i])} - exact[i];
+      difference += off * off;
+      size += double{exact[i]} * exact[i];
+    }
+    errors.push_back(size > 0 ? std::sqrt(difference / size) : (difference > 0 ? 1 : 0));
+  }
+  return errors;
+}
 
 std::unique_ptr<StepRunner> make_host_runner(const StepInputs& inputs) {
   return std::make_unique<HostRunner>(inputs);

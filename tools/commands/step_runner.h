@@ -43,9 +43,19 @@ class StepRunner {
   virtual TokenTimes run(keyhole_session* session, uint32_t token, uint32_t layers) = 0;
   /// From now on run() replays a graph, until the next use(). Nothing where there are no graphs.
   virtual void capture(keyhole_session* session, uint32_t layers) = 0;
-  /// Throws std::runtime_error where the last token's outputs are not finite.
-  virtual void check_outputs(uint32_t layers) = 0;
+  /// What the last token's attend of a layer wrote, `[q_heads, head_dim]` fp16.
+  [[nodiscard]] virtual std::vector<uint16_t> output(uint32_t layer) = 0;
 };
+
+/// Throws std::runtime_error where one of the last token's outputs is not finite.
+void check_outputs(StepRunner& runner, uint32_t layers);
+
+/// |o - o*| / |o*| of each query head of a layer: o is the last token's output of the runner, o* what exact
+/// attention to the tokens that the session holds now gives for the same query. Leaves the session in the mode
+/// KEYHOLE_MODE_INDEXED.
+[[nodiscard]] std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
+                                                keyhole_session* session, uint32_t token,
+                                                uint32_t layer);
 
 /// keyhole_attend with tensors in host memory. `inputs` must outlive the runner.
 [[nodiscard]] std::unique_ptr<StepRunner> make_host_runner(const StepInputs& inputs);
