@@ -34,6 +34,7 @@ void add_commands(CLI::App& keyhole) {
   add_train_saap(keyhole);
   add_calibrate(keyhole);
   add_plan(keyhole);
+  add_bench_step(keyhole);
 }
 
 int report(const std::string& text, ExitCode code) {

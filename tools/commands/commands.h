@@ -15,6 +15,7 @@ void add_eval(CLI::App& keyhole);
 void add_plan(CLI::App& keyhole);
 void add_calibrate(CLI::App& keyhole);
 void add_train_saap(CLI::App& keyhole);
+void add_bench_step(CLI::App& keyhole);
 
 /// The footer of a help text: the heading "Examples:" and the lines below it, each shown as typed.
 [[nodiscard]] std::string examples(const std::vector<std::string>& lines);

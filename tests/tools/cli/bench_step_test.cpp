@@ -1,0 +1,178 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/tools/cli/run_command.h"
+#include "tests/tools/cli/synthetic_trace.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<std::string> kSmall = {
+    "bench-step", "--device", "host",    "--layers",  "2",        "--q-heads", "4",
+    "--kv-heads", "2",        "--steps", "4",         "--warmup", "2",         "--sink",
+    "16",         "--window", "64",      "--threads", "2"};
+
+std::vector<std::string> with(std::vector<std::string> args) {
+  args.insert(args.begin(), kSmall.begin(), kSmall.end());
+  return args;
+}
+
+json bench(std::vector<std::string> args) {
+  args.insert(args.end(), {"--json", "-"});
+  const Outcome outcome = run_keyhole(with(std::move(args)));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  return json::parse(outcome.out);
+}
+
+const std::vector<std::string> kSynthetic = {"--synthetic", "--context", "2k", "--head-dim", "64"};
+
+std::vector<std::string> synthetic(std::vector<std::string> args) {
+  args.insert(args.begin(), kSynthetic.begin(), kSynthetic.end());
+  return args;
+}
+
+TEST(BenchStep, MeasuresEveryIndexWithEveryBudget) {
+  const json out =
+      bench(synthetic({"--index", "flat", "--index", "ivf:C=32,probe=4", "--attend", "topk:20",
+                       "--attend", "scored", "--compare", "full,resident,pcie"}));
+  EXPECT_EQ(out["options"]["context"], 2048);
+  EXPECT_EQ(out["options"]["steps_in"], "host");
+  EXPECT_EQ(out["options"]["data"], "synthetic");
+  EXPECT_EQ(out["floors"]["layer_bytes"], 2 * 2 * 2048 * 2 * 64);
+  EXPECT_GT(out["phases_s"]["prefill"], 0);
+  const json& results = out["results"];
+  ASSERT_EQ(results.size(), 7U);
+  for (const json& r : results) {
+    if (r["name"] == "K and V over PCIe") {
+      EXPECT_EQ(r["layer_us"], nullptr);
+      EXPECT_NE(r["note"], "");
+      continue;
+    }
+    EXPECT_GT(r["layer_us"]["p50"], 0);
+    EXPECT_LE(r["layer_us"]["p50"], r["layer_us"]["p99"]);
+    EXPECT_GE(r["token_us"]["p50"], r["layer_us"]["p50"]);
+    EXPECT_GT(r["tokens_per_second"], 0);
+    EXPECT_EQ(r["statistics"]["attends"], 4 * 2);  // steps x layers: the warm-up does not count
+    EXPECT_EQ(r["comparison"], r["index"] == "");
+  }
+  // What a search is asked for shows in what it reads: nothing without one.
+  EXPECT_GT(results[0]["statistics"]["bytes_read"], results[2]["statistics"]["bytes_read"]);
+  EXPECT_EQ(results[4]["statistics"]["bytes_read"], 0);
+  EXPECT_GT(results[0]["build_s"], 0);
+  EXPECT_EQ(results[1]["build_s"], 0);  // shares the first one's
+  EXPECT_GT(results[2]["build_s"], 0);
+}
+
+TEST(BenchStep, AuditsAgreeWithExactAttention) {
+  // Keys enough for all of them: then nothing is missing, and errors are those of rounding.
+  const json all = bench(synthetic({"--index", "flat", "--attend", "topk:4096"}))["results"][0];
+  EXPECT_EQ(all["audit"]["audits"],
+            (4 + 2) * 2 * 4);  // steps, warm-up's included, x layers x query heads
+  EXPECT_LT(all["audit"]["error"]["max"], 2e-3);
+  EXPECT_DOUBLE_EQ(all["audit"]["recall"], 1);
+  EXPECT_GT(all["audit"]["mass"]["mean"], 0.999);
+  const json few = bench(synthetic({"--index", "flat", "--attend", "topk:4"}))["results"][0];
+  EXPECT_GT(few["audit"]["error"]["median"], 1e-3);
+  EXPECT_LT(few["audit"]["mass"]["mean"], 0.999);
+  EXPECT_EQ(bench(synthetic({"--index", "flat", "--audit-steps", "0"}))["results"][0]["audit"],
+            nullptr);
+}
+
+TEST(BenchStep, TheSeedMakesTheData) {
+  const auto audit = [](const std::string& seed, const std::string& turn) {
+    json figures = bench(synthetic({"--index", "flat", "--attend", "topk:8", "--seed", seed,
+                                    "--turn", turn}))["results"][0]["audit"];
+    figures.erase("seconds");
+    figures.erase("waits");
+    return figures;
+  };
+  EXPECT_EQ(audit("3", "permute"), audit("3", "permute"));
+  EXPECT_NE(audit("3", "permute"), audit("4", "permute"));
+  // Turning changes no score: what a search finds is worth the same.
+  const json permuted = audit("3", "permute");
+  const json rotated = audit("3", "rotate");
+  EXPECT_NEAR(permuted["mass"]["mean"].get<double>(), rotated["mass"]["mean"].get<double>(), 1e-3);
+}
+
+TEST(BenchStep, SharesPartitionsAmongBudgets) {
+  const json results =
+      bench(synthetic({"--index", "flat", "--attend", "topk:16", "--attend", "none", "--tail",
+                       "second", "--min-keys", "64,256"}))["results"];
+  ASSERT_EQ(results.size(), 4U);
+  EXPECT_EQ(results[2]["name"], "flat none tail=second min=64");
+  EXPECT_EQ(results[3]["min_keys"], 256);
+  EXPECT_GT(results[3]["statistics"]["keys_attended"], results[2]["statistics"]["keys_attended"]);
+  EXPECT_GT(results[3]["audit"]["mass"]["mean"], results[2]["audit"]["mass"]["mean"]);
+  EXPECT_GT(results[0]["tail_build_s"], 0);
+}
+
+TEST(BenchStep, TakesHeadsOfATraceAndExtendsIt) {
+  const TemporaryFolder folder;
+  std::mt19937 random(5);
+  SyntheticShape shape;
+  shape.dim = 64;
+  make_synthetic_trace(shape, random).write(folder / "t.safetensors");
+  const std::string trace = folder / "t.safetensors";
+  const std::vector<std::string> args = {"--trace",    trace, "--index",  "flat",
+                                         "--head-dim", "64",  "--attend", "topk:4096"};
+  auto shorter = args;
+  shorter.insert(shorter.end(), {"--context", "512"});
+  const json inside = bench(shorter);
+  EXPECT_EQ(inside["options"]["copied_tokens"], 0);
+  EXPECT_EQ(inside["options"]["data_heads"], 4);
+  EXPECT_LT(inside["results"][0]["audit"]["error"]["max"], 2e-3);
+  auto longer = args;
+  longer.insert(longer.end(), {"--context", "2k"});
+  EXPECT_EQ(bench(longer)["options"]["copied_tokens"], 2048 - (600 - 2 * 9));
+}
+
+TEST(BenchStep, PrintsATable) {
+  const Outcome outcome = run_keyhole(with(synthetic({"--index", "flat"})));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("tokens/s"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("index and budget"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("prefill: "), std::string::npos) << outcome.out;
+}
+
+TEST(BenchStep, ShortageIsToldAndTheRestGoesOn) {
+  const json flat = bench(synthetic({"--index", "flat"}))["results"][0];
+  const uint64_t enough = flat["statistics"]["host_bytes"].get<uint64_t>() + (200U << 10U);
+  const Outcome outcome = run_keyhole(with(synthetic(
+      {"--index", "hnsw:M=32", "--index", "flat", "--host-cap", std::to_string(enough)})));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_NE(outcome.err.find("1 of 2 could not be measured"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("host_memory_limit"), std::string::npos) << outcome.err;
+}
+
+void expect_refused(const std::vector<std::string>& args, const std::string& text) {
+  const Outcome outcome = run_keyhole(with(args));
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+  EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+}
+
+TEST(BenchStep, RefusesWhatCannotBe) {
+  expect_refused({"--index", "flat"}, "give --trace FILE or --synthetic");
+  expect_refused({"--index", "flat", "--synthetic", "--trace", "t"}, "give --trace FILE or");
+  expect_refused(synthetic({"--index", "nonsense"}), "nonsense");
+  expect_refused(synthetic({"--index", "flat", "--index", "flat"}), "given twice");
+  expect_refused(synthetic({"--index", "ivf:rope=undo"}), "RoPE");
+  expect_refused(synthetic({"--index", "saap"}), "trained");
+  const Outcome uneven = run_keyhole(
+      {"bench-step", "--synthetic", "--index", "flat", "--q-heads", "4", "--kv-heads", "3"});
+  EXPECT_EQ(uneven.exit_code, 2);
+  EXPECT_NE(uneven.err.find("--kv-heads 3"), std::string::npos) << uneven.err;
+  expect_refused({"--synthetic", "--index", "flat", "--context", "80"}, "--context 80");
+  expect_refused(synthetic({"--index", "flat", "--tail", "some"}), "--tail some");
+  expect_refused(synthetic({"--index", "flat", "--tail", "mean:8", "--tail", "second:16"}),
+                 "one size for all");
+  expect_refused(synthetic({"--index", "flat", "--compare", "nothing"}), "nothing");
+  expect_refused(synthetic({"--index", "flat", "--device-cap", "much"}), "much");
+}
+
+}  // namespace
+}  // namespace keyhole::tools
