@@ -414,6 +414,7 @@ void Session::set_index(const std::string& spec) {
 void Session::change_budget(size_t i, const Budget& budget) {
   if (heads_[i].params.budget == budget) return;
   heads_[i].params.budget = budget;
+  if (stream_ != nullptr) stream_->front_refused = false;
   if (auditor_ != nullptr) auditor_->schedule().reset_reach(i);
 }
 

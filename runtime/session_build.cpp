@@ -88,6 +88,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
     }
   }
   check_memory(bytes, "building the indexes");
+  if (stream_ != nullptr) stream_->front_refused = false;
   const auto finish = [&] {
     index_bytes_ = count_index_bytes();
     make_room(!built.empty());

@@ -39,7 +39,7 @@ void Session::update_front() {
   for (size_t i = 0; i < heads_.size(); ++i) {
     const Head& hd = heads_[i];
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
-    if (params_.partitions == KEYHOLE_PLACE_HOST || !wants_front(hd) ||
+    if (params_.partitions == KEYHOLE_PLACE_HOST || side.front_refused || !wants_front(hd) ||
         is_dense(layer, static_cast<uint32_t>(i % m.kv_heads))) {
       continue;
     }
@@ -58,7 +58,7 @@ void Session::update_front() {
     const uint32_t room =
         most + std::max(most / 4, 2 * params_.append_block / params_.tail_partition);
     const gpu::FrontShape shape = params_.front_shape(m, room);
-    side.version += 1;
+    if (side.front != nullptr) side.version += 1;
     side.front.reset();
     drop_front();
     side.front_stale = false;
@@ -75,6 +75,7 @@ void Session::update_front() {
       }
       side.front = engine_->stream_device().make_front(*resident_, shape);
       side.front_room = room;
+      side.version += 1;
     } catch (const Error& e) {
       if (params_.partitions == KEYHOLE_PLACE_DEVICE) {
         side.front_stale = true;  // the next step says so again
@@ -82,6 +83,7 @@ void Session::update_front() {
       }
       engine_->log()(KEYHOLE_LOG_WARNING,
                      std::string("partitions of tails stay on the host: ") + e.what());
+      side.front_refused = true;
       return;
     }
     device_bytes_peak_ = std::max(device_bytes_peak_, device_bytes());

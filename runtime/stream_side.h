@@ -60,7 +60,9 @@ struct StreamSide {
   uint32_t front_room = 0;             ///< partitions of a head
   std::vector<uint32_t> front_counts;  ///< [layer * kv_heads + kv_head] uploaded
   std::vector<bool> front_layers;      ///< [layer] some head has its partitions chosen there
-  bool front_stale = true;             ///< heads, budgets or partitions have changed
+  bool front_refused =
+      false;                ///< there was no room; not tried again until a build or another budget
+  bool front_stale = true;  ///< heads, budgets or partitions have changed
 
   // What the last capture holds.
   std::vector<StreamStep> captured;
