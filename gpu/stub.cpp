@@ -1,6 +1,7 @@
 // What the device interface answers in a build without CUDA.
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
 
 namespace keyhole::gpu {
@@ -27,6 +28,10 @@ std::unique_ptr<Front> make_cuda_front(Resident&, const FrontShape&) {
 
 std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig&) {
   throw Error(Status::unsupported, "neighbour search: this build has no CUDA in it");
+}
+
+std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig&) {
+  throw Error(Status::unsupported, "k-means on a CUDA device: this build has no CUDA in it");
 }
 
 }  // namespace keyhole::gpu

@@ -7,10 +7,8 @@
 // without; each alone is deterministic.
 #pragma once
 
-#include <vector>
-
 #include "cpu/types.h"
-#include "index/nearest.h"
+#include "index/kmeans.h"
 
 namespace keyhole::index {
 
@@ -29,20 +27,17 @@ struct NearestLists {
   uint32_t* counts = nullptr;  ///< `[queries]`
 };
 
-/// Clusters points as train_kmeans() and assign_points() do.
+/// What cluster_points() of index/kmeans.h does.
 struct KMeansTask {
   const float* points = nullptr;  ///< `[n, dim]`
   size_t n = 0;
   uint32_t dim = 0;
-  uint32_t clusters = 0;
-  uint32_t iterations = 0;
-  Nearness nearness = Nearness::l2;
-  uint32_t seed = 0;
+  KMeansConfig config;
 };
 
 struct KMeansResult {
   float* centroids = nullptr;  ///< `[clusters, dim]`
-  uint32_t* labels = nullptr;  ///< `[n]` the nearest centroid of every point, or null
+  uint32_t* labels = nullptr;  ///< `[n]` the nearest centroid of every point; null: not wanted
 };
 
 /// May be called from several threads at once; a call may wait for others. Never throws.
@@ -52,6 +47,8 @@ class Accelerator {
   /// False: declined, nothing that counts was written.
   [[nodiscard]] virtual bool nearest_keys(const NearestTask& task, const NearestLists& lists) = 0;
   [[nodiscard]] virtual bool kmeans(const KMeansTask& task, const KMeansResult& result) = 0;
+  /// Gives back the memory that nobody is using: called at the end of a build.
+  virtual void release() = 0;
 };
 
 }  // namespace keyhole::index

@@ -77,12 +77,8 @@ Part train_part(const Context& context, const RowsView& keys, size_t begin, size
                                .iterations = config.iterations,
                                .nearness = config.nearness,
                                .seed = config.seed};
-  const std::vector<float> trained =
-      train_kmeans(kernels, context.pool, points.data(), n, dim, kmeans, meter);
-  NearestCentroid nearest(kernels, config.nearness, dim);
-  nearest.set(trained.data(), lists);
-  std::vector<uint32_t> labels(n);
-  assign_points(nearest, context.pool, points.data(), n, dim, labels.data(), meter);
+  std::vector<uint32_t> labels =
+      cluster_points(context, context.pool, points.data(), n, dim, kmeans, meter).labels;
 
   Part part;
   part.begin = begin;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "index/accelerator.h"
 #include "index/ivf_train.h"
 
 namespace keyhole::index {
@@ -64,12 +65,19 @@ KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
   for (size_t i = 0; i < points.size(); ++i) mean[i % dim] += points[i] / static_cast<double>(n);
   for (size_t i = 0; i < points.size(); ++i) points[i] -= static_cast<float>(mean[i % dim]);
   KeyPartitions out;
-  out.centroids = train_kmeans(*context.kernels, context.pool, points.data(), n, dim,
-                               {.clusters = static_cast<uint32_t>(count),
-                                .iterations = iterations,
-                                .nearness = Nearness::inner_product,
-                                .seed = seed},
-                               meter);
+  const KMeansConfig config = {.clusters = static_cast<uint32_t>(count),
+                               .iterations = iterations,
+                               .nearness = Nearness::inner_product,
+                               .seed = seed};
+  out.centroids.resize(count * dim);
+  if (context.accelerator != nullptr &&
+      context.accelerator->kmeans({.points = points.data(), .n = n, .dim = dim, .config = config},
+                                  {.centroids = out.centroids.data()})) {
+    meter.advance(static_cast<double>(n) * iterations);
+  } else {
+    out.centroids =
+        train_kmeans(*context.kernels, context.pool, points.data(), n, dim, config, meter);
+  }
   out.bonuses.resize(count);
   for (size_t c = 0; c < count; ++c) {
     double sum = 0.0;

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "index/accelerator.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -110,6 +112,26 @@ std::vector<float> train_kmeans(const cpu::Kernels& kernels, cpu::Pool* pool, co
     throw Error(Status::internal, std::string("k-means: ") + e.what());
   }
   return std::move(clustering.centroids);
+}
+
+Clustering cluster_points(const Context& context, cpu::Pool* pool, const float* points, size_t n,
+                          uint32_t dim, const KMeansConfig& config, ProgressMeter& meter) {
+  Clustering out;
+  out.labels.resize(n);
+  if (context.accelerator != nullptr) {
+    out.centroids.resize(size_t{config.clusters} * dim);
+    if (context.accelerator->kmeans({.points = points, .n = n, .dim = dim, .config = config},
+                                    {out.centroids.data(), out.labels.data()})) {
+      const auto trained = static_cast<double>(kmeans_sample(n, config.clusters));
+      meter.advance(trained * config.iterations + static_cast<double>(n));
+      return out;
+    }
+  }
+  out.centroids = train_kmeans(*context.kernels, pool, points, n, dim, config, meter);
+  NearestCentroid nearest(*context.kernels, config.nearness, dim);
+  nearest.set(out.centroids.data(), config.clusters);
+  assign_points(nearest, pool, points, n, dim, out.labels.data(), meter);
+  return out;
 }
 
 }  // namespace keyhole::index

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "runtime/gpu_accelerator.h"
 #include "runtime/host_device.h"
 
 namespace keyhole::runtime {
@@ -68,7 +69,10 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
             limited.memory_limit = memory_limit;
             return gpu::make_cuda_resident(shape, limited);
           },
-          gpu::make_cuda_front};
+          gpu::make_cuda_front,
+          [ordinal](const Log& log) {
+            return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log);
+          }};
 }
 
 }  // namespace
@@ -90,6 +94,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   if (!has_streams() && choose_cuda(config.device, config.device_ordinal)) {
     device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }
+  if (device_.make_accelerator) accelerator_ = device_.make_accelerator(log_);
   log_(KEYHOLE_LOG_INFO,
        std::string("device: ") + device_name() +
            (has_streams()                          ? std::string()

@@ -8,6 +8,7 @@
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
 #include "gpu/device.h"
+#include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/classifier_file.h"
 #include "runtime/config.h"
@@ -21,6 +22,8 @@ struct StreamDevice {
   std::function<std::unique_ptr<gpu::Resident>(const gpu::ResidentShape&, size_t memory_limit)>
       make_resident;
   std::function<std::unique_ptr<gpu::Front>(gpu::Resident&, const gpu::FrontShape&)> make_front;
+  std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
+      nullptr;  ///< null: none
 };
 
 class Engine {
@@ -43,8 +46,11 @@ class Engine {
   [[nodiscard]] const StreamDevice& stream_device() const { return device_; }
   /// What an index of this layer and KV head works with.
   [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
-    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits};
+    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits,
+            accelerator_.get()};
   }
+  /// What helps to build indexes; null: nothing.
+  [[nodiscard]] index::Accelerator* accelerator() const { return accelerator_.get(); }
 
   /// Resident K and V for a new session, on the engine's device, within device_memory_limit bytes of it (0: what
   /// there is; a CUDA device only).
@@ -61,6 +67,7 @@ class Engine {
   Classifiers classifiers_;
   keyhole_engine_config effective_{};
   StreamDevice device_;
+  std::unique_ptr<index::Accelerator> accelerator_;
 };
 
 }  // namespace keyhole::runtime

@@ -90,6 +90,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   check_memory(bytes, "building the indexes");
   if (stream_ != nullptr) stream_->front_refused = false;
   const auto finish = [&] {
+    if (engine_->accelerator() != nullptr) engine_->accelerator()->release();
     index_bytes_ = count_index_bytes();
     make_room(!built.empty());
     totals_.build_seconds +=

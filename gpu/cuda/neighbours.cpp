@@ -67,13 +67,6 @@ class CudaNeighbours final : public NeighbourSearch {
       throw Error(Status::invalid_argument, "block_keys is " + std::to_string(config_.block_keys) +
                                                 ", allowed: multiples of 1024 up to 131072");
     }
-    int major = 0;
-    check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, config_.ordinal),
-               "asking for a device's age");
-    if (major < 8) {
-      throw Error(Status::unsupported, "neighbour search: compute capability " +
-                                           std::to_string(major) + ".x, needed: 8.0 or newer");
-    }
     check_cuda(
         cudaDeviceGetAttribute(&processors_, cudaDevAttrMultiProcessorCount, config_.ordinal),
         "asking for a device's size");
@@ -421,14 +414,7 @@ void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lis
 }  // namespace
 
 std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig& config) {
-  int devices = 0;
-  const cudaError_t error = cudaGetDeviceCount(&devices);
-  if (error != cudaSuccess) (void)cudaGetLastError();
-  if (error != cudaSuccess || config.ordinal < 0 || config.ordinal >= devices) {
-    throw Error(Status::unsupported, "neighbour search: no CUDA device " +
-                                         std::to_string(config.ordinal) + " (" + cuda_status() +
-                                         ")");
-  }
+  require_tensor_cores(config.ordinal, "neighbour search");
   return std::make_unique<CudaNeighbours>(config);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "cpu/types.h"
+#include "gpu/device.h"
 
 namespace keyhole::gpu {
 
@@ -18,6 +19,24 @@ inline void check_cuda(cudaError_t error, const char* what) {
   const auto status =
       error == cudaErrorMemoryAllocation ? Status::out_of_device_memory : Status::device_error;
   throw Error(status, std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+/// Throws Error(unsupported) unless the machine has this device and it can run what is compiled here.
+inline void require_tensor_cores(int ordinal, const std::string& who) {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error != cudaSuccess) (void)cudaGetLastError();
+  if (error != cudaSuccess || ordinal < 0 || ordinal >= devices) {
+    throw Error(Status::unsupported,
+                who + ": no CUDA device " + std::to_string(ordinal) + " (" + cuda_status() + ")");
+  }
+  int major = 0;
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+             "asking for a device's age");
+  if (major < 8) {
+    throw Error(Status::unsupported,
+                who + ": compute capability " + std::to_string(major) + ".x, needed: 8.0 or newer");
+  }
 }
 
 /// Makes a device current on this thread for the length of a scope.

@@ -29,23 +29,21 @@ void subtract_mean(std::vector<float>& points, uint32_t dim) {
 }
 
 /// labels[i] of points `[n, dim]` in `clusters` clusters.
-void cluster(const cpu::Kernels& kernels, const float* points, size_t n, uint32_t dim,
-             size_t clusters, uint32_t* labels) {
+void cluster(const Context& context, const float* points, size_t n, uint32_t dim, size_t clusters,
+             uint32_t* labels) {
   if (clusters <= 1) {
     std::fill_n(labels, n, 0U);
     return;
   }
   const Progress none;
   ProgressMeter meter(none, 1.0);
-  const std::vector<float> centroids = train_kmeans(kernels, nullptr, points, n, dim,
-                                                    {.clusters = static_cast<uint32_t>(clusters),
-                                                     .iterations = kIterations,
-                                                     .nearness = Nearness::l2,
-                                                     .seed = kSeed},
-                                                    meter);
-  NearestCentroid nearest(kernels, Nearness::l2, dim);
-  nearest.set(centroids.data(), clusters);
-  nearest.assign(points, n, labels);
+  const Clustering found = cluster_points(context, nullptr, points, n, dim,
+                                          {.clusters = static_cast<uint32_t>(clusters),
+                                           .iterations = kIterations,
+                                           .nearness = Nearness::l2,
+                                           .seed = kSeed},
+                                          meter);
+  std::copy(found.labels.begin(), found.labels.end(), labels);
 }
 
 size_t rounded_share(size_t n, size_t per) { return std::max<size_t>((n + per / 2) / per, 1); }
@@ -79,7 +77,7 @@ TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t beg
   subtract_mean(points, dim);
   const size_t coarse = std::min(rounded_share(n, coarse_partition_keys(params)), n);
   std::vector<uint32_t> coarse_of(n);
-  cluster(kernels, points.data(), n, dim, coarse, coarse_of.data());
+  cluster(context, points.data(), n, dim, coarse, coarse_of.data());
   if (progress && !progress(0.5)) {
     throw Error(Status::cancelled, "the partitioning was cancelled by its caller");
   }
@@ -101,7 +99,7 @@ TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t beg
       std::copy_n(points.data() + size_t{rows[i]} * dim, dim, own.data() + i * dim);
     }
     found.resize(rows.size());
-    cluster(kernels, own.data(), rows.size(), dim, fine, found.data());
+    cluster(context, own.data(), rows.size(), dim, fine, found.data());
     const auto first = static_cast<uint32_t>(labels.parents.size());
     for (size_t i = 0; i < rows.size(); ++i) labels.fine_of[rows[i]] = first + found[i];
     labels.parents.insert(labels.parents.end(), fine, static_cast<uint32_t>(c));
