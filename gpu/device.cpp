@@ -26,13 +26,4 @@ size_t resident_bytes(const ResidentShape& shape) {
   return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
 }
 
-size_t front_bytes(const FrontShape& shape) {
-  const size_t heads = multiply(shape.layers, shape.kv_heads);
-  const size_t row = shape.head_dim * (1 + dtype_size(shape.dtype)) + 2 * sizeof(float);
-  const size_t scales = multiply(heads, 2 * size_t{shape.head_dim} * sizeof(float));
-  // Logits of the step under way, of all query heads.
-  const size_t scratch = multiply(multiply(shape.q_heads, shape.partitions), sizeof(float));
-  return multiply(multiply(heads, shape.partitions), row) + scales + scratch;
-}
-
 }  // namespace keyhole::gpu

@@ -11,7 +11,8 @@ namespace keyhole::gpu {
 
 class CudaFront final : public Front {
  public:
-  explicit CudaFront(const FrontShape& shape);
+  /// In the memory of device `ordinal`. Throws Error: invalid_argument, out_of_device_memory, device_error.
+  explicit CudaFront(const FrontShape& shape, int ordinal = 0);
   ~CudaFront() override;
 
   void upload(uint32_t layer, uint32_t kv_head, uint32_t first, const PartitionRows& rows) override;

@@ -1,0 +1,229 @@
+#include "gpu/cuda/cuda_front.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda/cuda_resident.h"
+#include "gpu/cuda/front_kernels.h"
+#include "gpu/cuda/memory.h"
+#include "gpu/device.h"
+
+namespace keyhole::gpu {
+
+static_assert(sizeof(FrontHead) == 16 && sizeof(FrontFlag) == 128);
+
+struct CudaFront::Impl {
+  Impl(const FrontShape& wanted, int device)
+      : shape(wanted),
+        layout(wanted),
+        ordinal(device),
+        ids_stride((wanted.most_chosen + 31) / 32 * 32),
+        heads(size_t{wanted.layers} * wanted.kv_heads) {
+    const DeviceScope scope(ordinal);
+    const BesideCapture beside;
+    size_t free = 0;
+    size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "asking for free device memory");
+    if (layout.bytes > free) {
+      throw Error(Status::out_of_device_memory, "partitions need " + std::to_string(layout.bytes) +
+                                                    " bytes of device memory, and " +
+                                                    std::to_string(free) + " are free");
+    }
+    memory = DeviceBuffer(layout.bytes);
+    // Codes and values that nobody has uploaded are never read; counters, heads and scratch begin at zero.
+    clear(layout.heads, layout.codes);
+    clear(layout.weights, layout.bytes);
+    flags = PinnedBuffer(heads.size() * sizeof(FrontFlag));
+    ids = PinnedBuffer(heads.size() * ids_stride * sizeof(uint32_t));
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+    for (uint32_t i = 0; i < shape.layers; ++i) layers.push_back(layer_at(i));
+    if (layers.empty()) return;
+    check(load_front_choose(layers[0]), "loading the kernel that chooses partitions");
+    check(load_front_attend(layers[0]), "loading the kernel that attends partitions");
+  }
+  ~Impl() {
+    if (stream != nullptr) (void)cudaStreamDestroy(stream);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  void clear(size_t begin, size_t end) const {
+    check(cudaMemset(memory.data() + begin, 0, end - begin), "clearing device memory");
+    check(cudaDeviceSynchronize(), "clearing device memory");
+  }
+
+  [[nodiscard]] size_t head(uint32_t layer, uint32_t kv_head) const {
+    if (layer >= shape.layers || kv_head >= shape.kv_heads) {
+      throw Error(Status::invalid_argument, "partitions: layer " + std::to_string(layer) +
+                                                ", KV head " + std::to_string(kv_head) + " of " +
+                                                std::to_string(shape.layers) + " layers of " +
+                                                std::to_string(shape.kv_heads) + " KV heads");
+    }
+    return size_t{layer} * shape.kv_heads + kv_head;
+  }
+
+  [[nodiscard]] FrontLayer layer_at(uint32_t layer) const {
+    const size_t first = size_t{layer} * shape.kv_heads;
+    const size_t partitions = first * layout.capacity;
+    FrontLayer l;
+    l.kv_heads = shape.kv_heads;
+    l.group = shape.q_heads / shape.kv_heads;
+    l.dim = shape.head_dim;
+    l.padded = layout.padded;
+    l.capacity = layout.capacity;
+    l.most_chosen = ids_stride;
+    l.logits = shape.logits;
+    l.dtype = shape.dtype;
+    l.heads = memory.as<FrontHead>(layout.heads) + first;
+    l.codes = memory.as<int8_t>(layout.codes) + partitions * shape.head_dim;
+    l.sizes = memory.as<float>(layout.sizes) + partitions;
+    l.variances = memory.as<float>(layout.variances) + partitions;
+    l.scales = memory.as<float>(layout.scales) + first * shape.head_dim;
+    l.centers = memory.as<float>(layout.centers) + first * shape.head_dim;
+    l.values = memory.data() + layout.values + partitions * row_bytes();
+    l.weights = memory.as<float>(layout.weights);
+    l.tile_sums = memory.as<float2>(layout.tile_sums);
+    l.factors = memory.as<float>(layout.factors);
+    l.log_sums = memory.as<float>(layout.log_sums);
+    l.least_shares = memory.as<float>(layout.least_shares);
+    l.keys = memory.as<uint32_t>(layout.keys);
+    l.chosen_bits = memory.as<uint32_t>(layout.chosen_bits);
+    l.arrivals = memory.as<uint32_t>(layout.arrivals);
+    l.tail_arrivals = memory.as<uint32_t>(layout.tail_arrivals);
+    l.partial_o = memory.as<float>(layout.partial_o);
+    l.partial_sums = memory.as<float>(layout.partial_sums);
+    l.tail_o = memory.as<float>(layout.tail_o);
+    l.tail_lse = memory.as<float>(layout.tail_lse);
+    l.ids = ids.device<uint32_t>() + first * ids_stride;
+    l.flags = flags.device<FrontFlag>() + first;
+    return l;
+  }
+
+  [[nodiscard]] size_t row_bytes() const { return shape.head_dim * dtype_size(shape.dtype); }
+
+  void copy(size_t offset, const void* from, size_t bytes) const {
+    if (bytes == 0) return;
+    check(cudaMemcpyAsync(memory.data() + offset, from, bytes, cudaMemcpyHostToDevice, stream),
+          "copying partitions to the device");
+  }
+  void copy_head(size_t h) const {
+    copy(layout.heads + h * sizeof(FrontHead), &heads[h], sizeof(FrontHead));
+    check(cudaStreamSynchronize(stream), "copying partitions to the device");
+  }
+
+  FrontShape shape;
+  FrontLayout layout;
+  int ordinal;
+  uint32_t ids_stride;  // room for the numbers of a KV head: whole lines
+  std::vector<FrontHead> heads;
+  DeviceBuffer memory;
+  PinnedBuffer flags, ids;
+  cudaStream_t stream = nullptr;  // of uploads
+  std::vector<FrontLayer> layers;
+};
+
+CudaFront::CudaFront(const FrontShape& shape, int ordinal)
+    : impl_(std::make_unique<Impl>(shape, ordinal)) {}
+
+CudaFront::~CudaFront() = default;
+
+void CudaFront::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
+                       const PartitionRows& rows) {
+  Impl& m = *impl_;
+  const size_t h = m.head(layer, kv_head);
+  FrontHead& head = m.heads[h];
+  if (first > head.count || rows.count > m.shape.partitions ||
+      first > m.shape.partitions - rows.count) {
+    throw Error(Status::invalid_argument, "partitions " + std::to_string(first) + " to " +
+                                              std::to_string(uint64_t{first} + rows.count) +
+                                              " of a head that has " + std::to_string(head.count) +
+                                              " and room for " +
+                                              std::to_string(m.shape.partitions));
+  }
+  for (uint32_t i = 0; i < rows.count; ++i) {
+    if (!(rows.sizes[i] >= 1.0F)) {
+      throw Error(Status::invalid_argument, "partition " + std::to_string(first + i) + " has " +
+                                                std::to_string(rows.sizes[i]) +
+                                                " keys, allowed: 1 or more");
+    }
+  }
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  const size_t dim = m.shape.head_dim;
+  const size_t at = h * m.layout.capacity + first;
+  m.copy(m.layout.codes + at * dim, rows.keys, rows.count * dim);
+  m.copy(m.layout.sizes + at * sizeof(float), rows.sizes, rows.count * sizeof(float));
+  m.copy(m.layout.variances + at * sizeof(float), rows.variances, rows.count * sizeof(float));
+  m.copy(m.layout.values + at * m.row_bytes(), rows.values, rows.count * m.row_bytes());
+  if (rows.count != 0) {
+    m.copy(m.layout.scales + h * dim * sizeof(float), rows.scales, dim * sizeof(float));
+    m.copy(m.layout.centers + h * dim * sizeof(float), rows.center, dim * sizeof(float));
+  }
+  head.count = first + rows.count;
+  m.copy_head(h);
+}
+
+uint32_t CudaFront::count(uint32_t layer, uint32_t kv_head) const {
+  return impl_->heads[impl_->head(layer, kv_head)].count;
+}
+
+void CudaFront::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail tail) {
+  Impl& m = *impl_;
+  const size_t h = m.head(layer, kv_head);
+  if (chosen > m.shape.most_chosen) {
+    throw Error(Status::invalid_argument, "partitions chosen: " + std::to_string(chosen) +
+                                              ", allowed: 0 to " +
+                                              std::to_string(m.shape.most_chosen));
+  }
+  m.heads[h].chosen = chosen;
+  m.heads[h].tail = static_cast<uint32_t>(tail);
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  m.copy_head(h);
+}
+
+size_t CudaFront::bytes() const { return impl_->layout.bytes; }
+
+void CudaFront::choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequence,
+                       Stream stream) {
+  launch_front_choose(impl_->layers[layer], q, sequence, static_cast<cudaStream_t>(stream));
+  check_launch("choosing partitions");
+}
+
+void CudaFront::attend(uint32_t layer, Stream stream) {
+  launch_front_attend(impl_->layers[layer], static_cast<cudaStream_t>(stream));
+  check_launch("attending partitions");
+}
+
+const float* CudaFront::tail_o() const { return impl_->memory.as<float>(impl_->layout.tail_o); }
+
+const float* CudaFront::tail_lse() const { return impl_->memory.as<float>(impl_->layout.tail_lse); }
+
+bool CudaFront::await(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
+                      const std::atomic<bool>& stop, Chosen& out) {
+  using Clock = std::chrono::steady_clock;
+  constexpr uint32_t kLooksPerClock = 256;
+  constexpr uint64_t kForever = uint64_t{1} << 50;  // microseconds that a clock can count
+  const size_t h = size_t{layer} * impl_->shape.kv_heads + kv_head;
+  const FrontFlag& flag = impl_->flags.as<FrontFlag>()[h];
+  const auto is_there = [&] {
+    return static_cast<int32_t>(__atomic_load_n(&flag.sequence, __ATOMIC_ACQUIRE) - sequence) >= 0;
+  };
+  Clock::time_point end;
+  for (uint32_t looks = 0; !is_there(); ++looks) {
+    if (looks == 0) end = Clock::now() + std::chrono::microseconds(std::min(timeout_us, kForever));
+    if (stop.load(std::memory_order_relaxed)) return false;
+    if (looks % kLooksPerClock == kLooksPerClock - 1 && Clock::now() > end) return is_there();
+    __builtin_ia32_pause();
+  }
+  out = {impl_->ids.as<uint32_t>() + h * impl_->ids_stride, flag.count};
+  return true;
+}
+
+std::unique_ptr<Front> make_cuda_front(Resident& resident, const FrontShape& shape) {
+  return std::make_unique<CudaFront>(shape, static_cast<CudaResident&>(resident).ordinal());
+}
+
+}  // namespace keyhole::gpu
