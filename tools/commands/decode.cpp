@@ -142,21 +142,22 @@ bool answers(const Run& run, const Prompt& prompt, const LlamaConfig& model) {
   return ByteTokenizer(model).decode(run.tokens).starts_with(prompt.expected);
 }
 
-void print_report(const DecodeOptions& options, const Run& run, const Prompt& prompt,
-                  const LlamaConfig& model, const CheckResult* check) {
+void print_report(const DecodeOptions& options, const Runner& runner, const Run& run,
+                  const Prompt& prompt, const CheckResult* check) {
   if (!prompt.expected.empty()) {
     std::printf("answer expected: %s; this is %s\n",
                 prompt.expected.substr(0, prompt.expected.find('\n')).c_str(),
-                answers(run, prompt, model) ? "right" : "wrong");
+                answers(run, prompt, runner.model().config) ? "right" : "wrong");
   }
   const size_t prompt_tokens = prompt.tokens.size();
-  std::printf("prompt %s tokens in %s (%s tokens/s), index build %s\n",
+  std::printf("prompt %s tokens in %s (%s tokens/s) on %s, index build %s\n",
               format_count(prompt_tokens).c_str(), format_duration(run.prefill_seconds).c_str(),
               format_number(static_cast<double>(prompt_tokens) / run.prefill_seconds).c_str(),
-              format_duration(run.build_seconds).c_str());
-  std::printf("decoded %zu tokens with %s%s%s: %s tokens/s", run.tokens.size(),
-              options.index.shown().c_str(), has_budget(options.index) ? ", " : "",
-              has_budget(options.index) ? options.budget.text().c_str() : "",
+              runner.device().c_str(), format_duration(run.build_seconds).c_str());
+  std::printf("decoded %zu tokens with %s%s%s, sink and window on %s: %s tokens/s",
+              run.tokens.size(), options.index.shown().c_str(),
+              has_budget(options.index) ? ", " : "",
+              has_budget(options.index) ? options.budget.text().c_str() : "", run.statistics.device,
               format_number(run.tokens_per_second()).c_str());
   if (const double scanned = scan_fraction(run.statistics); !std::isnan(scanned)) {
     std::printf(", scanned %s %% of the indexed keys", format_number(100.0 * scanned).c_str());
@@ -167,11 +168,14 @@ void print_report(const DecodeOptions& options, const Run& run, const Prompt& pr
   if (check != nullptr) std::printf("\n%s", to_text(*check).c_str());
 }
 
-Json to_json(const DecodeOptions& options, const Run& run, const Prompt& prompt,
-             const LlamaConfig& model, const CheckResult* check) {
+Json to_json(const DecodeOptions& options, const Runner& runner, const Run& run,
+             const Prompt& prompt, const CheckResult* check) {
+  const LlamaConfig& model = runner.model().config;
   const keyhole_statistics& s = run.statistics;
   Json json = {{"machine", to_json(describe_machine(s.cpu_level))},
                {"model", model_name(options.model)},
+               {"device", runner.device()},
+               {"session_device", s.device},
                {"index", options.index.text},
                {"k", options.budget.attend.k},
                {"attend", options.budget.attend.text()},
@@ -234,31 +238,32 @@ void decode(DecodeOptions options) {
         "--check attends once more in every step, which would be audited as well: "
         "allowed is one of --check and --audit");
   }
-  const LlamaModel model = load_model(options.model);
-  const Prompt prompt = make_prompt(options, model.config);
+  Runner runner = make_runner(options.model, options.cache.threads);
+  options.cache.device = runner.session_device();
+  const LlamaConfig& model = runner.model().config;
+  const Prompt prompt = make_prompt(options, model);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
-  Team team(options.cache.threads);
-  KeyholeCache cache = make_cache(model.config, options.cache, prompt_tokens + options.generate,
+  KeyholeCache cache = make_cache(model, options.cache, prompt_tokens + options.generate,
                                   {options.index}, {options.budget});
-  Decoder decoder(model, cache, team);
+  const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
 
   Run run;
   std::vector<float> logits;
-  run.prefill_seconds = prefill_prompt(decoder, prompt.tokens, &logits);
+  run.prefill_seconds = prefill_prompt(*decoder, prompt.tokens, &logits);
   run.build_seconds = apply_spec(cache, options.index, options.budget);
   cache.reset_statistics();
 
   const bool stream = options.json != "-";
-  OutputError errors(cache, options.index.mode(), model.config);
+  OutputError errors(cache, options.index.mode(), model);
   if (options.check) {
-    decoder.set_attention_hook(
+    decoder->set_attention_hook(
         [&](uint32_t layer, const float* q, const float* out) { errors.measure(layer, q, out); });
   }
   const auto start = std::chrono::steady_clock::now();
-  generate(decoder, logits, options.generate, model.config, stream, run);
+  generate(*decoder, logits, options.generate, model, stream, run);
   run.decode_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  run.times = decoder.times();
+  run.times = decoder->times();
   run.statistics = cache.statistics();
   if (cache.audited()) run.audit = cache.audit();
   if (options.check) run.decode_seconds = run.times.total();  // without the time of the check
@@ -266,13 +271,13 @@ void decode(DecodeOptions options) {
 
   std::unique_ptr<CheckResult> check;
   if (options.check) {
-    decoder.set_attention_hook({});
+    decoder->set_attention_hook({});
     check = std::make_unique<CheckResult>(errors.result());
-    compare_tokens(decoder, cache, prompt_tokens, logits, run.tokens, *check);
+    compare_tokens(*decoder, cache, prompt_tokens, logits, run.tokens, *check);
   }
-  if (stream) print_report(options, run, prompt, model.config, check.get());
+  if (stream) print_report(options, runner, run, prompt, check.get());
   if (!options.json.empty()) {
-    write_json(options.json, to_json(options, run, prompt, model.config, check.get()));
+    write_json(options.json, to_json(options, runner, run, prompt, check.get()));
   }
 }
 
@@ -283,6 +288,7 @@ void add_decode(CLI::App& keyhole) {
   CLI::App* command = keyhole.add_subcommand(
       "decode", "Continue a prompt with a model whose KV cache lies behind an index.");
   add_model_options(*command, options->model);
+  add_device_option(*command, options->model.device);
   command->add_option("--prompt", options->prompt_file, "Text file to continue")->type_name("FILE");
   command
       ->add_option("--tokens", options->token_file,

@@ -78,6 +78,10 @@ std::string printable(const std::string& bytes) {
 
 LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }
 
+Runner make_runner(const ModelOptions& options, uint32_t threads) {
+  return {load_model(options), options.device, threads};
+}
+
 std::string model_name(const ModelOptions& options) {
   if (options.folder.empty() && std::getenv("KEYHOLE_MODEL") == nullptr) return "bundled";
   const fs::path folder = fs::absolute(model_folder(options)).lexically_normal();
@@ -165,6 +169,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
+  options.device = flags.device;
   options.kv_dtype = flags.kv_dtype == "f32"    ? KEYHOLE_F32
                      : flags.kv_dtype == "bf16" ? KEYHOLE_BF16
                                                 : KEYHOLE_F16;

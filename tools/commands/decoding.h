@@ -10,14 +10,15 @@
 
 #include "tools/commands/audit_report.h"
 #include "tools/commands/budget_choice.h"
-#include "tools/llama/decoder.h"
+#include "tools/commands/runner.h"
 #include "tools/tasks/task.h"
 
 namespace keyhole::tools {
 
-/// `--model`.
+/// `--model`; `--device` of commands that have add_device_option().
 struct ModelOptions {
   std::string folder;  ///< empty: the bundled model
+  std::string device = "auto";
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 
@@ -27,6 +28,8 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 
 /// Loads `options.folder` or the bundled model.
 [[nodiscard]] LlamaModel load_model(const ModelOptions& options);
+/// The same, ready to run.
+[[nodiscard]] Runner make_runner(const ModelOptions& options, uint32_t threads);
 /// The name under which results mention the model: its folder's last part.
 [[nodiscard]] std::string model_name(const ModelOptions& options);
 
@@ -66,7 +69,8 @@ struct CacheFlags {
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
   std::string budgets;
-  AuditFlags audit;  ///< of commands that have add_audit_options()
+  keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
+  AuditFlags audit;                             ///< of commands that have add_audit_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
 /// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of

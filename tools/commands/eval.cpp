@@ -98,11 +98,13 @@ Json to_json(const Row& row, const Task& task) {
                            {"wrong", wrong}});
 }
 
-void eval_questions(const EvalOptions& options) {
+void eval_questions(EvalOptions options) {
   const std::vector<BudgetChoice> budgets = all_budgets(options);
   const std::vector<AttendSpec> specs = all_specs(options);
-  const LlamaModel model = load_model(options.model);
-  const ByteTokenizer tokenizer(model.config);
+  Runner runner = make_runner(options.model, options.cache.threads);
+  options.cache.device = runner.session_device();
+  const LlamaConfig& model = runner.model().config;
+  const ByteTokenizer tokenizer(model);
   const uint32_t length = length_of(options.task);
   const size_t usual = options.task.task == "kv" ? 64 : 16;
   const size_t questions = options.questions != 0
@@ -111,18 +113,17 @@ void eval_questions(const EvalOptions& options) {
   const Task task = make_task(options.task, length - 1, questions);
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
 
-  Team team(options.cache.threads);
   // Questions are truncated away, so that there need be room for one of them only.
-  KeyholeCache cache = make_cache(model.config, options.cache,
-                                  static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
-  Decoder decoder(model, cache, team);
-  const double prefill_seconds = prefill_prompt(decoder, tokens, nullptr);
+  KeyholeCache cache =
+      make_cache(model, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
+  const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
+  const double prefill_seconds = prefill_prompt(*decoder, tokens, nullptr);
 
   std::vector<Row> rows;
   for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
     Row& row = rows.emplace_back();
     row.way = way;
-    answer_all(decoder, cache, model.config, task, row);
+    answer_all(*decoder, cache, model, task, row);
   });
 
   const keyhole_statistics statistics = cache.statistics();
@@ -130,17 +131,18 @@ void eval_questions(const EvalOptions& options) {
     std::vector<const EvalWay*> ways;
     for (const Row& row : rows) ways.push_back(&row.way);
     std::printf(
-        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, prefill %s\n%s\n\n%s%s",
+        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, model on %s, "
+        "sink and window on %s, prefill %s\n%s\n\n%s%s",
         options.task.task.c_str(), format_count(tokens.size()).c_str(), questions,
         options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
-        format_duration(prefill_seconds).c_str(),
+        runner.device().c_str(), statistics.device, format_duration(prefill_seconds).c_str(),
         to_text(describe_machine(statistics.cpu_level)).c_str(),
         table_text(rows, questions).c_str(), audit_texts(ways).c_str());
   }
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, task));
-    Json json = eval_header(options, statistics, tokens.size(), prefill_seconds);
+    Json json = eval_header(options, runner, cache, statistics, tokens.size(), prefill_seconds);
     json["results"] = results;
     write_json(options.json, json);
   }
@@ -168,6 +170,7 @@ void add_eval(CLI::App& keyhole) {
       "decoding steps and then\n"
       "truncated away; a text is decoded in copies.");
   add_model_options(*command, options->model);
+  add_device_option(*command, options->model.device);
   add_task_options(*command, options->task, {"kv", "passkey", "text"});
   command
       ->add_option("--prompt", options->prompt_file,

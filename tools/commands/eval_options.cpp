@@ -117,10 +117,12 @@ Json to_json(const EvalWay& way, const Json& result) {
   return json;
 }
 
-Json eval_header(const EvalOptions& options, const keyhole_statistics& statistics, size_t tokens,
-                 double prefill_seconds) {
+Json eval_header(const EvalOptions& options, const Runner& runner, const KeyholeCache& cache,
+                 const keyhole_statistics& statistics, size_t tokens, double prefill_seconds) {
   return {{"machine", to_json(describe_machine(statistics.cpu_level))},
           {"model", model_name(options.model)},
+          {"device", runner.device()},
+          {"session_device", statistics.device},
           {"task", options.task.task},
           {"tokens", tokens},
           {"seed", options.task.seed},
@@ -129,7 +131,8 @@ Json eval_header(const EvalOptions& options, const keyhole_statistics& statistic
           {"kv_dtype", options.cache.kv_dtype},
           {"threads", statistics.threads},
           {"blas", blas_kernels()},
-          {"prefill_s", prefill_seconds}};
+          {"prefill_s", prefill_seconds},
+          {"hand_over_s", cache.prefill_seconds()}};
 }
 
 }  // namespace keyhole::tools

@@ -75,11 +75,12 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
 [[nodiscard]] nlohmann::ordered_json to_json(const EvalWay& way,
                                              const nlohmann::ordered_json& result);
 /// The head of the file: machine, model, shape of the cache.
-[[nodiscard]] nlohmann::ordered_json eval_header(const EvalOptions& options,
+[[nodiscard]] nlohmann::ordered_json eval_header(const EvalOptions& options, const Runner& runner,
+                                                 const KeyholeCache& cache,
                                                  const keyhole_statistics& statistics,
                                                  size_t tokens, double prefill_seconds);
 
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
-void eval_text(const EvalOptions& options);
+void eval_text(EvalOptions options);
 
 }  // namespace keyhole::tools

@@ -1,6 +1,7 @@
 // How well a model that attends through an index predicts a real text, beside exact attention.
 #include <cmath>
 #include <cstdio>
+#include <memory>
 
 #include "tools/commands/eval_options.h"
 #include "tools/llama/tokenizer.h"
@@ -156,17 +157,16 @@ Json to_json(const Row& row, const Row* exact, const Text& text) {
 
 }  // namespace
 
-void eval_text(const EvalOptions& options) {
+void eval_text(EvalOptions options) {
   const std::vector<BudgetChoice> budgets = all_budgets(options);
   const std::vector<AttendSpec> specs = all_specs(options);
-  const LlamaModel model = load_model(options.model);
-  const Text text = make_text(options, model.config);
+  Runner runner = make_runner(options.model, options.cache.threads);
+  options.cache.device = runner.session_device();
+  const LlamaConfig& model = runner.model().config;
+  const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());
-  Team team(options.cache.threads);
-  KeyholeCache cache =
-      make_cache(model.config, options.cache, context + options.bytes, specs, budgets);
-  Decoder prefilled(model, cache, team);
-  const double prefill_seconds = prefill_prompt(prefilled, text.context, nullptr);
+  KeyholeCache cache = make_cache(model, options.cache, context + options.bytes, specs, budgets);
+  const double prefill_seconds = prefill_prompt(*runner.decoder(cache), text.context, nullptr);
 
   std::vector<Row> rows;
   for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
@@ -175,9 +175,9 @@ void eval_text(const EvalOptions& options) {
     // In a copy: what is decoded pushes the prompt's end out of the window, and truncating it would not
     // bring it back.
     KeyholeCache copy = cache.fork();
-    Decoder decoder(model, copy, team, context);
-    decode_text(decoder, text, row);
-    measure_way(copy, decoder, model.config, row.way);
+    const std::unique_ptr<Decoder> decoder = runner.decoder(copy, context);
+    decode_text(*decoder, text, row);
+    measure_way(copy, *decoder, model, row.way);
   });
 
   const keyhole_statistics statistics = cache.statistics();
@@ -185,18 +185,18 @@ void eval_text(const EvalOptions& options) {
     std::vector<const EvalWay*> ways;
     for (const Row& row : rows) ways.push_back(&row.way);
     std::printf(
-        "text, %u %s decoded after %s tokens, sink %u, window %u, K and V in %s, prefill %s\n%s\n\n"
-        "%s%s",
+        "text, %u %s decoded after %s tokens, sink %u, window %u, K and V in %s, model on %s, "
+        "sink and window on %s, prefill %s\n%s\n\n%s%s",
         options.bytes, text.bytes ? "bytes" : "tokens", format_count(context).c_str(),
         options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
-        format_duration(prefill_seconds).c_str(),
+        runner.device().c_str(), statistics.device, format_duration(prefill_seconds).c_str(),
         to_text(describe_machine(statistics.cpu_level)).c_str(), table_text(rows, text).c_str(),
         audit_texts(ways).c_str());
   }
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), text));
-    Json json = eval_header(options, statistics, context, prefill_seconds);
+    Json json = eval_header(options, runner, cache, statistics, context, prefill_seconds);
     json["decoded"] = options.bytes;
     json["results"] = results;
     write_json(options.json, json);

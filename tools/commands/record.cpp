@@ -12,6 +12,7 @@ void add_record(CLI::App& keyhole) {
   CLI::App* command = keyhole.add_subcommand(
       "record", "Write the keys, values and queries of a prompt as a trace for `keyhole compare`.");
   add_model_options(*command, options->model);
+  add_device_option(*command, options->model.device);
   add_task_options(*command, options->task);
   command->add_option("--prompt", options->prompt_file, "Text file to run instead of a task")
       ->type_name("FILE");

@@ -170,17 +170,17 @@ class LayerRecorder {
 }  // namespace
 
 std::string record_trace(const RecordOptions& options) {
-  const LlamaModel model = load_model(options.model);
-  const Prompt prompt = make_prompt(options, model.config);
-  const TraceInfo info = describe(options, model.config, prompt);
+  Runner runner = make_runner(options.model, options.threads);
+  const LlamaConfig& model = runner.model().config;
+  const Prompt prompt = make_prompt(options, model);
+  const TraceInfo info = describe(options, model, prompt);
   const TraceWriter::Options positions = choose_positions(options, prompt.tokens.size());
   TraceWriter writer(options.out, info, positions);
   LayerRecorder recorder(info, positions, writer);
-  Team team(options.threads);
   {
     Progress bar("recording " + format_count(info.tokens) + " tokens");
-    (void)prefill(
-        model, team, prompt.tokens, [&](const LayerChunk& chunk) { recorder.take(chunk); },
+    (void)runner.prefill(
+        prompt.tokens, [&](const LayerChunk& chunk) { recorder.take(chunk); },
         [&](double fraction) {
           throw_if_interrupted();
           bar.update(fraction);

@@ -1,5 +1,7 @@
 #include "tools/llama/keyhole_cache.h"
 
+#include <chrono>
+
 namespace keyhole::tools {
 
 // An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are given
@@ -38,8 +40,11 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   keyhole_engine_config engine = engine_config(model);
   engine.kv_dtype = options.kv_dtype;
   engine.threads = options.threads;
+  engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
   engine_ = make_engine(engine);
+  check(keyhole_engine_get_config(engine_.get(), &engine));
+  on_device_ = engine.device == KEYHOLE_DEVICE_CUDA;
 
   // A session is one sequence. Sessions of the same engine share its threads.
   keyhole_session_config session;
@@ -76,6 +81,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.kv_heads_ = kv_heads_;
   copy.head_dim_ = head_dim_;
   copy.audited_ = audited_;
+  copy.on_device_ = on_device_;
   keyhole_session* session = nullptr;
   check(keyhole_fork(session_.get(), &session));
   copy.session_.reset(session);
@@ -89,7 +95,10 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const keyhole_tensor k = keyhole_tensor_host(chunk.k, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor v = keyhole_tensor_host(chunk.v, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
+  const auto start = std::chrono::steady_clock::now();
   check(keyhole_prefill(session_.get(), chunk.layer, &k, &v, &q));
+  prefill_seconds_ +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
@@ -110,6 +119,21 @@ void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   const keyhole_tensor result = heads(out, q_heads_);
   check(keyhole_attend(session_.get(), layer, &queries, nullptr, nullptr, &result, nullptr));
 }
+
+void KeyholeCache::use_stream(void* stream) {
+  check(keyhole_session_set_stream(session_.get(), stream));
+}
+
+void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
+                                  float* out) {
+  const keyhole_tensor queries = heads(q, q_heads_, KEYHOLE_DEVICE);
+  const keyhole_tensor keys = heads(k, kv_heads_, KEYHOLE_DEVICE);
+  const keyhole_tensor values = heads(v, kv_heads_, KEYHOLE_DEVICE);
+  const keyhole_tensor result = heads(out, q_heads_, KEYHOLE_DEVICE);
+  check(keyhole_attend(session_.get(), layer, &queries, &keys, &values, &result, nullptr));
+}
+
+void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
 
 void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
 
@@ -153,9 +177,11 @@ keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
 }
 
 // A tensor is borrowed for the call: making one allocates nothing.
-keyhole_tensor KeyholeCache::heads(const float* data, uint32_t heads) const {
+keyhole_tensor KeyholeCache::heads(const float* data, uint32_t heads, keyhole_memory memory) const {
   const int64_t shape[] = {heads, head_dim_};
-  return keyhole_tensor_host(data, KEYHOLE_F32, 2, shape);
+  keyhole_tensor tensor = keyhole_tensor_host(data, KEYHOLE_F32, 2, shape);
+  tensor.memory = memory;
+  return tensor;
 }
 
 }  // namespace keyhole::tools

@@ -28,7 +28,8 @@ struct KeyholeCacheOptions {
   std::optional<keyhole_budget> budget;  ///< of every head, in place of top_k
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
   keyhole_dtype kv_dtype = KEYHOLE_F16;
-  uint32_t threads = 0;  ///< the library's workers; 0: its default
+  uint32_t threads = 0;                         ///< the library's workers; 0: its default
+  keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< where sink and window lie
   std::vector<uint32_t> dense_layers;
   std::string classifiers;  ///< a file of `keyhole train-saap`; empty: none
   std::string budgets;      ///< a file of `keyhole calibrate`; empty: none
@@ -45,6 +46,8 @@ class KeyholeCache {
 
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
   void prefill(const LayerChunk& chunk);
+  /// Wall time of those calls.
+  [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
   /// Brings what the prefill appended into the index. `progress` may be null.
   void build(keyhole_progress_fn progress, void* user);
 
@@ -53,6 +56,14 @@ class KeyholeCache {
   void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
+
+  /// Whether sink and window lie on a GPU. If so, a step may be enqueued on a stream of it (a cudaStream_t; null: the
+  /// default one): arrays as of attend(), but in device memory. synchronize() waits for all that was enqueued, and
+  /// throws what went wrong with it.
+  [[nodiscard]] bool on_device() const { return on_device_; }
+  void use_stream(void* stream);
+  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  void synchronize();
 
   /// Forgets all tokens from `tokens` on.
   void truncate(uint32_t tokens);
@@ -76,10 +87,13 @@ class KeyholeCache {
 
  private:
   KeyholeCache() = default;
-  [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads) const;
+  [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
+                                     keyhole_memory memory = KEYHOLE_HOST) const;
 
   uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   bool audited_ = false;
+  bool on_device_ = false;
+  double prefill_seconds_ = 0.0;
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
   Session session_;
 };

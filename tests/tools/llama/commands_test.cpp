@@ -7,6 +7,7 @@
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/io/trace.h"
+#include "tools/llama/gpu_model.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
@@ -147,6 +148,22 @@ TEST(DecodeCommand, GeneratesWhatTheReferenceGenerates) {
   EXPECT_EQ(result["check"]["agreeing"], expected.size());
   EXPECT_EQ(result["check"]["first_difference"], expected.size());
   EXPECT_LT(result["check"]["output_error"]["max"].get<double>(), 1e-5);
+}
+
+TEST(DecodeCommand, SaysWhereItRuns) {
+  const SmallModel model(40);
+  const json result =
+      run_json(with(model.arguments("decode"), {"--generate", "2", "--device", "host"}));
+  EXPECT_EQ(result["device"], "host");
+  EXPECT_EQ(result["session_device"], "host");
+  const Outcome gpu =
+      run_keyhole(with(model.arguments("decode"), {"--generate", "2", "--device", "cuda"}));
+  const std::string refusal = gpu_refusal(load_llama(model.path()).config);
+  EXPECT_EQ(gpu.exit_code == 0, refusal.empty()) << gpu.err;
+  if (!refusal.empty()) {
+    EXPECT_NE(gpu.err.find("--device cuda: " + refusal), std::string::npos) << gpu.err;
+  }
+  EXPECT_NE(run_keyhole(with(model.arguments("decode"), {"--device", "tpu"})).exit_code, 0);
 }
 
 TEST(DecodeCommand, UsesBlasKernelsThatFitTheCpu) {

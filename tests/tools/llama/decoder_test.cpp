@@ -1,5 +1,5 @@
 // Prefill and decoding steps of random Llamas against an independent forward pass in double precision.
-#include "tools/llama/decoder.h"
+#include "tools/llama/host_decoder.h"
 
 #include <gtest/gtest.h>
 
@@ -88,7 +88,7 @@ TEST_P(RandomLlama, StepsThroughKeyholeGiveTheReferenceLogits) {
   for (const size_t prompt : {1, 60, 140}) {
     SCOPED_TRACE(prompt);
     KeyholeCache cache(model_.config, exact_cache());
-    Decoder decoder(model_, cache, team_);
+    HostDecoder decoder(model_, cache, team_);
     expect_close(decoder.prefill({tokens_.data(), prompt}), expected_[prompt - 1]);
     cache.build(nullptr, nullptr);
     for (size_t t = prompt; t < tokens_.size(); ++t) {
@@ -108,7 +108,7 @@ TEST_P(RandomLlama, AFlatIndexThatReturnsEveryKeyIsExact) {
   options.index = "flat";
   options.top_k = 1024;
   KeyholeCache cache(model_.config, options);
-  Decoder decoder(model_, cache, team_);
+  HostDecoder decoder(model_, cache, team_);
   expect_close(decoder.prefill({tokens_.data(), 100}), expected_[99]);
   cache.build(nullptr, nullptr);
   EXPECT_GT(cache.layer_tokens(0).indexed, 0U);
@@ -184,7 +184,7 @@ TEST(Decoder, AnAttentionHookSeesWhatTheStepUsed) {
   const LlamaModel model = any_model();
   Team team(1);
   KeyholeCache cache(model.config, exact_cache());
-  Decoder decoder(model, cache, team);
+  HostDecoder decoder(model, cache, team);
   (void)decoder.prefill(random_tokens(50, 37, 8));
   std::vector<uint32_t> layers;
   decoder.set_attention_hook([&](uint32_t layer, const float* q, const float* out) {
@@ -207,7 +207,7 @@ TEST(KeyholeCache, PassesOnWhatTheLibrarySays) {
   options.max_tokens = 10;
   KeyholeCache cache(model.config, options);
   Team team(1);
-  Decoder decoder(model, cache, team);
+  HostDecoder decoder(model, cache, team);
   EXPECT_THROW((void)decoder.prefill(random_tokens(11, 37, 9)), LibraryError);
 }
 

@@ -8,7 +8,8 @@
 
 #include "tests/temporary_folder.h"
 #include "tools/llama/blas.h"
-#include "tools/llama/decoder.h"
+#include "tools/llama/gpu_decoder.h"
+#include "tools/llama/host_decoder.h"
 #include "tools/llama/tokenizer.h"
 
 namespace keyhole::tools {
@@ -43,7 +44,8 @@ class GoldenTest : public ::testing::TestWithParam<size_t> {
     return result;
   }
 
-  static void expect_golden(const Golden& expected, keyhole_mode mode) {
+  static void expect_golden(const Golden& expected, keyhole_mode mode, bool gpu = false,
+                            keyhole_device device = KEYHOLE_DEVICE_HOST) {
     KeyholeCacheOptions options;
     options.max_tokens = 4096;
     options.sink = 16;
@@ -51,9 +53,18 @@ class GoldenTest : public ::testing::TestWithParam<size_t> {
     options.mode = mode;
     options.top_k = 4096;  // covers every prompt
     options.kv_dtype = KEYHOLE_F32;
+    options.device = device;
     KeyholeCache cache(model().config, options);
     Team team;
-    Decoder decoder(model(), cache, team);
+    std::unique_ptr<GpuModel> gpu_model;
+    std::unique_ptr<Decoder> owner;
+    if (gpu) {
+      gpu_model = std::make_unique<GpuModel>(model());
+      owner = std::make_unique<GpuDecoder>(*gpu_model, cache);
+    } else {
+      owner = std::make_unique<HostDecoder>(model(), cache, team);
+    }
+    Decoder& decoder = *owner;
     std::span<const float> logits = decoder.prefill(expected.prompt);
     cache.build(nullptr, nullptr);
     if (mode == KEYHOLE_MODE_INDEXED && expected.prompt.size() > 200) {
@@ -61,7 +72,7 @@ class GoldenTest : public ::testing::TestWithParam<size_t> {
     }
 
     for (const auto& [token, logit] : expected.first_logits) {
-      EXPECT_NEAR(logits[token], logit, 5e-3) << "token " << token;
+      EXPECT_NEAR(logits[token], logit, gpu ? 3e-2 : 5e-3) << "token " << token;
     }
     EXPECT_EQ(greedy(logits), expected.first_logits.front().first);
 
@@ -81,6 +92,16 @@ TEST_P(GoldenTest, AFlatIndexThatReturnsEveryKeyGeneratesTheSame) {
   expect_golden(golden(GetParam()), KEYHOLE_MODE_INDEXED);
 }
 
+TEST_P(GoldenTest, TheGpuGeneratesTheSame) {
+  if (const std::string refusal = gpu_refusal(model().config); !refusal.empty()) {
+    GTEST_SKIP() << refusal;
+  }
+  for (const keyhole_device device : {KEYHOLE_DEVICE_HOST, KEYHOLE_DEVICE_AUTO}) {
+    expect_golden(golden(GetParam()), KEYHOLE_MODE_EXACT, true, device);
+    expect_golden(golden(GetParam()), KEYHOLE_MODE_INDEXED, true, device);
+  }
+}
+
 /// The first step once more through the decoding path: prompt up to its last token, then one step.
 TEST_P(GoldenTest, ADecodingStepGivesTheFirstLogits) {
   const Golden expected = golden(GetParam());
@@ -89,7 +110,7 @@ TEST_P(GoldenTest, ADecodingStepGivesTheFirstLogits) {
   options.kv_dtype = KEYHOLE_F32;
   KeyholeCache cache(model().config, options);
   Team team;
-  Decoder decoder(model(), cache, team);
+  HostDecoder decoder(model(), cache, team);
   (void)decoder.prefill(std::span(expected.prompt).first(expected.prompt.size() - 1));
   const std::span<const float> logits = decoder.step(expected.prompt.back());
   for (const auto& [token, logit] : expected.first_logits) {

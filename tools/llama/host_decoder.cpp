@@ -1,4 +1,4 @@
-#include "tools/llama/decoder.h"
+#include "tools/llama/host_decoder.h"
 
 #include <algorithm>
 #include <chrono>
@@ -25,7 +25,7 @@ class Stopwatch {
 
 }  // namespace
 
-Decoder::Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
+HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
     : model_(model), cache_(cache), team_(team), rope_(model.config), tokens_(tokens) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
@@ -39,15 +39,15 @@ Decoder::Decoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint3
   sines_.resize(config.head_dim / 2);
 }
 
-std::span<const float> Decoder::prefill(std::span<const uint32_t> tokens,
-                                        const PrefillProgress& progress) {
+std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
+                                            const PrefillProgress& progress) {
   logits_ = tools::prefill(
       model_, team_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress);
   tokens_ = static_cast<uint32_t>(tokens.size());
   return logits_;
 }
 
-std::span<const float> Decoder::step(uint32_t token) {
+std::span<const float> HostDecoder::step(uint32_t token) {
   check_tokens(model_.config, {&token, 1});
   Stopwatch stopwatch;
   std::copy_n(model_.embedding.row(token), hidden_.size(), hidden_.data());
@@ -90,12 +90,12 @@ std::span<const float> Decoder::step(uint32_t token) {
   return logits_;
 }
 
-void Decoder::truncate(uint32_t tokens) {
+void HostDecoder::truncate(uint32_t tokens) {
   cache_.truncate(tokens);
   tokens_ = std::min(tokens_, tokens);
 }
 
-void Decoder::multiply(const Matrix& matrix, const float* x, float* y) {
+void HostDecoder::multiply(const Matrix& matrix, const float* x, float* y) {
   // An item of 64 Ki weights takes about 10 us, several times what handing it to a thread costs.
   constexpr size_t kItemWeights = size_t{64} << 10;
   const size_t rows = std::max<size_t>(4, kItemWeights / matrix.cols / 4 * 4);
@@ -110,7 +110,7 @@ void Decoder::multiply(const Matrix& matrix, const float* x, float* y) {
   });
 }
 
-void Decoder::normalise(const std::vector<float>& weight) {
+void HostDecoder::normalise(const std::vector<float>& weight) {
   rms_norm(hidden_.data(), weight.data(), hidden_.size(),
            static_cast<float>(model_.config.rms_norm_eps), normed_.data());
 }

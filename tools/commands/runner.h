@@ -1,0 +1,46 @@
+// Where a model runs: `--device`, and the decoders of that device.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/llama/decoder.h"
+#include "tools/llama/gpu_model.h"
+#include "tools/llama/keyhole_cache.h"
+#include "tools/llama/team.h"
+
+namespace keyhole::tools {
+
+/// `--device auto|host|cuda`.
+void add_device_option(CLI::App& command, std::string& device);
+
+/// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
+class Runner {
+ public:
+  /// `threads` of the host. Throws std::runtime_error where the GPU was asked for and cannot.
+  Runner(LlamaModel model, const std::string& device, uint32_t threads);
+
+  [[nodiscard]] const LlamaModel& model() const { return model_; }
+  [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
+  /// For people: "NVIDIA H200", or "host".
+  [[nodiscard]] std::string device() const;
+  /// Where a session beside it keeps sink and window.
+  [[nodiscard]] keyhole_device session_device() const;
+
+  /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
+  [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
+  /// See prefill.h.
+  std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
+                             const PrefillProgress& progress);
+
+ private:
+  const LlamaModel model_;
+  std::unique_ptr<GpuModel> gpu_;
+  Team team_;
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,261 @@
+// FlashAttention-2's scheme: a block keeps 128 (64 where d = 256) queries of one head, walks over the keys 64 at a
+// time, and never writes a logit to memory. Each of the 4 warps has 32 (16) query rows: the fragments of K and V that
+// it loads from shared memory serve two products, so that tensor cores rather than shared memory are the limit.
+#include "tools/llama/cuda/attention.h"
+#include "tools/llama/cuda/memory.h"
+#include "tools/llama/cuda/mma.cuh"
+
+namespace keyhole::tools::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;
+constexpr int kKeys = 64;  // of a tile
+
+/// Rows of d + 8 elements: 16 bytes more than a multiple of 32, so that the 8 rows of an ldmatrix hit 8 different
+/// groups of banks.
+template <int d>
+constexpr int kPitch = d + 8;
+template <int d>
+constexpr int kRowTiles = d > 128 ? 1 : 2;  // of 16 query rows, per warp
+template <int d>
+constexpr int kRows = kWarps * 16 * kRowTiles<d>;
+template <int d>
+constexpr size_t kSharedBytes = (kRows<d> + 2 * kKeys) * kPitch<d> * sizeof(__half);
+
+/// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
+template <int d, int rows>
+__device__ void fetch_rows(__half* shared, const __half* global, size_t stride, uint32_t first,
+                           uint32_t end) {
+  constexpr int kPieces = d / 8;
+  static_assert(rows * kPieces % kThreads == 0);
+#pragma unroll
+  for (int i = 0; i < rows * kPieces / kThreads; ++i) {
+    const int piece = i * kThreads + static_cast<int>(threadIdx.x);
+    const int row = piece / kPieces;
+    const int column = piece % kPieces * 8;
+    const uint32_t token = first + row;
+    const bool there = token < end;
+    copy_async(shared + row * kPitch<d> + column, global + (there ? token : 0) * stride + column,
+               there);
+  }
+}
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFF, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFF, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFF, x, 2);
+}
+/// 2^x for x <= 0, one instruction; what is too small for a normal number is 0.
+__device__ inline float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline uint32_t pack(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+template <int d>
+__global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
+    causal_attention_kernel(const AttentionArgs a) {
+  constexpr int kTiles = kRowTiles<d>;
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  auto* const q_rows = reinterpret_cast<__half*>(shared_bytes);
+  __half* const k_rows = q_rows + kRows<d> * kPitch<d>;
+  __half* const v_rows = k_rows + kKeys * kPitch<d>;
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const uint32_t head = blockIdx.x;
+  const uint32_t kv_head = head / (a.q_heads / a.kv_heads);
+  // The last queries have the most keys before them: beginning with them evens out the blocks' ends.
+  const uint32_t first_row = (gridDim.y - 1 - blockIdx.y) * kRows<d>;
+  const size_t q_stride = size_t{a.q_heads} * d;
+  const size_t kv_stride = size_t{a.kv_heads} * d;
+  const __half* const k = a.k + size_t{kv_head} * d;
+  const __half* const v = a.v + size_t{kv_head} * d;
+  const uint32_t end = a.first + min(first_row + kRows<d>, a.queries);  // keys that some row sees
+  const uint32_t tiles = (end + kKeys - 1) / kKeys;
+
+  fetch_rows<d, kRows<d>>(q_rows, a.q + size_t{head} * d, q_stride, first_row, a.queries);
+  fetch_rows<d, kKeys>(k_rows, k, kv_stride, 0, end);
+  commit_copies();
+
+  float out[kTiles][d / 8][4] = {};
+  float maxima[kTiles][2], sums[kTiles][2] = {};
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) maxima[t][0] = maxima[t][1] = -INFINITY;
+  const float to_base2 = a.scale * 1.44269504F;
+
+  // Rows of ldmatrix: of q and of transposed v, lanes 0-15 name 16 rows, lanes 16-31 the same rows 8 columns on; of
+  // k, lanes 0-7 and 8-15 name 8 rows at two columns, lanes 16-31 the next 8 rows.
+  const __half* const q_lane =
+      q_rows + (warp * 16 * kTiles + lane % 16) * kPitch<d> + lane / 16 * 8;
+  const __half* const k_lane = k_rows + (lane / 16 * 8 + lane % 8) * kPitch<d> + lane / 8 % 2 * 8;
+  const __half* const v_lane = v_rows + lane % 16 * kPitch<d> + lane / 16 * 8;
+
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    wait_copies<0>();
+    __syncthreads();  // k has come, and all warps are done with v
+    fetch_rows<d, kKeys>(v_rows, v, kv_stride, tile * kKeys, end);
+    commit_copies();
+
+    float s[kTiles][kKeys / 8][4] = {};
+#pragma unroll
+    for (int step = 0; step < d / 16; ++step) {
+      uint32_t q_part[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        load_matrices(q_part[t], q_lane + t * 16 * kPitch<d> + step * 16);
+      }
+#pragma unroll
+      for (int pair = 0; pair < kKeys / 16; ++pair) {
+        uint32_t k_part[4];
+        load_matrices(k_part, k_lane + pair * 16 * kPitch<d> + step * 16);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          multiply_add(s[t][2 * pair], q_part[t], k_part[0], k_part[1], a.q);
+          multiply_add(s[t][2 * pair + 1], q_part[t], k_part[2], k_part[3], a.q);
+        }
+      }
+    }
+
+    wait_copies<0>();
+    __syncthreads();  // v has come, and all warps are done with k
+    if (tile + 1 < tiles) {
+      fetch_rows<d, kKeys>(k_rows, k, kv_stride, (tile + 1) * kKeys, end);
+      commit_copies();
+    }
+
+    const uint32_t warp_first = a.first + first_row + warp * 16 * kTiles;
+    if ((tile + 1) * kKeys > warp_first + 1) {  // on the diagonal: a row sees keys up to its own
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t position = warp_first + t * 16 + lane / 4 + i / 2 * 8;
+            const uint32_t key = tile * kKeys + n * 8 + lane % 4 * 2 + i % 2;
+            if (key > position) s[t][n][i] = -INFINITY;
+          }
+        }
+      }
+    }
+
+    // Online softmax. Key 0 is seen by every row, so that all maxima are finite from the first tile on.
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      float shrink[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = s[t][0][2 * half];
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+          largest = fmaxf(largest, fmaxf(s[t][n][2 * half], s[t][n][2 * half + 1]));
+        }
+        largest = fmaxf(maxima[t][half], quad_max(largest));
+        shrink[half] = power_of_2((maxima[t][half] - largest) * to_base2);
+        maxima[t][half] = largest;
+        const float offset = largest * to_base2;
+        float sum = 0.0F;
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            s[t][n][i] = power_of_2(fmaf(s[t][n][i], to_base2, -offset));
+            sum += s[t][n][i];
+          }
+        }
+        sums[t][half] = sums[t][half] * shrink[half] + sum;
+      }
+      // Far into a prompt the maxima seldom move.
+      if (__any_sync(0xFFFFFFFF, shrink[0] != 1.0F || shrink[1] != 1.0F)) {
+#pragma unroll
+        for (int n = 0; n < d / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) out[t][n][i] *= shrink[i / 2];
+        }
+      }
+    }
+
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+      uint32_t weights[kTiles][4];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        weights[t][0] = pack(s[t][2 * step][0], s[t][2 * step][1]);
+        weights[t][1] = pack(s[t][2 * step][2], s[t][2 * step][3]);
+        weights[t][2] = pack(s[t][2 * step + 1][0], s[t][2 * step + 1][1]);
+        weights[t][3] = pack(s[t][2 * step + 1][2], s[t][2 * step + 1][3]);
+      }
+#pragma unroll
+      for (int pair = 0; pair < d / 16; ++pair) {
+        uint32_t v_part[4];
+        load_matrices_transposed(v_part, v_lane + step * 16 * kPitch<d> + pair * 16);
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+          multiply_add(out[t][2 * pair], weights[t], v_part[0], v_part[1], a.q);
+          multiply_add(out[t][2 * pair + 1], weights[t], v_part[2], v_part[3], a.q);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float inverse = 1.0F / quad_sum(sums[t][half]);
+      const uint32_t row = first_row + (warp * kTiles + t) * 16 + lane / 4 + half * 8;
+      if (row >= a.queries) continue;
+      const size_t at = row * q_stride + size_t{head} * d + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < d / 8; ++n) {
+        const float x = out[t][n][2 * half] * inverse;
+        const float y = out[t][n][2 * half + 1] * inverse;
+        const __nv_bfloat162 high = __floats2bfloat162_rn(x, y);
+        *reinterpret_cast<__nv_bfloat162*>(a.out.high + at + n * 8) = high;
+        *reinterpret_cast<__nv_bfloat162*>(a.out.low + at + n * 8) =
+            __floats2bfloat162_rn(x - __low2float(high), y - __high2float(high));
+      }
+    }
+  }
+}
+
+template <int d>
+void launch(const AttentionArgs& args, cudaStream_t stream) {
+  check(
+      cudaFuncSetAttribute(causal_attention_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(kSharedBytes<d>)),
+      "shared memory of the attention");
+  const dim3 grid(args.q_heads, (args.queries + kRows<d> - 1) / kRows<d>);
+  causal_attention_kernel<d><<<grid, kThreads, kSharedBytes<d>, stream>>>(args);
+  check_launch("attention");
+}
+
+}  // namespace
+
+bool attention_has(uint32_t head_dim) {
+  return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+}
+
+void causal_attention(const AttentionArgs& args, uint32_t head_dim, cudaStream_t stream) {
+  switch (head_dim) {
+    case 64: return launch<64>(args, stream);
+    case 80: return launch<80>(args, stream);
+    case 96: return launch<96>(args, stream);
+    case 128: return launch<128>(args, stream);
+    case 256: return launch<256>(args, stream);
+    default:
+      throw std::runtime_error("GPU attention: head_dim is " + std::to_string(head_dim) +
+                               "; allowed: 64, 80, 96, 128, 256");
+  }
+}
+
+}  // namespace keyhole::tools::cuda

@@ -1,0 +1,45 @@
+// The weights of a GpuModel in device memory.
+#pragma once
+
+#include <vector>
+
+#include "tools/llama/cuda/memory.h"
+#include "tools/llama/cuda/split.h"
+#include "tools/llama/cuda/step_kernels.h"
+#include "tools/llama/gpu_model.h"
+
+namespace keyhole::tools {
+
+struct DeviceMatrix {
+  cuda::Buffer<__nv_bfloat16> high, low;
+  uint32_t rows = 0, columns = 0;
+
+  DeviceMatrix() = default;
+  explicit DeviceMatrix(const Matrix& matrix);
+  [[nodiscard]] cuda::Split split() const { return {high.get(), low.get()}; }
+  [[nodiscard]] cuda::StepMatrix step() const { return {split(), rows, columns}; }
+};
+
+struct DeviceLayer {
+  cuda::Buffer<float> attention_norm, mlp_norm;
+  DeviceMatrix qkv, output, gate_up, down;
+};
+
+struct GpuModel::Device {
+  explicit Device(const LlamaModel& model);
+
+  DeviceMatrix embedding;
+  std::vector<DeviceLayer> layers;
+  cuda::Buffer<float> final_norm;
+  DeviceMatrix lm_head;              ///< empty if tied
+  cuda::Buffer<double> frequencies;  ///< of RoPE, `[d / 2]`
+  float eps = 0.0F;
+  bool tied = false;
+
+  [[nodiscard]] const DeviceMatrix& output_projection() const { return tied ? embedding : lm_head; }
+  [[nodiscard]] cuda::Norm norm(const cuda::Buffer<float>& weight) const {
+    return {weight.get(), eps};
+  }
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,221 @@
+#include "tools/llama/gpu_decoder.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <vector>
+
+#include "tools/llama/cuda/device_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// The GPU's clock at the ends of a layer's phases.
+struct LayerMarks {
+  cuda::Event begin{cudaEventDefault}, projected{cudaEventDefault}, attended{cudaEventDefault},
+      added{cudaEventDefault}, end{cudaEventDefault};
+};
+
+double seconds_between(const cuda::Event& from, const cuda::Event& to) {
+  float milliseconds = 0.0F;
+  cuda::check(cudaEventElapsedTime(&milliseconds, from.get(), to.get()), "the GPU's clock");
+  return 1e-3 * milliseconds;
+}
+
+/// Recording and reading the marks of a step takes some 40 us.
+constexpr uint64_t kStepsPerMeasurement = 8;
+
+}  // namespace
+
+class GpuDecoder::Steps {
+ public:
+  Steps(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
+      : model_(model),
+        config_(model.host().config),
+        device_(model.device()),
+        cache_(cache),
+        tokens_(tokens),
+        logits_(config_.vocab_size),
+        input_(1),
+        hidden_(config_.hidden_size),
+        qkv_(config_.q_width() + 2 * config_.kv_width()),
+        attended_(config_.q_width()),
+        inner_(config_.intermediate_size),
+        device_logits_(config_.vocab_size),
+        turns_(config_.head_dim / 2),
+        host_input_(1),
+        host_qkv_(qkv_.size()),
+        host_attended_(attended_.size()),
+        host_logits_(config_.vocab_size),
+        marks_(config_.layers) {
+    if (cache_.on_device()) cache_.use_stream(stream_.get());
+  }
+  ~Steps() {
+    if (!cache_.on_device()) return;
+    try {
+      cache_.use_stream(nullptr);  // this one is about to end
+    } catch (const std::exception&) {
+      // What went wrong on it was told before, by the step.
+    }
+  }
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+
+  std::span<const float> prefill(std::span<const uint32_t> tokens,
+                                 const PrefillProgress& progress) {
+    logits_ = gpu_prefill(
+        model_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress);
+    tokens_ = static_cast<uint32_t>(tokens.size());
+    return logits_;
+  }
+
+  std::span<const float> step(uint32_t token) {
+    check_tokens(config_, {&token, 1});
+    const Clock::time_point start = Clock::now();
+    hook_seconds_ = 0.0;
+    measuring_ = times_.steps % kStepsPerMeasurement == 0;
+    *host_input_.get() = {token, tokens_};
+    const cudaStream_t s = stream_.get();
+    cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),
+                                cudaMemcpyHostToDevice, s),
+                "the token");
+    cuda::begin_step(input_.get(), device_.embedding.split(), config_.hidden_size,
+                     device_.frequencies.get(), config_.head_dim / 2, hidden_.get(), turns_.get(),
+                     s);
+    for (uint32_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
+    cuda::step_logits(device_.output_projection().step(), hidden_.get(),
+                      device_.norm(device_.final_norm), device_logits_.get(), s);
+    mark(end_);
+    cuda::check(cudaMemcpyAsync(host_logits_.get(), device_logits_.get(),
+                                logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, s),
+                "the logits");
+    if (enqueued()) cache_.synchronize();
+    cuda::check(cudaStreamSynchronize(s), "a step");
+    if (measuring_) measure();
+    count(seconds_since(start) - hook_seconds_);
+    ++tokens_;
+    return {host_logits_.get(), logits_.size()};
+  }
+
+  void truncate(uint32_t tokens) {
+    cache_.truncate(tokens);
+    tokens_ = std::min(tokens_, tokens);
+  }
+
+  [[nodiscard]] uint32_t tokens() const { return tokens_; }
+  void set_hook(AttentionHook hook) { hook_ = std::move(hook); }
+  [[nodiscard]] const StepTimes& times() const { return times_; }
+  void reset_times() { times_ = {}; }
+
+ private:
+  [[nodiscard]] bool enqueued() const { return cache_.on_device() && !hook_; }
+
+  void run_layer(uint32_t number) {
+    const DeviceLayer& layer = device_.layers[number];
+    const LayerMarks& marks = marks_[number];
+    const cudaStream_t s = stream_.get();
+    mark(marks.begin);
+    cuda::step_qkv(layer.qkv.step(), hidden_.get(), device_.norm(layer.attention_norm),
+                   turns_.get(), config_.head_dim / 2, config_.q_heads + config_.kv_heads,
+                   qkv_.get(), s);
+    mark(marks.projected);
+    if (enqueued()) {
+      const float* const k = qkv_.get() + config_.q_width();
+      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get());
+    } else {
+      attend_on_host(number);
+    }
+    mark(marks.attended);
+    cuda::step_add(layer.output.step(), attended_.get(), hidden_.get(), s);
+    mark(marks.added);
+    cuda::step_gate_up(layer.gate_up.step(), hidden_.get(), device_.norm(layer.mlp_norm),
+                       inner_.get(), s);
+    cuda::step_add(layer.down.step(), inner_.get(), hidden_.get(), s);
+    mark(marks.end);
+  }
+
+  /// q, k and v to the host, Keyhole there, the output back.
+  void attend_on_host(uint32_t layer) {
+    const cudaStream_t s = stream_.get();
+    cuda::check(cudaMemcpyAsync(host_qkv_.get(), qkv_.get(), qkv_.size() * sizeof(float),
+                                cudaMemcpyDeviceToHost, s),
+                "queries to the host");
+    cuda::check(cudaStreamSynchronize(s), "a step");
+    const float* const q = host_qkv_.get();
+    const float* const k = q + config_.q_width();
+    cache_.attend(layer, q, k, k + config_.kv_width(), host_attended_.get());
+    if (hook_) {
+      const Clock::time_point start = Clock::now();
+      hook_(layer, q, host_attended_.get());
+      hook_seconds_ += seconds_since(start);
+    }
+    cuda::check(cudaMemcpyAsync(attended_.get(), host_attended_.get(),
+                                attended_.size() * sizeof(float), cudaMemcpyHostToDevice, s),
+                "attention to the GPU");
+  }
+
+  void mark(const cuda::Event& event) const {
+    if (measuring_) event.record(stream_.get());
+  }
+
+  void measure() {
+    latest_ = {};
+    for (const LayerMarks& marks : marks_) {
+      latest_.projections += seconds_between(marks.begin, marks.projected) +
+                             seconds_between(marks.attended, marks.added);
+      latest_.mlp += seconds_between(marks.added, marks.end);
+    }
+    latest_.logits = seconds_between(marks_.back().end, end_);
+  }
+
+  void count(double seconds) {
+    const double others = std::min(seconds, latest_.projections + latest_.mlp + latest_.logits);
+    times_.projections += latest_.projections;
+    times_.mlp += latest_.mlp;
+    times_.logits += latest_.logits;
+    times_.attention += seconds - others;
+    ++times_.steps;
+  }
+
+  const GpuModel& model_;
+  const LlamaConfig& config_;
+  const GpuModel::Device& device_;
+  KeyholeCache& cache_;
+  uint32_t tokens_;
+  std::vector<float> logits_;
+  AttentionHook hook_;
+  StepTimes times_, latest_;
+  double hook_seconds_ = 0.0;
+  bool measuring_ = false;
+  cuda::OwnStream stream_;
+  cuda::Buffer<cuda::StepInput> input_;
+  cuda::Buffer<float> hidden_, qkv_, attended_, inner_, device_logits_;
+  cuda::Buffer<float2> turns_;
+  cuda::Pinned<cuda::StepInput> host_input_;
+  cuda::Pinned<float> host_qkv_, host_attended_, host_logits_;
+  std::vector<LayerMarks> marks_;
+  cuda::Event end_{cudaEventDefault};
+};
+
+GpuDecoder::GpuDecoder(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
+    : steps_(std::make_unique<Steps>(model, cache, tokens)) {}
+GpuDecoder::~GpuDecoder() = default;
+
+std::span<const float> GpuDecoder::prefill(std::span<const uint32_t> tokens,
+                                           const PrefillProgress& progress) {
+  return steps_->prefill(tokens, progress);
+}
+std::span<const float> GpuDecoder::step(uint32_t token) { return steps_->step(token); }
+void GpuDecoder::truncate(uint32_t tokens) { steps_->truncate(tokens); }
+uint32_t GpuDecoder::tokens() const { return steps_->tokens(); }
+void GpuDecoder::set_attention_hook(AttentionHook hook) { steps_->set_hook(std::move(hook)); }
+const StepTimes& GpuDecoder::times() const { return steps_->times(); }
+void GpuDecoder::reset_times() { steps_->reset_times(); }
+
+}  // namespace keyhole::tools

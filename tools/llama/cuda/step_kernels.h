@@ -1,0 +1,49 @@
+// One token through a layer: products of a weight matrix with one vector, each with what comes before and after
+// it in the same kernel. A step's time is that of reading the weights once, and of the launches: 4 a layer.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "tools/llama/cuda/split.h"
+
+namespace keyhole::tools::cuda {
+
+/// The token of a step and its position, in device memory, so that a captured step can be launched again.
+struct StepInput {
+  uint32_t token = 0;
+  uint32_t position = 0;
+};
+
+/// hidden `[width]` = row of the table; turns `[half]` = (cos, sin) of position * frequency. Enqueues, as all here.
+void begin_step(const StepInput* input, const Split& table, uint32_t width,
+                const double* frequencies, uint32_t half, float* hidden, float2* turns,
+                cudaStream_t stream);
+
+/// x normalised: x / sqrt(mean(x^2) + eps) * weight.
+struct Norm {
+  const float* weight = nullptr;
+  float eps = 0.0F;
+};
+
+/// A weight matrix `[rows, columns]`; columns a multiple of 8.
+struct StepMatrix {
+  Split w;
+  uint32_t rows = 0;
+  uint32_t columns = 0;
+};
+
+/// qkv `[rows]` = W norm(x), the first `rotated_heads` heads of dimension 2 * half turned by RoPE.
+void step_qkv(const StepMatrix& w, const float* x, const Norm& norm, const float2* turns,
+              uint32_t half, uint32_t rotated_heads, float* qkv, cudaStream_t stream);
+/// y `[rows]` += W x.
+void step_add(const StepMatrix& w, const float* x, float* y, cudaStream_t stream);
+/// y `[rows / 2]` = silu(G norm(x)) * (U norm(x)): W is G's rows, then U's.
+void step_gate_up(const StepMatrix& w, const float* x, const Norm& norm, float* y,
+                  cudaStream_t stream);
+/// y `[rows]` = W norm(x).
+void step_logits(const StepMatrix& w, const float* x, const Norm& norm, float* y,
+                 cudaStream_t stream);
+
+}  // namespace keyhole::tools::cuda

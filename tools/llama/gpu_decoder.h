@@ -1,0 +1,36 @@
+// A decoder that computes on a GPU. No CUDA in this header.
+#pragma once
+
+#include <memory>
+
+#include "tools/llama/decoder.h"
+#include "tools/llama/gpu_model.h"
+#include "tools/llama/keyhole_cache.h"
+
+namespace keyhole::tools {
+
+/// With a cache on the same GPU a step is enqueued whole, attention included, and waited for once. With a cache on
+/// the host, or a hook, q, k and v of each layer come to the host and the output goes back: some 20 us a layer.
+class GpuDecoder final : public Decoder {
+ public:
+  /// Borrows both. The cache holds `tokens` tokens.
+  GpuDecoder(const GpuModel& model, KeyholeCache& cache, uint32_t tokens = 0);
+  ~GpuDecoder() override;
+
+  using Decoder::prefill;
+  std::span<const float> prefill(std::span<const uint32_t> tokens,
+                                 const PrefillProgress& progress) override;
+  std::span<const float> step(uint32_t token) override;
+  void truncate(uint32_t tokens) override;
+  [[nodiscard]] uint32_t tokens() const override;
+  void set_attention_hook(AttentionHook hook) override;
+  /// Projections, MLP and logits by the GPU's clock in every 8th step; attention is the rest of the wall time.
+  [[nodiscard]] const StepTimes& times() const override;
+  void reset_times() override;
+
+ private:
+  class Steps;
+  std::unique_ptr<Steps> steps_;
+};
+
+}  // namespace keyhole::tools

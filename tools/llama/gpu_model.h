@@ -1,0 +1,51 @@
+// A Llama's weights on a GPU, and running prompts there. No CUDA in this header; where the build has none, or the
+// machine, gpu_refusal() says so and the constructor throws the same.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tools/llama/prefill.h"
+#include "tools/llama/weights.h"
+
+namespace keyhole::tools {
+
+/// Why this model cannot run on this machine's GPU, for people; empty if it can.
+[[nodiscard]] std::string gpu_refusal(const LlamaConfig& config);
+
+/// Weights as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share one.
+class GpuModel {
+ public:
+  /// Borrows the model. Throws std::runtime_error: gpu_refusal(), or what CUDA says (no room).
+  explicit GpuModel(const LlamaModel& model);
+  ~GpuModel();
+  GpuModel(const GpuModel&) = delete;
+  GpuModel& operator=(const GpuModel&) = delete;
+
+  [[nodiscard]] const LlamaModel& host() const { return model_; }
+  /// e.g. "NVIDIA H200".
+  [[nodiscard]] const std::string& device_name() const { return device_name_; }
+
+  struct Device;
+  [[nodiscard]] const Device& device() const { return *device_; }
+
+ private:
+  const LlamaModel& model_;
+  std::string device_name_;
+  std::unique_ptr<Device> device_;
+};
+
+/// As prefill() of prefill.h, computed on the GPU: the same logits but for rounding (attention in fp16 with fp32
+/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on.
+///
+/// Hidden states of all tokens, RoPE's table and one layer's K and V (fp16) lie on the card, beside the activations
+/// of a chunk of tokens: of 128k tokens of a model with 384 hidden and 2 KV heads of 128 elements, 0.8 GB.
+[[nodiscard]] std::vector<float> gpu_prefill(const GpuModel& model,
+                                             std::span<const uint32_t> tokens,
+                                             const LayerSink& sink,
+                                             const PrefillProgress& progress = {});
+
+}  // namespace keyhole::tools

@@ -1,0 +1,43 @@
+// What a build without CUDA has of the GPU decoder: a clear answer.
+#include <stdexcept>
+
+#include "tools/llama/gpu_decoder.h"
+
+namespace keyhole::tools {
+namespace {
+
+constexpr const char* kReason = "this program was built without CUDA";
+
+}  // namespace
+
+struct GpuModel::Device {};
+class GpuDecoder::Steps {};
+
+std::string gpu_refusal(const LlamaConfig&) { return kReason; }
+
+GpuModel::GpuModel(const LlamaModel& model) : model_(model) { throw std::runtime_error(kReason); }
+GpuModel::~GpuModel() = default;
+
+std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const LayerSink&,
+                               const PrefillProgress&) {
+  throw std::runtime_error(kReason);
+}
+
+GpuDecoder::GpuDecoder(const GpuModel&, KeyholeCache&, uint32_t) {
+  throw std::runtime_error(kReason);
+}
+GpuDecoder::~GpuDecoder() = default;
+std::span<const float> GpuDecoder::prefill(std::span<const uint32_t>, const PrefillProgress&) {
+  return {};
+}
+std::span<const float> GpuDecoder::step(uint32_t) { return {}; }
+void GpuDecoder::truncate(uint32_t) {}
+uint32_t GpuDecoder::tokens() const { return 0; }
+void GpuDecoder::set_attention_hook(AttentionHook) {}
+const StepTimes& GpuDecoder::times() const {
+  static const StepTimes none;
+  return none;
+}
+void GpuDecoder::reset_times() {}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,44 @@
+// A decoder that computes on the CPU.
+#pragma once
+
+#include <vector>
+
+#include "tools/llama/decoder.h"
+#include "tools/llama/keyhole_cache.h"
+#include "tools/llama/rope.h"
+#include "tools/llama/team.h"
+#include "tools/llama/weights.h"
+
+namespace keyhole::tools {
+
+class HostDecoder final : public Decoder {
+ public:
+  /// Borrows all three. The cache holds `tokens` tokens.
+  HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0);
+
+  using Decoder::prefill;
+  std::span<const float> prefill(std::span<const uint32_t> tokens,
+                                 const PrefillProgress& progress) override;
+  std::span<const float> step(uint32_t token) override;
+  void truncate(uint32_t tokens) override;
+  [[nodiscard]] uint32_t tokens() const override { return tokens_; }
+  void set_attention_hook(AttentionHook hook) override { hook_ = std::move(hook); }
+  [[nodiscard]] const StepTimes& times() const override { return times_; }
+  void reset_times() override { times_ = {}; }
+
+ private:
+  void multiply(const Matrix& matrix, const float* x, float* y);
+  void normalise(const std::vector<float>& weight);
+
+  const LlamaModel& model_;
+  KeyholeCache& cache_;
+  Team& team_;
+  Rope rope_;
+  uint32_t tokens_ = 0;
+  AttentionHook hook_;
+  StepTimes times_;
+  std::vector<float> hidden_, normed_, qkv_, attended_, gate_up_, update_, logits_;
+  std::vector<float> cosines_, sines_;
+};
+
+}  // namespace keyhole::tools
