@@ -1,8 +1,8 @@
 // One decoding step of one layer in the order of a caller's stream: what a decoder on a GPU embeds.
 //
-//   stream   begin: take in k and v ─ publish q, k, v to the host ─ resident attention (state A)
-//            end:   wait for the host's state B ─ merge A, B (and the tail of a Front) ─ write out
-//   host     await(): q has arrived ─ search, gather, attend ─ deliver() one KV head after the other
+//   stream   begin: take in k and v - publish q, k, v to the host - resident attention (state A)
+//            end:   wait for the host's state B - merge A, B (and the tail of a Front) - write out
+//   host     await(): q has arrived - search, gather, attend - deliver() one KV head after the other
 //
 // The stream never waits for a thread that calls the API, and such a thread never waits for the stream.
 // Sequence numbers are monotone and compared cyclically (>=), never reset: a flag that was raised stays raised.

@@ -11,6 +11,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms: the serving
+// thread spins for it, as naps take 50 us or more. Beyond that (a prefill of somebody else) it naps.
+constexpr uint32_t kAwaitSpinUs = 3000;
+
 gpu::DeviceRows device_rows(const RowsIn& rows) {
   return {const_cast<std::byte*>(rows.data), rows.head_stride / dtype_size(rows.dtype), rows.dtype};
 }
@@ -78,8 +82,8 @@ void Session::serve(const StreamStep& step) {
   const uint64_t timeout_us = uint64_t{engine_->effective_config().timeout_ms} * 1000;
   try {
     gpu::Published published;
-    if (!side.steps.await(step.layer, step.sequence, engine_->effective_config().spin_us,
-                          timeout_us, side.server.stopping(), published)) {
+    if (!side.steps.await(step.layer, step.sequence, kAwaitSpinUs, timeout_us,
+                          side.server.stopping(), published)) {
       std::string text;
       const Status status = side.steps.failure(text);
       if (status != Status::ok) throw Error(status, text);

@@ -33,12 +33,35 @@ __device__ inline float as_float(float x) { return x; }
 __device__ inline float as_float(__half x) { return __half2float(x); }
 __device__ inline float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/// Element i of an array of a dtype known at run time.
-__device__ inline float load_element(const void* data, DType dtype, size_t i) {
+/// N elements from `data` on, which lie anywhere that T may: with one load where they can be had with one. A load
+/// takes half a microsecond; what matters is that none waits for another.
+template <class T, int N>
+__device__ inline void load_typed(const T* data, float (&x)[N]) {
+  constexpr int kPerLoad = 16 / sizeof(T) < N ? 16 / sizeof(T) : N;
+  struct alignas(kPerLoad * sizeof(T)) Vector {
+    T elements[kPerLoad];
+  };
+  if (reinterpret_cast<uintptr_t>(data) % sizeof(Vector) == 0) {
+    Vector vectors[N / kPerLoad];
+#pragma unroll
+    for (int i = 0; i < N / kPerLoad; ++i) vectors[i] = reinterpret_cast<const Vector*>(data)[i];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = as_float(vectors[i / kPerLoad].elements[i % kPerLoad]);
+  } else {
+    T elements[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) elements[i] = data[i];
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] = as_float(elements[i]);
+  }
+}
+/// N elements from number `at` on, of an array of a dtype known at run time.
+template <int N>
+__device__ inline void load_elements(const void* data, DType dtype, size_t at, float (&x)[N]) {
   switch (dtype) {
-    case DType::f16: return as_float(static_cast<const __half*>(data)[i]);
-    case DType::bf16: return as_float(static_cast<const __nv_bfloat16*>(data)[i]);
-    default: return static_cast<const float*>(data)[i];
+    case DType::f16: load_typed(static_cast<const __half*>(data) + at, x); break;
+    case DType::bf16: load_typed(static_cast<const __nv_bfloat16*>(data) + at, x); break;
+    default: load_typed(static_cast<const float*>(data) + at, x);
   }
 }
 __device__ inline void store_element(void* data, DType dtype, size_t i, float x) {

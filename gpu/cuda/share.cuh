@@ -10,6 +10,7 @@ namespace keyhole::gpu {
 inline constexpr uint32_t kWarps = 4;
 inline constexpr uint32_t kThreads = 32 * kWarps;
 inline constexpr uint32_t kTile = 16;  ///< tokens that a warp attends at once
+inline constexpr uint32_t kLeastTiles = 4;
 
 /// The work of one block of one KV head. A token's number is its place in the layer, sink first.
 struct Work {
@@ -34,9 +35,11 @@ __device__ inline Work work_of(const StepParams& p, const RingState& state, uint
   const uint32_t tiles = (w.tokens + kTile - 1) / kTile;
   // A block for every kWarps tiles while there are blocks, so that short windows are loaded all at once; beyond,
   // equal shares.
-  w.active = min(p.splits, max(1U, (tiles + kWarps - 1) / kWarps));
-  w.first = static_cast<uint32_t>(uint64_t{tiles} * split / w.active);
-  w.end = static_cast<uint32_t>(uint64_t{tiles} * (split + 1) / w.active);
+  w.active = min(p.splits, max(1U, (tiles + kLeastTiles - 1) / kLeastTiles));
+  const uint32_t each = tiles / w.active;
+  const uint32_t more = tiles % w.active;  // the first blocks take one more
+  w.first = split * each + min(split, more);
+  w.end = w.first + each + (split < more ? 1 : 0);
   return w;
 }
 
@@ -54,16 +57,15 @@ __device__ inline size_t plane_elements(const StepParams& p) {
 /// 16 bytes of the new token's k (which = 0) or v, rounded to the session's dtype. piece < D * sizeof(T) / 16.
 template <class T>
 __device__ inline uint4 new_row_piece(const InputRows& rows, uint32_t head, uint32_t piece) {
-  constexpr uint32_t kElements = 16 / sizeof(T);
+  constexpr int kElements = 16 / sizeof(T);
   union {
     uint4 bytes;
     T elements[kElements];
   } out;
+  float x[kElements];
+  load_elements(rows.data, rows.dtype, head * rows.head_stride + piece * kElements, x);
 #pragma unroll
-  for (uint32_t i = 0; i < kElements; ++i) {
-    out.elements[i] = rounded_to<T>(
-        load_element(rows.data, rows.dtype, head * rows.head_stride + piece * kElements + i));
-  }
+  for (int i = 0; i < kElements; ++i) out.elements[i] = rounded_to<T>(x[i]);
   return out.bytes;
 }
 

@@ -28,11 +28,14 @@ struct FloatShare {
     float* const fresh = q + Heads * D;
     float* const result = reinterpret_cast<float*>(shared + kFixedBytes);
 
-    for (uint32_t i = threadIdx.x; i < Heads * D; i += kThreads) {
+    for (uint32_t i = threadIdx.x * 4; i < Heads * D; i += kThreads * 4) {
       const uint32_t g = i / D;
-      q[i] = g < p.group ? load_element(p.q.data, p.q.dtype,
-                                        (size_t{w.head} * p.group + g) * p.q.head_stride + i % D)
-                         : 0.0F;
+      float x[4] = {};
+      if (g < p.group) {
+        load_elements(p.q.data, p.q.dtype, (size_t{w.head} * p.group + g) * p.q.head_stride + i % D,
+                      x);
+      }
+      *reinterpret_cast<float4*>(q + i) = make_float4(x[0], x[1], x[2], x[3]);
     }
     if (owns_new_token(w)) take_new_token<float, D>(p, w, fresh);
     __syncthreads();

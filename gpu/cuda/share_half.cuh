@@ -49,25 +49,43 @@ struct HalfShare {
     }
   }
 
-  /// q of the group in two parts, high + low = q / 2^e, and what turns a product with it into a logit.
-  __device__ static void split_q(const StepParams& p, const Work& w, T* high, T* low,
-                                 float* factors) {
-    constexpr int kQuads = (D + 127) / 128;
+  // Heads of the group that a warp prepares, and groups of 4 components of each in a lane.
+  static constexpr int kOwnHeads = kHeads / static_cast<int>(kWarps);
+  static constexpr int kQuads = (D + 127) / 128;
+  struct OwnQ {
+    float x[kOwnHeads][kQuads][4];
+  };
+
+  /// The warp's part of q: asked for before anything else, so that it comes while the copies are begun.
+  __device__ static void load_q(const StepParams& p, uint32_t head, OwnQ& q) {
     const uint32_t lane = threadIdx.x % 32;
-    for (uint32_t g = threadIdx.x / 32; g < kHeads; g += kWarps) {
-      float x[kQuads][4] = {};
-      float largest = 0.0F;
+#pragma unroll
+    for (int n = 0; n < kOwnHeads; ++n) {
+      const uint32_t g = threadIdx.x / 32 + n * kWarps;
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const uint32_t d = (lane + 32 * i) * 4;
-        if (g >= p.group || d >= D) continue;
-        const size_t at = (size_t{w.head} * p.group + g) * p.q.head_stride + d;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          x[i][j] = load_element(p.q.data, p.q.dtype, at + j);
-          largest = fmaxf(largest, fabsf(x[i][j]));
+        for (int j = 0; j < 4; ++j) q.x[n][i][j] = 0.0F;
+        if (g < p.group && d < D) {
+          load_elements(p.q.data, p.q.dtype, (size_t{head} * p.group + g) * p.q.head_stride + d,
+                        q.x[n][i]);
         }
       }
+    }
+  }
+
+  /// q of the group in two parts, high + low = q / 2^e, and what turns a product with it into a logit.
+  __device__ static void split_q(const StepParams& p, const OwnQ& q, T* high, T* low,
+                                 float* factors) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < kOwnHeads; ++n) {
+      const uint32_t g = threadIdx.x / 32 + n * kWarps;
+      float largest = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kQuads * 4; ++i) largest = fmaxf(largest, fabsf((&q.x[n][0][0])[i]));
+#pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, offset));
       }
@@ -83,7 +101,7 @@ struct HalfShare {
         T hi[4], lo[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float y = x[i][j] * down;
+          const float y = q.x[n][i][j] * down;
           hi[j] = rounded_to<T>(y);
           lo[j] = rounded_to<T>(y - as_float(hi[j]));
         }
@@ -118,12 +136,14 @@ struct HalfShare {
     std::byte* const copies = shared + kFixedBytes;
     const uint32_t stage_0 = shared_address(copies) + warp * kWarpStageBytes;
 
+    OwnQ q;
+    load_q(p, w.head, q);
     uint32_t ahead = w.first + warp;
     for (int s = 0; s < stages; ++s, ahead += kWarps) {
       if (ahead < w.end) copy_tile(p, w, ahead, stage_0 + s * kStageBytes);
       commit_copies();
     }
-    split_q(p, w, high, low, factors);
+    split_q(p, q, high, low, factors);
     const bool has_new = owns_new_token(w);
     if (has_new) take_new_token<T, D>(p, w, fresh);
     __syncthreads();
