@@ -137,7 +137,8 @@ class CudaResident final : public Resident, public StreamSteps {
   std::unique_ptr<Event> staged_[2];  ///< this half of the staging memory may be filled again
   uint32_t half_ = 0;
   bool own_is_busy_ = false;
-  bool streams_used_ = false;  ///< there were steps on a caller's stream, and graphs of them may exist
+  bool streams_used_ =
+      false;  ///< there were steps on a caller's stream, and graphs of them may exist
 
   uint32_t ticket_ = 0;  ///< of the newest step with tensors of the host
 };
