@@ -204,7 +204,8 @@ class InsideTask {
 void Pool::Impl::launch() {
   const std::vector<int> cores = allowed_cores();
   if (config.threads == 0) {
-    config.threads = static_cast<uint32_t>(std::min<size_t>(cores.size(), kMaxThreads));
+    const size_t spare = std::min<size_t>(config.spare, cores.size() - 1);
+    config.threads = static_cast<uint32_t>(std::min<size_t>(cores.size() - spare, kMaxThreads));
   }
   if (config.threads > kMaxThreads) {
     throw Error(Status::invalid_argument, "pool of " + std::to_string(config.threads) +
