@@ -239,7 +239,7 @@ void decode(DecodeOptions options) {
         "allowed is one of --check and --audit");
   }
   Runner runner = make_runner(options.model, options.cache.threads);
-  options.cache.device = runner.session_device();
+  options.cache.device = runner.session_device(options.cache.cache_device);
   const LlamaConfig& model = runner.model().config;
   const Prompt prompt = make_prompt(options, model);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());

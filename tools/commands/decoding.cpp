@@ -145,6 +145,11 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
   command
+      .add_option("--cache-device", flags.cache_device,
+                  "Where sink and window lie: host, cuda, or auto: where the model runs")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}))
+      ->capture_default_str();
+  command
       .add_option("--dense-layers", flags.dense_layers,
                   "Layers that always attend exactly, e.g. 0,1")
       ->delimiter(',')

@@ -60,7 +60,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 [[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
                                        size_t wanted);
 
-/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--dense-layers`, `--classifiers`, `--budgets`.
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--cache-device`, `--dense-layers`, `--classifiers`, `--budgets`.
 struct CacheFlags {
   uint32_t sink = 128;
   uint32_t window = 512;
@@ -69,6 +69,7 @@ struct CacheFlags {
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
   std::string budgets;
+  std::string cache_device = "auto";
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
   AuditFlags audit;                             ///< of commands that have add_audit_options()
 };

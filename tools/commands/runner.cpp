@@ -26,8 +26,9 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads)
 
 std::string Runner::device() const { return on_gpu() ? gpu_->device_name() : "host"; }
 
-keyhole_device Runner::session_device() const {
-  return on_gpu() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+keyhole_device Runner::session_device(const std::string& choice) const {
+  return choice == "cuda" || (choice == "auto" && on_gpu()) ? KEYHOLE_DEVICE_CUDA
+                                                            : KEYHOLE_DEVICE_HOST;
 }
 
 std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {

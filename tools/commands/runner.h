@@ -28,8 +28,8 @@ class Runner {
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
   /// For people: "NVIDIA H200", or "host".
   [[nodiscard]] std::string device() const;
-  /// Where a session beside it keeps sink and window.
-  [[nodiscard]] keyhole_device session_device() const;
+  /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
+  [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
   /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
