@@ -170,8 +170,10 @@ class FakeFront final : public gpu::Front {
 
 struct FakeFaults {
   std::atomic<bool> loses_queries{false};  ///< q never arrives
-  std::atomic<bool> fails{false};          ///< as after a CUDA error
-  uint32_t timeout_ms = 2000;              ///< of waits on the device
+  std::atomic<bool> stalls{
+      false};  ///< a head's state is never handed over, as of a worker that hangs
+  std::atomic<bool> fails{false};  ///< as after a CUDA error
+  uint32_t timeout_ms = 2000;      ///< of waits on the device
 };
 
 class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
@@ -271,6 +273,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     return {l.o.data() + size_t{kv_head} * group * shape_.head_dim, l.lse.data() + kv_head * group};
   }
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override {
+    if (faults_->stalls && kv_head == 0) return;
     layers_[layer].delivered[kv_head].store(sequence, std::memory_order_release);
   }
   void give_up(uint32_t layer, uint32_t sequence) override {

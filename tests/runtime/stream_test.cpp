@@ -363,6 +363,20 @@ TEST_F(StreamSteps, ThatNeverComeEndInATimeout) {
   EXPECT_NE(std::string(keyhole_last_error()).find("50 ms"), std::string::npos);
 }
 
+TEST_F(StreamSteps, OfAWorkerThatStallsEndInATimeoutOfTheDevice) {
+  StreamEngine device(engine_config_, 50);
+  SessionPtr s = make_session(device.handle.get(), small_session());
+  const Token t = token();
+  std::vector<float> out(t.q.size());
+  ASSERT_OK(enqueue(s.get(), 0, t, out, nullptr));
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  device.faults.stalls = true;
+  EXPECT_OK(enqueue(s.get(), 0, t, out, nullptr));
+  EXPECT_EQ(KEYHOLE_TIMEOUT, keyhole_session_synchronize(s.get()));
+  EXPECT_NE(std::string(keyhole_last_error()).find("did not answer"), std::string::npos);
+  EXPECT_EQ(KEYHOLE_TIMEOUT, enqueue(s.get(), 0, t, out, nullptr)) << "no more steps";
+}
+
 TEST_F(StreamSteps, AnnouncedAndNeverLaunchedEndInATimeout) {
   StreamEngine device(engine_config_, 50);
   SessionPtr s = make_session(device.handle.get(), small_session());
