@@ -18,10 +18,6 @@ std::unique_ptr<HostCopies> make_host_copies() {
   throw Error(Status::unsupported, "copies from a CUDA device: this build has no CUDA in it");
 }
 
-size_t cuda_resident_bytes(const ResidentShape& shape) { return resident_bytes(shape); }
-
-size_t cuda_pinned_bytes(const ResidentShape&) { return 0; }
-
 std::unique_ptr<Front> make_cuda_front(Resident&, const FrontShape&) {
   throw Error(Status::unsupported, "partitions on a CUDA device: this build has no CUDA in it");
 }
