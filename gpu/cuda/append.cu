@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(kAppendThreads)
     const uint32_t slot = token_slot(p.ring, p.after, p.first + token);
     to[((size_t{head} * 2 + which) * slots + slot) * pieces + i % pieces] = from[i];
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    p.state->sink = p.after.sink;
-    p.state->begin = p.after.begin;
-    p.state->window = p.after.window;
+  if (blockIdx.x > 0) return;
+  for (uint32_t head = threadIdx.x; head < p.kv_heads; head += kAppendThreads) {
+    p.states[head].sink = p.after.sink;
+    p.states[head].begin = p.after.begin;
+    p.states[head].window = p.after.window;
   }
 }
 

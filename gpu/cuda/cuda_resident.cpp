@@ -129,16 +129,35 @@ size_t CudaResident::layer_bytes() const {
 uint32_t CudaResident::sink_count(uint32_t layer) const { return mirror_.state(layer).sink; }
 uint32_t CudaResident::window_count(uint32_t layer) const { return mirror_.state(layer).window; }
 
+void CudaResident::copy_back(size_t from, void* to, size_t bytes) const {
+  const std::lock_guard lock(copy_mutex_);
+  const DeviceScope device(config_.ordinal);
+  const BesideCapture beside;
+  std::byte* pinned = pinned_.data() + layout_.copied();
+  check(cudaMemcpyAsync(pinned, scratch_.data() + from, bytes, cudaMemcpyDeviceToHost, own_->get()),
+        "copying a state back");
+  check(cudaStreamSynchronize(own_->get()), "copying a state back");
+  std::memcpy(to, pinned, bytes);
+}
+
 void CudaResident::settle(uint32_t layer) {
   const uint32_t awaited = layers_[layer].awaited.load(std::memory_order_relaxed);
-  const auto& line = *pinned_.as<SettledLine>(layout_.settled(layer));
-  constexpr uint64_t kSpinUs = 1000;
-  if (!wait_until([&] { return has_reached(load_acquire(line.sequence), awaited); }, kSpinUs,
-                  uint64_t{config_.timeout_ms} * 1000, [] { return false; })) {
+  if (layers_[layer].settled == awaited) return;
+  // The last block of a head to look at K and V counts the head's state up to the step.
+  std::vector<RingState> states(shape_.kv_heads);
+  const auto ready = [&] {
+    copy_back(scratch_layout_.states(layer), states.data(), states.size() * sizeof(RingState));
+    return std::all_of(states.begin(), states.end(), [&](const RingState& state) {
+      return has_reached(state.sequence, awaited);
+    });
+  };
+  const uint64_t patience_us = uint64_t{config_.timeout_ms} * 1000;
+  if (!wait_until(ready, patience_us, patience_us, [] { return false; })) {
     throw Error(Status::timeout, "layer " + std::to_string(layer) + ": the device has not ended " +
                                      "its part of step " + std::to_string(awaited) + " within " +
                                      std::to_string(config_.timeout_ms) + " ms");
   }
+  layers_[layer].settled = awaited;
 }
 
 void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v,
@@ -148,7 +167,7 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   AppendParams p;
   p.ring = ring_;
   p.after = mirror_.state(layer);
-  p.state = scratch_.as<RingState>(scratch_layout_.states()) + layer;
+  p.states = scratch_.as<RingState>(scratch_layout_.states(layer));
   p.kv = kv_.data() + layer * layer_bytes();
   p.kv_heads = shape_.kv_heads;
   p.row_bytes = static_cast<uint32_t>(row_bytes_ / shape_.kv_heads);
@@ -274,14 +293,14 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.kv_heads = shape_.kv_heads;
   p.group = shape_.q_heads / shape_.kv_heads;
   p.kv = kv_.data() + layer * layer_bytes();
-  p.state = scratch_.as<RingState>(scratch_layout_.states()) + layer;
+  p.states = scratch_.as<RingState>(scratch_layout_.states(layer));
   p.published = pinned_.device<PublishedLine>(layout_.published(layer, 0));
-  p.settled = pinned_.device<SettledLine>(layout_.settled(layer));
   p.rows = pinned_.device(layout_.rows(layer, 0));
   p.rows_bytes = layout_.rows_bytes();
   p.q_bytes = layout_.q_bytes();
   p.kv_bytes = layout_.kv_bytes();
   p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(kStreamLane));
+  p.ready = scratch_.as<uint32_t>(scratch_layout_.ready());
   p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(kStreamLane));
   p.partial_ml = scratch_.as<float2>(scratch_layout_.partial_ml(kStreamLane));
   p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,7 @@ class CudaResident final : public Resident, public StreamSteps {
  private:
   struct Layer {
     std::atomic<uint32_t> awaited{0};        ///< newest step that await() saw
+    uint32_t settled = 0;              ///< newest step that settle() saw the end of
     uint32_t begun = 0;                      ///< steps enqueued, without those of graphs
     std::atomic<CudaFront*> front{nullptr};  ///< of the newest step that was enqueued
   };
@@ -106,6 +108,8 @@ class CudaResident final : public Resident, public StreamSteps {
   void publish_state(uint32_t layer);
   /// Waits until the layer's newest awaited step no longer reads K and V. Throws Error(timeout).
   void settle(uint32_t layer);
+  /// Copies scratch memory back, on the own stream; at most layout_'s copied(). Any thread.
+  void copy_back(size_t from, void* to, size_t bytes) const;
   /// Waits for what the own stream has under way, before the caller's stream may read it.
   void finish_own();
   [[nodiscard]] StepParams step_params(uint32_t layer) const;
@@ -134,6 +138,7 @@ class CudaResident final : public Resident, public StreamSteps {
   DeviceBuffer kv_, scratch_;
   PinnedBuffer pinned_, staging_;
   std::unique_ptr<OwnStream> own_;
+  mutable std::mutex copy_mutex_;
   std::unique_ptr<Event> staged_[2];  ///< this half of the staging memory may be filled again
   uint32_t half_ = 0;
   bool own_is_busy_ = false;

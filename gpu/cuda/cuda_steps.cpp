@@ -87,7 +87,7 @@ void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* 
   count_begin(layer, stream);
   auto* cuda_front = static_cast<CudaFront*>(front);
   layers_[layer].front.store(cuda_front, std::memory_order_release);
-  if (cuda_front != nullptr) cuda_front->choose(layer, q, &p.state->sequence, stream);
+  if (cuda_front != nullptr) cuda_front->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
   if (cuda_front != nullptr) cuda_front->attend(layer, stream);
 }
@@ -105,8 +105,7 @@ MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, fl
   m.slots = pinned_.device(layout_.slot(layer, 0));
   m.slot_bytes = layout_.slot_bytes();
   m.delivered = pinned_.device<DeliveredLine>(layout_.delivered(layer, 0));
-  m.waited = pinned_.device<WaitedLine>(layout_.waited(0));
-  m.waited_sums = scratch_.as<uint64_t>(scratch_layout_.waited());
+  m.waited = scratch_.as<WaitSums>(scratch_layout_.waited());
   m.failure = pinned_.device<FailureLine>(layout_.failure());
   m.timeout_ns = uint64_t{config_.timeout_ms} * 1'000'000;
   m.layer = layer;
@@ -148,14 +147,14 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
   MergeParams m = merge_params(layer, out, lse);
   // A step that was given up is left to the kernel, which notes it.
   if (signal_ == Signal::host_launch) m.wait = !wait_for_delivery(layer);
-  launch_host_merge(m, scratch_.as<RingState>(scratch_layout_.states()) + layer, shape_.kv_heads,
-                    stream_of(stream));
+  launch_host_merge(m, scratch_.as<RingState>(scratch_layout_.states(layer)), shape_.kv_heads,
+                    launcher_->ahead(), stream_of(stream));
 }
 
 void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                         const DeviceRows* v, Front* front, const DeviceRows& out, float* lse,
                         Stream stream) {
-  if (front != nullptr || signal_ == Signal::host_launch) {
+  if (front != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
     begin(layer, q, k, v, front, stream);
     end(layer, out, lse, stream);
     return;
@@ -251,20 +250,18 @@ Status CudaResident::failure(std::string& text) {
 
 // Heads wait at the same time: the one that waited longest stands for the step.
 uint64_t CudaResident::wait_nanoseconds() const {
+  std::vector<WaitSums> sums(shape_.kv_heads);
+  copy_back(scratch_layout_.waited(), sums.data(), sums.size() * sizeof(WaitSums));
   uint64_t most = 0;
-  for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
-    auto& line = *pinned_.as<WaitedLine>(layout_.waited(head));
-    most = std::max(most, std::atomic_ref(line.nanoseconds).load(std::memory_order_relaxed));
-  }
+  for (const WaitSums& head : sums) most = std::max(most, head.nanoseconds);
   return most;
 }
 
 uint64_t CudaResident::merges() const {
+  std::vector<WaitSums> sums(shape_.kv_heads);
+  copy_back(scratch_layout_.waited(), sums.data(), sums.size() * sizeof(WaitSums));
   uint64_t most = 0;
-  for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
-    auto& line = *pinned_.as<WaitedLine>(layout_.waited(head));
-    most = std::max(most, std::atomic_ref(line.merges).load(std::memory_order_relaxed));
-  }
+  for (const WaitSums& head : sums) most = std::max(most, head.merges);
   return most;
 }
 

@@ -64,11 +64,26 @@ __device__ inline void load_elements(const void* data, DType dtype, size_t at, f
     default: load_typed(static_cast<const float*>(data) + at, x);
   }
 }
-__device__ inline void store_element(void* data, DType dtype, size_t i, float x) {
+/// 4 elements, wherever T may lie, with one store where one will do.
+template <class T>
+__device__ inline void store_typed(T* to, const float (&x)[4]) {
+  struct alignas(4 * sizeof(T)) Vector {
+    T elements[4];
+  } vector;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) vector.elements[i] = rounded_to<T>(x[i]);
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(Vector) == 0) {
+    *reinterpret_cast<Vector*>(to) = vector;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i] = vector.elements[i];
+  }
+}
+__device__ inline void store_elements(void* data, DType dtype, size_t at, const float (&x)[4]) {
   switch (dtype) {
-    case DType::f16: static_cast<__half*>(data)[i] = rounded_to<__half>(x); break;
-    case DType::bf16: static_cast<__nv_bfloat16*>(data)[i] = rounded_to<__nv_bfloat16>(x); break;
-    default: static_cast<float*>(data)[i] = x;
+    case DType::f16: store_typed(static_cast<__half*>(data) + at, x); break;
+    case DType::bf16: store_typed(static_cast<__nv_bfloat16*>(data) + at, x); break;
+    default: store_typed(static_cast<float*>(data) + at, x);
   }
 }
 
@@ -93,11 +108,44 @@ __device__ inline uint64_t load_acquire_system(const void* words) {
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(words) : "memory");
   return value;
 }
+/// Adds 1, after the writes of this thread's block before it and before what the thread reads after it.
+__device__ inline uint32_t arrive(uint32_t* counter) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(counter)
+               : "memory");
+  return before;
+}
+__device__ inline void store_release_device(uint32_t* flag, uint32_t value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+__device__ inline uint32_t load_acquire_device(const uint32_t* flag) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
 /// Nanoseconds of a clock that all multiprocessors share (it ticks in steps of up to a microsecond).
 __device__ inline uint64_t nanoseconds() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
   return t;
+}
+
+// --- the kernel before and the kernel after in the stream ------------------------------------------
+
+/// In a kernel that was launched ahead (launch_ahead()): waits until the kernels before it have ended and their
+/// writes are there. First of all, in every block. Nothing on GPUs older than 9.0, where no launch is ahead.
+__device__ inline void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Lets a kernel that is launched ahead start now, as far as there is room for it.
+__device__ inline void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
 }
 
 // --- copies to shared memory that a thread does not wait for -------------------------------------

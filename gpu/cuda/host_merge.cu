@@ -1,6 +1,7 @@
 // The second half of a step as a launch of its own.
 #include "gpu/cuda/check.h"
 #include "gpu/cuda/host_merge.cuh"
+#include "gpu/cuda/launch.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {
@@ -9,16 +10,30 @@ namespace {
 constexpr uint32_t kMergeThreads = 128;  // 16 bytes each: 4 heads of 128 components in one go
 
 __global__ void __launch_bounds__(kMergeThreads)
-    host_merge(const __grid_constant__ MergeParams m, const RingState* state) {
-  wait_and_merge(m, blockIdx.x, state->sequence);
+    host_merge(const __grid_constant__ MergeParams m, const RingState* states) {
+  __shared__ bool delivered;
+  wait_for_kernels_before();
+  let_next_kernel_start();
+  const uint32_t head = blockIdx.x;
+  const uint32_t sequence = states[head].sequence;
+  Waited waited;
+  if (threadIdx.x == 0) {
+    waited = wait_for_host(m, head, sequence);
+    delivered = waited.failure == FailureKind::none;
+  }
+  __syncthreads();
+  merge_states<false>(m, head, delivered ? host_slot(m, head) : nullptr);
+  if (threadIdx.x == 0) note_wait(m, head, sequence, waited);
 }
 
 }  // namespace
 
-void launch_host_merge(const MergeParams& m, const RingState* state, uint32_t kv_heads,
+void launch_host_merge(MergeParams m, const RingState* states, uint32_t kv_heads, bool ahead,
                        cudaStream_t stream) {
-  host_merge<<<kv_heads, kMergeThreads, 0, stream>>>(m, state);
-  check_launch("launching the merge with the host's state");
+  void* arguments[] = {&m, &states};
+  check(launch_ahead(reinterpret_cast<const void*>(&host_merge), dim3(kv_heads),
+                     dim3(kMergeThreads), 0, stream, arguments, ahead),
+        "launching the merge with the host's state");
 }
 
 }  // namespace keyhole::gpu

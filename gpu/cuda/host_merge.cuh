@@ -7,39 +7,56 @@
 
 namespace keyhole::gpu {
 
-/// Polls the head's line until step `sequence` is delivered. One thread. False: given up or timed out, and noted so.
-__device__ inline bool wait_for_host(const MergeParams& m, uint32_t head, uint32_t sequence) {
-  const uint64_t start = nanoseconds();
-  uint64_t now = start;
+/// How a wait ended, and what it took.
+struct Waited {
   FailureKind failure = FailureKind::none;
-  while (m.wait) {
+  uint64_t nanoseconds = 0;
+};
+
+/// Polls the head's line until step `sequence` is delivered, given up, or too late. One thread.
+__device__ inline Waited wait_for_host(const MergeParams& m, uint32_t head, uint32_t sequence) {
+  Waited waited;
+  if (!m.wait) return waited;
+  const uint64_t start = nanoseconds();
+  while (true) {
     const uint64_t words = load_acquire_system(m.delivered + head);
-    now = nanoseconds();
-    if (static_cast<int32_t>(static_cast<uint32_t>(words) - sequence) >= 0) break;
+    waited.nanoseconds = nanoseconds() - start;
+    if (static_cast<int32_t>(static_cast<uint32_t>(words) - sequence) >= 0) return waited;
     if (static_cast<int32_t>(static_cast<uint32_t>(words >> 32U) - sequence) >= 0) {
-      failure = FailureKind::given_up;
-      break;
+      waited.failure = FailureKind::given_up;
+      return waited;
     }
-    if (now - start > m.timeout_ns) {
-      failure = FailureKind::timed_out;
-      break;
+    if (waited.nanoseconds > m.timeout_ns) {
+      waited.failure = FailureKind::timed_out;
+      return waited;
     }
   }
-  if (failure != FailureKind::none) {
-    store_system(&m.failure->word, failure_word(failure, m.layer, head, sequence));
-  }
-  uint64_t* sums = m.waited_sums + 2 * head;
-  sums[0] += now - start;
-  sums[1] += 1;
-  store_system(&m.waited[head].nanoseconds, sums[0]);
-  store_system(&m.waited[head].merges, sums[1]);
-  return failure == FailureKind::none;
 }
 
-/// o and lse of one KV head's group: resident, then tail, then host, in this order whatever came first.
-__device__ inline void merge_states(const MergeParams& m, uint32_t head, bool delivered) {
-  const auto* slot = reinterpret_cast<const float*>(m.slots + head * m.slot_bytes);
-  const float* slot_lse = slot + m.group * m.head_dim;
+/// Last, as nobody waits for it. One thread.
+__device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t sequence,
+                                 const Waited& waited) {
+  if (waited.failure != FailureKind::none) {
+    store_system(&m.failure->word, failure_word(waited.failure, m.layer, head, sequence));
+  }
+  m.waited[head].nanoseconds += waited.nanoseconds;
+  m.waited[head].merges += 1;
+}
+
+/// The host's state of a KV head in pinned memory: o `[group, head_dim]`, then lse `[group]`.
+__device__ inline const float* host_slot(const MergeParams& m, uint32_t head) {
+  return reinterpret_cast<const float*>(m.slots + head * m.slot_bytes);
+}
+
+/// 4 components of the host's state, and its lse, past the caches, which know nothing of what the host writes.
+__device__ inline float4 host_quad(const float* from) {
+  return __ldcv(reinterpret_cast<const float4*>(from));
+}
+
+/// o and lse of one KV head's group: resident, then tail, then host, in this order whatever came first. `slot`: the
+/// host's state, as host_slot() has it, there or in shared memory; null where there is none: the result is NaN then.
+template <bool InShared>
+__device__ inline void merge_states(const MergeParams& m, uint32_t head, const float* slot) {
   const float kNaN = __int_as_float(0x7fffffff);
   const uint32_t quads = m.head_dim / 4;
 
@@ -49,15 +66,17 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, bool de
     const uint32_t q_head = head * m.group + g;
     const size_t at = size_t{q_head} * m.head_dim + d;
 
-    // The host's rows cross the bus: ask for them first, and past the caches, which know nothing of the host.
+    // What crosses the bus is asked for first.
     float4 host = make_float4(kNaN, kNaN, kNaN, kNaN);
     float host_lse = kNaN;
-    if (delivered) {
-      host = __ldcv(reinterpret_cast<const float4*>(slot + g * m.head_dim + d));
-      host_lse = __ldcv(slot_lse + g);
+    if (slot != nullptr) {
+      const float* from = slot + g * m.head_dim + d;
+      const float* from_lse = slot + m.group * m.head_dim + g;
+      host = InShared ? *reinterpret_cast<const float4*>(from) : host_quad(from);
+      host_lse = InShared ? *from_lse : __ldcv(from_lse);
     }
-    const float4 resident = *reinterpret_cast<const float4*>(m.resident_o + at);
-    const float resident_lse = m.resident_lse[q_head];
+    const float4 resident = __ldcg(reinterpret_cast<const float4*>(m.resident_o + at));
+    const float resident_lse = __ldcg(m.resident_lse + q_head);
     float4 tail = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     float tail_lse = kMinusInf;
     if (m.tail_o != nullptr) {
@@ -75,22 +94,12 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, bool de
     const auto merged = [&](float r, float t, float h) {
       return (wr * r + wt * t + wh * h) * scale;
     };
-    const size_t to = q_head * m.out.head_stride + d;
-    store_element(m.out.data, m.out.dtype, to, merged(resident.x, tail.x, host.x));
-    store_element(m.out.data, m.out.dtype, to + 1, merged(resident.y, tail.y, host.y));
-    store_element(m.out.data, m.out.dtype, to + 2, merged(resident.z, tail.z, host.z));
-    store_element(m.out.data, m.out.dtype, to + 3, merged(resident.w, tail.w, host.w));
+    const float x[4] = {merged(resident.x, tail.x, host.x), merged(resident.y, tail.y, host.y),
+                        merged(resident.z, tail.z, host.z), merged(resident.w, tail.w, host.w)};
+    store_elements(m.out.data, m.out.dtype, q_head * m.out.head_stride + d, x);
     if (d == 0 && m.lse != nullptr)
       m.lse[q_head] = base + logf(sum);  // logf(0) = -inf: the empty set
   }
-}
-
-__device__ inline void wait_and_merge(const MergeParams& m, uint32_t head, uint32_t sequence) {
-  __shared__ bool delivered;
-  __syncthreads();
-  if (threadIdx.x == 0) delivered = wait_for_host(m, head, sequence);
-  __syncthreads();
-  merge_states(m, head, delivered);
 }
 
 }  // namespace keyhole::gpu

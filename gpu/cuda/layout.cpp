@@ -19,26 +19,28 @@ PinnedLayout::PinnedLayout(const ResidentShape& shape) {
   rows_bytes_ = aligned(q_bytes_ + 2 * kv_bytes_);
   slot_bytes_ = aligned(group * (size_t{shape.head_dim} + 1) * sizeof(float));
   delivered_ = heads * kLine;
-  settled_ = 2 * heads * kLine;
-  rows_ = settled_ + kLine;
+  rows_ = 2 * heads * kLine;
   slots_ = rows_ + 2 * rows_bytes_;
   layer_ = slots_ + heads * slot_bytes_;
 
-  once_ = shape.layers * layer_;
-  failure_ = once_ + heads * kLine;
+  failure_ = shape.layers * layer_;
   host_done_ = failure_ + kLine;
   host_q_ = host_done_ + heads * kLine;
   host_o_ = host_q_ + aligned(q_bytes_);
   host_lse_ = host_o_ + aligned(q_bytes_);
-  bytes_ = host_lse_ + aligned(shape.q_heads * sizeof(float));
+  copied_ = host_lse_ + aligned(shape.q_heads * sizeof(float));
+  static_assert(sizeof(WaitSums) == sizeof(RingState));
+  bytes_ = copied_ + aligned(heads * sizeof(RingState));
 }
 
 ScratchLayout::ScratchLayout(const ResidentShape& shape) {
   const size_t rows = size_t{split_room(shape.kv_heads)} * shape.q_heads;
-  arrivals_ = aligned(shape.layers * sizeof(RingState));
-  arrivals_bytes_ = aligned((size_t{shape.kv_heads} + 1) * sizeof(uint32_t));
-  waited_ = arrivals_ + 2 * arrivals_bytes_;
-  o_ = waited_ + aligned(shape.kv_heads * 2 * sizeof(uint64_t));
+  states_bytes_ = aligned(shape.kv_heads * sizeof(RingState));
+  arrivals_ = shape.layers * states_bytes_;
+  arrivals_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
+  ready_ = arrivals_ + 2 * arrivals_bytes_;
+  waited_ = ready_ + aligned(shape.kv_heads * sizeof(uint32_t));
+  o_ = waited_ + aligned(shape.kv_heads * sizeof(WaitSums));
   o_bytes_ = aligned(size_t{shape.q_heads} * shape.head_dim * sizeof(float));
   lse_ = o_ + shape.layers * o_bytes_;
   lse_bytes_ = aligned(shape.q_heads * sizeof(float));

@@ -28,13 +28,8 @@ struct alignas(kLine) DeliveredLine {
   uint32_t abandoned;  ///< steps up to this one get none
 };
 
-/// device to host, per layer.
-struct alignas(kLine) SettledLine {
-  uint32_t sequence;  ///< the newest step whose resident attention no longer reads K and V
-};
-
-/// device to host, per KV head: sums over all layers.
-struct alignas(kLine) WaitedLine {
+/// Of one KV head, in device memory: sums over all layers and steps.
+struct WaitSums {
   uint64_t nanoseconds;
   uint64_t merges;
 };
@@ -74,7 +69,6 @@ class PinnedLayout {
   [[nodiscard]] size_t delivered(uint32_t layer, uint32_t kv_head) const {
     return layer * layer_ + delivered_ + kv_head * kLine;
   }
-  [[nodiscard]] size_t settled(uint32_t layer) const { return layer * layer_ + settled_; }
   /// q `[q_heads, head_dim]` fp32, then k and v `[kv_heads, head_dim]`; of the step's parity.
   [[nodiscard]] size_t rows(uint32_t layer, uint32_t sequence) const {
     return layer * layer_ + rows_ + (sequence & 1U) * rows_bytes_;
@@ -89,7 +83,6 @@ class PinnedLayout {
   [[nodiscard]] size_t slot_bytes() const { return slot_bytes_; }
 
   /// Once per session.
-  [[nodiscard]] size_t waited(uint32_t kv_head) const { return once_ + kv_head * kLine; }
   [[nodiscard]] size_t failure() const { return failure_; }
   /// Of steps with tensors of the host: q, and the result o `[q_heads, head_dim]`, lse `[q_heads]`.
   [[nodiscard]] size_t host_done(uint32_t kv_head) const { return host_done_ + kv_head * kLine; }
@@ -97,12 +90,15 @@ class PinnedLayout {
   [[nodiscard]] size_t host_o() const { return host_o_; }
   [[nodiscard]] size_t host_lse() const { return host_lse_; }
 
+  /// What is copied back from the device now and then: RingState or WaitSums `[kv_heads]`.
+  [[nodiscard]] size_t copied() const { return copied_; }
+
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
-  size_t delivered_, settled_, rows_, slots_, layer_;
+  size_t delivered_, rows_, slots_, layer_;
   size_t rows_bytes_, q_bytes_, kv_bytes_, slot_bytes_;
-  size_t once_, failure_, host_done_, host_q_, host_o_, host_lse_, bytes_;
+  size_t failure_, host_done_, host_q_, host_o_, host_lse_, copied_, bytes_;
 };
 
 /// Device memory beside K and V.
@@ -110,11 +106,14 @@ class ScratchLayout {
  public:
   explicit ScratchLayout(const ResidentShape& shape);
 
-  [[nodiscard]] size_t states() const { return 0; }  ///< RingState per layer
-  /// Arrivals of blocks, per (lane, KV head), and of heads, per lane. A lane is a sequence of launches of which
-  /// one runs at a time: 0 for streams, 1 for steps with tensors of the host.
+  /// RingState `[kv_heads]` of a layer: one each, so that no head waits for another to advance it.
+  [[nodiscard]] size_t states(uint32_t layer) const { return layer * states_bytes_; }
+  /// Arrivals of blocks, per (lane, KV head). A lane is a sequence of launches of which one runs at a time: 0 for
+  /// streams, 1 for steps with tensors of the host.
   [[nodiscard]] size_t arrivals(uint32_t lane) const { return arrivals_ + lane * arrivals_bytes_; }
-  /// Per KV head: nanoseconds waited, merges.
+  /// Per KV head: the newest step whose resident state is there, of any layer (a number of the launch).
+  [[nodiscard]] size_t ready() const { return ready_; }
+  /// WaitSums per KV head.
   [[nodiscard]] size_t waited() const { return waited_; }
   /// Resident state, o `[q_heads, head_dim]`, lse `[q_heads]`.
   [[nodiscard]] size_t resident_o(uint32_t layer) const { return o_ + layer * o_bytes_; }
@@ -132,7 +131,7 @@ class ScratchLayout {
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
-  size_t arrivals_, arrivals_bytes_, waited_, o_, o_bytes_, lse_, lse_bytes_;
+  size_t states_bytes_, arrivals_, arrivals_bytes_, ready_, waited_, o_, o_bytes_, lse_, lse_bytes_;
   size_t host_q_, partial_, partial_o_bytes_, partial_ml_bytes_, bytes_;
 };
 

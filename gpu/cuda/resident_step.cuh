@@ -3,9 +3,9 @@
 //
 // Grid (KV heads, 1 + splits): block (h, 0) publishes for its head, block (h, 1 + s) attends a share of its tokens.
 // Lengths are read from device memory, so the grid is the same for every length and a graph can be replayed. The
-// last block of a head to arrive merges the head's partial states; the last head's advances the layer's state:
-// all blocks have read it by then. The publisher is a block of its own because a fence over the bus takes a
-// microsecond, which the others spend on loading.
+// last block of a head to arrive merges the head's partial states and advances its copy of the layer's state: all
+// blocks of the head have read it by then. The publisher is a block of its own because a fence over the bus takes a
+// microsecond, which the others spend on loading; where the step is one launch, it also waits for the host.
 #pragma once
 
 #include "gpu/cuda/host_merge.cuh"
@@ -38,7 +38,7 @@ __device__ inline void publish(const StepParams& p, uint32_t head, const RingSta
   }
   // The barrier and the release together order the rows of all threads before the flag, with one fence over the bus.
   __syncthreads();
-  if (threadIdx.x == 0) store_release_system(&p.published[head].sequence, before.sequence + 1);
+  if (threadIdx.x == 32) store_release_system(&p.published[head].sequence, before.sequence + 1);
 }
 
 /// The head's state from the partial ones of its splits, in their order. `weights`: `[active, group]` in shared memory.
@@ -111,62 +111,85 @@ __device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32
   }
 }
 
+/// The block that published for its head, where the step is one launch: what the host sends is fetched while the
+/// others still attend, so that only the later of the two is waited for. `slot`: `[group * (D + 1)]` in shared memory.
+template <int D>
+__device__ inline void finish_with_host(const StepParams& p, uint32_t head, uint32_t sequence,
+                                        float* slot) {
+  __shared__ bool delivered;
+  Waited waited;
+  if (threadIdx.x == 0) {
+    waited = wait_for_host(p.merge, head, sequence);
+    delivered = waited.failure == FailureKind::none;
+  }
+  __syncthreads();
+  const bool there = delivered;
+  if (there) {
+    const float* from = host_slot(p.merge, head);
+    for (uint32_t i = threadIdx.x * 4; i < p.group * D; i += kThreads * 4) {
+      *reinterpret_cast<float4*>(slot + i) = host_quad(from + i);
+    }
+    if (threadIdx.x < p.group) {
+      slot[p.group * D + threadIdx.x] = __ldcv(from + p.group * D + threadIdx.x);
+    }
+  }
+  if (threadIdx.x == 0) {
+    while (load_acquire_device(p.ready + head) == 0) {
+    }
+    p.ready[head] = 0;
+  }
+  __syncthreads();
+  merge_states<true>(p.merge, head, there ? slot : nullptr);
+  if (threadIdx.x == 0) note_wait(p.merge, head, sequence, waited);
+}
+
 template <class T, int D, class Share>
 __global__ void __launch_bounds__(kThreads, 2)
     resident_step(const __grid_constant__ StepParams p, int stages) {
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ bool last;
+  wait_for_kernels_before();
+  let_next_kernel_start();
   const uint32_t head = blockIdx.x;
-  const RingState before = *p.state;
-  const RingState now = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
   const uint32_t publishers = p.counts ? 1 : 0;
-  uint32_t active = 0;
-  if (blockIdx.y < publishers) {
-    publish<T, D>(p, head, before);
-    active = work_of(p, now, head, 0).active;
-  } else {
-    const Work w = work_of(p, now, head, blockIdx.y - publishers);
-    active = w.active;
-    if (w.split < active) Share::run(p, shared, stages, w);
-  }
+  const bool publishes = blockIdx.y < publishers;
+  const RingState before = p.states[head];
+  const RingState now = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
+  const uint32_t split = publishes ? 0 : blockIdx.y - publishers;
+  const Work w = work_of(p, now, head, split);
+  if (!publishes && split < w.active) Share::run(p, shared, stages, w);
 
+  // The one that publishes arrives at once: all that counts is that it has read the state.
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicAdd(p.arrivals + head, 1U) == gridDim.y - 1;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) last = arrive(p.arrivals + head) == gridDim.y - 1;
+  if (publishes) publish<T, D>(p, head, before);
   __syncthreads();
-  if (!last) return;
-  if (threadIdx.x == 0) {
-    p.arrivals[head] = 0;
-    if (p.counts) {
-      __threadfence();
-      if (atomicAdd(p.arrivals + p.kv_heads, 1U) == p.kv_heads - 1) {
-        __threadfence();
-        p.arrivals[p.kv_heads] = 0;
-        *p.state = now;
-        store_release_system(&p.settled->sequence, now.sequence);
-      }
+  if (last) {
+    merge_partials<D>(p, head, w.active, reinterpret_cast<float2*>(shared));
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      p.arrivals[head] = 0;
+      if (p.counts) p.states[head] = now;
+      if (p.merges) store_release_device(p.ready + head, 1);
+      if (p.done != nullptr) store_release_system(&p.done[head].sequence, p.ticket);
     }
   }
-  merge_partials<D>(p, head, active, reinterpret_cast<float2*>(shared));
-  if (p.done != nullptr) {
+  if (publishes && p.merges) {
     __syncthreads();
-    if (threadIdx.x == 0) store_release_system(&p.done[head].sequence, p.ticket);
+    finish_with_host<D>(p, head, now.sequence, reinterpret_cast<float*>(shared));
   }
-  if (p.merges) wait_and_merge(p.merge, head, now.sequence);
 }
 
 /// The kernel of one kind of share, for step_kernel().
 template <class T, int D, class Share>
 StepKernel step_kernel_of() {
   constexpr size_t kWeights = size_t{kMaxSplits} * kMaxGroup * sizeof(float2);
+  constexpr size_t kSlot = kMaxGroup * (D + 1) * sizeof(float);
   StepKernel kernel;
   kernel.function = reinterpret_cast<const void*>(&resident_step<T, D, Share>);
   kernel.fixed_bytes = Share::kFixedBytes;
   kernel.stage_bytes = Share::kStageBytes;
-  kernel.least_bytes = kWeights;
+  kernel.least_bytes = kWeights > kSlot ? kWeights : kSlot;
   return kernel;
 }
 

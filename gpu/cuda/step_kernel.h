@@ -29,6 +29,10 @@ class StepLauncher {
 
   /// Parts that a KV head's tokens are divided into: enough blocks to fill the device.
   [[nodiscard]] uint32_t splits() const { return splits_; }
+  /// Whether this device can launch ahead (launch_ahead()).
+  [[nodiscard]] bool ahead() const { return ahead_; }
+  /// Whether the blocks that wait for the host leave room for those that they wait for: all but the smallest GPUs.
+  [[nodiscard]] bool can_wait() const { return can_wait_; }
   void launch(StepParams params, cudaStream_t stream) const;
 
  private:
@@ -37,20 +41,23 @@ class StepLauncher {
   uint32_t splits_ = 0;
   int stages_ = 0;
   size_t shared_bytes_ = 0;
+  bool ahead_ = false;
+  bool can_wait_ = false;
 };
 
-/// One block per KV head waits for the host (where m.wait) and merges. *sequence: the step's number, in device memory.
-void launch_host_merge(const MergeParams& m, const RingState* state, uint32_t kv_heads,
+/// One block per KV head waits for the host (where m.wait) and merges. states: the layer's, which know the step's
+/// number. ahead: as of launch_ahead().
+void launch_host_merge(MergeParams m, const RingState* states, uint32_t kv_heads, bool ahead,
                        cudaStream_t stream);
 
 /// Copies n tokens, K `[n, kv_heads, row_bytes]` and then V, from memory that the device can read to where the layer's
-/// tokens first, first + 1, ... lie after the append, and then makes `after` the layer's state (but for its sequence).
+/// tokens first, first + 1, ... lie after the append, and makes `after` the layer's state (but for its sequence).
 /// n may be 0.
 struct AppendParams {
   RingShape ring;
   RingState after;
-  RingState* state = nullptr;
-  std::byte* kv = nullptr;  ///< of the layer
+  RingState* states = nullptr;  ///< of the layer, per KV head
+  std::byte* kv = nullptr;      ///< of the layer
   const std::byte* from = nullptr;
   uint32_t first = 0;
   uint32_t n = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/check.h"
+#include "gpu/cuda/launch.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {
@@ -27,6 +28,7 @@ StepLauncher::StepLauncher(const ResidentShape& shape) : kv_heads_(shape.kv_head
   }
   int device = 0;
   check(cudaGetDevice(&device), "the current CUDA device");
+  ahead_ = attribute(cudaDevAttrComputeCapabilityMajor, device) >= 9;
   const auto per_block =
       static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   const auto per_sm =
@@ -66,6 +68,7 @@ StepLauncher::StepLauncher(const ResidentShape& shape) : kv_heads_(shape.kv_head
   // All blocks at once, those that publish among them: a second wave would double the time.
   const auto all =
       static_cast<uint32_t>(blocks * attribute(cudaDevAttrMultiProcessorCount, device));
+  can_wait_ = kv_heads_ <= all / 2;
   const uint32_t each = std::min(all, kMaxBlocks) / kv_heads_;
   splits_ = std::clamp(each > 1 ? each - 1 : 1U, 1U, split_room(kv_heads_));
 }
@@ -75,7 +78,7 @@ void StepLauncher::launch(StepParams params, cudaStream_t stream) const {
   int stages = stages_;
   void* arguments[] = {&params, &stages};
   const dim3 grid(kv_heads_, splits_ + (params.counts ? 1 : 0));
-  check(cudaLaunchKernel(kernel_.function, grid, dim3(128), arguments, shared_bytes_, stream),
+  check(launch_ahead(kernel_.function, grid, dim3(128), shared_bytes_, stream, arguments, ahead_),
         "launching the resident attention");
 }
 

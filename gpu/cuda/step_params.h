@@ -35,8 +35,7 @@ struct MergeParams {
   const std::byte* slots = nullptr;  ///< of the layer, in pinned memory
   size_t slot_bytes = 0;
   const DeliveredLine* delivered = nullptr;  ///< of the layer
-  WaitedLine* waited = nullptr;              ///< per KV head, in pinned memory
-  uint64_t* waited_sums = nullptr;           ///< per KV head (nanoseconds, merges), device memory
+  WaitSums* waited = nullptr;                ///< per KV head
   FailureLine* failure = nullptr;
   uint64_t timeout_ns = 0;
   uint32_t layer = 0;
@@ -52,18 +51,17 @@ struct StepParams {
   uint32_t kv_heads = 0;
   uint32_t group = 0;
   uint32_t splits = 0;
-  std::byte* kv = nullptr;     ///< of the layer: per KV head K `[slots, head_dim]`, then V
-  RingState* state = nullptr;  ///< of the layer
+  std::byte* kv = nullptr;      ///< of the layer: per KV head K `[slots, head_dim]`, then V
+  RingState* states = nullptr;  ///< of the layer, per KV head
   InputRows q, k, v;
 
   bool counts = true;                  ///< the step advances the layer's state, and is published
   PublishedLine* published = nullptr;  ///< of the layer
-  SettledLine* settled = nullptr;      ///< of the layer
   std::byte* rows = nullptr;           ///< of the layer, even sequence numbers
   size_t rows_bytes = 0;               ///< to those of odd ones
   size_t q_bytes = 0, kv_bytes = 0;
 
-  uint32_t* arrivals = nullptr;   ///< `[kv_heads + 1]`, zero between launches
+  uint32_t* arrivals = nullptr;   ///< per KV head, zero between launches
   float* partial_o = nullptr;     ///< `[kv_heads, splits, group, head_dim]`
   float2* partial_ml = nullptr;   ///< `[kv_heads, splits, group]`
   float* resident_o = nullptr;    ///< result `[q_heads, head_dim]`
@@ -72,7 +70,9 @@ struct StepParams {
       nullptr;  ///< per KV head: gets `ticket` when its result is there; null: nobody asks
   uint32_t ticket = 0;
 
-  bool merges = false;  ///< the last block of a KV head waits for the host and merges
+  bool merges = false;  ///< the block that published waits for the host and merges
+  uint32_t* ready =
+      nullptr;  ///< per KV head: gets 1 when the resident state is there, 0 when it was merged
   MergeParams merge;
 };
 

@@ -171,20 +171,19 @@ TEST(PinnedLayout, NothingOverlaps) {
       take(layout.delivered(layer, h), kLine);
       take(layout.slot(layer, h), 7 * 81 * sizeof(float));
     }
-    take(layout.settled(layer), kLine);
     for (uint32_t sequence : {6U, 7U}) {
       take(layout.rows(layer, sequence), 35 * 80 * sizeof(float) + 2 * 5 * 80 * 2);
     }
     EXPECT_EQ(layout.rows(layer, 1), layout.rows(layer, 0xffffffffU));
   }
   for (uint32_t h = 0; h < shape.kv_heads; ++h) {
-    take(layout.waited(h), kLine);
     take(layout.host_done(h), kLine);
   }
   take(layout.failure(), kLine);
   take(layout.host_q(), 35 * 80 * sizeof(float));
   take(layout.host_o(), 35 * 80 * sizeof(float));
   take(layout.host_lse(), 35 * sizeof(float));
+  take(layout.copied(), 5 * 16);
 }
 
 TEST(CudaBytes, AreThoseOfTokensAndALittleMore) {
