@@ -111,15 +111,18 @@ class CudaNeighbours final : public NeighbourSearch {
     size_t held, batch, block;
   };
 
+  /// Thread blocks of a launch: whole waves of them; more and smaller ones where limits make them unequal.
+  [[nodiscard]] size_t waves(bool limited) const {
+    return (limited ? 4 : 2) * static_cast<size_t>(processors_);
+  }
   [[nodiscard]] size_t shares_of(size_t rows, size_t keys, bool limited) const {
     const size_t tiles = (rows + kTileQueries - 1) / kTileQueries;
-    // Whole waves of thread blocks; more and smaller ones where limits make them unequal.
-    const size_t wanted = (limited ? 4 : 2) * static_cast<size_t>(processors_) / tiles;
+    const size_t wanted = waves(limited) / tiles;
     return std::clamp<size_t>(std::min(wanted, keys / kLeastShare), 1, kMostShares);
   }
   /// Most lists of a batch of at most `rows` queries: one per query and share.
   [[nodiscard]] size_t most_lists(size_t rows, bool limited) const {
-    const size_t full = size_t{kTileQueries} * (limited ? 4 : 2) * static_cast<size_t>(processors_);
+    const size_t full = kTileQueries * waves(limited);
     return std::max(rows, std::min(round_up(rows, kTileQueries) * kMostShares, full));
   }
   [[nodiscard]] size_t operand_bytes(const NeighbourTask& task) const {
