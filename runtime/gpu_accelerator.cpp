@@ -118,6 +118,7 @@ bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
   wanted.query_extra = task.query_extra;
   wanted.limits = task.limits;
   wanted.most = task.most;
+  wanted.thin = task.thin;
   return run(neighbours_, device_.make_neighbours, [&](gpu::NeighbourSearch& search) {
     search.run(wanted, {.ids = lists.rows, .counts = lists.counts});
   });

@@ -19,7 +19,8 @@ class MadeUp final : public Accelerator {
     ++neighbour_calls;
     lifted_calls += task.key_extra != nullptr ? 1 : 0;
     if (declines) {
-      std::fill_n(lists.rows, task.queries.count * task.most, 0xFFFFFFFF);  // must not matter
+      const size_t width = task.thin != 0 ? task.thin : task.most;
+      std::fill_n(lists.rows, task.queries.count * width, 0xFFFFFFFF);  // must not matter
       return false;
     }
     const cpu::Kernels& kernels = *context().kernels;
@@ -40,10 +41,22 @@ class MadeUp final : public Accelerator {
         ranks.emplace_back(-sum, static_cast<uint32_t>(i));
       }
       std::sort(ranks.begin(), ranks.end());
-      lists.counts[q] = static_cast<uint32_t>(std::min<size_t>(ranks.size(), task.most));
-      for (uint32_t i = 0; i < lists.counts[q]; ++i) {
-        lists.rows[q * task.most + i] = ranks[i].second;
+      ranks.resize(std::min<size_t>(ranks.size(), task.most));
+      uint32_t* out = lists.rows + q * (task.thin != 0 ? task.thin : task.most);
+      uint32_t count = 0;
+      for (const auto& [score, row] : ranks) {
+        if (task.thin != 0 && (row == q || count == task.thin)) continue;
+        bool hidden = false;
+        for (uint32_t c = 0; task.thin != 0 && c < count && !hidden; ++c) {
+          const std::vector<float> chosen = number(task.keys, out[c]);
+          const std::vector<float> key = number(task.keys, row);
+          double sum = double{task.key_extra[out[c]]} * task.key_extra[row];
+          for (uint32_t j = 0; j < task.keys.dim; ++j) sum += double{chosen[j]} * key[j];
+          hidden = sum > -score;
+        }
+        if (!hidden) out[count++] = row;
       }
+      lists.counts[q] = count;
     }
     return true;
   }
