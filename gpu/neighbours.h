@@ -32,11 +32,16 @@ struct NeighbourTask {
   const uint32_t* limits = nullptr;
   Memory queries_in = Memory::host;  ///< of queries, query_extra and limits
   uint32_t most = 0;                 ///< N: so many keys per query, 1..kMostNeighbours
+  /// Not 0: queries are the keys themselves, query i key i, and at most this many are returned, the edges of a relative
+  /// neighbourhood graph: of the `most` best, best first, those that no better one which is returned hides (to which
+  /// they are nearer than to the query; key i itself neither counts nor hides). Keys in f32, or in several blocks, are
+  /// not compared with each other: then the best ones, key i too. Without scores.
+  uint32_t thin = 0;
 };
 
 inline constexpr uint32_t kMostNeighbours = 128;
 
-/// The answer; arrays are the caller's. Entries past a query's count are not written.
+/// The answer; arrays are the caller's. Entries past a query's count are undefined.
 struct NeighbourLists {
   uint32_t* ids = nullptr;  ///< `[queries, most]` best first; of equal scores the smaller key first
   float* scores = nullptr;  ///< `[queries, most]`, or null

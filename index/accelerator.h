@@ -20,10 +20,14 @@ struct NearestTask {
   const float* query_extra = nullptr;  ///< `[queries.count]`
   const uint32_t* limits = nullptr;    ///< query i sees keys [0, limits[i]); null: all
   uint32_t most = 0;                   ///< keys per query
+  /// Not 0: the queries are the keys, and lists get at most so many, best first, as edges of key i: of the `most`
+  /// nearest those that no nearer one of them hides, being nearer to it than key i is. Where an accelerator does
+  /// not compare keys with each other: the nearest, of which the caller keeps whom it wants.
+  uint32_t thin = 0;
 };
 
 struct NearestLists {
-  uint32_t* rows = nullptr;    ///< `[queries, most]` best first
+  uint32_t* rows = nullptr;    ///< `[queries, thin != 0 ? thin : most]` best first
   uint32_t* counts = nullptr;  ///< `[queries]`
 };
 

@@ -5,13 +5,22 @@
 
 namespace keyhole::index {
 
-// Marks the candidates from `from` on that are nearer to `chosen` than to the row.
+// Marks the candidates from `from` on that are nearer to `chosen` than to the row. Who is hidden stays so: only
+// the others are compared, after the first few chosen ones a small part of all.
 void EdgePruner::hide_behind(uint32_t chosen, size_t from) {
-  const size_t n = ids_.size() - from;
-  if (n == 0) return;
+  seen_.clear();
+  seen_ids_.clear();
+  for (size_t i = from; i < ids_.size(); ++i) {
+    if (hidden_[i] != 0) continue;
+    seen_.push_back(static_cast<uint32_t>(i));
+    seen_ids_.push_back(ids_[i]);
+  }
+  if (seen_.empty()) return;
   const float extra = keys_->load(chosen, query_);
-  keys_->similarity(query_, extra, ids_.data() + from, n, to_chosen_.data());
-  for (size_t i = 0; i < n; ++i) hidden_[from + i] |= to_chosen_[i] > scores_[from + i] ? 1 : 0;
+  keys_->similarity(query_, extra, seen_ids_.data(), seen_.size(), to_chosen_.data());
+  for (size_t s = 0; s < seen_.size(); ++s) {
+    if (to_chosen_[s] > scores_[seen_[s]]) hidden_[seen_[s]] = 1;
+  }
 }
 
 std::span<const uint32_t> EdgePruner::prune(uint32_t row, std::span<const uint32_t> candidates,

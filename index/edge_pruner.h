@@ -30,6 +30,7 @@ class EdgePruner {
   std::vector<uint64_t> order_;
   std::vector<float> to_chosen_;
   std::vector<uint8_t> hidden_;
+  std::vector<uint32_t> seen_, seen_ids_;  // who is not hidden: places, rows
   std::vector<uint32_t> chosen_;
   float query_[kMaxHeadDim] = {};
 };

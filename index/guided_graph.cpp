@@ -242,21 +242,24 @@ void connect_round(Lists& lists, const LiftedKeys& keys, std::span<const uint32_
   link_back(lists, pairs, 2 * config.m, false, workers);
 }
 
-// The nearest keys of every key, in the lifted geometry, if the accelerator finds them; else none.
-Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys, uint32_t most) {
+// Keys near to every key, in the lifted geometry, if the accelerator finds them; else none. Of `most` nearest ones it
+// returns those that the occlusion rule leaves, some eight: links that a key has already may hide more of them.
+// Measured on a 32k trace: the graph of the thinned lists finds as much per key scored as that of the whole ones.
+Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys,
+                          const GuidedConfig& config) {
   Neighbours found;
   const size_t n = keys.rows().count;
   if (context.accelerator == nullptr || n < 2) return found;
-  const auto per_key = static_cast<uint32_t>(std::min<size_t>(most, n));
-  found.counts.resize(n);
-  found.rows.resize(n * per_key);
   NearestTask task;
   task.keys = task.queries = keys.rows();
   task.key_extra = task.query_extra = keys.extra().data();
-  task.most = per_key;
+  task.most = static_cast<uint32_t>(std::min<size_t>(config.beam, n));
+  task.thin = std::min(2 * config.m, task.most);
+  found.counts.resize(n);
+  found.rows.resize(n * task.thin);
   const NearestLists lists{found.rows.data(), found.counts.data()};
   if (!context.accelerator->nearest_keys(task, lists)) return {};
-  found.per_query = per_key;
+  found.per_query = task.thin;
   return found;
 }
 
@@ -397,7 +400,7 @@ GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
   const std::vector<uint32_t> rows = scattered(n);
   if (guidance.entries.empty()) guidance.entries.push_back(rows[0]);
   out.graph.set_entry(guidance.entries[0]);
-  const Neighbours nearest = nearest_of_all(context, keys, config.beam);
+  const Neighbours nearest = nearest_of_all(context, keys, config);
   // Searches find few rows in the graph at first where no query guided it: rounds grow with it.
   size_t in_graph = std::max<size_t>(guidance.hit, 1);
   for (size_t first = 0; first < n;) {

@@ -247,6 +247,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     const auto report = progress_function(progress, user);
     auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype,
                                    engine.index_context(ix->layer, ix->kv_head));
+    const AcceleratedBuild accelerated(engine);
     built->build(input, [&](double f) { return !report || report(f, "building the index"); });
     const index::IndexInfo info = built->info();
     ix->params = info.params;
@@ -288,6 +289,7 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
     auto tail = std::make_unique<index::TailTree>(ix->engine->index_context(ix->layer, ix->kv_head),
                                                   m.head_dim, m.kv_dtype,
                                                   index::TailParams{.keys_per_partition = keys});
+    const AcceleratedBuild accelerated(*ix->engine);
     tail->build({ix->view(ix->keys), ix->view(ix->values)},
                 [&](double f) { return !report || report(f, "partitioning the keys"); });
     ix->tail = std::move(tail);

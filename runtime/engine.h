@@ -70,4 +70,18 @@ class Engine {
   std::unique_ptr<index::Accelerator> accelerator_;
 };
 
+/// The length of a build: at its end the accelerator gives back the memory that no other build is using.
+class AcceleratedBuild {
+ public:
+  explicit AcceleratedBuild(const Engine& engine) : accelerator_(engine.accelerator()) {}
+  ~AcceleratedBuild() {
+    if (accelerator_ != nullptr) accelerator_->release();
+  }
+  AcceleratedBuild(const AcceleratedBuild&) = delete;
+  AcceleratedBuild& operator=(const AcceleratedBuild&) = delete;
+
+ private:
+  index::Accelerator* accelerator_;
+};
+
 }  // namespace keyhole::runtime

@@ -11,6 +11,10 @@ constexpr double kLeastProducts = 5e8;
 // k-means waits for the device in every iteration: a tenth of a millisecond, some 2 M multiply-adds of a thread.
 constexpr double kLeastProductsPerIteration = 1e7;
 
+// Of each workspace; 128k keys of d = 128 need a third of either.
+constexpr size_t kNeighbourBytes = size_t{1} << 30U;
+constexpr size_t kKMeansBytes = size_t{1} << 29U;
+
 }  // namespace
 
 GpuAccelerator::GpuAccelerator(AcceleratorDevice device, const Log& log)
@@ -18,8 +22,12 @@ GpuAccelerator::GpuAccelerator(AcceleratorDevice device, const Log& log)
 
 std::unique_ptr<GpuAccelerator> GpuAccelerator::on_cuda(int ordinal, const Log& log) {
   AcceleratorDevice device;
-  device.make_neighbours = [ordinal] { return gpu::make_cuda_neighbours({.ordinal = ordinal}); };
-  device.make_kmeans = [ordinal] { return gpu::make_cuda_kmeans({.ordinal = ordinal}); };
+  device.make_neighbours = [ordinal] {
+    return gpu::make_cuda_neighbours({.ordinal = ordinal, .memory_limit = kNeighbourBytes});
+  };
+  device.make_kmeans = [ordinal] {
+    return gpu::make_cuda_kmeans({.ordinal = ordinal, .memory_limit = kKMeansBytes});
+  };
   return std::make_unique<GpuAccelerator>(std::move(device), log);
 }
 
@@ -110,6 +118,7 @@ bool GpuAccelerator::nearest_keys(const index::NearestTask& task,
   wanted.query_extra = task.query_extra;
   wanted.limits = task.limits;
   wanted.most = task.most;
+  wanted.thin = task.thin;
   return run(neighbours_, device_.make_neighbours, [&](gpu::NeighbourSearch& search) {
     search.run(wanted, {.ids = lists.rows, .counts = lists.counts});
   });

@@ -56,6 +56,7 @@ class SharedProgress {
 
 void Session::build(const std::function<bool(double, const char*)>& progress) {
   const auto start = std::chrono::steady_clock::now();
+  const AcceleratedBuild accelerated(*engine_);
   const ModelShape& m = engine_->model();
   struct Job {
     uint32_t layer, kv_head;
@@ -90,7 +91,6 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
   check_memory(bytes, "building the indexes");
   if (stream_ != nullptr) stream_->front_refused = false;
   const auto finish = [&] {
-    if (engine_->accelerator() != nullptr) engine_->accelerator()->release();
     index_bytes_ = count_index_bytes();
     make_room(!built.empty());
     totals_.build_seconds +=

@@ -19,7 +19,7 @@ using namespace keyhole;       // NOLINT
 using namespace keyhole::gpu;  // NOLINT
 
 void measure(const char* name, size_t m, size_t n, uint32_t dim, uint32_t most, DType type,
-             bool host, bool limited, bool extra) {
+             bool host, bool limited, bool extra, uint32_t thin = 0) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const cpu::Kernels& kernels = cpu::select_kernels();
@@ -55,6 +55,7 @@ void measure(const char* name, size_t m, size_t n, uint32_t dim, uint32_t most, 
   task.keys = {keys.data(), dim * dtype_size(type), n, dim, type};
   task.queries = {queries.data(), dim * dtype_size(type), m, dim, type};
   task.most = most;
+  task.thin = thin;
   if (limited) task.limits = limits.data();
   if (extra) task.key_extra = task.query_extra = extras.data();
   NeighbourLists lists = {ids.data(), nullptr, counts.data(), Memory::host};
@@ -121,6 +122,7 @@ int main(int argc, char** argv) {
   measure("from the host, causal", 4096, 131072, 128, 100, DType::f16, true, true, false);
   measure("from the host", 8192, 131072, 128, 100, DType::f16, true, false, false);
   measure("every key, from the host", 131072, 131072, 128, 100, DType::f16, true, false, true);
+  measure("the same, thinned to 32", 131072, 131072, 128, 100, DType::f16, true, false, true, 32);
   measure("on the device, 1M keys", 8192, 1048576, 128, 100, DType::f16, false, false, false);
   return 0;
 }

@@ -93,10 +93,27 @@ struct MergeArgs {
 };
 cudaError_t launch_merge(const MergeArgs& args, cudaStream_t stream);
 
-/// Ranks as ids, scores and counts; scores are multiplied by scales[row] where that is not null.
+/// What launch_thin() reads: keys as in TileArgs, lists as in MergeArgs.
+struct ThinArgs {
+  const std::byte* keys = nullptr;
+  size_t key_stride = 0;
+  const float* key_extra = nullptr;  ///< or null
+  uint32_t dim = 0;
+  DType dtype = DType::f16;  ///< or bf16
+  const Rank* best = nullptr;
+  const uint32_t* best_sizes = nullptr;
+  uint32_t rows = 0, most = 0;  ///< most <= 128
+  uint32_t first_query = 0;     ///< row 0 is this key
+  uint32_t thin = 0;
+  uint32_t* ids = nullptr;  ///< `[rows, thin]`
+  uint32_t* counts = nullptr;
+};
+cudaError_t launch_thin(const ThinArgs& args, cudaStream_t stream);
+
+/// The first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] where that is not null.
 cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const float* scales,
-                          uint32_t rows, uint32_t most, uint32_t* ids, float* scores,
-                          uint32_t* counts, cudaStream_t stream);
+                          uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
+                          float* scores, uint32_t* counts, cudaStream_t stream);
 
 /// Rows `[rows, dim]` of any dtype, `stride` bytes apart, as rows of 16-bit operands.
 /// to f16, bf16: `[rows, dim]`; rows of another dtype are scaled by a power of two to less than 1 where `scales` is

@@ -111,16 +111,16 @@ __global__ void __launch_bounds__(kThreads) merge_lists(const MergeArgs args) {
 // ---- Answer, operands ------------------------------------------------------------------------------------
 
 __global__ void unpack_ranks(const Rank* best, const uint32_t* best_sizes, const float* scales,
-                             uint32_t rows, uint32_t most, uint32_t* ids, float* scores,
-                             uint32_t* counts) {
+                             uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
+                             float* scores, uint32_t* counts) {
   const uint32_t row = warp_of_grid();
   if (row >= rows) return;
-  const uint32_t n = best_sizes[row];
+  const uint32_t n = min(best_sizes[row], width);
   const float scale = scales != nullptr ? scales[row] : 1.0F;
   for (uint32_t i = threadIdx.x % 32; i < n; i += 32) {
     const Rank rank = best[size_t{row} * most + i];
-    ids[size_t{row} * most + i] = rank_key(rank);
-    if (scores != nullptr) scores[size_t{row} * most + i] = rank_score(rank) * scale;
+    ids[size_t{row} * width + i] = rank_key(rank);
+    if (scores != nullptr) scores[size_t{row} * width + i] = rank_score(rank) * scale;
   }
   if (threadIdx.x % 32 == 0) counts[row] = n;
 }
@@ -199,10 +199,10 @@ cudaError_t launch_merge(const MergeArgs& args, cudaStream_t stream) {
 }
 
 cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const float* scales,
-                          uint32_t rows, uint32_t most, uint32_t* ids, float* scores,
-                          uint32_t* counts, cudaStream_t stream) {
+                          uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
+                          float* scores, uint32_t* counts, cudaStream_t stream) {
   unpack_ranks<<<blocks_of_warps(rows), kThreads, 0, stream>>>(best, best_sizes, scales, rows, most,
-                                                               ids, scores, counts);
+                                                               width, ids, scores, counts);
   return cudaGetLastError();
 }
 

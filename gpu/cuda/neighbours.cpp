@@ -47,6 +47,11 @@ void check(const NeighbourTask& task, const NeighbourLists& lists) {
   constexpr size_t kMostRows = 0xFFFFFFFF - kMostBlockKeys;
   if (task.keys.count > kMostRows || task.queries.count > kMostRows)
     refuse("more than 2^32 - 2^17 - 1 rows");
+  if (task.thin > task.most || (task.thin != 0 && lists.scores != nullptr) ||
+      (task.thin != 0 && task.queries.count != task.keys.count)) {
+    refuse("thin is " + std::to_string(task.thin) +
+           ", allowed: 0, or 1..most where the queries are the keys and no scores are asked for");
+  }
   if ((task.key_extra == nullptr) != (task.query_extra == nullptr)) {
     refuse("an extra coordinate of keys or of queries alone");
   }
@@ -111,15 +116,18 @@ class CudaNeighbours final : public NeighbourSearch {
     size_t held, batch, block;
   };
 
+  /// Thread blocks of a launch: whole waves of them; more and smaller ones where limits make them unequal.
+  [[nodiscard]] size_t waves(bool limited) const {
+    return (limited ? 4 : 2) * static_cast<size_t>(processors_);
+  }
   [[nodiscard]] size_t shares_of(size_t rows, size_t keys, bool limited) const {
     const size_t tiles = (rows + kTileQueries - 1) / kTileQueries;
-    // Whole waves of thread blocks; more and smaller ones where limits make them unequal.
-    const size_t wanted = (limited ? 4 : 2) * static_cast<size_t>(processors_) / tiles;
+    const size_t wanted = waves(limited) / tiles;
     return std::clamp<size_t>(std::min(wanted, keys / kLeastShare), 1, kMostShares);
   }
   /// Most lists of a batch of at most `rows` queries: one per query and share.
   [[nodiscard]] size_t most_lists(size_t rows, bool limited) const {
-    const size_t full = size_t{kTileQueries} * (limited ? 4 : 2) * static_cast<size_t>(processors_);
+    const size_t full = kTileQueries * waves(limited);
     return std::max(rows, std::min(round_up(rows, kTileQueries) * kMostShares, full));
   }
   [[nodiscard]] size_t operand_bytes(const NeighbourTask& task) const {
@@ -158,9 +166,12 @@ class CudaNeighbours final : public NeighbourSearch {
   void load_keys(const NeighbourTask& task, Block& block, TileArgs& args);
   /// Queries [first, first + n) of those that are held, against the block that args names.
   void search_batch(const NeighbourTask& task, TileArgs args, size_t first, size_t n);
-  /// Sends their answers to places `to` and on of the caller's.
-  void answer(const NeighbourTask& task, const NeighbourLists& lists, size_t to, size_t first,
-              size_t n);
+  /// Sends their answers to places `to` and on of the caller's. keys: the block, which thinning reads.
+  void answer(const NeighbourTask& task, const NeighbourLists& lists, const TileArgs& keys,
+              size_t to, size_t first, size_t n);
+  [[nodiscard]] static size_t width_of(const NeighbourTask& task) {
+    return task.thin != 0 ? task.thin : task.most;
+  }
   [[nodiscard]] cudaError_t launch(const TileArgs& args) const {
     return type_ == DType::f16    ? launch_search_f16(args, stream_)
            : type_ == DType::bf16 ? launch_search_bf16(args, stream_)
@@ -220,7 +231,7 @@ void CudaNeighbours::search(const NeighbourTask& task, const NeighbourLists& lis
       for (size_t first = 0; first < n; first += sizes.batch) {
         const size_t batch = std::min(sizes.batch, n - first);
         search_batch(task, args, first, batch);
-        if (b + 1 == blocks) answer(task, lists, held + first, first, batch);
+        if (b + 1 == blocks) answer(task, lists, args, held + first, first, batch);
       }
       block.done.record(stream_);
       ++figures_.blocks;
@@ -229,7 +240,7 @@ void CudaNeighbours::search(const NeighbourTask& task, const NeighbourLists& lis
       check_cuda(cudaMemsetAsync(best_sizes_.as<uint32_t>(), 0, n * sizeof(uint32_t), stream_),
                  "clearing counts");
       for (size_t first = 0; first < n; first += sizes.batch) {
-        answer(task, lists, held + first, first, std::min(sizes.batch, n - first));
+        answer(task, lists, {}, held + first, first, std::min(sizes.batch, n - first));
       }
     }
     results_.receive_all();
@@ -378,35 +389,56 @@ void CudaNeighbours::search_batch(const NeighbourTask& task, TileArgs args, size
   check_cuda(launch_merge(merge, stream_), "merging lists again");
 }
 
-void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lists, size_t to,
-                            size_t first, size_t n) {
-  const size_t most = task.most;
+void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lists,
+                            const TileArgs& keys, size_t to, size_t first, size_t n) {
+  const size_t width = width_of(task);
   const bool on_host = lists.in == Memory::host;
   Answer& a = answers_[turn_++ % 2];
-  uint32_t* ids = lists.ids + to * most;
+  uint32_t* ids = lists.ids + to * width;
   uint32_t* counts = lists.counts + to;
-  float* scores = lists.scores != nullptr ? lists.scores + to * most : nullptr;
+  float* scores = lists.scores != nullptr ? lists.scores + to * width : nullptr;
   if (on_host) {
-    if (n * (8 * most + 4) > a.memory.bytes()) a.fetched.wait();
-    ids = a.memory.reserve_of<uint32_t>(n * (2 * most + 1));
-    counts = ids + n * most;
+    const size_t numbers = n * (width * (scores != nullptr ? 2 : 1) + 1);
+    if (numbers * sizeof(uint32_t) > a.memory.bytes()) a.fetched.wait();
+    ids = a.memory.reserve_of<uint32_t>(numbers);
+    counts = ids + n * width;
     if (scores != nullptr) scores = reinterpret_cast<float*>(counts + n);
     check_cuda(cudaStreamWaitEvent(stream_, a.fetched), "ordering streams");
     // Entries past a count are copied with the others.
-    check_cuda(cudaMemsetAsync(ids, 0, n * (2 * most + 1) * sizeof(uint32_t), stream_),
-               "clearing an answer");
+    check_cuda(cudaMemsetAsync(ids, 0, numbers * sizeof(uint32_t), stream_), "clearing an answer");
   }
-  const bool scaled = type_ != DType::f32 && task.queries.dtype != type_;
-  check_cuda(launch_unpack(best_.as<Rank>() + first * most, best_sizes_.as<uint32_t>() + first,
-                           scaled ? scales_.as<float>() + first : nullptr, static_cast<uint32_t>(n),
-                           task.most, ids, scores, counts, stream_),
-             "unpacking an answer");
+  const Rank* best = best_.as<Rank>() + first * task.most;
+  const uint32_t* sizes = best_sizes_.as<uint32_t>() + first;
+  if (task.thin != 0 && type_ != DType::f32 && keys.key_count == task.keys.count) {
+    ThinArgs thin;
+    thin.keys = keys.keys;
+    thin.key_stride = keys.key_stride;
+    thin.key_extra = keys.key_extra;
+    thin.dim = keys.dim;
+    thin.dtype = type_;
+    thin.best = best;
+    thin.best_sizes = sizes;
+    thin.rows = static_cast<uint32_t>(n);
+    thin.most = task.most;
+    thin.first_query = static_cast<uint32_t>(to);
+    thin.thin = task.thin;
+    thin.ids = ids;
+    thin.counts = counts;
+    check_cuda(launch_thin(thin, stream_), "thinning lists");
+  } else {
+    const bool scaled = type_ != DType::f32 && task.queries.dtype != type_;
+    check_cuda(launch_unpack(best, sizes, scaled ? scales_.as<float>() + first : nullptr,
+                             static_cast<uint32_t>(n), task.most, static_cast<uint32_t>(width), ids,
+                             scores, counts, stream_),
+               "unpacking an answer");
+  }
   if (!on_host) return;
   a.ready.record(stream_);
   check_cuda(cudaStreamWaitEvent(copies_, a.ready), "ordering streams");
-  results_.receive(ids, n * most * sizeof(uint32_t), lists.ids + to * most, copies_);
-  if (scores != nullptr)
-    results_.receive(scores, n * most * sizeof(float), lists.scores + to * most, copies_);
+  results_.receive(ids, n * width * sizeof(uint32_t), lists.ids + to * width, copies_);
+  if (scores != nullptr) {
+    results_.receive(scores, n * width * sizeof(float), lists.scores + to * width, copies_);
+  }
   results_.receive(counts, n * sizeof(uint32_t), lists.counts + to, copies_);
   a.fetched.record(copies_);
 }

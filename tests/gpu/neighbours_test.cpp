@@ -321,6 +321,70 @@ TEST_F(Neighbours, EstimateThatIsTooHighIsRepeated) {
   EXPECT_EQ(search_->figures().repeated, 2U);
 }
 
+TEST_F(Neighbours, ThinnedListsAreEdgesOfANeighbourhoodGraph) {
+  std::mt19937 random(14);
+  constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
+  for (int i = 0; i < 15; ++i) {
+    const uint32_t dim = kDims[i % 5];
+    const size_t n = 2 + random() % (i % 3 == 0 ? 1200 : 200);
+    const uint32_t most = 1 + random() % 128;
+    const uint32_t thin = 1 + random() % most;
+    const DType type = i % 2 ? DType::f16 : DType::bf16;
+    SCOPED_TRACE(std::to_string(n) + " keys, dim " + std::to_string(dim) + ", most " +
+                 std::to_string(most) + ", thin " + std::to_string(thin));
+    Case c = random_case(random, n, n, dim, most, type, type, false, true, true);
+    c.queries = c.keys;
+    c.queries.view.data = c.queries.bytes.data();
+    c.query_extra = c.key_extra;
+    NeighbourTask task = c.task();
+    task.thin = thin;
+    std::vector<uint32_t> ids(n * thin, 0xDEADBEEF);
+    std::vector<uint32_t> counts(n, 77777);
+    search_->run(task, {.ids = ids.data(), .counts = counts.data()});
+    const auto similar = [&](size_t a, size_t b) {
+      double sum = double{c.key_extra[a]} * c.key_extra[b];
+      for (uint32_t j = 0; j < dim; ++j) {
+        sum += double{c.keys.numbers[a * dim + j]} * c.keys.numbers[b * dim + j];
+      }
+      return sum;
+    };
+    for (size_t q = 0; q < n; ++q) {
+      std::vector<std::pair<double, uint32_t>> order;
+      for (uint32_t k = 0; k < n; ++k) order.emplace_back(-similar(q, k), k);
+      std::sort(order.begin(), order.end());
+      order.resize(std::min<size_t>(order.size(), most));
+      std::vector<uint32_t> expected;
+      for (const auto& [score, k] : order) {
+        if (k == q || expected.size() == thin) continue;
+        bool hidden = false;
+        for (const uint32_t e : expected) hidden = hidden || similar(e, k) > -score;
+        if (!hidden) expected.push_back(k);
+      }
+      ASSERT_EQ(counts[q], expected.size()) << "key " << q;
+      for (size_t e = 0; e < expected.size(); ++e) {
+        ASSERT_EQ(ids[q * thin + e], expected[e]) << "key " << q << ", edge " << e;
+      }
+    }
+  }
+  // fp32: the best ones as they are.
+  Case c = random_case(random, 300, 300, 64, 20, DType::f32, DType::f32, false, true, true);
+  Answer whole(300, 20);
+  search_->run(c.task(), whole.lists());
+  NeighbourTask task = c.task();
+  task.thin = 7;
+  std::vector<uint32_t> ids(300 * 7, 0xDEADBEEF);
+  std::vector<uint32_t> counts(300, 77777);
+  search_->run(task, {.ids = ids.data(), .counts = counts.data()});
+  for (size_t q = 0; q < 300; ++q) {
+    ASSERT_EQ(counts[q], 7U);
+    for (size_t i = 0; i < 7; ++i) ASSERT_EQ(ids[q * 7 + i], whole.ids[q * 20 + i]);
+  }
+  task.thin = 21;
+  EXPECT_THROW(search_->run(task, {.ids = ids.data(), .counts = counts.data()}), Error);
+  task.thin = 7;
+  EXPECT_THROW(search_->run(task, whole.lists()), Error);
+}
+
 TEST_F(Neighbours, Refusals) {
   std::mt19937 random(12);
   const Case c = random_case(random, 3, 20, 64, 5, DType::f16, DType::f16, false, false, true);

@@ -436,7 +436,12 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* ses
 /* Brings every pending token of every layer into the index: builds where there is none yet, appends
  * where there is one. Does nothing for dense layers. May be called at any time. On CANCELLED or another
  * error, heads that were finished keep their index, the others stay pending: nothing is lost, and the
- * call can be repeated. progress may be NULL. */
+ * call can be repeated. progress may be NULL.
+ *
+ * A CUDA device helps with large builds (exact neighbours, k-means), in workspaces of at most 3 GB (1 GB
+ * for 128k keys of d = 128) that are taken beside all plans and limits and given back at the end. Where there
+ * is no room for them the host does it all, and the log says so. What a device has helped to build can differ
+ * from what the host builds alone as far as scores are equal up to rounding; either is the same each time. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_build(keyhole_session* session,
                                                           keyhole_progress_fn progress, void* user);
 

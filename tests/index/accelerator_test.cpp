@@ -1,0 +1,238 @@
+// Builds with an accelerator, a made-up one: what it is asked, what becomes of its answers, and that a build whose
+// accelerator declines is the build without one.
+#include "index/accelerator.h"
+
+#include "index/training_neighbours.h"
+#include "tests/index/keys.h"
+
+namespace keyhole::index::test {
+namespace {
+
+/// Brute force in double precision, and k-means of the first points.
+class MadeUp final : public Accelerator {
+ public:
+  bool declines = false;
+  size_t neighbour_calls = 0, kmeans_calls = 0;
+  size_t lifted_calls = 0;
+
+  bool nearest_keys(const NearestTask& task, const NearestLists& lists) override {
+    ++neighbour_calls;
+    lifted_calls += task.key_extra != nullptr ? 1 : 0;
+    if (declines) {
+      const size_t width = task.thin != 0 ? task.thin : task.most;
+      std::fill_n(lists.rows, task.queries.count * width, 0xFFFFFFFF);  // must not matter
+      return false;
+    }
+    const cpu::Kernels& kernels = *context().kernels;
+    const auto number = [&](const RowsView& rows, size_t i) {
+      std::vector<float> out(rows.dim);
+      kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(i), out.data(), rows.dim);
+      return out;
+    };
+    for (size_t q = 0; q < task.queries.count; ++q) {
+      const std::vector<float> query = number(task.queries, q);
+      std::vector<std::pair<double, uint32_t>> ranks;
+      const size_t sees = task.limits != nullptr ? task.limits[q] : task.keys.count;
+      for (size_t i = 0; i < sees; ++i) {
+        const std::vector<float> key = number(task.keys, i);
+        double sum = 0.0;
+        for (uint32_t j = 0; j < task.keys.dim; ++j) sum += double{query[j]} * key[j];
+        if (task.key_extra != nullptr) sum += double{task.query_extra[q]} * task.key_extra[i];
+        ranks.emplace_back(-sum, static_cast<uint32_t>(i));
+      }
+      std::sort(ranks.begin(), ranks.end());
+      ranks.resize(std::min<size_t>(ranks.size(), task.most));
+      uint32_t* out = lists.rows + q * (task.thin != 0 ? task.thin : task.most);
+      uint32_t count = 0;
+      for (const auto& [score, row] : ranks) {
+        if (task.thin != 0 && (row == q || count == task.thin)) continue;
+        bool hidden = false;
+        for (uint32_t c = 0; task.thin != 0 && c < count && !hidden; ++c) {
+          const std::vector<float> chosen = number(task.keys, out[c]);
+          const std::vector<float> key = number(task.keys, row);
+          double sum = double{task.key_extra[out[c]]} * task.key_extra[row];
+          for (uint32_t j = 0; j < task.keys.dim; ++j) sum += double{chosen[j]} * key[j];
+          hidden = sum > -score;
+        }
+        if (!hidden) out[count++] = row;
+      }
+      lists.counts[q] = count;
+    }
+    return true;
+  }
+
+  bool kmeans(const KMeansTask& task, const KMeansResult& result) override {
+    ++kmeans_calls;
+    if (declines) {
+      if (result.labels != nullptr) std::fill_n(result.labels, task.n, 0xFFFFFFFF);
+      return false;
+    }
+    std::copy_n(task.points, size_t{task.config.clusters} * task.dim, result.centroids);
+    if (result.labels == nullptr) return true;
+    for (size_t i = 0; i < task.n; ++i) {
+      double least = 1e300;
+      for (uint32_t c = 0; c < task.config.clusters; ++c) {
+        double sum = 0.0;
+        for (uint32_t j = 0; j < task.dim; ++j) {
+          const double x = task.points[i * task.dim + j] - result.centroids[c * task.dim + j];
+          sum += x * x;
+        }
+        if (sum < least) {
+          least = sum;
+          result.labels[i] = c;
+        }
+      }
+    }
+    return true;
+  }
+  void release() override {}
+};
+
+struct Head {
+  explicit Head(size_t n, uint32_t seed = 1) : random(seed), keys(n, 64, DType::f16) {
+    keys.put(0, attention_keys(n, 64, random));
+    training = attention_queries(200, 64, keys, random);
+    for (uint32_t i = 0; i < 200; ++i) {
+      positions.push_back(static_cast<uint32_t>(i * n / 200 + 20));
+    }
+  }
+  [[nodiscard]] TrainingQueries queries() const {
+    return {{reinterpret_cast<const std::byte*>(training.data()), 64 * sizeof(float), 200, 64,
+             DType::f32},
+            positions.data()};
+  }
+  std::unique_ptr<Index> build(const char* spec, Accelerator* accelerator,
+                               cpu::Pool* pool = nullptr) const {
+    Context with = context(pool);
+    with.accelerator = accelerator;
+    auto index = make_index(spec, 64, DType::f16, with);
+    BuildInput input;
+    input.keys = keys.view();
+    input.queries = queries();
+    input.first_position = 10;
+    index->build(input, {});
+    return index;
+  }
+  [[nodiscard]] double recall(const Index& index, uint32_t k) const {
+    std::mt19937 other(77);
+    const std::vector<float> asked = attention_queries(40, 64, keys, other);
+    double found = 0.0;
+    for (size_t q = 0; q < 40; q += 4) {
+      const std::vector<float> group(asked.begin() + static_cast<std::ptrdiff_t>(q * 64),
+                                     asked.begin() + static_cast<std::ptrdiff_t>((q + 4) * 64));
+      const Answer answer = search(index, group, 64, k);
+      for (size_t h = 0; h < 4; ++h) {
+        const auto best = truth(keys, group.data() + h * 64);
+        for (uint32_t i = 0; i < k; ++i) {
+          const auto& ids = answer.heads[h].ids;
+          found += std::count(ids.begin(), ids.end(), best[i].second) != 0 ? 1.0 : 0.0;
+        }
+      }
+    }
+    return found / (40.0 * k);
+  }
+  std::mt19937 random;
+  Keys keys;
+  std::vector<float> training;
+  std::vector<uint32_t> positions;
+};
+
+// Whether two indexes are the same, as far as a search that walks or probes little can tell.
+void expect_same(const Head& head, const Index& a, const Index& b) {
+  EXPECT_EQ(a.info().diagnostics, b.info().diagnostics);
+  std::mt19937 other(78);
+  for (int i = 0; i < 30; ++i) {
+    const std::vector<float> group = attention_queries(3, 64, head.keys, other);
+    const Answer x = search(a, group, 64, 12);
+    const Answer y = search(b, group, 64, 12);
+    ASSERT_TRUE(x.heads == y.heads) << i;
+    ASSERT_EQ(x.keys_scored, y.keys_scored) << i;
+  }
+}
+
+TEST(Accelerator, FindsTheNeighboursOfTrainingQueries) {
+  const Head head(500);
+  MadeUp made_up;
+  Context with = context();
+  with.accelerator = &made_up;
+  const std::vector<uint32_t> chosen = choose_queries(head.queries(), 90);
+  const Progress none;
+  ProgressMeter meter(none, 1.0);
+  const Neighbours theirs =
+      nearest_keys(with, head.keys.view(), 10, head.queries(), chosen, 30, meter);
+  EXPECT_EQ(made_up.neighbour_calls, 1U);
+  const Neighbours ours =
+      nearest_keys(context(), head.keys.view(), 10, head.queries(), chosen, 30, meter);
+  ASSERT_EQ(theirs.counts, ours.counts);
+  size_t same = 0;
+  size_t all = 0;
+  for (size_t q = 0; q < chosen.size(); ++q) {
+    const auto a = theirs.of(q);
+    const auto b = ours.of(q);
+    for (size_t i = 0; i < a.size(); ++i) same += a[i] == b[i] ? 1 : 0;
+    all += a.size();
+  }
+  EXPECT_GE(same, all - all / 100);  // double precision may order close ones otherwise
+}
+
+TEST(Accelerator, OneThatDeclinesChangesNothing) {
+  const Head head(1500);
+  for (const char* spec : {"roargraph:M=6,beam=30,Nq=20", "ivf:C=20", "saap:C=20"}) {
+    SCOPED_TRACE(spec);
+    MadeUp made_up;
+    made_up.declines = true;
+    expect_same(head, *head.build(spec, &made_up), *head.build(spec, nullptr));
+    EXPECT_GE(made_up.neighbour_calls + made_up.kmeans_calls, 1U);
+  }
+}
+
+TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
+  const Head head(3000);
+  const char* spec = "roargraph:M=8,ef=100,beam=60,Nq=40,codec=none";
+  MadeUp made_up;
+  const auto theirs = head.build(spec, &made_up);
+  EXPECT_EQ(made_up.neighbour_calls, 2U);
+  EXPECT_EQ(made_up.lifted_calls, 1U);
+  for (const auto& [name, value] : theirs->info().diagnostics) {
+    if (name == "reachable_share") {
+      EXPECT_EQ(value, 1.0);
+    }
+  }
+  const auto ours = head.build(spec, nullptr);
+  const double with = head.recall(*theirs, 20);
+  EXPECT_GT(with, 0.7);
+  EXPECT_GE(with, head.recall(*ours, 20) - 0.03);
+  cpu::Pool pool({.threads = 3});
+  expect_same(head, *head.build(spec, &made_up, &pool), *theirs);
+}
+
+TEST(Accelerator, ClustersForPartitions) {
+  const Head head(1200);
+  for (const char* spec : {"ivf:C=24,probe=6", "saap:C=24,probe=6"}) {
+    SCOPED_TRACE(spec);
+    MadeUp made_up;
+    const auto index = head.build(spec, &made_up);
+    EXPECT_GE(made_up.kmeans_calls, 1U);
+    EXPECT_GT(head.recall(*index, 10), 0.3);
+    EXPECT_EQ(index->count(), 1200U);
+  }
+}
+
+TEST(Accelerator, AppendsGoOnWithoutIt) {
+  const Head head(900);
+  MadeUp made_up;
+  Context with = context();
+  with.accelerator = &made_up;
+  auto index = make_index("roargraph:M=6,beam=30,Nq=20", 64, DType::f16, with);
+  BuildInput input;
+  input.keys = head.keys.view(800);
+  input.queries = head.queries();
+  index->build(input, {});
+  const size_t calls = made_up.neighbour_calls;
+  index->append(head.keys.view(), {});
+  EXPECT_EQ(index->count(), 900U);
+  EXPECT_EQ(made_up.neighbour_calls, calls);
+}
+
+}  // namespace
+}  // namespace keyhole::index::test
