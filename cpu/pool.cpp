@@ -27,7 +27,9 @@ namespace {
 constexpr uint32_t kSlots = 64;  // one bit each in a word
 constexpr uint32_t kUnpublished = kSlots;
 constexpr size_t kCacheLine = 64;
-constexpr uint32_t kAwakeSpinUs = 50;  // between looks at whether to stay awake
+// Between offers of the core to others: where two threads share one (a caller that has just woken, and a worker that
+// spins), the one with work to do waits for the other's time slice otherwise, 4 ms.
+constexpr uint32_t kAwakeSpinUs = 5;
 
 void pause() {
 #if defined(__x86_64__)
@@ -270,6 +272,7 @@ void Pool::Impl::idle() {
   spinning.fetch_add(1);
   bool found = spin_until(config.spin_us, has_work);
   while (!found && awakes.load(std::memory_order_relaxed) != 0) {
+    std::this_thread::yield();
     found = spin_until(kAwakeSpinUs, has_work);
   }
   spinning.fetch_sub(1);

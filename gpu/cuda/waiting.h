@@ -35,6 +35,9 @@ template <class Ready, class Stop>
   using Clock = std::chrono::steady_clock;
   constexpr auto kNap = std::chrono::microseconds(20);
   constexpr int kLooks = 32;  // between two looks at the clock
+  // After so long the core is offered to others at every look: another thread that was put on it would wait for a
+  // time slice, 4 ms, to hand its work over.
+  constexpr auto kAlone = std::chrono::microseconds(20);
   const auto start = Clock::now();
   while (true) {
     for (int i = 0; i < kLooks; ++i) {
@@ -44,7 +47,11 @@ template <class Ready, class Stop>
     if (stop()) return false;
     const auto passed = Clock::now() - start;
     if (passed >= std::chrono::microseconds(timeout_us)) return ready();
-    if (passed >= std::chrono::microseconds(spin_us)) std::this_thread::sleep_for(kNap);
+    if (passed >= std::chrono::microseconds(spin_us)) {
+      std::this_thread::sleep_for(kNap);
+    } else if (passed >= kAlone) {
+      std::this_thread::yield();
+    }
   }
 }
 
