@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
       const float* factors = l.factors + (base + p) / kFrontTile * l.padded + first_head;
 #pragma unroll
       for (uint32_t h = 0; h < H; ++h) {
-        shares[h] *= h < heads ? factors[h] : 0.0F;
+        if (!l.has_shares) shares[h] *= h < heads ? factors[h] : 0.0F;
         all[h] += shares[h];
         is_read = is_read || shares[h] > least[h];
       }
