@@ -191,7 +191,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 #else
 
 template <uint32_t D>
-__global__ void choose_kernel(FrontLayer, DeviceRows, const uint32_t*) {}
+__global__ void __launch_bounds__(kThreads, 2)
+    choose_kernel(const __grid_constant__ FrontLayer, const __grid_constant__ DeviceRows,
+                  const uint32_t*) {}
 
 #endif
 
