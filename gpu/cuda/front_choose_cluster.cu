@@ -24,6 +24,7 @@ constexpr size_t kMostShared = size_t{110} << 10;
 struct Fixed {
   Scoring<kWarps> scoring;
   Selecting<kWarps> selecting;
+  alignas(16) uint32_t bins[4][kBins];              // sums of four blocks each
   float2 sums[kBlocks][kMaxGroup];               // each block's largest log2 w, and sum of weights
   float shifts[kMaxGroup], inverses[kMaxGroup];  // share = 2^(log2 w - shift) * inverse
 };
@@ -138,12 +139,24 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool is_trivial = wanted == 0 || wanted == count;
   bool is_listed = true;
   if (!is_trivial) {
+    // Four bins of four blocks a thread.
+    if (threadIdx.x < kBins) {
+      const uint32_t bins = threadIdx.x % (kBins / 4);
+      const uint32_t blocks = threadIdx.x / (kBins / 4);
+      uint4 sums = {};
+#pragma unroll
+      for (uint32_t b = 0; b < kBlocks / 4; ++b) {
+        const Fixed* of = cluster.map_shared_rank(&s, blocks * (kBlocks / 4) + b);
+        const uint4 x = reinterpret_cast<const uint4*>(of->selecting.bins)[bins];
+        sums = {sums.x + x.x, sums.y + x.y, sums.z + x.z, sums.w + x.w};
+      }
+      reinterpret_cast<uint4*>(s.bins[blocks])[bins] = sums;
+    }
+    __syncthreads();
     uint32_t of_bin = 0;
     if (threadIdx.x < kBins) {
 #pragma unroll
-      for (uint32_t b = 0; b < kBlocks; ++b) {
-        of_bin += cluster.map_shared_rank(&s, b)->selecting.bins[bin_of_thread()];
-      }
+      for (uint32_t i = 0; i < 4; ++i) of_bin += s.bins[i][bin_of_thread()];
     }
     is_listed = find_threshold(s.selecting, of_bin, wanted, count) <= kCandidates;
     const uint32_t bin = s.selecting.bin;
