@@ -2,7 +2,7 @@
 // L2 cache does not hold what a layer reads (Llama-3-8B shape at 128k keys: 26 MB a layer). Floors: the codes and
 // values over the bandwidth of a copy within the device, measured in the same run.
 //
-//   gpu_front_bench [partitions] [chosen] [group] [layers] [dim]
+//   gpu_front_bench [partitions] [chosen] [group] [layers] [dim] [in clusters: 0 or 1]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -90,7 +90,8 @@ void run(int argc, char** argv) {
   while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(500)) {
     rate = copy_rate(stream);
   }
-  CudaFront front(shape);
+  const bool may_cluster = argument(argc, argv, 6, 1) != 0;
+  CudaFront front(shape, 0, may_cluster);
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const size_t dim = shape.head_dim;
@@ -145,9 +146,10 @@ void run(int argc, char** argv) {
   const double code_bytes = double{kKvHeads} * partitions * static_cast<double>(dim + 8);
   const double value_bytes = double{kKvHeads} * partitions * static_cast<double>(2 * dim);
   std::printf(
-      "%u partitions x %u KV heads x %u, d = %zu, %u chosen, %u layers; upload %.2f s; copy "
+      "%u partitions x %u KV heads x %u, d = %zu, %u chosen, %u layers%s; upload %.2f s; copy "
       "%.2f TB/s\n",
-      partitions, kKvHeads, group, dim, chosen, shape.layers, uploaded.count(), rate * 1e-6);
+      partitions, kKvHeads, group, dim, chosen, shape.layers, may_cluster ? "" : ", no clusters",
+      uploaded.count(), rate * 1e-6);
   std::printf(
       "  us per layer: choose %.2f (floor %.2f), attend %.2f (all values %.2f), both %.2f\n",
       choices, code_bytes / rate, tails, value_bytes / rate, both);

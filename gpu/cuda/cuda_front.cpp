@@ -15,7 +15,7 @@ namespace keyhole::gpu {
 static_assert(sizeof(FrontHead) == 16 && sizeof(FrontFlag) == 128);
 
 struct CudaFront::Impl {
-  Impl(const FrontShape& wanted, int device)
+  Impl(const FrontShape& wanted, int device, bool may_cluster)
       : shape(wanted),
         layout(wanted),
         ordinal(device),
@@ -40,7 +40,14 @@ struct CudaFront::Impl {
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
     for (uint32_t i = 0; i < shape.layers; ++i) layers.push_back(layer_at(i));
     if (layers.empty()) return;
-    check(load_front_choose(layers[0]), "loading the kernel that chooses partitions");
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+          "the device's capability");
+    in_clusters = may_cluster && load_front_choose_cluster(layers[0], major);
+    for (FrontLayer& l : layers) l.has_shares = in_clusters;
+    if (!in_clusters) {
+      check(load_front_choose(layers[0]), "loading the kernel that chooses partitions");
+    }
     check(load_front_attend(layers[0]), "loading the kernel that attends partitions");
   }
   ~Impl() {
@@ -121,11 +128,12 @@ struct CudaFront::Impl {
   DeviceBuffer memory;
   PinnedBuffer flags, ids;
   cudaStream_t stream = nullptr;  // of uploads
+  bool in_clusters = false;
   std::vector<FrontLayer> layers;
 };
 
-CudaFront::CudaFront(const FrontShape& shape, int ordinal)
-    : impl_(std::make_unique<Impl>(shape, ordinal)) {}
+CudaFront::CudaFront(const FrontShape& shape, int ordinal, bool may_cluster)
+    : impl_(std::make_unique<Impl>(shape, ordinal, may_cluster)) {}
 
 CudaFront::~CudaFront() = default;
 
@@ -188,7 +196,12 @@ size_t CudaFront::bytes() const { return impl_->layout.bytes; }
 
 void CudaFront::choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequence,
                        Stream stream) {
-  launch_front_choose(impl_->layers[layer], q, sequence, static_cast<cudaStream_t>(stream));
+  auto* s = static_cast<cudaStream_t>(stream);
+  if (impl_->in_clusters) {
+    check(launch_front_choose_cluster(impl_->layers[layer], q, sequence, s), "choosing partitions");
+    return;
+  }
+  launch_front_choose(impl_->layers[layer], q, sequence, s);
   check_launch("choosing partitions");
 }
 

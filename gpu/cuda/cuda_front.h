@@ -11,8 +11,9 @@ namespace keyhole::gpu {
 
 class CudaFront final : public Front {
  public:
-  /// In the memory of device `ordinal`. Throws Error: invalid_argument, out_of_device_memory, device_error.
-  explicit CudaFront(const FrontShape& shape, int ordinal = 0);
+  /// In the memory of device `ordinal`. may_cluster false: as on a GPU whose blocks form no clusters. Throws Error:
+  /// invalid_argument, out_of_device_memory, device_error.
+  explicit CudaFront(const FrontShape& shape, int ordinal = 0, bool may_cluster = true);
   ~CudaFront() override;
 
   void upload(uint32_t layer, uint32_t kv_head, uint32_t first, const PartitionRows& rows) override;

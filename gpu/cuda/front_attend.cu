@@ -80,21 +80,41 @@ struct Shared {
   bool is_last;
 };
 
+/// A load that stays where it is written: the compiler moves others behind the branches that need not have them.
+__device__ float load_here(const float* at) {
+  float x = 0.0F;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(at));
+  return x;
+}
+
+/// What the choice has left of one partition, for a chunk of heads.
 template <uint32_t H>
-__device__ void load_weights(const float* at, uint32_t heads, float (&out)[H]) {
-  if constexpr (H == 4) {
-    if (heads == 4) {
-      const float4 x = *reinterpret_cast<const float4*>(at);
-      out[0] = x.x;
-      out[1] = x.y;
-      out[2] = x.z;
-      out[3] = x.w;
-      return;
+struct Weights {
+  float weights[H], factors[H];
+  uint32_t chosen_bits = 0;
+
+  /// i: of all partitions of the layer, on the device whether the head has so many or not.
+  __device__ void load(const FrontLayer& l, size_t i, uint32_t first_head, uint32_t heads) {
+    const float* at = l.weights + i * l.padded + first_head;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(chosen_bits) : "l"(l.chosen_bits + i / 32));
+    if (H == 4 && heads == 4) {
+      asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                   : "=f"(weights[0]), "=f"(weights[1 % H]), "=f"(weights[2 % H]),
+                     "=f"(weights[3 % H])
+                   : "l"(at));
+    } else {
+#pragma unroll
+      for (uint32_t h = 0; h < H; ++h) weights[h] = h < heads ? load_here(at + h) : 0.0F;
+    }
+#pragma unroll
+    for (uint32_t h = 0; h < H; ++h) {
+      factors[h] = h < heads ? 1.0F : 0.0F;
+      if (!l.has_shares && h < heads) {
+        factors[h] = load_here(l.factors + i / kFrontTile * l.padded + first_head + h);
+      }
     }
   }
-#pragma unroll
-  for (uint32_t h = 0; h < H; ++h) out[h] = h < heads ? at[h] : 0.0F;
-}
+};
 
 template <class T, uint32_t Slots, uint32_t H>
 __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
@@ -107,6 +127,19 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
   const uint32_t q_head = kv_head * l.group + first_head;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
+  const uint32_t begin = blockIdx.x * per_split;
+  const size_t base = size_t{kv_head} * l.capacity;
+  // All that the block needs to know, in one round trip: `begin` is below the capacity.
+  Weights<H> loaded;
+  const bool has_partition = threadIdx.x < kChunk;
+  if (has_partition && begin + threadIdx.x < l.capacity) {
+    loaded.load(l, base + begin + threadIdx.x, first_head, heads);
+  }
+  float least[H];
+#pragma unroll
+  for (uint32_t h = 0; h < H; ++h) {
+    least[h] = h < heads ? load_here(l.least_shares + q_head + h) : 0.0F;
+  }
   const FrontHead head = l.heads[kv_head];
   const bool is_none = head.tail == static_cast<uint32_t>(FrontTail::none) || head.count == 0;
   if (is_none) {
@@ -119,27 +152,22 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
   }
   const uint32_t splits = (head.count + per_split - 1) / per_split;
   if (blockIdx.x >= splits) return;
-  const uint32_t begin = blockIdx.x * per_split;
   const uint32_t end = min(begin + per_split, head.count);
-  const size_t base = size_t{kv_head} * l.capacity;
   const T* values = reinterpret_cast<const T*>(l.values) + base * l.dim;
 
-  float least[H];
   float all[H] = {};
   float read[H] = {};
   float o[Slots][H][4] = {};
-#pragma unroll
-  for (uint32_t h = 0; h < H; ++h) least[h] = h < heads ? l.least_shares[q_head + h] : 0.0F;
   for (uint32_t at = begin; at < end; at += kChunk) {
     const uint32_t p = at + threadIdx.x;
     float shares[H] = {};
     bool is_read = false;
-    if (threadIdx.x < kChunk && p < end && (l.chosen_bits[(base + p) / 32] >> (p % 32) & 1) == 0) {
-      load_weights<H>(l.weights + (base + p) * l.padded + first_head, heads, shares);
-      const float* factors = l.factors + (base + p) / kFrontTile * l.padded + first_head;
+    if (has_partition && p < end) {
+      if (at != begin) loaded.load(l, base + p, first_head, heads);
+      const bool is_chosen = (loaded.chosen_bits >> (p % 32) & 1) != 0;
 #pragma unroll
       for (uint32_t h = 0; h < H; ++h) {
-        shares[h] *= h < heads ? factors[h] : 0.0F;
+        shares[h] = is_chosen ? 0.0F : loaded.weights[h] * loaded.factors[h];
         all[h] += shares[h];
         is_read = is_read || shares[h] > least[h];
       }
@@ -179,7 +207,7 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
       for (uint32_t k = 0; k < kAtOnce; ++k) {
         if (i + k * kWarps >= count) break;
         float by[H];
-        load_weights<H>(s.shares[i + k * kWarps], H, by);
+        load_group<H>(s.shares[i + k * kWarps], by);
 #pragma unroll
         for (uint32_t slot_of_row = 0; slot_of_row < Slots; ++slot_of_row) {
           if (slot_of_row * 128 + lane * 4 >= l.dim) continue;

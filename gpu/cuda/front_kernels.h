@@ -49,6 +49,8 @@ struct FrontLayer {
   uint32_t padded = 0;       ///< padded_group(group)
   uint32_t capacity = 0;     ///< partitions, a multiple of kFrontTile
   uint32_t most_chosen = 0;  ///< numbers from one KV head's ids to the next, a multiple of 4
+  bool has_shares =
+      false;  ///< weights are shares already, and no factors needed: after ..._cluster()
   LogitParams logits;
   DType dtype = DType::f16;  ///< of values
 
@@ -87,10 +89,15 @@ struct FrontLayer {
 /// may wait for the host.
 [[nodiscard]] cudaError_t load_front_choose(const FrontLayer& layer);
 [[nodiscard]] cudaError_t load_front_attend(const FrontLayer& layer);
+/// False where the GPU cannot run it, or the layer has too many partitions for it.
+[[nodiscard]] bool load_front_choose_cluster(const FrontLayer& layer, int compute_major);
 
-/// Enqueue them; the launch's error is left for cudaGetLastError().
+/// Enqueue them; the launch's error is returned or left for cudaGetLastError().
 void launch_front_choose(const FrontLayer& layer, const DeviceRows& q, const uint32_t* sequence,
                          cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_front_choose_cluster(const FrontLayer& layer, const DeviceRows& q,
+                                                      const uint32_t* sequence,
+                                                      cudaStream_t stream);
 void launch_front_attend(const FrontLayer& layer, cudaStream_t stream);
 
 }  // namespace keyhole::gpu
