@@ -78,6 +78,7 @@ std::string statistics_text(const keyhole_statistics& s) {
           "\n  memory: host " + format_bytes(s.host_bytes) + " (indexes " +
           format_bytes(s.index_bytes) + "), device " + format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
+  if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
   if (s.pinned_bytes != 0) text += ", pinned " + format_bytes(s.pinned_bytes);
   return text + "\n";
 }
