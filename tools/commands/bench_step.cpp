@@ -288,10 +288,12 @@ constexpr const char* kDefinitions = R"(What is measured:
                   host's clock
   search, ...     keyhole's own statistics of the measured steps, means of one attend. Worker time is summed
                   over threads
-  error, recall, mass  of audits: steps that the library computes again exactly, in a session of their own that
-                  holds the first layers (as many as it takes to see all heads of the trace), after the timing.
+  error, recall, mass  after the timing, in a session of its own that holds the first layers (as many as it takes
+                  to see all heads of the trace). Of audits: steps that the library computes again exactly.
                   Medians and quantiles are over (step, layer, query head); recall is that of the true k best
-                  offloaded keys among those that were attended
+                  offloaded keys among those that were attended. Stream steps are not audited: recall and mass are
+                  then those of the same steps with tensors in host memory (where partitions are scored on the
+                  host), and error compares what stream steps wrote with exact attention
 
 Every (layer, KV head) has keys, values and queries of its own in memory. They are those of a recorded head, in
 turn, with components permuted and their signs changed at random (--turn permute), which keeps all inner products
