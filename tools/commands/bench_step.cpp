@@ -1,6 +1,7 @@
 // keyhole bench-step: decoding steps of a whole model's attention, with the memory that it really takes.
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -53,6 +54,7 @@ const std::map<std::string, TurnKind> kTurns = {
 template <class Value>
 std::vector<std::string> names(const std::map<std::string, Value>& choices) {
   std::vector<std::string> out;
+  out.reserve(choices.size());
   for (const auto& [name, value] : choices) out.push_back(name);
   return out;
 }
@@ -84,7 +86,7 @@ void check_index(const std::string& spec) {
 }
 
 std::vector<BudgetChoice> budgets_of(const Options& options) {
-  const std::vector<BudgetChoice> crossed =
+  std::vector<BudgetChoice> crossed =
       cross_budgets(parse_attends(options.attends, options.k), options.tails, options.targets);
   if (options.min_keys.empty()) return crossed;
   // The least number of keys says what a tail without a target reads.
@@ -229,6 +231,7 @@ void run(const Options& options) {
   std::vector<Phase> phases;
   std::vector<StepResult> results;
   std::vector<std::string> warnings;
+  std::function<void()> save = [] {};
   StepListener listener;
   listener.phase = [&](const Phase& phase) {
     phases.push_back(phase);
@@ -237,37 +240,44 @@ void run(const Options& options) {
   listener.result = [&](const StepResult& result) {
     results.push_back(result);
     print("\n" + to_text(result));
+    if (to_people) save();  // what is known stays known where a run is cut short
   };
-  listener.log = [&](const std::string& text) { warnings.push_back(text); };
+  listener.log = [&](const std::string& text) {
+    if (std::find(warnings.begin(), warnings.end(), text) == warnings.end()) {
+      warnings.push_back(text);
+    }
+  };
 
   StepBench bench(*source, wanted, listener);
   const StepPlan& plan = bench.plan();
   const Machine machine = describe_machine(bench.cpu_level());
+  if (!options.json.empty()) {
+    save = [&] {
+      ordered_json rows = ordered_json::array();
+      for (const StepResult& result : results) rows.push_back(to_json(result));
+      ordered_json times = ordered_json::object();
+      for (const Phase& phase : phases) times[phase.name] = phase.seconds;
+      write_json(options.json, {{"machine", to_json(machine)},
+                                {"options", describe(options, plan, *source, bench)},
+                                {"phases_s", times},
+                                {"floors", to_json(bench.floors())},
+                                {"results", rows},
+                                {"warnings", warnings}});
+    };
+  }
   print(to_text(machine) + "\n" + heading(plan, *source, bench));
   bench.run();
 
   print("\n" + to_table(results, style_of(stdout)) + "\n" + to_text(bench.floors()));
   for (const std::string& warning : warnings) print("warning: " + warning + "\n");
-  if (!options.json.empty()) {
-    ordered_json rows = ordered_json::array();
-    for (const StepResult& result : results) rows.push_back(to_json(result));
-    ordered_json times = ordered_json::object();
-    for (const Phase& phase : phases) times[phase.name] = phase.seconds;
-    write_json(options.json, {{"machine", to_json(machine)},
-                              {"options", describe(options, plan, *source, bench)},
-                              {"phases_s", times},
-                              {"floors", to_json(bench.floors())},
-                              {"results", rows},
-                              {"warnings", warnings}});
-  }
-  const auto failed = std::count_if(results.begin(), results.end(),
-                                    [](const StepResult& r) { return !r.comparison && !r.timing; });
-  if (failed != 0) {
-    const auto first = std::find_if(results.begin(), results.end(),
-                                    [](const StepResult& r) { return !r.comparison && !r.timing; });
-    throw std::runtime_error(std::to_string(failed) + " of " + std::to_string(results.size()) +
-                             " could not be measured, the first (" + first->name + ") because " +
-                             first->note);
+  save();
+  const auto is_missing = [](const StepResult& r) { return !r.comparison && !r.timing; };
+  const auto missing = std::find_if(results.begin(), results.end(), is_missing);
+  if (missing != results.end()) {
+    const auto count = std::count_if(results.begin(), results.end(), is_missing);
+    throw std::runtime_error(std::to_string(count) + " of " + std::to_string(results.size()) +
+                             " could not be measured, the first (" + missing->name + ") because " +
+                             missing->note);
   }
 }
 
@@ -278,10 +288,12 @@ constexpr const char* kDefinitions = R"(What is measured:
                   host's clock
   search, ...     keyhole's own statistics of the measured steps, means of one attend. Worker time is summed
                   over threads
-  error, recall, mass  of audits: steps that the library computes again exactly, in a session of their own that
-                  holds the first layers (as many as it takes to see all heads of the trace), after the timing.
+  error, recall, mass  after the timing, in a session of its own that holds the first layers (as many as it takes
+                  to see all heads of the trace). Of audits: steps that the library computes again exactly.
                   Medians and quantiles are over (step, layer, query head); recall is that of the true k best
-                  offloaded keys among those that were attended
+                  offloaded keys among those that were attended. Stream steps are not audited: recall and mass are
+                  then those of the same steps with tensors in host memory (where partitions are scored on the
+                  host), and error compares what stream steps wrote with exact attention
 
 Every (layer, KV head) has keys, values and queries of its own in memory. They are those of a recorded head, in
 turn, with components permuted and their signs changed at random (--turn permute), which keeps all inner products

@@ -78,6 +78,7 @@ std::string statistics_text(const keyhole_statistics& s) {
           "\n  memory: host " + format_bytes(s.host_bytes) + " (indexes " +
           format_bytes(s.index_bytes) + "), device " + format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
+  if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
   if (s.pinned_bytes != 0) text += ", pinned " + format_bytes(s.pinned_bytes);
   return text + "\n";
 }
@@ -106,13 +107,14 @@ std::string to_text(const StepResult& r) {
   }
   if (r.audit && r.audit->audits != 0) {
     const keyhole_audit& a = *r.audit;
-    text += "  output error median " + fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) +
+    text += std::string(r.stream_error ? "  steps in host memory: " : "  ") +
+            "output error median " + fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) +
             "; recall " + fixed(a.recall, 3) + ", mass " + fixed(a.mass_mean, 4) + " (" +
             format_count(a.audits) + " audits)\n";
   }
   if (r.stream_error) {
-    text += "  of what stream steps wrote, in fp16: median " + fixed(r.stream_error->p50, 4) +
-            ", p95 " + fixed(r.stream_error->p95, 4) + "\n";
+    text += "  steps on the stream, what they wrote in fp16: output error median " +
+            fixed(r.stream_error->p50, 4) + ", p95 " + fixed(r.stream_error->p95, 4) + "\n";
   }
   if (!r.note.empty()) text += "  " + r.note + "\n";
   return text;
@@ -150,8 +152,10 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
     }
     if (r.audit && r.audit->audits != 0) {
       const keyhole_audit& a = *r.audit;
-      cells.insert(cells.end(), {fixed(a.error_median, 4), fixed(a.error_p95, 4),
-                                 fixed(a.recall, 3), fixed(a.mass_mean, 4)});
+      const double median = r.stream_error ? r.stream_error->p50 : a.error_median;
+      const double p95 = r.stream_error ? r.stream_error->p95 : a.error_p95;
+      cells.insert(cells.end(),
+                   {fixed(median, 4), fixed(p95, 4), fixed(a.recall, 3), fixed(a.mass_mean, 4)});
     } else {
       cells.insert(cells.end(), 4, "-");
     }

@@ -11,12 +11,13 @@ namespace {
 using nlohmann::json;
 
 const std::vector<std::string> kSmall = {
-    "bench-step", "--device", "host",    "--layers",  "2",        "--q-heads", "4",
-    "--kv-heads", "2",        "--steps", "4",         "--warmup", "2",         "--sink",
-    "16",         "--window", "64",      "--threads", "2"};
+    "bench-step", "--layers", "2",  "--q-heads", "4", "--kv-heads",
+    "2",          "--steps",  "4",  "--warmup",  "2", "--sink",
+    "16",         "--window", "64", "--threads", "2"};
 
-std::vector<std::string> with(std::vector<std::string> args) {
+std::vector<std::string> with(std::vector<std::string> args, const std::string& device = "host") {
   args.insert(args.begin(), kSmall.begin(), kSmall.end());
+  args.insert(args.end(), {"--device", device});
   return args;
 }
 
@@ -141,12 +142,55 @@ TEST(BenchStep, PrintsATable) {
 TEST(BenchStep, ShortageIsToldAndTheRestGoesOn) {
   const json flat = bench(synthetic({"--index", "flat"}))["results"][0];
   const uint64_t enough = flat["statistics"]["host_bytes"].get<uint64_t>() + (200U << 10U);
-  const Outcome outcome = run_keyhole(with(synthetic(
-      {"--index", "hnsw:M=32", "--index", "flat", "--host-cap", std::to_string(enough)})));
+  const TemporaryFolder folder;
+  const std::string file = folder / "out.json";
+  const Outcome outcome =
+      run_keyhole(with(synthetic({"--index", "hnsw:M=32", "--index", "flat", "--host-cap",
+                                  std::to_string(enough), "--json", file})));
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("1 of 2 could not be measured"), std::string::npos) << outcome.err;
   EXPECT_NE(outcome.err.find("host_memory_limit"), std::string::npos) << outcome.err;
+  const json results = json::parse(read_file(file))["results"];
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_EQ(results[0]["layer_us"], nullptr);
+  EXPECT_NE(results[0]["note"].get<std::string>().find("host_memory_limit"), std::string::npos);
+  EXPECT_GT(results[1]["layer_us"]["p50"], 0);
 }
+
+class BenchStepOnCuda : public testing::TestWithParam<std::vector<std::string>> {};
+
+TEST_P(BenchStepOnCuda, WritesWhatExactAttentionWould) {
+  std::vector<std::string> args =
+      with(synthetic({"--index", "flat", "--attend", "topk:4096", "--attend", "topk:4", "--compare",
+                      "full,pcie,resident", "--json", "-"}),
+           "cuda");
+  args.insert(args.end(), GetParam().begin(), GetParam().end());
+  const Outcome outcome = run_keyhole(args);
+  if (outcome.exit_code == 1 && outcome.err.find("is not available") != std::string::npos) {
+    GTEST_SKIP() << outcome.err;
+  }
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
+  const json out = json::parse(outcome.out);
+  const json& results = out["results"];
+  ASSERT_EQ(results.size(), 5U);
+  EXPECT_LT(results[0]["stream_error"]["p99"], 2e-3);
+  EXPECT_NEAR(results[1]["stream_error"]["p50"].get<double>(),
+              results[1]["audit"]["error"]["median"].get<double>(), 0.03);
+  for (const json& r : results) {
+    EXPECT_GT(r["layer_us"]["p50"], 0);
+    EXPECT_GT(r["token_us"]["p50"], r["layer_us"]["p50"]);
+    if (r["name"] == "K and V over PCIe") continue;
+    EXPECT_EQ(r["statistics"]["stream_steps"], 4 * 2);
+    EXPECT_GE(r["token_us"]["p99"], r["token_on_device_us"]["p50"]);
+  }
+  EXPECT_GT(out["floors"]["host_copy_bytes_per_second"], 1e8);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, BenchStepOnCuda,
+                         testing::Values(std::vector<std::string>{},
+                                         std::vector<std::string>{"--weights"},
+                                         std::vector<std::string>{"--graph"},
+                                         std::vector<std::string>{"--graph", "--weights"}));
 
 void expect_refused(const std::vector<std::string>& args, const std::string& text) {
   const Outcome outcome = run_keyhole(with(args));
