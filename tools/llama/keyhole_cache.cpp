@@ -1,6 +1,7 @@
 #include "tools/llama/keyhole_cache.h"
 
 #include <chrono>
+#include <string_view>
 
 namespace keyhole::tools {
 
@@ -134,6 +135,17 @@ void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k
 }
 
 void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
+
+bool KeyholeCache::can_be_captured() const {
+  return on_device_ && std::string_view(statistics().signal) == "wait";
+}
+
+bool KeyholeCache::announce() {
+  const keyhole_status status = keyhole_session_announce(session_.get());
+  if (status == KEYHOLE_INVALID_ARGUMENT) return false;
+  check(status);
+  return true;
+}
 
 void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
 

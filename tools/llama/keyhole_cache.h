@@ -64,6 +64,10 @@ class KeyholeCache {
   void use_stream(void* stream);
   void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
   void synchronize();
+  /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of it. False where
+  /// the session has changed since (or nothing was captured): the steps are to be captured again, after synchronize().
+  [[nodiscard]] bool can_be_captured() const;
+  [[nodiscard]] bool announce();
 
   /// Forgets all tokens from `tokens` on.
   void truncate(uint32_t tokens);

@@ -31,8 +31,11 @@ class SmallModel {
     write_file(folder_ / "ids.txt", ids);
   }
 
-  [[nodiscard]] std::vector<std::string> arguments(const std::string& command) const {
-    return {command, "--model", folder_.path(), "--tokens", folder_ / "ids.txt"};
+  /// On the host, whose rounding the tests' tolerances are of.
+  [[nodiscard]] std::vector<std::string> arguments(const std::string& command,
+                                                   const std::string& device = "host") const {
+    return {command,    "--model", folder_.path(), "--tokens", folder_ / "ids.txt",
+            "--device", device};
   }
   [[nodiscard]] std::filesystem::path file(const std::string& name) const { return folder_ / name; }
   [[nodiscard]] const std::vector<uint32_t>& prompt() const { return prompt_; }
@@ -153,17 +156,17 @@ TEST(DecodeCommand, GeneratesWhatTheReferenceGenerates) {
 TEST(DecodeCommand, SaysWhereItRuns) {
   const SmallModel model(40);
   const json result =
-      run_json(with(model.arguments("decode"), {"--generate", "2", "--device", "host"}));
+      run_json(with(model.arguments("decode"), {"--generate", "2"}));
   EXPECT_EQ(result["device"], "host");
   EXPECT_EQ(result["session_device"], "host");
   const Outcome gpu =
-      run_keyhole(with(model.arguments("decode"), {"--generate", "2", "--device", "cuda"}));
+      run_keyhole(with(model.arguments("decode", "cuda"), {"--generate", "2"}));
   const std::string refusal = gpu_refusal(load_llama(model.path()).config);
   EXPECT_EQ(gpu.exit_code == 0, refusal.empty()) << gpu.err;
   if (!refusal.empty()) {
     EXPECT_NE(gpu.err.find("--device cuda: " + refusal), std::string::npos) << gpu.err;
   }
-  EXPECT_NE(run_keyhole(with(model.arguments("decode"), {"--device", "tpu"})).exit_code, 0);
+  EXPECT_NE(run_keyhole(model.arguments("decode", "tpu")).exit_code, 0);
 }
 
 TEST(DecodeCommand, UsesBlasKernelsThatFitTheCpu) {
@@ -211,6 +214,29 @@ TEST(DecodeCommand, ContinuesATextFile) {
                          "beginning God created the "));
   const json result = run_json({"decode", "--prompt", folder / "prompt.txt", "--generate", "5"});
   EXPECT_EQ(result["generated"], "state");  // as in golden.json
+}
+
+TEST(EvalCommand, AnswersOnAGpuAsOnTheHost) {
+  const SmallModel model(8);
+  if (const std::string refusal = gpu_refusal(load_llama(model.path()).config); !refusal.empty()) {
+    GTEST_SKIP() << refusal;
+  }
+  // Of the bundled model, which is trained: what is not ambiguous does not change with rounding.
+  const auto run = [](const std::string& device, const std::string& cache) {
+    return run_json({"eval", "--task", "kv", "--length", "4000", "--questions", "16", "--index",
+                     "exact", "--index", "ivf", "--device", device, "--cache-device", cache});
+  };
+  const json host = run("host", "host");
+  for (const std::string cache : {"host", "cuda"}) {
+    const json gpu = run("cuda", cache);
+    EXPECT_NE(gpu["device"], "host");
+    EXPECT_EQ(gpu["session_device"] == "host", cache == "host");
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_NEAR(gpu["results"][i]["correct"].get<int>(), host["results"][i]["correct"].get<int>(),
+                  1);
+      EXPECT_GT(gpu["results"][i]["correct"].get<int>(), 12);
+    }
+  }
 }
 
 TEST(EvalCommand, TellsIndexesFromExactAndNone) {

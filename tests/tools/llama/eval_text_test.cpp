@@ -70,7 +70,9 @@ TEST_F(RandomText, BitsAreThoseOfTheReference) {
                                          "--sink",
                                          "4",
                                          "--kv-dtype",
-                                         "f32"};
+                                         "f32",
+                                         "--device",
+                                         "host"};
   const json result = run_json(args, {"--index", "none", "--index", "exact", "--index", "flat",
                                       "--k", "1,1000", "--attend", "topk", "--attend", "scored"});
   EXPECT_EQ(result["task"], "text");

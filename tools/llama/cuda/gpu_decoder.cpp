@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/llama/cuda/device_model.h"
+#include "tools/llama/cuda/graph.h"
 
 namespace keyhole::tools {
 namespace {
@@ -54,7 +55,9 @@ class GpuDecoder::Steps {
         host_attended_(attended_.size()),
         host_logits_(config_.vocab_size),
         marks_(config_.layers) {
-    if (cache_.on_device()) cache_.use_stream(stream_.get());
+    if (!cache_.on_device()) return;
+    cache_.use_stream(stream_.get());
+    capturable_ = cache_.can_be_captured();
   }
   ~Steps() {
     if (!cache_.on_device()) return;
@@ -81,22 +84,9 @@ class GpuDecoder::Steps {
     hook_seconds_ = 0.0;
     measuring_ = times_.steps % kStepsPerMeasurement == 0;
     *host_input_.get() = {token, tokens_};
-    const cudaStream_t s = stream_.get();
-    cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),
-                                cudaMemcpyHostToDevice, s),
-                "the token");
-    cuda::begin_step(input_.get(), device_.embedding.split(), config_.hidden_size,
-                     device_.frequencies.get(), config_.head_dim / 2, hidden_.get(), turns_.get(),
-                     s);
-    for (uint32_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
-    cuda::step_logits(device_.output_projection().step(), hidden_.get(),
-                      device_.norm(device_.final_norm), device_logits_.get(), s);
-    mark(end_);
-    cuda::check(cudaMemcpyAsync(host_logits_.get(), device_logits_.get(),
-                                logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, s),
-                "the logits");
+    if (measuring_ || !capturable_ || !enqueued() || !launch_captured()) run_step();
     if (enqueued()) cache_.synchronize();
-    cuda::check(cudaStreamSynchronize(s), "a step");
+    cuda::check(cudaStreamSynchronize(stream_.get()), "a step");
     if (measuring_) measure();
     count(seconds_since(start) - hook_seconds_);
     ++tokens_;
@@ -115,6 +105,40 @@ class GpuDecoder::Steps {
 
  private:
   [[nodiscard]] bool enqueued() const { return cache_.on_device() && !hook_; }
+
+  /// The step as one launch: enqueueing its 5 or 6 kernels a layer one by one takes 150 us of a host thread for 6
+  /// layers, during which the threads that search lack a core. False where there is no graph that is up to date: after
+  /// the first step, and after each that follows a change of the session, one is captured.
+  bool launch_captured() {
+    if (capture_next_) {
+      capture_next_ = false;
+      graph_.capture(stream_.get(), [this] { run_step(); });
+    }
+    if (!cache_.announce()) {
+      capture_next_ = true;
+      return false;
+    }
+    graph_.launch(stream_.get());
+    return true;
+  }
+
+  /// From the token in host_input_ to the logits in host_logits_, in the order of the stream.
+  void run_step() {
+    const cudaStream_t s = stream_.get();
+    cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),
+                                cudaMemcpyHostToDevice, s),
+                "the token");
+    cuda::begin_step(input_.get(), device_.embedding.split(), config_.hidden_size,
+                     device_.frequencies.get(), config_.head_dim / 2, hidden_.get(), turns_.get(),
+                     s);
+    for (uint32_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
+    cuda::step_logits(device_.output_projection().step(), hidden_.get(),
+                      device_.norm(device_.final_norm), device_logits_.get(), s);
+    mark(end_);
+    cuda::check(cudaMemcpyAsync(host_logits_.get(), device_logits_.get(),
+                                logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, s),
+                "the logits");
+  }
 
   void run_layer(uint32_t number) {
     const DeviceLayer& layer = device_.layers[number];
@@ -193,6 +217,7 @@ class GpuDecoder::Steps {
   StepTimes times_, latest_;
   double hook_seconds_ = 0.0;
   bool measuring_ = false;
+  bool capturable_ = false, capture_next_ = false;
   cuda::OwnStream stream_;
   cuda::Buffer<cuda::StepInput> input_;
   cuda::Buffer<float> hidden_, qkv_, attended_, inner_, device_logits_;
@@ -201,6 +226,7 @@ class GpuDecoder::Steps {
   cuda::Pinned<float> host_qkv_, host_attended_, host_logits_;
   std::vector<LayerMarks> marks_;
   cuda::Event end_{cudaEventDefault};
+  cuda::Graph graph_;
 };
 
 GpuDecoder::GpuDecoder(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
