@@ -110,9 +110,9 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
 
   cpu::PoolConfig pool;
   pool.threads = config.threads;
-  // Stream steps are served by a thread of the session's own, beside the caller's, which launches kernels meanwhile:
-  // with a worker on its core, steps of 16 threads on 16 cores took three times as long as those of 15.
-  pool.spare = has_streams() ? 1 : 0;
+  // A worker that shares its core holds up the step for a time slice: steps of 16 threads on 16 cores took four times as
+  // long as those of 14, beside the caller's thread, which launches kernels meanwhile, and the driver's.
+  pool.spare = has_streams() ? 2 : 0;
   pool.pin = config.pin_threads != 0;
   if (config.spin_us != KEYHOLE_AUTO) pool.spin_us = config.spin_us;
   pool_ = std::make_unique<cpu::Pool>(pool);

@@ -160,6 +160,7 @@ void Session::follow(uint32_t layer, const gpu::Published& published) {
 
 void Session::settle() {
   if (stream_ == nullptr) return;
+  stream_->capturing = false;
   stream_->server.drain();
   try {
     stream_->steps.synchronize(stream_->stream);
@@ -309,6 +310,7 @@ void Session::set_stream(gpu::Stream stream) {
 void Session::announce() {
   StreamSide& side = stream_side("a graph");
   side.failure.rethrow();
+  side.capturing = false;
   if (side.captured.empty()) {
     throw Error(Status::invalid_argument, "no step was captured on the session's stream");
   }

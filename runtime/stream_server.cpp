@@ -56,12 +56,16 @@ uint32_t StreamServer::submit(const StreamStep& step) {
   return static_cast<uint32_t>(next);
 }
 
-void StreamServer::wait(uint32_t ticket) const {
-  for (;;) {
-    const int seen = served_.load(std::memory_order_acquire);
-    if (difference(seen, static_cast<int>(ticket)) >= 0) return;
-    served_.wait(seen, std::memory_order_acquire);
-  }
+void StreamServer::wait(uint32_t ticket) {
+  const auto reached = [&](int served) {
+    return difference(served, static_cast<int>(ticket)) >= 0;
+  };
+  if (reached(served_.load(std::memory_order_acquire))) return;
+  // Sequentially consistent, as in the server: it sees that somebody waits, or this sees what it has served.
+  wanted_.store(static_cast<int>(ticket));
+  waiting_.store(true);
+  for (int seen = served_.load(); !reached(seen); seen = served_.load()) served_.wait(seen);
+  waiting_.store(false);
 }
 
 void StreamServer::work() {
@@ -83,8 +87,8 @@ void StreamServer::work() {
     if (!awake) awake.emplace(*pool_);
     serve_(ring_[static_cast<uint32_t>(at) % kRoom]);
     at = static_cast<int>(static_cast<uint32_t>(at) + 1);
-    served_.store(at, std::memory_order_release);
-    served_.notify_all();
+    served_.store(at);
+    if (waiting_.load() && difference(at, wanted_.load()) >= 0) served_.notify_all();
   }
 }
 

@@ -36,10 +36,10 @@ class StreamServer {
 
   /// From one thread at a time. Waits where kRoom steps are under way. Returns the step's ticket.
   uint32_t submit(const StreamStep& step);
-  /// Waits until the step with this ticket, and all before, are served.
-  void wait(uint32_t ticket) const;
+  /// Waits until the step with this ticket, and all before, are served. From one thread at a time.
+  void wait(uint32_t ticket);
   /// Waits for all that were submitted.
-  void drain() const { wait(static_cast<uint32_t>(submitted_.load(std::memory_order_relaxed))); }
+  void drain() { wait(static_cast<uint32_t>(submitted_.load(std::memory_order_relaxed))); }
   /// Set by stop(), for the step under way.
   [[nodiscard]] const std::atomic<bool>& stopping() const { return stop_; }
 
@@ -55,6 +55,9 @@ class StreamServer {
   // Counts, cyclic. int: the type that atomic::wait hands to the futex without a proxy.
   alignas(64) std::atomic<int> submitted_{0};
   alignas(64) std::atomic<int> served_{0};
+  // The caller's thread is woken once, not at every step: each time it would take a core from a worker.
+  std::atomic<int> wanted_{0};
+  std::atomic<bool> waiting_{false};
   std::thread thread_;
 };
 

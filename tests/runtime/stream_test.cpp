@@ -222,6 +222,17 @@ TEST_F(StreamSteps, OfACapturedGraphComeWithEachLaunch) {
     const auto truth = attend_host(host.get(), 1, next, nullptr);
     for (size_t j = 0; j < truth.size(); ++j) ASSERT_NEAR(out[j], truth[j], 1e-5) << i;
   }
+  // A second capture replaces the first, without a plain step in between.
+  device.stream.capturing = true;
+  device.stream.graph.clear();
+  for (uint32_t l = 0; l < 2; ++l) ASSERT_OK(enqueue(stream.get(), l, t, out, nullptr));
+  device.stream.capturing = false;
+  ASSERT_OK(keyhole_session_announce(stream.get()));
+  device.stream.launch_graph();
+  ASSERT_OK(keyhole_session_synchronize(stream.get()));
+  ASSERT_OK(keyhole_get_layer_tokens(stream.get(), 0, &tokens));
+  EXPECT_EQ(tokens.total, 171U);
+
   ASSERT_OK(keyhole_session_set_mode(stream.get(), KEYHOLE_MODE_EXACT, 0));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_announce(stream.get()));
   EXPECT_NE(std::string(keyhole_last_error()).find("captur"), std::string::npos);

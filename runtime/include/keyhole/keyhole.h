@@ -180,7 +180,7 @@ typedef struct keyhole_engine_config {
   uint32_t rope_original_context; /* llama3: original_max_position_embeddings */
   keyhole_device device;
   uint32_t
-      threads; /* worker threads including the caller; AUTO: one per core of the process, with a CUDA device one less */
+      threads; /* worker threads including the caller; AUTO: one per core of the process, with a CUDA device two less */
   int32_t pin_threads; /* non-zero: pin the workers to cores (the caller's thread is never moved) */
   uint32_t spin_us;    /* how long an idle worker spins before it sleeps; AUTO: 50; 1: barely */
   const char* cpu_level; /* "scalar", "avx2", "avx512", "avx512vnni"; NULL: environment variable
