@@ -24,7 +24,7 @@ constexpr size_t kMostShared = size_t{110} << 10;
 struct Fixed {
   Scoring<kWarps> scoring;
   Selecting<kWarps> selecting;
-  alignas(16) uint32_t bins[4][kBins];              // sums of four blocks each
+  alignas(16) uint32_t bins[4][kBins];           // sums of four blocks each
   float2 sums[kBlocks][kMaxGroup];               // each block's largest log2 w, and sum of weights
   float shifts[kMaxGroup], inverses[kMaxGroup];  // share = 2^(log2 w - shift) * inverse
 };

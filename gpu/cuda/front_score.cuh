@@ -77,7 +77,7 @@ struct Row {
 };
 
 __device__ inline void multiply(int (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                         uint2 b) {
+                                uint2 b) {
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
@@ -149,8 +149,8 @@ struct Partition {
 };
 
 /// log2 of a partition's weight, see gpu/cuda/front_kernels.h.
-__device__ inline float log_weight(float score, float square, Partition p, const LogitParams& logits,
-                            bool is_second) {
+__device__ inline float log_weight(float score, float square, Partition p,
+                                   const LogitParams& logits, bool is_second) {
   float mean = fminf(fmaxf(score * logits.scale, -kHuge), kHuge);
   float slope = logits.scale;
   if (logits.softcap > 0.0F) {
@@ -171,9 +171,8 @@ __device__ inline float log_weight(float score, float square, Partition p, const
 /// rounded up to 32, padded]` becomes log2 w, and -inf where there is no such head or row; s.of_warps[w][h] the
 /// largest of warp w. A __syncthreads() has to follow.
 template <uint32_t D, uint32_t Warps>
-__device__ void score_rows(Scoring<Warps>& s, float* logs, const FrontLayer& l,
-                           const DeviceRows& q, uint32_t kv_head, const FrontHead& head,
-                           uint32_t first, uint32_t rows) {
+__device__ void score_rows(Scoring<Warps>& s, float* logs, const FrontLayer& l, const DeviceRows& q,
+                           uint32_t kv_head, const FrontHead& head, uint32_t first, uint32_t rows) {
   constexpr uint32_t kTiles = D > 128 ? 1 : 2;  // of 16 rows, that a warp has under way
   constexpr uint32_t kRows = 16 * kTiles;
   const uint32_t lane = threadIdx.x % 32;
@@ -200,7 +199,7 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const FrontLayer& l,
   if (at < end) load(at);
   if (warp < l.group) {
     encode_query<D, Warps>(s, q, kv_head * l.group + warp, warp, l.scales + size_t{kv_head} * D,
-                    l.centers + size_t{kv_head} * D, lane);
+                           l.centers + size_t{kv_head} * D, lane);
   }
   if (lane < kMaxGroup) s.of_warps[warp][lane] = kMinusInf;
   __syncthreads();
@@ -209,8 +208,8 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const FrontLayer& l,
       int sums[kTiles][4] = {};
 #pragma unroll
       for (uint32_t step = 0; step < Row<D>::kSteps; ++step) {
-        const uint2 b = reinterpret_cast<const uint2*>(
-            s.queries)[(n * Row<D>::kSteps + step) * 32 + lane];
+        const uint2 b =
+            reinterpret_cast<const uint2*>(s.queries)[(n * Row<D>::kSteps + step) * 32 + lane];
 #pragma unroll
         for (uint32_t t = 0; t < kTiles; ++t) {
           multiply(sums[t], codes[t][0].words[2 * step], codes[t][1].words[2 * step],
