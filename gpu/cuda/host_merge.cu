@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     delivered = waited.failure == FailureKind::none;
   }
   __syncthreads();
-  merge_states<false>(m, head, delivered ? host_slot(m, head) : nullptr);
+  merge_states<true>(m, head, states_of(m, m.resident_o, m.resident_lse, head),
+                     delivered ? slot_of(m, head) : HeadStates{});
   if (threadIdx.x == 0) note_wait(m, head, sequence, waited);
 }
 
