@@ -158,6 +158,8 @@ __device__ inline void take_host_state(const StepParams& p, uint32_t head, uint3
     delivered = waited.failure == FailureKind::none;
   }
   __syncthreads();
+  // Not before: it would fill the device while this one waits, and keep other sessions from it.
+  let_next_kernel_start();
   const uint32_t elements = p.group * D;
   const HeadStates slot = slot_of(p.merge, head);
   float* const there = p.host_states + head * host_state_stride(p.group, D);
@@ -202,7 +204,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   extern __shared__ __align__(128) std::byte shared[];
   __shared__ bool last;
   wait_for_kernels_before();
-  let_next_kernel_start();
   const uint32_t head = blockIdx.x;
   const uint32_t publishers = p.counts ? 1 : 0;
   if (blockIdx.y < publishers) {
@@ -210,6 +211,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if (p.merges) take_host_state<D>(p, head, sequence, reinterpret_cast<float*>(shared));
     return;
   }
+  let_next_kernel_start();
   const RingState before = p.states[head];
   const RingState now = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
   const Work w = work_of(p, now, head, blockIdx.y - publishers);
