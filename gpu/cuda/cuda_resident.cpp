@@ -301,6 +301,8 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.kv_bytes = layout_.kv_bytes();
   p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(kStreamLane));
   p.ready = scratch_.as<uint32_t>(scratch_layout_.ready());
+  p.host_states = scratch_.as<float>(scratch_layout_.host_states());
+  p.numbers = scratch_.as<uint32_t>(scratch_layout_.numbers(layer));
   p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(kStreamLane));
   p.partial_ml = scratch_.as<float2>(scratch_layout_.partial_ml(kStreamLane));
   p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));

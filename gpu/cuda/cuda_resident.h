@@ -99,7 +99,7 @@ class CudaResident final : public Resident, public StreamSteps {
  private:
   struct Layer {
     std::atomic<uint32_t> awaited{0};        ///< newest step that await() saw
-    uint32_t settled = 0;              ///< newest step that settle() saw the end of
+    uint32_t settled = 0;                    ///< newest step that settle() saw the end of
     uint32_t begun = 0;                      ///< steps enqueued, without those of graphs
     std::atomic<CudaFront*> front{nullptr};  ///< of the newest step that was enqueued
   };

@@ -33,35 +33,46 @@ __device__ inline float as_float(float x) { return x; }
 __device__ inline float as_float(__half x) { return __half2float(x); }
 __device__ inline float as_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/// N elements from `data` on, which lie anywhere that T may: with one load where they can be had with one. A load
-/// takes half a microsecond; what matters is that none waits for another.
-template <class T, int N>
-__device__ inline void load_typed(const T* data, float (&x)[N]) {
-  constexpr int kPerLoad = 16 / sizeof(T) < N ? 16 / sizeof(T) : N;
-  struct alignas(kPerLoad * sizeof(T)) Vector {
-    T elements[kPerLoad];
-  };
-  if (reinterpret_cast<uintptr_t>(data) % sizeof(Vector) == 0) {
-    Vector vectors[N / kPerLoad];
+/// 4 elements as they lie in memory. Loading and converting are two steps, so that no load waits for another: a trip
+/// to memory takes half a microsecond, and a kernel here takes seven.
+struct RawQuad {
+  uint32_t words[4];
+};
+/// Elements at .. at+3, wherever they lie, of an array of a dtype known at run time.
+__device__ inline RawQuad load_raw(const void* data, DType dtype, size_t at) {
+  RawQuad raw{};
+  if (dtype == DType::f32) {
+    const auto* from = static_cast<const uint32_t*>(data) + at;
+    if (reinterpret_cast<uintptr_t>(from) % 16 == 0) {
+      const uint4 x = *reinterpret_cast<const uint4*>(from);
+      raw = {x.x, x.y, x.z, x.w};
+    } else {
 #pragma unroll
-    for (int i = 0; i < N / kPerLoad; ++i) vectors[i] = reinterpret_cast<const Vector*>(data)[i];
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = as_float(vectors[i / kPerLoad].elements[i % kPerLoad]);
+      for (int i = 0; i < 4; ++i) raw.words[i] = from[i];
+    }
   } else {
-    T elements[N];
+    const auto* from = static_cast<const uint16_t*>(data) + at;
+    if (reinterpret_cast<uintptr_t>(from) % 8 == 0) {
+      const uint2 x = *reinterpret_cast<const uint2*>(from);
+      raw.words[0] = x.x;
+      raw.words[1] = x.y;
+    } else {
+      uint32_t x[4];
 #pragma unroll
-    for (int i = 0; i < N; ++i) elements[i] = data[i];
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = as_float(elements[i]);
+      for (int i = 0; i < 4; ++i) x[i] = from[i];
+      raw.words[0] = x[0] | (x[1] << 16U);
+      raw.words[1] = x[2] | (x[3] << 16U);
+    }
   }
+  return raw;
 }
-/// N elements from number `at` on, of an array of a dtype known at run time.
-template <int N>
-__device__ inline void load_elements(const void* data, DType dtype, size_t at, float (&x)[N]) {
-  switch (dtype) {
-    case DType::f16: load_typed(static_cast<const __half*>(data) + at, x); break;
-    case DType::bf16: load_typed(static_cast<const __nv_bfloat16*>(data) + at, x); break;
-    default: load_typed(static_cast<const float*>(data) + at, x);
+__device__ inline void convert(const RawQuad& raw, DType dtype, float (&x)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto half = static_cast<uint16_t>(raw.words[i / 2] >> (i % 2 * 16));
+    x[i] = dtype == DType::f32   ? __uint_as_float(raw.words[i])
+           : dtype == DType::f16 ? __half2float(__ushort_as_half(half))
+                                 : __bfloat162float(__ushort_as_bfloat16(half));
   }
 }
 /// 4 elements, wherever T may lie, with one store where one will do.
@@ -117,13 +128,14 @@ __device__ inline uint32_t arrive(uint32_t* counter) {
                : "memory");
   return before;
 }
-__device__ inline void store_release_device(uint32_t* flag, uint32_t value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
-}
-__device__ inline uint32_t load_acquire_device(const uint32_t* flag) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
-  return value;
+/// Sets bits, likewise; returns what was set before.
+__device__ inline uint32_t arrive_with(uint32_t* word, uint32_t bits) {
+  uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.or.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(word), "r"(bits)
+               : "memory");
+  return before;
 }
 /// Nanoseconds of a clock that all multiprocessors share (it ticks in steps of up to a microsecond).
 __device__ inline uint64_t nanoseconds() {

@@ -13,7 +13,6 @@ __global__ void __launch_bounds__(kMergeThreads)
     host_merge(const __grid_constant__ MergeParams m, const RingState* states) {
   __shared__ bool delivered;
   wait_for_kernels_before();
-  let_next_kernel_start();
   const uint32_t head = blockIdx.x;
   const uint32_t sequence = states[head].sequence;
   Waited waited;
@@ -22,7 +21,9 @@ __global__ void __launch_bounds__(kMergeThreads)
     delivered = waited.failure == FailureKind::none;
   }
   __syncthreads();
-  merge_states<false>(m, head, delivered ? host_slot(m, head) : nullptr);
+  let_next_kernel_start();  // not before: it would fill the device while this one waits
+  merge_states<true>(m, head, states_of(m, m.resident_o, m.resident_lse, head),
+                     delivered ? slot_of(m, head) : HeadStates{});
   if (threadIdx.x == 0) note_wait(m, head, sequence, waited);
 }
 

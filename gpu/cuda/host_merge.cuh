@@ -39,13 +39,10 @@ __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t s
   if (waited.failure != FailureKind::none) {
     store_system(&m.failure->word, failure_word(waited.failure, m.layer, head, sequence));
   }
-  m.waited[head].nanoseconds += waited.nanoseconds;
-  m.waited[head].merges += 1;
-}
-
-/// The host's state of a KV head in pinned memory: o `[group, head_dim]`, then lse `[group]`.
-__device__ inline const float* host_slot(const MergeParams& m, uint32_t head) {
-  return reinterpret_cast<const float*>(m.slots + head * m.slot_bytes);
+  // One thread writes at a time; atomics, as they need not wait for what was there.
+  auto* sums = reinterpret_cast<unsigned long long*>(m.waited + head);
+  atomicAdd(sums, static_cast<unsigned long long>(waited.nanoseconds));
+  atomicAdd(sums + 1, 1ULL);
 }
 
 /// 4 components of the host's state, and its lse, past the caches, which know nothing of what the host writes.
@@ -53,10 +50,28 @@ __device__ inline float4 host_quad(const float* from) {
   return __ldcv(reinterpret_cast<const float4*>(from));
 }
 
-/// o and lse of one KV head's group: resident, then tail, then host, in this order whatever came first. `slot`: the
-/// host's state, as host_slot() has it, there or in shared memory; null where there is none: the result is NaN then.
-template <bool InShared>
-__device__ inline void merge_states(const MergeParams& m, uint32_t head, const float* slot) {
+/// One KV head's group of states.
+struct HeadStates {
+  const float* o = nullptr;    ///< `[group, head_dim]`
+  const float* lse = nullptr;  ///< `[group]`
+};
+
+/// The states of a KV head where all heads' lie together.
+__device__ inline HeadStates states_of(const MergeParams& m, const float* o, const float* lse,
+                                       uint32_t head) {
+  return {o + size_t{head} * m.group * m.head_dim, lse + head * m.group};
+}
+/// The host's state of a KV head in pinned memory.
+__device__ inline HeadStates slot_of(const MergeParams& m, uint32_t head) {
+  const auto* o = reinterpret_cast<const float*>(m.slots + head * m.slot_bytes);
+  return {o, o + m.group * m.head_dim};
+}
+
+/// Merges resident, tail and host's state of a KV head, in this order whatever came first, and writes the result.
+/// host.o null: there is none, the result is NaN. Pinned: the host's state lies in the host's memory.
+template <bool Pinned>
+__device__ inline void merge_states(const MergeParams& m, uint32_t head, const HeadStates& resident,
+                                    const HeadStates& host) {
   const float kNaN = __int_as_float(0x7fffffff);
   const uint32_t quads = m.head_dim / 4;
 
@@ -67,16 +82,15 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const f
     const size_t at = size_t{q_head} * m.head_dim + d;
 
     // What crosses the bus is asked for first.
-    float4 host = make_float4(kNaN, kNaN, kNaN, kNaN);
+    float4 host_o = make_float4(kNaN, kNaN, kNaN, kNaN);
     float host_lse = kNaN;
-    if (slot != nullptr) {
-      const float* from = slot + g * m.head_dim + d;
-      const float* from_lse = slot + m.group * m.head_dim + g;
-      host = InShared ? *reinterpret_cast<const float4*>(from) : host_quad(from);
-      host_lse = InShared ? *from_lse : __ldcv(from_lse);
+    if (host.o != nullptr) {
+      const float* from = host.o + g * m.head_dim + d;
+      host_o = Pinned ? host_quad(from) : *reinterpret_cast<const float4*>(from);
+      host_lse = Pinned ? __ldcv(host.lse + g) : host.lse[g];
     }
-    const float4 resident = __ldcg(reinterpret_cast<const float4*>(m.resident_o + at));
-    const float resident_lse = __ldcg(m.resident_lse + q_head);
+    const float4 own_o = *reinterpret_cast<const float4*>(resident.o + g * m.head_dim + d);
+    const float own_lse = resident.lse[g];
     float4 tail = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     float tail_lse = kMinusInf;
     if (m.tail_o != nullptr) {
@@ -84,9 +98,9 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const f
       tail_lse = m.tail_lse[q_head];
     }
 
-    const float top = fmaxf(fmaxf(resident_lse, tail_lse), host_lse);
+    const float top = fmaxf(fmaxf(own_lse, tail_lse), host_lse);
     const float base = top == kMinusInf ? 0.0F : top;  // three empty sets: weights of 0, not NaN
-    const float wr = exp2f((resident_lse - base) * kLog2E);
+    const float wr = exp2f((own_lse - base) * kLog2E);
     const float wt = exp2f((tail_lse - base) * kLog2E);
     const float wh = exp2f((host_lse - base) * kLog2E);
     const float sum = wr + wt + wh;
@@ -94,8 +108,8 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const f
     const auto merged = [&](float r, float t, float h) {
       return (wr * r + wt * t + wh * h) * scale;
     };
-    const float x[4] = {merged(resident.x, tail.x, host.x), merged(resident.y, tail.y, host.y),
-                        merged(resident.z, tail.z, host.z), merged(resident.w, tail.w, host.w)};
+    const float x[4] = {merged(own_o.x, tail.x, host_o.x), merged(own_o.y, tail.y, host_o.y),
+                        merged(own_o.z, tail.z, host_o.z), merged(own_o.w, tail.w, host_o.w)};
     store_elements(m.out.data, m.out.dtype, q_head * m.out.head_stride + d, x);
     if (d == 0 && m.lse != nullptr)
       m.lse[q_head] = base + logf(sum);  // logf(0) = -inf: the empty set

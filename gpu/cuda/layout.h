@@ -111,8 +111,12 @@ class ScratchLayout {
   /// Arrivals of blocks, per (lane, KV head). A lane is a sequence of launches of which one runs at a time: 0 for
   /// streams, 1 for steps with tensors of the host.
   [[nodiscard]] size_t arrivals(uint32_t lane) const { return arrivals_ + lane * arrivals_bytes_; }
-  /// Per KV head: the newest step whose resident state is there, of any layer (a number of the launch).
+  /// Of a layer, per KV head: steps that were published. The publisher's own count.
+  [[nodiscard]] size_t numbers(uint32_t layer) const { return numbers_ + layer * numbers_bytes_; }
+  /// Per KV head: which states of the step under way are there (kResidentReady, kHostReady).
   [[nodiscard]] size_t ready() const { return ready_; }
+  /// The host's states of the step under way, as they lie in the slots, without gaps.
+  [[nodiscard]] size_t host_states() const { return host_states_; }
   /// WaitSums per KV head.
   [[nodiscard]] size_t waited() const { return waited_; }
   /// Resident state, o `[q_heads, head_dim]`, lse `[q_heads]`.
@@ -131,7 +135,8 @@ class ScratchLayout {
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
-  size_t states_bytes_, arrivals_, arrivals_bytes_, ready_, waited_, o_, o_bytes_, lse_, lse_bytes_;
+  size_t states_bytes_, arrivals_, arrivals_bytes_, numbers_, numbers_bytes_, ready_, host_states_,
+      waited_, o_, o_bytes_, lse_, lse_bytes_;
   size_t host_q_, partial_, partial_o_bytes_, partial_ml_bytes_, bytes_;
 };
 

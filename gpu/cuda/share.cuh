@@ -54,18 +54,36 @@ __device__ inline size_t plane_elements(const StepParams& p) {
   return (size_t{p.ring.sink} + p.ring.capacity) * D;
 }
 
-/// 16 bytes of the new token's k (which = 0) or v, rounded to the session's dtype. piece < D * sizeof(T) / 16.
+/// 16 bytes of a row of T, as they come from the caller's rows.
 template <class T>
-__device__ inline uint4 new_row_piece(const InputRows& rows, uint32_t head, uint32_t piece) {
-  constexpr int kElements = 16 / sizeof(T);
+struct RawPiece {
+  RawQuad quads[4 / sizeof(T)];
+};
+/// piece < D * sizeof(T) / 16.
+template <class T>
+__device__ inline RawPiece<T> load_piece(const InputRows& rows, uint32_t head, uint32_t piece) {
+  RawPiece<T> raw;
+#pragma unroll
+  for (uint32_t i = 0; i < 4 / sizeof(T); ++i) {
+    raw.quads[i] =
+        load_raw(rows.data, rows.dtype, head * rows.head_stride + piece * (16 / sizeof(T)) + i * 4);
+  }
+  return raw;
+}
+/// The piece, rounded to the session's dtype.
+template <class T>
+__device__ inline uint4 rounded_piece(const RawPiece<T>& raw, DType from) {
   union {
     uint4 bytes;
-    T elements[kElements];
+    T elements[16 / sizeof(T)];
   } out;
-  float x[kElements];
-  load_elements(rows.data, rows.dtype, head * rows.head_stride + piece * kElements, x);
 #pragma unroll
-  for (int i = 0; i < kElements; ++i) out.elements[i] = rounded_to<T>(x[i]);
+  for (uint32_t i = 0; i < 4 / sizeof(T); ++i) {
+    float x[4];
+    convert(raw.quads[i], from, x);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) out.elements[i * 4 + j] = rounded_to<T>(x[j]);
+  }
   return out.bytes;
 }
 
@@ -78,7 +96,8 @@ __device__ inline void take_new_token(const StepParams& p, const Work& w, T* kep
   const uint32_t which = threadIdx.x / 64;
   const uint32_t piece = threadIdx.x % 64;
   if (piece >= kPieces) return;
-  const uint4 bytes = new_row_piece<T>(which == 0 ? p.k : p.v, w.head, piece);
+  const InputRows& rows = which == 0 ? p.k : p.v;
+  const uint4 bytes = rounded_piece<T>(load_piece<T>(rows, w.head, piece), rows.dtype);
   const uint32_t slot = token_slot(p.ring, w.state, w.tokens - 1);
   T* plane = reinterpret_cast<T*>(p.kv) + (size_t{w.head} * 2 + which) * plane_elements<T, D>(p);
   reinterpret_cast<uint4*>(plane + size_t{slot} * D)[piece] = bytes;

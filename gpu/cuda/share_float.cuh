@@ -32,8 +32,8 @@ struct FloatShare {
       const uint32_t g = i / D;
       float x[4] = {};
       if (g < p.group) {
-        load_elements(p.q.data, p.q.dtype, (size_t{w.head} * p.group + g) * p.q.head_stride + i % D,
-                      x);
+        const size_t at = (size_t{w.head} * p.group + g) * p.q.head_stride + i % D;
+        convert(load_raw(p.q.data, p.q.dtype, at), p.q.dtype, x);
       }
       *reinterpret_cast<float4*>(q + i) = make_float4(x[0], x[1], x[2], x[3]);
     }

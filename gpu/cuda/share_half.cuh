@@ -53,7 +53,7 @@ struct HalfShare {
   static constexpr int kOwnHeads = kHeads / static_cast<int>(kWarps);
   static constexpr int kQuads = (D + 127) / 128;
   struct OwnQ {
-    float x[kOwnHeads][kQuads][4];
+    RawQuad raw[kOwnHeads][kQuads];
   };
 
   /// The warp's part of q: asked for before anything else, so that it comes while the copies are begun.
@@ -65,11 +65,10 @@ struct HalfShare {
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const uint32_t d = (lane + 32 * i) * 4;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) q.x[n][i][j] = 0.0F;
+        q.raw[n][i] = {};
         if (g < p.group && d < D) {
-          load_elements(p.q.data, p.q.dtype, (size_t{head} * p.group + g) * p.q.head_stride + d,
-                        q.x[n][i]);
+          q.raw[n][i] =
+              load_raw(p.q.data, p.q.dtype, (size_t{head} * p.group + g) * p.q.head_stride + d);
         }
       }
     }
@@ -82,9 +81,14 @@ struct HalfShare {
 #pragma unroll
     for (int n = 0; n < kOwnHeads; ++n) {
       const uint32_t g = threadIdx.x / 32 + n * kWarps;
+      float x[kQuads][4];
       float largest = 0.0F;
 #pragma unroll
-      for (int i = 0; i < kQuads * 4; ++i) largest = fmaxf(largest, fabsf((&q.x[n][0][0])[i]));
+      for (int i = 0; i < kQuads; ++i) {
+        convert(q.raw[n][i], p.q.dtype, x[i]);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) largest = fmaxf(largest, fabsf(x[i][j]));
+      }
 #pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, offset));
@@ -101,7 +105,7 @@ struct HalfShare {
         T hi[4], lo[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const float y = q.x[n][i][j] * down;
+          const float y = x[i][j] * down;
           hi[j] = rounded_to<T>(y);
           lo[j] = rounded_to<T>(y - as_float(hi[j]));
         }

@@ -44,6 +44,11 @@ struct MergeParams {
   bool wait = true;  ///< false: the host is known to have delivered
 };
 
+/// o `[group, head_dim]`, lse `[group]`, and what keeps the next one's rows aligned.
+KEYHOLE_HOST_DEVICE constexpr size_t host_state_stride(uint32_t group, uint32_t head_dim) {
+  return size_t{group} * head_dim + kMaxGroup;
+}
+
 /// Publishing q, k, v, and the resident attention.
 struct StepParams {
   RingShape ring;
@@ -57,6 +62,7 @@ struct StepParams {
 
   bool counts = true;                  ///< the step advances the layer's state, and is published
   PublishedLine* published = nullptr;  ///< of the layer
+  uint32_t* numbers = nullptr;         ///< of the layer, per KV head: steps that were published
   std::byte* rows = nullptr;           ///< of the layer, even sequence numbers
   size_t rows_bytes = 0;               ///< to those of odd ones
   size_t q_bytes = 0, kv_bytes = 0;
@@ -70,9 +76,11 @@ struct StepParams {
       nullptr;  ///< per KV head: gets `ticket` when its result is there; null: nobody asks
   uint32_t ticket = 0;
 
-  bool merges = false;  ///< the block that published waits for the host and merges
-  uint32_t* ready =
-      nullptr;  ///< per KV head: gets 1 when the resident state is there, 0 when it was merged
+  bool merges =
+      false;  ///< the step is one launch: whichever state comes last, the block that has it merges
+  uint32_t* ready = nullptr;  ///< per KV head, zero between launches
+  float* host_states =
+      nullptr;  ///< the host's states, on the device, host_state_stride() floats per KV head
   MergeParams merge;
 };
 
