@@ -155,12 +155,10 @@ TEST(DecodeCommand, GeneratesWhatTheReferenceGenerates) {
 
 TEST(DecodeCommand, SaysWhereItRuns) {
   const SmallModel model(40);
-  const json result =
-      run_json(with(model.arguments("decode"), {"--generate", "2"}));
+  const json result = run_json(with(model.arguments("decode"), {"--generate", "2"}));
   EXPECT_EQ(result["device"], "host");
   EXPECT_EQ(result["session_device"], "host");
-  const Outcome gpu =
-      run_keyhole(with(model.arguments("decode", "cuda"), {"--generate", "2"}));
+  const Outcome gpu = run_keyhole(with(model.arguments("decode", "cuda"), {"--generate", "2"}));
   const std::string refusal = gpu_refusal(load_llama(model.path()).config);
   EXPECT_EQ(gpu.exit_code == 0, refusal.empty()) << gpu.err;
   if (!refusal.empty()) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +16,9 @@
 namespace keyhole::tools {
 namespace {
 
-const std::filesystem::path kModel = KEYHOLE_SOURCE_MODEL;
+/// The source tree's, or for a program that was carried to a machine with a GPU, $KEYHOLE_MODEL.
+const std::filesystem::path kModel =
+    std::getenv("KEYHOLE_MODEL") != nullptr ? std::getenv("KEYHOLE_MODEL") : KEYHOLE_SOURCE_MODEL;
 
 struct Golden {
   std::vector<uint32_t> prompt;
