@@ -6,6 +6,9 @@
 #include <chrono>
 #include <thread>
 
+#include "gpu/device.h"
+#include "tests/index/keys.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -203,6 +206,53 @@ TEST(GpuAccelerator, ABrokenDeviceIsLeftAlone) {
   EXPECT_FALSE(task.run(accelerator));
   EXPECT_EQ(world.calls, 1);
   EXPECT_EQ(world.logged, 1);
+}
+
+TEST(GpuAccelerator, BuildsOnACudaDevice) {
+  if (gpu::cuda_devices().empty()) GTEST_SKIP() << gpu::cuda_status();
+  World world;
+  const auto accelerator = GpuAccelerator::on_cuda(0, world.log());
+  std::mt19937 random(5);
+  constexpr size_t kKeys = 6000;
+  index::test::Keys keys(kKeys, 64, DType::f16);
+  keys.put(0, index::test::attention_keys(kKeys, 64, random));
+  const std::vector<float> training = index::test::attention_queries(2000, 64, keys, random);
+  const auto build = [&](const char* spec, index::Accelerator* with) {
+    index::Context context = index::test::context();
+    context.accelerator = with;
+    auto built = index::make_index(spec, 64, DType::f16, context);
+    index::BuildInput input;
+    input.keys = keys.view();
+    input.queries.rows = {reinterpret_cast<const std::byte*>(training.data()), 256, 2000, 64,
+                          DType::f32};
+    built->build(input, {});
+    return built;
+  };
+  const std::vector<float> asked = index::test::attention_queries(64, 64, keys, random);
+  const auto recall = [&](const index::Index& built) {
+    double found = 0.0;
+    for (size_t q = 0; q < 64; ++q) {
+      const std::vector<float> one(asked.begin() + static_cast<std::ptrdiff_t>(q * 64),
+                                   asked.begin() + static_cast<std::ptrdiff_t>((q + 1) * 64));
+      const auto answer = index::test::search(built, one, 64, 20);
+      const auto best = index::test::truth(keys, one.data());
+      for (size_t i = 0; i < 20; ++i) {
+        const auto& ids = answer.heads[0].ids;
+        found += std::count(ids.begin(), ids.end(), best[i].second) != 0 ? 1.0 : 0.0;
+      }
+    }
+    return found / (64 * 20);
+  };
+  for (const char* spec : {"roargraph:M=8,ef=120", "ivf:C=128,probe=12", "saap:C=128,probe=12"}) {
+    SCOPED_TRACE(spec);
+    const auto theirs = build(spec, accelerator.get());
+    EXPECT_GE(recall(*theirs), recall(*build(spec, nullptr)) - 0.1);
+    const auto again = build(spec, accelerator.get());
+    EXPECT_EQ(again->info().diagnostics, theirs->info().diagnostics);
+    EXPECT_EQ(recall(*again), recall(*theirs));
+  }
+  accelerator->release();
+  EXPECT_EQ(world.logged, 0) << world.text;
 }
 
 }  // namespace
