@@ -280,7 +280,7 @@ TEST_F(CudaSessionDeathTest, AnErrorInTheMiddleOfAStepIsReported) {
     std::vector<float> nowhere(1);
     const auto bogus = [&](std::initializer_list<int64_t> shape) {
       keyhole_tensor t =
-          keyhole_tensor_host(reinterpret_cast<void*>(uintptr_t{1} << 40U), KEYHOLE_F32,
+          keyhole_tensor_host(reinterpret_cast<void*>(uintptr_t{16}), KEYHOLE_F32,
                               static_cast<int32_t>(shape.size()), shape.begin());
       t.memory = KEYHOLE_DEVICE;
       return t;
