@@ -34,8 +34,8 @@ struct NeighbourTask {
   uint32_t most = 0;                 ///< N: so many keys per query, 1..kMostNeighbours
   /// Not 0: queries are the keys themselves, query i key i, and at most this many are returned, the edges of a relative
   /// neighbourhood graph: of the `most` best, best first, those that no better one which is returned hides (to which
-  /// they are nearer than to the query; key i itself neither counts nor hides). Keys in f32, or in several blocks, are
-  /// not compared with each other: then the best ones, key i too. Without scores.
+  /// they are nearer than to the query; key i itself neither counts nor hides). All keys are on the device then. Keys
+  /// in f32 are not compared with each other: the best ones are returned, key i too. Without scores.
   uint32_t thin = 0;
 };
 

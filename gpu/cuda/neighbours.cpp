@@ -98,10 +98,27 @@ class CudaNeighbours final : public NeighbourSearch {
   [[nodiscard]] NeighbourFigures figures() const override { return figures_; }
   [[nodiscard]] size_t bytes() const override {
     size_t sum = 0;
-    for (const Scratch* s : {&queries_, &limits_, &query_extra_, &scales_, &raw_, &lists_,
-                             &list_sizes_, &maxima_, &thresholds_, &best_, &best_sizes_, &missed_,
-                             &counters_, &blocks_[0].keys, &blocks_[1].keys, &blocks_[0].extra,
-                             &blocks_[1].extra, &answers_[0].memory, &answers_[1].memory}) {
+    for (const Scratch* s : {&queries_,
+                             &limits_,
+                             &query_extra_,
+                             &scales_,
+                             &raw_,
+                             &whole_,
+                             &whole_extra_,
+                             &lists_,
+                             &list_sizes_,
+                             &maxima_,
+                             &thresholds_,
+                             &best_,
+                             &best_sizes_,
+                             &missed_,
+                             &counters_,
+                             &blocks_[0].keys,
+                             &blocks_[1].keys,
+                             &blocks_[0].extra,
+                             &blocks_[1].extra,
+                             &answers_[0].memory,
+                             &answers_[1].memory}) {
       sum += s->bytes();
     }
     return sum;
@@ -138,7 +155,8 @@ class CudaNeighbours final : public NeighbourSearch {
     const size_t lists = most_lists(s.batch, task.limits != nullptr);
     const size_t raw = type_ == DType::f32 || task.queries.dtype != type_ ? 4 * task.keys.dim : 0;
     return s.held * (row + task.most * sizeof(Rank) + 28) + 2 * s.block * (row + 4) +
-           std::max(s.held, s.block) * raw + lists * (kListRoom * sizeof(Rank) + 4) +
+           std::max(s.held, s.block) * raw + (task.thin != 0 ? task.keys.count * (row + 4) : 0) +
+           lists * (kListRoom * sizeof(Rank) + 4) +
            s.batch * (kMostGroups * sizeof(float) + 16 * size_t{task.most});
   }
   [[nodiscard]] Sizes choose_sizes(const NeighbourTask& task) const {
@@ -160,15 +178,21 @@ class CudaNeighbours final : public NeighbourSearch {
     return s;
   }
 
-  void search(const NeighbourTask& task, const NeighbourLists& lists);
+  void search(NeighbourTask task, const NeighbourLists& lists);
+  /// Thinning reads any key at any time: brings all of them to the device, packed.
+  void load_whole(NeighbourTask& task);
+  [[nodiscard]] static bool in_place(const NeighbourTask& task) {
+    return task.keys_in == Memory::device && task.keys.dtype != DType::f32 &&
+           reinterpret_cast<uintptr_t>(task.keys.data) % 16 == 0 && task.keys.stride % 16 == 0;
+  }
   void load_queries(const NeighbourTask& task, size_t first, size_t n);
   /// Enqueues what brings the block's keys into place, on the copy stream.
   void load_keys(const NeighbourTask& task, Block& block, TileArgs& args);
   /// Queries [first, first + n) of those that are held, against the block that args names.
   void search_batch(const NeighbourTask& task, TileArgs args, size_t first, size_t n);
-  /// Sends their answers to places `to` and on of the caller's. keys: the block, which thinning reads.
-  void answer(const NeighbourTask& task, const NeighbourLists& lists, const TileArgs& keys,
-              size_t to, size_t first, size_t n);
+  /// Sends their answers to places `to` and on of the caller's.
+  void answer(const NeighbourTask& task, const NeighbourLists& lists, size_t to, size_t first,
+              size_t n);
   [[nodiscard]] static size_t width_of(const NeighbourTask& task) {
     return task.thin != 0 ? task.thin : task.most;
   }
@@ -184,7 +208,7 @@ class CudaNeighbours final : public NeighbourSearch {
   DType type_ = DType::f16;
   Staging staging_{2};  // to the device
   Staging results_{6};  // from it: those of two batches
-  Scratch queries_, limits_, query_extra_, scales_, raw_;
+  Scratch queries_, limits_, query_extra_, scales_, raw_, whole_, whole_extra_;
   Scratch lists_, list_sizes_, maxima_, thresholds_, best_, best_sizes_, missed_, counters_;
   Block blocks_[2];
   struct Answer {
@@ -195,9 +219,34 @@ class CudaNeighbours final : public NeighbourSearch {
   NeighbourFigures figures_;
 };
 
-void CudaNeighbours::search(const NeighbourTask& task, const NeighbourLists& lists) {
+void CudaNeighbours::load_whole(NeighbourTask& task) {
+  const RowsView rows = task.keys;
+  const size_t row_bytes = operand_bytes(task);
+  std::byte* to = whole_.reserve(rows.count * row_bytes);
+  if (task.keys_in == Memory::host) {
+    staging_.send(rows.data, rows.stride, rows.count, row_bytes, to, copies_);
+    if (task.key_extra != nullptr) {
+      float* extra = whole_extra_.reserve_of<float>(rows.count);
+      check_cuda(cudaMemcpyAsync(extra, task.key_extra, rows.count * sizeof(float),
+                                 cudaMemcpyHostToDevice, copies_),
+                 "copying to the device");
+      task.key_extra = extra;
+    }
+  } else {
+    check_cuda(launch_convert(rows.data, rows.stride, rows.dtype, static_cast<uint32_t>(rows.count),
+                              rows.dim, rows.dtype, reinterpret_cast<uint16_t*>(to), nullptr,
+                              nullptr, copies_),
+               "copying keys");
+  }
+  task.keys.data = to;
+  task.keys.stride = row_bytes;
+  task.keys_in = Memory::device;
+}
+
+void CudaNeighbours::search(NeighbourTask task, const NeighbourLists& lists) {
   type_ = task.keys.dtype;
   const Sizes sizes = choose_sizes(task);
+  if (task.thin != 0 && type_ != DType::f32 && !in_place(task)) load_whole(task);
   const uint32_t most = task.most;
   queries_.reserve(sizes.held * operand_bytes(task));
   best_.reserve_of<Rank>(sizes.held * most);
@@ -231,7 +280,7 @@ void CudaNeighbours::search(const NeighbourTask& task, const NeighbourLists& lis
       for (size_t first = 0; first < n; first += sizes.batch) {
         const size_t batch = std::min(sizes.batch, n - first);
         search_batch(task, args, first, batch);
-        if (b + 1 == blocks) answer(task, lists, args, held + first, first, batch);
+        if (b + 1 == blocks) answer(task, lists, held + first, first, batch);
       }
       block.done.record(stream_);
       ++figures_.blocks;
@@ -240,7 +289,7 @@ void CudaNeighbours::search(const NeighbourTask& task, const NeighbourLists& lis
       check_cuda(cudaMemsetAsync(best_sizes_.as<uint32_t>(), 0, n * sizeof(uint32_t), stream_),
                  "clearing counts");
       for (size_t first = 0; first < n; first += sizes.batch) {
-        answer(task, lists, {}, held + first, first, std::min(sizes.batch, n - first));
+        answer(task, lists, held + first, first, std::min(sizes.batch, n - first));
       }
     }
     results_.receive_all();
@@ -303,8 +352,7 @@ void CudaNeighbours::load_keys(const NeighbourTask& task, Block& block, TileArgs
     args.key_extra = extra;
   }
   const bool as_they_are = type_ != DType::f32;
-  const bool aligned = reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % 16 == 0;
-  if (as_they_are && !on_host && aligned) {
+  if (in_place(task)) {
     args.keys = rows.data;
     args.key_stride = rows.stride;
     return;
@@ -389,8 +437,8 @@ void CudaNeighbours::search_batch(const NeighbourTask& task, TileArgs args, size
   check_cuda(launch_merge(merge, stream_), "merging lists again");
 }
 
-void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lists,
-                            const TileArgs& keys, size_t to, size_t first, size_t n) {
+void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lists, size_t to,
+                            size_t first, size_t n) {
   const size_t width = width_of(task);
   const bool on_host = lists.in == Memory::host;
   Answer& a = answers_[turn_++ % 2];
@@ -409,12 +457,12 @@ void CudaNeighbours::answer(const NeighbourTask& task, const NeighbourLists& lis
   }
   const Rank* best = best_.as<Rank>() + first * task.most;
   const uint32_t* sizes = best_sizes_.as<uint32_t>() + first;
-  if (task.thin != 0 && type_ != DType::f32 && keys.key_count == task.keys.count) {
+  if (task.thin != 0 && type_ != DType::f32) {
     ThinArgs thin;
-    thin.keys = keys.keys;
-    thin.key_stride = keys.key_stride;
-    thin.key_extra = keys.key_extra;
-    thin.dim = keys.dim;
+    thin.keys = task.keys.data;
+    thin.key_stride = task.keys.stride;
+    thin.key_extra = task.key_extra;
+    thin.dim = task.keys.dim;
     thin.dtype = type_;
     thin.best = best;
     thin.best_sizes = sizes;
