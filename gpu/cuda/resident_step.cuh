@@ -164,15 +164,17 @@ __device__ inline void take_host_state(const StepParams& p, uint32_t head, uint3
   const HeadStates slot = slot_of(p.merge, head);
   float* const there = p.host_states + head * host_state_stride(p.group, D);
   const float kNaN = __int_as_float(0x7fffffff);
+  // Both are asked for before either is needed: a trip over the bus takes longer than all else here.
+  float lse = kNaN;
+  if (delivered && threadIdx.x < p.group) lse = __ldcv(slot.lse + threadIdx.x);
   for (uint32_t i = threadIdx.x * 4; i < elements; i += kThreads * 4) {
     const float4 x = delivered ? host_quad(slot.o + i) : make_float4(kNaN, kNaN, kNaN, kNaN);
     *reinterpret_cast<float4*>(kept + i) = x;
     *reinterpret_cast<float4*>(there + i) = x;
   }
   if (threadIdx.x < p.group) {
-    const float x = delivered ? __ldcv(slot.lse + threadIdx.x) : kNaN;
-    kept[elements + threadIdx.x] = x;
-    there[elements + threadIdx.x] = x;
+    kept[elements + threadIdx.x] = lse;
+    there[elements + threadIdx.x] = lse;
   }
   __syncthreads();
   if (threadIdx.x == 0) merges = (arrive_with(p.ready + head, kHostReady) & kResidentReady) != 0;

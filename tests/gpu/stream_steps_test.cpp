@@ -363,6 +363,58 @@ TEST(CudaStreamSteps, AStalledHostIsWaitedFor) {
   }
 }
 
+TEST(CudaStreamSteps, SessionsDoNotHoldUpEachOther) {
+  KEYHOLE_NEEDS_GPU();
+  // One waits for its host with more steps behind it; the other's host comes first.
+  const ResidentShape shape = small_shape(128, DType::f16, 4);
+  CudaConfig config;
+  config.timeout_ms = 5000;
+  struct Session {
+    Session(const ResidentShape& s, const CudaConfig& c)
+        : resident(make_cuda_resident(s, c)),
+          steps(*resident->stream_steps()),
+          t(s, DType::f16, 0) {
+      std::mt19937 rng(1);
+      t.q.write(random_floats(rng, size_t{s.q_heads} * s.head_dim));
+      t.k.write(random_floats(rng, size_t{s.kv_heads} * s.head_dim));
+      t.v.write(random_floats(rng, size_t{s.kv_heads} * s.head_dim));
+      check(cudaDeviceSynchronize(), "filled");
+    }
+    void step() {
+      const DeviceRows k = t.k.rows(), v = t.v.rows();
+      steps.step(0, t.q.rows(), &k, &v, nullptr, t.out.rows(), t.lse.floats(), stream.get());
+    }
+    void serve(const ResidentShape& s, uint32_t sequence) {
+      const std::atomic<bool> stop{false};
+      Published published;
+      ASSERT_TRUE(steps.await(0, sequence, 1000, 3'000'000, stop, published));
+      for (uint32_t h = 0; h < s.kv_heads; ++h) {
+        const StateView slot = steps.host_slot(0, h);
+        std::fill_n(slot.o, size_t{4} * s.head_dim, 0.0F);
+        std::fill_n(slot.lse, 4, kMinusInf);
+        steps.deliver(0, h, sequence);
+      }
+    }
+    std::unique_ptr<Resident> resident;
+    StreamSteps& steps;
+    Streams stream;
+    Tensors t;
+  };
+  Session first(shape, config), second(shape, config);
+  if (first.steps.signal() != Signal::device_wait) {
+    GTEST_SKIP() << "kernels are launched one at a time";
+  }
+  for (int i = 0; i < 3; ++i) first.step();
+  second.step();
+  second.serve(shape, 1);
+  second.steps.synchronize(second.stream.get());
+  for (uint32_t i = 1; i <= 3; ++i) first.serve(shape, i);
+  first.steps.synchronize(first.stream.get());
+  std::string text;
+  EXPECT_EQ(first.steps.failure(text), Status::ok) << text;
+  EXPECT_EQ(second.steps.failure(text), Status::ok) << text;
+}
+
 class CudaStreamStepsAlone : public testing::Test {
  protected:
   void start(CudaConfig config) {
