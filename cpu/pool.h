@@ -10,10 +10,10 @@ namespace keyhole::cpu {
 
 struct PoolConfig {
   uint32_t threads = 0;  ///< all threads including the caller; 0: one per core this process may use
-  uint32_t spare =
-      0;             ///< where threads is 0: so many cores are left to others, but for the last one
-  bool pin = false;  ///< pin worker i to the i-th allowed core (the caller is never moved)
+  bool pin = false;      ///< pin worker i to the i-th allowed core (the caller is never moved)
   uint32_t spin_us = 50;  ///< how long an idle worker spins before it sleeps; 0: sleep at once
+  /// Where threads is 0: so many cores are left to others, as long as one is not.
+  uint32_t spare = 0;
 };
 
 class Pool;

@@ -144,6 +144,44 @@ TEST(Pool, ARunInsideATaskGoesInlineOnTheSameThreadAndWorker) {
   }
 }
 
+TEST(Pool, LeavesSpareCoresToOthers) {
+  const uint32_t all = Pool(PoolConfig{}).threads();
+  PoolConfig config;
+  for (const uint32_t spare : {0U, 1U, 2U, 5000U}) {
+    config.spare = spare;
+    EXPECT_EQ(Pool(config).threads(), all > spare ? all - spare : 1U) << spare;
+    config.threads = 3;
+    EXPECT_EQ(Pool(config).threads(), 3U) << "asked for";
+    config.threads = 0;
+  }
+}
+
+TEST(Pool, WorkersThatAreKeptAwakeTakeJobsAndSleepAfterwards) {
+  Pool pool(PoolConfig{3, false, 0});
+  const auto cpu_seconds = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+  };
+  for (int round = 0; round < 3; ++round) {
+    {
+      const Pool::Awake outer(pool);
+      const Pool::Awake inner(pool);
+      for (int i = 0; i < 50; ++i) {
+        Witness witness(7, 3);
+        pool.run(7, &Witness::call, &witness);
+        witness.expect_all_once();
+      }
+    }
+    // Nobody spins any more: 100 ms of sleep take next to no time of any core.
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    const double before = cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_LT(cpu_seconds() - before, 0.05) << round;
+  }
+}
+
 TEST(Pool, ARunGoesInlineWhereTheThreadSaidSo) {
   Pool pool(PoolConfig{4, false, 50});
   const auto all_here = [&] {
