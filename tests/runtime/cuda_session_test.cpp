@@ -279,9 +279,8 @@ TEST_F(CudaSessionDeathTest, AnErrorInTheMiddleOfAStepIsReported) {
     SessionPtr s = make_session(engine.get(), small_session());
     std::vector<float> nowhere(1);
     const auto bogus = [&](std::initializer_list<int64_t> shape) {
-      keyhole_tensor t =
-          keyhole_tensor_host(reinterpret_cast<void*>(uintptr_t{16}), KEYHOLE_F32,
-                              static_cast<int32_t>(shape.size()), shape.begin());
+      keyhole_tensor t = keyhole_tensor_host(reinterpret_cast<void*>(uintptr_t{16}), KEYHOLE_F32,
+                                             static_cast<int32_t>(shape.size()), shape.begin());
       t.memory = KEYHOLE_DEVICE;
       return t;
     };
