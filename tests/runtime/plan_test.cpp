@@ -25,12 +25,43 @@ keyhole_memory_plan plan(const keyhole_engine_config& e, const keyhole_session_c
 TEST(Plan, An8BModelAt128k) {
   const auto p = plan(llama8b(), nullptr, 131072);
   EXPECT_EQ(uint64_t{16} << 30, p.kv_bytes);
-  // 128 sink + 512 window + 64 block tokens of 128 KiB.
-  EXPECT_EQ(uint64_t{704} * 128 * 1024, p.device_bytes);
+  // 128 sink + 512 window + 64 block tokens of 128 KiB, and on a CUDA device states and counters.
+  const uint64_t resident = uint64_t{704} * 128 * 1024;
+  EXPECT_GE(p.device_bytes, resident);
+  EXPECT_LE(p.device_bytes, resident + resident / 20);
+  EXPECT_GT(p.pinned_bytes, 0U);
+  auto on_host = llama8b();
+  on_host.device = KEYHOLE_DEVICE_HOST;
+  EXPECT_EQ(resident, plan(on_host, nullptr, 131072).device_bytes);
+  EXPECT_EQ(0U, plan(on_host, nullptr, 131072).pinned_bytes);
   const uint64_t offloaded = (uint64_t{131072} - 640) * 128 * 1024;
   EXPECT_GE(p.host_bytes, offloaded);
   EXPECT_LE(p.host_bytes, offloaded + offloaded / 10);
   EXPECT_EQ(1U, p.fits);
+}
+
+TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
+  keyhole_session_config s;
+  keyhole_session_config_init(&s);
+  s.attend = KEYHOLE_ATTEND_NONE;
+  s.tail = KEYHOLE_TAIL_SECOND;
+  s.min_keys = 256;
+  const uint64_t none = plan(llama8b(), nullptr, 131072).device_bytes;
+  const uint64_t with = plan(llama8b(), &s, 131072).device_bytes;
+  // 8150 partitions x 256 heads x 392 bytes, and room for as many again by half.
+  EXPECT_GE(with - none, uint64_t{8150} * 256 * 392);
+  EXPECT_LE(with - none, uint64_t{8150} * 256 * 392 * 2);
+  EXPECT_EQ(with, plan(llama8b(), &s, 131072, with).device_bytes);
+  EXPECT_EQ(none, plan(llama8b(), &s, 131072, with - 1).device_bytes) << "they stay on the host";
+  EXPECT_EQ(1U, plan(llama8b(), &s, 131072, with - 1).fits);
+  s.partitions = KEYHOLE_PLACE_DEVICE;
+  EXPECT_EQ(with, plan(llama8b(), &s, 131072, with - 1).device_bytes);
+  EXPECT_EQ(0U, plan(llama8b(), &s, 131072, with - 1).fits);
+  s.partitions = KEYHOLE_PLACE_HOST;
+  EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
+  s.partitions = KEYHOLE_PLACE_AUTO;
+  s.error_target = 0.05F;  // read until it is met: the host's work
+  EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
 }
 
 TEST(Plan, TheLongestContextIsTheLongest) {
