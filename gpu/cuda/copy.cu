@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cpu/types.h"
+#include "gpu/cuda/memory.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -14,28 +14,14 @@ namespace {
 // of them need is there on any machine.
 constexpr size_t kPiece = size_t{8} << 20;
 
-void check(cudaError_t error, const char* what) {
-  if (error == cudaSuccess) return;
-  (void)cudaGetLastError();
-  const Status status =
-      error == cudaErrorMemoryAllocation ? Status::out_of_memory : Status::device_error;
-  throw Error(status, std::string(what) + ": " + cudaGetErrorString(error));
-}
-
 class PinnedCopies final : public HostCopies {
  public:
   PinnedCopies() {
-    try {
-      for (Buffer& b : buffers_) {
-        check(cudaMallocHost(&b.data, kPiece), "pinned memory for copies from the device");
-        check(cudaEventCreateWithFlags(&b.arrived, cudaEventDisableTiming), "an event for copies");
-      }
-    } catch (...) {
-      release();
-      throw;
+    for (Buffer& b : buffers_) {
+      b.memory = PinnedBuffer(kPiece);
+      check(cudaEventCreateWithFlags(&b.arrived, cudaEventDisableTiming), "an event for copies");
     }
   }
-  ~PinnedCopies() override { release(); }
   PinnedCopies(const PinnedCopies&) = delete;
   PinnedCopies& operator=(const PinnedCopies&) = delete;
 
@@ -52,7 +38,7 @@ class PinnedCopies final : public HostCopies {
     const auto start = [&](size_t piece) {
       Buffer& b = buffers_[piece % 2];
       const auto* from = static_cast<const char*>(device) + piece * at_once * pitch;
-      check(cudaMemcpy2DAsync(b.data, row_bytes, from, pitch, row_bytes, count(piece),
+      check(cudaMemcpy2DAsync(b.memory.data(), row_bytes, from, pitch, row_bytes, count(piece),
                               cudaMemcpyDeviceToHost, s),
             "copying rows from the device");
       check(cudaEventRecord(b.arrived, s), "copying rows from the device");
@@ -62,8 +48,7 @@ class PinnedCopies final : public HostCopies {
       for (size_t piece = 0; piece < pieces; ++piece) {
         if (piece + 1 < pieces) start(piece + 1);
         check(cudaEventSynchronize(buffers_[piece % 2].arrived), "copying rows from the device");
-        take(piece * at_once, count(piece),
-             static_cast<const std::byte*>(buffers_[piece % 2].data));
+        take(piece * at_once, count(piece), buffers_[piece % 2].memory.data());
       }
     } catch (...) {
       (void)cudaStreamSynchronize(s);  // nothing may write to the buffers afterwards
@@ -74,16 +59,15 @@ class PinnedCopies final : public HostCopies {
 
  private:
   struct Buffer {
-    void* data = nullptr;
+    Buffer() = default;
+    ~Buffer() {
+      if (arrived != nullptr) (void)cudaEventDestroy(arrived);
+    }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    PinnedBuffer memory;
     cudaEvent_t arrived = nullptr;
   };
-  void release() {
-    for (Buffer& b : buffers_) {
-      if (b.arrived != nullptr) (void)cudaEventDestroy(b.arrived);
-      if (b.data != nullptr) (void)cudaFreeHost(b.data);
-    }
-    (void)cudaGetLastError();
-  }
   Buffer buffers_[2];
 };
 
