@@ -127,10 +127,8 @@ keyhole_status keyhole_merge_states(uint32_t n, const float* const* o, const flo
   });
 }
 
-void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
-  if (plan == nullptr) return;
-  *plan = {};
-  plan->struct_size = sizeof *plan;
+void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size) {
+  init_struct(plan, size, {});
 }
 
 keyhole_status keyhole_plan(const keyhole_engine_config* engine,

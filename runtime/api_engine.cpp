@@ -6,11 +6,10 @@ using namespace keyhole::runtime;  // NOLINT
 
 extern "C" {
 
-void keyhole_engine_config_init(keyhole_engine_config* config) {
-  if (config == nullptr) return;
-  *config = {};
-  config->struct_size = sizeof *config;
-  config->kv_dtype = KEYHOLE_F16;
+void keyhole_engine_config_init_sized(keyhole_engine_config* config, size_t size) {
+  keyhole_engine_config value{};
+  value.kv_dtype = KEYHOLE_F16;
+  init_struct(config, size, value);
 }
 
 keyhole_status keyhole_engine_create(const keyhole_engine_config* config, keyhole_engine** out) {

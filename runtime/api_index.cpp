@@ -297,18 +297,15 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
   });
 }
 
-void keyhole_search_cost_init(keyhole_search_cost* cost) {
-  if (cost == nullptr) return;
-  *cost = {};
-  cost->struct_size = sizeof *cost;
+void keyhole_search_cost_init_sized(keyhole_search_cost* cost, size_t size) {
+  init_struct(cost, size, {});
 }
 
-void keyhole_search_options_init(keyhole_search_options* options) {
-  if (options == nullptr) return;
-  *options = {};
-  options->struct_size = sizeof *options;
-  options->k = 100;
-  options->position = KEYHOLE_POSITION_UNKNOWN;
+void keyhole_search_options_init_sized(keyhole_search_options* options, size_t size) {
+  keyhole_search_options value{};
+  value.k = 100;
+  value.position = KEYHOLE_POSITION_UNKNOWN;
+  init_struct(options, size, value);
 }
 
 keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* queries,
@@ -371,10 +368,8 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
   });
 }
 
-void keyhole_index_info_init(keyhole_index_info* info) {
-  if (info == nullptr) return;
-  *info = {};
-  info->struct_size = sizeof *info;
+void keyhole_index_info_init_sized(keyhole_index_info* info, size_t size) {
+  init_struct(info, size, {});
 }
 
 keyhole_status keyhole_index_get_info(const keyhole_index* ix, keyhole_index_info* info) {

@@ -81,14 +81,13 @@ void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
 
 extern "C" {
 
-void keyhole_session_config_init(keyhole_session_config* config) {
-  if (config == nullptr) return;
-  *config = {};
-  config->struct_size = sizeof *config;
-  config->sink = 128;
-  config->window = 512;
-  config->top_k = 100;
-  config->training_queries = 4096;
+void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size) {
+  keyhole_session_config value{};
+  value.sink = 128;
+  value.window = 512;
+  value.top_k = 100;
+  value.training_queries = 4096;
+  init_struct(config, size, value);
 }
 
 keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_session_config* config,
@@ -167,11 +166,10 @@ keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_atte
                       [&](Session& s) { s.set_attend(attend, min_weight); });
 }
 
-void keyhole_budget_init(keyhole_budget* budget) {
-  if (budget == nullptr) return;
-  *budget = {};
-  budget->struct_size = sizeof *budget;
-  budget->top_k = 100;
+void keyhole_budget_init_sized(keyhole_budget* budget, size_t size) {
+  keyhole_budget value{};
+  value.top_k = 100;
+  init_struct(budget, size, value);
 }
 
 keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t layer,
@@ -298,10 +296,8 @@ keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_se
   });
 }
 
-void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
-  if (tokens == nullptr) return;
-  *tokens = {};
-  tokens->struct_size = sizeof *tokens;
+void keyhole_layer_tokens_init_sized(keyhole_layer_tokens* tokens, size_t size) {
+  init_struct(tokens, size, {});
 }
 
 keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t layer,
@@ -312,10 +308,8 @@ keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t
   });
 }
 
-void keyhole_statistics_init(keyhole_statistics* statistics) {
-  if (statistics == nullptr) return;
-  *statistics = {};
-  statistics->struct_size = sizeof *statistics;
+void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size) {
+  init_struct(statistics, size, {});
 }
 
 keyhole_status keyhole_get_statistics(const keyhole_session* session,
@@ -329,11 +323,7 @@ keyhole_status keyhole_reset_statistics(keyhole_session* session) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.reset_statistics(); });
 }
 
-void keyhole_audit_init(keyhole_audit* audit) {
-  if (audit == nullptr) return;
-  *audit = {};
-  audit->struct_size = sizeof *audit;
-}
+void keyhole_audit_init_sized(keyhole_audit* audit, size_t size) { init_struct(audit, size, {}); }
 
 keyhole_status keyhole_get_audit(keyhole_session* session, uint32_t layer, uint32_t kv_head,
                                  keyhole_audit* audit) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/types.h"
@@ -77,6 +78,11 @@ struct SessionParams {
 template <class T>
 [[nodiscard]] T read_struct(const T* from, T defaults, const char* name);
 
+/// Fills a caller's size-first struct of `size` bytes, which may be another version's: no byte beyond, and zeros where
+/// this version has nothing. Null, or too small for struct_size: nothing.
+template <class T>
+void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept;
+
 /// Writes a result into a caller's size-first struct, as much of it as the caller's version has.
 template <class T>
 void write_struct(T* to, T value, const char* name);
@@ -99,6 +105,14 @@ T read_struct(const T* from, T defaults, const char* name) {
   __builtin_memcpy(&defaults, from, bytes);
   defaults.struct_size = sizeof(T);
   return defaults;
+}
+
+template <class T>
+void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept {
+  if (to == nullptr || size < sizeof(size_t)) return;
+  value.struct_size = size;
+  __builtin_memset(static_cast<void*>(to), 0, size);
+  __builtin_memcpy(static_cast<void*>(to), &value, size < sizeof(T) ? size : sizeof(T));
 }
 
 template <class T>

@@ -1,4 +1,6 @@
 // Bad input: a clear error that names the offender, and a session that has lost nothing.
+#include <cstddef>
+#include <cstring>
 #include <limits>
 
 #include "tests/runtime/fixture.h"
@@ -65,6 +67,58 @@ TEST(EngineErrors, ANewerStructIsAcceptedIfItsNewFieldsAreUnused) {
   keyhole_engine_destroy(e);
   newer.future = 1;
   EXPECT_ERROR(KEYHOLE_VERSION_MISMATCH, "does not know", keyhole_engine_create(&newer.c, &e));
+}
+
+// A program that was compiled against a header whose structs had fewer fields: the library writes what they have.
+TEST(OlderStructs, KeepTheirEnds) {
+  constexpr unsigned char kMark = 0xA5;
+  const auto ends_are_kept = [&](auto init, size_t size, size_t known) {
+    for (const size_t bytes :
+         {sizeof(size_t), size / 2 / sizeof(size_t) * sizeof(size_t), size, size + 64}) {
+      std::vector<unsigned char> memory(size + 256, kMark);
+      init(memory.data(), bytes);
+      size_t written = 0;
+      std::memcpy(&written, memory.data(), sizeof written);
+      EXPECT_EQ(written, bytes);
+      for (size_t i = bytes; i < memory.size(); ++i) ASSERT_EQ(memory[i], kMark) << i;
+      for (size_t i = known; i < bytes; ++i) ASSERT_EQ(memory[i], 0) << i;
+    }
+  };
+#define KEYHOLE_TEST_ENDS(name)                                                                   \
+  ends_are_kept(                                                                                  \
+      [](void* p, size_t n) { keyhole_##name##_init_sized(static_cast<keyhole_##name*>(p), n); }, \
+      sizeof(keyhole_##name), sizeof(keyhole_##name))
+  KEYHOLE_TEST_ENDS(engine_config);
+  KEYHOLE_TEST_ENDS(session_config);
+  KEYHOLE_TEST_ENDS(budget);
+  KEYHOLE_TEST_ENDS(layer_tokens);
+  KEYHOLE_TEST_ENDS(statistics);
+  KEYHOLE_TEST_ENDS(audit);
+  KEYHOLE_TEST_ENDS(memory_plan);
+  KEYHOLE_TEST_ENDS(search_options);
+  KEYHOLE_TEST_ENDS(search_cost);
+  KEYHOLE_TEST_ENDS(index_info);
+#undef KEYHOLE_TEST_ENDS
+  keyhole_engine_config_init_sized(nullptr, 100);
+
+  // And such structs work: what they lack is AUTO.
+  struct {
+    keyhole_engine_config c;
+    uint64_t mark = 0x123456789ABCDEF0;
+  } older;
+  const size_t size = offsetof(keyhole_engine_config, device_ordinal);
+  keyhole_engine_config_init_sized(&older.c, size);
+  older.c.device_ordinal = 77;  // beyond its end: not there for the library
+  older.c.layers = 1;
+  older.c.q_heads = older.c.kv_heads = 1;
+  older.c.head_dim = 64;
+  older.c.threads = 1;
+  older.c.device = KEYHOLE_DEVICE_HOST;
+  EnginePtr engine = make_engine(older.c);
+  ASSERT_OK(keyhole_engine_get_config(engine.get(), &older.c));
+  EXPECT_EQ(older.c.struct_size, size);
+  EXPECT_EQ(older.c.device_ordinal, 77U);
+  EXPECT_EQ(older.mark, 0x123456789ABCDEF0);
 }
 
 TEST(EngineErrors, EffectiveValuesCanBeReadBack) {

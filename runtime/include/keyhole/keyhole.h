@@ -30,7 +30,8 @@
  *         keyhole_plan, keyhole_merge_states and the text functions may be called from any thread.
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function, and only
- *         ever grow at the end. Fields hold KEYHOLE_AUTO (0 for most) where the library shall choose;
+ *         ever grow at the end. The library writes as many bytes as the caller's struct has (*_init_sized is told,
+ *         for those who do not compile this header), so a program runs with a newer library. Fields hold KEYHOLE_AUTO (0 for most) where the library shall choose;
  *         the values in effect can be read back.
  *
  * LOGS    natural log everywhere. An empty set of tokens has lse = -inf and o = 0.
@@ -44,7 +45,7 @@
 #define KEYHOLE_VERSION_MAJOR 0
 #define KEYHOLE_VERSION_MINOR 1
 #define KEYHOLE_VERSION_PATCH 0
-#define KEYHOLE_ABI_VERSION 0
+#define KEYHOLE_ABI_VERSION 1
 
 #if defined(__GNUC__)
 #define KEYHOLE_API __attribute__((visibility("default")))
@@ -200,7 +201,10 @@ typedef struct keyhole_engine_config {
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
-KEYHOLE_API void keyhole_engine_config_init(keyhole_engine_config* config);
+KEYHOLE_API void keyhole_engine_config_init_sized(keyhole_engine_config* config, size_t size);
+static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
+  keyhole_engine_config_init_sized(config, sizeof *config);
+}
 
 /* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field; it is also
  * returned for classifiers of another model. IO, CORRUPT, VERSION_MISMATCH: the classifier file. */
@@ -312,7 +316,10 @@ typedef struct keyhole_session_config {
       partitions; /* where the partitions of tails are scored in stream steps, see STREAM STEPS */
 } keyhole_session_config;
 
-KEYHOLE_API void keyhole_session_config_init(keyhole_session_config* config);
+KEYHOLE_API void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size);
+static inline void keyhole_session_config_init(keyhole_session_config* config) {
+  keyhole_session_config_init_sized(config, sizeof *config);
+}
 
 /* PENDING TOKENS. Once a layer's index is built, tokens that leave the window are pending, attended exactly,
  * until a step takes them in. The offloaded tokens of layer l are cut into blocks of append_block, the cuts
@@ -407,7 +414,10 @@ typedef struct keyhole_budget {
       min_keys; /* distinct indexed keys that a step with a tail or target attends at least; AUTO: 0 */
   uint32_t max_keys; /* and at most, beyond what the search found; AUTO: all of them */
 } keyhole_budget;
-KEYHOLE_API void keyhole_budget_init(keyhole_budget* budget);
+KEYHOLE_API void keyhole_budget_init_sized(keyhole_budget* budget, size_t size);
+static inline void keyhole_budget_init(keyhole_budget* budget) {
+  keyhole_budget_init_sized(budget, sizeof *budget);
+}
 
 #define KEYHOLE_ALL UINT32_MAX
 
@@ -527,7 +537,10 @@ typedef struct keyhole_layer_tokens {
   size_t struct_size;
   uint32_t total, sink, window, indexed, pending;
 } keyhole_layer_tokens;
-KEYHOLE_API void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens);
+KEYHOLE_API void keyhole_layer_tokens_init_sized(keyhole_layer_tokens* tokens, size_t size);
+static inline void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
+  keyhole_layer_tokens_init_sized(tokens, sizeof *tokens);
+}
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_layer_tokens(const keyhole_session* session,
                                                                      uint32_t layer,
                                                                      keyhole_layer_tokens* tokens);
@@ -574,7 +587,10 @@ typedef struct keyhole_statistics {
   uint64_t device_bytes_peak, host_bytes_peak; /* since the session was made */
   const char* signal;                          /* "wait", "launch"; "" on a host device; static */
 } keyhole_statistics;
-KEYHOLE_API void keyhole_statistics_init(keyhole_statistics* statistics);
+KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);
+static inline void keyhole_statistics_init(keyhole_statistics* statistics) {
+  keyhole_statistics_init_sized(statistics, sizeof *statistics);
+}
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
                                                                    keyhole_statistics* statistics);
 /* Sets the sums to 0, and the figures of audits. */
@@ -605,7 +621,10 @@ typedef struct keyhole_audit {
   double missing_error_mean; /* mean |estimated - true| of single steps */
   double seconds;            /* time spent on audits, all threads */
 } keyhole_audit;
-KEYHOLE_API void keyhole_audit_init(keyhole_audit* audit);
+KEYHOLE_API void keyhole_audit_init_sized(keyhole_audit* audit, size_t size);
+static inline void keyhole_audit_init(keyhole_audit* audit) {
+  keyhole_audit_init_sized(audit, sizeof *audit);
+}
 /* Finishes the audits under way first, on the engine's threads; so call it seldom. All 0 for a session without
  * audits. INVALID_ARGUMENT: layer or kv_head; BUSY: between attend_begin and attend_end. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
@@ -624,7 +643,10 @@ typedef struct keyhole_memory_plan {
   uint32_t fits;         /* 1 if device_bytes + pinned_bytes and host_bytes are within the limits */
   uint32_t longest_context; /* the most tokens that fit both limits, up to 2^31; 0 if none does */
 } keyhole_memory_plan;
-KEYHOLE_API void keyhole_memory_plan_init(keyhole_memory_plan* plan);
+KEYHOLE_API void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size);
+static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
+  keyhole_memory_plan_init_sized(plan, sizeof *plan);
+}
 
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host device
@@ -707,7 +729,10 @@ typedef struct keyhole_search_options {
   const float* other_o;
   const float* other_lse;
 } keyhole_search_options;
-KEYHOLE_API void keyhole_search_options_init(keyhole_search_options* options);
+KEYHOLE_API void keyhole_search_options_init_sized(keyhole_search_options* options, size_t size);
+static inline void keyhole_search_options_init(keyhole_search_options* options) {
+  keyhole_search_options_init_sized(options, sizeof *options);
+}
 
 /* What one search or attend cost. */
 typedef struct keyhole_search_cost {
@@ -723,7 +748,10 @@ typedef struct keyhole_search_cost {
       [16]; /* [g] estimated share of the attention mass that was not read, other_lse included */
   float error[16]; /* [g] estimated output error, |o - o*| / |o*| */
 } keyhole_search_cost;
-KEYHOLE_API void keyhole_search_cost_init(keyhole_search_cost* cost);
+KEYHOLE_API void keyhole_search_cost_init_sized(keyhole_search_cost* cost, size_t size);
+static inline void keyhole_search_cost_init(keyhole_search_cost* cost) {
+  keyhole_search_cost_init_sized(cost, sizeof *cost);
+}
 
 /* The keys of largest inner product for each of g queries `[g, d]`, g 1..16.
  *   options NULL: the defaults. k is the width of the arrays
@@ -752,7 +780,10 @@ typedef struct keyhole_index_info {
   uint64_t tail_bytes;     /* held by the partitions of keyhole_index_build_tail */
   double tail_build_seconds;
 } keyhole_index_info;
-KEYHOLE_API void keyhole_index_info_init(keyhole_index_info* info);
+KEYHOLE_API void keyhole_index_info_init_sized(keyhole_index_info* info, size_t size);
+static inline void keyhole_index_info_init(keyhole_index_info* info) {
+  keyhole_index_info_init_sized(info, sizeof *info);
+}
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_get_info(const keyhole_index* index,
                                                                    keyhole_index_info* info);
 
