@@ -35,6 +35,8 @@ struct StepTensors {
   RowsIn q, k, v;
   bool appends = false;
   bool on_device = false;
+  [[nodiscard]] const RowsIn* keys() const { return appends ? &k : nullptr; }
+  [[nodiscard]] const RowsIn* values() const { return appends ? &v : nullptr; }
 };
 
 StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
@@ -74,7 +76,7 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
 void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
   s.settle();
   s.check_failure();
-  s.attend_begin(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr);
+  s.attend_begin(layer, t.q, t.keys(), t.values());
 }
 
 }  // namespace
@@ -220,8 +222,7 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
     const StepTensors t = check_step(s, layer, q, k, v);
     const RowsOut rows = check_step_out(s, out, t.on_device);
     if (t.on_device) {
-      return s.enqueue(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr, &rows,
-                       lse);
+      return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
     }
     begin_on_host(s, layer, t);
     s.attend_end(rows, lse);
@@ -234,7 +235,7 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
   return with_session(session, Needs::stream, [&](Session& s) {
     const StepTensors t = check_step(s, layer, q, k, v);
     if (!t.on_device) return begin_on_host(s, layer, t);
-    s.enqueue(layer, t.q, t.appends ? &t.k : nullptr, t.appends ? &t.v : nullptr, nullptr, nullptr);
+    s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
   });
 }
 

@@ -172,8 +172,7 @@ void DecodeStep::begin_record(uint32_t kv_head) {
   record.exact_begin = work.exact_begin;
   record.attended.clear(work.exact_begin);
   std::fill(record.unread_lse.begin(), record.unread_lse.end(), kMinusInf);
-  std::copy_n(queries_.data() + size_t{kv_head} * group_ * dim_, record.queries.size(),
-              record.queries.data());
+  std::copy_n(queries_of(kv_head), record.queries.size(), record.queries.data());
 }
 
 void DecodeStep::end_record(uint32_t kv_head, std::span<const StateView> read, StateView tail) {
@@ -247,7 +246,7 @@ void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
     const auto of = work.partitions->rows_of(chosen[i]);
     rows.insert(rows.end(), of.begin(), of.end());
   }
-  cpu::attend_ids(engine_->kernels(), work.kv, rows, q_ + size_t{kv_head} * group_ * dim_, group_,
+  cpu::attend_ids(engine_->kernels(), work.kv, rows, queries_of(kv_head), group_,
                   engine_->model().logits, slot(kv_head, part));
   if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.partitions->count();
   worker.cost.keys_attended += uint64_t{group_} * rows.size();
@@ -277,7 +276,7 @@ StateView DecodeStep::resident_state(uint32_t kv_head, Worker& worker) {
 
 void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
-  const float* q = q_ + size_t{kv_head} * group_ * dim_;
+  const float* q = queries_of(kv_head);
   Parts& parts = parts_[kv_head];
   SearchParams params = work.search;
   params.part = part;
@@ -353,10 +352,9 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const size_t begin = work.exact_begin + size_t{chunk} * chunk_rows_[kv_head];
   const size_t n = std::min<size_t>(chunk_rows_[kv_head], work.kv.keys.count - begin);
-  cpu::attend_range(engine_->kernels(),
-                    {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
-                    q_ + size_t{kv_head} * group_ * dim_, group_, engine_->model().logits,
-                    slot(kv_head, kMaxParts + chunk));
+  cpu::attend_range(
+      engine_->kernels(), {work.kv.keys.slice(begin, n), work.kv.values.slice(begin, n)},
+      queries_of(kv_head), group_, engine_->model().logits, slot(kv_head, kMaxParts + chunk));
   worker.cost.keys_attended += uint64_t{group_} * n;
   worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
   worker.cost.offload_seconds += seconds_since(start);

@@ -133,6 +133,10 @@ class DecodeStep {
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
+  /// Of a group, `[group, dim]`, in the step under way.
+  [[nodiscard]] const float* queries_of(uint32_t kv_head) const {
+    return q_ + size_t{kv_head} * group_ * dim_;
+  }
   void begin_record(uint32_t kv_head);
   void end_record(uint32_t kv_head, std::span<const StateView> read, StateView tail);
 

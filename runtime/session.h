@@ -162,7 +162,6 @@ class Session {
   void note_device_failure();
   [[nodiscard]] bool append_is_due(uint32_t layer) const;
   void prepare_stream_step(uint32_t layer, bool appends);
-  [[nodiscard]] static gpu::DeviceRows device_out(const RowsOut& out);
   void stream_statistics(keyhole_statistics& s) const;
   [[nodiscard]] uint64_t device_bytes() const;
 

@@ -35,7 +35,6 @@ void Session::update_front() {
   const ModelShape& m = engine_->model();
   std::vector<bool> layers(m.layers);
   uint32_t most = 0;
-  size_t largest = 0;
   for (size_t i = 0; i < heads_.size(); ++i) {
     const Head& hd = heads_[i];
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
@@ -45,9 +44,6 @@ void Session::update_front() {
     }
     layers[layer] = true;
     most = std::max(most, static_cast<uint32_t>(hd.tail->fine().count()));
-    for (size_t f = 0; f < hd.tail->fine().count(); ++f) {
-      largest = std::max(largest, hd.tail->rows_of(f).size());
-    }
   }
   if (most == 0) {
     side.front_layers = layers;
@@ -90,7 +86,6 @@ void Session::update_front() {
   }
   if (side.front_layers != layers) side.version += 1;
   side.front_layers = layers;
-  step_.reserve_rows(largest * params_.front_shape(m, 0).most_chosen);
   for (size_t i = 0; i < heads_.size(); ++i) {
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
     if (layers[layer]) upload_front(layer, static_cast<uint32_t>(i % m.kv_heads));
@@ -122,11 +117,13 @@ void Session::upload_front(uint32_t layer, uint32_t kv_head) {
                         fine.values.data() + size_t{first} * dim * dtype_size(tree.dtype())});
     side.front_counts[i] = count;
   }
+  const uint32_t most_chosen = params_.front_shape(engine_->model(), 0).most_chosen;
+  size_t largest = 0;
+  for (uint32_t f = first; f < count; ++f) largest = std::max(largest, tree.rows_of(f).size());
+  step_.reserve_rows(largest * most_chosen);
   const Budget& b = hd.params.budget;
   const uint32_t chosen = (b.min_keys + params_.tail_partition - 1) / params_.tail_partition;
-  side.front->set(layer, kv_head,
-                  std::min({chosen, count, params_.front_shape(engine_->model(), 0).most_chosen}),
-                  front_tail(b.tail));
+  side.front->set(layer, kv_head, std::min({chosen, count, most_chosen}), front_tail(b.tail));
 }
 
 }  // namespace keyhole::runtime

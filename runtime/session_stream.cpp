@@ -19,6 +19,10 @@ gpu::DeviceRows device_rows(const RowsIn& rows) {
   return {const_cast<std::byte*>(rows.data), rows.head_stride / dtype_size(rows.dtype), rows.dtype};
 }
 
+gpu::DeviceRows device_rows(const RowsOut& rows) {
+  return {rows.data, rows.head_stride / dtype_size(rows.dtype), rows.dtype};
+}
+
 /// Hands one step's states to the device.
 class StreamDelivery final : public Delivery {
  public:
@@ -263,7 +267,7 @@ void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const Ro
                        partitions, side.stream);
     } else {
       side.steps.step(layer, rq, k != nullptr ? &rk : nullptr, k != nullptr ? &rv : nullptr,
-                      partitions, device_out(*out), lse, side.stream);
+                      partitions, device_rows(*out), lse, side.stream);
     }
   };
   if (capturing) {
@@ -285,17 +289,13 @@ void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const Ro
   side.open_layer = layer;
 }
 
-gpu::DeviceRows Session::device_out(const RowsOut& out) {
-  return {out.data, out.head_stride / dtype_size(out.dtype), out.dtype};
-}
-
 void Session::enqueue_end(const RowsOut& out, float* lse) {
   StreamSide& side = stream_side("tensors in device memory");
   if (!side.open) {
     throw Error(Status::invalid_argument, "no step is under way: call keyhole_attend_begin first");
   }
   side.open = false;
-  side.steps.end(side.open_layer, device_out(out), lse, side.stream);
+  side.steps.end(side.open_layer, device_rows(out), lse, side.stream);
 }
 
 bool Session::in_stream_step() const { return stream_ != nullptr && stream_->open; }
