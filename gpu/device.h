@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/types.h"
-#include "gpu/front.h"
+#include "gpu/partitions.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -80,7 +80,8 @@ struct CudaConfig {
 [[nodiscard]] std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape,
                                                            const CudaConfig& config);
 /// Room for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
-[[nodiscard]] std::unique_ptr<Front> make_cuda_front(Resident& resident, const FrontShape& shape);
+[[nodiscard]] std::unique_ptr<Partitions> make_cuda_partitions(Resident& resident,
+                                                               const PartitionsShape& shape);
 
 /// Bytes on the device, and pinned host memory, that make_cuda_resident() takes.
 /// (The host keeps a copy of the resident tokens, resident_bytes() of ordinary memory: a token that leaves the window

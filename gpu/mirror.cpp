@@ -66,8 +66,8 @@ void Mirror::truncate(uint32_t layer, uint32_t sink, uint32_t window) {
   if (window == 0) state.begin = 0;
 }
 
-uint32_t Mirror::follow(uint32_t layer, const std::byte* new_k, const std::byte* new_v,
-                        std::byte* k, std::byte* v) {
+uint32_t Mirror::update_host_copy(uint32_t layer, const std::byte* new_k, const std::byte* new_v,
+                                  std::byte* k, std::byte* v) {
   RingState& state = states_[layer];
   const uint32_t n = leaving(shape_, state);
   if (n > 0) read(layer, state.sink, n, k, v);

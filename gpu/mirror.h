@@ -30,8 +30,8 @@ class Mirror {
   void truncate(uint32_t layer, uint32_t sink, uint32_t window);
   /// What a step that appends one token does (after_step()): those that leave are copied to k and v; returns
   /// how many.
-  uint32_t follow(uint32_t layer, const std::byte* new_k, const std::byte* new_v, std::byte* k,
-                  std::byte* v);
+  uint32_t update_host_copy(uint32_t layer, const std::byte* new_k, const std::byte* new_v,
+                            std::byte* k, std::byte* v);
   /// Copies tokens [first, first + n) of the layer (sink first, oldest first) to k and v.
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
 

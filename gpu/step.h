@@ -1,7 +1,7 @@
 // One decoding step of one layer in the order of a caller's stream: what a decoder on a GPU embeds.
 //
 //   stream   begin: take in k and v - publish q, k, v to the host - resident attention (state A)
-//            end:   wait for the host's state B - merge A, B (and the tail of a Front) - write out
+//            end:   wait for the host's state B - merge A, B (and the tail of a Partitions) - write out
 //   host     await(): q has arrived - search, gather, attend - deliver() one KV head after the other
 //
 // The stream never waits for a thread that calls the API, and such a thread never waits for the stream.
@@ -42,13 +42,13 @@ struct Published {
   const std::byte* v = nullptr;
 };
 
-/// The chosen partitions of one KV head; see Front.
+/// The chosen partitions of one KV head; see Partitions.
 struct Chosen {
   const uint32_t* ids = nullptr;  ///< rising
   uint32_t count = 0;
 };
 
-class Front;
+class Partitions;
 
 /// The stream's side of a Resident. begin() and end() come from one thread at a time; await(), chosen() and
 /// deliver() from the threads that serve the host's part, for layers that were begun, in their order.
@@ -61,14 +61,14 @@ class StreamSteps {
   /// null: its partitions of this layer are scored, the best ones chosen and published, the others attended.
   /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
   virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                     Front* front, Stream stream) = 0;
+                     Partitions* front, Stream stream) = 0;
   /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
   /// With Signal::host_launch it first waits, on the calling thread, until the host has delivered all heads;
   /// throws Error(timeout).
   virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
   /// Both at once; one kernel does all of it where there is no front and Signal::device_wait.
   virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    Front* front, const DeviceRows& out, float* lse, Stream stream) = 0;
+                    Partitions* front, const DeviceRows& out, float* lse, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
   /// True while the stream records a graph (then the step counts when the graph is launched, not now).
@@ -93,8 +93,8 @@ class StreamSteps {
 
   /// Brings the host's copy of the layer's resident tokens up to a step that was awaited and appended: as begin()
   /// says. The tokens that left the window are copied to k and v (`[n, kv_heads, head_dim]`); returns n.
-  virtual uint32_t follow(uint32_t layer, const Published& published, std::byte* k,
-                          std::byte* v) = 0;
+  virtual uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                                    std::byte* v) = 0;
 
   /// Waits for all that was enqueued on the stream.
   virtual void synchronize(Stream stream) = 0;

@@ -24,7 +24,7 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
       throw Error(Status::busy,
                   "a step is under way: keyhole_attend_begin without keyhole_attend_end");
     }
-    if (needs != Needs::stream && needs != Needs::end) s.settle();
+    if (needs != Needs::stream && needs != Needs::end) s.wait_idle();
     if (needs == Needs::no_step) s.check_failure();
     body(s);
   });
@@ -74,7 +74,7 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
 
 /// A step with tensors in host memory comes after those on the stream.
 void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
-  s.settle();
+  s.wait_idle();
   s.check_failure();
   s.attend_begin(layer, t.q, t.keys(), t.values());
 }

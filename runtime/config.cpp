@@ -52,7 +52,7 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           sink,         window + flush_block, window,         model.logits};
 }
 
-gpu::FrontShape SessionParams::front_shape(const ModelShape& model, uint32_t room) const {
+gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model, uint32_t room) const {
   // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
   constexpr uint32_t kMostChosen = 1024;
   return {model.layers,   model.q_heads, model.kv_heads, model.head_dim,

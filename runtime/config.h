@@ -69,7 +69,7 @@ struct SessionParams {
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
-  [[nodiscard]] gpu::FrontShape front_shape(const ModelShape& model, uint32_t room) const;
+  [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model, uint32_t room) const;
 };
 
 /// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A struct of a

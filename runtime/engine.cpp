@@ -69,7 +69,7 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
             limited.memory_limit = memory_limit;
             return gpu::make_cuda_resident(shape, limited);
           },
-          gpu::make_cuda_front,
+          gpu::make_cuda_partitions,
           [ordinal](const Log& log) {
             return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log);
           }};

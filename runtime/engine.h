@@ -21,7 +21,8 @@ struct StreamDevice {
   std::string name;  ///< empty: none
   std::function<std::unique_ptr<gpu::Resident>(const gpu::ResidentShape&, size_t memory_limit)>
       make_resident;
-  std::function<std::unique_ptr<gpu::Front>(gpu::Resident&, const gpu::FrontShape&)> make_front;
+  std::function<std::unique_ptr<gpu::Partitions>(gpu::Resident&, const gpu::PartitionsShape&)>
+      make_partitions;
   std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
       nullptr;  ///< null: none
 };

@@ -93,7 +93,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     plan.device_bytes = gpu::cuda_resident_bytes(shape);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
     if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
-      const uint64_t front = gpu::front_bytes(s.front_shape(m, front_room(s, rows)));
+      const uint64_t front = gpu::partitions_bytes(s.partitions_shape(m, front_room(s, rows)));
       const uint64_t with = plan.device_bytes + front;
       if (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit) {
         plan.device_bytes = with;

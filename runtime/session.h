@@ -58,7 +58,7 @@ class Session {
   void synchronize();
   void prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   /// Waits until no step is under way on the stream: nothing else touches the session then.
-  void settle();
+  void wait_idle();
   /// Throws what stream steps have failed of.
   void check_failure();
 
@@ -158,7 +158,7 @@ class Session {
   [[nodiscard]] StreamSide& stream_side(const char* what);
   void serve(const StreamStep& step);
   void check_published(const StreamStep& step, const gpu::Published& published) const;
-  void follow(uint32_t layer, const gpu::Published& published);
+  void update_host_copy(uint32_t layer, const gpu::Published& published);
   void note_device_failure();
   [[nodiscard]] bool append_is_due(uint32_t layer) const;
   void prepare_stream_step(uint32_t layer, bool appends);

@@ -6,8 +6,8 @@
 namespace keyhole::runtime {
 namespace {
 
-gpu::FrontTail front_tail(keyhole_tail_mode tail) {
-  return tail == KEYHOLE_TAIL_SECOND ? gpu::FrontTail::second : gpu::FrontTail::centroid;
+gpu::PartitionsTail front_tail(keyhole_tail_mode tail) {
+  return tail == KEYHOLE_TAIL_SECOND ? gpu::PartitionsTail::second : gpu::PartitionsTail::centroid;
 }
 
 }  // namespace
@@ -53,13 +53,13 @@ void Session::update_front() {
     // Room for as many more as appends of the session may bring, a quarter at most at once.
     const uint32_t room =
         most + std::max(most / 4, 2 * params_.append_block / params_.tail_partition);
-    const gpu::FrontShape shape = params_.front_shape(m, room);
+    const gpu::PartitionsShape shape = params_.partitions_shape(m, room);
     if (side.front != nullptr) side.version += 1;
     side.front.reset();
     drop_front();
     side.front_stale = false;
     side.front_layers.assign(m.layers, false);
-    const size_t bytes = gpu::front_bytes(shape);
+    const size_t bytes = gpu::partitions_bytes(shape);
     try {
       const uint64_t held = device_bytes();
       if (params_.device_memory_limit != 0 && held + bytes > params_.device_memory_limit) {
@@ -69,7 +69,7 @@ void Session::update_front() {
                         " held, device_memory_limit is " +
                         std::to_string(params_.device_memory_limit));
       }
-      side.front = engine_->stream_device().make_front(*resident_, shape);
+      side.front = engine_->stream_device().make_partitions(*resident_, shape);
       side.front_room = room;
       side.version += 1;
     } catch (const Error& e) {
@@ -97,7 +97,7 @@ void Session::upload_front(uint32_t layer, uint32_t kv_head) {
   const size_t i = size_t{layer} * engine_->model().kv_heads + kv_head;
   const Head& hd = heads_[i];
   if (!wants_front(hd) || is_dense(layer, kv_head)) {
-    side.front->set(layer, kv_head, 0, gpu::FrontTail::none);
+    side.front->set(layer, kv_head, 0, gpu::PartitionsTail::none);
     return;
   }
   const index::TailTree& tree = *hd.tail;
@@ -117,7 +117,7 @@ void Session::upload_front(uint32_t layer, uint32_t kv_head) {
                         fine.values.data() + size_t{first} * dim * dtype_size(tree.dtype())});
     side.front_counts[i] = count;
   }
-  const uint32_t most_chosen = params_.front_shape(engine_->model(), 0).most_chosen;
+  const uint32_t most_chosen = params_.partitions_shape(engine_->model(), 0).most_chosen;
   size_t largest = 0;
   for (uint32_t f = first; f < count; ++f) largest = std::max(largest, tree.rows_of(f).size());
   step_.reserve_rows(largest * most_chosen);

@@ -102,14 +102,14 @@ void Session::serve(const StreamStep& step) {
     // A full window gives tokens to the host, which this very step attends there.
     const bool overflows =
         step.appends && resident_->window_count(step.layer) == params_.window + params_.flush_block;
-    if (overflows) follow(step.layer, published);
+    if (overflows) update_host_copy(step.layer, published);
     const uint32_t appended = step.appends && !overflows ? 1 : 0;
     prepare_work(step.layer, tokens(step.layer) + appended - 1, step.front);
     StreamDelivery delivery(side, step, timeout_us);
     step_.start(published.q, delivery);
     std::exception_ptr error;
     try {
-      if (appended != 0) follow(step.layer, published);  // while the workers search
+      if (appended != 0) update_host_copy(step.layer, published);  // while the workers search
     } catch (...) {
       error = std::current_exception();
     }
@@ -154,15 +154,15 @@ void Session::check_published(const StreamStep& step, const gpu::Published& publ
   check("v", published.v, m.kv_heads, m.kv_dtype);
 }
 
-void Session::follow(uint32_t layer, const gpu::Published& published) {
+void Session::update_host_copy(uint32_t layer, const gpu::Published& published) {
   const uint32_t left =
-      stream_->steps.follow(layer, published, staging_k_.data(), staging_v_.data());
+      stream_->steps.update_host_copy(layer, published, staging_k_.data(), staging_v_.data());
   if (left != 0) store_staged(layer, left);
 }
 
 // ---- Calls ---------------------------------------------------------------------------------------
 
-void Session::settle() {
+void Session::wait_idle() {
   if (stream_ == nullptr) return;
   stream_->capturing = false;
   stream_->server.drain();
@@ -221,7 +221,7 @@ void Session::prepare_stream_step(uint32_t layer, bool appends) {
                  "appending tokens");
   }
   if (append_is_due(layer)) {
-    settle();
+    wait_idle();
     side.failure.rethrow();
     advance_append(layer);
     if (side.front_layers[layer]) side.front_stale = true;
@@ -261,7 +261,7 @@ void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const Ro
       rk = device_rows(*k);
       rv = device_rows(*v);
     }
-    gpu::Front* partitions = front ? side.front.get() : nullptr;
+    gpu::Partitions* partitions = front ? side.front.get() : nullptr;
     if (out == nullptr) {
       side.steps.begin(layer, rq, k != nullptr ? &rk : nullptr, k != nullptr ? &rv : nullptr,
                        partitions, side.stream);
@@ -302,7 +302,7 @@ bool Session::in_stream_step() const { return stream_ != nullptr && stream_->ope
 
 void Session::set_stream(gpu::Stream stream) {
   StreamSide& side = stream_side("a stream");
-  settle();
+  wait_idle();
   side.stream = stream;
   side.version += 1;
 }
@@ -331,7 +331,7 @@ void Session::announce() {
 
 void Session::synchronize() {
   if (stream_ == nullptr) return;
-  settle();
+  wait_idle();
   stream_->failure.rethrow();
   if (stream_->front_stale) update_front();
 }

@@ -56,10 +56,10 @@ struct StreamSide {
   std::unique_ptr<gpu::HostCopies> copies;  ///< of device tensors; null: none yet
 
   // Partitions on the device.
-  std::unique_ptr<gpu::Front> front;   ///< null: none
-  uint32_t front_room = 0;             ///< partitions of a head
-  std::vector<uint32_t> front_counts;  ///< [layer * kv_heads + kv_head] uploaded
-  std::vector<bool> front_layers;      ///< [layer] some head has its partitions chosen there
+  std::unique_ptr<gpu::Partitions> front;  ///< null: none
+  uint32_t front_room = 0;                 ///< partitions of a head
+  std::vector<uint32_t> front_counts;      ///< [layer * kv_heads + kv_head] uploaded
+  std::vector<bool> front_layers;          ///< [layer] some head has its partitions chosen there
   bool front_refused =
       false;                ///< there was no room; not tried again until a build or another budget
   bool front_stale = true;  ///< heads, budgets or partitions have changed

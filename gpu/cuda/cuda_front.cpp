@@ -12,10 +12,10 @@
 
 namespace keyhole::gpu {
 
-static_assert(sizeof(FrontHead) == 16 && sizeof(FrontFlag) == 128);
+static_assert(sizeof(PartitionsHead) == 16 && sizeof(PartitionsFlag) == 128);
 
-struct CudaFront::Impl {
-  Impl(const FrontShape& wanted, int device, bool may_cluster)
+struct CudaPartitions::Impl {
+  Impl(const PartitionsShape& wanted, int device, bool may_cluster)
       : shape(wanted),
         layout(wanted),
         ordinal(device),
@@ -35,7 +35,7 @@ struct CudaFront::Impl {
     // Codes and values that nobody has uploaded are never read; counters, heads and scratch begin at zero.
     clear(layout.heads, layout.codes);
     clear(layout.weights, layout.bytes);
-    flags = PinnedBuffer(heads.size() * sizeof(FrontFlag));
+    flags = PinnedBuffer(heads.size() * sizeof(PartitionsFlag));
     ids = PinnedBuffer(heads.size() * ids_stride * sizeof(uint32_t));
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
     for (uint32_t i = 0; i < shape.layers; ++i) layers.push_back(layer_at(i));
@@ -44,7 +44,7 @@ struct CudaFront::Impl {
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
           "the device's capability");
     in_clusters = may_cluster && load_front_choose_cluster(layers[0], major);
-    for (FrontLayer& l : layers) l.has_shares = in_clusters;
+    for (PartitionsLayer& l : layers) l.has_shares = in_clusters;
     if (!in_clusters) {
       check(load_front_choose(layers[0]), "loading the kernel that chooses partitions");
     }
@@ -71,10 +71,10 @@ struct CudaFront::Impl {
     return size_t{layer} * shape.kv_heads + kv_head;
   }
 
-  [[nodiscard]] FrontLayer layer_at(uint32_t layer) const {
+  [[nodiscard]] PartitionsLayer layer_at(uint32_t layer) const {
     const size_t first = size_t{layer} * shape.kv_heads;
     const size_t partitions = first * layout.capacity;
-    FrontLayer l;
+    PartitionsLayer l;
     l.kv_heads = shape.kv_heads;
     l.group = shape.q_heads / shape.kv_heads;
     l.dim = shape.head_dim;
@@ -83,7 +83,7 @@ struct CudaFront::Impl {
     l.most_chosen = ids_stride;
     l.logits = shape.logits;
     l.dtype = shape.dtype;
-    l.heads = memory.as<FrontHead>(layout.heads) + first;
+    l.heads = memory.as<PartitionsHead>(layout.heads) + first;
     l.codes = memory.as<int8_t>(layout.codes) + partitions * shape.head_dim;
     l.sizes = memory.as<float>(layout.sizes) + partitions;
     l.variances = memory.as<float>(layout.variances) + partitions;
@@ -104,7 +104,7 @@ struct CudaFront::Impl {
     l.tail_o = memory.as<float>(layout.tail_o);
     l.tail_lse = memory.as<float>(layout.tail_lse);
     l.ids = ids.device<uint32_t>() + first * ids_stride;
-    l.flags = flags.device<FrontFlag>() + first;
+    l.flags = flags.device<PartitionsFlag>() + first;
     return l;
   }
 
@@ -116,32 +116,32 @@ struct CudaFront::Impl {
           "copying partitions to the device");
   }
   void copy_head(size_t h) const {
-    copy(layout.heads + h * sizeof(FrontHead), &heads[h], sizeof(FrontHead));
+    copy(layout.heads + h * sizeof(PartitionsHead), &heads[h], sizeof(PartitionsHead));
     check(cudaStreamSynchronize(stream), "copying partitions to the device");
   }
 
-  FrontShape shape;
-  FrontLayout layout;
+  PartitionsShape shape;
+  PartitionsLayout layout;
   int ordinal;
   uint32_t ids_stride;  // room for the numbers of a KV head: whole lines
-  std::vector<FrontHead> heads;
+  std::vector<PartitionsHead> heads;
   DeviceBuffer memory;
   PinnedBuffer flags, ids;
   cudaStream_t stream = nullptr;  // of uploads
   bool in_clusters = false;
-  std::vector<FrontLayer> layers;
+  std::vector<PartitionsLayer> layers;
 };
 
-CudaFront::CudaFront(const FrontShape& shape, int ordinal, bool may_cluster)
+CudaPartitions::CudaPartitions(const PartitionsShape& shape, int ordinal, bool may_cluster)
     : impl_(std::make_unique<Impl>(shape, ordinal, may_cluster)) {}
 
-CudaFront::~CudaFront() = default;
+CudaPartitions::~CudaPartitions() = default;
 
-void CudaFront::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
-                       const PartitionRows& rows) {
+void CudaPartitions::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
+                            const PartitionRows& rows) {
   Impl& m = *impl_;
   const size_t h = m.head(layer, kv_head);
-  FrontHead& head = m.heads[h];
+  PartitionsHead& head = m.heads[h];
   if (first > head.count || rows.count > m.shape.partitions ||
       first > m.shape.partitions - rows.count) {
     throw Error(Status::invalid_argument, "partitions " + std::to_string(first) + " to " +
@@ -173,11 +173,11 @@ void CudaFront::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
   m.copy_head(h);
 }
 
-uint32_t CudaFront::count(uint32_t layer, uint32_t kv_head) const {
+uint32_t CudaPartitions::count(uint32_t layer, uint32_t kv_head) const {
   return impl_->heads[impl_->head(layer, kv_head)].count;
 }
 
-void CudaFront::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail tail) {
+void CudaPartitions::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, PartitionsTail tail) {
   Impl& m = *impl_;
   const size_t h = m.head(layer, kv_head);
   if (chosen > m.shape.most_chosen) {
@@ -192,10 +192,10 @@ void CudaFront::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail
   m.copy_head(h);
 }
 
-size_t CudaFront::bytes() const { return impl_->layout.bytes; }
+size_t CudaPartitions::bytes() const { return impl_->layout.bytes; }
 
-void CudaFront::choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequence,
-                       Stream stream) {
+void CudaPartitions::choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequence,
+                            Stream stream) {
   auto* s = static_cast<cudaStream_t>(stream);
   if (impl_->in_clusters) {
     check(launch_front_choose_cluster(impl_->layers[layer], q, sequence, s), "choosing partitions");
@@ -205,22 +205,26 @@ void CudaFront::choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequ
   check_launch("choosing partitions");
 }
 
-void CudaFront::attend(uint32_t layer, Stream stream) {
+void CudaPartitions::attend(uint32_t layer, Stream stream) {
   launch_front_attend(impl_->layers[layer], static_cast<cudaStream_t>(stream));
   check_launch("attending partitions");
 }
 
-const float* CudaFront::tail_o() const { return impl_->memory.as<float>(impl_->layout.tail_o); }
+const float* CudaPartitions::tail_o() const {
+  return impl_->memory.as<float>(impl_->layout.tail_o);
+}
 
-const float* CudaFront::tail_lse() const { return impl_->memory.as<float>(impl_->layout.tail_lse); }
+const float* CudaPartitions::tail_lse() const {
+  return impl_->memory.as<float>(impl_->layout.tail_lse);
+}
 
-bool CudaFront::await(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
-                      const std::atomic<bool>& stop, Chosen& out) {
+bool CudaPartitions::await(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
+                           const std::atomic<bool>& stop, Chosen& out) {
   using Clock = std::chrono::steady_clock;
   constexpr uint32_t kLooksPerClock = 256;
   constexpr uint64_t kForever = uint64_t{1} << 50;  // microseconds that a clock can count
   const size_t h = size_t{layer} * impl_->shape.kv_heads + kv_head;
-  const FrontFlag& flag = impl_->flags.as<FrontFlag>()[h];
+  const PartitionsFlag& flag = impl_->flags.as<PartitionsFlag>()[h];
   const auto is_there = [&] {
     return static_cast<int32_t>(__atomic_load_n(&flag.sequence, __ATOMIC_ACQUIRE) - sequence) >= 0;
   };
@@ -235,8 +239,8 @@ bool CudaFront::await(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint6
   return true;
 }
 
-std::unique_ptr<Front> make_cuda_front(Resident& resident, const FrontShape& shape) {
-  return std::make_unique<CudaFront>(shape, static_cast<CudaResident&>(resident).ordinal());
+std::unique_ptr<Partitions> make_cuda_partitions(Resident& resident, const PartitionsShape& shape) {
+  return std::make_unique<CudaPartitions>(shape, static_cast<CudaResident&>(resident).ordinal());
 }
 
 }  // namespace keyhole::gpu

@@ -1,24 +1,24 @@
-// A Front in the memory of a CUDA device: what a Resident of the same session enqueues and reads of it.
+// A Partitions in the memory of a CUDA device: what a Resident of the same session enqueues and reads of it.
 #pragma once
 
 #include <atomic>
 #include <memory>
 
-#include "gpu/front.h"
+#include "gpu/partitions.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
 
-class CudaFront final : public Front {
+class CudaPartitions final : public Partitions {
  public:
   /// In the memory of device `ordinal`. may_cluster false: as on a GPU whose blocks form no clusters. Throws Error:
   /// invalid_argument, out_of_device_memory, device_error.
-  explicit CudaFront(const FrontShape& shape, int ordinal = 0, bool may_cluster = true);
-  ~CudaFront() override;
+  explicit CudaPartitions(const PartitionsShape& shape, int ordinal = 0, bool may_cluster = true);
+  ~CudaPartitions() override;
 
   void upload(uint32_t layer, uint32_t kv_head, uint32_t first, const PartitionRows& rows) override;
   [[nodiscard]] uint32_t count(uint32_t layer, uint32_t kv_head) const override;
-  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail tail) override;
+  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, PartitionsTail tail) override;
   [[nodiscard]] size_t bytes() const override;
 
   /// Enqueues: score all partitions of the layer, choose for each KV head, publish the numbers. The step's sequence

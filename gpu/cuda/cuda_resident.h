@@ -17,7 +17,7 @@
 
 namespace keyhole::gpu {
 
-class CudaFront;
+class CudaPartitions;
 
 /// A stream of one's own, which waits for no other.
 class OwnStream {
@@ -69,10 +69,10 @@ class CudaResident final : public Resident, public StreamSteps {
 
   // StreamSteps
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-             Front* front, Stream stream) override;
+             Partitions* front, Stream stream) override;
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            Front* front, const DeviceRows& out, float* lse, Stream stream) override;
+            Partitions* front, const DeviceRows& out, float* lse, Stream stream) override;
   [[nodiscard]] Signal signal() const override { return signal_; }
   [[nodiscard]] bool is_capturing(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
@@ -83,7 +83,8 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] StateView host_slot(uint32_t layer, uint32_t kv_head) override;
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
-  uint32_t follow(uint32_t layer, const Published& published, std::byte* k, std::byte* v) override;
+  uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                            std::byte* v) override;
   void synchronize(Stream stream) override;
   [[nodiscard]] Status failure(std::string& text) override;
   [[nodiscard]] uint64_t wait_nanoseconds() const override;
@@ -98,10 +99,10 @@ class CudaResident final : public Resident, public StreamSteps {
 
  private:
   struct Layer {
-    std::atomic<uint32_t> awaited{0};        ///< newest step that await() saw
-    uint32_t settled = 0;                    ///< newest step that settle() saw the end of
-    uint32_t begun = 0;                      ///< steps enqueued, without those of graphs
-    std::atomic<CudaFront*> front{nullptr};  ///< of the newest step that was enqueued
+    std::atomic<uint32_t> awaited{0};             ///< newest step that await() saw
+    uint32_t settled = 0;                         ///< newest step that wait_idle() saw the end of
+    uint32_t begun = 0;                           ///< steps enqueued, without those of graphs
+    std::atomic<CudaPartitions*> front{nullptr};  ///< of the newest step that was enqueued
   };
 
   void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);

@@ -78,14 +78,14 @@ StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, cons
 }
 
 void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                         const DeviceRows* v, Front* front, Stream stream) {
+                         const DeviceRows* v, Partitions* front, Stream stream) {
   check_step(layer, q, k, v);
   const DeviceScope device(config_.ordinal);
   streams_used_ = true;
   finish_own();
   const StepParams p = stream_params(layer, q, k, v);
   count_begin(layer, stream);
-  auto* cuda_front = static_cast<CudaFront*>(front);
+  auto* cuda_front = static_cast<CudaPartitions*>(front);
   layers_[layer].front.store(cuda_front, std::memory_order_release);
   if (cuda_front != nullptr) cuda_front->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
@@ -98,7 +98,7 @@ MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, fl
   m.lse = lse;
   m.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
   m.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
-  if (const CudaFront* front = layers_[layer].front.load(std::memory_order_relaxed)) {
+  if (const CudaPartitions* front = layers_[layer].front.load(std::memory_order_relaxed)) {
     m.tail_o = front->tail_o();
     m.tail_lse = front->tail_lse();
   }
@@ -152,7 +152,7 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
 }
 
 void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                        const DeviceRows* v, Front* front, const DeviceRows& out, float* lse,
+                        const DeviceRows* v, Partitions* front, const DeviceRows& out, float* lse,
                         Stream stream) {
   if (front != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
     begin(layer, q, k, v, front, stream);
@@ -193,7 +193,7 @@ bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, ui
 
 bool CudaResident::chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
                           const std::atomic<bool>& stop, Chosen& out) {
-  CudaFront* front = layers_[layer].front.load(std::memory_order_acquire);
+  CudaPartitions* front = layers_[layer].front.load(std::memory_order_acquire);
   if (front != nullptr) return front->await(layer, kv_head, sequence, timeout_us, stop, out);
   out = {};
   return true;
@@ -214,9 +214,9 @@ void CudaResident::give_up(uint32_t layer, uint32_t sequence) {
   }
 }
 
-uint32_t CudaResident::follow(uint32_t layer, const Published& published, std::byte* k,
-                              std::byte* v) {
-  return mirror_.follow(layer, published.k, published.v, k, v);
+uint32_t CudaResident::update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                                        std::byte* v) {
+  return mirror_.update_host_copy(layer, published.k, published.v, k, v);
 }
 
 void CudaResident::synchronize(Stream stream) {

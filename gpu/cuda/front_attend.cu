@@ -94,7 +94,7 @@ struct Weights {
   uint32_t chosen_bits = 0;
 
   /// i: of all partitions of the layer, on the device whether the head has so many or not.
-  __device__ void load(const FrontLayer& l, size_t i, uint32_t first_head, uint32_t heads) {
+  __device__ void load(const PartitionsLayer& l, size_t i, uint32_t first_head, uint32_t heads) {
     const float* at = l.weights + i * l.padded + first_head;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(chosen_bits) : "l"(l.chosen_bits + i / 32));
     if (H == 4 && heads == 4) {
@@ -110,7 +110,7 @@ struct Weights {
     for (uint32_t h = 0; h < H; ++h) {
       factors[h] = h < heads ? 1.0F : 0.0F;
       if (!l.has_shares && h < heads) {
-        factors[h] = load_here(l.factors + i / kFrontTile * l.padded + first_head + h);
+        factors[h] = load_here(l.factors + i / kPartitionTile * l.padded + first_head + h);
       }
     }
   }
@@ -118,7 +118,7 @@ struct Weights {
 
 template <class T, uint32_t Slots, uint32_t H>
 __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
-    attend_kernel(const __grid_constant__ FrontLayer l, uint32_t per_split) {
+    attend_kernel(const __grid_constant__ PartitionsLayer l, uint32_t per_split) {
   __shared__ alignas(16) Shared<Slots, H> s;
   constexpr uint32_t kAtOnce = Slots * sizeof(T) > 2 ? 4 : 8;  // rows in flight per warp
   const uint32_t kv_head = blockIdx.y;
@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
   for (uint32_t h = 0; h < H; ++h) {
     least[h] = h < heads ? load_here(l.least_shares + q_head + h) : 0.0F;
   }
-  const FrontHead head = l.heads[kv_head];
-  const bool is_none = head.tail == static_cast<uint32_t>(FrontTail::none) || head.count == 0;
+  const PartitionsHead head = l.heads[kv_head];
+  const bool is_none = head.tail == static_cast<uint32_t>(PartitionsTail::none) || head.count == 0;
   if (is_none) {
     if (blockIdx.x != 0) return;
     for (uint32_t i = threadIdx.x; i < heads * l.dim; i += kThreads) {
@@ -306,15 +306,15 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
   }
 }
 
-using Kernel = void (*)(FrontLayer, uint32_t);
+using Kernel = void (*)(PartitionsLayer, uint32_t);
 
 template <class T>
-Kernel kernel_of(const FrontLayer& l) {
+Kernel kernel_of(const PartitionsLayer& l) {
   if (l.dim > 128) return l.group == 1 ? attend_kernel<T, 2, 1> : attend_kernel<T, 2, 4>;
   return l.group == 1 ? attend_kernel<T, 1, 1> : attend_kernel<T, 1, 4>;
 }
 
-Kernel kernel_for(const FrontLayer& l) {
+Kernel kernel_for(const PartitionsLayer& l) {
   switch (l.dtype) {
     case DType::f16: return kernel_of<__half>(l);
     case DType::bf16: return kernel_of<__nv_bfloat16>(l);
@@ -324,12 +324,12 @@ Kernel kernel_for(const FrontLayer& l) {
 
 }  // namespace
 
-cudaError_t load_front_attend(const FrontLayer& layer) {
+cudaError_t load_front_attend(const PartitionsLayer& layer) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel_for(layer));
 }
 
-void launch_front_attend(const FrontLayer& layer, cudaStream_t stream) {
+void launch_front_attend(const PartitionsLayer& layer, cudaStream_t stream) {
   const uint32_t per_split = partitions_per_split(layer.capacity);
   const uint32_t splits = (layer.capacity + per_split - 1) / per_split;
   const dim3 grid(splits, layer.kv_heads, layer.group == 1 ? 1 : (layer.group + 3) / 4);

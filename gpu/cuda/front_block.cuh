@@ -1,4 +1,4 @@
-// What threads of a block do together in the kernels of a CudaFront.
+// What threads of a block do together in the kernels of a CudaPartitions.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Scores the partitions of a layer and chooses the best ones of each KV head, in one launch, on every GPU. A block scores
-// kFrontTile partitions of a KV head; the block that finishes last for it knows the sums of weights, selects and
+// kPartitionTile partitions of a KV head; the block that finishes last for it knows the sums of weights, selects and
 // publishes. Where blocks can form clusters, gpu/cuda/front_choose_cluster.cu does the same in half the time.
 #include "gpu/cuda/front_score.cuh"
 #include "gpu/cuda/front_select.cuh"
@@ -10,14 +10,14 @@ namespace {
 
 constexpr uint32_t kWarps = 16;
 constexpr uint32_t kThreads = 32 * kWarps;
-static_assert(kThreads == kFrontTile && kThreads == kBins && kThreads % kMaxGroup == 0);
+static_assert(kThreads == kPartitionTile && kThreads == kBins && kThreads % kMaxGroup == 0);
 
 constexpr uint32_t kKeysInShared = 8192;
 constexpr uint32_t kFactorsInShared = 512;
 
 struct Tile {
   Scoring<kWarps> scoring;
-  float logs[kFrontTile * kMaxGroup];
+  float logs[kPartitionTile * kMaxGroup];
 };
 
 struct Choice {
@@ -34,10 +34,10 @@ union Shared {
 
 /// Weights of a tile, and their sums.
 template <uint32_t D>
-__device__ void score_tile(Tile& s, const FrontLayer& l, const DeviceRows& q, uint32_t kv_head,
-                           uint32_t tile, const FrontHead& head) {
-  const uint32_t first = tile * kFrontTile;
-  const uint32_t rows = min(head.count - first, kFrontTile);
+__device__ void score_tile(Tile& s, const PartitionsLayer& l, const DeviceRows& q, uint32_t kv_head,
+                           uint32_t tile, const PartitionsHead& head) {
+  const uint32_t first = tile * kPartitionTile;
+  const uint32_t rows = min(head.count - first, kPartitionTile);
   score_rows<D, kWarps>(s.scoring, s.logs, l, q, kv_head, head, first, rows);
   __syncthreads();
   // From here on a thread belongs to one head: kThreads is a multiple of `padded`.
@@ -55,16 +55,17 @@ __device__ void score_tile(Tile& s, const FrontLayer& l, const DeviceRows& q, ui
   }
   sum = sum_of_head(s.scoring, sum, l.padded);
   if (threadIdx.x >= l.padded) return;
-  const size_t at = (size_t{kv_head} * (l.capacity / kFrontTile) + tile) * l.padded;
+  const size_t at = (size_t{kv_head} * (l.capacity / kPartitionTile) + tile) * l.padded;
   l.tile_sums[at + threadIdx.x] = make_float2(shift, sum);
 }
 
 /// Sums of weights of all heads, and the factors that make shares of weights.
-__device__ void normalise(const FrontLayer& l, uint32_t kv_head, uint32_t tiles, float* factors) {
+__device__ void normalise(const PartitionsLayer& l, uint32_t kv_head, uint32_t tiles,
+                          float* factors) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t h = threadIdx.x / 32;
   if (h >= l.padded) return;
-  const size_t base = size_t{kv_head} * (l.capacity / kFrontTile) * l.padded + h;
+  const size_t base = size_t{kv_head} * (l.capacity / kPartitionTile) * l.padded + h;
   float shift = kMinusInf;
   float sum = 0.0F;  // in units of 2^shift, of this lane
   for (uint32_t t = lane; t < tiles; t += 32) {
@@ -107,8 +108,8 @@ struct WeightBatch {
 /// Normalises; then keys of all partitions, and how many fall into each bin. The first weights are under way while sums
 /// are added up.
 template <uint32_t P>
-__device__ void make_keys(const FrontLayer& l, uint32_t kv_head, uint32_t count, uint32_t tiles,
-                          float* factors, uint32_t* keys, uint32_t* bins) {
+__device__ void make_keys(const PartitionsLayer& l, uint32_t kv_head, uint32_t count,
+                          uint32_t tiles, float* factors, uint32_t* keys, uint32_t* bins) {
   constexpr uint32_t kAtOnce = WeightBatch<P>::kAtOnce;
   const float* weights = l.weights + size_t{kv_head} * l.capacity * P;
   WeightBatch<P> batch;
@@ -123,7 +124,7 @@ __device__ void make_keys(const FrontLayer& l, uint32_t kv_head, uint32_t count,
       if (i >= count) break;
       float merit = 0.0F;
 #pragma unroll
-      for (uint32_t h = 0; h < P; ++h) merit += batch.w[k][h] * factors[i / kFrontTile * P + h];
+      for (uint32_t h = 0; h < P; ++h) merit += batch.w[k][h] * factors[i / kPartitionTile * P + h];
       keys[i] = merit_key(merit);
       count_key(bins, keys[i]);
     }
@@ -157,18 +158,19 @@ __device__ void select(Selecting<kWarps>& s, const uint32_t* keys, uint32_t coun
 }
 
 /// What the last block of a KV head does. Not inlined: one copy for all dimensions.
-__device__ __noinline__ void choose_best(Choice& c, const FrontLayer& l, uint32_t kv_head,
-                                         const FrontHead& head, const uint32_t* sequence) {
+__device__ __noinline__ void choose_best(Choice& c, const PartitionsLayer& l, uint32_t kv_head,
+                                         const PartitionsHead& head, const uint32_t* sequence) {
   Selecting<kWarps>& s = c.selecting;
   const uint32_t count = head.count;
-  const uint32_t tiles = (count + kFrontTile - 1) / kFrontTile;
+  const uint32_t tiles = (count + kPartitionTile - 1) / kPartitionTile;
   const size_t base = size_t{kv_head} * l.capacity;
   const bool is_small = count <= kKeysInShared;
   uint32_t* keys = is_small ? c.keys : l.keys + base;
   uint32_t* kept_bits = l.chosen_bits + base / 32;
   uint32_t* bits = is_small ? c.bits : kept_bits;
-  float* factors =
-      tiles * l.padded <= kFactorsInShared ? c.factors : l.factors + base / kFrontTile * l.padded;
+  float* factors = tiles * l.padded <= kFactorsInShared
+                       ? c.factors
+                       : l.factors + base / kPartitionTile * l.padded;
   const uint32_t wanted = min(min(head.chosen, count), l.most_chosen);
   const uint32_t words = (count + 31) / 32;
   s.bins[threadIdx.x] = 0;
@@ -191,7 +193,8 @@ __device__ __noinline__ void choose_best(Choice& c, const FrontLayer& l, uint32_
   list_chosen(s, bits, count);
   publish(s, l, kv_head, wanted, *sequence + 1);
   set_least_shares(s, l, kv_head, count, wanted, [&](uint32_t id, uint32_t h) {
-    return __ldcg(l.weights + (base + id) * l.padded + h) * factors[id / kFrontTile * l.padded + h];
+    return __ldcg(l.weights + (base + id) * l.padded + h) *
+           factors[id / kPartitionTile * l.padded + h];
   });
   if (!is_small) return;
   for (uint32_t i = threadIdx.x; i < words; i += kThreads) kept_bits[i] = bits[i];
@@ -199,13 +202,13 @@ __device__ __noinline__ void choose_best(Choice& c, const FrontLayer& l, uint32_
 
 template <uint32_t D>
 __global__ void __launch_bounds__(kThreads, 2)
-    choose_kernel(const __grid_constant__ FrontLayer l, const __grid_constant__ DeviceRows q,
+    choose_kernel(const __grid_constant__ PartitionsLayer l, const __grid_constant__ DeviceRows q,
                   const uint32_t* sequence) {
   __shared__ alignas(16) Shared shared;
   __shared__ bool is_last;
   const uint32_t kv_head = blockIdx.y;
-  const FrontHead head = l.heads[kv_head];
-  const uint32_t tiles = max((head.count + kFrontTile - 1) / kFrontTile, 1);
+  const PartitionsHead head = l.heads[kv_head];
+  const uint32_t tiles = max((head.count + kPartitionTile - 1) / kPartitionTile, 1);
   if (blockIdx.x >= tiles) return;
   if (head.count != 0) score_tile<D>(shared.tile, l, q, kv_head, blockIdx.x, head);
   __syncthreads();
@@ -217,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (is_last) choose_best(shared.choice, l, kv_head, head, sequence);
 }
 
-using Kernel = void (*)(FrontLayer, DeviceRows, const uint32_t*);
+using Kernel = void (*)(PartitionsLayer, DeviceRows, const uint32_t*);
 
 Kernel kernel_for(uint32_t dim) {
   switch (dim) {
@@ -231,14 +234,14 @@ Kernel kernel_for(uint32_t dim) {
 
 }  // namespace
 
-cudaError_t load_front_choose(const FrontLayer& layer) {
+cudaError_t load_front_choose(const PartitionsLayer& layer) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel_for(layer.dim));
 }
 
-void launch_front_choose(const FrontLayer& layer, const DeviceRows& q, const uint32_t* sequence,
-                         cudaStream_t stream) {
-  const dim3 grid(layer.capacity / kFrontTile, layer.kv_heads);
+void launch_front_choose(const PartitionsLayer& layer, const DeviceRows& q,
+                         const uint32_t* sequence, cudaStream_t stream) {
+  const dim3 grid(layer.capacity / kPartitionTile, layer.kv_heads);
   kernel_for(layer.dim)<<<grid, kThreads, 0, stream>>>(layer, q, sequence);
 }
 

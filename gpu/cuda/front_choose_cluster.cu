@@ -37,7 +37,7 @@ __host__ __device__ uint32_t rows_of_block(uint32_t count) {
 /// Shared memory beside Fixed: bits of all partitions (of the first block), keys and logs of the block's own.
 struct Places {
   uint32_t keys, logs, end;  // bytes
-  __host__ __device__ explicit Places(const FrontLayer& l) {
+  __host__ __device__ explicit Places(const PartitionsLayer& l) {
     const uint32_t rows = rows_of_block(l.capacity);
     keys = static_cast<uint32_t>((sizeof(Fixed) + 15) / 16 * 16) + l.capacity / 8;
     logs = keys + rows * static_cast<uint32_t>(sizeof(uint32_t));
@@ -51,8 +51,8 @@ namespace cg = cooperative_groups;
 
 /// Shares of the block's partitions, to logs and to l.weights; keys; how many fall into each bin.
 template <uint32_t P>
-__device__ void make_shares(Fixed& s, float* logs, const FrontLayer& l, size_t first, uint32_t rows,
-                            uint32_t* keys) {
+__device__ void make_shares(Fixed& s, float* logs, const PartitionsLayer& l, size_t first,
+                            uint32_t rows, uint32_t* keys) {
   float* out = l.weights + first * P;
   for (uint32_t i = threadIdx.x; i < rows; i += kThreads) {
     float share[P];
@@ -71,14 +71,14 @@ __device__ void make_shares(Fixed& s, float* logs, const FrontLayer& l, size_t f
 
 template <uint32_t D>
 __global__ void __launch_bounds__(kThreads, 2)
-    choose_kernel(const __grid_constant__ FrontLayer l, const __grid_constant__ DeviceRows q,
+    choose_kernel(const __grid_constant__ PartitionsLayer l, const __grid_constant__ DeviceRows q,
                   const uint32_t* sequence) {
   extern __shared__ __align__(16) std::byte memory[];
   const cg::cluster_group cluster = cg::this_cluster();
   cluster.barrier_arrive();  // this block is there, and can be written to
   const uint32_t block = cluster.block_rank();
   const uint32_t kv_head = blockIdx.y;
-  const FrontHead head = l.heads[kv_head];
+  const PartitionsHead head = l.heads[kv_head];
   const uint32_t count = head.count;
   const uint32_t wanted = min(min(head.chosen, count), l.most_chosen);
   const Places places(l);
@@ -205,12 +205,12 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 template <uint32_t D>
 __global__ void __launch_bounds__(kThreads, 2)
-    choose_kernel(const __grid_constant__ FrontLayer, const __grid_constant__ DeviceRows,
+    choose_kernel(const __grid_constant__ PartitionsLayer, const __grid_constant__ DeviceRows,
                   const uint32_t*) {}
 
 #endif
 
-using Kernel = void (*)(FrontLayer, DeviceRows, const uint32_t*);
+using Kernel = void (*)(PartitionsLayer, DeviceRows, const uint32_t*);
 
 Kernel kernel_for(uint32_t dim) {
   switch (dim) {
@@ -223,7 +223,7 @@ Kernel kernel_for(uint32_t dim) {
 }
 
 /// attribute: room for one, which the configuration points to.
-cudaLaunchConfig_t launch_of(const FrontLayer& layer, cudaLaunchAttribute& attribute,
+cudaLaunchConfig_t launch_of(const PartitionsLayer& layer, cudaLaunchAttribute& attribute,
                              cudaStream_t stream) {
   attribute = {};
   attribute.id = cudaLaunchAttributeClusterDimension;
@@ -240,7 +240,7 @@ cudaLaunchConfig_t launch_of(const FrontLayer& layer, cudaLaunchAttribute& attri
 
 }  // namespace
 
-bool load_front_choose_cluster(const FrontLayer& layer, int compute_major) {
+bool load_front_choose_cluster(const PartitionsLayer& layer, int compute_major) {
   const Places places(layer);
   // Those that are known to have clusters of 16.
   if ((compute_major != 9 && compute_major != 10) || places.end > kMostShared) return false;
@@ -258,7 +258,7 @@ bool load_front_choose_cluster(const FrontLayer& layer, int compute_major) {
   return works;
 }
 
-cudaError_t launch_front_choose_cluster(const FrontLayer& layer, const DeviceRows& q,
+cudaError_t launch_front_choose_cluster(const PartitionsLayer& layer, const DeviceRows& q,
                                         const uint32_t* sequence, cudaStream_t stream) {
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = launch_of(layer, attribute, stream);

@@ -1,4 +1,4 @@
-// What the kernels of a CudaFront work on, and how they are launched.
+// What the kernels of a CudaPartitions work on, and how they are launched.
 //
 // Weights. For partition p and query head h of the group, in units of log 2,
 //
@@ -19,7 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "gpu/front_layout.h"
+#include "gpu/partitions_layout.h"
 #include "gpu/step.h"
 
 namespace keyhole::gpu {
@@ -30,37 +30,37 @@ namespace keyhole::gpu {
 inline constexpr float kLeastOfMean = 0.5F;
 
 /// What set() and upload() say of one KV head; 16 bytes, read by the kernels in each step.
-struct alignas(16) FrontHead {
+struct alignas(16) PartitionsHead {
   uint32_t count = 0;
   uint32_t chosen = 0;
-  uint32_t tail = 0;  ///< FrontTail
+  uint32_t tail = 0;  ///< PartitionsTail
   uint32_t unused = 0;
 };
 
 /// Where the device says which partitions it has chosen: a line of its own, in pinned memory.
-struct alignas(128) FrontFlag {
+struct alignas(128) PartitionsFlag {
   uint32_t sequence = 0;  ///< of the step whose numbers are there; written last
   uint32_t count = 0;
 };
 
-/// One layer. Device memory but for ids and flags; tiles = capacity / kFrontTile.
-struct FrontLayer {
+/// One layer. Device memory but for ids and flags; tiles = capacity / kPartitionTile.
+struct PartitionsLayer {
   uint32_t kv_heads = 0, group = 0, dim = 0;
   uint32_t padded = 0;       ///< padded_group(group)
-  uint32_t capacity = 0;     ///< partitions, a multiple of kFrontTile
+  uint32_t capacity = 0;     ///< partitions, a multiple of kPartitionTile
   uint32_t most_chosen = 0;  ///< numbers from one KV head's ids to the next, a multiple of 4
   bool has_shares =
       false;  ///< weights are shares already, and no factors needed: after ..._cluster()
   LogitParams logits;
   DType dtype = DType::f16;  ///< of values
 
-  const FrontHead* heads = nullptr;   ///< `[kv_heads]`
-  const int8_t* codes = nullptr;      ///< `[kv_heads, capacity, dim]`
-  const float* sizes = nullptr;       ///< `[kv_heads, capacity]`
-  const float* variances = nullptr;   ///< `[kv_heads, capacity]`
-  const float* scales = nullptr;      ///< `[kv_heads, dim]`
-  const float* centers = nullptr;     ///< `[kv_heads, dim]`
-  const std::byte* values = nullptr;  ///< `[kv_heads, capacity, dim]`
+  const PartitionsHead* heads = nullptr;  ///< `[kv_heads]`
+  const int8_t* codes = nullptr;          ///< `[kv_heads, capacity, dim]`
+  const float* sizes = nullptr;           ///< `[kv_heads, capacity]`
+  const float* variances = nullptr;       ///< `[kv_heads, capacity]`
+  const float* scales = nullptr;          ///< `[kv_heads, dim]`
+  const float* centers = nullptr;         ///< `[kv_heads, dim]`
+  const std::byte* values = nullptr;      ///< `[kv_heads, capacity, dim]`
 
   // Scratch of a step, of one layer after the other.
   float* weights = nullptr;  ///< `[kv_heads, capacity, padded]` w / 2^(largest log2 w of the tile)
@@ -81,23 +81,23 @@ struct FrontLayer {
   float* tail_lse = nullptr;          ///< `[q_heads]`
 
   // Pinned memory, at the device's address.
-  uint32_t* ids = nullptr;     ///< `[kv_heads, most_chosen]`
-  FrontFlag* flags = nullptr;  ///< `[kv_heads]`
+  uint32_t* ids = nullptr;          ///< `[kv_heads, most_chosen]`
+  PartitionsFlag* flags = nullptr;  ///< `[kv_heads]`
 };
 
 /// Load the kernels of a layer, so that their first launch does not: loading waits for kernels that run, and one of those
 /// may wait for the host.
-[[nodiscard]] cudaError_t load_front_choose(const FrontLayer& layer);
-[[nodiscard]] cudaError_t load_front_attend(const FrontLayer& layer);
+[[nodiscard]] cudaError_t load_front_choose(const PartitionsLayer& layer);
+[[nodiscard]] cudaError_t load_front_attend(const PartitionsLayer& layer);
 /// False where the GPU cannot run it, or the layer has too many partitions for it.
-[[nodiscard]] bool load_front_choose_cluster(const FrontLayer& layer, int compute_major);
+[[nodiscard]] bool load_front_choose_cluster(const PartitionsLayer& layer, int compute_major);
 
 /// Enqueue them; the launch's error is returned or left for cudaGetLastError().
-void launch_front_choose(const FrontLayer& layer, const DeviceRows& q, const uint32_t* sequence,
-                         cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_front_choose_cluster(const FrontLayer& layer, const DeviceRows& q,
-                                                      const uint32_t* sequence,
+void launch_front_choose(const PartitionsLayer& layer, const DeviceRows& q,
+                         const uint32_t* sequence, cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_front_choose_cluster(const PartitionsLayer& layer,
+                                                      const DeviceRows& q, const uint32_t* sequence,
                                                       cudaStream_t stream);
-void launch_front_attend(const FrontLayer& layer, cudaStream_t stream);
+void launch_front_attend(const PartitionsLayer& layer, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

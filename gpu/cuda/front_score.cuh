@@ -171,15 +171,16 @@ __device__ inline float log_weight(float score, float square, Partition p,
 /// rounded up to 32, padded]` becomes log2 w, and -inf where there is no such head or row; s.of_warps[w][h] the
 /// largest of warp w. A __syncthreads() has to follow.
 template <uint32_t D, uint32_t Warps>
-__device__ void score_rows(Scoring<Warps>& s, float* logs, const FrontLayer& l, const DeviceRows& q,
-                           uint32_t kv_head, const FrontHead& head, uint32_t first, uint32_t rows) {
+__device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer& l,
+                           const DeviceRows& q, uint32_t kv_head, const PartitionsHead& head,
+                           uint32_t first, uint32_t rows) {
   constexpr uint32_t kTiles = D > 128 ? 1 : 2;  // of 16 rows, that a warp has under way
   constexpr uint32_t kRows = 16 * kTiles;
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const size_t base = size_t{kv_head} * l.capacity;
   const uint32_t end = (rows + 31) / 32 * 32;
-  const bool is_second = head.tail != static_cast<uint32_t>(FrontTail::centroid);
+  const bool is_second = head.tail != static_cast<uint32_t>(PartitionsTail::centroid);
 
   Row<D> codes[kTiles][2];
   Partition partitions[kTiles][2];

@@ -172,14 +172,14 @@ __device__ void list_chosen(Selecting<Warps>& s, const uint32_t* bits, uint32_t 
 
 /// Hands s.ids to the host: one warp, so that one fence covers all of it.
 template <uint32_t Warps>
-__device__ void publish(const Selecting<Warps>& s, const FrontLayer& l, uint32_t kv_head,
+__device__ void publish(const Selecting<Warps>& s, const PartitionsLayer& l, uint32_t kv_head,
                         uint32_t count, uint32_t sequence) {
   if (threadIdx.x >= 32) return;
   auto* to = reinterpret_cast<uint4*>(l.ids + size_t{kv_head} * l.most_chosen);
   for (uint32_t i = threadIdx.x; i < (count + 3) / 4; i += 32) {
     to[i] = reinterpret_cast<const uint4*>(s.ids)[i];
   }
-  FrontFlag* flag = l.flags + kv_head;
+  PartitionsFlag* flag = l.flags + kv_head;
   if (threadIdx.x == 0) flag->count = count;
   __syncwarp();
   if (threadIdx.x != 0) return;
@@ -190,7 +190,7 @@ __device__ void publish(const Selecting<Warps>& s, const FrontLayer& l, uint32_t
 /// For each head what a share must be for the partition's value to be read, see kLeastOfMean: from the shares of
 /// the chosen ones, share(id, head of the group).
 template <uint32_t Warps, class Share>
-__device__ void set_least_shares(Selecting<Warps>& s, const FrontLayer& l, uint32_t kv_head,
+__device__ void set_least_shares(Selecting<Warps>& s, const PartitionsLayer& l, uint32_t kv_head,
                                  uint32_t count, uint32_t chosen, const Share& share) {
   const uint32_t h = threadIdx.x % l.padded;
   float sum = 0.0F;

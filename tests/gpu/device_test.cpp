@@ -93,8 +93,8 @@ TEST(ResidentBytes, IsExactRightUpToTheLimit) {
   EXPECT_THROW((void)resident_bytes(shape), Error);
 }
 
-FrontShape front_of_an_eight_billion_model() {
-  FrontShape shape;
+PartitionsShape front_of_an_eight_billion_model() {
+  PartitionsShape shape;
   shape.layers = 32;
   shape.q_heads = 32;
   shape.kv_heads = 8;
@@ -105,32 +105,32 @@ FrontShape front_of_an_eight_billion_model() {
   return shape;
 }
 
-TEST(FrontBytes, OfAnEightBillionModel) {
+TEST(PartitionsBytes, OfAnEightBillionModel) {
   // 8192 partitions of 128 + 2 * 128 + 8 bytes for each of 256 heads; what a step needs beside them is little.
   const size_t rows = size_t{256} * 8192 * 392;
-  EXPECT_GE(front_bytes(front_of_an_eight_billion_model()), rows);
-  EXPECT_LE(front_bytes(front_of_an_eight_billion_model()), rows + rows / 50);
+  EXPECT_GE(partitions_bytes(front_of_an_eight_billion_model()), rows);
+  EXPECT_LE(partitions_bytes(front_of_an_eight_billion_model()), rows + rows / 50);
 }
 
-TEST(FrontBytes, RefusesWhatNoSessionHas) {
+TEST(PartitionsBytes, RefusesWhatNoSessionHas) {
   const auto refuses = [](auto change) {
-    FrontShape shape = front_of_an_eight_billion_model();
+    PartitionsShape shape = front_of_an_eight_billion_model();
     change(shape);
     try {
-      (void)front_bytes(shape);
+      (void)partitions_bytes(shape);
     } catch (const Error& e) {
       return e.status() == Status::invalid_argument;
     }
     return false;
   };
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.head_dim = 100; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.q_heads = 33; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.q_heads = 8 * 17; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.kv_heads = 0; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.dtype = DType::i8; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.most_chosen = 1025; }));
-  EXPECT_TRUE(refuses([](FrontShape& s) { s.partitions = ~0U; }));
-  EXPECT_FALSE(refuses([](FrontShape& s) { s.partitions = 0; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.head_dim = 100; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.q_heads = 33; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.q_heads = 8 * 17; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.kv_heads = 0; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.dtype = DType::i8; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.most_chosen = 1025; }));
+  EXPECT_TRUE(refuses([](PartitionsShape& s) { s.partitions = ~0U; }));
+  EXPECT_FALSE(refuses([](PartitionsShape& s) { s.partitions = 0; }));
 }
 
 }  // namespace

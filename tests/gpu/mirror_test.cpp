@@ -105,7 +105,7 @@ TEST(Mirror, AnyOrderOfOperations) {
           const auto row = random_rows(rng, 1);
           std::vector<std::byte> k(shape.capacity * kRow), v(k.size());
           const uint32_t n =
-              mirror.follow(layer, row.data(), negated(row).data(), k.data(), v.data());
+              mirror.update_host_copy(layer, row.data(), negated(row).data(), k.data(), v.data());
           if (l.sink.size() < shape.sink) {
             EXPECT_EQ(n, 0U);
             l.sink.push_back(row);

@@ -16,7 +16,7 @@ struct Partitions {
   std::vector<Token> tokens;
   std::vector<float> sizes;
 
-  Partitions(std::mt19937& rng, const ResidentShape& s, Front& front, uint32_t layer) {
+  Partitions(std::mt19937& rng, const ResidentShape& s, Partitions& front, uint32_t layer) {
     sizes.resize(kPartitions);
     for (float& n : sizes) n = static_cast<float>(1 + rng() % 5);
     tokens = random_tokens(rng, s, kPartitions);
@@ -44,7 +44,7 @@ struct Partitions {
                     .sizes = sizes.data(),
                     .variances = variances.data(),
                     .values = rows.data()});
-      front.set(layer, h, h == 0 ? 0 : 7, FrontTail::centroid);
+      front.set(layer, h, h == 0 ? 0 : 7, PartitionsTail::centroid);
     }
   }
   void add_to(Truth& truth, uint32_t i) const {
@@ -58,16 +58,16 @@ void run(bool as_graph) {
   const auto resident = make_cuda_resident(shape, {});
   StreamSteps& steps = *resident->stream_steps();
   if (steps.signal() != Signal::device_wait) GTEST_SKIP() << "kernels are launched one at a time";
-  FrontShape front_shape;
-  front_shape.layers = shape.layers;
-  front_shape.q_heads = shape.q_heads;
-  front_shape.kv_heads = shape.kv_heads;
-  front_shape.head_dim = shape.head_dim;
-  front_shape.dtype = shape.dtype;
-  front_shape.partitions = 64;
-  front_shape.most_chosen = 16;
-  front_shape.logits = shape.logits;
-  const auto front = make_cuda_front(*resident, front_shape);
+  PartitionsShape partitions_shape;
+  partitions_shape.layers = shape.layers;
+  partitions_shape.q_heads = shape.q_heads;
+  partitions_shape.kv_heads = shape.kv_heads;
+  partitions_shape.head_dim = shape.head_dim;
+  partitions_shape.dtype = shape.dtype;
+  partitions_shape.partitions = 64;
+  partitions_shape.most_chosen = 16;
+  partitions_shape.logits = shape.logits;
+  const auto front = make_cuda_partitions(*resident, partitions_shape);
   std::vector<Partitions> partitions;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     partitions.emplace_back(rng, shape, *front, layer);
@@ -105,7 +105,7 @@ void run(bool as_graph) {
           }
           steps.deliver(layer, h, sequence);
         }
-        steps.follow(layer, published, k.data(), v.data());
+        steps.update_host_copy(layer, published, k.data(), v.data());
         ++served;
       }
     }
@@ -173,12 +173,12 @@ void run(bool as_graph) {
   check(cudaStreamDestroy(stream), "stream");
 }
 
-TEST(CudaStepsWithFront, DeviceAndHostAddUpToAllPartitions) {
+TEST(CudaStepsWithPartitions, DeviceAndHostAddUpToAllPartitions) {
   KEYHOLE_NEEDS_GPU();
   run(false);
 }
 
-TEST(CudaStepsWithFront, AsAGraph) {
+TEST(CudaStepsWithPartitions, AsAGraph) {
   KEYHOLE_NEEDS_GPU();
   run(true);
 }

@@ -83,7 +83,7 @@ class Host {
             seen.k.push_back(get(published.k, i, shape_.dtype));
             seen.v.push_back(get(published.v, i, shape_.dtype));
           }
-          const uint32_t n = steps_.follow(layer, published, k.data(), v.data());
+          const uint32_t n = steps_.update_host_copy(layer, published, k.data(), v.data());
           for (uint32_t i = 0; i < n; ++i) {
             Token t;
             for (size_t j = 0; j < rows; ++j) {
@@ -551,7 +551,7 @@ TEST_F(CudaStreamStepsAlone, HostAndStreamStepsTakeTurns) {
     step();
     ASSERT_TRUE(steps_->await(0, i, 1000, 10'000'000, stop, published));
     answer(0, i);
-    steps_->follow(0, published, k.data(), v.data());
+    steps_->update_host_copy(0, published, k.data(), v.data());
     // At once, with the stream's kernel perhaps not ended: what the host sees must already hold the token.
     const auto q = random_floats(rng, o.size());
     resident_->attend_begin(0, q.data());

@@ -72,9 +72,9 @@ class FakeStream {
 };
 
 /// Partitions that are chosen by their share of the weight of means, and stand for their keys by it.
-class FakeFront final : public gpu::Front {
+class FakePartitions final : public gpu::Partitions {
  public:
-  explicit FakeFront(const gpu::FrontShape& shape)
+  explicit FakePartitions(const gpu::PartitionsShape& shape)
       : shape_(shape), heads_(size_t{shape.layers} * shape.kv_heads) {}
 
   void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
@@ -96,13 +96,14 @@ class FakeFront final : public gpu::Front {
                     rows.values + size_t{rows.count} * d * dtype_size(shape_.dtype));
   }
   uint32_t count(uint32_t layer, uint32_t kv_head) const override {
-    return static_cast<uint32_t>(const_cast<FakeFront*>(this)->head(layer, kv_head).sizes.size());
+    return static_cast<uint32_t>(
+        const_cast<FakePartitions*>(this)->head(layer, kv_head).sizes.size());
   }
-  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::FrontTail tail) override {
+  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::PartitionsTail tail) override {
     head(layer, kv_head).chosen = chosen;
     head(layer, kv_head).tail = tail;
   }
-  size_t bytes() const override { return gpu::front_bytes(shape_); }
+  size_t bytes() const override { return gpu::partitions_bytes(shape_); }
 
   /// The ids chosen, and the state of the others.
   std::vector<uint32_t> run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group,
@@ -132,7 +133,8 @@ class FakeFront final : public gpu::Front {
       std::vector<double> o(d, 0.0);
       double most = -INFINITY, sum = 0.0;
       const auto counts = [&](uint32_t i) {
-        return h.tail != gpu::FrontTail::none && !std::binary_search(ids.begin(), ids.end(), i);
+        return h.tail != gpu::PartitionsTail::none &&
+               !std::binary_search(ids.begin(), ids.end(), i);
       };
       for (uint32_t i = 0; i < n; ++i) {
         if (counts(i)) most = std::max(most, logits[g * n + i]);
@@ -159,12 +161,12 @@ class FakeFront final : public gpu::Front {
     std::vector<float> keys, sizes;
     std::vector<std::byte> values;
     uint32_t chosen = 0;
-    gpu::FrontTail tail = gpu::FrontTail::none;
+    gpu::PartitionsTail tail = gpu::PartitionsTail::none;
   };
   Head& head(uint32_t layer, uint32_t kv_head) {
     return heads_[size_t{layer} * shape_.kv_heads + kv_head];
   }
-  gpu::FrontShape shape_;
+  gpu::PartitionsShape shape_;
   std::vector<Head> heads_;
 };
 
@@ -233,9 +235,9 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
 
   // StreamSteps.
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, gpu::Front* front, gpu::Stream) override {
+             const gpu::DeviceRows* v, gpu::Partitions* front, gpu::Stream) override {
     if (faults_->fails) throw Error(Status::device_error, "planted: a launch failed");
-    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakeFront*>(front)};
+    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakePartitions*>(front)};
     if (k != nullptr) {
       launch.k = *k;
       launch.v = *v;
@@ -246,8 +248,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
   }
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, gpu::Front* front, const gpu::DeviceRows& out, float* lse,
-            gpu::Stream stream) override {
+            const gpu::DeviceRows* v, gpu::Partitions* front, const gpu::DeviceRows& out,
+            float* lse, gpu::Stream stream) override {
     begin(layer, q, k, v, front, stream);
     end(layer, out, lse, stream);
   }
@@ -279,7 +281,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void give_up(uint32_t layer, uint32_t sequence) override {
     layers_[layer].given_up.store(sequence, std::memory_order_release);
   }
-  uint32_t follow(uint32_t layer, const gpu::Published& p, std::byte* k, std::byte* v) override {
+  uint32_t update_host_copy(uint32_t layer, const gpu::Published& p, std::byte* k,
+                            std::byte* v) override {
     return take_in(host_, layer, p.k, p.v, k, v);
   }
   void synchronize(gpu::Stream) override { stream_->synchronize(); }
@@ -307,7 +310,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     uint32_t layer;
     gpu::DeviceRows q, k, v;
     bool appends;
-    FakeFront* front;
+    FakePartitions* front;
   };
 
   [[nodiscard]] size_t token_bytes() const {

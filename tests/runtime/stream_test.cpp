@@ -24,8 +24,8 @@ struct StreamEngine {
       }
       return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
     };
-    device.make_front = [](gpu::Resident&, const gpu::FrontShape& shape) {
-      return std::make_unique<FakeFront>(shape);
+    device.make_partitions = [](gpu::Resident&, const gpu::PartitionsShape& shape) {
+      return std::make_unique<FakePartitions>(shape);
     };
     handle = std::make_unique<keyhole_engine>();
     handle->engine = std::make_shared<const runtime::Engine>(c, std::move(device));

@@ -108,7 +108,7 @@ struct Expected {
 };
 
 Expected weigh(const HostPartitions& p, const std::vector<double>& q, uint32_t group,
-               const LogitParams& logits, FrontTail tail) {
+               const LogitParams& logits, PartitionsTail tail) {
   Expected e;
   e.merits.assign(p.count, 0.0);
   for (uint32_t h = 0; h < group; ++h) {
@@ -133,7 +133,7 @@ Expected weigh(const HostPartitions& p, const std::vector<double>& q, uint32_t g
       const double keys = std::log(double{p.sizes[i]});
       const double t = slope * slope * square * double{p.variances[i]};
       double expected = t <= 2.0 * keys ? 0.5 * t : std::sqrt(2.0 * t * keys) - keys;
-      if (tail == FrontTail::centroid) expected = 0.0;
+      if (tail == PartitionsTail::centroid) expected = 0.0;
       logs[i] = mean + expected + keys;
       largest = std::max(largest, logs[i]);
     }
@@ -192,7 +192,7 @@ HeadState tail_of(const HostPartitions& p, const Expected& e, uint32_t h,
 }
 
 /// Once with clusters of blocks where the GPU has them, and once without.
-class FrontTest : public ::testing::TestWithParam<bool> {
+class PartitionsTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     if (cuda_devices().empty()) GTEST_SKIP() << "no GPU: " << cuda_status();
@@ -237,7 +237,7 @@ class FrontTest : public ::testing::TestWithParam<bool> {
     return q;
   }
 
-  void poison(const CudaFront& front, const FrontShape& shape) {
+  void poison(const CudaPartitions& front, const PartitionsShape& shape) {
     check(cudaMemset(const_cast<float*>(front.tail_o()), 0xff,
                      size_t{shape.q_heads} * shape.head_dim * sizeof(float)),
           "poison");
@@ -250,7 +250,7 @@ class FrontTest : public ::testing::TestWithParam<bool> {
     std::vector<std::vector<uint32_t>> ids;  // of each KV head
     std::vector<float> o, lse;
   };
-  Result result(CudaFront& front, const FrontShape& shape, uint32_t layer) {
+  Result result(CudaPartitions& front, const PartitionsShape& shape, uint32_t layer) {
     Result r;
     const std::atomic<bool> stop{false};
     for (uint32_t k = 0; k < shape.kv_heads; ++k) {
@@ -269,7 +269,8 @@ class FrontTest : public ::testing::TestWithParam<bool> {
     check(cudaDeviceSynchronize(), "sequence");
     return r;
   }
-  Result step(CudaFront& front, const FrontShape& shape, uint32_t layer, const Queries& q) {
+  Result step(CudaPartitions& front, const PartitionsShape& shape, uint32_t layer,
+              const Queries& q) {
     poison(front, shape);
     front.choose(layer, q.rows, sequence_.as<uint32_t>(), stream_);
     front.attend(layer, stream_);
@@ -277,9 +278,9 @@ class FrontTest : public ::testing::TestWithParam<bool> {
   }
 
   /// tolerance: relative error of a weight.
-  void expect_right(const FrontShape& shape, const HostPartitions& p, uint32_t kv_head,
-                    uint32_t wanted, FrontTail tail, const std::vector<double>& q, const Result& r,
-                    double tolerance = 1e-3) {
+  void expect_right(const PartitionsShape& shape, const HostPartitions& p, uint32_t kv_head,
+                    uint32_t wanted, PartitionsTail tail, const std::vector<double>& q,
+                    const Result& r, double tolerance = 1e-3) {
     const uint32_t group = shape.q_heads / shape.kv_heads;
     const std::vector<double> mine(
         q.begin() + static_cast<ptrdiff_t>(size_t{kv_head} * group * p.dim),
@@ -306,7 +307,7 @@ class FrontTest : public ::testing::TestWithParam<bool> {
       const float* o = r.o.data() + size_t{kv_head * group + h} * p.dim;
       const float lse = r.lse[kv_head * group + h];
       HeadState want = tail_of(p, e, h, chosen);
-      if (tail == FrontTail::none) {
+      if (tail == PartitionsTail::none) {
         want.lse = -std::numeric_limits<double>::infinity();
         want.o.assign(p.dim, 0.0);
       }
@@ -332,9 +333,9 @@ class FrontTest : public ::testing::TestWithParam<bool> {
   DeviceBuffer sequence_;
 };
 
-FrontShape shape_of(uint32_t kv_heads, uint32_t group, uint32_t dim, DType dtype,
-                    uint32_t partitions, uint32_t most_chosen) {
-  FrontShape s;
+PartitionsShape shape_of(uint32_t kv_heads, uint32_t group, uint32_t dim, DType dtype,
+                         uint32_t partitions, uint32_t most_chosen) {
+  PartitionsShape s;
   s.layers = 2;
   s.q_heads = kv_heads * group;
   s.kv_heads = kv_heads;
@@ -346,7 +347,7 @@ FrontShape shape_of(uint32_t kv_heads, uint32_t group, uint32_t dim, DType dtype
   return s;
 }
 
-TEST_P(FrontTest, EveryShape) {
+TEST_P(PartitionsTest, EveryShape) {
   const uint32_t counts[] = {1, 2, 31, 33, 257, 511, 512, 513, 1000, 2049};
   const uint32_t chosen[] = {0, 1, 7, 64, 1024};
   const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
@@ -354,21 +355,21 @@ TEST_P(FrontTest, EveryShape) {
     for (uint32_t group = 1; group <= kMaxGroup; ++group) {
       const DType dtype = dtypes[random_() % 3];
       const uint32_t room = counts[random_() % 10];
-      FrontShape shape = shape_of(1 + random_() % 3, group, dim, dtype, room, 1024);
+      PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, room, 1024);
       if (random_() % 4 == 0) shape.logits.softcap = 3.0F;
       SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) + " dtype " +
                    dtype_name(dtype) + " room " + std::to_string(room) + " kv_heads " +
                    std::to_string(shape.kv_heads));
-      CudaFront front(shape, 0, GetParam());
-      EXPECT_EQ(front.bytes(), front_bytes(shape));
+      CudaPartitions front(shape, 0, GetParam());
+      EXPECT_EQ(front.bytes(), partitions_bytes(shape));
       std::vector<HostPartitions> heads;
       std::vector<uint32_t> wanted;
-      std::vector<FrontTail> tails;
+      std::vector<PartitionsTail> tails;
       const uint32_t layer = random_() % 2;
       for (uint32_t k = 0; k < shape.kv_heads; ++k) {
         heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (room + 1) : room, dim, dtype);
         wanted.push_back(chosen[random_() % 5]);
-        tails.push_back(static_cast<FrontTail>(random_() % 3));
+        tails.push_back(static_cast<PartitionsTail>(random_() % 3));
         front.upload(layer, k, 0, heads[k].rows());
         front.set(layer, k, wanted[k], tails[k]);
         EXPECT_EQ(front.count(layer, k), heads[k].count);
@@ -386,51 +387,51 @@ TEST_P(FrontTest, EveryShape) {
   }
 }
 
-TEST_P(FrontTest, ManyPartitions) {
+TEST_P(PartitionsTest, ManyPartitions) {
   // 128k keys, what no longer fits into shared memory, and more than 64 tiles.
   for (const uint32_t count : {8192U, 8705U, 40000U}) {
     const uint32_t group = count == 8192 ? 4 : 1 + random_() % kMaxGroup;
     SCOPED_TRACE(std::to_string(count) + " partitions, group " + std::to_string(group));
-    const FrontShape shape = shape_of(1, group, 64, DType::f16, count + 100, 512);
-    CudaFront front(shape, 0, GetParam());
+    const PartitionsShape shape = shape_of(1, group, 64, DType::f16, count + 100, 512);
+    CudaPartitions front(shape, 0, GetParam());
     const HostPartitions p(random_, count, 64, DType::f16);
     front.upload(1, 0, 0, p.rows());
-    front.set(1, 0, 64, FrontTail::second);
+    front.set(1, 0, 64, PartitionsTail::second);
     const Queries q = queries(group, 64, DType::f32, 2.0F);
-    expect_right(shape, p, 0, 64, FrontTail::second, q.exact, step(front, shape, 1, q));
+    expect_right(shape, p, 0, 64, PartitionsTail::second, q.exact, step(front, shape, 1, q));
   }
 }
 
-TEST_P(FrontTest, NoPartitions) {
+TEST_P(PartitionsTest, NoPartitions) {
   for (const uint32_t room : {0U, 700U}) {
-    const FrontShape shape = shape_of(2, 3, 96, DType::bf16, room, 8);
-    CudaFront front(shape, 0, GetParam());
+    const PartitionsShape shape = shape_of(2, 3, 96, DType::bf16, room, 8);
+    CudaPartitions front(shape, 0, GetParam());
     const HostPartitions none(random_, 0, 96, DType::bf16);
-    front.set(0, 0, 8, FrontTail::second);
+    front.set(0, 0, 8, PartitionsTail::second);
     const Queries q = queries(6, 96, DType::f16);
     const Result r = step(front, shape, 0, q);
     for (uint32_t k = 0; k < 2; ++k) {
-      expect_right(shape, none, k, 8, FrontTail::second, q.exact, r);
+      expect_right(shape, none, k, 8, PartitionsTail::second, q.exact, r);
     }
   }
 }
 
-TEST_P(FrontTest, AllPartitionsChosen) {
-  const FrontShape shape = shape_of(1, 2, 128, DType::f16, 600, 1024);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, AllPartitionsChosen) {
+  const PartitionsShape shape = shape_of(1, 2, 128, DType::f16, 600, 1024);
+  CudaPartitions front(shape, 0, GetParam());
   const HostPartitions p(random_, 600, 128, DType::f16);
   front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 600, FrontTail::second);
+  front.set(0, 0, 600, PartitionsTail::second);
   const Queries q = queries(2, 128, DType::bf16);
   const Result r = step(front, shape, 0, q);
-  expect_right(shape, p, 0, 600, FrontTail::second, q.exact, r);
+  expect_right(shape, p, 0, 600, PartitionsTail::second, q.exact, r);
   EXPECT_EQ(r.lse[0], kMinusInf);
 }
 
-TEST_P(FrontTest, OfEqualOnesTheFirst) {
+TEST_P(PartitionsTest, OfEqualOnesTheFirst) {
   for (const uint32_t count : {100U, 5000U, 20000U}) {
-    const FrontShape shape = shape_of(1, 4, 128, DType::f16, count, 256);
-    CudaFront front(shape, 0, GetParam());
+    const PartitionsShape shape = shape_of(1, 4, 128, DType::f16, count, 256);
+    CudaPartitions front(shape, 0, GetParam());
     HostPartitions p(random_, count, 128, DType::f16);
     for (uint32_t i = 1; i < count; ++i) std::copy_n(p.keys.data(), 128, &p.keys[size_t{i} * 128]);
     std::fill(p.sizes.begin(), p.sizes.end(), 16.0F);
@@ -438,7 +439,7 @@ TEST_P(FrontTest, OfEqualOnesTheFirst) {
     p.sizes[count - 3] = 30.0F;  // one that is better, and one that is worse
     p.sizes[5] = 2.0F;
     front.upload(0, 0, 0, p.rows());
-    front.set(0, 0, 50, FrontTail::second);
+    front.set(0, 0, 50, PartitionsTail::second);
     const Queries q = queries(4, 128, DType::f32);
     const Result r = step(front, shape, 0, q);
     std::vector<uint32_t> want;
@@ -450,38 +451,38 @@ TEST_P(FrontTest, OfEqualOnesTheFirst) {
   }
 }
 
-TEST_P(FrontTest, WeightsTooSmallToCompare) {
+TEST_P(PartitionsTest, WeightsTooSmallToCompare) {
   // One partition outweighs all others by e^200: they are alike, and the first ones are taken.
   const uint32_t count = 3000;
-  const FrontShape shape = shape_of(1, 1, 64, DType::f32, count, 16);
-  CudaFront front(shape, 0, GetParam());
+  const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, count, 16);
+  CudaPartitions front(shape, 0, GetParam());
   HostPartitions p(random_, count, 64, DType::f32);
   std::fill(p.keys.begin(), p.keys.end(), int8_t{0});
   std::fill(p.variances.begin(), p.variances.end(), 0.0F);
   std::fill_n(p.keys.begin() + 777 * 64, 64, int8_t{100});
   std::fill(p.scales.begin(), p.scales.end(), 0.5F);
   front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 4, FrontTail::second);
+  front.set(0, 0, 4, PartitionsTail::second);
   const Queries q = queries_of(1, 64, DType::f32, std::vector<float>(72, 1.0F));
   const Result r = step(front, shape, 0, q);
   EXPECT_EQ(r.ids[0], (std::vector<uint32_t>{0, 1, 2, 777}));
   for (const float x : r.o) EXPECT_TRUE(std::isfinite(x));
 }
 
-TEST_P(FrontTest, HugeNorms) {
+TEST_P(PartitionsTest, HugeNorms) {
   for (const float norm : {1e3F, 1e6F, 1e15F}) {
-    const FrontShape shape = shape_of(1, 4, 128, DType::f32, 1500, 64);
-    CudaFront front(shape, 0, GetParam());
+    const PartitionsShape shape = shape_of(1, 4, 128, DType::f32, 1500, 64);
+    CudaPartitions front(shape, 0, GetParam());
     const HostPartitions p(random_, 1500, 128, DType::f32);
     front.upload(0, 0, 0, p.rows());
-    front.set(0, 0, 32, FrontTail::centroid);
+    front.set(0, 0, 32, PartitionsTail::centroid);
     const Queries q = queries(4, 128, DType::f32, norm);
     const Result r = step(front, shape, 0, q);
     ASSERT_EQ(r.ids[0].size(), 32U);
     for (const float x : r.o) EXPECT_TRUE(std::isfinite(x));
     for (const float x : r.lse) EXPECT_FALSE(std::isnan(x));
     // The best partition of each head stands out by far, and is among the chosen.
-    const Expected e = weigh(p, q.exact, 4, shape.logits, FrontTail::centroid);
+    const Expected e = weigh(p, q.exact, 4, shape.logits, PartitionsTail::centroid);
     for (const auto& shares : e.shares) {
       const auto best = std::max_element(shares.begin(), shares.end());
       if (*best < 0.99) continue;
@@ -491,9 +492,9 @@ TEST_P(FrontTest, HugeNorms) {
   }
 }
 
-TEST_P(FrontTest, UploadsInParts) {
-  const FrontShape shape = shape_of(2, 4, 128, DType::f16, 1200, 64);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, UploadsInParts) {
+  const PartitionsShape shape = shape_of(2, 4, 128, DType::f16, 1200, 64);
+  CudaPartitions front(shape, 0, GetParam());
   const HostPartitions p(random_, 1200, 128, DType::f16);
   const HostPartitions other(random_, 1200, 128, DType::f16);
   front.upload(1, 1, 0, other.rows(0, 700));
@@ -503,48 +504,48 @@ TEST_P(FrontTest, UploadsInParts) {
   front.upload(1, 1, 500, p.rows(500, 700));
   EXPECT_EQ(front.count(1, 1), 1200U);
   front.upload(1, 0, 0, other.rows());
-  front.set(1, 1, 20, FrontTail::second);
-  front.set(1, 0, 3, FrontTail::second);
+  front.set(1, 1, 20, PartitionsTail::second);
+  front.set(1, 0, 3, PartitionsTail::second);
   const Queries q = queries(8, 128, DType::f16);
   const Result r = step(front, shape, 1, q);
-  expect_right(shape, other, 0, 3, FrontTail::second, q.exact, r);
-  expect_right(shape, p, 1, 20, FrontTail::second, q.exact, r);
+  expect_right(shape, other, 0, 3, PartitionsTail::second, q.exact, r);
+  expect_right(shape, p, 1, 20, PartitionsTail::second, q.exact, r);
   front.upload(1, 1, 40, p.rows(0, 0));
   EXPECT_EQ(front.count(1, 1), 40U);
 }
 
-TEST_P(FrontTest, RefusesWhatDoesNotFit) {
-  const FrontShape shape = shape_of(1, 1, 64, DType::f32, 100, 10);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, RefusesWhatDoesNotFit) {
+  const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, 100, 10);
+  CudaPartitions front(shape, 0, GetParam());
   const HostPartitions p(random_, 101, 64, DType::f32);
   EXPECT_THROW(front.upload(0, 0, 0, p.rows()), Error);
   EXPECT_THROW(front.upload(0, 0, 1, p.rows(0, 10)), Error);  // a gap
   EXPECT_THROW(front.upload(2, 0, 0, p.rows(0, 10)), Error);
   EXPECT_THROW(front.upload(0, 1, 0, p.rows(0, 10)), Error);
-  EXPECT_THROW(front.set(0, 0, 11, FrontTail::none), Error);
+  EXPECT_THROW(front.set(0, 0, 11, PartitionsTail::none), Error);
   HostPartitions empty(random_, 4, 64, DType::f32);
   empty.sizes[2] = 0.0F;
   EXPECT_THROW(front.upload(0, 0, 0, empty.rows()), Error);
   EXPECT_EQ(front.count(0, 0), 0U);
-  FrontShape large = shape;
+  PartitionsShape large = shape;
   large.layers = 1000;
   large.partitions = 1U << 26;
   try {
-    const CudaFront none(large, 0, GetParam());
-    FAIL() << "a Front of " << front_bytes(large) << " bytes";
+    const CudaPartitions none(large, 0, GetParam());
+    FAIL() << "a Partitions of " << partitions_bytes(large) << " bytes";
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::out_of_device_memory);
   }
 }
 
-TEST_P(FrontTest, ReplaysOfAGraph) {
-  const FrontShape shape = shape_of(2, 4, 128, DType::f16, 3000, 64);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, ReplaysOfAGraph) {
+  const PartitionsShape shape = shape_of(2, 4, 128, DType::f16, 3000, 64);
+  CudaPartitions front(shape, 0, GetParam());
   std::vector<HostPartitions> heads;
   for (uint32_t k = 0; k < 2; ++k) {
     heads.emplace_back(random_, 3000, 128, DType::f16);
     front.upload(0, k, 0, heads[k].rows(0, 1000));
-    front.set(0, k, 48, FrontTail::second);
+    front.set(0, k, 48, PartitionsTail::second);
   }
   Queries q = queries(8, 128, DType::f16);
   cudaGraph_t graph = nullptr;
@@ -572,19 +573,19 @@ TEST_P(FrontTest, ReplaysOfAGraph) {
       HostPartitions p = heads[k];
       p.count = count;
       p.exact_values.resize(size_t{count} * 128);
-      expect_right(shape, p, k, 48, FrontTail::second, next.exact, r);
+      expect_right(shape, p, k, 48, PartitionsTail::second, next.exact, r);
     }
   }
   (void)cudaGraphExecDestroy(exec);
   (void)cudaGraphDestroy(graph);
 }
 
-TEST_P(FrontTest, SameBitsEachTime) {
-  const FrontShape shape = shape_of(3, 5, 80, DType::bf16, 2500, 64);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, SameBitsEachTime) {
+  const PartitionsShape shape = shape_of(3, 5, 80, DType::bf16, 2500, 64);
+  CudaPartitions front(shape, 0, GetParam());
   for (uint32_t k = 0; k < 3; ++k) {
     front.upload(0, k, 0, HostPartitions(random_, 2500, 80, DType::bf16).rows());
-    front.set(0, k, 64, FrontTail::second);
+    front.set(0, k, 64, PartitionsTail::second);
   }
   const Queries q = queries(15, 80, DType::f16);
   const Result first = step(front, shape, 0, q);
@@ -596,12 +597,12 @@ TEST_P(FrontTest, SameBitsEachTime) {
   }
 }
 
-TEST_P(FrontTest, Waits) {
-  const FrontShape shape = shape_of(1, 1, 64, DType::f32, 64, 4);
-  CudaFront front(shape, 0, GetParam());
+TEST_P(PartitionsTest, Waits) {
+  const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, 64, 4);
+  CudaPartitions front(shape, 0, GetParam());
   const HostPartitions p(random_, 64, 64, DType::f32);
   front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 4, FrontTail::none);
+  front.set(0, 0, 4, PartitionsTail::none);
   std::atomic<bool> stop{false};
   Chosen c;
   EXPECT_FALSE(front.await(0, 0, 1, 1000, stop, c));
@@ -615,7 +616,7 @@ TEST_P(FrontTest, Waits) {
   EXPECT_FALSE(front.await(0, 0, 2, ~uint64_t{0}, stop, c));
 }
 
-INSTANTIATE_TEST_SUITE_P(InClusters, FrontTest, ::testing::Bool());
+INSTANTIATE_TEST_SUITE_P(InClusters, PartitionsTest, ::testing::Bool());
 
 }  // namespace
 }  // namespace keyhole::gpu

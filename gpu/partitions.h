@@ -13,7 +13,7 @@
 
 namespace keyhole::gpu {
 
-struct FrontShape {
+struct PartitionsShape {
   uint32_t layers = 0;
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
@@ -32,31 +32,31 @@ struct PartitionRows {
   const float* center = nullptr;      ///< `[head_dim]`
   const float* sizes = nullptr;       ///< `[count]` keys in it, >= 1
   const float* variances = nullptr;   ///< `[count]` mean over the elements of the keys' variance
-  const std::byte* values = nullptr;  ///< `[count, head_dim]` mean values of FrontShape::dtype
+  const std::byte* values = nullptr;  ///< `[count, head_dim]` mean values of PartitionsShape::dtype
 };
 
-enum class FrontTail : uint8_t {
+enum class PartitionsTail : uint8_t {
   none,      ///< what is not chosen weighs nothing
   centroid,  ///< n * e^(logit of the mean key)
   second  ///< with e^(t/2), t = (slope of the logit)^2 * |q|^2 * variance, as index/tail/tail_estimate.h
 };
 
 /// Partitions of all heads of a session. One thread at a time, no step under way, but for what StreamSteps does.
-class Front {
+class Partitions {
  public:
-  virtual ~Front() = default;
+  virtual ~Partitions() = default;
 
   /// Replaces partitions [first, first + rows.count) of a head; it has first + rows.count of them then. Throws
-  /// Error(invalid_argument) beyond FrontShape::partitions.
+  /// Error(invalid_argument) beyond PartitionsShape::partitions.
   virtual void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
                       const PartitionRows& rows) = 0;
   [[nodiscard]] virtual uint32_t count(uint32_t layer, uint32_t kv_head) const = 0;
   /// How many are chosen per step (0..most_chosen), and what stands for the others.
-  virtual void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, FrontTail tail) = 0;
+  virtual void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, PartitionsTail tail) = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 
-/// Bytes of device memory that a Front of this shape takes.
-[[nodiscard]] size_t front_bytes(const FrontShape& shape);
+/// Bytes of device memory that a Partitions of this shape takes.
+[[nodiscard]] size_t partitions_bytes(const PartitionsShape& shape);
 
 }  // namespace keyhole::gpu

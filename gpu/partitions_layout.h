@@ -1,13 +1,13 @@
-// How a Front's memory on a device is divided: what plans count and CudaFront allocates. Offsets are bytes into one
+// How a Partitions's memory on a device is divided: what plans count and CudaPartitions allocates. Offsets are bytes into one
 // allocation, each a multiple of 256.
 #pragma once
 
-#include "gpu/front.h"
+#include "gpu/partitions.h"
 
 namespace keyhole::gpu {
 
 /// Partitions whose weights share a shift: those of one block of the kernel that scores them.
-inline constexpr uint32_t kFrontTile = 512;
+inline constexpr uint32_t kPartitionTile = 512;
 
 /// Most partitions that are chosen for a KV head.
 inline constexpr uint32_t kMostChosen = 1024;
@@ -22,9 +22,9 @@ inline constexpr uint32_t kMostSplits = 64;
   return padded;
 }
 
-struct FrontLayout {
+struct PartitionsLayout {
   /// Throws Error(invalid_argument) for a shape that no session has, or whose size exceeds 2^64 - 1.
-  explicit FrontLayout(const FrontShape& shape);
+  explicit PartitionsLayout(const PartitionsShape& shape);
 
   uint32_t capacity = 0;  ///< partitions of a head: whole tiles
   uint32_t padded = 0;    ///< padded_group()

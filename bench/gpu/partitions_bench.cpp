@@ -2,7 +2,7 @@
 // L2 cache does not hold what a layer reads (Llama-3-8B shape at 128k keys: 26 MB a layer). Floors: the codes and
 // values over the bandwidth of a copy within the device, measured in the same run.
 //
-//   gpu_front_bench [partitions] [chosen] [group] [layers] [dim] [in clusters: 0 or 1]
+//   gpu_partitions_bench [partitions] [chosen] [group] [layers] [dim] [in clusters: 0 or 1]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -71,7 +71,7 @@ double copy_rate(cudaStream_t stream) {
 }
 
 void run(int argc, char** argv) {
-  FrontShape shape;
+  PartitionsShape shape;
   const uint32_t partitions = argument(argc, argv, 1, 8192);
   const uint32_t chosen = argument(argc, argv, 2, 64);
   const uint32_t group = argument(argc, argv, 3, 4);
@@ -91,7 +91,7 @@ void run(int argc, char** argv) {
     rate = copy_rate(stream);
   }
   const bool may_cluster = argument(argc, argv, 6, 1) != 0;
-  CudaFront front(shape, 0, may_cluster);
+  CudaPartitions front(shape, 0, may_cluster);
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const size_t dim = shape.head_dim;
@@ -109,7 +109,7 @@ void run(int argc, char** argv) {
       front.upload(l, k, 0,
                    {partitions, keys.data(), scales.data(), center.data(), sizes.data(),
                     variances.data(), reinterpret_cast<const std::byte*>(values.data())});
-      front.set(l, k, chosen, FrontTail::second);
+      front.set(l, k, chosen, PartitionsTail::second);
     }
   }
   const std::chrono::duration<double> uploaded = std::chrono::steady_clock::now() - before;

@@ -1,4 +1,4 @@
-#include "gpu/front_layout.h"
+#include "gpu/partitions_layout.h"
 
 #include <initializer_list>
 #include <string>
@@ -8,7 +8,7 @@ namespace keyhole::gpu {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr size_t kHeadBytes = 16;  // FrontHead of gpu/cuda/front_kernels.h
+constexpr size_t kHeadBytes = 16;  // PartitionsHead of gpu/cuda/front_kernels.h
 
 class Allocator {
  public:
@@ -33,7 +33,7 @@ class Allocator {
   size_t end_ = 0;
 };
 
-void check(const FrontShape& s) {
+void check(const PartitionsShape& s) {
   const auto refuse = [](const std::string& what, uint64_t seen, const std::string& allowed) {
     throw Error(Status::invalid_argument,
                 "partitions: " + what + " is " + std::to_string(seen) + ", allowed: " + allowed);
@@ -57,10 +57,10 @@ void check(const FrontShape& s) {
 
 }  // namespace
 
-FrontLayout::FrontLayout(const FrontShape& shape) {
+PartitionsLayout::PartitionsLayout(const PartitionsShape& shape) {
   check(shape);
-  capacity = (shape.partitions + kFrontTile - 1) / kFrontTile * kFrontTile;
-  if (capacity == 0) capacity = kFrontTile;
+  capacity = (shape.partitions + kPartitionTile - 1) / kPartitionTile * kPartitionTile;
+  if (capacity == 0) capacity = kPartitionTile;
   padded = padded_group(shape.q_heads / shape.kv_heads);
   const size_t dim = shape.head_dim;
   const size_t kv_heads = shape.kv_heads;
@@ -75,8 +75,8 @@ FrontLayout::FrontLayout(const FrontShape& shape) {
   centers = a.take({layers, kv_heads, dim, sizeof(float)});
   values = a.take({layers, kv_heads, capacity, dim, dtype_size(shape.dtype)});
   weights = a.take({kv_heads, capacity, padded, sizeof(float)});
-  tile_sums = a.take({kv_heads, capacity / kFrontTile, padded, 2 * sizeof(float)});
-  factors = a.take({kv_heads, capacity / kFrontTile, padded, sizeof(float)});
+  tile_sums = a.take({kv_heads, capacity / kPartitionTile, padded, 2 * sizeof(float)});
+  factors = a.take({kv_heads, capacity / kPartitionTile, padded, sizeof(float)});
   log_sums = a.take({q_heads, sizeof(float)});
   least_shares = a.take({q_heads, sizeof(float)});
   keys = a.take({kv_heads, capacity, sizeof(uint32_t)});
@@ -90,6 +90,6 @@ FrontLayout::FrontLayout(const FrontShape& shape) {
   bytes = a.end();
 }
 
-size_t front_bytes(const FrontShape& shape) { return FrontLayout(shape).bytes; }
+size_t partitions_bytes(const PartitionsShape& shape) { return PartitionsLayout(shape).bytes; }
 
 }  // namespace keyhole::gpu
