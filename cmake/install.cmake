@@ -33,5 +33,12 @@ if(TARGET keyhole_command)
   file(RELATIVE_PATH lib_from_bin /p/${CMAKE_INSTALL_BINDIR} /p/${CMAKE_INSTALL_LIBDIR})
   set_target_properties(keyhole_command PROPERTIES INSTALL_RPATH "$ORIGIN/${lib_from_bin}")
 endif()
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/README.md
-  DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+# The documents keep their places beside each other, so that their relative links work in the installed copy too.
+foreach(folder . docs bench tools/example tools/model)
+  file(GLOB documents CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
+  install(FILES ${documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
+endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/tools/example/CMakeLists.txt ${PROJECT_SOURCE_DIR}/tools/example/example.c
+  DESTINATION ${CMAKE_INSTALL_DOCDIR}/tools/example)

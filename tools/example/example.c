@@ -1,5 +1,4 @@
-/* Keyhole in thirty lines: 4096 random tokens behind an index, then one decoding step of one layer.
- */
+/* A whole program: 4096 random tokens behind an index, then one decoding step of one layer. */
 #include <keyhole/keyhole.h>
 #include <stdio.h>
 #include <stdlib.h>
