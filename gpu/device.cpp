@@ -26,4 +26,11 @@ size_t resident_bytes(const ResidentShape& shape) {
   return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
 }
 
+std::string unsupported_reason(const DeviceInfo& device) {
+  constexpr int kLeastMajor = 8;
+  if (device.compute_major >= kLeastMajor) return {};
+  return device.name + " has compute capability " + std::to_string(device.compute_major) + "." +
+         std::to_string(device.compute_minor) + ", needed: 8.0 or newer";
+}
+
 }  // namespace keyhole::gpu

@@ -98,6 +98,10 @@ struct DeviceInfo {
   int compute_major = 0, compute_minor = 0;
 };
 
+/// Why no session can run on the device; empty: it can. Kernels need compute capability 8.0 (asynchronous copies to
+/// shared memory, bf16 on tensor cores).
+[[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
+
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();
 

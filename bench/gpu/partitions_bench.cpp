@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
+#include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/cuda_front.h"
-#include "gpu/cuda/memory.h"
 #include "gpu/device.h"
 
 namespace {

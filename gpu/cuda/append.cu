@@ -1,7 +1,7 @@
 // Rows from the host to their slots.
 #include <algorithm>
 
-#include "gpu/cuda/check.h"
+#include "gpu/cuda/common/check.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {

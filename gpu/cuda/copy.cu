@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <string>
 
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -17,13 +18,8 @@ constexpr size_t kPiece = size_t{8} << 20;
 class PinnedCopies final : public HostCopies {
  public:
   PinnedCopies() {
-    for (Buffer& b : buffers_) {
-      b.memory = PinnedBuffer(kPiece);
-      check(cudaEventCreateWithFlags(&b.arrived, cudaEventDisableTiming), "an event for copies");
-    }
+    for (Buffer& b : buffers_) b.memory = PinnedBuffer(kPiece);
   }
-  PinnedCopies(const PinnedCopies&) = delete;
-  PinnedCopies& operator=(const PinnedCopies&) = delete;
 
   void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, Stream stream,
             const Take& take) override {
@@ -41,13 +37,13 @@ class PinnedCopies final : public HostCopies {
       check(cudaMemcpy2DAsync(b.memory.data(), row_bytes, from, pitch, row_bytes, count(piece),
                               cudaMemcpyDeviceToHost, s),
             "copying rows from the device");
-      check(cudaEventRecord(b.arrived, s), "copying rows from the device");
+      b.arrived.record(s);
     };
     try {
       if (pieces != 0) start(0);
       for (size_t piece = 0; piece < pieces; ++piece) {
         if (piece + 1 < pieces) start(piece + 1);
-        check(cudaEventSynchronize(buffers_[piece % 2].arrived), "copying rows from the device");
+        buffers_[piece % 2].arrived.wait("copying rows from the device");
         take(piece * at_once, count(piece), buffers_[piece % 2].memory.data());
       }
     } catch (...) {
@@ -59,14 +55,8 @@ class PinnedCopies final : public HostCopies {
 
  private:
   struct Buffer {
-    Buffer() = default;
-    ~Buffer() {
-      if (arrived != nullptr) (void)cudaEventDestroy(arrived);
-    }
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
     PinnedBuffer memory;
-    cudaEvent_t arrived = nullptr;
+    Event arrived;
   };
   Buffer buffers_[2];
 };

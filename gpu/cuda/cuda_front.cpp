@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/common/waiting.h"
 #include "gpu/cuda/cuda_resident.h"
 #include "gpu/cuda/front_kernels.h"
-#include "gpu/cuda/memory.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {
@@ -32,12 +35,13 @@ struct CudaPartitions::Impl {
                                                     std::to_string(free) + " are free");
     }
     memory = DeviceBuffer(layout.bytes);
-    // Codes and values that nobody has uploaded are never read; counters, heads and scratch begin at zero.
-    clear(layout.heads, layout.codes);
-    clear(layout.weights, layout.bytes);
+    // Codes and values beyond a head's count are never read. Heads begin at zero, as `heads` does here; so do counters
+    // and scratch.
+    memory.clear(layout.heads, layout.codes);
+    memory.clear(layout.weights, layout.bytes);
     flags = PinnedBuffer(heads.size() * sizeof(PartitionsFlag));
     ids = PinnedBuffer(heads.size() * ids_stride * sizeof(uint32_t));
-    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "creating a stream");
+    stream = std::make_unique<OwnStream>();
     for (uint32_t i = 0; i < shape.layers; ++i) layers.push_back(layer_at(i));
     if (layers.empty()) return;
     int major = 0;
@@ -50,16 +54,8 @@ struct CudaPartitions::Impl {
     }
     check(load_front_attend(layers[0]), "loading the kernel that attends partitions");
   }
-  ~Impl() {
-    if (stream != nullptr) (void)cudaStreamDestroy(stream);
-  }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
-
-  void clear(size_t begin, size_t end) const {
-    check(cudaMemset(memory.data() + begin, 0, end - begin), "clearing device memory");
-    check(cudaDeviceSynchronize(), "clearing device memory");
-  }
 
   [[nodiscard]] size_t head(uint32_t layer, uint32_t kv_head) const {
     if (layer >= shape.layers || kv_head >= shape.kv_heads) {
@@ -91,7 +87,7 @@ struct CudaPartitions::Impl {
     l.centers = memory.as<float>(layout.centers) + first * shape.head_dim;
     l.values = memory.data() + layout.values + partitions * row_bytes();
     l.weights = memory.as<float>(layout.weights);
-    l.tile_sums = memory.as<float2>(layout.tile_sums);
+    l.tile_states = memory.as<AttentionState>(layout.tile_states);
     l.factors = memory.as<float>(layout.factors);
     l.log_sums = memory.as<float>(layout.log_sums);
     l.least_shares = memory.as<float>(layout.least_shares);
@@ -112,22 +108,25 @@ struct CudaPartitions::Impl {
 
   void copy(size_t offset, const void* from, size_t bytes) const {
     if (bytes == 0) return;
-    check(cudaMemcpyAsync(memory.data() + offset, from, bytes, cudaMemcpyHostToDevice, stream),
-          "copying partitions to the device");
+    check(
+        cudaMemcpyAsync(memory.data() + offset, from, bytes, cudaMemcpyHostToDevice, stream->get()),
+        "copying partitions to the device");
   }
-  void copy_head(size_t h) const {
-    copy(layout.heads + h * sizeof(PartitionsHead), &heads[h], sizeof(PartitionsHead));
-    check(cudaStreamSynchronize(stream), "copying partitions to the device");
+  /// Makes `head` what the kernels read of head h from now on. Waits for uploads, too.
+  void update_head(size_t h, const PartitionsHead& head) {
+    copy(layout.heads + h * sizeof(PartitionsHead), &head, sizeof(PartitionsHead));
+    stream->wait("copying partitions to the device");
+    heads[h] = head;
   }
 
   PartitionsShape shape;
   PartitionsLayout layout;
   int ordinal;
-  uint32_t ids_stride;  // room for the numbers of a KV head: whole lines
+  uint32_t ids_stride;  // numbers from one KV head's to the next: whole lines
   std::vector<PartitionsHead> heads;
   DeviceBuffer memory;
   PinnedBuffer flags, ids;
-  cudaStream_t stream = nullptr;  // of uploads
+  std::unique_ptr<OwnStream> stream;  // of uploads
   bool in_clusters = false;
   std::vector<PartitionsLayer> layers;
 };
@@ -141,13 +140,13 @@ void CudaPartitions::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
                             const PartitionRows& rows) {
   Impl& m = *impl_;
   const size_t h = m.head(layer, kv_head);
-  PartitionsHead& head = m.heads[h];
+  PartitionsHead head = m.heads[h];
   if (first > head.count || rows.count > m.shape.partitions ||
       first > m.shape.partitions - rows.count) {
     throw Error(Status::invalid_argument, "partitions " + std::to_string(first) + " to " +
                                               std::to_string(uint64_t{first} + rows.count) +
                                               " of a head that has " + std::to_string(head.count) +
-                                              " and room for " +
+                                              " and capacity for " +
                                               std::to_string(m.shape.partitions));
   }
   for (uint32_t i = 0; i < rows.count; ++i) {
@@ -170,7 +169,7 @@ void CudaPartitions::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
     m.copy(m.layout.centers + h * dim * sizeof(float), rows.center, dim * sizeof(float));
   }
   head.count = first + rows.count;
-  m.copy_head(h);
+  m.update_head(h, head);
 }
 
 uint32_t CudaPartitions::count(uint32_t layer, uint32_t kv_head) const {
@@ -185,11 +184,15 @@ void CudaPartitions::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, Part
                                               ", allowed: 0 to " +
                                               std::to_string(m.shape.most_chosen));
   }
-  m.heads[h].chosen = chosen;
-  m.heads[h].tail = static_cast<uint32_t>(tail);
+  PartitionsHead head = m.heads[h];
+  // A session sets all of its heads, 256 say, at each block of tokens that it appends, most of them to what they are; a
+  // copy and its wait take some 10 us.
+  if (head.chosen == chosen && head.tail == static_cast<uint32_t>(tail)) return;
+  head.chosen = chosen;
+  head.tail = static_cast<uint32_t>(tail);
   const DeviceScope scope(m.ordinal);
   const BesideCapture beside;
-  m.copy_head(h);
+  m.update_head(h, head);
 }
 
 size_t CudaPartitions::bytes() const { return impl_->layout.bytes; }
@@ -225,15 +228,13 @@ bool CudaPartitions::await(uint32_t layer, uint32_t kv_head, uint32_t sequence, 
   constexpr uint64_t kForever = uint64_t{1} << 50;  // microseconds that a clock can count
   const size_t h = size_t{layer} * impl_->shape.kv_heads + kv_head;
   const PartitionsFlag& flag = impl_->flags.as<PartitionsFlag>()[h];
-  const auto is_there = [&] {
-    return static_cast<int32_t>(__atomic_load_n(&flag.sequence, __ATOMIC_ACQUIRE) - sequence) >= 0;
-  };
+  const auto is_there = [&] { return has_reached(load_acquire(flag.sequence), sequence); };
   Clock::time_point end;
   for (uint32_t looks = 0; !is_there(); ++looks) {
     if (looks == 0) end = Clock::now() + std::chrono::microseconds(std::min(timeout_us, kForever));
     if (stop.load(std::memory_order_relaxed)) return false;
     if (looks % kLooksPerClock == kLooksPerClock - 1 && Clock::now() > end) return is_there();
-    __builtin_ia32_pause();
+    pause_cpu();
   }
   out = {impl_->ids.as<uint32_t>() + h * impl_->ids_stride, flag.count};
   return true;

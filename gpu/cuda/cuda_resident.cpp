@@ -4,7 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "gpu/cuda/waiting.h"
+#include "gpu/cuda/common/waiting.h"
+#include "gpu/cuda/supported_device.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -37,18 +38,7 @@ void check_shape(const ResidentShape& s) {
 }
 
 const CudaConfig& checked_device(const CudaConfig& config) {
-  const std::vector<DeviceInfo> devices = cuda_devices();
-  if (devices.empty()) throw Error(Status::unsupported, "a CUDA device: " + cuda_status());
-  if (config.ordinal < 0 || static_cast<size_t>(config.ordinal) >= devices.size()) {
-    throw Error(Status::unsupported, "CUDA device " + std::to_string(config.ordinal) +
-                                         "; this machine has " + std::to_string(devices.size()));
-  }
-  const DeviceInfo& device = devices[static_cast<size_t>(config.ordinal)];
-  if (device.compute_major < 8) {
-    throw Error(Status::unsupported,
-                device.name + ": compute capability " + std::to_string(device.compute_major) + "." +
-                    std::to_string(device.compute_minor) + "; at least 8.0 is needed");
-  }
+  require_device(config.ordinal, "resident tokens on a CUDA device");
   return config;
 }
 
@@ -136,13 +126,13 @@ void CudaResident::copy_back(size_t from, void* to, size_t bytes) const {
   std::byte* pinned = pinned_.data() + layout_.copied();
   check(cudaMemcpyAsync(pinned, scratch_.data() + from, bytes, cudaMemcpyDeviceToHost, own_->get()),
         "copying a state back");
-  check(cudaStreamSynchronize(own_->get()), "copying a state back");
+  own_->wait("copying a state back");
   std::memcpy(to, pinned, bytes);
 }
 
-void CudaResident::settle(uint32_t layer) {
+void CudaResident::wait_idle(uint32_t layer) {
   const uint32_t awaited = layers_[layer].awaited.load(std::memory_order_relaxed);
-  if (layers_[layer].settled == awaited) return;
+  if (layers_[layer].idle_after == awaited) return;
   // The last block of a head to look at K and V counts the head's state up to the step.
   std::vector<RingState> states(shape_.kv_heads);
   const auto ready = [&] {
@@ -157,7 +147,7 @@ void CudaResident::settle(uint32_t layer) {
                                      "its part of step " + std::to_string(awaited) + " within " +
                                      std::to_string(config_.timeout_ms) + " ms");
   }
-  layers_[layer].settled = awaited;
+  layers_[layer].idle_after = awaited;
 }
 
 void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v,
@@ -178,13 +168,13 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   for (uint32_t done = 0; done < n; done += p.n) {
     p.n = std::min(at_once, n - done);
     p.first = first + done;
-    check(cudaEventSynchronize(staged_[half_]->get()), "copying rows to the device");
+    staged_[half_]->wait("copying rows to the device");
     std::byte* to = staging_.data() + half_ * half_bytes;
     std::memcpy(to, k + done * row_bytes_, p.n * row_bytes_);
     std::memcpy(to + p.n * row_bytes_, v + done * row_bytes_, p.n * row_bytes_);
     p.from = staging_.device(half_ * half_bytes);
     launch_append(p, own_->get());
-    check(cudaEventRecord(staged_[half_]->get(), own_->get()), "copying rows to the device");
+    staged_[half_]->record(own_->get());
     half_ ^= 1U;
   }
   if (n == 0) launch_append(p, own_->get());
@@ -195,7 +185,7 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
 
 void CudaResident::append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) {
   if (n == 0) return;
-  settle(layer);
+  wait_idle(layer);
   const uint32_t first = mirror_.state(layer).sink;
   mirror_.append_sink(layer, k, v, n);
   append(layer, first, k, v, n);
@@ -204,7 +194,7 @@ void CudaResident::append_sink(uint32_t layer, const std::byte* k, const std::by
 void CudaResident::append_window(uint32_t layer, const std::byte* k, const std::byte* v,
                                  uint32_t n) {
   if (n == 0) return;
-  settle(layer);
+  wait_idle(layer);
   const uint32_t first = mirror_.state(layer).tokens();
   mirror_.append_window(layer, k, v, n);
   append(layer, first, k, v, n);
@@ -214,13 +204,13 @@ void CudaResident::publish_state(uint32_t layer) { append(layer, 0, nullptr, nul
 
 void CudaResident::evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) {
   if (n == 0) return;
-  settle(layer);
+  wait_idle(layer);
   mirror_.evict(layer, k, v, n);
   publish_state(layer);
 }
 
 void CudaResident::truncate(uint32_t layer, uint32_t sink, uint32_t window) {
-  settle(layer);
+  wait_idle(layer);
   mirror_.truncate(layer, sink, window);
   publish_state(layer);
 }
@@ -232,7 +222,7 @@ void CudaResident::read(uint32_t layer, std::byte* k, std::byte* v) const {
 // --- steps with tensors of the host ----------------------------------------------------------------
 
 void CudaResident::attend_begin(uint32_t layer, const float* q) {
-  settle(layer);
+  wait_idle(layer);
   const DeviceScope device(config_.ordinal);
   const BesideCapture beside;
   // By a copy, not read from the host by the kernel: its hundreds of blocks would each fetch q over the bus.
@@ -243,12 +233,11 @@ void CudaResident::attend_begin(uint32_t layer, const float* q) {
         "copying q to the device");
 
   StepParams p = step_params(layer);
-  constexpr uint32_t kHostLane = 1;
   p.q = {device_q, shape_.head_dim, DType::f32};
   p.counts = false;
-  p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(kHostLane));
-  p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(kHostLane));
-  p.partial_ml = scratch_.as<float2>(scratch_layout_.partial_ml(kHostLane));
+  p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(StepQueue::host));
+  p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(StepQueue::host));
+  p.partial_states = scratch_.as<AttentionState>(scratch_layout_.partial_states(StepQueue::host));
   p.resident_o = pinned_.device<float>(layout_.host_o());
   p.resident_lse = pinned_.device<float>(layout_.host_lse());
   p.done = pinned_.device<PublishedLine>(layout_.host_done(0));
@@ -286,7 +275,6 @@ void CudaResident::attend_end(StateView out) {
 }
 
 StepParams CudaResident::step_params(uint32_t layer) const {
-  constexpr uint32_t kStreamLane = 0;
   StepParams p;
   p.ring = ring_;
   p.logits = shape_.logits;
@@ -299,12 +287,12 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.rows_bytes = layout_.rows_bytes();
   p.q_bytes = layout_.q_bytes();
   p.kv_bytes = layout_.kv_bytes();
-  p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(kStreamLane));
+  p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(StepQueue::stream));
   p.ready = scratch_.as<uint32_t>(scratch_layout_.ready());
   p.host_states = scratch_.as<float>(scratch_layout_.host_states());
   p.numbers = scratch_.as<uint32_t>(scratch_layout_.numbers(layer));
-  p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(kStreamLane));
-  p.partial_ml = scratch_.as<float2>(scratch_layout_.partial_ml(kStreamLane));
+  p.partial_o = scratch_.as<float>(scratch_layout_.partial_o(StepQueue::stream));
+  p.partial_states = scratch_.as<AttentionState>(scratch_layout_.partial_states(StepQueue::stream));
   p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
   p.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
   return p;

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/layout.h"
-#include "gpu/cuda/memory.h"
 #include "gpu/cuda/step_kernel.h"
 #include "gpu/device.h"
 #include "gpu/mirror.h"
@@ -18,31 +20,6 @@
 namespace keyhole::gpu {
 
 class CudaPartitions;
-
-/// A stream of one's own, which waits for no other.
-class OwnStream {
- public:
-  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream"); }
-  ~OwnStream() { (void)cudaStreamDestroy(stream_); }
-  OwnStream(const OwnStream&) = delete;
-  OwnStream& operator=(const OwnStream&) = delete;
-  [[nodiscard]] cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-class Event {
- public:
-  Event() { check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "an event"); }
-  ~Event() { (void)cudaEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-  [[nodiscard]] cudaEvent_t get() const { return event_; }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
 
 /// Steps with tensors of the host and everything that moves rows go through a stream of its own, and are ordered
 /// after the caller's steps by the numbers that the device publishes, never by waiting for the caller's stream
@@ -69,10 +46,10 @@ class CudaResident final : public Resident, public StreamSteps {
 
   // StreamSteps
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-             Partitions* front, Stream stream) override;
+             Partitions* partitions, Stream stream) override;
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            Partitions* front, const DeviceRows& out, float* lse, Stream stream) override;
+            Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) override;
   [[nodiscard]] Signal signal() const override { return signal_; }
   [[nodiscard]] bool is_capturing(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
@@ -99,16 +76,16 @@ class CudaResident final : public Resident, public StreamSteps {
 
  private:
   struct Layer {
-    std::atomic<uint32_t> awaited{0};             ///< newest step that await() saw
-    uint32_t settled = 0;                         ///< newest step that wait_idle() saw the end of
-    uint32_t begun = 0;                           ///< steps enqueued, without those of graphs
-    std::atomic<CudaPartitions*> front{nullptr};  ///< of the newest step that was enqueued
+    std::atomic<uint32_t> awaited{0};  ///< newest step that await() saw
+    uint32_t idle_after = 0;           ///< newest step that wait_idle() saw the end of
+    uint32_t begun = 0;                ///< steps enqueued, without those of graphs
+    std::atomic<CudaPartitions*> partitions{nullptr};  ///< of the newest step that was enqueued
   };
 
   void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);
   void publish_state(uint32_t layer);
   /// Waits until the layer's newest awaited step no longer reads K and V. Throws Error(timeout).
-  void settle(uint32_t layer);
+  void wait_idle(uint32_t layer);
   /// Copies scratch memory back, on the own stream; at most layout_'s copied(). Any thread.
   void copy_back(size_t from, void* to, size_t bytes) const;
   /// Waits for what the own stream has under way, before the caller's stream may read it.

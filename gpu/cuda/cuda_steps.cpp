@@ -1,9 +1,9 @@
 // CudaResident as StreamSteps: the launches of a step, and the host's end of the exchange.
 #include <algorithm>
 
+#include "gpu/cuda/common/waiting.h"
 #include "gpu/cuda/cuda_front.h"
 #include "gpu/cuda/cuda_resident.h"
-#include "gpu/cuda/waiting.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -64,7 +64,7 @@ void CudaResident::count_begin(uint32_t layer, Stream stream) {
 void CudaResident::finish_own() {
   if (!own_is_busy_) return;
   const BesideCapture beside;
-  check(cudaStreamSynchronize(own_->get()), "copying rows to the device");
+  own_->wait("copying rows to the device");
   own_is_busy_ = false;
 }
 
@@ -78,18 +78,18 @@ StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, cons
 }
 
 void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                         const DeviceRows* v, Partitions* front, Stream stream) {
+                         const DeviceRows* v, Partitions* partitions, Stream stream) {
   check_step(layer, q, k, v);
   const DeviceScope device(config_.ordinal);
   streams_used_ = true;
   finish_own();
   const StepParams p = stream_params(layer, q, k, v);
   count_begin(layer, stream);
-  auto* cuda_front = static_cast<CudaPartitions*>(front);
-  layers_[layer].front.store(cuda_front, std::memory_order_release);
-  if (cuda_front != nullptr) cuda_front->choose(layer, q, &p.states->sequence, stream);
+  auto* own = static_cast<CudaPartitions*>(partitions);
+  layers_[layer].partitions.store(own, std::memory_order_release);
+  if (own != nullptr) own->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
-  if (cuda_front != nullptr) cuda_front->attend(layer, stream);
+  if (own != nullptr) own->attend(layer, stream);
 }
 
 MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, float* lse) const {
@@ -98,9 +98,9 @@ MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, fl
   m.lse = lse;
   m.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
   m.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
-  if (const CudaPartitions* front = layers_[layer].front.load(std::memory_order_relaxed)) {
-    m.tail_o = front->tail_o();
-    m.tail_lse = front->tail_lse();
+  if (const CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_relaxed)) {
+    m.tail_o = own->tail_o();
+    m.tail_lse = own->tail_lse();
   }
   m.slots = pinned_.device(layout_.slot(layer, 0));
   m.slot_bytes = layout_.slot_bytes();
@@ -152,10 +152,10 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
 }
 
 void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                        const DeviceRows* v, Partitions* front, const DeviceRows& out, float* lse,
-                        Stream stream) {
-  if (front != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
-    begin(layer, q, k, v, front, stream);
+                        const DeviceRows* v, Partitions* partitions, const DeviceRows& out,
+                        float* lse, Stream stream) {
+  if (partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
+    begin(layer, q, k, v, partitions, stream);
     end(layer, out, lse, stream);
     return;
   }
@@ -164,7 +164,7 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
   const DeviceScope device(config_.ordinal);
   streams_used_ = true;
   finish_own();
-  layers_[layer].front.store(nullptr, std::memory_order_release);
+  layers_[layer].partitions.store(nullptr, std::memory_order_release);
   StepParams p = stream_params(layer, q, k, v);
   p.merges = true;
   p.merge = merge_params(layer, out, lse);
@@ -193,8 +193,8 @@ bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, ui
 
 bool CudaResident::chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
                           const std::atomic<bool>& stop, Chosen& out) {
-  CudaPartitions* front = layers_[layer].front.load(std::memory_order_acquire);
-  if (front != nullptr) return front->await(layer, kv_head, sequence, timeout_us, stop, out);
+  CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_acquire);
+  if (own != nullptr) return own->await(layer, kv_head, sequence, timeout_us, stop, out);
   out = {};
   return true;
 }

@@ -5,7 +5,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "gpu/cuda/front_block.cuh"
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/front_group.cuh"
 #include "gpu/cuda/front_kernels.h"
 
 namespace keyhole::gpu {
@@ -17,7 +19,6 @@ constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kChunk =
     256;  // partitions whose values are read at once: half a batch per warp where half are read
 constexpr float kNothing = 1e-30F;  // a share of the head's weights
-constexpr float kLn2 = 0.693147181F;
 
 /// Partitions of one part: a multiple of kChunk, so that there are at most kMostSplits.
 uint32_t partitions_per_split(uint32_t capacity) {
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
         is_read = is_read || shares[h] > least[h];
       }
     }
-    const uint32_t ballot = __ballot_sync(kAll, is_read);
+    const uint32_t ballot = __ballot_sync(kWholeWarp, is_read);
     __syncthreads();  // what was read before is done with
     if (lane == 0 && warp < kChunk / 32) s.counts[warp] = __popc(ballot);
     __syncthreads();
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
 #pragma unroll
   for (uint32_t h = 0; h < H; ++h) {
     for (uint32_t offset = 16; offset > 0; offset /= 2) {
-      all[h] += __shfl_xor_sync(kAll, all[h], offset);
-      read[h] += __shfl_xor_sync(kAll, read[h], offset);
+      all[h] += __shfl_xor_sync(kWholeWarp, all[h], offset);
+      read[h] += __shfl_xor_sync(kWholeWarp, read[h], offset);
     }
     if (lane == 0 && warp < kChunk / 32) {
       s.sums[warp][h][0] = all[h];
@@ -285,8 +286,8 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
       of_read += __ldcg(sums + 2 * i + 1);
     }
     for (uint32_t offset = 16; offset > 0; offset /= 2) {
-      whole += __shfl_xor_sync(kAll, whole, offset);
-      of_read += __shfl_xor_sync(kAll, of_read, offset);
+      whole += __shfl_xor_sync(kWholeWarp, whole, offset);
+      of_read += __shfl_xor_sync(kWholeWarp, of_read, offset);
     }
     if (lane == 0) {
       s.sums[warp][0][0] = whole > kNothing && of_read > kNothing ? 1.0F / of_read : 0.0F;

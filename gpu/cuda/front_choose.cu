@@ -1,6 +1,7 @@
 // Scores the partitions of a layer and chooses the best ones of each KV head, in one launch, on every GPU. A block scores
 // kPartitionTile partitions of a KV head; the block that finishes last for it knows the sums of weights, selects and
 // publishes. Where blocks can form clusters, gpu/cuda/front_choose_cluster.cu does the same in half the time.
+#include "gpu/cuda/front_group.cuh"
 #include "gpu/cuda/front_score.cuh"
 #include "gpu/cuda/front_select.cuh"
 
@@ -45,7 +46,7 @@ __device__ void score_tile(Tile& s, const PartitionsLayer& l, const DeviceRows& 
   const float shift = largest_of(s.scoring, h);
   __syncthreads();
   float* weights = l.weights + (size_t{kv_head} * l.capacity + first) * l.padded;
-  const float by = shift == kMinusInf ? 0.0F : shift;
+  const float by = finite_base(shift);
   float sum = 0.0F;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < rows * l.padded; i += kThreads) {
@@ -56,7 +57,7 @@ __device__ void score_tile(Tile& s, const PartitionsLayer& l, const DeviceRows& 
   sum = sum_of_head(s.scoring, sum, l.padded);
   if (threadIdx.x >= l.padded) return;
   const size_t at = (size_t{kv_head} * (l.capacity / kPartitionTile) + tile) * l.padded;
-  l.tile_sums[at + threadIdx.x] = make_float2(shift, sum);
+  l.tile_states[at + threadIdx.x] = {shift, sum};
 }
 
 /// Sums of weights of all heads, and the factors that make shares of weights.
@@ -66,28 +67,19 @@ __device__ void normalise(const PartitionsLayer& l, uint32_t kv_head, uint32_t t
   const uint32_t h = threadIdx.x / 32;
   if (h >= l.padded) return;
   const size_t base = size_t{kv_head} * (l.capacity / kPartitionTile) * l.padded + h;
-  float shift = kMinusInf;
-  float sum = 0.0F;  // in units of 2^shift, of this lane
+  AttentionState own = AttentionState::empty();
   for (uint32_t t = lane; t < tiles; t += 32) {
-    const float2 x = __ldcg(l.tile_sums + base + t * l.padded);
-    if (x.x > shift) {
-      sum *= exp2f(shift - x.x);
-      shift = x.x;
-    }
-    if (x.x > kMinusInf) sum += x.y * exp2f(x.x - shift);
+    own.merge(AttentionState::from_l2(l.tile_states + base + t * l.padded));
   }
-  const float all = warp_max(shift);
-  sum = warp_sum(shift > kMinusInf ? sum * exp2f(shift - all) : 0.0F);
-  const float inverse = sum > 0.0F ? 1.0F / sum : 0.0F;
+  const AttentionState all = merged_over_warp(own);
+  const float inverse = all.d > 0.0F ? 1.0F / all.d : 0.0F;
   for (uint32_t t = lane; t < tiles; t += 32) {
-    const float log = __ldcg(l.tile_sums + base + t * l.padded).x;
-    const float factor = sum > 0.0F ? exp2f(log - all) * inverse : 0.0F;
+    const float log = AttentionState::from_l2(l.tile_states + base + t * l.padded).m;
+    const float factor = all.d > 0.0F ? exp2f(log - all.m) * inverse : 0.0F;
     factors[t * l.padded + h] = factor;
     l.factors[base + t * l.padded] = factor;
   }
-  if (lane == 0 && h < l.group) {
-    l.log_sums[kv_head * l.group + h] = sum > 0.0F ? all + log2f(sum) : kMinusInf;
-  }
+  if (lane == 0 && h < l.group) l.log_sums[kv_head * l.group + h] = all.log2_sum();
 }
 
 /// Weights of a few partitions per thread, of all heads.
@@ -143,7 +135,7 @@ __device__ void select(Selecting<kWarps>& s, const uint32_t* keys, uint32_t coun
     const uint32_t i = begin + threadIdx.x;
     const uint32_t key = i < count ? keys[i] : 0;
     const uint32_t of = key >> kBinShift;
-    const uint32_t chosen = __ballot_sync(kAll, i < count && of > bin);
+    const uint32_t chosen = __ballot_sync(kWholeWarp, i < count && of > bin);
     if (threadIdx.x % 32 == 0 && i < count) bits[i / 32] = chosen;
     if (i < count && of == bin && is_listed) {
       s.candidates[atomicAdd(&s.found, 1)] = candidate(key, i);
@@ -177,7 +169,7 @@ __device__ __noinline__ void choose_best(Choice& c, const PartitionsLayer& l, ui
   if (wanted == count || wanted == 0) {
     normalise(l, kv_head, tiles, factors);
     for (uint32_t i = threadIdx.x; i < words; i += kThreads) {
-      bits[i] = wanted == 0 ? 0 : kAll >> (32 - min(count - 32 * i, 32U));
+      bits[i] = wanted == 0 ? 0 : kWholeWarp >> (32 - min(count - 32 * i, 32U));
     }
     __syncthreads();
   } else {

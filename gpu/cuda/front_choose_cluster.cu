@@ -4,6 +4,7 @@
 // a thread become one, and the round trips to memory between the steps vanish.
 #include <cooperative_groups.h>
 
+#include "gpu/cuda/front_group.cuh"
 #include "gpu/cuda/front_score.cuh"
 #include "gpu/cuda/front_select.cuh"
 
@@ -25,7 +26,7 @@ struct Fixed {
   Scoring<kWarps> scoring;
   Selecting<kWarps> selecting;
   alignas(16) uint32_t bins[4][kBins];           // sums of four blocks each
-  float2 sums[kBlocks][kMaxGroup];               // each block's largest log2 w, and sum of weights
+  AttentionState states[kBlocks][kMaxGroup];     // of each block: largest log2 w, sum of weights
   float shifts[kMaxGroup], inverses[kMaxGroup];  // share = 2^(log2 w - shift) * inverse
 };
 
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t h = threadIdx.x % l.padded;
   const float shift = count != 0 ? largest_of(s.scoring, h) : kMinusInf;
   __syncthreads();
-  const float by = shift == kMinusInf ? 0.0F : shift;
+  const float by = finite_base(shift);
   float sum = 0.0F;
   for (uint32_t i = threadIdx.x; i < rows * l.padded; i += kThreads) sum += exp2f(logs[i] - by);
   sum = sum_of_head(s.scoring, sum, l.padded);
@@ -107,21 +108,18 @@ __global__ void __launch_bounds__(kThreads, 2)
   // The first `padded` threads have the sums; each tells one head to all blocks.
   if (threadIdx.x < l.padded) {
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      cluster.map_shared_rank(&s, b)->sums[block][threadIdx.x] = make_float2(shift, sum);
+      cluster.map_shared_rank(&s, b)->states[block][threadIdx.x] = {shift, sum};
     }
   }
   cluster.sync();
 
   if (warp < l.padded) {
-    const float2 x = lane < kBlocks ? s.sums[lane][warp] : make_float2(kMinusInf, 0.0F);
-    const float largest = warp_max(x.x);
-    const float all = warp_sum(x.x > kMinusInf ? x.y * exp2f(x.x - largest) : 0.0F);
+    const AttentionState all =
+        merged_over_warp(lane < kBlocks ? s.states[lane][warp] : AttentionState::empty());
     if (lane == 0) {
-      s.shifts[warp] = largest == kMinusInf ? 0.0F : largest;
-      s.inverses[warp] = all > 0.0F ? 1.0F / all : 0.0F;
-      if (block == 0 && warp < l.group) {
-        l.log_sums[kv_head * l.group + warp] = all > 0.0F ? largest + log2f(all) : kMinusInf;
-      }
+      s.shifts[warp] = finite_base(all.m);
+      s.inverses[warp] = all.d > 0.0F ? 1.0F / all.d : 0.0F;
+      if (block == 0 && warp < l.group) l.log_sums[kv_head * l.group + warp] = all.log2_sum();
     }
   }
   __syncthreads();
@@ -166,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       const uint32_t i = begin + lane;
       const uint32_t key = i < rows ? keys[i] : 0;
       const uint32_t of = key >> kBinShift;
-      const uint32_t chosen = __ballot_sync(kAll, i < rows && of > bin);
+      const uint32_t chosen = __ballot_sync(kWholeWarp, i < rows && of > bin);
       if (lane == 0) leader_bits[(first + begin) / 32] = chosen;
       if (i >= rows) continue;
       if (!is_listed) {
@@ -183,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t words = (count + 31) / 32;
   if (is_trivial) {
     for (uint32_t i = threadIdx.x; i < words; i += kThreads) {
-      bits[i] = wanted == 0 ? 0 : kAll >> (32 - min(count - 32 * i, 32U));
+      bits[i] = wanted == 0 ? 0 : kWholeWarp >> (32 - min(count - 32 * i, 32U));
     }
     __syncthreads();
   } else if (is_listed) {

@@ -24,6 +24,8 @@
 
 namespace keyhole::gpu {
 
+struct AttentionState;  // gpu/cuda/common/state.cuh
+
 /// A partition whose share is below this part of the mean share of those that were not chosen, for all heads that are
 /// attended together (4 of a group at most), gives its mass to the mean value of the others: its own is not read. On trained heads 0.5 spares half of the
 /// values and the error stays what it was (0 to 1 were tried).
@@ -64,8 +66,8 @@ struct PartitionsLayer {
 
   // Scratch of a step, of one layer after the other.
   float* weights = nullptr;  ///< `[kv_heads, capacity, padded]` w / 2^(largest log2 w of the tile)
-  float2* tile_sums =
-      nullptr;  ///< `[kv_heads, tiles, padded]` that largest log2 w, and the sum of weights
+  AttentionState* tile_states =
+      nullptr;  ///< `[kv_heads, tiles, padded]` m: that largest log2 w, d: the sum of weights
   float* factors =
       nullptr;  ///< `[kv_heads, tiles, padded]` weight * factor = share of the head's sum
   float* log_sums = nullptr;        ///< `[q_heads]` log2 of the head's sum of w

@@ -5,15 +5,14 @@
 // conversions alone would take as long as reading the codes.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "gpu/cuda/front_block.cuh"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/front_kernels.h"
 
 namespace keyhole::gpu {
 
-inline constexpr float kLog2E = 1.44269504F;
 inline constexpr float kHuge = 1e30F;
 inline constexpr uint32_t kMaxTiles = kMaxGroup / 4;  // of 4 heads
 inline constexpr uint32_t kMaxSteps = kMaxHeadDim / 32;
@@ -25,14 +24,6 @@ struct Scoring {
   float of_warps[Warps][kMaxGroup];
   float scales[kMaxGroup], centers[kMaxGroup], squares[kMaxGroup];
 };
-
-__device__ inline float load_element(const DeviceRows& rows, size_t i) {
-  switch (rows.dtype) {
-    case DType::f16: return __half2float(static_cast<const __half*>(rows.data)[i]);
-    case DType::bf16: return __bfloat162float(static_cast<const __nv_bfloat16*>(rows.data)[i]);
-    default: return static_cast<const float*>(rows.data)[i];
-  }
-}
 
 // How a row of codes lies in the registers of the four lanes that hold it: 16 bytes after 16 bytes, and where the
 // dimension is no multiple of 64, 4 or 8 more. Products of the matrix units sum over pairs of words, in any order
@@ -76,14 +67,6 @@ struct Row {
   }
 };
 
-__device__ inline void multiply(int (&sums)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                uint2 b) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b.x), "r"(b.y));
-}
-
 /// Takes in the query of head `head` of the group: a warp's work.
 template <uint32_t D, uint32_t Warps>
 __device__ void encode_query(Scoring<Warps>& s, const DeviceRows& q, uint32_t q_head, uint32_t head,
@@ -103,7 +86,7 @@ __device__ void encode_query(Scoring<Warps>& s, const DeviceRows& q, uint32_t q_
     const float of[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-      const float e = load_element(q, q_head * q.head_stride + 4 * word + i);
+      const float e = load_element(q.data, q.dtype, q_head * q.head_stride + 4 * word + i);
       square += e * e;
       center += e * of[i];
       x[k][i] = e * by[i];
@@ -213,8 +196,8 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer
             reinterpret_cast<const uint2*>(s.queries)[(n * Row<D>::kSteps + step) * 32 + lane];
 #pragma unroll
         for (uint32_t t = 0; t < kTiles; ++t) {
-          multiply(sums[t], codes[t][0].words[2 * step], codes[t][1].words[2 * step],
-                   codes[t][0].words[2 * step + 1], codes[t][1].words[2 * step + 1], b);
+          multiply_add_int8(sums[t], codes[t][0].words[2 * step], codes[t][1].words[2 * step],
+                            codes[t][0].words[2 * step + 1], codes[t][1].words[2 * step + 1], b);
         }
       }
       const uint32_t h = 4 * n + lane % 4;
@@ -236,7 +219,7 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer
         }
       }
       for (uint32_t offset = 16; offset >= 4; offset /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, offset));
+        largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, offset));
       }
       if (lane < 4) s.of_warps[warp][h] = fmaxf(largest, s.of_warps[warp][h]);
     }
@@ -258,7 +241,7 @@ __device__ float largest_of(const Scoring<Warps>& s, uint32_t h) {
 template <uint32_t Warps>
 __device__ float sum_of_head(Scoring<Warps>& s, float x, uint32_t padded) {
   for (uint32_t offset = 16; offset >= padded && offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(kAll, x, offset);
+    x += __shfl_xor_sync(kWholeWarp, x, offset);
   }
   if (threadIdx.x % 32 < padded) s.of_warps[threadIdx.x / 32][threadIdx.x % 32] = x;
   __syncthreads();

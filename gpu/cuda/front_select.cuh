@@ -3,7 +3,10 @@
 // of it gives the same result in whatever order threads come.
 #pragma once
 
-#include "gpu/cuda/front_block.cuh"
+#include <cub/block/block_scan.cuh>
+
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/front_kernels.h"
 
 namespace keyhole::gpu {
@@ -25,7 +28,8 @@ struct Selecting {
     uint64_t candidates[kCandidates];
     alignas(16) uint32_t ids[kMostChosen];
   };
-  uint32_t of_warps[Warps];
+  using Scan = cub::BlockScan<uint32_t, 32 * Warps, cub::BLOCK_SCAN_WARP_SCANS>;
+  typename Scan::TempStorage scan;
   float sums[Warps][kMaxGroup];
   uint32_t bin, in_bin, above;  // the threshold's bin, how many are in it and in those above it
   uint32_t found;               // candidates
@@ -42,27 +46,13 @@ __device__ inline void count_key(uint32_t* bins, uint32_t key) {
   if (key != 0) atomicAdd(bins + (key >> kBinShift), 1);
 }
 
-/// Sum over the block's threads before this one; `all`: over all of them.
+/// Sum over the block's threads before this one; `all`: over all of them. Integers: CUB's order does not matter.
 template <uint32_t Warps>
 __device__ uint32_t sum_before(Selecting<Warps>& s, uint32_t x, uint32_t& all) {
-  const uint32_t lane = threadIdx.x % 32;
-  uint32_t sum = x;
-  for (uint32_t offset = 1; offset < 32; offset *= 2) {
-    const uint32_t other = __shfl_up_sync(kAll, sum, offset);
-    if (lane >= offset) sum += other;
-  }
-  __syncthreads();
-  if (lane == 31) s.of_warps[threadIdx.x / 32] = sum;
-  __syncthreads();
   uint32_t before = 0;
-  all = 0;
-#pragma unroll
-  for (uint32_t w = 0; w < Warps; ++w) {
-    const uint32_t of_warp = s.of_warps[w];
-    before += w < threadIdx.x / 32 ? of_warp : 0;
-    all += of_warp;
-  }
-  return before + sum - x;
+  __syncthreads();  // the scan's memory may still be read by threads that are behind
+  typename Selecting<Warps>::Scan(s.scan).ExclusiveSum(x, before, all);
+  return before;
 }
 
 /// The bin that thread threadIdx.x < kBins looks after: from the top.
@@ -183,8 +173,7 @@ __device__ void publish(const Selecting<Warps>& s, const PartitionsLayer& l, uin
   if (threadIdx.x == 0) flag->count = count;
   __syncwarp();
   if (threadIdx.x != 0) return;
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(&flag->sequence), "r"(sequence)
-               : "memory");
+  store_release_system(&flag->sequence, sequence);
 }
 
 /// For each head what a share must be for the partition's value to be read, see kLeastOfMean: from the shares of
@@ -199,7 +188,7 @@ __device__ void set_least_shares(Selecting<Warps>& s, const PartitionsLayer& l, 
     sum += share(s.ids[i], h);
   }
   for (uint32_t offset = 16; offset >= l.padded; offset /= 2) {
-    sum += __shfl_xor_sync(kAll, sum, offset);
+    sum += __shfl_xor_sync(kWholeWarp, sum, offset);
   }
   if (threadIdx.x % 32 < l.padded) s.sums[threadIdx.x / 32][h] = sum;
   __syncthreads();

@@ -1,7 +1,8 @@
 // The second half of a step as a launch of its own.
-#include "gpu/cuda/check.h"
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/grid_dependency.cuh"
+#include "gpu/cuda/common/launch.h"
 #include "gpu/cuda/host_merge.cuh"
-#include "gpu/cuda/launch.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {

@@ -2,7 +2,9 @@
 // size that is a multiple of 32; all its threads call it.
 #pragma once
 
-#include "gpu/cuda/device_ops.cuh"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/step_params.h"
 
 namespace keyhole::gpu {
@@ -37,7 +39,7 @@ __device__ inline Waited wait_for_host(const MergeParams& m, uint32_t head, uint
 __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t sequence,
                                  const Waited& waited) {
   if (waited.failure != FailureKind::none) {
-    store_system(&m.failure->word, failure_word(waited.failure, m.layer, head, sequence));
+    store_relaxed_system(&m.failure->word, failure_word(waited.failure, m.layer, head, sequence));
   }
   // One thread writes at a time; atomics, as they need not wait for what was there.
   auto* sums = reinterpret_cast<unsigned long long*>(m.waited + head);
@@ -99,10 +101,10 @@ __device__ inline void merge_states(const MergeParams& m, uint32_t head, const H
     }
 
     const float top = fmaxf(fmaxf(own_lse, tail_lse), host_lse);
-    const float base = top == kMinusInf ? 0.0F : top;  // three empty sets: weights of 0, not NaN
-    const float wr = exp2f((own_lse - base) * kLog2E);
-    const float wt = exp2f((tail_lse - base) * kLog2E);
-    const float wh = exp2f((host_lse - base) * kLog2E);
+    const float base = finite_base(top);
+    const float wr = natural_weight(own_lse, base);
+    const float wt = natural_weight(tail_lse, base);
+    const float wh = natural_weight(host_lse, base);
     const float sum = wr + wt + wh;
     const float scale = sum == 0.0F ? 0.0F : 1.0F / sum;
     const auto merged = [&](float r, float t, float h) {

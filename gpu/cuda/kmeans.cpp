@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/staging.h"
+#include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/kmeans_kernels.h"
 #include "gpu/cuda/neighbour_kernels.h"
-#include "gpu/cuda/scratch.h"
-#include "gpu/cuda/staging.h"
-#include "gpu/device.h"
+#include "gpu/cuda/supported_device.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -45,14 +47,14 @@ void normalise(float* row, uint32_t dim) {
 class CudaKMeans final : public KMeans {
  public:
   explicit CudaKMeans(const KMeansConfig& config)
-      : config_(config), use_(std::make_unique<UseDevice>(config.ordinal)) {
+      : config_(config), use_(std::make_unique<DeviceScope>(config.ordinal)) {
     if (config_.memory_limit == 0) config_.memory_limit = kMemoryLimit;
     use_.reset();
   }
 
   void train(const KMeansPoints& points, const KMeansTraining& training, float* centroids,
              uint32_t* labels) override {
-    check(points);
+    check_points(points);
     if (training.clusters < 1 || training.clusters > points.count) {
       throw Error(Status::invalid_argument,
                   "k-means: clusters is " + std::to_string(training.clusters) + ", allowed: 1.." +
@@ -63,7 +65,7 @@ class CudaKMeans final : public KMeans {
 
   void assign(const KMeansPoints& points, const float* centroids, const float* offsets, size_t n,
               uint32_t* labels) override {
-    check(points);
+    check_points(points);
     if (n < 1 || n > kMostPoints) {
       throw Error(Status::invalid_argument,
                   "k-means: " + std::to_string(n) + " centroids, allowed: 1..2^31");
@@ -81,15 +83,15 @@ class CudaKMeans final : public KMeans {
 
   [[nodiscard]] size_t bytes() const override {
     size_t sum = 0;
-    for (const Scratch* s : {&raw_, &points_, &labels_, &centroids_, &centroid_planes_, &offsets_,
-                             &sums_, &sizes_, &largest_}) {
+    for (const ScratchBuffer* s : {&raw_, &points_, &labels_, &centroids_, &centroid_planes_,
+                                   &offsets_, &sums_, &sizes_, &largest_}) {
       sum += s->bytes();
     }
     return sum;
   }
 
  private:
-  static void check(const KMeansPoints& points) {
+  static void check_points(const KMeansPoints& points) {
     if (!is_supported_head_dim(points.dim)) {
       throw Error(Status::invalid_argument, "k-means: dim is " + std::to_string(points.dim) +
                                                 ", allowed: 64, 80, 96, 128, 256");
@@ -100,11 +102,11 @@ class CudaKMeans final : public KMeans {
   }
   template <class F>
   void guarded(F&& f) {
-    const UseDevice use(config_.ordinal);
+    const DeviceScope use(config_.ordinal);
     try {
       f();
     } catch (...) {
-      (void)cudaStreamSynchronize(stream_);
+      (void)cudaStreamSynchronize(stream_.get());
       throw;
     }
   }
@@ -120,39 +122,40 @@ class CudaKMeans final : public KMeans {
 
   /// Points of a block: all where they fit.
   [[nodiscard]] size_t choose_block(uint32_t dim, size_t count) const {
-    const size_t room = std::max<size_t>(config_.memory_limit / (size_t{10} * dim + 4), 1024);
-    return std::max<size_t>(std::min({count, room, kMostBlock}), 1);
+    const size_t most = std::max<size_t>(config_.memory_limit / (size_t{10} * dim + 4), 1024);
+    return std::max<size_t>(std::min({count, most, kMostBlock}), 1);
   }
 
   /// Points [first, first + n) to place `at` of points_.
   void load(const float* from, size_t n, uint32_t dim, size_t at) {
     staging_.send(reinterpret_cast<const std::byte*>(from), dim * sizeof(float), n,
-                  dim * sizeof(float), raw_.as<std::byte>(), stream_);
-    check_cuda(launch_convert(raw_.as<std::byte>(), dim * sizeof(float), DType::f32,
-                              static_cast<uint32_t>(n), dim, DType::f32,
-                              points_.as<uint16_t>() + at * dim * 3, nullptr, nullptr, stream_),
-               "converting points");
+                  dim * sizeof(float), raw_.as<std::byte>(), stream_.get());
+    check(launch_convert(raw_.as<std::byte>(), dim * sizeof(float), DType::f32,
+                         static_cast<uint32_t>(n), dim, DType::f32,
+                         points_.as<uint16_t>() + at * dim * 3, nullptr, nullptr, stream_.get()),
+          "converting points");
   }
   void set_centroids(const float* centroids, const float* offsets, size_t n, uint32_t dim) {
     float* to = centroids_.reserve_of<float>(n * dim);
     uint16_t* planes = centroid_planes_.reserve_of<uint16_t>(n * dim * 3);
     // Pageable memory: the calls return when they have read it.
-    check_cuda(
-        cudaMemcpyAsync(to, centroids, n * dim * sizeof(float), cudaMemcpyHostToDevice, stream_),
-        "copying centroids");
-    check_cuda(cudaMemcpyAsync(offsets_.reserve_of<float>(n), offsets, n * sizeof(float),
-                               cudaMemcpyHostToDevice, stream_),
-               "copying centroids");
-    check_cuda(launch_convert(reinterpret_cast<const std::byte*>(to), dim * sizeof(float),
-                              DType::f32, static_cast<uint32_t>(n), dim, DType::f32, planes,
-                              nullptr, nullptr, stream_),
-               "converting centroids");
+    check(cudaMemcpyAsync(to, centroids, n * dim * sizeof(float), cudaMemcpyHostToDevice,
+                          stream_.get()),
+          "copying centroids");
+    check(cudaMemcpyAsync(offsets_.reserve_of<float>(n), offsets, n * sizeof(float),
+                          cudaMemcpyHostToDevice, stream_.get()),
+          "copying centroids");
+    check(launch_convert(reinterpret_cast<const std::byte*>(to), dim * sizeof(float), DType::f32,
+                         static_cast<uint32_t>(n), dim, DType::f32, planes, nullptr, nullptr,
+                         stream_.get()),
+          "converting centroids");
   }
   void label(size_t at, size_t n, uint32_t dim, size_t clusters) {
-    check_cuda(launch_assign(points_.as<uint16_t>() + at * dim * 3, static_cast<uint32_t>(n), dim,
-                             centroid_planes_.as<uint16_t>(), offsets_.as<float>(),
-                             static_cast<uint32_t>(clusters), labels_.as<uint32_t>() + at, stream_),
-               "assigning points");
+    check(
+        launch_assign(points_.as<uint16_t>() + at * dim * 3, static_cast<uint32_t>(n), dim,
+                      centroid_planes_.as<uint16_t>(), offsets_.as<float>(),
+                      static_cast<uint32_t>(clusters), labels_.as<uint32_t>() + at, stream_.get()),
+        "assigning points");
   }
   /// loaded: all points are in points_ already, in their order.
   void label_all(const KMeansPoints& points, size_t clusters, uint32_t* labels, size_t block,
@@ -164,9 +167,9 @@ class CudaKMeans final : public KMeans {
       const size_t at = loaded ? first : 0;
       if (!loaded) load(points.data + first * points.dim, size, points.dim, 0);
       label(at, size, points.dim, clusters);
-      check_cuda(cudaMemcpyAsync(labels + first, labels_.as<uint32_t>() + at,
-                                 size * sizeof(uint32_t), cudaMemcpyDeviceToHost, stream_),
-                 "copying labels");
+      check(cudaMemcpyAsync(labels + first, labels_.as<uint32_t>() + at, size * sizeof(uint32_t),
+                            cudaMemcpyDeviceToHost, stream_.get()),
+            "copying labels");
     }
     stream_.wait();
   }
@@ -182,10 +185,11 @@ class CudaKMeans final : public KMeans {
   void update(const KMeansTraining& training, uint32_t dim, double scale, float* centroids);
 
   KMeansConfig config_;
-  std::unique_ptr<UseDevice> use_;  // while members are made, and no longer
+  std::unique_ptr<DeviceScope> use_;  // while members are made, and no longer
   OwnStream stream_;
   Staging staging_{2};
-  Scratch raw_, points_, labels_, centroids_, centroid_planes_, offsets_, sums_, sizes_, largest_;
+  ScratchBuffer raw_, points_, labels_, centroids_, centroid_planes_, offsets_, sums_, sizes_,
+      largest_;
 };
 
 void CudaKMeans::iterate(const KMeansPoints& points, const KMeansTraining& training,
@@ -202,8 +206,8 @@ void CudaKMeans::iterate(const KMeansPoints& points, const KMeansTraining& train
   }
   std::vector<float> gathered;  // one block of the sample
   const size_t block = choose_block(dim, n);
-  const size_t room = config_.memory_limit - std::min(config_.memory_limit, block * dim * 4);
-  const bool stays = n * (size_t{6} * dim + 4) <= room;
+  const size_t left = config_.memory_limit - std::min(config_.memory_limit, block * dim * 4);
+  const bool stays = n * (size_t{6} * dim + 4) <= left;
   reserve_points(stays ? n : block, block, dim);
   auto* largest = largest_.reserve_of<uint32_t>(1);
   const auto load_block = [&](size_t first, size_t size) {
@@ -220,16 +224,16 @@ void CudaKMeans::iterate(const KMeansPoints& points, const KMeansTraining& train
   };
 
   // The scale of the sums needs the largest element of all.
-  check_cuda(cudaMemsetAsync(largest, 0, sizeof(uint32_t), stream_), "clearing a number");
+  check(cudaMemsetAsync(largest, 0, sizeof(uint32_t), stream_.get()), "clearing a number");
   for (size_t first = 0; first < n; first += block) {
     const size_t size = std::min(block, n - first);
     load_block(first, size);
-    check_cuda(launch_largest(raw_.as<float>(), size * dim, largest, stream_),
-               "finding the largest element");
+    check(launch_largest(raw_.as<float>(), size * dim, largest, stream_.get()),
+          "finding the largest element");
   }
   uint32_t bits = 0;
-  check_cuda(cudaMemcpyAsync(&bits, largest, sizeof bits, cudaMemcpyDeviceToHost, stream_),
-             "copying from the device");
+  check(cudaMemcpyAsync(&bits, largest, sizeof bits, cudaMemcpyDeviceToHost, stream_.get()),
+        "copying from the device");
   stream_.wait();
   float most = 0.0F;
   std::memcpy(&most, &bits, sizeof most);
@@ -247,18 +251,17 @@ void CudaKMeans::iterate(const KMeansPoints& points, const KMeansTraining& train
   };
   for (uint32_t i = 0; i < training.iterations; ++i) {
     use_centroids();
-    check_cuda(cudaMemsetAsync(sums, 0, clusters * dim * sizeof(long long), stream_),
-               "clearing sums");
-    check_cuda(cudaMemsetAsync(sizes, 0, clusters * sizeof(uint32_t), stream_), "clearing sums");
+    check(cudaMemsetAsync(sums, 0, clusters * dim * sizeof(long long), stream_.get()),
+          "clearing sums");
+    check(cudaMemsetAsync(sizes, 0, clusters * sizeof(uint32_t), stream_.get()), "clearing sums");
     for (size_t first = 0; first < n; first += block) {
       const size_t size = std::min(block, n - first);
       const size_t at = stays ? first : 0;
       if (!stays) load_block(first, size);
       label(at, size, dim, clusters);
-      check_cuda(
-          launch_accumulate(points_.as<uint16_t>() + at * dim * 3, static_cast<uint32_t>(size), dim,
-                            labels_.as<uint32_t>() + at, scale, sums, sizes, stream_),
-          "adding points up");
+      check(launch_accumulate(points_.as<uint16_t>() + at * dim * 3, static_cast<uint32_t>(size),
+                              dim, labels_.as<uint32_t>() + at, scale, sums, sizes, stream_.get()),
+            "adding points up");
     }
     update(training, dim, scale, centroids);
   }
@@ -272,12 +275,12 @@ void CudaKMeans::update(const KMeansTraining& training, uint32_t dim, double sca
   const size_t clusters = training.clusters;
   std::vector<long long> sums(clusters * dim);
   std::vector<uint32_t> sizes(clusters);
-  check_cuda(cudaMemcpyAsync(sums.data(), sums_.as<long long>(), sums.size() * sizeof(long long),
-                             cudaMemcpyDeviceToHost, stream_),
-             "copying sums");
-  check_cuda(cudaMemcpyAsync(sizes.data(), sizes_.as<uint32_t>(), clusters * sizeof(uint32_t),
-                             cudaMemcpyDeviceToHost, stream_),
-             "copying sums");
+  check(cudaMemcpyAsync(sums.data(), sums_.as<long long>(), sums.size() * sizeof(long long),
+                        cudaMemcpyDeviceToHost, stream_.get()),
+        "copying sums");
+  check(cudaMemcpyAsync(sizes.data(), sizes_.as<uint32_t>(), clusters * sizeof(uint32_t),
+                        cudaMemcpyDeviceToHost, stream_.get()),
+        "copying sums");
   stream_.wait();
   for (size_t c = 0; c < clusters; ++c) {
     if (sizes[c] == 0) continue;
@@ -307,7 +310,7 @@ void CudaKMeans::update(const KMeansTraining& training, uint32_t dim, double sca
 }  // namespace
 
 std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig& config) {
-  require_tensor_cores(config.ordinal, "k-means");
+  require_device(config.ordinal, "k-means");
   return std::make_unique<CudaKMeans>(config);
 }
 

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kTileQueries, 1)
     Rank rank = pack_rank(best[r], label[r]);
 #pragma unroll
     for (uint32_t gap = 1; gap < 4; gap *= 2) {
-      rank = max(rank, __shfl_xor_sync(kAllLanes, rank, gap));
+      rank = max(rank, __shfl_xor_sync(kWholeWarp, rank, gap));
     }
     const uint32_t point = first + t / 32 * 32 + t % 32 / 4 + 8 * r;
     if (t % 4 == 0 && point < count) labels[point] = rank_key(rank);
@@ -67,7 +67,7 @@ __global__ void find_largest(const float* numbers, size_t count, uint32_t* large
        i += size_t{gridDim.x} * kThreads) {
     found = max(found, __float_as_uint(fabsf(numbers[i])));
   }
-  found = __reduce_max_sync(kAllLanes, found);
+  found = __reduce_max_sync(kWholeWarp, found);
   if (threadIdx.x % 32 == 0) atomicMax(largest, found);
 }
 

@@ -34,11 +34,11 @@ PinnedLayout::PinnedLayout(const ResidentShape& shape) {
 }
 
 ScratchLayout::ScratchLayout(const ResidentShape& shape) {
-  const size_t rows = size_t{split_room(shape.kv_heads)} * shape.q_heads;
+  const size_t rows = size_t{split_capacity(shape.kv_heads)} * shape.q_heads;
   states_bytes_ = aligned(shape.kv_heads * sizeof(RingState));
   arrivals_ = shape.layers * states_bytes_;
   arrivals_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
-  numbers_ = arrivals_ + 2 * arrivals_bytes_;
+  numbers_ = arrivals_ + kStepQueues * arrivals_bytes_;
   numbers_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
   ready_ = numbers_ + shape.layers * numbers_bytes_;
   host_states_ = ready_ + aligned(shape.kv_heads * sizeof(uint32_t));
@@ -52,8 +52,8 @@ ScratchLayout::ScratchLayout(const ResidentShape& shape) {
   host_q_ = lse_ + shape.layers * lse_bytes_;
   partial_ = host_q_ + o_bytes_;
   partial_o_bytes_ = aligned(rows * shape.head_dim * sizeof(float));
-  partial_ml_bytes_ = aligned(rows * 2 * sizeof(float));
-  bytes_ = partial_ + 2 * (partial_o_bytes_ + partial_ml_bytes_);
+  partial_states_bytes_ = aligned(rows * 2 * sizeof(float));
+  bytes_ = partial_ + kStepQueues * (partial_o_bytes_ + partial_states_bytes_);
 }
 
 size_t staging_bytes(const ResidentShape& shape) {

@@ -49,11 +49,11 @@ KEYHOLE_HOST_DEVICE constexpr uint64_t failure_word(FailureKind kind, uint32_t l
 }
 
 /// Most splits of one KV head's tokens, and most blocks of all heads together (2 on each of 256
-/// multiprocessors): what the partial states have room for.
+/// multiprocessors): as many as there is memory for partial states of.
 inline constexpr uint32_t kMaxSplits = 128;
 inline constexpr uint32_t kMaxBlocks = 512;
 
-[[nodiscard]] constexpr uint32_t split_room(uint32_t kv_heads) {
+[[nodiscard]] constexpr uint32_t split_capacity(uint32_t kv_heads) {
   const uint32_t splits = kMaxBlocks / (kv_heads == 0 ? 1 : kv_heads);
   return splits < 1 ? 1 : (splits > kMaxSplits ? kMaxSplits : splits);
 }
@@ -101,6 +101,11 @@ class PinnedLayout {
   size_t failure_, host_done_, host_q_, host_o_, host_lse_, copied_, bytes_;
 };
 
+/// Launches of one queue run one after the other, those of different queues side by side: each queue has counters and
+/// partial states of its own.
+enum class StepQueue : uint32_t { stream = 0, host = 1 };  ///< callers' streams; host tensors
+inline constexpr size_t kStepQueues = 2;
+
 /// Device memory beside K and V.
 class ScratchLayout {
  public:
@@ -108,9 +113,10 @@ class ScratchLayout {
 
   /// RingState `[kv_heads]` of a layer: one each, so that no head waits for another to advance it.
   [[nodiscard]] size_t states(uint32_t layer) const { return layer * states_bytes_; }
-  /// Arrivals of blocks, per (lane, KV head). A lane is a sequence of launches of which one runs at a time: 0 for
-  /// streams, 1 for steps with tensors of the host.
-  [[nodiscard]] size_t arrivals(uint32_t lane) const { return arrivals_ + lane * arrivals_bytes_; }
+  /// Arrivals of blocks, per (queue, KV head).
+  [[nodiscard]] size_t arrivals(StepQueue queue) const {
+    return arrivals_ + static_cast<size_t>(queue) * arrivals_bytes_;
+  }
   /// Of a layer, per KV head: steps that were published. The publisher's own count.
   [[nodiscard]] size_t numbers(uint32_t layer) const { return numbers_ + layer * numbers_bytes_; }
   /// Per KV head: which states of the step under way are there (kResidentReady, kHostReady).
@@ -124,20 +130,20 @@ class ScratchLayout {
   [[nodiscard]] size_t resident_lse(uint32_t layer) const { return lse_ + layer * lse_bytes_; }
   /// q of a step with tensors of the host, `[q_heads, head_dim]` fp32.
   [[nodiscard]] size_t host_q() const { return host_q_; }
-  /// Partial states of the splits: o `[kv_heads, splits, group, head_dim]`, then (maximum, sum) pairs
+  /// Partial states of the splits, per queue: numerators `[kv_heads, splits, group, head_dim]`, then AttentionState
   /// `[kv_heads, splits, group]`.
-  [[nodiscard]] size_t partial_o(uint32_t lane) const {
-    return partial_ + lane * (partial_o_bytes_ + partial_ml_bytes_);
+  [[nodiscard]] size_t partial_o(StepQueue queue) const {
+    return partial_ + static_cast<size_t>(queue) * (partial_o_bytes_ + partial_states_bytes_);
   }
-  [[nodiscard]] size_t partial_ml(uint32_t lane) const {
-    return partial_o(lane) + partial_o_bytes_;
+  [[nodiscard]] size_t partial_states(StepQueue queue) const {
+    return partial_o(queue) + partial_o_bytes_;
   }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
   size_t states_bytes_, arrivals_, arrivals_bytes_, numbers_, numbers_bytes_, ready_, host_states_,
       waited_, o_, o_bytes_, lse_, lse_bytes_;
-  size_t host_q_, partial_, partial_o_bytes_, partial_ml_bytes_, bytes_;
+  size_t host_q_, partial_, partial_o_bytes_, partial_states_bytes_, bytes_;
 };
 
 /// Pinned memory that rows pass through on their way to the device: two halves, filled in turn.

@@ -2,6 +2,7 @@
 // their query's threshold.
 #pragma once
 
+#include "gpu/cuda/common/warp.cuh"
 #include "gpu/cuda/neighbour_kernels.h"
 
 namespace keyhole::gpu {
@@ -17,9 +18,6 @@ __device__ inline float rank_score(Rank rank) {
   return __uint_as_float((ordered & 0x80000000U) != 0 ? ordered & 0x7FFFFFFFU : ~ordered);
 }
 __device__ inline uint32_t rank_key(Rank rank) { return ~static_cast<uint32_t>(rank); }
-
-constexpr uint32_t kWarps = kTileQueries / 32;
-constexpr uint32_t kAllLanes = 0xFFFFFFFFU;
 
 /// What a thread block knows of its queries, in shared memory.
 struct QueryTile {
@@ -49,7 +47,7 @@ __device__ inline bool begin_tile(const TileArgs& args, QueryTile& tile) {
   tile.threshold[t] = !is_there                                              ? ~0ULL
                       : args.chosen != nullptr || args.thresholds == nullptr ? kLowestRank
                                                                              : args.thresholds[row];
-  const uint32_t most = __reduce_max_sync(kAllLanes, limit);
+  const uint32_t most = __reduce_max_sync(kWholeWarp, limit);
   if (t % 32 == 0) atomicMax(&tile.furthest, most);
   __syncthreads();
   return true;
@@ -59,7 +57,7 @@ __device__ inline bool begin_tile(const TileArgs& args, QueryTile& tile) {
 /// bit. All lanes of the warp.
 __device__ inline void cut_back(Rank* list, uint32_t size, uint32_t most, QueryTile& tile,
                                 uint32_t slot) {
-  constexpr uint32_t kEach = kListRoom / 32;
+  constexpr uint32_t kEach = kListCapacity / 32;
   const uint32_t lane = threadIdx.x % 32;
   Rank own[kEach];
 #pragma unroll
@@ -73,14 +71,14 @@ __device__ inline void cut_back(Rank* list, uint32_t size, uint32_t most, QueryT
     uint32_t n = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) n += own[i] >= candidate ? 1 : 0;
-    if (__reduce_add_sync(kAllLanes, n) >= most) least = candidate;
+    if (__reduce_add_sync(kWholeWarp, n) >= most) least = candidate;
   }
   __syncwarp();
   uint32_t kept = 0;
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
     const bool keep = own[i] >= least && own[i] != 0;
-    const uint32_t mask = __ballot_sync(kAllLanes, keep);
+    const uint32_t mask = __ballot_sync(kWholeWarp, keep);
     if (keep) list[kept + __popc(mask & ((1U << lane) - 1))] = own[i];
     kept += __popc(mask);
   }
@@ -118,7 +116,7 @@ struct Keeper {
     }
   }
   __device__ Rank* list(uint32_t at) const {
-    return args.lists + (size_t{tile.row[at]} * args.shares + blockIdx.y) * kListRoom;
+    return args.lists + (size_t{tile.row[at]} * args.shares + blockIdx.y) * kListCapacity;
   }
 
   /// scores[m][i][c]: row 16 m + 8 (c / 2), column 8 i + c % 2 of the thread's. key: number of the tile's column 0
@@ -152,7 +150,7 @@ struct Keeper {
     }
     const bool any = highest[0] >= threshold[0] || highest[1] >= threshold[1] ||
                      highest[2] >= threshold[2] || highest[3] >= threshold[3];
-    if (__any_sync(kAllLanes, any)) keep(scores, highest, key + pair);
+    if (__any_sync(kWholeWarp, any)) keep(scores, highest, key + pair);
   }
 
   __device__ void keep(const float (&scores)[2][8][4], const float (&highest)[4], uint32_t key) {
@@ -175,7 +173,7 @@ struct Keeper {
     }
     __syncwarp();
     const uint32_t own = threadIdx.x;  // thread t watches over the list of row t
-    uint32_t full = __ballot_sync(kAllLanes, tile.size[own] > kListFull);
+    uint32_t full = __ballot_sync(kWholeWarp, tile.size[own] > kListFull);
     if (full == 0) return;
     while (full != 0) {
       const uint32_t at = threadIdx.x / 32 * 32 + __ffs(static_cast<int>(full)) - 1;

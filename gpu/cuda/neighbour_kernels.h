@@ -17,11 +17,11 @@
 
 namespace keyhole::gpu {
 
-inline constexpr uint32_t kTileQueries = 256;  ///< of a thread block: 32 for each of its 8 warps
-inline constexpr uint32_t kTileKeys = 64;      ///< per step of the pipeline
-inline constexpr uint32_t kListRoom = 256;     ///< entries of a list
+inline constexpr uint32_t kTileQueries = 256;   ///< of a thread block: 32 for each of its 8 warps
+inline constexpr uint32_t kTileKeys = 64;       ///< per step of the pipeline
+inline constexpr uint32_t kListCapacity = 256;  ///< entries of a list
 inline constexpr uint32_t kListFull =
-    kListRoom - kTileKeys;                    ///< more than these: cut back before the next step
+    kListCapacity - kTileKeys;                ///< more than these: cut back before the next step
 inline constexpr uint32_t kSampleEvery = 16;  ///< keys
 inline constexpr uint32_t kMostShares = 64;
 inline constexpr uint32_t kMostGroups = 512;  ///< of maxima, per query
@@ -54,7 +54,7 @@ struct TileArgs {
   uint32_t share_keys = 0;  ///< a multiple of kTileKeys
   uint32_t most = 0;
 
-  Rank* lists = nullptr;             ///< `[rows, shares, kListRoom]`
+  Rank* lists = nullptr;             ///< `[rows, shares, kListCapacity]`
   uint32_t* list_sizes = nullptr;    ///< `[rows, shares]`
   const Rank* thresholds = nullptr;  ///< `[rows]`; ignored with `chosen`
 

@@ -1,7 +1,5 @@
 // What surrounds the tiles of scores: operands, thresholds, the selection of the best, the answer's form.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
@@ -35,7 +33,7 @@ __global__ void find_thresholds(const float* maxima, uint32_t rows, uint32_t gro
     uint32_t n = 0;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) n += own[i] >= candidate ? 1 : 0;
-    if (__reduce_add_sync(kAllLanes, n) >= rank) found = candidate;
+    if (__reduce_add_sync(kWholeWarp, n) >= rank) found = candidate;
   }
   if (lane == 0) thresholds[row] = max(static_cast<Rank>(found) << 32, kLowestRank);
 }
@@ -88,7 +86,7 @@ __global__ void __launch_bounds__(kThreads) merge_lists(const MergeArgs args) {
     for (uint32_t s = 0; s < args.shares;) {
       uint32_t filled = have;
       for (; s < args.shares && filled + sizes[s] <= kSorted; ++s) {
-        const Rank* list = args.lists + (size_t{row} * args.shares + s) * kListRoom;
+        const Rank* list = args.lists + (size_t{row} * args.shares + s) * kListCapacity;
         for (uint32_t i = t; i < sizes[s]; i += kThreads) ranks[filled + i] = list[i];
         filled += sizes[s];
         all += sizes[s];
@@ -125,13 +123,6 @@ __global__ void unpack_ranks(const Rank* best, const uint32_t* best_sizes, const
   if (threadIdx.x % 32 == 0) counts[row] = n;
 }
 
-__device__ float element(const std::byte* row, uint32_t i, DType type) {
-  switch (type) {
-    case DType::f16: return __half2float(reinterpret_cast<const __half*>(row)[i]);
-    case DType::bf16: return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
-    default: return reinterpret_cast<const float*>(row)[i];
-  }
-}
 __device__ uint16_t as_bf16(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
 __device__ float from_bf16(uint16_t x) { return __bfloat162float(__ushort_as_bfloat16(x)); }
 
@@ -146,7 +137,7 @@ __global__ void convert_rows(const std::byte* from, size_t stride, DType from_ty
   if (to_type == DType::f32) {
     uint16_t* out = to + size_t{row} * dim * 3;
     for (uint32_t i = lane; i < dim; i += 32) {
-      const float x = element(in, i, from_type);
+      const float x = load_element(in, from_type, i);
       uint16_t* slice = out + i / 16 * 48 + i % 16;
       const uint16_t high = as_bf16(x);
       const float rest = x - from_bf16(high);
@@ -161,10 +152,8 @@ __global__ void convert_rows(const std::byte* from, size_t stride, DType from_ty
   if (scales != nullptr) {
     float largest = 0.0F;
     for (uint32_t i = lane; i < dim; i += 32)
-      largest = fmaxf(largest, fabsf(element(in, i, from_type)));
-    for (uint32_t gap = 16; gap > 0; gap /= 2) {
-      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, gap));
-    }
+      largest = fmaxf(largest, fabsf(load_element(in, from_type, i)));
+    largest = warp_max(largest);
     // The power of two above it; an exponent that itself and its inverse have.
     const int exponent = largest > 0.0F ? min(max(ilogbf(largest) + 1, -120), 120) : 0;
     scale = ldexpf(1.0F, -exponent);
@@ -174,7 +163,7 @@ __global__ void convert_rows(const std::byte* from, size_t stride, DType from_ty
     }
   }
   for (uint32_t i = lane; i < dim; i += 32) {
-    const float x = element(in, i, from_type) * scale;
+    const float x = load_element(in, from_type, i) * scale;
     to[size_t{row} * dim + i] =
         to_type == DType::f16 ? __half_as_ushort(__float2half_rn(x)) : as_bf16(x);
   }

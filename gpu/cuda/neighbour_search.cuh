@@ -7,49 +7,11 @@
 // 1300 on Hopper.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
-
-__device__ inline void copy_async(uint32_t to, const void* from, bool is_there) {
-  // Rows past the end are filled with zeros.
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(is_there ? 16 : 0));
-}
-__device__ inline void copy_async_4(uint32_t to, const void* from, bool is_there) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(is_there ? 4 : 0));
-}
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;"); }
-template <int N>
-__device__ inline void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-__device__ inline uint32_t shared_address(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
-__device__ inline void load_matrices(uint32_t (&out)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(address));
-}
-template <class T>
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (std::is_same_v<T, __half>) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-}
 
 template <int Steps>
 struct Pipeline {
@@ -137,7 +99,7 @@ __global__ void __launch_bounds__(kTileQueries, 1) search_tiles(const TileArgs a
   // column tiles, each with elements 0-7 and 8-15 of a step.
   const uint32_t lane_offset = (lane % 8 + lane / 16 * 8) * P::kRowBytes + lane / 8 % 2 * 16;
   for (uint32_t step = 0; step < steps; ++step) {
-    wait_copies<P::kStages - 2>();
+    wait_for_copies<P::kStages - 2>();
     __syncthreads();
     load(step + P::kStages - 1);  // into the stage that all warps have left
     const uint32_t stage_at = step % P::kStages * P::kStageBytes;
@@ -151,8 +113,8 @@ __global__ void __launch_bounds__(kTileQueries, 1) search_tiles(const TileArgs a
         load_matrices(b, stage + pair * 16 * P::kRowBytes + k * 32);
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
-          multiply<T>(scores[m][2 * pair], a[k][m], b[0], b[1]);
-          multiply<T>(scores[m][2 * pair + 1], a[k][m], b[2], b[3]);
+          multiply_add<T>(scores[m][2 * pair], a[k][m], b[0], b[1]);
+          multiply_add<T>(scores[m][2 * pair + 1], a[k][m], b[2], b[3]);
         }
       }
     }

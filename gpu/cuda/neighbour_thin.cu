@@ -1,9 +1,9 @@
 // Thinning the lists of keys that sought among themselves: a thread block takes the keys of one list into shared
 // memory, forms all their inner products on tensor cores (a tenth of a megaflop for 100 keys), and keeps of each
 // comparison one bit.
-#include <type_traits>
-
-#include "gpu/cuda/neighbour_search.cuh"
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 namespace {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads) thin_lists(const ThinArgs args) {
                args.keys + list.id[at] * args.key_stride + piece * 16, at < n);
   }
   commit_copies();
-  wait_copies<0>();
+  wait_for_copies<0>();
   __syncthreads();
 
   const uint32_t first = t / 32 * 32;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads) thin_lists(const ThinArgs args) {
             load_matrices(b, b_at + (half * 64 + p * 16) * pitch + k * 32);
 #pragma unroll
             for (uint32_t m = 0; m < 2; ++m) {
-              multiply<T>(scores[m][2 * p], a[m], b[0], b[1]);
-              multiply<T>(scores[m][2 * p + 1], a[m], b[2], b[3]);
+              multiply_add<T>(scores[m][2 * p], a[m], b[0], b[1]);
+              multiply_add<T>(scores[m][2 * p + 1], a[m], b[2], b[3]);
             }
           }
         }
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(kThreads) thin_lists(const ThinArgs args) {
       for (uint32_t r = 0; r < 4; ++r) {
 #pragma unroll
         for (uint32_t w = 0; w < 2; ++w) {
-          words[r][w] |= __shfl_xor_sync(kAllLanes, words[r][w], 1);
-          words[r][w] |= __shfl_xor_sync(kAllLanes, words[r][w], 2);
+          words[r][w] |= __shfl_xor_sync(kWholeWarp, words[r][w], 1);
+          words[r][w] |= __shfl_xor_sync(kWholeWarp, words[r][w], 2);
         }
         if (lane % 4 == 0) {
           auto* out = reinterpret_cast<uint32_t*>(&list.hides[first + lane / 4 + 8 * r]) + half * 2;

@@ -3,7 +3,9 @@
 // 2^-24 of the product, the rounding of fp32 itself. A third of the speed of a tf32 product that is right to 11 bits.
 #pragma once
 
-#include "gpu/cuda/neighbour_search.cuh"
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/neighbour_epilogue.cuh"
 
 namespace keyhole::gpu {
 
@@ -54,7 +56,7 @@ __device__ inline void stream_planes(unsigned char* shared, uint32_t slices, uin
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     float scores[2][8][4] = {};
     for (uint32_t slice = 0; slice < slices; ++slice, ++at) {
-      wait_copies<0>();
+      wait_for_copies<0>();
       __syncthreads();
       load(at + 1);
       const uint32_t stage = base + at % P::kStages * P::kStageBytes;
@@ -79,8 +81,8 @@ __device__ inline void stream_planes(unsigned char* shared, uint32_t slices, uin
           const auto& y = b[kOf[product][1]];
 #pragma unroll
           for (int m = 0; m < 2; ++m) {
-            multiply<__nv_bfloat16>(scores[m][2 * pair], x[m], y[0], y[1]);
-            multiply<__nv_bfloat16>(scores[m][2 * pair + 1], x[m], y[2], y[3]);
+            multiply_add<__nv_bfloat16>(scores[m][2 * pair], x[m], y[0], y[1]);
+            multiply_add<__nv_bfloat16>(scores[m][2 * pair + 1], x[m], y[2], y[3]);
           }
         }
       }

@@ -9,6 +9,8 @@
 // whichever of the two states comes last, the block that has it merges.
 #pragma once
 
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/grid_dependency.cuh"
 #include "gpu/cuda/host_merge.cuh"
 #include "gpu/cuda/share.cuh"
 #include "gpu/cuda/step_kernel.h"
@@ -68,7 +70,7 @@ struct MergeSpace {
 template <int D>
 __device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32_t active,
                                       MergeSpace<D>& space) {
-  __shared__ float scales[kMaxGroup];  // 1 / sum
+  __shared__ float scales[kMaxGroup];  // 1 / d
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const size_t first = size_t{head} * p.splits * p.group;
@@ -89,35 +91,33 @@ __device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32
 
   for (uint32_t g = warp; g < p.group; g += kWarps) {
     constexpr uint32_t kEach = kMaxSplits / 32;
-    float2 part[kEach];
-    float top = kMinusInf;
+    AttentionState part[kEach];
+    AttentionState all = AttentionState::empty();
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
       const uint32_t s = lane + 32 * i;
-      part[i] = make_float2(kMinusInf, 0.0F);
-      if (s < active) part[i] = __ldcg(p.partial_ml + first + s * p.group + g);
-      top = fmaxf(top, part[i].x);
+      part[i] = AttentionState::empty();
+      if (s < active) part[i] = AttentionState::from_l2(p.partial_states + first + s * p.group + g);
+      all.m = fmaxf(all.m, part[i].m);
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
-      top = fmaxf(top, __shfl_xor_sync(0xffffffffU, top, offset));
+      all.m = fmaxf(all.m, __shfl_xor_sync(kWholeWarp, all.m, offset));
     }
-    const float base = top == kMinusInf ? 0.0F : top;
-    float sum = 0.0F;
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
       const uint32_t s = lane + 32 * i;
-      const float weight = exp2f(part[i].x - base);
+      const float weight = all.weight(part[i].m);
       if (s < active) space.weights[s * p.group + g] = weight;
-      sum += weight * part[i].y;
+      all.d += weight * part[i].d;
     }
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) {
-      sum += __shfl_xor_sync(0xffffffffU, sum, offset);
+      all.d += __shfl_xor_sync(kWholeWarp, all.d, offset);
     }
     if (lane == 0) {
-      scales[g] = sum == 0.0F ? 0.0F : 1.0F / sum;
-      space.lse[g] = kLn2 * (base + log2f(sum));
+      scales[g] = all.inverse();
+      space.lse[g] = all.lse();
       p.resident_lse[head * p.group + g] = space.lse[g];
     }
   }

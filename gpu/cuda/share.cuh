@@ -2,7 +2,8 @@
 // the step's new token, and the partial state that a block leaves.
 #pragma once
 
-#include "gpu/cuda/device_ops.cuh"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/step_params.h"
 
 namespace keyhole::gpu {
@@ -113,34 +114,33 @@ __device__ inline float logit_factor(const LogitParams& logits) {
   return logits.softcap > 0.0F ? logits.scale : logits.scale * kLog2E;
 }
 
-/// Adds up what the streams of the block (warps, or parts of warps) have: o `[streams, heads, D + 4]`, not divided
-/// by the sum, ml `[streams, heads]` (maximum in units of ln 2, sum), both in shared memory behind a barrier.
+/// Merges the states of the block's streams (warps, or parts of warps): numerators o `[Streams, Heads, D + 4]` and
+/// states `[Streams, Heads]`, both in shared memory behind a barrier. Writes partial_o `[group, D]`, still numerators,
+/// and partial_states `[group]` of the split. Base 2.
 template <int D, int Streams, int Heads>
 __device__ inline void write_partial(const StepParams& p, const Work& w, const float* o,
-                                     const float2* ml) {
+                                     const AttentionState* states) {
   const size_t row = (size_t{w.head} * p.splits + w.split) * p.group;
   for (uint32_t i = threadIdx.x; i < p.group * (D / 4); i += kThreads) {
     const uint32_t g = i / (D / 4);
     const uint32_t d = (i % (D / 4)) * 4;
-    float top = kMinusInf;
+    AttentionState all = AttentionState::empty();
 #pragma unroll
-    for (int s = 0; s < Streams; ++s) top = fmaxf(top, ml[s * Heads + g].x);
-    const float base = top == kMinusInf ? 0.0F : top;
-    float sum = 0.0F;
+    for (int s = 0; s < Streams; ++s) all.m = fmaxf(all.m, states[s * Heads + g].m);
     float4 total = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
 #pragma unroll
     for (int s = 0; s < Streams; ++s) {
-      const float2 part = ml[s * Heads + g];
-      const float weight = exp2f(part.x - base);
+      const AttentionState part = states[s * Heads + g];
+      const float weight = all.weight(part.m);
       const float4 x = *reinterpret_cast<const float4*>(o + (s * Heads + g) * (D + 4) + d);
-      sum += weight * part.y;
+      all.d += weight * part.d;
       total.x += weight * x.x;
       total.y += weight * x.y;
       total.z += weight * x.z;
       total.w += weight * x.w;
     }
     *reinterpret_cast<float4*>(p.partial_o + (row + g) * D + d) = total;
-    if (d == 0) p.partial_ml[row + g] = make_float2(top, sum);
+    if (d == 0) p.partial_states[row + g] = all;
   }
 }
 

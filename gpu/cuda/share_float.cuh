@@ -20,7 +20,7 @@ struct FloatShare {
 
   __device__ static void run(const StepParams& p, std::byte* shared, int /*stages*/,
                              const Work& w) {
-    __shared__ float2 ml[kStreams * Heads];
+    __shared__ AttentionState states[kStreams * Heads];
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t part = lane % kLanes;
     const uint32_t stream = threadIdx.x / 32 * kRows + lane / kLanes;
@@ -43,11 +43,11 @@ struct FloatShare {
     const size_t plane = plane_elements<float, D>(p);
     const float* k_rows = reinterpret_cast<const float*>(p.kv) + size_t{w.head} * 2 * plane;
     const float factor = logit_factor(p.logits);
-    float top[Heads], sum[Heads], o[Heads][kQuads][4];
+    AttentionState state[Heads];
+    float o[Heads][kQuads][4];
 #pragma unroll
     for (int g = 0; g < Heads; ++g) {
-      top[g] = kMinusInf;
-      sum[g] = 0.0F;
+      state[g] = AttentionState::empty();
 #pragma unroll
       for (int i = 0; i < kQuads * 4; ++i) (&o[g][0][0])[i] = 0.0F;
     }
@@ -93,26 +93,24 @@ struct FloatShare {
               x[b] += y.x * k[b][i].x + y.y * k[b][i].y + y.z * k[b][i].z + y.w * k[b][i].w;
             }
           }
-          float largest = top[g];
+          float largest = state[g].m;
 #pragma unroll
           for (int b = 0; b < kBatch; ++b) {
 #pragma unroll
             for (int offset = kLanes / 2; offset > 0; offset /= 2) {
-              x[b] += __shfl_xor_sync(0xffffffffU, x[b], offset);
+              x[b] += __shfl_xor_sync(kWholeWarp, x[b], offset);
             }
             x[b] = there[b] ? logit_base2(x[b], factor, p.logits.softcap) : kMinusInf;
             largest = fmaxf(largest, x[b]);
           }
-          const float base = largest == kMinusInf ? 0.0F : largest;
-          const float scale = exp2f(top[g] - base);
-          top[g] = largest;
-          sum[g] *= scale;
+          const float scale = state[g].raise(largest);
+          state[g].d *= scale;
 #pragma unroll
           for (int i = 0; i < kQuads * 4; ++i) (&o[g][0][0])[i] *= scale;
 #pragma unroll
           for (int b = 0; b < kBatch; ++b) {
-            const float weight = exp2f(x[b] - base);
-            sum[g] += weight;
+            const float weight = state[g].weight(x[b]);
+            state[g].d += weight;
 #pragma unroll
             for (int i = 0; i < kQuads; ++i) {
               o[g][i][0] += weight * v[b][i].x;
@@ -127,7 +125,7 @@ struct FloatShare {
 
 #pragma unroll
     for (int g = 0; g < Heads; ++g) {
-      if (part == 0) ml[stream * Heads + g] = make_float2(top[g], sum[g]);
+      if (part == 0) states[stream * Heads + g] = state[g];
 #pragma unroll
       for (int i = 0; i < kQuads; ++i) {
         const uint32_t d = (part + i * kLanes) * 4;
@@ -138,7 +136,7 @@ struct FloatShare {
       }
     }
     __syncthreads();
-    write_partial<D, kStreams, Heads>(p, w, result, ml);
+    write_partial<D, kStreams, Heads>(p, w, result, states);
   }
 };
 

@@ -9,6 +9,8 @@
 // doubles the products. At 32 of them for 8 KiB of K and V they take about a tenth of the time of the copies.
 #pragma once
 
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
 #include "gpu/cuda/share.cuh"
 
 namespace keyhole::gpu {
@@ -46,8 +48,8 @@ struct HalfShare {
         const uint32_t piece = lane + 32 * i;
         const uint32_t at =
             to + (piece / (D / 8) * kRow + piece % (D / 8) * 8) * static_cast<uint32_t>(sizeof(T));
-        copy_async(at, from + i * 256, true);
-        copy_async(at + kTileBytes, from + plane + i * 256, true);
+        copy_async_line(at, from + i * 256, true);
+        copy_async_line(at + kTileBytes, from + plane + i * 256, true);
       }
       return;
     }
@@ -61,8 +63,8 @@ struct HalfShare {
       const uint32_t slot = stored ? token_slot(p.ring, w.state, token) : 0;
       const T* from = k + size_t{slot} * D + column;
       const uint32_t at = to + (row * kRow + column) * sizeof(T);
-      copy_async(at, from, stored);
-      copy_async(at + kTileBytes, from + plane, stored);
+      copy_async_line(at, from, stored);
+      copy_async_line(at + kTileBytes, from + plane, stored);
     }
   }
 
@@ -108,7 +110,7 @@ struct HalfShare {
       }
 #pragma unroll
       for (int offset = 16; offset > 0; offset /= 2) {
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, offset));
+        largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, offset));
       }
       // A power of two, so that no bit is lost, brings |q| below 2: f16 then has room for it whatever q was.
       int exponent = static_cast<int>((__float_as_uint(largest) >> 23U) & 255U) - 127;
@@ -148,7 +150,7 @@ struct HalfShare {
 
   __device__ static void run(const StepParams& p, std::byte* shared, int stages, const Work& w) {
     __shared__ float factors[kHeads];
-    __shared__ float2 ml[kWarps * kHeads];
+    __shared__ AttentionState states[kWarps * kHeads];
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
     T* const high = reinterpret_cast<T*>(shared);
@@ -182,15 +184,15 @@ struct HalfShare {
       }
     }
     // This lane's heads are 2 * (lane % 4) and the next one, of each column block.
-    float factor[Columns][2], top[Columns][2], sum[Columns][2];
+    float factor[Columns][2];
+    AttentionState state[Columns][2];
     float o[kSteps][Columns][4];
 #pragma unroll
     for (int c = 0; c < Columns; ++c) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         factor[c][j] = factors[c * 8 + 2 * (lane % 4) + j];
-        top[c][j] = kMinusInf;
-        sum[c][j] = 0.0F;
+        state[c][j] = AttentionState::empty();
       }
     }
 #pragma unroll
@@ -257,15 +259,13 @@ struct HalfShare {
           float largest = fmaxf(x[j], x[j + 2]);
 #pragma unroll
           for (int offset = 4; offset < 32; offset *= 2) {
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, offset));
+            largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, offset));
           }
-          largest = fmaxf(largest, top[c][j]);
-          const float base = largest == kMinusInf ? 0.0F : largest;
-          scale[j] = exp2f(top[c][j] - base);
-          top[c][j] = largest;
-          x[j] = exp2f(x[j] - base);
-          x[j + 2] = exp2f(x[j + 2] - base);
-          sum[c][j] = sum[c][j] * scale[j] + x[j] + x[j + 2];
+          AttentionState& own = state[c][j];
+          scale[j] = own.raise(fmaxf(largest, own.m));
+          x[j] = own.weight(x[j]);
+          x[j + 2] = own.weight(x[j + 2]);
+          own.d = own.d * scale[j] + x[j] + x[j + 2];
         }
         T hi[4], lo[4];
 #pragma unroll
@@ -311,10 +311,10 @@ struct HalfShare {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         for (int offset = 4; offset < 32; offset *= 2) {
-          sum[c][j] += __shfl_xor_sync(0xffffffffU, sum[c][j], offset);
+          state[c][j].d += __shfl_xor_sync(kWholeWarp, state[c][j].d, offset);
         }
         const uint32_t head = c * 8 + 2 * (lane % 4) + j;
-        if (lane < 4) ml[warp * kHeads + head] = make_float2(top[c][j], sum[c][j]);
+        if (lane < 4) states[warp * kHeads + head] = state[c][j];
         float* row = result + (warp * kHeads + head) * (D + 4) + lane / 4;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -324,7 +324,7 @@ struct HalfShare {
       }
     }
     __syncthreads();
-    write_partial<D, kWarps, kHeads>(p, w, result, ml);
+    write_partial<D, kWarps, kHeads>(p, w, result, states);
   }
 };
 

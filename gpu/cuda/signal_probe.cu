@@ -4,8 +4,8 @@
 #include <atomic>
 #include <chrono>
 
-#include "gpu/cuda/device_ops.cuh"
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {

@@ -1,13 +1,14 @@
 #include <algorithm>
 
-#include "gpu/cuda/check.h"
-#include "gpu/cuda/launch.h"
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/launch.h"
 #include "gpu/cuda/step_kernel.h"
 
 namespace keyhole::gpu {
 namespace {
 
-constexpr int kMostStages = 4;  // what wait_for_copies() knows
+constexpr int kMostStages =
+    4;  // kMostPendingCopies of gpu/cuda/common/async_copy.cuh, and the one that is waited for
 // Of shared memory, per block: the runtime's own.
 constexpr size_t kReserved = 1024;
 
@@ -70,7 +71,7 @@ StepLauncher::StepLauncher(const ResidentShape& shape) : kv_heads_(shape.kv_head
       static_cast<uint32_t>(blocks * attribute(cudaDevAttrMultiProcessorCount, device));
   can_wait_ = kv_heads_ <= all / 2;
   const uint32_t each = std::min(all, kMaxBlocks) / kv_heads_;
-  splits_ = std::clamp(each > 1 ? each - 1 : 1U, 1U, split_room(kv_heads_));
+  splits_ = std::clamp(each > 1 ? each - 1 : 1U, 1U, split_capacity(kv_heads_));
 }
 
 void StepLauncher::launch(StepParams params, cudaStream_t stream) const {

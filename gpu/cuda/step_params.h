@@ -11,6 +11,8 @@
 
 namespace keyhole::gpu {
 
+struct AttentionState;  // gpu/cuda/common/state.cuh
+
 /// Rows of one token on the device; data null: none.
 struct InputRows {
   const void* data = nullptr;
@@ -30,7 +32,7 @@ struct MergeParams {
   float* lse = nullptr;                 ///< `[q_heads]`; null: not asked for
   const float* resident_o = nullptr;    ///< `[q_heads, head_dim]`
   const float* resident_lse = nullptr;  ///< `[q_heads]`
-  const float* tail_o = nullptr;        ///< likewise; null: no front
+  const float* tail_o = nullptr;        ///< likewise; null: no partitions
   const float* tail_lse = nullptr;
   const std::byte* slots = nullptr;  ///< of the layer, in pinned memory
   size_t slot_bytes = 0;
@@ -67,11 +69,11 @@ struct StepParams {
   size_t rows_bytes = 0;               ///< to those of odd ones
   size_t q_bytes = 0, kv_bytes = 0;
 
-  uint32_t* arrivals = nullptr;   ///< per KV head, zero between launches
-  float* partial_o = nullptr;     ///< `[kv_heads, splits, group, head_dim]`
-  float2* partial_ml = nullptr;   ///< `[kv_heads, splits, group]`
-  float* resident_o = nullptr;    ///< result `[q_heads, head_dim]`
-  float* resident_lse = nullptr;  ///< result `[q_heads]`
+  uint32_t* arrivals = nullptr;              ///< per KV head, zero between launches
+  float* partial_o = nullptr;                ///< `[kv_heads, splits, group, head_dim]` numerators
+  AttentionState* partial_states = nullptr;  ///< `[kv_heads, splits, group]`
+  float* resident_o = nullptr;               ///< result `[q_heads, head_dim]`
+  float* resident_lse = nullptr;             ///< result `[q_heads]`
   PublishedLine* done =
       nullptr;  ///< per KV head: gets `ticket` when its result is there; null: nobody asks
   uint32_t ticket = 0;

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
+#include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/cuda_front.h"
 #include "gpu/cuda/front_kernels.h"
-#include "gpu/cuda/memory.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {

@@ -1,12 +1,14 @@
-// Owners of device memory and of pinned host memory that the device sees at an address of its own.
+// Owners of device memory and of pinned host memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
 
-#include "gpu/cuda/check.h"
+#include "gpu/cuda/common/check.h"
 
 namespace keyhole::gpu {
 
@@ -14,10 +16,10 @@ namespace keyhole::gpu {
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(size_t bytes) : bytes_(bytes) {
-    if (bytes > 0) check(cudaMalloc(&data_, bytes), "allocating device memory");
+  explicit DeviceBuffer(size_t bytes);
+  ~DeviceBuffer() {
+    if (data_ != nullptr) (void)cudaFree(data_);
   }
-  ~DeviceBuffer() { (void)cudaFree(data_); }
   DeviceBuffer(DeviceBuffer&& o) noexcept
       : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
   DeviceBuffer& operator=(DeviceBuffer&& o) noexcept {
@@ -33,25 +35,54 @@ class DeviceBuffer {
   }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
-  /// Zeroes all of it, before anything that is enqueued later on any stream.
-  void clear() {
-    if (bytes_ == 0) return;
-    check(cudaMemset(data_, 0, bytes_), "clearing device memory");
+  /// Zeroes bytes [begin, end), before anything that is enqueued later on any stream.
+  void clear(size_t begin, size_t end) {
+    if (begin == end) return;
+    check(cudaMemset(data() + begin, 0, end - begin), "clearing device memory");
     check(cudaDeviceSynchronize(), "clearing device memory");
   }
+  void clear() { clear(0, bytes_); }
 
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };
 
-/// Page-locked host memory, zeroed, mapped into the address space of every device. A few MiB at most: it
-/// cannot be swapped, and taking gigabytes of it takes seconds. Throws Error(out_of_memory).
+/// Device memory that grows. Its content is lost when it does.
+class ScratchBuffer {
+ public:
+  /// At least `bytes` of the current device's memory. Precondition: nothing that was enqueued still uses the old
+  /// memory. The old memory is freed first, as a device may not hold both. Throws Error(out_of_device_memory); the
+  /// buffer is empty then.
+  std::byte* reserve(size_t bytes) {
+    if (bytes <= memory_.bytes()) return memory_.data();
+    memory_ = DeviceBuffer();
+    memory_ = DeviceBuffer(bytes);
+    return memory_.data();
+  }
+  template <class T>
+  T* reserve_of(size_t n) {
+    return reinterpret_cast<T*>(reserve(std::max<size_t>(n, 1) * sizeof(T)));
+  }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return memory_.as<T>();
+  }
+  [[nodiscard]] size_t bytes() const { return memory_.bytes(); }
+
+ private:
+  DeviceBuffer memory_;
+};
+
+/// Page-locked host memory, zeroed, mapped into the address space of every device. For a few MiB: it cannot be swapped
+/// out, and allocating gigabytes of it takes seconds. Throws Error(out_of_memory).
 class PinnedBuffer {
  public:
   PinnedBuffer() = default;
   explicit PinnedBuffer(size_t bytes);
-  ~PinnedBuffer() { (void)cudaFreeHost(data_); }
+  ~PinnedBuffer() {
+    if (data_ != nullptr) (void)cudaFreeHost(data_);
+  }
   PinnedBuffer(PinnedBuffer&& o) noexcept
       : data_(std::exchange(o.data_, nullptr)),
         device_(std::exchange(o.device_, nullptr)),
@@ -82,6 +113,17 @@ class PinnedBuffer {
   size_t bytes_ = 0;
 };
 
+inline DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
+  if (bytes == 0) return;
+  const cudaError_t error = cudaMalloc(&data_, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    throw Error(Status::out_of_device_memory,
+                "device memory: " + std::to_string(bytes) + " bytes could not be allocated");
+  }
+  check(error, "allocating device memory");
+}
+
 inline PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   const cudaError_t error =
@@ -89,7 +131,7 @@ inline PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
     throw Error(Status::out_of_memory,
-                "pinned host memory: " + std::to_string(bytes) + " bytes are not to be had");
+                "pinned host memory: " + std::to_string(bytes) + " bytes could not be allocated");
   }
   check(error, "allocating pinned host memory");
   __builtin_memset(data_, 0, bytes);
