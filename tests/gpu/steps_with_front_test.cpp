@@ -12,11 +12,11 @@ namespace {
 constexpr uint32_t kPartitions = 50;
 
 /// Partitions of all heads of a layer: a token each, which counts `sizes` times.
-struct Partitions {
+struct HostPartitions {
   std::vector<Token> tokens;
   std::vector<float> sizes;
 
-  Partitions(std::mt19937& rng, const ResidentShape& s, Partitions& front, uint32_t layer) {
+  HostPartitions(std::mt19937& rng, const ResidentShape& s, Partitions& device, uint32_t layer) {
     sizes.resize(kPartitions);
     for (float& n : sizes) n = static_cast<float>(1 + rng() % 5);
     tokens = random_tokens(rng, s, kPartitions);
@@ -36,15 +36,15 @@ struct Partitions {
         }
       }
       const auto rows = as_bytes(values, s.dtype);
-      front.upload(layer, h, 0,
-                   {.count = kPartitions,
-                    .keys = codes.data(),
-                    .scales = scales.data(),
-                    .center = center.data(),
-                    .sizes = sizes.data(),
-                    .variances = variances.data(),
-                    .values = rows.data()});
-      front.set(layer, h, h == 0 ? 0 : 7, PartitionsTail::centroid);
+      device.upload(layer, h, 0,
+                    {.count = kPartitions,
+                     .keys = codes.data(),
+                     .scales = scales.data(),
+                     .center = center.data(),
+                     .sizes = sizes.data(),
+                     .variances = variances.data(),
+                     .values = rows.data()});
+      device.set(layer, h, h == 0 ? 0 : 7, PartitionsTail::centroid);
     }
   }
   void add_to(Truth& truth, uint32_t i) const {
@@ -67,10 +67,10 @@ void run(bool as_graph) {
   partitions_shape.partitions = 64;
   partitions_shape.most_chosen = 16;
   partitions_shape.logits = shape.logits;
-  const auto front = make_cuda_partitions(*resident, partitions_shape);
-  std::vector<Partitions> partitions;
+  const auto device = make_cuda_partitions(*resident, partitions_shape);
+  std::vector<HostPartitions> partitions;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
-    partitions.emplace_back(rng, shape, *front, layer);
+    partitions.emplace_back(rng, shape, *device, layer);
   }
 
   const uint32_t group = 4;
@@ -125,10 +125,10 @@ void run(bool as_graph) {
     const DeviceRows new_k = k.rows(), new_v = v.rows();
     for (uint32_t layer = 0; layer < shape.layers; ++layer) {
       if (layer == 0) {
-        steps.begin(layer, q.rows(), &new_k, &new_v, front.get(), stream);
+        steps.begin(layer, q.rows(), &new_k, &new_v, device.get(), stream);
         steps.end(layer, out[layer].rows(), lse[layer].floats(), stream);
       } else {
-        steps.step(layer, q.rows(), &new_k, &new_v, front.get(), out[layer].rows(),
+        steps.step(layer, q.rows(), &new_k, &new_v, device.get(), out[layer].rows(),
                    lse[layer].floats(), stream);
       }
     }
