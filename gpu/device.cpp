@@ -5,8 +5,8 @@ namespace keyhole::gpu {
 
 namespace {
 
-// Sizes come from callers that plan for contexts nobody has run yet: a product that does not fit is
-// their mistake and must not wrap to a small number.
+// Sizes come from callers that plan for contexts of any length: a product that exceeds 64 bits is refused, as it would
+// wrap to a small number.
 size_t multiply(size_t a, size_t b) {
   size_t product = 0;
   if (__builtin_mul_overflow(a, b, &product)) {

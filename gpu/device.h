@@ -79,7 +79,7 @@ struct CudaConfig {
 /// out_of_device_memory (with the bytes needed and there; nothing is allocated then), device_error.
 [[nodiscard]] std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape,
                                                            const CudaConfig& config);
-/// Room for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
+/// Device memory for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
 [[nodiscard]] std::unique_ptr<Partitions> make_cuda_partitions(Resident& resident,
                                                                const PartitionsShape& shape);
 

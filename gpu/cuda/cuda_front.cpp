@@ -186,7 +186,7 @@ void CudaPartitions::set(uint32_t layer, uint32_t kv_head, uint32_t chosen, Part
   }
   PartitionsHead head = m.heads[h];
   // A session sets all of its heads, 256 say, at each block of tokens that it appends, most of them to what they are; a
-  // copy and its wait take some 10 us.
+  // copy and its wait take 6 us.
   if (head.chosen == chosen && head.tail == static_cast<uint32_t>(tail)) return;
   head.chosen = chosen;
   head.tail = static_cast<uint32_t>(tail);

@@ -22,8 +22,8 @@ class CudaPartitions final : public Partitions {
   [[nodiscard]] size_t bytes() const override;
 
   /// Enqueues: score all partitions of the layer, choose for each KV head, publish the numbers. The step's sequence
-  /// number is *sequence + 1 when the kernel runs (device memory, one counter per layer; whoever owns it advances it
-  /// later in the step).
+  /// number is *sequence + 1 when the kernel runs (device memory, one counter per layer; its owner advances it later in
+  /// the step).
   void choose(uint32_t layer, const DeviceRows& q, const uint32_t* sequence, Stream stream);
   /// Enqueues, after choose(): the state of the partitions that were not chosen, to tail_o() and tail_lse().
   void attend(uint32_t layer, Stream stream);

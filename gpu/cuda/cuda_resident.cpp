@@ -30,7 +30,7 @@ void check_shape(const ResidentShape& s) {
     refuse("a window of " + std::to_string(s.window) + " tokens in " +
            std::to_string(s.window_capacity) + " slots");
   }
-  // Token numbers are 32 bits wide, with room for the rounding up to tiles.
+  // Token numbers are 32 bits wide, also after rounding up to tiles.
   constexpr uint64_t kMostSlots = uint64_t{1} << 30U;
   if (uint64_t{s.sink} + s.window_capacity > kMostSlots) {
     refuse(std::to_string(uint64_t{s.sink} + s.window_capacity) + " slots; allowed are 2^30");
@@ -82,7 +82,7 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
 }
 
 CudaResident::~CudaResident() {
-  // What still waits for a host that has gone away must not hold up the memory's release until it times out.
+  // Kernels that still wait for the host are given up: freeing their memory would wait until they time out.
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     constexpr uint32_t kFarAhead = 1U << 30U;
     give_up(layer, layers_[layer].awaited.load() + kFarAhead);
@@ -179,7 +179,7 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   }
   if (n == 0) launch_append(p, own_->get());
   own_is_busy_ = true;
-  // The launch of a graph passes no code of ours: its steps must find the rows in place.
+  // A graph is launched without a call to this class: its steps must find the rows in place.
   if (streams_used_) finish_own();
 }
 

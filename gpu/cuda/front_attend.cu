@@ -1,5 +1,6 @@
 // The tail of a layer: what the partitions that were not chosen add to each head, from the weights that the choice has
-// left behind. Shares are relative to the head's sum of weights, which is known by now: no running maximum, and parts
+// left behind. Grid (splits, KV heads, parts of 4 heads of a group). Reads values `[kv_heads, capacity, dim]`; writes tail_o
+// `[q_heads, dim]` and tail_lse `[q_heads]` (natural log). Shares are relative to the head's sum of weights, which is known by now: no running maximum, and parts
 // are plain sums. A warp reads a row of values at a time; the block that finishes last for a group of heads adds
 // the parts up in their order.
 #include <cuda_bf16.h>
@@ -18,7 +19,7 @@ constexpr uint32_t kThreads = 512;
 constexpr uint32_t kWarps = kThreads / 32;
 constexpr uint32_t kChunk =
     256;  // partitions whose values are read at once: half a batch per warp where half are read
-constexpr float kNothing = 1e-30F;  // a share of the head's weights
+constexpr float kNothing = 1e-30F;  // a share of the head's weights that counts as none
 
 /// Partitions of one part: a multiple of kChunk, so that there are at most kMostSplits.
 uint32_t partitions_per_split(uint32_t capacity) {
@@ -88,7 +89,7 @@ __device__ float load_here(const float* at) {
   return x;
 }
 
-/// What the choice has left of one partition, for a chunk of heads.
+/// What the choice has left of one partition, for H heads.
 template <uint32_t H>
 struct Weights {
   float weights[H], factors[H];
@@ -174,9 +175,10 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
       }
     }
     const uint32_t ballot = __ballot_sync(kWholeWarp, is_read);
-    __syncthreads();  // what was read before is done with
+    __syncthreads();  // s.ids and s.shares of the round before have been read
     if (lane == 0 && warp < kChunk / 32) s.counts[warp] = __popc(ballot);
     __syncthreads();
+    // Ballots of 8 warps, not cub::BlockScan: flags need no scan within a warp.
     uint32_t slot = __popc(ballot & ((1U << lane) - 1));
     uint32_t count = 0;
     for (uint32_t w = 0; w < kChunk / 32; ++w) {
@@ -224,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, Slots == 1 ? 2 : 1)
     }
   }
 
-  // The block's part: halves of the warps after each other, for room.
+  // The block's part. Half of the warps after the other: s.o holds the sums of half of them.
 #pragma unroll
   for (uint32_t h = 0; h < H; ++h) {
     for (uint32_t offset = 16; offset > 0; offset /= 2) {

@@ -1,5 +1,7 @@
 // Scores the partitions of a layer and chooses the best ones of each KV head: by a cluster of 16 blocks per KV head, on GPUs
-// that have such (compute capability 9.0 and 10.0). Blocks exchange sums and histograms through each other's shared
+// that have such (compute capability 9.0 and 10.0). Grid (16, KV heads). Reads q `[q_heads, dim]`, codes `[kv_heads,
+// capacity, dim]`; writes weights `[kv_heads, capacity, padded]` (shares here), chosen_bits, ids, log_sums (base 2).
+// Blocks exchange sums and histograms through each other's shared
 // memory, where the kernel of gpu/cuda/front_choose.cu leaves all that follows the scores to one block: its 16 partitions
 // a thread become one, and the round trips to memory between the steps vanish.
 #include <cooperative_groups.h>
@@ -19,7 +21,7 @@ constexpr uint32_t kThreads = 32 * kWarps;
 static_assert(kThreads >= kBins && kThreads % kMaxGroup == 0 && kThreads >= kBlocks * kMaxGroup);
 static_assert(kWarps >= kMaxGroup);
 
-// Two blocks on a multiprocessor, so that a cluster finds room on 8 of them.
+// Two blocks on a multiprocessor, so that a cluster fits on 8 of them.
 constexpr size_t kMostShared = size_t{110} << 10;
 
 struct Fixed {
@@ -220,7 +222,7 @@ Kernel kernel_for(uint32_t dim) {
   }
 }
 
-/// attribute: room for one, which the configuration points to.
+/// attribute: memory for one, which the configuration points to.
 cudaLaunchConfig_t launch_of(const PartitionsLayer& layer, cudaLaunchAttribute& attribute,
                              cudaStream_t stream) {
   attribute = {};

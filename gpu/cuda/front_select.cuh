@@ -1,6 +1,7 @@
 // The partitions with the largest merits: a histogram of the merits' leading bits finds the bin of the last one that is
 // chosen; what lies above it is chosen, and those in it are ranked. Equal merits: the smaller number first. Every step
-// of it gives the same result in whatever order threads come.
+// of it gives the same result in any order of threads. (Not cub::BlockRadixSort: it would pass over all keys once per 4
+// bits, where this passes over them twice and sorts those of one bin.)
 #pragma once
 
 #include <cub/block/block_scan.cuh>

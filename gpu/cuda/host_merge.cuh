@@ -35,7 +35,7 @@ __device__ inline Waited wait_for_host(const MergeParams& m, uint32_t head, uint
   }
 }
 
-/// Last, as nobody waits for it. One thread.
+/// Adds the wait to the sums, and notes a failure. Last in a kernel, as no other block waits for it. One thread.
 __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t sequence,
                                  const Waited& waited) {
   if (waited.failure != FailureKind::none) {
@@ -47,7 +47,7 @@ __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t s
   atomicAdd(sums + 1, 1ULL);
 }
 
-/// 4 components of the host's state, and its lse, past the caches, which know nothing of what the host writes.
+/// 4 components of the host's state, past the caches, which are not told of what the host writes.
 __device__ inline float4 host_quad(const float* from) {
   return __ldcv(reinterpret_cast<const float4*>(from));
 }
@@ -69,8 +69,9 @@ __device__ inline HeadStates slot_of(const MergeParams& m, uint32_t head) {
   return {o, o + m.group * m.head_dim};
 }
 
-/// Merges resident, tail and host's state of a KV head, in this order whatever came first, and writes the result.
-/// host.o null: there is none, the result is NaN. Pinned: the host's state lies in the host's memory.
+/// Merges a KV head's states (o `[group, head_dim]`, lse `[group]`, natural log): the resident one, the tail and the host's,
+/// always in this order, so that the result does not depend on which came first. Writes m.out `[q_heads, head_dim]` and
+/// m.lse `[q_heads]`. host.o null: there is none, the result is NaN. Pinned: the host's state lies in pinned memory.
 template <bool Pinned>
 __device__ inline void merge_states(const MergeParams& m, uint32_t head, const HeadStates& resident,
                                     const HeadStates& host) {

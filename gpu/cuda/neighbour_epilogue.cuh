@@ -1,5 +1,5 @@
-// What a warp does with a tile of scores, 32 queries by 64 keys in the layout of mma.m16n8: keeps those that reach
-// their query's threshold.
+// What a warp does with a tile of scores, 32 queries by 64 keys in the layout of mma.m16n8: keeps those that are
+// not below their query's threshold.
 #pragma once
 
 #include "gpu/cuda/common/warp.cuh"

@@ -1,8 +1,8 @@
-// The kernels of a neighbour search, as the host code that strings them together sees them. One call of each
+// The kernels of a neighbour search, as the host code sees them that launches one after the other. One call of each
 // serves one batch of queries and one block of keys.
 //
 //   sample   scores of every 16th key, group maxima only    -> a first threshold per query
-//   search   scores of all keys; what reaches the query's threshold is kept in short lists, one per (query, share
+//   search   scores of all keys; what is not below the query's threshold is kept in short lists, one per (query, share
 //            of the keys), each cut back to its best `most` when it is full
 //   merge    lists of all shares -> the best of the query, sorted; queries with too few are noted, and searched
 //            and merged again without a threshold
@@ -31,7 +31,7 @@ inline constexpr size_t kMostBlockKeys =
 /// A (score, key) as an integer that grows with the score and, for equal scores, falls with the key.
 using Rank = unsigned long long;
 inline constexpr Rank kLowestRank =
-    0x007FFFFF00000000ULL;  ///< of minus infinity: everything reaches it
+    0x007FFFFF00000000ULL;  ///< of minus infinity: no score is below it
 
 /// One batch of queries against one block of keys.
 struct TileArgs {
@@ -82,7 +82,7 @@ struct MergeArgs {
   Rank* best = nullptr;  ///< `[rows, most]` in and out: of earlier blocks, and with this one
   uint32_t* best_sizes = nullptr;  ///< `[rows]` in and out
   bool with_earlier = false;       ///< false: what best holds is not of an earlier block
-  Rank* thresholds = nullptr;      ///< out: what the next block must reach
+  Rank* thresholds = nullptr;      ///< out: for the next block of keys
   /// Not null: a query whose thresholds were an estimate and that has fewer than the least of most, key_count and
   /// its limit is noted here.
   uint32_t* missed = nullptr;

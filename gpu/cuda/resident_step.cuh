@@ -1,6 +1,9 @@
 // The kernel of a step: publishes q, k, v, attends the resident tokens, takes in the new one, and, where the
 // step is one launch, waits for the host and merges.
 //
+// Reads q `[q_heads, D]`, k and v `[kv_heads, D]`, K and V `[kv_heads, 2, slots, D]`; writes resident_o `[q_heads, D]` and
+// resident_lse `[q_heads]` (natural log). Partial states between blocks are AttentionState, base 2.
+//
 // Grid (KV heads, 1 + splits): block (h, 0) publishes for its head, block (h, 1 + s) attends a share of its tokens.
 // Lengths are read from device memory, so the grid is the same for every length and a graph can be replayed. The
 // last block of a head to arrive merges the head's partial states and advances its copy of the layer's state: all
@@ -17,7 +20,7 @@
 
 namespace keyhole::gpu {
 
-/// What has arrived of a step that is one launch.
+/// Bits of StepParams::ready: which states of a step that is one launch have arrived.
 inline constexpr uint32_t kResidentReady = 1, kHostReady = 2;
 
 /// Publishes q, k, v of a KV head; returns the step's number. T: the session's dtype.
@@ -66,7 +69,8 @@ struct MergeSpace {
   float lse[kMaxGroup];                   ///< result
 };
 
-/// The head's state from the partial ones of its splits, in their order: to global memory and to `space`.
+/// The head's state from the partial ones of its splits, in their order: numerators `[active, group, D]` and states
+/// `[active, group]` (base 2) become o `[group, D]`, lse `[group]` (natural log), in global memory and in `space`.
 template <int D>
 __device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32_t active,
                                       MergeSpace<D>& space) {

@@ -1,5 +1,5 @@
-// Where the resident tokens of a layer lie, and what a step does to them: one rule for the kernels, which
-// read and advance the device's copy, and for the host's mirror, which follows.
+// Where the resident tokens of a layer lie, and what a step does to them: one rule for the kernels, which read and
+// advance the device's copy, and for the host's mirror, which repeats each step (update_host_copy()).
 //
 //   slot  0 .. sink-1                the sink
 //         sink .. sink+capacity-1    the window, a ring that begins at slot sink + begin

@@ -1,5 +1,5 @@
-// What the blocks of the resident attention have in common, whatever the dtype: which tokens are a block's,
-// the step's new token, and the partial state that a block leaves.
+// What the blocks of the resident attention have in common for all dtypes: which tokens a block attends, the step's
+// new token, and the partial state that a block leaves.
 #pragma once
 
 #include "gpu/cuda/common/element.cuh"

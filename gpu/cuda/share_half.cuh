@@ -1,7 +1,7 @@
 // Resident attention of one block over 16-bit K and V, on tensor cores.
 //
 // Each warp goes through tiles of 16 tokens of its own, copied ahead of use into its own part of shared
-// memory: no barrier between warps until the end. With the tokens as rows, the 8 columns of a product hold the
+// memory: no barrier between warps until the end. Logits are in units of ln 2. With the tokens as rows, the 8 columns of a product hold the
 // heads of the group, so a K or V row is read once for all of them and 1 or 5 heads cost what 8 do:
 //   logits[16 tokens x 8 heads]  = K[16 x D] * q^T[D x 8]
 //   o^T[D x 8 heads]            += V^T[D x 16 tokens] * weights[16 x 8]
@@ -68,7 +68,7 @@ struct HalfShare {
     }
   }
 
-  // Heads of the group that a warp prepares, and groups of 4 components of each in a lane.
+  // Heads of the group that a warp prepares, and quads of components of each head that a lane prepares.
   static constexpr int kOwnHeads = kHeads / static_cast<int>(kWarps);
   static constexpr int kQuads = (D + 127) / 128;
   struct OwnQ {
@@ -112,7 +112,7 @@ struct HalfShare {
       for (int offset = 16; offset > 0; offset /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(kWholeWarp, largest, offset));
       }
-      // A power of two, so that no bit is lost, brings |q| below 2: f16 then has room for it whatever q was.
+      // A power of two, so that no bit is lost, brings |q| below 2: any q then fits into f16.
       int exponent = static_cast<int>((__float_as_uint(largest) >> 23U) & 255U) - 127;
       if (largest == 0.0F || exponent == 128) exponent = 0;
       exponent = min(max(exponent, -126), 126);

@@ -31,7 +31,8 @@ class StepLauncher {
   [[nodiscard]] uint32_t splits() const { return splits_; }
   /// Whether this device can launch ahead (launch_ahead()).
   [[nodiscard]] bool ahead() const { return ahead_; }
-  /// Whether the blocks that wait for the host leave room for those that they wait for: all but the smallest GPUs.
+  /// Whether the blocks that wait for the host fit on the device together with those that they wait for. False on the
+  /// smallest GPUs alone.
   [[nodiscard]] bool can_wait() const { return can_wait_; }
   void launch(StepParams params, cudaStream_t stream) const;
 

@@ -75,7 +75,7 @@ struct StepParams {
   float* resident_o = nullptr;               ///< result `[q_heads, head_dim]`
   float* resident_lse = nullptr;             ///< result `[q_heads]`
   PublishedLine* done =
-      nullptr;  ///< per KV head: gets `ticket` when its result is there; null: nobody asks
+      nullptr;  ///< per KV head: gets `ticket` when its result is there; null: no such flag
   uint32_t ticket = 0;
 
   bool merges =

@@ -355,11 +355,11 @@ TEST_P(PartitionsTest, EveryShape) {
   for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
     for (uint32_t group = 1; group <= kMaxGroup; ++group) {
       const DType dtype = dtypes[random_() % 3];
-      const uint32_t room = counts[random_() % 10];
-      PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, room, 1024);
+      const uint32_t capacity = counts[random_() % 10];
+      PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, capacity, 1024);
       if (random_() % 4 == 0) shape.logits.softcap = 3.0F;
       SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) + " dtype " +
-                   dtype_name(dtype) + " room " + std::to_string(room) + " kv_heads " +
+                   dtype_name(dtype) + " capacity " + std::to_string(capacity) + " kv_heads " +
                    std::to_string(shape.kv_heads));
       CudaPartitions partitions(shape, 0, GetParam());
       EXPECT_EQ(partitions.bytes(), partitions_bytes(shape));
@@ -368,7 +368,7 @@ TEST_P(PartitionsTest, EveryShape) {
       std::vector<PartitionsTail> tails;
       const uint32_t layer = random_() % 2;
       for (uint32_t k = 0; k < shape.kv_heads; ++k) {
-        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (room + 1) : room, dim, dtype);
+        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (capacity + 1) : capacity, dim, dtype);
         wanted.push_back(chosen[random_() % 5]);
         tails.push_back(static_cast<PartitionsTail>(random_() % 3));
         partitions.upload(layer, k, 0, heads[k].rows());

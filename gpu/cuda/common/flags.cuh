@@ -1,6 +1,6 @@
 // Flags and counters that blocks of a grid share with each other, or with the host in pinned memory.
 //
-// Memory order. A release makes everything that the thread wrote before it visible to whoever acquires the flag; after a
+// Memory order. A release makes everything that the thread wrote before it visible to a thread that acquires the flag; after a
 // __syncthreads() that covers the whole block's writes. Scope: the device for blocks among themselves, the system for
 // the host, whose side is std::atomic_ref with the same orders (gpu/cuda/common/waiting.h). On sm_90 the functions
 // compile to the instructions of hand-written ld.acquire, st.release and atom.acq_rel, with generic addresses in place

@@ -1,6 +1,6 @@
 // Tensor core instructions and the loads of their operands (compute capability 8.0 and newer).
 //
-// Operands are made of 8 x 8 matrices of 16-bit elements: thread l of a warp holds elements (l / 4, 2 * (l % 4)) and the
+// Operands are made of 8 x 8 matrices of 16-bit elements: lane l holds elements (l / 4, 2 * (l % 4)) and the
 // next one in its row, in one register. A 16 x 8 result of 32-bit elements is c[4]: c[0], c[1] are row l / 4, columns
 // 2 * (l % 4) and the next; c[2], c[3] the same of row l / 4 + 8.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace keyhole::gpu {
 
-/// Four 8 x 8 matrices from shared memory: thread i names row i % 8 of matrix i / 8 (16 bytes, aligned).
+/// Four 8 x 8 matrices from shared memory: lane i names row i % 8 of matrix i / 8 (16 bytes, aligned).
 __device__ inline void load_matrices(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
