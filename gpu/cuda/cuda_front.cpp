@@ -47,12 +47,12 @@ struct CudaPartitions::Impl {
     int major = 0;
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
           "the device's capability");
-    in_clusters = may_cluster && load_front_choose_cluster(layers[0], major);
+    in_clusters = may_cluster && load_choose_cluster(layers[0], major);
     for (PartitionsLayer& l : layers) l.has_shares = in_clusters;
     if (!in_clusters) {
-      check(load_front_choose(layers[0]), "loading the kernel that chooses partitions");
+      check(load_choose(layers[0]), "loading the kernel that chooses partitions");
     }
-    check(load_front_attend(layers[0]), "loading the kernel that attends partitions");
+    check(load_attend(layers[0]), "loading the kernel that attends partitions");
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -201,15 +201,15 @@ void CudaPartitions::choose(uint32_t layer, const DeviceRows& q, const uint32_t*
                             Stream stream) {
   auto* s = static_cast<cudaStream_t>(stream);
   if (impl_->in_clusters) {
-    check(launch_front_choose_cluster(impl_->layers[layer], q, sequence, s), "choosing partitions");
+    check(launch_choose_cluster(impl_->layers[layer], q, sequence, s), "choosing partitions");
     return;
   }
-  launch_front_choose(impl_->layers[layer], q, sequence, s);
+  launch_choose(impl_->layers[layer], q, sequence, s);
   check_launch("choosing partitions");
 }
 
 void CudaPartitions::attend(uint32_t layer, Stream stream) {
-  launch_front_attend(impl_->layers[layer], static_cast<cudaStream_t>(stream));
+  launch_attend(impl_->layers[layer], static_cast<cudaStream_t>(stream));
   check_launch("attending partitions");
 }
 

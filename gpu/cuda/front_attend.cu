@@ -327,12 +327,12 @@ Kernel kernel_for(const PartitionsLayer& l) {
 
 }  // namespace
 
-cudaError_t load_front_attend(const PartitionsLayer& layer) {
+cudaError_t load_attend(const PartitionsLayer& layer) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel_for(layer));
 }
 
-void launch_front_attend(const PartitionsLayer& layer, cudaStream_t stream) {
+void launch_attend(const PartitionsLayer& layer, cudaStream_t stream) {
   const uint32_t per_split = partitions_per_split(layer.capacity);
   const uint32_t splits = (layer.capacity + per_split - 1) / per_split;
   const dim3 grid(splits, layer.kv_heads, layer.group == 1 ? 1 : (layer.group + 3) / 4);

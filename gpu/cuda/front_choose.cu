@@ -228,13 +228,13 @@ Kernel kernel_for(uint32_t dim) {
 
 }  // namespace
 
-cudaError_t load_front_choose(const PartitionsLayer& layer) {
+cudaError_t load_choose(const PartitionsLayer& layer) {
   cudaFuncAttributes attributes;
   return cudaFuncGetAttributes(&attributes, kernel_for(layer.dim));
 }
 
-void launch_front_choose(const PartitionsLayer& layer, const DeviceRows& q,
-                         const uint32_t* sequence, cudaStream_t stream) {
+void launch_choose(const PartitionsLayer& layer, const DeviceRows& q, const uint32_t* sequence,
+                   cudaStream_t stream) {
   const dim3 grid(layer.capacity / kPartitionTile, layer.kv_heads);
   kernel_for(layer.dim)<<<grid, kThreads, 0, stream>>>(layer, q, sequence);
 }

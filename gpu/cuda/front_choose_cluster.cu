@@ -240,7 +240,7 @@ cudaLaunchConfig_t launch_of(const PartitionsLayer& layer, cudaLaunchAttribute& 
 
 }  // namespace
 
-bool load_front_choose_cluster(const PartitionsLayer& layer, int compute_major) {
+bool load_choose_cluster(const PartitionsLayer& layer, int compute_major) {
   const Places places(layer);
   // Those that are known to have clusters of 16.
   if ((compute_major != 9 && compute_major != 10) || places.end > kMostShared) return false;
@@ -258,8 +258,8 @@ bool load_front_choose_cluster(const PartitionsLayer& layer, int compute_major) 
   return works;
 }
 
-cudaError_t launch_front_choose_cluster(const PartitionsLayer& layer, const DeviceRows& q,
-                                        const uint32_t* sequence, cudaStream_t stream) {
+cudaError_t launch_choose_cluster(const PartitionsLayer& layer, const DeviceRows& q,
+                                  const uint32_t* sequence, cudaStream_t stream) {
   cudaLaunchAttribute attribute;
   const cudaLaunchConfig_t config = launch_of(layer, attribute, stream);
   return cudaLaunchKernelEx(&config, kernel_for(layer.dim), layer, q, sequence);

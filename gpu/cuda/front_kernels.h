@@ -89,17 +89,16 @@ struct PartitionsLayer {
 
 /// Load the kernels of a layer, so that their first launch does not: loading waits for kernels that run, and one of those
 /// may wait for the host.
-[[nodiscard]] cudaError_t load_front_choose(const PartitionsLayer& layer);
-[[nodiscard]] cudaError_t load_front_attend(const PartitionsLayer& layer);
+[[nodiscard]] cudaError_t load_choose(const PartitionsLayer& layer);
+[[nodiscard]] cudaError_t load_attend(const PartitionsLayer& layer);
 /// False where the GPU cannot run it, or the layer has too many partitions for it.
-[[nodiscard]] bool load_front_choose_cluster(const PartitionsLayer& layer, int compute_major);
+[[nodiscard]] bool load_choose_cluster(const PartitionsLayer& layer, int compute_major);
 
 /// Enqueue them; the launch's error is returned or left for cudaGetLastError().
-void launch_front_choose(const PartitionsLayer& layer, const DeviceRows& q,
-                         const uint32_t* sequence, cudaStream_t stream);
-[[nodiscard]] cudaError_t launch_front_choose_cluster(const PartitionsLayer& layer,
-                                                      const DeviceRows& q, const uint32_t* sequence,
-                                                      cudaStream_t stream);
-void launch_front_attend(const PartitionsLayer& layer, cudaStream_t stream);
+void launch_choose(const PartitionsLayer& layer, const DeviceRows& q, const uint32_t* sequence,
+                   cudaStream_t stream);
+[[nodiscard]] cudaError_t launch_choose_cluster(const PartitionsLayer& layer, const DeviceRows& q,
+                                                const uint32_t* sequence, cudaStream_t stream);
+void launch_attend(const PartitionsLayer& layer, cudaStream_t stream);
 
 }  // namespace keyhole::gpu
