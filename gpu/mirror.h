@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/cuda/ring.h"
+#include "gpu/cuda/resident/ring.h"
 
 namespace keyhole::gpu {
 

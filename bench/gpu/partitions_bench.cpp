@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "gpu/cuda/common/memory.h"
-#include "gpu/cuda/cuda_front.h"
+#include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/device.h"
 
 namespace {

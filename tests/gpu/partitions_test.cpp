@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "gpu/cuda/common/memory.h"
-#include "gpu/cuda/cuda_front.h"
-#include "gpu/cuda/front_kernels.h"
+#include "gpu/cuda/partitions/cuda_partitions.h"
+#include "gpu/cuda/partitions/kernels.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {
@@ -368,7 +368,8 @@ TEST_P(PartitionsTest, EveryShape) {
       std::vector<PartitionsTail> tails;
       const uint32_t layer = random_() % 2;
       for (uint32_t k = 0; k < shape.kv_heads; ++k) {
-        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (capacity + 1) : capacity, dim, dtype);
+        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (capacity + 1) : capacity, dim,
+                           dtype);
         wanted.push_back(chosen[random_() % 5]);
         tails.push_back(static_cast<PartitionsTail>(random_() % 3));
         partitions.upload(layer, k, 0, heads[k].rows());
