@@ -17,7 +17,7 @@
 
 namespace keyhole::gpu {
 
-/// A cudaStream_t, so that who includes this needs no CUDA.
+/// A cudaStream_t, so that a file that includes this needs no CUDA.
 using Stream = void*;
 
 /// Rows of one token, `[heads, head_dim]` in device memory.

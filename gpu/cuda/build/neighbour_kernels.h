@@ -118,8 +118,7 @@ cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const fl
 /// Rows `[rows, dim]` of any dtype, `stride` bytes apart, as rows of 16-bit operands.
 /// to f16, bf16: `[rows, dim]`; rows of another dtype are scaled by a power of two to less than 1 where `scales` is
 /// not null, which then gets the factors that undo it, and extra (in place) is scaled alike.
-/// to f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`. limit > 0 clamps
-/// elements to +-limit.
+/// to f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`.
 cudaError_t launch_convert(const std::byte* from, size_t stride, DType from_type, uint32_t rows,
                            uint32_t dim, DType to_type, uint16_t* to, float* scales, float* extra,
                            cudaStream_t stream);

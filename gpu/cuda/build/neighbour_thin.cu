@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) thin_lists(const ThinArgs args) {
     for (uint32_t half = 0; half < 2; ++half) {
       uint32_t words[4][2] = {};
       if (half * 64 < n) {
-        // The second half of 64 columns may end in the middle; rows past it are not there to be read.
+        // The second half of 64 columns may end in the middle; the rows past it are not in shared memory.
         const uint32_t columns = min(rows - half * 64, 64U);
         float scores[2][8][4] = {};
         for (uint32_t k = 0; k < args.dim / 16; ++k) {

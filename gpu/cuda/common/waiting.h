@@ -28,15 +28,15 @@ inline void pause_cpu() {
 #endif
 }
 
-/// Spins for spin_us, then sleeps between looks (a nap costs about 50 us more than it asks for). False if `stop`
-/// said so, or timeout_us passed, first.
+/// Waits until ready() is true: spins for spin_us, then sleeps between looks (a sleep takes about 50 us longer than it is
+/// set to). False if stop() was true or timeout_us passed first.
 template <class Ready, class Stop>
 [[nodiscard]] bool wait_until(Ready&& ready, uint64_t spin_us, uint64_t timeout_us, Stop&& stop) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kNap = std::chrono::microseconds(20);
   constexpr int kLooks = 32;  // between two looks at the clock
-  // After so long the core is offered to others at every look: another thread that was put on it would wait for a
-  // time slice, 4 ms, to hand its work over.
+  // After so long the thread yields at every look: another thread on the same core, whose work this one may be waiting
+  // for, would otherwise wait for a time slice of 4 ms.
   constexpr auto kAlone = std::chrono::microseconds(20);
   const auto start = Clock::now();
   while (true) {

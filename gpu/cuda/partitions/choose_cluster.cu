@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   cluster.sync();
 
-  // Every block finds the threshold for itself, and tells the first one which of its partitions are chosen or may be.
+  // Every block finds the threshold by itself, and writes to the first block which of its partitions are chosen, and which
+  // are candidates.
   const bool is_trivial = wanted == 0 || wanted == count;
   bool is_listed = true;
   if (!is_trivial) {

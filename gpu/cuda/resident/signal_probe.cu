@@ -36,7 +36,7 @@ bool probe_device_wait(cudaStream_t stream) {
   auto* lines = memory.as<ProbeLines>();
   wait_for_flag<<<1, 1, 0, stream>>>(memory.device<ProbeLines>());
   check_launch("trying how to signal");
-  // The flag goes up only once the kernel is seen to run: one that was raised before it would prove nothing.
+  // The flag is raised only once the kernel is seen to run: one that was raised before would prove nothing.
   const auto start = std::chrono::steady_clock::now();
   const auto patience = std::chrono::nanoseconds(kPatienceNs);
   while (std::atomic_ref(lines->running).load(std::memory_order_acquire) == 0 &&
