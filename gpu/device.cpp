@@ -5,8 +5,8 @@ namespace keyhole::gpu {
 
 namespace {
 
-// Sizes come from callers that plan for contexts nobody has run yet: a product that does not fit is
-// their mistake and must not wrap to a small number.
+// Sizes come from callers that plan for contexts of any length: a product that exceeds 64 bits is refused, as it would
+// wrap to a small number.
 size_t multiply(size_t a, size_t b) {
   size_t product = 0;
   if (__builtin_mul_overflow(a, b, &product)) {
@@ -24,6 +24,13 @@ size_t resident_bytes(const ResidentShape& shape) {
   const size_t tokens = size_t{shape.sink} + shape.window_capacity;
   const size_t row = multiply(size_t{shape.kv_heads} * shape.head_dim, dtype_size(shape.dtype));
   return multiply(multiply(multiply(row, tokens), shape.layers), kKeysAndValues);
+}
+
+std::string unsupported_reason(const DeviceInfo& device) {
+  constexpr int kLeastMajor = 8;
+  if (device.compute_major >= kLeastMajor) return {};
+  return device.name + " has compute capability " + std::to_string(device.compute_major) + "." +
+         std::to_string(device.compute_minor) + ", needed: 8.0 or newer";
 }
 
 }  // namespace keyhole::gpu

@@ -79,7 +79,7 @@ struct CudaConfig {
 /// out_of_device_memory (with the bytes needed and there; nothing is allocated then), device_error.
 [[nodiscard]] std::unique_ptr<Resident> make_cuda_resident(const ResidentShape& shape,
                                                            const CudaConfig& config);
-/// Room for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
+/// Device memory for partitions beside such a Resident; its bytes count against the same limit. Throws as above.
 [[nodiscard]] std::unique_ptr<Partitions> make_cuda_partitions(Resident& resident,
                                                                const PartitionsShape& shape);
 
@@ -97,6 +97,10 @@ struct DeviceInfo {
   size_t memory_bytes = 0;
   int compute_major = 0, compute_minor = 0;
 };
+
+/// Why no session can run on the device; empty: it can. Kernels need compute capability 8.0 (asynchronous copies to
+/// shared memory, bf16 on tensor cores).
+[[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
 
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();

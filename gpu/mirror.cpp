@@ -21,7 +21,7 @@ Mirror::Mirror(const RingShape& shape, uint32_t layers, size_t row_bytes)
   if (memory == MAP_FAILED) {
     throw Error(Status::out_of_memory,
                 "the host's copy of the resident tokens: " + std::to_string(bytes_) +
-                    " bytes of address space are not to be had");
+                    " bytes of address space could not be reserved");
   }
   data_ = static_cast<std::byte*>(memory);
 }

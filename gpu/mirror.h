@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "gpu/cuda/ring.h"
+#include "gpu/cuda/resident/ring.h"
 
 namespace keyhole::gpu {
 
-/// Rows of all layers in ordinary memory that becomes real as it is written (a window of 131072 tokens in 32
-/// layers is 16 GiB of address space from the start, and real when it is full). One thread at a time.
+/// Rows of all layers in ordinary memory, whose pages the operating system maps when they are first written (a window of
+/// 131072 tokens in 32 layers is 16 GiB of address space from the start, and of memory when it is full). One thread at a time.
 /// Tokens come and go as rows `[n, row_bytes]` of K and of V.
 class Mirror {
  public:

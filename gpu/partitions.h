@@ -1,6 +1,7 @@
-// The front half of a tail on the device: the mean keys and mean values of partitions are pseudo-tokens with a
-// log weight. A step scores all of a layer, chooses the best ones for the host to read whole, sends it their
-// numbers, and lets the others stand for their keys (RetroInfer's estimation zone; index/tail has the formulas).
+// Partitions of the offloaded tokens on the device. The mean key and mean value of a partition are a pseudo-token that
+// weighs as much as its keys together. A step scores all partitions of a layer, chooses the best ones of each KV head,
+// sends their numbers to the host, which reads those whole, and attends the others' pseudo-tokens in place of their
+// keys (RetroInfer's estimation zone; index/tail has the formulas).
 //
 // 128k keys at 16 keys per partition are 8192 pseudo-tokens a head: int8 mean keys, mean values in K and V's
 // dtype, two numbers: 392 bytes each at d = 128, 0.8 GB for 256 heads.
@@ -19,7 +20,7 @@ struct PartitionsShape {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   DType dtype = DType::f16;  ///< of mean values
-  uint32_t partitions = 0;   ///< room for so many per (layer, KV head)
+  uint32_t partitions = 0;   ///< capacity of a (layer, KV head)
   uint32_t most_chosen = 0;  ///< so many can be chosen for a KV head, at most 1024
   LogitParams logits;
 };

@@ -8,11 +8,11 @@ namespace keyhole::gpu {
 namespace {
 
 constexpr size_t kAlignment = 256;
-constexpr size_t kHeadBytes = 16;  // PartitionsHead of gpu/cuda/front_kernels.h
+constexpr size_t kHeadBytes = 16;  // PartitionsHead of gpu/cuda/partitions/kernels.h
 
 class Allocator {
  public:
-  /// Room for the product of `factors` bytes.
+  /// The offset of memory for the product of `factors` bytes.
   size_t take(std::initializer_list<size_t> factors) {
     size_t bytes = 1;
     for (const size_t f : factors) {
@@ -75,7 +75,7 @@ PartitionsLayout::PartitionsLayout(const PartitionsShape& shape) {
   centers = a.take({layers, kv_heads, dim, sizeof(float)});
   values = a.take({layers, kv_heads, capacity, dim, dtype_size(shape.dtype)});
   weights = a.take({kv_heads, capacity, padded, sizeof(float)});
-  tile_sums = a.take({kv_heads, capacity / kPartitionTile, padded, 2 * sizeof(float)});
+  tile_states = a.take({kv_heads, capacity / kPartitionTile, padded, 2 * sizeof(float)});
   factors = a.take({kv_heads, capacity / kPartitionTile, padded, sizeof(float)});
   log_sums = a.take({q_heads, sizeof(float)});
   least_shares = a.take({q_heads, sizeof(float)});

@@ -17,7 +17,7 @@
 
 namespace keyhole::gpu {
 
-/// A cudaStream_t, so that who includes this needs no CUDA.
+/// A cudaStream_t, so that a file that includes this needs no CUDA.
 using Stream = void*;
 
 /// Rows of one token, `[heads, head_dim]` in device memory.
@@ -57,18 +57,18 @@ class StreamSteps {
   virtual ~StreamSteps() = default;
 
   /// Enqueues the first half. Without k and v nothing is appended. A token goes to the sink until that is full,
-  /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens. front: not
-  /// null: its partitions of this layer are scored, the best ones chosen and published, the others attended.
+  /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens. partitions
+  /// not null: those of this layer are scored, the best ones chosen and published, the others attended.
   /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
   virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                     Partitions* front, Stream stream) = 0;
+                     Partitions* partitions, Stream stream) = 0;
   /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
   /// With Signal::host_launch it first waits, on the calling thread, until the host has delivered all heads;
   /// throws Error(timeout).
   virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
-  /// Both at once; one kernel does all of it where there is no front and Signal::device_wait.
+  /// Both at once; one kernel does all of it without partitions and with Signal::device_wait.
   virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    Partitions* front, const DeviceRows& out, float* lse, Stream stream) = 0;
+                    Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
   /// True while the stream records a graph (then the step counts when the graph is launched, not now).

@@ -5,6 +5,7 @@
 
 #include "runtime/gpu_accelerator.h"
 #include "runtime/host_device.h"
+#include "runtime/session/device_choice.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -12,32 +13,6 @@ namespace {
 constexpr uint32_t kMaxThreads = 4096;
 
 constexpr uint32_t kDefaultTimeoutMs = 10000;
-
-/// Whether the engine's device is a CUDA device.
-bool choose_cuda(keyhole_device device, uint32_t ordinal) {
-  switch (device) {
-    case KEYHOLE_DEVICE_HOST: return false;
-    case KEYHOLE_DEVICE_AUTO: return ordinal < gpu::cuda_devices().size();
-    case KEYHOLE_DEVICE_CUDA: break;
-    default:
-      throw Error(Status::invalid_argument,
-                  "device is " + std::to_string(device) +
-                      ", allowed: KEYHOLE_DEVICE_AUTO (0), KEYHOLE_DEVICE_HOST (1), "
-                      "KEYHOLE_DEVICE_CUDA (2)");
-  }
-  const auto gpus = gpu::cuda_devices();
-  if (gpus.empty()) {
-    throw Error(Status::unsupported,
-                "device KEYHOLE_DEVICE_CUDA is not available: " + gpu::cuda_status() +
-                    "; allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
-  }
-  if (ordinal >= gpus.size()) {
-    throw Error(Status::invalid_argument, "device_ordinal is " + std::to_string(ordinal) +
-                                              ", allowed: 0.." + std::to_string(gpus.size() - 1) +
-                                              " (" + gpu::cuda_status() + ")");
-  }
-  return true;
-}
 
 /// The config's wish, else the environment's, else none: then devices are tried.
 keyhole_signal choose_signal(keyhole_signal signal) {
@@ -91,15 +66,16 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   const keyhole_signal signal = choose_signal(config.signal);
   const uint32_t timeout_ms =
       config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
-  if (!has_streams() && choose_cuda(config.device, config.device_ordinal)) {
-    device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
+  std::string why_host;
+  if (!has_streams()) {
+    DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
+                                        gpu::cuda_status());
+    why_host = std::move(choice.reason);
+    if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }
   if (device_.make_accelerator) accelerator_ = device_.make_accelerator(log_);
-  log_(KEYHOLE_LOG_INFO,
-       std::string("device: ") + device_name() +
-           (has_streams()                          ? std::string()
-            : config.device == KEYHOLE_DEVICE_HOST ? std::string(" (as asked)")
-                                                   : " (" + gpu::cuda_status() + ")"));
+  log_(KEYHOLE_LOG_INFO, std::string("device: ") + device_name() +
+                             (why_host.empty() ? std::string() : " (" + why_host + ")"));
   if (config.classifiers != nullptr) {
     classifiers_path_ = config.classifiers;
     classifiers_ = Classifiers(classifiers_path_, model_, rope_, *kernels_);

@@ -4,8 +4,8 @@
 #include <atomic>
 #include <vector>
 
-#include "gpu/cuda/device_ops.cuh"
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/flags.cuh"
+#include "gpu/cuda/common/memory.h"
 
 namespace {
 
@@ -19,7 +19,7 @@ struct Lines {
 __global__ void ping(Lines* lines, uint64_t* times, int round_trips) {
   for (int i = 1; i <= round_trips; ++i) {
     const uint64_t start = nanoseconds();
-    store_system(&lines->there, i);
+    store_relaxed_system(&lines->there, i);
     while (load_acquire_system(&lines->back) < static_cast<uint64_t>(i)) {
     }
     times[i - 1] = nanoseconds() - start;

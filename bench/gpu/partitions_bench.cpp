@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "gpu/cuda/cuda_front.h"
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/device.h"
 
 namespace {
@@ -91,7 +91,7 @@ void run(int argc, char** argv) {
     rate = copy_rate(stream);
   }
   const bool may_cluster = argument(argc, argv, 6, 1) != 0;
-  CudaPartitions front(shape, 0, may_cluster);
+  CudaPartitions device(shape, 0, may_cluster);
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const size_t dim = shape.head_dim;
@@ -106,10 +106,10 @@ void run(int argc, char** argv) {
   const auto before = std::chrono::steady_clock::now();
   for (uint32_t l = 0; l < shape.layers; ++l) {
     for (uint32_t k = 0; k < kKvHeads; ++k) {
-      front.upload(l, k, 0,
-                   {partitions, keys.data(), scales.data(), center.data(), sizes.data(),
-                    variances.data(), reinterpret_cast<const std::byte*>(values.data())});
-      front.set(l, k, chosen, PartitionsTail::second);
+      device.upload(l, k, 0,
+                    {partitions, keys.data(), scales.data(), center.data(), sizes.data(),
+                     variances.data(), reinterpret_cast<const std::byte*>(values.data())});
+      device.set(l, k, chosen, PartitionsTail::second);
     }
   }
   const std::chrono::duration<double> uploaded = std::chrono::steady_clock::now() - before;
@@ -121,13 +121,13 @@ void run(int argc, char** argv) {
   DeviceBuffer sequence(sizeof(uint32_t));
   sequence.clear();
   const DeviceRows rows{queries.data(), dim, DType::f32};
-  const auto choose = [&](uint32_t l) { front.choose(l, rows, sequence.as<uint32_t>(), stream); };
+  const auto choose = [&](uint32_t l) { device.choose(l, rows, sequence.as<uint32_t>(), stream); };
   const auto layers = static_cast<float>(shape.layers);
   const float both = time_graph(stream,
                                 [&] {
                                   for (uint32_t l = 0; l < shape.layers; ++l) {
                                     choose(l);
-                                    front.attend(l, stream);
+                                    device.attend(l, stream);
                                   }
                                 }) /
                      layers;
@@ -139,7 +139,7 @@ void run(int argc, char** argv) {
   const float tails = time_graph(stream,
                                  [&] {
                                    for (uint32_t l = 0; l < shape.layers; ++l)
-                                     front.attend(l, stream);
+                                     device.attend(l, stream);
                                  }) /
                       layers;
 
@@ -171,7 +171,7 @@ void run(int argc, char** argv) {
     double latest = 0.0;
     for (uint32_t k = 0; k < kKvHeads; ++k) {
       Chosen c;
-      if (!front.await(layer, k, step + 1, 1'000'000, stop, c)) {
+      if (!device.await(layer, k, step + 1, 1'000'000, stop, c)) {
         std::fprintf(stderr, "no answer\n");
         std::exit(1);
       }

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "bench/gpu/flag_floor.h"
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
 
 namespace {

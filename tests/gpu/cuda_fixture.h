@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu::test {

@@ -93,7 +93,16 @@ TEST(ResidentBytes, IsExactRightUpToTheLimit) {
   EXPECT_THROW((void)resident_bytes(shape), Error);
 }
 
-PartitionsShape front_of_an_eight_billion_model() {
+TEST(UnsupportedReason, NamesTheDeviceWhatItHasAndWhatIsNeeded) {
+  EXPECT_EQ(unsupported_reason({"new", 1, 8, 0}), "");
+  EXPECT_EQ(unsupported_reason({"newer", 1, 12, 0}), "");
+  const std::string reason = unsupported_reason({"NVIDIA T4", 1, 7, 5});
+  for (const char* part : {"NVIDIA T4", "7.5", "8.0"}) {
+    EXPECT_NE(reason.find(part), std::string::npos) << reason;
+  }
+}
+
+PartitionsShape partitions_of_an_eight_billion_model() {
   PartitionsShape shape;
   shape.layers = 32;
   shape.q_heads = 32;
@@ -108,13 +117,13 @@ PartitionsShape front_of_an_eight_billion_model() {
 TEST(PartitionsBytes, OfAnEightBillionModel) {
   // 8192 partitions of 128 + 2 * 128 + 8 bytes for each of 256 heads; what a step needs beside them is little.
   const size_t rows = size_t{256} * 8192 * 392;
-  EXPECT_GE(partitions_bytes(front_of_an_eight_billion_model()), rows);
-  EXPECT_LE(partitions_bytes(front_of_an_eight_billion_model()), rows + rows / 50);
+  EXPECT_GE(partitions_bytes(partitions_of_an_eight_billion_model()), rows);
+  EXPECT_LE(partitions_bytes(partitions_of_an_eight_billion_model()), rows + rows / 50);
 }
 
 TEST(PartitionsBytes, RefusesWhatNoSessionHas) {
   const auto refuses = [](auto change) {
-    PartitionsShape shape = front_of_an_eight_billion_model();
+    PartitionsShape shape = partitions_of_an_eight_billion_model();
     change(shape);
     try {
       (void)partitions_bytes(shape);

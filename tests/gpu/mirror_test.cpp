@@ -9,7 +9,7 @@
 #include <deque>
 #include <random>
 
-#include "gpu/cuda/layout.h"
+#include "gpu/cuda/resident/layout.h"
 
 namespace keyhole::gpu {
 namespace {

@@ -8,9 +8,9 @@
 #include <random>
 #include <vector>
 
-#include "gpu/cuda/cuda_front.h"
-#include "gpu/cuda/front_kernels.h"
-#include "gpu/cuda/memory.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/partitions/cuda_partitions.h"
+#include "gpu/cuda/partitions/kernels.h"
 #include "gpu/device.h"
 
 namespace keyhole::gpu {
@@ -237,12 +237,13 @@ class PartitionsTest : public ::testing::TestWithParam<bool> {
     return q;
   }
 
-  void poison(const CudaPartitions& front, const PartitionsShape& shape) {
-    check(cudaMemset(const_cast<float*>(front.tail_o()), 0xff,
+  void poison(const CudaPartitions& partitions, const PartitionsShape& shape) {
+    check(cudaMemset(const_cast<float*>(partitions.tail_o()), 0xff,
                      size_t{shape.q_heads} * shape.head_dim * sizeof(float)),
           "poison");
-    check(cudaMemset(const_cast<float*>(front.tail_lse()), 0xff, shape.q_heads * sizeof(float)),
-          "poison");
+    check(
+        cudaMemset(const_cast<float*>(partitions.tail_lse()), 0xff, shape.q_heads * sizeof(float)),
+        "poison");
     check(cudaDeviceSynchronize(), "poison");
   }
 
@@ -250,31 +251,31 @@ class PartitionsTest : public ::testing::TestWithParam<bool> {
     std::vector<std::vector<uint32_t>> ids;  // of each KV head
     std::vector<float> o, lse;
   };
-  Result result(CudaPartitions& front, const PartitionsShape& shape, uint32_t layer) {
+  Result result(CudaPartitions& partitions, const PartitionsShape& shape, uint32_t layer) {
     Result r;
     const std::atomic<bool> stop{false};
     for (uint32_t k = 0; k < shape.kv_heads; ++k) {
       Chosen c;
-      EXPECT_TRUE(front.await(layer, k, steps_ + 1, 10'000'000, stop, c));
+      EXPECT_TRUE(partitions.await(layer, k, steps_ + 1, 10'000'000, stop, c));
       r.ids.emplace_back(c.ids, c.ids + c.count);
     }
     check(cudaStreamSynchronize(stream_), "step");
     r.o.resize(size_t{shape.q_heads} * shape.head_dim);
     r.lse.resize(shape.q_heads);
-    check(cudaMemcpy(r.o.data(), front.tail_o(), r.o.size() * 4, cudaMemcpyDeviceToHost), "o");
-    check(cudaMemcpy(r.lse.data(), front.tail_lse(), r.lse.size() * 4, cudaMemcpyDeviceToHost),
+    check(cudaMemcpy(r.o.data(), partitions.tail_o(), r.o.size() * 4, cudaMemcpyDeviceToHost), "o");
+    check(cudaMemcpy(r.lse.data(), partitions.tail_lse(), r.lse.size() * 4, cudaMemcpyDeviceToHost),
           "lse");
     ++steps_;
     check(cudaMemcpy(sequence_.data(), &steps_, 4, cudaMemcpyHostToDevice), "sequence");
     check(cudaDeviceSynchronize(), "sequence");
     return r;
   }
-  Result step(CudaPartitions& front, const PartitionsShape& shape, uint32_t layer,
+  Result step(CudaPartitions& partitions, const PartitionsShape& shape, uint32_t layer,
               const Queries& q) {
-    poison(front, shape);
-    front.choose(layer, q.rows, sequence_.as<uint32_t>(), stream_);
-    front.attend(layer, stream_);
-    return result(front, shape, layer);
+    poison(partitions, shape);
+    partitions.choose(layer, q.rows, sequence_.as<uint32_t>(), stream_);
+    partitions.attend(layer, stream_);
+    return result(partitions, shape, layer);
   }
 
   /// tolerance: relative error of a weight.
@@ -354,29 +355,30 @@ TEST_P(PartitionsTest, EveryShape) {
   for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
     for (uint32_t group = 1; group <= kMaxGroup; ++group) {
       const DType dtype = dtypes[random_() % 3];
-      const uint32_t room = counts[random_() % 10];
-      PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, room, 1024);
+      const uint32_t capacity = counts[random_() % 10];
+      PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, capacity, 1024);
       if (random_() % 4 == 0) shape.logits.softcap = 3.0F;
       SCOPED_TRACE("dim " + std::to_string(dim) + " group " + std::to_string(group) + " dtype " +
-                   dtype_name(dtype) + " room " + std::to_string(room) + " kv_heads " +
+                   dtype_name(dtype) + " capacity " + std::to_string(capacity) + " kv_heads " +
                    std::to_string(shape.kv_heads));
-      CudaPartitions front(shape, 0, GetParam());
-      EXPECT_EQ(front.bytes(), partitions_bytes(shape));
+      CudaPartitions partitions(shape, 0, GetParam());
+      EXPECT_EQ(partitions.bytes(), partitions_bytes(shape));
       std::vector<HostPartitions> heads;
       std::vector<uint32_t> wanted;
       std::vector<PartitionsTail> tails;
       const uint32_t layer = random_() % 2;
       for (uint32_t k = 0; k < shape.kv_heads; ++k) {
-        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (room + 1) : room, dim, dtype);
+        heads.emplace_back(random_, random_() % 3 == 0 ? random_() % (capacity + 1) : capacity, dim,
+                           dtype);
         wanted.push_back(chosen[random_() % 5]);
         tails.push_back(static_cast<PartitionsTail>(random_() % 3));
-        front.upload(layer, k, 0, heads[k].rows());
-        front.set(layer, k, wanted[k], tails[k]);
-        EXPECT_EQ(front.count(layer, k), heads[k].count);
-        EXPECT_EQ(front.count(1 - layer, k), 0U);
+        partitions.upload(layer, k, 0, heads[k].rows());
+        partitions.set(layer, k, wanted[k], tails[k]);
+        EXPECT_EQ(partitions.count(layer, k), heads[k].count);
+        EXPECT_EQ(partitions.count(1 - layer, k), 0U);
       }
       const Queries q = queries(shape.q_heads, dim, dtypes[random_() % 3], 1.5F);
-      const Result r = step(front, shape, layer, q);
+      const Result r = step(partitions, shape, layer, q);
       for (uint32_t k = 0; k < shape.kv_heads; ++k) {
         SCOPED_TRACE("KV head " + std::to_string(k) + ": " + std::to_string(heads[k].count) +
                      " partitions, " + std::to_string(wanted[k]) + " chosen, tail " +
@@ -393,37 +395,74 @@ TEST_P(PartitionsTest, ManyPartitions) {
     const uint32_t group = count == 8192 ? 4 : 1 + random_() % kMaxGroup;
     SCOPED_TRACE(std::to_string(count) + " partitions, group " + std::to_string(group));
     const PartitionsShape shape = shape_of(1, group, 64, DType::f16, count + 100, 512);
-    CudaPartitions front(shape, 0, GetParam());
+    CudaPartitions partitions(shape, 0, GetParam());
     const HostPartitions p(random_, count, 64, DType::f16);
-    front.upload(1, 0, 0, p.rows());
-    front.set(1, 0, 64, PartitionsTail::second);
+    partitions.upload(1, 0, 0, p.rows());
+    partitions.set(1, 0, 64, PartitionsTail::second);
     const Queries q = queries(group, 64, DType::f32, 2.0F);
-    expect_right(shape, p, 0, 64, PartitionsTail::second, q.exact, step(front, shape, 1, q));
+    expect_right(shape, p, 0, 64, PartitionsTail::second, q.exact, step(partitions, shape, 1, q));
   }
 }
 
 TEST_P(PartitionsTest, NoPartitions) {
-  for (const uint32_t room : {0U, 700U}) {
-    const PartitionsShape shape = shape_of(2, 3, 96, DType::bf16, room, 8);
-    CudaPartitions front(shape, 0, GetParam());
+  for (const uint32_t capacity : {0U, 700U}) {
+    const PartitionsShape shape = shape_of(2, 3, 96, DType::bf16, capacity, 8);
+    CudaPartitions partitions(shape, 0, GetParam());
     const HostPartitions none(random_, 0, 96, DType::bf16);
-    front.set(0, 0, 8, PartitionsTail::second);
+    partitions.set(0, 0, 8, PartitionsTail::second);
     const Queries q = queries(6, 96, DType::f16);
-    const Result r = step(front, shape, 0, q);
+    const Result r = step(partitions, shape, 0, q);
     for (uint32_t k = 0; k < 2; ++k) {
       expect_right(shape, none, k, 8, PartitionsTail::second, q.exact, r);
     }
   }
 }
 
+// What kernels read of a head is spoilt behind the object's back: only a copy from the host can mend it.
+TEST_P(PartitionsTest, WhatAHeadIsAlreadyIsNotCopied) {
+  const PartitionsShape shape = shape_of(2, 1, 64, DType::f16, 600, 16);
+  CudaPartitions partitions(shape, 0, GetParam());
+  const PartitionsLayout layout(shape);
+  std::byte* memory = reinterpret_cast<std::byte*>(const_cast<float*>(partitions.tail_o())) -
+                      static_cast<ptrdiff_t>(layout.tail_o);
+  const auto is_copied = [&](uint32_t kv_head, uint32_t chosen, PartitionsTail tail) {
+    std::byte* head = memory + layout.heads + kv_head * sizeof(PartitionsHead);
+    PartitionsHead before;
+    check(cudaMemcpy(&before, head, sizeof before, cudaMemcpyDeviceToHost), "a head");
+    check(cudaMemset(head, 0xff, sizeof before), "a spoilt head");
+    check(cudaDeviceSynchronize(), "a spoilt head");
+    partitions.set(0, kv_head, chosen, tail);
+    PartitionsHead after;
+    check(cudaMemcpy(&after, head, sizeof after, cudaMemcpyDeviceToHost), "a head");
+    if (after.count != 0xffffffffU) {
+      EXPECT_EQ(after.count, before.count);
+      EXPECT_EQ(after.chosen, chosen);
+      EXPECT_EQ(after.tail, static_cast<uint32_t>(tail));
+      return true;
+    }
+    check(cudaMemcpy(head, &before, sizeof before, cudaMemcpyHostToDevice), "a head");
+    check(cudaDeviceSynchronize(), "a head");
+    return false;
+  };
+  EXPECT_FALSE(is_copied(0, 0, PartitionsTail::none));  // as all heads begin
+  EXPECT_TRUE(is_copied(0, 8, PartitionsTail::none));
+  EXPECT_FALSE(is_copied(0, 8, PartitionsTail::none));
+  EXPECT_TRUE(is_copied(0, 8, PartitionsTail::second));
+  EXPECT_FALSE(is_copied(1, 0, PartitionsTail::none));
+  const HostPartitions p(random_, 100, 64, DType::f16);
+  partitions.upload(0, 0, 0, p.rows());
+  EXPECT_FALSE(is_copied(0, 8, PartitionsTail::second));
+  EXPECT_TRUE(is_copied(0, 9, PartitionsTail::second));
+}
+
 TEST_P(PartitionsTest, AllPartitionsChosen) {
   const PartitionsShape shape = shape_of(1, 2, 128, DType::f16, 600, 1024);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   const HostPartitions p(random_, 600, 128, DType::f16);
-  front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 600, PartitionsTail::second);
+  partitions.upload(0, 0, 0, p.rows());
+  partitions.set(0, 0, 600, PartitionsTail::second);
   const Queries q = queries(2, 128, DType::bf16);
-  const Result r = step(front, shape, 0, q);
+  const Result r = step(partitions, shape, 0, q);
   expect_right(shape, p, 0, 600, PartitionsTail::second, q.exact, r);
   EXPECT_EQ(r.lse[0], kMinusInf);
 }
@@ -431,17 +470,17 @@ TEST_P(PartitionsTest, AllPartitionsChosen) {
 TEST_P(PartitionsTest, OfEqualOnesTheFirst) {
   for (const uint32_t count : {100U, 5000U, 20000U}) {
     const PartitionsShape shape = shape_of(1, 4, 128, DType::f16, count, 256);
-    CudaPartitions front(shape, 0, GetParam());
+    CudaPartitions partitions(shape, 0, GetParam());
     HostPartitions p(random_, count, 128, DType::f16);
     for (uint32_t i = 1; i < count; ++i) std::copy_n(p.keys.data(), 128, &p.keys[size_t{i} * 128]);
     std::fill(p.sizes.begin(), p.sizes.end(), 16.0F);
     std::fill(p.variances.begin(), p.variances.end(), 0.0F);
     p.sizes[count - 3] = 30.0F;  // one that is better, and one that is worse
     p.sizes[5] = 2.0F;
-    front.upload(0, 0, 0, p.rows());
-    front.set(0, 0, 50, PartitionsTail::second);
+    partitions.upload(0, 0, 0, p.rows());
+    partitions.set(0, 0, 50, PartitionsTail::second);
     const Queries q = queries(4, 128, DType::f32);
-    const Result r = step(front, shape, 0, q);
+    const Result r = step(partitions, shape, 0, q);
     std::vector<uint32_t> want;
     for (uint32_t i = 0; i < 50; ++i) {
       if (i != 5) want.push_back(i);
@@ -455,16 +494,16 @@ TEST_P(PartitionsTest, WeightsTooSmallToCompare) {
   // One partition outweighs all others by e^200: they are alike, and the first ones are taken.
   const uint32_t count = 3000;
   const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, count, 16);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   HostPartitions p(random_, count, 64, DType::f32);
   std::fill(p.keys.begin(), p.keys.end(), int8_t{0});
   std::fill(p.variances.begin(), p.variances.end(), 0.0F);
   std::fill_n(p.keys.begin() + 777 * 64, 64, int8_t{100});
   std::fill(p.scales.begin(), p.scales.end(), 0.5F);
-  front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 4, PartitionsTail::second);
+  partitions.upload(0, 0, 0, p.rows());
+  partitions.set(0, 0, 4, PartitionsTail::second);
   const Queries q = queries_of(1, 64, DType::f32, std::vector<float>(72, 1.0F));
-  const Result r = step(front, shape, 0, q);
+  const Result r = step(partitions, shape, 0, q);
   EXPECT_EQ(r.ids[0], (std::vector<uint32_t>{0, 1, 2, 777}));
   for (const float x : r.o) EXPECT_TRUE(std::isfinite(x));
 }
@@ -472,12 +511,12 @@ TEST_P(PartitionsTest, WeightsTooSmallToCompare) {
 TEST_P(PartitionsTest, HugeNorms) {
   for (const float norm : {1e3F, 1e6F, 1e15F}) {
     const PartitionsShape shape = shape_of(1, 4, 128, DType::f32, 1500, 64);
-    CudaPartitions front(shape, 0, GetParam());
+    CudaPartitions partitions(shape, 0, GetParam());
     const HostPartitions p(random_, 1500, 128, DType::f32);
-    front.upload(0, 0, 0, p.rows());
-    front.set(0, 0, 32, PartitionsTail::centroid);
+    partitions.upload(0, 0, 0, p.rows());
+    partitions.set(0, 0, 32, PartitionsTail::centroid);
     const Queries q = queries(4, 128, DType::f32, norm);
-    const Result r = step(front, shape, 0, q);
+    const Result r = step(partitions, shape, 0, q);
     ASSERT_EQ(r.ids[0].size(), 32U);
     for (const float x : r.o) EXPECT_TRUE(std::isfinite(x));
     for (const float x : r.lse) EXPECT_FALSE(std::isnan(x));
@@ -494,39 +533,39 @@ TEST_P(PartitionsTest, HugeNorms) {
 
 TEST_P(PartitionsTest, UploadsInParts) {
   const PartitionsShape shape = shape_of(2, 4, 128, DType::f16, 1200, 64);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   const HostPartitions p(random_, 1200, 128, DType::f16);
   const HostPartitions other(random_, 1200, 128, DType::f16);
-  front.upload(1, 1, 0, other.rows(0, 700));
-  front.upload(1, 1, 0, p.rows(0, 300));  // shorter: what was there is gone
-  EXPECT_EQ(front.count(1, 1), 300U);
-  front.upload(1, 1, 300, p.rows(300, 500));
-  front.upload(1, 1, 500, p.rows(500, 700));
-  EXPECT_EQ(front.count(1, 1), 1200U);
-  front.upload(1, 0, 0, other.rows());
-  front.set(1, 1, 20, PartitionsTail::second);
-  front.set(1, 0, 3, PartitionsTail::second);
+  partitions.upload(1, 1, 0, other.rows(0, 700));
+  partitions.upload(1, 1, 0, p.rows(0, 300));  // shorter: what was there is gone
+  EXPECT_EQ(partitions.count(1, 1), 300U);
+  partitions.upload(1, 1, 300, p.rows(300, 500));
+  partitions.upload(1, 1, 500, p.rows(500, 700));
+  EXPECT_EQ(partitions.count(1, 1), 1200U);
+  partitions.upload(1, 0, 0, other.rows());
+  partitions.set(1, 1, 20, PartitionsTail::second);
+  partitions.set(1, 0, 3, PartitionsTail::second);
   const Queries q = queries(8, 128, DType::f16);
-  const Result r = step(front, shape, 1, q);
+  const Result r = step(partitions, shape, 1, q);
   expect_right(shape, other, 0, 3, PartitionsTail::second, q.exact, r);
   expect_right(shape, p, 1, 20, PartitionsTail::second, q.exact, r);
-  front.upload(1, 1, 40, p.rows(0, 0));
-  EXPECT_EQ(front.count(1, 1), 40U);
+  partitions.upload(1, 1, 40, p.rows(0, 0));
+  EXPECT_EQ(partitions.count(1, 1), 40U);
 }
 
 TEST_P(PartitionsTest, RefusesWhatDoesNotFit) {
   const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, 100, 10);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   const HostPartitions p(random_, 101, 64, DType::f32);
-  EXPECT_THROW(front.upload(0, 0, 0, p.rows()), Error);
-  EXPECT_THROW(front.upload(0, 0, 1, p.rows(0, 10)), Error);  // a gap
-  EXPECT_THROW(front.upload(2, 0, 0, p.rows(0, 10)), Error);
-  EXPECT_THROW(front.upload(0, 1, 0, p.rows(0, 10)), Error);
-  EXPECT_THROW(front.set(0, 0, 11, PartitionsTail::none), Error);
+  EXPECT_THROW(partitions.upload(0, 0, 0, p.rows()), Error);
+  EXPECT_THROW(partitions.upload(0, 0, 1, p.rows(0, 10)), Error);  // a gap
+  EXPECT_THROW(partitions.upload(2, 0, 0, p.rows(0, 10)), Error);
+  EXPECT_THROW(partitions.upload(0, 1, 0, p.rows(0, 10)), Error);
+  EXPECT_THROW(partitions.set(0, 0, 11, PartitionsTail::none), Error);
   HostPartitions empty(random_, 4, 64, DType::f32);
   empty.sizes[2] = 0.0F;
-  EXPECT_THROW(front.upload(0, 0, 0, empty.rows()), Error);
-  EXPECT_EQ(front.count(0, 0), 0U);
+  EXPECT_THROW(partitions.upload(0, 0, 0, empty.rows()), Error);
+  EXPECT_EQ(partitions.count(0, 0), 0U);
   PartitionsShape large = shape;
   large.layers = 1000;
   large.partitions = 1U << 26;
@@ -540,35 +579,35 @@ TEST_P(PartitionsTest, RefusesWhatDoesNotFit) {
 
 TEST_P(PartitionsTest, ReplaysOfAGraph) {
   const PartitionsShape shape = shape_of(2, 4, 128, DType::f16, 3000, 64);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   std::vector<HostPartitions> heads;
   for (uint32_t k = 0; k < 2; ++k) {
     heads.emplace_back(random_, 3000, 128, DType::f16);
-    front.upload(0, k, 0, heads[k].rows(0, 1000));
-    front.set(0, k, 48, PartitionsTail::second);
+    partitions.upload(0, k, 0, heads[k].rows(0, 1000));
+    partitions.set(0, k, 48, PartitionsTail::second);
   }
   Queries q = queries(8, 128, DType::f16);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal), "capture");
-  front.choose(0, q.rows, sequence_.as<uint32_t>(), stream_);
-  front.attend(0, stream_);
+  partitions.choose(0, q.rows, sequence_.as<uint32_t>(), stream_);
+  partitions.attend(0, stream_);
   check(cudaStreamEndCapture(stream_, &graph), "capture");
   check(cudaGraphInstantiate(&exec, graph, 0), "graph");
   for (uint32_t replay = 0; replay < 5; ++replay) {
     SCOPED_TRACE(replay);
     const uint32_t count = std::min(1000 + 700 * replay, 3000U);
     for (uint32_t k = 0; k < 2; ++k) {
-      const uint32_t before = front.count(0, k);
-      front.upload(0, k, before, heads[k].rows(before, count - before));
+      const uint32_t before = partitions.count(0, k);
+      partitions.upload(0, k, before, heads[k].rows(before, count - before));
     }
     const Queries next = queries(8, 128, DType::f16);
     check(cudaMemcpy(q.memory.data(), next.memory.data(), next.memory.bytes(),
                      cudaMemcpyDeviceToDevice),
           "q");
-    poison(front, shape);
+    poison(partitions, shape);
     check(cudaGraphLaunch(exec, stream_), "launch");
-    const Result r = result(front, shape, 0);
+    const Result r = result(partitions, shape, 0);
     for (uint32_t k = 0; k < 2; ++k) {
       HostPartitions p = heads[k];
       p.count = count;
@@ -582,15 +621,15 @@ TEST_P(PartitionsTest, ReplaysOfAGraph) {
 
 TEST_P(PartitionsTest, SameBitsEachTime) {
   const PartitionsShape shape = shape_of(3, 5, 80, DType::bf16, 2500, 64);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   for (uint32_t k = 0; k < 3; ++k) {
-    front.upload(0, k, 0, HostPartitions(random_, 2500, 80, DType::bf16).rows());
-    front.set(0, k, 64, PartitionsTail::second);
+    partitions.upload(0, k, 0, HostPartitions(random_, 2500, 80, DType::bf16).rows());
+    partitions.set(0, k, 64, PartitionsTail::second);
   }
   const Queries q = queries(15, 80, DType::f16);
-  const Result first = step(front, shape, 0, q);
+  const Result first = step(partitions, shape, 0, q);
   for (int i = 0; i < 20; ++i) {
-    const Result again = step(front, shape, 0, q);
+    const Result again = step(partitions, shape, 0, q);
     EXPECT_EQ(first.ids, again.ids);
     EXPECT_EQ(std::memcmp(first.o.data(), again.o.data(), first.o.size() * 4), 0);
     EXPECT_EQ(std::memcmp(first.lse.data(), again.lse.data(), first.lse.size() * 4), 0);
@@ -599,21 +638,21 @@ TEST_P(PartitionsTest, SameBitsEachTime) {
 
 TEST_P(PartitionsTest, Waits) {
   const PartitionsShape shape = shape_of(1, 1, 64, DType::f32, 64, 4);
-  CudaPartitions front(shape, 0, GetParam());
+  CudaPartitions partitions(shape, 0, GetParam());
   const HostPartitions p(random_, 64, 64, DType::f32);
-  front.upload(0, 0, 0, p.rows());
-  front.set(0, 0, 4, PartitionsTail::none);
+  partitions.upload(0, 0, 0, p.rows());
+  partitions.set(0, 0, 4, PartitionsTail::none);
   std::atomic<bool> stop{false};
   Chosen c;
-  EXPECT_FALSE(front.await(0, 0, 1, 1000, stop, c));
+  EXPECT_FALSE(partitions.await(0, 0, 1, 1000, stop, c));
   const Queries q = queries(1, 64, DType::f32);
-  (void)step(front, shape, 0, q);
-  EXPECT_TRUE(front.await(0, 0, 1, 0, stop, c));
-  EXPECT_TRUE(front.await(0, 0, 0xfffffff0U, 0, stop, c));  // long ago
+  (void)step(partitions, shape, 0, q);
+  EXPECT_TRUE(partitions.await(0, 0, 1, 0, stop, c));
+  EXPECT_TRUE(partitions.await(0, 0, 0xfffffff0U, 0, stop, c));  // long ago
   EXPECT_EQ(c.count, 4U);
-  EXPECT_FALSE(front.await(0, 0, 2, 0, stop, c));
+  EXPECT_FALSE(partitions.await(0, 0, 2, 0, stop, c));
   stop = true;
-  EXPECT_FALSE(front.await(0, 0, 2, ~uint64_t{0}, stop, c));
+  EXPECT_FALSE(partitions.await(0, 0, 2, ~uint64_t{0}, stop, c));
 }
 
 INSTANTIATE_TEST_SUITE_P(InClusters, PartitionsTest, ::testing::Bool());

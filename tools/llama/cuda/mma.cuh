@@ -1,5 +1,6 @@
 // The tensor core instructions that prefill's kernels share: 16 x 8 x 16 products (sm_80 and later), loads of
-// their operands from shared memory, and asynchronous copies into it.
+// their operands from shared memory, and asynchronous copies into it. The library has the like in gpu/cuda/common; the
+// decoder is an example of what embeds the library through its public header, and includes nothing else of it.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,0 +1,126 @@
+// The kernels of a neighbour search, as the host code sees them that launches one after the other. One call of each
+// serves one batch of queries and one block of keys.
+//
+//   sample   scores of every 16th key, group maxima only    -> a first threshold per query
+//   search   scores of all keys; what is not below the query's threshold is kept in short lists, one per (query, share
+//            of the keys), each cut back to its best `most` when it is full
+//   merge    lists of all shares -> the best of the query, sorted; queries with too few are noted, and searched
+//            and merged again without a threshold
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+inline constexpr uint32_t kTileQueries = 256;   ///< of a thread block: 32 for each of its 8 warps
+inline constexpr uint32_t kTileKeys = 64;       ///< per step of the pipeline
+inline constexpr uint32_t kListCapacity = 256;  ///< entries of a list
+inline constexpr uint32_t kListFull =
+    kListCapacity - kTileKeys;                ///< more than these: cut back before the next step
+inline constexpr uint32_t kSampleEvery = 16;  ///< keys
+inline constexpr uint32_t kMostShares = 64;
+inline constexpr uint32_t kMostGroups = 512;  ///< of maxima, per query
+inline constexpr size_t kMostBlockKeys =
+    size_t{kMostGroups / 4} * kTileKeys * kSampleEvery;  // 131072
+
+/// A (score, key) as an integer that grows with the score and, for equal scores, falls with the key.
+using Rank = unsigned long long;
+inline constexpr Rank kLowestRank =
+    0x007FFFFF00000000ULL;  ///< of minus infinity: no score is below it
+
+/// One batch of queries against one block of keys.
+struct TileArgs {
+  const uint16_t* queries =
+      nullptr;  ///< `[rows, width]`, elements as the keys'; f32: three planes, see convert
+  const float* query_extra = nullptr;
+  const uint32_t* limits = nullptr;        ///< `[rows]` or null
+  const uint32_t* chosen = nullptr;        ///< rows to search, or null: all
+  const uint32_t* chosen_count = nullptr;  ///< how many, on the device
+  uint32_t rows = 0;
+
+  const std::byte* keys = nullptr;  ///< row 0 of the block; rows and their starts 16-byte aligned
+  size_t key_stride = 0;            ///< bytes
+  const float* key_extra = nullptr;
+  uint32_t key_count = 0;
+  uint32_t first_key = 0;  ///< number of row 0
+  uint32_t dim = 0;
+
+  uint32_t shares = 1;      ///< of the block's keys, see share_keys
+  uint32_t share_keys = 0;  ///< a multiple of kTileKeys
+  uint32_t most = 0;
+
+  Rank* lists = nullptr;             ///< `[rows, shares, kListCapacity]`
+  uint32_t* list_sizes = nullptr;    ///< `[rows, shares]`
+  const Rank* thresholds = nullptr;  ///< `[rows]`; ignored with `chosen`
+
+  float* maxima =
+      nullptr;  ///< not null: sample; `[rows, groups]` maxima of groups of 16 sampled keys
+  uint32_t groups = 0;
+};
+
+/// Scores tiles. dim 64, 80, 96, 128, 256. Pipelines need up to 99 KiB of shared memory, which every device from
+/// compute capability 8.0 on has.
+cudaError_t launch_search_f16(const TileArgs& args, cudaStream_t stream);
+cudaError_t launch_search_bf16(const TileArgs& args, cudaStream_t stream);
+cudaError_t launch_search_f32(const TileArgs& args, cudaStream_t stream);
+
+/// thresholds[q] = the rank-th largest of the query's maxima.
+cudaError_t launch_thresholds(const float* maxima, uint32_t rows, uint32_t groups, uint32_t rank,
+                              Rank* thresholds, cudaStream_t stream);
+
+struct MergeArgs {
+  const Rank* lists = nullptr;
+  const uint32_t* list_sizes = nullptr;
+  uint32_t rows = 0, shares = 0, most = 0;
+  const uint32_t* chosen = nullptr;  ///< as in TileArgs
+  const uint32_t* chosen_count = nullptr;
+  Rank* best = nullptr;  ///< `[rows, most]` in and out: of earlier blocks, and with this one
+  uint32_t* best_sizes = nullptr;  ///< `[rows]` in and out
+  bool with_earlier = false;       ///< false: what best holds is not of an earlier block
+  Rank* thresholds = nullptr;      ///< out: for the next block of keys
+  /// Not null: a query whose thresholds were an estimate and that has fewer than the least of most, key_count and
+  /// its limit is noted here.
+  uint32_t* missed = nullptr;
+  uint32_t* missed_count = nullptr;
+  unsigned long long* counters = nullptr;  ///< [0]: adds the sizes of lists, [1]: the queries noted
+  const uint32_t* limits = nullptr;
+  uint32_t key_count = 0;
+};
+cudaError_t launch_merge(const MergeArgs& args, cudaStream_t stream);
+
+/// What launch_thin() reads: keys as in TileArgs, lists as in MergeArgs.
+struct ThinArgs {
+  const std::byte* keys = nullptr;
+  size_t key_stride = 0;
+  const float* key_extra = nullptr;  ///< or null
+  uint32_t dim = 0;
+  DType dtype = DType::f16;  ///< or bf16
+  const Rank* best = nullptr;
+  const uint32_t* best_sizes = nullptr;
+  uint32_t rows = 0, most = 0;  ///< most <= 128
+  uint32_t first_query = 0;     ///< row 0 is this key
+  uint32_t thin = 0;
+  uint32_t* ids = nullptr;  ///< `[rows, thin]`
+  uint32_t* counts = nullptr;
+};
+cudaError_t launch_thin(const ThinArgs& args, cudaStream_t stream);
+
+/// The first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] where that is not null.
+cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const float* scales,
+                          uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
+                          float* scores, uint32_t* counts, cudaStream_t stream);
+
+/// Rows `[rows, dim]` of any dtype, `stride` bytes apart, as rows of 16-bit operands.
+/// to f16, bf16: `[rows, dim]`; rows of another dtype are scaled by a power of two to less than 1 where `scales` is
+/// not null, which then gets the factors that undo it, and extra (in place) is scaled alike.
+/// to f32: three bf16 planes whose sum is the number, per 16 elements: `[rows, dim / 16, 3, 16]`.
+cudaError_t launch_convert(const std::byte* from, size_t stride, DType from_type, uint32_t rows,
+                           uint32_t dim, DType to_type, uint16_t* to, float* scales, float* extra,
+                           cudaStream_t stream);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,52 @@
+// Copies from global to shared memory that a thread does not wait for (cp.async, compute capability 8.0 and newer).
+#pragma once
+
+#include <cstdint>
+
+namespace keyhole::gpu {
+
+/// The address of shared memory as these instructions take it.
+__device__ inline uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// Copies 16 bytes, both addresses aligned; writes zeros where `valid` is false, and reads nothing then.
+__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// The same, and the L2 cache fetches the 128-byte line around it: for rows that are read to their end.
+__device__ inline void copy_async_line(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+/// Copies 4 bytes.
+__device__ inline void copy_async_4(uint32_t to, const void* from, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
+
+/// Makes the thread's copies since the last commit a group.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits until at most `pending` of the thread's groups are under way. The other threads' copies are visible after a
+/// barrier.
+template <int pending>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+/// For a number known at run time.
+inline constexpr int kMostPendingCopies = 3;
+__device__ inline void wait_for_copies(int pending) {
+  switch (pending) {
+    case 0: wait_for_copies<0>(); break;
+    case 1: wait_for_copies<1>(); break;
+    case 2: wait_for_copies<2>(); break;
+    default: wait_for_copies<kMostPendingCopies>(); break;
+  }
+}
+
+}  // namespace keyhole::gpu

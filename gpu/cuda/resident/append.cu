@@ -1,0 +1,48 @@
+// Rows from the host to their slots.
+#include <algorithm>
+
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/resident/step_kernel.h"
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr uint32_t kAppendThreads = 256;
+constexpr uint32_t kMostBlocks = 512;
+
+__global__ void __launch_bounds__(kAppendThreads)
+    append_rows(const __grid_constant__ AppendParams p) {
+  const uint32_t pieces = p.row_bytes / 16;
+  const uint64_t token_pieces = uint64_t{p.kv_heads} * pieces;
+  const size_t slots = size_t{p.ring.sink} + p.ring.capacity;
+  const auto* from = reinterpret_cast<const uint4*>(p.from);
+  auto* to = reinterpret_cast<uint4*>(p.kv);
+  const uint64_t count = 2 * p.n * token_pieces;
+  for (uint64_t i = blockIdx.x * kAppendThreads + threadIdx.x; i < count;
+       i += uint64_t{gridDim.x} * kAppendThreads) {
+    const uint64_t row = i / pieces;  // in [2, n, kv_heads]
+    const auto head = static_cast<uint32_t>(row % p.kv_heads);
+    const auto token = static_cast<uint32_t>(row / p.kv_heads % p.n);
+    const uint32_t which = row / p.kv_heads >= p.n ? 1 : 0;
+    const uint32_t slot = token_slot(p.ring, p.after, p.first + token);
+    to[((size_t{head} * 2 + which) * slots + slot) * pieces + i % pieces] = from[i];
+  }
+  if (blockIdx.x > 0) return;
+  for (uint32_t head = threadIdx.x; head < p.kv_heads; head += kAppendThreads) {
+    p.states[head].sink = p.after.sink;
+    p.states[head].begin = p.after.begin;
+    p.states[head].window = p.after.window;
+  }
+}
+
+}  // namespace
+
+void launch_append(const AppendParams& params, cudaStream_t stream) {
+  const uint64_t pieces = uint64_t{2} * params.n * params.kv_heads * (params.row_bytes / 16);
+  const uint64_t blocks = (pieces + kAppendThreads - 1) / kAppendThreads;
+  append_rows<<<static_cast<uint32_t>(std::clamp<uint64_t>(blocks, 1, kMostBlocks)), kAppendThreads,
+                0, stream>>>(params);
+  check_launch("copying rows to the device");
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,129 @@
+// Resident tokens in the memory of a CUDA device, and the exchange with the host in the order of a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/resident/layout.h"
+#include "gpu/cuda/resident/step_kernel.h"
+#include "gpu/device.h"
+#include "gpu/mirror.h"
+
+namespace keyhole::gpu {
+
+class CudaPartitions;
+
+/// Steps with tensors of the host and everything that moves rows go through a stream of its own, and are ordered
+/// after the caller's steps by the numbers that the device publishes, never by waiting for the caller's stream
+/// (which may be waiting for this very thread).
+class CudaResident final : public Resident, public StreamSteps {
+ public:
+  CudaResident(const ResidentShape& shape, const CudaConfig& config);
+  ~CudaResident() override;
+
+  // Resident
+  void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
+  void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
+  void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) override;
+  void truncate(uint32_t layer, uint32_t sink, uint32_t window) override;
+  [[nodiscard]] uint32_t sink_count(uint32_t layer) const override;
+  [[nodiscard]] uint32_t window_count(uint32_t layer) const override;
+  void attend_begin(uint32_t layer, const float* q) override;
+  [[nodiscard]] uint32_t host_tasks() const override { return 0; }
+  void run_host_task(uint32_t) override {}
+  [[nodiscard]] StateView host_state(uint32_t) override { return {}; }
+  void attend_end(StateView out) override;
+  void read(uint32_t layer, std::byte* k, std::byte* v) const override;
+  [[nodiscard]] StreamSteps* stream_steps() override { return this; }
+
+  // StreamSteps
+  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+             Partitions* partitions, Stream stream) override;
+  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
+  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+            Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) override;
+  [[nodiscard]] Signal signal() const override { return signal_; }
+  [[nodiscard]] bool is_capturing(Stream stream) const override;
+  [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
+                           const std::atomic<bool>& stop, Published& out) override;
+  [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence,
+                            uint64_t timeout_us, const std::atomic<bool>& stop,
+                            Chosen& out) override;
+  [[nodiscard]] StateView host_slot(uint32_t layer, uint32_t kv_head) override;
+  void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
+  void give_up(uint32_t layer, uint32_t sequence) override;
+  uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                            std::byte* v) override;
+  void synchronize(Stream stream) override;
+  [[nodiscard]] Status failure(std::string& text) override;
+  [[nodiscard]] uint64_t wait_nanoseconds() const override;
+  [[nodiscard]] uint64_t merges() const override;
+
+  // For what shares the device with it.
+  [[nodiscard]] int ordinal() const { return config_.ordinal; }
+  [[nodiscard]] const ResidentShape& shape() const { return shape_; }
+  /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or
+  /// beyond what is free.
+  void claim(size_t bytes, const char* what);
+
+ private:
+  struct Layer {
+    std::atomic<uint32_t> awaited{0};  ///< newest step that await() saw
+    uint32_t idle_after = 0;           ///< newest step that wait_idle() saw the end of
+    uint32_t begun = 0;                ///< steps enqueued, without those of graphs
+    std::atomic<CudaPartitions*> partitions{nullptr};  ///< of the newest step that was enqueued
+  };
+
+  void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);
+  void publish_state(uint32_t layer);
+  /// Waits until the layer's newest awaited step no longer reads K and V. Throws Error(timeout).
+  void wait_idle(uint32_t layer);
+  /// Copies scratch memory back, on the own stream; at most layout_'s copied(). Any thread.
+  void copy_back(size_t from, void* to, size_t bytes) const;
+  /// Waits for what the own stream has under way, before the caller's stream may read it.
+  void finish_own();
+  [[nodiscard]] StepParams step_params(uint32_t layer) const;
+  [[nodiscard]] MergeParams merge_params(uint32_t layer, const DeviceRows& out, float* lse) const;
+  [[nodiscard]] StepParams stream_params(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                                         const DeviceRows* v);
+  void check_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                  const DeviceRows* v) const;
+  /// Of the step begun last, on this thread. False: given up. Throws Error(timeout).
+  [[nodiscard]] bool wait_for_delivery(uint32_t layer) const;
+  void count_begin(uint32_t layer, Stream stream);
+  [[nodiscard]] size_t layer_bytes() const;
+
+  const ResidentShape shape_;
+  const CudaConfig config_;
+  const RingShape ring_;
+  const PinnedLayout layout_;
+  const ScratchLayout scratch_layout_;
+  const size_t row_bytes_;  ///< of one token, all heads: K, or V
+  size_t claimed_ = 0;
+  Signal signal_ = Signal::device_wait;
+
+  Mirror mirror_;
+  std::vector<Layer> layers_;
+  std::unique_ptr<StepLauncher> launcher_;
+  DeviceBuffer kv_, scratch_;
+  PinnedBuffer pinned_, staging_;
+  std::unique_ptr<OwnStream> own_;
+  mutable std::mutex copy_mutex_;
+  std::unique_ptr<Event> staged_[2];  ///< this half of the staging memory may be filled again
+  uint32_t half_ = 0;
+  bool own_is_busy_ = false;
+  bool streams_used_ =
+      false;  ///< there were steps on a caller's stream, and graphs of them may exist
+
+  uint32_t ticket_ = 0;  ///< of the newest step with tensors of the host
+};
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,268 @@
+// CudaResident as StreamSteps: the launches of a step, and the host's end of the exchange.
+#include <algorithm>
+
+#include "gpu/cuda/common/waiting.h"
+#include "gpu/cuda/partitions/cuda_partitions.h"
+#include "gpu/cuda/resident/cuda_resident.h"
+
+namespace keyhole::gpu {
+namespace {
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+InputRows input(const DeviceRows* rows) {
+  return rows == nullptr ? InputRows{} : InputRows{rows->data, rows->head_stride, rows->dtype};
+}
+
+void check_rows(const DeviceRows& rows, const char* what) {
+  if (rows.data == nullptr) {
+    throw Error(Status::invalid_argument, std::string(what) + " of a step: a null pointer");
+  }
+  if (rows.dtype != DType::f32 && rows.dtype != DType::f16 && rows.dtype != DType::bf16) {
+    throw Error(Status::invalid_argument, std::string(what) + " of a step: dtype " +
+                                              dtype_name(rows.dtype) +
+                                              "; allowed are f32, f16, bf16");
+  }
+}
+
+}  // namespace
+
+void CudaResident::check_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                              const DeviceRows* v) const {
+  if (layer >= shape_.layers) {
+    throw Error(Status::invalid_argument, "a step of layer " + std::to_string(layer) +
+                                              "; the session has " + std::to_string(shape_.layers));
+  }
+  check_rows(q, "q");
+  if ((k == nullptr) != (v == nullptr)) {
+    throw Error(Status::invalid_argument, "a step takes k and v, or neither");
+  }
+  if (k == nullptr) return;
+  check_rows(*k, "k");
+  check_rows(*v, "v");
+  if (shape_.window_capacity == 0) {
+    throw Error(Status::invalid_argument, "a step that appends, with a window of no slots");
+  }
+}
+
+bool CudaResident::is_capturing(Stream stream) const {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_of(stream), &status), "asking whether a stream is captured");
+  return status != cudaStreamCaptureStatusNone;
+}
+
+void CudaResident::count_begin(uint32_t layer, Stream stream) {
+  if (signal_ != Signal::host_launch) return;
+  if (is_capturing(stream)) {
+    throw Error(Status::unsupported,
+                "a graph of steps on a machine where the device cannot wait for the host "
+                "(Signal::host_launch)");
+  }
+  ++layers_[layer].begun;
+}
+
+void CudaResident::finish_own() {
+  if (!own_is_busy_) return;
+  const BesideCapture beside;
+  own_->wait("copying rows to the device");
+  own_is_busy_ = false;
+}
+
+StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                                       const DeviceRows* v) {
+  StepParams p = step_params(layer);
+  p.q = input(&q);
+  p.k = input(k);
+  p.v = input(v);
+  return p;
+}
+
+void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                         const DeviceRows* v, Partitions* partitions, Stream stream) {
+  check_step(layer, q, k, v);
+  const DeviceScope device(config_.ordinal);
+  streams_used_ = true;
+  finish_own();
+  const StepParams p = stream_params(layer, q, k, v);
+  count_begin(layer, stream);
+  auto* own = static_cast<CudaPartitions*>(partitions);
+  layers_[layer].partitions.store(own, std::memory_order_release);
+  if (own != nullptr) own->choose(layer, q, &p.states->sequence, stream);
+  launcher_->launch(p, stream_of(stream));
+  if (own != nullptr) own->attend(layer, stream);
+}
+
+MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, float* lse) const {
+  MergeParams m;
+  m.out = {out.data, out.head_stride, out.dtype};
+  m.lse = lse;
+  m.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
+  m.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
+  if (const CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_relaxed)) {
+    m.tail_o = own->tail_o();
+    m.tail_lse = own->tail_lse();
+  }
+  m.slots = pinned_.device(layout_.slot(layer, 0));
+  m.slot_bytes = layout_.slot_bytes();
+  m.delivered = pinned_.device<DeliveredLine>(layout_.delivered(layer, 0));
+  m.waited = scratch_.as<WaitSums>(scratch_layout_.waited());
+  m.failure = pinned_.device<FailureLine>(layout_.failure());
+  m.timeout_ns = uint64_t{config_.timeout_ms} * 1'000'000;
+  m.layer = layer;
+  m.group = shape_.q_heads / shape_.kv_heads;
+  m.head_dim = shape_.head_dim;
+  return m;
+}
+
+bool CudaResident::wait_for_delivery(uint32_t layer) const {
+  const uint32_t sequence = layers_[layer].begun;
+  const auto* lines = pinned_.as<DeliveredLine>(layout_.delivered(layer, 0));
+  bool abandoned = false;
+  uint32_t head = 0;
+  const auto ready = [&] {
+    while (head < shape_.kv_heads && has_reached(load_acquire(lines[head].sequence), sequence)) {
+      ++head;
+    }
+    if (head == shape_.kv_heads) return true;
+    abandoned = has_reached(load_acquire(lines[head].abandoned), sequence);
+    return abandoned;
+  };
+  constexpr uint64_t kSpinUs = 1000;
+  if (!wait_until(ready, kSpinUs, uint64_t{config_.timeout_ms} * 1000, [] { return false; })) {
+    throw Error(Status::timeout, "layer " + std::to_string(layer) + ", KV head " +
+                                     std::to_string(head) + ": the host has not delivered step " +
+                                     std::to_string(sequence) + " within " +
+                                     std::to_string(config_.timeout_ms) + " ms");
+  }
+  return !abandoned;
+}
+
+void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) {
+  if (layer >= shape_.layers) {
+    throw Error(Status::invalid_argument, "a step of layer " + std::to_string(layer) +
+                                              "; the session has " + std::to_string(shape_.layers));
+  }
+  check_rows(out, "out");
+  const DeviceScope device(config_.ordinal);
+  MergeParams m = merge_params(layer, out, lse);
+  // A step that was given up is left to the kernel, which notes it.
+  if (signal_ == Signal::host_launch) m.wait = !wait_for_delivery(layer);
+  launch_host_merge(m, scratch_.as<RingState>(scratch_layout_.states(layer)), shape_.kv_heads,
+                    launcher_->ahead(), stream_of(stream));
+}
+
+void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                        const DeviceRows* v, Partitions* partitions, const DeviceRows& out,
+                        float* lse, Stream stream) {
+  if (partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
+    begin(layer, q, k, v, partitions, stream);
+    end(layer, out, lse, stream);
+    return;
+  }
+  check_step(layer, q, k, v);
+  check_rows(out, "out");
+  const DeviceScope device(config_.ordinal);
+  streams_used_ = true;
+  finish_own();
+  layers_[layer].partitions.store(nullptr, std::memory_order_release);
+  StepParams p = stream_params(layer, q, k, v);
+  p.merges = true;
+  p.merge = merge_params(layer, out, lse);
+  launcher_->launch(p, stream_of(stream));
+}
+
+bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
+                         const std::atomic<bool>& stop, Published& out) {
+  const auto* lines = pinned_.as<PublishedLine>(layout_.published(layer, 0));
+  uint32_t head = 0;
+  const auto ready = [&] {
+    while (head < shape_.kv_heads && has_reached(load_acquire(lines[head].sequence), sequence)) {
+      ++head;
+    }
+    return head == shape_.kv_heads;
+  };
+  const auto stopped = [&] { return stop.load(std::memory_order_relaxed); };
+  if (!wait_until(ready, spin_us, timeout_us, stopped)) return false;
+  layers_[layer].awaited.store(sequence, std::memory_order_relaxed);
+  const std::byte* rows = pinned_.data() + layout_.rows(layer, sequence);
+  out.q = reinterpret_cast<const float*>(rows);
+  out.k = rows + layout_.q_bytes();
+  out.v = out.k + layout_.kv_bytes();
+  return true;
+}
+
+bool CudaResident::chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
+                          const std::atomic<bool>& stop, Chosen& out) {
+  CudaPartitions* own = layers_[layer].partitions.load(std::memory_order_acquire);
+  if (own != nullptr) return own->await(layer, kv_head, sequence, timeout_us, stop, out);
+  out = {};
+  return true;
+}
+
+StateView CudaResident::host_slot(uint32_t layer, uint32_t kv_head) {
+  auto* o = pinned_.as<float>(layout_.slot(layer, kv_head));
+  return {o, o + size_t{shape_.q_heads / shape_.kv_heads} * shape_.head_dim};
+}
+
+void CudaResident::deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) {
+  store_release(pinned_.as<DeliveredLine>(layout_.delivered(layer, kv_head))->sequence, sequence);
+}
+
+void CudaResident::give_up(uint32_t layer, uint32_t sequence) {
+  for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
+    store_release(pinned_.as<DeliveredLine>(layout_.delivered(layer, head))->abandoned, sequence);
+  }
+}
+
+uint32_t CudaResident::update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                                        std::byte* v) {
+  return mirror_.update_host_copy(layer, published.k, published.v, k, v);
+}
+
+void CudaResident::synchronize(Stream stream) {
+  const DeviceScope device(config_.ordinal);
+  check(cudaStreamSynchronize(stream_of(stream)), "work on the caller's stream");
+}
+
+Status CudaResident::failure(std::string& text) {
+  auto& line = *pinned_.as<FailureLine>(layout_.failure());
+  if (const uint64_t word = std::atomic_ref(line.word).exchange(0); word != 0) {
+    const auto kind = static_cast<FailureKind>(word >> 56U);
+    const std::string where = "step " + std::to_string(static_cast<uint32_t>(word)) + " of layer " +
+                              std::to_string((word >> 44U) & 0xfffU) + ", KV head " +
+                              std::to_string((word >> 32U) & 0xfffU);
+    if (kind == FailureKind::given_up) {
+      text = where + ": the host gave it up; its output is NaN";
+      return Status::cancelled;
+    }
+    text = where + ": the host's state did not come within " + std::to_string(config_.timeout_ms) +
+           " ms; the output is NaN";
+    return Status::timeout;
+  }
+  const DeviceScope device(config_.ordinal);
+  const BesideCapture beside;
+  const cudaError_t error = cudaStreamQuery(own_->get());
+  if (error == cudaSuccess || error == cudaErrorNotReady) return Status::ok;
+  text = std::string("CUDA says '") + cudaGetErrorString(error) + "' (" + cudaGetErrorName(error) +
+         ")";
+  return Status::device_error;
+}
+
+// Heads wait at the same time: the one that waited longest stands for the step.
+uint64_t CudaResident::wait_nanoseconds() const {
+  std::vector<WaitSums> sums(shape_.kv_heads);
+  copy_back(scratch_layout_.waited(), sums.data(), sums.size() * sizeof(WaitSums));
+  uint64_t most = 0;
+  for (const WaitSums& head : sums) most = std::max(most, head.nanoseconds);
+  return most;
+}
+
+uint64_t CudaResident::merges() const {
+  std::vector<WaitSums> sums(shape_.kv_heads);
+  copy_back(scratch_layout_.waited(), sums.data(), sums.size() * sizeof(WaitSums));
+  uint64_t most = 0;
+  for (const WaitSums& head : sums) most = std::max(most, head.merges);
+  return most;
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,74 @@
+#include "gpu/cuda/resident/layout.h"
+
+#include <algorithm>
+
+#include "gpu/cuda/resident/ring.h"
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr size_t aligned(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+
+}  // namespace
+
+PinnedLayout::PinnedLayout(const ResidentShape& shape) {
+  const size_t heads = shape.kv_heads;
+  const size_t group = heads == 0 ? 0 : shape.q_heads / heads;
+  q_bytes_ = size_t{shape.q_heads} * shape.head_dim * sizeof(float);
+  kv_bytes_ = heads * shape.head_dim * dtype_size(shape.dtype);
+  rows_bytes_ = aligned(q_bytes_ + 2 * kv_bytes_);
+  slot_bytes_ = aligned(group * (size_t{shape.head_dim} + 1) * sizeof(float));
+  delivered_ = heads * kLine;
+  rows_ = 2 * heads * kLine;
+  slots_ = rows_ + 2 * rows_bytes_;
+  layer_ = slots_ + heads * slot_bytes_;
+
+  failure_ = shape.layers * layer_;
+  host_done_ = failure_ + kLine;
+  host_q_ = host_done_ + heads * kLine;
+  host_o_ = host_q_ + aligned(q_bytes_);
+  host_lse_ = host_o_ + aligned(q_bytes_);
+  copied_ = host_lse_ + aligned(shape.q_heads * sizeof(float));
+  static_assert(sizeof(WaitSums) == sizeof(RingState));
+  bytes_ = copied_ + aligned(heads * sizeof(RingState));
+}
+
+ScratchLayout::ScratchLayout(const ResidentShape& shape) {
+  const size_t rows = size_t{split_capacity(shape.kv_heads)} * shape.q_heads;
+  states_bytes_ = aligned(shape.kv_heads * sizeof(RingState));
+  arrivals_ = shape.layers * states_bytes_;
+  arrivals_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
+  numbers_ = arrivals_ + kStepQueues * arrivals_bytes_;
+  numbers_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
+  ready_ = numbers_ + shape.layers * numbers_bytes_;
+  host_states_ = ready_ + aligned(shape.kv_heads * sizeof(uint32_t));
+  waited_ = host_states_ +
+            aligned((size_t{shape.q_heads} * shape.head_dim + size_t{shape.kv_heads} * kMaxGroup) *
+                    sizeof(float));
+  o_ = waited_ + aligned(shape.kv_heads * sizeof(WaitSums));
+  o_bytes_ = aligned(size_t{shape.q_heads} * shape.head_dim * sizeof(float));
+  lse_ = o_ + shape.layers * o_bytes_;
+  lse_bytes_ = aligned(shape.q_heads * sizeof(float));
+  host_q_ = lse_ + shape.layers * lse_bytes_;
+  partial_ = host_q_ + o_bytes_;
+  partial_o_bytes_ = aligned(rows * shape.head_dim * sizeof(float));
+  partial_states_bytes_ = aligned(rows * 2 * sizeof(float));
+  bytes_ = partial_ + kStepQueues * (partial_o_bytes_ + partial_states_bytes_);
+}
+
+size_t staging_bytes(const ResidentShape& shape) {
+  const size_t token =
+      2 * size_t{shape.kv_heads} * shape.head_dim * dtype_size(shape.dtype);  // k and v
+  const size_t layer = token * (size_t{shape.sink} + shape.window_capacity);
+  return 2 * aligned(std::clamp(layer, std::min(token, kStagingBytes / 2), kStagingBytes / 2));
+}
+
+size_t cuda_resident_bytes(const ResidentShape& shape) {
+  return resident_bytes(shape) + ScratchLayout(shape).bytes();
+}
+
+size_t cuda_pinned_bytes(const ResidentShape& shape) {
+  return PinnedLayout(shape).bytes() + staging_bytes(shape);
+}
+
+}  // namespace keyhole::gpu

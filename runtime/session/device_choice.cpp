@@ -1,0 +1,35 @@
+#include "runtime/session/device_choice.h"
+
+namespace keyhole::runtime {
+
+DeviceChoice choose_device(keyhole_device device, uint32_t ordinal,
+                           const std::vector<gpu::DeviceInfo>& gpus, const std::string& status) {
+  if (device != KEYHOLE_DEVICE_AUTO && device != KEYHOLE_DEVICE_HOST &&
+      device != KEYHOLE_DEVICE_CUDA) {
+    throw Error(Status::invalid_argument,
+                "device is " + std::to_string(device) +
+                    ", allowed: KEYHOLE_DEVICE_AUTO (0), KEYHOLE_DEVICE_HOST (1), "
+                    "KEYHOLE_DEVICE_CUDA (2)");
+  }
+  if (device == KEYHOLE_DEVICE_HOST) return {false, "as asked"};
+  const bool is_wanted = device == KEYHOLE_DEVICE_CUDA;
+  if (ordinal >= gpus.size()) {
+    if (!is_wanted) return {false, status};
+    if (gpus.empty()) {
+      throw Error(Status::unsupported, "device KEYHOLE_DEVICE_CUDA is not available: " + status +
+                                           "; allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
+    }
+    throw Error(Status::invalid_argument, "device_ordinal is " + std::to_string(ordinal) +
+                                              ", allowed: 0.." + std::to_string(gpus.size() - 1) +
+                                              " (" + status + ")");
+  }
+  const std::string reason = gpu::unsupported_reason(gpus[ordinal]);
+  if (reason.empty()) return {true, {}};
+  if (is_wanted) {
+    throw Error(Status::unsupported, "device KEYHOLE_DEVICE_CUDA is not available: " + reason +
+                                         "; allowed: KEYHOLE_DEVICE_AUTO, KEYHOLE_DEVICE_HOST");
+  }
+  return {false, reason};
+}
+
+}  // namespace keyhole::runtime
