@@ -63,8 +63,8 @@ HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uin
   r.step = step;
   r.top_k = top_k;
   r.bound = bound;
-  r.factor = schedule_.reach(layer, kv_head).factor;
-  r.epoch = schedule_.reach(layer, kv_head).epoch;
+  r.factor = schedule_.widening(layer, kv_head).factor;
+  r.epoch = schedule_.widening(layer, kv_head).epoch;
   r.searched = searched;
   return r;
 }

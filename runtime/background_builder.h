@@ -1,5 +1,6 @@
 // Appends beside the decoding: a layer's next block of rows is worked out by a thread of the session's own,
-// while steps go on searching the index as it is, and taken in between two steps.
+// while steps go on searching the index as it is, and taken in between two steps. The first block of a head has no
+// index yet: it is built.
 //
 // A job belongs to the decoding thread, which begins it with submit() and ends it with finish() or cancel().
 // finish() does what the builder has not begun, on the worker pool: a decoder that outruns its builder is
@@ -9,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,6 +20,7 @@
 #include "cpu/pool.h"
 #include "index/index.h"
 #include "index/tail/tail_tree.h"
+#include "runtime/build/head_indexes.h"
 
 namespace keyhole::runtime {
 
@@ -25,12 +28,16 @@ namespace keyhole::runtime {
 struct AppendJob {
   struct Part {
     uint32_t kv_head = 0;
-    const index::Index* index = nullptr;    ///< changed by nobody while the job lives
+    /// Builds the first index of a head from kv. Empty: the head's index and tail grow.
+    std::function<BuiltHead(const KvView& kv, const index::Progress& progress)> build;
+    const index::Index* index = nullptr;    ///< that grows; does not change while the job lives
     const index::TailTree* tail = nullptr;  ///< likewise; null: none
     KvView kv;  ///< rows [0, rows) of the head: neither moved nor overwritten
-    std::unique_ptr<index::Addition> addition;    ///< the result, with
-    std::unique_ptr<index::TailSegment> segment;  ///< that of the tail, or
-    std::exception_ptr error;                     ///< why there is none
+    // The result: either `first`, or `addition` and for a tail `segment`, or the error that prevented it.
+    BuiltHead first;
+    std::unique_ptr<index::Addition> addition;
+    std::unique_ptr<index::TailSegment> segment;
+    std::exception_ptr error;
     enum class State : uint8_t { waiting, taken, done };
     State state = State::waiting;
   };
@@ -39,6 +46,7 @@ struct AppendJob {
       : rows(target), parts(std::move(heads)), undone(parts.size()) {}
 
   uint32_t rows;
+  uint32_t round = 0;       ///< of the step that began it, see AppendBlocks
   std::vector<Part> parts;  ///< one per head that takes part
   std::atomic<bool> cancelled{false};
   size_t undone;                    ///< parts that are not done
@@ -62,7 +70,7 @@ class BackgroundBuilder {
   /// never submitted.
   bool finish(AppendJob& job);
 
-  /// Returns when nobody works on the job any more. What is done of it is of no use.
+  /// Returns when no thread works on the job any more. What is done of it is of no use.
   void cancel(AppendJob& job) noexcept;
 
   /// Destroys a job that is over on the builder's thread: an addition that was taken in holds what it has
