@@ -67,7 +67,10 @@ bool AppendBlocks::advance(uint32_t layer) {
     if (takes_in) take_in(layer);
     if (!wants_block(layer)) return takes_in;
     const Block block = next_block(layer);
-    check_first(layer, block);
+    if (has_first(layer, block)) {
+      check_first(layer, block);
+      report_unbuilt(layer, block);
+    }
     begin(layer, block);
   } catch (const std::exception& e) {
     report_failure(layer, e.what());
@@ -97,6 +100,11 @@ AppendBlocks::Block AppendBlocks::next_block(uint32_t layer) const {
   return block;
 }
 
+bool AppendBlocks::has_first(uint32_t layer, const Block& block) const {
+  return std::any_of(block.heads.begin(), block.heads.end(),
+                     [&](uint32_t h) { return heads_->at(layer, h).index == nullptr; });
+}
+
 void AppendBlocks::check_first(uint32_t layer, const Block& block) {
   uint64_t bytes = 0;
   for (const uint32_t h : block.heads) {
@@ -105,21 +113,12 @@ void AppendBlocks::check_first(uint32_t layer, const Block& block) {
     bytes += heads_->estimate_index(layer, h, block.end);
     if (hd.params.budget.needs_partitions()) bytes += heads_->estimate_tail(block.end);
   }
-  if (bytes == 0) return;
   try {
     check_memory_(bytes, "a first index");
   } catch (...) {
     refused_[layer] = block.round + 1;  // not in every step: the next round tries again
     throw;
   }
-  const uint32_t rows = sequence_->rows(layer);
-  if (block.end == rows || told_unbuilt_) return;
-  told_unbuilt_ = true;
-  engine_->log()(KEYHOLE_LOG_WARNING,
-                 "layer " + std::to_string(layer) + ": " + std::to_string(rows) +
-                     " tokens have no index, as keyhole_build was not called after the prefill: "
-                     "steps index them " +
-                     std::to_string(block.end) + " at a time, and attend to the others exactly");
 }
 
 void AppendBlocks::begin(uint32_t layer, const Block& block) {
@@ -288,6 +287,17 @@ void AppendBlocks::report_failure(uint32_t layer, const char* what) {
   engine_->log()(KEYHOLE_LOG_WARNING, "layer " + std::to_string(layer) +
                                           ": pending tokens could not be indexed: " + what + " (" +
                                           std::to_string(failures_) + " such failures so far)");
+}
+
+void AppendBlocks::report_unbuilt(uint32_t layer, const Block& block) {
+  const uint32_t rows = sequence_->rows(layer);
+  if (block.end == rows || told_unbuilt_) return;
+  told_unbuilt_ = true;
+  engine_->log()(KEYHOLE_LOG_WARNING,
+                 "layer " + std::to_string(layer) + ": " + std::to_string(rows) +
+                     " tokens have no index, as keyhole_build was not called after the prefill: "
+                     "steps index them " +
+                     std::to_string(block.end) + " at a time, and attend to the others exactly");
 }
 
 void AppendBlocks::report_poor(uint32_t layer, const AppendJob& job) {

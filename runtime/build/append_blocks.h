@@ -84,6 +84,8 @@ class AppendBlocks {
   [[nodiscard]] bool wants_block(uint32_t layer) const;
   [[nodiscard]] Block next_block(uint32_t layer) const;
   [[nodiscard]] Block block_under_way(uint32_t layer) const;
+  [[nodiscard]] bool has_first(uint32_t layer, const Block& block) const;
+  /// Throws Error(out_of_memory), and then no first index is begun before the next round.
   void check_first(uint32_t layer, const Block& block);
   void begin(uint32_t layer, const Block& block);
   [[nodiscard]] AppendJob::Part part_of(uint32_t layer, uint32_t kv_head, uint32_t end) const;
@@ -91,6 +93,7 @@ class AppendBlocks {
   void take_in_part(uint32_t layer, AppendJob::Part& part);
   void report_wait(uint32_t layer, double seconds);
   void report_failure(uint32_t layer, const char* what);
+  void report_unbuilt(uint32_t layer, const Block& block);
   void report_poor(uint32_t layer, const AppendJob& job);
 
   const Engine* engine_;
