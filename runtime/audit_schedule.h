@@ -1,9 +1,9 @@
-// Which steps are audited, and from which step on an action takes effect: functions of the calls alone, whatever
-// a thread was slow or quick to find out.
+// Which steps are audited, and from which step on an action takes effect. Both depend on the calls
+// alone, never on how fast the auditing thread was.
 //
-// What an audit of step s of a layer has found takes effect in that layer's step s + kLag, which waits for the
-// audit if it must. Until then the head's further audits are of the budget that is about to change: they count
-// in the figures and change nothing.
+// What an audit of step s of a layer has found takes effect in that layer's step s + kLag, which
+// waits for the audit if it must. Until then the head's further audits are of the budget that is
+// about to change: they count in the figures and change nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace keyhole::runtime {
 
 class AuditSchedule {
  public:
-  /// Steps of a layer between an audited step and the effect of what was found: time enough for an audit to be
-  /// done beside them.
+  /// Steps of a layer between an audited step and the effect of what was found: time enough for an
+  /// audit to be done beside them.
   static constexpr uint64_t kLag = 16;
   static constexpr uint32_t kMostWidening = 16;
   static constexpr uint64_t kNever = UINT64_MAX;
@@ -41,8 +41,8 @@ class AuditSchedule {
 
   /// True for `share` of all (layer, kv_head, step), with no more pattern in them than in dice.
   [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint64_t step) const {
-    // Multiplications carry low bits up, shifts bring high ones down: after three rounds every bit of the
-    // result depends on every bit of the arguments.
+    // Multiplications carry low bits up, shifts bring high ones down: after three rounds every bit
+    // of the result depends on every bit of the arguments.
     uint64_t x = (uint64_t{layer} << 32 | kv_head) * 0x9E3779B97F4A7C15ULL + step;
     for (int round = 0; round < 3; ++round) {
       x = (x ^ (x >> 32)) * 0xD1342543DE82EF95ULL + 0x632BE59BD9B4E019ULL;
@@ -77,7 +77,8 @@ class AuditSchedule {
     return true;
   }
 
-  /// The head has a new budget: it reads that and no more. Audits under way are of the old one, and change nothing.
+  /// The head has a new budget: it reads that and no more. Audits under way are of the old one, and
+  /// change nothing.
   void reset_widening(size_t head) {
     const uint32_t epoch = widenings_[head].epoch + 1;
     widenings_[head] = {};

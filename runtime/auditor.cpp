@@ -41,7 +41,7 @@ Auditor::~Auditor() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Auditor::prepare(uint32_t top_k) {
+void Auditor::reserve(uint32_t top_k) {
   if (top_k <= top_k_) return;
   finish();
   wait_for_thread();

@@ -119,8 +119,9 @@ void BackgroundBuilder::prepare(AppendJob& job, Part& part, bool in_background) 
 }
 
 void BackgroundBuilder::work() {
-  // On this thread alone. A parallel part would be taken up by workers that steps need: a step's tasks last
-  // tens of microseconds, an append's many milliseconds, and no worker leaves a task half-done.
+  // On this thread alone. A parallel part would be taken up by workers that steps need: a step's
+  // tasks last tens of microseconds, an append's many milliseconds, and no worker leaves a task
+  // half-done.
   const cpu::Pool::Inline inline_runs(*pool_);
   std::unique_lock lock(mutex_);
   while (!stop_) {

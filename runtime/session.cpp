@@ -38,7 +38,7 @@ void Session::check_layer(uint32_t layer) const {
   }
 }
 
-// ---- Tokens --------------------------------------------------------------------------------------
+// ---- Tokens -------------------------------------------------------------------------------------
 
 void Session::check_memory(uint64_t more_bytes, const char* what) const {
   if (params_.host_memory_limit == 0) return;
@@ -114,7 +114,7 @@ void Session::truncate(uint32_t n) {
   drop_front();
 }
 
-// ---- Indexes -------------------------------------------------------------------------------------
+// ---- Indexes ------------------------------------------------------------------------------------
 
 void Session::build(const BuildProgress& progress) {
   keeper_.build(progress, [&](bool has_first) {
@@ -135,7 +135,7 @@ void Session::advance_append(uint32_t layer) {
   }
 }
 
-// ---- Figures -------------------------------------------------------------------------------------
+// ---- Figures ------------------------------------------------------------------------------------
 
 keyhole_layer_tokens Session::layer_tokens(uint32_t layer) const {
   keyhole_layer_tokens t{};
@@ -195,7 +195,7 @@ keyhole_audit Session::audit(uint32_t layer, uint32_t kv_head) {
   return audits_.summary(named_heads(layer, kv_head));
 }
 
-// ---- Copies --------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 std::vector<const HeadParams*> Session::head_params() const {
   std::vector<const HeadParams*> heads;

@@ -6,8 +6,9 @@
 //     audits_    steps computed again exactly         audit/session_audits.h
 //     stream_    steps in the order of a stream       stream_side.h
 //
-// Every token is resident, indexed or pending, in exactly one of the three: resident or offloaded by the sequence,
-// and of the offloaded rows of a head [0, indexed) are in its index, all later ones pending.
+// Every token is resident, indexed or pending, in exactly one of the three: resident or offloaded
+// by the sequence, and of the offloaded rows of a head [0, indexed) are in its index, all later
+// ones pending.
 #pragma once
 
 #include <chrono>
@@ -37,8 +38,8 @@ class Session {
   [[nodiscard]] const std::shared_ptr<const Engine>& shared_engine() const { return engine_; }
   [[nodiscard]] const SessionParams& params() const { return params_; }
 
-  /// See keyhole_prefill, keyhole_build, keyhole_attend_begin/end, keyhole_truncate. All throw Error and
-  /// then have changed nothing, except where the public header says so.
+  /// See keyhole_prefill, keyhole_build, keyhole_attend_begin/end, keyhole_truncate. All throw
+  /// Error and then have changed nothing, except where the public header says so.
   void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   void build(const BuildProgress& progress);
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
@@ -63,11 +64,12 @@ class Session {
   void check_failure();
 
   // What a stream step asks of the session that it belongs to.
-  /// What the KV heads of a layer do in a step whose token is at `position`. device_chooses: of a stream step whose
-  /// device chooses partitions.
+  /// What the KV heads of a layer do in a step whose token is at `position`. device_chooses: of a
+  /// stream step whose device chooses partitions.
   void prepare_work(uint32_t layer, uint32_t position, bool device_chooses);
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
-  /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what fails.
+  /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what
+  /// fails.
   void advance_append(uint32_t layer);
   [[nodiscard]] uint32_t tokens(uint32_t layer) const { return sequence_.tokens(layer); }
   /// Throws Error(out_of_memory) where so many bytes more would pass host_memory_limit.
@@ -94,8 +96,9 @@ class Session {
   /// Waits for audits under way. After it the session can be copied.
   void finish_audits() { audits_.finish(); }
 
-  // Copies, see session_file.h. No step and no audit may be under way; load() and copy_from() are for a new session
-  // with the parameters, and the settings of heads, of the one that was saved or is copied.
+  // Copies, see session_file.h. No step and no audit may be under way; load() and copy_from() are
+  // for a new session with the parameters, and the settings of heads, of the one that was saved or
+  // is copied.
   [[nodiscard]] std::vector<const HeadParams*> head_params() const;
   void save(ChecksumWriter& out) const;
   /// Reads to the end of the file. Throws Error(corrupt | io).
@@ -109,11 +112,13 @@ class Session {
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
   void begin_audits(uint32_t layer);
 
-  /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws Error(invalid_argument).
+  /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws
+  /// Error(invalid_argument).
   [[nodiscard]] std::vector<size_t> named_heads(uint32_t layer, uint32_t kv_head) const;
   /// Another budget for heads()[i]; what audits have done to the old one is forgotten.
   void change_budget(size_t i, const Budget& budget);
-  /// Reserves memory for searches in the indexes that there are; `anew`: even where it seems to suffice.
+  /// Reserves memory for searches in the indexes that there are; `anew`: even where it seems to
+  /// suffice.
   void reserve_searches(bool anew);
 
   // session_stream.cpp

@@ -43,7 +43,7 @@ float SessionAudits::bound_of(const Budget& budget) const {
   return params_->audit_bound_of(budget);
 }
 
-// ---- In a step -----------------------------------------------------------------------------------
+// ---- In a step ----------------------------------------------------------------------------------
 
 void SessionAudits::begin_step(uint32_t layer) {
   if (!on()) return;
@@ -100,7 +100,7 @@ void SessionAudits::report_action(uint32_t layer, uint32_t kv_head, float bound)
   engine_->log()(KEYHOLE_LOG_WARNING, text);
 }
 
-// ---- Between steps -------------------------------------------------------------------------------
+// ---- Between steps ------------------------------------------------------------------------------
 
 uint32_t SessionAudits::widened_top_k(size_t head, uint32_t top_k) const {
   return on() ? widened(top_k, auditor_->schedule().widenings()[head].factor) : top_k;
@@ -112,7 +112,7 @@ void SessionAudits::reset_widening(size_t head) {
 
 void SessionAudits::reserve(uint32_t top_k) {
   if (!on()) return;
-  auditor_->prepare(top_k);
+  auditor_->reserve(top_k);
   count_bytes();
 }
 
@@ -139,7 +139,7 @@ void SessionAudits::reset_figures() {
   auditor_->reset_figures();
 }
 
-// ---- Copies --------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 void SessionAudits::save(ChecksumWriter& out) const {
   if (!on()) return;

@@ -1,8 +1,9 @@
-// The audits of one session: which heads of a step leave a record, what a head reads more because of what audits have
-// found, and the figures. Without audits (audit_share 0) every call does nothing.
+// The audits of one session: which heads of a step leave a record, what a head reads more because
+// of what audits have found, and the figures. Without audits (audit_share 0) every call does
+// nothing.
 //
-// A step calls begin_step(), act() for every KV head, record() for every KV head, and at its end submit() or
-// discard().
+// A step calls begin_step(), act() for every KV head, record() for every KV head, and at its end
+// submit() or discard().
 #pragma once
 
 #include <memory>
@@ -16,17 +17,19 @@ namespace keyhole::runtime {
 
 class SessionAudits {
  public:
-  /// Of `params`: max_tokens, audit_share, audit_action, audit_bound. top_k: the largest of all heads.
+  /// Of `params`: max_tokens, audit_share, audit_action, audit_bound. top_k: the largest of all
+  /// heads.
   SessionAudits(const Engine& engine, const SessionParams& params, uint32_t top_k);
 
   [[nodiscard]] bool on() const { return auditor_ != nullptr; }
 
   /// Counts a step of the layer, and completes the audits whose actions take effect in it.
   void begin_step(uint32_t layer);
-  /// Lets what audits have found of the head take effect, where it is due. True: its searches are wider from now
-  /// on, and need the capacity for it. Call begin_step() first.
+  /// Lets what audits have found of the head take effect, where it is due. True: its searches are
+  /// wider from now on, and need the capacity for it. Call begin_step() first.
   bool act(uint32_t layer, uint32_t kv_head, const Budget& budget);
-  /// Widens the head's work as far as audits ask for it, and gives it a record if the head is audited.
+  /// Widens the head's work as far as audits ask for it, and gives it a record if the head is
+  /// audited.
   void record(uint32_t layer, uint32_t kv_head, const Budget& budget, HeadWork& work);
   /// The step is over: its records may be audited.
   void submit();
@@ -48,7 +51,8 @@ class SessionAudits {
   /// Of several heads together. Finishes audits under way.
   [[nodiscard]] keyhole_audit summary(std::span<const size_t> heads);
   void reset_figures();
-  /// Bytes of host memory, counted when the last step ended: workers write to records during a step.
+  /// Bytes of host memory, counted when the last step ended: workers write to records during a
+  /// step.
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
 
   // No audit may be under way. Figures stay behind.

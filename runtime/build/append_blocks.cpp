@@ -20,10 +20,11 @@ AppendBlocks::AppendBlocks(const Engine& engine, const SessionParams& params,
       refused_(heads.layers()),
       builder_(engine.pool()) {}
 
-// ---- When ----------------------------------------------------------------------------------------
+// ---- When ---------------------------------------------------------------------------------------
 
 uint32_t AppendBlocks::round_of(uint32_t layer, uint32_t rows) const {
-  // All layers have equally many tokens: without the shift their blocks would all end in the same step.
+  // All layers have equally many tokens: without the shift their blocks would all end in the same
+  // step.
   const uint64_t shift = uint64_t{params_->append_block} * layer / heads_->layers();
   return static_cast<uint32_t>((rows + shift) / params_->append_block);
 }
@@ -31,8 +32,8 @@ uint32_t AppendBlocks::round_of(uint32_t layer, uint32_t rows) const {
 uint32_t AppendBlocks::first_rows(uint32_t layer) const {
   const uint64_t block = params_->append_block;
   const uint64_t first_cut = block - block * layer / heads_->layers();
-  // Layers whose first cut comes early begin half a block later, and have half a block of steps for the work: at
-  // most append_block rows are pending when they begin, like those of all others.
+  // Layers whose first cut comes early begin half a block later, and have half a block of steps for
+  // the work: at most append_block rows are pending when they begin, like those of all others.
   return static_cast<uint32_t>(2 * first_cut < block ? first_cut + block / 2 : first_cut);
 }
 
@@ -78,7 +79,7 @@ bool AppendBlocks::advance(uint32_t layer) {
   return takes_in;
 }
 
-// ---- Beginning a block ---------------------------------------------------------------------------
+// ---- Beginning a block --------------------------------------------------------------------------
 
 AppendBlocks::Block AppendBlocks::next_block(uint32_t layer) const {
   const uint32_t rows = sequence_->rows(layer);
@@ -159,7 +160,7 @@ AppendJob::Part AppendBlocks::part_of(uint32_t layer, uint32_t kv_head, uint32_t
   return part;
 }
 
-// ---- Taking it in --------------------------------------------------------------------------------
+// ---- Taking it in -------------------------------------------------------------------------------
 
 void AppendBlocks::take_in(uint32_t layer) {
   const auto start = std::chrono::steady_clock::now();
@@ -190,7 +191,8 @@ void AppendBlocks::take_in_part(uint32_t layer, AppendJob::Part& part) {
   HeadIndex& hd = heads_->at(layer, part.kv_head);
   if (part.first.index != nullptr) {
     hd.index = std::move(part.first.index);
-    // One without rows may be left of a truncated sequence: it goes where the old lists of indexes go.
+    // One without rows may be left of a truncated sequence: it goes where the old lists of indexes
+    // go.
     std::swap(hd.tail, part.first.tail);
     return;
   }
@@ -212,7 +214,7 @@ void AppendBlocks::cancel_first(uint32_t layer) noexcept {
   }
 }
 
-// ---- Copies --------------------------------------------------------------------------------------
+// ---- Copies -------------------------------------------------------------------------------------
 
 AppendBlocks::Block AppendBlocks::block_under_way(uint32_t layer) const {
   Block block;
@@ -266,7 +268,7 @@ void AppendBlocks::begin_same(const AppendBlocks& from) {
   for (uint32_t l = 0; l < jobs_.size(); ++l) begin(l, from.block_under_way(l));
 }
 
-// ---- Reports -------------------------------------------------------------------------------------
+// ---- Reports ------------------------------------------------------------------------------------
 
 void AppendBlocks::report_wait(uint32_t layer, double seconds) {
   figures_.waits += 1;

@@ -1,14 +1,16 @@
 // Pending tokens come into the indexes block by block while steps are made, without keyhole_build.
 //
-// The rows of layer l are cut into rounds of append_block rows, the cuts shifted by l * append_block / layers, so
-// that layers take turns. The step that finds rows beyond a cut begins a block: all rows that are pending then, but
-// no more than kRoundsPerBlock * append_block, so that no step waits for a whole build where a prompt of 128k tokens
-// was never built. The step that finds rows beyond the next cut takes the block in and begins the next one. Between
-// the two a background thread works it out; what it has not done by then, the step does on the engine's threads.
+// The rows of layer l are cut into rounds of append_block rows, the cuts shifted by l *
+// append_block / layers, so that layers take turns. The step that finds rows beyond a cut begins a
+// block: all rows that are pending then, but no more than kRoundsPerBlock * append_block, so that
+// no step waits for a whole build where a prompt of 128k tokens was never built. The step that
+// finds rows beyond the next cut takes the block in and begins the next one. Between the two a
+// background thread works it out; what it has not done by then, the step does on the engine's
+// threads.
 //
-// A head without an index begins its first one in the same way, once half an append_block of rows is there. Of fewer
-// rows too little could be learned (the scales of codes, the centres of partitions), and attending them all costs
-// less than a search.
+// A head without an index begins its first one in the same way, once half an append_block of rows
+// is there. Of fewer rows too little could be learned (the scales of codes, the centres of
+// partitions), and attending them all costs less than a search.
 //
 // Which rows a step finds indexed depends on the calls alone, never on how fast a thread was.
 #pragma once
@@ -28,7 +30,8 @@ using MemoryCheck = std::function<void(uint64_t bytes, const char* what)>;
 
 class AppendBlocks {
  public:
-  /// A block holds at most so many times append_block rows: 8192 by default, about a second of one thread's work.
+  /// A block holds at most so many times append_block rows: 8192 by default, about a second of one
+  /// thread's work.
   static constexpr uint32_t kRoundsPerBlock = 8;
 
   struct Figures {
@@ -38,20 +41,21 @@ class AppendBlocks {
     double background_seconds = 0.0;  ///< that the thread has worked
   };
 
-  /// Of `params`: append_block, append_mode, dense_layers, mode (first indexes are begun in KEYHOLE_MODE_INDEXED
-  /// alone). All that it is given outlives it.
+  /// Of `params`: append_block, append_mode, dense_layers, mode (first indexes are begun in
+  /// KEYHOLE_MODE_INDEXED alone). All that it is given outlives it.
   AppendBlocks(const Engine& engine, const SessionParams& params, const Sequence& sequence,
                HeadIndexes& heads, MemoryCheck check_memory);
 
   /// Whether advance() would take a block in or begin one.
   [[nodiscard]] bool is_due(uint32_t layer) const;
-  /// What a step of the layer does first. True: an index has changed. Throws nothing: a block that fails is logged,
-  /// its rows stay pending, and a later step tries again.
+  /// What a step of the layer does first. True: an index has changed. Throws nothing: a block that
+  /// fails is logged, its rows stay pending, and a later step tries again.
   bool advance(uint32_t layer);
 
   /// Ends the block under way without a result.
   void cancel(uint32_t layer) noexcept;
-  /// The same if it builds a first index: before the query sample or the budget that it was begun with changes.
+  /// The same if it builds a first index: before the query sample or the budget that it was begun
+  /// with changes.
   void cancel_first(uint32_t layer) noexcept;
   /// End of the rows of the block under way; 0: none.
   [[nodiscard]] uint32_t block_end(uint32_t layer) const {
@@ -61,7 +65,8 @@ class AppendBlocks {
   [[nodiscard]] const Figures& figures() const { return figures_; }
   void reset_figures() { figures_ = {}; }
 
-  /// What block is under way, so that a copy can begin the same one, which is taken in by the same step.
+  /// What block is under way, so that a copy can begin the same one, which is taken in by the same
+  /// step.
   void save(uint32_t layer, ChecksumWriter& out) const;
   /// Throws Error(corrupt | io). begin_loaded() begins what was read.
   void load(uint32_t layer, ChecksumReader& in);

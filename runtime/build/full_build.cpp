@@ -7,7 +7,8 @@
 namespace keyhole::runtime {
 namespace {
 
-/// Sums the progress of heads that are built at once, and hands the caller's wish to stop to all of them.
+/// Sums the progress of heads that are built at once, and hands the caller's wish to stop to all of
+/// them.
 class SharedProgress {
  public:
   SharedProgress(const BuildProgress& caller, double total_rows)

@@ -1,4 +1,5 @@
-// Bringing all pending tokens into the indexes at once: keyhole_build, after a prefill. Heads are built in parallel.
+// Bringing all pending tokens into the indexes at once: keyhole_build, after a prefill. Heads are
+// built in parallel.
 #pragma once
 
 #include <exception>
@@ -23,7 +24,8 @@ class FullBuild {
   /// Whether heads are among it that had no index.
   [[nodiscard]] bool has_first() const { return !first_.empty(); }
 
-  /// Builds. A failure, or Error(cancelled), is kept: heads that were done stay so, others are as they were.
+  /// Builds. A failure, or Error(cancelled), is kept: heads that were done stay so, others are as
+  /// they were.
   void run(const BuildProgress& progress);
   /// Throws that failure. Otherwise logs which indexes are poor, and reports that all is done.
   void finish(const BuildProgress& progress) const;

@@ -1,6 +1,6 @@
-// What every (layer, KV head) of a session has to find keys with: its index, the partitions of its tail, the sample
-// of queries that guides builds, and its settings. Rows [0, indexed()) of a head are in its index; all later rows
-// are pending.
+// What every (layer, KV head) of a session has to find keys with: its index, the partitions of its
+// tail, the sample of queries that guides builds, and its settings. Rows [0, indexed()) of a head
+// are in its index; all later rows are pending.
 #pragma once
 
 #include <memory>
@@ -43,7 +43,8 @@ struct BuiltHead {
 /// The heads of all layers.
 class HeadIndexes {
  public:
-  /// Of `params`: settings of heads, dense_layers, training_queries, tail_partition, sink. Both outlive it.
+  /// Of `params`: settings of heads, dense_layers, training_queries, tail_partition, sink. Both
+  /// outlive it.
   HeadIndexes(const Engine& engine, const SessionParams& params);
 
   [[nodiscard]] uint32_t layers() const { return layers_; }
@@ -63,8 +64,9 @@ class HeadIndexes {
     return params_->is_dense(layer) || at(layer, kv_head).params.dense;
   }
 
-  /// Builds an index over all rows of `kv`, and partitions if `with_tail`, without touching the head. The query
-  /// sample must not change meanwhile. Throws what builds throw, Error(cancelled) among it.
+  /// Builds an index over all rows of `kv`, and partitions if `with_tail`, without touching the
+  /// head. The query sample must not change meanwhile. Throws what builds throw, Error(cancelled)
+  /// among it.
   [[nodiscard]] BuiltHead build(uint32_t layer, uint32_t kv_head, const KvView& kv, bool with_tail,
                                 const index::Progress& progress) const;
   [[nodiscard]] std::unique_ptr<index::TailTree> make_tail(uint32_t layer, uint32_t kv_head) const;
@@ -73,8 +75,8 @@ class HeadIndexes {
   [[nodiscard]] uint64_t estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const;
   [[nodiscard]] uint64_t estimate_tail(uint32_t rows) const;
 
-  /// Of all indexes and partitions: counted by count_bytes(), so that a step reads a number. Call it when an index
-  /// or a tree has changed.
+  /// Of all indexes and partitions: counted by count_bytes(), so that a step reads a number. Call
+  /// it when an index or a tree has changed.
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
   void count_bytes();
 

@@ -55,8 +55,8 @@ void IndexKeeper::build(const BuildProgress& progress,
 }
 
 void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
-  // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end before. A first
-  // index reads the query sample, which may shrink.
+  // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end
+  // before. A first index reads the query sample, which may shrink.
   if (blocks_.block_end(layer) > rows) blocks_.cancel(layer);
   blocks_.cancel_first(layer);
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {

@@ -1,5 +1,6 @@
-// Keeps the indexes of a session's heads as the sequence grows and shrinks: what is indexed, whole builds, blocks in
-// the background, changes of settings. Which keys a step searches it leaves to the step.
+// Keeps the indexes of a session's heads as the sequence grows and shrinks: what is indexed, whole
+// builds, blocks in the background, changes of settings. Which keys a step searches it leaves to
+// the step.
 #pragma once
 
 #include <span>
@@ -29,16 +30,17 @@ class IndexKeeper {
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return heads_.is_dense(layer, kv_head);
   }
-  /// Rows of a layer that all its heads have indexed, dense ones left out; 0 if all of them are dense.
+  /// Rows of a layer that all its heads have indexed, dense ones left out; 0 if all of them are
+  /// dense.
   [[nodiscard]] uint32_t indexed(uint32_t layer) const;
 
-  /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which belongs to the
-  /// token at `position`. A first index under way is begun anew.
+  /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which
+  /// belongs to the token at `position`. A first index under way is begun anew.
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t position);
 
-  /// Brings all offloaded rows into the indexes, see FullBuild, with `after` before it throws what went wrong.
-  /// Throws Error(out_of_memory), and then has changed nothing but that blocks under way have ended, or what a build
-  /// throws.
+  /// Brings all offloaded rows into the indexes, see FullBuild, with `after` before it throws what
+  /// went wrong. Throws Error(out_of_memory), and then has changed nothing but that blocks under
+  /// way have ended, or what a build throws.
   void build(const BuildProgress& progress, const std::function<void(bool has_first)>& after);
 
   // Blocks, see AppendBlocks.
@@ -61,11 +63,11 @@ class IndexKeeper {
   [[nodiscard]] const AppendBlocks::Figures& append_figures() const { return blocks_.figures(); }
   void reset_figures();
 
-  /// Of each layer the block under way, and of each head its query sample, index and partitions; settings of heads
-  /// are not among it.
+  /// Of each layer the block under way, and of each head its query sample, index and partitions;
+  /// settings of heads are not among it.
   void save(ChecksumWriter& out) const;
-  /// Throws Error(corrupt | io). The sequence is loaded already. begin_loaded() begins blocks that were under way:
-  /// they are taken in by the same steps as those of the session that was saved.
+  /// Throws Error(corrupt | io). The sequence is loaded already. begin_loaded() begins blocks that
+  /// were under way: they are taken in by the same steps as those of the session that was saved.
   void load(ChecksumReader& in);
   void begin_loaded() { blocks_.begin_loaded(); }
   /// Becomes a copy of `from`, whose sequence is a copy of this one's.

@@ -53,8 +53,8 @@ void rename_file(const fs::path& from, const fs::path& to) {
   fs::rename(from, to);
   const fs::path folder = to.has_parent_path() ? to.parent_path() : fs::path(".");
   const Descriptor names(folder, O_RDONLY | O_DIRECTORY);
-  // A folder that may be searched but not read, or a file system that cannot sync folders: the file is there under
-  // its name, and the name reaches the disk when the system writes it.
+  // A folder that may be searched but not read, or a file system that cannot sync folders: the file
+  // is there under its name, and the name reaches the disk when the system writes it.
   if (!names.is_open() || names.sync() || errno == EINVAL) return;
   fail("cannot write the folder " + folder.string());
 }

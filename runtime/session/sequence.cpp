@@ -40,8 +40,8 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
 
   const uint32_t held = window(layer);
   if (n - at > window_capacity() - held) {
-    // The window falls back to its W newest tokens: what is older leaves, first from the window, then
-    // straight from the input.
+    // The window falls back to its W newest tokens: what is older leaves, first from the window,
+    // then straight from the input.
     const uint32_t overflow = held + (n - at) - window_;
     const uint32_t from_window = std::min(overflow, held);
     offload_from_window(layer, from_window);

@@ -2,8 +2,9 @@
 //
 //     [0, sink) resident | [sink, sink + rows) offloaded | the window: resident
 //
-// so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in the host's
-// OffloadStore), by construction. Which offloaded rows are indexed, others know (build/index_keeper.h).
+// so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in
+// the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
+// (build/index_keeper.h).
 #pragma once
 
 #include <memory>
@@ -19,8 +20,8 @@ namespace keyhole::runtime {
 
 class Sequence {
  public:
-  /// Of `params`: max_tokens, sink, window, flush_block and device_memory_limit. Throws Error(out_of_memory |
-  /// out_of_device_memory). The engine outlives it.
+  /// Of `params`: max_tokens, sink, window, flush_block and device_memory_limit. Throws
+  /// Error(out_of_memory | out_of_device_memory). The engine outlives it.
   Sequence(const Engine& engine, const SessionParams& params);
 
   [[nodiscard]] uint32_t sink(uint32_t layer) const { return resident_->sink_count(layer); }
@@ -39,7 +40,8 @@ class Sequence {
   }
   [[nodiscard]] gpu::Resident& resident() { return *resident_; }
 
-  /// Appends the tokens of k and v, which hold equally many, all finite, and no more than max_tokens allows.
+  /// Appends the tokens of k and v, which hold equally many, all finite, and no more than
+  /// max_tokens allows.
   void append(uint32_t layer, const RowsIn& k, const RowsIn& v);
   /// Takes the newest token away, which is resident: the one that a failed step has appended.
   void drop_newest(uint32_t layer);
@@ -52,8 +54,9 @@ class Sequence {
   /// Forgets all tokens but the first `tokens`.
   void truncate(uint32_t layer, uint32_t tokens);
 
-  // For a device that evicts tokens from its window by itself: it writes them to the staging buffers
-  // `[window + flush_block, kv_heads, head_dim]`, and the first n of them become offloaded rows.
+  // For a device that evicts tokens from its window by itself: it writes them to the staging
+  // buffers `[window + flush_block, kv_heads, head_dim]`, and the first n of them become offloaded
+  // rows.
   [[nodiscard]] std::byte* staging_k() { return staging_k_.data(); }
   [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
   void store_staged(uint32_t layer, uint32_t n);
@@ -65,10 +68,10 @@ class Sequence {
 
   /// Becomes a copy of `from`, a sequence with the same parameters. It is empty before.
   void copy_from(const Sequence& from);
-  /// Per layer the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and per KV head
-  /// the offloaded K and V `[rows, head_dim]`.
+  /// Per layer the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and
+  /// per KV head the offloaded K and V `[rows, head_dim]`.
   void save(ChecksumWriter& out) const;
-  /// Throws Error(corrupt | io). It is empty before; after an exception it is of no use.
+  /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
 
  private:

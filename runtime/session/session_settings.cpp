@@ -1,5 +1,5 @@
-// Settings that a session changes while it lives: index, mode, what is attended, budgets of heads; and the memory
-// that searches with them need.
+// Settings that a session changes while it lives: index, mode, what is attended, budgets of heads;
+// and the memory that searches with them need.
 #include <algorithm>
 #include <bit>
 #include <string>
@@ -117,7 +117,8 @@ void Session::reserve_searches(bool anew) {
     const Budget& budget = h.params.budget;
     const uint32_t top_k = audits_.widened_top_k(i, budget.top_k);
     needed = std::max(needed, std::min(top_k, h.indexed()));
-    // For what the index will hold soon, so that a k which covers everything does not allocate at every block.
+    // For what the index will hold soon, so that a k which covers everything does not allocate at
+    // every block.
     k = std::max(k, std::min(top_k, std::bit_ceil(h.indexed())));
     const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
       return *spec == h.params.index;

@@ -1,5 +1,5 @@
-// Steps with tensors in host memory: append the token, find out what every KV head does, let the step run, take its
-// result.
+// Steps with tensors in host memory: append the token, find out what every KV head does, let the
+// step run, take its result.
 #include <algorithm>
 #include <exception>
 #include <string>

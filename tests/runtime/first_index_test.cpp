@@ -1,5 +1,5 @@
-// Sessions that keyhole_build was not called for, or only while nothing was offloaded: steps index their tokens, and
-// nothing that happens meanwhile makes a difference.
+// Sessions that keyhole_build was not called for, or only while nothing was offloaded: steps index
+// their tokens, and nothing that happens meanwhile makes a difference.
 #include <algorithm>
 #include <filesystem>
 
@@ -39,7 +39,8 @@ struct Warnings {
   std::vector<std::string> texts;
 };
 
-/// Efforts that cover all keys: with k above their number the answers are exact, whatever is indexed.
+/// Efforts that cover all keys: with k above their number the answers are exact, whatever is
+/// indexed.
 class FirstIndex : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(FirstIndex, ComesByItselfAfterABuildOfNothing) {
@@ -118,7 +119,8 @@ TEST_P(FirstIndex, OfALongPromptIsTakenInPieceByPiece) {
   EXPECT_EQ(1, warnings.with("keyhole_build was not called"));
 }
 
-// Whoever does the work, and whatever happens while it is done, the same tokens are indexed by the same steps.
+// Whoever does the work, and whatever happens while it is done, the same tokens are indexed by the
+// same steps.
 TEST_P(FirstIndex, DependsOnTheCallsAlone) {
   const std::string path =
       ::testing::TempDir() + "keyhole_first_" + std::to_string(::getpid()) + ".bin";

@@ -1,5 +1,5 @@
-// Where tokens lie, against a list of them: after any order of appends, truncations and copies, each token is in one
-// place, with its own K and V.
+// Where tokens lie, against a list of them: after any order of appends, truncations and copies,
+// each token is in one place, with its own K and V.
 #include "runtime/session/sequence.h"
 
 #include <gtest/gtest.h>
@@ -17,12 +17,14 @@ using test::Numbers;
 constexpr uint32_t kLayers = 2, kHeads = 3, kDim = 64;
 constexpr uint32_t kSink = 5, kWindow = 12, kFlush = 7, kMax = 600;
 
-/// What an element of K of a token is; of V one more. Different for all tokens, layers and heads that a test has.
+/// What an element of K of a token is; of V one more. Different for all tokens, layers and heads
+/// that a test has.
 float element(uint32_t serial, uint32_t layer, uint32_t head) {
   return static_cast<float>((serial * 7 + layer * 3 + head) % 2000);
 }
 
-/// The rule, one token after the other: the window falls back to its newest when a call does not fit.
+/// The rule, one token after the other: the window falls back to its newest when a call does not
+/// fit.
 struct Place {
   std::vector<uint32_t> sink, rows;
   std::deque<uint32_t> window;
