@@ -82,7 +82,7 @@ class Sequence {
   void offload_from_window(uint32_t layer, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                           uint32_t n);
-  /// Makes the layer hold these resident tokens, sink first, and room for so many offloaded rows.
+  /// Gives an empty layer these resident tokens, sink first, and offloaded rows still to be written.
   void fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v);
 
   const Engine* engine_;
