@@ -275,7 +275,7 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
     require(out, "out");
     *out = nullptr;
     s.finish_audits();
-    *out = new keyhole_session(SessionFile::fork(s));
+    *out = new keyhole_session(fork_session(s));
   });
 }
 
@@ -283,7 +283,7 @@ keyhole_status keyhole_save(keyhole_session* session, const char* path) {
   return with_session(session, Needs::copy, [&](Session& s) {
     require(path, "path");
     s.finish_audits();
-    SessionFile::save(s, path);
+    save_session(s, path);
   });
 }
 
@@ -293,7 +293,7 @@ keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_se
     *out = nullptr;
     require(engine, "engine");
     require(path, "path");
-    *out = new keyhole_session(SessionFile::load(engine->engine, path));
+    *out = new keyhole_session(load_session(engine->engine, path));
   });
 }
 

@@ -4,10 +4,10 @@
 
 namespace keyhole::runtime {
 
-bool AuditSchedule::restore(std::vector<uint64_t> steps, std::vector<Reach> reaches) {
-  if (steps.size() != steps_.size() || reaches.size() != reaches_.size()) return false;
-  for (size_t i = 0; i < reaches.size(); ++i) {
-    const Reach& r = reaches[i];
+bool AuditSchedule::restore(std::vector<uint64_t> steps, std::vector<Widening> widenings) {
+  if (steps.size() != steps_.size() || widenings.size() != widenings_.size()) return false;
+  for (size_t i = 0; i < widenings.size(); ++i) {
+    const Widening& r = widenings[i];
     const uint64_t now = steps[i / kv_heads_];
     if (!std::has_single_bit(r.factor) || r.factor > kMostWidening) return false;
     // An action is due within kLag steps of the step that was audited, which is over.
@@ -20,7 +20,7 @@ bool AuditSchedule::restore(std::vector<uint64_t> steps, std::vector<Reach> reac
     }
   }
   steps_ = std::move(steps);
-  reaches_ = std::move(reaches);
+  widenings_ = std::move(widenings);
   return true;
 }
 

@@ -1,9 +1,9 @@
-// Which steps are audited, and from which step on an action takes effect: functions of the calls alone, whatever
-// a thread was slow or quick to find out.
+// Which steps are audited, and from which step on an action takes effect. Both depend on the calls
+// alone, never on how fast the auditing thread was.
 //
-// What an audit of step s of a layer has found takes effect in that layer's step s + kLag, which waits for the
-// audit if it must. Until then the head's further audits are of the budget that is about to change: they count
-// in the figures and change nothing.
+// What an audit of step s of a layer has found takes effect in that layer's step s + kLag, which
+// waits for the audit if it must. Until then the head's further audits are of the budget that is
+// about to change: they count in the figures and change nothing.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ namespace keyhole::runtime {
 
 class AuditSchedule {
  public:
-  /// Steps of a layer between an audited step and the effect of what was found: time enough for an audit to be
-  /// done beside them.
+  /// Steps of a layer between an audited step and the effect of what was found: time enough for an
+  /// audit to be done beside them.
   static constexpr uint64_t kLag = 16;
   static constexpr uint32_t kMostWidening = 16;
   static constexpr uint64_t kNever = UINT64_MAX;
 
   /// How much a head reads.
-  struct Reach {
+  struct Widening {
     uint32_t factor = 1;    ///< times its budget
     bool exact = false;     ///< or everything
     uint64_t due = kNever;  ///< the step in which it grows
@@ -31,7 +31,7 @@ class AuditSchedule {
 
   AuditSchedule(uint32_t layers, uint32_t kv_heads, double share, keyhole_audit_action action)
       : kv_heads_(kv_heads), share_(share), action_(action), steps_(layers) {
-    reaches_.resize(size_t{layers} * kv_heads);
+    widenings_.resize(size_t{layers} * kv_heads);
   }
 
   [[nodiscard]] keyhole_audit_action action() const { return action_; }
@@ -41,8 +41,8 @@ class AuditSchedule {
 
   /// True for `share` of all (layer, kv_head, step), with no more pattern in them than in dice.
   [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint64_t step) const {
-    // Multiplications carry low bits up, shifts bring high ones down: after three rounds every bit of the
-    // arguments has had its say in every bit of the result.
+    // Multiplications carry low bits up, shifts bring high ones down: after three rounds every bit
+    // of the result depends on every bit of the arguments.
     uint64_t x = (uint64_t{layer} << 32 | kv_head) * 0x9E3779B97F4A7C15ULL + step;
     for (int round = 0; round < 3; ++round) {
       x = (x ^ (x >> 32)) * 0xD1342543DE82EF95ULL + 0x632BE59BD9B4E019ULL;
@@ -50,14 +50,14 @@ class AuditSchedule {
     return static_cast<double>((x ^ (x >> 32)) >> 11) * 0x1p-53 < share_;
   }
 
-  [[nodiscard]] const Reach& reach(uint32_t layer, uint32_t kv_head) const {
-    return reaches_[size_t{layer} * kv_heads_ + kv_head];
+  [[nodiscard]] const Widening& widening(uint32_t layer, uint32_t kv_head) const {
+    return widenings_[size_t{layer} * kv_heads_ + kv_head];
   }
 
   /// An audit of that step found too great an error with this widening of a budget of that epoch.
   void found_over_bound(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t factor,
                         uint32_t epoch) {
-    Reach& r = at(layer, kv_head);
+    Widening& r = at(layer, kv_head);
     if (action_ == KEYHOLE_AUDIT_REPORT || epoch != r.epoch) return;
     if (r.exact || r.due != kNever || factor != r.factor) return;
     if (action_ == KEYHOLE_AUDIT_WIDEN && r.factor >= kMostWidening) return;
@@ -66,7 +66,7 @@ class AuditSchedule {
 
   /// Lets the action of a head take effect if this step is the one. True if it did.
   bool act(uint32_t layer, uint32_t kv_head, uint64_t step) {
-    Reach& r = at(layer, kv_head);
+    Widening& r = at(layer, kv_head);
     if (step < r.due) return false;
     r.due = kNever;
     if (action_ == KEYHOLE_AUDIT_EXACT) {
@@ -77,29 +77,30 @@ class AuditSchedule {
     return true;
   }
 
-  /// reaches()[head] reads a new budget; what audits under way find of the old one is of no effect.
-  void reset_reach(size_t head) {
-    const uint32_t epoch = reaches_[head].epoch + 1;
-    reaches_[head] = {};
-    reaches_[head].epoch = epoch;
+  /// The head has a new budget: it reads that and no more. Audits under way are of the old one, and
+  /// change nothing.
+  void reset_widening(size_t head) {
+    const uint32_t epoch = widenings_[head].epoch + 1;
+    widenings_[head] = {};
+    widenings_[head].epoch = epoch;
   }
 
   // For saving and copying; no audit may be under way.
   [[nodiscard]] const std::vector<uint64_t>& steps() const { return steps_; }
-  [[nodiscard]] const std::vector<Reach>& reaches() const { return reaches_; }
-  /// False, and nothing has changed, for values that no session has.
-  [[nodiscard]] bool restore(std::vector<uint64_t> steps, std::vector<Reach> reaches);
+  [[nodiscard]] const std::vector<Widening>& widenings() const { return widenings_; }
+  /// Returns false, and changes nothing, for values that no session has.
+  [[nodiscard]] bool restore(std::vector<uint64_t> steps, std::vector<Widening> widenings);
 
  private:
-  [[nodiscard]] Reach& at(uint32_t layer, uint32_t kv_head) {
-    return reaches_[size_t{layer} * kv_heads_ + kv_head];
+  [[nodiscard]] Widening& at(uint32_t layer, uint32_t kv_head) {
+    return widenings_[size_t{layer} * kv_heads_ + kv_head];
   }
 
   uint32_t kv_heads_;
   double share_;
   keyhole_audit_action action_;
-  std::vector<uint64_t> steps_;  // [layer]
-  std::vector<Reach> reaches_;   // [layer * kv_heads + kv_head]
+  std::vector<uint64_t> steps_;      // [layer]
+  std::vector<Widening> widenings_;  // [layer * kv_heads + kv_head]
 };
 
 }  // namespace keyhole::runtime

@@ -41,7 +41,7 @@ Auditor::~Auditor() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Auditor::prepare(uint32_t top_k) {
+void Auditor::reserve(uint32_t top_k) {
   if (top_k <= top_k_) return;
   finish();
   wait_for_thread();
@@ -63,8 +63,8 @@ HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uin
   r.step = step;
   r.top_k = top_k;
   r.bound = bound;
-  r.factor = schedule_.reach(layer, kv_head).factor;
-  r.epoch = schedule_.reach(layer, kv_head).epoch;
+  r.factor = schedule_.widening(layer, kv_head).factor;
+  r.epoch = schedule_.widening(layer, kv_head).epoch;
   r.searched = searched;
   return r;
 }

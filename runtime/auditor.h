@@ -1,14 +1,16 @@
-// Audits beside the decoding: steps leave records of some of their heads, a thread of the session's own computes
-// them again from the offload store, and the figures are kept here.
+// Audits beside the decoding: steps leave records of some of their heads, a thread of the session's
+// own computes them again from the offload store, and the figures are kept here.
 //
-// Records lie in a ring, are worked on in their order, and taken into the figures in their order by the decoding
-// thread, so that nothing depends on how fast the audits were. The decoding thread comes for a result when the
-// ring is full, when an action is due, when rows are about to be forgotten and when somebody asks; what is not
-// done then it does itself, on the worker pool.
+// Records lie in a ring, are worked on in their order, and taken into the figures in their order by
+// the decoding thread, so that nothing depends on how fast the audits were. The decoding thread
+// comes for a result when the ring is full, when an action is due, when rows are about to be
+// forgotten and when figures are asked for. What is not done then, it does itself on the worker
+// pool.
 //
-// The thread runs where the machine is idle only (SCHED_IDLE): a step's tasks last tens of microseconds, an audit
-// some milliseconds. So no step waits for it, which may get no time at all on a busy machine: the decoding thread
-// takes the audit away, begins it anew and leaves the thread's slot to it until it has noticed.
+// The thread runs only where the machine is idle (SCHED_IDLE): a step's tasks last tens of
+// microseconds, an audit some milliseconds. On a busy machine it may get no time at all, so no step
+// waits for it: the decoding thread takes the audit away from it and begins it anew, and the slot
+// stays with the auditing thread until that has noticed.
 #pragma once
 
 #include <condition_variable>
@@ -26,7 +28,7 @@
 
 namespace keyhole::runtime {
 
-/// Used by the decoding thread alone. No member throws but the constructor and prepare().
+/// Used by the decoding thread alone. No member throws but the constructor and reserve().
 class Auditor {
  public:
   /// Takes all memory that audits of up to `capacity` rows and recall@top_k will need. Starts no
@@ -40,11 +42,11 @@ class Auditor {
   [[nodiscard]] AuditSchedule& schedule() { return schedule_; }
   [[nodiscard]] const AuditSchedule& schedule() const { return schedule_; }
 
-  /// Makes room for recall of more keys. Finishes what is under way.
-  void prepare(uint32_t top_k);
+  /// Reserves memory for recall of more keys. Finishes what is under way.
+  void reserve(uint32_t top_k);
 
-  /// A record for the step that is about to begin, of at most kv_heads; of its fields the step number, the
-  /// heads and the budget are set. Valid until submit() or discard().
+  /// A record for the step that is about to begin, of at most kv_heads; of its fields the step
+  /// number, the heads and the budget are set. Valid until submit() or discard().
   HeadRecord& record(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t top_k, float bound,
                      bool searched);
   /// The step is over: its records may be audited. Their rows must stay as they are until finish().
@@ -56,7 +58,7 @@ class Auditor {
   void finish();
   /// The same for what takes effect in this step of the layer.
   void finish_due(uint32_t layer, uint64_t step);
-  /// The same for what reads rows of the layer from `rows` on; nobody reads them any more then.
+  /// The same for what reads rows of the layer from `rows` on; no audit reads them any more then.
   void finish_reading(uint32_t layer, size_t rows);
 
   void count_action(uint32_t layer, uint32_t kv_head) {
@@ -100,10 +102,10 @@ class Auditor {
   std::vector<std::unique_ptr<Slot>> slots_;
   std::unique_ptr<Slot> spare_;  // takes the place of one that the thread has not left yet
   std::vector<std::unique_ptr<AuditTruth>> truths_;  // of the pool's workers, then the thread's
-  // Audits are numbered in the order of their records: [taken_in_, submitted_by_step_) are under way,
-  // [submitted_by_step_, begun_) belong to the step.
+  // Audits are numbered in the order of their records: [taken_in_, submitted_by_step_) are under
+  // way, [submitted_by_step_, begun_) belong to the step.
   uint64_t begun_ = 0, submitted_by_step_ = 0, taken_in_ = 0;
-  std::vector<Slot*> own_;  // room for what complete() does itself
+  std::vector<Slot*> own_;  // capacity for what complete() does itself
   const std::atomic<bool> never_{false};
   bool no_thread_ = false;
 

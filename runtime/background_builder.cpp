@@ -88,18 +88,24 @@ Part* BackgroundBuilder::next_part(AppendJob*& job) {
 void BackgroundBuilder::prepare(AppendJob& job, Part& part, bool in_background) {
   const auto start = std::chrono::steady_clock::now();
   std::exception_ptr error;
+  BuiltHead first;
   std::unique_ptr<index::Addition> addition;
   std::unique_ptr<index::TailSegment> segment;
   try {
     const index::Progress progress = [&job](double) {
       return !job.cancelled.load(std::memory_order_relaxed);
     };
-    addition = part.index->prepare_append(part.kv.keys, progress);
+    if (part.build) {
+      first = part.build(part.kv, progress);
+    } else {
+      addition = part.index->prepare_append(part.kv.keys, progress);
+    }
     if (part.tail != nullptr) segment = part.tail->prepare_append(part.kv, progress);
   } catch (...) {
     error = std::current_exception();
   }
   const std::lock_guard lock(mutex_);
+  part.first = std::move(first);
   part.addition = std::move(addition);
   part.segment = std::move(segment);
   part.error = std::move(error);
@@ -113,8 +119,9 @@ void BackgroundBuilder::prepare(AppendJob& job, Part& part, bool in_background) 
 }
 
 void BackgroundBuilder::work() {
-  // On this thread alone. A parallel part would be taken up by workers that steps need: a step's tasks last
-  // tens of microseconds, an append's many milliseconds, and no worker leaves a task half-done.
+  // On this thread alone. A parallel part would be taken up by workers that steps need: a step's
+  // tasks last tens of microseconds, an append's many milliseconds, and no worker leaves a task
+  // half-done.
   const cpu::Pool::Inline inline_runs(*pool_);
   std::unique_lock lock(mutex_);
   while (!stop_) {

@@ -1,14 +1,17 @@
-// Appends beside the decoding: a layer's next block of rows is worked out by a thread of the session's own,
-// while steps go on searching the index as it is, and taken in between two steps.
+// Appends beside the decoding: a layer's next block of rows is worked out by a thread of the
+// session's own, while steps go on searching the index as it is, and taken in between two steps.
+// The first block of a head has no index yet: it is built.
 //
-// A job belongs to the decoding thread, which begins it with submit() and ends it with finish() or cancel().
-// finish() does what the builder has not begun, on the worker pool: a decoder that outruns its builder is
-// as fast as one that appends in its steps, and a session without a builder thread needs no other code.
+// A job belongs to the decoding thread, which begins it with submit() and ends it with finish() or
+// cancel(). finish() does what the builder has not begun, on the worker pool: a decoder that
+// outruns its builder is as fast as one that appends in its steps, and a session without a builder
+// thread needs no other code.
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,6 +21,7 @@
 #include "cpu/pool.h"
 #include "index/index.h"
 #include "index/tail/tail_tree.h"
+#include "runtime/build/head_indexes.h"
 
 namespace keyhole::runtime {
 
@@ -25,12 +29,17 @@ namespace keyhole::runtime {
 struct AppendJob {
   struct Part {
     uint32_t kv_head = 0;
-    const index::Index* index = nullptr;    ///< changed by nobody while the job lives
+    /// Builds the first index of a head from kv. Empty: the head's index and tail grow.
+    std::function<BuiltHead(const KvView& kv, const index::Progress& progress)> build;
+    const index::Index* index = nullptr;    ///< that grows; does not change while the job lives
     const index::TailTree* tail = nullptr;  ///< likewise; null: none
     KvView kv;  ///< rows [0, rows) of the head: neither moved nor overwritten
-    std::unique_ptr<index::Addition> addition;    ///< the result, with
-    std::unique_ptr<index::TailSegment> segment;  ///< that of the tail, or
-    std::exception_ptr error;                     ///< why there is none
+    // The result: either `first`, or `addition` and for a tail `segment`, or the error that
+    // prevented it.
+    BuiltHead first;
+    std::unique_ptr<index::Addition> addition;
+    std::unique_ptr<index::TailSegment> segment;
+    std::exception_ptr error;
     enum class State : uint8_t { waiting, taken, done };
     State state = State::waiting;
   };
@@ -39,6 +48,7 @@ struct AppendJob {
       : rows(target), parts(std::move(heads)), undone(parts.size()) {}
 
   uint32_t rows;
+  uint32_t round = 0;       ///< of the step that began it, see AppendBlocks
   std::vector<Part> parts;  ///< one per head that takes part
   std::atomic<bool> cancelled{false};
   size_t undone;                    ///< parts that are not done
@@ -54,19 +64,20 @@ class BackgroundBuilder {
   BackgroundBuilder(const BackgroundBuilder&) = delete;
   BackgroundBuilder& operator=(const BackgroundBuilder&) = delete;
 
-  /// Queues the job, all parts waiting, behind those before it; the thread starts with the first one. On an
-  /// exception (no thread, no memory) the job is not queued, and finish() does all of it.
+  /// Queues the job, all parts waiting, behind those before it; the thread starts with the first
+  /// one. On an exception (no thread, no memory) the job is not queued, and finish() does all of
+  /// it.
   void submit(AppendJob& job);
 
-  /// Returns when every part is done, and false if they all were when it was called. Also for a job that was
-  /// never submitted.
+  /// Returns when every part is done, and false if they all were when it was called. Also for a job
+  /// that was never submitted.
   bool finish(AppendJob& job);
 
-  /// Returns when nobody works on the job any more. What is done of it is of no use.
+  /// Returns when no thread works on the job any more. Its results must not be used.
   void cancel(AppendJob& job) noexcept;
 
-  /// Destroys a job that is over on the builder's thread: an addition that was taken in holds what it has
-  /// replaced, which can be a whole graph.
+  /// Destroys a job that is over on the builder's thread: an addition that was taken in holds what
+  /// it has replaced, which can be a whole graph.
   void retire(std::unique_ptr<AppendJob> job) noexcept;
 
  private:

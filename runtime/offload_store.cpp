@@ -44,8 +44,8 @@ std::byte* OffloadStore::value(uint32_t layer, uint32_t kv_head, size_t row) {
 void OffloadStore::prepare(uint32_t layer, uint32_t n) {
   const size_t before = rows_[layer] * row_bytes_;
   const size_t after = (size_t{rows_[layer]} + n) * row_bytes_;
-  // The first 2 MiB of an array stay on small pages: a short context would otherwise touch a huge page of
-  // each of the hundreds of arrays (1 GiB for 32 layers of 8 heads).
+  // The first 2 MiB of an array stay on small pages: a short context would otherwise touch a huge
+  // page of each of the hundreds of arrays (1 GiB for 32 layers of 8 heads).
   if (before > kHugePage || after <= kHugePage) return;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     for (uint32_t which = 0; which < 2; ++which) {

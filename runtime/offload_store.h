@@ -1,5 +1,5 @@
-// Host memory for the K and V of offloaded tokens: per (layer, KV head) two arrays `[rows, head_dim]` that
-// never move while they grow, so that indexes can keep views of them.
+// Host memory for the K and V of offloaded tokens: per (layer, KV head) two arrays `[rows,
+// head_dim]` that never move while they grow, so that indexes can keep views of them.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@ namespace keyhole::runtime {
 
 class OffloadStore {
  public:
-  /// Reserves address space for `capacity` rows per head; memory is taken as rows are written. Throws
-  /// Error(out_of_memory).
+  /// Reserves address space for `capacity` rows per head; memory is taken as rows are written.
+  /// Throws Error(out_of_memory).
   OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype, size_t capacity);
 
   [[nodiscard]] size_t capacity() const { return capacity_; }

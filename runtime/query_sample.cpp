@@ -6,8 +6,8 @@ namespace keyhole::runtime {
 
 int QuerySample::wanted_head(uint32_t position) const {
   if (capacity_ == 0 || position % stride_ != 0) return -1;
-  // A hash and not position % group: strides are powers of two, so that with a group of 4 every kept
-  // position would name the same head.
+  // A hash and not position % group: strides are powers of two, so that with a group of 4 every
+  // kept position would name the same head.
   return static_cast<int>(((position * 0x9E3779B1U) >> 16) % group_);
 }
 

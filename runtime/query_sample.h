@@ -1,5 +1,5 @@
-// A bounded sample of the prefill's queries for one KV head: evenly spread over the prompt, all heads of
-// the group in turn. It guides index types that learn from queries.
+// A bounded sample of the prefill's queries for one KV head: evenly spread over the prompt, all
+// heads of the group in turn. It guides index types that learn from queries.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace keyhole::runtime {
 
-/// Keeps the token positions that are multiples of a stride, one query head each. When it is full the
-/// stride doubles and every other entry goes: what is kept depends on the positions seen, not on how
-/// they were cut into chunks.
+/// Keeps the token positions that are multiples of a stride, one query head each. When it is full
+/// the stride doubles and every other entry goes: what is kept depends on the positions seen, not
+/// on how they were cut into chunks.
 class QuerySample {
  public:
   QuerySample(uint32_t capacity, uint32_t group, uint32_t dim)

@@ -12,14 +12,14 @@ gpu::PartitionsTail front_tail(keyhole_tail_mode tail) {
 
 }  // namespace
 
-bool Session::wants_front(const Head& hd) const {
+bool Session::wants_front(const HeadIndex& hd) const {
   const Budget& b = hd.params.budget;
   return b.can_choose_on_device() && hd.indexed() != 0 && hd.full_tail() != nullptr;
 }
 
-bool Session::chooses_on_device(const Head& hd) const {
+bool Session::chooses_on_device(const HeadIndex& hd) const {
   if (stream_ == nullptr || stream_->front == nullptr || !wants_front(hd)) return false;
-  const auto i = static_cast<size_t>(&hd - heads_.data());
+  const auto i = static_cast<size_t>(&hd - keeper_.heads().data());
   return stream_->front_counts[i] == hd.tail->fine().count();
 }
 
@@ -35,11 +35,11 @@ void Session::update_front() {
   const ModelShape& m = engine_->model();
   std::vector<bool> layers(m.layers);
   uint32_t most = 0;
-  for (size_t i = 0; i < heads_.size(); ++i) {
-    const Head& hd = heads_[i];
+  for (size_t i = 0; i < keeper_.heads().size(); ++i) {
+    const HeadIndex& hd = keeper_.heads()[i];
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
     if (params_.partitions == KEYHOLE_PLACE_HOST || side.front_refused || !wants_front(hd) ||
-        is_dense(layer, static_cast<uint32_t>(i % m.kv_heads))) {
+        keeper_.is_dense(layer, static_cast<uint32_t>(i % m.kv_heads))) {
       continue;
     }
     layers[layer] = true;
@@ -69,7 +69,7 @@ void Session::update_front() {
                         " held, device_memory_limit is " +
                         std::to_string(params_.device_memory_limit));
       }
-      side.front = engine_->stream_device().make_partitions(*resident_, shape);
+      side.front = engine_->stream_device().make_partitions(sequence_.resident(), shape);
       side.front_room = room;
       side.version += 1;
     } catch (const Error& e) {
@@ -86,7 +86,7 @@ void Session::update_front() {
   }
   if (side.front_layers != layers) side.version += 1;
   side.front_layers = layers;
-  for (size_t i = 0; i < heads_.size(); ++i) {
+  for (size_t i = 0; i < keeper_.heads().size(); ++i) {
     const auto layer = static_cast<uint32_t>(i / m.kv_heads);
     if (layers[layer]) upload_front(layer, static_cast<uint32_t>(i % m.kv_heads));
   }
@@ -95,8 +95,8 @@ void Session::update_front() {
 void Session::upload_front(uint32_t layer, uint32_t kv_head) {
   StreamSide& side = *stream_;
   const size_t i = size_t{layer} * engine_->model().kv_heads + kv_head;
-  const Head& hd = heads_[i];
-  if (!wants_front(hd) || is_dense(layer, kv_head)) {
+  const HeadIndex& hd = keeper_.heads()[i];
+  if (!wants_front(hd) || keeper_.is_dense(layer, kv_head)) {
     side.front->set(layer, kv_head, 0, gpu::PartitionsTail::none);
     return;
   }

@@ -61,7 +61,7 @@ Session::~Session() {
 }
 
 void Session::make_stream_side() {
-  gpu::StreamSteps* steps = resident_->stream_steps();
+  gpu::StreamSteps* steps = sequence_.resident().stream_steps();
   if (steps == nullptr) return;
   const ModelShape& m = engine_->model();
   stream_ = std::make_unique<StreamSide>(*steps, m.layers, engine_->pool(),
@@ -100,8 +100,7 @@ void Session::serve(const StreamStep& step) {
     const auto arrived = Clock::now();
     check_published(step, published);
     // A full window gives tokens to the host, which this very step attends there.
-    const bool overflows =
-        step.appends && resident_->window_count(step.layer) == params_.window + params_.flush_block;
+    const bool overflows = step.appends && sequence_.window_is_full(step.layer);
     if (overflows) update_host_copy(step.layer, published);
     const uint32_t appended = step.appends && !overflows ? 1 : 0;
     prepare_work(step.layer, tokens(step.layer) + appended - 1, step.front);
@@ -155,9 +154,9 @@ void Session::check_published(const StreamStep& step, const gpu::Published& publ
 }
 
 void Session::update_host_copy(uint32_t layer, const gpu::Published& published) {
-  const uint32_t left =
-      stream_->steps.update_host_copy(layer, published, staging_k_.data(), staging_v_.data());
-  if (left != 0) store_staged(layer, left);
+  const uint32_t left = stream_->steps.update_host_copy(layer, published, sequence_.staging_k(),
+                                                        sequence_.staging_v());
+  if (left != 0) sequence_.store_staged(layer, left);
 }
 
 // ---- Calls ---------------------------------------------------------------------------------------
@@ -182,19 +181,6 @@ void Session::note_device_failure() {
 
 void Session::check_failure() {
   if (stream_ != nullptr) stream_->failure.rethrow();
-}
-
-bool Session::append_is_due(uint32_t layer) const {
-  if (params_.is_dense(layer)) return false;
-  const uint32_t round = append_round(layer, store_.rows(layer));
-  if (appends_[layer] != nullptr && append_round(layer, appends_[layer]->rows) != round)
-    return true;
-  if (appends_[layer] != nullptr) return false;
-  for (uint32_t h = 0; h < engine_->model().kv_heads; ++h) {
-    const Head& hd = head(layer, h);
-    if (hd.index != nullptr && append_round(layer, hd.indexed()) != round) return true;
-  }
-  return false;
 }
 
 void Session::prepare_stream_step(uint32_t layer, bool appends) {

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "runtime/files/replace_file.h"
 #include "runtime/files/safetensors.h"
 
 namespace keyhole {
@@ -122,12 +123,7 @@ void SafetensorsWriter::finish() {
   // On disk before it gets its name: a crash leaves the old file or the whole new one.
   if (std::fflush(impl_->file) != 0 || fsync(fileno(impl_->file)) != 0)
     impl_->fail("cannot be written");
-  std::error_code error;
-  std::filesystem::rename(impl_->partial, impl_->path, error);
-  if (error) {
-    throw std::runtime_error(impl_->partial.string() + ": cannot be renamed to " +
-                             impl_->path.string() + ": " + error.message());
-  }
+  rename_file(impl_->partial, impl_->path);
   impl_->close_file();
 }
 

@@ -122,6 +122,21 @@ TEST_P(AppendFault, WithoutMemoryTokensStayPendingAndAreTriedAgain) {
   EXPECT_LE(after.pending, 2 * 16U + 8U);
 }
 
+TEST_P(AppendFault, AFirstIndexWithoutMemoryIsTriedAgain) {
+  steps(20);  // the builder has its thread
+  ASSERT_OK(keyhole_session_set_index(session_.get(), GetParam()));
+  failures = 0;
+  others_fail = true;
+  steps(100);
+  EXPECT_GT(failures, 0);
+  EXPECT_GT(warnings_with("could not be indexed"), 0U);
+  others_fail = false;
+  steps(120);
+  const auto after = layer_tokens(session_.get(), 0);
+  EXPECT_GT(after.indexed, 400U);
+  EXPECT_LE(after.pending, 2 * 16U + 8U);
+}
+
 TEST_P(AppendFault, ASlowBuilderIsWaitedForAndReported) {
   slow_allocations = 20;
   steps(150);

@@ -169,19 +169,19 @@ TEST(AuditSchedule, AnActionTakesEffect16StepsLaterAndOnce) {
   s.found_over_bound(1, 2, 9, 1, 0);  // the same budget: nothing new
   for (uint64_t step = 6; step < 21; ++step) EXPECT_FALSE(s.act(1, 2, step)) << step;
   EXPECT_TRUE(s.act(1, 2, 21));
-  EXPECT_EQ(2U, s.reach(1, 2).factor);
+  EXPECT_EQ(2U, s.widening(1, 2).factor);
   s.found_over_bound(1, 2, 10, 1, 0);  // of the budget of old
   EXPECT_FALSE(s.act(1, 2, 40));
   for (uint32_t factor = 2; factor < 16; factor *= 2) {
     s.found_over_bound(1, 2, 100 * factor, factor, 0);
     EXPECT_TRUE(s.act(1, 2, 100 * factor + 16));
   }
-  EXPECT_EQ(16U, s.reach(1, 2).factor);
+  EXPECT_EQ(16U, s.widening(1, 2).factor);
   s.found_over_bound(1, 2, 5000, 16, 0);  // no further
   EXPECT_FALSE(s.act(1, 2, 6000));
-  EXPECT_EQ(1U, s.reach(1, 1).factor);
-  s.reset_reach(5);
-  EXPECT_EQ(1U, s.reach(1, 2).factor);
+  EXPECT_EQ(1U, s.widening(1, 1).factor);
+  s.reset_widening(5);
+  EXPECT_EQ(1U, s.widening(1, 2).factor);
   s.found_over_bound(1, 2, 7000, 1, 0);
   EXPECT_FALSE(s.act(1, 2, 8000));
   s.found_over_bound(1, 2, 8000, 1, 1);
@@ -191,10 +191,10 @@ TEST(AuditSchedule, AnActionTakesEffect16StepsLaterAndOnce) {
 }
 
 TEST(AuditSchedule, RestoresOnlyWhatASessionCanHave) {
-  using Reach = AuditSchedule::Reach;
-  const auto restores = [](keyhole_audit_action action, Reach reach, uint64_t now = 100) {
+  using Widening = AuditSchedule::Widening;
+  const auto restores = [](keyhole_audit_action action, Widening widening, uint64_t now = 100) {
     AuditSchedule s(1, 2, 0.5, action);
-    return s.restore({now}, {reach, {}});
+    return s.restore({now}, {widening, {}});
   };
   EXPECT_TRUE(restores(KEYHOLE_AUDIT_WIDEN, {8, false, 115}));
   EXPECT_TRUE(restores(KEYHOLE_AUDIT_WIDEN, {16, false, AuditSchedule::kNever}));

@@ -305,9 +305,19 @@ TEST_F(CallErrors, MoreTokensThanRoom) {
 
 TEST_F(CallErrors, KAboveEverythingIsAllowed) {
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
-  ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 0x80000000U));
-  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "top_k",
-               keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 0x80000001U));
+  ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_INDEXED, 4096));  // max_tokens
+}
+
+TEST_F(CallErrors, TopKAboveMaxTokensIsRefused) {
+  for (const uint32_t top_k : {4097U, 1000000000U, 0xFFFFFFFFU}) {
+    EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT,
+                 ("top_k is " + std::to_string(top_k) + ", allowed: 1..4096").c_str(),
+                 keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, top_k));
+  }
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  ASSERT_OK(keyhole_session_get_config(session_.get(), &c));
+  EXPECT_EQ(KEYHOLE_MODE_INDEXED, c.mode) << "a refused call changes nothing";
 }
 
 TEST(StepErrors, ALayerWithoutTokens) {

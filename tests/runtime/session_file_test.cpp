@@ -1,9 +1,11 @@
 // Save, load, fork: the copy answers with the same bits; damaged files are refused.
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-
-#include <unistd.h>
 
 #include "tests/runtime/fixture.h"
 
@@ -94,6 +96,58 @@ TEST_P(SessionFileTest, AForkIsIndependent) {
   model_.truncate(50);
   ASSERT_OK(keyhole_session_set_mode(forked, KEYHOLE_MODE_EXACT, 0));
   expect_exact(forked, model_, shape_, 0, numbers_);
+}
+
+TEST_P(SessionFileTest, AForkHasAllSettings) {
+  keyhole_session_config c = sc_;
+  c.host_memory_limit = size_t{1} << 30;
+  c.device_memory_limit = size_t{1} << 29;
+  c.partitions = KEYHOLE_PLACE_HOST;
+  c.audit_share = 0.25;
+  c.audit_action = KEYHOLE_AUDIT_WIDEN;
+  c.audit_bound = 0.3F;
+  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.min_keys = 40;
+  const SessionPtr session = make_session(engine_.get(), c);
+  keyhole_session* forked = nullptr;
+  ASSERT_OK(keyhole_fork(session.get(), &forked));
+  const SessionPtr guard(forked);
+  // All that a file keeps of it is the same, and so is what is not in a file's bytes by itself.
+  const auto saved = [&](keyhole_session* s) {
+    EXPECT_OK(keyhole_save(s, path_.c_str()));
+    std::ifstream in(path_, std::ios::binary);
+    return std::string((std::istreambuf_iterator<char>(in)), {});
+  };
+  EXPECT_EQ(saved(session.get()), saved(forked));
+  keyhole_session_config b;
+  keyhole_session_config_init(&b);
+  ASSERT_OK(keyhole_session_get_config(forked, &b));
+  EXPECT_EQ(c.host_memory_limit, b.host_memory_limit);
+  EXPECT_EQ(c.device_memory_limit, b.device_memory_limit);
+  EXPECT_EQ(c.partitions, b.partitions);
+  EXPECT_EQ(c.audit_share, b.audit_share);
+  EXPECT_EQ(c.audit_action, b.audit_action);
+  EXPECT_EQ(c.audit_bound, b.audit_bound);
+}
+
+TEST_P(SessionFileTest, ASaveThatFailsLeavesTheOldFile) {
+  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  rlimit before{};
+  ASSERT_EQ(0, getrlimit(RLIMIT_FSIZE, &before));
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);  // write() fails with EFBIG instead
+  rlimit small = before;
+  small.rlim_cur = 10000;
+  ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &small));
+  const keyhole_status status = keyhole_save(session_.get(), path_.c_str());
+  ASSERT_EQ(0, setrlimit(RLIMIT_FSIZE, &before));
+  signal(SIGXFSZ, old_handler);
+  EXPECT_EQ(KEYHOLE_IO, status);
+  EXPECT_NE(std::string(keyhole_last_error()).find(path_ + ".tmp"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".tmp"));
+  keyhole_session* loaded = nullptr;
+  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  const SessionPtr guard(loaded);
+  expect_same(loaded);
 }
 
 TEST_P(SessionFileTest, DamageIsNoticed) {

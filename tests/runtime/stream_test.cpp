@@ -159,6 +159,25 @@ TEST_F(StreamSteps, BeginWithAnEmptySession) {
   compare(host.get(), stream.get(), 60, 1e-5);
 }
 
+TEST_F(StreamSteps, IndexTheirTokensWithoutABuild) {
+  StreamEngine device(engine_config_);
+  EnginePtr host_engine = make_engine(engine_config_);
+  for (const uint32_t prompt : {0U, 600U}) {
+    keyhole_session_config c = small_session();
+    c.index = "ivf:C=8,probe=4";
+    c.top_k = 12;
+    SessionPtr host = make_session(host_engine.get(), c);
+    SessionPtr stream = make_session(device.handle.get(), c);
+    for (keyhole_session* s : {host.get(), stream.get()}) prefill(s, prompt, 5);
+    compare(host.get(), stream.get(), 200, 1e-4);
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const auto t = layer_tokens(stream.get(), l);
+      EXPECT_GE(t.indexed, 100U);
+      EXPECT_LE(t.pending, 2 * c.append_block + c.flush_block);
+    }
+  }
+}
+
 TEST_F(StreamSteps, TakeTurnsWithCallsInHostMemory) {
   StreamEngine device(engine_config_);
   EnginePtr host_engine = make_engine(engine_config_);

@@ -1,0 +1,77 @@
+// The audits of one session: which heads of a step leave a record, what a head reads more because
+// of what audits have found, and the figures. Without audits (audit_share 0) every call does
+// nothing.
+//
+// A step calls begin_step(), act() for every KV head, record() for every KV head, and at its end
+// submit() or discard().
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "runtime/auditor.h"
+#include "runtime/checksum_io.h"
+#include "runtime/decode_step.h"
+
+namespace keyhole::runtime {
+
+class SessionAudits {
+ public:
+  /// Of `params`: max_tokens, audit_share, audit_action, audit_bound. top_k: the largest of all
+  /// heads.
+  SessionAudits(const Engine& engine, const SessionParams& params, uint32_t top_k);
+
+  [[nodiscard]] bool on() const { return auditor_ != nullptr; }
+
+  /// Counts a step of the layer, and completes the audits whose actions take effect in it.
+  void begin_step(uint32_t layer);
+  /// Lets what audits have found of the head take effect, where it is due. True: its searches are
+  /// wider from now on, and need the capacity for it. Call begin_step() first.
+  bool act(uint32_t layer, uint32_t kv_head, const Budget& budget);
+  /// Widens the head's work as far as audits ask for it, and gives it a record if the head is
+  /// audited.
+  void record(uint32_t layer, uint32_t kv_head, const Budget& budget, HeadWork& work);
+  /// The step is over: its records may be audited.
+  void submit();
+  /// The step failed: its records are void.
+  void discard();
+
+  /// The most keys that a search of the head is asked for. head: layer * kv_heads + kv_head.
+  [[nodiscard]] uint32_t widened_top_k(size_t head, uint32_t top_k) const;
+  /// The head has a new budget: what audits have found of the old one is forgotten.
+  void reset_widening(size_t head);
+  /// Reserves memory for recall of more keys. Throws std::bad_alloc.
+  void reserve(uint32_t top_k);
+
+  /// Returns when no audit is under way.
+  void finish();
+  /// The same for audits that read rows of the layer from `rows` on.
+  void finish_reading(uint32_t layer, uint32_t rows);
+
+  /// Of several heads together. Finishes audits under way.
+  [[nodiscard]] keyhole_audit summary(std::span<const size_t> heads);
+  void reset_figures();
+  /// Bytes of host memory, counted when the last step ended: workers write to records during a
+  /// step.
+  [[nodiscard]] uint64_t bytes() const { return bytes_; }
+
+  // No audit may be under way. Figures stay behind.
+  void save(ChecksumWriter& out) const;
+  /// Throws Error(corrupt | io).
+  void load(ChecksumReader& in);
+  void copy_from(const SessionAudits& from);
+
+ private:
+  void report_action(uint32_t layer, uint32_t kv_head, float bound);
+  [[nodiscard]] float bound_of(const Budget& budget) const;
+  void count_bytes() { bytes_ = auditor_->bytes(); }
+
+  const Engine* engine_;
+  const SessionParams* params_;
+  uint64_t step_ = 0;  ///< of the layer that begin_step() was called for
+  uint64_t actions_ = 0;
+  uint64_t bytes_ = 0;
+  std::unique_ptr<Auditor> auditor_;  ///< null: nothing is audited
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,152 @@
+#include "runtime/build/head_indexes.h"
+
+#include <sstream>
+
+#include "index/factory.h"
+
+namespace keyhole::runtime {
+namespace {
+
+[[noreturn]] void corrupt(uint32_t layer, const std::string& text) {
+  throw Error(Status::corrupt, "layer " + std::to_string(layer) + " has " + text);
+}
+
+std::string saved(const index::Index& index) {
+  std::ostringstream out;
+  index.save(out);
+  return std::move(out).str();
+}
+
+std::string saved(const index::TailTree& tail) {
+  std::ostringstream out;
+  index::Writer writer(out);
+  tail.save(writer);
+  writer.finish();
+  return std::move(out).str();
+}
+
+}  // namespace
+
+HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
+    : engine_(&engine),
+      params_(&params),
+      layers_(engine.model().layers),
+      kv_heads_(engine.model().kv_heads) {
+  const ModelShape& m = engine.model();
+  heads_.reserve(size_t{layers_} * kv_heads_);
+  for (size_t i = 0; i < size_t{layers_} * kv_heads_; ++i) {
+    heads_.push_back({nullptr, nullptr, QuerySample(params.training_queries, m.group(), m.head_dim),
+                      params.head(i)});
+  }
+}
+
+BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv, bool with_tail,
+                             const index::Progress& progress) const {
+  const ModelShape& m = engine_->model();
+  const HeadIndex& hd = at(layer, kv_head);
+  BuiltHead built;
+  built.index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
+                                  engine_->index_context(layer, kv_head));
+  index::BuildInput input;
+  input.keys = kv.keys;
+  input.queries = hd.queries.view();
+  input.first_position = params_->sink;
+  input.rope = &engine_->rope();
+  built.index->build(input, progress);
+  if (with_tail) {
+    built.tail = make_tail(layer, kv_head);
+    built.tail->build(kv, progress);
+  }
+  return built;
+}
+
+std::unique_ptr<index::TailTree> HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head) const {
+  const ModelShape& m = engine_->model();
+  return std::make_unique<index::TailTree>(
+      engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
+      index::TailParams{.keys_per_partition = params_->tail_partition});
+}
+
+uint64_t HeadIndexes::estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const {
+  const ModelShape& m = engine_->model();
+  return index::estimate_bytes(at(layer, kv_head).params.index, rows, m.head_dim, m.kv_dtype);
+}
+
+uint64_t HeadIndexes::estimate_tail(uint32_t rows) const {
+  const ModelShape& m = engine_->model();
+  return index::TailTree::estimate(rows, m.head_dim, m.kv_dtype,
+                                   {.keys_per_partition = params_->tail_partition});
+}
+
+void HeadIndexes::count_bytes() {
+  bytes_ = 0;
+  for (const HeadIndex& h : heads_) bytes_ += h.bytes();
+}
+
+void HeadIndexes::save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) const {
+  const HeadIndex& hd = at(layer, kv_head);
+  out.value(hd.queries.stride());
+  out.value(static_cast<uint64_t>(hd.queries.size()));
+  out.bytes(reinterpret_cast<const std::byte*>(hd.queries.positions().data()),
+            hd.queries.positions().size() * sizeof(uint32_t));
+  out.bytes(reinterpret_cast<const std::byte*>(hd.queries.rows().data()),
+            hd.queries.rows().size() * sizeof(float));
+  out.text(hd.index == nullptr ? std::string() : saved(*hd.index));
+  out.value(static_cast<uint64_t>(hd.tail == nullptr ? 0 : hd.tail->count()));
+  out.text(hd.tail == nullptr ? std::string() : saved(*hd.tail));
+}
+
+void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, ChecksumReader& in) {
+  const auto stride = in.value<uint32_t>("query sample");
+  const auto count = in.value<uint64_t>("query sample");
+  if (count > params_->training_queries || stride == 0 || (stride & (stride - 1)) != 0) {
+    corrupt(layer, "a query sample of " + std::to_string(count) + " with stride " +
+                       std::to_string(stride));
+  }
+  auto positions = in.array<uint32_t>(count, "query sample");
+  auto queries = in.array<float>(count * engine_->model().head_dim, "query sample");
+  at(layer, kv_head).queries.restore(stride, std::move(positions), std::move(queries));
+  const std::string index = in.text("index");
+  if (!index.empty()) load_index(layer, kv_head, kv, index);
+  const auto tail_rows = in.value<uint64_t>("tail");
+  const std::string tail = in.text("tail");
+  if (tail.empty()) return;
+  if (tail_rows > kv.keys.count) {
+    corrupt(layer, "a tail of " + std::to_string(tail_rows) + " keys over " +
+                       std::to_string(kv.keys.count) + " rows");
+  }
+  load_tail(layer, kv_head, tail_rows, tail);
+}
+
+void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
+                             const std::string& bytes) {
+  const ModelShape& m = engine_->model();
+  HeadIndex& hd = at(layer, kv_head);
+  auto index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
+                                 engine_->index_context(layer, kv_head));
+  std::istringstream in(bytes);
+  index->load(in, kv.keys);
+  if (index->count() > kv.keys.count) {
+    corrupt(layer, "an index of " + std::to_string(index->count()) + " keys over " +
+                       std::to_string(kv.keys.count) + " rows");
+  }
+  hd.index = std::move(index);
+}
+
+void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
+                            const std::string& bytes) {
+  auto tail = make_tail(layer, kv_head);
+  std::istringstream in(bytes);
+  index::Reader reader(in);
+  tail->load(reader, rows);
+  reader.finish();
+  at(layer, kv_head).tail = std::move(tail);
+}
+
+void HeadIndexes::copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from) {
+  at(layer, kv_head).queries = from.queries;
+  if (from.index != nullptr) load_index(layer, kv_head, kv, saved(*from.index));
+  if (from.tail != nullptr) load_tail(layer, kv_head, from.tail->count(), saved(*from.tail));
+}
+
+}  // namespace keyhole::runtime

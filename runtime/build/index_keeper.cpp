@@ -1,0 +1,142 @@
+#include "runtime/build/index_keeper.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace keyhole::runtime {
+
+IndexKeeper::IndexKeeper(const Engine& engine, const SessionParams& params,
+                         const Sequence& sequence, MemoryCheck check_memory)
+    : engine_(&engine),
+      sequence_(&sequence),
+      check_memory_(std::move(check_memory)),
+      heads_(engine, params),
+      blocks_(engine, params, sequence, heads_, check_memory_) {}
+
+uint32_t IndexKeeper::indexed(uint32_t layer) const {
+  // Heads differ only after a build that was cancelled half-way.
+  bool dense = true;
+  uint32_t indexed = sequence_->rows(layer);
+  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+    if (is_dense(layer, h)) continue;
+    dense = false;
+    indexed = std::min(indexed, head(layer, h).indexed());
+  }
+  return dense ? 0 : indexed;
+}
+
+void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t position) {
+  blocks_.cancel_first(layer);
+  const ModelShape& m = engine_->model();
+  float row[kMaxHeadDim];
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    QuerySample& sample = head(layer, h).queries;
+    for (uint32_t t = 0; t < q.tokens; ++t) {
+      const int wanted = sample.wanted_head(position + t);
+      if (wanted < 0) continue;
+      const std::byte* src = q.row(t, size_t{h} * m.group() + static_cast<size_t>(wanted));
+      engine_->kernels().to_f32[static_cast<int>(q.dtype)](src, row, m.head_dim);
+      sample.add(position + t, row);
+    }
+  }
+}
+
+void IndexKeeper::build(const BuildProgress& progress,
+                        const std::function<void(bool has_first)>& after) {
+  const auto start = std::chrono::steady_clock::now();
+  const AcceleratedBuild accelerated(*engine_);
+  for (uint32_t layer = 0; layer < heads_.layers(); ++layer) blocks_.cancel(layer);
+  FullBuild all(*engine_, *sequence_, heads_);
+  check_memory_(all.bytes(), "building the indexes");
+  all.run(progress);
+  after(all.has_first());
+  build_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  all.finish(progress);
+}
+
+void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
+  // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end
+  // before. A first index reads the query sample, which may shrink.
+  if (blocks_.block_end(layer) > rows) blocks_.cancel(layer);
+  blocks_.cancel_first(layer);
+  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+    HeadIndex& hd = head(layer, h);
+    hd.queries.truncate(tokens);
+    if (hd.tail != nullptr && hd.tail->count() > rows) {
+      hd.tail->truncate(rows, sequence_->view(layer, h));
+    }
+    if (hd.index == nullptr || hd.indexed() <= rows) continue;
+    if (rows == 0) {
+      hd.index.reset();
+    } else {
+      hd.index->truncate(rows);
+    }
+  }
+  heads_.count_bytes();
+}
+
+void IndexKeeper::set_index(const std::string& spec) {
+  for (uint32_t layer = 0; layer < heads_.layers(); ++layer) blocks_.cancel(layer);
+  for (HeadIndex& h : heads_.all()) {
+    h.index.reset();
+    h.tail.reset();
+    h.params.index = spec;
+    h.params.dense = false;
+  }
+  heads_.count_bytes();
+}
+
+bool IndexKeeper::set_budget(size_t i, const Budget& budget) {
+  HeadIndex& hd = heads_.all()[i];
+  if (hd.params.budget == budget) return false;
+  // A first index under way is being built with partitions, or without.
+  if (hd.params.budget.needs_partitions() != budget.needs_partitions()) {
+    blocks_.cancel_first(static_cast<uint32_t>(i / heads_.kv_heads()));
+  }
+  hd.params.budget = budget;
+  return true;
+}
+
+uint64_t IndexKeeper::tail_bytes() const {
+  uint64_t bytes = 0;
+  for (const HeadIndex& h : heads()) bytes += h.tail == nullptr ? 0 : h.tail->bytes();
+  return bytes;
+}
+
+uint64_t IndexKeeper::sample_bytes() const {
+  uint64_t bytes = 0;
+  for (const HeadIndex& h : heads()) bytes += h.queries.bytes();
+  return bytes;
+}
+
+void IndexKeeper::reset_figures() {
+  build_seconds_ = 0.0;
+  blocks_.reset_figures();
+}
+
+void IndexKeeper::save(ChecksumWriter& out) const {
+  for (uint32_t l = 0; l < heads_.layers(); ++l) {
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) heads_.save(l, h, out);
+    blocks_.save(l, out);
+  }
+}
+
+void IndexKeeper::load(ChecksumReader& in) {
+  for (uint32_t l = 0; l < heads_.layers(); ++l) {
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) heads_.load(l, h, sequence_->view(l, h), in);
+    blocks_.load(l, in);
+  }
+  heads_.count_bytes();
+}
+
+void IndexKeeper::copy_from(const IndexKeeper& from) {
+  for (uint32_t l = 0; l < heads_.layers(); ++l) {
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+      heads_.copy(l, h, sequence_->view(l, h), from.head(l, h));
+    }
+  }
+  heads_.count_bytes();
+  blocks_.begin_same(from.blocks_);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,85 @@
+// Keeps the indexes of a session's heads as the sequence grows and shrinks: what is indexed, whole
+// builds, blocks in the background, changes of settings. Which keys a step searches it leaves to
+// the step.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "runtime/build/append_blocks.h"
+#include "runtime/build/full_build.h"
+#include "runtime/build/head_indexes.h"
+
+namespace keyhole::runtime {
+
+class IndexKeeper {
+ public:
+  /// All that it is given outlives it. params: see HeadIndexes and AppendBlocks.
+  IndexKeeper(const Engine& engine, const SessionParams& params, const Sequence& sequence,
+              MemoryCheck check_memory);
+
+  [[nodiscard]] HeadIndex& head(uint32_t layer, uint32_t kv_head) {
+    return heads_.at(layer, kv_head);
+  }
+  [[nodiscard]] const HeadIndex& head(uint32_t layer, uint32_t kv_head) const {
+    return heads_.at(layer, kv_head);
+  }
+  /// [layer * kv_heads + kv_head]
+  [[nodiscard]] const std::vector<HeadIndex>& heads() const { return heads_.all(); }
+  /// Attended exactly: never indexed.
+  [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
+    return heads_.is_dense(layer, kv_head);
+  }
+  /// Rows of a layer that all its heads have indexed, dense ones left out; 0 if all of them are
+  /// dense.
+  [[nodiscard]] uint32_t indexed(uint32_t layer) const;
+
+  /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which
+  /// belongs to the token at `position`. A first index under way is begun anew.
+  void sample_queries(uint32_t layer, const RowsIn& q, uint32_t position);
+
+  /// Brings all offloaded rows into the indexes, see FullBuild, with `after` before it throws what
+  /// went wrong. Throws Error(out_of_memory), and then has changed nothing but that blocks under
+  /// way have ended, or what a build throws.
+  void build(const BuildProgress& progress, const std::function<void(bool has_first)>& after);
+
+  // Blocks, see AppendBlocks.
+  [[nodiscard]] bool append_is_due(uint32_t layer) const { return blocks_.is_due(layer); }
+  bool advance_append(uint32_t layer) { return blocks_.advance(layer); }
+
+  /// The sequence is about to keep `tokens` tokens of the layer, `rows` of them offloaded.
+  void truncate(uint32_t layer, uint32_t rows, uint32_t tokens);
+
+  /// Drops all indexes; heads are of this (valid) spec from now on, and none is dense by itself.
+  void set_index(const std::string& spec);
+  /// heads()[i] has this budget from now on. True: it is another one.
+  bool set_budget(size_t i, const Budget& budget);
+
+  /// Of indexes and partitions; of partitions alone; of query samples.
+  [[nodiscard]] uint64_t index_bytes() const { return heads_.bytes(); }
+  [[nodiscard]] uint64_t tail_bytes() const;
+  [[nodiscard]] uint64_t sample_bytes() const;
+  [[nodiscard]] double build_seconds() const { return build_seconds_; }
+  [[nodiscard]] const AppendBlocks::Figures& append_figures() const { return blocks_.figures(); }
+  void reset_figures();
+
+  /// Of each layer the block under way, and of each head its query sample, index and partitions;
+  /// settings of heads are not among it.
+  void save(ChecksumWriter& out) const;
+  /// Throws Error(corrupt | io). The sequence is loaded already. begin_loaded() begins blocks that
+  /// were under way: they are taken in by the same steps as those of the session that was saved.
+  void load(ChecksumReader& in);
+  void begin_loaded() { blocks_.begin_loaded(); }
+  /// Becomes a copy of `from`, whose sequence is a copy of this one's.
+  void copy_from(const IndexKeeper& from);
+
+ private:
+  const Engine* engine_;
+  const Sequence* sequence_;
+  MemoryCheck check_memory_;
+  HeadIndexes heads_;
+  AppendBlocks blocks_;
+  double build_seconds_ = 0.0;
+};
+
+}  // namespace keyhole::runtime

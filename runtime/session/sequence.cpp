@@ -1,0 +1,197 @@
+#include "runtime/session/sequence.h"
+
+#include <algorithm>
+#include <string>
+
+namespace keyhole::runtime {
+namespace {
+
+// Rows of one head per task when a prompt goes straight to the host: about 100 us of work.
+constexpr uint32_t kRowsPerTask = 1024;
+
+}  // namespace
+
+Sequence::Sequence(const Engine& engine, const SessionParams& params)
+    : engine_(&engine),
+      layers_(engine.model().layers),
+      kv_heads_(engine.model().kv_heads),
+      head_dim_(engine.model().head_dim),
+      row_bytes_(engine.model().row_bytes()),
+      max_tokens_(params.max_tokens),
+      sink_(params.sink),
+      window_(params.window),
+      flush_block_(params.flush_block),
+      store_(layers_, kv_heads_, head_dim_, engine.model().kv_dtype, params.max_tokens),
+      resident_(
+          engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
+      staging_k_(size_t{window_capacity()} * token_bytes()),
+      staging_v_(staging_k_.size()) {}
+
+void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
+  const uint32_t n = k.tokens;
+  uint32_t at = 0;
+  while (at < n && sink(layer) < sink_) {
+    const uint32_t piece = std::min({n - at, sink_ - sink(layer), window_capacity()});
+    stage(k, at, piece, staging_k_.data());
+    stage(v, at, piece, staging_v_.data());
+    resident_->append_sink(layer, staging_k_.data(), staging_v_.data(), piece);
+    at += piece;
+  }
+
+  const uint32_t held = window(layer);
+  if (n - at > window_capacity() - held) {
+    // The window falls back to its W newest tokens: what is older leaves, first from the window,
+    // then straight from the input.
+    const uint32_t overflow = held + (n - at) - window_;
+    const uint32_t from_window = std::min(overflow, held);
+    offload_from_window(layer, from_window);
+    offload_from_input(layer, k, v, at, overflow - from_window);
+    at += overflow - from_window;
+  }
+  if (at < n) {
+    stage(k, at, n - at, staging_k_.data());
+    stage(v, at, n - at, staging_v_.data());
+    resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n - at);
+  }
+}
+
+void Sequence::stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to) {
+  float scratch[kMaxHeadDim];
+  for (uint32_t t = 0; t < n; ++t) {
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, to,
+                  engine_->model().kv_dtype, head_dim_, scratch);
+      to += row_bytes_;
+    }
+  }
+}
+
+void Sequence::offload_from_window(uint32_t layer, uint32_t n) {
+  if (n == 0) return;
+  resident_->evict(layer, staging_k_.data(), staging_v_.data(), n);
+  store_staged(layer, n);
+}
+
+void Sequence::store_staged(uint32_t layer, uint32_t n) {
+  store_.prepare(layer, n);
+  const uint32_t row = store_.rows(layer);
+  for (uint32_t t = 0; t < n; ++t) {
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
+      std::copy_n(staging_k_.data() + at, row_bytes_, store_.key(layer, h, row + t));
+      std::copy_n(staging_v_.data() + at, row_bytes_, store_.value(layer, h, row + t));
+    }
+  }
+  store_.grow(layer, n);
+}
+
+void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
+                                  uint32_t n) {
+  if (n == 0) return;
+  const uint32_t row = store_.rows(layer);
+  const uint32_t per_head = (n + kRowsPerTask - 1) / kRowsPerTask;
+  const DType dtype = engine_->model().kv_dtype;
+  store_.prepare(layer, n);
+  engine_->pool().run(kv_heads_ * per_head, [&](uint32_t task, uint32_t) {
+    float scratch[kMaxHeadDim];
+    const uint32_t h = task / per_head;
+    const uint32_t first = task % per_head * kRowsPerTask;
+    for (uint32_t t = first; t < std::min(n, first + kRowsPerTask); ++t) {
+      convert_row(engine_->kernels(), k.row(begin + t, h), k.dtype, store_.key(layer, h, row + t),
+                  dtype, head_dim_, scratch);
+      convert_row(engine_->kernels(), v.row(begin + t, h), v.dtype, store_.value(layer, h, row + t),
+                  dtype, head_dim_, scratch);
+    }
+  });
+  store_.grow(layer, n);
+}
+
+void Sequence::drop_newest(uint32_t layer) {
+  if (window(layer) != 0) {
+    resident_->truncate(layer, sink(layer), window(layer) - 1);
+  } else {
+    resident_->truncate(layer, sink(layer) - 1, 0);
+  }
+}
+
+Sequence::Split Sequence::split(uint32_t layer, uint32_t tokens) const {
+  Split s;
+  s.sink = std::min(tokens, sink(layer));
+  s.rows = std::min(tokens - s.sink, rows(layer));
+  s.window = std::min(tokens - s.sink - s.rows, window(layer));
+  return s;
+}
+
+void Sequence::truncate(uint32_t layer, uint32_t tokens) {
+  const Split kept = split(layer, tokens);
+  store_.truncate(layer, kept.rows);
+  resident_->truncate(layer, kept.sink, kept.window);
+}
+
+void Sequence::fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v) {
+  resident_->append_sink(layer, k, v, counts.sink);
+  const size_t sink_bytes = counts.sink * token_bytes();
+  resident_->append_window(layer, k + sink_bytes, v + sink_bytes, counts.window);
+  store_.prepare(layer, counts.rows);
+  store_.grow(layer, counts.rows);
+}
+
+void Sequence::copy_from(const Sequence& from) {
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    const Split counts = from.split(layer, from.tokens(layer));
+    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
+    from.resident_->read(layer, k.data(), v.data());
+    fill(layer, counts, k.data(), v.data());
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      const KvView kv = from.view(layer, h);
+      std::copy_n(kv.keys.data, counts.rows * row_bytes_, store_.key(layer, h, 0));
+      std::copy_n(kv.values.data, counts.rows * row_bytes_, store_.value(layer, h, 0));
+    }
+  }
+}
+
+void Sequence::save(ChecksumWriter& out) const {
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    const Split counts = split(layer, tokens(layer));
+    out.value(counts.sink);
+    out.value(counts.rows);
+    out.value(counts.window);
+    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
+    resident_->read(layer, k.data(), v.data());
+    out.bytes(k.data(), k.size());
+    out.bytes(v.data(), v.size());
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      const KvView kv = view(layer, h);
+      out.bytes(kv.keys.data, counts.rows * row_bytes_);
+      out.bytes(kv.values.data, counts.rows * row_bytes_);
+    }
+  }
+}
+
+void Sequence::load(ChecksumReader& in) {
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    Split counts;
+    counts.sink = in.value<uint32_t>("token counts");
+    counts.rows = in.value<uint32_t>("token counts");
+    counts.window = in.value<uint32_t>("token counts");
+    if (counts.sink > sink_ || counts.window > window_capacity() ||
+        (counts.sink < sink_ && (counts.rows != 0 || counts.window != 0)) ||
+        uint64_t{counts.sink} + counts.rows + counts.window > max_tokens_) {
+      throw Error(Status::corrupt, "layer " + std::to_string(layer) +
+                                       " has token counts that no session has: sink " +
+                                       std::to_string(counts.sink) + ", offloaded " +
+                                       std::to_string(counts.rows) + ", window " +
+                                       std::to_string(counts.window));
+    }
+    const uint64_t resident = uint64_t{counts.sink} + counts.window;
+    const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
+    const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");
+    fill(layer, counts, k.data(), v.data());
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      in.bytes(store_.key(layer, h, 0), counts.rows * row_bytes_, "keys");
+      in.bytes(store_.value(layer, h, 0), counts.rows * row_bytes_, "values");
+    }
+  }
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,97 @@
+// The tokens of one sequence: where each of them lies, and the calls that move them. Of every layer
+//
+//     [0, sink) resident | [sink, sink + rows) offloaded | the window: resident
+//
+// so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in
+// the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
+// (build/index_keeper.h).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "gpu/device.h"
+#include "runtime/checksum_io.h"
+#include "runtime/engine.h"
+#include "runtime/offload_store.h"
+#include "runtime/tensor.h"
+
+namespace keyhole::runtime {
+
+class Sequence {
+ public:
+  /// Of `params`: max_tokens, sink, window, flush_block and device_memory_limit. Throws
+  /// Error(out_of_memory | out_of_device_memory). The engine outlives it.
+  Sequence(const Engine& engine, const SessionParams& params);
+
+  [[nodiscard]] uint32_t sink(uint32_t layer) const { return resident_->sink_count(layer); }
+  [[nodiscard]] uint32_t rows(uint32_t layer) const { return store_.rows(layer); }
+  [[nodiscard]] uint32_t window(uint32_t layer) const { return resident_->window_count(layer); }
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const {
+    return sink(layer) + rows(layer) + window(layer);
+  }
+  /// The next token makes the window fall back to its `window` newest; the others are offloaded.
+  [[nodiscard]] bool window_is_full(uint32_t layer) const {
+    return window(layer) == window_capacity();
+  }
+  /// K and V of the offloaded rows; they stay where they are while rows are added.
+  [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const {
+    return store_.view(layer, kv_head);
+  }
+  [[nodiscard]] gpu::Resident& resident() { return *resident_; }
+
+  /// Appends the tokens of k and v, which hold equally many, all finite, and no more than
+  /// max_tokens allows.
+  void append(uint32_t layer, const RowsIn& k, const RowsIn& v);
+  /// Takes the newest token away, which is resident: the one that a failed step has appended.
+  void drop_newest(uint32_t layer);
+
+  /// How many tokens of each kind remain of the first `tokens`.
+  struct Split {
+    uint32_t sink = 0, rows = 0, window = 0;
+  };
+  [[nodiscard]] Split split(uint32_t layer, uint32_t tokens) const;
+  /// Forgets all tokens but the first `tokens`.
+  void truncate(uint32_t layer, uint32_t tokens);
+
+  // For a device that evicts tokens from its window by itself: it writes them to the staging
+  // buffers `[window + flush_block, kv_heads, head_dim]`, and the first n of them become offloaded
+  // rows.
+  [[nodiscard]] std::byte* staging_k() { return staging_k_.data(); }
+  [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
+  void store_staged(uint32_t layer, uint32_t n);
+
+  /// Bytes of host memory: offloaded rows and staging buffers.
+  [[nodiscard]] uint64_t bytes() const {
+    return store_.bytes() + staging_k_.size() + staging_v_.size();
+  }
+
+  /// Becomes a copy of `from`, a sequence with the same parameters. It is empty before.
+  void copy_from(const Sequence& from);
+  /// Per layer the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and
+  /// per KV head the offloaded K and V `[rows, head_dim]`.
+  void save(ChecksumWriter& out) const;
+  /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
+  void load(ChecksumReader& in);
+
+ private:
+  [[nodiscard]] uint32_t window_capacity() const { return window_ + flush_block_; }
+  [[nodiscard]] size_t token_bytes() const { return size_t{kv_heads_} * row_bytes_; }
+  /// Converts n tokens of the input to K and V's dtype.
+  void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
+  void offload_from_window(uint32_t layer, uint32_t n);
+  void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
+                          uint32_t n);
+  /// Gives an empty layer these resident tokens, sink first, and offloaded rows still to be written.
+  void fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v);
+
+  const Engine* engine_;
+  uint32_t layers_, kv_heads_, head_dim_;
+  size_t row_bytes_;
+  uint32_t max_tokens_, sink_, window_, flush_block_;
+  OffloadStore store_;
+  std::unique_ptr<gpu::Resident> resident_;
+  std::vector<std::byte> staging_k_, staging_v_;
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,148 @@
+// Settings that a session changes while it lives: index, mode, what is attended, budgets of heads;
+// and the memory that searches with them need.
+#include <algorithm>
+#include <bit>
+#include <string>
+
+#include "index/factory.h"
+#include "runtime/session.h"
+
+namespace keyhole::runtime {
+
+void Session::set_index(const std::string& spec) {
+  index::check_spec(spec);
+  keeper_.set_index(spec);
+  params_.index = spec;
+  drop_front();
+  for (size_t i = 0; i < keeper_.heads().size(); ++i) audits_.reset_widening(i);
+}
+
+void Session::change_budget(size_t i, const Budget& budget) {
+  if (!keeper_.set_budget(i, budget)) return;
+  if (stream_ != nullptr) stream_->front_refused = false;
+  audits_.reset_widening(i);
+}
+
+void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
+  check_mode(mode);
+  if (top_k > params_.max_tokens) {
+    throw Error(Status::invalid_argument, "top_k is " + std::to_string(top_k) + ", allowed: 1.." +
+                                              std::to_string(params_.max_tokens) +
+                                              " (max_tokens), or 0 to keep it");
+  }
+  if (top_k != 0) {
+    audits_.reserve(top_k);
+    params_.budget.top_k = top_k;
+    for (size_t i = 0; i < keeper_.heads().size(); ++i) {
+      Budget budget = keeper_.heads()[i].params.budget;
+      budget.top_k = top_k;
+      change_budget(i, budget);
+    }
+  }
+  if (params_.mode != mode && stream_ != nullptr) stream_->version += 1;
+  params_.mode = mode;
+  reserve_searches(false);
+}
+
+void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
+  check_attend(attend);
+  params_.budget.min_weight = check_min_weight(min_weight, params_.budget.min_weight);
+  bool other = params_.budget.attend != attend;
+  params_.budget.attend = attend;
+  for (size_t i = 0; i < keeper_.heads().size(); ++i) {
+    Budget budget = keeper_.heads()[i].params.budget;
+    if (min_weight != 0.0F) budget.min_weight = min_weight;
+    other = other || budget.attend != attend;
+    budget.attend = attend;
+    change_budget(i, budget);
+  }
+  if (other) reserve_searches(true);  // scratch of another shape
+}
+
+std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const {
+  const ModelShape& m = engine_->model();
+  const auto check = [](const char* field, uint32_t value, uint32_t end) {
+    if (value == KEYHOLE_ALL || value < end) return;
+    throw Error(Status::invalid_argument, std::string(field) + " is " + std::to_string(value) +
+                                              ", allowed: 0.." + std::to_string(end - 1) +
+                                              " or KEYHOLE_ALL");
+  };
+  check("layer", layer, m.layers);
+  check("kv_head", kv_head, m.kv_heads);
+  std::vector<size_t> out;
+  for (uint32_t l = layer == KEYHOLE_ALL ? 0 : layer; l < m.layers; ++l) {
+    for (uint32_t h = kv_head == KEYHOLE_ALL ? 0 : kv_head; h < m.kv_heads; ++h) {
+      out.push_back(size_t{l} * m.kv_heads + h);
+      if (kv_head != KEYHOLE_ALL) break;
+    }
+    if (layer != KEYHOLE_ALL) break;
+  }
+  return out;
+}
+
+void Session::set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) {
+  const std::vector<size_t> named = named_heads(layer, kv_head);
+  audits_.reserve(budget.top_k);
+  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) params_.budget = budget;
+  bool other = false;
+  for (const size_t i : named) {
+    other = other || keeper_.heads()[i].params.budget.attend != budget.attend;
+    change_budget(i, budget);
+  }
+  reserve_searches(other);
+}
+
+Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
+  const std::vector<size_t> named = named_heads(layer, kv_head);
+  const Budget& first = keeper_.heads()[named.front()].params.budget;
+  for (const size_t i : named) {
+    if (keeper_.heads()[i].params.budget == first) continue;
+    throw Error(Status::invalid_argument,
+                "the heads that KEYHOLE_ALL names have different budgets: ask for one of them");
+  }
+  return first;
+}
+
+void Session::reserve_searches(bool anew) {
+  host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
+  if (stream_ != nullptr) stream_->front_stale = true;
+  // Of each spec the largest index: another one's scratch is not always large enough for it.
+  std::vector<Selection::Use> uses;
+  std::vector<const std::string*> specs;
+  uint32_t needed = 0;
+  uint32_t k = 0;
+  for (size_t i = 0; i < keeper_.heads().size(); ++i) {
+    const HeadIndex& h = keeper_.heads()[i];
+    if (h.indexed() == 0) continue;
+    const Budget& budget = h.params.budget;
+    const uint32_t top_k = audits_.widened_top_k(i, budget.top_k);
+    needed = std::max(needed, std::min(top_k, h.indexed()));
+    // For what the index will hold soon, so that a k which covers everything does not allocate at
+    // every block.
+    k = std::max(k, std::min(top_k, std::bit_ceil(h.indexed())));
+    const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
+      return *spec == h.params.index;
+    });
+    const auto at = static_cast<size_t>(same - specs.begin());
+    if (same == specs.end()) {
+      specs.push_back(&h.params.index);
+      uses.push_back({h.index.get(), budget.attend, h.full_tail()});
+      continue;
+    }
+    if (h.indexed() > uses[at].index->count()) uses[at].index = h.index.get();
+    const index::TailTree* tail = h.full_tail();
+    if (tail != nullptr && (uses[at].tail == nullptr || tail->count() > uses[at].tail->count())) {
+      uses[at].tail = tail;
+    }
+    if (uses[at].attend == KEYHOLE_ATTEND_TOPK || uses[at].attend == KEYHOLE_ATTEND_NONE)
+      uses[at].attend = budget.attend;
+  }
+  if (uses.empty()) return;
+  const bool has_all = std::all_of(uses.begin(), uses.end(),
+                                   [&](const Selection::Use& u) { return step_.has_room(u); });
+  if (!anew && has_all && step_.room_k() >= needed) return;
+  step_.prepare(uses, k);
+  step_bytes_ = step_.bytes();
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,146 @@
+// Steps with tensors in host memory: append the token, find out what every KV head does, let the
+// step run, take its result.
+#include <algorithm>
+#include <exception>
+#include <string>
+
+#include "runtime/session.h"
+
+namespace keyhole::runtime {
+
+void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
+  const auto began = std::chrono::steady_clock::now();
+  const ModelShape& m = engine_->model();
+  if (k != nullptr) check_append(layer, *k, *v);
+  check_finite(engine_->kernels(), q, "q", 0, 1, DType::f32);
+  if (k == nullptr && tokens(layer) == 0) {
+    throw Error(
+        Status::invalid_argument,
+        "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
+  }
+  advance_append(layer);
+  if (k != nullptr) sequence_.append(layer, *k, *v);
+  step_append_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+
+  for (uint32_t h = 0; h < m.q_heads; ++h) {
+    engine_->kernels().to_f32[static_cast<int>(q.dtype)](
+        q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
+  }
+  prepare_work(layer, tokens(layer) - 1, false);
+  if (audits_.on()) begin_audits(layer);
+  step_layer_ = layer;
+  step_appended_ = k != nullptr;
+  step_began_ = began;
+  step_.start(layer, sequence_.resident());
+  in_step_ = true;
+}
+
+void Session::prepare_work(uint32_t layer, uint32_t position, bool device_chooses) {
+  const ModelShape& m = engine_->model();
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    const HeadIndex& hd = keeper_.head(layer, h);
+    HeadWork& work = step_.work(h);
+    work.kv = sequence_.view(layer, h);
+    work.index = nullptr;
+    work.exact_begin = 0;
+    work.record = nullptr;
+    work.partitions = nullptr;
+    if (params_.mode == KEYHOLE_MODE_EXACT || keeper_.is_dense(layer, h)) continue;
+    work.exact_begin = sequence_.rows(layer);
+    if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
+    const Budget& budget = hd.params.budget;
+    if (device_chooses && chooses_on_device(hd)) {
+      work.partitions = hd.tail.get();
+      work.exact_begin = hd.indexed();
+      continue;
+    }
+    const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
+    // Capacity can only be missing where there was no memory for it.
+    const bool searches = hd.indexed() != 0 &&
+                          (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
+                          step_.has_room({hd.index.get(), budget.attend, tail});
+    work.exact_begin = searches ? hd.indexed() : 0;
+    if (!searches) continue;
+    work.index = hd.index.get();
+    work.search = {.k = budget.top_k,
+                   .attend = budget.attend,
+                   .min_weight = budget.min_weight,
+                   .position = position};
+    if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
+  }
+}
+
+void Session::begin_audits(uint32_t layer) {
+  const uint32_t kv_heads = engine_->model().kv_heads;
+  const auto budget = [&](uint32_t h) -> const Budget& {
+    return keeper_.head(layer, h).params.budget;
+  };
+  audits_.begin_step(layer);
+  bool wider = false;
+  for (uint32_t h = 0; h < kv_heads; ++h) wider = audits_.act(layer, h, budget(h)) || wider;
+  if (wider) {
+    try {
+      reserve_searches(false);
+    } catch (const std::exception& e) {
+      engine_->log()(KEYHOLE_LOG_WARNING,
+                     "layer " + std::to_string(layer) +
+                         ": there is no memory for a wider search: " + e.what());
+    }
+  }
+  for (uint32_t h = 0; h < kv_heads; ++h) audits_.record(layer, h, budget(h), step_.work(h));
+}
+
+void Session::attend_end(const RowsOut& out, float* lse) {
+  in_step_ = false;
+  const ModelShape& m = engine_->model();
+  StepCost cost;
+  try {
+    cost = step_.finish();
+    const size_t values = size_t{m.q_heads} * m.head_dim;
+    if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(step_.o()), values)) {
+      throw Error(Status::internal, "finite inputs gave an attention that is not");
+    }
+  } catch (...) {
+    audits_.discard();
+    if (step_appended_) sequence_.drop_newest(step_layer_);
+    step_bytes_ = step_.bytes();
+    throw;
+  }
+  audits_.submit();
+  for (uint32_t h = 0; h < m.q_heads; ++h) {
+    engine_->kernels().from_f32[static_cast<int>(out.dtype)](
+        step_.o() + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.head_dim);
+  }
+  if (lse != nullptr) std::copy_n(step_.lse(), m.q_heads, lse);
+
+  add_cost(cost);
+  totals_.append_seconds += step_append_seconds_;
+  totals_.attend_seconds +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
+}
+
+void Session::add_cost(const StepCost& cost) {
+  totals_.attends += 1;
+  totals_.keys_scored += cost.keys_scored;
+  totals_.keys_offered += cost.keys_offered;
+  totals_.keys_attended += cost.keys_attended;
+  totals_.bytes_read += cost.bytes_read;
+  totals_.search_seconds += cost.search_seconds;
+  totals_.offload_seconds += cost.offload_seconds;
+  totals_.resident_seconds += cost.resident_seconds;
+  totals_.tail_seconds += cost.tail_seconds;
+  totals_.keys_opened += cost.keys_opened;
+  totals_.targets_missed += cost.targets_missed;
+  step_bytes_ = step_.bytes();
+}
+
+void Session::abandon_step() noexcept {
+  in_step_ = false;
+  try {
+    (void)step_.finish();
+  } catch (...) {  // NOLINT: the session is about to go, and has no caller to tell
+  }
+}
+
+}  // namespace keyhole::runtime
