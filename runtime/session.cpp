@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index/factory.h"
+#include "runtime/sizes.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -35,7 +36,7 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
   const size_t staging = size_t{params_.window + params_.flush_block} * m.kv_heads * m.row_bytes();
   staging_k_.resize(staging);
   staging_v_.resize(staging);
-  make_stream_side();
+  make_stream_runner();
   if (params_.audit_share > 0.0) {
     uint32_t top_k = 0;
     for (const Head& h : heads_) top_k = std::max(top_k, h.params.budget.top_k);
@@ -79,13 +80,7 @@ keyhole_layer_tokens Session::layer_tokens(uint32_t layer) const {
 
 void Session::check_memory(uint64_t more_bytes, const char* what) const {
   if (params_.host_memory_limit == 0) return;
-  const uint64_t held = host_bytes();
-  if (held + more_bytes > params_.host_memory_limit) {
-    throw Error(Status::out_of_memory, std::string(what) + " needs " + std::to_string(more_bytes) +
-                                           " bytes more than the " + std::to_string(held) +
-                                           " held, host_memory_limit is " +
-                                           std::to_string(params_.host_memory_limit));
-  }
+  check_host_memory(params_.host_memory_limit, host_bytes(), more_bytes, what);
 }
 
 void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
@@ -269,7 +264,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   in_step_ = true;
 }
 
-void Session::prepare_work(uint32_t layer, uint32_t position, bool front) {
+void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
   const ModelShape& m = engine_->model();
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     const Head& hd = head(layer, h);
@@ -284,7 +279,7 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool front) {
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
     // Room can only be missing where there was no memory for it.
     const Budget& budget = hd.params.budget;
-    if (front && chooses_on_device(hd)) {
+    if (on_device && device_chooses(layer, h)) {
       work.partitions = hd.tail.get();
       work.exact_begin = hd.indexed();
       continue;
@@ -390,7 +385,7 @@ void Session::truncate(uint32_t n) {
     resident_->truncate(layer, sink, n - sink - rows);
   }
   index_bytes_ = count_index_bytes();
-  drop_front();
+  if (stream_ != nullptr) stream_->partitions().drop();
 }
 
 // ---- Settings and figures ------------------------------------------------------------------------
@@ -406,7 +401,7 @@ void Session::set_index(const std::string& spec) {
   }
   params_.index = spec;
   index_bytes_ = 0;
-  drop_front();
+  if (stream_ != nullptr) stream_->partitions().drop();
   if (auditor_ == nullptr) return;
   for (size_t i = 0; i < heads_.size(); ++i) auditor_->schedule().reset_reach(i);
 }
@@ -414,7 +409,7 @@ void Session::set_index(const std::string& spec) {
 void Session::change_budget(size_t i, const Budget& budget) {
   if (heads_[i].params.budget == budget) return;
   heads_[i].params.budget = budget;
-  if (stream_ != nullptr) stream_->front_refused = false;
+  if (stream_ != nullptr) stream_->partitions().retry();
   if (auditor_ != nullptr) auditor_->schedule().reset_reach(i);
 }
 
@@ -433,7 +428,7 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
       change_budget(i, budget);
     }
   }
-  if (params_.mode != mode && stream_ != nullptr) stream_->version += 1;
+  if (params_.mode != mode && stream_ != nullptr) stream_->invalidate_graphs();
   params_.mode = mode;
   make_room(false);
 }
@@ -525,10 +520,13 @@ keyhole_statistics Session::statistics() const {
   s.index_bytes = index_bytes_;
   for (const Head& h : heads_) s.tail_bytes += h.tail != nullptr ? h.tail->bytes() : 0;
   s.device_bytes = device_bytes();
-  s.device_bytes_peak = std::max(device_bytes_peak_, s.device_bytes);
+  s.device_bytes_peak = s.device_bytes;
   s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
   s.signal = "";
-  stream_statistics(s);
+  if (stream_ != nullptr) {
+    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes();
+    stream_->add_statistics(s);
+  }
   s.device = engine_->device_name();
   s.cpu_level = engine_->kernels().name;
   s.threads = engine_->pool().threads();

@@ -21,7 +21,8 @@
 #include "runtime/engine.h"
 #include "runtime/offload_store.h"
 #include "runtime/query_sample.h"
-#include "runtime/stream_side.h"
+#include "runtime/stream/device_rows.h"
+#include "runtime/stream/stream_runner.h"
 #include "runtime/tensor.h"
 
 namespace keyhole::runtime {
@@ -57,9 +58,15 @@ class Session {
   void announce();
   void synchronize();
   void prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
-  /// Waits until no step is under way on the stream: nothing else touches the session then.
+  /// Whether the session's stream records a graph: then steps can be enqueued and counts be read, no more.
+  [[nodiscard]] bool is_capturing() const;
+  /// Throws Error(busy) during a capture.
+  void check_not_capturing() const;
+  /// Waits until no step is under way on the stream: nothing else touches the session then. Not during a capture.
   void wait_idle();
-  /// Throws what stream steps have failed of.
+  /// Waits until the host's part of all steps is done, without touching the stream: also during a capture.
+  void wait_for_host();
+  /// Throws the first error of stream steps.
   void check_failure();
 
   void set_index(const std::string& spec);
@@ -148,30 +155,19 @@ class Session {
   /// The most keys that a search of the head is asked for.
   [[nodiscard]] uint32_t widened_top_k(size_t head) const;
 
-  /// What the KV heads of a layer do in a step whose token is at `position`; front: of a stream step whose device
+  /// What the KV heads of a layer do in a step whose token is at `position`; on_device: of a stream step whose device
   /// chooses partitions.
-  void prepare_work(uint32_t layer, uint32_t position, bool front);
+  void prepare_work(uint32_t layer, uint32_t position, bool on_device);
   void add_cost(const StepCost& cost);
 
   // session_stream.cpp
-  void make_stream_side();
-  [[nodiscard]] StreamSide& stream_side(const char* what);
-  void serve(const StreamStep& step);
-  void check_published(const StreamStep& step, const gpu::Published& published) const;
-  void update_host_copy(uint32_t layer, const gpu::Published& published);
-  void note_device_failure();
+  class Client;
+  void make_stream_runner();
+  [[nodiscard]] StreamRunner& runner(const char* what);
   [[nodiscard]] bool append_is_due(uint32_t layer) const;
-  void prepare_stream_step(uint32_t layer, bool appends);
-  void stream_statistics(keyhole_statistics& s) const;
+  /// Whether the device holds the partitions of a head and chooses among them.
+  [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] uint64_t device_bytes() const;
-
-  // session_front.cpp
-  [[nodiscard]] bool wants_front(const Head& hd) const;
-  [[nodiscard]] bool chooses_on_device(const Head& hd) const;
-  /// Partitions on the device are not those of the trees any more, or may not be.
-  void drop_front();
-  void update_front();
-  void upload_front(uint32_t layer, uint32_t kv_head);
 
   /// Another budget for heads_[i]; what audits have done to the old one is forgotten.
   void change_budget(size_t i, const Budget& budget);
@@ -199,8 +195,11 @@ class Session {
   BackgroundBuilder builder_;
   std::unique_ptr<Auditor> auditor_;  ///< null: nothing is audited
   uint64_t audit_actions_ = 0;
-  uint64_t host_bytes_peak_ = 0, device_bytes_peak_ = 0;
-  std::unique_ptr<StreamSide> stream_;  ///< null: the device has no streams
+  uint64_t host_bytes_peak_ = 0;
+  std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
+  // Null where the device has no streams.
+  std::unique_ptr<StreamClient> stream_client_;
+  std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above
 };
 
 }  // namespace keyhole::runtime

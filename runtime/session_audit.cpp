@@ -100,10 +100,7 @@ keyhole_audit Session::audit(uint32_t layer, uint32_t kv_head) {
 
 void Session::reset_statistics() {
   totals_ = {};
-  if (stream_ != nullptr) {
-    stream_->serve_seconds = 0.0;
-    stream_->waited_before = stream_->steps.wait_nanoseconds();
-  }
+  if (stream_ != nullptr) stream_->reset_statistics();
   if (auditor_ == nullptr) return;
   auditor_->finish();
   auditor_->reset_figures();

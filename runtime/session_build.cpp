@@ -89,7 +89,7 @@ void Session::build(const std::function<bool(double, const char*)>& progress) {
     }
   }
   check_memory(bytes, "building the indexes");
-  if (stream_ != nullptr) stream_->front_refused = false;
+  if (stream_ != nullptr) stream_->partitions().retry();
   const auto finish = [&] {
     index_bytes_ = count_index_bytes();
     make_room(!built.empty());
@@ -172,7 +172,7 @@ void Session::warn_of_poor_indexes(const std::vector<const Head*>& built) const 
 
 void Session::make_room(bool anew) {
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
-  if (stream_ != nullptr) stream_->front_stale = true;
+  if (stream_ != nullptr) stream_->partitions().set_stale();
   // Of each spec the largest index: another one's scratch is not always large enough for it.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;

@@ -45,10 +45,18 @@ void CudaResident::check_step(uint32_t layer, const DeviceRows& q, const DeviceR
   }
 }
 
-bool CudaResident::is_capturing(Stream stream) const {
+uint64_t CudaResident::capture_id(Stream stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_of(stream), &status), "asking whether a stream is captured");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream_of(stream), &status, &id);
+  if (error == cudaErrorStreamCaptureImplicit) {
+    // The default stream, while another one is captured.
+    (void)cudaGetLastError();
+    return kLostCapture;
+  }
+  check(error, "asking whether a stream is captured");
+  if (status == cudaStreamCaptureStatusNone) return 0;
+  return status == cudaStreamCaptureStatusActive ? id : kLostCapture;
 }
 
 void CudaResident::count_begin(uint32_t layer, Stream stream) {
