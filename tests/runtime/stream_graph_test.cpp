@@ -279,6 +279,34 @@ TEST_F(StreamGraphs, OfSeveralTokensAreAnnouncedWholeOrNotAtAll) {
   EXPECT_EQ(layer_tokens(s.get(), 1).total, 40U);
 }
 
+TEST_F(StreamGraphs, NeedASessionThatIsReadyAndStaysAsItIs) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), small_session());
+  const Token t = token();
+  std::vector<float> out(t.q.size());
+  prefill(s.get(), 50, 3);
+  // A new session has not looked yet for partitions that belong on the device.
+  device.stream.begin_capture();
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, enqueue(s.get(), 0, t, out, nullptr));
+  EXPECT_NE(std::string(keyhole_last_error()).find("synchronize"), std::string::npos);
+  device.stream.end_capture();
+  expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "capture it again");
+  for (const bool stream_changes : {false, true}) {
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    device.stream.begin_capture();
+    enqueue_token(s.get(), t, out);
+    device.stream.end_capture();
+    launch(device, s.get());
+    if (stream_changes) {
+      ASSERT_OK(keyhole_session_set_stream(s.get(), nullptr));
+    } else {
+      ASSERT_OK(keyhole_session_set_mode(s.get(), KEYHOLE_MODE_EXACT, 0));
+    }
+    expect_refused(KEYHOLE_INVALID_ARGUMENT, s.get(), "has changed");
+  }
+  EXPECT_EQ(layer_tokens(s.get(), 0).total, 52U);
+}
+
 TEST_F(StreamGraphs, MayAppendTheFirstTokenOfALayerAndAttendToIt) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), small_session());

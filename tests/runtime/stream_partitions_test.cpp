@@ -36,7 +36,7 @@ TEST_F(StreamPartitions, ReadThePartitionsThatTheDeviceHasChosen) {
   EXPECT_GE(s.append_blocks, 2U);
 }
 
-TEST_F(StreamPartitions, EveryKeyCountsOnceWhateverIsChosen) {
+TEST_F(StreamPartitions, EveryKeyCountsOnceForAnyChoice) {
   // Keys of a partition that are all alike: their mean stands for them exactly, so any choice gives the truth.
   StreamEngine device(engine_config_);
   EnginePtr host_engine = make_engine(engine_config_);
