@@ -2,8 +2,8 @@
 //
 // A step must be refused before the session would pass its host_memory_limit, and yet must not wait for the steps
 // before it. Which tokens leave the window depends on counts alone: a token goes to the sink until that is full, then
-// to the window; a full window first falls back to its W - 1 newest tokens. So the counts are followed here, from a
-// moment when no step was under way.
+// to the window; a full window first falls back to its W - 1 newest tokens. So the counts are kept here as they will
+// be, from a moment when no step was under way.
 #pragma once
 
 #include <cstdint>

@@ -254,7 +254,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   // StreamSteps.
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
              const gpu::DeviceRows* v, gpu::Partitions* partitions, gpu::Stream) override {
-    if (faults_->fails) throw Error(Status::device_error, "planted: a launch failed");
+    if (stream_->capture_id() == 0) begun_ += 1;
+    if (faults_->fails) {
+      // Not before the host, which was told of the step, waits for it.
+      while (awaited_ < begun_) std::this_thread::yield();
+      throw Error(Status::device_error, "planted: a launch failed");
+    }
     Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakePartitions*>(partitions)};
     if (k != nullptr) {
       launch.k = *k;
@@ -277,6 +282,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
              const std::atomic<bool>& stop, gpu::Published& out) override {
     Layer& l = layers_[layer];
+    awaited_ += 1;
     if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
     out = {l.q.data(), l.k.data(), l.v.data()};
     return true;
@@ -447,6 +453,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   Status failure_ = Status::ok;
   std::string failure_text_;
   std::atomic<uint64_t> merges_{0};
+  std::atomic<uint64_t> begun_{0}, awaited_{0};  // steps, by the stream's caller and by the host
 };
 
 }  // namespace keyhole::test

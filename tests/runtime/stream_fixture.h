@@ -25,7 +25,7 @@ struct StreamEngine {
     device.name = "test device";
     device.make_resident = [this, &kernels](const gpu::ResidentShape& shape, size_t limit) {
       if (limit != 0 && gpu::cuda_resident_bytes(shape) > limit) {
-        throw Error(Status::out_of_device_memory, "planted: no room");
+        throw Error(Status::out_of_device_memory, "planted: no memory");
       }
       return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
     };
