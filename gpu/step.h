@@ -74,9 +74,9 @@ class StreamSteps {
                     Partitions* front, const DeviceRows& out, float* lse, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
-  /// The number of the capture while the stream records a graph: no two captures have the same. A step then counts
-  /// when the graph is launched, not now. 0: the stream is not captured. kLostCapture: nothing can be enqueued until
-  /// a capture that has failed, or one of another stream that forbids the default stream's use, has ended.
+  /// The number of the capture, never used twice, while the stream records a graph (then a step counts when the graph
+  /// is launched, not now); 0: none, or the device has failed. kLostCapture: nothing can be enqueued before the end of
+  /// a capture that has failed, or of another stream's where this is the default stream. Throws nothing.
   [[nodiscard]] virtual uint64_t capture_id(Stream stream) const = 0;
   [[nodiscard]] bool is_capturing(Stream stream) const { return capture_id(stream) != 0; }
 

@@ -9,7 +9,7 @@ namespace {
 
 /// What a call needs of the session's steps.
 enum class Needs {
-  nothing,  ///< it reads counts and figures; waits for steps on a stream, of a captured one for the host's part alone
+  nothing,  ///< it reads counts and figures: waits for steps on a stream, during a capture for their host's part only
   no_step,  ///< it changes the session: refused inside a step and during a capture, waits for steps on a stream
   copy,  ///< it reads what no step may change meanwhile: likewise, but also after stream steps have failed
   stream,  ///< it may come while a stream has steps under way
@@ -17,7 +17,6 @@ enum class Needs {
 };
 
 /// Runs `body(Session&)` with the session locked, when it is as the call needs it.
-
 template <class F>
 keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
   return guarded([&] {

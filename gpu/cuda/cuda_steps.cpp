@@ -49,12 +49,12 @@ uint64_t CudaResident::capture_id(Stream stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   const cudaError_t error = cudaStreamGetCaptureInfo(stream_of(stream), &status, &id);
-  if (error == cudaErrorStreamCaptureImplicit) {
-    // The default stream, while another one is captured.
+  if (error != cudaSuccess) {
     (void)cudaGetLastError();
-    return kLostCapture;
+    // Implicit: the default stream, while another one is captured. Errors of earlier work are reported by the call
+    // that comes to launch or to wait: a session whose device has failed can still be asked and saved.
+    return error == cudaErrorStreamCaptureImplicit ? kLostCapture : 0;
   }
-  check(error, "asking whether a stream is captured");
   if (status == cudaStreamCaptureStatusNone) return 0;
   return status == cudaStreamCaptureStatusActive ? id : kLostCapture;
 }
