@@ -23,7 +23,7 @@ using Stream = void*;
 /// Rows of one token, `[heads, head_dim]` in device memory.
 struct DeviceRows {
   void* data = nullptr;
-  size_t head_stride = 0;  ///< elements
+  size_t head_stride = 0;  ///< elements; a negative one in two's complement
   DType dtype = DType::f16;
 };
 
@@ -33,6 +33,9 @@ enum class Signal : uint8_t {
   host_launch  ///< the thread that calls end() waits for the host and then launches the merge: for machines
   ///< where kernels are launched one at a time (CUDA_LAUNCH_BLOCKING, WDDM); cannot be captured
 };
+
+/// See StreamSteps::capture_id().
+inline constexpr uint64_t kLostCapture = UINT64_MAX;
 
 /// What a step has sent to the host; valid until the layer's next step is awaited.
 struct Published {
@@ -71,8 +74,11 @@ class StreamSteps {
                     Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
-  /// True while the stream records a graph (then the step counts when the graph is launched, not now).
-  [[nodiscard]] virtual bool is_capturing(Stream stream) const = 0;
+  /// The number of the capture, never used twice, while the stream records a graph (then a step counts when the graph
+  /// is launched, not now); 0: none, or the device has failed. kLostCapture: nothing can be enqueued before the end of
+  /// a capture that has failed, or of another stream's where this is the default stream. Throws nothing.
+  [[nodiscard]] virtual uint64_t capture_id(Stream stream) const = 0;
+  [[nodiscard]] bool is_capturing(Stream stream) const { return capture_id(stream) != 0; }
 
   /// Waits until q, k and v of the layer's step number `sequence` (1, 2, ... per layer; cyclic) are here: spins for
   /// spin_us, then in naps. False if `stop` was set or timeout_us passed first.

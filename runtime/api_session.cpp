@@ -7,12 +7,16 @@ using namespace keyhole::runtime;  // NOLINT
 
 namespace {
 
-/// Runs `body(Session&)` with the session locked; calls that change it are refused inside a step, and wait for steps
-/// on a stream. nothing: reads; no_step: changes; copy: reads what no step may
-/// change meanwhile; stream: may come while a stream has steps under way; end:
-/// inside a step.
-enum class Needs { nothing, no_step, copy, stream, end };
+/// What a call needs of the session's steps.
+enum class Needs {
+  nothing,  ///< it reads counts and figures: waits for steps on a stream, during a capture for their host's part only
+  no_step,  ///< it changes the session: refused inside a step and during a capture, waits for steps on a stream
+  copy,  ///< it reads what no step may change meanwhile: likewise, but also after stream steps have failed
+  stream,  ///< it may come while a stream has steps under way
+  end      ///< it ends a step
+};
 
+/// Runs `body(Session&)` with the session locked, when it is as the call needs it.
 template <class F>
 keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
   return guarded([&] {
@@ -24,7 +28,12 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
       throw Error(Status::busy,
                   "a step is under way: keyhole_attend_begin without keyhole_attend_end");
     }
-    if (needs != Needs::stream && needs != Needs::end) s.wait_idle();
+    if (needs == Needs::nothing && s.is_capturing()) {
+      s.wait_for_host();
+    } else if (needs != Needs::stream && needs != Needs::end) {
+      s.check_not_capturing();
+      s.wait_idle();
+    }
     if (needs == Needs::no_step) s.check_failure();
     body(s);
   });
@@ -74,6 +83,7 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
 
 /// A step with tensors in host memory comes after those on the stream.
 void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
+  s.check_not_capturing();
   s.wait_idle();
   s.check_failure();
   s.attend_begin(layer, t.q, t.keys(), t.values());

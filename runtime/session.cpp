@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/sizes.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -28,7 +30,7 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       audits_(*engine_, params_, largest_top_k(keeper_.heads())),
       step_bytes_(step_.bytes()) {
   params_.heads.clear();  // from here on each head has its own
-  make_stream_side();
+  make_stream_runner();
 }
 
 void Session::check_layer(uint32_t layer) const {
@@ -42,13 +44,7 @@ void Session::check_layer(uint32_t layer) const {
 
 void Session::check_memory(uint64_t more_bytes, const char* what) const {
   if (params_.host_memory_limit == 0) return;
-  const uint64_t held = host_bytes();
-  if (held + more_bytes > params_.host_memory_limit) {
-    throw Error(Status::out_of_memory, std::string(what) + " needs " + std::to_string(more_bytes) +
-                                           " bytes more than the " + std::to_string(held) +
-                                           " held, host_memory_limit is " +
-                                           std::to_string(params_.host_memory_limit));
-  }
+  check_host_memory(params_.host_memory_limit, host_bytes(), more_bytes, what);
 }
 
 void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
@@ -111,14 +107,14 @@ void Session::truncate(uint32_t n) {
     keeper_.truncate(layer, rows, n);
     sequence_.truncate(layer, n);
   }
-  drop_front();
+  if (stream_ != nullptr) stream_->partitions().drop();
 }
 
 // ---- Indexes ------------------------------------------------------------------------------------
 
 void Session::build(const BuildProgress& progress) {
   keeper_.build(progress, [&](bool has_first) {
-    if (stream_ != nullptr) stream_->front_refused = false;
+    if (stream_ != nullptr) stream_->partitions().retry();
     reserve_searches(has_first);
   });
 }
@@ -171,10 +167,13 @@ keyhole_statistics Session::statistics() const {
   s.append_wait_seconds = appends.wait_seconds;
   s.background_seconds = appends.background_seconds;
   s.device_bytes = device_bytes();
-  s.device_bytes_peak = std::max(device_bytes_peak_, s.device_bytes);
+  s.device_bytes_peak = s.device_bytes;
   s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
   s.signal = "";
-  stream_statistics(s);
+  if (stream_ != nullptr) {
+    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes();
+    stream_->add_statistics(s);
+  }
   s.device = engine_->device_name();
   s.cpu_level = engine_->kernels().name;
   s.threads = engine_->pool().threads();
@@ -184,10 +183,7 @@ keyhole_statistics Session::statistics() const {
 void Session::reset_statistics() {
   totals_ = {};
   keeper_.reset_figures();
-  if (stream_ != nullptr) {
-    stream_->serve_seconds = 0.0;
-    stream_->waited_before = stream_->steps.wait_nanoseconds();
-  }
+  if (stream_ != nullptr) stream_->reset_statistics();
   audits_.reset_figures();
 }
 

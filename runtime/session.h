@@ -4,7 +4,7 @@
 //     keeper_    what is indexed, builds, appends     build/index_keeper.h
 //     step_      the host's part of one step          decode_step.h
 //     audits_    steps computed again exactly         audit/session_audits.h
-//     stream_    steps in the order of a stream       stream_side.h
+//     stream_    steps in the order of a stream       stream/stream_runner.h
 //
 // Every token is resident, indexed or pending, in exactly one of the three: resident or offloaded
 // by the sequence, and of the offloaded rows of a head [0, indexed) are in its index, all later
@@ -22,7 +22,8 @@
 #include "runtime/decode_step.h"
 #include "runtime/engine.h"
 #include "runtime/session/sequence.h"
-#include "runtime/stream_side.h"
+#include "runtime/stream/device_rows.h"
+#include "runtime/stream/stream_runner.h"
 #include "runtime/tensor.h"
 
 namespace keyhole::runtime {
@@ -58,15 +59,21 @@ class Session {
   void announce();
   void synchronize();
   void prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
-  /// Waits until no step is under way on the stream: nothing else touches the session then.
+  /// Whether the session's stream records a graph: then steps can be enqueued and counts be read, no more.
+  [[nodiscard]] bool is_capturing() const;
+  /// Throws Error(busy) during a capture.
+  void check_not_capturing() const;
+  /// Waits until no step is under way on the stream: nothing else touches the session then. Not during a capture.
   void wait_idle();
-  /// Throws the first failure of a stream step.
+  /// Waits until the host's part of all steps is done, without touching the stream: also during a capture.
+  void wait_for_host();
+  /// Throws the first error of stream steps.
   void check_failure();
 
   // What a stream step asks of the session that it belongs to.
-  /// What the KV heads of a layer do in a step whose token is at `position`. device_chooses: of a
+  /// What the KV heads of a layer do in a step whose token is at `position`. on_device: of a
   /// stream step whose device chooses partitions.
-  void prepare_work(uint32_t layer, uint32_t position, bool device_chooses);
+  void prepare_work(uint32_t layer, uint32_t position, bool on_device);
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
   /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what
   /// fails.
@@ -122,23 +129,12 @@ class Session {
   void reserve_searches(bool anew);
 
   // session_stream.cpp
-  void make_stream_side();
-  [[nodiscard]] StreamSide& stream_side(const char* what);
-  void serve(const StreamStep& step);
-  void check_published(const StreamStep& step, const gpu::Published& published) const;
-  void update_host_copy(uint32_t layer, const gpu::Published& published);
-  void note_device_failure();
-  void prepare_stream_step(uint32_t layer, bool appends);
-  void stream_statistics(keyhole_statistics& s) const;
+  class Client;
+  void make_stream_runner();
+  [[nodiscard]] StreamRunner& runner(const char* what);
+  /// Whether the device holds the partitions of a head and chooses among them.
+  [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] uint64_t device_bytes() const;
-
-  // session_front.cpp
-  [[nodiscard]] bool wants_front(const HeadIndex& hd) const;
-  [[nodiscard]] bool chooses_on_device(const HeadIndex& hd) const;
-  /// Partitions on the device are not those of the trees any more, or may not be.
-  void drop_front();
-  void update_front();
-  void upload_front(uint32_t layer, uint32_t kv_head);
 
   [[nodiscard]] uint64_t host_bytes() const;
 
@@ -158,8 +154,11 @@ class Session {
   uint64_t step_bytes_ = 0;  ///< step_.bytes() when no worker wrote to it
 
   keyhole_statistics totals_{};
-  uint64_t host_bytes_peak_ = 0, device_bytes_peak_ = 0;
-  std::unique_ptr<StreamSide> stream_;  ///< null: the device has no streams
+  uint64_t host_bytes_peak_ = 0;
+  std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
+  // Null where the device has no streams.
+  std::unique_ptr<StreamClient> stream_client_;
+  std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above
 };
 
 }  // namespace keyhole::runtime

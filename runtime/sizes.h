@@ -1,4 +1,4 @@
-// Products of sizes that refuse to overflow.
+// Sizes that refuse to overflow, and to pass a limit.
 #pragma once
 
 #include <initializer_list>
@@ -18,6 +18,14 @@ namespace keyhole::runtime {
     }
   }
   return product;
+}
+
+/// Throws Error(out_of_memory) where `more` bytes beyond the `held` ones would pass the limit of a session.
+inline void check_host_memory(uint64_t limit, uint64_t held, uint64_t more, const char* what) {
+  if (held + more <= limit) return;
+  throw Error(Status::out_of_memory, std::string(what) + " needs " + std::to_string(more) +
+                                         " bytes more than the " + std::to_string(held) +
+                                         " held, host_memory_limit is " + std::to_string(limit));
 }
 
 }  // namespace keyhole::runtime

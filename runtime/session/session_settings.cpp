@@ -13,13 +13,13 @@ void Session::set_index(const std::string& spec) {
   index::check_spec(spec);
   keeper_.set_index(spec);
   params_.index = spec;
-  drop_front();
+  if (stream_ != nullptr) stream_->partitions().drop();
   for (size_t i = 0; i < keeper_.heads().size(); ++i) audits_.reset_widening(i);
 }
 
 void Session::change_budget(size_t i, const Budget& budget) {
   if (!keeper_.set_budget(i, budget)) return;
-  if (stream_ != nullptr) stream_->front_refused = false;
+  if (stream_ != nullptr) stream_->partitions().retry();
   audits_.reset_widening(i);
 }
 
@@ -39,7 +39,7 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
       change_budget(i, budget);
     }
   }
-  if (params_.mode != mode && stream_ != nullptr) stream_->version += 1;
+  if (params_.mode != mode && stream_ != nullptr) stream_->invalidate_graphs();
   params_.mode = mode;
   reserve_searches(false);
 }
@@ -105,7 +105,7 @@ Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
 
 void Session::reserve_searches(bool anew) {
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
-  if (stream_ != nullptr) stream_->front_stale = true;
+  if (stream_ != nullptr) stream_->partitions().set_stale();
   // Of each spec the largest index: another one's scratch is not always large enough for it.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;

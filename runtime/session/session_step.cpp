@@ -36,7 +36,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   in_step_ = true;
 }
 
-void Session::prepare_work(uint32_t layer, uint32_t position, bool device_chooses) {
+void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
   const ModelShape& m = engine_->model();
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     const HeadIndex& hd = keeper_.head(layer, h);
@@ -50,7 +50,7 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool device_choose
     work.exact_begin = sequence_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
     const Budget& budget = hd.params.budget;
-    if (device_chooses && chooses_on_device(hd)) {
+    if (on_device && device_chooses(layer, h)) {
       work.partitions = hd.tail.get();
       work.exact_begin = hd.indexed();
       continue;

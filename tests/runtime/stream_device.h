@@ -30,23 +30,37 @@ class FakeStream {
     thread_.join();
   }
   void push(std::function<void()> launch) {
-    if (capturing && launch) {
-      graph.push_back(std::move(launch));
+    if (capture_ != 0 && launch) {
+      graph_.push_back(std::move(launch));
       return;
     }
     const std::lock_guard lock(mutex_);
     queue_.push_back(std::move(launch));
     changed_.notify_all();
   }
-  void launch_graph() {
-    for (const auto& f : graph) push(f);
+  /// What is pushed from here to end_capture() is recorded, in place of the graph before, and does not run.
+  void begin_capture() {
+    capture_ = ++captures_;
+    graph_.clear();
   }
+  void end_capture() { capture_ = 0; }
+  /// 0: none.
+  uint64_t capture_id() const { return capture_; }
+  void launch_graph() {
+    for (const auto& f : graph_) push(f);
+  }
+  /// Throws during a capture, and ends it, as CUDA does.
   void synchronize() {
+    if (capture_ != 0) {
+      capture_ = gpu::kLostCapture;
+      throw Error(Status::device_error, "a stream that is captured cannot be waited for");
+    }
+    wait();
+  }
+  void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
   }
-  bool capturing = false;
-  std::vector<std::function<void()>> graph;
 
  private:
   void work() {
@@ -68,6 +82,8 @@ class FakeStream {
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
   bool busy_ = false;
+  uint64_t capture_ = 0, captures_ = 0;
+  std::vector<std::function<void()>> graph_;
   std::thread thread_;
 };
 
@@ -81,7 +97,8 @@ class FakePartitions final : public gpu::Partitions {
               const gpu::PartitionRows& rows) override {
     Head& h = head(layer, kv_head);
     const uint32_t d = shape_.head_dim;
-    if (first + rows.count > shape_.partitions) throw Error(Status::invalid_argument, "room");
+    if (first + rows.count > shape_.partitions)
+      throw Error(Status::invalid_argument, "planted: beyond the capacity");
     h.keys.resize(size_t{first} * d);
     h.values.resize(size_t{first} * d * dtype_size(shape_.dtype));
     h.sizes.resize(first);
@@ -174,8 +191,9 @@ struct FakeFaults {
   std::atomic<bool> loses_queries{false};  ///< q never arrives
   std::atomic<bool> stalls{
       false};  ///< a head's state is never handed over, as of a worker that hangs
-  std::atomic<bool> fails{false};  ///< as after a CUDA error
-  uint32_t timeout_ms = 2000;      ///< of waits on the device
+  std::atomic<bool> fails{false};  ///< no half of a step can be launched, as after a CUDA error
+  std::atomic<bool> fails_to_end{false};  ///< a first half can, a second one cannot
+  uint32_t timeout_ms = 2000;             ///< of waits on the device
 };
 
 class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
@@ -201,7 +219,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
       l.tail_lse.resize(shape.q_heads);
     }
   }
-  ~FakeDevice() override { stream_->synchronize(); }
+  ~FakeDevice() override { stream_->wait(); }
 
   // Resident: both copies alike.
   void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
@@ -235,9 +253,14 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
 
   // StreamSteps.
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, gpu::Partitions* front, gpu::Stream) override {
-    if (faults_->fails) throw Error(Status::device_error, "planted: a launch failed");
-    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakePartitions*>(front)};
+             const gpu::DeviceRows* v, gpu::Partitions* partitions, gpu::Stream) override {
+    if (stream_->capture_id() == 0) begun_ += 1;
+    if (faults_->fails) {
+      // Not before the host, which was told of the step, waits for it.
+      while (awaited_ < begun_) std::this_thread::yield();
+      throw Error(Status::device_error, "planted: a launch failed");
+    }
+    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakePartitions*>(partitions)};
     if (k != nullptr) {
       launch.k = *k;
       launch.v = *v;
@@ -245,19 +268,21 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     stream_->push([this, launch] { run_first_half(launch); });
   }
   void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override {
+    if (faults_->fails_to_end) throw Error(Status::device_error, "planted: a launch failed");
     stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
   }
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, gpu::Partitions* front, const gpu::DeviceRows& out,
+            const gpu::DeviceRows* v, gpu::Partitions* partitions, const gpu::DeviceRows& out,
             float* lse, gpu::Stream stream) override {
-    begin(layer, q, k, v, front, stream);
+    begin(layer, q, k, v, partitions, stream);
     end(layer, out, lse, stream);
   }
   gpu::Signal signal() const override { return gpu::Signal::device_wait; }
-  bool is_capturing(gpu::Stream) const override { return stream_->capturing; }
+  uint64_t capture_id(gpu::Stream) const override { return stream_->capture_id(); }
   bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
              const std::atomic<bool>& stop, gpu::Published& out) override {
     Layer& l = layers_[layer];
+    awaited_ += 1;
     if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
     out = {l.q.data(), l.k.data(), l.v.data()};
     return true;
@@ -310,7 +335,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     uint32_t layer;
     gpu::DeviceRows q, k, v;
     bool appends;
-    FakePartitions* front;
+    FakePartitions* partitions;
   };
 
   [[nodiscard]] size_t token_bytes() const {
@@ -369,13 +394,13 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     }
     l.sequence += 1;
     l.published.store(l.sequence, std::memory_order_release);
-    l.has_tail = launch.front != nullptr;
+    l.has_tail = launch.partitions != nullptr;
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
-    if (launch.front != nullptr) {
+    if (launch.partitions != nullptr) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
         const size_t at = size_t{h} * group;
-        l.ids[h] = launch.front->run(launch.layer, h, l.q.data() + at * d, group, *kernels_,
-                                     {l.tail_o.data() + at * d, l.tail_lse.data() + at});
+        l.ids[h] = launch.partitions->run(launch.layer, h, l.q.data() + at * d, group, *kernels_,
+                                          {l.tail_o.data() + at * d, l.tail_lse.data() + at});
       }
       l.chosen.store(l.sequence, std::memory_order_release);
     }
@@ -428,6 +453,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   Status failure_ = Status::ok;
   std::string failure_text_;
   std::atomic<uint64_t> merges_{0};
+  std::atomic<uint64_t> begun_{0}, awaited_{0};  // steps, by the stream's caller and by the host
 };
 
 }  // namespace keyhole::test

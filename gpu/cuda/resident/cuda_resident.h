@@ -51,7 +51,7 @@ class CudaResident final : public Resident, public StreamSteps {
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
             Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) override;
   [[nodiscard]] Signal signal() const override { return signal_; }
-  [[nodiscard]] bool is_capturing(Stream stream) const override;
+  [[nodiscard]] uint64_t capture_id(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
                            const std::atomic<bool>& stop, Published& out) override;
   [[nodiscard]] bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence,

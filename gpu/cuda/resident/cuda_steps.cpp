@@ -45,10 +45,18 @@ void CudaResident::check_step(uint32_t layer, const DeviceRows& q, const DeviceR
   }
 }
 
-bool CudaResident::is_capturing(Stream stream) const {
+uint64_t CudaResident::capture_id(Stream stream) const {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_of(stream), &status), "asking whether a stream is captured");
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  const cudaError_t error = cudaStreamGetCaptureInfo(stream_of(stream), &status, &id);
+  if (error != cudaSuccess) {
+    (void)cudaGetLastError();
+    // Implicit: the default stream, while another one is captured. Errors of earlier work are reported by the call
+    // that comes to launch or to wait: a session whose device has failed can still be asked and saved.
+    return error == cudaErrorStreamCaptureImplicit ? kLostCapture : 0;
+  }
+  if (status == cudaStreamCaptureStatusNone) return 0;
+  return status == cudaStreamCaptureStatusActive ? id : kLostCapture;
 }
 
 void CudaResident::count_begin(uint32_t layer, Stream stream) {

@@ -432,7 +432,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
 
 /* Appends n tokens of the prompt to one layer.
  *   k, v  `[n, Hkv, d]`, any dtype (converted to kv_dtype), host, pinned or, with a CUDA device, device memory
- *         (then everything on the session's stream before the call has to be done with, and the call waits for it)
+ *         (then everything on the session's stream before the call has to be done with, and the call waits for it;
+ *         strides: heads side by side with tokens that do not overlap, or all rows equally far apart)
  *   q     `[n, Hq, d]` or NULL: queries of the same tokens, a sample of which guides the index
  * Layers are independent: all of layer 0 may come before layer 1. May follow decoding steps. The tokens
  * are attendable at once (pending until keyhole_build). On an error nothing is appended.
@@ -498,18 +499,24 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  *   GRAPHS. With KEYHOLE_SIGNAL_WAIT the calls can be captured in a CUDA graph (cudaStreamBeginCapture on the
  * session's stream, one or more steps, end): what is captured does not happen then. Before each launch of the graph
  * call keyhole_session_announce: it tells the session's thread that the captured steps are about to come. A graph
- * stays valid until the session's indexes, budgets, mode or stream change or tokens are added or dropped by calls
- * that are no steps; launching one later is an error that _announce reports.
+ * stays valid until the session's mode or stream changes, or the heads whose partitions are scored on the device do
+ * (by an index, a budget, or growth beyond the device memory that was taken for them): _announce then says that it
+ * must be captured again. Each capture replaces the one before it, also where that failed. A graph holds at most 4096
+ * steps, and both halves of a step belong to the same one. Call keyhole_session_synchronize before a capture. Within
+ * it steps with tensors in device memory can be enqueued, and counts, figures and settings be read; all other calls
+ * return BUSY, and leave session and capture as they are.
  *   PARTITIONS. Heads whose budget has KEYHOLE_ATTEND_NONE, a tail of CENTROID or SECOND, and min_keys (no targets)
  * can have their partitions scored on the device (config.partitions): it chooses min_keys keys' worth of partitions,
- * lets the others stand for their keys, and the host reads just the chosen ones. */
+ * lets the others stand for their keys, and the host reads just the chosen ones. A device chooses at most 1024: the
+ * partitions of a head that wants more of them than that stay on the host. */
 
 /* The cudaStream_t on which the session's steps are enqueued from now on; NULL: the default stream. Waits for steps
  * on the old one. UNSUPPORTED on a host device. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_session* session,
                                                                        void* stream);
 /* Announces one launch of the graph that was captured last on the session's stream; call it just before the launch.
- * INVALID_ARGUMENT: nothing was captured, or the session has changed since. */
+ * INVALID_ARGUMENT: nothing was captured, a call failed meanwhile, the session has changed since, or the graph's
+ * tokens would pass max_tokens. Nothing is announced then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
 /* Waits until all steps that were enqueued or announced are done, and returns the first error among them. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);

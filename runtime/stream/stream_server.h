@@ -16,16 +16,18 @@ struct StreamStep {
   uint32_t layer = 0;
   uint32_t sequence = 0;  ///< the layer's step number
   bool appends = false;
-  bool front = false;  ///< the device chooses partitions
+  bool device_chooses = false;  ///< the device chooses partitions for the host to read
 };
 
 class StreamServer {
  public:
   using Serve = std::function<void(const StreamStep&)>;
+  /// Steps that can be under way at once: four tokens of the deepest model.
+  static constexpr uint32_t kCapacity = 4096;
 
-  /// `serve` is called on the server's thread and throws nothing. While steps are there the pool stays awake;
-  /// without any the thread spins for spin_us and then sleeps. Throws Error(out_of_memory) where the system has no
-  /// thread.
+  /// `serve` is called on the server's thread and throws nothing. While there are steps to serve the pool stays
+  /// awake; without any the thread spins for spin_us and then sleeps. Throws Error(out_of_memory) where the system
+  /// gives no thread.
   StreamServer(cpu::Pool& pool, uint32_t spin_us, Serve serve);
   ~StreamServer() { stop(); }
   StreamServer(const StreamServer&) = delete;
@@ -34,17 +36,14 @@ class StreamServer {
   /// Ends the thread; steps that are not served are dropped. Idempotent.
   void stop();
 
-  /// From one thread at a time. Waits where kRoom steps are under way. Returns the step's ticket.
+  /// From one thread at a time. Waits where kCapacity steps are under way. Returns the step's ticket.
   uint32_t submit(const StreamStep& step);
   /// Waits until the step with this ticket, and all before, are served. From one thread at a time.
   void wait(uint32_t ticket);
   /// Waits for all that were submitted.
   void drain() { wait(static_cast<uint32_t>(submitted_.load(std::memory_order_relaxed))); }
-  /// Set by stop(), for the step under way.
-  [[nodiscard]] const std::atomic<bool>& stopping() const { return stop_; }
 
  private:
-  static constexpr uint32_t kRoom = 4096;  // four tokens of the deepest model
   void work();
 
   cpu::Pool* pool_;

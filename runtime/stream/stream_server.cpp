@@ -1,4 +1,4 @@
-#include "runtime/stream_server.h"
+#include "runtime/stream/stream_server.h"
 
 #include <chrono>
 #include <optional>
@@ -27,7 +27,7 @@ void pause() {
 }  // namespace
 
 StreamServer::StreamServer(cpu::Pool& pool, uint32_t spin_us, Serve serve)
-    : pool_(&pool), spin_us_(spin_us), serve_(std::move(serve)), ring_(kRoom) {
+    : pool_(&pool), spin_us_(spin_us), serve_(std::move(serve)), ring_(kCapacity) {
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& e) {
@@ -46,10 +46,10 @@ void StreamServer::stop() {
 
 uint32_t StreamServer::submit(const StreamStep& step) {
   const int at = submitted_.load(std::memory_order_relaxed);
-  if (difference(at, served_.load(std::memory_order_acquire)) >= static_cast<int>(kRoom)) {
-    wait(static_cast<uint32_t>(at) - kRoom + 1);
+  if (difference(at, served_.load(std::memory_order_acquire)) >= static_cast<int>(kCapacity)) {
+    wait(static_cast<uint32_t>(at) - kCapacity + 1);
   }
-  ring_[static_cast<uint32_t>(at) % kRoom] = step;
+  ring_[static_cast<uint32_t>(at) % kCapacity] = step;
   const auto next = static_cast<int>(static_cast<uint32_t>(at) + 1);
   submitted_.store(next);
   submitted_.notify_one();
@@ -61,7 +61,8 @@ void StreamServer::wait(uint32_t ticket) {
     return difference(served, static_cast<int>(ticket)) >= 0;
   };
   if (reached(served_.load(std::memory_order_acquire))) return;
-  // Sequentially consistent, as in the server: it sees that somebody waits, or this sees what it has served.
+  // Sequentially consistent, as in the server: either the server sees waiting_, or this thread
+  // sees its count.
   wanted_.store(static_cast<int>(ticket));
   waiting_.store(true);
   for (int seen = served_.load(); !reached(seen); seen = served_.load()) served_.wait(seen);
@@ -85,7 +86,7 @@ void StreamServer::work() {
     }
     if (stop_.load(std::memory_order_relaxed)) return;
     if (!awake) awake.emplace(*pool_);
-    serve_(ring_[static_cast<uint32_t>(at) % kRoom]);
+    serve_(ring_[static_cast<uint32_t>(at) % kCapacity]);
     at = static_cast<int>(static_cast<uint32_t>(at) + 1);
     served_.store(at);
     if (waiting_.load() && difference(at, wanted_.load()) >= 0) served_.notify_all();

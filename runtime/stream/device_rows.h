@@ -1,0 +1,36 @@
+// Tensors in device memory: as the device reads them in a step, and as host memory for a prefill.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpu/pool.h"
+#include "gpu/copy.h"
+#include "gpu/step.h"
+#include "runtime/tensor.h"
+
+namespace keyhole::runtime {
+
+/// One token's rows for a step. A negative stride keeps its sign, in two's complement: the device computes addresses
+/// modulo 2^64, as the host does.
+[[nodiscard]] gpu::DeviceRows device_rows(const RowsIn& rows);
+[[nodiscard]] gpu::DeviceRows device_rows(const RowsOut& rows);
+
+/// Copies tensors of a prompt to host memory.
+class DeviceRowsReader {
+ public:
+  DeviceRowsReader(std::unique_ptr<gpu::HostCopies> copies, cpu::Pool& pool)
+      : copies_(std::move(copies)), pool_(&pool) {}
+
+  /// `rows` as they lie in `buffer` afterwards, without gaps; a tensor in host memory as it is. Waits for all that was
+  /// enqueued on the stream. Throws Error(invalid_argument) where neither all heads of a token nor all rows of the
+  /// tensor are equally far apart, Error(device_error).
+  [[nodiscard]] RowsIn read(const RowsIn& rows, const char* name, gpu::Stream stream,
+                            std::vector<std::byte>& buffer);
+
+ private:
+  std::unique_ptr<gpu::HostCopies> copies_;
+  cpu::Pool* pool_;
+};
+
+}  // namespace keyhole::runtime

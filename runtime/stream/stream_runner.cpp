@@ -1,0 +1,398 @@
+#include "runtime/stream/stream_runner.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <new>
+#include <string>
+
+#include "runtime/sizes.h"
+#include "runtime/stream/device_rows.h"
+#include "runtime/stream/stream_delivery.h"
+
+namespace keyhole::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms: the serving
+// thread spins for it, as naps take 50 us or more. Beyond that (the stream has a prefill before it) the thread naps.
+constexpr uint32_t kAwaitSpinUs = 3000;
+
+}  // namespace
+
+StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
+                           gpu::StreamSteps& steps, DevicePartitions::Make make_partitions,
+                           StreamClient& client)
+    : engine_(&engine),
+      params_(&params),
+      steps_(&steps),
+      client_(&client),
+      model_(engine.model()),
+      timeout_us_(uint64_t{engine.effective_config().timeout_ms} * 1000),
+      sequences_(model_.layers),
+      tickets_(model_.layers),
+      partitions_(params, model_, std::move(make_partitions), engine.log()),
+      ahead_(model_.layers),
+      forecast_(model_.layers, params.sink, params.window, params.window + params.flush_block),
+      server_(engine.pool(), engine.effective_config().spin_us,
+              [this](const StreamStep& step) { serve(step); }) {}
+
+StreamRunner::~StreamRunner() {
+  // The thread first; what it has not served, the device must not wait for.
+  gives_up_.store(true);
+  server_.stop();
+  for (uint32_t l = 0; l < model_.layers; ++l) steps_->give_up(l, sequences_[l]);
+}
+
+// ---- The host's part -----------------------------------------------------------------------------
+
+void StreamRunner::serve(const StreamStep& step) {
+  if (failure_) return steps_->give_up(step.layer, step.sequence);
+  try {
+    gpu::Published published;
+    if (!steps_->await(step.layer, step.sequence, kAwaitSpinUs, timeout_us_, gives_up_,
+                       published)) {
+      std::string text;
+      const Status status = steps_->failure(text);
+      if (status != Status::ok) throw Error(status, text);
+      throw Error(Status::timeout,
+                  "layer " + std::to_string(step.layer) +
+                      ": the query of a step has not come within " +
+                      std::to_string(timeout_us_ / 1000) +
+                      " ms (timeout_ms): was the stream's work, or an announced graph, launched?");
+    }
+    serve_published(step, published);
+  } catch (...) {
+    keep_failure();
+    steps_->give_up(step.layer, step.sequence);
+  }
+}
+
+void StreamRunner::serve_published(const StreamStep& step, const gpu::Published& published) {
+  const auto arrived = Clock::now();
+  check_finite_rows(step, published);
+  // A full window gives tokens to the host, which this very step attends there.
+  const bool overflows = step.appends && client_->resident_counts(step.layer).window ==
+                                             params_->window + params_->flush_block;
+  if (overflows) client_->append_published(step.layer, published);
+  const uint32_t appended = step.appends && !overflows ? 1 : 0;
+  client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1,
+                        step.device_chooses);
+  StreamDelivery delivery(*steps_, step, timeout_us_, gives_up_);
+  client_->start_step(published.q, delivery);
+  std::exception_ptr error;
+  try {
+    if (appended != 0) client_->append_published(step.layer, published);  // while workers search
+  } catch (...) {
+    error = std::current_exception();
+  }
+  client_->finish_step();
+  if (error) std::rethrow_exception(error);
+  serve_seconds_ += std::chrono::duration<double>(Clock::now() - arrived).count();
+  steps_served_ += 1;
+}
+
+void StreamRunner::check_finite_rows(const StreamStep& step,
+                                     const gpu::Published& published) const {
+  const auto check = [&](const char* name, const void* data, uint32_t heads, DType dtype) {
+    RowsIn rows;
+    rows.data = static_cast<const std::byte*>(data);
+    rows.head_stride = model_.head_dim * dtype_size(dtype);
+    rows.tokens = 1;
+    rows.heads = heads;
+    rows.dim = model_.head_dim;
+    rows.dtype = dtype;
+    // Rows lie one after the other: one look at all of them, and at each only where that finds something.
+    if (engine_->kernels().all_finite[static_cast<int>(dtype)](rows.data,
+                                                               size_t{heads} * model_.head_dim)) {
+      return;
+    }
+    check_finite(engine_->kernels(), rows, name, 0, 1, dtype);
+  };
+  check("q", published.q, model_.q_heads, DType::f32);
+  if (!step.appends) return;
+  check("k", published.k, model_.kv_heads, model_.kv_dtype);
+  check("v", published.v, model_.kv_heads, model_.kv_dtype);
+}
+
+void StreamRunner::keep_failure() {
+  try {
+    throw;
+  } catch (const Error& e) {
+    failure_.set(e.status(), e.what());
+  } catch (const std::bad_alloc&) {
+    failure_.set(Status::out_of_memory, "host memory is exhausted");
+  } catch (const std::exception& e) {
+    failure_.set(Status::internal, e.what());
+  } catch (...) {
+    failure_.set(Status::internal, "unknown exception");
+  }
+}
+
+void StreamRunner::note_device_failure() {
+  std::string text;
+  const Status status = steps_->failure(text);
+  if (status != Status::ok) failure_.set(status, text);
+}
+
+// ---- Waiting -------------------------------------------------------------------------------------
+
+void StreamRunner::wait_idle() {
+  server_.drain();
+  knows_held_ = false;  // who waits may change what the session holds
+  try {
+    steps_->synchronize(stream_);
+  } catch (const Error& e) {
+    failure_.set(e.status(), e.what());
+  }
+  note_device_failure();
+}
+
+void StreamRunner::check_not_capturing() const {
+  if (!is_capturing()) return;
+  throw Error(Status::busy,
+              "a graph is being captured on the session's stream, where only steps with tensors in "
+              "device memory and calls that read can be made: end the capture first");
+}
+
+void StreamRunner::synchronize() {
+  check_not_capturing();
+  wait_idle();
+  failure_.rethrow();
+  if (partitions_.is_stale()) update_partitions();
+}
+
+void StreamRunner::set_stream(gpu::Stream stream) {
+  check_not_capturing();
+  wait_idle();
+  stream_ = stream;
+  invalidate_graphs();
+}
+
+// ---- What a step needs before it is submitted ----------------------------------------------------
+
+void StreamRunner::check_tokens(uint32_t layer, bool appends, uint32_t ahead) const {
+  const uint64_t held = uint64_t{client_->tokens(layer)} + ahead;
+  if (appends && held >= params_->max_tokens) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " would hold " + std::to_string(held + 1) +
+                    " tokens, allowed: max_tokens = " + std::to_string(params_->max_tokens));
+  }
+  if (!appends && held == 0) {
+    throw Error(
+        Status::invalid_argument,
+        "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
+  }
+}
+
+void StreamRunner::update_index(uint32_t layer) {
+  if (!client_->append_is_due(layer)) return;
+  wait_idle();
+  failure_.rethrow();
+  client_->advance_append(layer);
+  if (partitions_.layer_has(layer)) partitions_.set_stale();
+}
+
+void StreamRunner::update_partitions() {
+  const std::vector<PartitionedHead> heads = client_->partitioned_heads();
+  client_->reserve_rows(partitions_.update(heads));
+}
+
+void StreamRunner::know_held_bytes() {
+  if (knows_held_) return;
+  server_.drain();
+  held_bytes_ = client_->host_bytes();
+  for (uint32_t l = 0; l < model_.layers; ++l) forecast_.reset(l, client_->resident_counts(l));
+  knows_held_ = true;
+}
+
+void StreamRunner::check_memory(uint64_t offloaded_tokens) const {
+  if (offloaded_tokens == 0) return;
+  check_host_memory(params_->host_memory_limit, held_bytes_,
+                    offloaded_tokens * 2 * model_.kv_heads * model_.row_bytes(),
+                    "appending tokens");
+}
+
+void StreamRunner::prepare(uint32_t layer, bool appends) {
+  // The tokens of a layer are those of its last step: the caller is at most one token ahead of the host.
+  server_.wait(tickets_[layer]);
+  failure_.rethrow();
+  check_tokens(layer, appends, 0);
+  update_index(layer);
+  if (partitions_.is_stale()) update_partitions();
+  if (!appends || params_->host_memory_limit == 0) return;
+  know_held_bytes();
+  check_memory(forecast_.offloaded(layer, 1));
+}
+
+void StreamRunner::submit(StreamStep step) {
+  step.sequence = ++sequences_[step.layer];
+  tickets_[step.layer] = server_.submit(step);
+  if (!step.appends || !knows_held_) return;
+  held_bytes_ += forecast_.offloaded(step.layer, 1) * 2 * model_.kv_heads * model_.row_bytes();
+  forecast_.append(step.layer);
+}
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+template <class F>
+void StreamRunner::launch(bool is_captured, F&& launches) {
+  try {
+    launches();
+  } catch (...) {
+    if (is_captured) {
+      capture_.spoil();
+    } else {
+      // The host is waiting for a step that may never come.
+      keep_failure();
+      gives_up_.store(true);
+    }
+    throw;
+  }
+}
+
+void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
+  capture_.enter(id, graph_version());
+  try {
+    if (partitions_.is_stale()) {
+      throw Error(Status::invalid_argument,
+                  "capture: the session has changed since its last step; call "
+                  "keyhole_session_synchronize before cudaStreamBeginCapture");
+    }
+    if (capture_.steps().size() >= StreamServer::kCapacity) {
+      throw Error(Status::invalid_argument,
+                  "capture: a step of layer " + std::to_string(layer) + " after " +
+                      std::to_string(capture_.steps().size()) + " others, allowed: " +
+                      std::to_string(StreamServer::kCapacity) + " steps in a graph");
+    }
+  } catch (...) {
+    capture_.spoil();
+    throw;
+  }
+}
+
+void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                           const RowsOut* out, float* lse) {
+  if (is_open_) {
+    throw Error(Status::busy,
+                "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+  }
+  failure_.rethrow();
+  const uint64_t id = steps_->capture_id(stream_);
+  if (id == gpu::kLostCapture) {
+    throw Error(Status::busy,
+                "the capture on the session's stream has failed, or another stream is being "
+                "captured and the session's is the default stream: end that capture first");
+  }
+  const bool is_captured = id != 0;
+  if (is_captured) {
+    prepare_capture(id, layer);
+  } else {
+    prepare(layer, k != nullptr);
+  }
+  gpu::Partitions* partitions =
+      params_->mode == KEYHOLE_MODE_INDEXED ? partitions_.of_layer(layer) : nullptr;
+  const StreamStep step{layer, 0, k != nullptr, partitions != nullptr};
+  if (is_captured) {
+    capture_.add(step);
+  } else {
+    submit(step);  // before the launch, so that the host is looking when q comes
+  }
+  launch(is_captured, [&] {
+    const gpu::DeviceRows rq = device_rows(q);
+    gpu::DeviceRows rk, rv;
+    if (k != nullptr) {
+      rk = device_rows(*k);
+      rv = device_rows(*v);
+    }
+    const gpu::DeviceRows* pk = k != nullptr ? &rk : nullptr;
+    const gpu::DeviceRows* pv = k != nullptr ? &rv : nullptr;
+    if (out == nullptr) {
+      steps_->begin(layer, rq, pk, pv, partitions, stream_);
+    } else {
+      steps_->step(layer, rq, pk, pv, partitions, device_rows(*out), lse, stream_);
+    }
+  });
+  if (out != nullptr) return;
+  is_open_ = true;
+  open_layer_ = layer;
+  open_capture_ = id;
+}
+
+void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
+  if (!is_open_) {
+    throw Error(Status::invalid_argument, "no step is under way: call keyhole_attend_begin first");
+  }
+  const uint64_t id = steps_->capture_id(stream_);
+  if (id != open_capture_ && open_capture_ == 0) {
+    throw Error(Status::busy,
+                "a step that was begun before a capture cannot end in it: end the capture first");
+  }
+  is_open_ = false;
+  if (id != open_capture_) {
+    capture_.spoil();
+    throw Error(Status::invalid_argument,
+                "the step was begun in a capture that is over: what was captured has no end");
+  }
+  launch(id != 0, [&] { steps_->end(open_layer_, device_rows(out), lse, stream_); });
+}
+
+void StreamRunner::announce() {
+  failure_.rethrow();
+  check_not_capturing();
+  if (is_open_) {
+    throw Error(Status::busy,
+                "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+  }
+  const auto captured = capture_.steps();
+  if (capture_.is_spoiled()) {
+    throw Error(Status::invalid_argument,
+                "a call failed while the graph was captured: capture it again");
+  }
+  if (captured.empty()) {
+    throw Error(Status::invalid_argument, "no step was captured on the session's stream");
+  }
+  server_.drain();
+  note_device_failure();
+  failure_.rethrow();
+  // All is checked before anything is submitted: the graph runs as a whole or not at all.
+  std::fill(ahead_.begin(), ahead_.end(), 0U);
+  for (const StreamStep& step : captured) {
+    check_tokens(step.layer, step.appends, ahead_[step.layer]);
+    ahead_[step.layer] += step.appends ? 1 : 0;
+  }
+  for (const StreamStep& step : captured) update_index(step.layer);
+  if (partitions_.is_stale()) update_partitions();
+  if (capture_.version() != graph_version()) {
+    throw Error(Status::invalid_argument,
+                "the session has changed since the graph was captured: capture it again");
+  }
+  if (params_->host_memory_limit != 0) {
+    know_held_bytes();
+    uint64_t offloaded = 0;
+    for (uint32_t l = 0; l < model_.layers; ++l) offloaded += forecast_.offloaded(l, ahead_[l]);
+    check_memory(offloaded);
+  }
+  for (const StreamStep& step : captured) submit(step);
+}
+
+// ---- Figures -------------------------------------------------------------------------------------
+
+void StreamRunner::add_statistics(keyhole_statistics& s) const {
+  s.pinned_bytes = gpu::cuda_pinned_bytes(params_->resident_shape(model_));
+  s.partition_bytes = partitions_.bytes();
+  s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
+  s.stream_steps += steps_served_;
+  s.attend_seconds += serve_seconds_;
+  s.serve_seconds = serve_seconds_;
+  s.signal = steps_->signal() == gpu::Signal::device_wait ? "wait" : "launch";
+}
+
+void StreamRunner::reset_statistics() {
+  steps_served_ = 0;
+  serve_seconds_ = 0.0;
+  waited_before_ = steps_->wait_nanoseconds();
+}
+
+}  // namespace keyhole::runtime

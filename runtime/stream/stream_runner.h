@@ -1,0 +1,168 @@
+// Steps in the order of a caller's stream, see STREAM STEPS in the public header: calls enqueue a step's kernels and
+// submit it to a thread of the runner's own, which serves the host's part when the device has published q.
+//
+//   calling thread    enqueue: wait for the layer's step before, check, submit, launch
+//   the stream        first half: append k and v, attend the resident tokens, publish q
+//   serving thread    await q, search and attend the offloaded tokens, deliver, update the host's copy
+//   the stream        second half: wait for the host's states, merge
+//
+// The runner knows of a session only what StreamClient tells.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "gpu/step.h"
+#include "runtime/decode_step.h"
+#include "runtime/engine.h"
+#include "runtime/stream/capture.h"
+#include "runtime/stream/device_partitions.h"
+#include "runtime/stream/offload_forecast.h"
+#include "runtime/stream/stream_failure.h"
+#include "runtime/stream/stream_server.h"
+#include "runtime/tensor.h"
+
+namespace keyhole::runtime {
+
+/// What stream steps need of a session.
+class StreamClient {
+ public:
+  virtual ~StreamClient() = default;
+
+  // From the calling thread. Counts of a layer: while no step of that layer is under way.
+  [[nodiscard]] virtual uint32_t tokens(uint32_t layer) const = 0;
+  [[nodiscard]] virtual ResidentCounts resident_counts(uint32_t layer) const = 0;
+  /// Whether the next step of the layer takes in or begins a block of pending tokens.
+  [[nodiscard]] virtual bool append_is_due(uint32_t layer) const = 0;
+
+  // From the calling thread, while no step at all is under way.
+  /// Host memory that the session holds.
+  [[nodiscard]] virtual uint64_t host_bytes() const = 0;
+  virtual void advance_append(uint32_t layer) = 0;
+  /// `[layers, kv_heads]`, as they are now.
+  [[nodiscard]] virtual std::vector<PartitionedHead> partitioned_heads() const = 0;
+  /// Capacity for partitions with so many rows together, see DecodeStep::reserve_rows().
+  virtual void reserve_rows(size_t rows) = 0;
+
+  // From the serving thread, for one step after the other.
+  /// Decides what the KV heads of a layer do in a step whose token is at `position`. device_chooses: heads whose
+  /// partitions the device holds read those that it chooses.
+  virtual void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) = 0;
+  /// Hands the step to the pool; q `[q_heads, head_dim]` stays valid until finish_step().
+  virtual void start_step(const float* q, Delivery& delivery) = 0;
+  /// Waits for the step and adds what it cost to the session's statistics. Throws what a task threw.
+  virtual void finish_step() = 0;
+  /// Brings the host's copy of the layer's resident tokens up to the step (StreamSteps::update_host_copy), and
+  /// offloads the tokens that left the window.
+  virtual void append_published(uint32_t layer, const gpu::Published& published) = 0;
+};
+
+class StreamRunner {
+ public:
+  /// Engine, params, steps and client outlive the runner. Params may change while no step is under way; changes of
+  /// the mode need invalidate_graphs().
+  StreamRunner(const Engine& engine, const SessionParams& params, gpu::StreamSteps& steps,
+               DevicePartitions::Make make_partitions, StreamClient& client);
+  /// Ends the thread, and the device's waits for steps that it has not served.
+  ~StreamRunner();
+  StreamRunner(const StreamRunner&) = delete;
+  StreamRunner& operator=(const StreamRunner&) = delete;
+
+  /// q, k, v and out in device memory; with out null the first half of a step, else all of it. Throws Error:
+  /// invalid_argument, out_of_memory (host_memory_limit), busy; those of update(); device_error where a launch fails.
+  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+               const RowsOut* out, float* lse);
+  /// The second half.
+  void enqueue_end(const RowsOut& out, float* lse);
+  /// Between enqueue() of a first half and enqueue_end().
+  [[nodiscard]] bool in_step() const { return is_open_; }
+
+  void set_stream(gpu::Stream stream);
+  [[nodiscard]] gpu::Stream stream() const { return stream_; }
+  /// Submits the steps of the last capture.
+  void announce();
+  /// wait_idle(), then throws the first error of the steps; otherwise the device is made ready for a capture.
+  void synchronize();
+
+  /// Whether the stream is being captured: then only steps, and what reads, can be called.
+  [[nodiscard]] bool is_capturing() const { return steps_->capture_id(stream_) != 0; }
+  /// Waits until no step is under way, on the host or on the stream. Not during a capture. Throws nothing: an error
+  /// is kept for check_failure().
+  void wait_idle();
+  /// Waits until the host's part of all steps is done, and leaves the stream alone: also during a capture.
+  void wait_for_host() { server_.drain(); }
+  /// Throws Error(busy) during a capture, for calls that would wait for the stream.
+  void check_not_capturing() const;
+  /// Throws the first error of the steps. After one there are no more steps.
+  void check_failure() const { failure_.rethrow(); }
+
+  /// Graphs that were captured before are not valid any more.
+  void invalidate_graphs() { settings_version_ += 1; }
+  [[nodiscard]] DevicePartitions& partitions() { return partitions_; }
+  [[nodiscard]] const DevicePartitions& partitions() const { return partitions_; }
+
+  /// Adds the figures of stream steps; after wait_for_host().
+  void add_statistics(keyhole_statistics& s) const;
+  void reset_statistics();
+
+ private:
+  [[nodiscard]] GraphVersion graph_version() const {
+    return {settings_version_, partitions_.version()};
+  }
+  /// A step outside of captures: waits until it can be submitted, and checks that it may be.
+  void prepare(uint32_t layer, bool appends);
+  void prepare_capture(uint64_t id, uint32_t layer);
+  void check_tokens(uint32_t layer, bool appends, uint32_t ahead) const;
+  void update_index(uint32_t layer);
+  void update_partitions();
+  void know_held_bytes();
+  void check_memory(uint64_t offloaded_tokens) const;
+  void submit(StreamStep step);
+  /// Keeps the exception being handled as the session's failure.
+  void keep_failure();
+  /// Runs launches of a step; what they throw spoils the capture, or ends the session's stream steps.
+  template <class F>
+  void launch(bool is_captured, F&& launches);
+
+  void serve(const StreamStep& step);
+  void serve_published(const StreamStep& step, const gpu::Published& published);
+  void check_finite_rows(const StreamStep& step, const gpu::Published& published) const;
+  void note_device_failure();
+
+  const Engine* engine_;
+  const SessionParams* params_;
+  gpu::StreamSteps* steps_;
+  StreamClient* client_;
+  ModelShape model_;
+  uint64_t timeout_us_;
+
+  gpu::Stream stream_ = nullptr;
+  std::vector<uint32_t> sequences_;  ///< [layer] steps submitted, cyclic
+  std::vector<uint32_t> tickets_;    ///< [layer] of the last of them
+  StreamFailure failure_;
+  std::atomic<bool> gives_up_{false};  ///< waits for the device end: it will not publish any more
+
+  DevicePartitions partitions_;
+  Capture capture_;
+  uint64_t settings_version_ = 1;
+  std::vector<uint32_t> ahead_;  ///< [layer] tokens of a capture, while it is announced
+
+  OffloadForecast forecast_;
+  uint64_t held_bytes_ = 0;  ///< of host memory, after all that was submitted
+  bool knows_held_ = false;
+
+  // Between enqueue() of a first half and enqueue_end().
+  bool is_open_ = false;
+  uint32_t open_layer_ = 0;
+  uint64_t open_capture_ = 0;  ///< in which the half was recorded; 0: none
+
+  uint64_t steps_served_ = 0;
+  double serve_seconds_ = 0.0;
+  uint64_t waited_before_ = 0;  ///< nanoseconds, at the last reset of statistics
+
+  StreamServer server_;  // last: its thread ends before all that it reads
+};
+
+}  // namespace keyhole::runtime

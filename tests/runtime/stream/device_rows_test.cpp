@@ -1,0 +1,120 @@
+// Tensors in device memory, with host memory in the device's place.
+#include "runtime/stream/device_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr uint32_t kHeads = 3, kDim = 8, kTokens = 5;
+
+/// Copies as cudaMemcpy2DAsync would: refuses a pitch that is smaller than a row. Hands over pieces of two rows.
+class FakeCopies final : public gpu::HostCopies {
+ public:
+  void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, gpu::Stream,
+            const Take& take) override {
+    if (pitch < row_bytes || pitch > (size_t{1} << 31)) {
+      throw Error(Status::device_error, "planted: invalid pitch");
+    }
+    for (size_t first = 0; first < rows; first += 2) {
+      const size_t n = std::min<size_t>(2, rows - first);
+      std::vector<std::byte> piece(n * row_bytes);
+      for (size_t i = 0; i < n; ++i) {
+        std::memcpy(piece.data() + i * row_bytes,
+                    static_cast<const std::byte*>(device) + (first + i) * pitch, row_bytes);
+      }
+      take(first, n, piece.data());
+    }
+  }
+};
+
+class DeviceRows : public testing::Test {
+ protected:
+  DeviceRows() { std::iota(memory_.begin(), memory_.end(), 0.0F); }
+  /// Strides in elements.
+  [[nodiscard]] RowsIn rows(ptrdiff_t token_stride, ptrdiff_t head_stride, size_t first = 0,
+                            uint32_t tokens = kTokens) const {
+    RowsIn r;
+    r.data = reinterpret_cast<const std::byte*>(memory_.data() + first);
+    r.token_stride = static_cast<size_t>(token_stride) * sizeof(float);
+    r.head_stride = static_cast<size_t>(head_stride) * sizeof(float);
+    r.tokens = tokens;
+    r.heads = kHeads;
+    r.dim = kDim;
+    r.dtype = DType::f32;
+    r.on_device = true;
+    return r;
+  }
+  /// What is read is what RowsIn::row() says.
+  void expect_read(const RowsIn& from) {
+    std::vector<std::byte> buffer;
+    const RowsIn host = reader_.read(from, "k", nullptr, buffer);
+    EXPECT_FALSE(host.on_device);
+    ASSERT_EQ(host.tokens, from.tokens);
+    for (size_t t = 0; t < from.tokens; ++t) {
+      for (size_t h = 0; h < kHeads; ++h) {
+        ASSERT_EQ(0, std::memcmp(host.row(t, h), from.row(t, h), kDim * sizeof(float)))
+            << "token " << t << ", head " << h;
+      }
+    }
+  }
+  void expect_refused(const RowsIn& from) {
+    std::vector<std::byte> buffer;
+    try {
+      (void)reader_.read(from, "k", nullptr, buffer);
+      FAIL() << "not refused";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::invalid_argument);
+      EXPECT_NE(std::string(e.what()).find("tensor k"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("stride"), std::string::npos) << e.what();
+    }
+  }
+
+  std::vector<float> memory_ = std::vector<float>(4096);
+  cpu::Pool pool_{cpu::PoolConfig{.threads = 2}};
+  DeviceRowsReader reader_{std::make_unique<FakeCopies>(), pool_};
+};
+
+TEST_F(DeviceRows, AreReadWithGapsBetweenTokensOrHeads) {
+  expect_read(rows(kHeads * kDim, kDim));
+  expect_read(rows(2 * kHeads * kDim, kDim));
+  expect_read(rows(kHeads * 2 * kDim, 2 * kDim));
+  expect_read(rows(0, kDim, 0, 1));
+  expect_read(rows(0, 2 * kDim, 0, 1));
+  expect_read(rows(kHeads * kDim, kDim, 0, 0));
+}
+
+TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
+  expect_refused(rows(-ptrdiff_t{kHeads} * kDim, kDim, 1024));  // tokens run backwards
+  expect_refused(rows(kHeads * kDim, -ptrdiff_t{kDim}, 1024));  // heads run backwards
+  expect_refused(rows(-ptrdiff_t{kHeads} * kDim, -ptrdiff_t{kDim}, 1024));
+  expect_refused(rows(0, -ptrdiff_t{kDim}, 1024, 1));
+  expect_refused(rows(0, kDim));               // every token the same
+  expect_refused(rows(kDim, kDim));            // tokens overlap
+  expect_refused(rows(kDim, kTokens * kDim));  // heads outermost
+}
+
+TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {
+  RowsIn from = rows(-ptrdiff_t{kHeads} * kDim, kDim, 1024);
+  from.on_device = false;
+  std::vector<std::byte> buffer;
+  const RowsIn host = reader_.read(from, "k", nullptr, buffer);
+  EXPECT_EQ(host.data, from.data);
+  EXPECT_EQ(host.token_stride, from.token_stride);
+}
+
+TEST_F(DeviceRows, OfAStepKeepTheSignOfTheirStride) {
+  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(rows(0, -ptrdiff_t{kDim})).head_stride),
+            -ptrdiff_t{kDim});
+  EXPECT_EQ(device_rows(rows(0, 2 * kDim)).head_stride, size_t{2} * kDim);
+  RowsOut out;
+  out.head_stride = static_cast<size_t>(-ptrdiff_t{96});
+  out.dtype = DType::f16;
+  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(out).head_stride), -48);
+}
+
+}  // namespace
+}  // namespace keyhole::runtime

@@ -1,0 +1,130 @@
+// Stream steps through the C API on the device of tests/runtime/stream_device.h, beside steps in host memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/api_objects.h"
+#include "tests/runtime/fixture.h"
+#include "tests/runtime/stream_device.h"
+
+namespace keyhole::test {
+
+/// An engine whose device has streams.
+struct StreamEngine {
+  explicit StreamEngine(keyhole_engine_config c, uint32_t timeout_ms = 2000) {
+    c.timeout_ms = timeout_ms;
+    faults.timeout_ms = timeout_ms;
+    const cpu::Kernels& kernels = cpu::select_kernels(nullptr);
+    runtime::StreamDevice device;
+    device.name = "test device";
+    device.make_resident = [this, &kernels](const gpu::ResidentShape& shape, size_t limit) {
+      if (limit != 0 && gpu::cuda_resident_bytes(shape) > limit) {
+        throw Error(Status::out_of_device_memory, "planted: no memory");
+      }
+      return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
+    };
+    device.make_partitions = [](gpu::Resident&, const gpu::PartitionsShape& shape) {
+      return std::make_unique<FakePartitions>(shape);
+    };
+    handle = std::make_unique<keyhole_engine>();
+    handle->engine = std::make_shared<const runtime::Engine>(c, std::move(device));
+  }
+  FakeStream stream;
+  FakeFaults faults;
+  std::unique_ptr<keyhole_engine> handle;
+};
+
+inline keyhole_tensor on_device(const std::vector<float>& v, std::initializer_list<int64_t> shape) {
+  keyhole_tensor t = tensor(v, shape);
+  t.memory = KEYHOLE_DEVICE;
+  return t;
+}
+
+struct Token {
+  std::vector<float> q, k, v;
+};
+
+class StreamTest : public testing::Test {
+ protected:
+  Token token() {
+    return {numbers_.many(size_t{engine_config_.q_heads} * engine_config_.head_dim),
+            numbers_.many(size_t{engine_config_.kv_heads} * engine_config_.head_dim),
+            numbers_.many(size_t{engine_config_.kv_heads} * engine_config_.head_dim)};
+  }
+  [[nodiscard]] int64_t hq() const { return engine_config_.q_heads; }
+  [[nodiscard]] int64_t hkv() const { return engine_config_.kv_heads; }
+  [[nodiscard]] int64_t d() const { return engine_config_.head_dim; }
+
+  void prefill(keyhole_session* s, uint32_t n, uint64_t seed) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      Numbers numbers(seed + l);
+      const auto k = numbers.many(size_t{n} * engine_config_.kv_heads * engine_config_.head_dim);
+      const auto v = numbers.many(k.size());
+      const auto q = numbers.many(size_t{n} * engine_config_.q_heads * engine_config_.head_dim);
+      const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
+      const keyhole_tensor tq = tensor(q, {n, hq(), d()});
+      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, &tq));
+    }
+  }
+  std::vector<float> attend_host(keyhole_session* s, uint32_t layer, const Token& t, float* lse) {
+    std::vector<float> out(t.q.size());
+    const keyhole_tensor q = tensor(t.q, {hq(), d()}), k = tensor(t.k, {hkv(), d()}),
+                         v = tensor(t.v, {hkv(), d()}), o = tensor(out, {hq(), d()});
+    EXPECT_OK(keyhole_attend(s, layer, &q, &k, &v, &o, lse));
+    return out;
+  }
+  keyhole_status enqueue(keyhole_session* s, uint32_t layer, const Token& t,
+                         std::vector<float>& out, float* lse, bool halves = false) {
+    const keyhole_tensor q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
+                         v = on_device(t.v, {hkv(), d()}), o = on_device(out, {hq(), d()});
+    if (!halves) return keyhole_attend(s, layer, &q, &k, &v, &o, lse);
+    const keyhole_status status = keyhole_attend_begin(s, layer, &q, &k, &v);
+    return status != KEYHOLE_OK ? status : keyhole_attend_end(s, &o, lse);
+  }
+
+  /// Decodes the same tokens in both sessions; outputs agree.
+  void compare(keyhole_session* host, keyhole_session* stream, uint32_t tokens, double tolerance) {
+    const uint32_t layers = engine_config_.layers;
+    for (uint32_t t = 0; t < tokens; ++t) {
+      std::vector<Token> rows;
+      std::vector<std::vector<float>> out(layers), lse(layers);
+      for (uint32_t l = 0; l < layers; ++l) {
+        rows.push_back(token());
+        out[l].assign(rows[l].q.size(), NAN);
+        lse[l].assign(engine_config_.q_heads, NAN);
+      }
+      // The whole token is enqueued before the caller waits.
+      for (uint32_t l = 0; l < layers; ++l) {
+        ASSERT_OK(enqueue(stream, l, rows[l], out[l], lse[l].data(), t % 2 == 1));
+      }
+      ASSERT_OK(keyhole_session_synchronize(stream));
+      for (uint32_t l = 0; l < layers; ++l) {
+        std::vector<float> host_lse(engine_config_.q_heads);
+        const auto truth = attend_host(host, l, rows[l], host_lse.data());
+        for (size_t i = 0; i < truth.size(); ++i) {
+          ASSERT_NEAR(out[l][i], truth[i], tolerance) << "token " << t << ", layer " << l;
+        }
+        for (uint32_t h = 0; h < engine_config_.q_heads; ++h) {
+          ASSERT_NEAR(lse[l][h], host_lse[h], tolerance) << "token " << t << ", layer " << l;
+        }
+        keyhole_layer_tokens a, b;
+        keyhole_layer_tokens_init(&a);
+        keyhole_layer_tokens_init(&b);
+        ASSERT_OK(keyhole_get_layer_tokens(host, l, &a));
+        ASSERT_OK(keyhole_get_layer_tokens(stream, l, &b));
+        ASSERT_EQ(0, std::memcmp(&a, &b, sizeof a)) << "token " << t << ", layer " << l;
+      }
+    }
+  }
+
+  keyhole_engine_config engine_config_ = small_engine(3);
+  Numbers numbers_{17};
+};
+
+}  // namespace keyhole::test
