@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/bench_step/run.h"
+#include "tools/commands/bench_step/results.h"
 #include "tools/terminal/style.h"
 
 namespace keyhole::tools {

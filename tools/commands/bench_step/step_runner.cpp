@@ -1,20 +1,14 @@
 #include "tools/commands/bench_step/step_runner.h"
 
-#include <chrono>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 
 #include "runtime/files/float16.h"
+#include "tools/terminal/clock.h"
 
 namespace keyhole::tools {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double microseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-}
 
 keyhole_tensor rows_tensor(const void* data, uint32_t heads, uint32_t dim, keyhole_memory memory) {
   const int64_t shape[] = {heads, dim};

@@ -11,6 +11,7 @@
 #include "tools/commands/calibrate/report.h"
 #include "tools/commands/calibrate/run.h"
 #include "tools/commands/commands.h"
+#include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
 #include "tools/llama/config.h"
 #include "tools/terminal/errors.h"
@@ -30,7 +31,8 @@ struct Options {
   std::string require = "p95x1.5";
   std::string cost = "us";
   bool no_dense = false;
-  std::vector<std::string> indexes, attends, tails, targets;
+  std::vector<std::string> indexes;
+  BudgetLists budgets;
   uint32_t k = 100;
   size_t queries = 128;
   uint32_t sink = 128, window = 512;
@@ -53,13 +55,14 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
                              const std::vector<std::string>& defaults) {
     return given.empty() ? defaults : given;
   };
-  std::vector<std::string> targets = or_default(options.targets, kDefaultTargets);
+  std::vector<std::string> targets = or_default(options.budgets.targets, kDefaultTargets);
   const size_t given = targets.size();
   std::erase(targets, "search");
   const bool searches = targets.size() != given;
   if (given > targets.size() + 1) throw UsageError("--target search is given twice");
-  const auto attends = parse_attends(or_default(options.attends, kDefaultAttends), options.k);
-  const auto tails = or_default(options.tails, kDefaultTails);
+  const auto attends =
+      parse_attends(or_default(options.budgets.attends, kDefaultAttends), options.k);
+  const auto tails = or_default(options.budgets.tails, kDefaultTails);
   // Where nothing but a search is wanted, there is no fixed target.
   std::vector<BudgetChoice> fixed;
   if (!targets.empty()) fixed = cross_budgets(attends, tails, targets);
@@ -102,9 +105,7 @@ CalibrationPlan make_plan(const Options& options) {
   plan.cost = options.cost == "us" ? CalibrationPlan::Cost::us : CalibrationPlan::Cost::bytes;
   plan.may_be_dense = !options.no_dense;
   plan.candidates = make_candidates(options);
-  plan.kv_dtype = options.kv_dtype == "f32"   ? KEYHOLE_F32
-                  : options.kv_dtype == "f16" ? KEYHOLE_F16
-                                              : KEYHOLE_BF16;
+  plan.kv_dtype = dtype_of(options.kv_dtype);
   plan.sink = options.sink;
   plan.window = options.window;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
@@ -259,22 +260,15 @@ void add_calibrate(CLI::App& keyhole) {
       ->check(CLI::IsMember({"us", "bytes"}))
       ->capture_default_str();
   command->add_flag("--no-dense", options->no_dense, "No head may be exact");
-  const auto repeatable = [&](const char* name, std::vector<std::string>& values, std::string help,
-                              const std::vector<std::string>& defaults, const char* type) {
-    std::string list;
-    for (const std::string& value : defaults) list += (list.empty() ? "" : " ") + value;
-    command->add_option(name, values, help + "; repeatable [" + list + "]")
-        ->allow_extra_args(false)
-        ->type_name(type);
-  };
-  repeatable("--index", options->indexes,
-             "An index type with parameters; name=a|b|c sweeps a parameter", kDefaultIndexes,
-             "SPEC");
-  repeatable("--attend", options->attends, kAttendHelp, kDefaultAttends, "WAY");
-  repeatable("--tail", options->tails, kTailHelp, kDefaultTails, "TAIL");
-  repeatable("--target", options->targets,
-             std::string(kTargetHelp) + ", or search: the error target that meets the error",
-             kDefaultTargets, "TARGET");
+  add_repeatable(*command, "--index", "SPEC",
+                 "An index type with parameters; name=a|b|c sweeps a parameter", options->indexes,
+                 kDefaultIndexes);
+  add_repeatable(*command, "--attend", "WAY", kAttendHelp, options->budgets.attends,
+                 kDefaultAttends);
+  add_repeatable(*command, "--tail", "TAIL", kTailHelp, options->budgets.tails, kDefaultTails);
+  add_repeatable(*command, "--target", "TARGET",
+                 std::string(kTargetHelp) + ", or search: the error target that meets the error",
+                 options->budgets.targets, kDefaultTargets);
   command->add_option("--k", options->k, "Keys that a search is asked for per query head")
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
@@ -289,9 +283,7 @@ void add_calibrate(CLI::App& keyhole) {
   command
       ->add_option("--threads", options->threads, "Threads of truths and builds; 0: one per core")
       ->capture_default_str();
-  command->add_option("--kv-dtype", options->kv_dtype, "How K and V are stored: f16, bf16 or f32")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
-      ->capture_default_str();
+  add_kv_dtype_option(*command, options->kv_dtype);
   command
       ->add_option("--classifiers", options->classifiers,
                    "Trained partitions and query classifiers for saap, written by train-saap")

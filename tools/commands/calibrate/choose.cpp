@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "tools/commands/common/quantile.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 
@@ -20,11 +21,8 @@ bool parse_number(std::string_view text, T& value) {
 }  // namespace
 
 double quantile_of(std::vector<double> samples, double share) {
-  if (samples.empty()) return std::numeric_limits<double>::quiet_NaN();
-  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(samples.size())));
-  const auto at = samples.begin() + static_cast<ptrdiff_t>(std::max<size_t>(rank, 1) - 1);
-  std::nth_element(samples.begin(), at, samples.end());
-  return *at;
+  std::sort(samples.begin(), samples.end());
+  return nearest_rank(samples, share);
 }
 
 double Requirement::ratio(std::vector<double> errors) const {

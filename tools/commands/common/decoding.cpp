@@ -1,7 +1,6 @@
 #include "tools/commands/common/decoding.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -9,8 +8,10 @@
 #include <limits>
 #include <stdexcept>
 
+#include "tools/commands/common/options.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
+#include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
@@ -20,12 +21,6 @@ namespace keyhole::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 fs::path model_folder(const ModelOptions& options) {
   return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
 }
@@ -141,9 +136,7 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "Worker threads; 0: one per core")
       ->capture_default_str();
-  command.add_option("--kv-dtype", flags.kv_dtype, "How K and V are stored: f16, bf16 or f32")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
-      ->capture_default_str();
+  add_kv_dtype_option(command, flags.kv_dtype);
   command
       .add_option("--cache-device", flags.cache_device,
                   "Where sink and window lie: host, cuda, or auto: where the model runs")
@@ -175,9 +168,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.window = flags.window;
   options.threads = flags.threads;
   options.device = flags.device;
-  options.kv_dtype = flags.kv_dtype == "f32"    ? KEYHOLE_F32
-                     : flags.kv_dtype == "bf16" ? KEYHOLE_BF16
-                                                : KEYHOLE_F16;
+  options.kv_dtype = dtype_of(flags.kv_dtype);
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);

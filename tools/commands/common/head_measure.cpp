@@ -1,11 +1,12 @@
 #include "tools/commands/common/head_measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <span>
 
+#include "tools/commands/common/quantile.h"
+#include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 
 namespace keyhole::tools {
@@ -227,11 +228,7 @@ double output_error(const HeadTruth& truth, size_t row, const float* o, double l
 
 Percentiles percentiles(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
-  const auto at = [&](double share) {
-    const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(samples.size())));
-    return samples[std::max<size_t>(rank, 1) - 1];
-  };
-  return {at(0.50), at(0.95), at(0.99)};
+  return {nearest_rank(samples, 0.50), nearest_rank(samples, 0.95), nearest_rank(samples, 0.99)};
 }
 
 Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads,
@@ -301,14 +298,13 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
     quality.add(i, step);
   }
 
-  using Clock = std::chrono::steady_clock;
   std::vector<double> microseconds;
   microseconds.reserve(queries);
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     const Clock::time_point start = Clock::now();
     step.run(i);
-    microseconds.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
+    microseconds.push_back(microseconds_since(start));
   }
 
   keyhole_index_info info;

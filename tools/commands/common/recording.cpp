@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "tools/commands/common/context_warning.h"
 #include "tools/io/trace.h"
 #include "tools/llama/prefill.h"
 #include "tools/llama/tokenizer.h"
@@ -175,6 +176,7 @@ std::string record_trace(const RecordOptions& options) {
   const Prompt prompt = make_prompt(options, model);
   const TraceInfo info = describe(options, model, prompt);
   const TraceWriter::Options positions = choose_positions(options, prompt.tokens.size());
+  warn_of_context(model, prompt.tokens.size());
   TraceWriter writer(options.out, info, positions);
   LayerRecorder recorder(info, positions, writer);
   {

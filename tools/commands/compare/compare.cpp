@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/options.h"
 #include "tools/commands/compare/report.h"
 #include "tools/commands/compare/run.h"
 #include "tools/commands/compare/svg.h"
@@ -27,7 +28,7 @@ struct Options {
   std::string trace;
   VectorFiles vectors;
   std::vector<std::string> indexes;
-  std::vector<std::string> attends, tails, targets;
+  BudgetLists budgets;
   uint32_t k = 100;
   std::optional<uint32_t> sink, window;
   unsigned threads = 0;
@@ -110,23 +111,14 @@ std::vector<size_t> spread(size_t total, size_t wanted) {
 
 ComparisonPlan make_plan(const Trace& trace, const Options& options) {
   ComparisonPlan plan;
-  plan.kv_dtype = options.kv_dtype == "f32"   ? KEYHOLE_F32
-                  : options.kv_dtype == "f16" ? KEYHOLE_F16
-                                              : KEYHOLE_BF16;
+  plan.kv_dtype = dtype_of(options.kv_dtype);
   // Sets of vectors have no sequence, so there is nothing to keep resident unless it is asked for.
   const bool vectors = trace.info().task == "vectors";
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
-  for (const std::string& index : options.indexes) {
-    for (const std::string& spec : expand_sweep(index)) {
-      const bool known = std::any_of(plan.indexes.begin(), plan.indexes.end(),
-                                     [&](const auto& i) { return i.spec == spec; });
-      if (known) throw UsageError("--index " + spec + " is given twice");
-      plan.indexes.push_back({spec, index});
-    }
-  }
-  plan.budgets =
-      cross_budgets(parse_attends(options.attends, options.k), options.tails, options.targets);
+  plan.indexes = expand_indexes(options.indexes);
+  plan.budgets = cross_budgets(parse_attends(options.budgets.attends, options.k),
+                               options.budgets.tails, options.budgets.targets);
   if (!trace.heads().front().values &&
       std::any_of(plan.budgets.begin(), plan.budgets.end(),
                   [](const BudgetChoice& b) { return b.target.error != 0; })) {
@@ -175,7 +167,7 @@ ordered_json describe(const ComparisonPlan& plan, const Options& options) {
           {"threads_per_build", plan.threads_per_build()}};
 }
 
-void run(const Options& options) {
+void check_files(const Options& options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError("--json and --csv cannot both go to standard output");
   }
@@ -183,6 +175,57 @@ void run(const Options& options) {
   for (const std::string& path : {options.json, options.csv, options.svg}) {
     if (!path.empty()) check_writable(path);
   }
+}
+
+void print(const Options& options, const Trace& trace, const ComparisonPlan& plan,
+           const Machine& machine, const std::vector<Measurement>& results,
+           const std::vector<Summary>& summaries) {
+  const Style style = style_of(stdout);
+  const TraceInfo& info = trace.info();
+  std::printf(
+      "%s\n%s: %s tokens, %s of them offloaded; %zu KV heads x %u query heads, d = %u; %zu "
+      "queries\n\n",
+      to_text(machine).c_str(), options.trace.c_str(), format_count(info.tokens).c_str(),
+      format_count(plan.truth.offloaded.count()).c_str(), plan.heads.size(), info.group(),
+      info.head_dim, plan.truth.queries.size());
+  if (options.per_head) std::printf("%s\n", head_table(results, style).c_str());
+  std::fputs(summary_table(summaries, style).c_str(), stdout);
+  std::printf(
+      "\nMeans over heads, weighted by the attention mass of their offloaded tokens. recall@%u; "
+      "build: summed over heads.\n",
+      options.k);
+  if (const size_t heavy = summaries.front().heavy_heads; heavy != 0) {
+    std::printf("\n%s\nPlain means over the %zu heads with at least %.0f %% of their mass there.\n",
+                heavy_table(summaries, style).c_str(), heavy, 100 * kHeavyMass);
+  }
+}
+
+void write_files(const Options& options, const Trace& trace, const ComparisonPlan& plan,
+                 const Machine& machine, const std::vector<Measurement>& results,
+                 const std::vector<Summary>& summaries) {
+  if (!options.svg.empty()) {
+    write_text(options.svg,
+               to_svg(summaries,
+                      options.trace + ": " + format_count(plan.truth.offloaded.count()) +
+                          " offloaded keys, means over " + std::to_string(plan.heads.size()) +
+                          " heads weighted by their mass; " + machine.cpu,
+                      options.k));
+  }
+  if (!options.csv.empty()) write_text(options.csv, to_csv(results));
+  if (options.json.empty()) return;
+  ordered_json rows = ordered_json::array();
+  for (const Measurement& m : results) rows.push_back(to_json(m));
+  ordered_json means = ordered_json::array();
+  for (const Summary& s : summaries) means.push_back(to_json(s));
+  write_json(options.json, {{"machine", to_json(machine)},
+                            {"trace", describe(trace, options)},
+                            {"options", describe(plan, options)},
+                            {"results", rows},
+                            {"summary", means}});
+}
+
+void run(const Options& options) {
+  check_files(options);
   const Trace trace = open_trace(options);
   const ComparisonPlan plan = make_plan(trace, options);
   std::vector<Measurement> results;
@@ -195,48 +238,10 @@ void run(const Options& options) {
   std::vector<Summary> summaries = summarise(results);
   sort(summaries, kSortings.at(options.sort));
   const Machine machine = describe_machine(simd);
-
   if (options.json != "-" && options.csv != "-") {
-    const Style style = style_of(stdout);
-    const TraceInfo& info = trace.info();
-    std::printf(
-        "%s\n%s: %s tokens, %s of them offloaded; %zu KV heads x %u query heads, d = %u; %zu "
-        "queries\n\n",
-        to_text(machine).c_str(), options.trace.c_str(), format_count(info.tokens).c_str(),
-        format_count(plan.truth.offloaded.count()).c_str(), plan.heads.size(), info.group(),
-        info.head_dim, plan.truth.queries.size());
-    if (options.per_head) std::printf("%s\n", head_table(results, style).c_str());
-    std::fputs(summary_table(summaries, style).c_str(), stdout);
-    std::printf(
-        "\nMeans over heads, weighted by the attention mass of their offloaded tokens. recall@%u; "
-        "build: summed over heads.\n",
-        options.k);
-    if (const size_t heavy = summaries.front().heavy_heads; heavy != 0) {
-      std::printf(
-          "\n%s\nPlain means over the %zu heads with at least %.0f %% of their mass there.\n",
-          heavy_table(summaries, style).c_str(), heavy, 100 * kHeavyMass);
-    }
+    print(options, trace, plan, machine, results, summaries);
   }
-  if (!options.svg.empty()) {
-    write_text(options.svg,
-               to_svg(summaries,
-                      options.trace + ": " + format_count(plan.truth.offloaded.count()) +
-                          " offloaded keys, means over " + std::to_string(plan.heads.size()) +
-                          " heads weighted by their mass; " + machine.cpu,
-                      options.k));
-  }
-  if (!options.csv.empty()) write_text(options.csv, to_csv(results));
-  if (!options.json.empty()) {
-    ordered_json rows = ordered_json::array();
-    for (const Measurement& m : results) rows.push_back(to_json(m));
-    ordered_json means = ordered_json::array();
-    for (const Summary& s : summaries) means.push_back(to_json(s));
-    write_json(options.json, {{"machine", to_json(machine)},
-                              {"trace", describe(trace, options)},
-                              {"options", describe(plan, options)},
-                              {"results", rows},
-                              {"summary", means}});
-  }
+  write_files(options, trace, plan, machine, results, summaries);
 }
 
 constexpr const char* kDefinitions = R"(What is measured, for each KV head, index and budget:
@@ -261,6 +266,79 @@ constexpr const char* kDefinitions = R"(What is measured, for each KV head, inde
 With P tokens at the first recorded query, the tokens [sink, P - window) are offloaded and indexed; all
 others up to a query's own position are attended exactly.)";
 
+void add_inputs(CLI::App& command, Options& options) {
+  command
+      .add_option("--trace", options.trace,
+                  "A trace written by record, or keys in .hdf5 (ann-benchmarks), .fbin or .fvecs")
+      ->type_name("FILE")
+      ->required();
+  command.add_option("--query-file", options.vectors.queries, "Queries of .fbin or .fvecs keys")
+      ->type_name("FILE");
+  command
+      .add_option("--training-file", options.vectors.training,
+                  "Training queries of .fbin or .fvecs keys")
+      ->type_name("FILE");
+  command
+      .add_option("--value-file", options.vectors.values,
+                  "Values of .fbin or .fvecs keys; without them no output error is reported")
+      ->type_name("FILE");
+}
+
+void add_measured(CLI::App& command, Options& options) {
+  add_repeatable(command, "--index", "SPEC",
+                 "An index type with parameters. name=a|b|c sweeps a parameter; what only searches "
+                 "read is swept without building again",
+                 options.indexes);
+  command.get_option("--index")->required();
+  add_budget_lists(command, options.budgets);
+  command
+      .add_option("--k", options.k,
+                  "The k of recall, and the keys that a search is asked for per query head")
+      ->type_name("N")
+      ->check(CLI::Range(1U, 1U << 20U).description(""))
+      ->capture_default_str();
+  command.add_option("--sink", options.sink, "Resident tokens at the beginning [128; vectors: 0]")
+      ->type_name("N");
+  command.add_option("--window", options.window, "Resident newest tokens [512; vectors: 0]")
+      ->type_name("N");
+  command.add_option("--threads", options.threads, "Heads that are built at once [one per core]")
+      ->type_name("N")
+      ->check(CLI::Range(1U, 1024U).description(""));
+  command.add_option("--layers", options.layers, "Layers to measure, e.g. 0,4,5 [all recorded]")
+      ->type_name("N,...")
+      ->delimiter(',');
+  command.add_option("--heads", options.heads, "KV heads to measure, e.g. 0,1 [all]")
+      ->type_name("N,...")
+      ->delimiter(',');
+  command.add_option("--queries", options.queries, "At most this many queries, evenly spread")
+      ->type_name("N")
+      ->check(CLI::Range(size_t{1}, std::numeric_limits<size_t>::max()).description(""))
+      ->capture_default_str();
+  add_kv_dtype_option(command, options.kv_dtype);
+  command
+      .add_option("--classifiers", options.classifiers,
+                  "Trained partitions and query classifiers for saap, written by train-saap")
+      ->type_name("FILE");
+}
+
+void add_outputs(CLI::App& command, Options& options) {
+  command
+      .add_option("--sort", options.sort,
+                  "Sort the summary by error (median), bytes read or us (p50), the least first")
+      ->type_name("BY")
+      ->check(CLI::IsMember({"none", "error", "bytes", "us"}))
+      ->capture_default_str();
+  command.add_flag("--per-head", options.per_head, "Also print a row for every head");
+  command.add_option("--json", options.json, "Write all results here (- for standard output)")
+      ->type_name("FILE");
+  command.add_option("--csv", options.csv, "Write the per-head rows here (- for standard output)")
+      ->type_name("FILE");
+  command
+      .add_option("--svg", options.svg,
+                  "Draw output error against bytes read and against time here")
+      ->type_name("FILE");
+}
+
 }  // namespace
 
 void add_compare(CLI::App& keyhole) {
@@ -268,83 +346,9 @@ void add_compare(CLI::App& keyhole) {
   CLI::App* command = keyhole.add_subcommand("compare",
                                              "Compare index types and budgets on a recorded trace: "
                                              "output error against bytes read and time");
-  command
-      ->add_option("--trace", options->trace,
-                   "A trace written by record, or keys in .hdf5 (ann-benchmarks), .fbin or .fvecs")
-      ->type_name("FILE")
-      ->required();
-  command->add_option("--query-file", options->vectors.queries, "Queries of .fbin or .fvecs keys")
-      ->type_name("FILE");
-  command
-      ->add_option("--training-file", options->vectors.training,
-                   "Training queries of .fbin or .fvecs keys")
-      ->type_name("FILE");
-  command
-      ->add_option("--value-file", options->vectors.values,
-                   "Values of .fbin or .fvecs keys; without them no output error is reported")
-      ->type_name("FILE");
-  command
-      ->add_option("--index", options->indexes,
-                   "An index type with parameters; may be repeated. name=a|b|c sweeps a parameter; "
-                   "what only searches read is swept without building again")
-      ->required()
-      ->allow_extra_args(false)
-      ->type_name("SPEC");
-  command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; may be repeated")
-      ->allow_extra_args(false)
-      ->type_name("WAY");
-  command->add_option("--tail", options->tails, std::string(kTailHelp) + "; may be repeated")
-      ->allow_extra_args(false)
-      ->type_name("TAIL");
-  command->add_option("--target", options->targets, std::string(kTargetHelp) + "; may be repeated")
-      ->allow_extra_args(false)
-      ->type_name("TARGET");
-  command
-      ->add_option("--k", options->k,
-                   "The k of recall, and the keys that a search is asked for per query head")
-      ->type_name("N")
-      ->check(CLI::Range(1U, 1U << 20U).description(""))
-      ->capture_default_str();
-  command->add_option("--sink", options->sink, "Resident tokens at the beginning [128; vectors: 0]")
-      ->type_name("N");
-  command->add_option("--window", options->window, "Resident newest tokens [512; vectors: 0]")
-      ->type_name("N");
-  command->add_option("--threads", options->threads, "Heads that are built at once [one per core]")
-      ->type_name("N")
-      ->check(CLI::Range(1U, 1024U).description(""));
-  command->add_option("--layers", options->layers, "Layers to measure, e.g. 0,4,5 [all recorded]")
-      ->type_name("N,...")
-      ->delimiter(',');
-  command->add_option("--heads", options->heads, "KV heads to measure, e.g. 0,1 [all]")
-      ->type_name("N,...")
-      ->delimiter(',');
-  command->add_option("--queries", options->queries, "At most this many queries, evenly spread")
-      ->type_name("N")
-      ->check(CLI::Range(size_t{1}, std::numeric_limits<size_t>::max()).description(""))
-      ->capture_default_str();
-  command->add_option("--kv-dtype", options->kv_dtype, "How keys and values are stored")
-      ->type_name("TYPE")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
-      ->capture_default_str();
-  command
-      ->add_option("--classifiers", options->classifiers,
-                   "Trained partitions and query classifiers for saap, written by train-saap")
-      ->type_name("FILE");
-  command
-      ->add_option("--sort", options->sort,
-                   "Sort the summary by error (median), bytes read or us (p50), the least first")
-      ->type_name("BY")
-      ->check(CLI::IsMember({"none", "error", "bytes", "us"}))
-      ->capture_default_str();
-  command->add_flag("--per-head", options->per_head, "Also print a row for every head");
-  command->add_option("--json", options->json, "Write all results here (- for standard output)")
-      ->type_name("FILE");
-  command->add_option("--csv", options->csv, "Write the per-head rows here (- for standard output)")
-      ->type_name("FILE");
-  command
-      ->add_option("--svg", options->svg,
-                   "Draw output error against bytes read and against time here")
-      ->type_name("FILE");
+  add_inputs(*command, *options);
+  add_measured(*command, *options);
+  add_outputs(*command, *options);
   command->footer(
       examples(
           {"keyhole compare --trace t.safetensors --index flat --index ivf:C=1024,probe=32",

@@ -7,6 +7,7 @@
 
 #include "tools/commands/common/head_measure.h"
 #include "tools/commands/common/head_truth.h"
+#include "tools/commands/common/options.h"
 
 namespace keyhole::tools {
 
@@ -17,11 +18,7 @@ struct ComparisonPlan {
   unsigned threads = 1;  ///< in all
   unsigned builds_at_once = 1;
   std::vector<const TraceHead*> heads;
-  struct Index {
-    std::string spec;
-    std::string series;  ///< the --index that it comes from
-  };
-  std::vector<Index> indexes;
+  std::vector<SweptIndex> indexes;
   std::vector<BudgetChoice> budgets;
   std::string classifiers;  ///< a file, or empty
   TruthOptions truth;

@@ -4,20 +4,11 @@
 #include <cmath>
 #include <numeric>
 
+#include "tools/commands/common/quantile.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
-namespace {
-
-/// The value below which a share of the sorted values lies (nearest rank).
-double quantile(const std::vector<double>& sorted, double share) {
-  if (sorted.empty()) return std::nan("");
-  const auto rank = static_cast<size_t>(std::ceil(share * static_cast<double>(sorted.size())));
-  return sorted[std::max<size_t>(1, rank) - 1];
-}
-
-}  // namespace
 
 std::string to_text(const CheckResult& check) {
   std::string text = "against exact attention: " + std::to_string(check.agreeing) + " of " +
@@ -38,7 +29,7 @@ nlohmann::ordered_json to_json(const CheckResult& check) {
           {"layer_mean_output_error", check.layer_mean_error}};
 }
 
-OutputError::OutputError(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model)
+OutputCheck::OutputCheck(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model)
     : cache_(cache),
       mode_(mode),
       q_heads_(model.q_heads),
@@ -46,7 +37,7 @@ OutputError::OutputError(KeyholeCache& cache, keyhole_mode mode, const LlamaConf
       exact_(model.q_width()),
       errors_(model.layers) {}
 
-void OutputError::measure(uint32_t layer, const float* q, const float* out) {
+void OutputCheck::measure(uint32_t layer, const float* q, const float* out) {
   cache_.set_mode(KEYHOLE_MODE_EXACT, 0);
   cache_.attend(layer, q, exact_.data());
   cache_.set_mode(mode_, 0);
@@ -62,7 +53,7 @@ void OutputError::measure(uint32_t layer, const float* q, const float* out) {
   }
 }
 
-CheckResult OutputError::result() const {
+CheckResult OutputCheck::result() const {
   CheckResult result;
   std::vector<double> all;
   for (const std::vector<double>& layer : errors_) {
@@ -71,9 +62,9 @@ CheckResult OutputError::result() const {
                                       static_cast<double>(std::max<size_t>(1, layer.size())));
   }
   std::sort(all.begin(), all.end());
-  result.median_error = quantile(all, 0.5);
-  result.p95_error = quantile(all, 0.95);
-  result.max_error = quantile(all, 1.0);
+  result.median_error = nearest_rank(all, 0.5);
+  result.p95_error = nearest_rank(all, 0.95);
+  result.max_error = nearest_rank(all, 1.0);
   return result;
 }
 

@@ -29,9 +29,9 @@ struct CheckResult {
 [[nodiscard]] nlohmann::ordered_json to_json(const CheckResult& check);
 
 /// Attends again, exactly, with the queries of each step and keeps the error of what the step used.
-class OutputError {
+class OutputCheck {
  public:
-  OutputError(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model);
+  OutputCheck(KeyholeCache& cache, keyhole_mode mode, const LlamaConfig& model);
 
   /// An attention hook's work: `q` and `out` are `[Hq, d]`. Leaves the cache's mode as it was.
   void measure(uint32_t layer, const float* q, const float* out);

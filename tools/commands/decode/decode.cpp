@@ -1,16 +1,17 @@
 // keyhole decode: continues a prompt, streams the text, and says how fast it was and where the time went.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <memory>
 #include <optional>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/decode/check.h"
 #include "tools/llama/blas.h"
 #include "tools/llama/tokenizer.h"
+#include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
@@ -243,6 +244,7 @@ void decode(DecodeOptions options) {
   const LlamaConfig& model = runner.model().config;
   const Prompt prompt = make_prompt(options, model);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
+  warn_of_context(model, uint64_t{prompt_tokens} + options.generate);
   KeyholeCache cache = make_cache(model, options.cache, prompt_tokens + options.generate,
                                   {options.index}, {options.budget});
   const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
@@ -254,15 +256,14 @@ void decode(DecodeOptions options) {
   cache.reset_statistics();
 
   const bool stream = options.json != "-";
-  OutputError errors(cache, options.index.mode(), model);
+  OutputCheck errors(cache, options.index.mode(), model);
   if (options.check) {
     decoder->set_attention_hook(
         [&](uint32_t layer, const float* q, const float* out) { errors.measure(layer, q, out); });
   }
-  const auto start = std::chrono::steady_clock::now();
+  const Clock::time_point start = Clock::now();
   generate(*decoder, logits, options.generate, model, stream, run);
-  run.decode_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  run.decode_seconds = seconds_since(start);
   run.times = decoder->times();
   run.statistics = cache.statistics();
   if (cache.audited()) run.audit = cache.audit();

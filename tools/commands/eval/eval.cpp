@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/options.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
@@ -113,6 +114,7 @@ void eval_questions(EvalOptions options) {
   const Task task = make_task(options.task, length - 1, questions);
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
 
+  warn_of_context(model, tokens.size());
   // Questions are truncated away, so that there need be room for one of them only.
   KeyholeCache cache =
       make_cache(model, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
@@ -200,15 +202,7 @@ void add_eval(CLI::App& keyhole) {
       ->delimiter(',')
       ->check(CLI::Range(1U, 1U << 30))
       ->capture_default_str();
-  command->add_option("--attend", options->attends, std::string(kAttendHelp) + "; repeatable")
-      ->allow_extra_args(false)
-      ->type_name("WAY");
-  command->add_option("--tail", options->tails, std::string(kTailHelp) + "; repeatable")
-      ->allow_extra_args(false)
-      ->type_name("TAIL");
-  command->add_option("--target", options->targets, std::string(kTargetHelp) + "; repeatable")
-      ->allow_extra_args(false)
-      ->type_name("TARGET");
+  add_budget_lists(*command, options->budgets);
   add_cache_options(*command, options->cache);
   add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")

@@ -15,11 +15,11 @@ using Json = nlohmann::ordered_json;
 std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
   std::vector<AttendChoice> out;
   for (const uint32_t k : options.ks) {
-    for (const AttendChoice& choice : parse_attends(options.attends, k)) {
+    for (const AttendChoice& choice : parse_attends(options.budgets.attends, k)) {
       if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
     }
   }
-  return cross_budgets(out, options.tails, options.targets);
+  return cross_budgets(out, options.budgets.tails, options.budgets.targets);
 }
 
 std::vector<AttendSpec> all_specs(const EvalOptions& options) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tools/commands/common/decoding.h"
+#include "tools/commands/common/options.h"
 
 namespace keyhole::tools {
 
@@ -22,7 +23,7 @@ struct EvalOptions {
   uint32_t bytes = 2000;    ///< of task text: decoded after the context
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
-  std::vector<std::string> attends, tails, targets;
+  BudgetLists budgets;
   uint32_t questions = 0;  ///< 0: the task's usual number
   std::string json;
 };

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/options.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
@@ -165,6 +166,7 @@ void eval_text(EvalOptions options) {
   const LlamaConfig& model = runner.model().config;
   const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());
+  warn_of_context(model, uint64_t{context} + options.bytes);
   KeyholeCache cache = make_cache(model, options.cache, context + options.bytes, specs, budgets);
   const double prefill_seconds = prefill_prompt(*runner.decoder(cache), text.context, nullptr);
 

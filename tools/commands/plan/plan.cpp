@@ -7,7 +7,9 @@
 #include <optional>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/library.h"
+#include "tools/commands/common/options.h"
 #include "tools/llama/config.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
@@ -44,7 +46,7 @@ struct Row {
   keyhole_memory_plan plan;
 };
 
-void take_shape_of_model(Options& options) {
+LlamaConfig take_shape_of_model(Options& options) {
   const LlamaConfig config =
       load_llama_config(std::filesystem::path(options.model) / "config.json");
   const auto set = [](uint32_t& option, uint32_t value) {
@@ -54,10 +56,12 @@ void take_shape_of_model(Options& options) {
   set(options.heads, config.q_heads);
   set(options.kv_heads, config.kv_heads);
   set(options.head_dim, config.head_dim);
+  return config;
 }
 
 Request understand(Options options) {
-  if (!options.model.empty()) take_shape_of_model(options);
+  std::optional<LlamaConfig> model;
+  if (!options.model.empty()) model = take_shape_of_model(options);
   const auto require = [](uint32_t value, const char* name) {
     if (value == 0)
       throw UsageError(std::string("give ") + name + ", or --model DIR to read the shape from");
@@ -74,10 +78,9 @@ Request understand(Options options) {
   engine.q_heads = options.heads;
   engine.kv_heads = options.kv_heads;
   engine.head_dim = options.head_dim;
-  engine.kv_dtype = options.dtype == "f32"   ? KEYHOLE_F32
-                    : options.dtype == "f16" ? KEYHOLE_F16
-                                             : KEYHOLE_BF16;
+  engine.kv_dtype = dtype_of(options.dtype);
   request.context = parse_tokens(options.context);
+  if (model) warn_of_context(*model, request.context);
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
