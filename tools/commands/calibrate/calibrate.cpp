@@ -115,7 +115,7 @@ CalibrationPlan make_plan(const Options& options) {
   return plan;
 }
 
-/// Traces that were recorded for this run, gone with it.
+/// Traces that were recorded for this run alone: the destructor removes them.
 class Recordings {
  public:
   explicit Recordings(const Options& options) {

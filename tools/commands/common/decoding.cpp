@@ -125,8 +125,8 @@ size_t max_question_bytes(const std::string& task) {
 }
 
 size_t fitting_questions(const std::string& task, size_t context_bytes, size_t wanted) {
-  const size_t room = task == "kv" ? min_kv_lines(context_bytes) : max_passkeys(context_bytes);
-  return std::max<size_t>(1, std::min(wanted, room));
+  const size_t most = task == "kv" ? min_kv_lines(context_bytes) : max_passkeys(context_bytes);
+  return std::max<size_t>(1, std::min(wanted, most));
 }
 
 void add_cache_options(CLI::App& command, CacheFlags& flags) {

@@ -24,7 +24,7 @@ double norm(const float* a, size_t n) { return std::sqrt(dot(a, a, n)); }
 // How far the score of a key may lie below the k-th best and still count as found, relative to
 // |q| |k|. Two fp32 sums of the same products in another order differ by about 1e-6; rounding the
 // components of a key independently by up to u moves its score by about u / sqrt(d), of which we
-// grant four.
+// allow four.
 double tie_tolerance(keyhole_dtype kv_dtype, bool rounds_keys, size_t dim) {
   constexpr double kSummation = 1e-5;
   if (!rounds_keys) return kSummation;

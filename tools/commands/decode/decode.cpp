@@ -300,8 +300,10 @@ void add_decode(CLI::App& keyhole) {
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command
-      ->add_option("--index", options->index.text,
-                   "Index spec, or exact (full attention), or none (sink and window only)")
+      ->add_option(
+          "--index", options->index.text,
+          "Index spec (keyhole compare --help lists the types), or exact (full attention), or "
+          "none (sink and window only)")
       ->type_name("SPEC")
       ->capture_default_str();
   command->add_option("--k", options->k, "Keys that a search is asked for per query head")

@@ -115,7 +115,7 @@ void eval_questions(EvalOptions options) {
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
 
   warn_of_context(model, tokens.size());
-  // Questions are truncated away, so that there need be room for one of them only.
+  // A question is truncated away before the next one, so the cache holds one of them at a time.
   KeyholeCache cache =
       make_cache(model, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
   const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
@@ -163,14 +163,9 @@ void eval(const EvalOptions& options) {
 
 void add_eval(CLI::App& keyhole) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = keyhole.add_subcommand(
-      "eval",
-      "Ask questions about a long context and count exact answers, or decode a text and measure "
-      "how "
-      "well it is\n"
-      "predicted, for each index type. The context is run once; every question is answered by "
-      "decoding steps and then\n"
-      "truncated away; a text is decoded in copies.");
+  CLI::App* command = keyhole.add_subcommand("eval",
+                                             "Count right answers about a long context, or measure "
+                                             "how well a text is predicted, by index");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
   add_task_options(*command, options->task, {"kv", "passkey", "text"});
@@ -194,7 +189,8 @@ void add_eval(CLI::App& keyhole) {
   command
       ->add_option(
           "--index", options->indexes,
-          "Index spec, or exact (full attention), or none (sink and window only); repeatable")
+          "Index spec (keyhole compare --help lists the types), or exact (full attention), or none "
+          "(sink and window only); repeatable; there is no default")
       ->type_name("SPEC");
   command
       ->add_option("--k", options->ks,
@@ -207,16 +203,23 @@ void add_eval(CLI::App& keyhole) {
   add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
-  command->footer(examples(
-      {"keyhole eval --task kv --length 8192 --questions 64 --index exact --index none "
-       "--index flat",
-       "keyhole eval --task passkey --length 32k --index exact --index ivf --k 50,100,200",
-       "keyhole eval --task kv --length 32k --index ivf:probe=32 --attend topk:100 --attend scored",
-       "keyhole eval --task kv --length 32k --index ivf --tail none --tail second --target none "
-       "--target error=0.05",
-       "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
-       "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index ivf",
-       "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}));
+  command->footer(
+      examples(
+          {"keyhole eval --task kv --length 8192 --questions 64 --index exact --index none "
+           "--index flat",
+           "keyhole eval --task passkey --length 32k --index exact --index ivf --k 50,100,200",
+           "keyhole eval --task kv --length 32k --index ivf:probe=32 --attend topk:100 --attend "
+           "scored",
+           "keyhole eval --task kv --length 32k --index ivf --tail none --tail second --target "
+           "none "
+           "--target error=0.05",
+           "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
+           "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index "
+           "ivf",
+           "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
+      "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
+      "steps, which "
+      "are then\ntruncated away; a text is decoded in copies of the cache.");
   command->callback([options] { eval(*options); });
 }
 

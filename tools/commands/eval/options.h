@@ -72,7 +72,7 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
 /// A line for each way that was audited.
 [[nodiscard]] std::string audit_texts(const std::vector<const EvalWay*>& ways);
 
-/// The result's JSON: `way`'s part in front of and behind `result`.
+/// The result's JSON: what the way is, `result`, what the way cost.
 [[nodiscard]] nlohmann::ordered_json to_json(const EvalWay& way,
                                              const nlohmann::ordered_json& result);
 /// The head of the file: machine, model, shape of the cache.

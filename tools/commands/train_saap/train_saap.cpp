@@ -227,7 +227,9 @@ void add_train_saap(CLI::App& keyhole) {
   command->add_option("--batch", training.batch, "Queries per step")
       ->check(CLI::Range(size_t{2}, size_t{1} << 20U).description(""))
       ->capture_default_str();
-  command->add_option("--sink", training.range.sink, "First tokens, attended exactly: not learnt")
+  command
+      ->add_option("--sink", training.range.sink,
+                   "First tokens, which are attended exactly and not learned from")
       ->capture_default_str();
   command->add_option("--window", training.range.window, "Newest tokens, likewise")
       ->capture_default_str();
