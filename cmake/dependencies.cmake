@@ -27,6 +27,7 @@ if(KEYHOLE_TOOLS)
   set_target_properties(OpenBLAS::OpenBLAS PROPERTIES
     INTERFACE_LINK_LIBRARIES BLAS::BLAS INTERFACE_INCLUDE_DIRECTORIES ${OPENBLAS_INCLUDE_DIR})
   find_package(CLI11 CONFIG REQUIRED)
+  find_package(Eigen3 3.4 CONFIG REQUIRED)
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
 endif()
 

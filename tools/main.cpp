@@ -24,7 +24,14 @@ std::string examples(const std::vector<std::string>& lines) {
 namespace {
 
 constexpr const char* kExitCodes =
-    "Exit codes: 0 success, 1 the work failed, 2 the command line is wrong, 130 interrupted.";
+    "Exit codes:\n"
+    "    0  success, also with warnings\n"
+    "    1  the work failed: a file, the memory, the device, the library\n"
+    "    2  the command line is wrong\n"
+    "  130  interrupted (Ctrl-C)\n\n"
+    "Results go to standard output; errors and progress to standard error, progress only on a "
+    "terminal.\n"
+    "Colours are shown on a terminal, unless NO_COLOR is set or TERM is dumb.";
 
 void add_commands(CLI::App& keyhole) {
   add_decode(keyhole);
@@ -69,6 +76,7 @@ int run(int argc, char** argv) {
                 "keyhole eval --model MODEL --task kv --length 8192 --questions 64 --index flat",
                 "keyhole record --model MODEL --task kv --length 8192 --out trace.safetensors",
                 "keyhole compare --trace trace.safetensors --index flat --index hnsw:M=32,ef=128",
+                "keyhole calibrate --length 32k --error 0.05 --out budgets.json",
                 "keyhole compare --help"}) +
       "\n\n" + kExitCodes);
   add_commands(app);

@@ -10,7 +10,7 @@ namespace {
 
 [[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
 
-// Shortest text that reads back as the same number, whatever the locale.
+// Shortest text that reads back as the same number, in any locale.
 template <class Number>
 std::string text_of(Number number) {
   char text[64];

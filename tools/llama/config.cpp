@@ -1,5 +1,6 @@
 #include "tools/llama/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -199,6 +200,18 @@ LlamaConfig parse_llama_config(std::string_view json_text, const std::string& so
   parse_rope(fields, config);
   parse_tokens(fields, config);
   return config;
+}
+
+uint64_t LlamaConfig::longest_context() const {
+  switch (rope_scaling.kind) {
+    case RopeScaling::Kind::linear:
+      return static_cast<uint64_t>(max_context * std::max(rope_scaling.factor, 1.0));
+    case RopeScaling::Kind::llama3:
+      return std::max<uint64_t>(
+          max_context, static_cast<uint64_t>(rope_scaling.original_context * rope_scaling.factor));
+    case RopeScaling::Kind::none: break;
+  }
+  return max_context;
 }
 
 LlamaConfig load_llama_config(const std::filesystem::path& path) {

@@ -29,7 +29,7 @@ struct LlamaConfig {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
-  uint32_t max_context = 0;  ///< max_position_embeddings: the longest context it was trained for
+  uint32_t max_context = 0;  ///< max_position_embeddings
   double rms_norm_eps = 1e-6;
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
@@ -37,6 +37,9 @@ struct LlamaConfig {
   std::optional<uint32_t> bos_token;
   std::vector<uint32_t> eos_tokens;
 
+  /// The longest context that the model was made for: max_position_embeddings. Linear RoPE scaling multiplies it by
+  /// its factor. With llama3 scaling it counts the extension already, and is at least factor times the original.
+  [[nodiscard]] uint64_t longest_context() const;
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t q_width() const { return size_t{q_heads} * head_dim; }
   [[nodiscard]] size_t kv_width() const { return size_t{kv_heads} * head_dim; }

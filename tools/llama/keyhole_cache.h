@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/library.h"
+#include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
 #include "tools/llama/prefill.h"
 

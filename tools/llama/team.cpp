@@ -62,7 +62,7 @@ void Team::worker(unsigned member) {
     round_.wait(seen, std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
     seen = round_.load(std::memory_order_acquire);
-    // Enter unless the round is over already; then whatever round it is now is open to be worked on.
+    // Enter unless the round is over already; then the round that is now under way may be entered.
     uint32_t inside = inside_.load(std::memory_order_relaxed);
     while ((inside & kClosed) == 0 &&
            !inside_.compare_exchange_weak(inside, inside + 1, std::memory_order_acquire)) {

@@ -63,7 +63,7 @@ class Checkpoint {
     return tensor.to_f32();
   }
 
-  /// Throws if tensors were left that nobody took.
+  /// Throws if a tensor of the files was not used.
   void refuse_leftovers(bool tied_output) const {
     for (const auto& [name, file] : home_) {
       if (used_.count(name) != 0) continue;

@@ -109,15 +109,15 @@ class Probing {
       return rank_[a] != rank_[b] ? rank_[a] > rank_[b] : a < b;
     });
     for (ProbeFigures& sum : sums) {
-      double room = sum.share * keys_;
-      for (size_t i = 0; i < order_.size() && room > 0; ++i) {
+      double left = sum.share * keys_;
+      for (size_t i = 0; i < order_.size() && left > 0; ++i) {
         const double size = prompt_.sizes[order_[i]];
         double mass = 0;
         for (size_t j = row; j < row + prompt_.group; ++j) {
           mass += double{prompt_.mass[j]} * prompt_.targets[j * count_ + order_[i]];
         }
-        sum.*figure += mass * std::min(1.0, room / size);
-        room -= size;
+        sum.*figure += mass * std::min(1.0, left / size);
+        left -= size;
       }
     }
   }

@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "tools/saap/folded_mlp.h"
 #include "tools/saap/prompt_head.h"
-#include "tools/saap/query_mlp.h"
 
 namespace keyhole::tools {
 

@@ -11,7 +11,7 @@
 namespace keyhole::tools {
 
 /// Which keys count. Sink and window are attended exactly, so only pairs with the key in
-/// [sink, position + 1 - window) are learnt from ("long-range pairs", Saap section 4).
+/// [sink, position + 1 - window) are learned from ("long-range pairs", Saap section 4).
 struct LongRange {
   size_t sink = 128;
   size_t window = 512;

@@ -6,26 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "tools/saap/folded_mlp.h"
+#include "tools/saap/matrices.h"
+
 namespace keyhole::tools {
-
-struct MlpShape {
-  size_t dim = 0, hidden = 0, outputs = 0;
-};
-
-/// The network as it is used: batch norm and the inputs' scaling folded into the first layer.
-/// p = softmax(w2 relu(w1 x + b1) + w3 x + b2 + prior).
-struct FoldedMlp {
-  MlpShape shape;
-  std::vector<float> w1;  ///< `[hidden, dim]`
-  std::vector<float> b1;  ///< `[hidden]`
-  std::vector<float> w2;  ///< `[outputs, hidden]`
-  std::vector<float> b2;  ///< `[outputs]`
-  std::vector<float> w3;  ///< `[outputs, dim]`
-
-  /// Logarithms of the probabilities, `[n, outputs]`, of inputs `[n, dim]` with priors `[n, outputs]`.
-  void log_probabilities(const float* inputs, const float* priors, size_t n,
-                         std::vector<float>& out) const;
-};
 
 /// A mini-batch; loss = sum_i weight_i KL(target_i || softmax_i) / sum_i weight_i.
 struct MlpBatch {
@@ -62,26 +46,25 @@ class QueryMlp {
 
  private:
   struct Moments {
-    std::vector<float> first, second;
+    Eigen::ArrayXf first, second;
   };
-  void standardise(const MlpBatch& batch);
-  void forward_hidden(size_t n);
+  void forward_hidden();
   double loss_and_slope(const MlpBatch& batch);
-  void backward_hidden(size_t n);
+  void backward_hidden();
 
   MlpShape shape_;
-  std::vector<float> input_mean_, input_scale_;  // `[dim]`
+  RowVector input_mean_, input_scale_;  // `[dim]`
   Parameters parameters_, gradient_;
   Moments moments_[6];
   uint64_t steps_ = 0;
-  std::vector<float> running_mean_, running_variance_;  // `[hidden]`
+  RowVector running_mean_, running_variance_;  // `[hidden]`
   // Working memory of one batch of n.
-  std::vector<float> x_;          // `[n, dim]`
-  std::vector<float> normal_;     // `[n, hidden]` after batch norm, before gamma and beta
-  std::vector<float> hidden_;     // `[n, hidden]` after ReLU
-  std::vector<float> logits_;     // `[n, outputs]`; become the loss's slope
-  std::vector<float> slope_;      // `[n, hidden]`
-  std::vector<float> deviation_;  // `[hidden]` 1 / sqrt(variance + epsilon)
+  Matrix x_;             // `[n, dim]`, standardised
+  Matrix normal_;        // `[n, hidden]` after batch norm, before gamma and beta
+  Matrix hidden_;        // `[n, hidden]` after ReLU
+  Matrix logits_;        // `[n, outputs]`; become the loss's slope
+  Matrix slope_;         // `[n, hidden]`
+  RowVector deviation_;  // `[hidden]` 1 / sqrt(variance + epsilon)
 };
 
 }  // namespace keyhole::tools

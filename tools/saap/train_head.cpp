@@ -7,6 +7,8 @@
 #include <numeric>
 #include <random>
 
+#include "tools/saap/query_mlp.h"
+
 namespace keyhole::tools {
 namespace {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "tools/io/trace.h"
+#include "tools/saap/folded_mlp.h"
 #include "tools/saap/probe_figures.h"
 #include "tools/saap/prompt_head.h"
-#include "tools/saap/query_mlp.h"
 
 namespace keyhole::tools {
 

@@ -8,14 +8,17 @@
 namespace keyhole::tools {
 namespace {
 
-const char* const kCommands[] = {"compare", "decode", "eval", "plan", "record"};
+const char* const kCommands[] = {"bench-step", "calibrate", "compare", "decode",
+                                 "eval",       "plan",      "record",  "train-saap"};
 
 TEST(Help, HasExamplesAtEveryLevel) {
   const Outcome top = run_keyhole({"--help"});
   EXPECT_EQ(top.exit_code, 0);
   EXPECT_EQ(top.err, "");
   EXPECT_NE(top.out.find("Examples:"), std::string::npos) << top.out;
-  EXPECT_NE(top.out.find("Exit codes:"), std::string::npos) << top.out;
+  for (const char* code : {"Exit codes:\n", "\n    0  ", "\n    1  ", "\n    2  ", "\n  130  "}) {
+    EXPECT_NE(top.out.find(code), std::string::npos) << code << top.out;
+  }
   for (const std::string command : kCommands) {
     EXPECT_NE(top.out.find("  " + command + " "), std::string::npos) << top.out;
     const Outcome help = run_keyhole({command, "--help"});

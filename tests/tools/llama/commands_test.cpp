@@ -214,6 +214,58 @@ TEST(DecodeCommand, ContinuesATextFile) {
   EXPECT_EQ(result["generated"], "state");  // as in golden.json
 }
 
+/// Runs `args` after the prompt, and expects success with a warning of this many tokens, or of none.
+void expect_context_warning(const std::vector<std::string>& args, const std::string& tokens) {
+  const Outcome outcome = run_keyhole(args);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  if (tokens.empty()) {
+    EXPECT_EQ(outcome.err, "") << args.front();
+    return;
+  }
+  EXPECT_NE(outcome.err.find("warning: the context is " + tokens + " tokens long"),
+            std::string::npos)
+      << args.front() << ": " << outcome.err;
+  EXPECT_NE(outcome.err.find("the model's is 512"), std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.out.find("warning"), std::string::npos) << outcome.out;
+}
+
+// The small model's max_position_embeddings are 512.
+TEST(ModelCommands, WarnOfAContextThatTheModelWasNotMadeFor) {
+  const SmallModel fits(500);
+  const std::vector<std::string> none = {"--index", "none", "--window", "64", "--sink", "8"};
+  expect_context_warning(with(with(fits.arguments("decode"), none), {"--generate", "12"}), "");
+  expect_context_warning(with(with(fits.arguments("decode"), none), {"--generate", "13"}), "513");
+  const std::string trace = fits.file("t.safetensors");
+  expect_context_warning(with(fits.arguments("record"), {"--queries", "4", "--out", trace}), "");
+
+  const SmallModel longer(600);
+  expect_context_warning(with(longer.arguments("record"), {"--queries", "4", "--out", trace}),
+                         "600");
+  expect_context_warning(with(with(longer.arguments("eval"), none),
+                              {"--task", "text", "--length", "520", "--bytes", "10"}),
+                         "530");
+  expect_context_warning({"plan", "--model", longer.path(), "--context", "512", "--index", "flat"},
+                         "");
+  expect_context_warning({"plan", "--model", longer.path(), "--context", "1k", "--index", "flat"},
+                         "1,024");
+}
+
+TEST(ModelCommands, WarnOfALengthBeyondTheModels) {
+  // The bundled model, made for fewer tokens.
+  const std::filesystem::path bundled = KEYHOLE_SOURCE_MODEL;
+  const TemporaryFolder folder;
+  json config = json::parse(read_file(bundled / "config.json"));
+  config["max_position_embeddings"] = 512;
+  write_file(folder / "config.json", config.dump());
+  std::filesystem::create_symlink(bundled / "model.safetensors", folder / "model.safetensors");
+  const std::vector<std::string> args = {"eval",        "--task", "kv",      "--length", "600",
+                                         "--questions", "1",      "--index", "none"};
+  expect_context_warning(args, "");
+  const Outcome outcome = run_keyhole(with(args, {"--model", folder.path()}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("but the model's is 512"), std::string::npos) << outcome.err;
+}
+
 TEST(EvalCommand, AnswersOnAGpuAsOnTheHost) {
   const SmallModel model(8);
   if (const std::string refusal = gpu_refusal(load_llama(model.path()).config); !refusal.empty()) {

@@ -79,6 +79,24 @@ TEST(LlamaConfig, ReadsRopeScalingInOldAndNewSpelling) {
   EXPECT_EQ(parse(config).rope_scaling.kind, RopeScaling::Kind::none);
 }
 
+TEST(LlamaConfig, ItsContextGrowsWithRopeScaling) {
+  json config = small_config();
+  EXPECT_EQ(parse(config).longest_context(), 512U);
+  // Linear scaling: the field is that of the model before it was stretched.
+  config["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
+  EXPECT_EQ(parse(config).longest_context(), 2048U);
+  // Llama 3.1 counts the stretched context, 131072, although 8 times the original are 65536.
+  config["max_position_embeddings"] = 131072;
+  config["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", 8.0},
+                            {"low_freq_factor", 1.0},
+                            {"high_freq_factor", 4.0},
+                            {"original_max_position_embeddings", 8192}};
+  EXPECT_EQ(parse(config).longest_context(), 131072U);
+  config["max_position_embeddings"] = 8192;
+  EXPECT_EQ(parse(config).longest_context(), 65536U);
+}
+
 struct Refusal {
   const char* field;
   json value;

@@ -1,0 +1,82 @@
+// --tail and --target: what they take, what they refuse, how they are crossed.
+#include "tools/commands/common/budget_choice.h"
+
+#include <gtest/gtest.h>
+
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+namespace {
+
+TEST(TailChoice, ReadsWhatItWrites) {
+  for (const char* text : {"none", "mean", "centroid", "second", "mean:4", "second:1024"}) {
+    EXPECT_EQ(parse_tail(text).text(), text);
+  }
+  EXPECT_EQ(parse_tail("second:32").mode, KEYHOLE_TAIL_SECOND);
+  EXPECT_EQ(parse_tail("second:32").keys_per_partition, 32U);
+  for (const char* text : {"", "third", "none:16", "mean:", "mean:3", "mean:1025", "mean:16x",
+                           "mean:-16", "second:99999999999", " mean"}) {
+    EXPECT_THROW((void)parse_tail(text), UsageError) << text;
+  }
+}
+
+TEST(TargetChoice, ReadsWhatItWrites) {
+  for (const char* text : {"none", "error=0.05", "mass=0.9", "error=0.05,mass=0.9",
+                           "error=0.1,min=5,max=70", "mass=0.5,max=4294967295"}) {
+    EXPECT_EQ(parse_target(text).text(), text);
+  }
+  for (const char* text :
+       {"", "error", "error=", "error=0", "error=1", "error=-0.1", "error=nan", "error=0.1,",
+        "error=0.1,error=0.2", "mass=2", "min=5", "max=5,min=1", "error=0.1,min=0",
+        "error=0.1,min=8,max=7", "error=0.1x", "none,mass=0.5"}) {
+    EXPECT_THROW((void)parse_target(text), UsageError) << text;
+  }
+}
+
+TEST(BudgetChoice, CrossesTheTargetFirst) {
+  const auto attends = parse_attends({"topk:5", "scored"}, 100);
+  const auto all = cross_budgets(attends, {"none", "second:32"}, {"none", "error=0.1"});
+  ASSERT_EQ(all.size(), 8U);
+  const char* texts[] = {
+      "topk:5", "topk:5 error=0.1", "topk:5 tail=second:32", "topk:5 tail=second:32 error=0.1",
+      "scored", "scored error=0.1", "scored tail=second:32", "scored tail=second:32 error=0.1"};
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all[i].text(), texts[i]);
+    EXPECT_EQ(all[i].needs_partitions(), i % 4 != 0);
+  }
+  // A target without a tail reads the partitions that the tails have.
+  EXPECT_EQ(all[1].tail.keys_per_partition, 32U);
+  EXPECT_EQ(common_partition(all), 32U);
+  EXPECT_EQ(cross_budgets(attends, {}, {}).size(), 2U);
+  EXPECT_THROW((void)cross_budgets(attends, {"mean", "mean"}, {}), UsageError);
+  EXPECT_THROW((void)cross_budgets(attends, {}, {"error=0.1", "error=0.10"}), UsageError);
+  EXPECT_THROW((void)common_partition(cross_budgets(attends, {"mean:8", "mean:16"}, {})),
+               UsageError);
+}
+
+TEST(BudgetChoice, BecomesABudgetAndOptions) {
+  const BudgetChoice choice = cross_budgets(parse_attends({"weight:0.01"}, 70), {"centroid"},
+                                            {"error=0.1,mass=0.8,min=3,max=9"})
+                                  .front();
+  const keyhole_budget b = choice.budget();
+  const keyhole_search_options o = choice.search_options();
+  EXPECT_EQ(b.top_k, 70U);
+  EXPECT_EQ(o.k, 70U);
+  EXPECT_EQ(b.attend, KEYHOLE_ATTEND_WEIGHT);
+  EXPECT_EQ(o.attend, b.attend);
+  EXPECT_EQ(b.min_weight, 0.01F);
+  EXPECT_EQ(o.min_weight, b.min_weight);
+  EXPECT_EQ(b.tail, KEYHOLE_TAIL_CENTROID);
+  EXPECT_EQ(o.tail, b.tail);
+  EXPECT_EQ(b.error_target, 0.1F);
+  EXPECT_EQ(o.error_target, b.error_target);
+  EXPECT_EQ(b.mass_target, 0.8F);
+  EXPECT_EQ(o.mass_target, b.mass_target);
+  EXPECT_EQ(b.min_keys, 3U);
+  EXPECT_EQ(o.min_keys, 3U);
+  EXPECT_EQ(b.max_keys, 9U);
+  EXPECT_EQ(o.max_keys, 9U);
+}
+
+}  // namespace
+}  // namespace keyhole::tools

@@ -1,0 +1,47 @@
+// Measurements of bench-step: how long steps take, and how far their answers are from exact attention.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tools/commands/bench_step/plan.h"
+#include "tools/commands/bench_step/results.h"
+#include "tools/commands/bench_step/step_runner.h"
+#include "tools/commands/common/library.h"
+#include "tools/cuda/token_stream.h"
+
+namespace keyhole::tools {
+
+/// Mean and quantiles of a sample, zeros of an empty one.
+[[nodiscard]] Latency latency_of(std::vector<double> sample);
+
+/// Each measurement decodes the same tokens and then truncates them away, so that the session ends as it began.
+class StepMeter {
+ public:
+  /// `stream` null: steps have their tensors in host memory. What is referred to must outlive the object.
+  StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream);
+
+  /// Steps of all layers.
+  StepTiming time(const Session& session);
+  /// What the library's audit says of the first `layers` layers. Steps on a stream are not audited, but those with
+  /// tensors in host memory, which this runs, do the same.
+  keyhole_audit audit(const Session& session, uint32_t layers);
+  /// Output error of what steps on the stream wrote: of a device's own choice of partitions and its arithmetic,
+  /// which an audit on the host does not see.
+  Latency stream_error(const Session& session, uint32_t layers);
+
+ private:
+  [[nodiscard]] uint32_t audited_tokens() const;
+  void truncate(const Session& session) const;
+
+  const StepPlan& plan_;
+  const StepInputs& inputs_;
+  std::unique_ptr<StepRunner> host_runner_;
+  std::unique_ptr<StepRunner> stream_runner_;  ///< null without a stream
+  StepRunner& runner_;                         ///< what is timed: one of the two
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,250 @@
+#include "tools/commands/bench_step/options.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "tools/terminal/errors.h"
+#include "tools/terminal/machine.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+const std::map<std::string, keyhole_device> kDevices = {
+    {"auto", KEYHOLE_DEVICE_AUTO}, {"host", KEYHOLE_DEVICE_HOST}, {"cuda", KEYHOLE_DEVICE_CUDA}};
+const std::map<std::string, keyhole_signal> kSignals = {{"auto", KEYHOLE_SIGNAL_AUTO},
+                                                        {"wait", KEYHOLE_SIGNAL_WAIT},
+                                                        {"launch", KEYHOLE_SIGNAL_LAUNCH}};
+const std::map<std::string, keyhole_placement> kPlacements = {
+    {"auto", KEYHOLE_PLACE_AUTO}, {"host", KEYHOLE_PLACE_HOST}, {"device", KEYHOLE_PLACE_DEVICE}};
+const std::map<std::string, TurnKind> kTurns = {
+    {"none", TurnKind::none}, {"permute", TurnKind::permute}, {"rotate", TurnKind::rotate}};
+
+template <class Value>
+std::vector<std::string> names(const std::map<std::string, Value>& choices) {
+  std::vector<std::string> out;
+  out.reserve(choices.size());
+  for (const auto& [name, value] : choices) out.push_back(name);
+  return out;
+}
+
+void check_shape(const BenchStepOptions& options) {
+  const StepShape& s = options.shape;
+  if (s.q_heads % s.kv_heads != 0 || s.group() > 16) {
+    throw UsageError("--q-heads " + std::to_string(s.q_heads) + " with --kv-heads " +
+                     std::to_string(s.kv_heads) +
+                     ": allowed: a multiple, at most 16 query heads for each KV head");
+  }
+}
+
+// Of RoPE there is nothing left to undo in turned keys, and a classifier knows the heads of its model.
+void check_index(const std::string& spec) {
+  if (spec.find("rope=undo") != std::string::npos || spec.rfind("saap", 0) == 0) {
+    throw UsageError("--index " + spec +
+                     ": bench-step's heads are turned copies of others, in which RoPE cannot be "
+                     "undone and for which nothing was trained; allowed: all types but saap, "
+                     "without rope=undo");
+  }
+}
+
+std::vector<BudgetChoice> budgets_of(const BenchStepOptions& options) {
+  std::vector<BudgetChoice> crossed =
+      cross_budgets(parse_attends(options.budgets.attends, options.k), options.budgets.tails,
+                    options.budgets.targets);
+  if (options.min_keys.empty()) return crossed;
+  // The least number of keys says what a tail without a target reads.
+  std::vector<BudgetChoice> out;
+  for (const BudgetChoice& budget : crossed) {
+    const bool takes = budget.tail.mode != KEYHOLE_TAIL_NONE && !budget.target.any();
+    if (!takes) {
+      out.push_back(budget);
+      continue;
+    }
+    for (const uint32_t keys : options.min_keys) {
+      out.push_back(budget);
+      out.back().target.min_keys = keys;
+    }
+  }
+  return out;
+}
+
+void check_context(const StepPlan& plan, const std::string& text) {
+  constexpr uint64_t kMostTokens = uint64_t{1} << 31U;
+  const uint64_t least = uint64_t{plan.sink} + plan.window + 1;
+  if (plan.context < least || plan.context + plan.tokens() > kMostTokens) {
+    throw UsageError("--context " + text + ": allowed: from " + std::to_string(least) +
+                     " (more than --sink and --window hold) to 2^31 tokens with the steps");
+  }
+}
+
+// One number of a range.
+void add_number(CLI::App& command, const char* name, uint32_t& value, const char* help,
+                uint32_t least, uint32_t most) {
+  command.add_option(name, value, help)
+      ->type_name("N")
+      ->check(CLI::Range(least, most).description(""))
+      ->capture_default_str();
+}
+
+// One of several words.
+void add_choice(CLI::App& command, const char* name, std::string& value, const char* help,
+                const std::vector<std::string>& allowed) {
+  command.add_option(name, value, help)
+      ->type_name("WHAT")
+      ->check(CLI::IsMember(allowed))
+      ->capture_default_str();
+}
+
+void add_model_and_data(CLI::App& command, BenchStepOptions& options) {
+  add_number(command, "--layers", options.shape.layers, "Layers", 1, 1024);
+  add_number(command, "--q-heads", options.shape.q_heads, "Query heads", 1, 4096);
+  add_number(command, "--kv-heads", options.shape.kv_heads, "KV heads", 1, 4096);
+  command
+      .add_option("--head-dim", options.shape.head_dim,
+                  "Components of a head: 64, 80, 96, 128 or 256")
+      ->type_name("N")
+      ->check(CLI::IsMember({64, 80, 96, 128, 256}).description(""))
+      ->capture_default_str();
+  command.add_option("--context", options.context, "Tokens before the steps, e.g. 131072 or 1M")
+      ->type_name("TOKENS")
+      ->capture_default_str();
+  command
+      .add_option("--trace", options.trace,
+                  "A trace written by record, whose heads the model is made of")
+      ->type_name("FILE");
+  command.add_flag("--synthetic", options.synthetic,
+                   "Synthetic heads in place of a trace: times, but no figures of quality");
+  add_choice(command, "--turn", options.turn, "How heads that come from the same one differ",
+             names(kTurns));
+}
+
+void add_ways(CLI::App& command, BenchStepOptions& options) {
+  add_repeatable(command, "--index", "SPEC",
+                 "An index type with parameters. name=a|b|c sweeps a parameter", options.indexes);
+  command.get_option("--index")->required();
+  add_budget_lists(command, options.budgets);
+  command
+      .add_option("--min-keys", options.min_keys,
+                  "Keys that a step with a tail and no target reads at least, e.g. 512,1024")
+      ->delimiter(',')
+      ->type_name("N,...")
+      ->check(CLI::Range(1U, std::numeric_limits<uint32_t>::max() / 2).description(""));
+  add_number(command, "--k", options.k, "Keys that a search is asked for per query head", 1,
+             1U << 20U);
+}
+
+void add_tokens(CLI::App& command, BenchStepOptions& options) {
+  add_number(command, "--sink", options.sink, "Resident tokens at the beginning", 0, 1U << 20U);
+  add_number(command, "--window", options.window, "Resident newest tokens", 1, 1U << 20U);
+  add_number(command, "--training", options.training, "Prefill queries kept for each KV head", 0,
+             1U << 20U);
+  add_number(command, "--steps", options.steps, "Tokens that are timed", 1, 1U << 16U);
+  add_number(command, "--warmup", options.warmup, "Tokens before them", 1, 1U << 16U);
+  add_number(
+      command, "--audit-steps", options.audit_steps,
+      "Tokens whose attention is computed again exactly, at most --warmup and --steps together; "
+      "0: none",
+      0, 1U << 16U);
+}
+
+void add_places(CLI::App& command, BenchStepOptions& options) {
+  add_choice(command, "--device", options.device, "Where resident tokens are attended",
+             names(kDevices));
+  add_number(command, "--device-ordinal", options.ordinal, "Which CUDA device", 0, 1024);
+  add_choice(command, "--signal", options.signal, "How the stream learns that the host is done",
+             names(kSignals));
+  add_choice(command, "--partitions", options.partitions, "Where partitions of tails are scored",
+             names(kPlacements));
+  command.add_flag("--blocking", options.blocking,
+                   "Tensors in host memory and calls that wait, also on a CUDA device");
+  command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");
+  command.add_flag("--weights", options.weights,
+                   "The model's matrix products between the attends (CUDA): fp16, random, in the "
+                   "proportions of Llama-3-8B");
+  add_number(command, "--threads", options.threads, "Worker threads; 0: one per core", 0, 1024);
+  command
+      .add_option("--device-cap", options.device_cap,
+                  "Device memory for weights and session together, e.g. 24GiB")
+      ->type_name("BYTES");
+  command.add_option("--host-cap", options.host_cap, "Host memory of the session, e.g. 64GiB")
+      ->type_name("BYTES");
+}
+
+void add_results(CLI::App& command, BenchStepOptions& options) {
+  command
+      .add_option("--compare", options.compare,
+                  "Beside them: full (attention to everything on the same device, no cap), pcie (K "
+                  "and V copied from pinned memory), resident (sink and window alone)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"full", "pcie", "resident"}).description(""))
+      ->type_name("WHAT,...");
+  command.add_option("--seed", options.seed, "Of turns, noise and synthetic heads")
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_option("--json", options.json, "Write the results here (- for standard output)")
+      ->type_name("FILE");
+}
+
+}  // namespace
+
+void add_bench_step_options(CLI::App& command, BenchStepOptions& options) {
+  add_model_and_data(command, options);
+  add_ways(command, options);
+  add_tokens(command, options);
+  add_places(command, options);
+  add_results(command, options);
+}
+
+StepPlan make_step_plan(const BenchStepOptions& options) {
+  check_shape(options);
+  StepPlan plan;
+  plan.shape = options.shape;
+  plan.context = parse_tokens(options.context);
+  plan.sink = options.sink;
+  plan.window = options.window;
+  plan.steps = options.steps;
+  plan.warmup = options.warmup;
+  plan.audit_steps = options.audit_steps;
+  plan.training_queries = options.training;
+  plan.turn = kTurns.at(options.turn);
+  plan.seed = options.seed;
+  for (const SweptIndex& index : expand_indexes(options.indexes)) {
+    check_index(index.spec);
+    plan.indexes.push_back(index.spec);
+  }
+  plan.budgets = budgets_of(options);
+  plan.device = kDevices.at(options.device);
+  plan.signal = kSignals.at(options.signal);
+  plan.partitions = kPlacements.at(options.partitions);
+  plan.device_ordinal = options.ordinal;
+  plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
+  plan.weights = options.weights;
+  plan.blocking = options.blocking;
+  plan.graph = options.graph;
+  if (!options.device_cap.empty()) plan.device_cap = parse_bytes(options.device_cap);
+  if (!options.host_cap.empty()) plan.host_cap = parse_bytes(options.host_cap);
+  for (const std::string& name : options.compare) {
+    plan.compare_full |= name == "full";
+    plan.compare_resident |= name == "resident";
+    plan.compare_pcie |= name == "pcie";
+  }
+  check_context(plan, options.context);
+  return plan;
+}
+
+std::unique_ptr<HeadSource> make_source(const BenchStepOptions& options, const StepPlan& plan) {
+  if (options.synthetic == !options.trace.empty()) {
+    throw UsageError("give --trace FILE or --synthetic");
+  }
+  if (options.synthetic) return make_synthetic_source(plan.shape.head_dim, plan.seed);
+  const Trace trace = Trace::open(options.trace);
+  if (trace.info().head_dim != plan.shape.head_dim) {
+    throw UsageError("--head-dim is " + std::to_string(plan.shape.head_dim) + ", but heads of " +
+                     options.trace + " have " + std::to_string(trace.info().head_dim) +
+                     " components");
+  }
+  return make_trace_source(trace, plan.context, plan.sink, plan.seed);
+}
+
+}  // namespace keyhole::tools

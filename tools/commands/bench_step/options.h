@@ -1,0 +1,46 @@
+// The command line of bench-step.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/commands/bench_step/head_source.h"
+#include "tools/commands/bench_step/plan.h"
+#include "tools/commands/common/options.h"
+
+namespace keyhole::tools {
+
+struct BenchStepOptions {
+  StepShape shape;
+  std::string context = "128k";
+  std::string trace;
+  bool synthetic = false;
+  std::string turn = "permute";
+  std::vector<std::string> indexes;
+  BudgetLists budgets;
+  std::vector<uint32_t> min_keys;
+  uint32_t k = 100;
+  uint32_t sink = 128, window = 512;
+  uint32_t steps = 32, warmup = 8, audit_steps = 8, training = 4096;
+  std::string device = "auto", signal = "auto", partitions = "auto";
+  uint32_t ordinal = 0, threads = 0;
+  bool weights = false, blocking = false, graph = false;
+  std::string device_cap, host_cap;
+  std::vector<std::string> compare;
+  uint64_t seed = 1;
+  std::string json;
+};
+
+void add_bench_step_options(CLI::App& command, BenchStepOptions& options);
+
+/// The options as numbers. Throws UsageError.
+[[nodiscard]] StepPlan make_step_plan(const BenchStepOptions& options);
+
+/// The heads of --trace or --synthetic. Throws UsageError.
+[[nodiscard]] std::unique_ptr<HeadSource> make_source(const BenchStepOptions& options,
+                                                      const StepPlan& plan);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,43 @@
+// What bench-step measures.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/commands/bench_step/head_turn.h"
+#include "tools/commands/bench_step/step_data.h"
+#include "tools/commands/common/budget_choice.h"
+
+namespace keyhole::tools {
+
+/// What is measured, with everything filled in.
+struct StepPlan {
+  StepShape shape;
+  uint64_t context = 0;
+  uint32_t sink = 128, window = 512;
+  uint32_t steps = 32, warmup = 8;
+  uint32_t audit_steps = 8;  ///< 0: no figures of quality
+  uint32_t training_queries = 4096;
+  TurnKind turn = TurnKind::permute;
+  uint64_t seed = 1;
+  std::vector<std::string> indexes;
+  std::vector<BudgetChoice> budgets;
+  keyhole_device device = KEYHOLE_DEVICE_AUTO;
+  keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;
+  keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
+  uint32_t device_ordinal = 0;
+  uint32_t threads = 0;
+  bool weights = false;
+  bool blocking = false;  ///< tensors in host memory and a call that waits, also on a CUDA device
+  bool graph = false;
+  uint64_t device_cap = 0, host_cap = 0;  ///< bytes; 0: none
+  bool compare_full = false, compare_resident = false, compare_pcie = false;
+
+  /// Tokens that are decoded after the context.
+  [[nodiscard]] uint32_t tokens() const { return warmup + steps; }
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,64 @@
+// What bench-step finds out.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+/// Of a sample, mostly of microseconds.
+struct Latency {
+  double mean = 0, p50 = 0, p95 = 0, p99 = 0;
+};
+[[nodiscard]] Latency latency_of(std::vector<double> sample);
+
+struct Phase {
+  std::string name;
+  double seconds = 0;
+};
+
+/// What a way of attending costs.
+struct StepTiming {
+  Latency layer;  ///< of one attend: on the device's clock for stream steps, else of the call
+  Latency token;  ///< of all of a token, by the host's clock
+  Latency token_on_device;          ///< by the device's clock; zeros where that has none
+  keyhole_statistics statistics{};  ///< of the measured steps
+};
+
+/// One row of the result.
+struct StepResult {
+  std::string name;  ///< index and budget, or what it is compared with
+  std::string index, attend, tail, target;
+  uint32_t min_keys = 0;  ///< of a tail without a target
+  bool comparison = false;
+  double build_seconds = 0;             ///< of the index; 0 where it was there
+  double tail_seconds = 0;              ///< of the partitions; likewise
+  std::optional<StepTiming> timing;     ///< absent where it could not be measured
+  std::string note;                     ///< why not, or what has to be known
+  std::optional<keyhole_audit> audit;   ///< of the same steps with tensors in host memory
+  std::optional<Latency> stream_error;  ///< output error of what stream steps wrote, in fp16
+};
+
+/// What the machine can do at best.
+struct StepFloors {
+  std::string device;              ///< e.g. "NVIDIA H200"
+  uint64_t weight_bytes = 0;       ///< read by each token
+  double copy_bandwidth = 0;       ///< bytes/s on the device, read and written; 0 without one
+  double host_copy_bandwidth = 0;  ///< bytes/s from pinned memory
+  uint64_t layer_bytes = 0;        ///< keys and values of a layer
+  std::optional<Latency> dense;    ///< of a token without attends
+};
+
+/// Told as soon as something is known.
+struct StepListener {
+  std::function<void(const Phase&)> phase;
+  std::function<void(const StepResult&)> result;
+  std::function<void(const std::string&)> log;
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,56 @@
+// The keys, values and queries of a whole model in bench-step: every (layer, KV head) takes one of a source's heads
+// in turn, and turns it its own way. Nothing of it is kept: rows are made when they are asked for, a layer at a
+// time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tools/commands/bench_step/head_source.h"
+#include "tools/commands/bench_step/head_turn.h"
+#include "tools/llama/team.h"
+
+namespace keyhole::tools {
+
+struct StepShape {
+  uint32_t layers = 32, q_heads = 32, kv_heads = 8, head_dim = 128;
+
+  [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
+  /// Elements of one token of one layer: its queries, keys and values, in this order.
+  [[nodiscard]] size_t token_elements() const { return size_t{q_heads + 2 * kv_heads} * head_dim; }
+  [[nodiscard]] size_t q_elements() const { return size_t{q_heads} * head_dim; }
+  [[nodiscard]] size_t kv_elements() const { return size_t{kv_heads} * head_dim; }
+};
+
+/// One layer. All elements are fp16. One thread at a time; works on the team's threads.
+class LayerData {
+ public:
+  /// What is referred to must outlive the object.
+  LayerData(const HeadSource& source, const StepShape& shape, TurnKind turn, uint64_t seed,
+            uint32_t layer, uint64_t context, Team& team);
+
+  /// Tokens [first, first + count) of the context: k and v `[count, kv_heads, head_dim]`.
+  void rows(uint64_t first, size_t count, uint16_t* k, uint16_t* v) const;
+
+  /// Queries of the same tokens, `[count, q_heads, head_dim]`: of the source's training position that lies
+  /// nearest before it. False, and nothing is written, where the source has none.
+  bool queries(uint64_t first, size_t count, uint16_t* q);
+
+  /// What decoding step `step` brings: q `[q_heads, head_dim]`, then k and v `[kv_heads, head_dim]`.
+  void step(uint32_t step, uint16_t* token) const;
+
+ private:
+  [[nodiscard]] uint32_t source_head(uint32_t kv_head) const;
+  void turn_training_queries();
+
+  const HeadSource& source_;
+  const StepShape shape_;
+  const uint32_t layer_;
+  const uint64_t context_;
+  Team& team_;
+  std::vector<HeadTurn> key_turns_, value_turns_;  ///< by KV head
+  std::vector<uint16_t> training_;  ///< `[positions, q_heads, head_dim]`, once asked for
+};
+
+}  // namespace keyhole::tools

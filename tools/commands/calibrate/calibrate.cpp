@@ -1,0 +1,308 @@
+// keyhole calibrate: index and budget of every head for a stated output error, measured on this machine.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <limits>
+#include <memory>
+
+#include "tools/commands/calibrate/report.h"
+#include "tools/commands/calibrate/run.h"
+#include "tools/commands/commands.h"
+#include "tools/commands/common/options.h"
+#include "tools/commands/common/recording.h"
+#include "tools/llama/config.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/json.h"
+#include "tools/terminal/machine.h"
+
+namespace keyhole::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  ModelOptions model;
+  TaskOptions task;
+  std::vector<std::string> traces, checks;
+  double error = 0.05;
+  std::string require = "p95x1.5";
+  std::string cost = "us";
+  bool no_dense = false;
+  std::vector<std::string> indexes;
+  BudgetLists budgets;
+  uint32_t k = 100;
+  size_t queries = 128;
+  uint32_t sink = 128, window = 512;
+  uint32_t threads = 0;
+  std::string kv_dtype = "f16";
+  std::string classifiers;
+  std::vector<uint32_t> layers;
+  std::string out;
+};
+
+/// Few enough for minutes, far enough apart that most heads find something cheap.
+const std::vector<std::string> kDefaultIndexes = {"ivf:probe=8|16|32|64|128"};
+const std::vector<std::string> kDefaultAttends = {"topk:32", "topk:128", "weight:0.001", "scored",
+                                                  "none"};
+const std::vector<std::string> kDefaultTails = {"none", "second"};
+const std::vector<std::string> kDefaultTargets = {"none", "search"};
+
+std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) {
+  const auto or_default = [](const std::vector<std::string>& given,
+                             const std::vector<std::string>& defaults) {
+    return given.empty() ? defaults : given;
+  };
+  std::vector<std::string> targets = or_default(options.budgets.targets, kDefaultTargets);
+  const size_t given = targets.size();
+  std::erase(targets, "search");
+  const bool searches = targets.size() != given;
+  if (given > targets.size() + 1) throw UsageError("--target search is given twice");
+  const auto attends =
+      parse_attends(or_default(options.budgets.attends, kDefaultAttends), options.k);
+  const auto tails = or_default(options.budgets.tails, kDefaultTails);
+  // Where nothing but a search is wanted, there is no fixed target.
+  std::vector<BudgetChoice> fixed;
+  if (!targets.empty()) fixed = cross_budgets(attends, tails, targets);
+  // Ways to attend and tails; any target keeps those that need one.
+  std::vector<BudgetChoice> bases = cross_budgets(attends, tails, {"error=0.5"});
+  if (searches) {
+    (void)common_partition(bases);
+  } else {
+    (void)common_partition(fixed);
+  }
+  std::vector<CalibrationPlan::Candidate> out;
+  for (const std::string& index : or_default(options.indexes, kDefaultIndexes)) {
+    for (const std::string& spec : expand_sweep(index)) {
+      for (BudgetChoice& base : bases) {
+        // Without a search all indexes are one.
+        if (base.attend.mode == KEYHOLE_ATTEND_NONE && !out.empty() && out.front().index != spec) {
+          continue;
+        }
+        for (const BudgetChoice& choice : fixed) {
+          if (choice.attend == base.attend && choice.tail == base.tail) {
+            out.push_back({spec, choice, false});
+          }
+        }
+        if (!searches) continue;
+        base.target = {};
+        out.push_back({spec, base, true});
+      }
+    }
+  }
+  return out;
+}
+
+CalibrationPlan make_plan(const Options& options) {
+  CalibrationPlan plan;
+  if (!(options.error > 0 && options.error < 1)) {
+    throw UsageError("--error is " + std::to_string(options.error) +
+                     "; allowed: above 0 and below 1");
+  }
+  plan.requirement = parse_requirement(options.require, options.error);
+  plan.cost = options.cost == "us" ? CalibrationPlan::Cost::us : CalibrationPlan::Cost::bytes;
+  plan.may_be_dense = !options.no_dense;
+  plan.candidates = make_candidates(options);
+  plan.kv_dtype = dtype_of(options.kv_dtype);
+  plan.sink = options.sink;
+  plan.window = options.window;
+  plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
+  plan.queries = options.queries;
+  plan.classifiers = options.classifiers;
+  plan.layers = options.layers;
+  return plan;
+}
+
+/// Traces that were recorded for this run alone: the destructor removes them.
+class Recordings {
+ public:
+  explicit Recordings(const Options& options) {
+    std::string pattern = (fs::temp_directory_path() / "keyhole_calibrate_XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) {
+      throw std::runtime_error(pattern + ": a folder for traces cannot be made");
+    }
+    folder_ = pattern;
+    RecordOptions record;
+    record.model = options.model;
+    record.task = options.task;
+    record.layers = options.layers;
+    record.queries = static_cast<uint32_t>(
+        std::min<size_t>(options.queries, std::numeric_limits<uint32_t>::max()));
+    record.threads = options.threads;
+    if (!options.task.task.empty()) {
+      add(record, options.task.task);
+      return;
+    }
+    record.task.task = "kv";
+    add(record, "kv");
+    record.task.task = "";
+    record.prompt_file = write_prose(options);
+    add(record, "text");
+  }
+  ~Recordings() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  Recordings(const Recordings&) = delete;
+  Recordings& operator=(const Recordings&) = delete;
+
+  [[nodiscard]] const std::vector<std::string>& paths() const { return paths_; }
+
+ private:
+  void add(RecordOptions record, const std::string& name) {
+    record.out = (folder_ / (name + ".safetensors")).string();
+    (void)record_trace(record);
+    paths_.push_back(record.out);
+  }
+  /// The first bytes of the bundled prose or of --haystack.
+  [[nodiscard]] std::string write_prose(const Options& options) const {
+    const fs::path haystack = options.task.haystack.empty()
+                                  ? bundled_model_folder() / "haystack.txt"
+                                  : fs::path(options.task.haystack);
+    const std::string path = (folder_ / "prose.txt").string();
+    std::ofstream file(path, std::ios::binary);
+    file << read_text_file(haystack).substr(0, length_of(options.task) - 1);
+    file.close();
+    if (!file) throw std::runtime_error(path + ": cannot be written");
+    return path;
+  }
+
+  fs::path folder_;
+  std::vector<std::string> paths_;
+};
+
+std::vector<Trace> open_all(const std::vector<std::string>& paths) {
+  std::vector<Trace> out;
+  for (const std::string& path : paths) out.push_back(Trace::open(path));
+  return out;
+}
+
+ModelDims dims_of(const Options& options, const TraceInfo& info, bool recorded) {
+  ModelDims dims{1 + *std::max_element(info.layers.begin(), info.layers.end()), info.q_heads,
+                 info.kv_heads, info.head_dim};
+  if (!recorded && options.model.folder.empty()) return dims;
+  const fs::path folder =
+      options.model.folder.empty() ? bundled_model_folder() : fs::path(options.model.folder);
+  const LlamaConfig config = load_llama_config(folder / "config.json");
+  if (config.q_heads != dims.q_heads || config.kv_heads != dims.kv_heads ||
+      config.head_dim != dims.head_dim || config.layers < dims.layers) {
+    throw UsageError("the traces are not of the model in " + folder.string());
+  }
+  dims.layers = config.layers;
+  return dims;
+}
+
+void calibrate(const Options& options) {
+  const CalibrationPlan plan = make_plan(options);
+  if (!options.traces.empty() && !options.task.task.empty()) {
+    throw UsageError("--task is what is recorded where no --trace is given");
+  }
+  check_writable(options.out);
+  std::unique_ptr<Recordings> recordings;
+  if (options.traces.empty()) recordings = std::make_unique<Recordings>(options);
+  const std::vector<Trace> traces = open_all(recordings ? recordings->paths() : options.traces);
+  const std::vector<Trace> checks = open_all(options.checks);
+  const ModelDims dims = dims_of(options, traces.front().info(), recordings != nullptr);
+  Calibration calibration(traces, checks, plan);
+  const std::vector<HeadChoice> choices = calibration.run();
+  const Machine machine = describe_machine(calibration.simd_level());
+  write_text(options.out, budgets_text(to_budgets(choices, plan, dims, to_text(machine))));
+  if (options.out == "-") return;
+  std::printf("%s\n%s, by %s\n\n%s\n%s", to_text(machine).c_str(), plan.requirement.text().c_str(),
+              options.cost.c_str(), choice_table(choices, style_of(stdout)).c_str(),
+              choice_summary(choices, plan).c_str());
+}
+
+constexpr const char* kExplanation =
+    R"(Of each (layer, KV head), every index is tried with every way to attend, tail and target, and the
+cheapest that meets the error on every trace is written to --out; `--budgets` of decode, eval and plan, and the
+library's keyhole_session_config.budgets, take that file.
+  --target search   looks for the error target that gives the stated error: a target is kept by the step's own
+                    estimate, which errs by head. So the file's error_target may differ from --error
+  --require         pNN, or median, of the errors of single query heads shall be at most the error times F
+  exact             heads for which exact attention over all offloaded tokens is the cheapest, or all that
+                    meets the error (--no-dense: then what comes nearest is taken, with a warning)
+  held              the requirement was met by queries that had no part in the choice too: every second one, or
+                    those of --check; median and p95 are theirs
+Without --trace, the model runs over a task's context, or (without --task) over one of kv and over prose.)";
+
+}  // namespace
+
+void add_calibrate(CLI::App& keyhole) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = keyhole.add_subcommand(
+      "calibrate",
+      "Choose index and budget of every head for a stated output error, on this machine");
+  add_model_options(*command, options->model);
+  add_task_options(*command, options->task);
+  command
+      ->add_option("--trace", options->traces,
+                   "A trace written by record; repeatable: the error shall hold on each")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
+  command
+      ->add_option("--check", options->checks,
+                   "A trace that has no part in the choice, to check it with; repeatable")
+      ->allow_extra_args(false)
+      ->type_name("FILE");
+  command->add_option("--error", options->error, "Output error |o - o*| / |o*| that is wanted")
+      ->type_name("X")
+      ->capture_default_str();
+  command
+      ->add_option(
+          "--require", options->require,
+          "What of the errors shall meet it: median, pNN, each with xF for F times the error")
+      ->type_name("WHAT")
+      ->capture_default_str();
+  command->add_option("--cost", options->cost, "What is cheap: us (time) or bytes (read)")
+      ->check(CLI::IsMember({"us", "bytes"}))
+      ->capture_default_str();
+  command->add_flag("--no-dense", options->no_dense, "No head may be exact");
+  add_repeatable(*command, "--index", "SPEC",
+                 "An index type with parameters; name=a|b|c sweeps a parameter", options->indexes,
+                 kDefaultIndexes);
+  add_repeatable(*command, "--attend", "WAY", kAttendHelp, options->budgets.attends,
+                 kDefaultAttends);
+  add_repeatable(*command, "--tail", "TAIL", kTailHelp, options->budgets.tails, kDefaultTails);
+  add_repeatable(*command, "--target", "TARGET",
+                 std::string(kTargetHelp) + ", or search: the error target that meets the error",
+                 options->budgets.targets, kDefaultTargets);
+  command->add_option("--k", options->k, "Keys that a search is asked for per query head")
+      ->check(CLI::Range(1U, 1U << 30))
+      ->capture_default_str();
+  command
+      ->add_option("--queries", options->queries, "At most this many of each trace, evenly spread")
+      ->check(CLI::Range(size_t{2}, size_t{1} << 20))
+      ->capture_default_str();
+  command->add_option("--sink", options->sink, "First tokens that stay resident")
+      ->capture_default_str();
+  command->add_option("--window", options->window, "Newest tokens that stay resident")
+      ->capture_default_str();
+  command
+      ->add_option("--threads", options->threads, "Threads of truths and builds; 0: one per core")
+      ->capture_default_str();
+  add_kv_dtype_option(*command, options->kv_dtype);
+  command
+      ->add_option("--classifiers", options->classifiers,
+                   "Trained partitions and query classifiers for saap, written by train-saap")
+      ->type_name("FILE");
+  command->add_option("--layers", options->layers, "Layers to calibrate; default: all recorded")
+      ->delimiter(',')
+      ->type_name("L,...");
+  command->add_option("--out", options->out, "The file of budgets (- for standard output)")
+      ->required()
+      ->type_name("FILE");
+  command->footer(
+      examples(
+          {"keyhole calibrate --length 32k --error 0.05 --out budgets.json",
+           "keyhole calibrate --trace kv.safetensors --trace text.safetensors --error 0.02 \\",
+           "    --check other.safetensors --out budgets.json",
+           "keyhole calibrate --trace t.safetensors --index 'ivf:probe=16|64' --index roargraph \\",
+           "    --attend topk:100 --tail none --target none --cost bytes --out budgets.json"}) +
+      "\n\n" + kExplanation);
+  command->callback([options] { calibrate(*options); });
+}
+
+}  // namespace keyhole::tools

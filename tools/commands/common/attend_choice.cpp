@@ -1,0 +1,121 @@
+#include "tools/commands/common/attend_choice.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+namespace {
+
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw UsageError(
+      "--attend " + text +
+      ": allowed: topk, topk:K with K from 1 on, scored, none, weight:EPS with EPS above 0 "
+      "and below 1");
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  while (true) {
+    const size_t end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) return parts;
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+std::string AttendChoice::text() const {
+  switch (mode) {
+    case KEYHOLE_ATTEND_SCORED: return "scored";
+    case KEYHOLE_ATTEND_NONE: return "none";
+    case KEYHOLE_ATTEND_WEIGHT: {
+      char digits[32];
+      std::snprintf(digits, sizeof digits, "%g", min_weight);
+      return std::string("weight:") + digits;
+    }
+    default: return "topk:" + std::to_string(k);
+  }
+}
+
+keyhole_search_options AttendChoice::search_options() const {
+  keyhole_search_options options;
+  keyhole_search_options_init(&options);
+  options.k = k;
+  options.attend = mode;
+  options.min_weight = min_weight;
+  return options;
+}
+
+AttendChoice parse_attend(const std::string& text, uint32_t k) {
+  AttendChoice choice;
+  choice.k = k;
+  const size_t colon = text.find(':');
+  const std::string name = text.substr(0, colon);
+  const bool has_value = colon != std::string::npos;
+  const std::string value = has_value ? text.substr(colon + 1) : "";
+  if (name == "topk") {
+    if (!has_value) return choice;
+    choice.has_own_k = true;
+    if (!parse_number(value, choice.k) || choice.k == 0) refuse(text);
+  } else if (name == "scored" && !has_value) {
+    choice.mode = KEYHOLE_ATTEND_SCORED;
+  } else if (name == "none" && !has_value) {
+    choice.mode = KEYHOLE_ATTEND_NONE;
+  } else if (name == "weight") {
+    choice.mode = KEYHOLE_ATTEND_WEIGHT;
+    if (!parse_number(value, choice.min_weight) ||
+        !(choice.min_weight > 0 && choice.min_weight < 1)) {
+      refuse(text);
+    }
+  } else {
+    refuse(text);
+  }
+  return choice;
+}
+
+std::vector<AttendChoice> parse_attends(const std::vector<std::string>& texts, uint32_t k) {
+  std::vector<AttendChoice> choices;
+  if (texts.empty()) return {parse_attend("topk", k)};
+  for (const std::string& text : texts) {
+    const AttendChoice choice = parse_attend(text, k);
+    const bool known = std::any_of(choices.begin(), choices.end(), [&](const AttendChoice& c) {
+      return c.text() == choice.text();
+    });
+    if (known) throw UsageError("--attend " + text + " is given twice");
+    choices.push_back(choice);
+  }
+  return choices;
+}
+
+std::vector<std::string> expand_sweep(const std::string& spec) {
+  const size_t colon = spec.find(':');
+  if (colon == std::string::npos) return {spec};
+  std::vector<std::string> specs = {spec.substr(0, colon)};
+  char separator = ':';
+  for (const std::string& param : split(spec.substr(colon + 1), ',')) {
+    const size_t equals = param.find('=');
+    const std::string name = equals == std::string::npos ? "" : param.substr(0, equals + 1);
+    std::vector<std::string> longer;
+    for (const std::string& begun : specs) {
+      for (const std::string& value : split(param.substr(name.size()), '|')) {
+        longer.push_back(begun + separator + name + value);
+      }
+    }
+    specs = std::move(longer);
+    separator = ',';
+  }
+  return specs;
+}
+
+}  // namespace keyhole::tools

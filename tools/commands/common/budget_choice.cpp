@@ -1,0 +1,225 @@
+#include "tools/commands/common/budget_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <string_view>
+#include <utility>
+
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+namespace {
+
+constexpr std::array<std::pair<std::string_view, keyhole_tail_mode>, 4> kTails = {
+    {{"none", KEYHOLE_TAIL_NONE},
+     {"mean", KEYHOLE_TAIL_MEAN},
+     {"centroid", KEYHOLE_TAIL_CENTROID},
+     {"second", KEYHOLE_TAIL_SECOND}}};
+constexpr uint32_t kMinPartition = 4;
+constexpr uint32_t kMaxPartition = 1024;
+
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size();
+}
+
+[[noreturn]] void refuse_tail(const std::string& text) {
+  throw UsageError(
+      "--tail " + text +
+      ": allowed: none, or mean, centroid, second, each with :N where partitions shall "
+      "have N keys, N from 4 to 1024");
+}
+
+[[noreturn]] void refuse_target(const std::string& text) {
+  throw UsageError("--target " + text +
+                   ": allowed: none, or error=X, mass=X or both (X above 0 and below 1), and with "
+                   "them min=N, max=N (keys, N from 1 on; min at most max), separated by commas");
+}
+
+std::string number_text(double value) {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%g", value);
+  return digits;
+}
+
+std::string_view tail_name(keyhole_tail_mode mode) {
+  for (const auto& [name, known] : kTails) {
+    if (known == mode) return name;
+  }
+  return "?";
+}
+
+template <class Choice, class Parse>
+std::vector<Choice> parse_all(const char* option, const std::vector<std::string>& texts,
+                              Parse&& parse) {
+  std::vector<Choice> choices;
+  for (const std::string& text : texts) {
+    const Choice choice = parse(text);
+    if (std::find(choices.begin(), choices.end(), choice) != choices.end()) {
+      throw UsageError(std::string(option) + " " + text + " is given twice");
+    }
+    choices.push_back(choice);
+  }
+  if (choices.empty()) choices.emplace_back();
+  return choices;
+}
+
+}  // namespace
+
+std::string TailChoice::text() const {
+  std::string text(tail_name(mode));
+  if (mode != KEYHOLE_TAIL_NONE && keys_per_partition != KEYHOLE_AUTO) {
+    text += ":" + std::to_string(keys_per_partition);
+  }
+  return text;
+}
+
+std::string TargetChoice::text() const {
+  if (!any()) return "none";
+  std::string text;
+  const auto add = [&](const char* name, const std::string& value) {
+    text += (text.empty() ? "" : ",") + std::string(name) + "=" + value;
+  };
+  if (error != 0) add("error", number_text(error));
+  if (mass != 0) add("mass", number_text(mass));
+  if (min_keys != 0) add("min", std::to_string(min_keys));
+  if (max_keys != 0) add("max", std::to_string(max_keys));
+  return text;
+}
+
+std::string BudgetChoice::text() const {
+  std::string text = attend.text();
+  if (tail.mode != KEYHOLE_TAIL_NONE) text += " tail=" + tail.text();
+  if (target.any()) text += " " + target.text();
+  return text;
+}
+
+keyhole_search_options BudgetChoice::search_options() const {
+  keyhole_search_options options = attend.search_options();
+  options.tail = tail.mode;
+  options.error_target = target.error;
+  options.mass_target = target.mass;
+  options.min_keys = target.min_keys;
+  options.max_keys = target.max_keys;
+  return options;
+}
+
+keyhole_budget BudgetChoice::budget() const {
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  budget.top_k = attend.k;
+  budget.attend = attend.mode;
+  budget.min_weight = attend.min_weight;
+  budget.tail = tail.mode;
+  budget.error_target = target.error;
+  budget.mass_target = target.mass;
+  budget.min_keys = target.min_keys;
+  budget.max_keys = target.max_keys;
+  return budget;
+}
+
+TailChoice parse_tail(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto named = std::find_if(kTails.begin(), kTails.end(), [&](const auto& t) {
+    return t.first == std::string_view(text).substr(0, colon);
+  });
+  if (named == kTails.end()) refuse_tail(text);
+  TailChoice choice;
+  choice.mode = named->second;
+  if (colon == std::string::npos) return choice;
+  if (choice.mode == KEYHOLE_TAIL_NONE ||
+      !parse_number(std::string_view(text).substr(colon + 1), choice.keys_per_partition) ||
+      choice.keys_per_partition < kMinPartition || choice.keys_per_partition > kMaxPartition) {
+    refuse_tail(text);
+  }
+  return choice;
+}
+
+TargetChoice parse_target(const std::string& text) {
+  TargetChoice choice;
+  if (text == "none") return choice;
+  std::string_view rest = text;
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = rest.substr(0, comma);
+    const size_t equals = item.find('=');
+    if (equals == std::string_view::npos) refuse_target(text);
+    const std::string_view name = item.substr(0, equals);
+    const std::string_view value = item.substr(equals + 1);
+    const auto take_share = [&](float& share) {
+      if (share != 0 || !parse_number(value, share) || !(share > 0 && share < 1)) {
+        refuse_target(text);
+      }
+    };
+    const auto take_count = [&](uint32_t& count) {
+      if (count != 0 || !parse_number(value, count) || count == 0) refuse_target(text);
+    };
+    if (name == "error") {
+      take_share(choice.error);
+    } else if (name == "mass") {
+      take_share(choice.mass);
+    } else if (name == "min") {
+      take_count(choice.min_keys);
+    } else if (name == "max") {
+      take_count(choice.max_keys);
+    } else {
+      refuse_target(text);
+    }
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  if (!choice.any() || (choice.max_keys != 0 && choice.min_keys > choice.max_keys)) {
+    refuse_target(text);
+  }
+  return choice;
+}
+
+std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends,
+                                        const std::vector<std::string>& tails,
+                                        const std::vector<std::string>& targets) {
+  auto all_tails = parse_all<TailChoice>("--tail", tails, parse_tail);
+  const auto all_targets = parse_all<TargetChoice>("--target", targets, parse_target);
+  // Targets read partitions also where there is no tail.
+  uint32_t common = KEYHOLE_AUTO;
+  bool agreed = true;
+  for (const TailChoice& tail : all_tails) {
+    if (tail.mode == KEYHOLE_TAIL_NONE) continue;
+    agreed = agreed && (common == KEYHOLE_AUTO || common == tail.keys_per_partition);
+    common = tail.keys_per_partition;
+  }
+  for (TailChoice& tail : all_tails) {
+    if (tail.mode == KEYHOLE_TAIL_NONE && agreed) tail.keys_per_partition = common;
+  }
+  std::vector<BudgetChoice> out;
+  for (const AttendChoice& attend : attends) {
+    for (const TailChoice& tail : all_tails) {
+      for (const TargetChoice& target : all_targets) {
+        const BudgetChoice choice{attend, tail, target};
+        // Nothing would be read.
+        if (attend.mode == KEYHOLE_ATTEND_NONE && !choice.needs_partitions()) continue;
+        out.push_back(choice);
+      }
+    }
+  }
+  if (out.empty()) throw UsageError("--attend none needs a --tail or a --target");
+  return out;
+}
+
+uint32_t common_partition(const std::vector<BudgetChoice>& choices) {
+  uint32_t common = KEYHOLE_AUTO;
+  for (const BudgetChoice& choice : choices) {
+    const uint32_t keys = choice.tail.keys_per_partition;
+    if (!choice.needs_partitions() || keys == KEYHOLE_AUTO) continue;
+    if (common != KEYHOLE_AUTO && common != keys) {
+      throw UsageError("--tail gives " + std::to_string(common) + " and " + std::to_string(keys) +
+                       " keys per partition; allowed: one size for all");
+    }
+    common = keys;
+  }
+  return common;
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,86 @@
+// `--attend`, `--tail` and `--target` together: how much of what a search finds is attended, what stands in for
+// the rest, and how good the result shall be.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/attend_choice.h"
+
+namespace keyhole::tools {
+
+/// What stands in for the keys that are not attended.
+struct TailChoice {
+  keyhole_tail_mode mode = KEYHOLE_TAIL_NONE;
+  uint32_t keys_per_partition = KEYHOLE_AUTO;  ///< of tails and targets
+
+  /// "none", "second", "centroid:32".
+  [[nodiscard]] std::string text() const;
+  bool operator==(const TailChoice&) const = default;
+};
+
+/// When a step has read enough; all 0: no target.
+struct TargetChoice {
+  float error = 0;        ///< output error, at most
+  float mass = 0;         ///< share of the attention mass read, at least
+  uint32_t min_keys = 0;  ///< of a step with a target; AUTO
+  uint32_t max_keys = 0;  ///< AUTO
+
+  /// Whether there is a target.
+  [[nodiscard]] bool any() const { return error != 0 || mass != 0; }
+  /// "none", "error=0.05", "error=0.05,mass=0.9,min=16,max=4096".
+  [[nodiscard]] std::string text() const;
+  bool operator==(const TargetChoice&) const = default;
+};
+
+/// A way to spend on one head.
+struct BudgetChoice {
+  AttendChoice attend;
+  TailChoice tail;
+  TargetChoice target;
+
+  /// Whether it needs partitions of the keys.
+  [[nodiscard]] bool needs_partitions() const {
+    return tail.mode != KEYHOLE_TAIL_NONE || target.any();
+  }
+  /// "topk:100" where there is neither tail nor target, else "topk:100 tail=second error=0.05".
+  [[nodiscard]] std::string text() const;
+  [[nodiscard]] keyhole_search_options search_options() const;
+  [[nodiscard]] keyhole_budget budget() const;
+  bool operator==(const BudgetChoice&) const = default;
+};
+
+/// Reads "none", "mean", "centroid" or "second", each but none with ":KEYS_PER_PARTITION" (4..1024) where
+/// wanted. Throws UsageError.
+[[nodiscard]] TailChoice parse_tail(const std::string& text);
+
+/// Reads "none" or a list of "error=X", "mass=X" (at least one of them; above 0 and below 1), "min=N", "max=N"
+/// (keys). Throws UsageError.
+[[nodiscard]] TargetChoice parse_target(const std::string& text);
+
+/// Each attend with each tail with each target, the target varying first; no texts: none. A partition size
+/// that a tail gives holds for it alone; `none` takes that of the other tails where they agree. Throws
+/// UsageError, also for a text that is given twice.
+[[nodiscard]] std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends,
+                                                      const std::vector<std::string>& tails,
+                                                      const std::vector<std::string>& targets);
+
+/// The partition size that all choices which need partitions agree upon; AUTO where none says. Throws
+/// UsageError where they do not: a session has one.
+[[nodiscard]] uint32_t common_partition(const std::vector<BudgetChoice>& choices);
+
+/// What the help of --tail and --target says.
+inline constexpr const char* kTailHelp =
+    "What stands in for the keys that a step does not attend: none, mean (one mean value), "
+    "centroid (mean "
+    "keys and values of partitions), second (with the keys' variance); with :KEYS_PER_PARTITION, "
+    "4..1024";
+inline constexpr const char* kTargetHelp =
+    "How good a step shall be, by its own estimate: error=X (output error at most X), mass=X "
+    "(share of the "
+    "attention mass read at least X), both, with min=N and max=N keys; or none";
+
+}  // namespace keyhole::tools

@@ -1,0 +1,256 @@
+#include "tools/commands/common/decoding.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <stdexcept>
+
+#include "tools/commands/common/options.h"
+#include "tools/tasks/kv_task.h"
+#include "tools/tasks/passkey_task.h"
+#include "tools/terminal/clock.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/progress.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+namespace fs = std::filesystem;
+fs::path model_folder(const ModelOptions& options) {
+  return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& command, ModelOptions& options) {
+  command
+      .add_option("--model", options.folder,
+                  "Hugging Face Llama folder (config.json and safetensors); default: the bundled "
+                  "model, or the folder in KEYHOLE_MODEL")
+      ->type_name("DIR");
+}
+
+fs::path bundled_model_folder() {
+  if (const char* folder = std::getenv("KEYHOLE_MODEL"); folder != nullptr && *folder != '\0') {
+    return folder;
+  }
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const fs::path& folder : {program.parent_path().parent_path() / KEYHOLE_INSTALLED_MODEL,
+                                 fs::path(KEYHOLE_SOURCE_MODEL)}) {
+    if (fs::exists(folder / "config.json", ignored)) return folder;
+  }
+  throw std::runtime_error(
+      "the bundled model is not where it was installed; name a folder with --model or "
+      "KEYHOLE_MODEL");
+}
+
+std::string read_text_file(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error(path.string() + ": cannot be opened");
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string printable(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte >= 0x20 && byte < 0x7F) || c == '\n' || c == '\t') {
+      text.push_back(c);
+    } else {
+      char code[5];
+      std::snprintf(code, sizeof(code), "\\x%02x", byte);
+      text += code;
+    }
+  }
+  return text;
+}
+
+LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }
+
+Runner make_runner(const ModelOptions& options, uint32_t threads) {
+  return {load_model(options), options.device, threads};
+}
+
+std::string model_name(const ModelOptions& options) {
+  if (options.folder.empty() && std::getenv("KEYHOLE_MODEL") == nullptr) return "bundled";
+  const fs::path folder = fs::absolute(model_folder(options)).lexically_normal();
+  return folder.has_filename() ? folder.filename() : folder.parent_path().filename();
+}
+
+void add_task_options(CLI::App& command, TaskOptions& options,
+                      const std::vector<std::string>& tasks) {
+  std::string help = "Make the prompt: kv (key=value lines) or passkey";
+  if (tasks.size() > 2) help += "; or text: take it from a file";
+  command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
+  command.add_option("--length", options.length, "Tokens of the task's context, e.g. 8192 or 32k")
+      ->type_name("N")
+      ->capture_default_str();
+  command.add_option("--seed", options.seed, "Seed of the task")->capture_default_str();
+  command
+      .add_option("--haystack", options.haystack,
+                  "Text file that pass keys are hidden in; default: the bundled prose")
+      ->type_name("FILE");
+}
+
+uint32_t length_of(const TaskOptions& options) {
+  const uint64_t length = parse_tokens(options.length);
+  if (length < 64 || length > (uint64_t{1} << 26)) {
+    throw UsageError("--length is " + std::to_string(length) + "; allowed: 64 to 67108864");
+  }
+  return static_cast<uint32_t>(length);
+}
+
+Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions) {
+  if (options.task == "kv") {
+    return make_kv_task(
+        {.context_bytes = context_bytes, .questions = questions, .seed = options.seed});
+  }
+  const std::string haystack =
+      read_text_file(options.haystack.empty() ? bundled_model_folder() / "haystack.txt"
+                                              : fs::path(options.haystack));
+  return make_passkey_task({.context_bytes = context_bytes,
+                            .questions = questions,
+                            .seed = options.seed,
+                            .haystack = haystack});
+}
+
+size_t max_question_bytes(const std::string& task) {
+  return task == "kv" ? kKvQuestionBytes : kMaxPasskeyQuestionBytes;
+}
+
+size_t fitting_questions(const std::string& task, size_t context_bytes, size_t wanted) {
+  const size_t most = task == "kv" ? min_kv_lines(context_bytes) : max_passkeys(context_bytes);
+  return std::max<size_t>(1, std::min(wanted, most));
+}
+
+void add_cache_options(CLI::App& command, CacheFlags& flags) {
+  command.add_option("--sink", flags.sink, "First tokens that stay resident")
+      ->capture_default_str();
+  command.add_option("--window", flags.window, "Newest tokens that stay resident")
+      ->capture_default_str();
+  command.add_option("--threads", flags.threads, "Worker threads; 0: one per core")
+      ->capture_default_str();
+  add_kv_dtype_option(command, flags.kv_dtype);
+  command
+      .add_option("--cache-device", flags.cache_device,
+                  "Where sink and window lie: host, cuda, or auto: where the model runs")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}))
+      ->capture_default_str();
+  command
+      .add_option("--dense-layers", flags.dense_layers,
+                  "Layers that always attend exactly, e.g. 0,1")
+      ->delimiter(',')
+      ->type_name("L,...");
+  command
+      .add_option("--classifiers", flags.classifiers,
+                  "Trained partitions and query classifiers for saap, written by train-saap")
+      ->type_name("FILE");
+  command
+      .add_option(
+          "--budgets", flags.budgets,
+          "Index and budget of each head, written by calibrate; --index, --attend, --tail and "
+          "--target are those of what it does not name")
+      ->type_name("FILE");
+}
+
+KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
+                        const std::vector<AttendSpec>& specs,
+                        const std::vector<BudgetChoice>& choices) {
+  KeyholeCacheOptions options;
+  options.max_tokens = max_tokens;
+  options.sink = flags.sink;
+  options.window = flags.window;
+  options.threads = flags.threads;
+  options.device = flags.device;
+  options.kv_dtype = dtype_of(flags.kv_dtype);
+  options.dense_layers = flags.dense_layers;
+  options.classifiers = flags.classifiers;
+  options.tail_partition = common_partition(choices);
+  options.audit_share = flags.audit.share;
+  options.audit_action = flags.audit.action_code();
+  options.audit_bound = flags.audit.bound;
+  std::string prefix;
+  const auto make = [&] {
+    KeyholeCache cache(model, options);
+    for (const AttendSpec& spec : specs) {
+      prefix = "--index " + spec.text + ": ";
+      if (spec.indexed()) cache.set_index(spec.text);
+    }
+    prefix.clear();
+    for (const BudgetChoice& choice : choices) cache.set_budget(choice.budget());
+    return cache;
+  };
+  try {
+    KeyholeCache cache = make();
+    if (flags.budgets.empty()) return cache;
+    // One more, as it begins with the budgets; for what they do not name with the first spec and choice.
+    options.budgets = flags.budgets;
+    options.index = specs.front().text;
+    if (!choices.empty()) options.budget = choices.front().budget();
+    return {model, options};
+  } catch (const LibraryError& error) {
+    if (error.status() == KEYHOLE_INVALID_ARGUMENT) throw UsageError(prefix + error.what());
+    throw;
+  }
+}
+
+keyhole_mode AttendSpec::mode() const {
+  if (text == "exact") return KEYHOLE_MODE_EXACT;
+  if (text == "none") return KEYHOLE_MODE_RESIDENT;
+  return KEYHOLE_MODE_INDEXED;
+}
+
+double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
+                      std::vector<float>* logits) {
+  Progress bar("prefill of " + format_count(tokens.size()) + " tokens");
+  const Clock::time_point start = Clock::now();
+  const std::span<const float> last = decoder.prefill(tokens, [&](double fraction) {
+    throw_if_interrupted();
+    bar.update(fraction);
+  });
+  if (logits != nullptr) logits->assign(last.begin(), last.end());
+  return seconds_since(start);
+}
+
+namespace {
+
+/// Builds what is pending, indexes and partitions.
+double build_with_progress(KeyholeCache& cache, const std::string& what) {
+  Progress bar("build of " + what);
+  const keyhole_progress_fn show = [](void* user, double fraction, const char*) -> int32_t {
+    static_cast<Progress*>(user)->update(fraction);
+    return interrupted() ? 1 : 0;
+  };
+  const Clock::time_point start = Clock::now();
+  try {
+    cache.build(show, &bar);
+  } catch (const LibraryError&) {
+    throw_if_interrupted();  // what the library calls cancelled
+    throw;
+  }
+  return seconds_since(start);
+}
+
+}  // namespace
+
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
+  cache.set_mode(spec.mode(), 0);
+  if (!spec.budgets.empty()) return build_with_progress(cache, "the budgets' indexes");
+  cache.set_budget(choice.budget());
+  if (!spec.indexed()) return 0.0;
+  cache.set_index(spec.text);
+  return build_with_progress(cache, spec.text);
+}
+
+double apply_budget(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
+  cache.set_budget(choice.budget());
+  return choice.needs_partitions() ? build_with_progress(cache, "partitions of " + spec.text) : 0.0;
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,108 @@
+// What the commands that run a model share: their common options, the bundled model, tasks as token
+// lists, prefill and build with a progress bar.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/audit_report.h"
+#include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/runner.h"
+#include "tools/tasks/task.h"
+
+namespace keyhole::tools {
+
+/// `--model`; `--device` of commands that have add_device_option().
+struct ModelOptions {
+  std::string folder;  ///< empty: the bundled model
+  std::string device = "auto";
+};
+void add_model_options(CLI::App& command, ModelOptions& options);
+
+/// The folder of the bundled model: $KEYHOLE_MODEL, the installed one, or that of the source tree.
+/// Throws std::runtime_error if none is there.
+[[nodiscard]] std::filesystem::path bundled_model_folder();
+
+/// Loads `options.folder` or the bundled model.
+[[nodiscard]] LlamaModel load_model(const ModelOptions& options);
+/// The same, ready to run.
+[[nodiscard]] Runner make_runner(const ModelOptions& options, uint32_t threads);
+/// The name under which results mention the model: its folder's last part.
+[[nodiscard]] std::string model_name(const ModelOptions& options);
+
+/// The bytes of a file. Throws std::runtime_error that names it.
+[[nodiscard]] std::string read_text_file(const std::filesystem::path& path);
+
+/// `bytes` with everything that is not printable ASCII or a line end as \xNN: text for JSON.
+[[nodiscard]] std::string printable(const std::string& bytes);
+
+/// `--task`, `--length`, `--seed`, `--haystack`.
+struct TaskOptions {
+  std::string task;  ///< one of those that the command has, or empty
+  std::string length = "8192";
+  uint64_t seed = 1;
+  std::string haystack;  ///< a file; empty: the bundled prose
+};
+void add_task_options(CLI::App& command, TaskOptions& options,
+                      const std::vector<std::string>& tasks = {"kv", "passkey"});
+
+/// --length as a number of tokens. Throws UsageError.
+[[nodiscard]] uint32_t length_of(const TaskOptions& options);
+
+/// A task whose context has `context_bytes` (kv: a few less). Throws UsageError.
+[[nodiscard]] Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions);
+/// The longest prompt of a question of this task in bytes.
+[[nodiscard]] size_t max_question_bytes(const std::string& task);
+/// `wanted`, or fewer if the context has no room for so many different questions.
+[[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
+                                       size_t wanted);
+
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--cache-device`, `--dense-layers`, `--classifiers`, `--budgets`.
+struct CacheFlags {
+  uint32_t sink = 128;
+  uint32_t window = 512;
+  uint32_t threads = 0;
+  std::string kv_dtype = "f16";
+  std::vector<uint32_t> dense_layers;
+  std::string classifiers;
+  std::string budgets;
+  std::string cache_device = "auto";
+  keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
+  AuditFlags audit;                             ///< of commands that have add_audit_options()
+};
+void add_cache_options(CLI::App& command, CacheFlags& flags);
+/// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of
+/// --budgets.
+struct AttendSpec {
+  std::string text;
+  std::string
+      budgets;  ///< the file, which the cache began with; `text` is of heads that it does not name
+  [[nodiscard]] keyhole_mode mode() const;
+  [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
+  /// For tables: the spec, or the file.
+  [[nodiscard]] const std::string& shown() const { return budgets.empty() ? text : budgets; }
+};
+
+/// An empty cache, after a look at every spec: minutes of prefill shall not end in a misspelt index.
+/// Throws UsageError with the library's text for flags and specs that it refuses.
+/// `specs` begins with that of the budgets where there are any: the first that is applied.
+[[nodiscard]] KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags,
+                                      uint32_t max_tokens, const std::vector<AttendSpec>& specs,
+                                      const std::vector<BudgetChoice>& choices);
+
+/// Prefill with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless
+/// null.
+double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
+                      std::vector<float>* logits);
+
+/// Lets the cache attend by `spec`, with the budget of `choice` for every head (not for --budgets, whose heads
+/// have their own): for an index, sets it and builds it with a progress bar. Returns the seconds of the build, 0
+/// for exact and none.
+double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice);
+/// Another budget for the same indexes. Returns the seconds of the partitions that it may need.
+double apply_budget(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,348 @@
+#include "tools/commands/common/head_measure.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <span>
+
+#include "tools/commands/common/quantile.h"
+#include "tools/terminal/clock.h"
+#include "tools/terminal/interrupt.h"
+
+namespace keyhole::tools {
+namespace {
+
+double dot(const float* a, const float* b, size_t n) {
+  double sums[8] =
+      {};  // side by side: every attended key is scored here, which may be all there are
+  for (size_t i = 0; i < n; ++i) sums[i % 8] += double{a[i]} * b[i];
+  return std::accumulate(std::begin(sums), std::end(sums), 0.0);
+}
+
+double norm(const float* a, size_t n) { return std::sqrt(dot(a, a, n)); }
+
+// How far the score of a key may lie below the k-th best and still count as found, relative to
+// |q| |k|. Two fp32 sums of the same products in another order differ by about 1e-6; rounding the
+// components of a key independently by up to u moves its score by about u / sqrt(d), of which we
+// allow four.
+double tie_tolerance(keyhole_dtype kv_dtype, bool rounds_keys, size_t dim) {
+  constexpr double kSummation = 1e-5;
+  if (!rounds_keys) return kSummation;
+  const double unit = kv_dtype == KEYHOLE_BF16 ? 0x1p-9 : 0x1p-12;
+  return kSummation + 4 * unit / std::sqrt(static_cast<double>(dim));
+}
+
+// Buffers and the call of one group search with attention.
+class Step {
+ public:
+  Step(const IndexHandle& index, const HeadTruth& truth, const BudgetChoice& budget)
+      : options(budget.search_options()),
+        o(truth.group * truth.dim),
+        lse(truth.group),
+        index_(index),
+        truth_(truth),
+        ids_(truth.group * options.k),
+        counts_(truth.group) {
+    keyhole_search_cost_init(&cost);
+    if (!budget.needs_partitions()) return;
+    // Targets are about all of the attention: what is resident is told. Without values it has no output.
+    resident_lse_.assign(truth.resident_lse.begin(), truth.resident_lse.end());
+    if (truth.resident_output.empty()) no_output_.resize(truth.group * truth.dim);
+  }
+
+  void run(size_t query) {
+    const keyhole_tensor queries = prepare(query);
+    uint32_t count = 0;
+    const uint32_t* attended = nullptr;
+    check(keyhole_index_attend(index_.get(), &queries, &options, o.data(), lse.data(), &attended,
+                               &count, &cost));
+    rows = {attended, count};
+  }
+
+  // What the search returned to each head. Leaves `rows` invalid.
+  void search(size_t query) {
+    const keyhole_tensor queries = prepare(query);
+    check(keyhole_index_search(index_.get(), &queries, &options, ids_.data(), nullptr,
+                               counts_.data(), nullptr));
+  }
+  [[nodiscard]] std::span<const uint32_t> found(size_t head) const {
+    return {ids_.data() + head * options.k, counts_[head]};
+  }
+
+  keyhole_search_options options;
+  std::vector<float> o;            // [g, d]
+  std::vector<float> lse;          // [g]
+  std::span<const uint32_t> rows;  // attended; valid until the next call
+  keyhole_search_cost cost{};
+
+ private:
+  keyhole_tensor prepare(size_t query) {
+    options.position = truth_.positions[query];
+    if (!resident_lse_.empty()) {
+      const size_t row = query * truth_.group;
+      options.other_o =
+          no_output_.empty() ? truth_.resident_output.data() + row * truth_.dim : no_output_.data();
+      options.other_lse = resident_lse_.data() + row;
+    }
+    const int64_t shape[] = {static_cast<int64_t>(truth_.group), static_cast<int64_t>(truth_.dim)};
+    return keyhole_tensor_host(truth_.query(query * truth_.group), KEYHOLE_F32, 2, shape);
+  }
+
+  const IndexHandle& index_;
+  const HeadTruth& truth_;
+  std::vector<uint32_t> ids_, counts_;
+  std::vector<float> resident_lse_;  // [rows], with partitions
+  std::vector<float> no_output_;     // [g, d] zeros, where there are no values
+};
+
+// Rows in ascending order, each once.
+std::vector<uint32_t> distinct(std::span<const uint32_t> rows, const HeadTruth& truth) {
+  std::vector<uint32_t> out(rows.begin(), rows.end());
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  if (!out.empty() && out.back() >= truth.offloaded.count()) {
+    throw std::runtime_error("the index returned row " + std::to_string(out.back()) + " of " +
+                             std::to_string(truth.offloaded.count()));
+  }
+  return out;
+}
+
+// Quality of one step's answer, added up over steps.
+class Quality {
+ public:
+  Quality(const HeadTruth& truth, const BudgetChoice& budget, double tolerance)
+      : truth_(truth),
+        budget_(budget),
+        tolerance_(tolerance),
+        credits_all_(budget.attend.mode != KEYHOLE_ATTEND_TOPK || budget.target.any()) {}
+
+  double recall = 0, mass = 0, attended = 0;
+  uint64_t scored = 0, bytes = 0;
+  std::vector<double> errors;
+  MissingMass missing;  // sums
+  size_t held = 0;      // samples
+
+  void add(size_t query, Step& step) {
+    const std::vector<uint32_t> rows = distinct(step.rows, truth_);
+    for (size_t j = 0; j < truth_.group; ++j) {
+      const size_t row = query * truth_.group + j;
+      const Found all = look_at(row, rows);
+      const double read = all.mass + std::exp(truth_.resident_lse[row] - truth_.lse[row]);
+      mass += read;
+      // Of the best k a head is credited with its own; where all heads share what was scored, with that.
+      if (credits_all_) recall += share(all.hits);
+      double error = 0;
+      if (!truth_.output.empty()) {
+        error = output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]);
+        errors.push_back(error);
+      }
+      if (keeps_target(error, read)) ++held;
+      missing.estimated += step.cost.missing[j];
+      missing.estimate_error += std::abs(step.cost.missing[j] - (1 - read));
+    }
+    missing.bytes_per_step += static_cast<double>(step.cost.tail_bytes_read);
+    missing.keys_opened += step.cost.keys_opened;
+    attended += step.cost.keys_attended;
+    scored += step.cost.keys_scored;
+    bytes += step.cost.bytes_read;
+    if (credits_all_) return;
+    step.search(query);
+    for (size_t j = 0; j < truth_.group; ++j) {
+      recall += share(look_at(query * truth_.group + j, distinct(step.found(j), truth_)).hits);
+    }
+  }
+
+ private:
+  [[nodiscard]] bool keeps_target(double error, double read) const {
+    const TargetChoice& target = budget_.target;
+    return (target.error == 0 || error <= kErrorSlack * target.error) &&
+           (target.mass == 0 || read >= target.mass - kMassSlack);
+  }
+
+  struct Found {
+    size_t hits = 0;  // rows that are among the k best
+    double mass = 0;  // softmax weight of all of them
+  };
+
+  Found look_at(size_t row, const std::vector<uint32_t>& ids) const {
+    const float* q = truth_.query(row);
+    const double slack = tolerance_ * norm(q, truth_.dim);
+    const double certain = truth_.kth_score[row];
+    Found found;
+    for (const uint32_t id : ids) {
+      const float* key = truth_.offloaded_key(id);
+      const double score = dot(q, key, truth_.dim);
+      found.mass += std::exp(truth_.logit(score) - truth_.lse[row]);
+      if (score >= certain || score >= certain - slack * norm(key, truth_.dim)) ++found.hits;
+    }
+    return found;
+  }
+
+  double share(size_t hits) const {
+    return static_cast<double>(std::min(hits, truth_.k)) / static_cast<double>(truth_.k);
+  }
+
+  const HeadTruth& truth_;
+  const BudgetChoice& budget_;
+  const double tolerance_;
+  const bool credits_all_;  // a head's recall counts what any head found
+};
+
+OutputError summarise(std::vector<double> errors) {
+  const double mean =
+      std::accumulate(errors.begin(), errors.end(), 0.0) / static_cast<double>(errors.size());
+  const Percentiles p = percentiles(std::move(errors));
+  return {mean, p.p50, p.p95};
+}
+
+keyhole_rope_scaling scaling_of(const TraceRope& rope) {
+  if (rope.scaling == "linear") return KEYHOLE_ROPE_LINEAR;
+  if (rope.scaling == "llama3") return KEYHOLE_ROPE_LLAMA3;
+  return KEYHOLE_ROPE_NONE;
+}
+
+}  // namespace
+
+double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
+  const double resident_lse = truth.resident_lse[row];
+  const double top = std::max(lse, resident_lse);
+  // Both sets empty: the output is zero, and all of the truth is missing.
+  double index_share = 0;
+  double resident_share = 0;
+  if (std::isfinite(top)) {
+    index_share = std::exp(lse - top);
+    resident_share = std::exp(resident_lse - top);
+    const double sum = index_share + resident_share;
+    index_share /= sum;
+    resident_share /= sum;
+  }
+  const float* exact = truth.output.data() + row * truth.dim;
+  const float* resident = truth.resident_output.data() + row * truth.dim;
+  double difference = 0;
+  for (size_t i = 0; i < truth.dim; ++i) {
+    const double error = index_share * o[i] + resident_share * resident[i] - exact[i];
+    difference += error * error;
+  }
+  return std::sqrt(difference) / norm(exact, truth.dim);
+}
+
+Percentiles percentiles(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return {nearest_rank(samples, 0.50), nearest_rank(samples, 0.95), nearest_rank(samples, 0.99)};
+}
+
+Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads,
+                         const std::string& classifiers) {
+  keyhole_engine_config config;
+  keyhole_engine_config_init(&config);
+  // A classifier file is of the whole model, of which a trace may tell some layers only; an engine keeps
+  // nothing for the others.
+  config.layers =
+      classifiers.empty() ? 1 + *std::max_element(info.layers.begin(), info.layers.end()) : 1024;
+  config.q_heads = info.q_heads;
+  config.kv_heads = info.kv_heads;
+  config.head_dim = info.head_dim;
+  config.kv_dtype = kv_dtype;
+  config.scale = info.scale;
+  config.softcap = info.softcap;
+  config.rope_theta = info.rope.theta;
+  config.rope_scaling = scaling_of(info.rope);
+  config.rope_factor = info.rope.factor;
+  config.rope_low_freq_factor = info.rope.low_freq_factor;
+  config.rope_high_freq_factor = info.rope.high_freq_factor;
+  config.rope_original_context = info.rope.original_context;
+  config.device = KEYHOLE_DEVICE_HOST;
+  config.threads = threads;
+  if (!classifiers.empty()) config.classifiers = classifiers.c_str();
+  return make_engine(config);
+}
+
+void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,
+                 const HeadTruth& truth, keyhole_progress_fn progress, void* user) {
+  const auto d = static_cast<int64_t>(truth.dim);
+  const int64_t shape[] = {static_cast<int64_t>(truth.offloaded.count()), d};
+  // A set of vectors has no values; its keys take their place, so that a step reads as much memory.
+  const std::vector<float>& values = truth.values.empty() ? truth.keys : truth.values;
+  const size_t first = truth.offloaded.begin * truth.dim;
+  const keyhole_tensor k = keyhole_tensor_host(truth.keys.data() + first, KEYHOLE_F32, 2, shape);
+  const keyhole_tensor v = keyhole_tensor_host(values.data() + first, KEYHOLE_F32, 2, shape);
+
+  std::vector<float> training;
+  std::vector<uint32_t> positions;
+  keyhole_tensor t{};
+  if (head.training_queries) {
+    training = head.training_queries->to_f32();
+    const int64_t training_shape[] = {static_cast<int64_t>(training.size()) / d, d};
+    t = keyhole_tensor_host(training.data(), KEYHOLE_F32, 2, training_shape);
+    for (const uint32_t position : trace.training_positions()) {
+      positions.insert(positions.end(), truth.group, position);
+    }
+  }
+  check(keyhole_index_build(index.get(), &k, &v, training.empty() ? nullptr : &t,
+                            positions.empty() ? nullptr : positions.data(),
+                            static_cast<uint32_t>(truth.offloaded.begin), progress, user));
+}
+
+Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
+                          const BudgetChoice& budget, keyhole_dtype kv_dtype, bool rounds_keys) {
+  const size_t queries = truth.rows() / truth.group;
+  BudgetChoice bounded = budget;
+  bounded.attend.k =
+      static_cast<uint32_t>(std::min<size_t>(budget.attend.k, truth.offloaded.count()));
+  Step step(index, truth, bounded);
+
+  Quality quality(truth, bounded, tie_tolerance(kv_dtype, rounds_keys, truth.dim));
+  for (size_t i = 0; i < queries; ++i) {
+    throw_if_interrupted();
+    step.run(i);
+    quality.add(i, step);
+  }
+
+  std::vector<double> microseconds;
+  microseconds.reserve(queries);
+  for (size_t i = 0; i < queries; ++i) {
+    throw_if_interrupted();
+    const Clock::time_point start = Clock::now();
+    step.run(i);
+    microseconds.push_back(microseconds_since(start));
+  }
+
+  keyhole_index_info info;
+  keyhole_index_info_init(&info);
+  check(keyhole_index_get_info(index.get(), &info));
+
+  const auto rows = static_cast<double>(truth.rows());
+  const auto steps = static_cast<double>(queries);
+  const auto keys = static_cast<double>(truth.offloaded.count());
+  const double element_bytes = kv_dtype == KEYHOLE_F32 ? 4 : 2;
+  Measurement m;
+  m.attend = budget.attend.text();
+  m.tail = budget.tail.text();
+  m.target = budget.target.text();
+  m.params = info.params;
+  m.diagnostics = info.diagnostics;
+  m.middle_mass = truth.middle_mass;
+  m.recall = quality.recall / rows;
+  m.recovered_mass = quality.mass / rows;
+  m.missing_mass = 1 - m.recovered_mass;
+  if (!quality.errors.empty()) m.output_error = summarise(std::move(quality.errors));
+  m.scan_fraction = static_cast<double>(quality.scored) / (rows * keys);
+  m.keys_attended = quality.attended / steps;
+  m.bytes_per_step = static_cast<double>(quality.bytes) / steps;
+  m.read_share = m.bytes_per_step / (2 * keys * static_cast<double>(truth.dim) * element_bytes);
+  m.latency_us = percentiles(std::move(microseconds));
+  m.build_seconds = info.build_seconds;
+  m.bytes_per_key = static_cast<double>(info.bytes) / keys;
+  if (budget.target.any()) m.held = static_cast<double>(quality.held) / rows;
+  if (budget.needs_partitions()) {
+    m.missing = {.estimated = quality.missing.estimated / rows,
+                 .estimate_error = quality.missing.estimate_error / rows,
+                 .bytes_per_step = quality.missing.bytes_per_step / steps,
+                 .keys_opened = quality.missing.keys_opened / steps};
+    m.tail_build_seconds = info.tail_build_seconds;
+    m.tail_bytes_per_key = static_cast<double>(info.tail_bytes) / keys;
+  }
+  return m;
+}
+
+}  // namespace keyhole::tools

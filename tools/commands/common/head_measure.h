@@ -1,0 +1,86 @@
+// One index over one recorded head: what it finds, what it costs.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/head_truth.h"
+#include "tools/commands/common/library.h"
+
+namespace keyhole::tools {
+
+/// A distribution as compare reports it.
+struct Percentiles {
+  double p50 = 0, p95 = 0, p99 = 0;
+};
+/// Nearest rank; `samples` must not be empty.
+[[nodiscard]] Percentiles percentiles(std::vector<double> samples);
+
+struct OutputError {
+  double mean = 0, median = 0, p95 = 0;
+};
+
+/// The tail's estimates of the softmax weight that a step did not read, beside the truth.
+struct MissingMass {
+  double estimated = 0;       ///< mean
+  double estimate_error = 0;  ///< mean of |estimated - true|
+  double bytes_per_step = 0;  ///< of those that a step read: means and variances of partitions
+  double keys_opened = 0;     ///< keys that a step read to meet a target
+};
+
+/// A row of the results: means over all used queries of the head.
+struct Measurement {
+  std::string series;  ///< the spec as given, perhaps a sweep
+  std::string index;   ///< the spec measured
+  std::string attend;  ///< e.g. "topk:100"
+  std::string tail;    ///< e.g. "second:16"
+  std::string target;  ///< e.g. "error=0.05"
+  std::string params;  ///< the effective spec
+  uint32_t layer = 0, kv_head = 0;
+  double middle_mass = 0;
+  std::optional<OutputError> output_error;  ///< absent where the trace has no values
+  double read_share = 0;      ///< bytes_per_step / bytes of the offloaded keys and values
+  double bytes_per_step = 0;  ///< that the search and the attention of one step read
+  Percentiles latency_us;
+  double missing_mass = 0;             ///< 1 - recovered_mass
+  std::optional<MissingMass> missing;  ///< with a tail or a target
+  /// With a target: share of the (query, head) samples that kept it, see kErrorSlack and kMassSlack.
+  std::optional<double> held;
+  double recall = 0;
+  double recovered_mass = 0;
+  double scan_fraction = 0;
+  double keys_attended = 0;  ///< distinct offloaded keys in the state of one step
+  double build_seconds = 0;
+  double bytes_per_key = 0;
+  double tail_build_seconds = 0;  ///< of the partitions, where the row uses any
+  double tail_bytes_per_key = 0;  ///< likewise
+  std::string diagnostics;        ///< the index's own JSON object of numbers
+};
+
+/// A sample keeps a target where its output error is at most so many times the target, and its recovered mass
+/// at most so much below.
+inline constexpr double kErrorSlack = 1.5;
+inline constexpr double kMassSlack = 0.02;
+
+/// |o - o*| / |o*| of row `row`: o `[d]` and lse are the state that an index gave, which is merged with the exact
+/// one of the resident tokens.
+[[nodiscard]] double output_error(const HeadTruth& truth, size_t row, const float* o, double lse);
+
+/// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
+/// `classifiers`: a file, or empty.
+[[nodiscard]] Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype,
+                                       uint32_t threads, const std::string& classifiers);
+
+/// Builds `index` over the head's offloaded keys. `progress` as keyhole_index_build takes it.
+void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& head,
+                 const HeadTruth& truth, keyhole_progress_fn progress, void* user);
+
+/// Searches and attends with every used query: once for quality, which warms up, and once for
+/// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements.
+[[nodiscard]] Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
+                                        const BudgetChoice& budget, keyhole_dtype kv_dtype,
+                                        bool rounds_keys);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,51 @@
+#include "tools/commands/common/options.h"
+
+#include <algorithm>
+
+#include "tools/commands/common/attend_choice.h"
+#include "tools/commands/common/budget_choice.h"
+#include "tools/terminal/errors.h"
+
+namespace keyhole::tools {
+
+void add_repeatable(CLI::App& command, const std::string& name, const std::string& type,
+                    const std::string& help, std::vector<std::string>& values,
+                    const std::vector<std::string>& defaults) {
+  std::string text = help + "; repeatable";
+  for (size_t i = 0; i < defaults.size(); ++i) text += (i == 0 ? " [" : " ") + defaults[i];
+  if (!defaults.empty()) text += "]";
+  command.add_option(name, values, text)->allow_extra_args(false)->type_name(type);
+}
+
+void add_budget_lists(CLI::App& command, BudgetLists& lists) {
+  add_repeatable(command, "--attend", "WAY", kAttendHelp, lists.attends, {"topk"});
+  add_repeatable(command, "--tail", "TAIL", kTailHelp, lists.tails, {"none"});
+  add_repeatable(command, "--target", "TARGET", kTargetHelp, lists.targets, {"none"});
+}
+
+std::vector<SweptIndex> expand_indexes(const std::vector<std::string>& indexes) {
+  std::vector<SweptIndex> out;
+  for (const std::string& index : indexes) {
+    for (const std::string& spec : expand_sweep(index)) {
+      const bool known =
+          std::any_of(out.begin(), out.end(), [&](const SweptIndex& i) { return i.spec == spec; });
+      if (known) throw UsageError("--index " + spec + " is given twice");
+      out.push_back({spec, index});
+    }
+  }
+  return out;
+}
+
+void add_kv_dtype_option(CLI::App& command, std::string& dtype) {
+  command.add_option("--kv-dtype", dtype, "How keys and values are stored")
+      ->type_name("TYPE")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str();
+}
+
+keyhole_dtype dtype_of(const std::string& name) {
+  if (name == "f32") return KEYHOLE_F32;
+  return name == "f16" ? KEYHOLE_F16 : KEYHOLE_BF16;
+}
+
+}  // namespace keyhole::tools

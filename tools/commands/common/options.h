@@ -1,0 +1,35 @@
+// Options that several commands have, and what their values mean.
+#pragma once
+
+#include <keyhole/keyhole.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+/// An option that is given once for each of its values. The help names `defaults`, which hold where it is not given.
+void add_repeatable(CLI::App& command, const std::string& name, const std::string& type,
+                    const std::string& help, std::vector<std::string>& values,
+                    const std::vector<std::string>& defaults = {});
+
+/// `--attend`, `--tail` and `--target`, each repeatable: what cross_budgets() takes.
+struct BudgetLists {
+  std::vector<std::string> attends, tails, targets;
+};
+void add_budget_lists(CLI::App& command, BudgetLists& lists);
+
+/// An index spec without alternatives, and the --index that it comes from.
+struct SweptIndex {
+  std::string spec;
+  std::string series;
+};
+/// Every spec of every --index, see expand_sweep(). Throws UsageError for one that is given twice.
+[[nodiscard]] std::vector<SweptIndex> expand_indexes(const std::vector<std::string>& indexes);
+
+/// `--kv-dtype`: f16, bf16 or f32.
+void add_kv_dtype_option(CLI::App& command, std::string& dtype);
+[[nodiscard]] keyhole_dtype dtype_of(const std::string& name);
+
+}  // namespace keyhole::tools

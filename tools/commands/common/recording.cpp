@@ -1,0 +1,199 @@
+#include "tools/commands/common/recording.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tools/commands/common/context_warning.h"
+#include "tools/io/trace.h"
+#include "tools/llama/prefill.h"
+#include "tools/llama/tokenizer.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/progress.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+struct Prompt {
+  std::vector<uint32_t> tokens;
+  std::string task;
+  std::string description;
+};
+
+/// Shorter than any question with its answer.
+constexpr size_t kMinExchangeBytes = 13;
+
+/// A context of the task, followed by questions with their answers until `length` is full: its last
+/// tokens are those of decoding steps that retrieve.
+std::string task_transcript(const RecordOptions& options, size_t bytes) {
+  const std::string& kind = options.task.task;
+  // One question and answer more than the queries cover, because the last may not fit.
+  const size_t reserve = options.queries + max_question_bytes(kind) + 48;
+  if (bytes < 2 * reserve) {
+    throw UsageError("--length is too short for --queries " + std::to_string(options.queries) +
+                     "; allowed: " + std::to_string(2 * reserve + 1) + " or more");
+  }
+  const size_t context_bytes = bytes - reserve;
+  const size_t questions = fitting_questions(kind, context_bytes, reserve / kMinExchangeBytes + 1);
+  const Task task = make_task(options.task, context_bytes, questions);
+  std::string text = task.context;
+  for (size_t i = 0;; ++i) {
+    const Question& question = task.questions[i % task.questions.size()];
+    const std::string exchange = question.prompt + question.answer;
+    if (text.size() + exchange.size() > bytes) return text;
+    text += exchange;
+  }
+}
+
+Prompt make_prompt(const RecordOptions& options, const LlamaConfig& model) {
+  const int sources = static_cast<int>(!options.prompt_file.empty()) +
+                      static_cast<int>(!options.token_file.empty()) +
+                      static_cast<int>(!options.task.task.empty());
+  if (sources != 1) throw UsageError("name exactly one of --prompt, --tokens and --task");
+  if (!options.token_file.empty()) {
+    return {read_token_file(options.token_file), "prompt", options.token_file};
+  }
+  const ByteTokenizer tokenizer(model);
+  if (!options.prompt_file.empty()) {
+    return {tokenizer.encode_prompt(read_text_file(options.prompt_file)), "prompt",
+            options.prompt_file};
+  }
+  const uint32_t length = length_of(options.task);
+  return {tokenizer.encode_prompt(task_transcript(options, length - 1)), options.task.task,
+          options.task.task + " context with questions and answers at its end"};
+}
+
+/// The last `queries` positions, and `training` of those before, evenly spread.
+TraceWriter::Options choose_positions(const RecordOptions& options, size_t tokens) {
+  TraceWriter::Options chosen;
+  chosen.kv_type = options.dtype == "f32" ? ElementType::f32 : ElementType::f16;
+  if (options.queries >= tokens) {
+    throw UsageError("--queries is " + std::to_string(options.queries) + "; allowed: 1 to " +
+                     std::to_string(tokens - 1) + " for a prompt of " + std::to_string(tokens) +
+                     " tokens");
+  }
+  const size_t first_query = tokens - options.queries;
+  chosen.query_positions.resize(options.queries);
+  std::iota(chosen.query_positions.begin(), chosen.query_positions.end(),
+            static_cast<uint32_t>(first_query));
+  const size_t training = std::min<size_t>(options.training, first_query);
+  for (size_t i = 0; i < training; ++i) {
+    chosen.training_positions.push_back(
+        static_cast<uint32_t>((i + 1) * first_query / training - 1));
+  }
+  return chosen;
+}
+
+TraceInfo describe(const RecordOptions& options, const LlamaConfig& model, const Prompt& prompt) {
+  TraceInfo info;
+  info.q_heads = model.q_heads;
+  info.kv_heads = model.kv_heads;
+  info.head_dim = model.head_dim;
+  info.scale = 1.0F / std::sqrt(static_cast<float>(model.head_dim));
+  info.rope.theta = static_cast<float>(model.rope_theta);
+  const RopeScaling& scaling = model.rope_scaling;
+  if (scaling.kind != RopeScaling::Kind::none) {
+    info.rope.scaling = scaling.kind == RopeScaling::Kind::linear ? "linear" : "llama3";
+    info.rope.factor = static_cast<float>(scaling.factor);
+    info.rope.low_freq_factor = static_cast<float>(scaling.low_freq_factor);
+    info.rope.high_freq_factor = static_cast<float>(scaling.high_freq_factor);
+    info.rope.original_context = scaling.original_context;
+  }
+  info.layers = options.layers;
+  if (info.layers.empty()) {
+    info.layers.resize(model.layers);
+    std::iota(info.layers.begin(), info.layers.end(), 0U);
+  }
+  std::sort(info.layers.begin(), info.layers.end());
+  info.layers.erase(std::unique(info.layers.begin(), info.layers.end()), info.layers.end());
+  if (info.layers.back() >= model.layers) {
+    throw UsageError("--layers names layer " + std::to_string(info.layers.back()) +
+                     "; allowed: 0 to " + std::to_string(model.layers - 1));
+  }
+  info.tokens = static_cast<uint32_t>(prompt.tokens.size());
+  info.model = model_name(options.model);
+  info.task = prompt.task;
+  info.prompt = prompt.description;
+  info.seed = options.task.seed;
+  return info;
+}
+
+/// Collects the chunks of a layer and writes its heads when the layer is complete.
+class LayerRecorder {
+ public:
+  LayerRecorder(const TraceInfo& info, TraceWriter::Options positions, TraceWriter& writer)
+      : info_(info), positions_(std::move(positions)), writer_(writer) {}
+
+  void take(const LayerChunk& chunk) {
+    if (!std::binary_search(info_.layers.begin(), info_.layers.end(), chunk.layer)) return;
+    const size_t kv_width = size_t{info_.kv_heads} * info_.head_dim;
+    keys_.insert(keys_.end(), chunk.k, chunk.k + chunk.tokens * kv_width);
+    values_.insert(values_.end(), chunk.v, chunk.v + chunk.tokens * kv_width);
+    pick(chunk, positions_.query_positions, queries_);
+    pick(chunk, positions_.training_positions, training_);
+    if (chunk.first_token + chunk.tokens == info_.tokens) write_layer();
+  }
+
+ private:
+  void pick(const LayerChunk& chunk, const std::vector<uint32_t>& positions,
+            std::vector<float>& rows) const {
+    const size_t q_width = size_t{info_.q_heads} * info_.head_dim;
+    auto at = std::lower_bound(positions.begin(), positions.end(), chunk.first_token);
+    for (; at != positions.end() && *at < chunk.first_token + chunk.tokens; ++at) {
+      const float* row = chunk.q + (*at - chunk.first_token) * q_width;
+      rows.insert(rows.end(), row, row + q_width);
+    }
+  }
+
+  void write_layer() {
+    const size_t d = info_.head_dim;
+    const size_t kv_width = info_.kv_heads * d;
+    const size_t q_width = info_.q_heads * d;
+    for (uint32_t head = 0; head < info_.kv_heads; ++head) {
+      const size_t q_offset = head * info_.group() * d;
+      writer_.write_head(
+          {keys_.data() + head * d, info_.tokens, kv_width},
+          {values_.data() + head * d, info_.tokens, kv_width},
+          {queries_.data() + q_offset, positions_.query_positions.size(), q_width},
+          {training_.data() + q_offset, positions_.training_positions.size(), q_width});
+    }
+    for (std::vector<float>* rows : {&keys_, &values_, &queries_, &training_}) rows->clear();
+  }
+
+  const TraceInfo& info_;
+  TraceWriter::Options positions_;
+  TraceWriter& writer_;
+  std::vector<float> keys_, values_, queries_, training_;
+};
+
+}  // namespace
+
+std::string record_trace(const RecordOptions& options) {
+  Runner runner = make_runner(options.model, options.threads);
+  const LlamaConfig& model = runner.model().config;
+  const Prompt prompt = make_prompt(options, model);
+  const TraceInfo info = describe(options, model, prompt);
+  const TraceWriter::Options positions = choose_positions(options, prompt.tokens.size());
+  warn_of_context(model, prompt.tokens.size());
+  TraceWriter writer(options.out, info, positions);
+  LayerRecorder recorder(info, positions, writer);
+  {
+    Progress bar("recording " + format_count(info.tokens) + " tokens");
+    (void)runner.prefill(
+        prompt.tokens, [&](const LayerChunk& chunk) { recorder.take(chunk); },
+        [&](double fraction) {
+          throw_if_interrupted();
+          bar.update(fraction);
+        });
+  }
+  writer.finish();
+  return options.out + ": " + format_count(info.tokens) + " tokens, " +
+         std::to_string(info.layers.size()) + " layers x " + std::to_string(info.kv_heads) +
+         " KV heads, " + std::to_string(positions.query_positions.size()) + " decode-time and " +
+         std::to_string(positions.training_positions.size()) + " training positions, " +
+         format_bytes(std::filesystem::file_size(options.out));
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,30 @@
+// Running a model over a prompt and writing its keys, values and queries as a trace: record, and calibrate where
+// it is given no trace.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/decoding.h"
+
+namespace keyhole::tools {
+
+struct RecordOptions {
+  ModelOptions model;
+  TaskOptions task;
+  std::string prompt_file;  ///< a text, a file of token ids, or a task: exactly one
+  std::string token_file;
+  std::string out;               ///< the trace to write
+  std::vector<uint32_t> layers;  ///< empty: all
+  uint32_t queries = 256;        ///< decode-time queries: the last positions
+  uint32_t training = 1024;      ///< earlier positions whose queries may guide an index
+  uint32_t threads = 0;
+  std::string dtype = "f16";
+};
+
+/// Shows progress on a terminal. Returns a line for people about what was written. Throws UsageError for options
+/// that do not fit the prompt.
+std::string record_trace(const RecordOptions& options);
+
+}  // namespace keyhole::tools

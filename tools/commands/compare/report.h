@@ -1,0 +1,44 @@
+// compare's results as a table, JSON and CSV.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/head_measure.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+/// Heads of at least this middle mass are those that an index can do something for.
+inline constexpr double kHeavyMass = 0.2;
+
+/// One index with one budget (way to attend, tail, target) over all measured heads.
+struct Summary {
+  /// Every figure is the mean weighted by the heads' middle mass (how much of the attention is at stake
+  /// there); the plain mean where all of it is zero.
+  Measurement mean;
+  size_t heads = 0;
+  /// The plain mean over the heads of at least kHeavyMass; zeros where there are none.
+  Measurement heavy_mean;
+  size_t heavy_heads = 0;
+  double build_seconds_total = 0;
+};
+/// A summary for each index and budget, in the order in which they first appear in `results`.
+[[nodiscard]] std::vector<Summary> summarise(const std::vector<Measurement>& results);
+
+/// What the rows of summaries are sorted by, the least first. none: the order of the plan.
+enum class SortBy { none, error, bytes, us };
+void sort(std::vector<Summary>& summaries, SortBy by);
+
+[[nodiscard]] nlohmann::ordered_json to_json(const Measurement& measurement);
+[[nodiscard]] nlohmann::ordered_json to_json(const Summary& summary);
+[[nodiscard]] std::string to_csv(const std::vector<Measurement>& results);
+
+/// A row per index and budget: weighted means, plain means over heavy heads; a row per head. Columns of tails and
+/// targets are there where a row has one.
+[[nodiscard]] std::string heavy_table(const std::vector<Summary>& summaries, const Style& style);
+[[nodiscard]] std::string summary_table(const std::vector<Summary>& summaries, const Style& style);
+[[nodiscard]] std::string head_table(const std::vector<Measurement>& results, const Style& style);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,226 @@
+// keyhole eval: how many questions about a long context a model answers with each way to attend, or how well it
+// predicts a text.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "tools/commands/commands.h"
+#include "tools/commands/common/context_warning.h"
+#include "tools/commands/eval/options.h"
+#include "tools/llama/tokenizer.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/json.h"
+#include "tools/terminal/machine.h"
+#include "tools/terminal/progress.h"
+#include "tools/terminal/table.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// The questions answered in one way.
+struct Row {
+  EvalWay way;
+  size_t correct = 0;
+  std::vector<std::string> answers;
+};
+
+std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
+                            const Question& question) {
+  const uint32_t context = decoder.tokens();
+  uint32_t next = 0;
+  for (const uint32_t token : tokenizer.encode(question.prompt)) next = greedy(decoder.step(token));
+  std::string answer;
+  const char end = question.answer.back();
+  // A wrong answer may be longer than the right one; a few tokens more show what it was.
+  const size_t most = question.answer.size() + 8;
+  while (next < 256) {
+    answer.push_back(static_cast<char>(next));
+    if (answer.back() == end || answer.size() == most) break;
+    next = greedy(decoder.step(next));
+  }
+  decoder.truncate(context);
+  return answer;
+}
+
+void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
+                Row& row) {
+  const ByteTokenizer tokenizer(model);
+  Progress bar(row.way.name());
+  cache.reset_statistics();
+  decoder.reset_times();
+  for (const Question& question : task.questions) {
+    throw_if_interrupted();
+    row.answers.push_back(answer_question(decoder, tokenizer, question));
+    if (row.answers.back() == question.answer) ++row.correct;
+    bar.update(static_cast<double>(row.answers.size()) /
+               static_cast<double>(task.questions.size()));
+  }
+  measure_way(cache, decoder, model, row.way);
+}
+
+std::string table_text(const std::vector<Row>& rows, size_t questions) {
+  Table table({{"index", Table::Align::left},
+               {"k"},
+               {"attend", Table::Align::left},
+               {"correct"},
+               {"scanned"},
+               {"read/token"},
+               {"tokens/s"},
+               {"attention/token"},
+               {"build"},
+               {"index size"}});
+  for (const Row& row : rows) {
+    std::vector<std::string> cells = way_cells(row.way);
+    cells.push_back(std::to_string(row.correct) + "/" + std::to_string(questions));
+    for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
+    table.add_row(std::move(cells));
+  }
+  return table.text(style_of(stdout));
+}
+
+Json to_json(const Row& row, const Task& task) {
+  Json wrong = Json::array();
+  for (size_t i = 0; i < task.questions.size(); ++i) {
+    if (row.answers[i] == task.questions[i].answer) continue;
+    wrong.push_back({{"question", task.questions[i].prompt},
+                     {"expected", task.questions[i].answer},
+                     // Bytes of a wrong answer need not be UTF-8.
+                     {"answer", printable(row.answers[i])}});
+  }
+  const auto questions = static_cast<double>(task.questions.size());
+  return to_json(row.way, {{"correct", row.correct},
+                           {"questions", task.questions.size()},
+                           {"accuracy", static_cast<double>(row.correct) / questions},
+                           {"wrong", wrong}});
+}
+
+void eval_questions(EvalOptions options) {
+  const std::vector<BudgetChoice> budgets = all_budgets(options);
+  const std::vector<AttendSpec> specs = all_specs(options);
+  Runner runner = make_runner(options.model, options.cache.threads);
+  options.cache.device = runner.session_device(options.cache.cache_device);
+  const LlamaConfig& model = runner.model().config;
+  const ByteTokenizer tokenizer(model);
+  const uint32_t length = length_of(options.task);
+  const size_t usual = options.task.task == "kv" ? 64 : 16;
+  const size_t questions = options.questions != 0
+                               ? options.questions
+                               : fitting_questions(options.task.task, length - 1, usual);
+  const Task task = make_task(options.task, length - 1, questions);
+  const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
+
+  warn_of_context(model, tokens.size());
+  // A question is truncated away before the next one, so the cache holds one of them at a time.
+  KeyholeCache cache =
+      make_cache(model, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
+  const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
+  const double prefill_seconds = prefill_prompt(*decoder, tokens, nullptr);
+
+  std::vector<Row> rows;
+  for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
+    Row& row = rows.emplace_back();
+    row.way = way;
+    answer_all(*decoder, cache, model, task, row);
+  });
+
+  const keyhole_statistics statistics = cache.statistics();
+  if (options.json != "-") {
+    std::vector<const EvalWay*> ways;
+    for (const Row& row : rows) ways.push_back(&row.way);
+    std::printf(
+        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, model on %s, "
+        "sink and window on %s, prefill %s\n%s\n\n%s%s",
+        options.task.task.c_str(), format_count(tokens.size()).c_str(), questions,
+        options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
+        runner.device().c_str(), statistics.device, format_duration(prefill_seconds).c_str(),
+        to_text(describe_machine(statistics.cpu_level)).c_str(),
+        table_text(rows, questions).c_str(), audit_texts(ways).c_str());
+  }
+  if (!options.json.empty()) {
+    Json results = Json::array();
+    for (const Row& row : rows) results.push_back(to_json(row, task));
+    Json json = eval_header(options, runner, cache, statistics, tokens.size(), prefill_seconds);
+    json["results"] = results;
+    write_json(options.json, json);
+  }
+}
+
+void eval(const EvalOptions& options) {
+  const std::string& task = options.task.task;
+  if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, text");
+  if (task == "text") return eval_text(options);
+  if (!options.prompt_file.empty() || !options.token_file.empty())
+    throw UsageError("--prompt and --tokens are of --task text");
+  eval_questions(options);
+}
+
+}  // namespace
+
+void add_eval(CLI::App& keyhole) {
+  auto options = std::make_shared<EvalOptions>();
+  CLI::App* command = keyhole.add_subcommand("eval",
+                                             "Count right answers about a long context, or measure "
+                                             "how well a text is predicted, by index");
+  add_model_options(*command, options->model);
+  add_device_option(*command, options->model.device);
+  add_task_options(*command, options->task, {"kv", "passkey", "text"});
+  command
+      ->add_option("--prompt", options->prompt_file,
+                   "Text file of --task text; default: the bundled prose")
+      ->type_name("FILE");
+  command
+      ->add_option("--tokens", options->token_file,
+                   "File of token ids for --task text, in place of --prompt")
+      ->type_name("FILE");
+  command
+      ->add_option("--bytes", options->bytes,
+                   "Tokens of --task text that are decoded and predicted after --length tokens")
+      ->check(CLI::Range(1U, 1U << 24))
+      ->capture_default_str();
+  command
+      ->add_option("--questions", options->questions,
+                   "Number of questions; default: 64 for kv, 16 for passkey")
+      ->check(CLI::Range(1U, 1U << 20));
+  command
+      ->add_option(
+          "--index", options->indexes,
+          "Index spec (keyhole compare --help lists the types), or exact (full attention), or none "
+          "(sink and window only); repeatable; there is no default")
+      ->type_name("SPEC");
+  command
+      ->add_option("--k", options->ks,
+                   "Keys that a search is asked for per query head, e.g. 25,50,100")
+      ->delimiter(',')
+      ->check(CLI::Range(1U, 1U << 30))
+      ->capture_default_str();
+  add_budget_lists(*command, options->budgets);
+  add_cache_options(*command, options->cache);
+  add_audit_options(*command, options->cache.audit);
+  command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
+      ->type_name("FILE");
+  command->footer(
+      examples(
+          {"keyhole eval --task kv --length 8192 --questions 64 --index exact --index none "
+           "--index flat",
+           "keyhole eval --task passkey --length 32k --index exact --index ivf --k 50,100,200",
+           "keyhole eval --task kv --length 32k --index ivf:probe=32 --attend topk:100 --attend "
+           "scored",
+           "keyhole eval --task kv --length 32k --index ivf --tail none --tail second --target "
+           "none "
+           "--target error=0.05",
+           "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
+           "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index "
+           "ivf",
+           "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
+      "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
+      "steps, which "
+      "are then\ntruncated away; a text is decoded in copies of the cache.");
+  command->callback([options] { eval(*options); });
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,255 @@
+// keyhole plan: the memory of a session before anything is allocated.
+#include <keyhole/keyhole.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "tools/commands/commands.h"
+#include "tools/commands/common/context_warning.h"
+#include "tools/commands/common/library.h"
+#include "tools/commands/common/options.h"
+#include "tools/llama/config.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/json.h"
+#include "tools/terminal/table.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Options {
+  std::string model;
+  uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  std::string dtype = "f16";
+  std::string context;
+  std::vector<std::string> indexes;
+  std::string budgets;
+  std::string weights, gpu_memory, host_memory;
+  uint32_t sink = 128, window = 512;
+  std::string json;
+};
+
+// Options as numbers.
+struct Request {
+  keyhole_engine_config engine;
+  uint64_t context = 0;
+  uint64_t weights = 0;
+  std::optional<uint64_t> gpu_memory, host_memory;
+};
+
+struct Row {
+  std::string index;
+  keyhole_memory_plan plan;
+};
+
+LlamaConfig take_shape_of_model(Options& options) {
+  const LlamaConfig config =
+      load_llama_config(std::filesystem::path(options.model) / "config.json");
+  const auto set = [](uint32_t& option, uint32_t value) {
+    if (option == 0) option = value;  // what is given on the command line goes first
+  };
+  set(options.layers, config.layers);
+  set(options.heads, config.q_heads);
+  set(options.kv_heads, config.kv_heads);
+  set(options.head_dim, config.head_dim);
+  return config;
+}
+
+Request understand(Options options) {
+  std::optional<LlamaConfig> model;
+  if (!options.model.empty()) model = take_shape_of_model(options);
+  const auto require = [](uint32_t value, const char* name) {
+    if (value == 0)
+      throw UsageError(std::string("give ") + name + ", or --model DIR to read the shape from");
+  };
+  require(options.layers, "--layers");
+  require(options.heads, "--heads");
+  require(options.kv_heads, "--kv-heads");
+  require(options.head_dim, "--head-dim");
+
+  Request request;
+  keyhole_engine_config& engine = request.engine;
+  keyhole_engine_config_init(&engine);
+  engine.layers = options.layers;
+  engine.q_heads = options.heads;
+  engine.kv_heads = options.kv_heads;
+  engine.head_dim = options.head_dim;
+  engine.kv_dtype = dtype_of(options.dtype);
+  request.context = parse_tokens(options.context);
+  if (model) warn_of_context(*model, request.context);
+  if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
+  if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
+  if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
+  engine.device = request.gpu_memory ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+  return request;
+}
+
+// What the weights leave of a memory, as the library takes it: 0 would mean no limit, and one byte
+// holds nothing.
+uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
+  return memory > weights ? memory - weights : 1;
+}
+
+keyhole_memory_plan plan_one(const Request& request, const Options& options,
+                             const std::string& index, const std::string& budgets) {
+  keyhole_session_config session;
+  keyhole_session_config_init(&session);
+  session.sink = options.sink;
+  session.window = options.window;
+  session.index = index.c_str();
+  if (!budgets.empty()) session.budgets = budgets.c_str();
+  uint64_t device_limit = 0;
+  uint64_t host_limit = 0;
+  // Weights lie where the model computes: on the GPU, or without one in host memory.
+  if (request.gpu_memory) device_limit = left_by_weights(*request.gpu_memory, request.weights);
+  if (request.host_memory) {
+    host_limit = left_by_weights(*request.host_memory, request.gpu_memory ? 0 : request.weights);
+  }
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  const keyhole_status status =
+      keyhole_plan(&request.engine, &session, request.context, device_limit, host_limit, &plan);
+  if (status == KEYHOLE_INVALID_ARGUMENT) throw UsageError(keyhole_last_error());
+  check(status);
+  return plan;
+}
+
+std::string limit_text(const std::optional<uint64_t>& limit) {
+  return limit ? format_bytes(*limit) : "no limit";
+}
+
+void print(const Request& request, const std::vector<Row>& rows) {
+  const Style style = style_of(stdout);
+  const keyhole_engine_config& e = request.engine;
+  std::printf("%u layers, %u query and %u KV heads of %u; %s tokens hold %s of K and V\n", e.layers,
+              e.q_heads, e.kv_heads, e.head_dim, format_count(request.context).c_str(),
+              format_bytes(rows.front().plan.kv_bytes).c_str());
+  std::printf("weights %s, GPU memory %s, host memory %s\n\n",
+              format_bytes(request.weights).c_str(),
+              request.gpu_memory ? format_bytes(*request.gpu_memory).c_str() : "not used",
+              limit_text(request.host_memory).c_str());
+  Table table({{"index", Table::Align::left},
+               {"device"},
+               {"pinned"},
+               {"host"},
+               {"of it indexes"},
+               {"fits", Table::Align::left},
+               {"longest context"}});
+  for (const auto& [index, plan] : rows) {
+    table.add_row(
+        {index, format_bytes(plan.device_bytes), format_bytes(plan.pinned_bytes),
+         format_bytes(plan.host_bytes), format_bytes(plan.index_bytes),
+         plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
+         format_count(plan.longest_context)});
+  }
+  std::fputs(table.text(style).c_str(), stdout);
+  if (!request.gpu_memory) {
+    std::puts("\nWithout --gpu-memory the resident tokens (device) lie in host memory as well.");
+  }
+}
+
+ordered_json to_json(const Request& request, const Options& options, const std::vector<Row>& rows) {
+  const auto limit = [](const std::optional<uint64_t>& bytes) {
+    return bytes ? ordered_json(*bytes) : ordered_json(nullptr);
+  };
+  const keyhole_engine_config& e = request.engine;
+  ordered_json plans = ordered_json::array();
+  for (const auto& [index, plan] : rows) {
+    plans.push_back({{"index", index},
+                     {"kv_bytes", plan.kv_bytes},
+                     {"host_bytes", plan.host_bytes},
+                     {"index_bytes", plan.index_bytes},
+                     {"device_bytes", plan.device_bytes},
+                     {"pinned_bytes", plan.pinned_bytes},
+                     {"fits", plan.fits != 0},
+                     {"longest_context", plan.longest_context}});
+  }
+  return {{"layers", e.layers},
+          {"heads", e.q_heads},
+          {"kv_heads", e.kv_heads},
+          {"head_dim", e.head_dim},
+          {"dtype", options.dtype},
+          {"context", request.context},
+          {"sink", options.sink},
+          {"window", options.window},
+          {"weights", request.weights},
+          {"gpu_memory", limit(request.gpu_memory)},
+          {"host_memory", limit(request.host_memory)},
+          {"plans", plans}};
+}
+
+void run(const Options& options) {
+  const Request request = understand(options);
+  std::vector<Row> rows;
+  for (const std::string& index : options.indexes) {
+    rows.push_back({index, plan_one(request, options, index, "")});
+  }
+  if (!options.budgets.empty()) {
+    const std::string others = options.indexes.empty() ? "flat" : options.indexes.front();
+    rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
+  }
+  if (rows.empty()) throw UsageError("give --index or --budgets");
+  if (options.json != "-") print(request, rows);
+  if (!options.json.empty()) write_json(options.json, to_json(request, options, rows));
+}
+
+}  // namespace
+
+void add_plan(CLI::App& keyhole) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = keyhole.add_subcommand(
+      "plan",
+      "Tell host, device and pinned memory, and the longest context, before allocating anything");
+  command->add_option("--model", options->model, "Take the shape from this folder's config.json")
+      ->type_name("DIR");
+  command->add_option("--layers", options->layers, "Layers")->type_name("N");
+  command->add_option("--heads", options->heads, "Query heads")->type_name("N");
+  command->add_option("--kv-heads", options->kv_heads, "KV heads")->type_name("N");
+  command
+      ->add_option("--head-dim", options->head_dim, "Components of a head: 64, 80, 96, 128 or 256")
+      ->type_name("N");
+  command->add_option("--dtype", options->dtype, "How keys and values are stored")
+      ->type_name("TYPE")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->capture_default_str();
+  command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
+      ->type_name("TOKENS")
+      ->required();
+  command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("SPEC");
+  command
+      ->add_option(
+          "--budgets", options->budgets,
+          "Index and budget of each head, written by calibrate; of heads that it does not name "
+          "the first --index")
+      ->type_name("FILE");
+  command->add_option("--weights", options->weights, "Bytes of the model's weights, e.g. 15GiB")
+      ->type_name("BYTES");
+  command
+      ->add_option("--gpu-memory", options->gpu_memory,
+                   "Bytes of the GPU; without it everything lies in host memory")
+      ->type_name("BYTES");
+  command->add_option("--host-memory", options->host_memory, "Bytes that the host may give")
+      ->type_name("BYTES");
+  command->add_option("--sink", options->sink, "Resident tokens at the beginning")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--window", options->window, "Resident newest tokens")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_option("--json", options->json, "Write the plan here (- for standard output)")
+      ->type_name("FILE");
+  command->footer(examples(
+      {"keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --context 1M "
+       "\\",
+       "    --index ivf:C=1024,probe=32 --weights 15GiB --gpu-memory 24GiB --host-memory 256GiB",
+       "keyhole plan --model MODEL --context 128k --index flat --index hnsw:M=32,ef=128"}));
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace keyhole::tools
