@@ -1,74 +1,111 @@
 #include "index/kmeans.h"
 
-#include <faiss/Clustering.h>
-#include <faiss/impl/FaissException.h>
-#include <omp.h>
-
 #include <algorithm>
-#include <type_traits>
+#include <cmath>
+#include <numeric>
+#include <random>
 
 #include "index/accelerator.h"
 
 namespace keyhole::index {
 namespace {
 
-constexpr size_t kPointsPerCluster =
-    256;                        // Faiss's own default, stated because it subsamples silently
-constexpr size_t kBlock = 512;  // points per task: about a millisecond at 1000 centroids
+constexpr size_t kPointsPerCluster = 256;  // more do not move a centroid noticeably
+constexpr size_t kBlock = 512;             // points per task: about a millisecond at 1000 centroids
+constexpr float kNudge = 1.0F / 1024;      // how far apart the halves of a divided cluster begin
+constexpr uint32_t kSplitSeed = 1234;
 
-// Faiss 1.7.3 calls it Index::idx_t, later versions faiss::idx_t.
-using FaissId = std::decay_t<decltype(faiss::Index::ntotal)>;
-
-// Faiss's loops run on OpenMP, whose team size is a setting of each thread: one for the length of a
-// training. Heads are built in parallel by the worker pool already, and a team per worker would
-// oversubscribe the machine.
-class SingleOmpThread {
- public:
-  SingleOmpThread() : saved_(omp_get_max_threads()) { omp_set_num_threads(1); }
-  ~SingleOmpThread() { omp_set_num_threads(saved_); }
-  SingleOmpThread(const SingleOmpThread&) = delete;
-  SingleOmpThread& operator=(const SingleOmpThread&) = delete;
-
- private:
-  int saved_;
-};
-
-// The index through which faiss::Clustering assigns points. Not faiss::IndexFlat, because (1) its sgemm
-// depends on BLAS's thread count, which is global to the process, (2) Debian's Faiss 1.7.3 has no AVX,
-// (3) a search is where a build can report progress and be cancelled.
-class AssignmentIndex final : public faiss::Index {
- public:
-  AssignmentIndex(const cpu::Kernels& kernels, cpu::Pool* pool, uint32_t dim, Nearness nearness,
-                  ProgressMeter& meter)
-      : faiss::Index(dim,
-                     nearness == Nearness::l2 ? faiss::METRIC_L2 : faiss::METRIC_INNER_PRODUCT),
-        pool_(pool),
-        nearest_(kernels, nearness, dim),
-        meter_(meter) {}
-
-  void add(FaissId n, const float* x) override {
-    centroids_.assign(x, x + n * d);
-    nearest_.set(centroids_.data(), static_cast<size_t>(n));
-    ntotal = n;
+// The first `count` of the numbers 0..n-1 in a random order. By hand, because std::shuffle and the standard
+// distributions give other numbers with every standard library.
+std::vector<uint32_t> random_choice(size_t n, size_t count, uint32_t seed) {
+  std::vector<uint32_t> order(n);
+  std::iota(order.begin(), order.end(), 0U);
+  std::mt19937 random(seed);
+  for (size_t i = 0; i < count && i + 1 < n; ++i) {
+    std::swap(order[i], order[i + random() % (n - i)]);
   }
-  void reset() override { ntotal = 0; }
+  order.resize(count);
+  return order;
+}
 
-  // Distances only feed Faiss's statistics; they are left at zero.
-  void search(FaissId n, const float* x, FaissId, float* distances, FaissId* labels,
-              const faiss::SearchParameters*) const override {
-    labels_.resize(static_cast<size_t>(n));
-    assign_points(nearest_, pool_, x, labels_.size(), static_cast<uint32_t>(d), labels_.data(),
-                  meter_);
-    std::copy(labels_.begin(), labels_.end(), labels);
-    std::fill(distances, distances + n, 0.0F);
+std::vector<float> gather(const float* points, const std::vector<uint32_t>& rows, uint32_t dim) {
+  std::vector<float> out(rows.size() * dim);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    std::copy_n(points + size_t{rows[i]} * dim, dim, out.data() + i * dim);
+  }
+  return out;
+}
+
+// The centroids of one training, and Lloyd's step: each centroid moves to the mean of its points.
+class Centroids {
+ public:
+  Centroids(std::vector<float> values, uint32_t dim, Nearness nearness)
+      : dim_(dim), nearness_(nearness), sizes_(values.size() / dim), values_(std::move(values)) {
+    normalise();
   }
 
+  [[nodiscard]] const float* data() const { return values_.data(); }
+  [[nodiscard]] size_t count() const { return sizes_.size(); }
+  [[nodiscard]] std::vector<float> take() { return std::move(values_); }
+
+  void move_to_means(const float* points, const std::vector<uint32_t>& labels) {
+    std::fill(values_.begin(), values_.end(), 0.0F);
+    std::fill(sizes_.begin(), sizes_.end(), 0.0F);
+    for (size_t i = 0; i < labels.size(); ++i) {
+      float* mean = centroid(labels[i]);
+      const float* point = points + i * dim_;
+      for (uint32_t j = 0; j < dim_; ++j) mean[j] += point[j];
+      ++sizes_[labels[i]];
+    }
+    for (size_t c = 0; c < count(); ++c) {
+      if (sizes_[c] == 0.0F) continue;
+      const float share = 1.0F / sizes_[c];
+      for (uint32_t j = 0; j < dim_; ++j) centroid(c)[j] *= share;
+    }
+    replace_empty(labels.size());
+    normalise();
+  }
+
  private:
-  cpu::Pool* pool_;
-  NearestCentroid nearest_;
-  ProgressMeter& meter_;
-  std::vector<float> centroids_;
-  mutable std::vector<uint32_t> labels_;
+  float* centroid(size_t c) { return values_.data() + c * dim_; }
+
+  // A cluster without points gets half of another's, chosen with probability (size - 1) / (points - clusters).
+  void replace_empty(size_t points) {
+    std::mt19937 random(kSplitSeed);
+    const auto spare = static_cast<double>(points - count());
+    const auto uniform = [&] {
+      return static_cast<float>(random()) / static_cast<float>(std::mt19937::max());
+    };
+    const auto chance = [&](size_t c) { return static_cast<float>((sizes_[c] - 1.0) / spare); };
+    for (size_t empty = 0; empty < count(); ++empty) {
+      if (sizes_[empty] != 0.0F) continue;
+      size_t full = 0;
+      while (uniform() >= chance(full)) full = (full + 1) % count();
+      for (uint32_t j = 0; j < dim_; ++j) {
+        const float nudge = j % 2 == 0 ? kNudge : -kNudge;
+        centroid(empty)[j] = centroid(full)[j] * (1.0F + nudge);
+        centroid(full)[j] *= 1.0F - nudge;
+      }
+      sizes_[empty] = sizes_[full] / 2;
+      sizes_[full] -= sizes_[empty];
+    }
+  }
+
+  void normalise() {
+    if (nearness_ != Nearness::inner_product) return;
+    for (size_t c = 0; c < count(); ++c) {
+      double squares = 0.0;
+      for (uint32_t j = 0; j < dim_; ++j) squares += centroid(c)[j] * centroid(c)[j];
+      if (squares == 0.0) continue;
+      const float inverse = 1.0F / std::sqrt(static_cast<float>(squares));
+      for (uint32_t j = 0; j < dim_; ++j) centroid(c)[j] *= inverse;
+    }
+  }
+
+  uint32_t dim_;
+  Nearness nearness_;
+  std::vector<float> sizes_;  // points of each cluster
+  std::vector<float> values_;
 };
 
 }  // namespace
@@ -96,22 +133,32 @@ void assign_points(const NearestCentroid& nearest, cpu::Pool* pool, const float*
 std::vector<float> train_kmeans(const cpu::Kernels& kernels, cpu::Pool* pool, const float* points,
                                 size_t n, uint32_t dim, const KMeansConfig& config,
                                 ProgressMeter& meter) {
-  faiss::ClusteringParameters parameters;
-  parameters.niter = static_cast<int>(config.iterations);
-  parameters.spherical = config.nearness == Nearness::inner_product;
-  parameters.min_points_per_centroid = 1;  // below it Faiss prints a warning
-  parameters.max_points_per_centroid = static_cast<int>(kPointsPerCluster);
-  parameters.seed = static_cast<int>(config.seed);
-  const SingleOmpThread single;
-  faiss::Clustering clustering(static_cast<int>(dim), static_cast<int>(config.clusters),
-                               parameters);
-  AssignmentIndex index(kernels, pool, dim, config.nearness, meter);
-  try {
-    clustering.train(static_cast<FaissId>(n), points, index);
-  } catch (const faiss::FaissException& e) {
-    throw Error(Status::internal, std::string("k-means: ") + e.what());
+  if (config.clusters == 0 || config.clusters > n) {
+    throw Error(Status::internal, "k-means: " + std::to_string(config.clusters) + " clusters of " +
+                                      std::to_string(n) + " points: at least 1, at most one each");
   }
-  return std::move(clustering.centroids);
+  if (!kernels.all_finite[static_cast<size_t>(DType::f32)](
+          reinterpret_cast<const std::byte*>(points), n * dim)) {
+    throw Error(Status::internal, "k-means: a point that is not finite");
+  }
+  std::vector<float> sample;
+  if (const size_t most = kmeans_sample(n, config.clusters); most < n) {
+    sample = gather(points, random_choice(n, most, config.seed), dim);
+    points = sample.data();
+    n = most;
+  }
+  if (n == config.clusters)
+    return Centroids({points, points + n * dim}, dim, config.nearness).take();
+  Centroids centroids(gather(points, random_choice(n, config.clusters, config.seed + 1), dim), dim,
+                      config.nearness);
+  NearestCentroid nearest(kernels, config.nearness, dim);
+  std::vector<uint32_t> labels(n);
+  for (uint32_t i = 0; i < config.iterations; ++i) {
+    nearest.set(centroids.data(), centroids.count());
+    assign_points(nearest, pool, points, n, dim, labels.data(), meter);
+    centroids.move_to_means(points, labels);
+  }
+  return centroids.take();
 }
 
 Clustering cluster_points(const Context& context, cpu::Pool* pool, const float* points, size_t n,

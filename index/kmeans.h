@@ -1,4 +1,5 @@
-// k-means over the keys of one head. Faiss runs the Lloyd iterations; the assignment step is ours.
+// k-means over the keys of one head: Lloyd's iterations from random points. Choices (start, subset, what
+// replaces a cluster without points) are those of Faiss 1.7, whose centroids these equal bit for bit.
 #pragma once
 
 #include <vector>
