@@ -3,10 +3,6 @@
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
-# hnswlib has no CMake package in Debian 12, and is one directory of headers everywhere.
-find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
-mark_as_advanced(HNSWLIB_INCLUDE_DIR)
-
 find_package(nlohmann_json CONFIG REQUIRED)
 
 if(KEYHOLE_TOOLS)

@@ -51,7 +51,7 @@ class Accelerator {
   /// False: declined, nothing that counts was written.
   [[nodiscard]] virtual bool nearest_keys(const NearestTask& task, const NearestLists& lists) = 0;
   [[nodiscard]] virtual bool kmeans(const KMeansTask& task, const KMeansResult& result) = 0;
-  /// Gives back the memory that nobody is using: called at the end of a build.
+  /// Gives back memory that no call is using; called at the end of a build.
   virtual void release() = 0;
 };
 

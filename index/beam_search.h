@@ -19,7 +19,7 @@ namespace keyhole::index {
 /// One search at a time, and its memory, which grows to the largest graph and beam seen.
 class Beam {
  public:
-  /// Makes room for graphs of `nodes` rows, lists of `degree` links and beams of `ef`.
+  /// Reserves memory for graphs of `nodes` rows, lists of `degree` links and beams of `ef`.
   void reserve(size_t nodes, size_t degree, size_t ef) {
     nodes_ = nodes;
     visited_.reserve(nodes);

@@ -22,14 +22,14 @@ class Collector {
     logging_ = true;
     group_ = group;
     size_ = 0;
-    if (rows_.size() < count) rows_.resize(log_room(count));
+    if (rows_.size() < count) rows_.resize(log_capacity(count));
     stride_ = rows_.size();
     if (scores_.size() < group * stride_) scores_.resize(group * stride_);
   }
 
   /// Bytes of a log of `count` rows.
   [[nodiscard]] static size_t log_bytes(uint32_t group, size_t count) {
-    return log_room(count) * (sizeof(uint32_t) + group * sizeof(float));
+    return log_capacity(count) * (sizeof(uint32_t) + group * sizeof(float));
   }
 
   [[nodiscard]] bool logging() const { return logging_; }
@@ -66,7 +66,7 @@ class Collector {
 
  private:
   // Appends grow an index in steps.
-  static size_t log_room(size_t count) { return count + count / 4; }
+  static size_t log_capacity(size_t count) { return count + count / 4; }
 
   void log(const float* scores, size_t stride, size_t n) {
     for (uint32_t h = 0; h < group_; ++h) {

@@ -87,10 +87,10 @@ ComponentBlocks::Growth ComponentBlocks::first_rows(KeyCodes codes, const RowsVi
   growth.count = keys.count;
   growth.codes = std::move(codes);
   // Address space for twice as many rows; memory is taken as it fills.
-  growth.room =
+  growth.chunk =
       cpu::ReservedBuffer(std::max(2 * blocks_of(keys.count), kLeastRoom) * block_bytes());
-  growth.room.advise_huge(0, blocks_of(keys.count) * block_bytes());
-  copy_blocks(growth.codes, keys, 0, keys.count, growth.room.data(), pool, progress);
+  growth.chunk.advise_huge(0, blocks_of(keys.count) * block_bytes());
+  copy_blocks(growth.codes, keys, 0, keys.count, growth.chunk.data(), pool, progress);
   return growth;
 }
 
@@ -108,8 +108,8 @@ ComponentBlocks::Growth ComponentBlocks::grow(const RowsView& keys, cpu::Pool* p
   const size_t end = blocks_of(keys.count);
   growth.blocks.resize((end - first_block) * block_bytes());
   copy_blocks(codes_, keys, count_, keys.count, growth.blocks.data(), pool, progress);
-  if (end > blocks_of_room()) {
-    growth.room = cpu::ReservedBuffer(std::max(end, blocks_of_room()) * block_bytes());
+  if (end > reserved_blocks()) {
+    growth.chunk = cpu::ReservedBuffer(std::max(end, reserved_blocks()) * block_bytes());
   }
   return growth;
 }
@@ -119,9 +119,9 @@ void ComponentBlocks::take(Growth& growth) noexcept {
     codes_ = std::move(growth.codes);
     chunks_.clear();
   }
-  if (growth.room.bytes() > 0) {
-    const size_t blocks = growth.room.bytes() / block_bytes();
-    chunks_.push_back({std::move(growth.room), blocks_of_room(), blocks});
+  if (growth.chunk.bytes() > 0) {
+    const size_t blocks = growth.chunk.bytes() / block_bytes();
+    chunks_.push_back({std::move(growth.chunk), reserved_blocks(), blocks});
   }
   count_ = growth.count;
   if (growth.blocks.empty()) return;

@@ -27,9 +27,9 @@ class ComponentBlocks {
   struct Growth {
     size_t first = 0, count = 0;  ///< rows [first, count)
     std::vector<std::byte>
-        blocks;                ///< from the block of row `first` on; empty where all are in `room`
-    cpu::ReservedBuffer room;  ///< a further chunk, or empty
-    KeyCodes codes;            ///< of the first rows
+        blocks;  ///< from the block of row `first` on; empty where all are in `chunk`
+    cpu::ReservedBuffer chunk;  ///< a further chunk, or empty
+    KeyCodes codes;             ///< of the first rows
   };
   /// Copies rows [count(), keys.count), at least one; changes nothing, and may run while others score. Codes
   /// get their centre and scales from the first rows that come to an empty copy.
@@ -77,7 +77,7 @@ class ComponentBlocks {
   }
   [[nodiscard]] bool coded() const { return element_ == DType::i8; }
   [[nodiscard]] size_t block_bytes() const { return kRows * dim_ * element_bytes(); }
-  [[nodiscard]] size_t blocks_of_room() const {
+  [[nodiscard]] size_t reserved_blocks() const {
     return chunks_.empty() ? 0 : chunks_.back().first_block + chunks_.back().blocks;
   }
   [[nodiscard]] std::byte* block(size_t b) const;

@@ -1,4 +1,4 @@
-// Which components of a group's queries say most about its scores (SparQ, step 1).
+// Which components of a group's queries decide most of its scores (SparQ, step 1).
 #pragma once
 
 #include <span>

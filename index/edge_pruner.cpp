@@ -5,8 +5,8 @@
 
 namespace keyhole::index {
 
-// Marks the candidates from `from` on that are nearer to `chosen` than to the row. Who is hidden stays so: only
-// the others are compared, after the first few chosen ones a small part of all.
+// Marks the candidates from `from` on that are nearer to `chosen` than to the row as hidden. Those that are hidden
+// already are not compared again: after the first few chosen ones they are most of all.
 void EdgePruner::hide_behind(uint32_t chosen, size_t from) {
   seen_.clear();
   seen_ids_.clear();
@@ -31,13 +31,13 @@ std::span<const uint32_t> EdgePruner::prune(uint32_t row, std::span<const uint32
   keys_->similarity(query_, extra, candidates.data(), n, scores_.data());
   chosen_.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept));
   order_.clear();
-  for (size_t i = kept; i < n; ++i) order_.push_back(pack_rank(scores_[i], candidates[i]));
+  for (size_t i = kept; i < n; ++i) order_.push_back(pack_rank(scores_[i], candidates[i] ^ flip_));
   std::sort(order_.begin(), order_.end(), std::greater<>());
   order_.erase(std::unique(order_.begin(), order_.end()), order_.end());
   ids_.clear();
   scores_.clear();
   for (const uint64_t rank : order_) {
-    const uint32_t id = rank_row(rank);
+    const uint32_t id = rank_row(rank) ^ flip_;
     if (id == row || std::find(chosen_.begin(), chosen_.end(), id) != chosen_.end()) continue;
     ids_.push_back(id);
     scores_.push_back(rank_score(rank));

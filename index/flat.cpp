@@ -1,8 +1,8 @@
 #include "index/flat.h"
 
-#include "index/base.h"
 #include "index/codec.h"
 #include "index/rerank.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -23,21 +23,10 @@ struct FlatGrowth final : Addition {
   std::vector<int8_t> more;  // codes to add to those that are there
 };
 
-class FlatIndex final : public BasicIndex {
+class FlatIndex final : public TypedIndex<FlatScratch> {
  public:
-  using BasicIndex::BasicIndex;
+  using TypedIndex::TypedIndex;
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<FlatScratch>(max_group, max_k);
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<FlatScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
-  }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   // With codes, each part ranks some more than k again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
@@ -68,7 +57,10 @@ class FlatIndex final : public BasicIndex {
     }
   }
   void do_truncate(size_t count) override { codes_.truncate(count); }
-  void do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const override;
+  void reserve(FlatScratch& scratch) const override {
+    if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, FlatScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo&) const override {}
   void save_body(Writer& out) const override {
     if (coded() && count() > 0) codes_.save(out);
@@ -92,22 +84,18 @@ class FlatIndex final : public BasicIndex {
   KeyCodes codes_;
 };
 
-void FlatIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  if (!coded()) return scan_all(args, base, cost);
-  auto* scratch = dynamic_cast<FlatScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument, "search of a flat index with another type's scratch");
-  }
-  scratch->rerank.begin(codes_, args, count(), scratch->collector);
+void FlatIndex::find(const SearchArgs& args, FlatScratch& scratch, SearchCost& cost) const {
+  if (!coded()) return scan_all(args, scratch, cost);
+  scratch.rerank.begin(codes_, args, count(), scratch.collector);
   const size_t begin = args.begin_of(count());
   const size_t end = args.end_of(count());
   for (size_t first = begin; first < end; first += kScanBlock) {
     const size_t n = std::min(kScanBlock, end - first);
-    codes_.score(scratch->rerank.queries(), 0, args.group, nullptr, first, n,
-                 scratch->scores.data(), kScanBlock);
-    scratch->rerank.offer(scratch->scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
+    codes_.score(scratch.rerank.queries(), codes_.row(first), nullptr, n, scratch.scores.data(),
+                 kScanBlock);
+    scratch.rerank.offer(scratch.scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
-  scratch->rerank.finish(kernels(), keys(), args, cost);
+  scratch.rerank.finish(kernels(), keys(), args, cost);
   cost.keys_scored += args.group * (end - begin);
   cost.bytes_read += (end - begin) * codes_.stride();
 }

@@ -7,37 +7,37 @@
 #include <algorithm>
 #include <vector>
 
-#include "index/lanes.h"
 #include "index/select.h"
+#include "index/sixteen.h"
 
 namespace keyhole::index {
 
 class Frontier {
  public:
-  /// Makes room for beams of `ef`; allocates only where that is more than before.
+  /// Reserves memory for beams of `ef`; allocates only where that is more than before.
   void reserve(size_t ef) {
-    const size_t room = open_room(ef);
-    if (open_scores_.size() >= room) return;
-    open_scores_.resize(room);
-    open_rows_.resize(room);
-    closed_.resize(room);
-    spare_.resize(2 * room);
+    const size_t capacity = open_capacity(ef);
+    if (open_scores_.size() >= capacity) return;
+    open_scores_.resize(capacity);
+    open_rows_.resize(capacity);
+    closed_.resize(capacity);
+    spare_.resize(2 * capacity);
   }
 
   /// Empties the frontier. A walk is over when the `ef` best rows seen have been expanded.
   void start(size_t ef) {
     ef_ = ef;
-    limit_ = open_room(ef);
+    limit_ = open_capacity(ef);
     open_ = 0;
     expanded_ = 0;
     floor_ = kMinusInf;
   }
 
-  /// Takes in whatever may still be among the best ef.
+  /// Takes in the rows that may still be among the best ef.
   void offer(const float* scores, const uint32_t* rows, size_t n) {
     size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-      if (!all_below(scores + i, floor_)) accept(scores + i, rows + i, kLanes);
+    for (; i + kSixteen <= n; i += kSixteen) {
+      if (!all_below(scores + i, floor_)) accept(scores + i, rows + i, kSixteen);
     }
     if (i < n) accept(scores + i, rows + i, n - i);
   }
@@ -58,10 +58,10 @@ class Frontier {
   }
 
  private:
-  static size_t open_room(size_t ef) { return (2 * ef + 4 * kLanes) / kLanes * kLanes; }
+  static size_t open_capacity(size_t ef) { return (2 * ef + 4 * kSixteen) / kSixteen * kSixteen; }
 
   void accept(const float* scores, const uint32_t* rows, size_t n) {
-    if (open_ + kLanes > limit_) shrink();
+    if (open_ + kSixteen > limit_) shrink();
     for (size_t i = 0; i < n; ++i) {
       open_scores_[open_] = scores[i];
       open_rows_[open_] = rows[i];
@@ -69,7 +69,7 @@ class Frontier {
     }
   }
 
-  // Drops what is not among the best ef. Of both lists at least kLanes places are free afterwards: together they
+  // Drops what is not among the best ef. Of both lists at least kSixteen places are free afterwards: together they
   // then hold ef, and ties that are dropped arbitrarily but always alike.
   void shrink() {
     std::copy_n(open_scores_.data(), open_, spare_.data());

@@ -23,11 +23,11 @@ void filter(uint32_t* slots, uint32_t width, Keep keep) {
 
 }  // namespace
 
-Graph::Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t room)
+Graph::Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t capacity)
     : nodes_(nodes), width_(width), upper_width_(upper_width) {
-  room = std::max(room, nodes);
-  if (room == 0) return;
-  links_ = cpu::ReservedBuffer(room * width * sizeof(uint32_t));
+  capacity = std::max(capacity, nodes);
+  if (capacity == 0) return;
+  links_ = cpu::ReservedBuffer(capacity * width * sizeof(uint32_t));
   std::memset(links_.data(), 0xFF, nodes * width * sizeof(uint32_t));  // kNoLink everywhere
 }
 

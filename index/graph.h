@@ -1,6 +1,6 @@
 // A navigable graph over rows: level 0 holds every row in fixed-width lists, a few rows stand on upper
 // levels as well (HNSW). Compact and plain, so that a search needs one load per list and truncation,
-// checks and saving are simple; how edges are chosen is the business of whoever fills it.
+// checks and saving are simple; how edges are chosen is decided by the builders.
 #pragma once
 
 #include <cstdint>
@@ -28,10 +28,10 @@ class Graph {
 
   Graph() = default;
   /// `nodes` rows without links. `width`: links per row on level 0; `upper_width`: above. Memory is
-  /// reserved, and not yet used, for `room` rows where that is more.
-  Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t room = 0);
+  /// reserved, and not yet used, for `capacity` rows where that is more.
+  Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t capacity = 0);
 
-  /// Adds rows without links up to `nodes`; moves the lists where there is no room.
+  /// Adds rows without links up to `nodes`; moves the lists where they exceed the capacity.
   void resize(size_t nodes);
 
   [[nodiscard]] size_t nodes() const { return nodes_; }

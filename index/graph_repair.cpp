@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
 
 #include "index/beam_search.h"
+#include "index/edge_pruner.h"
 
 namespace keyhole::index {
 namespace {
@@ -32,38 +32,8 @@ void survivors_behind(const Graph& graph, uint32_t row, size_t count, std::vecto
   }
 }
 
-// HNSW's choice among candidates: nearest first, dropping whoever is nearer to one already chosen than to
-// the row itself. Surviving links have passed this test before and are kept.
-void choose_links(Graph& graph, LiftedKeys& keys, uint32_t row, std::vector<uint32_t> kept,
-                  const std::vector<uint32_t>& candidates) {
-  std::vector<float> scores(candidates.size());
-  keys.aim(row);
-  keys.similarity(candidates.data(), candidates.size(), scores.data());
-  std::vector<uint64_t> order;
-  for (size_t i = 0; i < candidates.size(); ++i)
-    order.push_back(pack_rank(scores[i], candidates[i]));
-  std::sort(order.begin(), order.end(), std::greater<>());
-  // Half the slots, as HNSW does for a new row: the rest is for links that come later.
-  const size_t most = std::max<size_t>(graph.width() / 2, kept.size());
-  std::vector<float> to_kept(graph.width());
-  for (const uint64_t rank : order) {
-    if (kept.size() >= most) break;
-    const uint32_t candidate = rank_row(rank);
-    if (std::find(kept.begin(), kept.end(), candidate) != kept.end()) continue;
-    keys.aim(candidate);
-    keys.similarity(kept.data(), kept.size(), to_kept.data());
-    const float to_row = rank_score(rank);
-    const bool occluded = std::any_of(to_kept.begin(), to_kept.begin() + kept.size(),
-                                      [&](float s) { return s > to_row; });
-    if (!occluded) kept.push_back(candidate);
-  }
-  uint32_t* slots = graph.slots(row);
-  std::copy(kept.begin(), kept.end(), slots);
-  std::fill(slots + kept.size(), slots + graph.width(), kNoLink);
-}
-
 // Makes `row` reachable from the reachable row `from`, and nothing unreachable that was reachable.
-void attach(Graph& graph, LiftedKeys& keys, uint32_t from, uint32_t row) {
+void attach(Graph& graph, const LiftedKeys& keys, uint32_t from, uint32_t row) {
   uint32_t* slots = graph.slots(from);
   const size_t degree = graph.links(from).size();
   if (degree < graph.width()) {
@@ -72,8 +42,9 @@ void attach(Graph& graph, LiftedKeys& keys, uint32_t from, uint32_t row) {
   }
   // No slot is free: put the row into the middle of the longest link, from -> row -> far.
   std::vector<float> scores(degree);
-  keys.aim(from);
-  keys.similarity(slots, degree, scores.data());
+  float query[kMaxHeadDim];
+  const float extra = keys.load(from, query);
+  keys.similarity(query, extra, slots, degree, scores.data());
   const size_t last =
       static_cast<size_t>(std::min_element(scores.begin(), scores.end()) - scores.begin());
   const uint32_t far = std::exchange(slots[last], row);
@@ -86,7 +57,7 @@ void attach(Graph& graph, LiftedKeys& keys, uint32_t from, uint32_t row) {
 
 }  // namespace
 
-void remove_rows(Graph& graph, LiftedKeys& keys) {
+void remove_rows(Graph& graph, const LiftedKeys& keys) {
   const size_t count = keys.rows().count;
   std::vector<uint32_t> candidates;
   std::vector<uint32_t> open;
@@ -103,13 +74,21 @@ void remove_rows(Graph& graph, LiftedKeys& keys) {
     repairs.push_back({row, candidates});
   }
   graph.truncate(count);
+  // Links that survive were chosen by the same rule and are kept. Half the slots, as HNSW does for a new row: the
+  // rest is for links that come later.
+  EdgePruner pruner(keys);
   for (const Repair& repair : repairs) {
     const auto links = graph.links(repair.row);
-    choose_links(graph, keys, repair.row, {links.begin(), links.end()}, repair.candidates);
+    candidates.assign(links.begin(), links.end());
+    candidates.insert(candidates.end(), repair.candidates.begin(), repair.candidates.end());
+    const size_t most = std::max<size_t>(graph.width() / 2, links.size());
+    const auto chosen = pruner.prune(repair.row, candidates, links.size(), most, false);
+    uint32_t* slots = graph.slots(repair.row);
+    std::fill(std::copy(chosen.begin(), chosen.end(), slots), slots + graph.width(), kNoLink);
   }
 }
 
-void connect_all(Graph& graph, LiftedKeys& keys) {
+void connect_all(Graph& graph, const LiftedKeys& keys) {
   const size_t nodes = graph.nodes();
   if (nodes == 0) return;
   std::vector<uint8_t> reached(nodes, 0);
@@ -117,12 +96,14 @@ void connect_all(Graph& graph, LiftedKeys& keys) {
   if (total == nodes) return;
   Beam beam;
   beam.reserve(nodes, graph.width(), kAttachBeam);
+  float query[kMaxHeadDim];
+  float extra = 0.0F;
   const auto score = [&](const uint32_t* ids, size_t n, float* out) {
-    keys.similarity(ids, n, out);
+    keys.similarity(query, extra, ids, n, out);
   };
   for (uint32_t row = 0; row < nodes && total < nodes; ++row) {
     if (reached[row] != 0) continue;
-    keys.aim(row);
+    extra = keys.load(row, query);
     beam.search(std::array{graph.entry_row()}, kAttachBeam, GraphLinks{&graph}, score);
     // The nearest reachable row, but rather one with a free slot.
     uint32_t from = rank_row(beam.rank(0));

@@ -20,7 +20,7 @@ namespace keyhole::index {
 
 class GroupWalk {
  public:
-  /// Makes room for graphs of `nodes` rows and lists of `width` links, for a group and beams of `ef`.
+  /// Reserves memory for graphs of `nodes` rows and lists of `width` links, for a group and beams of `ef`.
   void reserve(size_t nodes, size_t width, uint32_t group, size_t ef, size_t starts) {
     if (tags_.size() < nodes) {
       tags_.assign(nodes + nodes / 4, 0);  // appends grow an index in steps

@@ -6,75 +6,24 @@
 #include <unordered_map>
 
 #include "index/accelerator.h"
-#include "index/beam_search.h"
-#include "index/edge_pruner.h"
+#include "index/bridges.h"
 #include "index/graph_repair.h"
+#include "index/guided_lists.h"
 
 namespace keyhole::index {
 namespace {
 
 // Rows or queries whose lists are computed from one state of the graph.
 constexpr size_t kRound = 256;
-constexpr size_t kBridgeRound = 64;  // smaller: what one query has linked, the next need not
 constexpr size_t kAppendRound = 16;  // appended rows resemble each other: they should meet
 constexpr size_t kPivotChoice = 20;  // of a query's neighbours, how many may be its pivot
 constexpr size_t kEntries = 16;
 
-// (row that gets a link, row it leads to)
-using Pairs = std::vector<std::pair<uint32_t, uint32_t>>;
+// ---- Lists of a graph that must not change, and new ones beside them ---------------------------------------
 
-// Memory of one worker.
-struct Worker {
-  explicit Worker(const LiftedKeys& keys) : pruner(keys) {}
-  EdgePruner pruner;
-  Beam beam;
-  std::vector<uint32_t> candidates;
-  float query[kMaxHeadDim] = {};
-};
-
-class Workers {
+class ListsBeside {
  public:
-  Workers(cpu::Pool* pool, const LiftedKeys& keys) : pool_(pool) {
-    workers_.assign(pool != nullptr ? pool->threads() : 1, Worker(keys));
-  }
-  template <class F>
-  void for_each(size_t n, F&& f) {
-    if (pool_ == nullptr) {
-      for (size_t i = 0; i < n; ++i) f(i, workers_[0]);
-      return;
-    }
-    pool_->run(static_cast<uint32_t>(n), [&](uint32_t i, uint32_t w) { f(i, workers_[w]); });
-  }
-
- private:
-  cpu::Pool* pool_;
-  std::vector<Worker> workers_;
-};
-
-// ---- A graph that is being built, and edits beside a graph that must not change ---------------------------
-
-class Direct {
- public:
-  explicit Direct(Graph& graph) : graph_(&graph) {}
-  [[nodiscard]] size_t nodes() const { return graph_->nodes(); }
-  [[nodiscard]] uint32_t width() const { return graph_->width(); }
-  [[nodiscard]] std::span<const uint32_t> operator()(uint32_t row) const {
-    return graph_->links(row);
-  }
-  void prefetch(uint32_t row) const { GraphLinks{graph_}.prefetch(row); }
-  void set(uint32_t row, std::span<const uint32_t> links) {
-    uint32_t* slots = graph_->slots(row);
-    std::copy(links.begin(), links.end(), slots);
-    std::fill(slots + links.size(), slots + width(), kNoLink);
-  }
-
- private:
-  Graph* graph_;
-};
-
-class Beside {
- public:
-  Beside(const Graph& graph, size_t nodes) : graph_(&graph), nodes_(nodes) {}
+  ListsBeside(const Graph& graph, size_t nodes) : graph_(&graph), nodes_(nodes) {}
   [[nodiscard]] size_t nodes() const { return nodes_; }
   [[nodiscard]] uint32_t width() const { return graph_->width(); }
   [[nodiscard]] std::span<const uint32_t> operator()(uint32_t row) const {
@@ -111,7 +60,7 @@ class Beside {
 
 // ---- Links back ------------------------------------------------------------------------------------------
 
-// Adds a link for every pair; a list that overflows `most` is pruned. The rows that get links are divided
+// Adds a link for every pair; a list of more than `most` is pruned. The rows that get links are divided
 // over the workers, each list is touched by one of them.
 template <class Lists>
 void link_back(Lists& lists, Pairs& pairs, size_t most, bool fill, Workers& workers) {
@@ -146,9 +95,9 @@ void link_back(Lists& lists, Pairs& pairs, size_t most, bool fill, Workers& work
 
 // ---- Project ---------------------------------------------------------------------------------------------
 
-// The pivot of each query of the round: the first of its best keys that has room and is not another's pivot
-// in this round; else its best.
-void choose_pivots(const Direct& lists, const Neighbours& neighbours, size_t first, size_t end,
+// The pivot of each query of the round: the first of its best keys whose list is not full and that is not another's
+// pivot in this round; else its best.
+void choose_pivots(const DirectLists& lists, const Neighbours& neighbours, size_t first, size_t end,
                    uint32_t m, std::vector<uint32_t>& pivots) {
   pivots.clear();
   for (size_t q = first; q < end; ++q) {
@@ -168,7 +117,7 @@ void choose_pivots(const Direct& lists, const Neighbours& neighbours, size_t fir
   }
 }
 
-void project(Direct& lists, const Neighbours& neighbours, uint32_t m, Workers& workers,
+void project(DirectLists& lists, const Neighbours& neighbours, uint32_t m, Workers& workers,
              std::vector<uint8_t>& is_pivot, ProgressMeter& meter) {
   std::vector<uint32_t> pivots;
   Pairs pairs;
@@ -263,90 +212,6 @@ Neighbours nearest_of_all(const Context& context, const LiftedKeys& keys,
   return found;
 }
 
-// ---- Bridge ----------------------------------------------------------------------------------------------
-
-// The pieces into which a query's nearest keys fall along the links between them.
-class Pieces {
- public:
-  template <class Lists>
-  void find(const Lists& lists, std::span<const uint32_t> rows) {
-    const auto n = static_cast<uint32_t>(rows.size());
-    place_.resize(n);
-    for (uint32_t r = 0; r < n; ++r) place_[r] = {rows[r], r};
-    std::sort(place_.begin(), place_.end());
-    parent_.resize(n);
-    std::iota(parent_.begin(), parent_.end(), 0U);
-    for (uint32_t r = 0; r < n; ++r) {
-      for (const uint32_t next : lists(rows[r])) {
-        const auto at = std::lower_bound(place_.begin(), place_.end(), std::pair(next, 0U));
-        if (at != place_.end() && at->first == next) join(r, at->second);
-      }
-    }
-  }
-  [[nodiscard]] uint32_t root(uint32_t r) {
-    while (parent_[r] != r) r = parent_[r] = parent_[parent_[r]];
-    return r;
-  }
-  void join(uint32_t a, uint32_t b) {
-    a = root(a);
-    b = root(b);
-    parent_[std::max(a, b)] = std::min(a, b);  // the piece of the best key keeps the name 0
-  }
-
- private:
-  std::vector<std::pair<uint32_t, uint32_t>> place_;  // (row, rank), by row
-  std::vector<uint32_t> parent_;
-};
-
-// The links, both ways, that make the rows one piece: the best key of each piece and its nearest in the piece
-// of the best key of all.
-template <class Lists>
-Pairs missing_links(const Lists& lists, const LiftedKeys& keys, std::span<const uint32_t> rows,
-                    Worker& worker) {
-  Pieces pieces;
-  pieces.find(lists, rows);
-  Pairs links;
-  std::vector<float> scores(rows.size());
-  auto& joined = worker.candidates;
-  for (uint32_t r = 1; r < rows.size(); ++r) {
-    if (pieces.root(r) == 0) continue;
-    joined.clear();
-    for (uint32_t j = 0; j < rows.size(); ++j) {
-      if (pieces.root(j) == 0) joined.push_back(rows[j]);
-    }
-    const float extra = keys.load(rows[r], worker.query);
-    keys.similarity(worker.query, extra, joined.data(), joined.size(), scores.data());
-    const auto end = scores.begin() + static_cast<std::ptrdiff_t>(joined.size());
-    const auto nearest =
-        static_cast<size_t>(std::max_element(scores.begin(), end) - scores.begin());
-    links.emplace_back(rows[r], joined[nearest]);
-    links.emplace_back(joined[nearest], rows[r]);
-    pieces.join(r, 0);
-  }
-  return links;
-}
-
-void bridge(Direct& lists, const LiftedKeys& keys, const Neighbours& neighbours, Workers& workers) {
-  for (size_t first = 0; first < neighbours.queries(); first += kBridgeRound) {
-    const size_t end = std::min(first + kBridgeRound, neighbours.queries());
-    std::vector<Pairs> found(end - first);
-    workers.for_each(end - first, [&](size_t i, Worker& worker) {
-      found[i] = missing_links(lists, keys, neighbours.of(first + i), worker);
-    });
-    std::vector<uint32_t> list;
-    for (const Pairs& pairs : found) {
-      for (const auto& [from, to] : pairs) {
-        const auto links = lists(from);
-        if (links.size() == lists.width()) continue;
-        if (std::find(links.begin(), links.end(), to) != links.end()) continue;
-        list.assign(links.begin(), links.end());
-        list.push_back(to);
-        lists.set(from, list);
-      }
-    }
-  }
-}
-
 // A fixed order in which neighbours in the text, which are often alike, do not share a round.
 std::vector<uint32_t> scattered(size_t n) {
   std::vector<uint64_t> order(n);
@@ -390,7 +255,7 @@ GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
   Guidance& guidance = out.guidance;
   guidance.queries = neighbours.queries();
   if (n == 0) return out;
-  Direct lists(out.graph);
+  DirectLists lists(out.graph);
   Workers workers(context.pool, keys);
   guidance.entries = most_wanted(neighbours, n, guidance.hit);
   std::vector<uint8_t> is_pivot(n, 0);
@@ -411,9 +276,8 @@ GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
     in_graph += round;
     meter.advance(static_cast<double>(round));
   }
-  bridge(lists, keys, neighbours, workers);
-  LiftedKeys own = keys;  // repair is sequential and aims
-  connect_all(out.graph, own);
+  add_bridges(lists, keys, neighbours, workers);
+  connect_all(out.graph, keys);
   return out;
 }
 
@@ -421,7 +285,7 @@ GraphEdits connect_rows(const Graph& graph, const LiftedKeys& keys,
                         std::span<const uint32_t> entries, const GuidedConfig& config,
                         ProgressMeter& meter) {
   const size_t n = keys.rows().count;
-  Beside lists(graph, n);
+  ListsBeside lists(graph, n);
   Workers workers(nullptr, keys);
   std::vector<uint32_t> rows;
   for (size_t first = graph.nodes(); first < n; first += rows.size()) {

@@ -3,12 +3,11 @@
 //
 // PROJECT. Every training query makes one of its nearest keys, the pivot, a neighbour of the others. Attention
 // has few favourites (623 pivots for 16k queries), so a pivot is spread: the first of a query's 20 best keys
-// whose list still has room. CONNECT. Every key then gets further edges to what a beam search finds near it, so
-// that it can be reached, and so that keys that no training query wanted are in the graph too. BRIDGE. Where the nearest keys of a training query
-// fall into several pieces, the pieces are linked (the idea of NGFix, arXiv 2510.22316, with components in place
-// of its hardness): a walk that has found some of them then finds the others among them. For the same recall it
-// expands a fifth fewer rows. REPAIR. What
-// is still not reachable is linked from its nearest reachable key.
+// whose list is not full. CONNECT. Every key then gets further edges to what a beam search finds near it, so
+// that it can be reached, and so that keys that no training query wanted are in the graph
+// too. BRIDGE. Nearest keys of a training query that are not linked to each other are (bridges.h): for the same
+// recall a walk expands a fifth fewer rows. REPAIR. What is still not reachable is linked from its nearest
+// reachable key.
 //
 // All steps run in rounds: lists are computed from the graph as it was when the round began, then taken over
 // in a fixed order. The result does not depend on the number of threads.
@@ -41,7 +40,7 @@ struct GuidedGraph {
   Guidance guidance;
 };
 
-/// Builds the graph of all keys, with room for as many more. Advances the meter by guided_work().
+/// Builds the graph of all keys, with memory reserved for as many more. Advances the meter by guided_work().
 [[nodiscard]] GuidedGraph build_guided(const Context& context, const LiftedKeys& keys,
                                        const Neighbours& neighbours, const GuidedConfig& config,
                                        ProgressMeter& meter);

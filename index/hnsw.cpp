@@ -4,11 +4,11 @@
 #include <array>
 #include <cmath>
 
-#include "index/base.h"
 #include "index/beam_search.h"
 #include "index/graph_repair.h"
 #include "index/hnsw_builder.h"
 #include "index/row_marks.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -68,21 +68,10 @@ class HeadScore {
   const float* query_;
 };
 
-class HnswIndex final : public BasicIndex {
+class HnswIndex final : public TypedIndex<HnswScratch> {
  public:
-  using BasicIndex::BasicIndex;
+  using TypedIndex::TypedIndex;
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<HnswScratch>(max_group, max_k);
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<HnswScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    for (Beam& beam : s.beams) beam.reserve(count(), graph_.width(), beam_width(s.max_k));
-  }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] bool same_in_parts() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
@@ -93,10 +82,13 @@ class HnswIndex final : public BasicIndex {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
-  void do_reserve_log(SearchScratch& scratch) const override {
-    dynamic_cast<HnswScratch&>(scratch).logged.begin(count());
+  void reserve(HnswScratch& scratch) const override {
+    for (Beam& beam : scratch.beams) {
+      beam.reserve(count(), graph_.width(), beam_width(scratch.max_k));
+    }
   }
+  void reserve_log(HnswScratch& scratch) const override { scratch.logged.begin(count()); }
+  void find(const SearchArgs& args, HnswScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -118,7 +110,7 @@ class HnswIndex final : public BasicIndex {
 
 Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, double radius,
                       ProgressMeter& meter) const {
-  LiftedKeys lifted_keys(kernels(), keys, radius);
+  const LiftedKeys lifted_keys(kernels(), keys, radius);
   const HnswConfig config = {.m = m(), .ef_construction = static_cast<uint32_t>(spec()[kEfc])};
   Graph grown = insert_rows(graph, lifted_keys, config, meter);
   if (lifted()) connect_all(grown, lifted_keys);
@@ -158,7 +150,7 @@ void HnswIndex::do_truncate(size_t new_count) {
   if (!lifted()) return graph_.truncate(new_count);
   RowsView rest = keys();
   rest.count = new_count;
-  LiftedKeys lifted_keys(kernels(), rest, radius_);
+  const LiftedKeys lifted_keys(kernels(), rest, radius_);
   remove_rows(graph_, lifted_keys);
   connect_all(graph_, lifted_keys);
 }
@@ -192,12 +184,8 @@ uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
   return towers[tower].row;
 }
 
-void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  auto* scratch = dynamic_cast<HnswScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument, "search of an hnsw index with another type's scratch");
-  }
-  if (args.k >= count() / kScanShare) return scan_all(args, *scratch, cost);
+void HnswIndex::find(const SearchArgs& args, HnswScratch& scratch, SearchCost& cost) const {
+  if (args.k >= count() / kScanShare) return scan_all(args, scratch, cost);
   // The heads are walked in turn: while the keys that one of them asked for are on their way, the others
   // expand and score. Results are those of one head after the other.
   const auto begin = static_cast<uint32_t>(args.begin_of(args.group));
@@ -206,29 +194,29 @@ void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
   const GraphLinks links{&graph_};
   uint32_t active[kMaxGroup];
   uint32_t walking = end - begin;
-  Collector& collector = scratch->collector;
+  Collector& collector = scratch.collector;
   for (uint32_t h = begin; h < end; ++h) {
     const HeadScore score(kernels(), keys(), args.queries + size_t{h} * dim());
     const std::array starts = {descend(score, cost), graph_.entry_row()};
-    scratch->beams[h].reserve(count(), graph_.width(), ef);
-    scratch->beams[h].start(starts, ef);
+    scratch.beams[h].reserve(count(), graph_.width(), ef);
+    scratch.beams[h].start(starts, ef);
     active[h - begin] = h;
   }
-  if (collector.logging()) scratch->logged.begin(count());
+  if (collector.logging()) scratch.logged.begin(count());
   while (walking > 0) {
     for (uint32_t i = 0; i < walking; ++i) {
       const HeadScore score(kernels(), keys(), args.queries + size_t{active[i]} * dim());
-      Beam& beam = scratch->beams[active[i]];
+      Beam& beam = scratch.beams[active[i]];
       if (collector.logging()) {
         for (const uint32_t row : beam.pending()) {
-          if (scratch->logged.insert(row)) collector.log_rows(&row, 1);
+          if (scratch.logged.insert(row)) collector.log_rows(&row, 1);
         }
       }
       beam.absorb(links, score);
     }
     uint32_t still = 0;
     for (uint32_t i = 0; i < walking; ++i) {
-      Beam& beam = scratch->beams[active[i]];
+      Beam& beam = scratch.beams[active[i]];
       if (!beam.gather(links)) continue;
       for (const uint32_t row : beam.pending()) prefetch(keys().row(row), row_bytes());
       active[still++] = active[i];
@@ -237,7 +225,7 @@ void HnswIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCos
   }
   size_t lists = 0;
   for (uint32_t h = begin; h < end; ++h) {
-    const Beam& beam = scratch->beams[h];
+    const Beam& beam = scratch.beams[h];
     for (size_t i = 0; !collector.logging() && i < std::min<size_t>(beam.size(), args.k); ++i) {
       collector.top().offer_rank(h, beam.rank(i));
     }
@@ -274,8 +262,7 @@ void HnswIndex::load_body(Reader& in, const RowsView& keys) {
 
 }  // namespace
 
-const TypeDecl kHnswType = {"hnsw", "graph over the keys (hnswlib), searched head by head",
-                            kParams};
+const TypeDecl kHnswType = {"hnsw", "graph over the keys alone, searched head by head", kParams};
 
 std::unique_ptr<Index> make_hnsw(const Spec& spec, uint32_t dim, DType dtype,
                                  const Context& context) {

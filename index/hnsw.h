@@ -1,9 +1,9 @@
-// `hnsw`: a navigable small-world graph over the keys alone (hnswlib). The baseline among graphs: it knows
+// `hnsw`: a navigable small-world graph over the keys alone (HNSW). The baseline among graphs: it knows
 // nothing of queries, which lie far from keys, and shows what that costs.
 //
 // Edges are chosen in the lifted geometry (lifted_keys.h), searches go by the raw inner product, each head
 // of a group on its own. `geometry=ip` chooses edges by raw inner product as most libraries do, and leaves
-// the graph as hnswlib makes it, to show the collapse. The keys are read where the caller keeps them; the
+// the graph as it is built, to show the collapse. The keys are read where the caller keeps them; the
 // index holds links only.
 //
 // A search walks down the upper levels greedily and then runs the beam on level 0 from where it came out

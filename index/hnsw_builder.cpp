@@ -1,52 +1,16 @@
 #include "index/hnsw_builder.h"
 
-// hnswlib asserts where it could return; a library does not end its host.
-#ifndef NDEBUG
-#define NDEBUG
-#endif
-#include <hnswlib/hnswlib.h>
-
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
-#include <span>
-#include <utility>
 
 #include "index/beam_search.h"
+#include "index/edge_pruner.h"
 
 namespace keyhole::index {
 namespace {
 
 constexpr size_t kMeterRows = 64;  // inserted between two questions whether to go on
-
-using Hnsw = hnswlib::HierarchicalNSW<float>;
-
-// hnswlib keeps a copy of every vector. Its vectors are our row numbers: 4 bytes instead of 4(d+1), and
-// distances are taken from the keys where they lie.
-class RowSpace final : public hnswlib::SpaceInterface<float> {
- public:
-  explicit RowSpace(LiftedKeys& keys) : keys_(&keys) {}
-  size_t get_data_size() override { return sizeof(uint32_t); }
-  hnswlib::DISTFUNC<float> get_dist_func() override { return distance; }
-  void* get_dist_func_param() override { return keys_; }
-
-  static uint32_t row(const void* point) { return *static_cast<const uint32_t*>(point); }
-
- private:
-  // Between lifted keys, -inner product orders as L2 does. hnswlib holds its second argument still while
-  // the first runs over a list, so the second is the one whose conversion to fp32 is worth keeping.
-  static float distance(const void* a, const void* b, const void* param) {
-    auto* keys = static_cast<LiftedKeys*>(const_cast<void*>(param));
-    keys->aim(row(b));
-    const uint32_t id = row(a);
-    float similarity;
-    keys->similarity(&id, 1, &similarity);
-    return -similarity;
-  }
-
-  LiftedKeys* keys_;
-};
 
 // Geometric levels, P(level >= l) = m^-l, from the row number alone (splitmix64 as the hash).
 uint32_t level_of(uint32_t row, uint32_t m) {
@@ -58,217 +22,158 @@ uint32_t level_of(uint32_t row, uint32_t m) {
   return static_cast<uint32_t>(-std::log(uniform) / std::log(static_cast<double>(m)));
 }
 
-// Adjacency of one level, as beam_search wants it.
-struct LevelLinks {
-  const Hnsw* hnsw;
-  int level;
-  void prefetch(uint32_t row) const {
-    const size_t bytes = level == 0 ? hnsw->size_links_level0_ : hnsw->size_links_per_element_;
-    index::prefetch(hnsw->get_linklist_at_level(row, level), bytes);
-  }
-  std::span<const uint32_t> operator()(uint32_t row) const {
-    auto* list = hnsw->get_linklist_at_level(row, level);
-    return {list + 1, hnsw->getListCount(list)};
-  }
-};
-
-// hnswlib's structure with room for `rows`. Its usual constructor may print a warning and takes 2.6 MB of
-// locks for updates that never happen here; this one leaves the members to us.
-class EmptyHnsw : public Hnsw {
+// One level of a graph. Its nodes are rows on level 0 and towers above.
+class Level {
  public:
-  EmptyHnsw(RowSpace& space, size_t rows, const HnswConfig& config) : Hnsw(&space) {
-    linkLists_ = nullptr;
-    data_level0_memory_ = nullptr;
-    visited_list_pool_ = nullptr;
-    cur_element_count = 0;
+  Level(Graph& graph, uint32_t level) : graph_(&graph), level_(level) {}
 
-    max_elements_ = rows;
-    num_deleted_ = 0;
-    M_ = config.m;
-    maxM_ = M_;
-    maxM0_ = 2 * M_;
-    ef_construction_ = std::max<size_t>(config.ef_construction, M_);
-    mult_ = 1.0 / std::log(static_cast<double>(M_));
-    revSize_ = 1.0 / mult_;
-    maxlevel_ = -1;
-    enterpoint_node_ = kNoLink;
-    fstdistfunc_ = space.get_dist_func();
-    dist_func_param_ = space.get_dist_func_param();
-
-    data_size_ = space.get_data_size();
-    size_links_per_element_ = maxM_ * sizeof(uint32_t) + sizeof(uint32_t);
-    size_links_level0_ = maxM0_ * sizeof(uint32_t) + sizeof(uint32_t);
-    offsetLevel0_ = 0;
-    offsetData_ = size_links_level0_;
-    label_offset_ = size_links_level0_ + data_size_;
-    size_data_per_element_ = label_offset_ + sizeof(hnswlib::labeltype);
-
-    link_list_locks_ = std::vector<std::mutex>(rows);
-    element_levels_ = std::vector<int>(rows);
-    // malloc: hnswlib's destructor frees them.
-    data_level0_memory_ = static_cast<char*>(std::malloc(rows * size_data_per_element_));
-    linkLists_ = static_cast<char**>(std::malloc(rows * sizeof(char*)));
-    if (data_level0_memory_ == nullptr || linkLists_ == nullptr) throw std::bad_alloc();
+  [[nodiscard]] uint32_t width() const {
+    return level_ == 0 ? graph_->width() : graph_->upper_width();
   }
+  [[nodiscard]] uint32_t row(uint32_t node) const {
+    return level_ == 0 ? node : graph_->towers()[node].row;
+  }
+  [[nodiscard]] uint32_t node(uint32_t row) const {
+    if (level_ == 0) return row;
+    const auto towers = graph_->towers();
+    const auto at = std::partition_point(towers.begin(), towers.end(),
+                                         [&](const Graph::Tower& t) { return t.row < row; });
+    return static_cast<uint32_t>(at - towers.begin());
+  }
+  [[nodiscard]] std::span<const uint32_t> operator()(uint32_t node) const {
+    return level_ == 0 ? graph_->links(node) : graph_->upper_links(node, level_);
+  }
+  void prefetch(uint32_t node) const { index::prefetch(slots(node), width() * sizeof(uint32_t)); }
+  void set(uint32_t node, std::span<const uint32_t> rows) const {
+    uint32_t* list = slots(node);
+    uint32_t* end =
+        std::transform(rows.begin(), rows.end(), list, [&](uint32_t r) { return this->node(r); });
+    std::fill(end, list + width(), kNoLink);
+  }
+  void add(uint32_t node, uint32_t target) const { slots(node)[(*this)(node).size()] = target; }
+
+ private:
+  [[nodiscard]] uint32_t* slots(uint32_t node) const {
+    return level_ == 0 ? graph_->slots(node) : graph_->upper_slots(node, level_);
+  }
+
+  Graph* graph_;
+  uint32_t level_;
 };
 
 class Builder {
  public:
-  Builder(const Graph& graph, LiftedKeys& keys, const HnswConfig& config)
-      : keys_(keys), config_(config), space_(keys), hnsw_(space_, keys.rows().count, config) {
-    beam_.reserve(keys.rows().count, graph.width(), config.ef_construction);
-    thaw(graph);
+  Builder(const Graph& graph, const LiftedKeys& keys, const HnswConfig& config)
+      : keys_(keys),
+        config_(config),
+        graph_(extended(graph, keys.rows().count)),
+        pruner_(keys, Ties::larger_row) {
+    beam_.reserve(graph_.nodes(), graph_.width(), config.ef_construction);
+    rows_.resize(graph_.width());
   }
 
-  // The insertion of HNSW, algorithm 1. The searches are ours (gathered, prefetched scoring, a third of
-  // the time of hnswlib's, which also reads past the end of full upper lists); the choice of neighbours
-  // and the links both ways are hnswlib's.
   void insert(uint32_t row);
-  [[nodiscard]] Graph freeze() const;
+  [[nodiscard]] Graph take() { return std::move(graph_); }
 
  private:
-  [[nodiscard]] int levels(uint32_t row) const { return hnsw_.element_levels_[row]; }
-  [[nodiscard]] auto scorer() const {
-    return [this](const uint32_t* ids, size_t n, float* out) { keys_.similarity(ids, n, out); };
-  }
-  // Rows get the number that they have in the keys, so node and row are the same throughout.
-  void place(uint32_t row, uint32_t level);
-  void set_links(uint32_t row, int level, std::span<const uint32_t> targets);
-  [[nodiscard]] uint32_t descend(uint32_t start, int from, int to);
-  void thaw(const Graph& graph);
+  static Graph extended(const Graph& graph, size_t rows);
+  void search(const Level& level, uint32_t start, size_t ef);
+  void connect(const Level& level, uint32_t node);
+  void link_back(const Level& level, uint32_t node, uint32_t target);
 
-  LiftedKeys& keys_;
+  const LiftedKeys& keys_;
   HnswConfig config_;
-  RowSpace space_;
-  EmptyHnsw hnsw_;
+  Graph graph_;
+  EdgePruner pruner_;
   Beam beam_;
+  float query_[kMaxHeadDim] = {};  // the row that is being inserted, and its lifted coordinate
+  float extra_ = 0.0F;
+  std::vector<uint32_t> rows_;  // of towers that are scored
+  std::vector<uint32_t> candidates_;
+  std::vector<uint32_t> chosen_;
 };
 
-void Builder::place(uint32_t row, uint32_t level) {
-  char* node = hnsw_.data_level0_memory_ + size_t{row} * hnsw_.size_data_per_element_;
-  std::memset(node, 0, hnsw_.size_data_per_element_);
-  std::memcpy(hnsw_.getDataByInternalId(row), &row, sizeof row);
-  hnsw_.setExternalLabel(row, row);
-  if (level > 0) {
-    // calloc: hnswlib frees these lists.
-    hnsw_.linkLists_[row] = static_cast<char*>(std::calloc(level, hnsw_.size_links_per_element_));
-    if (hnsw_.linkLists_[row] == nullptr) throw std::bad_alloc();
-  }
-  hnsw_.element_levels_[row] = static_cast<int>(level);
-  hnsw_.cur_element_count = row + 1;
-}
-
-void Builder::set_links(uint32_t row, int level, std::span<const uint32_t> targets) {
-  auto* list = hnsw_.get_linklist_at_level(row, level);
-  hnsw_.setListCount(list, static_cast<unsigned short>(targets.size()));
-  std::copy(targets.begin(), targets.end(), list + 1);
-}
-
-void Builder::thaw(const Graph& graph) {
-  const auto towers = graph.towers();
-  uint32_t t = 0;
+// The graph with empty lists for as many rows as there will be.
+Graph Builder::extended(const Graph& graph, size_t rows) {
+  Graph out(rows, graph.width(), graph.upper_width());
   for (uint32_t row = 0; row < graph.nodes(); ++row) {
-    const bool is_tower = t < towers.size() && towers[t].row == row;
-    place(row, is_tower ? towers[t].levels : 0);
-    set_links(row, 0, graph.links(row));
-    if (is_tower) ++t;
+    std::copy_n(graph.slots(row), graph.width(), out.slots(row));
   }
-  std::vector<uint32_t> rows;
-  for (t = 0; t < towers.size(); ++t) {
-    for (uint32_t level = 1; level <= towers[t].levels; ++level) {
-      rows.clear();
-      for (const uint32_t target : graph.upper_links(t, level)) rows.push_back(towers[target].row);
-      set_links(towers[t].row, static_cast<int>(level), rows);
+  for (const Graph::Tower& tower : graph.towers()) out.add_tower(tower.row, tower.levels);
+  for (uint32_t t = 0; t < graph.towers().size(); ++t) {
+    for (uint32_t level = 1; level <= graph.towers()[t].levels; ++level) {
+      std::copy_n(graph.upper_slots(t, level), graph.upper_width(), out.upper_slots(t, level));
     }
   }
-  if (graph.nodes() > 0) {
-    hnsw_.enterpoint_node_ = graph.entry_row();
-    hnsw_.maxlevel_ = levels(graph.entry_row());
-  }
+  out.choose_entry();
+  return out;
 }
 
-// Greedy walks from level `from` down to level `to`.
-uint32_t Builder::descend(uint32_t start, int from, int to) {
-  for (int level = from; level >= to; --level) {
-    beam_.search(std::array{start}, 1, LevelLinks{&hnsw_, level}, scorer());
-    start = rank_row(beam_.rank(0));
+void Builder::search(const Level& level, uint32_t start, size_t ef) {
+  beam_.search(std::array{start}, ef, level, [&](const uint32_t* nodes, size_t n, float* out) {
+    std::transform(nodes, nodes + n, rows_.begin(), [&](uint32_t node) { return level.row(node); });
+    keys_.similarity(query_, extra_, rows_.data(), n, out);
+  });
+}
+
+// Links the node to the best of the rows that the beam holds, and those to it.
+void Builder::connect(const Level& level, uint32_t node) {
+  candidates_.clear();
+  for (size_t i = 0; i < beam_.size(); ++i) {
+    candidates_.push_back(level.row(rank_row(beam_.rank(i))));
   }
-  return start;
+  if (candidates_.size() < config_.m) {  // too few for any to be in another's place
+    chosen_ = candidates_;
+  } else {
+    const auto best = pruner_.prune(level.row(node), candidates_, 0, config_.m, false);
+    chosen_.assign(best.begin(), best.end());
+  }
+  level.set(node, chosen_);
+  for (const uint32_t row : chosen_) link_back(level, level.node(row), node);
+}
+
+void Builder::link_back(const Level& level, uint32_t node, uint32_t target) {
+  const auto links = level(node);
+  if (links.size() < level.width()) return level.add(node, target);
+  candidates_.clear();
+  for (const uint32_t link : links) candidates_.push_back(level.row(link));
+  candidates_.push_back(level.row(target));
+  level.set(node, pruner_.prune(level.row(node), candidates_, 0, level.width(), false));
 }
 
 void Builder::insert(uint32_t row) {
-  const auto level = static_cast<int>(level_of(row, config_.m));
-  place(row, static_cast<uint32_t>(level));
-  const int top = hnsw_.maxlevel_;
-  if (top < 0) {
-    hnsw_.enterpoint_node_ = row;
-    hnsw_.maxlevel_ = level;
-    return;
-  }
-  keys_.aim(row);
-  uint32_t start = descend(hnsw_.enterpoint_node_, top, level + 1);
-  for (int l = std::min(level, top); l >= 0; --l) {
-    keys_.aim(row);
-    beam_.search(std::array{start}, config_.ef_construction, LevelLinks{&hnsw_, l}, scorer());
-    std::priority_queue<std::pair<float, uint32_t>, std::vector<std::pair<float, uint32_t>>,
-                        Hnsw::CompareByFirst>
-        candidates;
-    for (size_t i = 0; i < beam_.size(); ++i) {
-      candidates.emplace(-rank_score(beam_.rank(i)), rank_row(beam_.rank(i)));
-    }
-    start = hnsw_.mutuallyConnectNewElement(&row, row, candidates, l, false);
-  }
-  if (level > top) {
-    hnsw_.enterpoint_node_ = row;
-    hnsw_.maxlevel_ = level;
-  }
-}
-
-Graph Builder::freeze() const {
-  const auto nodes = static_cast<uint32_t>(hnsw_.cur_element_count);
-  Graph graph(nodes, static_cast<uint32_t>(hnsw_.maxM0_), static_cast<uint32_t>(hnsw_.maxM_));
-  std::vector<uint32_t> tower_of(nodes, kNoLink);
-  for (uint32_t row = 0; row < nodes; ++row) {
-    const auto links = LevelLinks{&hnsw_, 0}(row);
-    std::copy(links.begin(), links.end(), graph.slots(row));
-    if (levels(row) == 0) continue;
-    tower_of[row] = static_cast<uint32_t>(graph.towers().size());
-    graph.add_tower(row, static_cast<uint32_t>(levels(row)));
-  }
-  for (uint32_t t = 0; t < graph.towers().size(); ++t) {
-    const Graph::Tower tower = graph.towers()[t];
-    for (uint32_t level = 1; level <= tower.levels; ++level) {
-      uint32_t* slots = graph.upper_slots(t, level);
-      for (const uint32_t target : LevelLinks{&hnsw_, static_cast<int>(level)}(tower.row)) {
-        *slots++ = tower_of[target];
-      }
+  const uint32_t levels = level_of(row, config_.m);
+  const uint32_t entry_tower = graph_.entry_tower();
+  const uint32_t top = entry_tower == kNoLink ? 0 : graph_.towers()[entry_tower].levels;
+  const auto tower = static_cast<uint32_t>(graph_.towers().size());
+  if (levels > 0) graph_.add_tower(row, levels);
+  if (row > 0) {
+    extra_ = keys_.load(row, query_);
+    uint32_t nearest = graph_.entry_row();
+    for (uint32_t l = top + 1; l-- > 0;) {
+      const Level level(graph_, l);
+      const bool links = l <= levels;
+      search(level, level.node(nearest), links ? config_.ef_construction : 1);
+      nearest = level.row(rank_row(beam_.rank(0)));
+      if (links) connect(level, l == 0 ? row : tower);
     }
   }
-  graph.choose_entry();
-  return graph;
+  if (levels > top) graph_.choose_entry();
 }
 
 }  // namespace
 
-Graph insert_rows(const Graph& graph, LiftedKeys& keys, const HnswConfig& config,
+Graph insert_rows(const Graph& graph, const LiftedKeys& keys, const HnswConfig& config,
                   ProgressMeter& meter) {
   const size_t count = keys.rows().count;
-  try {
-    Builder builder(graph, keys, config);
-    for (size_t row = graph.nodes(); row < count; ++row) {
-      if (row % kMeterRows == 0) {
-        meter.advance(static_cast<double>(std::min(kMeterRows, count - row)));
-      }
-      builder.insert(static_cast<uint32_t>(row));
+  Builder builder(graph, keys, config);
+  for (size_t row = graph.nodes(); row < count; ++row) {
+    if (row % kMeterRows == 0) {
+      meter.advance(static_cast<double>(std::min(kMeterRows, count - row)));
     }
-    return builder.freeze();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::bad_alloc&) {
-    throw;
-  } catch (const std::runtime_error& e) {
-    throw Error(Status::internal, std::string("hnswlib: ") + e.what());
+    builder.insert(static_cast<uint32_t>(row));
   }
+  return builder.take();
 }
 
 }  // namespace keyhole::index

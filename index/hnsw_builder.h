@@ -1,5 +1,5 @@
-// Inserts rows into an HNSW graph with hnswlib. The only doorway to hnswlib: its headers define functions
-// that are not inline, so exactly one source file may include them.
+// Inserts rows into an HNSW graph (Malkov and Yashunin, arXiv 1603.09320): algorithm 1, neighbours chosen by
+// algorithm 4.
 #pragma once
 
 #include "index/graph.h"
@@ -16,7 +16,7 @@ struct HnswConfig {
 /// The graph with rows [graph.nodes(), keys.rows().count) added, one after the other, on this thread:
 /// the result depends on the arguments alone. A row's levels are drawn from its number, so that adding
 /// rows in several calls gives the same graph as in one. Advances the meter by 1 per row.
-[[nodiscard]] Graph insert_rows(const Graph& graph, LiftedKeys& keys, const HnswConfig& config,
-                                ProgressMeter& meter);
+[[nodiscard]] Graph insert_rows(const Graph& graph, const LiftedKeys& keys,
+                                const HnswConfig& config, ProgressMeter& meter);
 
 }  // namespace keyhole::index

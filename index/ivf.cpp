@@ -5,6 +5,7 @@
 
 #include "index/codec.h"
 #include "index/ivf_lists.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -69,22 +70,10 @@ size_t lists_of_build(const Spec& spec, size_t rows) {
 // Piece i of n divided into `pieces` nearly equal ones begins here.
 size_t piece(size_t n, size_t pieces, size_t i) { return n * i / pieces; }
 
-class IvfIndex final : public BasicIndex {
+class IvfIndex final : public TypedIndex<ListScratch> {
  public:
-  using BasicIndex::BasicIndex;
+  using TypedIndex::TypedIndex;
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<ListScratch>(max_group, max_k, dim());
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<ListScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    s.ranking.reserve(s.max_group, lists_.count());
-    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
-  }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   // With codes, each part ranks some more than k again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
@@ -96,7 +85,11 @@ class IvfIndex final : public BasicIndex {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override { lists_.truncate(count); }
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void reserve(ListScratch& scratch) const override {
+    scratch.reserve(dim(), lists_.count());
+    if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, ListScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -227,15 +220,11 @@ void IvfIndex::do_commit(Addition& addition) {
   }
 }
 
-void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  auto* scratch = dynamic_cast<ListScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument, "search of an ivf index with another type's scratch");
-  }
-  ListRanking& ranking = scratch->ranking;
-  ranking.reserve(scratch->max_group, lists_.count());
+void IvfIndex::find(const SearchArgs& args, ListScratch& scratch, SearchCost& cost) const {
+  scratch.reserve(dim(), lists_.count());
+  ListRanking& ranking = scratch.ranking;
   const RowsView means = lists_.means();
-  const float* queries = rope_.queries(args, count(), scratch->queries.data());
+  const float* queries = rope_.queries(args, count(), scratch.queries.data());
   kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
                                                  .group = args.group,
                                                  .dim = dim(),
@@ -249,7 +238,7 @@ void IvfIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
   // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
   const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);
-  lists_.scan(chosen, args, keys(), *scratch, cost);
+  lists_.scan(chosen, args, keys(), scratch, cost);
 }
 
 void IvfIndex::describe(IndexInfo& info) const {

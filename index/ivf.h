@@ -3,7 +3,7 @@
 //
 // PROBING. One list of partitions serves the group. A partition's rank is sum_h exp(z_h), where z_h is its
 // mean key's score with head h, standardised over all partitions: the standardising gives each head the
-// same say, the exponential lets one head alone win a partition. On the testbed model's heads this beat
+// same weight, the exponential lets one head alone win a partition. On the testbed model's heads this beat
 // equal shares per head by 1-3 points of recall@100 below 10 % scanned and the score of the summed query by 2-5
 // points above it, at the same number of keys scanned.
 //

@@ -74,8 +74,8 @@ void IvfLists::scan(const KeyList& list, const SearchArgs& args, ListScratch& sc
     const size_t n = std::min<size_t>(kScanBlock, list.size - first);
     const std::byte* keys = list.keys + first * bytes;
     if (coded_) {
-      codes_.score_rows(scratch.rerank.queries(), reinterpret_cast<const int8_t*>(keys), n, scores,
-                        kScanBlock);
+      codes_.score(scratch.rerank.queries(), reinterpret_cast<const int8_t*>(keys), nullptr, n,
+                   scores, kScanBlock);
       scratch.rerank.offer(scores, kScanBlock, list.rows + first, n);
       continue;
     }

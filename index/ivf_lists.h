@@ -14,8 +14,12 @@ namespace keyhole::index {
 
 /// Working memory of a search through lists.
 struct ListScratch : SearchScratch {
-  ListScratch(uint32_t group, uint32_t k, uint32_t dim)
-      : SearchScratch(group, k), queries(size_t{group} * dim) {}
+  using SearchScratch::SearchScratch;
+  /// For searches that rank `lists` lists; allocates only where that is more than before.
+  void reserve(uint32_t dim, size_t lists) {
+    if (queries.size() < size_t{max_group} * dim) queries.resize(size_t{max_group} * dim);
+    ranking.reserve(max_group, lists);
+  }
   ListRanking ranking;
   std::vector<float> queries;  ///< `[group, dim]` with their RoPE undone
   Rerank rerank;               ///< of coded lists

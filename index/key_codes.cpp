@@ -46,9 +46,9 @@ void KeyCodes::learn_from(const KeyCodes& other) {
   count_ = 0;
 }
 
-void KeyCodes::build(const RowsView& keys, size_t room) {
+void KeyCodes::build(const RowsView& keys, size_t capacity) {
   learn(keys);
-  codes_ = cpu::ReservedBuffer(std::max(room, keys.count) * stride() + kReadAhead);
+  codes_ = cpu::ReservedBuffer(std::max(capacity, keys.count) * stride() + kReadAhead);
   encode_rows(keys, 0, keys.count, reinterpret_cast<int8_t*>(codes_.data()));
   count_ = keys.count;
 }
@@ -100,46 +100,18 @@ float KeyCodes::center_score(const float* query) const {
   return static_cast<float>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-void KeyCodes::score(const Queries& queries, uint32_t head, uint32_t heads, const uint32_t* ids,
-                     size_t first, size_t n, float* scores, size_t score_stride) const {
-  kernels_->score_i8({.queries = queries.elements + size_t{head} * dim_,
-                      .query_scales = queries.scales + head,
-                      .group = heads,
-                      .dim = dim_,
-                      .keys = row(ids != nullptr ? 0 : first),
-                      .key_stride = stride(),
-                      .key_scales = nullptr,
-                      .ids = ids,
-                      .count = n,
-                      .scores = scores,
-                      .score_stride = score_stride});
-}
-
-void KeyCodes::score_rows(const Queries& queries, const int8_t* rows, size_t n, float* scores,
-                          size_t score_stride) const {
+void KeyCodes::score(const Queries& queries, const int8_t* rows, const uint32_t* ids, size_t n,
+                     float* scores, size_t score_stride) const {
   kernels_->score_i8({.queries = queries.elements,
                       .query_scales = queries.scales,
                       .group = queries.group,
                       .dim = dim_,
                       .keys = rows,
                       .key_stride = stride(),
-                      .key_scales = nullptr,
-                      .ids = nullptr,
+                      .ids = ids,
                       .count = n,
                       .scores = scores,
                       .score_stride = score_stride});
-}
-
-double KeyCodes::error_bound(const float* query) const {
-  double largest = 0.0;
-  double key_part = 0.0;
-  for (uint32_t j = 0; j < dim_; ++j) {
-    const double scaled = std::abs(double{query[j]} * scales_[j]);
-    key_part += scaled / 2;
-    largest = std::max(largest, scaled);
-  }
-  // A query element is off by half a step of largest / 127; it meets a code of at most 127.
-  return key_part + dim_ * 127.0 * (largest / 127.0 / 2);
 }
 
 double KeyCodes::error_spread(const float* query) const {

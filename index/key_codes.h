@@ -22,10 +22,10 @@ class KeyCodes {
   void learn(const RowsView& keys);
   /// Takes over centre and scales; holds no codes.
   void learn_from(const KeyCodes& other);
-  /// Learns from all of `keys` and encodes them; memory is reserved for `room` rows.
-  void build(const RowsView& keys, size_t room);
+  /// Learns from all of `keys` and encodes them; memory is reserved for `capacity` rows.
+  void build(const RowsView& keys, size_t capacity);
 
-  /// Codes of n rows from `first` on, `[n, stride()]`, for whoever keeps codes elsewhere.
+  /// Codes of n rows from `first` on, `[n, stride()]`, for callers that keep codes themselves.
   void encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const;
 
   /// Codes of rows [count(), keys.count), worked out and not taken in.
@@ -53,18 +53,11 @@ class KeyCodes {
   void encode_queries(const float* queries, uint32_t group, Queries& out) const;
   /// The constant that score() leaves out: the query's inner product with the centre.
   [[nodiscard]] float center_score(const float* query) const;
-  /// Scores of rows ids[0..n) (null: rows [first, first + n)) with queries [head, head + heads): those of the
-  /// keys, less a constant for each query, within error_bound().
-  void score(const Queries& queries, uint32_t head, uint32_t heads, const uint32_t* ids,
-             size_t first, size_t n, float* scores, size_t score_stride) const;
-
-  /// Scores of n rows of codes that lie elsewhere, one after the other.
-  void score_rows(const Queries& queries, const int8_t* rows, size_t n, float* scores,
-                  size_t score_stride) const;
-
-  /// The largest possible error of a score beside that constant, for keys that were not saturated:
-  /// rounding of the key (half a scale per channel) and of the query.
-  [[nodiscard]] double error_bound(const float* query) const;
+  /// Scores of the codes rows[ids[0..n) * stride()] (null: n rows one after the other), which need not be this
+  /// object's own: those of the keys, less a constant for each query, up to rounding. The rounding of a key is at
+  /// most half a scale for each channel, that of a query half a step.
+  void score(const Queries& queries, const int8_t* rows, const uint32_t* ids, size_t n,
+             float* scores, size_t score_stride) const;
 
   [[nodiscard]] size_t bytes() const {
     return count_ == 0 ? 0 : count_ * stride() + 2 * dim_ * sizeof(float);

@@ -44,12 +44,6 @@ double LiftedKeys::norm_quantile(const cpu::Kernels& kernels, const RowsView& ke
   return std::sqrt(*at);
 }
 
-void LiftedKeys::aim(uint32_t row) {
-  if (row == target_) return;
-  target_ = row;
-  load(row, query_);
-}
-
 float LiftedKeys::load(uint32_t row, float* query) const {
   kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query, keys_.dim);
   return extra_[row];

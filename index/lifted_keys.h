@@ -29,25 +29,15 @@ class LiftedKeys {
   /// The appended coordinate of each row.
   [[nodiscard]] const std::vector<float>& extra() const { return extra_; }
 
-  /// Makes a row the one that similarity() compares with.
-  void aim(uint32_t row);
-  [[nodiscard]] uint32_t target() const { return target_; }
-  /// Inner products of the target with rows ids[0..n), lifted: larger is nearer.
-  void similarity(const uint32_t* ids, size_t n, float* out) const {
-    similarity(query_, extra_[target_], ids, n, out);
-  }
-
-  /// The same without a state of its own, for several threads: `query` is what load() wrote, `extra` what
-  /// it returned.
+  /// Writes a row, `[dim]`, to `query` and returns its appended coordinate.
   float load(uint32_t row, float* query) const;
+  /// Inner products of a row, as load() gave it, with rows ids[0..n), lifted: larger is nearer.
   void similarity(const float* query, float extra, const uint32_t* ids, size_t n, float* out) const;
 
  private:
   const cpu::Kernels* kernels_;
   RowsView keys_;
   std::vector<float> extra_;  // the appended coordinate
-  uint32_t target_ = 0xFFFFFFFF;
-  float query_[kMaxHeadDim] = {};
 };
 
 }  // namespace keyhole::index

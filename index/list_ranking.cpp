@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "index/lanes.h"
+#include "index/sixteen.h"
 #include "index/topk.h"
 
 namespace keyhole::index {
@@ -12,16 +12,16 @@ namespace {
 // importance[l] += (1 + z/8)^8, with z the standardised score of list l and 0 below z = -8. It follows
 // exp(z) up to the far outliers and consists of operations that the baseline instruction set vectorises.
 void add_importance(const float* scores, size_t n, float* importance) {
-  float lane_sum[kLanes] = {};
-  float lane_squares[kLanes] = {};
+  float part_sums[kSixteen] = {};
+  float part_squares[kSixteen] = {};
   // Shifted by the first score, so that a mean far from 0 (keys share a large mean) costs no precision.
   const float origin = scores[0];
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (size_t j = 0; j < kLanes; ++j) {
+  for (; i + kSixteen <= n; i += kSixteen) {
+    for (size_t j = 0; j < kSixteen; ++j) {
       const float x = scores[i + j] - origin;
-      lane_sum[j] += x;
-      lane_squares[j] += x * x;
+      part_sums[j] += x;
+      part_squares[j] += x * x;
     }
   }
   double sum = 0.0;
@@ -31,9 +31,9 @@ void add_importance(const float* scores, size_t n, float* importance) {
     sum += x;
     squares += x * x;
   }
-  for (size_t j = 0; j < kLanes; ++j) {
-    sum += lane_sum[j];
-    squares += lane_squares[j];
+  for (size_t j = 0; j < kSixteen; ++j) {
+    sum += part_sums[j];
+    squares += part_squares[j];
   }
   const double mean = sum / static_cast<double>(n);
   const double deviation = std::sqrt(squares / static_cast<double>(n) - mean * mean);

@@ -10,7 +10,7 @@ namespace keyhole::index {
 /// Working memory for ranking; grows to the largest number of lists seen.
 class ListRanking {
  public:
-  /// Makes room for `lists` lists and a group of up to `max_group`; allocates only where that is more
+  /// Reserves memory for `lists` lists and a group of up to `max_group`; allocates only where that is more
   /// than before.
   void reserve(uint32_t max_group, size_t lists);
 
@@ -29,7 +29,7 @@ class ListRanking {
     return best(lists, probe, is_empty);
   }
 
-  /// Where a caller who ranks by himself puts the lists' importance, `[lists]`, 0 or more.
+  /// Where a caller that ranks by other means puts the lists' importance, `[lists]`, 0 or more.
   [[nodiscard]] float* importance() { return importance_.data(); }
   /// best() by it.
   template <class IsEmpty>

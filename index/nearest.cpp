@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "index/lanes.h"
+#include "index/sixteen.h"
 
 namespace keyhole::index {
 namespace {
@@ -14,13 +14,13 @@ struct Best {
   uint32_t label = 0;
 };
 
-// The first largest of scores[i] - offsets[i], if it beats `best`. After the first lanes the test of sixteen
-// nearly always fails.
+// The first largest of scores[i] - offsets[i], if it beats `best`. After the first few, hardly any block of
+// sixteen holds a better one.
 void improve(const float* scores, const float* offsets, size_t n, size_t first, Best& best) {
   size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
+  for (; i + kSixteen <= n; i += kSixteen) {
     if (no_difference_above(scores + i, offsets + i, best.score)) continue;
-    for (size_t j = i; j < i + kLanes; ++j) {
+    for (size_t j = i; j < i + kSixteen; ++j) {
       const float s = scores[j] - offsets[j];
       if (s > best.score) best = {s, static_cast<uint32_t>(first + j)};
     }

@@ -85,11 +85,11 @@ size_t QueryClassifier::network_bytes() const {
 }
 
 void QueryClassifier::Scratch::reserve(uint32_t max_group, size_t partitions) {
-  const size_t room = max_group * partitions;
-  if (logits_.size() >= room) return;
+  const size_t size = max_group * partitions;
+  if (logits_.size() >= size) return;
   hidden_.resize(size_t{max_group} * kWidest);
-  logits_.resize(room);
-  partial_.resize(room);
+  logits_.resize(size);
+  partial_.resize(size);
 }
 
 void QueryClassifier::add_hidden_logits(const float* queries, uint32_t group,

@@ -14,7 +14,7 @@ namespace keyhole::index {
 /// logs, the scores of the codes go there directly and are said not to be exact.
 class Rerank {
  public:
-  /// Makes room for searches of up to `k` of `count` rows; allocates only where that is more than before.
+  /// Reserves memory for searches of up to `k` of `count` rows; allocates only where that is more than before.
   void reserve(uint32_t group, uint32_t k, size_t count) {
     shortlist_.begin(group, kept(k, count), count);
     const size_t most = group * group * kept(k, count);

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "index/base.h"
 #include "index/beam_search.h"
 #include "index/codec.h"
 #include "index/graph_repair.h"
 #include "index/group_walk.h"
 #include "index/guided_graph.h"
 #include "index/rerank.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -35,31 +35,17 @@ constexpr size_t kScanShare = 16;
 // Longer keys than this share of all are outliers to the lift.
 constexpr double kRadiusQuantile = 0.999;
 constexpr size_t kMostEntries = 64;  // in a saved index
-constexpr size_t kMostStarts = 256;  // entries, and starts that a caller gives
 
 struct RoarScratch final : SearchScratch {
   using SearchScratch::SearchScratch;
   GroupWalk walk;
-  std::vector<uint32_t> starts = std::vector<uint32_t>(kMostStarts);
   Rerank rerank;
 };
 
-class RoarGraphIndex final : public BasicIndex {
+class RoarGraphIndex final : public TypedIndex<RoarScratch> {
  public:
-  using BasicIndex::BasicIndex;
+  using TypedIndex::TypedIndex;
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<RoarScratch>(max_group, max_k);
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<RoarScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    reserve_walk(s, s.max_group);
-    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
-  }
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {
     return graph_.bytes() + (coded() ? codes_.bytes() : 0);
@@ -71,7 +57,11 @@ class RoarGraphIndex final : public BasicIndex {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void reserve(RoarScratch& scratch) const override {
+    reserve_walk(scratch, scratch.max_group);
+    if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -83,10 +73,8 @@ class RoarGraphIndex final : public BasicIndex {
     return {static_cast<uint32_t>(spec()[kM]), static_cast<uint32_t>(spec()[kBeam])};
   }
   void reserve_walk(RoarScratch& scratch, uint32_t group) const {
-    scratch.walk.reserve(count(), graph_.width(), group, ef(), scratch.starts.size());
+    scratch.walk.reserve(count(), graph_.width(), group, ef(), guidance_.entries.size());
   }
-  [[nodiscard]] std::span<const uint32_t> starts(const SearchArgs& args,
-                                                 RoarScratch& scratch) const;
   [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
     return static_cast<uint32_t>(args.begin_of(args.group));
   }
@@ -164,7 +152,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
 void RoarGraphIndex::do_truncate(size_t new_count) {
   RowsView rest = keys();
   rest.count = new_count;
-  LiftedKeys lifted(kernels(), rest, radius_);
+  const LiftedKeys lifted(kernels(), rest, radius_);
   remove_rows(graph_, lifted);
   std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
   choose_entry();
@@ -179,16 +167,6 @@ void RoarGraphIndex::choose_entry() {
 
 // ---- Search --------------------------------------------------------------------------------------------
 
-std::span<const uint32_t> RoarGraphIndex::starts(const SearchArgs& args,
-                                                 RoarScratch& scratch) const {
-  size_t n = 0;
-  for (const uint32_t row : guidance_.entries) scratch.starts[n++] = row;
-  for (const uint32_t row : args.starts) {
-    if (row < count() && n < scratch.starts.size()) scratch.starts[n++] = row;
-  }
-  return {scratch.starts.data(), n};
-}
-
 void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) const {
   struct Keys {
     const RoarGraphIndex& index;
@@ -198,7 +176,7 @@ void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) con
     }
     void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
   };
-  scratch.walk.run(graph_, starts(args, scratch), first_head(args), end_head(args), ef(),
+  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
                    Keys{*this, args},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.collector.offer(scores, stride, rows, n);
@@ -211,12 +189,12 @@ void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
     const KeyCodes& codes;
     const KeyCodes::Queries& queries;
     void score(const uint32_t* ids, size_t n, float* out, size_t stride) const {
-      codes.score(queries, 0, queries.group, ids, 0, n, out, stride);
+      codes.score(queries, codes.row(0), ids, n, out, stride);
     }
     void prefetch(uint32_t row) const { index::prefetch(codes.row(row), codes.stride()); }
   };
   scratch.rerank.begin(codes_, args, count(), scratch.collector);
-  scratch.walk.run(graph_, starts(args, scratch), first_head(args), end_head(args), ef(),
+  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
                    Codes{codes_, scratch.rerank.queries()},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.rerank.offer(scores, stride, rows, n);
@@ -224,23 +202,17 @@ void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
   scratch.rerank.finish(kernels(), keys(), args, cost);
 }
 
-void RoarGraphIndex::do_search(const SearchArgs& args, SearchScratch& base,
-                               SearchCost& cost) const {
-  auto* scratch = dynamic_cast<RoarScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument,
-                "search of a roargraph index with another type's scratch");
-  }
+void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const {
   if (std::max<size_t>(ef(), args.k / 4) >= count() / kScanShare) {
-    return scan_all(args, *scratch, cost);
+    return scan_all(args, scratch, cost);
   }
-  reserve_walk(*scratch, args.group);  // the re-ranking makes its own room when it begins
+  reserve_walk(scratch, args.group);  // the re-ranking reserves its own memory when it begins
   if (coded()) {
-    walk_codes(args, *scratch, cost);
+    walk_codes(args, scratch, cost);
   } else {
-    walk_keys(args, *scratch);
+    walk_keys(args, scratch);
   }
-  const GroupWalk& walk = scratch->walk;
+  const GroupWalk& walk = scratch.walk;
   cost.keys_scored += uint64_t{args.group} * walk.scored();
   cost.bytes_read += walk.scored() * (coded() ? codes_.stride() : row_bytes()) +
                      walk.lists() * graph_.width() * sizeof(uint32_t);

@@ -52,13 +52,13 @@ void RopeUndo::rows(float* rows, size_t first, size_t n) const {
   }
 }
 
-const float* RopeUndo::queries(const SearchArgs& args, size_t count, float* room) const {
+const float* RopeUndo::queries(const SearchArgs& args, size_t count, float* out) const {
   if (!changes()) return args.queries;
-  std::copy_n(args.queries, size_t{args.group} * dim_, room);
-  turn_back(room, args.group,
+  std::copy_n(args.queries, size_t{args.group} * dim_, out);
+  turn_back(out, args.group,
             args.position != kUnknownPosition ? args.position
                                               : first_position_ + static_cast<uint32_t>(count));
-  return room;
+  return out;
 }
 
 void RopeUndo::save(Writer& out) const {

@@ -23,9 +23,9 @@ class RopeUndo {
   void rows(float* rows, size_t first, size_t n) const;
 
   /// The group's queries `[group, dim]` turned back: `queries` itself where there is nothing to change, else
-  /// `room` `[group, dim]`. Queries of an unknown position are taken for the token that follows the last of
+  /// `out` `[group, dim]`. Queries of an unknown position are taken for the token that follows the last of
   /// `count` rows.
-  [[nodiscard]] const float* queries(const SearchArgs& args, size_t count, float* room) const;
+  [[nodiscard]] const float* queries(const SearchArgs& args, size_t count, float* out) const;
 
   void save(Writer& out) const;
   /// Throws Error(corrupt) for what save() of a head dimension `dim` cannot have written.

@@ -1,4 +1,4 @@
-// A set of rows that is emptied in no time.
+// A set of rows that can be emptied without touching its memory.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace keyhole::index {
 /// of a bit: no read-modify-write chain between neighbouring rows, and nothing to clear.
 class RowMarks {
  public:
-  /// Makes room for rows below `rows`; allocates only where that is more than before.
+  /// Reserves memory for rows below `rows`; allocates only where that is more than before.
   void reserve(size_t rows) {
     if (tags_.size() >= rows) return;
     tags_.assign(rows + rows / 4, 0);  // appends grow an index in steps

@@ -8,6 +8,7 @@
 #include "index/ivf_lists.h"
 #include "index/key_partitions.h"
 #include "index/query_classifier.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -53,22 +54,10 @@ struct SaapScratch final : ListScratch {
   QueryClassifier::Scratch network;
 };
 
-class SaapIndex final : public BasicIndex {
+class SaapIndex final : public TypedIndex<SaapScratch> {
  public:
-  using BasicIndex::BasicIndex;
+  using TypedIndex::TypedIndex;
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<SaapScratch>(max_group, max_k, dim());
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<SaapScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    reserve(s);
-    if (coded()) s.rerank.reserve(s.max_group, s.max_k, count());
-  }
   [[nodiscard]] size_t bytes() const override {
     return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
   }
@@ -83,7 +72,11 @@ class SaapIndex final : public BasicIndex {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void reserve(SaapScratch& scratch) const override {
+    reserve_ranking(scratch);
+    if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override;
   void save_body(Writer& out) const override;
   void load_body(Reader& in, const RowsView& keys) override;
@@ -123,8 +116,8 @@ class SaapIndex final : public BasicIndex {
   }
   [[nodiscard]] State build_state(const RowsView& keys, RopeUndo rope,
                                   const Progress& progress) const;
-  void reserve(SaapScratch& scratch) const {
-    scratch.ranking.reserve(scratch.max_group, state_.partitions);
+  void reserve_ranking(SaapScratch& scratch) const {
+    scratch.reserve(dim(), state_.partitions);
     scratch.chosen.reserve(state_.lists.count());
     if (state_.means.empty()) scratch.network.reserve(scratch.max_group, state_.partitions);
   }
@@ -243,21 +236,17 @@ void SaapIndex::rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& c
   cost.bytes_read += state_.means.size();
 }
 
-void SaapIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  auto* scratch = dynamic_cast<SaapScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument, "search of a saap index with another type's scratch");
-  }
-  reserve(*scratch);
-  rank(args, *scratch, cost);
+void SaapIndex::find(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const {
+  reserve_ranking(scratch);
+  rank(args, scratch, cost);
   const auto is_empty = [this](size_t c) { return state_.sizes[c] == 0; };
-  scratch->chosen.clear();
-  for (const uint32_t c : scratch->ranking.best(state_.partitions, probe(), is_empty)) {
+  scratch.chosen.clear();
+  for (const uint32_t c : scratch.ranking.best(state_.partitions, probe(), is_empty)) {
     for (size_t l = c; l < state_.lists.count(); l += state_.partitions) {
-      scratch->chosen.push_back(static_cast<uint32_t>(l));
+      scratch.chosen.push_back(static_cast<uint32_t>(l));
     }
   }
-  state_.lists.scan(scratch->chosen, args, keys(), *scratch, cost);
+  state_.lists.scan(scratch.chosen, args, keys(), scratch, cost);
 }
 
 void SaapIndex::describe(IndexInfo& info) const {

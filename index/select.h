@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "cpu/types.h"
-#include "index/lanes.h"
+#include "index/sixteen.h"
 
 namespace keyhole::index {
 
@@ -18,10 +18,10 @@ namespace keyhole::index {
   using namespace detail;
   float largest = kMinusInf;
   size_t i = 0;
-  if (n >= kLanes) {
+  if (n >= kSixteen) {
     Quad best[4];
     for (size_t j = 0; j < 4; ++j) best[j] = load(x + 4 * j);
-    for (i = kLanes; i + kLanes <= n; i += kLanes) {
+    for (i = kSixteen; i + kSixteen <= n; i += kSixteen) {
       for (size_t j = 0; j < 4; ++j) {
         const Quad v = load(x + i + 4 * j);
         best[j] = v > best[j] ? v : best[j];
@@ -32,7 +32,7 @@ namespace keyhole::index {
     }
   }
   for (; i < n; ++i) largest = x[i] > largest ? x[i] : largest;
-  for (i = 0; i + kLanes <= n; i += kLanes) {
+  for (i = 0; i + kSixteen <= n; i += kSixteen) {
     if (!all_below(x + i, largest)) break;
   }
   for (; i < n; ++i) {

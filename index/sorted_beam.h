@@ -16,7 +16,7 @@ inline constexpr size_t kMaxBeamRows = size_t{1} << 31;
 
 class SortedBeam {
  public:
-  /// Makes room for beams of `ef`; allocates only where that is more than before.
+  /// Reserves memory for beams of `ef`; allocates only where that is more than before.
   void reserve(size_t ef) {
     if (entries_.size() < ef + 1) entries_.resize(ef + 1);
   }
@@ -53,7 +53,7 @@ class SortedBeam {
  private:
   static constexpr uint64_t kExpanded = 1;
 
-  // A rank whose row, of 31 bits, moved up by one to make room for the mark; the order is the same.
+  // A rank whose row, of 31 bits, moved up by one, which frees a bit for the mark; the order is the same.
   static uint64_t entry_of(float score, uint32_t row) {
     return (pack_rank(score, 0) & 0xFFFFFFFF00000000U) | static_cast<uint32_t>(~row << 1);
   }

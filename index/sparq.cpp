@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "index/base.h"
 #include "index/codec.h"
 #include "index/component_blocks.h"
 #include "index/component_choice.h"
 #include "index/shortlist.h"
+#include "index/typed_index.h"
 
 namespace keyhole::index {
 namespace {
@@ -89,24 +89,12 @@ class ApproximateSoftmax {
   double lse_[kMaxGroup];
 };
 
-class SparqIndex final : public BasicIndex {
+class SparqIndex final : public TypedIndex<SparqScratch> {
  public:
   SparqIndex(Spec spec, uint32_t dim, DType dtype, const Context& context)
-      : BasicIndex(std::move(spec), dim, dtype, context),
+      : TypedIndex(std::move(spec), dim, dtype, context),
         blocks_(kernels(), dim, dtype, this->spec()[kCodecOfComponents] == kInt8) {}
 
-  [[nodiscard]] std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
-                                                      uint32_t max_k) const override {
-    auto scratch = std::make_unique<SparqScratch>(max_group, max_k);
-    reserve_search(*scratch);
-    return scratch;
-  }
-  void reserve_search(Scratch& scratch) const override {
-    auto& s = dynamic_cast<SparqScratch&>(scratch);
-    s.collector.begin_top(s.max_group, s.max_k, count());
-    s.others.begin(s.max_group, s.max_k, count());
-    s.reserve(s.max_group, s.max_k, count());
-  }
   // In one part: coverage is about all keys, and each part would read k keys whole.
   [[nodiscard]] Sharing sharing() const override { return Sharing::none; }
   [[nodiscard]] size_t bytes() const override { return blocks_.bytes(); }
@@ -128,7 +116,11 @@ class SparqIndex final : public BasicIndex {
   }
   void do_commit(Addition& addition) override { blocks_.take(static_cast<Rows&>(addition).growth); }
   void do_truncate(size_t count) override { blocks_.truncate(count); }
-  void do_search(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const override;
+  void reserve(SparqScratch& scratch) const override {
+    scratch.others.begin(scratch.max_group, scratch.max_k, count());
+    scratch.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, SparqScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override {
     Spec effective = spec();
     effective.set(kR, components());
@@ -226,33 +218,29 @@ void SparqIndex::fill_coverage(const SearchArgs& args, SparqScratch& scratch,
   }
 }
 
-void SparqIndex::do_search(const SearchArgs& args, SearchScratch& base, SearchCost& cost) const {
-  auto* scratch = dynamic_cast<SparqScratch*>(&base);
-  if (scratch == nullptr) {
-    throw Error(Status::invalid_argument, "search of a sparq index with another type's scratch");
-  }
+void SparqIndex::find(const SearchArgs& args, SparqScratch& scratch, SearchCost& cost) const {
   if (args.k == 0) return;
   if (args.k >= count()) {  // all of them: nothing to choose
     if (cost.coverage != nullptr) std::fill_n(cost.coverage, args.group, 1.0F);
-    return scan_all(args, base, cost);
+    return scan_all(args, scratch, cost);
   }
   const size_t local = std::min<size_t>(static_cast<size_t>(spec()[kLocal]), args.k);
-  scratch->reserve(args.group, args.k, count());
-  scratch->shortlist.begin(args.group, args.k - local, count() - local, local);
+  scratch.reserve(args.group, args.k, count());
+  scratch.shortlist.begin(args.group, args.k - local, count() - local, local);
 
-  ComponentBlocks::Queries& queries = scratch->queries;
+  ComponentBlocks::Queries& queries = scratch.queries;
   queries.group = args.group;
   queries.chosen = components();
   choose_components(args.queries, args.group, dim(), queries.chosen, queries.components);
   blocks_.encode_queries(args.queries, queries);
   ApproximateSoftmax softmax(kernels(), logits(), args, dim(), queries);
   const bool covers = cost.coverage != nullptr;
-  if (local < args.k || covers) scan(*scratch, local, covers ? &softmax : nullptr);
+  if (local < args.k || covers) scan(scratch, local, covers ? &softmax : nullptr);
 
-  const auto rows = scratch->shortlist.unite(count() - local, count());
-  score_ids(kernels(), keys(), args, rows.data(), rows.size(), scratch->exact.data(), rows.size());
-  if (covers) fill_coverage(args, *scratch, rows, softmax, cost.coverage);
-  collect(args, *scratch, rows, local);
+  const auto rows = scratch.shortlist.unite(count() - local, count());
+  score_ids(kernels(), keys(), args, rows.data(), rows.size(), scratch.exact.data(), rows.size());
+  if (covers) fill_coverage(args, scratch, rows, softmax, cost.coverage);
+  collect(args, scratch, rows, local);
   cost.keys_scored += args.group * rows.size();
   cost.bytes_read += count() * queries.chosen * blocks_.element_bytes() + rows.size() * row_bytes();
 }

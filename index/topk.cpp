@@ -82,7 +82,7 @@ void TopK::begin(uint32_t group, uint32_t k, size_t count) {
   keep_ = std::min<size_t>(k, count);
   // A selection over 2k+ ranks per k+ accepted ones costs a few operations per accepted rank. Never more
   // than there can be offers: then everything fits and nothing is ever cut (k covers the whole index).
-  capacity_ = std::min(2 * keep_ + 64, count) + kLanes;
+  capacity_ = std::min(2 * keep_ + 64, count) + kSixteen;
   const size_t needed = group * capacity_;
   if (ranks_.size() < needed)
     ranks_.resize(needed + needed / 4);  // appends grow the index in steps

@@ -15,7 +15,7 @@
 
 #include "cpu/types.h"
 #include "index/index.h"
-#include "index/lanes.h"
+#include "index/sixteen.h"
 
 namespace keyhole::index {
 
@@ -38,7 +38,7 @@ namespace keyhole::index {
 /// Moves the k best of n different ranks to the front, in no order.
 void select_ranks(uint64_t* ranks, size_t n, size_t k);
 
-/// Sorts ranks, best first. `spare` has room for n ranks.
+/// Sorts ranks, best first. `spare` is memory for n ranks.
 void sort_ranks(uint64_t* ranks, uint64_t* spare, size_t n);
 
 /// Top-k of the heads of a group. begin() may grow its memory; nothing else allocates.
@@ -60,7 +60,7 @@ class TopK {
   void offer_rank(uint32_t head, uint64_t rank) {
     Head& h = heads_[head];
     if (rank <= h.threshold) return;
-    if (h.size + kLanes > capacity_) shrink(h);
+    if (h.size + kSixteen > capacity_) shrink(h);
     h.ranks[h.size++] = rank;
   }
 
@@ -85,17 +85,17 @@ class TopK {
   void offer_if_good(uint32_t head, const float* scores, size_t n, RowOf row_of) {
     Head& h = heads_[head];
     size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
+    for (; i + kSixteen <= n; i += kSixteen) {
       if (all_below(scores + i, h.floor)) continue;
-      accept_some(h, scores + i, kLanes, [&](size_t j) { return row_of(i + j); });
+      accept_some(h, scores + i, kSixteen, [&](size_t j) { return row_of(i + j); });
     }
     if (i < n) accept_some(h, scores + i, n - i, [&](size_t j) { return row_of(i + j); });
   }
 
-  // n <= kLanes. Every rank is written, the size moves past those that pass: no branch to mispredict.
+  // n <= kSixteen. Every rank is written, the size moves past those that pass: no branch to mispredict.
   template <class RowOf>
   void accept_some(Head& h, const float* scores, size_t n, RowOf row_of) {
-    if (h.size + kLanes > capacity_) shrink(h);
+    if (h.size + kSixteen > capacity_) shrink(h);
     uint64_t* end = h.ranks + h.size;
     for (size_t j = 0; j < n; ++j) {
       *end = pack_rank(scores[j], row_of(j));

@@ -240,5 +240,26 @@ TEST(Scratch, RefusesWhatItWasNotMadeFor) {
   EXPECT_NO_THROW(search(*ivf, gaussian(4, 64, random), 64, 10, *scratch));
 }
 
+TEST(Build, EveryTypeRefusesAnotherTypesScratch) {
+  std::mt19937 random(79);
+  Keys keys(200, 64, DType::f16);
+  keys.put(0, gaussian(200, 64, random));
+  const auto query = gaussian(1, 64, random);
+  constexpr const char* kTypes[] = {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"};
+  for (const char* own : kTypes) {
+    const auto index = built(own, keys);
+    for (const char* other : kTypes) {
+      const auto scratch = built(other, keys)->make_scratch(1, 5);
+      if (own == other) {
+        EXPECT_NO_THROW(search(*index, query, 64, 5, *scratch)) << own;
+        EXPECT_NO_THROW(index->reserve_search(*scratch)) << own;
+      } else if (std::string(own) != "ivf" || std::string(other) != "saap") {  // saap's holds ivf's
+        EXPECT_THROW(search(*index, query, 64, 5, *scratch), Error) << own << " with " << other;
+        EXPECT_THROW(index->reserve_search(*scratch), Error) << own << " with " << other;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace keyhole::index::test

@@ -133,7 +133,7 @@ TEST(ListRanking, OneHeadAloneRanksByScore) {
   }
 }
 
-TEST(ListRanking, EveryHeadHasTheSameSay) {
+TEST(ListRanking, EveryHeadHasTheSameWeight) {
   // Head 1 has scores a thousand times larger; the first choice of head 0 must still be among the best.
   std::mt19937 random(35);
   ListRanking ranking;
@@ -147,7 +147,7 @@ TEST(ListRanking, EveryHeadHasTheSameSay) {
   EXPECT_NE(std::find(best.begin(), best.end(), 123U), best.end());
 }
 
-TEST(ListRanking, EmptyListsComeLastAndEqualScoresAreNoTrouble) {
+TEST(ListRanking, EmptyListsComeLastAndEqualScoresKeepTheOrder) {
   ListRanking ranking;
   ranking.reserve(3, 10);
   std::fill_n(ranking.scores(), 3 * ranking.stride(), 7.5F);

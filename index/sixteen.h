@@ -1,6 +1,6 @@
-// Sixteen floats compared at once. Written with the compiler's portable vectors, because its own vectoriser
-// leaves such any-of loops scalar (GCC 12 unrolls them to 16 compares); 128 bits is the width that the
-// baseline instruction sets have.
+// Sixteen floats compared at once: filters in front of loops over scores, most of which are too low to matter.
+// Written with the compiler's portable vectors, because its own vectoriser leaves such any-of loops scalar (GCC 12
+// unrolls them to 16 compares); 128 bits is the width that the baseline instruction sets have.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace keyhole::index {
 
-inline constexpr size_t kLanes = 16;
+inline constexpr size_t kSixteen = 16;
 
 namespace detail {
 using Quad = float __attribute__((vector_size(16)));
@@ -40,7 +40,7 @@ inline bool no_difference_above(const float* x, const float* y, float limit) {
   using namespace detail;
   const Quad bound = Quad{} + limit;
   QuadMask above = {};
-  for (size_t i = 0; i < kLanes; i += 4) above |= load(x + i) - load(y + i) > bound;
+  for (size_t i = 0; i < kSixteen; i += 4) above |= load(x + i) - load(y + i) > bound;
   return all_set(~above);
 }
 
