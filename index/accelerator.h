@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cpu/types.h"
-#include "index/kmeans.h"
+#include "index/partitions/kmeans.h"
 
 namespace keyhole::index {
 
@@ -31,7 +31,7 @@ struct NearestLists {
   uint32_t* counts = nullptr;  ///< `[queries]`
 };
 
-/// What cluster_points() of index/kmeans.h does.
+/// What cluster_points() of index/partitions/kmeans.h does.
 struct KMeansTask {
   const float* points = nullptr;  ///< `[n, dim]`
   size_t n = 0;

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "index/collector.h"
 #include "index/index.h"
 #include "index/progress.h"
+#include "index/scan/collector.h"
 #include "index/serial.h"
 #include "index/spec.h"
 

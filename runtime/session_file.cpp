@@ -9,7 +9,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/checksum_io.h"
 
 namespace keyhole::runtime {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "index/topk.h"
+#include "index/scan/topk.h"
 
 namespace keyhole::index {
 namespace {

@@ -1,9 +1,9 @@
 #include <array>
 #include <sstream>
 
-#include "index/beam_search.h"
-#include "index/graph_repair.h"
-#include "index/hnsw_builder.h"
+#include "index/graph/beam_search.h"
+#include "index/graph/graph_repair.h"
+#include "index/graph/hnsw_builder.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

@@ -1,7 +1,7 @@
 #include "tests/index/keys.h"
 
-#include "index/ivf_train.h"
-#include "index/list_ranking.h"
+#include "index/partitions/ivf_train.h"
+#include "index/partitions/list_ranking.h"
 
 namespace keyhole::index::test {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "index/factory.h"
-#include "index/key_codes.h"
+#include "index/scan/key_codes.h"
+#include "index/types/factory.h"
 #include "tests/index/synthetic.h"
 
 namespace keyhole::index::test {

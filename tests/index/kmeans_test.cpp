@@ -1,4 +1,4 @@
-#include "index/kmeans.h"
+#include "index/partitions/kmeans.h"
 
 #include <cmath>
 #include <set>

@@ -5,11 +5,11 @@
 #include <sstream>
 #include <thread>
 
-#include "index/edge_pruner.h"
-#include "index/guided_graph.h"
-#include "index/key_codes.h"
-#include "index/select.h"
-#include "index/training_neighbours.h"
+#include "index/graph/edge_pruner.h"
+#include "index/graph/guided_graph.h"
+#include "index/graph/training_neighbours.h"
+#include "index/scan/key_codes.h"
+#include "index/scan/select.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

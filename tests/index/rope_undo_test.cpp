@@ -1,5 +1,5 @@
 // RoPE applied in double precision, as its definition has it, and taken back by the index.
-#include "index/rope_undo.h"
+#include "index/partitions/rope_undo.h"
 
 #include <sstream>
 
