@@ -158,8 +158,8 @@ void fork_join(benchmark::State& state) {
 
 /// About `us` microseconds of arithmetic.
 void work(double us) {
-  float x = 1.0F;
-  for (int i = 0; i < static_cast<int>(us * 100); ++i) x = x * 0.999F + 1e-3F;
+  float x = 0.5F;
+  for (int i = 0; i < static_cast<int>(us * 300); ++i) x = x * 0.999F + 1e-3F;
   benchmark::DoNotOptimize(x);
 }
 
