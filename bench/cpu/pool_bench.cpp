@@ -2,13 +2,14 @@
 //
 //   ForkJoin/<threads>   run() of one empty task per thread. Floor: a round trip of a flag between two
 //                        spinning threads. `x_floor` counts such round trips.
-//   StartFinish/...      the asynchronous form
+//   Meet/<threads>       the same with tasks that wait until all run
+//   StartFinish/...      the asynchronous form of ForkJoin
 //   WakeUp/<threads>     the same after the workers have gone to sleep
 //   Build/<threads>      64 tasks of 0.1 to 3 ms, each with a run() of 16 parts inside, as heads of an index are
 //                        built. Floor: the same work on one thread, divided by the threads.
 //   Build1/<threads>     one such task at a time: only what it runs inside is spread
 //
-// ForkJoin, Build and Build1 also run on oneTBB's task_arena and on OpenMP, where the machine has them.
+// ForkJoin, Meet, Build and Build1 also run on oneTBB's task_arena and on OpenMP, where the machine has them.
 #ifdef KEYHOLE_BENCH_TBB
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
@@ -156,6 +157,26 @@ void fork_join(benchmark::State& state) {
   beside_ping_pong(state, [&] { pool.run(threads, [](uint32_t) {}); });
 }
 
+/// Tasks that wait for each other: a pool whose caller does both alone, as oneTBB's often does with empty ones,
+/// hands nothing over.
+template <class AnyPool>
+void meet(benchmark::State& state) {
+  const auto threads = static_cast<uint32_t>(state.range(0));
+  AnyPool pool(threads);
+  std::atomic<uint32_t> arrived{0};
+  beside_ping_pong(state, [&] {
+    arrived.store(0);
+    pool.run(threads, [&](uint32_t) {
+      arrived.fetch_add(1);
+      while (arrived.load() < threads) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+      }
+    });
+  });
+}
+
 /// About `us` microseconds of arithmetic.
 void work(double us) {
   float x = 0.5F;
@@ -231,6 +252,7 @@ void thread_counts(benchmark::internal::Benchmark* b) {
 
 #define KEYHOLE_POOL_BENCHES(AnyPool, suffix)                                   \
   BENCHMARK(fork_join<AnyPool>)->Name("ForkJoin" suffix)->Apply(thread_counts); \
+  BENCHMARK(meet<AnyPool>)->Name("Meet" suffix)->Apply(thread_counts);          \
   BENCHMARK(build<AnyPool, false>)->Name("Build" suffix)->Apply(thread_counts); \
   BENCHMARK(build<AnyPool, true>)->Name("Build1" suffix)->Apply(thread_counts);
 KEYHOLE_POOL_BENCHES(OurPool, "")
