@@ -1,5 +1,5 @@
 # What the shared library shows to the linker: keyhole_* in the version node of this ABI, nothing else.
-# Faiss, hnswlib and the C++ runtime's templates inside stay private, so that a program may carry its own.
+# The C++ runtime's templates inside stay private, so that a program may carry its own.
 set(version_script ${PROJECT_SOURCE_DIR}/cmake/keyhole.map)
 file(STRINGS ${version_script} version_node REGEX "^KEYHOLE_[0-9]+ {")
 if(NOT version_node STREQUAL "KEYHOLE_${keyhole_ABI_VERSION} {")

@@ -1,16 +1,7 @@
 # Every dependency is a distribution package, found through find_package: Debian 12 and later, Ubuntu
-# 25.04 and later (24.04 has no Faiss). What differs between them is settled here, so that the rooms need
-# not know.
+# 24.04 and later. What differs between them is settled here, so that the rooms need not know.
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
-
-# Debian's Faiss 1.7.3 exports the target `faiss`, which names OpenMP::OpenMP_CXX without finding it.
-find_package(OpenMP REQUIRED COMPONENTS CXX)
-find_package(faiss CONFIG REQUIRED)
-
-# hnswlib has no CMake package in Debian 12, and is one directory of headers everywhere.
-find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
-mark_as_advanced(HNSWLIB_INCLUDE_DIR)
 
 find_package(nlohmann_json CONFIG REQUIRED)
 

@@ -1,6 +1,6 @@
 // Scalar conversions between fp32 and the 16-bit formats: the reference that the SIMD ones equal bit for
 // bit. Baseline code only: a unit compiled for a higher level must not include this header, because an
-// inline function compiled there could be the copy that the linker keeps for everybody.
+// inline function compiled there could be the copy that the linker keeps for the whole library.
 #pragma once
 
 #include <bit>

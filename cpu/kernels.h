@@ -30,16 +30,15 @@ struct ScoreArgs {
   size_t score_stride;  ///< elements between heads, >= count
 };
 
-/// The same for int8 keys: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h] * key_scales[i].
+/// The same for int8 keys: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
 /// Integer arithmetic: all levels give the same bits.
 struct ScoreI8Args {
   const int8_t* queries;      ///< `[group, dim]`, in [-127, 127]
   const float* query_scales;  ///< `[group]`
   uint32_t group;
   uint32_t dim;
-  const int8_t* keys;       ///< in [-127, 127]
-  size_t key_stride;        ///< bytes between rows
-  const float* key_scales;  ///< per row (indexed by id where ids are given), or null: all 1
+  const int8_t* keys;  ///< in [-127, 127]
+  size_t key_stride;   ///< bytes between rows
   const uint32_t* ids;
   size_t count;
   float* scores;

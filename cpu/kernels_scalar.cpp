@@ -59,13 +59,12 @@ void score_i8(const ScoreI8Args& a) {
   for (size_t i = 0; i < a.count; ++i) {
     const size_t id = a.ids != nullptr ? a.ids[i] : i;
     const int8_t* key = a.keys + id * a.key_stride;
-    const float key_scale = a.key_scales != nullptr ? a.key_scales[id] : 1.0F;
     for (uint32_t h = 0; h < a.group; ++h) {
       const int8_t* query = a.queries + h * a.dim;
       int32_t sum = 0;
       for (uint32_t j = 0; j < a.dim; ++j) sum += query[j] * key[j];
-      // |sum| <= 256*127*127 < 2^24: the conversion is exact, the products are left to right.
-      a.scores[h * a.score_stride + i] = static_cast<float>(sum) * a.query_scales[h] * key_scale;
+      // |sum| <= 256*127*127 < 2^24: the conversion is exact.
+      a.scores[h * a.score_stride + i] = static_cast<float>(sum) * a.query_scales[h];
     }
   }
 }

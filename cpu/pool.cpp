@@ -125,7 +125,7 @@ class alignas(kCacheLine) Slot {
     while (!finished()) running_.wait(1, std::memory_order_acquire);
   }
 
-  /// Tasks that nobody has claimed yet.
+  /// Tasks that no worker has claimed yet.
   [[nodiscard]] uint32_t left() const {
     return static_cast<uint32_t>(left_.load(std::memory_order_relaxed));
   }
@@ -322,7 +322,7 @@ void Pool::Impl::wake(uint32_t wanted) {
 
 /// Offers the job to the workers, of which `wanted` are useful.
 void Pool::Impl::publish(Job& job, uint32_t slot, uint32_t wanted) {
-  // The bit first: a worker may still be looking at this slot, and who claims the last task clears the bit.
+  // The bit first: a worker may still be looking at this slot, and claiming the last task clears the bit.
   active.fetch_or(uint64_t{1} << slot);
   slots[slot].fill(job.count_, job.task_, job.context_);
   wake(std::min(wanted, config.threads - 1));
@@ -406,7 +406,7 @@ Job::~Job() {
   if (pool_ == nullptr) return;
   try {
     pool_->finish(*this);
-  } catch (...) {  // whoever destroys a running job has an exception of its own under way
+  } catch (...) {  // a job is destroyed while it runs only when another exception is under way
   }
 }
 

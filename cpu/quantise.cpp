@@ -31,12 +31,4 @@ float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
   return scale;
 }
 
-void quantise_rows(const Kernels& kernels, const RowsView& src, int8_t* dst, float* scales) {
-  float row[kMaxHeadDim];
-  for (size_t i = 0; i < src.count; ++i) {
-    kernels.to_f32[static_cast<size_t>(src.dtype)](src.row(i), row, src.dim);
-    scales[i] = quantise_row(row, src.dim, dst + i * src.dim);
-  }
-}
-
 }  // namespace keyhole::cpu

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cpu/types.h"
-#include "index/kmeans.h"
+#include "index/partitions/kmeans.h"
 
 namespace keyhole::index {
 
@@ -31,7 +31,7 @@ struct NearestLists {
   uint32_t* counts = nullptr;  ///< `[queries]`
 };
 
-/// What cluster_points() of index/kmeans.h does.
+/// What cluster_points() of index/partitions/kmeans.h does.
 struct KMeansTask {
   const float* points = nullptr;  ///< `[n, dim]`
   size_t n = 0;
@@ -51,7 +51,7 @@ class Accelerator {
   /// False: declined, nothing that counts was written.
   [[nodiscard]] virtual bool nearest_keys(const NearestTask& task, const NearestLists& lists) = 0;
   [[nodiscard]] virtual bool kmeans(const KMeansTask& task, const KMeansResult& result) = 0;
-  /// Gives back the memory that nobody is using: called at the end of a build.
+  /// Gives back memory that no call is using; called at the end of a build.
   virtual void release() = 0;
 };
 

@@ -194,11 +194,12 @@ IndexInfo BasicIndex::info() const {
   return info;
 }
 
-void BasicIndex::check_same_build(const Spec& other, Status status, const std::string& who) const {
+void BasicIndex::check_same_build(const Spec& other, Status status,
+                                  const std::string& saved) const {
   for (size_t i = 0; i < spec_.type().params.size(); ++i) {
     const ParamDecl& param = spec_.type().params[i];
     if (param.stage == Stage::build && other[i] != spec_[i]) {
-      throw Error(status, who + " has " + std::string(param.name) + "=" +
+      throw Error(status, saved + " has " + std::string(param.name) + "=" +
                               value_text(param, other[i]) + ", this index was built with " +
                               value_text(param, spec_[i]));
     }

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "index/collector.h"
 #include "index/index.h"
 #include "index/progress.h"
+#include "index/scan/collector.h"
 #include "index/serial.h"
 #include "index/spec.h"
 
@@ -102,7 +102,7 @@ class BasicIndex : public Index {
  private:
   void check_keys(const RowsView& keys, size_t at_least) const;
   /// Throws Error(status) that names a parameter of `other` which the build of this index has fixed.
-  void check_same_build(const Spec& other, Status status, const std::string& who) const;
+  void check_same_build(const Spec& other, Status status, const std::string& saved) const;
   [[nodiscard]] SearchScratch& check_search(const SearchArgs& args, Scratch& scratch) const;
 
   Spec spec_;

@@ -68,9 +68,6 @@ struct SearchArgs {
   const float* queries = nullptr;  ///< `[group, dim]` fp32
   uint32_t group = 0;              ///< heads, 1..16
   uint32_t k = 0;                  ///< how many keys are wanted for each head; may exceed count()
-  /// Rows that a graph search may begin at beside its own entry points, such as the results of the
-  /// previous decoding step. Rows >= count() are skipped; other types ignore all of them.
-  std::span<const uint32_t> starts = {};
   uint32_t position = kUnknownPosition;  ///< token position of the queries, to undo their RoPE
   /// Does share `part` of `parts` of the work; what all parts find together, the best k of it, is the
   /// answer. See Index::sharing().
@@ -131,7 +128,7 @@ struct IndexInfo {
 };
 
 /// Working memory of one searching thread; made once, reused by every search (which allocates nothing).
-/// A scratch serves every index of the same type, whatever its size: a search through a larger index than
+/// A scratch serves every index of the same type, of any size: a search through a larger index than
 /// before grows it (the only time a search allocates), so that one scratch per worker serves all heads.
 class Scratch {
  public:
@@ -153,7 +150,7 @@ class Index {
 
   /// The two halves of append(). prepare_append() does the work and changes nothing: it may run on one
   /// thread while others search. commit_append() takes the result in, in the time that it takes to copy it,
-  /// while nobody searches; it throws Error(internal), and changes nothing, if the index was built, truncated,
+  /// while no search runs; it throws Error(internal), and changes nothing, if the index was built, truncated,
   /// loaded or appended to since. It returns what the addition has replaced, which can be a whole graph: to
   /// be destroyed where there is time for it.
   [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append(
@@ -200,7 +197,7 @@ class Index {
   [[nodiscard]] virtual size_t bytes() const = 0;
 
   /// Takes the parameters of `spec` that only searches read. Throws Error(invalid_argument), and changes
-  /// nothing, where the spec is of another type or differs in what the build has fixed. Nobody may search
+  /// nothing, where the spec is of another type or differs in what the build has fixed. No search may run
   /// meanwhile; scratch stays good, and grows where the new searches need more.
   virtual void set_search_params(std::string_view spec) = 0;
 

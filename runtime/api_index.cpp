@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/api_guard.h"
 #include "runtime/api_objects.h"
 #include "runtime/budget.h"

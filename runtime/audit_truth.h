@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cpu/kernels.h"
-#include "index/topk.h"
+#include "index/scan/topk.h"
 #include "runtime/audit_figures.h"
 #include "runtime/audit_record.h"
 

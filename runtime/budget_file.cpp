@@ -1,6 +1,6 @@
 #include "runtime/budget_file.h"
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/files/budgets.h"
 #include "runtime/files/mapped_file.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "index/query_classifier.h"
+#include "index/partitions/query_classifier.h"
 #include "runtime/config.h"
 
 namespace keyhole::runtime {

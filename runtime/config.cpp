@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/budget_file.h"
 
 namespace keyhole::runtime {

@@ -5,9 +5,9 @@
 #include <map>
 #include <string_view>
 
-#include "index/collector.h"
-#include "index/factory.h"
+#include "index/scan/collector.h"
 #include "index/tail/tail_tree.h"
+#include "index/types/factory.h"
 #include "runtime/auditor.h"
 
 namespace keyhole::runtime {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
-#include "index/collector.h"
-#include "index/topk.h"
+#include "index/scan/collector.h"
+#include "index/scan/topk.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -7,7 +7,7 @@
 #include <span>
 #include <system_error>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/checksum_io.h"
 #include "runtime/files/replace_file.h"
 

@@ -2,8 +2,22 @@
 //
 //   ForkJoin/<threads>   run() of one empty task per thread. Floor: a round trip of a flag between two
 //                        spinning threads. `x_floor` counts such round trips.
-//   StartFinish/...      the asynchronous form
+//   Meet/<threads>       the same with tasks that wait until all run
+//   StartFinish/...      the asynchronous form of ForkJoin
 //   WakeUp/<threads>     the same after the workers have gone to sleep
+//   Build/<threads>      64 tasks of 0.1 to 3 ms, each with a run() of 16 parts inside, as heads of an index are
+//                        built. Floor: the same work on one thread, divided by the threads.
+//   Build1/<threads>     one such task at a time: only what it runs inside is spread
+//
+// ForkJoin, Meet, Build and Build1 also run on oneTBB's task_arena and on OpenMP, where the machine has them.
+#ifdef KEYHOLE_BENCH_TBB
+#include <oneapi/tbb/parallel_for.h>
+#include <oneapi/tbb/task_arena.h>
+#endif
+#ifdef KEYHOLE_BENCH_OPENMP
+#include <omp.h>
+#endif
+
 #include <atomic>
 #include <thread>
 
@@ -83,10 +97,121 @@ void beside_ping_pong(benchmark::State& state, HandOff&& hand_off) {
 
 void nothing(void*, uint32_t, uint32_t) {}
 
+// ---- Three pools behind one interface: run(count, f), f(task) ---------------------------------------------
+
+class OurPool {
+ public:
+  explicit OurPool(uint32_t threads) : pool_({.threads = threads, .spin_us = 1000}) {}
+  template <class F>
+  void run(uint32_t count, const F& f) {
+    pool_.run(count, [&](uint32_t task, uint32_t) { f(task); });
+  }
+
+ private:
+  Pool pool_;
+};
+
+#ifdef KEYHOLE_BENCH_TBB
+class TbbPool {
+ public:
+  explicit TbbPool(uint32_t threads) : arena_(static_cast<int>(threads)) {}
+  template <class F>
+  void run(uint32_t count, const F& f) {
+    arena_.execute([&] {
+      // One task each, as the other pools do: fine tasks are what uneven work needs.
+      oneapi::tbb::parallel_for(
+          oneapi::tbb::blocked_range<uint32_t>(0, count, 1),
+          [&](const auto& range) {
+            for (uint32_t i = range.begin(); i < range.end(); ++i) f(i);
+          },
+          oneapi::tbb::simple_partitioner());
+    });
+  }
+
+ private:
+  oneapi::tbb::task_arena arena_;
+};
+#endif
+
+#ifdef KEYHOLE_BENCH_OPENMP
+class OpenMpPool {
+ public:
+  explicit OpenMpPool(uint32_t threads) : threads_(static_cast<int>(threads)) {
+    omp_set_max_active_levels(1);  // a region inside a task is run by its thread alone, as in ours
+  }
+  template <class F>
+  void run(uint32_t count, const F& f) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads_)
+    for (uint32_t i = 0; i < count; ++i) f(i);
+  }
+
+ private:
+  int threads_;
+};
+#endif
+
+template <class AnyPool>
 void fork_join(benchmark::State& state) {
   const auto threads = static_cast<uint32_t>(state.range(0));
-  Pool pool({.threads = threads, .spin_us = 1000});
-  beside_ping_pong(state, [&] { pool.run(threads, nothing, nullptr); });
+  AnyPool pool(threads);
+  beside_ping_pong(state, [&] { pool.run(threads, [](uint32_t) {}); });
+}
+
+/// Tasks that wait for each other: a pool whose caller does both alone, as oneTBB's often does with empty ones,
+/// hands nothing over.
+template <class AnyPool>
+void meet(benchmark::State& state) {
+  const auto threads = static_cast<uint32_t>(state.range(0));
+  AnyPool pool(threads);
+  std::atomic<uint32_t> arrived{0};
+  beside_ping_pong(state, [&] {
+    arrived.store(0);
+    pool.run(threads, [&](uint32_t) {
+      arrived.fetch_add(1);
+      while (arrived.load() < threads) {
+#ifdef __x86_64__
+        __builtin_ia32_pause();
+#endif
+      }
+    });
+  });
+}
+
+/// About `us` microseconds of arithmetic.
+void work(double us) {
+  float x = 0.5F;
+  for (int i = 0; i < static_cast<int>(us * 300); ++i) x = x * 0.999F + 1e-3F;
+  benchmark::DoNotOptimize(x);
+}
+
+constexpr uint32_t kHeads = 64;
+constexpr uint32_t kParts = 16;
+double part_us(uint32_t head) {
+  return (0.1 + 2.9 * (head * 37 % kHeads) / kHeads) * 1000 / kParts;
+}
+
+template <class AnyPool, bool nested_only>
+void build(benchmark::State& state) {
+  const auto threads = static_cast<uint32_t>(state.range(0));
+  AnyPool pool(threads);
+  BesideFloor beside(state);
+  const auto head = [&](uint32_t h) { pool.run(kParts, [&](uint32_t) { work(part_us(h)); }); };
+  for (auto _ : state) {
+    const double floor = BesideFloor::wall_seconds([&] {
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        for (uint32_t p = 0; p < kParts; ++p) work(part_us(h));
+      }
+    });
+    const double kernel = BesideFloor::wall_seconds([&] {
+      if constexpr (nested_only) {
+        for (uint32_t h = 0; h < kHeads; ++h) head(h);
+      } else {
+        pool.run(kHeads, head);
+      }
+    });
+    beside.record(floor / threads, kernel);
+  }
+  beside.report(0.0, kHeads);
 }
 
 void start_finish(benchmark::State& state) {
@@ -125,7 +250,18 @@ void thread_counts(benchmark::internal::Benchmark* b) {
   b->Arg(std::max(cores, 2))->UseManualTime()->Unit(benchmark::kMicrosecond);
 }
 
-BENCHMARK(fork_join)->Name("ForkJoin")->Apply(thread_counts);
+#define KEYHOLE_POOL_BENCHES(AnyPool, suffix)                                   \
+  BENCHMARK(fork_join<AnyPool>)->Name("ForkJoin" suffix)->Apply(thread_counts); \
+  BENCHMARK(meet<AnyPool>)->Name("Meet" suffix)->Apply(thread_counts);          \
+  BENCHMARK(build<AnyPool, false>)->Name("Build" suffix)->Apply(thread_counts); \
+  BENCHMARK(build<AnyPool, true>)->Name("Build1" suffix)->Apply(thread_counts);
+KEYHOLE_POOL_BENCHES(OurPool, "")
+#ifdef KEYHOLE_BENCH_TBB
+KEYHOLE_POOL_BENCHES(TbbPool, "/tbb")
+#endif
+#ifdef KEYHOLE_BENCH_OPENMP
+KEYHOLE_POOL_BENCHES(OpenMpPool, "/openmp")
+#endif
 BENCHMARK(start_finish)->Name("StartFinish")->Apply(thread_counts);
 BENCHMARK(wake_up)->Name("WakeUp")->Apply(thread_counts);
 

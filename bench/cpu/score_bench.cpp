@@ -82,7 +82,6 @@ void gather_i8(benchmark::State& state, uint32_t group, size_t rows) {
                             kDim,
                             keys,
                             kDim,
-                            nullptr,
                             s.ids.data(),
                             kIds,
                             s.scores.data(),

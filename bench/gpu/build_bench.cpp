@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "index/factory.h"
-#include "index/guided_graph.h"
-#include "index/key_codes.h"
+#include "index/graph/guided_graph.h"
+#include "index/graph/training_neighbours.h"
+#include "index/scan/key_codes.h"
 #include "index/tail/tail_tree.h"
-#include "index/training_neighbours.h"
+#include "index/types/factory.h"
 #include "runtime/gpu_accelerator.h"
 #include "tests/index/synthetic.h"
 
@@ -101,7 +101,7 @@ void build_graph(const Context& context, const Head& head, Seconds& neighbours, 
     to.add(since(start));
     start = Clock::now();
   };
-  // As index/roargraph.cpp with its defaults.
+  // As index/types/roargraph.cpp with its defaults.
   const std::vector<uint32_t> chosen = choose_queries(head.queries, 4096);
   const Neighbours found = nearest_keys(context, head.keys, 0, head.queries, chosen, 100, meter);
   lap(neighbours);

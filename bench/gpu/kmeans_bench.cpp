@@ -7,7 +7,7 @@
 
 #include "gpu/device.h"
 #include "gpu/kmeans.h"
-#include "index/kmeans.h"
+#include "index/partitions/kmeans.h"
 
 namespace {
 

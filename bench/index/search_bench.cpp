@@ -17,7 +17,7 @@
 
 #include "bench/cpu/beside_floor.h"
 #include "bench/cpu/floors.h"
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "tests/index/synthetic.h"
 
 namespace keyhole::index {

@@ -16,9 +16,9 @@
 #include "bench/cpu/beside_floor.h"
 #include "bench/cpu/floors.h"
 #include "cpu/attention.h"
-#include "index/component_blocks.h"
-#include "index/component_choice.h"
-#include "index/factory.h"
+#include "index/scan/component_blocks.h"
+#include "index/scan/component_choice.h"
+#include "index/types/factory.h"
 #include "tests/index/synthetic.h"
 
 namespace keyhole::index {

@@ -14,8 +14,8 @@
 #include <set>
 
 #include "bench/cpu/beside_floor.h"
+#include "index/scan/topk.h"
 #include "index/tail/tail_estimate.h"
-#include "index/topk.h"
 #include "tests/index/synthetic.h"
 
 namespace keyhole::index {

@@ -162,14 +162,6 @@ struct Avx2Int8 : Avx2 {
   static I reduce_each_i32(const I (&a)[8]) {
     return reduce_each(a, [](I x, I y) { return _mm256_add_epi32(x, y); });
   }
-  /// n floats, 8/n times.
-  template <uint32_t n>
-  static F repeat(const float* p) {
-    if constexpr (n == 8) return _mm256_loadu_ps(p);
-    if constexpr (n == 4) return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(p));
-    return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(p)));
-  }
-
   /// p[i / n] in lane i.
   template <uint32_t n>
   static F repeat_each(const float* p) {

@@ -144,14 +144,6 @@ struct Avx512Int8 : Avx512 {
   static I reduce_each_i32(const I (&a)[16]) {
     return reduce_each(a, [](I x, I y) { return _mm512_add_epi32(x, y); });
   }
-  /// n floats, 16/n times.
-  template <uint32_t n>
-  static F repeat(const float* p) {
-    if constexpr (n == 16) return _mm512_loadu_ps(p);
-    if constexpr (n == 8) return _mm512_broadcast_f32x8(_mm256_loadu_ps(p));
-    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
-  }
-
   /// p[i / n] in lane i.
   template <uint32_t n>
   static F repeat_each(const float* p) {

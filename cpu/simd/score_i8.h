@@ -28,12 +28,11 @@ struct PreparedQueries {
   }
 };
 
-/// A panel of S::kWidth keys to score, as in dot.h, with their scales.
+/// A panel of S::kWidth keys to score, as in dot.h.
 struct PanelI8 {
   const std::byte* const* rows;
   const std::byte* const* ahead;
   bool ahead_tails;
-  const float* key_scales;
   size_t n;
   uint32_t dim;
   float* out;
@@ -100,11 +99,9 @@ template <class S, uint32_t heads>
         for (uint32_t k = 0; k < kStep; ++k) sums[h * kKeys + step + k] = acc[h][k];
       }
     }
-    // Exact integers below 2^24, then two products from left to right: the same bits at every level.
+    // Exact integers below 2^24, then one product: the same bits at every level.
     const F dots = S::to_f32(S::sub_i32(S::reduce_each_i32(sums), correction));
-    const F scaled =
-        S::mul(S::mul(dots, scale), S::template repeat<kKeys>(panel.key_scales + first));
-    S::template store_parts<kKeys>(scaled, heads, out + first, panel.out_stride);
+    S::template store_parts<kKeys>(S::mul(dots, scale), heads, out + first, panel.out_stride);
   }
 }
 
@@ -131,24 +128,15 @@ void score_i8(const ScoreI8Args& a) {
   const PreparedQueries<S> queries(a);
   RowBlocks blocks(keys, a.dim);
   blocks.prefetch_first();
-  alignas(64) float key_scales[kBlock];
-  for (float& scale : key_scales) scale = 1.0F;
   float last[kMaxGroup * kPanel];
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     blocks.advance(begin);
     const size_t end = begin + kBlock < a.count ? begin + kBlock : a.count;
-    if (a.key_scales != nullptr) {
-      for (size_t i = begin; i < end; ++i) key_scales[i - begin] = a.key_scales[keys.id(i)];
-      for (size_t i = end; a.ids != nullptr && i < end + kBlock && i < a.count; ++i) {
-        prefetch_far(a.key_scales + a.ids[i]);
-      }
-    }
     for (size_t i = begin; i < end; i += kPanel) {
       const size_t n = end - i < kPanel ? end - i : kPanel;
       PanelI8 panel{blocks.current() + (i - begin),
                     blocks.has_next ? blocks.next() + (i - begin) : nullptr,
                     blocks.tails,
-                    key_scales + (i - begin),
                     n,
                     a.dim,
                     a.scores + i,

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
-#include "index/ivf_train.h"
-#include "index/kmeans.h"
+#include "index/partitions/ivf_train.h"
+#include "index/partitions/kmeans.h"
 
 namespace keyhole::index {
 namespace {

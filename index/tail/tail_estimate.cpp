@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "index/topk.h"
+#include "index/scan/topk.h"
 
 namespace keyhole::index {
 namespace {
@@ -88,7 +88,7 @@ void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
 }
 
 void TailEstimate::score(const int8_t* codes, size_t at, size_t n) {
-  tree_->codes().score_rows(codes_, codes, n, scores_.data() + at, room_);
+  tree_->codes().score(codes_, codes, nullptr, n, scores_.data() + at, room_);
   bytes_read_ += n * (tree_->dim() + 2 * sizeof(float));
 }
 

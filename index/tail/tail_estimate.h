@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cpu/attention.h"
-#include "index/row_marks.h"
+#include "index/graph/row_marks.h"
 #include "index/tail/tail_tree.h"
 
 namespace keyhole::index {

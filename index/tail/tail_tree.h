@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "index/index.h"
-#include "index/key_codes.h"
+#include "index/scan/key_codes.h"
 #include "index/serial.h"
 
 namespace keyhole::index {

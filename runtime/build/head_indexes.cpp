@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 
 namespace keyhole::runtime {
 namespace {

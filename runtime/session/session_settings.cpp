@@ -4,7 +4,7 @@
 #include <bit>
 #include <string>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/session.h"
 
 namespace keyhole::runtime {

@@ -73,26 +73,5 @@ TEST(QuantiseRow, SubnormalRowsStayWithinRange) {
   }
 }
 
-class QuantiseRows : public EveryLevel {};
-
-TEST_P(QuantiseRows, EqualsRowByRowForEveryDType) {
-  Rng rng(42);
-  for (const DType dtype : kDTypes) {
-    for (const uint32_t dim : kDims) {
-      const size_t count = rng() % 20;
-      const TestRows rows(count, dim, dtype, 3, gaussian(rng));
-      const GuardedArray<int8_t> q(count * dim);
-      const GuardedArray<float> scales(count);
-      quantise_rows(kernels, rows.view, q.data(), scales.data());
-      for (size_t i = 0; i < count; ++i) {
-        expect_quantised(rows.row(i), dim, q.data() + i * dim, scales[i]);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
-}
-
-KEYHOLE_FOR_EVERY_LEVEL(QuantiseRows);
-
 }  // namespace
 }  // namespace keyhole::cpu::test

@@ -104,9 +104,6 @@ class ScoreInt8 : public EveryLevel {
     std::uniform_real_distribution<float> scale(0.001F, 0.1F);
     const GuardedArray<float> query_scales(group);
     for (float& x : query_scales) x = scale(rng);
-    const GuardedArray<float> key_scales(available);
-    for (float& x : key_scales) x = scale(rng);
-    const bool scaled = rng() % 2 == 0;
 
     const Selection selection(rng, available);
     const size_t count = selection.rows.size();
@@ -118,7 +115,6 @@ class ScoreInt8 : public EveryLevel {
                       .dim = dim,
                       .keys = keys.data(),
                       .key_stride = key_stride,
-                      .key_scales = scaled ? key_scales.data() : nullptr,
                       .ids = selection.ids(),
                       .count = count,
                       .scores = scores.data(),
@@ -129,8 +125,7 @@ class ScoreInt8 : public EveryLevel {
         const size_t id = selection.rows[i];
         int sum = 0;
         for (uint32_t j = 0; j < dim; ++j) sum += queries[h * dim + j] * keys[id * key_stride + j];
-        const float by_query = static_cast<float>(sum) * query_scales[h];
-        const float exact = scaled ? by_query * key_scales[id] : by_query;
+        const float exact = static_cast<float>(sum) * query_scales[h];
         ASSERT_EQ(scores[h * stride + i], exact) << "head " << h << " key " << i;
       }
       for (size_t i = count; i < stride && h + 1 < group && count > 0; ++i) {

@@ -2,7 +2,7 @@
 // accelerator declines is the build without one.
 #include "index/accelerator.h"
 
-#include "index/training_neighbours.h"
+#include "index/graph/training_neighbours.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

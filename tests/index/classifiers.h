@@ -1,7 +1,7 @@
 // Random classifiers, and what they say by the definition in double precision.
 #pragma once
 
-#include "index/query_classifier.h"
+#include "index/partitions/query_classifier.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

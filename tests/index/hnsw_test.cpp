@@ -1,8 +1,9 @@
 #include <array>
 #include <sstream>
 
-#include "index/beam_search.h"
-#include "index/graph_repair.h"
+#include "index/graph/beam_search.h"
+#include "index/graph/graph_repair.h"
+#include "index/graph/hnsw_builder.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {
@@ -25,6 +26,55 @@ TEST(Hnsw, RecallGrowsWithTheBeamUpToOne) {
     last = now;
   }
   EXPECT_EQ(last, 1.0) << "a lifted graph is wholly reachable";
+}
+
+// Rows that are inserted link to the newest of equal keys. Were it the oldest, a few rows would take all links, and
+// one row in a hundred could be reached here.
+TEST(Hnsw, EqualKeysAreReachableBeforeAnyRepair) {
+  std::mt19937 random(61);
+  Keys keys(3000, 64, DType::f16);
+  const auto different = attention_keys(40, 64, random);
+  std::vector<float> values;
+  for (size_t i = 0; i < 3000; ++i) {
+    const auto* row = different.data() + i % 40 * 64;
+    values.insert(values.end(), row, row + 64);
+  }
+  keys.put(0, values);
+  const cpu::Kernels& kernels = *context().kernels;
+  const LiftedKeys lifted(kernels, keys.view(), LiftedKeys::largest_norm(kernels, keys.view()));
+  const Progress no_progress;
+  ProgressMeter meter(no_progress, 1.0);
+  const Graph graph =
+      insert_rows(Graph(0, 32, 16), lifted, {.m = 16, .ef_construction = 100}, meter);
+  EXPECT_GT(measure(graph).reachable_share, 0.95);
+}
+
+// Level l holds about one row in M^l, and every link leads to a row of its level.
+TEST(Hnsw, LevelsThinOutGeometrically) {
+  std::mt19937 random(62);
+  Keys keys(4000, 64, DType::f16);
+  keys.put(0, gaussian(4000, 64, random));
+  const LiftedKeys lifted(*context().kernels, keys.view(), 0.0);
+  const Progress no_progress;
+  ProgressMeter meter(no_progress, 1.0);
+  const HnswConfig config = {.m = 4, .ef_construction = 20};
+  const Graph graph = insert_rows(Graph(0, 8, 4), lifted, config, meter);
+  size_t at_least[3] = {};
+  for (const Graph::Tower& tower : graph.towers()) {
+    for (uint32_t l = 1; l <= std::min(tower.levels, 3U); ++l) ++at_least[l - 1];
+  }
+  EXPECT_NEAR(static_cast<double>(at_least[0]), 1000.0, 120.0);
+  EXPECT_NEAR(static_cast<double>(at_least[1]), 250.0, 70.0);
+  EXPECT_NEAR(static_cast<double>(at_least[2]), 62.5, 35.0);
+  for (uint32_t t = 0; t < graph.towers().size(); ++t) {
+    EXPECT_GE(graph.towers()[graph.entry_tower()].levels, graph.towers()[t].levels);
+    for (uint32_t l = 1; l <= graph.towers()[t].levels; ++l) {
+      for (const uint32_t target : graph.upper_links(t, l)) {
+        EXPECT_NE(target, t);
+        EXPECT_GE(graph.towers()[target].levels, l);
+      }
+    }
+  }
 }
 
 // The failure that the lift is for: edges by raw inner product leave a torn graph of few links.
@@ -191,9 +241,10 @@ TEST(LiftedKeys, LiftedKeysAreTheirOwnNearest) {
   std::vector<uint32_t> ids(300);
   for (uint32_t i = 0; i < 300; ++i) ids[i] = i;
   std::vector<float> similarity(300);
+  float query[kMaxHeadDim];
   for (uint32_t i = 0; i < 300; ++i) {
-    lifted.aim(i);
-    lifted.similarity(ids.data(), 300, similarity.data());
+    const float extra = lifted.load(i, query);
+    lifted.similarity(query, extra, ids.data(), 300, similarity.data());
     EXPECT_NEAR(similarity[i], radius * radius, 1e-4 * radius * radius);
     EXPECT_EQ(std::max_element(similarity.begin(), similarity.end()) - similarity.begin(), i);
   }

@@ -1,7 +1,7 @@
 #include "tests/index/keys.h"
 
-#include "index/ivf_train.h"
-#include "index/list_ranking.h"
+#include "index/partitions/ivf_train.h"
+#include "index/partitions/list_ranking.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -133,7 +133,7 @@ TEST(ListRanking, OneHeadAloneRanksByScore) {
   }
 }
 
-TEST(ListRanking, EveryHeadHasTheSameSay) {
+TEST(ListRanking, EveryHeadHasTheSameWeight) {
   // Head 1 has scores a thousand times larger; the first choice of head 0 must still be among the best.
   std::mt19937 random(35);
   ListRanking ranking;
@@ -147,7 +147,7 @@ TEST(ListRanking, EveryHeadHasTheSameSay) {
   EXPECT_NE(std::find(best.begin(), best.end(), 123U), best.end());
 }
 
-TEST(ListRanking, EmptyListsComeLastAndEqualScoresAreNoTrouble) {
+TEST(ListRanking, EmptyListsComeLastAndEqualScoresKeepTheOrder) {
   ListRanking ranking;
   ranking.reserve(3, 10);
   std::fill_n(ranking.scores(), 3 * ranking.stride(), 7.5F);

@@ -12,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "index/factory.h"
+#include "index/scan/key_codes.h"
+#include "index/types/factory.h"
 #include "tests/index/synthetic.h"
 
 namespace keyhole::index::test {
@@ -82,6 +83,19 @@ inline std::vector<float> attention_queries(size_t n, uint32_t dim, const Keys& 
     context().kernels->to_f32[static_cast<size_t>(keys.dtype())](keys.view().row(i), out, dim);
   };
   return attention_queries(n, dim, keys.count(), row, random);
+}
+
+/// The largest error of a score by codes, beside the constant of its query, for keys that were not saturated: half a
+/// scale per channel from the key; half a step of the query, which meets a code of at most 127.
+inline double code_error_bound(const KeyCodes& codes, const float* query, uint32_t dim) {
+  double largest = 0.0;
+  double key_part = 0.0;
+  for (uint32_t j = 0; j < dim; ++j) {
+    const double scaled = std::abs(double{query[j]} * codes.scale(j));
+    key_part += scaled / 2;
+    largest = std::max(largest, scaled);
+  }
+  return key_part + dim * 127.0 * (largest / 127.0 / 2);
 }
 
 /// The rows of one head's answer.

@@ -1,4 +1,4 @@
-// Append, truncate, append anew, rebuild, save and load in random order: whatever came before, the index
+// Append, truncate, append anew, rebuild, save and load in random order: after any of them the index
 // answers for exactly the rows that it has.
 #include <sstream>
 
@@ -7,7 +7,7 @@
 namespace keyhole::index::test {
 namespace {
 
-// Exact whatever the order of operations.
+// Exact after operations in any order.
 constexpr const char* kExactSpecs[] = {
     "flat",
     "ivf:C=12,probe=16777216,segment=100,iters=2,codec=none",

@@ -1,5 +1,5 @@
 // RoPE applied in double precision, as its definition has it, and taken back by the index.
-#include "index/rope_undo.h"
+#include "index/partitions/rope_undo.h"
 
 #include <sstream>
 
@@ -69,11 +69,11 @@ TEST(RopeUndo, QueriesAreOfOnePosition) {
     // Unknown: the token after the last of 100 rows.
     const uint32_t actual = position == kUnknownPosition ? 107 : position;
     const auto turned = rotated(plain, 64, rope, {actual, actual, actual});
-    std::vector<float> room(3 * 64);
+    std::vector<float> undone(3 * 64);
     const float* out = undo.queries({.queries = turned.data(), .group = 3, .position = position},
-                                    100, room.data());
-    EXPECT_EQ(out, room.data());
-    for (size_t i = 0; i < room.size(); ++i) ASSERT_NEAR(out[i], plain[i], 2e-6);
+                                    100, undone.data());
+    EXPECT_EQ(out, undone.data());
+    for (size_t i = 0; i < undone.size(); ++i) ASSERT_NEAR(out[i], plain[i], 2e-6);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "index/saap.h"
+#include "index/types/saap.h"
 
 #include <sstream>
 

@@ -2,8 +2,8 @@
 // how much of the softmax they are thought to hold.
 #include <set>
 
-#include "index/component_blocks.h"
-#include "index/component_choice.h"
+#include "index/scan/component_blocks.h"
+#include "index/scan/component_choice.h"
 #include "tests/index/keys.h"
 
 namespace keyhole::index::test {

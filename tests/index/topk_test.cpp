@@ -1,4 +1,4 @@
-#include "index/topk.h"
+#include "index/scan/topk.h"
 
 #include <cmath>
 #include <limits>

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <thread>
 
-#include "index/flat.h"
 #include "index/progress.h"
+#include "index/types/flat.h"
 
 namespace keyhole::runtime {
 namespace {

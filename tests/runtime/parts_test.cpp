@@ -3,7 +3,7 @@
 #include <map>
 #include <set>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "runtime/checksum_io.h"
 #include "runtime/config.h"
 #include "runtime/host_device.h"

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "index/factory.h"
+#include "index/types/factory.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::runtime {

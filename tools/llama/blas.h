@@ -7,8 +7,8 @@
 namespace keyhole::tools {
 
 /// While one lives, OpenBLAS computes on the calling thread only, so that the threads of a Team can call
-/// it side by side without oversubscribing the cores. The former number comes back afterwards, because
-/// other users in this process (Faiss trains its k-means with OpenBLAS) count on it.
+/// it side by side without oversubscribing the cores. The former number comes back afterwards, for
+/// other users of OpenBLAS in this process.
 class SingleThreadedBlas {
  public:
   SingleThreadedBlas();

@@ -1,0 +1,136 @@
+#include "index/graph/training_neighbours.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/accelerator.h"
+
+namespace keyhole::index {
+namespace {
+
+// Keys that a query at `position` sees among the `count` rows from `first_position` on.
+size_t visible(uint32_t position, uint32_t first_position, size_t count) {
+  return position < first_position ? 0 : std::min<size_t>(count, position - first_position + 1);
+}
+
+// Working memory of one thread.
+struct Block {
+  TopK top;
+  std::vector<float> queries = std::vector<float>(size_t{kMaxGroup} * kMaxHeadDim);
+  std::vector<float> scores = std::vector<float>(size_t{kMaxGroup} * kScanBlock);
+  std::vector<uint32_t> ids;
+  std::vector<float> best;
+};
+
+/// Lets the accelerator find the neighbours of the chosen queries; false: it does not.
+template <class Sees>
+bool accelerated(const Context& context, const RowsView& keys, const TrainingQueries& queries,
+                 std::span<const uint32_t> chosen, const Sees& sees, Neighbours& found) {
+  if (context.accelerator == nullptr || chosen.empty() || found.per_query == 0) return false;
+  const size_t row_bytes = queries.rows.dim * dtype_size(queries.rows.dtype);
+  std::vector<std::byte> rows(chosen.size() * row_bytes);
+  std::vector<uint32_t> limits(chosen.size());
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    std::copy_n(queries.rows.row(chosen[i]), row_bytes, rows.data() + i * row_bytes);
+    limits[i] = static_cast<uint32_t>(sees(chosen[i]));
+  }
+  NearestTask task;
+  task.keys = keys;
+  task.queries = {rows.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
+  task.limits = limits.data();
+  task.most = found.per_query;
+  return context.accelerator->nearest_keys(task, {found.rows.data(), found.counts.data()});
+}
+
+}  // namespace
+
+std::vector<uint32_t> choose_queries(const TrainingQueries& queries, size_t most) {
+  const size_t n = queries.rows.count;
+  const size_t count = std::min(n, most);
+  std::vector<uint32_t> chosen(count);
+  for (size_t i = 0; i < count; ++i) {
+    // The square root makes the density at the end of the prompt twice the mean, and nothing at its start.
+    const double share = (static_cast<double>(i) + 0.5) / static_cast<double>(count);
+    const double at =
+        count == n ? static_cast<double>(i) : std::sqrt(share) * static_cast<double>(n);
+    chosen[i] = static_cast<uint32_t>(at);
+  }
+  // Where most are taken, rounding names some twice: shift those down, from the end, where they are dense.
+  for (size_t i = count; i-- > 0;) {
+    const auto limit = static_cast<uint32_t>(n - (count - i));
+    chosen[i] = std::min(chosen[i], i + 1 < count ? std::min(limit, chosen[i + 1] - 1) : limit);
+  }
+  return chosen;
+}
+
+Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t first_position,
+                        const TrainingQueries& queries, std::span<const uint32_t> chosen,
+                        uint32_t per_query, ProgressMeter& meter) {
+  const cpu::Kernels& kernels = *context.kernels;
+  const uint32_t dim = keys.dim;
+  Neighbours found;
+  found.per_query = static_cast<uint32_t>(std::min<size_t>(per_query, keys.count));
+  found.counts.resize(chosen.size());
+  found.rows.resize(chosen.size() * found.per_query);
+  const auto sees = [&](uint32_t query) {
+    return queries.positions == nullptr
+               ? keys.count
+               : visible(queries.positions[query], first_position, keys.count);
+  };
+
+  if (accelerated(context, keys, queries, chosen, sees, found)) {
+    meter.advance(static_cast<double>(chosen.size()));
+    return found;
+  }
+
+  const auto search_block = [&](size_t first, Block& block) {
+    const auto group = static_cast<uint32_t>(std::min<size_t>(kMaxGroup, chosen.size() - first));
+    size_t furthest = 0;
+    for (uint32_t h = 0; h < group; ++h) {
+      const uint32_t query = chosen[first + h];
+      kernels.to_f32[static_cast<size_t>(queries.rows.dtype)](
+          queries.rows.row(query), block.queries.data() + size_t{h} * dim, dim);
+      furthest = std::max(furthest, sees(query));
+    }
+    block.top.begin(group, found.per_query, keys.count);
+    for (size_t row = 0; row < furthest; row += kScanBlock) {
+      const size_t n = std::min(kScanBlock, furthest - row);
+      kernels.score[static_cast<size_t>(keys.dtype)]({.queries = block.queries.data(),
+                                                      .group = group,
+                                                      .dim = dim,
+                                                      .keys = keys.row(row),
+                                                      .key_stride = keys.stride,
+                                                      .ids = nullptr,
+                                                      .count = n,
+                                                      .scores = block.scores.data(),
+                                                      .score_stride = kScanBlock});
+      for (uint32_t h = 0; h < group; ++h) {
+        const size_t end = sees(chosen[first + h]);
+        if (row >= end) continue;
+        block.top.offer(h, block.scores.data() + h * kScanBlock, static_cast<uint32_t>(row),
+                        std::min(n, end - row));
+      }
+    }
+    block.ids.resize(size_t{group} * found.per_query);
+    block.best.resize(block.ids.size());
+    Hits hits{block.ids.data(), block.best.data(), found.counts.data() + first};
+    block.top.finish(hits);
+    std::copy(block.ids.begin(), block.ids.end(),
+              found.rows.begin() + static_cast<std::ptrdiff_t>(first * found.per_query));
+    meter.advance(group);
+  };
+
+  const size_t blocks = (chosen.size() + kMaxGroup - 1) / kMaxGroup;
+  std::vector<Block> memory(context.pool != nullptr ? context.pool->threads() : 1);
+  const auto task = [&](uint32_t block, uint32_t worker) {
+    search_block(size_t{block} * kMaxGroup, memory[worker]);
+  };
+  if (context.pool != nullptr) {
+    context.pool->run(static_cast<uint32_t>(blocks), task);
+  } else {
+    for (uint32_t b = 0; b < blocks; ++b) task(b, 0);
+  }
+  return found;
+}
+
+}  // namespace keyhole::index

@@ -1,0 +1,51 @@
+// Keys regrouped by partition: the rows of a list lie next to each other, so that probing it is one stream.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cpu/memory.h"
+#include "cpu/types.h"
+#include "index/scan/key_codes.h"
+
+namespace keyhole::index {
+
+/// One list: `size` contiguous keys, or their codes, and the rows that they are copies of, rising.
+struct KeyList {
+  const std::byte* keys = nullptr;
+  const uint32_t* rows = nullptr;
+  uint32_t size = 0;
+};
+
+/// The rows [first, first + labels.size()) of a view, copied list by list (Off and Idx of an inverted
+/// file). Lists only ever get shorter.
+class KeyLists {
+ public:
+  KeyLists() = default;
+  /// That many empty lists.
+  explicit KeyLists(size_t lists) : offsets_(lists), sizes_(lists) {}
+  /// labels[i] < lists is the list of row first + i.
+  KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t> labels, size_t lists);
+
+  /// The same lists with int8 codes in place of the keys.
+  [[nodiscard]] KeyLists encoded(const KeyCodes& codes, uint32_t dim, DType dtype) const;
+
+  [[nodiscard]] size_t count() const { return sizes_.size(); }
+  [[nodiscard]] KeyList list(size_t l) const {
+    return {keys_.data() + offsets_[l] * row_bytes_, rows_.data() + offsets_[l], sizes_[l]};
+  }
+  /// Drops the rows >= row. Rows rise within a list, so each just ends sooner; nothing is copied.
+  void truncate(size_t row);
+  [[nodiscard]] size_t bytes() const;
+  /// What bytes() will be for `rows` rows in `lists` lists.
+  [[nodiscard]] static size_t estimate(size_t rows, size_t lists, size_t row_bytes);
+
+ private:
+  cpu::ReservedBuffer keys_;
+  std::vector<uint32_t> rows_;
+  std::vector<uint32_t> offsets_;  // of each list, in rows
+  std::vector<uint32_t> sizes_;
+  size_t row_bytes_ = 0;
+};
+
+}  // namespace keyhole::index

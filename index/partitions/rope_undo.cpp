@@ -1,0 +1,83 @@
+#include "index/partitions/rope_undo.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace keyhole::index {
+
+RopeUndo::RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_position)
+    : dim_(dim), first_position_(first_position) {
+  if (params == nullptr || params->theta == 0.0F) return;
+  const uint32_t rotary = params->rotary_dim == 0 ? dim : params->rotary_dim;
+  const std::vector<float>& scale = params->inv_freq_scale;
+  if (!(params->theta > 0.0F) || rotary % 2 != 0 || rotary > dim ||
+      (!scale.empty() && scale.size() != rotary / 2)) {
+    throw Error(
+        Status::invalid_argument,
+        "RoPE of base " + std::to_string(params->theta) + ", " + std::to_string(rotary) +
+            " components and " + std::to_string(scale.size()) +
+            " scaled frequencies; allowed for head dimension " + std::to_string(dim) +
+            ": a base above 0, an even number of components up to it, half as many scales or none");
+  }
+  frequencies_.resize(rotary / 2);
+  for (size_t i = 0; i < frequencies_.size(); ++i) {
+    frequencies_[i] = std::pow(double{params->theta}, -2.0 * static_cast<double>(i) / rotary) *
+                      (scale.empty() ? 1.0 : double{scale[i]});
+  }
+}
+
+void RopeUndo::turn_back(float* rows, size_t n, uint32_t position) const {
+  const size_t half = frequencies_.size();
+  float cosines[kMaxHeadDim / 2];
+  float sines[kMaxHeadDim / 2];
+  for (size_t i = 0; i < half; ++i) {
+    const double angle = position * frequencies_[i];
+    cosines[i] = static_cast<float>(std::cos(angle));
+    sines[i] = static_cast<float>(std::sin(angle));
+  }
+  for (float* row = rows; row != rows + n * dim_; row += dim_) {
+    for (size_t i = 0; i < half; ++i) {
+      const float low = row[i];
+      const float high = row[i + half];
+      row[i] = low * cosines[i] + high * sines[i];
+      row[i + half] = high * cosines[i] - low * sines[i];
+    }
+  }
+}
+
+void RopeUndo::rows(float* rows, size_t first, size_t n) const {
+  if (!changes()) return;
+  for (size_t i = 0; i < n; ++i) {
+    turn_back(rows + i * dim_, 1, first_position_ + static_cast<uint32_t>(first + i));
+  }
+}
+
+const float* RopeUndo::queries(const SearchArgs& args, size_t count, float* out) const {
+  if (!changes()) return args.queries;
+  std::copy_n(args.queries, size_t{args.group} * dim_, out);
+  turn_back(out, args.group,
+            args.position != kUnknownPosition ? args.position
+                                              : first_position_ + static_cast<uint32_t>(count));
+  return out;
+}
+
+void RopeUndo::save(Writer& out) const {
+  out.put(first_position_);
+  out.put(static_cast<uint32_t>(frequencies_.size()));
+  out.put_array(frequencies_.data(), frequencies_.size());
+}
+
+RopeUndo RopeUndo::load(Reader& in, uint32_t dim) {
+  RopeUndo undo;
+  undo.dim_ = dim;
+  undo.first_position_ = in.get<uint32_t>();
+  const auto pairs = in.get<uint32_t>();
+  require_sound(pairs <= dim / 2, "RoPE of more components than a key has");
+  undo.frequencies_ = in.get_array<double>(pairs);
+  require_sound(std::all_of(undo.frequencies_.begin(), undo.frequencies_.end(),
+                            [](double f) { return std::isfinite(f); }),
+                "a RoPE frequency that is not finite");
+  return undo;
+}
+
+}  // namespace keyhole::index

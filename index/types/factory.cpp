@@ -1,0 +1,88 @@
+#include "index/types/factory.h"
+
+#include <array>
+
+#include "index/spec.h"
+#include "index/types/flat.h"
+#include "index/types/hnsw.h"
+#include "index/types/ivf.h"
+#include "index/types/roargraph.h"
+#include "index/types/saap.h"
+#include "index/types/sparq.h"
+
+namespace keyhole::index {
+namespace {
+
+/// A type is its declaration and two functions; this table is the only place that lists the types.
+struct Type {
+  const TypeDecl* decl;
+  std::unique_ptr<Index> (*make)(const Spec&, uint32_t dim, DType dtype, const Context&);
+  size_t (*estimate)(const Spec&, size_t count, uint32_t dim, DType dtype);
+};
+
+constexpr std::array kTypes = {
+    Type{&kFlatType, make_flat, estimate_flat},
+    Type{&kIvfType, make_ivf, estimate_ivf},
+    Type{&kHnswType, make_hnsw, estimate_hnsw},
+    Type{&kRoarGraphType, make_roargraph, estimate_roargraph},
+    Type{&kSaapType, make_saap, estimate_saap},
+    Type{&kSparqType, make_sparq, estimate_sparq},
+};
+
+Spec parse(std::string_view text) {
+  std::array<const TypeDecl*, kTypes.size()> decls;
+  for (size_t i = 0; i < kTypes.size(); ++i) decls[i] = kTypes[i].decl;
+  return Spec::parse(text, decls);
+}
+
+const Type& type_of(const Spec& spec) {
+  size_t i = 0;
+  while (kTypes[i].decl != &spec.type()) ++i;
+  return kTypes[i];
+}
+
+void check_shape(uint32_t dim, DType dtype) {
+  if (!is_supported_head_dim(dim)) {
+    throw Error(Status::invalid_argument, "an index for head dimension " + std::to_string(dim) +
+                                              "; allowed: 64, 80, 96, 128, 256");
+  }
+  if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
+    throw Error(Status::invalid_argument, std::string("an index for keys of ") + dtype_name(dtype) +
+                                              "; allowed: f32, f16, bf16");
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Index> make_index(std::string_view spec, uint32_t dim, DType dtype,
+                                  const Context& context) {
+  const Spec parsed = parse(spec);
+  check_shape(dim, dtype);
+  return type_of(parsed).make(parsed, dim, dtype, context);
+}
+
+void check_spec(std::string_view spec) { static_cast<void>(parse(spec)); }
+
+size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype) {
+  const Spec parsed = parse(spec);
+  check_shape(dim, dtype);
+  return type_of(parsed).estimate(parsed, count, dim, dtype);
+}
+
+const std::vector<TypeHelp>& index_types() {
+  static const std::vector<TypeHelp> types = [] {
+    std::vector<TypeHelp> list;
+    for (const Type& type : kTypes) {
+      TypeHelp help{std::string(type.decl->name), std::string(type.decl->meaning), {}};
+      for (const ParamDecl& param : type.decl->params) {
+        help.params.push_back({std::string(param.name), value_text(param, param.fallback),
+                               allowed_text(param), std::string(param.meaning)});
+      }
+      list.push_back(std::move(help));
+    }
+    return list;
+  }();
+  return types;
+}
+
+}  // namespace keyhole::index

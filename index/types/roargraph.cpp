@@ -1,0 +1,293 @@
+#include "index/types/roargraph.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/graph/beam_search.h"
+#include "index/graph/graph_repair.h"
+#include "index/graph/group_walk.h"
+#include "index/graph/guided_graph.h"
+#include "index/scan/rerank.h"
+#include "index/types/codec.h"
+#include "index/types/typed_index.h"
+
+namespace keyhole::index {
+namespace {
+
+enum Param : size_t { kM, kEf, kNq, kQueries, kBeam, kCodec };
+
+constexpr ParamDecl kParams[] = {
+    integer("M", Stage::build, 16, 2, 256,
+            "links that a key gets from the queries, from the keys, and between the results of a "
+            "query: a list holds 3M"),
+    integer("ef", Stage::search, 64, 1, 1 << 24,
+            "beam of each head: more finds more and scores more keys"),
+    integer("Nq", Stage::build, 100, 2, 1024, "nearest keys of a training query that are used"),
+    integer("queries", Stage::build, 4096, 0, 1 << 24,
+            "training queries that are used, late ones favoured; 0: all"),
+    integer("beam", Stage::build, 100, 1, 1 << 16, "beam of the searches that connect the keys"),
+    choice("codec", Stage::build, kInt8, kCodecOptions, "what is walked over: " KEYHOLE_CODEC_TEXT),
+};
+
+// A walk scores some 15 keys per place of its beam, each at several times the cost of a streamed one: beyond
+// this share of the rows the scan is faster, and exact.
+constexpr size_t kScanShare = 16;
+// Longer keys than this share of all are outliers to the lift.
+constexpr double kRadiusQuantile = 0.999;
+constexpr size_t kMostEntries = 64;  // in a saved index
+
+struct RoarScratch final : SearchScratch {
+  using SearchScratch::SearchScratch;
+  GroupWalk walk;
+  Rerank rerank;
+};
+
+class RoarGraphIndex final : public TypedIndex<RoarScratch> {
+ public:
+  using TypedIndex::TypedIndex;
+
+  [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
+  [[nodiscard]] size_t bytes() const override {
+    return graph_.bytes() + (coded() ? codes_.bytes() : 0);
+  }
+
+ protected:
+  void do_build(const BuildInput& input, const Progress& progress) override;
+  [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const Progress& progress) const override;
+  void do_commit(Addition& addition) override;
+  void do_truncate(size_t count) override;
+  void reserve(RoarScratch& scratch) const override {
+    reserve_walk(scratch, scratch.max_group);
+    if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
+  }
+  void find(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const override;
+  void describe(IndexInfo& info) const override;
+  void save_body(Writer& out) const override;
+  void load_body(Reader& in, const RowsView& keys) override;
+
+ private:
+  [[nodiscard]] size_t ef() const { return static_cast<size_t>(spec()[kEf]); }
+  [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
+  [[nodiscard]] GuidedConfig config() const {
+    return {static_cast<uint32_t>(spec()[kM]), static_cast<uint32_t>(spec()[kBeam])};
+  }
+  void reserve_walk(RoarScratch& scratch, uint32_t group) const {
+    scratch.walk.reserve(count(), graph_.width(), group, ef(), guidance_.entries.size());
+  }
+  [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
+    return static_cast<uint32_t>(args.begin_of(args.group));
+  }
+  [[nodiscard]] static uint32_t end_head(const SearchArgs& args) {
+    return static_cast<uint32_t>(args.end_of(args.group));
+  }
+  void walk_codes(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const;
+  void walk_keys(const SearchArgs& args, RoarScratch& scratch) const;
+  void choose_entry();
+
+  struct RoarGrowth final : Addition {
+    GraphEdits edits;
+    std::vector<int8_t> codes;
+    std::unique_ptr<RoarGraphIndex> first;  // the whole index, where there was none
+  };
+
+  Graph graph_{0, 2, 0};
+  Guidance guidance_;
+  double radius_ = 0.0;
+  KeyCodes codes_;
+};
+
+void RoarGraphIndex::do_build(const BuildInput& input, const Progress& progress) {
+  const RowsView& keys = input.keys;
+  const size_t most = spec()[kQueries] == 0 ? kMaxRows : static_cast<size_t>(spec()[kQueries]);
+  const std::vector<uint32_t> chosen = choose_queries(input.queries, most);
+  // A query's exact neighbours cost about as much as a key's place in the graph.
+  ProgressMeter meter(progress, guided_work(keys.count, 2 * chosen.size()));
+  const Neighbours neighbours = nearest_keys(context(), keys, input.first_position, input.queries,
+                                             chosen, static_cast<uint32_t>(spec()[kNq]), meter);
+  const double radius = LiftedKeys::norm_quantile(kernels(), keys, kRadiusQuantile);
+  const LiftedKeys lifted(kernels(), keys, radius);
+  GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter);
+  KeyCodes codes(kernels(), dim());
+  if (coded()) codes.build(keys, 2 * keys.count);
+
+  graph_ = std::move(built.graph);
+  guidance_ = std::move(built.guidance);
+  radius_ = radius;
+  codes_ = std::move(codes);
+}
+
+std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
+                                                     const Progress& progress) const {
+  auto growth = std::make_unique<RoarGrowth>();
+  if (count() == 0) {
+    growth->first = std::make_unique<RoarGraphIndex>(spec(), dim(), dtype(), context());
+    BuildInput input;
+    input.keys = keys;
+    growth->first->do_build(input, progress);
+    return growth;
+  }
+  ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
+  const LiftedKeys lifted(kernels(), keys, radius_);
+  growth->edits = connect_rows(graph_, lifted, guidance_.entries, config(), meter);
+  if (coded()) growth->codes = codes_.encode(keys, count());
+  return growth;
+}
+
+void RoarGraphIndex::do_commit(Addition& addition) {
+  auto& growth = static_cast<RoarGrowth&>(addition);
+  if (growth.first != nullptr) {
+    RoarGraphIndex& first = *growth.first;
+    graph_ = std::move(first.graph_);
+    guidance_ = std::move(first.guidance_);
+    radius_ = first.radius_;
+    codes_ = std::move(first.codes_);
+    return;
+  }
+  codes_.truncate(count());  // if the graph found no memory in an earlier attempt
+  if (coded()) codes_.append(growth.codes);
+  apply(growth.edits, graph_);
+}
+
+void RoarGraphIndex::do_truncate(size_t new_count) {
+  RowsView rest = keys();
+  rest.count = new_count;
+  const LiftedKeys lifted(kernels(), rest, radius_);
+  remove_rows(graph_, lifted);
+  std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
+  choose_entry();
+  connect_all(graph_, lifted);
+  codes_.truncate(new_count);
+}
+
+void RoarGraphIndex::choose_entry() {
+  if (guidance_.entries.empty()) guidance_.entries.push_back(0);
+  graph_.set_entry(guidance_.entries[0]);
+}
+
+// ---- Search --------------------------------------------------------------------------------------------
+
+void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) const {
+  struct Keys {
+    const RoarGraphIndex& index;
+    const SearchArgs& args;
+    void score(const uint32_t* ids, size_t n, float* out, size_t stride) const {
+      score_ids(index.kernels(), index.keys(), args, ids, n, out, stride);
+    }
+    void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
+  };
+  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
+                   Keys{*this, args},
+                   [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
+                     scratch.collector.offer(scores, stride, rows, n);
+                   });
+}
+
+void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
+                                SearchCost& cost) const {
+  struct Codes {
+    const KeyCodes& codes;
+    const KeyCodes::Queries& queries;
+    void score(const uint32_t* ids, size_t n, float* out, size_t stride) const {
+      codes.score(queries, codes.row(0), ids, n, out, stride);
+    }
+    void prefetch(uint32_t row) const { index::prefetch(codes.row(row), codes.stride()); }
+  };
+  scratch.rerank.begin(codes_, args, count(), scratch.collector);
+  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
+                   Codes{codes_, scratch.rerank.queries()},
+                   [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
+                     scratch.rerank.offer(scores, stride, rows, n);
+                   });
+  scratch.rerank.finish(kernels(), keys(), args, cost);
+}
+
+void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const {
+  if (std::max<size_t>(ef(), args.k / 4) >= count() / kScanShare) {
+    return scan_all(args, scratch, cost);
+  }
+  reserve_walk(scratch, args.group);  // the re-ranking reserves its own memory when it begins
+  if (coded()) {
+    walk_codes(args, scratch, cost);
+  } else {
+    walk_keys(args, scratch);
+  }
+  const GroupWalk& walk = scratch.walk;
+  cost.keys_scored += uint64_t{args.group} * walk.scored();
+  cost.bytes_read += walk.scored() * (coded() ? codes_.stride() : row_bytes()) +
+                     walk.lists() * graph_.width() * sizeof(uint32_t);
+}
+
+// ---- Figures, files ------------------------------------------------------------------------------------
+
+void RoarGraphIndex::describe(IndexInfo& info) const {
+  const GraphShape shape = measure(graph_);
+  const auto rows = static_cast<double>(std::max<size_t>(count(), 1));
+  info.diagnostics = {{"mean_degree", shape.mean_degree},
+                      {"max_degree", shape.max_degree},
+                      {"reachable_share", shape.reachable_share},
+                      {"training_queries", static_cast<double>(guidance_.queries)},
+                      {"distinct_pivots", static_cast<double>(guidance_.pivots)},
+                      {"unguided_share", 1.0 - static_cast<double>(guidance_.hit) / rows}};
+  info.warning = warning_of(shape);
+  if (info.warning.empty() && count() > 0 && guidance_.queries == 0) {
+    info.warning = "no training query guides the graph: give q to the prefill";
+  }
+}
+
+void RoarGraphIndex::save_body(Writer& out) const {
+  out.put(radius_);
+  out.put(static_cast<uint64_t>(guidance_.queries));
+  out.put(static_cast<uint64_t>(guidance_.pivots));
+  out.put(static_cast<uint64_t>(guidance_.hit));
+  out.put(static_cast<uint32_t>(guidance_.entries.size()));
+  out.put_array(guidance_.entries.data(), guidance_.entries.size());
+  graph_.save(out);
+  if (coded() && count() > 0) codes_.save(out);
+}
+
+void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
+  const auto radius = in.get<double>();
+  require_sound(std::isfinite(radius) && radius >= 0.0, "an impossible radius");
+  Guidance guidance;
+  guidance.queries = in.get<uint64_t>();
+  guidance.pivots = in.get<uint64_t>();
+  guidance.hit = in.get<uint64_t>();
+  require_sound(guidance.pivots <= guidance.queries && guidance.hit <= kMaxRows,
+                "more pivots than queries");
+  const auto entries = in.get<uint32_t>();
+  require_sound(entries <= kMostEntries, "too many entries");
+  guidance.entries = in.get_array<uint32_t>(entries);
+  require_sound(std::all_of(guidance.entries.begin(), guidance.entries.end(),
+                            [&](uint32_t row) { return row < keys.count; }),
+                "an entry that does not exist");
+  require_sound((entries == 0) == (keys.count == 0), "rows without an entry");
+  Graph graph = Graph::load(in, keys.count, config().width(), 0);
+  KeyCodes codes(kernels(), dim());
+  if (coded() && keys.count > 0) codes.load(in, keys);
+  in.finish();
+  radius_ = radius;
+  guidance_ = std::move(guidance);
+  graph_ = std::move(graph);
+  codes_ = std::move(codes);
+  if (keys.count > 0) choose_entry();
+}
+
+}  // namespace
+
+const TypeDecl kRoarGraphType = {
+    "roargraph", "graph whose edges the prompt's queries chose, searched by the whole group",
+    kParams};
+
+std::unique_ptr<Index> make_roargraph(const Spec& spec, uint32_t dim, DType dtype,
+                                      const Context& context) {
+  return std::make_unique<RoarGraphIndex>(spec, dim, dtype, context);
+}
+
+size_t estimate_roargraph(const Spec& spec, size_t count, uint32_t dim, DType) {
+  const auto m = static_cast<uint32_t>(spec[kM]);
+  return Graph::estimate(count, 3 * m, 0) +
+         (spec[kCodec] == kInt8 ? KeyCodes::estimate(count, dim) : 0);
+}
+
+}  // namespace keyhole::index
