@@ -282,7 +282,7 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool front) {
     if (params_.mode == KEYHOLE_MODE_EXACT || is_dense(layer, h)) continue;
     work.exact_begin = store_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
-    // Room can only be missing where there was no memory for it.
+    // An index does not fit only where there was no memory for a search in it.
     const Budget& budget = hd.params.budget;
     if (front && chooses_on_device(hd)) {
       work.partitions = hd.tail.get();
@@ -292,14 +292,12 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool front) {
     const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
     const bool searches = hd.indexed() != 0 &&
                           (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
-                          step_.has_room({hd.index.get(), budget.attend, tail});
+                          step_.fits({hd.index.get(), budget.attend, tail});
     work.exact_begin = searches ? hd.indexed() : 0;
     if (!searches) continue;
     work.index = hd.index.get();
-    work.search = {.k = budget.top_k,
-                   .attend = budget.attend,
-                   .min_weight = budget.min_weight,
-                   .position = position};
+    work.search = {.k = budget.top_k, .attend = budget.attend, .min_weight = budget.min_weight};
+    work.position = position;
     if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
 }

@@ -120,7 +120,7 @@ void Session::upload_front(uint32_t layer, uint32_t kv_head) {
   const uint32_t most_chosen = params_.partitions_shape(engine_->model(), 0).most_chosen;
   size_t largest = 0;
   for (uint32_t f = first; f < count; ++f) largest = std::max(largest, tree.rows_of(f).size());
-  step_.reserve_rows(largest * most_chosen);
+  step_.reserve_chosen_rows(largest * most_chosen);
   const Budget& b = hd.params.budget;
   const uint32_t chosen = (b.min_keys + params_.tail_partition - 1) / params_.tail_partition;
   side.front->set(layer, kv_head, std::min({chosen, count, most_chosen}), front_tail(b.tail));
