@@ -1,7 +1,6 @@
 #include "runtime/decode_step.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "runtime/step/recording.h"
@@ -17,11 +16,10 @@ DecodeStep::DecodeStep(const Engine& engine)
       work_(kv_heads_),
       workers_(engine.pool().threads()),
       results_(engine.model().q_heads, group_, dim_),
-      resident_results_(engine.model().q_heads, group_, dim_),
       slots_(kv_heads_, group_, dim_),
       plan_(kv_heads_, group_, engine.pool().threads()),
-      progress_(std::make_unique<Progress[]>(kv_heads_)),
-      resident_tasks_(std::make_unique<ResidentTask[]>(kv_heads_)) {
+      resident_(engine.model().q_heads, group_, dim_),
+      progress_(std::make_unique<Progress[]>(kv_heads_)) {
   count_bytes();
 }
 
@@ -46,8 +44,8 @@ void DecodeStep::reserve_chosen_rows(size_t rows) {
 
 void DecodeStep::count_bytes() {
   size_t logs = 0;
-  fixed_bytes_ = queries_.size() * sizeof(float) + results_.bytes() + resident_results_.bytes() +
-                 slots_.bytes();
+  fixed_bytes_ =
+      queries_.size() * sizeof(float) + results_.bytes() + resident_.bytes() + slots_.bytes();
   for (const Worker& w : workers_) {
     logs += w.selection.log_bytes();
     fixed_bytes_ += w.selection.bytes() - w.selection.log_bytes();
@@ -59,29 +57,26 @@ void DecodeStep::count_bytes() {
 // ---- Start and end -------------------------------------------------------------------------------
 
 void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
-  resident_ = &resident;
-  delivery_ = nullptr;
   q_ = queries_.data();
+  delivery_ = nullptr;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
-    if (work_[h].record != nullptr)
-      begin_record(*work_[h].record, query_of(h), work_[h].exact_begin);
-    resident_tasks_[h].taken.store(false, std::memory_order_relaxed);
-    resident_tasks_[h].done.store(false, std::memory_order_relaxed);
+    HeadRecord* record = work_[h].record;
+    if (record != nullptr) begin_record(*record, query_of(h), work_[h].exact_begin);
   }
-  resident.attend_begin(layer, q_);
-  start_tasks(q_, results_, resident.host_tasks());
+  resident_.begin(resident, layer, q_);
+  start_tasks(results_);
 }
 
 void DecodeStep::start(const float* q, Delivery& delivery) {
-  resident_ = nullptr;
+  q_ = q;
   delivery_ = &delivery;
-  start_tasks(q, delivery, 0);
+  resident_.begin_without();
+  start_tasks(delivery);
   // There is no resident part to wait for.
   for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
 }
 
-void DecodeStep::start_tasks(const float* q, ResultSink& sink, uint32_t resident_tasks) {
-  q_ = q;
+void DecodeStep::start_tasks(ResultSink& sink) {
   sink_ = &sink;
   for (HeadWork& work : work_) work.search.k = std::min(work.search.k, capacity_k_);
   for (Worker& w : workers_) w.cost = {};
@@ -93,7 +88,7 @@ void DecodeStep::start_tasks(const float* q, ResultSink& sink, uint32_t resident
     progress_[h].failed.store(false, std::memory_order_relaxed);
   }
   engine_->pool().start(
-      job_, static_cast<uint32_t>(plan_.tasks().size()) + resident_tasks,
+      job_, static_cast<uint32_t>(plan_.tasks().size()) + resident_.tasks(),
       [](void* self, uint32_t task, uint32_t worker) {
         auto* step = static_cast<DecodeStep*>(self);
         step->run_task(task, step->workers_[worker]);
@@ -103,8 +98,8 @@ void DecodeStep::start_tasks(const float* q, ResultSink& sink, uint32_t resident
 
 StepCost DecodeStep::finish() {
   engine_->pool().finish(job_);
-  if (resident_ != nullptr) {
-    resident_->attend_end(resident_results_.all());
+  if (resident_.is_there()) {
+    resident_.end();
     for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
   }
   StepCost sum;
@@ -122,11 +117,7 @@ StepCost DecodeStep::finish() {
 void DecodeStep::run_task(uint32_t task, Worker& worker) {
   const std::span<const StepTask> tasks = plan_.tasks();
   if (task >= tasks.size()) {
-    const uint32_t number = task - static_cast<uint32_t>(tasks.size());
-    if (!resident_tasks_[number].taken.exchange(true, std::memory_order_relaxed)) {
-      run_resident(number, worker);
-    }
-    return;
+    return resident_.run(task - static_cast<uint32_t>(tasks.size()), worker.cost);
   }
   const uint32_t kv_head = tasks[task].kv_head;
   try {
@@ -191,7 +182,7 @@ SearchParams DecodeStep::params_of(uint32_t kv_head, Worker& worker) {
   SearchParams params = work_[kv_head].search;
   const index::ReadGoal& goal = params.tail.goal;
   if (params.tail.tree != nullptr && (goal.error > 0.0F || goal.mass > 0.0F)) {
-    params.tail.other = resident_state(kv_head, worker);
+    params.tail.other = resident_.state_now(kv_head, worker.cost);
   }
   return params;
 }
@@ -238,33 +229,14 @@ void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
   worker.cost.offload_seconds += watch.seconds();
 }
 
-void DecodeStep::run_resident(uint32_t number, Worker& worker) {
-  const Stopwatch watch;
-  resident_->run_host_task(number);
-  worker.cost.resident_seconds += watch.seconds();
-  resident_tasks_[number].done.store(true, std::memory_order_release);
-}
-
-StateView DecodeStep::resident_state(uint32_t kv_head, Worker& worker) {
-  if (resident_ == nullptr || resident_->host_tasks() == 0) return {};
-  ResidentTask& task = resident_tasks_[kv_head];
-  if (!task.taken.exchange(true, std::memory_order_relaxed)) {
-    run_resident(kv_head, worker);
-  } else {
-    // Another worker computes it, within some tens of microseconds.
-    while (!task.done.load(std::memory_order_acquire)) std::this_thread::yield();
-  }
-  return resident_->host_state(kv_head);
-}
-
 // ---- Merge ---------------------------------------------------------------------------------------
 
 HeadStates DecodeStep::states_of(uint32_t kv_head) {
   const HeadWork& work = work_[kv_head];
   const HeadPlan& head = plan_.head(kv_head);
   HeadStates s;
-  if (resident_ != nullptr) {
-    s.resident = resident_results_.slot(kv_head);
+  if (resident_.is_there()) {
+    s.resident = resident_.state(kv_head);
     s.add(s.resident);
   }
   for (uint32_t p = 0; p < head.part_states(); ++p) s.add(slots_.part(kv_head, p));
@@ -286,7 +258,7 @@ void DecodeStep::end_state(uint32_t kv_head) {
   const StateView out = sink_->slot(kv_head);
   cpu::merge_states(states.all(), group_, dim_, out);
   HeadRecord* record = work_[kv_head].record;
-  if (record != nullptr && resident_ != nullptr) end_record(*record, states, out);
+  if (record != nullptr && resident_.is_there()) end_record(*record, states, out);
   sink_->deliver(kv_head);
 }
 

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cpu/pool.h"
-#include "gpu/device.h"
 #include "runtime/engine.h"
 #include "runtime/selection.h"
 #include "runtime/step/cost.h"
@@ -21,6 +20,7 @@
 #include "runtime/step/head_work.h"
 #include "runtime/step/part_hits.h"
 #include "runtime/step/query.h"
+#include "runtime/step/resident_part.h"
 #include "runtime/step/result_sink.h"
 #include "runtime/step/step_plan.h"
 
@@ -75,14 +75,10 @@ class DecodeStep {
     std::atomic<uint32_t> states{0};  ///< tasks that are not done, and the resident part
     std::atomic<bool> failed{false};
   };
-  struct ResidentTask {
-    std::atomic<bool> taken{false}, done{false};
-  };
 
-  void start_tasks(const float* q, ResultSink& sink, uint32_t resident_tasks);
+  void start_tasks(ResultSink& sink);
   void run_task(uint32_t task, Worker& worker);
   void run_task(const StepTask& task, Worker& worker);
-  void run_resident(uint32_t number, Worker& worker);
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
@@ -91,8 +87,6 @@ class DecodeStep {
   /// The search's params, relative to the resident state where there is a target.
   [[nodiscard]] SearchParams params_of(uint32_t kv_head, Worker& worker);
   void record_search(uint32_t kv_head, const SearchParams& params, const Selection& selection);
-  /// The resident state of a KV head; computed here unless that has begun. Null where the device computes it.
-  [[nodiscard]] StateView resident_state(uint32_t kv_head, Worker& worker);
   /// A task of a head, or the resident part, is done: the last one merges and delivers.
   void end_state(uint32_t kv_head);
   [[nodiscard]] HeadStates states_of(uint32_t kv_head);
@@ -107,20 +101,19 @@ class DecodeStep {
   std::vector<Worker> workers_;
   std::vector<PartHits> part_hits_;  // [kv_heads]; empty where no search has parts
   uint32_t capacity_k_ = 0;
-  ResultArrays results_, resident_results_;
+  ResultArrays results_;
   StateSlots slots_;
   std::atomic<size_t> bytes_{0};
   size_t fixed_bytes_ = 0;  // of bytes_: all but what searches make grow
 
   // The step under way.
-  cpu::Job job_;
   StepPlan plan_;
   const float* q_ = nullptr;
   ResultSink* sink_ = nullptr;
-  Delivery* delivery_ = nullptr;                    // what chooses partitions; null: nothing does
-  gpu::Resident* resident_ = nullptr;               // null: the step has no resident part
-  std::unique_ptr<Progress[]> progress_;            // [kv_heads]
-  std::unique_ptr<ResidentTask[]> resident_tasks_;  // [kv_heads]
+  Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does
+  ResidentPart resident_;
+  std::unique_ptr<Progress[]> progress_;  // [kv_heads]
+  cpu::Job job_;  // last: its end waits for tasks, which use all of the above
 };
 
 }  // namespace keyhole::runtime

@@ -1,4 +1,4 @@
-// From what a group search came upon to what is attended: the union of the heads' best keys, every key that
+// From what a group search found to what is attended: the union of the heads' best keys, every key that
 // was scored, or those of them that weigh something; each key once.
 #pragma once
 

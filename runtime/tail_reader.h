@@ -1,5 +1,5 @@
-// A step of one KV head whose budget has a tail or a target: attends to what the search came upon, reads on until
-// the target is met, and lets the partitions that were not read stand for their keys.
+// A step of one KV head whose budget has a tail or a target: attends to what the search found, reads on until the
+// target is met, and lets the partitions that were not read stand for their keys.
 #pragma once
 
 #include <span>

@@ -165,7 +165,7 @@ TEST_P(WeighPartitions, EveryCountAndGroup) {
   }
 }
 
-TEST_P(WeighPartitions, VariancesAndDoubtsMayBeLeftOut) {
+TEST_P(WeighPartitions, VariancesAndUncertaintiesMayBeLeftOut) {
   Rng rng(32);
   for (int round = 0; round < 60; ++round) {
     const Partitions p(rng, 1 + rng() % kMaxGroup, rng() % 70, 3.0, 0.2);

@@ -9,7 +9,7 @@ namespace {
 
 // What the estimate documents: shares of a head's mass below it are given the mean value of all.
 constexpr double kLeastShare = 1e-3;
-// And so few coarse partitions are all divided, where they are in any doubt.
+// So few coarse partitions are all divided, unless they are certain.
 constexpr size_t kAllDivided = 16;
 
 // ---- Exactness -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ TEST(TailEstimate, ATreeWithoutRowsHasNoTail) {
 
 // ---- The formula ---------------------------------------------------------------------------------
 
-/// The tail of a tree whose coarse partitions are all divided where they are in doubt, by the formula; and how
+/// The tail of a tree whose coarse partitions are all divided unless they are certain, by the formula; and how
 /// far fp32 may be from it.
 struct Formula {
   Exact state;
@@ -417,7 +417,7 @@ TEST(TailEstimate, TheTailAloneUnderASoftCap) {
   }
 }
 
-TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
+TEST(TailEstimate, CapacityGrowsWithGroupAndTree) {
   std::mt19937 random(207);
   KvRows kv(3000, 64, DType::f16);
   kv.add(attention_keys(200, 64, random), gaussian(200, 64, random));
@@ -435,7 +435,7 @@ TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
     fresh = {};
     step.begin(fresh);
     const Tail b(fresh, step);
-    EXPECT_EQ(a.o, b.o);  // the room is no part of the result
+    EXPECT_EQ(a.o, b.o);  // the capacity is no part of the result
     EXPECT_EQ(a.lse, b.lse);
   };
   for (const uint32_t group : {1U, 16U, 3U}) compare(group);

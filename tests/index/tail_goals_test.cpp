@@ -138,7 +138,7 @@ TEST_F(TailGoals, MassIsReadInTruth) {
   EXPECT_GT(worst, 0.9);
 }
 
-TEST_F(TailGoals, WishedForRowsAreRead) {
+TEST_F(TailGoals, RowsThatAGoalAsksForAreRead) {
   std::mt19937 random(208);
   KvRows kv(2000, 64, DType::f16);
   kv.add(attention_keys(2000, 64, random), gaussian(2000, 64, random));
