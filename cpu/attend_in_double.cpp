@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/attention_state.h"
 #include "cpu/half.h"
 #include "cpu/levels.h"
 
@@ -34,12 +35,6 @@ double inner_product(const AttendScoredArgs& a, DType, uint32_t head, size_t i) 
   return a.scores[head * a.score_stride + i];
 }
 
-double logit(double inner_product, const LogitParams& p) {
-  const double x = inner_product * p.scale;
-  const double cap = p.softcap;
-  return cap > 0.0 ? cap * std::tanh(x / cap) : x;
-}
-
 float to_fp32_range(double x) {
   constexpr double kMax = std::numeric_limits<float>::max();
   return static_cast<float>(std::clamp(x, -kMax, kMax));  // a NaN (from a NaN input) stays one
@@ -50,13 +45,13 @@ void attend_slowly(const Args& a, DType dtype) {
   for (uint32_t h = 0; h < a.group; ++h) {
     double largest = -std::numeric_limits<double>::infinity();
     for (size_t i = 0; i < a.count; ++i) {
-      largest = std::max(largest, logit(inner_product(a, dtype, h, i), a.logits));
+      largest = std::max(largest, logit_of(inner_product(a, dtype, h, i), a.logits));
     }
     double o[kMaxHeadDim] = {};
     double sum = 0.0;
     for (size_t i = 0; i < a.count; ++i) {
       const size_t row = a.ids != nullptr ? a.ids[i] : i;
-      const double weight = std::exp(logit(inner_product(a, dtype, h, i), a.logits) - largest);
+      const double weight = std::exp(logit_of(inner_product(a, dtype, h, i), a.logits) - largest);
       sum += weight;
       const std::byte* value = a.values + row * a.value_stride;
       for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, j, dtype);

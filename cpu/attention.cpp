@@ -7,8 +7,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/attention_state.h"
+
 namespace keyhole::cpu {
 namespace {
+
+// Columns that a merge adds up at once: those of every head that the library itself attends with.
+constexpr uint32_t kMergedColumns = kMaxHeadDim;
 
 void attend(const Kernels& kernels, const KvView& kv, const uint32_t* ids, size_t count,
             const float* queries, uint32_t group, const LogitParams& logits, StateView out) {
@@ -66,23 +71,27 @@ bool attend_scored(const Kernels& kernels, const RowsView& values, std::span<con
 
 void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out) {
   for (uint32_t h = 0; h < heads; ++h) {
-    float largest = kMinusInf;
-    for (const StateView& s : states) largest = std::max(largest, s.lse[h]);
-    float merged[kMaxHeadDim] = {};
-    float total = 0.0F;
-    if (largest != kMinusInf) {  // else every set is empty, and -inf - -inf would be NaN
-      for (const StateView& s : states) total += std::exp(s.lse[h] - largest);
+    LogSum<float> lse;
+    for (const StateView& s : states) lse.cover(s.lse[h]);
+    for (const StateView& s : states) lse.add(s.lse[h]);
+    // Columns in blocks, so that any dim will do. Of a block all inputs are read before it is written, and all
+    // blocks are written before out.lse is: out may be one of the inputs.
+    const size_t row = static_cast<size_t>(h) * dim;
+    for (uint32_t begin = 0; begin < dim; begin += kMergedColumns) {
+      const uint32_t n = std::min(kMergedColumns, dim - begin);
+      float merged[kMergedColumns];
+      std::fill_n(merged, n, 0.0F);
       for (const StateView& s : states) {
-        if (s.lse[h] == kMinusInf) continue;  // o of an empty set adds nothing, whatever it holds
+        if (s.lse[h] == kMinusInf)
+          continue;  // an empty set adds nothing, even if its o is not zero
         // Weights are normalised before they are applied: they sum to 1, so o cannot overflow.
-        const float weight = std::exp(s.lse[h] - largest) / total;
-        const float* o = s.o + static_cast<size_t>(h) * dim;
-        for (uint32_t j = 0; j < dim; ++j) merged[j] += weight * o[j];
+        const float weight = lse.share(s.lse[h]);
+        const float* o = s.o + row + begin;
+        for (uint32_t j = 0; j < n; ++j) merged[j] += weight * o[j];
       }
+      std::copy_n(merged, n, out.o + row + begin);
     }
-    // All inputs of this head have been read: out may be one of them.
-    std::copy_n(merged, dim, out.o + static_cast<size_t>(h) * dim);
-    out.lse[h] = largest == kMinusInf ? kMinusInf : largest + std::log(total);
+    out.lse[h] = lse.value();
   }
 }
 

@@ -24,9 +24,10 @@ void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32
                                  size_t score_stride, uint32_t group, const LogitParams& logits,
                                  StateView out);
 
-/// out = states[0] + states[1] + ... (merge by log-sum-exp) for `heads` heads. fp32, in the order
-/// given, so the bits depend only on the arguments. Heads whose states are all empty give (0, -inf);
-/// never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).
+/// out = states[0] + states[1] + ... for `heads` heads of any `dim`:
+///   lse = ln sum_i e^lse_i,  o = sum_i e^(lse_i - lse) * o_i.
+/// fp32, in the order given, so the bits depend only on the arguments. Heads whose states are all empty give
+/// (0, -inf); never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).
 void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out);
 
 /// Writes (0, -inf).

@@ -120,17 +120,17 @@ struct PartitionArgs {
   const float* variances;     ///< `[count]` of an element of a key, mean over elements; null: 0
   const float* square_norms;  ///< `[group]` |q|^2
   LogitParams logits;
-  const float*
-      caps;  ///< `[group]` the largest mean of e^logit that is believed, as a logit; may be -inf
+  /// `[group]` the largest mean of e^logit that is believed, as a logit; may be -inf.
+  const float* caps;
   /// `[group]` by how much the logit of a mean key may be wrong: what lies that far below it is believed in
   /// spite of the cap (a mean is a lower bound). Null: the cap holds for all.
   const float* margins = nullptr;
-  const float*
-      shifts;      ///< `[group]` at least what is believed; weights above it count as equal to it
+  /// `[group]` at least what is believed; weights above it count as equal to it.
+  const float* shifts;
   float* weights;  ///< out `[group, out_stride]`
-  float*
-      doubts;  ///< out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the
-               ///< weight of so many draws; null: not wanted
+  /// Out `[group, out_stride]`: weight^2 * (e^min(t, 2) - 1) / size, the variance of the weight of so many draws.
+  /// Null: not wanted.
+  float* uncertainties;
   size_t out_stride;  ///< >= count
 };
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/attention_state.h"
 #include "cpu/half.h"
 #include "cpu/levels.h"
 
@@ -83,11 +84,6 @@ void score_components(const ScoreComponentsArgs& a) {
   }
 }
 
-float logit(float inner_product, const LogitParams& p) {
-  const float x = inner_product * p.scale;
-  return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
-}
-
 /// Online softmax of one head.
 struct Running {
   float largest = kMinusInf;  ///< logit so far
@@ -164,7 +160,7 @@ void attend(const AttendArgs& a) {
     for (size_t i = 0; i < n; ++i) {
       unpack<T>(row_at(a.keys, a.key_stride, a.ids, begin + i), a.dim, row);
       for (uint32_t h = 0; h < a.group; ++h) {
-        logits[h][i] = logit(dot(a.queries + h * a.dim, row, a.dim), a.logits);
+        logits[h][i] = logit_of(dot(a.queries + h * a.dim, row, a.dim), a.logits);
       }
     }
     state.add(logits, begin, n);
@@ -180,7 +176,7 @@ void attend_scored(const AttendScoredArgs& a) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     for (uint32_t h = 0; h < a.group; ++h) {
       for (size_t i = 0; i < n; ++i) {
-        logits[h][i] = logit(a.scores[h * a.score_stride + begin + i], a.logits);
+        logits[h][i] = logit_of(a.scores[h * a.score_stride + begin + i], a.logits);
       }
     }
     state.add(logits, begin, n);
@@ -193,7 +189,7 @@ float log_sum_exp(const float* scores, size_t count, const LogitParams& p) {
   Running running;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t n = count - begin < kBlock ? count - begin : kBlock;
-    for (size_t i = 0; i < n; ++i) logits[i] = logit(scores[begin + i], p);
+    for (size_t i = 0; i < n; ++i) logits[i] = logit_of(scores[begin + i], p);
     weigh(logits, n, running);
   }
   return running.largest + std::log(running.sum);
@@ -235,9 +231,9 @@ void weigh_partitions(const PartitionArgs& a) {
       below = below < 0.0F ? below : 0.0F;
       const float weight = below < kMinExponent ? 0.0F : a.sizes[i] * std::exp(below);
       a.weights[h * a.out_stride + i] = weight;
-      if (a.doubts == nullptr) continue;
+      if (a.uncertainties == nullptr) continue;
       const float spread = std::exp(t < 2.0F ? t : 2.0F) - 1.0F;
-      a.doubts[h * a.out_stride + i] =
+      a.uncertainties[h * a.out_stride + i] =
           weight * weight * spread / (a.sizes[i] > 1.0F ? a.sizes[i] : 1.0F);
     }
   }

@@ -111,6 +111,11 @@ keyhole_status keyhole_merge_states(uint32_t n, const float* const* o, const flo
       throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
                                                 std::to_string(head_dim) + ", allowed: at least 1");
     }
+    if (uint64_t{heads} * head_dim > (uint64_t{1} << 63) / sizeof(float)) {
+      throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
+                                                std::to_string(head_dim) +
+                                                ", allowed: a state of up to 2^63 bytes");
+    }
     if (n != 0) {
       require(o, "o");
       require(lse, "lse");

@@ -2,6 +2,7 @@
 #include <array>
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,8 +26,8 @@ struct keyhole_index {
   size_t count = 0;
   std::unique_ptr<index::TailTree> tail;  ///< of all keys; null until it is built
   Selection selection;
-  uint32_t room_group = 0, room_k = 0;
-  std::vector<float> tail_o, tail_lse;  ///< `[group, head_dim]`, `[group]`
+  uint32_t reserved_group = 0, reserved_k = 0;  ///< what `selection` is reserved for; 0: nothing
+  std::vector<float> tail_o, tail_lse;          ///< `[group, head_dim]`, `[group]`
   std::vector<float> queries;
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
@@ -72,6 +73,7 @@ struct Call {
   uint32_t group = 0;
   uint32_t asked_k = 0;  ///< the width of the caller's arrays
   SearchParams params;
+  GroupQuery query;
 };
 
 Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
@@ -104,8 +106,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
   call.asked_k = o.k;
   call.params = {.k = static_cast<uint32_t>(std::min<size_t>(o.k, ix.count)),
                  .attend = budget.attend,
-                 .min_weight = budget.min_weight,
-                 .position = o.position};
+                 .min_weight = budget.min_weight};
   if (budget.needs_partitions()) {
     if (ix.tail == nullptr) {
       throw Error(Status::invalid_argument,
@@ -126,12 +127,18 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
   }
-  if (ix.room_group != call.group || ix.room_k != call.params.k) {
+  if (ix.reserved_group != call.group || ix.reserved_k != call.params.k) {
     const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
-    ix.selection.prepare({&use, 1}, call.group, call.params.k);
-    ix.room_group = call.group;
-    ix.room_k = call.params.k;
+    ix.selection.reserve({&use, 1}, call.group, call.params.k);
+    ix.reserved_group = call.group;
+    ix.reserved_k = call.params.k;
   }
+  call.query = {.kernels = &ix.engine->kernels(),
+                .kv = {ix.view(ix.keys), ix.view(ix.values)},
+                .queries = ix.queries.data(),
+                .group = call.group,
+                .logits = m.logits,
+                .position = o.position};
   return call;
 }
 
@@ -219,7 +226,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
       throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
     ix->index.reset();
     ix->tail.reset();
-    ix->room_group = 0;
+    ix->reserved_group = 0;
     ix->count = k.count;
     ix->keys = convert(engine, k, "keys");
     ix->values.clear();
@@ -265,7 +272,7 @@ keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
     if (ix->index != nullptr) {
       ix->index->set_search_params(spec);
       ix->params = ix->index->info().params;
-      ix->room_group = 0;  // a scratch of the size that the new searches need
+      ix->reserved_group = 0;  // a scratch of the size that the new searches need
     }
     ix->spec = spec;
   });
@@ -293,7 +300,7 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
     tail->build({ix->view(ix->keys), ix->view(ix->values)},
                 [&](double f) { return !report || report(f, "partitioning the keys"); });
     ix->tail = std::move(tail);
-    ix->room_group = 0;
+    ix->reserved_group = 0;
   });
 }
 
@@ -317,8 +324,7 @@ keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* que
     require(ids, "ids");
     require(counts, "counts");
     const Call call = prepare(*ix, queries, options);
-    const index::Hits& hits =
-        ix->selection.search(*ix->index, ix->queries.data(), call.group, call.params);
+    const index::Hits& hits = ix->selection.search(*ix->index, call.query, call.params);
     copy_hits(hits, call, ids, scores, counts);
     if (cost != nullptr) {
       keyhole_search_cost c{};
@@ -344,25 +350,28 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
                   "the index was built without values, which attention needs");
     }
     const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
-    const auto spent = ix->selection.search_and_attend(
-        *ix->index, ix->engine->kernels(), {ix->view(ix->keys), ix->view(ix->values)},
-        ix->queries.data(), call.group, call.params, ix->engine->model().logits, {o, lse}, tail);
+    const StepCost spent =
+        ix->selection.search_and_attend(*ix->index, call.query, call.params, {}, {{o, lse}, tail});
+    const std::span<const uint32_t> attended = ix->selection.attended();
     if (call.params.tail.mode != index::TailMode::none) {
       const std::array<StateView, 2> both{StateView{o, lse}, tail};
       cpu::merge_states(both, call.group, ix->engine->model().head_dim, {o, lse});
     }
-    if (rows != nullptr) *rows = ix->selection.attended().data();
-    if (row_count != nullptr) *row_count = spent.keys_attended;
+    if (rows != nullptr) *rows = attended.data();
+    if (row_count != nullptr) *row_count = static_cast<uint32_t>(attended.size());
     if (cost != nullptr) {
       keyhole_search_cost c{};
       c.keys_scored = spent.keys_scored;
       c.bytes_read = spent.bytes_read;
-      c.keys_attended = spent.keys_attended;
-      c.keys_opened = spent.tail.keys_opened;
-      c.tail_bytes_read = spent.tail.bytes_read;
-      c.tail_seconds = spent.tail.seconds;
-      std::copy_n(spent.tail.missing, call.group, c.missing);
-      std::copy_n(spent.tail.error, call.group, c.error);
+      c.keys_attended = static_cast<uint32_t>(attended.size());
+      c.keys_opened = static_cast<uint32_t>(spent.keys_opened);
+      c.tail_bytes_read = spent.tail_bytes_read;
+      c.tail_seconds = spent.tail_seconds;
+      if (call.params.tail.tree != nullptr) {
+        const TailFigures& tails = ix->selection.tail_figures();
+        std::copy_n(tails.missing, call.group, c.missing);
+        std::copy_n(tails.error, call.group, c.error);
+      }
       write_struct(cost, c, "cost");
     }
   });

@@ -1,63 +1,30 @@
 // One step of one layer: resident attention (A), index search and attention over what it found (B), exact
 // attention over pending or dense tokens, all as tasks of one parallel-for, then A + B by log-sum-exp.
 //
-// A model with few KV heads has too few searches for many threads: they are cut into parts. The last part of a
-// head to end merges what all have found, and attends to it; parts that score all their keys for good attend to
-// their own.
-//
-// Which task computes what depends on the shape and the token counts only, or leaves no trace in the result, and
-// states are merged in a fixed order: the result has the same bits for any number of threads.
+// Which task computes what is planned in step/step_plan.h; states are merged in a fixed order (step/head_states.h):
+// the result has the same bits for any number of threads. It goes to a sink (step/result_sink.h), each KV head as
+// soon as the last of its states is there.
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "cpu/attention.h"
 #include "cpu/pool.h"
-#include "gpu/device.h"
-#include "index/index.h"
-#include "runtime/audit_record.h"
 #include "runtime/engine.h"
 #include "runtime/selection.h"
-#include "runtime/tensor.h"
+#include "runtime/step/cost.h"
+#include "runtime/step/head_states.h"
+#include "runtime/step/head_work.h"
+#include "runtime/step/part_hits.h"
+#include "runtime/step/query.h"
+#include "runtime/step/resident_part.h"
+#include "runtime/step/result_sink.h"
+#include "runtime/step/step_plan.h"
 
 namespace keyhole::runtime {
-
-/// What one KV head attends in this step beside its resident tokens.
-struct HeadWork {
-  const index::Index* index = nullptr;  ///< null: no search
-  KvView kv;                            ///< all offloaded rows
-  uint32_t exact_begin = 0;             ///< rows [exact_begin, kv.keys.count) exactly
-  SearchParams search;                  ///< its k is at most room_k() in effect
-  /// Not null: instead of a search, the rows of the partitions that the device chooses (Delivery::chosen).
-  const index::TailTree* partitions = nullptr;
-  HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
-};
-
-/// Where the host's part of a step goes as soon as a KV head has all of it, for a device that merges by itself.
-/// Called by tasks, for different heads at once.
-class Delivery {
- public:
-  virtual ~Delivery() = default;
-  /// The head's slot, o `[group, head_dim]`, lse `[group]`: written once.
-  [[nodiscard]] virtual StateView slot(uint32_t kv_head) = 0;
-  virtual void deliver(uint32_t kv_head) = 0;
-  /// Partitions that the device has chosen for a head (HeadWork::partitions); waits for them. Throws
-  /// Error(timeout).
-  [[nodiscard]] virtual std::span<const uint32_t> chosen(uint32_t kv_head) = 0;
-};
-
-struct StepCost {
-  uint64_t keys_scored = 0, keys_offered = 0, keys_attended = 0, bytes_read = 0;
-  double search_seconds = 0.0, offload_seconds = 0.0, resident_seconds = 0.0;
-  double tail_seconds = 0.0;  ///< within search_seconds
-  uint64_t keys_opened = 0, targets_missed = 0;
-};
 
 class DecodeStep {
  public:
@@ -65,32 +32,36 @@ class DecodeStep {
   DecodeStep(const DecodeStep&) = delete;
   DecodeStep& operator=(const DecodeStep&) = delete;
 
-  /// Makes room for searches of k results in indexes of these types, up to these sizes.
-  void prepare(std::span<const Selection::Use> uses, uint32_t k);
-  [[nodiscard]] bool has_room(const Selection::Use& use) const {
-    return workers_.front().selection.has_room(use);
+  /// Makes every worker large enough for searches of k results in indexes of these types, up to these sizes. Strong
+  /// guarantee: an allocation that fails leaves all workers as they were.
+  void reserve(std::span<const Selection::Use> uses, uint32_t k);
+  [[nodiscard]] bool fits(const Selection::Use& use) const {
+    return workers_.front().selection.fits(use);  // all workers are alike, see reserve()
   }
-  [[nodiscard]] uint32_t room_k() const { return room_k_; }
+  /// Results that a search may have; a HeadWork's k is cut to it.
+  [[nodiscard]] uint32_t capacity_k() const { return capacity_k_; }
+  /// Takes the memory for heads whose chosen partitions have so many rows together.
+  void reserve_chosen_rows(size_t rows);
 
   /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
-  /// Hands the step to the pool and returns. queries() and the resident part are the step's.
+  /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
+  /// lse().
   void start(uint32_t layer, gpu::Resident& resident);
-  /// The same without a resident part: states go to `delivery`, o() and lse() are left alone, nothing is recorded,
-  /// and targets are relative to the offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
+  /// The same without a resident part: results go to `delivery`, nothing is recorded, and targets are relative to the
+  /// offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
   void start(const float* q, Delivery& delivery);
-  /// Rows that partitions of a tree may have, for a step that gathers so many of them per head.
-  void reserve_rows(size_t rows);
 
-  /// Helps, waits, merges: o() `[q_heads, head_dim]`, lse() `[q_heads]`. Rethrows what a task threw; the
-  /// step is over in any case.
+  /// Helps, waits, takes in the resident part. Rethrows what a task threw; the step is over in any case.
   StepCost finish();
-  [[nodiscard]] const float* o() const { return o_.data(); }
-  [[nodiscard]] const float* lse() const { return lse_.data(); }
+  /// The results of the last step with a resident part: `[q_heads, head_dim]`, `[q_heads]`.
+  [[nodiscard]] const float* o() const { return results_.o(); }
+  [[nodiscard]] const float* lse() const { return results_.lse(); }
 
-  [[nodiscard]] size_t bytes() const;
+  /// Held by it; counted at the end of steps, so that it may be asked for while one is under way.
+  [[nodiscard]] size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
   struct alignas(64) Worker {
@@ -98,75 +69,51 @@ class DecodeStep {
     StepCost cost;
     std::vector<uint32_t> rows;  ///< of chosen partitions
   };
-
-  /// Rows per exact task: enough to outweigh a hand-off, and never more than kMaxChunks tasks a head.
-  static constexpr uint32_t kMinChunk = 1024;
-  static constexpr uint32_t kMaxChunks = 64;
-  /// Slots of a KV head: those of the parts of its search, those of its chunks, and its tail.
-  static constexpr uint32_t kTailSlot = kMaxParts + kMaxChunks;
-  static constexpr uint32_t kSlots = kTailSlot + 1;
-
-  /// What the parts of one KV head's search have found.
-  struct Parts {
-    std::vector<uint32_t> ids, counts;  ///< `[kMaxParts, group, k]`, `[kMaxParts, group]`
-    std::vector<float> scores;
-    std::vector<index::Hits> hits;  ///< views of them
-    uint32_t count = 0;             ///< of this step
-    std::atomic<uint32_t> left{0};  ///< that are not done
-  };
-
-  void start_tasks(uint32_t host_tasks);
-  void run_task(uint32_t task, uint32_t worker);
-  void run_work(uint32_t kv_head, uint32_t slot, Worker& worker);
-  /// One of the tasks of a head is done: the last one merges and delivers.
-  void end_task(uint32_t kv_head);
-  using States = std::array<StateView, 1 + kSlots>;
-  /// The states of what a head has attended on the host, the tail's last (also in `tail`); returns how many.
-  size_t host_states(uint32_t kv_head, StateView* states, StateView& tail);
-  void merge_all();
-  [[nodiscard]] uint32_t chosen_parts() const;
-  void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
-  [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
-  void run_resident(uint32_t host_task, Worker& worker);
-  /// The resident state of a KV head, which targets are relative to: computed here if nobody has begun it.
-  [[nodiscard]] StateView resident_state(uint32_t kv_head, Worker& worker);
-  void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
-  void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
-  [[nodiscard]] StateView slot(uint32_t kv_head, uint32_t i);
-  /// Of a group, `[group, dim]`, in the step under way.
-  [[nodiscard]] const float* queries_of(uint32_t kv_head) const {
-    return q_ + size_t{kv_head} * group_ * dim_;
-  }
-  void begin_record(uint32_t kv_head);
-  void end_record(uint32_t kv_head, std::span<const StateView> read, StateView tail);
-
-  const Engine* engine_;
-  uint32_t group_, dim_;
-  uint32_t most_parts_;  ///< of a search
-  std::vector<float> queries_, o_, lse_;
-  const float* q_ = nullptr;  ///< of the step under way
-  std::vector<HeadWork> work_;
-  std::vector<Worker> workers_;
-  uint32_t room_k_ = 0;
-
-  // The step under way.
-  cpu::Job job_;
-  gpu::Resident* resident_ = nullptr;
-  std::vector<uint32_t> chunk_rows_, chunks_;  ///< per KV head
-  std::unique_ptr<Parts[]> parts_;             ///< [kv_heads]
-  struct HostTask {
-    std::atomic<bool> taken{false}, done{false};
-  };
-  std::unique_ptr<HostTask[]> host_tasks_;  ///< [kv_heads]
-  Delivery* delivery_ = nullptr;            ///< of the step under way; null: o() and lse()
-  struct alignas(64) Left {
-    std::atomic<uint32_t> tasks{0};
+  /// How far a KV head is in the step under way.
+  struct alignas(64) Progress {
+    std::atomic<uint32_t> parts{0};   ///< whose hits are to be merged and are not there yet
+    std::atomic<uint32_t> states{0};  ///< tasks that are not done, and the resident part
     std::atomic<bool> failed{false};
   };
-  std::unique_ptr<Left[]> left_;          ///< [kv_heads] tasks that are not done
-  std::vector<uint32_t> tasks_;           ///< kv_head * kSlots + slot; resident tasks follow
-  std::vector<float> slot_o_, slot_lse_;  ///< `[kv_heads, kSlots, group, dim]`, without dim
-  std::vector<float> resident_o_, resident_lse_;
+
+  void start_tasks(ResultSink& sink);
+  void run_task(uint32_t task, Worker& worker);
+  void run_task(const StepTask& task, Worker& worker);
+  void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
+  /// True for the last part of a head to end its search; until then its hits are kept for that one.
+  [[nodiscard]] bool keep_hits(uint32_t kv_head, SearchPart part, Worker& worker);
+  /// The search's params, relative to the resident state where there is a target.
+  [[nodiscard]] SearchParams params_of(uint32_t kv_head, Worker& worker);
+  void record_search(uint32_t kv_head, const SearchParams& params, const Selection& selection);
+  /// A task of a head, or the resident part, is done: the last one merges and delivers.
+  void end_state(uint32_t kv_head);
+  [[nodiscard]] HeadStates states_of(uint32_t kv_head);
+  /// In the step under way.
+  [[nodiscard]] GroupQuery query_of(uint32_t kv_head) const;
+  void count_bytes();
+
+  const Engine* engine_;
+  uint32_t kv_heads_, group_, dim_;
+  std::vector<float> queries_;
+  std::vector<HeadWork> work_;  // [kv_heads]
+  std::vector<Worker> workers_;
+  std::vector<PartHits> part_hits_;  // [kv_heads]; empty where no search has parts
+  uint32_t capacity_k_ = 0;
+  ResultArrays results_;
+  StateSlots slots_;
+  std::atomic<size_t> bytes_{0};
+  size_t fixed_bytes_ = 0;  // of bytes_: all but what searches make grow
+
+  // The step under way.
+  StepPlan plan_;
+  const float* q_ = nullptr;
+  ResultSink* sink_ = nullptr;
+  Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does
+  ResidentPart resident_;
+  std::unique_ptr<Progress[]> progress_;  // [kv_heads]
+  cpu::Job job_;  // last: its end waits for tasks, which use all of the above
 };
 
 }  // namespace keyhole::runtime

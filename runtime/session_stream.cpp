@@ -30,7 +30,7 @@ class Session::Client final : public StreamClient {
     }
     return heads;
   }
-  void reserve_rows(size_t rows) override { s_->step_.reserve_rows(rows); }
+  void reserve_rows(size_t rows) override { s_->step_.reserve_chosen_rows(rows); }
 
   void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
     s_->prepare_work(layer, position, device_chooses);

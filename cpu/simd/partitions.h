@@ -9,7 +9,7 @@ namespace {
 
 template <class S>
 struct PartitionWeights {
-  typename S::F weights, doubts;
+  typename S::F weights, uncertainties;
 };
 
 /// Of kWidth partitions, for head h.
@@ -54,13 +54,14 @@ void weigh_partitions(const PartitionArgs& a) {
   for (uint32_t h = 0; h < a.group; ++h) {
     const float* scores = a.scores + h * a.score_stride;
     float* weights = a.weights + h * a.out_stride;
-    float* doubts = a.doubts != nullptr ? a.doubts + h * a.out_stride : nullptr;
+    float* uncertainties =
+        a.uncertainties != nullptr ? a.uncertainties + h * a.out_stride : nullptr;
     for (size_t i = 0; i < whole; i += S::kWidth) {
       const F variance = a.variances != nullptr ? S::load_f32(a.variances + i) : S::zero();
       const auto w =
           weigh_lanes<S>(a, h, S::load_f32(scores + i), S::load_f32(a.sizes + i), variance);
       S::store_f32(weights + i, w.weights);
-      if (doubts != nullptr) S::store_f32(doubts + i, w.doubts);
+      if (uncertainties != nullptr) S::store_f32(uncertainties + i, w.uncertainties);
     }
     if (left == 0) continue;
     float last[S::kWidth] = {};
@@ -69,9 +70,9 @@ void weigh_partitions(const PartitionArgs& a) {
         weigh_lanes<S>(a, h, S::load_f32(last), S::load_f32(sizes), S::load_f32(variances));
     S::store_f32(last, w.weights);
     __builtin_memcpy(weights + whole, last, left * sizeof(float));
-    if (doubts == nullptr) continue;
-    S::store_f32(last, w.doubts);
-    __builtin_memcpy(doubts + whole, last, left * sizeof(float));
+    if (uncertainties == nullptr) continue;
+    S::store_f32(last, w.uncertainties);
+    __builtin_memcpy(uncertainties + whole, last, left * sizeof(float));
   }
 }
 

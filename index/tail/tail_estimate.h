@@ -41,7 +41,7 @@ struct ReadRows {
   size_t stride = 0;
 };
 
-/// How much is to be read. Zeros: no such wish.
+/// How much is to be read. Zeros: no such goal.
 struct ReadGoal {
   float error = 0.0F;     ///< estimated |o - o*| / |o*| at most, every head
   float mass = 0.0F;      ///< share of the mass that is attended exactly at least, every head
@@ -49,27 +49,27 @@ struct ReadGoal {
   uint32_t max_rows = 0;  ///< and at most
 };
 
-/// One worker's room for estimates; reserve() sizes it for trees and groups up to those, nothing else allocates.
+/// One worker's memory for estimates: reserve() sizes it for trees and groups up to those, nothing else allocates.
 class TailEstimate {
  public:
+  /// Strong guarantee: an allocation that fails leaves it as it was.
   void reserve(const TailTree& tree, uint32_t group);
-
-  [[nodiscard]] bool has_room(const TailTree& tree, uint32_t group) const;
+  /// Whether an estimate over `tree` for `group` heads needs no reserve().
+  [[nodiscard]] bool fits(const TailTree& tree, uint32_t group) const;
 
   /// Begins a step: ranks the coarse partitions, divides those that matter, takes `read` out. The arrays of
   /// query and read stay in place and unchanged until the step is over.
   void begin(const TailTree& tree, const cpu::Kernels& kernels, const TailQuery& query,
              const ReadRows& read);
 
-  /// Rows to read next, whole partitions less what is read already: as many as bring the goal into reach as
-  /// far as can be told, unless nothing is left or `already` + their number would pass goal.max_rows. out_norms
-  /// `[group]`: |o| of what is attended so far. Empty: the goal is met, or cannot be. Valid until the next
-  /// call; take_in() follows.
+  /// Rows to read next, whole partitions less what is read already: enough to meet the goal by the estimate, unless
+  /// nothing is left or `already` + their number would pass goal.max_rows. out_norms `[group]`: |o| of what is
+  /// attended so far. Empty: the goal is met, or cannot be. Valid until the next call; take_in() follows.
   [[nodiscard]] std::span<const uint32_t> next_rows(const ReadGoal& goal, size_t already,
                                                     const float* out_norms);
   /// Their scores have become known: seen_lse `[group]` as in TailQuery, with them.
   void take_in(const float* seen_lse);
-  /// Whether the goal is met, as far as can be told.
+  /// Whether the goal is met, by the estimate.
   [[nodiscard]] bool met(const ReadGoal& goal, size_t rows, const float* out_norms) const;
 
   /// The tail's state: of every row of the tree that was not read. values: of the rows of the tree.
@@ -91,7 +91,9 @@ class TailEstimate {
   void score(const int8_t* codes, size_t at, size_t n);
   /// Adds the centre's and takes out what was read, of positions from `begin` on.
   void finish_scores(size_t begin);
+  /// Puts the fine partitions of a coarse one in its place.
   void divide(uint32_t coarse);
+  /// Divides the coarse partitions that are the least certain.
   void divide_best();
   void subtract(size_t first_position);
   /// Raises the shifts to the means of positions from `begin` on. True if one has changed, and with it what weights
@@ -102,47 +104,61 @@ class TailEstimate {
   void place_read();
   /// Of read_.rows[i].
   [[nodiscard]] size_t position_of_read(size_t i) const;
-  [[nodiscard]] bool keeps(size_t position) const;
+  [[nodiscard]] uint32_t fine_at(size_t position) const { return fine_ids_[position - coarse_]; }
   /// The positions below `count` with the largest merits, at most so many, in no order.
   [[nodiscard]] std::span<uint64_t> best(size_t count, size_t most);
-  struct Wishes;
-  [[nodiscard]] Wishes wishes(const ReadGoal& goal, size_t rows, const float* out_norms) const;
-  void open(size_t position);
-  [[nodiscard]] uint32_t fine_at(size_t position) const { return fine_ids_[position - coarse_]; }
+
+  // tail_goals.cpp
+  /// What a goal allows to stay unread, and who is beyond it.
+  struct Limits;
+  [[nodiscard]] Limits limits(const ReadGoal& goal, size_t rows, const float* out_norms) const;
+  /// Writes the merits: by how much a row that is read, or what costs as much, brings heads nearer to their limits.
+  void rate(const Limits& limits);
+  /// Takes the fine partition at a position out of what is unread; writes its rows that are not read yet and returns
+  /// their number.
+  size_t open(size_t position, uint32_t* rows);
+
+  // tail_state.cpp
+  /// Whether a partition is heavy enough to stand for its rows with its own mean value.
+  [[nodiscard]] bool keeps(size_t position) const;
 
   const TailTree* tree_ = nullptr;
   const cpu::Kernels* kernels_ = nullptr;
   TailQuery query_;
   ReadRows read_;  // of begin()
-  KeyCodes::Queries codes_;
-  float center_scores_[kMaxGroup], square_norms_[kMaxGroup], shifts_[kMaxGroup], caps_[kMaxGroup];
-  float margins_[kMaxGroup];                      // of the logits of means
-  float seen_lse_[kMaxGroup];                     // -inf: nothing is seen
-  float least_[kMaxGroup];                        // weights that count on their own, see keeps()
-  double seen_[kMaxGroup];                        // e^(seen_lse - shift)
-  double unread_[kMaxGroup];                      // sum of weights
-  double doubts_sum_[kMaxGroup];                  // sum of doubts
-  size_t coarse_ = 0;                             // positions of coarse partitions
-  size_t count_ = 0;                              // positions in use
-  size_t room_ = 0;                               // of the arrays below
-  uint32_t group_room_ = 0;                       // heads
-  std::vector<float> scores_, weights_, doubts_;  // `[group, room_]`
-  std::vector<float> sizes_,
-      variances_;  // `[room_]` of the rows that are not read; size 0: none, or divided
-  std::vector<float> removed_,
-      removed_scores_;              // of subtract(): `[room_]`, `[room_, group]`, zero in between
-  std::vector<uint32_t> fine_ids_;  // `[room_]` of position coarse_ + i
-  std::vector<uint32_t> base_;      // `[coarse]` where its fine ones begin; 0: not divided
-  std::vector<float> merits_, kept_weights_;       // `[room_]`, `[group, room_]`
-  std::vector<uint32_t> touched_, ids_;            // `[room_]`
-  std::vector<uint64_t> ranks_, spare_;            // `[room_]`
-  std::vector<uint32_t> rows_;                     // of next_rows()
-  std::vector<uint32_t> read_fine_, read_coarse_;  // partitions of read_.rows
-  std::vector<uint32_t> read_ids_;                 // of state(): rows whose values leave a mean
-  std::vector<float> read_weights_;
-  RowMarks marks_;  // rows of read_, while is_marked_
-  bool is_marked_ = false;
+  KeyCodes::Queries codes_{};
+  float center_scores_[kMaxGroup] = {}, square_norms_[kMaxGroup] = {}, shifts_[kMaxGroup] = {},
+        caps_[kMaxGroup] = {};
+  float margins_[kMaxGroup] = {};            // of the logits of means
+  float seen_lse_[kMaxGroup] = {};           // -inf: nothing is seen
+  float least_[kMaxGroup] = {};              // weights that count on their own, see keeps()
+  double seen_[kMaxGroup] = {};              // e^(seen_lse - shift)
+  double unread_[kMaxGroup] = {};            // sum of weights
+  double uncertainty_sums_[kMaxGroup] = {};  // sum of uncertainties
+  size_t coarse_ = 0;                        // positions of coarse partitions
+  size_t count_ = 0;                         // positions in use
+  bool is_marked_ = false;                   // the rows of read_ are in marks_
   uint64_t bytes_read_ = 0;
+
+  // Capacities: positions, rows, heads; and the arrays of that size.
+  size_t capacity_ = 0, row_capacity_ = 0;
+  uint32_t group_capacity_ = 0;
+  std::vector<float> scores_, weights_, uncertainties_;  // `[group, capacity_]`
+  std::vector<float> kept_weights_;                      // `[group, capacity_]`
+  std::vector<float> sizes_;      // `[capacity_]` rows that are not read; 0: none, or divided
+  std::vector<float> variances_;  // `[capacity_]`
+  // Of subtract(): `[capacity_]`, `[capacity_, group]`, zero in between.
+  std::vector<float> removed_, removed_scores_;
+  std::vector<float> merits_;            // `[capacity_]`
+  std::vector<uint32_t> fine_ids_;       // `[capacity_]` of position coarse_ + i
+  std::vector<uint32_t> base_;           // `[coarse]` where its fine ones begin; 0: not divided
+  std::vector<uint32_t> touched_, ids_;  // `[capacity_]`
+  std::vector<uint64_t> ranks_, spare_;  // `[capacity_]`
+  std::vector<uint32_t> rows_;           // `[row_capacity_]` of next_rows()
+  std::vector<uint32_t> read_fine_, read_coarse_;  // `[row_capacity_]` partitions of read_.rows
+  std::vector<uint32_t> read_ids_;   // `[row_capacity_]` of state(): rows whose values leave a mean
+  std::vector<float> read_weights_;  // `[group, row_capacity_]`
+  RowMarks marks_;
 };
 
 }  // namespace keyhole::index

@@ -139,9 +139,9 @@ void Session::reserve_searches(bool anew) {
   }
   if (uses.empty()) return;
   const bool has_all = std::all_of(uses.begin(), uses.end(),
-                                   [&](const Selection::Use& u) { return step_.has_room(u); });
-  if (!anew && has_all && step_.room_k() >= needed) return;
-  step_.prepare(uses, k);
+                                   [&](const Selection::Use& u) { return step_.fits(u); });
+  if (!anew && has_all && step_.capacity_k() >= needed) return;
+  step_.reserve(uses, k);
   step_bytes_ = step_.bytes();
 }
 

@@ -59,14 +59,12 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
     // Capacity can only be missing where there was no memory for it.
     const bool searches = hd.indexed() != 0 &&
                           (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
-                          step_.has_room({hd.index.get(), budget.attend, tail});
+                          step_.fits({hd.index.get(), budget.attend, tail});
     work.exact_begin = searches ? hd.indexed() : 0;
     if (!searches) continue;
     work.index = hd.index.get();
-    work.search = {.k = budget.top_k,
-                   .attend = budget.attend,
-                   .min_weight = budget.min_weight,
-                   .position = position};
+    work.search = {.k = budget.top_k, .attend = budget.attend, .min_weight = budget.min_weight};
+    work.position = position;
     if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
 }

@@ -180,5 +180,47 @@ TEST(MergeStates, LargestFiniteValuesStayFinite) {
   EXPECT_TRUE(std::isfinite(out.lse[0]));
 }
 
+// Callers merge states of their own kernels: rows longer than any head of the library's, and of odd lengths.
+TEST(MergeStates, TakesRowsOfAnyLength) {
+  Rng rng(35);
+  for (const uint32_t dim : {1U, 7U, 255U, 256U, 257U, 300U, 512U, 5000U}) {
+    for (const bool in_place : {false, true}) {
+      const uint32_t heads = 3;
+      std::vector<OutState> states;
+      std::vector<StateView> views;
+      for (int s = 0; s < 4; ++s) {
+        states.emplace_back(heads, dim);
+        for (float& x : states.back().o) x = static_cast<float>(gaussian(rng)());
+        for (float& x : states.back().lse) x = static_cast<float>(gaussian(rng)());
+      }
+      states[1].lse[2] = kMinusInf;
+      struct Values {
+        std::vector<float> o, lse;
+      };
+      std::vector<Values> before;
+      for (const OutState& s : states) {
+        views.push_back(s.view());
+        before.push_back({{s.o.begin(), s.o.end()}, {s.lse.begin(), s.lse.end()}});
+      }
+      OutState apart(heads, dim);
+      const OutState& out = in_place ? states[2] : apart;
+      merge_states(views, heads, dim, out.view());
+      for (uint32_t h = 0; h < heads; ++h) {
+        double total = 0.0;
+        for (const Values& s : before) total += std::exp(double{s.lse[h]});
+        ASSERT_NEAR(out.lse[h], std::log(total), 1e-5) << "dim " << dim << " head " << h;
+        for (uint32_t j = 0; j < dim; ++j) {
+          double o = 0.0;
+          for (const Values& s : before) {
+            o += std::exp(double{s.lse[h]}) / total * s.o[size_t{h} * dim + j];
+          }
+          ASSERT_NEAR(out.o[size_t{h} * dim + j], o, 1e-5)
+              << "dim " << dim << " head " << h << " element " << j;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace keyhole::cpu::test

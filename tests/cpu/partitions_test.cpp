@@ -19,7 +19,7 @@ struct Partitions {
         margins(heads),
         shifts(heads),
         weights(size_t{heads} * out_stride, kPoison),
-        doubts(size_t{heads} * out_stride, kPoison),
+        uncertainties(size_t{heads} * out_stride, kPoison),
         has_margins(rng() % 2 == 0) {
     auto normal = gaussian(rng);
     for (float& x : scores) x = static_cast<float>(sigma * normal());
@@ -48,7 +48,7 @@ struct Partitions {
             .margins = has_margins ? margins.data() : nullptr,
             .shifts = shifts.data(),
             .weights = weights.data(),
-            .doubts = doubts.data(),
+            .uncertainties = uncertainties.data(),
             .out_stride = out_stride};
   }
 
@@ -56,13 +56,13 @@ struct Partitions {
   uint32_t group;
   size_t count, score_stride, out_stride;
   GuardedArray<float> scores, sizes, variances, square_norms, caps, margins, shifts, weights,
-      doubts;
+      uncertainties;
   bool has_margins;
 };
 
-/// What fp32 may make of a weight and its doubt.
+/// What fp32 may make of a weight and its uncertainty.
 struct Interval {
-  double weight_low, weight_high, doubt_low, doubt_high;
+  double weight_low, weight_high, uncertainty_low, uncertainty_high;
 };
 
 Interval true_weight(const Partitions& p, const PartitionArgs& a, uint32_t h, size_t i) {
@@ -112,9 +112,9 @@ Interval true_weight(const Partitions& p, const PartitionArgs& a, uint32_t h, si
     return std::max(0.0, e - 1.0 + sign * 6.0 * kEpsilon * e);
   };
   const double share = 1.0 / std::max(size, 1.0);
-  r.doubt_low =
+  r.uncertainty_low =
       r.weight_low * r.weight_low * spread(t_low, -1.0) * share * (1.0 - 6.0 * kEpsilon) - 1e-37;
-  r.doubt_high =
+  r.uncertainty_high =
       r.weight_high * r.weight_high * spread(t_high, 1.0) * share * (1.0 + 6.0 * kEpsilon) + 1e-37;
   return r;
 }
@@ -128,20 +128,21 @@ class WeighPartitions : public EveryLevel {
     for (uint32_t h = 0; h < p.group; ++h) {
       for (size_t i = 0; i < p.out_stride; ++i) {
         const float weight = p.weights[h * p.out_stride + i];
-        const float doubt = p.doubts[h * p.out_stride + i];
+        const float uncertainty = p.uncertainties[h * p.out_stride + i];
         if (i >= p.count) {
           ASSERT_EQ(weight, Partitions::kPoison) << "written past the end";
-          ASSERT_EQ(doubt, Partitions::kPoison) << "written past the end";
+          ASSERT_EQ(uncertainty, Partitions::kPoison) << "written past the end";
           continue;
         }
         const Interval truth = true_weight(p, args, h, i);
         ASSERT_GE(weight, truth.weight_low) << "head " << h << ", partition " << i;
         ASSERT_LE(weight, truth.weight_high) << "head " << h << ", partition " << i;
-        if (args.doubts == nullptr) {
-          ASSERT_EQ(doubt, Partitions::kPoison);
+        if (args.uncertainties == nullptr) {
+          ASSERT_EQ(uncertainty, Partitions::kPoison);
         } else {
-          ASSERT_GE(doubt, std::max(0.0, truth.doubt_low)) << "head " << h << ", partition " << i;
-          ASSERT_LE(doubt, truth.doubt_high) << "head " << h << ", partition " << i;
+          ASSERT_GE(uncertainty, std::max(0.0, truth.uncertainty_low))
+              << "head " << h << ", partition " << i;
+          ASSERT_LE(uncertainty, truth.uncertainty_high) << "head " << h << ", partition " << i;
         }
       }
     }
@@ -164,13 +165,13 @@ TEST_P(WeighPartitions, EveryCountAndGroup) {
   }
 }
 
-TEST_P(WeighPartitions, VariancesAndDoubtsMayBeLeftOut) {
+TEST_P(WeighPartitions, VariancesAndUncertaintiesMayBeLeftOut) {
   Rng rng(32);
   for (int round = 0; round < 60; ++round) {
     const Partitions p(rng, 1 + rng() % kMaxGroup, rng() % 70, 3.0, 0.2);
     PartitionArgs args = p.args({1.0F, round % 2 == 0 ? 10.0F : 0.0F});
     if (round % 3 != 0) args.variances = nullptr;
-    if (round % 3 != 1) args.doubts = nullptr;
+    if (round % 3 != 1) args.uncertainties = nullptr;
     check(p, args);
     if (HasFatalFailure()) return;
   }
@@ -200,7 +201,7 @@ TEST_P(WeighPartitions, AnExampleByHand) {
   const float margins[] = {0.125F};  // so much of the first mean is not believed
   const float shifts[] = {1.0F};
   float weights[2];
-  float doubts[2];
+  float uncertainties[2];
   kernels.weigh_partitions({.scores = scores,
                             .score_stride = 2,
                             .group = 1,
@@ -213,13 +214,13 @@ TEST_P(WeighPartitions, AnExampleByHand) {
                             .margins = margins,
                             .shifts = shifts,
                             .weights = weights,
-                            .doubts = doubts,
+                            .uncertainties = uncertainties,
                             .out_stride = 2});
   // Logits 1 and -0.5 + t/2, t = 0.25 * 8 * 0.25 = 0.5.
   EXPECT_NEAR(weights[0], 3.0 * std::exp(-0.125), 1e-5);
   EXPECT_NEAR(weights[1], 10.0 * std::exp(-1.25), 1e-5);
-  EXPECT_EQ(doubts[0], 0.0F);
-  EXPECT_NEAR(doubts[1], 10.0 * std::exp(-2.5) * std::expm1(0.5), 1e-5);
+  EXPECT_EQ(uncertainties[0], 0.0F);
+  EXPECT_NEAR(uncertainties[1], 10.0 * std::exp(-2.5) * std::expm1(0.5), 1e-5);
 }
 
 // Overflow of finite inputs gives scores that are not finite: finite weights all the same, no more than of keys
@@ -238,7 +239,7 @@ TEST_P(WeighPartitions, BrokenScoresGiveFiniteWeights) {
           for (uint32_t h = 0; h < p.group; ++h) {
             for (size_t i = 0; i < p.count; ++i) {
               const float weight = p.weights[h * p.out_stride + i];
-              const float doubt = p.doubts[h * p.out_stride + i];
+              const float uncertainty = p.uncertainties[h * p.out_stride + i];
               const double most = double{p.sizes[i]} * (1.0 + 1e-6);
               if (std::isnan(p.scores[h * p.score_stride + i])) {
                 const double capped = p.sizes[i] * std::exp(double{p.caps[h]} - p.shifts[h]);
@@ -246,8 +247,8 @@ TEST_P(WeighPartitions, BrokenScoresGiveFiniteWeights) {
               }
               ASSERT_GE(weight, 0.0F);  // false for NaN
               ASSERT_LE(weight, most);
-              ASSERT_GE(doubt, 0.0F);
-              ASSERT_LE(doubt, most * most * 6.4 / std::max(p.sizes[i], 1.0F) + 1e-37);
+              ASSERT_GE(uncertainty, 0.0F);
+              ASSERT_LE(uncertainty, most * most * 6.4 / std::max(p.sizes[i], 1.0F) + 1e-37);
             }
           }
         }

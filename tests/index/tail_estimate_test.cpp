@@ -1,285 +1,16 @@
 // Estimates of what was not read, against the same formula and against exact attention, both in double over the
-// rows that were not read; and goals, whose reading ends, and ends where it should.
+// rows that were not read.
 #include <set>
 
-#include "index/tail/tail_estimate.h"
-#include "tests/index/tails.h"
+#include "tests/index/tail_step.h"
 
 namespace keyhole::index::test {
 namespace {
 
 // What the estimate documents: shares of a head's mass below it are given the mean value of all.
 constexpr double kLeastShare = 1e-3;
-// And so few coarse partitions are all divided, where they are in any doubt.
+// So few coarse partitions are all divided, unless they are certain.
 constexpr size_t kAllDivided = 16;
-
-double logit_of(double score, const LogitParams& p) {
-  const double x = score * p.scale;
-  return p.softcap > 0.0F ? p.softcap * std::tanh(x / p.softcap) : x;
-}
-
-double add_logs(double a, double b) {
-  const double top = std::max(a, b);
-  return top == -INFINITY ? top : top + std::log(std::exp(a - top) + std::exp(b - top));
-}
-
-/// A state in double.
-struct Exact {
-  double lse = -INFINITY;
-  std::vector<double> o;
-};
-
-Exact merged(const Exact& a, const Exact& b) {
-  Exact out{add_logs(a.lse, b.lse), std::vector<double>(a.o.size(), 0.0)};
-  for (size_t j = 0; j < a.o.size(); ++j) {
-    if (a.lse != -INFINITY) out.o[j] += std::exp(a.lse - out.lse) * a.o[j];
-    if (b.lse != -INFINITY) out.o[j] += std::exp(b.lse - out.lse) * b.o[j];
-  }
-  return out;
-}
-
-double norm(const std::vector<double>& x) {
-  double squares = 0.0;
-  for (const double v : x) squares += v * v;
-  return std::sqrt(squares);
-}
-
-/// One step over a tree: queries, what is read, and what lies elsewhere (sink and window).
-struct Step {
-  const KvRows& kv;
-  const TailTree& tree;
-  uint32_t group;
-  LogitParams logits;
-  TailMode mode = TailMode::second;
-  std::vector<float> queries = {};
-  std::vector<double> resident = {};  ///< lse of what lies elsewhere; -inf: nothing
-  std::vector<float> caps = {};       ///< empty: none given
-  std::vector<uint32_t> read = {};    ///< of begin()
-  std::vector<uint32_t> later = {};   ///< of next_rows()
-  std::vector<float> scores = {}, seen = {};
-
-  [[nodiscard]] double score(uint32_t h, size_t row) const {
-    return kv.keys.score(row, queries.data() + size_t{h} * tree.dim());
-  }
-  /// State of some rows.
-  [[nodiscard]] Exact attend(uint32_t h, const std::vector<uint32_t>& rows) const {
-    Exact s;
-    s.o.assign(tree.dim(), 0.0);
-    std::vector<double> x;
-    for (const uint32_t row : rows) x.push_back(logit_of(score(h, row), logits));
-    const double top = x.empty() ? 0.0 : *std::max_element(x.begin(), x.end());
-    double sum = 0.0;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const double w = std::exp(x[i] - top);
-      const auto v = decoded(kv.values.view(), rows[i]);
-      for (size_t j = 0; j < v.size(); ++j) s.o[j] += w * v[j];
-      sum += w;
-    }
-    for (double& o : s.o) o = sum > 0.0 ? o / sum : 0.0;
-    if (sum > 0.0) s.lse = top + std::log(sum);
-    return s;
-  }
-  [[nodiscard]] std::vector<uint32_t> all_rows() const {
-    std::vector<uint32_t> rows(tree.count());
-    for (uint32_t i = 0; i < rows.size(); ++i) rows[i] = i;
-    return rows;
-  }
-  [[nodiscard]] std::vector<uint32_t> read_now() const {
-    std::vector<uint32_t> rows = read;
-    rows.insert(rows.end(), later.begin(), later.end());
-    return rows;
-  }
-  void see() {
-    seen.resize(group);
-    for (uint32_t h = 0; h < group; ++h) {
-      seen[h] = static_cast<float>(add_logs(resident[h], attend(h, read_now()).lse));
-    }
-  }
-  void begin(TailEstimate& estimate) {
-    scores.resize(group * read.size());
-    for (uint32_t h = 0; h < group; ++h) {
-      for (size_t i = 0; i < read.size(); ++i) {
-        scores[h * read.size() + i] = static_cast<float>(score(h, read[i]));
-      }
-    }
-    see();
-    estimate.reserve(tree, group);
-    estimate.begin(tree, *context().kernels,
-                   {.queries = queries.data(),
-                    .group = group,
-                    .logits = logits,
-                    .mode = mode,
-                    .seen_lse = seen.data(),
-                    .caps = caps.empty() ? nullptr : caps.data()},
-                   {read, scores.data(), read.size()});
-  }
-};
-
-/// The rows that were not read; and the most rows of a partition for each that is left of it.
-struct Unread {
-  explicit Unread(const Step& step) {
-    std::vector<char> is_read(step.tree.count(), 0);
-    for (const uint32_t row : step.read_now()) is_read[row] = 1;
-    const auto& tree = step.tree;
-    for (size_t c = 0; c < tree.coarse().count(); ++c) {
-      double left = 0.0;
-      for (uint32_t f = tree.fine_begin(c); f < tree.fine_begin(c + 1); ++f) {
-        double fine_left = 0.0;
-        for (const uint32_t row : tree.rows_of(f)) {
-          if (is_read[row] == 0) rows.push_back(row);
-          fine_left += is_read[row] == 0 ? 1.0 : 0.0;
-        }
-        if (fine_left > 0.0) worst_ratio = std::max(worst_ratio, tree.fine().sizes[f] / fine_left);
-        left += fine_left;
-      }
-      if (left > 0.0) worst_ratio = std::max(worst_ratio, tree.coarse().sizes[c] / left);
-    }
-  }
-  std::vector<uint32_t> rows;
-  double worst_ratio = 1.0;
-};
-
-/// A tail's state as it was written; fails where it is not finite, or a state that cannot be.
-struct Tail {
-  Tail(TailEstimate& estimate, const Step& step)
-      : dim(step.tree.dim()), o(size_t{step.group} * dim, NAN), lse(step.group, NAN) {
-    estimate.state(step.kv.values.view(), {o.data(), lse.data()});
-    for (const float x : o) EXPECT_TRUE(std::isfinite(x));
-    const Unread unread(step);
-    for (uint32_t h = 0; h < step.group; ++h) {
-      EXPECT_TRUE(std::isfinite(lse[h]) || lse[h] == kMinusInf) << lse[h];
-      // No more than all rows at the cap, or at the best of them: a mean is a lower bound that no cap is above.
-      const double cap = step.caps.empty() ? step.seen[h] : std::min(step.caps[h], step.seen[h]);
-      double most = std::isfinite(step.seen[h]) ? cap : -INFINITY;
-      for (const uint32_t row : unread.rows) {
-        most = std::max(most, logit_of(step.score(h, row), step.logits));
-      }
-      // The mean of what is left of a partition takes the error of the codes as often as rows have gone.
-      const float* query = step.queries.data() + size_t{h} * dim;
-      const double off =
-          unread.rows.empty() ? 0.0 : code_error_bound(step.tree.codes(), query, dim);
-      most += step.logits.scale * unread.worst_ratio * off;
-      if (std::isfinite(step.seen[h]) && std::isfinite(most)) {
-        EXPECT_LE(lse[h], std::log(unread.rows.size()) + most + 1e-3 + 1e-5 * std::fabs(most))
-            << "head " << h;
-      }
-      EXPECT_GE(estimate.missing(h), 0.0F);
-      EXPECT_LE(estimate.missing(h), 1.0F);
-      EXPECT_GE(estimate.error(h, 1.0F), 0.0F);
-      EXPECT_GE(estimate.error(h, 0.0F), 0.0F);
-      EXPECT_TRUE(std::isfinite(estimate.error(h, 0.0F)));
-    }
-  }
-  [[nodiscard]] Exact head(uint32_t h) const {
-    return {lse[h], {o.begin() + h * dim, o.begin() + (h + 1) * dim}};
-  }
-  uint32_t dim;
-  std::vector<float> o, lse;
-};
-
-/// Queries that int8 codes represent exactly, so that only formulas are compared: multiples of a step in the
-/// geometry of the codes.
-std::vector<float> exact_queries(const TailTree& tree, uint32_t group, std::mt19937& random) {
-  const CodeScales s = scales_of(tree);
-  std::normal_distribution<float> normal;
-  std::vector<float> q;
-  for (uint32_t h = 0; h < group; ++h) {
-    for (uint32_t j = 0; j < tree.dim(); ++j) {
-      const float integer =
-          j == h ? 127.0F : std::clamp(std::round(40.0F * normal(random)), -127.0F, 127.0F);
-      q.push_back(integer / 64.0F / s.scales[j]);
-    }
-  }
-  return q;
-}
-
-/// Rows read: none, a few, many, whole partitions, all of some and part of others, or all.
-std::vector<uint32_t> random_read_set(const TailTree& tree, std::mt19937& random) {
-  std::vector<uint32_t> rows;
-  const size_t way = random() % 6;
-  const double share =
-      way == 5 ? 1.0 : (way == 4 ? 0.9 : 0.02 * static_cast<double>(random() % 30));
-  for (size_t f = 0; f < tree.fine().count(); ++f) {
-    const bool whole = way == 1 ? random() % 2 == 0 : false;
-    for (const uint32_t row : tree.rows_of(f)) {
-      if (way == 0) continue;
-      if (whole || static_cast<double>(random() % 1000) < 1000.0 * share) rows.push_back(row);
-    }
-  }
-  std::shuffle(rows.begin(), rows.end(), random);
-  return rows;
-}
-
-/// The scale of logits with which those of head 0 have about this spread.
-float scale_for(const Step& step, double spread) {
-  double sum = 0.0;
-  double squares = 0.0;
-  const auto n = static_cast<double>(step.tree.count());
-  for (size_t row = 0; row < step.tree.count(); ++row) {
-    const double s = step.score(0, row);
-    sum += s / n;
-    squares += s * s / n;
-  }
-  const double variance = squares - sum * sum;
-  return static_cast<float>(spread / std::sqrt(std::max(variance, 1e-3 * squares + 1e-6)));
-}
-
-/// Something elsewhere that is above every key, so that no cap touches the estimate.
-void add_resident(Step& step, double above) {
-  step.resident.resize(step.group);
-  for (uint32_t h = 0; h < step.group; ++h) {
-    double top = -INFINITY;
-    for (size_t row = 0; row < step.tree.count(); ++row) {
-      top = std::max(top, logit_of(step.score(h, row), step.logits));
-    }
-    step.resident[h] = top + above;
-  }
-}
-
-/// Blocks of equal keys that the codes represent exactly, each a segment of its own: no partition has any
-/// variance. Values are random.
-struct EqualBlocks {
-  EqualBlocks(size_t blocks, size_t largest, uint32_t dim, DType dtype, const TailParams& params,
-              std::mt19937& random)
-      : kv(blocks * largest, dim, dtype), tree(context(), dim, dtype, params) {
-    for (size_t b = 0; b < blocks; ++b) {
-      const size_t n = 1 + random() % largest;
-      std::vector<float> key(dim);
-      // Codes learned from equal keys have steps of 1.
-      for (float& x : key) x = static_cast<float>(static_cast<int>(random() % 21) - 10);
-      std::vector<float> k;
-      for (size_t i = 0; i < n; ++i) k.insert(k.end(), key.begin(), key.end());
-      kv.add(k, gaussian(n, dim, random));
-      if (b == 0) {
-        tree.build(kv.view(), {});
-      } else {
-        tree.commit_append(*tree.prepare_append(kv.view(), {}));
-      }
-    }
-  }
-  KvRows kv;
-  TailTree tree;
-};
-
-void expect_state_near(const Exact& got, const Exact& truth, double lse_bound, double o_bound,
-                       uint32_t h) {
-  if (truth.lse == -INFINITY) {
-    ASSERT_EQ(got.lse, -INFINITY) << "head " << h;
-  } else {
-    ASSERT_NEAR(got.lse, truth.lse, lse_bound) << "head " << h;
-  }
-  for (size_t j = 0; j < truth.o.size(); ++j) {
-    ASSERT_NEAR(got.o[j], truth.o[j], o_bound) << "head " << h << ", element " << j;
-  }
-}
-
-double largest_value(const KvRows& kv) {
-  double largest = 0.0;
-  for (size_t row = 0; row < kv.count(); ++row) {
-    for (const double v : decoded(kv.values.view(), row)) largest = std::max(largest, std::fabs(v));
-  }
-  return largest;
-}
 
 // ---- Exactness -----------------------------------------------------------------------------------
 
@@ -401,7 +132,7 @@ TEST(TailEstimate, ATreeWithoutRowsHasNoTail) {
 
 // ---- The formula ---------------------------------------------------------------------------------
 
-/// The tail of a tree whose coarse partitions are all divided where they are in doubt, by the formula; and how
+/// The tail of a tree whose coarse partitions are all divided unless they are certain, by the formula; and how
 /// far fp32 may be from it.
 struct Formula {
   Exact state;
@@ -686,7 +417,7 @@ TEST(TailEstimate, TheTailAloneUnderASoftCap) {
   }
 }
 
-TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
+TEST(TailEstimate, CapacityGrowsWithGroupAndTree) {
   std::mt19937 random(207);
   KvRows kv(3000, 64, DType::f16);
   kv.add(attention_keys(200, 64, random), gaussian(200, 64, random));
@@ -704,7 +435,7 @@ TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
     fresh = {};
     step.begin(fresh);
     const Tail b(fresh, step);
-    EXPECT_EQ(a.o, b.o);  // the room is no part of the result
+    EXPECT_EQ(a.o, b.o);  // the capacity is no part of the result
     EXPECT_EQ(a.lse, b.lse);
   };
   for (const uint32_t group : {1U, 16U, 3U}) compare(group);
@@ -714,161 +445,6 @@ TEST(TailEstimate, RoomGrowsWithGroupAndTree) {
   tree.truncate(100, kv.view());
   kv.cut(100);
   for (const uint32_t group : {16U, 5U}) compare(group);
-}
-
-// ---- Goals ---------------------------------------------------------------------------------------
-
-class TailGoals : public ::testing::Test {
- protected:
-  /// Reads on until next_rows() has nothing more; checks what it promises on the way.
-  void read_on(Step& step, TailEstimate& estimate, const ReadGoal& goal) {
-    step.begin(estimate);
-    std::set<uint32_t> known(step.read.begin(), step.read.end());
-    for (size_t round = 0;; ++round) {
-      ASSERT_LE(round, step.tree.count()) << "no end";
-      norms(step);
-      const size_t already = step.read_now().size();
-      const auto more = estimate.next_rows(goal, already, norms_.data());
-      if (more.empty()) break;
-      ASSERT_LE(already + more.size(), goal.max_rows);
-      for (const uint32_t row : more) {
-        ASSERT_LT(row, step.tree.count());
-        ASSERT_TRUE(known.insert(row).second) << "row " << row << " is read already";
-      }
-      for (const uint32_t row : more) {
-        for (const uint32_t other : step.tree.rows_of(step.tree.fine_of(row))) {
-          ASSERT_TRUE(known.count(other) != 0) << "part of a partition";
-        }
-      }
-      step.later.insert(step.later.end(), more.begin(), more.end());
-      step.see();
-      estimate.take_in(step.seen.data());
-    }
-  }
-  void norms(const Step& step) {
-    norms_.clear();
-    for (uint32_t h = 0; h < step.group; ++h) {
-      norms_.push_back(static_cast<float>(norm(step.attend(h, step.read_now()).o)));
-    }
-  }
-  /// No unread partition fits below max_rows any more.
-  static bool is_full(const Step& step, const ReadGoal& goal) {
-    size_t largest = 0;
-    for (size_t f = 0; f < step.tree.fine().count(); ++f) {
-      largest = std::max(largest, step.tree.rows_of(f).size());
-    }
-    const size_t read = step.read.size() + step.later.size();
-    return read == step.tree.count() || read + largest > goal.max_rows;
-  }
-
-  std::vector<float> norms_;
-};
-
-TEST_F(TailGoals, AreMetOrEverythingAllowedIsRead) {
-  int met = 0;
-  int full = 0;
-  for (uint32_t seed = 0; seed < cases(60); ++seed) {
-    std::mt19937 random(seed);
-    SCOPED_TRACE(testing::Message() << "seed " << seed);
-    const uint32_t dim = head_dims()[random() % 3];
-    const DType dtype = key_dtypes()[random() % 3];
-    const size_t n = 1 + random() % 4000;
-    KvRows kv(n, dim, dtype);
-    kv.add(attention_keys(n, dim, random), gaussian(n, dim, random));
-    TailTree tree(context(), dim, dtype, {4 + static_cast<uint32_t>(random() % 30)});
-    tree.build(kv.view(), {});
-    const uint32_t group = 1 + random() % 6;
-    Step step{kv, tree, group, {}};
-    step.queries = attention_queries(group, dim, kv.keys, random);
-    step.logits.scale = scale_for(step, 0.5 + 0.1 * static_cast<double>(random() % 30));
-    step.logits.softcap = random() % 4 == 0 ? 5.0F : 0.0F;
-    step.resident.assign(group, random() % 3 == 0 ? -INFINITY : 0.0);
-    if (random() % 2 == 0) add_resident(step, 2.0);
-    for (size_t i = 0; i < n / 50; ++i) step.read.push_back(static_cast<uint32_t>(i * 50));
-    ReadGoal goal;
-    const float masses[] = {0.0F, 0.5F, 0.95F, 1.0F};
-    const float errors[] = {0.0F, 0.3F, 0.05F, 1e-6F};
-    goal.mass = masses[random() % 4];
-    goal.error = errors[random() % 4];
-    goal.min_rows = random() % 3 == 0 ? static_cast<uint32_t>(random() % (n + 1)) : 0;
-    goal.max_rows =
-        random() % 3 == 0 ? static_cast<uint32_t>(random() % (n + 1)) : static_cast<uint32_t>(n);
-    goal.max_rows = std::max(goal.max_rows, goal.min_rows);
-    TailEstimate estimate;
-    read_on(step, estimate, goal);
-    if (HasFatalFailure()) return;
-    const size_t read = step.read_now().size();
-    const bool is_met = estimate.met(goal, read, norms_.data());
-    EXPECT_TRUE(is_met || is_full(step, goal)) << "gave up at " << read << " of " << n;
-    met += static_cast<int>(is_met);
-    full += static_cast<int>(!is_met);
-    if (read < goal.min_rows) {
-      EXPECT_TRUE(is_full(step, goal));
-    }
-    if (is_met && goal.mass > 0.0F) {
-      for (uint32_t h = 0; h < group; ++h) EXPECT_LE(estimate.missing(h), 1.0F - goal.mass + 1e-5F);
-    }
-    if (is_met && goal.error > 0.0F) {
-      for (uint32_t h = 0; h < group; ++h) {
-        EXPECT_LE(estimate.error(h, norms_[h]), goal.error * (1.0F + 1e-5F));
-      }
-    }
-    // What is left still adds up.
-    static_cast<void>(Tail(estimate, step));
-  }
-  EXPECT_GT(met, 5);
-  EXPECT_GT(full, 1);
-}
-
-// With a goal of mass, what was read holds it in truth, near enough: exact weights of 19 of 20 keys' worth
-// are not estimates any more.
-TEST_F(TailGoals, MassIsReadInTruth) {
-  int tries = 0;
-  double worst = 1.0;
-  for (uint32_t seed = 0; seed < cases(16); ++seed) {
-    std::mt19937 random(1000 + seed);
-    KvRows kv(4000, 64, DType::f16);
-    kv.add(attention_keys(4000, 64, random), gaussian(4000, 64, random));
-    TailTree tree(context(), 64, DType::f16, {});
-    tree.build(kv.view(), {});
-    Step step{kv, tree, 2, {}};
-    step.queries = attention_queries(2, 64, kv.keys, random);
-    step.logits.scale = scale_for(step, 2.0);
-    step.resident.assign(2, -INFINITY);
-    for (uint32_t row = 0; row < 4000; row += 100) step.read.push_back(row);
-    TailEstimate estimate;
-    read_on(step, estimate, {.mass = 0.95F, .max_rows = 4000});
-    if (HasFatalFailure()) return;
-    for (uint32_t h = 0; h < 2; ++h) {
-      const double truth =
-          std::exp(step.attend(h, step.read_now()).lse - step.attend(h, step.all_rows()).lse);
-      worst = std::min(worst, truth);
-      ++tries;
-    }
-  }
-  EXPECT_GT(tries, 0);
-  EXPECT_GT(worst, 0.9);
-}
-
-TEST_F(TailGoals, WishedForRowsAreRead) {
-  std::mt19937 random(208);
-  KvRows kv(2000, 64, DType::f16);
-  kv.add(attention_keys(2000, 64, random), gaussian(2000, 64, random));
-  TailTree tree(context(), 64, DType::f16, {});
-  tree.build(kv.view(), {});
-  for (const uint32_t wanted : {0U, 1U, 40U, 500U, 1999U, 2000U}) {
-    Step step{kv, tree, 2, {0.05F, 0.0F}};
-    step.queries = attention_queries(2, 64, kv.keys, random);
-    step.resident.assign(2, 30.0);  // nothing here matters
-    step.read = {5, 6, 7};
-    TailEstimate estimate;
-    read_on(step, estimate, {.min_rows = wanted, .max_rows = 2000});
-    EXPECT_GE(step.read_now().size(), wanted);
-    if (wanted <= 3) {
-      EXPECT_TRUE(step.later.empty()) << wanted;
-    }
-    EXPECT_LE(step.read_now().size(), std::max<size_t>(wanted + 200, 3));
-  }
 }
 
 }  // namespace

@@ -110,13 +110,21 @@ struct Case {
     return scored;
   }
 
-  Selection::Cost attend(const SearchParams& params) {
-    selection.prepare(*index, group, k, params.attend);
+  [[nodiscard]] GroupQuery query(uint32_t position = index::kUnknownPosition) const {
+    return {.kernels = &kernels,
+            .kv = {view_of(keys), view_of(values)},
+            .queries = queries.data(),
+            .group = group,
+            .logits = logits,
+            .position = position};
+  }
+  [[nodiscard]] SearchStates out() { return {{o.data(), lse.data()}}; }
+
+  StepCost attend(const SearchParams& params, uint32_t position = index::kUnknownPosition) {
+    selection.reserve(*index, group, k, params.attend);
     o.assign(size_t{group} * kDim, NAN);
     lse.assign(group, NAN);
-    return selection.search_and_attend(*index, kernels, {view_of(keys), view_of(values)},
-                                       queries.data(), group, params, logits,
-                                       {o.data(), lse.data()});
+    return selection.search_and_attend(*index, query(position), params, {}, out());
   }
 
   /// The state must be exactly that of the rows that Selection says it attended.
@@ -169,7 +177,7 @@ TEST_P(SelectionModes, ScoredAttendsWhatTheSearchScoredAndReadsValuesOnly) {
     const auto scratch = c.index->make_scratch(c.group, c.k);
     const index::Scored scored = c.explore(*scratch);
     EXPECT_EQ(as_set(c.selection.attended()), as_set(scored.rows));
-    EXPECT_EQ(cost.keys_attended, scored.rows.size());
+    EXPECT_EQ(cost.keys_attended, c.group * scored.rows.size());
     EXPECT_EQ(cost.keys_scored, scored.keys_scored);
     EXPECT_EQ(cost.bytes_read, scored.bytes_read + scored.rows.size() * row_bytes(scored));
     c.expect_state();
@@ -209,7 +217,7 @@ TEST_P(SelectionModes, WeightAttendsTheScoredKeysAboveIt) {
       }
     }
     EXPECT_LE(seen.size(), scored.rows.size());
-    EXPECT_EQ(cost.keys_attended, seen.size());
+    EXPECT_EQ(cost.keys_attended, c.group * seen.size());
     EXPECT_EQ(cost.bytes_read, scored.bytes_read + seen.size() * row_bytes(scored));
     kept += seen.size();
     dropped += scored.rows.size() - seen.size();
@@ -255,8 +263,8 @@ TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
     uint64_t scored = 0;
     for (uint32_t i = 0; i < parts; ++i) {
       const uint32_t p = (i + static_cast<uint32_t>(seed)) % parts;
-      const index::Hits& one = c.selection.search(*c.index, c.queries.data(), c.group,
-                                                  {.k = c.k, .part = p, .parts = parts});
+      const index::Hits& one =
+          c.selection.search(*c.index, c.query(), {.k = c.k}, {.number = p, .count = parts});
       Found& f = found[p];
       f.ids.assign(one.ids, one.ids + size_t{c.group} * c.k);
       f.scores.assign(one.scores, one.scores + size_t{c.group} * c.k);
@@ -269,10 +277,8 @@ TEST_P(SelectionModes, PartsTogetherAttendWhatOneSearchAttends) {
     }
     c.o.assign(c.o.size(), NAN);
     c.lse.assign(c.lse.size(), NAN);
-    const auto cost = c.selection.attend_parts(
-        hits, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group,
-        {.k = c.k}, c.logits, {c.o.data(), c.lse.data()});
-    EXPECT_EQ(cost.keys_attended, as_set(c.selection.attended()).size());
+    const auto cost = c.selection.attend_parts(hits, c.query(), {.k = c.k}, c.out());
+    EXPECT_EQ(cost.keys_attended, c.group * as_set(c.selection.attended()).size());
     if (c.index->same_in_parts()) {
       EXPECT_EQ(whole.keys_attended, cost.keys_attended);
       EXPECT_EQ(o, c.o);
@@ -313,14 +319,13 @@ TEST_P(SelectionModes, PartsScoreEveryKeyOfTheWholeOnce) {
 
 TEST_P(SelectionModes, ModesMayAlternate) {
   Case c(GetParam(), 3);
-  c.selection.prepare(*c.index, c.group, c.k, KEYHOLE_ATTEND_TOPK);
+  c.selection.reserve(*c.index, c.group, c.k, KEYHOLE_ATTEND_TOPK);
   c.o.assign(size_t{c.group} * kDim, NAN);
   c.lse.assign(c.group, NAN);
   for (const keyhole_attend_mode mode :
        {KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_WEIGHT, KEYHOLE_ATTEND_TOPK}) {
     (void)c.selection.search_and_attend(
-        *c.index, c.kernels, {view_of(c.keys), view_of(c.values)}, c.queries.data(), c.group,
-        {.k = c.k, .attend = mode, .min_weight = 1e-3F}, c.logits, {c.o.data(), c.lse.data()});
+        *c.index, c.query(), {.k = c.k, .attend = mode, .min_weight = 1e-3F}, {}, c.out());
     c.expect_state();
   }
 }
@@ -331,7 +336,7 @@ TEST_P(SelectionModes, ThePositionReachesTheIndex) {
   for (const keyhole_attend_mode mode :
        {KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED, KEYHOLE_ATTEND_WEIGHT}) {
     const uint32_t position = 1000 + static_cast<uint32_t>(mode);
-    (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F, .position = position});
+    (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F}, position);
     EXPECT_EQ(seen, position);
     (void)c.attend({.k = c.k, .attend = mode, .min_weight = 1e-3F});
     EXPECT_EQ(seen, index::kUnknownPosition);

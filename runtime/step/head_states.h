@@ -1,0 +1,56 @@
+// The states that a KV head's tasks leave, and the order in which they are merged: resident tokens, parts of the
+// search, exact chunks, tail. The order is fixed, so that the result has the same bits for any number of threads.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/step/step_plan.h"
+
+namespace keyhole::runtime {
+
+/// What the output of a KV head is merged from.
+struct HeadStates {
+  std::array<StateView, 2 + kMaxParts + kMaxChunks> states;
+  size_t count = 0;
+  StateView resident{};  ///< the first of the states; null: not the host's to merge
+  StateView tail{};      ///< the last of the states; null: none
+
+  void add(StateView s) { states[count++] = s; }
+  [[nodiscard]] std::span<const StateView> all() const { return {states.data(), count}; }
+  /// All but the tail.
+  [[nodiscard]] std::span<const StateView> read() const {
+    return all().first(tail.lse != nullptr ? count - 1 : count);
+  }
+};
+
+/// Memory for the states of all tasks.
+class StateSlots {
+ public:
+  StateSlots(uint32_t kv_heads, uint32_t group, uint32_t dim)
+      : group_(group),
+        dim_(dim),
+        o_(size_t{kv_heads} * kSlots * group * dim),
+        lse_(size_t{kv_heads} * kSlots * group) {}
+
+  [[nodiscard]] StateView part(uint32_t kv_head, uint32_t number) { return at(kv_head, number); }
+  [[nodiscard]] StateView chunk(uint32_t kv_head, uint32_t number) {
+    return at(kv_head, kMaxParts + number);
+  }
+  [[nodiscard]] StateView tail(uint32_t kv_head) { return at(kv_head, kMaxParts + kMaxChunks); }
+  [[nodiscard]] size_t bytes() const { return (o_.size() + lse_.size()) * sizeof(float); }
+
+ private:
+  static constexpr uint32_t kSlots = kMaxParts + kMaxChunks + 1;
+  [[nodiscard]] StateView at(uint32_t kv_head, uint32_t slot) {
+    const size_t s = (size_t{kv_head} * kSlots + slot) * group_;
+    return {o_.data() + s * dim_, lse_.data() + s};
+  }
+
+  uint32_t group_, dim_;
+  std::vector<float> o_, lse_;  // `[kv_heads, kSlots, group, dim]`, without dim
+};
+
+}  // namespace keyhole::runtime

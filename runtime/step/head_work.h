@@ -1,0 +1,21 @@
+// What one KV head attends in a step beside its resident tokens.
+#pragma once
+
+#include "index/index.h"
+#include "runtime/audit_record.h"
+#include "runtime/step/search_params.h"
+
+namespace keyhole::runtime {
+
+struct HeadWork {
+  const index::Index* index = nullptr;          ///< null: no search
+  KvView kv;                                    ///< all offloaded rows
+  uint32_t exact_begin = 0;                     ///< rows [exact_begin, kv.keys.count) exactly
+  uint32_t position = index::kUnknownPosition;  ///< token position of the queries
+  SearchParams search;  ///< its k is at most DecodeStep::capacity_k() in effect
+  /// Not null: instead of a search, the rows of the partitions that the device chooses (Delivery::chosen).
+  const index::TailTree* partitions = nullptr;
+  HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,34 @@
+// What the parts of one KV head's search have found, until the last of them merges it into the best k.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "index/index.h"
+
+namespace keyhole::runtime {
+
+class PartHits {
+ public:
+  void reserve(uint32_t parts, uint32_t group, uint32_t k);
+
+  /// Copies what part `part` has found, `[group, k]` of it; different parts may at once.
+  void keep(uint32_t part, const index::Hits& found, uint32_t group, uint32_t k);
+  [[nodiscard]] std::span<const index::Hits> first(uint32_t parts) const {
+    return {hits_.data(), parts};
+  }
+  [[nodiscard]] size_t bytes() const {
+    return ids_.size() * sizeof(uint32_t) + scores_.size() * sizeof(float);
+  }
+
+ private:
+  std::vector<uint32_t> ids_, counts_;  // `[parts, group, k]`, `[parts, group]`
+  std::vector<float> scores_;
+  std::vector<index::Hits> hits_;  // views of them
+};
+
+/// Writes the best k of each head of all parts. Does not depend on the order of the parts.
+void merge_hits(std::span<const index::Hits> parts, uint32_t group, uint32_t k, index::Hits& out);
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,84 @@
+#include "runtime/step/step_plan.h"
+
+#include <algorithm>
+
+namespace keyhole::runtime {
+namespace {
+
+// Searches a step aims at where the parts change the answer, so that their number may depend on the shape
+// alone: a part repeats work of the others (a graph walk in two parts takes about a third more in sum), which has
+// to pay on few threads too.
+constexpr uint32_t kSearchesPerStep = 8;
+// A part of fewer rows is not worth its hand-off.
+constexpr size_t kRowsPerPart = 4096;
+// Rows per exact task: enough to outweigh a hand-off.
+constexpr uint32_t kMinChunk = 1024;
+
+}  // namespace
+
+StepPlan::StepPlan(uint32_t kv_heads, uint32_t group, uint32_t threads)
+    : kv_heads_(kv_heads),
+      group_(group),
+      threads_(threads),
+      most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / kv_heads, 1U, kMaxParts)),
+      heads_(kv_heads) {
+  tasks_.reserve(size_t{kv_heads} * (kMaxParts + kMaxChunks));
+}
+
+uint32_t StepPlan::search_parts(const HeadWork& work) const {
+  const index::Index& index = *work.index;
+  if (work.search.attend == KEYHOLE_ATTEND_NONE) return 1;
+  const bool top = work.search.attend == KEYHOLE_ATTEND_TOPK;
+  uint32_t parts = kSearchesPerStep / kv_heads_;
+  // The best k are merged before they are attended: nothing of the parts is left in the result.
+  if (top && index.same_in_parts()) parts = threads_ / kv_heads_;
+  switch (index.sharing()) {
+    case index::Sharing::none: parts = 1; break;
+    // All that was scored is attended once: parts that may have scored the same keys cannot say which.
+    case index::Sharing::heads: parts = top ? std::min(parts, group_) : 1; break;
+    // Weights are relative to all that was scored.
+    case index::Sharing::rows:
+      parts = work.search.attend == KEYHOLE_ATTEND_WEIGHT ? 1 : parts;
+      break;
+  }
+  // An estimate of what was not read needs all that was read in one place.
+  if (work.search.tail.tree != nullptr && !top) parts = 1;
+  parts = std::min(parts, most_parts_);
+  return static_cast<uint32_t>(
+      std::clamp<size_t>(index.count() / kRowsPerPart, 1, std::max(parts, 1U)));
+}
+
+HeadPlan StepPlan::plan(const HeadWork& work) const {
+  HeadPlan p;
+  if (work.partitions != nullptr) {
+    p.parts = std::clamp(threads_ / kv_heads_, 1U, kMaxParts);
+  } else if (work.index != nullptr) {
+    p.parts = search_parts(work);
+    p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;
+  }
+  const auto rows = static_cast<uint32_t>(work.kv.keys.count) - work.exact_begin;
+  p.chunk_rows = std::max(kMinChunk, (rows + kMaxChunks - 1) / kMaxChunks);
+  p.chunks = (rows + p.chunk_rows - 1) / p.chunk_rows;
+  return p;
+}
+
+void StepPlan::make(std::span<const HeadWork> works) {
+  for (uint32_t h = 0; h < kv_heads_; ++h) heads_[h] = plan(works[h]);
+  tasks_.clear();
+  // Searches first: they take longest. The first parts of all heads before the second ones: where the device
+  // chooses partitions, heads come one by one.
+  for (uint32_t p = 0; p < kMaxParts; ++p) {
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      if (p >= heads_[h].parts) continue;
+      const bool chosen = works[h].partitions != nullptr;
+      tasks_.push_back({chosen ? StepTask::Kind::chosen : StepTask::Kind::search, h, p});
+    }
+  }
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    for (uint32_t c = 0; c < heads_[h].chunks; ++c) {
+      tasks_.push_back({StepTask::Kind::exact, h, c});
+    }
+  }
+}
+
+}  // namespace keyhole::runtime

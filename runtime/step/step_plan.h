@@ -1,0 +1,63 @@
+// Which tasks a step consists of. It depends on the shape, the token counts and the number of threads, and where
+// the number of threads counts, it leaves no trace in the result.
+//
+// A model with few KV heads has too few searches for many threads: they are cut into parts. The last part of a
+// head to end merges what all have found, and attends to it; parts that score all their keys for good attend to
+// their own.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "runtime/step/head_work.h"
+#include "runtime/step/query.h"
+
+namespace keyhole::runtime {
+
+/// Tasks of a KV head that attend rows exactly, at most.
+inline constexpr uint32_t kMaxChunks = 64;
+
+/// A KV head's tasks.
+struct HeadPlan {
+  uint32_t parts = 0;  ///< of its search, or of the partitions that the device chooses
+  bool merges_hits =
+      false;            ///< the parts' hits are merged before they are attended: one state for all
+  uint32_t chunks = 0;  ///< of the rows that are attended exactly
+  uint32_t chunk_rows = 0;  ///< of all but the last
+
+  [[nodiscard]] uint32_t tasks() const { return parts + chunks; }
+  /// States that the parts leave.
+  [[nodiscard]] uint32_t part_states() const { return merges_hits ? 1 : parts; }
+};
+
+struct StepTask {
+  enum class Kind : uint8_t { search, chosen, exact };
+  Kind kind;
+  uint32_t kv_head;
+  uint32_t number;  ///< of the part, or of the chunk
+};
+
+class StepPlan {
+ public:
+  StepPlan(uint32_t kv_heads, uint32_t group, uint32_t threads);
+
+  /// Plans a step of `[kv_heads]` works; allocates nothing.
+  void make(std::span<const HeadWork> works);
+
+  [[nodiscard]] const HeadPlan& head(uint32_t kv_head) const { return heads_[kv_head]; }
+  /// In the order in which they are to begin.
+  [[nodiscard]] std::span<const StepTask> tasks() const { return tasks_; }
+  /// Parts that any search may have.
+  [[nodiscard]] uint32_t most_parts() const { return most_parts_; }
+
+ private:
+  [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
+  [[nodiscard]] HeadPlan plan(const HeadWork& work) const;
+
+  uint32_t kv_heads_, group_, threads_, most_parts_;
+  std::vector<HeadPlan> heads_;
+  std::vector<StepTask> tasks_;
+};
+
+}  // namespace keyhole::runtime
