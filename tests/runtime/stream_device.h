@@ -208,14 +208,16 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
         device_(shape, kernels),
         layers_(shape.layers) {
     for (Layer& l : layers_) {
-      l.q.resize(size_t{shape.q_heads} * shape.head_dim);
-      l.k.resize(token_bytes());
-      l.v.resize(token_bytes());
-      l.o.resize(l.q.size());
+      l.o.resize(size_t{shape.q_heads} * shape.head_dim);
+      for (Rows& rows : l.rows) {
+        rows.q.resize(l.o.size());
+        rows.k.resize(token_bytes());
+        rows.v.resize(token_bytes());
+      }
       l.lse.resize(shape.q_heads);
       l.delivered = std::vector<std::atomic<uint32_t>>(shape.kv_heads);
       l.ids.resize(shape.kv_heads);
-      l.tail_o.resize(l.q.size());
+      l.tail_o.resize(l.o.size());
       l.tail_lse.resize(shape.q_heads);
     }
   }
@@ -284,7 +286,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     Layer& l = layers_[layer];
     awaited_ += 1;
     if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
-    out = {l.q.data(), l.k.data(), l.v.data()};
+    const Rows& rows = l.rows[sequence % 2];
+    out = {rows.q.data(), rows.k.data(), rows.v.data()};
     return true;
   }
   bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
@@ -320,9 +323,13 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   uint64_t merges() const override { return merges_.load(); }
 
  private:
-  struct Layer {
-    std::vector<float> q, o, lse, tail_o, tail_lse;
+  struct Rows {
+    std::vector<float> q;
     std::vector<std::byte> k, v;
+  };
+  struct Layer {
+    Rows rows[2];  // of the step's parity: the host still reads those of the step before
+    std::vector<float> o, lse, tail_o, tail_lse;
     std::vector<std::vector<uint32_t>> ids;
     uint32_t sequence = 0;  // the device's
     bool has_tail = false;
@@ -370,27 +377,28 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void run_first_half(const Launch& launch) {
     if (faults_->loses_queries) return;
     Layer& l = layers_[launch.layer];
+    Rows& rows = l.rows[(l.sequence + 1) % 2];
     const uint32_t d = shape_.head_dim;
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
       const auto* row = static_cast<const std::byte*>(launch.q.data) +
                         h * launch.q.head_stride * dtype_size(launch.q.dtype);
-      kernels_->to_f32[static_cast<int>(launch.q.dtype)](row, l.q.data() + size_t{h} * d, d);
+      kernels_->to_f32[static_cast<int>(launch.q.dtype)](row, rows.q.data() + size_t{h} * d, d);
     }
     std::vector<float> scratch(d);
-    const auto round = [&](const gpu::DeviceRows& rows, std::byte* to) {
+    const auto round = [&](const gpu::DeviceRows& from, std::byte* to) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        const auto* row = static_cast<const std::byte*>(rows.data) +
-                          h * rows.head_stride * dtype_size(rows.dtype);
-        kernels_->to_f32[static_cast<int>(rows.dtype)](row, scratch.data(), d);
+        const auto* row = static_cast<const std::byte*>(from.data) +
+                          h * from.head_stride * dtype_size(from.dtype);
+        kernels_->to_f32[static_cast<int>(from.dtype)](row, scratch.data(), d);
         kernels_->from_f32[static_cast<int>(shape_.dtype)](
             scratch.data(), to + size_t{h} * d * dtype_size(shape_.dtype), d);
       }
     };
     if (launch.appends) {
-      round(launch.k, l.k.data());
-      round(launch.v, l.v.data());
+      round(launch.k, rows.k.data());
+      round(launch.v, rows.v.data());
       std::vector<std::byte> k(token_bytes() * shape_.window_capacity), v(k.size());
-      (void)take_in(device_, launch.layer, l.k.data(), l.v.data(), k.data(), v.data());
+      (void)take_in(device_, launch.layer, rows.k.data(), rows.v.data(), k.data(), v.data());
     }
     l.sequence += 1;
     l.published.store(l.sequence, std::memory_order_release);
@@ -399,12 +407,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     if (launch.partitions != nullptr) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
         const size_t at = size_t{h} * group;
-        l.ids[h] = launch.partitions->run(launch.layer, h, l.q.data() + at * d, group, *kernels_,
+        l.ids[h] = launch.partitions->run(launch.layer, h, rows.q.data() + at * d, group, *kernels_,
                                           {l.tail_o.data() + at * d, l.tail_lse.data() + at});
       }
       l.chosen.store(l.sequence, std::memory_order_release);
     }
-    device_.attend_begin(launch.layer, l.q.data());
+    device_.attend_begin(launch.layer, rows.q.data());
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
   }
   void run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse) {

@@ -218,6 +218,7 @@ TEST_F(StreamGraphs, CallsDuringACaptureAnswerOrAreRefusedAndHarmNothing) {
 
   ASSERT_OK(enqueue(s.get(), 1, t, out, nullptr));
   device.stream.end_capture();
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
   std::fill(out.begin(), out.end(), NAN);
   launch(device, s.get());
   (void)attend_host(host.get(), 0, t, nullptr);
