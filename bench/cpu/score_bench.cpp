@@ -119,7 +119,7 @@ void scan(benchmark::State& state, DType type, uint32_t group) {
                      if (type == DType::i8) {
                        kernels.score_i8({s.queries_i8.data(), s.query_scales.data(), group, kDim,
                                          reinterpret_cast<const int8_t*>(other), row_bytes, nullptr,
-                                         nullptr, kRows, scores.data(), kRows});
+                                         kRows, scores.data(), kRows});
                      } else {
                        kernels.score[static_cast<size_t>(type)]({s.queries.data(), group, kDim,
                                                                  other, row_bytes, nullptr, kRows,

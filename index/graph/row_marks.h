@@ -32,7 +32,6 @@ class RowMarks {
     tags_[row] = tag_;
     return is_new;
   }
-  void prefetch(uint32_t row) const { __builtin_prefetch(tags_.data() + row, 1); }
 
  private:
   std::vector<uint16_t> tags_;  // == tag_: in the set
