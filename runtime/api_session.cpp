@@ -87,7 +87,7 @@ void keyhole_session_config_init_sized(keyhole_session_config* config, size_t si
   keyhole_session_config value{};
   value.sink = 128;
   value.window = 512;
-  value.top_k = 100;
+  keyhole_budget_init(&value.budget);
   value.training_queries = 4096;
   init_struct(config, size, value);
 }
@@ -124,21 +124,14 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
     c.window = p.window;
     c.flush_block = p.flush_block;
     c.index = p.index.c_str();
-    c.top_k = p.budget.top_k;
+    c.budget = public_budget(p.budget);
     c.mode = p.mode;
     c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
     c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
     c.append_block = p.append_block;
     c.training_queries = p.training_queries;
     c.host_memory_limit = p.host_memory_limit;
-    c.attend = p.budget.attend;
-    c.min_weight = p.budget.min_weight;
     c.append_mode = p.append_mode;
-    c.tail = p.budget.tail;
-    c.error_target = p.budget.error_target;
-    c.mass_target = p.budget.mass_target;
-    c.min_keys = p.budget.min_keys;
-    c.max_keys = p.budget.max_keys;
     c.tail_partition = p.tail_partition;
     c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
     c.audit_share = p.audit_share;

@@ -1,5 +1,7 @@
 #include "runtime/budget.h"
 
+#include <algorithm>
+
 #include "runtime/config.h"
 
 namespace keyhole::runtime {
@@ -65,6 +67,11 @@ Budget check_budget(const keyhole_budget& b) {
       b.mass_target == 0.0F) {
     bad("attend is KEYHOLE_ATTEND_NONE, which needs a tail or a target: nothing would be read");
   }
+  if (std::any_of(std::begin(b.reserved), std::end(b.reserved), [](uint8_t x) { return x != 0; })) {
+    throw Error(Status::version, std::string("budget has fields that version ") +
+                                     keyhole_version() +
+                                     " does not know: its reserved bytes are not 0");
+  }
   Budget budget;
   budget.top_k = b.top_k;
   budget.attend = b.attend;
@@ -75,6 +82,15 @@ Budget check_budget(const keyhole_budget& b) {
   budget.min_keys = b.min_keys;
   budget.max_keys = b.max_keys;
   return budget;
+}
+
+Budget check_embedded_budget(const keyhole_budget& b) {
+  if (b.struct_size != sizeof(keyhole_budget)) {
+    bad("budget.struct_size is " + std::to_string(b.struct_size) +
+        ", needed: " + std::to_string(sizeof(keyhole_budget)) +
+        ", as the init function of the struct around it sets");
+  }
+  return check_budget(b);
 }
 
 keyhole_budget public_budget(const Budget& budget) {

@@ -42,6 +42,8 @@ struct HeadParams {
 
 /// Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] Budget check_budget(const keyhole_budget& budget);
+/// The same of a budget inside another struct, whose struct_size its init function has set.
+[[nodiscard]] Budget check_embedded_budget(const keyhole_budget& budget);
 [[nodiscard]] keyhole_budget public_budget(const Budget& budget);
 
 void check_attend(keyhole_attend_mode attend);

@@ -163,17 +163,7 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   check_range("flush_block", p.flush_block, 1, kMaxTokens / 4);
   p.index = c.index == nullptr ? "flat" : c.index;
   index::check_spec(p.index);
-  keyhole_budget budget;
-  keyhole_budget_init(&budget);
-  budget.top_k = c.top_k;
-  budget.attend = c.attend;
-  budget.min_weight = c.min_weight;
-  budget.tail = c.tail;
-  budget.error_target = c.error_target;
-  budget.mass_target = c.mass_target;
-  budget.min_keys = c.min_keys;
-  budget.max_keys = c.max_keys;
-  p.budget = check_budget(budget);
+  p.budget = check_embedded_budget(c.budget);
   p.tail_partition = check_tail_partition(c.tail_partition);
   check_mode(c.mode);
   p.mode = c.mode;

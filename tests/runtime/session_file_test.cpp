@@ -14,10 +14,10 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     sc_.index = GetParam();
-    sc_.top_k = 20;
+    sc_.budget.top_k = 20;
     sc_.training_queries = 16;
-    sc_.attend = KEYHOLE_ATTEND_WEIGHT;
-    sc_.min_weight = 0.01F;
+    sc_.budget.attend = KEYHOLE_ATTEND_WEIGHT;
+    sc_.budget.min_weight = 0.01F;
     session_ = make_session(engine_.get(), sc_);
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 200, numbers_);
@@ -70,9 +70,9 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   ASSERT_OK(keyhole_session_get_config(loaded, &c));
   EXPECT_STREQ(GetParam(), c.index);
   EXPECT_EQ(sc_.window, c.window);
-  EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.attend);
-  EXPECT_EQ(0.01F, c.min_weight);
-  EXPECT_EQ(20U, c.top_k);
+  EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.budget.attend);
+  EXPECT_EQ(0.01F, c.budget.min_weight);
+  EXPECT_EQ(20U, c.budget.top_k);
   keyhole_budget budget;
   keyhole_budget_init(&budget);
   ASSERT_OK(keyhole_session_get_budget(loaded, 1, 0, &budget));

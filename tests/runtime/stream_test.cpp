@@ -129,7 +129,7 @@ TEST_F(StreamSteps, AgreeWithStepsInHostMemory) {
     EnginePtr host_engine = make_engine(engine_config_);
     keyhole_session_config c = small_session();
     c.index = index;
-    c.top_k = 12;
+    c.budget.top_k = 12;
     c.append_mode = KEYHOLE_APPEND_IN_STEP;
     SessionPtr host = make_session(host_engine.get(), c);
     SessionPtr stream = make_session(device.handle.get(), c);
@@ -242,11 +242,11 @@ TEST_F(StreamSteps, ReadThePartitionsThatTheDeviceHasChosen) {
   StreamEngine device(engine_config_);
   EnginePtr host_engine = make_engine(engine_config_);
   keyhole_session_config c = small_session();
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
   c.append_mode = KEYHOLE_APPEND_IN_STEP;
-  c.min_keys = 4096;  // all of them: then nothing is left to estimates
+  c.budget.min_keys = 4096;  // all of them: then nothing is left to estimates
   SessionPtr host = make_session(host_engine.get(), c);
   c.partitions = KEYHOLE_PLACE_DEVICE;
   SessionPtr stream = make_session(device.handle.get(), c);
@@ -270,10 +270,10 @@ TEST_F(StreamSteps, EveryKeyCountsOnceWhateverIsChosen) {
   keyhole_session_config c = small_session();
   SessionPtr exact = make_session(host_engine.get(), c);
   ASSERT_OK(keyhole_session_set_mode(exact.get(), KEYHOLE_MODE_EXACT, 0));
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 8;
+  c.budget.min_keys = 8;
   c.partitions = KEYHOLE_PLACE_DEVICE;
   SessionPtr stream = make_session(device.handle.get(), c);
   const uint32_t n = 400;
@@ -312,10 +312,10 @@ TEST_F(StreamSteps, EveryKeyCountsOnceWhateverIsChosen) {
 TEST_F(StreamSteps, PartitionsThatDoNotFitTheDevice) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = small_session();
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 16;
+  c.budget.min_keys = 16;
   c.device_memory_limit = gpu::cuda_resident_bytes({2, 4, 2, 64, DType::f16, 4, 24, 16, {}}) + 1000;
   for (const keyhole_placement place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
     c.partitions = place;

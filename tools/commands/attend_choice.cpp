@@ -48,15 +48,6 @@ std::string AttendChoice::text() const {
   }
 }
 
-keyhole_search_options AttendChoice::search_options() const {
-  keyhole_search_options options;
-  keyhole_search_options_init(&options);
-  options.k = k;
-  options.attend = mode;
-  options.min_weight = min_weight;
-  return options;
-}
-
 AttendChoice parse_attend(const std::string& text, uint32_t k) {
   AttendChoice choice;
   choice.k = k;

@@ -98,12 +98,9 @@ std::string BudgetChoice::text() const {
 }
 
 keyhole_search_options BudgetChoice::search_options() const {
-  keyhole_search_options options = attend.search_options();
-  options.tail = tail.mode;
-  options.error_target = target.error;
-  options.mass_target = target.mass;
-  options.min_keys = target.min_keys;
-  options.max_keys = target.max_keys;
+  keyhole_search_options options;
+  keyhole_search_options_init(&options);
+  options.budget = budget();
   return options;
 }
 

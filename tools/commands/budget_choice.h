@@ -2,7 +2,7 @@
 // the rest, and how good the result shall be.
 #pragma once
 
-#include <keyhole/keyhole.h>
+#include <keyhole/index.h>
 
 #include <cstdint>
 #include <string>

@@ -54,17 +54,8 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.sink = options.sink;
   session.window = options.window;
   session.index = options.index.c_str();
-  session.top_k = options.top_k;
-  if (options.budget) {
-    session.top_k = options.budget->top_k;
-    session.attend = options.budget->attend;
-    session.min_weight = options.budget->min_weight;
-    session.tail = options.budget->tail;
-    session.error_target = options.budget->error_target;
-    session.mass_target = options.budget->mass_target;
-    session.min_keys = options.budget->min_keys;
-    session.max_keys = options.budget->max_keys;
-  }
+  session.budget.top_k = options.top_k;
+  if (options.budget) session.budget = *options.budget;
   session.mode = options.mode;
   session.dense_layers = options.dense_layers.data();
   session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());
