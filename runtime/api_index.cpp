@@ -26,8 +26,8 @@ struct keyhole_index {
   size_t count = 0;
   std::unique_ptr<index::TailTree> tail;  ///< of all keys; null until it is built
   Selection selection;
-  uint32_t room_group = 0, room_k = 0;
-  std::vector<float> tail_o, tail_lse;  ///< `[group, head_dim]`, `[group]`
+  uint32_t prepared_group = 0, prepared_k = 0;  ///< what `selection` has memory for; 0: nothing
+  std::vector<float> tail_o, tail_lse;          ///< `[group, head_dim]`, `[group]`
   std::vector<float> queries;
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
@@ -117,11 +117,11 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
   }
-  if (ix.room_group != call.group || ix.room_k != call.params.k) {
+  if (ix.prepared_group != call.group || ix.prepared_k != call.params.k) {
     const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
     ix.selection.prepare({&use, 1}, call.group, call.params.k);
-    ix.room_group = call.group;
-    ix.room_k = call.params.k;
+    ix.prepared_group = call.group;
+    ix.prepared_k = call.params.k;
   }
   return call;
 }
@@ -142,8 +142,8 @@ std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) 
   return "{" + text + "}";
 }
 
-/// Spreads hits over the caller's arrays, which are wider than the search where k was above the number of
-/// keys.
+/// Spreads hits over the caller's arrays, which are wider than the search where k was above the
+/// number of keys.
 void copy_hits(const index::Hits& hits, const Call& call, uint32_t* ids, float* scores,
                uint32_t* counts) {
   for (uint32_t h = 0; h < call.group; ++h) {
@@ -210,7 +210,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
       throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
     ix->index.reset();
     ix->tail.reset();
-    ix->room_group = 0;
+    ix->prepared_group = 0;
     ix->count = k.count;
     ix->keys = convert(engine, k, "keys");
     ix->values.clear();
@@ -256,7 +256,7 @@ keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
     if (ix->index != nullptr) {
       ix->index->set_search_params(spec);
       ix->params = ix->index->info().params;
-      ix->room_group = 0;  // a scratch of the size that the new searches need
+      ix->prepared_group = 0;  // a scratch of the size that the new searches need
     }
     ix->spec = spec;
   });
@@ -284,7 +284,7 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
     tail->build({ix->view(ix->keys), ix->view(ix->values)},
                 [&](double f) { return !report || report(f, "partitioning the keys"); });
     ix->tail = std::move(tail);
-    ix->room_group = 0;
+    ix->prepared_group = 0;
   });
 }
 

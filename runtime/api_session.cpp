@@ -7,12 +7,16 @@ using namespace keyhole::runtime;  // NOLINT
 
 namespace {
 
-/// Runs `body(Session&)` with the session locked; calls that change it are refused inside a step, and wait for steps
-/// on a stream. nothing: reads; no_step: changes; copy: reads what no step may
-/// change meanwhile; stream: may come while a stream has steps under way; end:
-/// inside a step.
-enum class Needs { nothing, no_step, copy, stream, end };
+/// What a call needs of a session, which decides when it is refused and what it waits for.
+enum class Needs {
+  nothing,  ///< reads only: allowed inside a step
+  no_step,  ///< changes it: BUSY inside a step; waits for stream steps, returns their error
+  copy,     ///< reads what steps change: BUSY inside a step, waits for steps on a stream
+  stream,   ///< may come while a stream has steps under way: BUSY inside a step
+  end       ///< inside a step
+};
 
+/// Runs `body(Session&)` with the session locked.
 template <class F>
 keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
   return guarded([&] {
@@ -84,12 +88,7 @@ void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
 extern "C" {
 
 void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size) {
-  keyhole_session_config value{};
-  value.sink = 128;
-  value.window = 512;
-  keyhole_budget_init(&value.budget);
-  value.training_queries = 4096;
-  init_struct(config, size, value);
+  init_struct(config, size, initial_config());
 }
 
 keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_session_config* config,
@@ -116,29 +115,8 @@ void keyhole_session_destroy(keyhole_session* session) {
 keyhole_status keyhole_session_get_config(const keyhole_session* session,
                                           keyhole_session_config* config) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
-    const SessionParams& p = s.params();
-    keyhole_session_config c;
-    keyhole_session_config_init(&c);
-    c.max_tokens = p.max_tokens;
-    c.sink = p.sink;
-    c.window = p.window;
-    c.flush_block = p.flush_block;
-    c.index = p.index.c_str();
-    c.budget = public_budget(p.budget);
-    c.mode = p.mode;
-    c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
-    c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
-    c.append_block = p.append_block;
-    c.training_queries = p.training_queries;
-    c.host_memory_limit = p.host_memory_limit;
-    c.append_mode = p.append_mode;
-    c.tail_partition = p.tail_partition;
-    c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
-    c.audit_share = p.audit_share;
-    c.audit_action = p.audit_action;
-    c.audit_bound = p.audit_bound_of(p.budget);
-    c.device_memory_limit = p.device_memory_limit;
-    c.partitions = p.partitions;
+    keyhole_session_config c = public_config(s.params());
+    c.audit_bound = s.params().audit_bound_of(s.params().budget);
     write_struct(config, c, "config");
   });
 }
@@ -162,9 +140,7 @@ keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_atte
 }
 
 void keyhole_budget_init_sized(keyhole_budget* budget, size_t size) {
-  keyhole_budget value{};
-  value.top_k = 100;
-  init_struct(budget, size, value);
+  init_struct(budget, size, initial_config().budget);
 }
 
 keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t layer,
@@ -179,7 +155,7 @@ keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t lay
 keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32_t layer,
                                           uint32_t kv_head, keyhole_budget* budget) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
-    write_struct(budget, public_budget(s.budget(layer, kv_head)), "budget");
+    write_struct<keyhole_budget>(budget, s.budget(layer, kv_head), "budget");
   });
 }
 

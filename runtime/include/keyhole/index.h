@@ -89,8 +89,7 @@ typedef struct keyhole_search_cost {
   uint64_t tail_bytes_read;
   /* Time spent on estimates. */
   double tail_seconds;
-  /* `[g]` estimated share of the attention mass that was not read; other_lse is part of the whole.
-   * */
+  /* `[g]` estimated share of the attention mass that was not read, out of all with other_lse. */
   float missing[16];
   /* `[g]` estimated output error, |o - o*| / |o*|. */
   float error[16];

@@ -35,7 +35,8 @@
  *         thread.
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function,
- *         and only ever grow at the end. The library writes as many bytes as the caller's struct
+ *         and only ever grow at the end (keyhole_budget, which lies inside others, into its
+ *         reserved bytes). The library writes as many bytes as the caller's struct
  *         has, so a program compiled with an older header runs with a newer library. Programs that
  *         do not compile this header pass their struct's size to *_init_sized. A field that is
  *         KEYHOLE_AUTO (0 for most) is chosen by the library; the values in effect can be read
@@ -325,8 +326,7 @@ typedef struct keyhole_budget {
   float mass_target;
   /* A step with a tail or a target attends at least so many distinct indexed keys. AUTO: 0. */
   uint32_t min_keys;
-  /* And at most so many, beyond those that the search found; at least min_keys. AUTO: all of them.
-   * */
+  /* And at most so many, beyond those that the search found; at least min_keys. AUTO: all. */
   uint32_t max_keys;
   /* 0. Fields that later versions add take their place here, so that the structs around a budget
    * keep their layout. Other bytes than 0: VERSION_MISMATCH. */
@@ -412,8 +412,7 @@ typedef struct keyhole_session_config {
   /* Bytes of device memory that this session may take; 0: what there is. A session, build or call
    * that would pass it returns OUT_OF_DEVICE_MEMORY and changes nothing. */
   size_t device_memory_limit;
-  /* Share of (step, layer, KV head) that is audited, 0..1; 0: none. See docs/choosing.md, Audits.
-   * */
+  /* Share of (step, layer, KV head) that is audited, 0..1; 0: none (docs/choosing.md, Audits). */
   double audit_share;
   keyhole_audit_action audit_action;
   /* Output error that audit_action and keyhole_audit.over_bound compare with. AUTO: 1.5 *
@@ -426,13 +425,11 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
   keyhole_session_config_init_sized(config, sizeof *config);
 }
 
-/* PENDING TOKENS. A session that only decodes indexes by itself, in the background: at most
- * 2 * append_block + flush_block tokens of a layer are pending. See docs/embedding.md, Pending
- * tokens. */
+/* PENDING TOKENS. A session that only decodes has at most 2 * append_block + flush_block pending
+ * tokens per layer: it indexes the others by itself. See docs/embedding.md, Pending tokens. */
 
-/* AUDITS. A share of all steps is computed again exactly, and keyhole_get_audit tells how far the
- * answers were off; keyhole_session_config.audit_action can act on it. See docs/choosing.md,
- * Audits. */
+/* AUDITS. A share of all steps is computed again exactly; keyhole_get_audit tells the errors found,
+ * and audit_action can act on them. See docs/choosing.md, Audits. */
 
 /* BUDGETS FILES. JSON with an index and a budget per head, by `keyhole calibrate` or by hand. See
  * docs/formats.md, Budgets files. */
@@ -554,8 +551,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_ses
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
 
 /* Drops all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
- * shorter than W until it has filled again. n_tokens above a layer's count leaves that layer alone.
- * */
+ * shorter than W until it has filled again. A layer of at most n_tokens tokens is left alone. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
                                                              uint32_t n_tokens);
 
@@ -629,8 +625,7 @@ typedef struct keyhole_statistics {
   uint32_t threads;
   /* Sum: blocks of pending tokens that steps took into the index of a layer. */
   uint64_t append_blocks;
-  /* Sum: of append_blocks, those that were not ready, so that the step had to finish them itself.
-   * */
+  /* Sum: of append_blocks, those that were not ready, so that the step finished them itself. */
   uint64_t append_waits;
   /* Sum: time that this took (contained in append_seconds). */
   double append_wait_seconds;
@@ -677,8 +672,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_ses
  * figure is 0 where nothing was audited. */
 typedef struct keyhole_audit {
   size_t struct_size;
-  /* (step, layer, query head) that were recomputed: for each KV head, all query heads of its group.
-   * */
+  /* (step, layer, query head) that were recomputed: of a KV head all query heads of its group. */
   uint64_t audits;
   /* (step, layer, KV head) whose audit a step had to wait for, and made itself. */
   uint64_t waits;
