@@ -12,6 +12,10 @@ find_package(faiss CONFIG REQUIRED)
 find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h REQUIRED)
 mark_as_advanced(HNSWLIB_INCLUDE_DIR)
 
+# Checksums of files. One header, compiled in; Debian and Ubuntu have no CMake package for it.
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+mark_as_advanced(XXHASH_INCLUDE_DIR)
+
 find_package(nlohmann_json CONFIG REQUIRED)
 
 if(KEYHOLE_TOOLS)

@@ -126,6 +126,9 @@ TEST_P(SessionFileTest, DamageIsNoticed) {
   auto newer = good;
   ++newer[8];
   EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(newer));
+  auto older = good;
+  older[8] = 4;  // the format before this one, which had another checksum
+  EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(older));
 }
 
 TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
