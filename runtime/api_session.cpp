@@ -34,6 +34,21 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
   });
 }
 
+/// Logs once per session that K or V come in another 16-bit dtype than they are stored in: f16
+/// refuses what bf16 has beyond 65504, bf16 drops three bits of f16.
+void tell_dtype(keyhole_session& handle, const RowsIn& rows) {
+  const DType stored = handle.session->engine().model().kv_dtype;
+  if (handle.told_dtype || rows.dtype == stored || rows.dtype == DType::f32 ||
+      stored == DType::f32) {
+    return;
+  }
+  handle.told_dtype = true;
+  handle.session->engine().log()(KEYHOLE_LOG_INFO,
+                                 std::string("K and V come as ") + dtype_name(rows.dtype) +
+                                     " and are stored as " + dtype_name(stored) +
+                                     ": keyhole_engine_config.kv_dtype should be the model's");
+}
+
 /// The tensors of a step, checked.
 struct StepTensors {
   RowsIn q, k, v;
@@ -170,6 +185,8 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
     RowsIn rq;
     if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
     const RowsIn* queries = q == nullptr ? nullptr : &rq;
+    tell_dtype(*session, rk);
+    tell_dtype(*session, rv);
     if (rk.on_device || rv.on_device || rq.on_device) {
       s.prefill_from_device(layer, rk, rv, queries);
     } else {
@@ -190,6 +207,7 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
     // All checked first: after begin the token is there.
     const StepTensors t = check_step(s, layer, q, k, v);
     const RowsOut rows = check_step_out(s, out, t.on_device);
+    if (t.appends) tell_dtype(*session, t.k);
     if (t.on_device) {
       return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
     }
@@ -203,6 +221,7 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
                                     const keyhole_tensor* v) {
   return with_session(session, Needs::stream, [&](Session& s) {
     const StepTensors t = check_step(s, layer, q, k, v);
+    if (t.appends) tell_dtype(*session, t.k);
     if (!t.on_device) return begin_on_host(s, layer, t);
     s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
   });

@@ -30,6 +30,11 @@ fs::path model_folder(const ModelOptions& options) {
   return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
 }
 
+keyhole_dtype dtype_of(const std::string& word) {
+  if (word == "f32") return KEYHOLE_F32;
+  return word == "bf16" ? KEYHOLE_BF16 : KEYHOLE_F16;
+}
+
 }  // namespace
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
@@ -135,14 +140,16 @@ size_t fitting_questions(const std::string& task, size_t context_bytes, size_t w
 }
 
 void add_cache_options(CLI::App& command, CacheFlags& flags) {
-  command.add_option("--sink", flags.sink, "First tokens that stay resident")
+  command.add_option("--sink", flags.sink, setting(kSessionSettings, "sink").help)
       ->capture_default_str();
-  command.add_option("--window", flags.window, "Newest tokens that stay resident")
+  command.add_option("--window", flags.window, setting(kSessionSettings, "window").help)
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "Worker threads; 0: one per core")
       ->capture_default_str();
-  command.add_option("--kv-dtype", flags.kv_dtype, "How K and V are stored: f16, bf16 or f32")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+  command
+      .add_option("--kv-dtype", flags.kv_dtype,
+                  "How K and V are stored: f16, bf16, f32, or auto: as the model's weights are")
+      ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
       ->capture_default_str();
   command
       .add_option("--cache-device", flags.cache_device,
@@ -166,6 +173,12 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->type_name("FILE");
 }
 
+void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model) {
+  if (flags.kv_dtype != "auto") return;
+  const keyhole_dtype dtype = kv_dtype_of(model);
+  flags.kv_dtype = dtype == KEYHOLE_F32 ? "f32" : dtype == KEYHOLE_BF16 ? "bf16" : "f16";
+}
+
 KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
                         const std::vector<AttendSpec>& specs,
                         const std::vector<BudgetChoice>& choices) {
@@ -175,9 +188,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.window = flags.window;
   options.threads = flags.threads;
   options.device = flags.device;
-  options.kv_dtype = flags.kv_dtype == "f32"    ? KEYHOLE_F32
-                     : flags.kv_dtype == "bf16" ? KEYHOLE_BF16
-                                                : KEYHOLE_F16;
+  if (flags.kv_dtype != "auto") options.kv_dtype = dtype_of(flags.kv_dtype);
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);

@@ -5,8 +5,13 @@
 
 namespace keyhole::tools {
 
-// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are given
-// so that an index may undo it.
+keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
+  if (model.dtype == "bfloat16") return KEYHOLE_BF16;
+  return model.dtype == "float32" ? KEYHOLE_F32 : KEYHOLE_F16;
+}
+
+// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are
+// given so that an index may undo it.
 keyhole_engine_config engine_config(const LlamaConfig& model) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
@@ -14,6 +19,7 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
   config.q_heads = model.q_heads;
   config.kv_heads = model.kv_heads;
   config.head_dim = model.head_dim;
+  config.kv_dtype = kv_dtype_of(model);
   config.rope_theta = static_cast<float>(model.rope_theta);
   const RopeScaling& scaling = model.rope_scaling;
   switch (scaling.kind) {
@@ -39,7 +45,7 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
       head_dim_(model.head_dim),
       audited_(options.audit_share > 0.0) {
   keyhole_engine_config engine = engine_config(model);
-  engine.kv_dtype = options.kv_dtype;
+  if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
