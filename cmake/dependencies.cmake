@@ -3,6 +3,10 @@
 set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
+# Checksums of files. One header, compiled in; Debian and Ubuntu have no CMake package for it.
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+mark_as_advanced(XXHASH_INCLUDE_DIR)
+
 find_package(nlohmann_json CONFIG REQUIRED)
 
 if(KEYHOLE_TOOLS)

@@ -1,6 +1,6 @@
-// Saved indexes as bytes: fixed-width values in little-endian order behind a running checksum. The reader
-// trusts nothing: it never allocates much more than it has already read, and every shortage or
-// contradiction is an Error(corrupt).
+// Saved indexes as bytes: fixed-width values in little-endian order behind a running checksum. The
+// reader trusts nothing: it never allocates much more than it has already read, and every shortage
+// or contradiction is an Error(corrupt).
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -17,21 +18,20 @@ namespace keyhole::index {
 
 static_assert(std::endian::native == std::endian::little, "saved indexes are little-endian");
 
-/// A 64-bit hash of a byte stream; the same for any division into update() calls. Finds damage, is no
-/// defence against forgery (readers check every value as well).
+/// XXH3 (64 bits) of a byte stream; the same for any division into update() calls. Finds damage, is
+/// no defence against forgery (readers check every value as well).
 class Checksum {
  public:
+  Checksum();
   void update(const void* data, size_t bytes);
   [[nodiscard]] uint64_t value() const;
 
  private:
-  void mix(uint64_t word) {
-    state_ = (state_ ^ word) * 0x9E3779B97F4A7C15U;
-    state_ ^= state_ >> 29;
-  }
-  uint64_t state_ = 0x6B657968'6F6C6521U;
-  uint64_t word_ = 0;    // bytes not yet mixed in
-  uint64_t length_ = 0;  // of the whole stream
+  struct State;  // xxHash's
+  struct Free {
+    void operator()(State* state) const;
+  };
+  std::unique_ptr<State, Free> state_;
 };
 
 class Writer {

@@ -148,7 +148,8 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     const auto e = read_struct(engine, engine_defaults, "engine");
     auto s =
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
-    s.max_tokens = kMaxTokens;  // the plan is about `context`, whatever room the session would have
+    s.max_tokens =
+        kMaxTokens;  // the plan is about `context`, not about the longest that the session allows
     const ModelShape model = check_model(e);
     const SessionParams params = check_session(s, model);
     if (context > kMaxTokens) {

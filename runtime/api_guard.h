@@ -31,7 +31,8 @@ keyhole_status guarded(F&& body) noexcept {
   }
 }
 
-/// Marks an object as in use for the length of a call; throws Error(busy) if another call is inside it.
+/// Marks an object as in use for the length of a call; throws Error(busy) if another call is inside
+/// it.
 class UseLock {
  public:
   UseLock(std::atomic<bool>& flag, const char* what) : flag_(&flag) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "index/types/factory.h"
+#include "keyhole/index.h"
 #include "runtime/api_guard.h"
 #include "runtime/api_objects.h"
 #include "runtime/budget.h"
@@ -90,21 +91,11 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
                                               " rows, allowed: 1.." + std::to_string(kMaxGroup));
   }
-  if (o.k < 1) throw Error(Status::invalid_argument, "k is 0, allowed: at least 1");
-  keyhole_budget asked;
-  keyhole_budget_init(&asked);
-  asked.attend = o.attend;
-  asked.min_weight = o.min_weight;
-  asked.tail = o.tail;
-  asked.error_target = o.error_target;
-  asked.mass_target = o.mass_target;
-  asked.min_keys = o.min_keys;
-  asked.max_keys = o.max_keys;
-  const Budget budget = check_budget(asked);
+  const Budget budget = check_embedded_budget(o.budget);
   Call call;
   call.group = static_cast<uint32_t>(q.count);
-  call.asked_k = o.k;
-  call.params = {.k = static_cast<uint32_t>(std::min<size_t>(o.k, ix.count)),
+  call.asked_k = budget.top_k;
+  call.params = {.k = static_cast<uint32_t>(std::min<size_t>(budget.top_k, ix.count)),
                  .attend = budget.attend,
                  .min_weight = budget.min_weight};
   if (budget.needs_partitions()) {
@@ -158,8 +149,8 @@ std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) 
   return "{" + text + "}";
 }
 
-/// Spreads hits over the caller's arrays, which are wider than the search where k was above the number of
-/// keys.
+/// Spreads hits over the caller's arrays, which are wider than the search where k was above the
+/// number of keys.
 void copy_hits(const index::Hits& hits, const Call& call, uint32_t* ids, float* scores,
                uint32_t* counts) {
   for (uint32_t h = 0; h < call.group; ++h) {
@@ -310,7 +301,7 @@ void keyhole_search_cost_init_sized(keyhole_search_cost* cost, size_t size) {
 
 void keyhole_search_options_init_sized(keyhole_search_options* options, size_t size) {
   keyhole_search_options value{};
-  value.k = 100;
+  keyhole_budget_init(&value.budget);
   value.position = KEYHOLE_POSITION_UNKNOWN;
   init_struct(options, size, value);
 }

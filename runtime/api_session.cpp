@@ -39,6 +39,21 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
   });
 }
 
+/// Logs once per session that K or V come in another 16-bit dtype than they are stored in: f16
+/// refuses what bf16 has beyond 65504, bf16 drops three bits of f16.
+void tell_dtype(keyhole_session& handle, const RowsIn& rows) {
+  const DType stored = handle.session->engine().model().kv_dtype;
+  if (handle.told_dtype || rows.dtype == stored || rows.dtype == DType::f32 ||
+      stored == DType::f32) {
+    return;
+  }
+  handle.told_dtype = true;
+  handle.session->engine().log()(KEYHOLE_LOG_INFO,
+                                 std::string("K and V come as ") + dtype_name(rows.dtype) +
+                                     " and are stored as " + dtype_name(stored) +
+                                     ": keyhole_engine_config.kv_dtype should be the model's");
+}
+
 /// The tensors of a step, checked.
 struct StepTensors {
   RowsIn q, k, v;
@@ -94,12 +109,7 @@ void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
 extern "C" {
 
 void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size) {
-  keyhole_session_config value{};
-  value.sink = 128;
-  value.window = 512;
-  value.top_k = 100;
-  value.training_queries = 4096;
-  init_struct(config, size, value);
+  init_struct(config, size, initial_config());
 }
 
 keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_session_config* config,
@@ -126,36 +136,8 @@ void keyhole_session_destroy(keyhole_session* session) {
 keyhole_status keyhole_session_get_config(const keyhole_session* session,
                                           keyhole_session_config* config) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
-    const SessionParams& p = s.params();
-    keyhole_session_config c;
-    keyhole_session_config_init(&c);
-    c.max_tokens = p.max_tokens;
-    c.sink = p.sink;
-    c.window = p.window;
-    c.flush_block = p.flush_block;
-    c.index = p.index.c_str();
-    c.top_k = p.budget.top_k;
-    c.mode = p.mode;
-    c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
-    c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
-    c.append_block = p.append_block;
-    c.training_queries = p.training_queries;
-    c.host_memory_limit = p.host_memory_limit;
-    c.attend = p.budget.attend;
-    c.min_weight = p.budget.min_weight;
-    c.append_mode = p.append_mode;
-    c.tail = p.budget.tail;
-    c.error_target = p.budget.error_target;
-    c.mass_target = p.budget.mass_target;
-    c.min_keys = p.budget.min_keys;
-    c.max_keys = p.budget.max_keys;
-    c.tail_partition = p.tail_partition;
-    c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
-    c.audit_share = p.audit_share;
-    c.audit_action = p.audit_action;
-    c.audit_bound = p.audit_bound_of(p.budget);
-    c.device_memory_limit = p.device_memory_limit;
-    c.partitions = p.partitions;
+    keyhole_session_config c = public_config(s.params());
+    c.audit_bound = s.params().audit_bound_of(s.params().budget);
     write_struct(config, c, "config");
   });
 }
@@ -179,9 +161,7 @@ keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_atte
 }
 
 void keyhole_budget_init_sized(keyhole_budget* budget, size_t size) {
-  keyhole_budget value{};
-  value.top_k = 100;
-  init_struct(budget, size, value);
+  init_struct(budget, size, initial_config().budget);
 }
 
 keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t layer,
@@ -196,7 +176,7 @@ keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t lay
 keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32_t layer,
                                           uint32_t kv_head, keyhole_budget* budget) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
-    write_struct(budget, public_budget(s.budget(layer, kv_head)), "budget");
+    write_struct<keyhole_budget>(budget, s.budget(layer, kv_head), "budget");
   });
 }
 
@@ -211,6 +191,8 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
     RowsIn rq;
     if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
     const RowsIn* queries = q == nullptr ? nullptr : &rq;
+    tell_dtype(*session, rk);
+    tell_dtype(*session, rv);
     if (rk.on_device || rv.on_device || rq.on_device) {
       s.prefill_from_device(layer, rk, rv, queries);
     } else {
@@ -231,6 +213,7 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
     // All checked first: after begin the token is there.
     const StepTensors t = check_step(s, layer, q, k, v);
     const RowsOut rows = check_step_out(s, out, t.on_device);
+    if (t.appends) tell_dtype(*session, t.k);
     if (t.on_device) {
       return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
     }
@@ -244,6 +227,7 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
                                     const keyhole_tensor* v) {
   return with_session(session, Needs::stream, [&](Session& s) {
     const StepTensors t = check_step(s, layer, q, k, v);
+    if (t.appends) tell_dtype(*session, t.k);
     if (!t.on_device) return begin_on_host(s, layer, t);
     s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
   });

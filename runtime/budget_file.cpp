@@ -20,30 +20,10 @@ void check_shape(const BudgetsFile& file, const ModelShape& model) {
   check("head_dim", file.head_dim, model.head_dim);
 }
 
-/// The words have been checked.
-keyhole_attend_mode attend_of(const std::string& word) {
-  if (word == "scored") return KEYHOLE_ATTEND_SCORED;
-  if (word == "none") return KEYHOLE_ATTEND_NONE;
-  return word == "weight" ? KEYHOLE_ATTEND_WEIGHT : KEYHOLE_ATTEND_TOPK;
-}
-
-keyhole_tail_mode tail_of(const std::string& word) {
-  if (word == "mean") return KEYHOLE_TAIL_MEAN;
-  if (word == "centroid") return KEYHOLE_TAIL_CENTROID;
-  return word == "second" ? KEYHOLE_TAIL_SECOND : KEYHOLE_TAIL_NONE;
-}
-
 void apply(const BudgetsFile::Entry& entry, HeadParams& head) {
-  keyhole_budget b = public_budget(head.budget);
-  if (entry.top_k) b.top_k = *entry.top_k;
-  if (entry.attend) b.attend = attend_of(*entry.attend);
-  if (entry.min_weight) b.min_weight = *entry.min_weight;
-  if (entry.tail) b.tail = tail_of(*entry.tail);
-  if (entry.error_target) b.error_target = *entry.error_target;
-  if (entry.mass_target) b.mass_target = *entry.mass_target;
-  if (entry.min_keys) b.min_keys = *entry.min_keys;
-  if (entry.max_keys) b.max_keys = *entry.max_keys;
-  head.budget = check_budget(b);
+  keyhole_budget budget = head.budget;
+  entry.budget.apply_to(budget);
+  head.budget = check_budget(budget);
   if (entry.index) head.index = *entry.index;
   if (entry.dense) head.dense = *entry.dense;
 }

@@ -1,4 +1,4 @@
-// Binary streams that keep a running 64-bit checksum, so that damage anywhere in a file is noticed.
+// Binary streams with a running XXH3 checksum, so that damage anywhere in a file is noticed.
 #pragma once
 
 #include <fstream>
@@ -38,8 +38,8 @@ class ChecksumWriter {
   index::Checksum sum_;
 };
 
-/// Every read is checked against what is left of the file, so that a damaged length can neither read past
-/// the end nor allocate more than the file's size.
+/// Every read is checked against what is left of the file, so that a damaged length can neither
+/// read past the end nor allocate more than the file's size.
 class ChecksumReader {
  public:
   ChecksumReader(std::istream& in, uint64_t size) : in_(&in), left_(size) {}

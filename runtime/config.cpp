@@ -52,11 +52,12 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           sink,         window + flush_block, window,         model.logits};
 }
 
-gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model, uint32_t room) const {
+gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
+                                                     uint32_t capacity) const {
   // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
   constexpr uint32_t kMostChosen = 1024;
   return {model.layers,   model.q_heads, model.kv_heads, model.head_dim,
-          model.kv_dtype, room,          kMostChosen,    model.logits};
+          model.kv_dtype, capacity,      kMostChosen,    model.logits};
 }
 
 ModelShape check_model(const keyhole_engine_config& c) {
@@ -114,8 +115,8 @@ index::RopeParams check_rope(const keyhole_engine_config& c) {
         std::to_string(low) + ", " + std::to_string(high) + ", " +
         std::to_string(c.rope_original_context));
   }
-  // Wavelengths beyond original/low are divided by the factor, those below original/high are kept, in
-  // between a linear blend (Llama 3.1's rule).
+  // Wavelengths beyond original/low are divided by the factor, those below original/high are kept,
+  // in between a linear blend (Llama 3.1's rule).
   for (uint32_t i = 0; i < half; ++i) {
     const double inv_freq = std::pow(static_cast<double>(c.rope_theta), -2.0 * i / c.head_dim);
     const double turns = c.rope_original_context * inv_freq / (2.0 * 3.14159265358979323846);
@@ -126,57 +127,28 @@ index::RopeParams check_rope(const keyhole_engine_config& c) {
 }
 
 void check_mode(keyhole_mode mode) {
-  if (mode != KEYHOLE_MODE_INDEXED && mode != KEYHOLE_MODE_EXACT && mode != KEYHOLE_MODE_RESIDENT) {
-    bad("mode is " + std::to_string(mode) +
-        ", allowed: KEYHOLE_MODE_INDEXED (0), KEYHOLE_MODE_EXACT (1), KEYHOLE_MODE_RESIDENT (2)");
-  }
+  keyhole_session_config c{};
+  c.mode = mode;
+  check_setting(setting(kSessionSettings, "mode"), &c);
 }
 
-namespace {
-
-void check_audit(const keyhole_session_config& c, SessionParams& p) {
-  if (!(c.audit_share >= 0.0 && c.audit_share <= 1.0)) {
-    bad("audit_share is " + std::to_string(c.audit_share) + ", allowed: 0 to 1");
-  }
-  p.audit_share = c.audit_share;
-  if (c.audit_action != KEYHOLE_AUDIT_REPORT && c.audit_action != KEYHOLE_AUDIT_WIDEN &&
-      c.audit_action != KEYHOLE_AUDIT_EXACT) {
-    bad("audit_action is " + std::to_string(c.audit_action) +
-        ", allowed: KEYHOLE_AUDIT_REPORT (0), KEYHOLE_AUDIT_WIDEN (1), KEYHOLE_AUDIT_EXACT (2)");
-  }
-  p.audit_action = c.audit_action;
-  check_finite_number("audit_bound", c.audit_bound, 0.0F);
-  p.audit_bound = c.audit_bound;
+SessionParams::SessionParams(const keyhole_session_config& config)
+    : keyhole_session_config(config) {
+  auto& base = static_cast<keyhole_session_config&>(*this);
+  complete(kSessionSettings, &base);
+  base.struct_size = sizeof(keyhole_session_config);
+  base.index = nullptr;
+  base.budgets = nullptr;
+  base.dense_layers = nullptr;
+  base.dense_layer_count = 0;
 }
-
-}  // namespace
 
 SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
-  SessionParams p;
-  p.max_tokens = c.max_tokens == KEYHOLE_AUTO ? 131072 : c.max_tokens;
-  check_range("max_tokens", p.max_tokens, 1, kMaxTokens);
-  p.sink = c.sink;
-  check_range("sink", p.sink, 0, kMaxTokens / 4);
-  p.window = c.window;
-  check_range("window", p.window, 1, kMaxTokens / 4);
-  p.flush_block = c.flush_block == KEYHOLE_AUTO ? 64 : c.flush_block;
-  check_range("flush_block", p.flush_block, 1, kMaxTokens / 4);
+  for (const Setting& s : kSessionSettings) check_setting(s, &c);
+  SessionParams p(c);
   p.index = c.index == nullptr ? "flat" : c.index;
   index::check_spec(p.index);
-  keyhole_budget budget;
-  keyhole_budget_init(&budget);
-  budget.top_k = c.top_k;
-  budget.attend = c.attend;
-  budget.min_weight = c.min_weight;
-  budget.tail = c.tail;
-  budget.error_target = c.error_target;
-  budget.mass_target = c.mass_target;
-  budget.min_keys = c.min_keys;
-  budget.max_keys = c.max_keys;
-  p.budget = check_budget(budget);
-  p.tail_partition = check_tail_partition(c.tail_partition);
-  check_mode(c.mode);
-  p.mode = c.mode;
+  p.budget = check_embedded_budget(c.budget);
   if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
     bad("dense_layers is NULL with dense_layer_count " + std::to_string(c.dense_layer_count));
   }
@@ -187,26 +159,27 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   std::sort(p.dense_layers.begin(), p.dense_layers.end());
   p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
                        p.dense_layers.end());
-  p.append_block = c.append_block == KEYHOLE_AUTO ? 1024 : c.append_block;
-  check_range("append_block", p.append_block, 1, kMaxTokens);
-  p.training_queries = c.training_queries;
-  check_range("training_queries", p.training_queries, 0, 1U << 24);
-  p.host_memory_limit = c.host_memory_limit;
-  if (c.append_mode != KEYHOLE_APPEND_BACKGROUND && c.append_mode != KEYHOLE_APPEND_IN_STEP) {
-    bad("append_mode is " + std::to_string(c.append_mode) +
-        ", allowed: KEYHOLE_APPEND_BACKGROUND (0), KEYHOLE_APPEND_IN_STEP (1)");
-  }
-  p.append_mode = c.append_mode;
-  p.device_memory_limit = c.device_memory_limit;
-  if (c.partitions != KEYHOLE_PLACE_AUTO && c.partitions != KEYHOLE_PLACE_HOST &&
-      c.partitions != KEYHOLE_PLACE_DEVICE) {
-    bad("partitions is " + std::to_string(c.partitions) +
-        ", allowed: KEYHOLE_PLACE_AUTO (0), KEYHOLE_PLACE_HOST (1), KEYHOLE_PLACE_DEVICE (2)");
-  }
-  p.partitions = c.partitions;
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
-  check_audit(c, p);
   return p;
+}
+
+keyhole_session_config public_config(const SessionParams& p) {
+  keyhole_session_config c = p;
+  c.index = p.index.c_str();
+  c.budget = p.budget;
+  c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
+  c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
+  c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
+  return c;
+}
+
+keyhole_session_config initial_config() {
+  keyhole_session_config c{};
+  c.struct_size = sizeof c;
+  set_initial(kSessionSettings, &c);
+  c.budget.struct_size = sizeof c.budget;
+  set_initial(kBudgetSettings, &c.budget);
+  return c;
 }
 
 }  // namespace keyhole::runtime

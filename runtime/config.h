@@ -30,38 +30,30 @@ struct ModelShape {
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
 };
 
-/// Output error beyond which an audit finds too much; of heads with an error target, so many times that.
+/// The audit_bound in effect where it is AUTO: 0.1, or 1.5 times the error target of a head that
+/// has one.
 inline constexpr float kDefaultAuditBound = 0.1F;
 inline constexpr float kAuditBoundPerTarget = 1.5F;
 
-/// How one sequence is split and searched.
-struct SessionParams {
-  uint32_t max_tokens = 0;
-  uint32_t sink = 0;
-  uint32_t window = 0;
-  uint32_t flush_block = 0;
+/// How one sequence is split and searched: the numbers of keyhole_session_config in effect, and
+/// here, under the same names, what that struct only points to. Its own pointers are NULL;
+/// public_config() fills them.
+struct SessionParams : keyhole_session_config {
+  SessionParams() : SessionParams(keyhole_session_config{}) {}
+  /// Takes the numbers of a checked config as they are; completes those that are AUTO.
+  explicit SessionParams(const keyhole_session_config& config);
+
   std::string index;
-  keyhole_mode mode = KEYHOLE_MODE_INDEXED;
-  std::vector<uint32_t> dense_layers;
-  uint32_t append_block = 0;
-  uint32_t training_queries = 0;
-  size_t host_memory_limit = 0;
-  keyhole_append_mode append_mode = KEYHOLE_APPEND_BACKGROUND;
   Budget budget;
-  uint32_t tail_partition = kDefaultTailPartition;
-  std::string budgets;  ///< path; empty: none
-  std::vector<HeadParams>
-      heads;  ///< [layer * kv_heads + kv_head]; empty: all of `index` and `budget`
+  std::string budgets;                 ///< path; empty: none
+  std::vector<uint32_t> dense_layers;  ///< ascending
+  /// `[layer * kv_heads + kv_head]`; empty: all of `index` and `budget`.
+  std::vector<HeadParams> heads;
 
   [[nodiscard]] HeadParams head(size_t i) const {
     return heads.empty() ? HeadParams{index, budget} : heads[i];
   }
-  size_t device_memory_limit = 0;
-  keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
-  double audit_share = 0.0;
-  keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
-  float audit_bound = 0.0F;  ///< 0: that of each head's error target
-
+  /// audit_bound, or where that is 0 the one of the head's error target.
   [[nodiscard]] float audit_bound_of(const Budget& head) const {
     if (audit_bound > 0.0F) return audit_bound;
     return head.error_target > 0.0F ? kAuditBoundPerTarget * head.error_target : kDefaultAuditBound;
@@ -69,17 +61,19 @@ struct SessionParams {
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
-  [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model, uint32_t room) const;
+  [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model,
+                                                      uint32_t capacity) const;
 };
 
-/// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A struct of a
-/// newer header is accepted if what it has grown by is zero. Throws Error(invalid_argument) for NULL or a
-/// size that no version had, Error(version) for a newer struct with fields this library does not know.
+/// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A
+/// struct of a newer header is accepted if what it has grown by is zero. Throws
+/// Error(invalid_argument) for NULL or a size that no version had, Error(version) for a newer
+/// struct with fields this library does not know.
 template <class T>
 [[nodiscard]] T read_struct(const T* from, T defaults, const char* name);
 
-/// Fills a caller's size-first struct of `size` bytes, which may be another version's: no byte beyond, and zeros where
-/// this version has nothing. Null, or too small for struct_size: nothing.
+/// Fills a caller's size-first struct of `size` bytes, which may be another version's: no byte
+/// beyond, and zeros where this version has nothing. Null, or too small for struct_size: nothing.
 template <class T>
 void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept;
 
@@ -94,7 +88,13 @@ void write_struct(T* to, T value, const char* name);
                                           const ModelShape& model);
 void check_mode(keyhole_mode mode);
 
-// ---- templates -----------------------------------------------------------------------------------
+/// The config in effect as users read it back. Its pointers are valid until `params` changes.
+[[nodiscard]] keyhole_session_config public_config(const SessionParams& params);
+/// The struct as the init function fills it.
+[[nodiscard]] keyhole_session_config initial_config();
+
+// ---- templates
+// -----------------------------------------------------------------------------------
 
 void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name);
 

@@ -36,12 +36,12 @@ bool explores(const Budget& budget) {
 }
 
 /// Partitions that `rows` keys become, at most: k-means leaves some smaller than asked for.
-uint32_t front_room(const SessionParams& s, uint64_t rows) {
+uint32_t most_partitions(const SessionParams& s, uint64_t rows) {
   return static_cast<uint32_t>(std::min<uint64_t>(rows / s.tail_partition * 3 / 2 + 1, kMaxTokens));
 }
 
-/// What one worker needs to estimate a tail: a score, weight and more of every partition and head, a weight and
-/// some marks of every row (TailEstimate, TailReader).
+/// What one worker needs to estimate a tail: a score, weight and more of every partition and head,
+/// a weight and some marks of every row (TailEstimate, TailReader).
 Wide tail_scratch(const ModelShape& m, const SessionParams& s, uint64_t rows) {
   const Wide partitions = Wide{rows} / s.tail_partition + 1;
   const Wide numbers = partitions * (5 * m.group() + 8) + Wide{rows} * (2 * m.group() + 6);
@@ -93,8 +93,9 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     plan.device_bytes = gpu::cuda_resident_bytes(shape);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
     if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
-      const uint64_t front = gpu::partitions_bytes(s.partitions_shape(m, front_room(s, rows)));
-      const uint64_t with = plan.device_bytes + front;
+      const uint64_t partitions =
+          gpu::partitions_bytes(s.partitions_shape(m, most_partitions(s, rows)));
+      const uint64_t with = plan.device_bytes + partitions;
       if (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit) {
         plan.device_bytes = with;
       }
@@ -114,7 +115,8 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
   const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
   const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
-  // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the step.
+  // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the
+  // step.
   const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
   const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
   const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));

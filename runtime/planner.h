@@ -13,13 +13,15 @@ struct MemoryPlan {
   uint64_t pinned_bytes = 0;
 };
 
-/// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device; `device_limit`
-/// (0: none) decides whether partitions of tails go there. Throws Error(invalid_argument) where a size passes 2^63.
+/// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
+/// `device_limit` (0: none) decides whether partitions of tails go there. Throws
+/// Error(invalid_argument) where a size passes 2^63.
 [[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
                                      uint64_t context, uint32_t threads, bool host_device,
                                      uint64_t device_limit);
 
-/// Whether a plan stays within limits (0: none); on a host device both parts share the host's memory.
+/// Whether a plan stays within limits (0: none); on a host device both parts share the host's
+/// memory.
 [[nodiscard]] bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
                              bool host_device);
 

@@ -27,7 +27,7 @@ class Node {
   Node(const json& value, std::string path) : value_(&value), path_(std::move(path)) {}
 
   /// An object with these keys alone.
-  const Node& expect_keys(std::initializer_list<std::string_view> allowed) const {
+  const Node& expect_keys(std::span<const std::string_view> allowed) const {
     if (!value_->is_object()) refuse("an object");
     for (const auto& [key, value] : value_->items()) {
       if (std::find(allowed.begin(), allowed.end(), key) != allowed.end()) continue;
@@ -38,6 +38,9 @@ class Node {
       fail(where() + "the key " + quoted_name(key) + " is unknown; allowed: " + list);
     }
     return *this;
+  }
+  const Node& expect_keys(std::initializer_list<std::string_view> allowed) const {
+    return expect_keys(std::span(allowed.begin(), allowed.size()));
   }
   [[nodiscard]] bool has(const char* key) const { return value_->contains(key); }
   [[nodiscard]] Node at(const char* key) const {
@@ -58,12 +61,19 @@ class Node {
     if (!value_->is_string()) refuse("a string");
     return value_->get<std::string>();
   }
-  [[nodiscard]] std::string word(std::initializer_list<std::string_view> allowed) const {
-    std::string list;
-    for (const std::string_view name : allowed) {
-      if (value_->is_string() && value_->get_ref<const std::string&>() == name) return string();
-      list += (list.empty() ? "" : ", ") + std::string(name);
+  /// The only word that may stand here.
+  void word(std::string_view allowed) const {
+    if (!value_->is_string() || value_->get_ref<const std::string&>() != allowed) {
+      refuse("one of " + std::string(allowed));
     }
+  }
+  /// The number of one of the setting's words.
+  [[nodiscard]] int32_t word_of(const Setting& s) const {
+    if (value_->is_string()) {
+      if (const auto n = number_of_word(s, value_->get_ref<const std::string&>())) return *n;
+    }
+    std::string list;
+    for (const SettingWord& w : s.words) list.append(list.empty() ? "" : ", ").append(w.word);
     refuse("one of " + list);
   }
   [[nodiscard]] uint32_t whole(uint32_t lowest, uint32_t highest) const {
@@ -113,15 +123,29 @@ void take(const Node& entry, const char* key, std::optional<T>& out, Read&& read
   if (entry.has(key)) out = read(entry.at(key));
 }
 
-BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
+/// Of a number no more than the type is checked here: the library judges values.
+void parse_field(const Node& node, const Setting& s, BudgetFields& out) {
+  const auto lowest = static_cast<uint32_t>(s.range.low);
   constexpr uint32_t kMost = std::numeric_limits<uint32_t>::max();
-  entry.expect_keys({"layer", "kv_head", "index", "top_k", "attend", "min_weight", "tail",
-                     "error_target", "mass_target", "min_keys", "max_keys", "dense", "measured"});
+  keyhole_budget& values = out.name(s);
+  switch (s.kind) {
+    case SettingKind::count: field<uint32_t>(s, &values) = node.whole(lowest, kMost); break;
+    case SettingKind::word: field<int32_t>(s, &values) = node.word_of(s); break;
+    case SettingKind::real: field<float>(s, &values) = node.share(); break;
+    default: throw std::logic_error(std::string(s.name) + " is a setting that no budgets file has");
+  }
+}
+
+BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
+  std::vector<std::string_view> keys = {"layer", "kv_head", "index"};
+  for (const Setting& setting : kBudgetSettings) keys.emplace_back(setting.name);
+  keys.insert(keys.end(), {"dense", "measured"});
+  entry.expect_keys(keys);
   BudgetsFile::Entry out;
   const auto place = [&](const char* key, uint32_t count, std::optional<uint32_t>& number) {
     const Node node = entry.at(key);
     if (node.is_string()) {
-      (void)node.word({"all"});
+      node.word("all");
     } else {
       number = node.whole(0, count - 1);
     }
@@ -129,18 +153,9 @@ BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
   place("layer", file.layers, out.layer);
   place("kv_head", file.kv_heads, out.kv_head);
   take(entry, "index", out.index, [](const Node& n) { return n.string(); });
-  take(entry, "top_k", out.top_k, [](const Node& n) { return n.whole(1, kMost); });
-  take(entry, "attend", out.attend, [](const Node& n) {
-    return n.word({"topk", "scored", "weight", "none"});
-  });
-  take(entry, "min_weight", out.min_weight, [](const Node& n) { return n.share(); });
-  take(entry, "tail", out.tail, [](const Node& n) {
-    return n.word({"none", "mean", "centroid", "second"});
-  });
-  take(entry, "error_target", out.error_target, [](const Node& n) { return n.share(); });
-  take(entry, "mass_target", out.mass_target, [](const Node& n) { return n.share(); });
-  take(entry, "min_keys", out.min_keys, [](const Node& n) { return n.whole(0, kMost); });
-  take(entry, "max_keys", out.max_keys, [](const Node& n) { return n.whole(0, kMost); });
+  for (const Setting& setting : kBudgetSettings) {
+    if (entry.has(setting.name)) parse_field(entry.at(setting.name), setting, out.budget);
+  }
   take(entry, "dense", out.dense, [](const Node& n) { return n.flag(); });
   if (entry.has("measured")) out.measured = entry.at("measured").numbers();
   return out;
@@ -168,7 +183,10 @@ BudgetsFile parse(const json& parsed) {
   out.kv_heads = model.at("kv_heads").whole(1, 4096);
   out.head_dim = model.at("head_dim").whole(1, 1024);
   if (root.has("tail_partition")) {
-    out.tail_partition = root.at("tail_partition").whole(4, 1024);
+    constexpr Range kRange = setting(kSessionSettings, "tail_partition").range;
+    out.tail_partition =
+        root.at("tail_partition")
+            .whole(static_cast<uint32_t>(kRange.low), static_cast<uint32_t>(kRange.high));
   }
   if (root.has("target")) out.target = root.at("target").numbers();
   if (root.has("machine")) out.machine = root.at("machine").string();
@@ -193,6 +211,12 @@ BudgetsFile parse(const json& parsed) {
 }
 
 }  // namespace
+
+void BudgetFields::apply_to(keyhole_budget& budget) const {
+  for (const Setting& s : kBudgetSettings) {
+    if (has(s)) copy_field(s, &values_, &budget);
+  }
+}
 
 BudgetsFile parse_budgets(std::span<const std::byte> bytes) {
   if (bytes.size() > kMaxBudgetsBytes) {

@@ -1,18 +1,19 @@
-// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use. JSON:
+// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use.
+// JSON:
 //
 //   {"keyhole_budgets": 1,                                          the format's version
 //    "model": {"layers": 32, "q_heads": 32, "kv_heads": 8, "head_dim": 128},
 //    "tail_partition": 16,                                          optional
-//    "target": {"error": 0.05},                                     what it was made for; optional, not used
-//    "machine": "...", "made_by": "...",                            likewise
+//    "target": {"error": 0.05},                                     what it was made for; optional,
+// not used    "machine": "...", "made_by": "...",                            likewise
 //    "heads": [
 //      {"layer": "all", "kv_head": "all", "index": "ivf:probe=32", "top_k": 100},
 //      {"layer": 4, "kv_head": 1, "attend": "weight", "min_weight": 1e-4, "tail": "second",
 //       "error_target": 0.05, "mass_target": 0, "min_keys": 0, "max_keys": 0},
 //      {"layer": 0, "kv_head": "all", "dense": true}]}
 //
-// Entries are taken in order: each sets what it names, of the heads that it names; what no entry names stays as
-// the session's config has it.
+// Entries are taken in order: each sets what it names, of the heads that it names; what no entry
+// names stays as the session's config has it.
 #pragma once
 
 #include <cstddef>
@@ -25,19 +26,58 @@
 #include <string>
 #include <vector>
 
+#include "runtime/files/settings.h"
+
 namespace keyhole {
+
+/// Some fields of a keyhole_budget: those that an entry names.
+class BudgetFields {
+ public:
+  template <class Field>
+  void set(Field keyhole_budget::*member, Field value) {
+    values_.*member = value;
+    named_ |= bit_of(&(values_.*member));
+  }
+  /// Nothing where it is not named.
+  template <class Field>
+  [[nodiscard]] std::optional<Field> get(Field keyhole_budget::*member) const {
+    if ((named_ & bit_of(&(values_.*member))) == 0) return std::nullopt;
+    return values_.*member;
+  }
+  [[nodiscard]] bool empty() const { return named_ == 0; }
+
+  /// By the row of kBudgetSettings.
+  [[nodiscard]] bool has(const Setting& s) const { return (named_ & bit_of(s)) != 0; }
+  [[nodiscard]] const keyhole_budget& values() const { return values_; }
+  /// The values, of which the row's is about to be written.
+  [[nodiscard]] keyhole_budget& name(const Setting& s) {
+    named_ |= bit_of(s);
+    return values_;
+  }
+  /// Overwrites what is named.
+  void apply_to(keyhole_budget& budget) const;
+
+ private:
+  static uint64_t bit_of(const Setting& s) { return uint64_t{1} << (&s - kBudgetSettings.data()); }
+  [[nodiscard]] uint64_t bit_of(const void* member) const {
+    const auto at = static_cast<size_t>(static_cast<const std::byte*>(member) -
+                                        reinterpret_cast<const std::byte*>(&values_));
+    for (const Setting& s : kBudgetSettings) {
+      if (s.offset == at) return bit_of(s);
+    }
+    throw std::logic_error("no field of a budget");
+  }
+
+  keyhole_budget values_{};
+  uint64_t named_ = 0;  ///< bit i: row i of kBudgetSettings
+};
 
 struct BudgetsFile {
   /// What an entry says; absent: nothing.
   struct Entry {
     std::optional<uint32_t> layer, kv_head;  ///< absent: all
     std::optional<std::string> index;
-    std::optional<uint32_t> top_k;
-    std::optional<std::string> attend;  ///< topk, scored, weight, none
-    std::optional<float> min_weight;
-    std::optional<std::string> tail;  ///< none, mean, centroid, second
-    std::optional<float> error_target, mass_target;
-    std::optional<uint32_t> min_keys, max_keys;
+    BudgetFields budget;
     std::optional<bool> dense;
     std::map<std::string, double> measured;  ///< figures for people, e.g. {"us": 12.5}
   };
@@ -58,13 +98,14 @@ class AnotherFormat : public std::runtime_error {
 /// At most this many bytes are read; 4096 heads take less than two MiB.
 inline constexpr size_t kMaxBudgetsBytes = size_t{64} << 20;
 
-/// Reads and checks the form: types, words, unknown and repeated keys, layers and KV heads within the model,
-/// heads that are named twice. Values (a spec, a target) are for the library to judge. Throws
-/// std::runtime_error whose text names the path of what is wrong ("heads[3].tail") and what is allowed;
-/// AnotherFormat.
+/// Reads and checks the form: types, words, unknown and repeated keys, layers and KV heads within
+/// the model, heads that are named twice. Values (a spec, a target) are for the library to judge.
+/// Throws std::runtime_error whose text names the path of what is wrong ("heads[3].tail") and what
+/// is allowed; AnotherFormat.
 [[nodiscard]] BudgetsFile parse_budgets(std::span<const std::byte> bytes);
 
-/// Likewise; texts begin with the file's name. Throws CannotRead (runtime/files/mapped_file.h) as well.
+/// Likewise; texts begin with the file's name. Throws CannotRead (runtime/files/mapped_file.h) as
+/// well.
 [[nodiscard]] BudgetsFile read_budgets(const std::filesystem::path& path);
 
 /// The text of a file, from which parse_budgets() gives the same again.

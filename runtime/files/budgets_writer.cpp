@@ -26,18 +26,19 @@ ordered_json to_json(const BudgetsFile::Entry& entry) {
   const auto put = [&](const char* key, const auto& value) {
     if (value) out[key] = *value;
   };
-  const auto put_float = [&](const char* key, const std::optional<float>& value) {
-    if (value) out[key] = shortest(*value);
-  };
   put("index", entry.index);
-  put("top_k", entry.top_k);
-  put("attend", entry.attend);
-  put_float("min_weight", entry.min_weight);
-  put("tail", entry.tail);
-  put_float("error_target", entry.error_target);
-  put_float("mass_target", entry.mass_target);
-  put("min_keys", entry.min_keys);
-  put("max_keys", entry.max_keys);
+  for (const Setting& s : kBudgetSettings) {
+    if (!entry.budget.has(s)) continue;
+    visit_number(s, &entry.budget.values(), [&](const auto& x) {
+      if (s.kind == SettingKind::word) {
+        out[s.name] = word_of_number(s, static_cast<int32_t>(x));
+      } else if (s.kind == SettingKind::real) {
+        out[s.name] = shortest(static_cast<float>(x));
+      } else {
+        out[s.name] = x;
+      }
+    });
+  }
   put("dense", entry.dense);
   if (!entry.measured.empty()) out["measured"] = entry.measured;
   return out;

@@ -1,5 +1,10 @@
-/* The public header, alone and first, twice; then each constant it promises to a preprocessor. */
-#include "keyhole/keyhole.h"
+/* A public header, alone and first, twice; then each constant it promises to a preprocessor. */
+#ifndef KEYHOLE_TEST_HEADER
+#define KEYHOLE_TEST_HEADER "keyhole/keyhole.h"
+#endif
+#include KEYHOLE_TEST_HEADER
+#include KEYHOLE_TEST_HEADER
+#include "keyhole/index.h"
 
 #if KEYHOLE_VERSION_MAJOR < 0 || KEYHOLE_VERSION_MINOR < 0 || KEYHOLE_VERSION_PATCH < 0
 #error "the version must be usable in #if"

@@ -254,6 +254,8 @@ TEST(Checksum, DoesNotDependOnTheDivision) {
     }
     EXPECT_EQ(pieces.value(), whole.value());
   }
+  // XXH3_64bits with seed 0, as xxHash's own documentation and tests have it.
+  EXPECT_EQ(Checksum().value(), 0x2D06800538D394C2U);
   Checksum shorter;
   shorter.update(bytes.data(), 999);
   EXPECT_NE(shorter.value(), whole.value());

@@ -43,8 +43,8 @@ TEST_P(Allocation, NoneInAStep) {
   const auto ec = small_engine(3);
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
-  sc.attend = std::get<1>(GetParam());
-  sc.top_k = 20;
+  sc.budget.attend = std::get<1>(GetParam());
+  sc.budget.top_k = 20;
   sc.append_block = 100000;
   sc.audit_share = 0.5;
   const EnginePtr engine = make_engine(ec);
@@ -129,8 +129,8 @@ TEST_P(Allocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   const auto ec = small_engine(1);
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
-  sc.attend = std::get<1>(GetParam());
-  sc.top_k = 20;
+  sc.budget.attend = std::get<1>(GetParam());
+  sc.budget.top_k = 20;
   sc.append_block = 40;
   const EnginePtr engine = make_engine(ec);
   const SessionPtr session = make_session(engine.get(), sc);

@@ -20,7 +20,7 @@ class Append : public ::testing::TestWithParam<const char*> {
   keyhole_session_config config(keyhole_append_mode mode) const {
     auto sc = small_session();
     sc.index = GetParam();
-    sc.top_k = 7;
+    sc.budget.top_k = 7;
     sc.append_block = 24;
     sc.append_mode = mode;
     return sc;

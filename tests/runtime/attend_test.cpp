@@ -38,7 +38,7 @@ TEST_F(Attend, ResidentModeReadsSinkAndWindowOnly) {
 }
 
 TEST_F(Attend, ExactModeIsExactWithASmallK) {
-  sc_.top_k = 1;
+  sc_.budget.top_k = 1;
   make(300);
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   ASSERT_OK(keyhole_session_set_mode(session_.get(), KEYHOLE_MODE_EXACT, 0));
@@ -46,7 +46,7 @@ TEST_F(Attend, ExactModeIsExactWithASmallK) {
 }
 
 TEST_F(Attend, BeforeBuildEverythingIsPendingAndExact) {
-  sc_.top_k = 1;
+  sc_.budget.top_k = 1;
   make(300);
   const auto t = layer_tokens(session_.get(), 0);
   EXPECT_EQ(0U, t.indexed);
@@ -56,8 +56,8 @@ TEST_F(Attend, BeforeBuildEverythingIsPendingAndExact) {
 
 // Flat scores everything, so attending what was scored is exact, whatever k is.
 TEST_F(Attend, ScoredOverFlatIsExact) {
-  sc_.top_k = 1;
-  sc_.attend = KEYHOLE_ATTEND_SCORED;
+  sc_.budget.top_k = 1;
+  sc_.budget.attend = KEYHOLE_ATTEND_SCORED;
   make(500);
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);
@@ -71,9 +71,9 @@ TEST_F(Attend, ScoredOverFlatIsExact) {
 
 // Weights are those among the indexed tokens, and one head of the group is enough.
 TEST_F(Attend, WeightAttendsTheGroupsHeavyTokens) {
-  sc_.top_k = 1;
-  sc_.attend = KEYHOLE_ATTEND_WEIGHT;
-  sc_.min_weight = 0.02F;
+  sc_.budget.top_k = 1;
+  sc_.budget.attend = KEYHOLE_ATTEND_WEIGHT;
+  sc_.budget.min_weight = 0.02F;
   make(400);
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);
@@ -91,8 +91,8 @@ TEST_F(Attend, WeightAttendsTheGroupsHeavyTokens) {
       (void)model_.attend(0, q, one, [&](uint32_t j) { return j == i; });
       for (uint32_t h = 2 * kv_head; h < 2 * kv_head + 2; ++h) {
         const double weight = std::exp(one[h] - lse_all[h]);
-        ASSERT_GT(std::fabs(weight / sc_.min_weight - 1), 1e-3) << "choose another seed";
-        heavy[i] = heavy[i] || weight > sc_.min_weight;
+        ASSERT_GT(std::fabs(weight / sc_.budget.min_weight - 1), 1e-3) << "choose another seed";
+        heavy[i] = heavy[i] || weight > sc_.budget.min_weight;
       }
       if (heavy[i] && offloaded(i)) ++heavy_tokens;
     }
@@ -116,8 +116,8 @@ TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
     keyhole_session_config c;
     keyhole_session_config_init(&c);
     ASSERT_OK(keyhole_session_get_config(session_.get(), &c));
-    EXPECT_EQ(attend, c.attend);
-    EXPECT_EQ(min_weight, c.min_weight);
+    EXPECT_EQ(attend, c.budget.attend);
+    EXPECT_EQ(min_weight, c.budget.min_weight);
   };
   expect_config(KEYHOLE_ATTEND_TOPK, 1e-4F);
   ASSERT_OK(keyhole_session_set_attend(session_.get(), KEYHOLE_ATTEND_WEIGHT, 0.01F));
@@ -135,7 +135,7 @@ TEST_F(Attend, AttendModeCanBeChangedAndReadBack) {
 
 // Top-k attends each head's k best keys and what the other heads of its group found, nothing else.
 TEST_F(Attend, SmallKAttendsTheUnionOfTheGroupsBestKeys) {
-  sc_.top_k = 3;
+  sc_.budget.top_k = 3;
   make(200);
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   const auto t = layer_tokens(session_.get(), 0);

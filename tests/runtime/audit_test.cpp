@@ -95,12 +95,13 @@ class Audited {
         const double mass = std::exp(read_lse[h] - lse[h]);
         // The session has read what the test believes: else the test is wrong. With a tail, what its answer's
         // lse holds beyond that is the estimate.
-        const double estimated =
-            sc_.tail == KEYHOLE_TAIL_NONE ? 0.0 : 1.0 - std::exp(read_lse[h] - answer.lse[h]);
-        if (sc_.tail == KEYHOLE_TAIL_NONE) {
+        const double estimated = sc_.budget.tail == KEYHOLE_TAIL_NONE
+                                     ? 0.0
+                                     : 1.0 - std::exp(read_lse[h] - answer.lse[h]);
+        if (sc_.budget.tail == KEYHOLE_TAIL_NONE) {
           EXPECT_NEAR(answer.lse[h], read_lse[h], 1e-4);
         }
-        const auto best = top(dots[g], offloaded, sc_.top_k);
+        const auto best = top(dots[g], offloaded, sc_.budget.top_k);
         double recall = 0.0;
         for (const uint32_t r : best) recall += attended.contains(r) ? 1.0 : 0.0;
         const double n = group();
@@ -145,15 +146,16 @@ class Audited {
     const uint32_t from = sc_.mode == KEYHOLE_MODE_EXACT ? 0 : indexed;
     for (uint32_t r = from; r < offloaded; ++r) rows.insert(r);
     for (const auto& d : dots) {
-      if (sc_.attend == KEYHOLE_ATTEND_NONE) break;
-      if (sc_.attend == KEYHOLE_ATTEND_TOPK) {
-        for (const uint32_t r : top(d, indexed, sc_.top_k)) rows.insert(r);
+      if (sc_.budget.attend == KEYHOLE_ATTEND_NONE) break;
+      if (sc_.budget.attend == KEYHOLE_ATTEND_TOPK) {
+        for (const uint32_t r : top(d, indexed, sc_.budget.top_k)) rows.insert(r);
         continue;
       }
       double sum = 0.0;
       for (uint32_t r = 0; r < indexed; ++r) sum += std::exp(logit(d[r]));
       for (uint32_t r = 0; r < indexed; ++r) {
-        if (sc_.attend == KEYHOLE_ATTEND_SCORED || std::exp(logit(d[r])) > sc_.min_weight * sum)
+        if (sc_.budget.attend == KEYHOLE_ATTEND_SCORED ||
+            std::exp(logit(d[r])) > sc_.budget.min_weight * sum)
           rows.insert(r);
       }
     }
@@ -201,19 +203,19 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
     auto sc = small_session();
     sc.audit_share = 1.0;
     sc.audit_bound = 0.03F;
-    sc.top_k = 1 + choice.below(40);
-    sc.tail = static_cast<keyhole_tail_mode>(choice.below(2) * choice.below(4));
-    const bool has_tail = sc.tail != KEYHOLE_TAIL_NONE;
-    sc.attend = static_cast<keyhole_attend_mode>(choice.below(has_tail ? 4 : 3));
-    sc.min_weight = 0.005F;
+    sc.budget.top_k = 1 + choice.below(40);
+    sc.budget.tail = static_cast<keyhole_tail_mode>(choice.below(2) * choice.below(4));
+    const bool has_tail = sc.budget.tail != KEYHOLE_TAIL_NONE;
+    sc.budget.attend = static_cast<keyhole_attend_mode>(choice.below(has_tail ? 4 : 3));
+    sc.budget.min_weight = 0.005F;
     sc.mode = round % 8 == 0   ? KEYHOLE_MODE_RESIDENT
               : round % 8 == 1 ? KEYHOLE_MODE_EXACT
                                : KEYHOLE_MODE_INDEXED;
     Audited one(ec, sc, 100 + static_cast<uint64_t>(round));
     SCOPED_TRACE("round " + std::to_string(round) + ": " + std::to_string(ec.kv_heads) + " x " +
                  std::to_string(one.group()) + " heads of " + std::to_string(ec.head_dim) +
-                 ", attend " + std::to_string(sc.attend) + ", tail " + std::to_string(sc.tail) +
-                 ", k " + std::to_string(sc.top_k));
+                 ", attend " + std::to_string(sc.budget.attend) + ", tail " +
+                 std::to_string(sc.budget.tail) + ", k " + std::to_string(sc.budget.top_k));
     one.prefill(round % 5 == 4 ? 1 + choice.below(20) : 200 + choice.below(1500));
     ASSERT_OK(keyhole_build(one.session(), nullptr, nullptr));
     if (choice.below(2) == 0) one.prefill(1 + choice.below(60));
@@ -252,10 +254,10 @@ TEST(Audit, FiguresOfStepsWithATarget) {
     ec.layers = 1;
     auto sc = small_session();
     sc.audit_share = 1.0;
-    sc.top_k = 5;
-    sc.attend = attend;
-    sc.mass_target = 0.8F;
-    sc.max_keys = 4096;
+    sc.budget.top_k = 5;
+    sc.budget.attend = attend;
+    sc.budget.mass_target = 0.8F;
+    sc.budget.max_keys = 4096;
     const EnginePtr engine = make_engine(ec);
     const SessionPtr s = make_session(engine.get(), sc);
     Numbers numbers(8);
@@ -294,7 +296,7 @@ TEST(Audit, OutliersAreNoTrouble) {
   ec.kv_dtype = KEYHOLE_F32;
   auto sc = small_session();
   sc.audit_share = 1.0;
-  sc.top_k = 3;
+  sc.budget.top_k = 3;
   for (const float size : {1e4F, 1e12F, 1e19F, 3e19F}) {  // inner products beyond fp32 from 1e19 on
     const EnginePtr engine = make_engine(ec);
     const SessionPtr s = make_session(engine.get(), sc);
@@ -376,7 +378,7 @@ void expect_same_figures(const keyhole_audit& a, const keyhole_audit& b) {
 keyhole_session_config audited_session(double share, keyhole_audit_action action) {
   auto sc = small_session();
   sc.index = "ivf:C=16,probe=2,segment=64,iters=2";
-  sc.top_k = 2;
+  sc.budget.top_k = 2;
   sc.append_block = 24;
   sc.audit_share = share;
   sc.audit_action = action;
@@ -432,8 +434,8 @@ TEST(Audit, NothingDependsOnThreadsOrTime) {
         const auto ec = small_engine(threads);
         const EnginePtr engine = make_engine(ec);
         auto sc = audited_session(seed % 2 == 0 ? 0.1 : 0.7, action);
-        sc.attend = static_cast<keyhole_attend_mode>(seed % 3);
-        sc.min_weight = 0.02F;
+        sc.budget.attend = static_cast<keyhole_attend_mode>(seed % 3);
+        sc.budget.min_weight = 0.02F;
         sc.audit_bound = 0.3F;
         Told told(engine.get(), ec, sc, seed);
         Numbers choice(seed);
@@ -498,13 +500,13 @@ class Actions : public ::testing::Test {
     ec_.log_user = &log_;
     engine_ = make_engine(ec_);
     auto sc = small_session();
-    sc.top_k = 3;
+    sc.budget.top_k = 3;
     sc.append_block = 100000;
     sc.mode = mode;
     sc.audit_share = 1.0;
     sc.audit_action = action;
     sc.audit_bound = 1e-4F;
-    sc.mass_target = mass_target_;
+    sc.budget.mass_target = mass_target_;
     session_ = make_session(engine_.get(), sc);
     numbers_ = Numbers(5);
     Model model(ec_);

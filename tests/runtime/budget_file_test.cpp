@@ -51,7 +51,7 @@ TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
            {"layer": 1, "kv_head": 1, "error_target": 0.05, "max_keys": 77})",
         R"("tail_partition": 32,)");
   auto c = small_session();
-  c.attend = KEYHOLE_ATTEND_SCORED;
+  c.budget.attend = KEYHOLE_ATTEND_SCORED;
   ASSERT_EQ(open(c), KEYHOLE_OK) << keyhole_last_error();
   EXPECT_EQ(get(0, 0).top_k, 30U);
   EXPECT_EQ(get(0, 1).top_k, 10U);
@@ -67,7 +67,7 @@ TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
   keyhole_session_config seen;
   keyhole_session_config_init(&seen);
   ASSERT_OK(keyhole_session_get_config(session_.get(), &seen));
-  EXPECT_EQ(seen.top_k, 4096U);
+  EXPECT_EQ(seen.budget.top_k, 4096U);
   EXPECT_EQ(seen.tail_partition, 32U);
   EXPECT_STREQ(seen.budgets, path_.c_str());
 }
@@ -98,7 +98,7 @@ TEST_F(BudgetFile, HeadsHaveTheirOwnIndex) {
   for (uint32_t i = 0; i < 4; ++i) {
     auto c = small_session();
     c.index = specs[i / 2][i % 2];
-    c.top_k = 5 + 4 * i;
+    c.budget.top_k = 5 + 4 * i;
     session_ = make_session(engine_.get(), c);
     numbers_ = Numbers(41);
     model_ = Model(ec_);
@@ -120,7 +120,7 @@ TEST_F(BudgetFile, DenseHeadsAreExactAndHaveNoIndex) {
   write(
       R"({"layer": 0, "kv_head": 1, "dense": true}, {"layer": 1, "kv_head": "all", "dense": true})");
   auto c = small_session();
-  c.top_k = 1;
+  c.budget.top_k = 1;
   ASSERT_EQ(open(c), KEYHOLE_OK) << keyhole_last_error();
   fill(500);
   const auto q = numbers_.many(shape_.q(1));
@@ -205,7 +205,7 @@ TEST_F(BudgetFile, WhatIsRefusedSaysWhyAndWhere) {
 
 TEST_F(BudgetFile, ThePlanCountsEveryHeadsIndex) {
   keyhole_session_config c = small_session();
-  c.top_k = 10;
+  c.budget.top_k = 10;
   const auto index_bytes = [&](const char* spec, const char* budgets) {
     c.index = spec;
     c.budgets = budgets;

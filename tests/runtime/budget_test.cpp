@@ -161,22 +161,22 @@ INSTANTIATE_TEST_SUITE_P(Types, Budgets,
 TEST(Budget, ReadsBackWhatTheSessionBeganWith) {
   const EnginePtr engine = make_engine(small_engine());
   keyhole_session_config c = small_session();
-  c.top_k = 77;
-  c.attend = KEYHOLE_ATTEND_SCORED;
-  c.tail = KEYHOLE_TAIL_SECOND;
-  c.error_target = 0.05F;
-  c.mass_target = 0.9F;
-  c.min_keys = 5;
-  c.max_keys = 500;
+  c.budget.top_k = 77;
+  c.budget.attend = KEYHOLE_ATTEND_SCORED;
+  c.budget.tail = KEYHOLE_TAIL_SECOND;
+  c.budget.error_target = 0.05F;
+  c.budget.mass_target = 0.9F;
+  c.budget.min_keys = 5;
+  c.budget.max_keys = 500;
   const SessionPtr session = make_session(engine.get(), c);
   keyhole_session_config seen;
   keyhole_session_config_init(&seen);
   ASSERT_OK(keyhole_session_get_config(session.get(), &seen));
-  EXPECT_EQ(seen.tail, KEYHOLE_TAIL_SECOND);
-  EXPECT_EQ(seen.error_target, 0.05F);
-  EXPECT_EQ(seen.mass_target, 0.9F);
-  EXPECT_EQ(seen.min_keys, 5U);
-  EXPECT_EQ(seen.max_keys, 500U);
+  EXPECT_EQ(seen.budget.tail, KEYHOLE_TAIL_SECOND);
+  EXPECT_EQ(seen.budget.error_target, 0.05F);
+  EXPECT_EQ(seen.budget.mass_target, 0.9F);
+  EXPECT_EQ(seen.budget.min_keys, 5U);
+  EXPECT_EQ(seen.budget.max_keys, 500U);
   EXPECT_EQ(seen.tail_partition, 16U);
   EXPECT_EQ(seen.budgets, nullptr);
   keyhole_budget expected = budget_of(77, KEYHOLE_ATTEND_SCORED, 1e-4F);
@@ -234,7 +234,7 @@ TEST(Budget, AllMeansAllOfThem) {
   keyhole_session_config c;
   keyhole_session_config_init(&c);
   ASSERT_OK(keyhole_session_get_config(session.get(), &c));
-  EXPECT_EQ(c.top_k, 10U);
+  EXPECT_EQ(c.budget.top_k, 10U);
 }
 
 TEST(Budget, RefusesWhatIsNotAllowedAndKeepsTheOld) {

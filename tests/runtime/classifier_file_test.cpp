@@ -5,6 +5,7 @@
 #include <iterator>
 #include <map>
 
+#include "keyhole/index.h"
 #include "runtime/files/element.h"
 #include "runtime/files/safetensors.h"
 #include "tests/runtime/fixture.h"

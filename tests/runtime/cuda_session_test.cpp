@@ -203,10 +203,10 @@ TEST_F(CudaSession, PartitionsChosenOnTheDevice) {
   keyhole_session_config c = small_session();
   SessionPtr exact = make_session(a.get(), c);
   ASSERT_OK(keyhole_session_set_mode(exact.get(), KEYHOLE_MODE_EXACT, 0));
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_SECOND;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_SECOND;
   c.tail_partition = 4;
-  c.min_keys = 4000;
+  c.budget.min_keys = 4000;
   c.partitions = KEYHOLE_PLACE_DEVICE;
   c.append_mode = KEYHOLE_APPEND_IN_STEP;
   SessionPtr cuda = make_session(b.get(), c);
@@ -231,10 +231,10 @@ TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
     ASSERT_OK(keyhole_session_set_mode(host.get(), KEYHOLE_MODE_EXACT, 0));
     c.append_mode = KEYHOLE_APPEND_IN_STEP;
     if (partitions) {
-      c.attend = KEYHOLE_ATTEND_NONE;
-      c.tail = KEYHOLE_TAIL_CENTROID;
+      c.budget.attend = KEYHOLE_ATTEND_NONE;
+      c.budget.tail = KEYHOLE_TAIL_CENTROID;
       c.tail_partition = 4;
-      c.min_keys = 4000;
+      c.budget.min_keys = 4000;
     }
     SessionPtr cuda = make_session(b.get(), c);
     for (keyhole_session* s : {host.get(), cuda.get()}) prefill(s, 100, 7);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <limits>
 
+#include "keyhole/index.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -144,7 +145,7 @@ TEST(SessionErrors, NameTheField) {
     EXPECT_EQ(nullptr, s);
   };
   refused([](auto& c) { c.window = 0; }, "window");
-  refused([](auto& c) { c.top_k = 0; }, "top_k");
+  refused([](auto& c) { c.budget.top_k = 0; }, "top_k");
   refused([](auto& c) { c.max_tokens = 0x80000001U; }, "max_tokens");
   refused([](auto& c) { c.sink = 0xFFFFFFFFU; }, "sink");
   refused([](auto& c) { c.mode = 5; }, "mode");
@@ -362,7 +363,7 @@ TEST(IndexErrors, AreNamed) {
   ASSERT_OK(keyhole_index_create(engine.get(), "flat", 1, 1, &index));
   keyhole_search_options ten;
   keyhole_search_options_init(&ten);
-  ten.k = 10;
+  ten.budget.top_k = 10;
   keyhole_search_options bad = ten;
   Numbers numbers(5);
   const auto keys = numbers.many(50 * 64);
@@ -378,18 +379,18 @@ TEST(IndexErrors, AreNamed) {
   ASSERT_OK(keyhole_index_build(index, &t, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "1..16",
                keyhole_index_search(index, &t, &ten, ids, nullptr, counts, nullptr));
-  bad.k = 0;
+  bad.budget.top_k = 0;
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "k is 0",
                keyhole_index_search(index, &q, &bad, ids, nullptr, counts, nullptr));
   float o[128], lse[2];
   for (const float weight : {-1e-3F, 1.0F, 2.0F, NAN}) {
     bad = ten;
-    bad.min_weight = weight;
+    bad.budget.min_weight = weight;
     EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "min_weight is",
                  keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
   }
   bad = ten;
-  bad.attend = 4;
+  bad.budget.attend = 4;
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "attend is 4",
                keyhole_index_attend(index, &q, &bad, o, lse, nullptr, nullptr, nullptr));
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "without values",

@@ -186,8 +186,8 @@ TEST(FirstIndexOf, AHeadWithATailHasItsPartitionsToo) {
   const auto ec = small_engine(2);
   const EnginePtr engine = make_engine(ec);
   auto sc = config("ivf:C=8,probe=2,segment=64");
-  sc.tail = KEYHOLE_TAIL_CENTROID;
-  sc.top_k = 10;
+  sc.budget.tail = KEYHOLE_TAIL_CENTROID;
+  sc.budget.top_k = 10;
   Chorus one(ec, 6);
   one.add(engine.get(), sc);
   for (int i = 0; i < 150; ++i) one.step();

@@ -53,7 +53,7 @@ inline keyhole_session_config small_session() {
   c.flush_block = 8;
   c.append_block = 32;
   c.index = "flat";
-  c.top_k = 4096;
+  c.budget.top_k = 4096;
   return c;
 }
 

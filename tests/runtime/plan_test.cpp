@@ -43,9 +43,9 @@ TEST(Plan, An8BModelAt128k) {
 TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
   keyhole_session_config s;
   keyhole_session_config_init(&s);
-  s.attend = KEYHOLE_ATTEND_NONE;
-  s.tail = KEYHOLE_TAIL_SECOND;
-  s.min_keys = 256;
+  s.budget.attend = KEYHOLE_ATTEND_NONE;
+  s.budget.tail = KEYHOLE_TAIL_SECOND;
+  s.budget.min_keys = 256;
   const uint64_t none = plan(llama8b(), nullptr, 131072).device_bytes;
   const uint64_t with = plan(llama8b(), &s, 131072).device_bytes;
   // 8150 partitions x 256 heads x 392 bytes, and room for as many again by half.
@@ -60,7 +60,7 @@ TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
   s.partitions = KEYHOLE_PLACE_HOST;
   EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
   s.partitions = KEYHOLE_PLACE_AUTO;
-  s.error_target = 0.05F;  // read until it is met: the host's work
+  s.budget.error_target = 0.05F;  // read until it is met: the host's work
   EXPECT_EQ(none, plan(llama8b(), &s, 131072).device_bytes);
 }
 
@@ -83,12 +83,12 @@ TEST(Plan, ForeseesWhatASessionTakes) {
   const auto ec = small_engine();
   auto sc = small_session();
   sc.index = "ivf:C=16,probe=4";
-  sc.top_k = 50;
+  sc.budget.top_k = 50;
   for (const auto& [attend, tail] : {std::pair(KEYHOLE_ATTEND_TOPK, KEYHOLE_TAIL_NONE),
                                      std::pair(KEYHOLE_ATTEND_SCORED, KEYHOLE_TAIL_NONE),
                                      std::pair(KEYHOLE_ATTEND_TOPK, KEYHOLE_TAIL_SECOND)}) {
-    sc.attend = attend;
-    sc.tail = tail;
+    sc.budget.attend = attend;
+    sc.budget.tail = tail;
     sc.audit_share = attend == KEYHOLE_ATTEND_TOPK ? 0.0 : 1.0;
     const EnginePtr engine = make_engine(ec);
     const SessionPtr session = make_session(engine.get(), sc);

@@ -16,10 +16,10 @@ class SessionFileTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     sc_.index = GetParam();
-    sc_.top_k = 20;
+    sc_.budget.top_k = 20;
     sc_.training_queries = 16;
-    sc_.attend = KEYHOLE_ATTEND_WEIGHT;
-    sc_.min_weight = 0.01F;
+    sc_.budget.attend = KEYHOLE_ATTEND_WEIGHT;
+    sc_.budget.min_weight = 0.01F;
     session_ = make_session(engine_.get(), sc_);
     for (uint32_t l = 0; l < ec_.layers; ++l)
       prefill_both(session_.get(), model_, shape_, l, 200, numbers_);
@@ -72,9 +72,9 @@ TEST_P(SessionFileTest, LoadAnswersWithTheSameBits) {
   ASSERT_OK(keyhole_session_get_config(loaded, &c));
   EXPECT_STREQ(GetParam(), c.index);
   EXPECT_EQ(sc_.window, c.window);
-  EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.attend);
-  EXPECT_EQ(0.01F, c.min_weight);
-  EXPECT_EQ(20U, c.top_k);
+  EXPECT_EQ(KEYHOLE_ATTEND_WEIGHT, c.budget.attend);
+  EXPECT_EQ(0.01F, c.budget.min_weight);
+  EXPECT_EQ(20U, c.budget.top_k);
   keyhole_budget budget;
   keyhole_budget_init(&budget);
   ASSERT_OK(keyhole_session_get_budget(loaded, 1, 0, &budget));
@@ -106,8 +106,8 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   c.audit_share = 0.25;
   c.audit_action = KEYHOLE_AUDIT_WIDEN;
   c.audit_bound = 0.3F;
-  c.tail = KEYHOLE_TAIL_CENTROID;
-  c.min_keys = 40;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.min_keys = 40;
   const SessionPtr session = make_session(engine_.get(), c);
   keyhole_session* forked = nullptr;
   ASSERT_OK(keyhole_fork(session.get(), &forked));
@@ -180,6 +180,9 @@ TEST_P(SessionFileTest, DamageIsNoticed) {
   auto newer = good;
   ++newer[8];
   EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(newer));
+  auto older = good;
+  older[8] = 4;  // the format before this one, which had another checksum
+  EXPECT_EQ(KEYHOLE_VERSION_MISMATCH, load(older));
 }
 
 TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {

@@ -10,7 +10,7 @@ TEST(Statistics, BetweenBeginAndEndAreThoseFromBefore) {
   const EnginePtr engine = make_engine(ec);
   auto sc = small_session();
   sc.index = "ivf:C=8,probe=8,segment=64";
-  sc.attend = KEYHOLE_ATTEND_SCORED;  // workers log scores, which takes memory
+  sc.budget.attend = KEYHOLE_ATTEND_SCORED;  // workers log scores, which takes memory
   sc.audit_share = 1.0;               // and write records
   const SessionPtr session = make_session(engine.get(), sc);
   Numbers numbers(21);

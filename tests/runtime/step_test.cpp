@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "index/types/factory.h"
+#include "keyhole/index.h"
 #include "runtime/decode_step.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/step_arrays.h"
@@ -59,13 +60,13 @@ TEST(TailLimits, TheLargestMaxKeysIsNoLimit) {
   ASSERT_OK(keyhole_index_build_tail(index, 16, nullptr, nullptr));
   keyhole_search_options options;
   keyhole_search_options_init(&options);
-  options.k = 10;
-  options.tail = KEYHOLE_TAIL_SECOND;
-  options.mass_target = 0.99F;
+  options.budget.top_k = 10;
+  options.budget.tail = KEYHOLE_TAIL_SECOND;
+  options.budget.mass_target = 0.99F;
   std::vector<float> o(queries.size()), lse(2);
   std::vector<uint32_t> opened;
   for (const uint32_t max_keys : {0U, UINT32_MAX, UINT32_MAX - 5, n}) {
-    options.max_keys = max_keys;
+    options.budget.max_keys = max_keys;
     keyhole_search_cost cost;
     keyhole_search_cost_init(&cost);
     ASSERT_OK(

@@ -350,10 +350,10 @@ TEST_F(StreamGraphs, HoldAsManyStepsAsCanBeSubmitted) {
 
 TEST_F(StreamGraphs, WithPartitionsOnTheDeviceEndWhenTheseAreNotUsedAnyMore) {
   keyhole_session_config c = small_session();
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 16;
+  c.budget.min_keys = 16;
   c.partitions = KEYHOLE_PLACE_DEVICE;
   const auto leave = [&](int how, keyhole_session* s) {
     if (how == 0) return keyhole_session_set_attend(s, KEYHOLE_ATTEND_TOPK, 0.0F);

@@ -15,11 +15,11 @@ TEST_F(StreamPartitions, ReadThePartitionsThatTheDeviceHasChosen) {
   StreamEngine device(engine_config_);
   EnginePtr host_engine = make_engine(engine_config_);
   keyhole_session_config c = small_session();
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
   c.append_mode = KEYHOLE_APPEND_IN_STEP;
-  c.min_keys = 4096;  // all of them: then nothing is left to estimates
+  c.budget.min_keys = 4096;  // all of them: then nothing is left to estimates
   SessionPtr host = make_session(host_engine.get(), c);
   c.partitions = KEYHOLE_PLACE_DEVICE;
   SessionPtr stream = make_session(device.handle.get(), c);
@@ -43,10 +43,10 @@ TEST_F(StreamPartitions, EveryKeyCountsOnceForAnyChoice) {
   keyhole_session_config c = small_session();
   SessionPtr exact = make_session(host_engine.get(), c);
   ASSERT_OK(keyhole_session_set_mode(exact.get(), KEYHOLE_MODE_EXACT, 0));
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 8;
+  c.budget.min_keys = 8;
   c.partitions = KEYHOLE_PLACE_DEVICE;
   SessionPtr stream = make_session(device.handle.get(), c);
   const uint32_t n = 400;
@@ -85,10 +85,10 @@ TEST_F(StreamPartitions, EveryKeyCountsOnceForAnyChoice) {
 TEST_F(StreamPartitions, PartitionsThatDoNotFitTheDevice) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = small_session();
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 16;
+  c.budget.min_keys = 16;
   c.device_memory_limit = gpu::cuda_resident_bytes({2, 4, 2, 64, DType::f16, 4, 24, 16, {}}) + 1000;
   for (const keyhole_placement place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
     c.partitions = place;
@@ -130,10 +130,10 @@ TEST_F(StreamPartitions, HeadsThatWantMoreThanTheDeviceChoosesStayOnTheHost) {
   EnginePtr host_engine = make_engine(engine_config_);
   keyhole_session_config c = small_session();
   c.max_tokens = 8192;
-  c.attend = KEYHOLE_ATTEND_NONE;
-  c.tail = KEYHOLE_TAIL_CENTROID;
+  c.budget.attend = KEYHOLE_ATTEND_NONE;
+  c.budget.tail = KEYHOLE_TAIL_CENTROID;
   c.tail_partition = 4;
-  c.min_keys = 4400;  // 1100 partitions, of 1400 or so; a device chooses 1024
+  c.budget.min_keys = 4400;  // 1100 partitions, of 1400 or so; a device chooses 1024
   SessionPtr host = make_session(host_engine.get(), c);
   SessionPtr stream = make_session(device.handle.get(), c);
   for (keyhole_session* s : {host.get(), stream.get()}) {

@@ -17,7 +17,7 @@ TEST_F(StreamSteps, AgreeWithStepsInHostMemory) {
     EnginePtr host_engine = make_engine(engine_config_);
     keyhole_session_config c = small_session();
     c.index = index;
-    c.top_k = 12;
+    c.budget.top_k = 12;
     c.append_mode = KEYHOLE_APPEND_IN_STEP;
     SessionPtr host = make_session(host_engine.get(), c);
     SessionPtr stream = make_session(device.handle.get(), c);
@@ -53,7 +53,7 @@ TEST_F(StreamSteps, IndexTheirTokensWithoutABuild) {
   for (const uint32_t prompt : {0U, 600U}) {
     keyhole_session_config c = small_session();
     c.index = "ivf:C=8,probe=4";
-    c.top_k = 12;
+    c.budget.top_k = 12;
     SessionPtr host = make_session(host_engine.get(), c);
     SessionPtr stream = make_session(device.handle.get(), c);
     for (keyhole_session* s : {host.get(), stream.get()}) prefill(s, prompt, 5);

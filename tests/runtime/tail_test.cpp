@@ -47,8 +47,8 @@ class Tails : public ::testing::TestWithParam<const char*> {
     keyhole_session_config c = small_session();
     c.max_tokens = 20000;
     c.index = GetParam();
-    c.top_k = 20;
-    c.tail = KEYHOLE_TAIL_SECOND;
+    c.budget.top_k = 20;
+    c.budget.tail = KEYHOLE_TAIL_SECOND;
     c.tail_partition = 8;
     return c;
   }
@@ -213,7 +213,7 @@ TEST_P(Tails, AreTheSameForAnyNumberOfThreads) {
     const auto ec = small_engine(threads);
     const auto engine = make_engine(ec);
     auto sc = config();
-    sc.error_target = 0.05F;
+    sc.budget.error_target = 0.05F;
     const auto s = make_session(engine.get(), sc);
     Model model(ec);
     Sequence tokens(ec, 7);
@@ -266,7 +266,7 @@ TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   const auto ec = small_engine();
   const auto engine = make_engine(ec);
   auto sc = config();
-  sc.tail = KEYHOLE_TAIL_NONE;
+  sc.budget.tail = KEYHOLE_TAIL_NONE;
   const auto s = make_session(engine.get(), sc);
   Model model(ec);
   Sequence tokens(ec, 7);
@@ -291,8 +291,8 @@ TEST(TailOfSparq, HasTheMassThatItsSearchFoundMissing) {
   const auto engine = make_engine(ec);
   auto sc = small_session();
   sc.index = "sparq:r=64";
-  sc.top_k = 20;
-  sc.tail = KEYHOLE_TAIL_MEAN;
+  sc.budget.top_k = 20;
+  sc.budget.tail = KEYHOLE_TAIL_MEAN;
   const auto s = make_session(engine.get(), sc);
   Model model(ec);
   Numbers numbers(5);

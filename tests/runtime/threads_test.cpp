@@ -11,7 +11,7 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
   const auto ec = small_engine(threads);
   auto sc = small_session();
   sc.index = index;
-  sc.top_k = 10;
+  sc.budget.top_k = 10;
   const EnginePtr engine = make_engine(ec);
   const SessionPtr session = make_session(engine.get(), sc);
   Numbers numbers(77);
@@ -62,8 +62,8 @@ TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
     auto sc = small_session();
     sc.max_tokens = 16384;
     sc.index = index;
-    sc.top_k = 12;
-    sc.attend = attend;
+    sc.budget.top_k = 12;
+    sc.budget.attend = attend;
     const EnginePtr engine = make_engine(ec);
     const SessionPtr session = make_session(engine.get(), sc);
     Numbers numbers(78);

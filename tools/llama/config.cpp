@@ -196,6 +196,7 @@ LlamaConfig parse_llama_config(std::string_view json_text, const std::string& so
   }
   config.max_context = fields.count("max_position_embeddings", 1U << 31, 2048);
   config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, config.rms_norm_eps);
+  config.dtype = fields.text("dtype", fields.text("torch_dtype", ""));
   config.tied_output = fields.flag("tie_word_embeddings", false);
   parse_rope(fields, config);
   parse_tokens(fields, config);

@@ -34,6 +34,7 @@ struct LlamaConfig {
   double rope_theta = 10000.0;
   RopeScaling rope_scaling;
   bool tied_output = false;  ///< the output projection is the embedding table
+  std::string dtype;  ///< torch_dtype (newer files: dtype), e.g. "bfloat16"; empty: not given
   std::optional<uint32_t> bos_token;
   std::vector<uint32_t> eos_tokens;
 

@@ -5,8 +5,13 @@
 
 namespace keyhole::tools {
 
-// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are given
-// so that an index may undo it.
+keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
+  if (model.dtype == "bfloat16") return KEYHOLE_BF16;
+  return model.dtype == "float32" ? KEYHOLE_F32 : KEYHOLE_F16;
+}
+
+// An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are
+// given so that an index may undo it.
 keyhole_engine_config engine_config(const LlamaConfig& model) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
@@ -14,6 +19,7 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
   config.q_heads = model.q_heads;
   config.kv_heads = model.kv_heads;
   config.head_dim = model.head_dim;
+  config.kv_dtype = kv_dtype_of(model);
   config.rope_theta = static_cast<float>(model.rope_theta);
   const RopeScaling& scaling = model.rope_scaling;
   switch (scaling.kind) {
@@ -39,7 +45,7 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
       head_dim_(model.head_dim),
       audited_(options.audit_share > 0.0) {
   keyhole_engine_config engine = engine_config(model);
-  engine.kv_dtype = options.kv_dtype;
+  if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
@@ -54,17 +60,8 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.sink = options.sink;
   session.window = options.window;
   session.index = options.index.c_str();
-  session.top_k = options.top_k;
-  if (options.budget) {
-    session.top_k = options.budget->top_k;
-    session.attend = options.budget->attend;
-    session.min_weight = options.budget->min_weight;
-    session.tail = options.budget->tail;
-    session.error_target = options.budget->error_target;
-    session.mass_target = options.budget->mass_target;
-    session.min_keys = options.budget->min_keys;
-    session.max_keys = options.budget->max_keys;
-  }
+  session.budget.top_k = options.top_k;
+  if (options.budget) session.budget = *options.budget;
   session.mode = options.mode;
   session.dense_layers = options.dense_layers.data();
   session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());

@@ -1,8 +1,9 @@
-// Everything that a decoder says to Keyhole, in one place: the file to read before embedding the library.
+// Everything that a decoder says to Keyhole, in one place: the file to read before embedding the
+// library.
 //
-// A decoder without Keyhole keeps a KV cache: it appends each token's K and V, and attends to all of them
-// with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a keyhole_session
-// keeps sink and window resident and finds the rest through an index.
+// A decoder without Keyhole keeps a KV cache: it appends each token's K and V, and attends to all
+// of them with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a
+// keyhole_session keeps sink and window resident and finds the rest through an index.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -27,7 +28,7 @@ struct KeyholeCacheOptions {
   uint32_t top_k = 100;
   std::optional<keyhole_budget> budget;  ///< of every head, in place of top_k
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
-  keyhole_dtype kv_dtype = KEYHOLE_F16;
+  std::optional<keyhole_dtype> kv_dtype;        ///< absent: that of the model
   uint32_t threads = 0;                         ///< the library's workers; 0: its default
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< where sink and window lie
   std::vector<uint32_t> dense_layers;
@@ -39,12 +40,14 @@ struct KeyholeCacheOptions {
   float audit_bound = 0.0F;  ///< 0: the library's default
 };
 
-/// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a time.
+/// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a
+/// time.
 class KeyholeCache {
  public:
   KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options);
 
-  /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from them.
+  /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from
+  /// them.
   void prefill(const LayerChunk& chunk);
   /// Wall time of those calls.
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
@@ -57,15 +60,16 @@ class KeyholeCache {
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
-  /// Whether sink and window lie on a GPU. If so, a step may be enqueued on a stream of it (a cudaStream_t; null: the
-  /// default one): arrays as of attend(), but in device memory. synchronize() waits for all that was enqueued, and
-  /// throws what went wrong with it.
+  /// Whether sink and window lie on a GPU. If so, a step may be enqueued on a stream of it (a
+  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory.
+  /// synchronize() waits for all that was enqueued, and throws what went wrong with it.
   [[nodiscard]] bool on_device() const { return on_device_; }
   void use_stream(void* stream);
   void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
   void synchronize();
-  /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of it. False where
-  /// the session has changed since (or nothing was captured): the steps are to be captured again, after synchronize().
+  /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of
+  /// it. False where the session has changed since (or nothing was captured): the steps are to be
+  /// captured again, after synchronize().
   [[nodiscard]] bool can_be_captured() const;
   [[nodiscard]] bool announce();
 
@@ -102,7 +106,11 @@ class KeyholeCache {
   Session session_;
 };
 
-/// The engine's shape fields for a model; everything else at its default.
+/// The dtype of a model's K and V: F32, F16 or BF16 as its config.json says, F16 where it says none
+/// of these.
+[[nodiscard]] keyhole_dtype kv_dtype_of(const LlamaConfig& model);
+
+/// The engine's shape fields and kv_dtype for a model; everything else at its default.
 [[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
 
 }  // namespace keyhole::tools

@@ -55,22 +55,22 @@ TEST(BudgetsFile, ReadsEveryField) {
   EXPECT_FALSE(a.layer);
   EXPECT_EQ(a.kv_head, 1U);
   EXPECT_EQ(a.index, "ivf:probe=32");
-  EXPECT_EQ(a.top_k, 7U);
-  EXPECT_EQ(a.attend, "weight");
-  EXPECT_EQ(a.min_weight, 1e-3F);
-  EXPECT_EQ(a.tail, "centroid");
-  EXPECT_EQ(a.error_target, 0.05F);
-  EXPECT_EQ(a.mass_target, 0.9F);
-  EXPECT_EQ(a.min_keys, 4U);
-  EXPECT_EQ(a.max_keys, 900U);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::top_k), 7U);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::attend), KEYHOLE_ATTEND_WEIGHT);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::min_weight), 1e-3F);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::tail), KEYHOLE_TAIL_CENTROID);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::error_target), 0.05F);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::mass_target), 0.9F);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::min_keys), 4U);
+  EXPECT_EQ(a.budget.get(&keyhole_budget::max_keys), 900U);
   EXPECT_EQ(a.dense, false);
   EXPECT_EQ(a.measured.at("us"), 12.5);
   const BudgetsFile::Entry& b = file.heads[1];
   EXPECT_EQ(b.layer, 2U);
   EXPECT_FALSE(b.kv_head);
   EXPECT_EQ(b.dense, true);
-  EXPECT_FALSE(b.index || b.top_k || b.attend || b.min_weight || b.tail || b.error_target ||
-               b.mass_target || b.min_keys || b.max_keys);
+  EXPECT_FALSE(b.index);
+  EXPECT_TRUE(b.budget.empty());
 }
 
 TEST(BudgetsFile, WhatIsWrittenIsReadAgain) {
@@ -92,11 +92,18 @@ TEST(BudgetsFile, WhatIsWrittenIsReadAgain) {
       e.layer = l;
       e.kv_head = maybe(random() % file.kv_heads);
       e.index = maybe(std::string("hnsw:M=8"));
-      e.top_k = maybe(1U + random() % 500);
-      e.attend = maybe(std::string("scored"));
-      e.min_weight = maybe(static_cast<float>(random() % 1000) / 7777.0F);
-      e.tail = maybe(std::string("second"));
-      e.error_target = maybe(static_cast<float>(random() % 1000) / 3333.0F);
+      const auto number = [&] { return static_cast<uint32_t>(random()); };
+      for (const Setting& s : kBudgetSettings) {
+        if (random() % 2 == 0) continue;
+        keyhole_budget& values = e.budget.name(s);
+        switch (s.kind) {
+          case SettingKind::count: field<uint32_t>(s, &values) = number() | 1U; break;
+          case SettingKind::word:
+            field<int32_t>(s, &values) = static_cast<int32_t>(number() % s.words.size());
+            break;
+          default: field<float>(s, &values) = static_cast<float>(number() % 1000) / 7777.0F;
+        }
+      }
       e.dense = maybe(random() % 2 == 0);
       if (random() % 2 == 0) e.measured["error_p95"] = 0.125;
       file.heads.push_back(e);
@@ -113,11 +120,13 @@ TEST(BudgetsFile, WhatIsWrittenIsReadAgain) {
       EXPECT_EQ(a.layer, b.layer);
       EXPECT_EQ(a.kv_head, b.kv_head);
       EXPECT_EQ(a.index, b.index);
-      EXPECT_EQ(a.top_k, b.top_k);
-      EXPECT_EQ(a.attend, b.attend);
-      EXPECT_EQ(a.min_weight, b.min_weight);  // the same bits
-      EXPECT_EQ(a.tail, b.tail);
-      EXPECT_EQ(a.error_target, b.error_target);
+      for (const Setting& setting : kBudgetSettings) {
+        ASSERT_EQ(a.budget.has(setting), b.budget.has(setting)) << setting.name;
+        visit_number(setting, &a.budget.values(), [&](const auto& x) {  // the same bits
+          using Number = std::remove_cvref_t<decltype(x)>;
+          EXPECT_EQ(x, field<Number>(setting, &b.budget.values())) << setting.name;
+        });
+      }
       EXPECT_EQ(a.dense, b.dense);
       EXPECT_EQ(a.measured, b.measured);
     }

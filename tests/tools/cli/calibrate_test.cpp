@@ -57,12 +57,15 @@ TEST_F(Calibrate, ChoosesForEveryHeadWhatMeetsTheError) {
     ASSERT_TRUE(entry.dense);
     if (*entry.dense) continue;
     EXPECT_EQ(entry.index->find("ivf:C=16,probe="), 0U);
-    EXPECT_EQ(entry.tail, "none");
-    EXPECT_EQ(entry.error_target, 0.0F);
+    EXPECT_EQ(entry.budget.get(&keyhole_budget::tail), KEYHOLE_TAIL_NONE);
+    EXPECT_EQ(entry.budget.get(&keyhole_budget::error_target), 0.0F);
     // compare agrees with what was written of the chosen budget, over all queries.
     const std::string seen = folder_ / "seen.json";
+    const keyhole_budget& chosen = entry.budget.values();
     const std::string attend =
-        *entry.attend == "topk" ? "topk:" + std::to_string(*entry.top_k) : *entry.attend;
+        chosen.attend == KEYHOLE_ATTEND_TOPK
+            ? "topk:" + std::to_string(chosen.top_k)
+            : word_of_number(setting(kBudgetSettings, "attend"), chosen.attend);
     const Outcome compared =
         run_keyhole({"compare", "--trace", trace, "--index", *entry.index, "--attend", attend,
                      "--layers", std::to_string(*entry.layer), "--heads", std::to_string(i % 2),
@@ -140,9 +143,9 @@ TEST_F(Calibrate, SearchesTheTargetThatMeetsTheError) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const BudgetsFile file = result();
   for (const BudgetsFile::Entry& entry : file.heads) {
-    EXPECT_EQ(entry.tail, "second");
-    EXPECT_GT(*entry.error_target, 0.0F);
-    EXPECT_LT(*entry.error_target, 1.0F);
+    EXPECT_EQ(entry.budget.get(&keyhole_budget::tail), KEYHOLE_TAIL_SECOND);
+    EXPECT_GT(*entry.budget.get(&keyhole_budget::error_target), 0.0F);
+    EXPECT_LT(*entry.budget.get(&keyhole_budget::error_target), 1.0F);
   }
   EXPECT_EQ(file.tail_partition, 8U);
 }

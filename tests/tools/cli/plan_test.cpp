@@ -69,15 +69,25 @@ TEST(Plan, NothingFitsWhereTheWeightsFillTheGpu) {
 
 TEST(Plan, ReadsTheShapeFromAModel) {
   const TemporaryFolder folder;
-  write_file(
-      folder / "config.json",
-      std::string(R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
-                  R"("num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,)"
-                  R"("vocab_size":128256,"rms_norm_eps":1e-5,"rope_theta":500000.0,)"
-                  R"("max_position_embeddings":131072,"hidden_act":"silu"})"));
+  const auto write_config = [&](const std::string& more) {
+    write_file(
+        folder / "config.json",
+        std::string(R"({"model_type":"llama","hidden_size":4096,"intermediate_size":14336,)"
+                    R"("num_hidden_layers":32,"num_attention_heads":32,"num_key_value_heads":8,)"
+                    R"("vocab_size":128256,"rms_norm_eps":1e-5,"rope_theta":500000.0,)"
+                    R"("max_position_embeddings":131072,"hidden_act":"silu")") +
+            more + "}");
+  };
+  write_config("");
   const json from_model =
       plan_json({"--context", "128k", "--index", "flat"}, {"plan", "--model", folder.path()});
+  EXPECT_EQ(from_model["dtype"], "f16");
   EXPECT_EQ(from_model, plan_json({"--context", "128k", "--index", "flat"}));
+  write_config(R"(,"torch_dtype":"float32")");
+  const json wide =
+      plan_json({"--context", "128k", "--index", "flat"}, {"plan", "--model", folder.path()});
+  EXPECT_EQ(wide["dtype"], "f32");
+  EXPECT_EQ(wide["plans"][0]["kv_bytes"], 2 * from_model["plans"][0]["kv_bytes"].get<uint64_t>());
 }
 
 TEST(Plan, PrintsARowPerIndex) {

@@ -167,6 +167,16 @@ TEST(DecodeCommand, SaysWhereItRuns) {
   EXPECT_NE(run_keyhole(model.arguments("decode", "tpu")).exit_code, 0);
 }
 
+TEST(DecodeCommand, StoresKAndVAsTheModelsConfigSays) {
+  const SmallModel model(40);
+  json config = small_config();
+  config["torch_dtype"] = "bfloat16";
+  write_file(model.file("config.json"), config.dump());
+  EXPECT_EQ(run_json(with(model.arguments("decode"), {"--generate", "1"}))["kv_dtype"], "bf16");
+  const std::vector<std::string> f16 = {"--generate", "1", "--kv-dtype", "f16"};
+  EXPECT_EQ(run_json(with(model.arguments("decode"), f16))["kv_dtype"], "f16");
+}
+
 TEST(DecodeCommand, UsesBlasKernelsThatFitTheCpu) {
 #if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) GTEST_SKIP() << "a CPU without AVX2";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/tools/llama/synthetic_model.h"
+#include "tools/llama/keyhole_cache.h"
 
 namespace keyhole::tools {
 namespace {
@@ -48,6 +49,19 @@ TEST(LlamaConfig, FillsInWhatOlderFilesLeaveOut) {
   EXPECT_DOUBLE_EQ(parsed.rope_theta, 10000.0);
   EXPECT_FALSE(parsed.bos_token.has_value());
   EXPECT_TRUE(parsed.eos_tokens.empty());
+}
+
+TEST(LlamaConfig, KAndVAreStoredAsTheWeightsAre) {
+  json config = small_config();
+  EXPECT_EQ(kv_dtype_of(parse(config)), KEYHOLE_F16);  // not given
+  for (const auto& [name, dtype] :
+       {std::pair("bfloat16", KEYHOLE_BF16), {"float16", KEYHOLE_F16}, {"float32", KEYHOLE_F32}}) {
+    config["torch_dtype"] = name;
+    EXPECT_EQ(kv_dtype_of(parse(config)), dtype) << name;
+    EXPECT_EQ(engine_config(parse(config)).kv_dtype, dtype) << name;
+  }
+  config["dtype"] = "bfloat16";  // newer files
+  EXPECT_EQ(kv_dtype_of(parse(config)), KEYHOLE_BF16);
 }
 
 TEST(LlamaConfig, ReadsSeveralEndTokens) {

@@ -25,7 +25,8 @@ StepFigures measure_steps(const CalibrationHead& head, const BudgetChoice& budge
                           QueryChoice queries, bool timed) {
   const HeadTruth& truth = head.truth;
   keyhole_search_options options = budget.search_options();
-  options.k = static_cast<uint32_t>(std::min<size_t>(options.k, truth.offloaded.count()));
+  options.budget.top_k =
+      static_cast<uint32_t>(std::min<size_t>(options.budget.top_k, truth.offloaded.count()));
   std::vector<float> o(truth.group * truth.dim);
   std::vector<float> lse(truth.group);
   std::vector<float> resident_lse(truth.group);

@@ -8,15 +8,6 @@
 namespace keyhole::tools {
 namespace {
 
-const char* attend_word(keyhole_attend_mode mode) {
-  switch (mode) {
-    case KEYHOLE_ATTEND_SCORED: return "scored";
-    case KEYHOLE_ATTEND_WEIGHT: return "weight";
-    case KEYHOLE_ATTEND_NONE: return "none";
-    default: return "topk";
-  }
-}
-
 std::string head_name(const HeadChoice& choice) {
   return "layer " + std::to_string(choice.layer) + " head " + std::to_string(choice.kv_head);
 }
@@ -49,19 +40,15 @@ BudgetsFile to_budgets(const std::vector<HeadChoice>& choices, const Calibration
     if (choice.dense) continue;
     const keyhole_budget budget = choice.budget.budget();
     entry.index = choice.index;
-    entry.top_k = budget.top_k;
-    entry.attend = attend_word(budget.attend);
-    if (budget.attend == KEYHOLE_ATTEND_WEIGHT) entry.min_weight = budget.min_weight;
-    TailChoice tail = choice.budget.tail;
+    for (const Setting& s : kBudgetSettings) {
+      const bool unused = s.offset == offsetof(keyhole_budget, min_weight) &&
+                          budget.attend != KEYHOLE_ATTEND_WEIGHT;
+      if (!unused) copy_field(s, &budget, &entry.budget.name(s));
+    }
+    const TailChoice& tail = choice.budget.tail;
     if (choice.budget.needs_partitions() && tail.keys_per_partition != KEYHOLE_AUTO) {
       out.tail_partition = tail.keys_per_partition;
     }
-    tail.keys_per_partition = KEYHOLE_AUTO;
-    entry.tail = tail.text();
-    entry.error_target = budget.error_target;
-    entry.mass_target = budget.mass_target;
-    entry.min_keys = budget.min_keys;
-    entry.max_keys = budget.max_keys;
   }
   return out;
 }

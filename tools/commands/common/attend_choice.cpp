@@ -4,10 +4,13 @@
 #include <charconv>
 #include <cstdio>
 
+#include "runtime/files/settings.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 namespace {
+
+constexpr const Setting& kAttend = setting(kBudgetSettings, "attend");
 
 template <class T>
 bool parse_number(std::string_view text, T& value) {
@@ -36,25 +39,14 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }  // namespace
 
 std::string AttendChoice::text() const {
-  switch (mode) {
-    case KEYHOLE_ATTEND_SCORED: return "scored";
-    case KEYHOLE_ATTEND_NONE: return "none";
-    case KEYHOLE_ATTEND_WEIGHT: {
-      char digits[32];
-      std::snprintf(digits, sizeof digits, "%g", min_weight);
-      return std::string("weight:") + digits;
-    }
-    default: return "topk:" + std::to_string(k);
+  std::string text = word_of_number(kAttend, mode);
+  if (mode == KEYHOLE_ATTEND_TOPK) text += ":" + std::to_string(k);
+  if (mode == KEYHOLE_ATTEND_WEIGHT) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, ":%g", min_weight);
+    text += digits;
   }
-}
-
-keyhole_search_options AttendChoice::search_options() const {
-  keyhole_search_options options;
-  keyhole_search_options_init(&options);
-  options.k = k;
-  options.attend = mode;
-  options.min_weight = min_weight;
-  return options;
+  return text;
 }
 
 AttendChoice parse_attend(const std::string& text, uint32_t k) {
@@ -64,21 +56,18 @@ AttendChoice parse_attend(const std::string& text, uint32_t k) {
   const std::string name = text.substr(0, colon);
   const bool has_value = colon != std::string::npos;
   const std::string value = has_value ? text.substr(colon + 1) : "";
-  if (name == "topk") {
-    if (!has_value) return choice;
-    choice.has_own_k = true;
-    if (!parse_number(value, choice.k) || choice.k == 0) refuse(text);
-  } else if (name == "scored" && !has_value) {
-    choice.mode = KEYHOLE_ATTEND_SCORED;
-  } else if (name == "none" && !has_value) {
-    choice.mode = KEYHOLE_ATTEND_NONE;
-  } else if (name == "weight") {
-    choice.mode = KEYHOLE_ATTEND_WEIGHT;
+  const auto mode = number_of_word(kAttend, name);
+  if (!mode) refuse(text);
+  choice.mode = *mode;
+  if (choice.mode == KEYHOLE_ATTEND_WEIGHT) {
     if (!parse_number(value, choice.min_weight) ||
         !(choice.min_weight > 0 && choice.min_weight < 1)) {
       refuse(text);
     }
-  } else {
+  } else if (choice.mode == KEYHOLE_ATTEND_TOPK && has_value) {
+    choice.has_own_k = true;
+    if (!parse_number(value, choice.k) || choice.k == 0) refuse(text);
+  } else if (has_value) {
     refuse(text);
   }
   return choice;

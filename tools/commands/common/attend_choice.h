@@ -18,7 +18,6 @@ struct AttendChoice {
 
   /// "topk:100", "scored", "weight:0.0001": the choice with what it takes from elsewhere filled in.
   [[nodiscard]] std::string text() const;
-  [[nodiscard]] keyhole_search_options search_options() const;
   bool operator==(const AttendChoice&) const = default;
 };
 

@@ -1,18 +1,19 @@
 #include "tools/commands/common/audit_report.h"
 
+#include "runtime/files/settings.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
 namespace {
+
+constexpr const Setting& kAction = setting(kSessionSettings, "audit_action");
 
 std::string percent(double share) { return format_number(100.0 * share) + " %"; }
 
 }  // namespace
 
 keyhole_audit_action AuditFlags::action_code() const {
-  return action == "widen"   ? KEYHOLE_AUDIT_WIDEN
-         : action == "exact" ? KEYHOLE_AUDIT_EXACT
-                             : KEYHOLE_AUDIT_REPORT;
+  return number_of_word(kAction, action).value_or(KEYHOLE_AUDIT_REPORT);
 }
 
 void add_audit_options(CLI::App& command, AuditFlags& flags) {
@@ -27,7 +28,7 @@ void add_audit_options(CLI::App& command, AuditFlags& flags) {
       .add_option("--audit-action", flags.action,
                   "What follows an error above --audit-bound: report, widen (the head reads up to "
                   "16 times its budget) or exact (it reads everything)")
-      ->check(CLI::IsMember({"report", "widen", "exact"}))
+      ->check(CLI::IsMember(words_of(kAction)))
       ->capture_default_str();
   command.add_option("--audit-bound", flags.bound, "Output error that is too much; default: 0.1")
       ->type_name("ERROR")

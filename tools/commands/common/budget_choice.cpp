@@ -1,24 +1,18 @@
 #include "tools/commands/common/budget_choice.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cstdio>
 #include <string_view>
-#include <utility>
 
+#include "runtime/files/settings.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, keyhole_tail_mode>, 4> kTails = {
-    {{"none", KEYHOLE_TAIL_NONE},
-     {"mean", KEYHOLE_TAIL_MEAN},
-     {"centroid", KEYHOLE_TAIL_CENTROID},
-     {"second", KEYHOLE_TAIL_SECOND}}};
-constexpr uint32_t kMinPartition = 4;
-constexpr uint32_t kMaxPartition = 1024;
+constexpr const Setting& kTail = setting(kBudgetSettings, "tail");
+constexpr const Setting& kPartition = setting(kSessionSettings, "tail_partition");
 
 template <class T>
 bool parse_number(std::string_view text, T& value) {
@@ -45,13 +39,6 @@ std::string number_text(double value) {
   return digits;
 }
 
-std::string_view tail_name(keyhole_tail_mode mode) {
-  for (const auto& [name, known] : kTails) {
-    if (known == mode) return name;
-  }
-  return "?";
-}
-
 template <class Choice, class Parse>
 std::vector<Choice> parse_all(const char* option, const std::vector<std::string>& texts,
                               Parse&& parse) {
@@ -70,7 +57,7 @@ std::vector<Choice> parse_all(const char* option, const std::vector<std::string>
 }  // namespace
 
 std::string TailChoice::text() const {
-  std::string text(tail_name(mode));
+  std::string text(word_of_number(kTail, mode));
   if (mode != KEYHOLE_TAIL_NONE && keys_per_partition != KEYHOLE_AUTO) {
     text += ":" + std::to_string(keys_per_partition);
   }
@@ -98,12 +85,9 @@ std::string BudgetChoice::text() const {
 }
 
 keyhole_search_options BudgetChoice::search_options() const {
-  keyhole_search_options options = attend.search_options();
-  options.tail = tail.mode;
-  options.error_target = target.error;
-  options.mass_target = target.mass;
-  options.min_keys = target.min_keys;
-  options.max_keys = target.max_keys;
+  keyhole_search_options options;
+  keyhole_search_options_init(&options);
+  options.budget = budget();
   return options;
 }
 
@@ -123,16 +107,15 @@ keyhole_budget BudgetChoice::budget() const {
 
 TailChoice parse_tail(const std::string& text) {
   const size_t colon = text.find(':');
-  const auto named = std::find_if(kTails.begin(), kTails.end(), [&](const auto& t) {
-    return t.first == std::string_view(text).substr(0, colon);
-  });
-  if (named == kTails.end()) refuse_tail(text);
+  const auto mode = number_of_word(kTail, std::string_view(text).substr(0, colon));
+  if (!mode) refuse_tail(text);
   TailChoice choice;
-  choice.mode = named->second;
+  choice.mode = *mode;
   if (colon == std::string::npos) return choice;
   if (choice.mode == KEYHOLE_TAIL_NONE ||
       !parse_number(std::string_view(text).substr(colon + 1), choice.keys_per_partition) ||
-      choice.keys_per_partition < kMinPartition || choice.keys_per_partition > kMaxPartition) {
+      choice.keys_per_partition < kPartition.range.low ||
+      choice.keys_per_partition > kPartition.range.high) {
     refuse_tail(text);
   }
   return choice;

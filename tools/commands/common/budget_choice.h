@@ -1,13 +1,14 @@
-// `--attend`, `--tail` and `--target` together: how much of what a search finds is attended, what stands in for
-// the rest, and how good the result shall be.
+// `--attend`, `--tail` and `--target` together: how much of what a search finds is attended, what
+// stands in for the rest, and how good the result shall be.
 #pragma once
 
-#include <keyhole/keyhole.h>
+#include <keyhole/index.h>
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "runtime/files/settings.h"
 #include "tools/commands/common/attend_choice.h"
 
 namespace keyhole::tools {
@@ -53,31 +54,29 @@ struct BudgetChoice {
   bool operator==(const BudgetChoice&) const = default;
 };
 
-/// Reads "none", "mean", "centroid" or "second", each but none with ":KEYS_PER_PARTITION" (4..1024) where
-/// wanted. Throws UsageError.
+/// Reads "none", "mean", "centroid" or "second", each but none with ":KEYS_PER_PARTITION" (4..1024)
+/// where wanted. Throws UsageError.
 [[nodiscard]] TailChoice parse_tail(const std::string& text);
 
-/// Reads "none" or a list of "error=X", "mass=X" (at least one of them; above 0 and below 1), "min=N", "max=N"
-/// (keys). Throws UsageError.
+/// Reads "none" or a list of "error=X", "mass=X" (at least one of them; above 0 and below 1),
+/// "min=N", "max=N" (keys). Throws UsageError.
 [[nodiscard]] TargetChoice parse_target(const std::string& text);
 
-/// Each attend with each tail with each target, the target varying first; no texts: none. A partition size
-/// that a tail gives holds for it alone; `none` takes that of the other tails where they agree. Throws
-/// UsageError, also for a text that is given twice.
+/// Each attend with each tail with each target, the target varying first; no texts: none. A
+/// partition size that a tail gives holds for it alone; `none` takes that of the other tails where
+/// they agree. Throws UsageError, also for a text that is given twice.
 [[nodiscard]] std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends,
                                                       const std::vector<std::string>& tails,
                                                       const std::vector<std::string>& targets);
 
-/// The partition size that all choices which need partitions agree upon; AUTO where none says. Throws
-/// UsageError where they do not: a session has one.
+/// The partition size that all choices which need partitions agree upon; AUTO where none says.
+/// Throws UsageError where they do not: a session has one.
 [[nodiscard]] uint32_t common_partition(const std::vector<BudgetChoice>& choices);
 
 /// What the help of --tail and --target says.
-inline constexpr const char* kTailHelp =
-    "What stands in for the keys that a step does not attend: none, mean (one mean value), "
-    "centroid (mean "
-    "keys and values of partitions), second (with the keys' variance); with :KEYS_PER_PARTITION, "
-    "4..1024";
+inline const std::string kTailHelp = std::string(setting(kBudgetSettings, "tail").help) + ": " +
+                                     words_help(setting(kBudgetSettings, "tail")) +
+                                     "; each but none with :KEYS_PER_PARTITION, 4..1024";
 inline constexpr const char* kTargetHelp =
     "How good a step shall be, by its own estimate: error=X (output error at most X), mass=X "
     "(share of the "

@@ -130,13 +130,17 @@ size_t fitting_questions(const std::string& task, size_t context_bytes, size_t w
 }
 
 void add_cache_options(CLI::App& command, CacheFlags& flags) {
-  command.add_option("--sink", flags.sink, "First tokens that stay resident")
+  command.add_option("--sink", flags.sink, setting(kSessionSettings, "sink").help)
       ->capture_default_str();
-  command.add_option("--window", flags.window, "Newest tokens that stay resident")
+  command.add_option("--window", flags.window, setting(kSessionSettings, "window").help)
       ->capture_default_str();
   command.add_option("--threads", flags.threads, "Worker threads; 0: one per core")
       ->capture_default_str();
-  add_kv_dtype_option(command, flags.kv_dtype);
+  command
+      .add_option("--kv-dtype", flags.kv_dtype,
+                  "How K and V are stored: f16, bf16, f32, or auto: as the model's weights are")
+      ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
+      ->capture_default_str();
   command
       .add_option("--cache-device", flags.cache_device,
                   "Where sink and window lie: host, cuda, or auto: where the model runs")
@@ -159,6 +163,11 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->type_name("FILE");
 }
 
+void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model) {
+  if (flags.kv_dtype != "auto") return;
+  flags.kv_dtype = dtype_name(kv_dtype_of(model));
+}
+
 KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint32_t max_tokens,
                         const std::vector<AttendSpec>& specs,
                         const std::vector<BudgetChoice>& choices) {
@@ -168,7 +177,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.window = flags.window;
   options.threads = flags.threads;
   options.device = flags.device;
-  options.kv_dtype = dtype_of(flags.kv_dtype);
+  if (flags.kv_dtype != "auto") options.kv_dtype = dtype_of(flags.kv_dtype);
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);

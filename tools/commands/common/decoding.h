@@ -62,10 +62,10 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 
 /// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--cache-device`, `--dense-layers`, `--classifiers`, `--budgets`.
 struct CacheFlags {
-  uint32_t sink = 128;
-  uint32_t window = 512;
+  uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
+  uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);
   uint32_t threads = 0;
-  std::string kv_dtype = "f16";
+  std::string kv_dtype = "auto";  ///< auto: set_kv_dtype() names it
   std::vector<uint32_t> dense_layers;
   std::string classifiers;
   std::string budgets;
@@ -74,6 +74,9 @@ struct CacheFlags {
   AuditFlags audit;                             ///< of commands that have add_audit_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
+/// Puts the dtype of the model's K and V in place of `--kv-dtype auto`.
+void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model);
+
 /// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of
 /// --budgets.
 struct AttendSpec {

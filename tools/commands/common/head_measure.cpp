@@ -41,7 +41,7 @@ class Step {
         lse(truth.group),
         index_(index),
         truth_(truth),
-        ids_(truth.group * options.k),
+        ids_(truth.group * options.budget.top_k),
         counts_(truth.group) {
     keyhole_search_cost_init(&cost);
     if (!budget.needs_partitions()) return;
@@ -66,7 +66,7 @@ class Step {
                                counts_.data(), nullptr));
   }
   [[nodiscard]] std::span<const uint32_t> found(size_t head) const {
-    return {ids_.data() + head * options.k, counts_[head]};
+    return {ids_.data() + head * options.budget.top_k, counts_[head]};
   }
 
   keyhole_search_options options;

@@ -1,7 +1,7 @@
 // The library's C handles and statuses in the manner of C++.
 #pragma once
 
-#include <keyhole/keyhole.h>
+#include <keyhole/index.h>
 
 #include <memory>
 #include <stdexcept>

@@ -48,4 +48,9 @@ keyhole_dtype dtype_of(const std::string& name) {
   return name == "f16" ? KEYHOLE_F16 : KEYHOLE_BF16;
 }
 
+std::string dtype_name(keyhole_dtype dtype) {
+  if (dtype == KEYHOLE_F32) return "f32";
+  return dtype == KEYHOLE_F16 ? "f16" : "bf16";
+}
+
 }  // namespace keyhole::tools

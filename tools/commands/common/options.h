@@ -31,5 +31,7 @@ struct SweptIndex {
 /// `--kv-dtype`: f16, bf16 or f32.
 void add_kv_dtype_option(CLI::App& command, std::string& dtype);
 [[nodiscard]] keyhole_dtype dtype_of(const std::string& name);
+/// Its name, as options take it.
+[[nodiscard]] std::string dtype_name(keyhole_dtype dtype);
 
 }  // namespace keyhole::tools

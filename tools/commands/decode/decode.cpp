@@ -241,6 +241,7 @@ void decode(DecodeOptions options) {
   }
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
+  set_kv_dtype(options.cache, runner.model().config);
   const LlamaConfig& model = runner.model().config;
   const Prompt prompt = make_prompt(options, model);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());

@@ -104,6 +104,7 @@ void eval_questions(EvalOptions options) {
   const std::vector<AttendSpec> specs = all_specs(options);
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
+  set_kv_dtype(options.cache, runner.model().config);
   const LlamaConfig& model = runner.model().config;
   const ByteTokenizer tokenizer(model);
   const uint32_t length = length_of(options.task);

@@ -163,6 +163,7 @@ void eval_text(EvalOptions options) {
   const std::vector<AttendSpec> specs = all_specs(options);
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
+  set_kv_dtype(options.cache, runner.model().config);
   const LlamaConfig& model = runner.model().config;
   const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());

@@ -10,7 +10,7 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/library.h"
 #include "tools/commands/common/options.h"
-#include "tools/llama/config.h"
+#include "tools/llama/keyhole_cache.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/table.h"
@@ -24,7 +24,7 @@ using nlohmann::ordered_json;
 struct Options {
   std::string model;
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  std::string dtype = "f16";
+  std::string dtype = "auto";
   std::string context;
   std::vector<std::string> indexes;
   std::string budgets;
@@ -56,12 +56,14 @@ LlamaConfig take_shape_of_model(Options& options) {
   set(options.heads, config.q_heads);
   set(options.kv_heads, config.kv_heads);
   set(options.head_dim, config.head_dim);
+  if (options.dtype == "auto") options.dtype = dtype_name(kv_dtype_of(config));
   return config;
 }
 
-Request understand(Options options) {
+Request understand(Options& options) {
   std::optional<LlamaConfig> model;
   if (!options.model.empty()) model = take_shape_of_model(options);
+  if (options.dtype == "auto") options.dtype = "f16";
   const auto require = [](uint32_t value, const char* name) {
     if (value == 0)
       throw UsageError(std::string("give ") + name + ", or --model DIR to read the shape from");
@@ -182,7 +184,7 @@ ordered_json to_json(const Request& request, const Options& options, const std::
           {"plans", plans}};
 }
 
-void run(const Options& options) {
+void run(Options options) {
   const Request request = understand(options);
   std::vector<Row> rows;
   for (const std::string& index : options.indexes) {
@@ -212,9 +214,13 @@ void add_plan(CLI::App& keyhole) {
   command
       ->add_option("--head-dim", options->head_dim, "Components of a head: 64, 80, 96, 128 or 256")
       ->type_name("N");
-  command->add_option("--dtype", options->dtype, "How keys and values are stored")
+  command
+      ->add_option(
+          "--dtype", options->dtype,
+          "How keys and values are stored: f16, bf16, f32, or auto: as the weights of --model "
+          "are, else f16")
       ->type_name("TYPE")
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}))
+      ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
       ->capture_default_str();
   command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
       ->type_name("TOKENS")

@@ -38,7 +38,7 @@ Prepared prepare(uint32_t top_k) {
   config.sink = 4;
   config.window = 32;
   config.flush_block = 8;
-  config.top_k = top_k;
+  config.budget.top_k = top_k;
   p.session = make_session(p.engine, config);
   p.inputs.shape = kShape;
   p.inputs.tokens = 3;

@@ -61,21 +61,21 @@ TEST(BudgetChoice, BecomesABudgetAndOptions) {
   const keyhole_budget b = choice.budget();
   const keyhole_search_options o = choice.search_options();
   EXPECT_EQ(b.top_k, 70U);
-  EXPECT_EQ(o.k, 70U);
+  EXPECT_EQ(o.budget.top_k, 70U);
   EXPECT_EQ(b.attend, KEYHOLE_ATTEND_WEIGHT);
-  EXPECT_EQ(o.attend, b.attend);
+  EXPECT_EQ(o.budget.attend, b.attend);
   EXPECT_EQ(b.min_weight, 0.01F);
-  EXPECT_EQ(o.min_weight, b.min_weight);
+  EXPECT_EQ(o.budget.min_weight, b.min_weight);
   EXPECT_EQ(b.tail, KEYHOLE_TAIL_CENTROID);
-  EXPECT_EQ(o.tail, b.tail);
+  EXPECT_EQ(o.budget.tail, b.tail);
   EXPECT_EQ(b.error_target, 0.1F);
-  EXPECT_EQ(o.error_target, b.error_target);
+  EXPECT_EQ(o.budget.error_target, b.error_target);
   EXPECT_EQ(b.mass_target, 0.8F);
-  EXPECT_EQ(o.mass_target, b.mass_target);
+  EXPECT_EQ(o.budget.mass_target, b.mass_target);
   EXPECT_EQ(b.min_keys, 3U);
-  EXPECT_EQ(o.min_keys, 3U);
+  EXPECT_EQ(o.budget.min_keys, 3U);
   EXPECT_EQ(b.max_keys, 9U);
-  EXPECT_EQ(o.max_keys, 9U);
+  EXPECT_EQ(o.budget.max_keys, 9U);
 }
 
 }  // namespace

@@ -1,0 +1,153 @@
+#include "runtime/plan/settings_io.h"
+
+#include <algorithm>
+
+#include "index/types/factory.h"
+
+namespace keyhole::runtime {
+namespace {
+
+[[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
+
+void save_budget(const keyhole_budget& budget, ChecksumWriter& out) {
+  for (const Setting& s : kBudgetSettings) {
+    visit_number(s, &budget, [&](const auto& x) { out.value(x); });
+  }
+}
+
+keyhole_budget load_budget(ChecksumReader& in) {
+  keyhole_budget b = initial_config().budget;
+  for (const Setting& s : kBudgetSettings) {
+    visit_number(s, &b, [&](auto& x) { x = in.value<std::remove_cvref_t<decltype(x)>>(s.name); });
+  }
+  return b;
+}
+
+/// What a loaded config points to while it is checked.
+struct Texts {
+  std::string index, budgets;
+  std::vector<uint32_t> dense_layers;
+};
+
+keyhole_session_config load_config(ChecksumReader& in, Texts& texts) {
+  keyhole_session_config c = initial_config();
+  for (const Setting& s : kSessionSettings) {
+    const bool is_number = visit_number(
+        s, &c, [&](auto& x) { x = in.value<std::remove_cvref_t<decltype(x)>>(s.name); });
+    if (is_number) continue;
+    if (s.kind == SettingKind::budget) {
+      field<keyhole_budget>(s, &c) = load_budget(in);
+    } else if (s.kind == SettingKind::layers) {
+      texts.dense_layers = in.array<uint32_t>(in.value<uint64_t>(s.name), s.name);
+    } else {
+      (&field<const char*>(s, &c) == &c.index ? texts.index : texts.budgets) = in.text(s.name);
+    }
+  }
+  c.index = texts.index.c_str();
+  c.dense_layers = texts.dense_layers.data();
+  c.dense_layer_count = static_cast<uint32_t>(texts.dense_layers.size());
+  return c;
+}
+
+/// Throws as corrupt what `check` refuses as an invalid argument: no session has saved it.
+template <class Check>
+auto corrupt_if_refused(Check&& check) {
+  try {
+    return check();
+  } catch (const Error& e) {
+    if (e.status() != Status::invalid_argument) throw;
+    corrupt(std::string("parameters: ") + e.what());
+  }
+}
+
+}  // namespace
+
+void save_params(const SessionParams& params, ChecksumWriter& out) {
+  const keyhole_session_config c = public_config(params);
+  for (const Setting& s : kSessionSettings) {
+    if (visit_number(s, &c, [&](const auto& x) { out.value(x); })) continue;
+    if (s.kind == SettingKind::budget) {
+      save_budget(field<keyhole_budget>(s, &c), out);
+    } else if (s.kind == SettingKind::layers) {
+      out.value(static_cast<uint64_t>(params.dense_layers.size()));
+      for (const uint32_t layer : params.dense_layers) out.value(layer);
+    } else {
+      const char* text = field<const char*>(s, &c);
+      out.text(text == nullptr ? "" : text);
+    }
+  }
+}
+
+SessionParams load_params(ChecksumReader& in, const ModelShape& model) {
+  Texts texts;
+  const keyhole_session_config c = load_config(in, texts);
+  SessionParams params = corrupt_if_refused([&] { return check_session(c, model); });
+  params.budgets = texts.budgets;
+  return params;
+}
+
+// Index specs are few: each is written once, and heads name them by number.
+void save_heads(std::span<const HeadParams* const> heads, ChecksumWriter& out) {
+  std::vector<const std::string*> specs;
+  std::vector<uint32_t> spec_of;
+  for (const HeadParams* head : heads) {
+    const auto found = std::find_if(specs.begin(), specs.end(),
+                                    [&](const std::string* spec) { return *spec == head->index; });
+    spec_of.push_back(static_cast<uint32_t>(found - specs.begin()));
+    if (found == specs.end()) specs.push_back(&head->index);
+  }
+  out.value(static_cast<uint32_t>(specs.size()));
+  for (const std::string* spec : specs) out.text(*spec);
+  for (size_t i = 0; i < heads.size(); ++i) {
+    out.value(spec_of[i]);
+    out.value(static_cast<uint32_t>(heads[i]->dense));
+    save_budget(heads[i]->budget, out);
+  }
+}
+
+std::vector<HeadParams> load_heads(ChecksumReader& in, size_t heads) {
+  const auto spec_count = in.value<uint32_t>("index specs");
+  if (spec_count > heads) corrupt("it has more index specs than heads");
+  std::vector<std::string> specs;
+  for (uint32_t i = 0; i < spec_count; ++i) specs.push_back(in.text("index specs"));
+  return corrupt_if_refused([&] {
+    for (const std::string& spec : specs) index::check_spec(spec);
+    std::vector<HeadParams> out;
+    for (size_t i = 0; i < heads; ++i) {
+      const auto spec = in.value<uint32_t>("a head's parameters");
+      const auto dense = in.value<uint32_t>("a head's parameters");
+      if (spec >= specs.size() || dense > 1) {
+        corrupt("head " + std::to_string(i) + " has index spec " + std::to_string(spec) + " of " +
+                std::to_string(specs.size()) + " and dense " + std::to_string(dense) +
+                ", allowed: 0 or 1");
+      }
+      out.push_back({specs[spec], check_budget(load_budget(in)), dense != 0});
+    }
+    return out;
+  });
+}
+
+void save_shape(const ModelShape& m, ChecksumWriter& out) {
+  for (const uint32_t v :
+       {m.layers, m.q_heads, m.kv_heads, m.head_dim, static_cast<uint32_t>(m.kv_dtype)}) {
+    out.value(v);
+  }
+}
+
+void check_shape(ChecksumReader& in, const ModelShape& m) {
+  const auto check = [&](const char* name, uint32_t needed) {
+    const auto seen = in.value<uint32_t>("shape");
+    if (seen != needed) {
+      throw Error(Status::invalid_argument, std::string("the file was saved with ") + name + " " +
+                                                std::to_string(seen) + ", the engine has " +
+                                                std::to_string(needed));
+    }
+  };
+  check("layers", m.layers);
+  check("q_heads", m.q_heads);
+  check("kv_heads", m.kv_heads);
+  check("head_dim", m.head_dim);
+  check("kv_dtype", static_cast<uint32_t>(m.kv_dtype));
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,26 @@
+// What a session file says before its tokens: the model's shape, every setting of the table, and
+// index and budget of every head. One order of fields, that of runtime/files/settings.h.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "runtime/checksum_io.h"
+#include "runtime/config.h"
+
+namespace keyhole::runtime {
+
+void save_shape(const ModelShape& model, ChecksumWriter& out);
+/// Throws Error(invalid_argument) that names the first field in which the file's model is another.
+void check_shape(ChecksumReader& in, const ModelShape& model);
+
+/// Every setting, but not `heads`.
+void save_params(const SessionParams& params, ChecksumWriter& out);
+/// Throws Error(corrupt) for values that no session has. The budgets file is not read again: what
+/// it said of the heads is what load_heads() reads.
+[[nodiscard]] SessionParams load_params(ChecksumReader& in, const ModelShape& model);
+
+void save_heads(std::span<const HeadParams* const> heads, ChecksumWriter& out);
+[[nodiscard]] std::vector<HeadParams> load_heads(ChecksumReader& in, size_t heads);
+
+}  // namespace keyhole::runtime
