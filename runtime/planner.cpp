@@ -70,7 +70,27 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
   return kinds;
 }
 
+/// What searches take on all workers: ids, scores and union of g heads x k, and the hash set (Selection); the keys that
+/// a search has scored, where they are attended; estimates of tails.
+Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kinds, uint64_t rows,
+                   uint32_t threads) {
+  const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
+  const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
+  const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));
+  const Wide selections =
+      Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide logs =
+      !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
+  return selections + logs + tails;
+}
+
 }  // namespace
+
+uint64_t estimate_search_bytes(const ModelShape& m, const SessionParams& s, uint64_t rows,
+                               uint32_t threads) {
+  return narrow(search_memory(m, s, count_kinds(m, s), rows, threads), "the memory of searches");
+}
 
 MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
                        uint32_t threads, bool host_device, uint64_t device_limit) {
@@ -115,22 +135,13 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
   const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
   const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
-  // Per worker: ids, scores and union of g heads x k, and the hash set (Selection); states of the
-  // step.
-  const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
-  const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
-  const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));
-  const Wide selections =
-      Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
-  const Wide logs =
-      !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
-  const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
+  const Wide searches = search_memory(m, s, kinds, rows, threads);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
-  plan.host_bytes = narrow(mirror + token * rows + index + samples + staging + selections + logs +
-                               tails + states + audits,
-                           "host memory");
+  plan.host_bytes =
+      narrow(mirror + token * rows + index + samples + staging + searches + states + audits,
+             "host memory");
   return plan;
 }
 

@@ -30,4 +30,9 @@ struct MemoryPlan {
                                        uint32_t threads, uint64_t device_limit, uint64_t host_limit,
                                        bool host_device);
 
+/// Host memory that searches in indexes of `rows` keys take beside the indexes, on all workers. Throws
+/// Error(invalid_argument) beyond 2^63 bytes.
+[[nodiscard]] uint64_t estimate_search_bytes(const ModelShape& model, const SessionParams& session,
+                                             uint64_t rows, uint32_t threads);
+
 }  // namespace keyhole::runtime

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/planner.h"
 #include "runtime/sizes.h"
 
 namespace keyhole::runtime {
@@ -26,7 +27,7 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       sequence_(*engine_, params_),
       step_(*engine_),
       keeper_(*engine_, params_, sequence_,
-              [this](uint64_t bytes, const char* what) { check_memory(bytes, what); }),
+              [this](uint64_t bytes, const char* what) { check_index_memory(bytes, what); }),
       audits_(*engine_, params_, largest_top_k(keeper_.heads())),
       step_bytes_(step_.bytes()) {
   params_.heads.clear();  // from here on each head has its own
@@ -44,7 +45,30 @@ void Session::check_layer(uint32_t layer) const {
 
 void Session::check_memory(uint64_t more_bytes, const char* what) const {
   if (params_.host_memory_limit == 0) return;
-  check_host_memory(params_.host_memory_limit, host_bytes(), more_bytes, what);
+  check_host_memory(params_.host_memory_limit, accounted_bytes(), more_bytes, what);
+}
+
+void Session::check_index_memory(uint64_t more_bytes, const char* what) const {
+  if (params_.host_memory_limit == 0) return;
+  if (!keeper_.has_first_under_way()) more_bytes += first_search_bytes();
+  check_memory(more_bytes, what);
+}
+
+uint64_t Session::first_search_bytes() const {
+  if (step_.capacity_k() != 0) return 0;
+  SessionParams with_heads = params_;
+  for (const HeadParams* head : head_params()) with_heads.heads.push_back(*head);
+  uint32_t rows = 0;
+  for (uint32_t l = 0; l < engine_->model().layers; ++l) {
+    rows = std::max(rows, sequence_.rows(l));
+  }
+  return estimate_search_bytes(engine_->model(), with_heads, rows, engine_->pool().threads());
+}
+
+uint64_t Session::accounted_bytes() const {
+  uint64_t bytes = host_bytes() + keeper_.promised_bytes();
+  if (keeper_.has_first_under_way()) bytes += first_search_bytes();
+  return bytes;
 }
 
 void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {

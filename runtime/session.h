@@ -117,6 +117,12 @@ class Session {
 
  private:
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  /// The same for indexes, with what searches in them take.
+  void check_index_memory(uint64_t more_bytes, const char* what) const;
+  /// What searches will take once there is a first index; 0 after that.
+  [[nodiscard]] uint64_t first_search_bytes() const;
+  /// host_bytes() and what first indexes under way will add to it: what host_memory_limit is about.
+  [[nodiscard]] uint64_t accounted_bytes() const;
   void begin_audits(uint32_t layer);
 
   /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws

@@ -13,7 +13,7 @@ class Session::Client final : public StreamClient {
     return {s_->sequence_.sink(layer), s_->sequence_.window(layer)};
   }
   bool append_is_due(uint32_t layer) const override { return s_->append_is_due(layer); }
-  uint64_t host_bytes() const override { return s_->host_bytes(); }
+  uint64_t host_bytes() const override { return s_->accounted_bytes(); }
   void advance_append(uint32_t layer) override { s_->advance_append(layer); }
   std::vector<PartitionedHead> partitioned_heads() const override {
     const uint32_t kv_heads = s_->engine_->model().kv_heads;

@@ -106,7 +106,7 @@ bool AppendBlocks::has_first(uint32_t layer, const Block& block) const {
                      [&](uint32_t h) { return heads_->at(layer, h).index == nullptr; });
 }
 
-void AppendBlocks::check_first(uint32_t layer, const Block& block) {
+uint64_t AppendBlocks::estimate_first(uint32_t layer, const Block& block) const {
   uint64_t bytes = 0;
   for (const uint32_t h : block.heads) {
     const HeadIndex& hd = heads_->at(layer, h);
@@ -114,8 +114,27 @@ void AppendBlocks::check_first(uint32_t layer, const Block& block) {
     bytes += heads_->estimate_index(layer, h, block.end);
     if (hd.params.budget.needs_partitions()) bytes += heads_->estimate_tail(block.end);
   }
+  return bytes;
+}
+
+bool AppendBlocks::has_first_under_way() const {
+  for (uint32_t l = 0; l < jobs_.size(); ++l) {
+    if (jobs_[l] != nullptr && has_first(l, block_under_way(l))) return true;
+  }
+  return false;
+}
+
+uint64_t AppendBlocks::promised_bytes() const {
+  uint64_t bytes = 0;
+  for (uint32_t l = 0; l < jobs_.size(); ++l) {
+    if (jobs_[l] != nullptr) bytes += estimate_first(l, block_under_way(l));
+  }
+  return bytes;
+}
+
+void AppendBlocks::check_first(uint32_t layer, const Block& block) {
   try {
-    check_memory_(bytes, "a first index");
+    check_memory_(estimate_first(layer, block), "a first index");
   } catch (...) {
     refused_[layer] = block.round + 1;  // not in every step: the next round tries again
     throw;

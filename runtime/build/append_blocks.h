@@ -62,6 +62,10 @@ class AppendBlocks {
     return jobs_[layer] == nullptr ? 0 : jobs_[layer]->rows;
   }
 
+  [[nodiscard]] bool has_first_under_way() const;
+  /// What first indexes under way will take, by estimate: a limit must hold when they are taken in.
+  [[nodiscard]] uint64_t promised_bytes() const;
+
   [[nodiscard]] const Figures& figures() const { return figures_; }
   void reset_figures() { figures_ = {}; }
 
@@ -90,6 +94,8 @@ class AppendBlocks {
   [[nodiscard]] Block next_block(uint32_t layer) const;
   [[nodiscard]] Block block_under_way(uint32_t layer) const;
   [[nodiscard]] bool has_first(uint32_t layer, const Block& block) const;
+  /// Of the first indexes of a block, with their tails; 0 if it has none.
+  [[nodiscard]] uint64_t estimate_first(uint32_t layer, const Block& block) const;
   /// Throws Error(out_of_memory), and then no first index is begun before the next round.
   void check_first(uint32_t layer, const Block& block);
   void begin(uint32_t layer, const Block& block);

@@ -55,6 +55,9 @@ class IndexKeeper {
   /// heads()[i] has this budget from now on. True: it is another one.
   bool set_budget(size_t i, const Budget& budget);
 
+  /// What first indexes under way will take, see AppendBlocks.
+  [[nodiscard]] uint64_t promised_bytes() const { return blocks_.promised_bytes(); }
+  [[nodiscard]] bool has_first_under_way() const { return blocks_.has_first_under_way(); }
   /// Of indexes and partitions; of partitions alone; of query samples.
   [[nodiscard]] uint64_t index_bytes() const { return heads_.bytes(); }
   [[nodiscard]] uint64_t tail_bytes() const;

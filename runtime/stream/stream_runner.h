@@ -38,7 +38,7 @@ class StreamClient {
   [[nodiscard]] virtual bool append_is_due(uint32_t layer) const = 0;
 
   // From the calling thread, while no step at all is under way.
-  /// Host memory that the session holds.
+  /// Host memory that the session holds, and what blocks under way will add.
   [[nodiscard]] virtual uint64_t host_bytes() const = 0;
   virtual void advance_append(uint32_t layer) = 0;
   /// `[layers, kv_heads]`, as they are now.

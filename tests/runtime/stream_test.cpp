@@ -219,6 +219,8 @@ TEST_F(StreamSteps, DoNotWaitForEachOtherUnderAMemoryLimit) {
   c.host_memory_limit = size_t{1} << 30;
   SessionPtr s = make_session(device.handle.get(), c);
   prefill(s.get(), 100, 4);
+  ASSERT_OK(keyhole_build(s.get(), nullptr,
+                          nullptr));  // else the steps would begin an index, which waits
   const Token t = token();
   std::vector<float> out(t.q.size());
   std::atomic<bool> go{false};
@@ -236,6 +238,7 @@ TEST_F(StreamSteps, DoNotWaitForEachOtherUnderAMemoryLimit) {
 TEST_F(StreamSteps, AreRefusedBeforeTheyPassAMemoryLimit) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = small_session();
+  c.mode = KEYHOLE_MODE_EXACT;  // without indexes, so that steps alone take memory
   uint64_t held = 0;
   {
     SessionPtr s = make_session(device.handle.get(), c);
@@ -266,6 +269,33 @@ TEST_F(StreamSteps, AreRefusedBeforeTheyPassAMemoryLimit) {
     EXPECT_GT(statistics(s.get()).host_bytes + overflow, c.host_memory_limit);
   }
   EXPECT_EQ(taken[0], taken[1]) << "what is forecast is what happens";
+}
+
+TEST_F(StreamSteps, OfASessionThatIndexesByItselfKeepWithinAMemoryLimit) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = small_session();
+  c.budget.top_k = 10;  // fewer than any index has: what searches take does not grow any more
+  uint64_t held = 0;
+  {
+    SessionPtr s = make_session(device.handle.get(), c);
+    prefill(s.get(), 100, 4);
+    held = statistics(s.get()).host_bytes;
+  }
+  const uint64_t token_bytes = uint64_t{2} * engine_config_.kv_heads * engine_config_.head_dim * 2;
+  for (const uint64_t tokens : {0, 20, 60, 200, 600}) {
+    c.host_memory_limit = held + tokens * token_bytes;
+    SessionPtr s = make_session(device.handle.get(), c);
+    prefill(s.get(), 100, 4);
+    const Token t = token();
+    std::vector<float> out(t.q.size());
+    keyhole_status status = KEYHOLE_OK;
+    for (uint32_t step = 0; step < 2000 && status == KEYHOLE_OK; ++step) {
+      status = enqueue(s.get(), step % 2, t, out, nullptr);
+    }
+    EXPECT_EQ(status, KEYHOLE_OUT_OF_MEMORY);
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    EXPECT_LE(statistics(s.get()).host_bytes, c.host_memory_limit) << tokens << " tokens' bytes";
+  }
 }
 
 TEST_F(StreamSteps, TakeTensorsWhoseHeadsRunBackwards) {
