@@ -9,9 +9,9 @@
 #include <memory>
 #include <span>
 
-#include "runtime/auditor.h"
-#include "runtime/checksum_io.h"
-#include "runtime/decode_step.h"
+#include "runtime/audit/auditor.h"
+#include "runtime/session/checksum_io.h"
+#include "runtime/step/decode_step.h"
 
 namespace keyhole::runtime {
 

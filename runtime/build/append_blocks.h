@@ -19,7 +19,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/background_builder.h"
+#include "runtime/build/background_builder.h"
 #include "runtime/build/head_indexes.h"
 #include "runtime/session/sequence.h"
 

@@ -9,9 +9,9 @@
 
 #include "index/index.h"
 #include "index/tail/tail_tree.h"
-#include "runtime/checksum_io.h"
-#include "runtime/engine.h"
-#include "runtime/query_sample.h"
+#include "runtime/build/query_sample.h"
+#include "runtime/session/checksum_io.h"
+#include "runtime/session/engine.h"
 
 namespace keyhole::runtime {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "runtime/checksum_io.h"
-#include "runtime/engine.h"
-#include "runtime/offload_store.h"
-#include "runtime/tensor.h"
+#include "runtime/session/checksum_io.h"
+#include "runtime/session/engine.h"
+#include "runtime/session/offload_store.h"
+#include "runtime/session/tensor.h"
 
 namespace keyhole::runtime {
 

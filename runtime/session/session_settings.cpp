@@ -5,7 +5,7 @@
 #include <string>
 
 #include "index/types/factory.h"
-#include "runtime/session.h"
+#include "runtime/session/session.h"
 
 namespace keyhole::runtime {
 
@@ -138,8 +138,8 @@ void Session::reserve_searches(bool anew) {
       uses[at].attend = budget.attend;
   }
   if (uses.empty()) return;
-  const bool has_all = std::all_of(uses.begin(), uses.end(),
-                                   [&](const Selection::Use& u) { return step_.fits(u); });
+  const bool has_all =
+      std::all_of(uses.begin(), uses.end(), [&](const Selection::Use& u) { return step_.fits(u); });
   if (!anew && has_all && step_.capacity_k() >= needed) return;
   step_.reserve(uses, k);
   step_bytes_ = step_.bytes();

@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "runtime/session.h"
+#include "runtime/session/session.h"
 
 namespace keyhole::runtime {
 

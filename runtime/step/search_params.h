@@ -2,7 +2,7 @@
 #pragma once
 
 #include "keyhole/keyhole.h"
-#include "runtime/tail_reader.h"
+#include "runtime/step/tail_reader.h"
 
 namespace keyhole::runtime {
 

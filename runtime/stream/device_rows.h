@@ -7,7 +7,7 @@
 #include "cpu/pool.h"
 #include "gpu/copy.h"
 #include "gpu/step.h"
-#include "runtime/tensor.h"
+#include "runtime/session/tensor.h"
 
 namespace keyhole::runtime {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gpu/step.h"
-#include "runtime/decode_step.h"
+#include "runtime/step/decode_step.h"
 #include "runtime/stream/stream_server.h"
 
 namespace keyhole::runtime {

@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "gpu/step.h"
-#include "runtime/decode_step.h"
-#include "runtime/engine.h"
+#include "runtime/session/engine.h"
+#include "runtime/session/tensor.h"
+#include "runtime/step/decode_step.h"
 #include "runtime/stream/capture.h"
 #include "runtime/stream/device_partitions.h"
 #include "runtime/stream/offload_forecast.h"
 #include "runtime/stream/stream_failure.h"
 #include "runtime/stream/stream_server.h"
-#include "runtime/tensor.h"
 
 namespace keyhole::runtime {
 

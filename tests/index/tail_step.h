@@ -155,7 +155,8 @@ struct Tail {
       }
       // The mean of what is left of a partition takes the error of the codes as often as rows have gone.
       const float* query = step.queries.data() + size_t{h} * dim;
-      const double off = unread.rows.empty() ? 0.0 : code_error_bound(step.tree.codes(), query, dim);
+      const double off =
+          unread.rows.empty() ? 0.0 : code_error_bound(step.tree.codes(), query, dim);
       most += step.logits.scale * unread.worst_ratio * off;
       if (std::isfinite(step.seen[h]) && std::isfinite(most)) {
         EXPECT_LE(lse[h], std::log(unread.rows.size()) + most + 1e-3 + 1e-5 * std::fabs(most))

@@ -7,9 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "runtime/audit_figures.h"
-#include "runtime/audit_record.h"
-#include "runtime/audit_schedule.h"
+#include "runtime/audit/audit_figures.h"
+#include "runtime/audit/audit_record.h"
+#include "runtime/audit/audit_schedule.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -1,5 +1,5 @@
 // Budgets per head: each head answers as it would in a session where all have its budget.
-#include "runtime/budget.h"
+#include "runtime/plan/budget.h"
 
 #include "tests/runtime/fixture.h"
 

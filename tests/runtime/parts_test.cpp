@@ -4,11 +4,11 @@
 #include <set>
 
 #include "index/types/factory.h"
-#include "runtime/checksum_io.h"
-#include "runtime/config.h"
-#include "runtime/host_device.h"
-#include "runtime/query_sample.h"
-#include "runtime/selection.h"
+#include "runtime/build/query_sample.h"
+#include "runtime/plan/config.h"
+#include "runtime/session/checksum_io.h"
+#include "runtime/session/host_device.h"
+#include "runtime/step/selection.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::runtime {

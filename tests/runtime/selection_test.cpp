@@ -1,5 +1,5 @@
 // What each way to attend takes of a search, against brute force in double: every index type, random shapes.
-#include "runtime/selection.h"
+#include "runtime/step/selection.h"
 
 #include <set>
 

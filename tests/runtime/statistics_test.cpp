@@ -11,7 +11,7 @@ TEST(Statistics, BetweenBeginAndEndAreThoseFromBefore) {
   auto sc = small_session();
   sc.index = "ivf:C=8,probe=8,segment=64";
   sc.budget.attend = KEYHOLE_ATTEND_SCORED;  // workers log scores, which takes memory
-  sc.audit_share = 1.0;               // and write records
+  sc.audit_share = 1.0;                      // and write records
   const SessionPtr session = make_session(engine.get(), sc);
   Numbers numbers(21);
   Model model(ec);

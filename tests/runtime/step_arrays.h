@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "index/types/factory.h"
 #include "index/tail/tail_tree.h"
-#include "runtime/decode_step.h"
+#include "index/types/factory.h"
+#include "runtime/step/decode_step.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {

@@ -5,7 +5,7 @@
 
 #include "index/types/factory.h"
 #include "keyhole/index.h"
-#include "runtime/decode_step.h"
+#include "runtime/step/decode_step.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/step_arrays.h"
 

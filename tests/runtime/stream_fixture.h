@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/api_objects.h"
+#include "runtime/api/api_objects.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/stream_device.h"
 

@@ -1,0 +1,176 @@
+// The parts of the C API that belong to no object: versions, texts, tensors, states, plans.
+#include <cstring>
+#include <vector>
+
+#include "cpu/attention.h"
+#include "runtime/api/api_guard.h"
+#include "runtime/plan/planner.h"
+
+#define KEYHOLE_TEXT_(x) #x
+#define KEYHOLE_TEXT(x) KEYHOLE_TEXT_(x)
+
+namespace keyhole::runtime {
+namespace {
+
+// The glossary's enums are the public ones by another name.
+static_assert(static_cast<int>(Status::invalid_argument) == KEYHOLE_INVALID_ARGUMENT);
+static_assert(static_cast<int>(Status::unsupported) == KEYHOLE_UNSUPPORTED);
+static_assert(static_cast<int>(Status::out_of_memory) == KEYHOLE_OUT_OF_MEMORY);
+static_assert(static_cast<int>(Status::out_of_device_memory) == KEYHOLE_OUT_OF_DEVICE_MEMORY);
+static_assert(static_cast<int>(Status::device_error) == KEYHOLE_DEVICE_ERROR);
+static_assert(static_cast<int>(Status::timeout) == KEYHOLE_TIMEOUT);
+static_assert(static_cast<int>(Status::io) == KEYHOLE_IO);
+static_assert(static_cast<int>(Status::corrupt) == KEYHOLE_CORRUPT);
+static_assert(static_cast<int>(Status::version) == KEYHOLE_VERSION_MISMATCH);
+static_assert(static_cast<int>(Status::cancelled) == KEYHOLE_CANCELLED);
+static_assert(static_cast<int>(Status::busy) == KEYHOLE_BUSY);
+static_assert(static_cast<int>(Status::not_finite) == KEYHOLE_NOT_FINITE);
+static_assert(static_cast<int>(Status::internal) == KEYHOLE_INTERNAL);
+static_assert(static_cast<int>(DType::f32) == KEYHOLE_F32);
+static_assert(static_cast<int>(DType::f16) == KEYHOLE_F16);
+static_assert(static_cast<int>(DType::bf16) == KEYHOLE_BF16);
+
+// A fixed array: keeping an error text must not itself run out of memory.
+thread_local char last_error[1024] = "";
+
+}  // namespace
+
+keyhole_status fail(Status status, const char* text) noexcept {
+  std::strncpy(last_error, text, sizeof last_error - 1);
+  return static_cast<keyhole_status>(status);
+}
+
+void require(const void* p, const char* name) {
+  if (p == nullptr) throw Error(Status::invalid_argument, std::string(name) + " is NULL");
+}
+
+std::function<bool(double, const char*)> progress_function(keyhole_progress_fn fn, void* user) {
+  if (fn == nullptr) return {};
+  return [fn, user](double fraction, const char* what) { return fn(user, fraction, what) == 0; };
+}
+
+}  // namespace keyhole::runtime
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+extern "C" {
+
+const char* keyhole_version(void) {
+  return KEYHOLE_TEXT(KEYHOLE_VERSION_MAJOR) "." KEYHOLE_TEXT(
+      KEYHOLE_VERSION_MINOR) "." KEYHOLE_TEXT(KEYHOLE_VERSION_PATCH);
+}
+
+uint32_t keyhole_abi_version(void) { return KEYHOLE_ABI_VERSION; }
+
+const char* keyhole_status_string(keyhole_status status) {
+  switch (status) {
+    case KEYHOLE_OK: return "ok";
+    case KEYHOLE_INVALID_ARGUMENT: return "invalid argument";
+    case KEYHOLE_UNSUPPORTED: return "unsupported";
+    case KEYHOLE_OUT_OF_MEMORY: return "out of host memory";
+    case KEYHOLE_OUT_OF_DEVICE_MEMORY: return "out of device memory";
+    case KEYHOLE_DEVICE_ERROR: return "device error";
+    case KEYHOLE_TIMEOUT: return "timeout";
+    case KEYHOLE_IO: return "input or output failed";
+    case KEYHOLE_CORRUPT: return "corrupt file";
+    case KEYHOLE_VERSION_MISMATCH: return "version mismatch";
+    case KEYHOLE_CANCELLED: return "cancelled";
+    case KEYHOLE_BUSY: return "busy";
+    case KEYHOLE_NOT_FINITE: return "not a finite number";
+    case KEYHOLE_INTERNAL: return "internal error";
+    default: return "unknown status";
+  }
+}
+
+const char* keyhole_last_error(void) { return last_error; }
+
+keyhole_tensor keyhole_tensor_host(const void* data, keyhole_dtype dtype, int32_t rank,
+                                   const int64_t* shape) {
+  keyhole_tensor t{};
+  t.data = const_cast<void*>(data);
+  t.dtype = dtype;
+  t.memory = KEYHOLE_HOST;
+  t.rank = rank;
+  int64_t stride = 1;
+  for (int32_t i = (rank < 1 || rank > 4 || shape == nullptr ? 0 : rank) - 1; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.strides[i] = stride;
+    // An absurd shape is refused where the tensor is used; here it must only not overflow.
+    if (__builtin_mul_overflow(stride, shape[i], &stride)) stride = 0;
+  }
+  return t;
+}
+
+keyhole_status keyhole_merge_states(uint32_t n, const float* const* o, const float* const* lse,
+                                    uint32_t heads, uint32_t head_dim, float* out, float* out_lse) {
+  return guarded([&] {
+    require(out, "out");
+    require(out_lse, "out_lse");
+    if (heads == 0 || head_dim == 0) {
+      throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
+                                                std::to_string(head_dim) + ", allowed: at least 1");
+    }
+    if (uint64_t{heads} * head_dim > (uint64_t{1} << 63) / sizeof(float)) {
+      throw Error(Status::invalid_argument, "heads is " + std::to_string(heads) + ", head_dim is " +
+                                                std::to_string(head_dim) +
+                                                ", allowed: a state of up to 2^63 bytes");
+    }
+    if (n != 0) {
+      require(o, "o");
+      require(lse, "lse");
+    }
+    std::vector<StateView> states;
+    states.reserve(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      require(o[i], "o[i]");
+      require(lse[i], "lse[i]");
+      // merge_states only reads its inputs.
+      states.push_back({const_cast<float*>(o[i]), const_cast<float*>(lse[i])});
+    }
+    cpu::merge_states(states, heads, head_dim, {out, out_lse});
+  });
+}
+
+void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size) {
+  init_struct(plan, size, {});
+}
+
+keyhole_status keyhole_plan(const keyhole_engine_config* engine,
+                            const keyhole_session_config* session, uint64_t context,
+                            uint64_t device_limit, uint64_t host_limit, keyhole_memory_plan* plan) {
+  return guarded([&] {
+    require(plan, "plan");
+    keyhole_engine_config engine_defaults;
+    keyhole_engine_config_init(&engine_defaults);
+    keyhole_session_config session_defaults;
+    keyhole_session_config_init(&session_defaults);
+    const auto e = read_struct(engine, engine_defaults, "engine");
+    auto s =
+        session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
+    s.max_tokens =
+        kMaxTokens;  // the plan is about `context`, not about the longest that the session allows
+    const ModelShape model = check_model(e);
+    const SessionParams params = check_session(s, model);
+    if (context > kMaxTokens) {
+      throw Error(Status::invalid_argument, "context is " + std::to_string(context) +
+                                                ", allowed: 0.." + std::to_string(kMaxTokens));
+    }
+    const bool host_device = e.device == KEYHOLE_DEVICE_HOST;
+    const uint32_t threads = e.threads == KEYHOLE_AUTO ? 16 : e.threads;
+    const MemoryPlan p = plan_memory(model, params, context, threads, host_device, device_limit);
+    keyhole_memory_plan result;
+    keyhole_memory_plan_init(&result);
+    result.kv_bytes = p.kv_bytes;
+    result.host_bytes = p.host_bytes;
+    result.index_bytes = p.index_bytes;
+    result.device_bytes = p.device_bytes;
+    result.pinned_bytes = p.pinned_bytes;
+    result.fits = plan_fits(p, device_limit, host_limit, host_device) ? 1 : 0;
+    result.longest_context =
+        longest_context(model, params, threads, device_limit, host_limit, host_device);
+    write_struct(plan, result, "plan");
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,395 @@
+// keyhole_index: one index over the keys of one KV head, by itself.
+#include <array>
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "index/types/factory.h"
+#include "keyhole/index.h"
+#include "runtime/api/api_guard.h"
+#include "runtime/api/api_objects.h"
+#include "runtime/plan/budget.h"
+#include "runtime/session/sizes.h"
+#include "runtime/session/tensor.h"
+#include "runtime/step/selection.h"
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+struct keyhole_index {
+  std::shared_ptr<const Engine> engine;
+  std::string spec;
+  uint32_t layer = 0, kv_head = 0;      ///< whose trained data, if any, the index uses
+  std::unique_ptr<index::Index> index;  ///< null until it is built
+  std::vector<std::byte> keys, values;  ///< `[n, head_dim]` of kv_dtype
+  size_t count = 0;
+  std::unique_ptr<index::TailTree> tail;  ///< of all keys; null until it is built
+  Selection selection;
+  uint32_t reserved_group = 0, reserved_k = 0;  ///< what `selection` is reserved for; 0: nothing
+  std::vector<float> tail_o, tail_lse;          ///< `[group, head_dim]`, `[group]`
+  std::vector<float> queries;
+  std::string params, diagnostics;
+  mutable std::atomic<bool> in_use = false;
+
+  [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
+    const ModelShape& m = engine->model();
+    return {rows.data(), m.row_bytes(), rows.empty() ? 0 : count, m.head_dim, m.kv_dtype};
+  }
+};
+
+namespace {
+
+RowsIn as_rows(const RowsView& m) {
+  return {m.data, m.stride, 0, static_cast<uint32_t>(m.count), 1, m.dim, m.dtype};
+}
+
+std::vector<std::byte> convert(const Engine& engine, const RowsView& from, const char* name) {
+  const ModelShape& m = engine.model();
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
+               m.kv_dtype);
+  std::vector<std::byte> to(checked_product({from.count, m.row_bytes()}, name));
+  float scratch[kMaxHeadDim];
+  for (size_t i = 0; i < from.count; ++i) {
+    convert_row(engine.kernels(), from.row(i), from.dtype, to.data() + i * m.row_bytes(),
+                m.kv_dtype, m.head_dim, scratch);
+  }
+  return to;
+}
+
+std::vector<float> convert_queries(const Engine& engine, const RowsView& from, const char* name) {
+  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
+               DType::f32);
+  std::vector<float> to(from.count * from.dim);
+  for (size_t i = 0; i < from.count; ++i) {
+    engine.kernels().to_f32[static_cast<int>(from.dtype)](from.row(i), to.data() + i * from.dim,
+                                                          from.dim);
+  }
+  return to;
+}
+
+/// Checks what search and attend share and puts the queries in place.
+struct Call {
+  uint32_t group = 0;
+  uint32_t asked_k = 0;  ///< the width of the caller's arrays
+  SearchParams params;
+  GroupQuery query;
+};
+
+Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
+             const keyhole_search_options* options) {
+  if (ix.index == nullptr) {
+    throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
+  }
+  keyhole_search_options defaults;
+  keyhole_search_options_init(&defaults);
+  const auto o = options == nullptr ? defaults : read_struct(options, defaults, "options");
+  const ModelShape& m = ix.engine->model();
+  const RowsView q = check_matrix(queries, "queries", m.head_dim);
+  if (q.count < 1 || q.count > kMaxGroup) {
+    throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
+                                              " rows, allowed: 1.." + std::to_string(kMaxGroup));
+  }
+  const Budget budget = check_embedded_budget(o.budget);
+  Call call;
+  call.group = static_cast<uint32_t>(q.count);
+  call.asked_k = budget.top_k;
+  call.params = {.k = static_cast<uint32_t>(std::min<size_t>(budget.top_k, ix.count)),
+                 .attend = budget.attend,
+                 .min_weight = budget.min_weight};
+  if (budget.needs_partitions()) {
+    if (ix.tail == nullptr) {
+      throw Error(Status::invalid_argument,
+                  "a tail or a target needs partitions: call keyhole_index_build_tail first");
+    }
+    if ((o.other_o == nullptr) != (o.other_lse == nullptr)) {
+      throw Error(Status::invalid_argument, "of other_o and other_lse one is NULL, needed: both");
+    }
+    call.params.tail = tail_work(budget, *ix.tail);
+    // Read only: StateView is what merges take.
+    call.params.tail.other = {const_cast<float*>(o.other_o), const_cast<float*>(o.other_lse)};
+    ix.tail_o.resize(size_t{call.group} * m.head_dim);
+    ix.tail_lse.resize(call.group);
+  }
+  check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, call.group, DType::f32);
+  ix.queries.resize(size_t{kMaxGroup} * m.head_dim);
+  for (uint32_t h = 0; h < call.group; ++h) {
+    ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
+        q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
+  }
+  if (ix.reserved_group != call.group || ix.reserved_k != call.params.k) {
+    const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
+    ix.selection.reserve({&use, 1}, call.group, call.params.k);
+    ix.reserved_group = call.group;
+    ix.reserved_k = call.params.k;
+  }
+  call.query = {.kernels = &ix.engine->kernels(),
+                .kv = {ix.view(ix.keys), ix.view(ix.values)},
+                .queries = ix.queries.data(),
+                .group = call.group,
+                .logits = m.logits,
+                .position = o.position};
+  return call;
+}
+
+void check_below(const char* field, uint32_t value, uint32_t end) {
+  if (value >= end) {
+    throw Error(Status::invalid_argument, std::string(field) + " is " + std::to_string(value) +
+                                              ", allowed: 0.." + std::to_string(end - 1));
+  }
+}
+
+std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) {
+  std::string text;
+  for (const auto& [name, value] : numbers) {
+    text.append(text.empty() ? "" : ", ").append("\"").append(name).append("\": ");
+    text.append(std::to_string(value));
+  }
+  return "{" + text + "}";
+}
+
+/// Spreads hits over the caller's arrays, which are wider than the search where k was above the
+/// number of keys.
+void copy_hits(const index::Hits& hits, const Call& call, uint32_t* ids, float* scores,
+               uint32_t* counts) {
+  for (uint32_t h = 0; h < call.group; ++h) {
+    const size_t from = size_t{h} * call.params.k;
+    const size_t to = size_t{h} * call.asked_k;
+    std::copy_n(hits.ids + from, hits.counts[h], ids + to);
+    if (scores != nullptr) std::copy_n(hits.scores + from, hits.counts[h], scores + to);
+    counts[h] = hits.counts[h];
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* keyhole_index_help(void) {
+  static const std::string text = [] {
+    std::string s;
+    for (const index::TypeHelp& type : index::index_types()) {
+      s += type.name + ": " + type.meaning + "\n";
+      for (const index::ParamHelp& p : type.params) {
+        s += "    " + p.name + "=" + p.default_value + "  (" + p.allowed + ") " + p.meaning + "\n";
+      }
+    }
+    return s;
+  }();
+  return text.c_str();
+}
+
+keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, uint32_t layer,
+                                    uint32_t kv_head, keyhole_index** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    require(spec, "spec");
+    index::check_spec(spec);
+    const ModelShape& m = engine->engine->model();
+    check_below("layer", layer, m.layers);
+    check_below("kv_head", kv_head, m.kv_heads);
+    auto handle = std::make_unique<keyhole_index>();
+    handle->engine = engine->engine;
+    handle->spec = spec;
+    handle->layer = layer;
+    handle->kv_head = kv_head;
+    *out = handle.release();
+  });
+}
+
+void keyhole_index_destroy(keyhole_index* index) { delete index; }
+
+keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys,
+                                   const keyhole_tensor* values,
+                                   const keyhole_tensor* training_queries,
+                                   const uint32_t* training_positions, uint32_t first_position,
+                                   keyhole_progress_fn progress, void* user) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    const Engine& engine = *ix->engine;
+    const ModelShape& m = engine.model();
+    const RowsView k = check_matrix(keys, "keys", m.head_dim);
+    if (k.count == 0)
+      throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
+    ix->index.reset();
+    ix->tail.reset();
+    ix->reserved_group = 0;
+    ix->count = k.count;
+    ix->keys = convert(engine, k, "keys");
+    ix->values.clear();
+    if (values != nullptr) {
+      const RowsView v = check_matrix(values, "values", m.head_dim);
+      if (v.count != k.count) {
+        throw Error(Status::invalid_argument, "values holds " + std::to_string(v.count) +
+                                                  " rows, needed: as many as keys, " +
+                                                  std::to_string(k.count));
+      }
+      ix->values = convert(engine, v, "values");
+    }
+    index::BuildInput input;
+    input.keys = ix->view(ix->keys);
+    input.first_position = first_position;
+    input.rope = &engine.rope();
+    std::vector<float> queries;
+    if (training_queries != nullptr) {
+      const RowsView q = check_matrix(training_queries, "training_queries", m.head_dim);
+      queries = convert_queries(engine, q, "training_queries");
+      input.queries.rows = {reinterpret_cast<const std::byte*>(queries.data()),
+                            m.head_dim * sizeof(float), q.count, m.head_dim, DType::f32};
+      input.queries.positions = training_positions;
+    }
+    const auto report = progress_function(progress, user);
+    auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype,
+                                   engine.index_context(ix->layer, ix->kv_head));
+    const AcceleratedBuild accelerated(engine);
+    built->build(input, [&](double f) { return !report || report(f, "building the index"); });
+    const index::IndexInfo info = built->info();
+    ix->params = info.params;
+    ix->diagnostics = json_of(info.diagnostics);
+    ix->index = std::move(built);
+  });
+}
+
+keyhole_status keyhole_index_set_spec(keyhole_index* ix, const char* spec) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(spec, "spec");
+    index::check_spec(spec);
+    if (ix->index != nullptr) {
+      ix->index->set_search_params(spec);
+      ix->params = ix->index->info().params;
+      ix->reserved_group = 0;  // a scratch of the size that the new searches need
+    }
+    ix->spec = spec;
+  });
+}
+
+keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_partition,
+                                        keyhole_progress_fn progress, void* user) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    const uint32_t keys = check_tail_partition(keys_per_partition);
+    if (ix->index == nullptr) {
+      throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
+    }
+    if (ix->values.empty()) {
+      throw Error(Status::invalid_argument,
+                  "the index was built without values, whose means a tail needs");
+    }
+    const ModelShape& m = ix->engine->model();
+    const auto report = progress_function(progress, user);
+    auto tail = std::make_unique<index::TailTree>(ix->engine->index_context(ix->layer, ix->kv_head),
+                                                  m.head_dim, m.kv_dtype,
+                                                  index::TailParams{.keys_per_partition = keys});
+    const AcceleratedBuild accelerated(*ix->engine);
+    tail->build({ix->view(ix->keys), ix->view(ix->values)},
+                [&](double f) { return !report || report(f, "partitioning the keys"); });
+    ix->tail = std::move(tail);
+    ix->reserved_group = 0;
+  });
+}
+
+void keyhole_search_cost_init_sized(keyhole_search_cost* cost, size_t size) {
+  init_struct(cost, size, {});
+}
+
+void keyhole_search_options_init_sized(keyhole_search_options* options, size_t size) {
+  keyhole_search_options value{};
+  keyhole_budget_init(&value.budget);
+  value.position = KEYHOLE_POSITION_UNKNOWN;
+  init_struct(options, size, value);
+}
+
+keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* queries,
+                                    const keyhole_search_options* options, uint32_t* ids,
+                                    float* scores, uint32_t* counts, keyhole_search_cost* cost) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(ids, "ids");
+    require(counts, "counts");
+    const Call call = prepare(*ix, queries, options);
+    const index::Hits& hits = ix->selection.search(*ix->index, call.query, call.params);
+    copy_hits(hits, call, ids, scores, counts);
+    if (cost != nullptr) {
+      keyhole_search_cost c{};
+      c.keys_scored = hits.keys_scored;
+      c.bytes_read = hits.bytes_read;
+      write_struct(cost, c, "cost");
+    }
+  });
+}
+
+keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* queries,
+                                    const keyhole_search_options* options, float* o, float* lse,
+                                    const uint32_t** rows, uint32_t* row_count,
+                                    keyhole_search_cost* cost) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    require(o, "o");
+    require(lse, "lse");
+    const Call call = prepare(*ix, queries, options);
+    if (ix->values.empty()) {
+      throw Error(Status::invalid_argument,
+                  "the index was built without values, which attention needs");
+    }
+    const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
+    const StepCost spent =
+        ix->selection.search_and_attend(*ix->index, call.query, call.params, {}, {{o, lse}, tail});
+    const std::span<const uint32_t> attended = ix->selection.attended();
+    if (call.params.tail.mode != index::TailMode::none) {
+      const std::array<StateView, 2> both{StateView{o, lse}, tail};
+      cpu::merge_states(both, call.group, ix->engine->model().head_dim, {o, lse});
+    }
+    if (rows != nullptr) *rows = attended.data();
+    if (row_count != nullptr) *row_count = static_cast<uint32_t>(attended.size());
+    if (cost != nullptr) {
+      keyhole_search_cost c{};
+      c.keys_scored = spent.keys_scored;
+      c.bytes_read = spent.bytes_read;
+      c.keys_attended = static_cast<uint32_t>(attended.size());
+      c.keys_opened = static_cast<uint32_t>(spent.keys_opened);
+      c.tail_bytes_read = spent.tail_bytes_read;
+      c.tail_seconds = spent.tail_seconds;
+      if (call.params.tail.tree != nullptr) {
+        const TailFigures& tails = ix->selection.tail_figures();
+        std::copy_n(tails.missing, call.group, c.missing);
+        std::copy_n(tails.error, call.group, c.error);
+      }
+      write_struct(cost, c, "cost");
+    }
+  });
+}
+
+void keyhole_index_info_init_sized(keyhole_index_info* info, size_t size) {
+  init_struct(info, size, {});
+}
+
+keyhole_status keyhole_index_get_info(const keyhole_index* ix, keyhole_index_info* info) {
+  return guarded([&] {
+    require(ix, "index");
+    const UseLock lock(ix->in_use, "the index");
+    keyhole_index_info i;
+    keyhole_index_info_init(&i);
+    i.params = ix->index == nullptr ? ix->spec.c_str() : ix->params.c_str();
+    i.diagnostics = ix->index == nullptr ? "{}" : ix->diagnostics.c_str();
+    if (ix->index != nullptr) {
+      const index::IndexInfo known = ix->index->info();
+      i.keys = known.count;
+      i.bytes = known.bytes;
+      i.build_seconds = known.build_seconds;
+      i.tail_bytes = ix->tail != nullptr ? ix->tail->bytes() : 0;
+      i.tail_build_seconds = ix->tail != nullptr ? ix->tail->build_seconds() : 0.0;
+    }
+    write_struct(info, i, "info");
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,329 @@
+#include "runtime/api/api_guard.h"
+#include "runtime/api/api_objects.h"
+#include "runtime/session/session_file.h"
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+namespace {
+
+/// What a call needs of the session's steps.
+enum class Needs {
+  nothing,  ///< it reads counts and figures: waits for steps on a stream, during a capture for their host's part only
+  no_step,  ///< it changes the session: refused inside a step and during a capture, waits for steps on a stream
+  copy,  ///< it reads what no step may change meanwhile: likewise, but also after stream steps have failed
+  stream,  ///< it may come while a stream has steps under way
+  end      ///< it ends a step
+};
+
+/// Runs `body(Session&)` with the session locked, when it is as the call needs it.
+template <class F>
+keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
+  return guarded([&] {
+    require(handle, "session");
+    const UseLock lock(handle->in_use, "the session");
+    Session& s = *handle->session;
+    const bool between_steps = needs != Needs::nothing && needs != Needs::end;
+    if (between_steps && (s.in_step() || s.in_stream_step())) {
+      throw Error(Status::busy,
+                  "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+    }
+    if (needs == Needs::nothing && s.is_capturing()) {
+      s.wait_for_host();
+    } else if (needs != Needs::stream && needs != Needs::end) {
+      s.check_not_capturing();
+      s.wait_idle();
+    }
+    if (needs == Needs::no_step) s.check_failure();
+    body(s);
+  });
+}
+
+/// Logs once per session that K or V come in another 16-bit dtype than they are stored in: f16
+/// refuses what bf16 has beyond 65504, bf16 drops three bits of f16.
+void tell_dtype(keyhole_session& handle, const RowsIn& rows) {
+  const DType stored = handle.session->engine().model().kv_dtype;
+  if (handle.told_dtype || rows.dtype == stored || rows.dtype == DType::f32 ||
+      stored == DType::f32) {
+    return;
+  }
+  handle.told_dtype = true;
+  handle.session->engine().log()(KEYHOLE_LOG_INFO,
+                                 std::string("K and V come as ") + dtype_name(rows.dtype) +
+                                     " and are stored as " + dtype_name(stored) +
+                                     ": keyhole_engine_config.kv_dtype should be the model's");
+}
+
+/// The tensors of a step, checked.
+struct StepTensors {
+  RowsIn q, k, v;
+  bool appends = false;
+  bool on_device = false;
+  [[nodiscard]] const RowsIn* keys() const { return appends ? &k : nullptr; }
+  [[nodiscard]] const RowsIn* values() const { return appends ? &v : nullptr; }
+};
+
+StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+                       const keyhole_tensor* v) {
+  const ModelShape& m = s.engine().model();
+  s.check_layer(layer);
+  const bool device = s.engine().has_streams();
+  StepTensors t;
+  t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
+  t.on_device = t.q.on_device;
+  if ((k == nullptr) != (v == nullptr)) {
+    throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
+  }
+  t.appends = k != nullptr;
+  if (!t.appends) return t;
+  t.k = check_rows(k, "k", m.kv_heads, m.head_dim, true, device);
+  t.v = check_rows(v, "v", m.kv_heads, m.head_dim, true, device);
+  if (t.k.on_device != t.on_device || t.v.on_device != t.on_device) {
+    throw Error(Status::invalid_argument,
+                "q, k and v: some lie in device memory, allowed: all of them or none");
+  }
+  return t;
+}
+
+RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
+  const ModelShape& m = s.engine().model();
+  const RowsOut rows = check_out(out, "out", m.q_heads, m.head_dim, s.engine().has_streams());
+  if (rows.on_device != on_device) {
+    throw Error(Status::invalid_argument, std::string("out lies in ") +
+                                              (on_device ? "host" : "device") +
+                                              " memory and q does not, allowed: both in the same");
+  }
+  return rows;
+}
+
+/// A step with tensors in host memory comes after those on the stream.
+void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
+  s.check_not_capturing();
+  s.wait_idle();
+  s.check_failure();
+  s.attend_begin(layer, t.q, t.keys(), t.values());
+}
+
+}  // namespace
+
+extern "C" {
+
+void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size) {
+  init_struct(config, size, initial_config());
+}
+
+keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_session_config* config,
+                                      keyhole_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    keyhole_session_config defaults;
+    keyhole_session_config_init(&defaults);
+    const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
+    auto params = check_session(c, engine->engine->model());
+    *out = new keyhole_session(std::make_unique<Session>(engine->engine, std::move(params)));
+  });
+}
+
+void keyhole_session_destroy(keyhole_session* session) {
+  if (session == nullptr) return;
+  // A step that was begun still has tasks in the pool which read the session.
+  if (session->session->in_step()) session->session->abandon_step();
+  delete session;
+}
+
+keyhole_status keyhole_session_get_config(const keyhole_session* session,
+                                          keyhole_session_config* config) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    keyhole_session_config c = public_config(s.params());
+    c.audit_bound = s.params().audit_bound_of(s.params().budget);
+    write_struct(config, c, "config");
+  });
+}
+
+keyhole_status keyhole_session_set_index(keyhole_session* session, const char* index) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    require(index, "index");
+    s.set_index(index);
+  });
+}
+
+keyhole_status keyhole_session_set_mode(keyhole_session* session, keyhole_mode mode,
+                                        uint32_t top_k) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.set_mode(mode, top_k); });
+}
+
+keyhole_status keyhole_session_set_attend(keyhole_session* session, keyhole_attend_mode attend,
+                                          float min_weight) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { s.set_attend(attend, min_weight); });
+}
+
+void keyhole_budget_init_sized(keyhole_budget* budget, size_t size) {
+  init_struct(budget, size, initial_config().budget);
+}
+
+keyhole_status keyhole_session_set_budget(keyhole_session* session, uint32_t layer,
+                                          uint32_t kv_head, const keyhole_budget* budget) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    keyhole_budget defaults;
+    keyhole_budget_init(&defaults);
+    s.set_budget(layer, kv_head, check_budget(read_struct(budget, defaults, "budget")));
+  });
+}
+
+keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32_t layer,
+                                          uint32_t kv_head, keyhole_budget* budget) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    write_struct<keyhole_budget>(budget, s.budget(layer, kv_head), "budget");
+  });
+}
+
+keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,
+                               const keyhole_tensor* v, const keyhole_tensor* q) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    const ModelShape& m = s.engine().model();
+    s.check_layer(layer);
+    const bool device = s.engine().has_streams();
+    const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
+    const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, false, device);
+    RowsIn rq;
+    if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
+    const RowsIn* queries = q == nullptr ? nullptr : &rq;
+    tell_dtype(*session, rk);
+    tell_dtype(*session, rv);
+    if (rk.on_device || rv.on_device || rq.on_device) {
+      s.prefill_from_device(layer, rk, rv, queries);
+    } else {
+      s.prefill(layer, rk, rv, queries);
+    }
+  });
+}
+
+keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progress, void* user) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { s.build(progress_function(progress, user)); });
+}
+
+keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                              const keyhole_tensor* k, const keyhole_tensor* v,
+                              const keyhole_tensor* out, float* lse) {
+  return with_session(session, Needs::stream, [&](Session& s) {
+    // All checked first: after begin the token is there.
+    const StepTensors t = check_step(s, layer, q, k, v);
+    const RowsOut rows = check_step_out(s, out, t.on_device);
+    if (t.appends) tell_dtype(*session, t.k);
+    if (t.on_device) {
+      return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
+    }
+    begin_on_host(s, layer, t);
+    s.attend_end(rows, lse);
+  });
+}
+
+keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
+                                    const keyhole_tensor* q, const keyhole_tensor* k,
+                                    const keyhole_tensor* v) {
+  return with_session(session, Needs::stream, [&](Session& s) {
+    const StepTensors t = check_step(s, layer, q, k, v);
+    if (t.appends) tell_dtype(*session, t.k);
+    if (!t.on_device) return begin_on_host(s, layer, t);
+    s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
+  });
+}
+
+keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
+  return with_session(session, Needs::end, [&](Session& s) {
+    if (!s.in_step() && !s.in_stream_step()) {
+      throw Error(Status::invalid_argument,
+                  "no step is under way: call keyhole_attend_begin first");
+    }
+    const RowsOut rows = check_step_out(s, out, s.in_stream_step());
+    if (s.in_stream_step()) {
+      s.enqueue_end(rows, lse);
+    } else {
+      s.attend_end(rows, lse);
+    }
+  });
+}
+
+keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.set_stream(stream); });
+}
+
+keyhole_status keyhole_session_announce(keyhole_session* session) {
+  return with_session(session, Needs::stream, [](Session& s) { s.announce(); });
+}
+
+keyhole_status keyhole_session_synchronize(keyhole_session* session) {
+  return with_session(session, Needs::stream, [](Session& s) { s.synchronize(); });
+}
+
+keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.truncate(n_tokens); });
+}
+
+keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
+  return with_session(session, Needs::copy, [&](Session& s) {
+    require(out, "out");
+    *out = nullptr;
+    s.finish_audits();
+    *out = new keyhole_session(fork_session(s));
+  });
+}
+
+keyhole_status keyhole_save(keyhole_session* session, const char* path) {
+  return with_session(session, Needs::copy, [&](Session& s) {
+    require(path, "path");
+    s.finish_audits();
+    save_session(s, path);
+  });
+}
+
+keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_session** out) {
+  return guarded([&] {
+    require(out, "out");
+    *out = nullptr;
+    require(engine, "engine");
+    require(path, "path");
+    *out = new keyhole_session(load_session(engine->engine, path));
+  });
+}
+
+void keyhole_layer_tokens_init_sized(keyhole_layer_tokens* tokens, size_t size) {
+  init_struct(tokens, size, {});
+}
+
+keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t layer,
+                                        keyhole_layer_tokens* tokens) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    s.check_layer(layer);
+    write_struct(tokens, s.layer_tokens(layer), "tokens");
+  });
+}
+
+void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size) {
+  init_struct(statistics, size, {});
+}
+
+keyhole_status keyhole_get_statistics(const keyhole_session* session,
+                                      keyhole_statistics* statistics) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    write_struct(statistics, s.statistics(), "statistics");
+  });
+}
+
+keyhole_status keyhole_reset_statistics(keyhole_session* session) {
+  return with_session(session, Needs::no_step, [&](Session& s) { s.reset_statistics(); });
+}
+
+void keyhole_audit_init_sized(keyhole_audit* audit, size_t size) { init_struct(audit, size, {}); }
+
+keyhole_status keyhole_get_audit(keyhole_session* session, uint32_t layer, uint32_t kv_head,
+                                 keyhole_audit* audit) {
+  return with_session(session, Needs::no_step,
+                      [&](Session& s) { write_struct(audit, s.audit(layer, kv_head), "audit"); });
+}
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+// Builds of indexes with a CUDA device's help: index::Accelerator over gpu/neighbours.h and gpu/kmeans.h.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gpu/kmeans.h"
+#include "gpu/neighbours.h"
+#include "index/accelerator.h"
+#include "runtime/session/log.h"
+
+namespace keyhole::runtime {
+
+/// What makes the two kinds of workspaces; tests give others.
+struct AcceleratorDevice {
+  std::function<std::unique_ptr<gpu::NeighbourSearch>()> make_neighbours;
+  std::function<std::unique_ptr<gpu::KMeans>()> make_kmeans;
+};
+
+/// Threads that build heads share two workspaces of each kind: while one computes, the other copies. A third thread
+/// waits. A call that fails is declined, and logged the first time; after a device error nothing is tried again.
+class GpuAccelerator final : public index::Accelerator {
+ public:
+  GpuAccelerator(AcceleratorDevice device, const Log& log);
+  /// Over a CUDA device.
+  static std::unique_ptr<GpuAccelerator> on_cuda(int ordinal, const Log& log);
+
+  [[nodiscard]] bool nearest_keys(const index::NearestTask& task,
+                                  const index::NearestLists& lists) override;
+  [[nodiscard]] bool kmeans(const index::KMeansTask& task,
+                            const index::KMeansResult& result) override;
+  void release() override;
+
+ private:
+  static constexpr size_t kWorkspaces = 2;
+
+  /// Workspaces of one kind, made when they are first needed.
+  template <class T>
+  struct Workspaces {
+    std::vector<std::unique_ptr<T>> idle;
+    size_t made = 0;
+  };
+  template <class T>
+  class Lease;
+
+  /// Runs work(workspace); false if it threw.
+  template <class T, class Work>
+  bool run(Workspaces<T>& workspaces, const std::function<std::unique_ptr<T>()>& make,
+           const Work& work);
+  void failed(const char* what, bool for_good);
+
+  AcceleratorDevice device_;
+  Log log_;
+  std::mutex mutex_;
+  std::condition_variable returned_;
+  Workspaces<gpu::NeighbourSearch> neighbours_;
+  Workspaces<gpu::KMeans> kmeans_;
+  std::atomic<bool> broken_{false};
+  bool told_ = false;
+};
+
+}  // namespace keyhole::runtime

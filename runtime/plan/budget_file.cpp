@@ -1,0 +1,79 @@
+#include "runtime/plan/budget_file.h"
+
+#include "index/types/factory.h"
+#include "runtime/files/budgets.h"
+#include "runtime/files/mapped_file.h"
+
+namespace keyhole::runtime {
+namespace {
+
+void check_shape(const BudgetsFile& file, const ModelShape& model) {
+  const auto check = [](const char* field, uint32_t seen, uint32_t needed) {
+    if (seen == needed) return;
+    throw Error(Status::invalid_argument, std::string("it is of a model with ") + field + " " +
+                                              std::to_string(seen) + ", the engine has " +
+                                              std::to_string(needed));
+  };
+  check("layers", file.layers, model.layers);
+  check("q_heads", file.q_heads, model.q_heads);
+  check("kv_heads", file.kv_heads, model.kv_heads);
+  check("head_dim", file.head_dim, model.head_dim);
+}
+
+void apply(const BudgetsFile::Entry& entry, HeadParams& head) {
+  keyhole_budget budget = head.budget;
+  entry.budget.apply_to(budget);
+  head.budget = check_budget(budget);
+  if (entry.index) head.index = *entry.index;
+  if (entry.dense) head.dense = *entry.dense;
+}
+
+std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& model,
+                                 const SessionParams& params) {
+  std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads,
+                                HeadParams{params.index, params.budget});
+  for (size_t i = 0; i < file.heads.size(); ++i) {
+    const BudgetsFile::Entry& entry = file.heads[i];
+    try {
+      if (entry.index) index::check_spec(*entry.index);
+      const uint32_t first_layer = entry.layer.value_or(0);
+      const uint32_t end_layer = entry.layer ? first_layer + 1 : model.layers;
+      const uint32_t first_head = entry.kv_head.value_or(0);
+      const uint32_t end_head = entry.kv_head ? first_head + 1 : model.kv_heads;
+      for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
+        for (uint32_t h = first_head; h < end_head; ++h) {
+          apply(entry, heads[size_t{layer} * model.kv_heads + h]);
+        }
+      }
+    } catch (const Error& e) {
+      throw Error(e.status(), "heads[" + std::to_string(i) + "]: " + e.what());
+    }
+  }
+  return heads;
+}
+
+}  // namespace
+
+void apply_budgets(const std::string& path, const ModelShape& model, SessionParams& params) {
+  try {
+    const BudgetsFile file = read_budgets(path);
+    try {
+      check_shape(file, model);
+      params.heads = heads_of(file, model, params);
+    } catch (const Error& e) {
+      throw Error(e.status(), path + ": " + e.what());
+    }
+    if (file.tail_partition) params.tail_partition = *file.tail_partition;
+    params.budgets = path;
+  } catch (const CannotRead& e) {
+    throw Error(Status::io, e.what());
+  } catch (const AnotherFormat& e) {
+    throw Error(Status::version, e.what());
+  } catch (const Error&) {
+    throw;
+  } catch (const std::runtime_error& e) {
+    throw Error(Status::corrupt, e.what());
+  }
+}
+
+}  // namespace keyhole::runtime

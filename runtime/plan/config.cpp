@@ -1,0 +1,185 @@
+#include "runtime/plan/config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/types/factory.h"
+#include "runtime/plan/budget_file.h"
+
+namespace keyhole::runtime {
+namespace {
+
+[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
+
+void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high) {
+  if (value < low || value > high) {
+    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: " + std::to_string(low) +
+        ".." + std::to_string(high));
+  }
+}
+
+void check_finite_number(const char* field, float value, float low) {
+  if (!std::isfinite(value) || value < low) {
+    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: finite and at least " +
+        std::to_string(low));
+  }
+}
+
+}  // namespace
+
+void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name) {
+  if (p == nullptr) bad(std::string(name) + " is NULL");
+  if (struct_size < sizeof(size_t) || struct_size > (size_t{1} << 16)) {
+    bad(std::string(name) + ".struct_size is " + std::to_string(struct_size) +
+        ": fill the struct with its init function first");
+  }
+  const auto* bytes = static_cast<const unsigned char*>(p);
+  if (struct_size > known_size && std::any_of(bytes + known_size, bytes + struct_size,
+                                              [](unsigned char b) { return b != 0; })) {
+    throw Error(Status::version, std::string(name) + " has fields that version " +
+                                     keyhole_version() + " does not know (struct_size " +
+                                     std::to_string(struct_size) +
+                                     ", known: " + std::to_string(known_size) + ")");
+  }
+}
+
+bool SessionParams::is_dense(uint32_t layer) const {
+  return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
+  return {model.layers, model.q_heads,        model.kv_heads, model.head_dim, model.kv_dtype,
+          sink,         window + flush_block, window,         model.logits};
+}
+
+gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
+                                                     uint32_t capacity) const {
+  // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
+  constexpr uint32_t kMostChosen = 1024;
+  return {model.layers,   model.q_heads, model.kv_heads, model.head_dim,
+          model.kv_dtype, capacity,      kMostChosen,    model.logits};
+}
+
+ModelShape check_model(const keyhole_engine_config& c) {
+  check_range("layers", c.layers, 1, kMaxLayers);
+  check_range("q_heads", c.q_heads, 1, kMaxHeads);
+  check_range("kv_heads", c.kv_heads, 1, kMaxHeads);
+  if (c.q_heads % c.kv_heads != 0 || c.q_heads / c.kv_heads > kMaxGroup) {
+    bad("q_heads " + std::to_string(c.q_heads) + " with kv_heads " + std::to_string(c.kv_heads) +
+        ": allowed are whole groups of 1.." + std::to_string(kMaxGroup) +
+        " query heads per KV head");
+  }
+  if (!is_supported_head_dim(c.head_dim)) {
+    bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: 64, 80, 96, 128, 256");
+  }
+  if (c.kv_dtype != KEYHOLE_F32 && c.kv_dtype != KEYHOLE_F16 && c.kv_dtype != KEYHOLE_BF16) {
+    bad("kv_dtype is " + std::to_string(c.kv_dtype) +
+        ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
+  }
+  check_finite_number("scale", c.scale, 0.0F);
+  check_finite_number("softcap", c.softcap, 0.0F);
+  ModelShape m;
+  m.layers = c.layers;
+  m.q_heads = c.q_heads;
+  m.kv_heads = c.kv_heads;
+  m.head_dim = c.head_dim;
+  m.kv_dtype = static_cast<DType>(c.kv_dtype);
+  m.logits.scale = c.scale > 0.0F ? c.scale : 1.0F / std::sqrt(static_cast<float>(c.head_dim));
+  m.logits.softcap = c.softcap;
+  return m;
+}
+
+index::RopeParams check_rope(const keyhole_engine_config& c) {
+  index::RopeParams rope;
+  check_finite_number("rope_theta", c.rope_theta, 0.0F);
+  rope.theta = c.rope_theta;
+  rope.rotary_dim = c.head_dim;
+  if (c.rope_theta == 0.0F || c.rope_scaling == KEYHOLE_ROPE_NONE) return rope;
+  const uint32_t half = c.head_dim / 2;
+  if (!(std::isfinite(c.rope_factor) && c.rope_factor > 0.0F)) {
+    bad("rope_factor is " + std::to_string(c.rope_factor) + ", allowed: finite and above 0");
+  }
+  if (c.rope_scaling == KEYHOLE_ROPE_LINEAR) {
+    rope.inv_freq_scale.assign(half, 1.0F / c.rope_factor);
+    return rope;
+  }
+  if (c.rope_scaling != KEYHOLE_ROPE_LLAMA3) {
+    bad("rope_scaling is " + std::to_string(c.rope_scaling) +
+        ", allowed: KEYHOLE_ROPE_NONE (0), KEYHOLE_ROPE_LINEAR (1), KEYHOLE_ROPE_LLAMA3 (2)");
+  }
+  const double low = c.rope_low_freq_factor;
+  const double high = c.rope_high_freq_factor;
+  if (!(low > 0.0 && high > low && std::isfinite(high)) || c.rope_original_context == 0) {
+    bad("llama3 RoPE scaling needs 0 < rope_low_freq_factor < rope_high_freq_factor and "
+        "rope_original_context > 0, seen: " +
+        std::to_string(low) + ", " + std::to_string(high) + ", " +
+        std::to_string(c.rope_original_context));
+  }
+  // Wavelengths beyond original/low are divided by the factor, those below original/high are kept,
+  // in between a linear blend (Llama 3.1's rule).
+  for (uint32_t i = 0; i < half; ++i) {
+    const double inv_freq = std::pow(static_cast<double>(c.rope_theta), -2.0 * i / c.head_dim);
+    const double turns = c.rope_original_context * inv_freq / (2.0 * 3.14159265358979323846);
+    const double blend = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+    rope.inv_freq_scale.push_back(static_cast<float>((1.0 - blend) / c.rope_factor + blend));
+  }
+  return rope;
+}
+
+void check_mode(keyhole_mode mode) {
+  keyhole_session_config c{};
+  c.mode = mode;
+  check_setting(setting(kSessionSettings, "mode"), &c);
+}
+
+SessionParams::SessionParams(const keyhole_session_config& config)
+    : keyhole_session_config(config) {
+  auto& base = static_cast<keyhole_session_config&>(*this);
+  complete(kSessionSettings, &base);
+  base.struct_size = sizeof(keyhole_session_config);
+  base.index = nullptr;
+  base.budgets = nullptr;
+  base.dense_layers = nullptr;
+  base.dense_layer_count = 0;
+}
+
+SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
+  for (const Setting& s : kSessionSettings) check_setting(s, &c);
+  SessionParams p(c);
+  p.index = c.index == nullptr ? "flat" : c.index;
+  index::check_spec(p.index);
+  p.budget = check_embedded_budget(c.budget);
+  if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
+    bad("dense_layers is NULL with dense_layer_count " + std::to_string(c.dense_layer_count));
+  }
+  for (uint32_t i = 0; i < c.dense_layer_count; ++i) {
+    check_range("dense_layers[i]", c.dense_layers[i], 0, model.layers - 1);
+    p.dense_layers.push_back(c.dense_layers[i]);
+  }
+  std::sort(p.dense_layers.begin(), p.dense_layers.end());
+  p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
+                       p.dense_layers.end());
+  if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
+  return p;
+}
+
+keyhole_session_config public_config(const SessionParams& p) {
+  keyhole_session_config c = p;
+  c.index = p.index.c_str();
+  c.budget = p.budget;
+  c.budgets = p.budgets.empty() ? nullptr : p.budgets.c_str();
+  c.dense_layers = p.dense_layers.empty() ? nullptr : p.dense_layers.data();
+  c.dense_layer_count = static_cast<uint32_t>(p.dense_layers.size());
+  return c;
+}
+
+keyhole_session_config initial_config() {
+  keyhole_session_config c{};
+  c.struct_size = sizeof c;
+  set_initial(kSessionSettings, &c);
+  c.budget.struct_size = sizeof c.budget;
+  set_initial(kBudgetSettings, &c.budget);
+  return c;
+}
+
+}  // namespace keyhole::runtime

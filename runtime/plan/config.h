@@ -1,0 +1,125 @@
+// The C config structs, checked and completed: what is AUTO or missing has been chosen.
+#pragma once
+
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cpu/types.h"
+#include "gpu/device.h"
+#include "index/index.h"
+#include "keyhole/keyhole.h"
+#include "runtime/plan/budget.h"
+
+namespace keyhole::runtime {
+
+inline constexpr uint32_t kMaxLayers = 1024;
+inline constexpr uint32_t kMaxHeads = 4096;
+inline constexpr uint32_t kMaxTokens = 1U << 31;
+
+/// Shape of the model, as every part of the runtime needs it.
+struct ModelShape {
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType kv_dtype = DType::f16;
+  LogitParams logits;
+
+  [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
+};
+
+/// The audit_bound in effect where it is AUTO: 0.1, or 1.5 times the error target of a head that
+/// has one.
+inline constexpr float kDefaultAuditBound = 0.1F;
+inline constexpr float kAuditBoundPerTarget = 1.5F;
+
+/// How one sequence is split and searched: the numbers of keyhole_session_config in effect, and
+/// here, under the same names, what that struct only points to. Its own pointers are NULL;
+/// public_config() fills them.
+struct SessionParams : keyhole_session_config {
+  SessionParams() : SessionParams(keyhole_session_config{}) {}
+  /// Takes the numbers of a checked config as they are; completes those that are AUTO.
+  explicit SessionParams(const keyhole_session_config& config);
+
+  std::string index;
+  Budget budget;
+  std::string budgets;                 ///< path; empty: none
+  std::vector<uint32_t> dense_layers;  ///< ascending
+  /// `[layer * kv_heads + kv_head]`; empty: all of `index` and `budget`.
+  std::vector<HeadParams> heads;
+
+  [[nodiscard]] HeadParams head(size_t i) const {
+    return heads.empty() ? HeadParams{index, budget} : heads[i];
+  }
+  /// audit_bound, or where that is 0 the one of the head's error target.
+  [[nodiscard]] float audit_bound_of(const Budget& head) const {
+    if (audit_bound > 0.0F) return audit_bound;
+    return head.error_target > 0.0F ? kAuditBoundPerTarget * head.error_target : kDefaultAuditBound;
+  }
+
+  [[nodiscard]] bool is_dense(uint32_t layer) const;
+  [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
+  [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model,
+                                                      uint32_t capacity) const;
+};
+
+/// Copies min(struct_size, sizeof(T)) bytes of a caller's size-first struct over `defaults`. A
+/// struct of a newer header is accepted if what it has grown by is zero. Throws
+/// Error(invalid_argument) for NULL or a size that no version had, Error(version) for a newer
+/// struct with fields this library does not know.
+template <class T>
+[[nodiscard]] T read_struct(const T* from, T defaults, const char* name);
+
+/// Fills a caller's size-first struct of `size` bytes, which may be another version's: no byte
+/// beyond, and zeros where this version has nothing. Null, or too small for struct_size: nothing.
+template <class T>
+void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept;
+
+/// Writes a result into a caller's size-first struct, as much of it as the caller's version has.
+template <class T>
+void write_struct(T* to, T value, const char* name);
+
+/// Throws Error(invalid_argument) that names the field, the value and what is allowed.
+[[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
+[[nodiscard]] index::RopeParams check_rope(const keyhole_engine_config& config);
+[[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
+                                          const ModelShape& model);
+void check_mode(keyhole_mode mode);
+
+/// The config in effect as users read it back. Its pointers are valid until `params` changes.
+[[nodiscard]] keyhole_session_config public_config(const SessionParams& params);
+/// The struct as the init function fills it.
+[[nodiscard]] keyhole_session_config initial_config();
+
+// ---- templates
+// -----------------------------------------------------------------------------------
+
+void check_struct(const void* p, size_t struct_size, size_t known_size, const char* name);
+
+template <class T>
+T read_struct(const T* from, T defaults, const char* name) {
+  check_struct(from, from == nullptr ? 0 : from->struct_size, sizeof(T), name);
+  const size_t bytes = from->struct_size < sizeof(T) ? from->struct_size : sizeof(T);
+  __builtin_memcpy(&defaults, from, bytes);
+  defaults.struct_size = sizeof(T);
+  return defaults;
+}
+
+template <class T>
+void init_struct(T* to, size_t size, std::type_identity_t<T> value) noexcept {
+  if (to == nullptr || size < sizeof(size_t)) return;
+  value.struct_size = size;
+  __builtin_memset(static_cast<void*>(to), 0, size);
+  __builtin_memcpy(static_cast<void*>(to), &value, size < sizeof(T) ? size : sizeof(T));
+}
+
+template <class T>
+void write_struct(T* to, T value, const char* name) {
+  check_struct(to, to == nullptr ? 0 : to->struct_size, sizeof(T), name);
+  value.struct_size = to->struct_size;
+  __builtin_memcpy(to, &value, to->struct_size < sizeof(T) ? to->struct_size : sizeof(T));
+}
+
+}  // namespace keyhole::runtime

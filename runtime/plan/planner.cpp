@@ -1,0 +1,176 @@
+#include "runtime/plan/planner.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <string_view>
+
+#include "index/scan/collector.h"
+#include "index/tail/tail_tree.h"
+#include "index/types/factory.h"
+#include "runtime/audit/auditor.h"
+
+namespace keyhole::runtime {
+namespace {
+
+using Wide = unsigned __int128;
+
+uint64_t narrow(Wide bytes, const char* what) {
+  if (bytes > (Wide{1} << 63)) {
+    throw Error(Status::invalid_argument, std::string(what) + " would pass 2^63 bytes");
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+/// What the heads of a session have in common and where they differ.
+struct Kinds {
+  std::map<std::string_view, Wide> specs;  ///< heads with an index of this spec
+  Wide partitioned = 0;                    ///< heads with partitions of a tail
+  Wide chosen = 0;                         ///< of which on the device, where there is one
+  uint32_t top_k = 0;                      ///< the largest
+  bool explores = false;                   ///< some attend to more than the best k
+};
+
+bool explores(const Budget& budget) {
+  return budget.attend == KEYHOLE_ATTEND_SCORED || budget.attend == KEYHOLE_ATTEND_WEIGHT;
+}
+
+/// Partitions that `rows` keys become, at most: k-means leaves some smaller than asked for.
+uint32_t most_partitions(const SessionParams& s, uint64_t rows) {
+  return static_cast<uint32_t>(std::min<uint64_t>(rows / s.tail_partition * 3 / 2 + 1, kMaxTokens));
+}
+
+/// What one worker needs to estimate a tail: a score, weight and more of every partition and head,
+/// a weight and some marks of every row (TailEstimate, TailReader).
+Wide tail_scratch(const ModelShape& m, const SessionParams& s, uint64_t rows) {
+  const Wide partitions = Wide{rows} / s.tail_partition + 1;
+  const Wide numbers = partitions * (5 * m.group() + 8) + Wide{rows} * (2 * m.group() + 6);
+  return numbers * sizeof(float) * 5 / 4;
+}
+
+Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
+  Kinds kinds;
+  if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
+    kinds.specs[s.index] = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
+    if (s.budget.needs_partitions()) kinds.partitioned = kinds.specs[s.index];
+    if (s.budget.can_choose_on_device()) kinds.chosen = kinds.specs[s.index];
+    kinds.top_k = s.budget.top_k;
+    kinds.explores = explores(s.budget);
+    return kinds;
+  }
+  for (size_t i = 0; i < s.heads.size(); ++i) {
+    const HeadParams& head = s.heads[i];
+    if (head.dense || s.is_dense(static_cast<uint32_t>(i / m.kv_heads))) continue;
+    kinds.specs[head.index] += 1;
+    if (head.budget.needs_partitions()) kinds.partitioned += 1;
+    if (head.budget.can_choose_on_device()) kinds.chosen += 1;
+    kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
+    kinds.explores = kinds.explores || explores(head.budget);
+  }
+  return kinds;
+}
+
+/// What searches take on all workers: ids, scores and union of g heads x k, and the hash set (Selection); the keys that
+/// a search has scored, where they are attended; estimates of tails.
+Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kinds, uint64_t rows,
+                   uint32_t threads) {
+  const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
+  const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
+  const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));
+  const Wide selections =
+      Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide logs =
+      !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
+  return selections + logs + tails;
+}
+
+}  // namespace
+
+uint64_t estimate_search_bytes(const ModelShape& m, const SessionParams& s, uint64_t rows,
+                               uint32_t threads) {
+  return narrow(search_memory(m, s, count_kinds(m, s), rows, threads), "the memory of searches");
+}
+
+MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
+                       uint32_t threads, bool host_device, uint64_t device_limit) {
+  const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
+  const Wide heads = Wide{m.layers} * m.kv_heads;
+  const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
+  // A full window holds between W and W + one block tokens; W is the case that offloads most.
+  const uint64_t resident = uint64_t{s.sink} + s.window;
+  const uint64_t rows = context > resident ? context - resident : 0;
+
+  MemoryPlan plan;
+  plan.kv_bytes = narrow(token * context, "K and V");
+  plan.device_bytes = narrow(token * slots, "sink and window");
+
+  const Kinds kinds = count_kinds(m, s);
+  Wide mirror = 0;
+  if (!host_device) {
+    const gpu::ResidentShape shape = s.resident_shape(m);
+    mirror = plan.device_bytes;
+    plan.device_bytes = gpu::cuda_resident_bytes(shape);
+    plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
+    if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
+      const uint64_t partitions =
+          gpu::partitions_bytes(s.partitions_shape(m, most_partitions(s, rows)));
+      const uint64_t with = plan.device_bytes + partitions;
+      if (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit) {
+        plan.device_bytes = with;
+      }
+    }
+  }
+  Wide index = 0;
+  for (const auto& [spec, count] : kinds.specs) {
+    if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
+  }
+  if (kinds.partitioned != 0 && rows != 0) {
+    index +=
+        kinds.partitioned * index::TailTree::estimate(rows, m.head_dim, m.kv_dtype,
+                                                      {.keys_per_partition = s.tail_partition});
+  }
+  plan.index_bytes = narrow(index, "the indexes");
+
+  const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
+  const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
+  const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
+  const Wide searches = search_memory(m, s, kinds, rows, threads);
+  const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
+  const Wide audits =
+      s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
+  plan.host_bytes =
+      narrow(mirror + token * rows + index + samples + staging + searches + states + audits,
+             "host memory");
+  return plan;
+}
+
+bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
+               bool host_device) {
+  const uint64_t device = plan.device_bytes + plan.pinned_bytes;
+  if (device_limit != 0 && device > device_limit) return false;
+  return host_limit == 0 || plan.host_bytes + (host_device ? device : 0) <= host_limit;
+}
+
+uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t threads,
+                         uint64_t device_limit, uint64_t host_limit, bool host_device) {
+  const auto fits = [&](uint64_t context) {
+    try {
+      return plan_fits(plan_memory(m, s, context, threads, host_device, device_limit), device_limit,
+                       host_limit, host_device);
+    } catch (const Error& e) {
+      if (e.status() != Status::invalid_argument) throw;
+      return false;  // beyond 2^63 bytes
+    }
+  };
+  if (!fits(1)) return 0;
+  uint64_t low = 1;
+  uint64_t high = uint64_t{kMaxTokens} + 1;
+  while (high - low > 1) {
+    const uint64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return static_cast<uint32_t>(low);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,38 @@
+// Memory of a session before anything is allocated.
+#pragma once
+
+#include "runtime/plan/config.h"
+
+namespace keyhole::runtime {
+
+struct MemoryPlan {
+  uint64_t kv_bytes = 0;
+  uint64_t host_bytes = 0;
+  uint64_t index_bytes = 0;
+  uint64_t device_bytes = 0;
+  uint64_t pinned_bytes = 0;
+};
+
+/// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
+/// `device_limit` (0: none) decides whether partitions of tails go there. Throws
+/// Error(invalid_argument) where a size passes 2^63.
+[[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
+                                     uint64_t context, uint32_t threads, bool host_device,
+                                     uint64_t device_limit);
+
+/// Whether a plan stays within limits (0: none); on a host device both parts share the host's
+/// memory.
+[[nodiscard]] bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
+                             bool host_device);
+
+/// The most tokens whose plan fits; 0 if none does.
+[[nodiscard]] uint32_t longest_context(const ModelShape& model, const SessionParams& session,
+                                       uint32_t threads, uint64_t device_limit, uint64_t host_limit,
+                                       bool host_device);
+
+/// Host memory that searches in indexes of `rows` keys take beside the indexes, on all workers. Throws
+/// Error(invalid_argument) beyond 2^63 bytes.
+[[nodiscard]] uint64_t estimate_search_bytes(const ModelShape& model, const SessionParams& session,
+                                             uint64_t rows, uint32_t threads);
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,115 @@
+#include "runtime/session/engine.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "runtime/build/gpu_accelerator.h"
+#include "runtime/session/device_choice.h"
+#include "runtime/session/host_device.h"
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr uint32_t kMaxThreads = 4096;
+
+constexpr uint32_t kDefaultTimeoutMs = 10000;
+
+/// The config's wish, else the environment's, else none: then devices are tried.
+keyhole_signal choose_signal(keyhole_signal signal) {
+  if (signal != KEYHOLE_SIGNAL_AUTO && signal != KEYHOLE_SIGNAL_WAIT &&
+      signal != KEYHOLE_SIGNAL_LAUNCH) {
+    throw Error(Status::invalid_argument,
+                "signal is " + std::to_string(signal) +
+                    ", allowed: KEYHOLE_SIGNAL_AUTO (0), KEYHOLE_SIGNAL_WAIT (1), "
+                    "KEYHOLE_SIGNAL_LAUNCH (2)");
+  }
+  const char* text = std::getenv("KEYHOLE_SIGNAL");
+  if (signal != KEYHOLE_SIGNAL_AUTO || text == nullptr || *text == 0) return signal;
+  if (std::string_view(text) == "wait") return KEYHOLE_SIGNAL_WAIT;
+  if (std::string_view(text) == "launch") return KEYHOLE_SIGNAL_LAUNCH;
+  throw Error(Status::invalid_argument, std::string("environment variable KEYHOLE_SIGNAL is \"") +
+                                            text + "\", allowed: wait, launch");
+}
+
+StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeout_ms) {
+  gpu::CudaConfig config;
+  config.ordinal = static_cast<int>(ordinal);
+  config.probe_signal = signal == KEYHOLE_SIGNAL_AUTO;
+  config.signal =
+      signal == KEYHOLE_SIGNAL_LAUNCH ? gpu::Signal::host_launch : gpu::Signal::device_wait;
+  config.timeout_ms = timeout_ms;
+  return {gpu::cuda_devices()[ordinal].name,
+          [config](const gpu::ResidentShape& shape, size_t memory_limit) {
+            gpu::CudaConfig limited = config;
+            limited.memory_limit = memory_limit;
+            return gpu::make_cuda_resident(shape, limited);
+          },
+          gpu::make_cuda_partitions,
+          [ordinal](const Log& log) {
+            return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log);
+          }};
+}
+
+}  // namespace
+
+Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
+    : model_(check_model(config)),
+      rope_(check_rope(config)),
+      log_{config.log, config.log_user},
+      device_(std::move(device)) {
+  if (config.threads > kMaxThreads) {
+    throw Error(Status::invalid_argument, "threads is " + std::to_string(config.threads) +
+                                              ", allowed: 0 (one per core).." +
+                                              std::to_string(kMaxThreads));
+  }
+  kernels_ = &cpu::select_kernels(config.cpu_level);
+  const keyhole_signal signal = choose_signal(config.signal);
+  const uint32_t timeout_ms =
+      config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
+  std::string why_host;
+  if (!has_streams()) {
+    DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
+                                        gpu::cuda_status());
+    why_host = std::move(choice.reason);
+    if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
+  }
+  if (device_.make_accelerator) accelerator_ = device_.make_accelerator(log_);
+  log_(KEYHOLE_LOG_INFO, std::string("device: ") + device_name() +
+                             (why_host.empty() ? std::string() : " (" + why_host + ")"));
+  if (config.classifiers != nullptr) {
+    classifiers_path_ = config.classifiers;
+    classifiers_ = Classifiers(classifiers_path_, model_, rope_, *kernels_);
+    log_(KEYHOLE_LOG_INFO, "classifiers: " + std::to_string(classifiers_.count()) + " of " +
+                               std::to_string(size_t{model_.layers} * model_.kv_heads) +
+                               " heads, from " + classifiers_path_);
+  }
+
+  cpu::PoolConfig pool;
+  pool.threads = config.threads;
+  // A worker that shares its core holds up the step for a time slice: steps of 16 threads on 16 cores took four times as
+  // long as those of 14, beside the caller's thread, which launches kernels meanwhile, and the driver's.
+  pool.spare = has_streams() ? 2 : 0;
+  pool.pin = config.pin_threads != 0;
+  if (config.spin_us != KEYHOLE_AUTO) pool.spin_us = config.spin_us;
+  pool_ = std::make_unique<cpu::Pool>(pool);
+
+  effective_ = config;
+  effective_.scale = model_.logits.scale;
+  effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+  effective_.signal = signal;
+  effective_.timeout_ms = timeout_ms;
+  effective_.threads = pool_->threads();
+  effective_.spin_us = pool.spin_us;
+  effective_.cpu_level = kernels_->name;
+  if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
+  log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
+                             ", threads: " + std::to_string(pool_->threads()));
+}
+
+std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
+                                                     size_t device_memory_limit) const {
+  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_);
+  return device_.make_resident(shape, device_memory_limit);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,88 @@
+// The engine: model shape, device, worker pool, kernels. Immutable, shared by its sessions.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cpu/kernels.h"
+#include "cpu/pool.h"
+#include "gpu/device.h"
+#include "index/accelerator.h"
+#include "index/index.h"
+#include "runtime/plan/config.h"
+#include "runtime/session/classifier_file.h"
+#include "runtime/session/log.h"
+
+namespace keyhole::runtime {
+
+/// A device with streams: the machine's CUDA device, or one that a test makes up.
+struct StreamDevice {
+  std::string name;  ///< empty: none
+  std::function<std::unique_ptr<gpu::Resident>(const gpu::ResidentShape&, size_t memory_limit)>
+      make_resident;
+  std::function<std::unique_ptr<gpu::Partitions>(gpu::Resident&, const gpu::PartitionsShape&)>
+      make_partitions;
+  std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
+      nullptr;  ///< null: none
+};
+
+class Engine {
+ public:
+  /// Throws Error for fields that are not allowed, and Error(unsupported) for a device or CPU level that
+  /// this build or machine does not have. `device`: in place of the one that the config asks for.
+  explicit Engine(const keyhole_engine_config& config, StreamDevice device = {});
+
+  [[nodiscard]] const ModelShape& model() const { return model_; }
+  [[nodiscard]] const index::RopeParams& rope() const { return rope_; }
+  [[nodiscard]] const cpu::Kernels& kernels() const { return *kernels_; }
+  [[nodiscard]] cpu::Pool& pool() const { return *pool_; }
+  [[nodiscard]] const Log& log() const { return log_; }
+  [[nodiscard]] const keyhole_engine_config& effective_config() const { return effective_; }
+  [[nodiscard]] const char* device_name() const {
+    return has_streams() ? device_.name.c_str() : "host";
+  }
+  /// Whether sessions take tensors in device memory, and steps in the order of a stream.
+  [[nodiscard]] bool has_streams() const { return !device_.name.empty(); }
+  [[nodiscard]] const StreamDevice& stream_device() const { return device_; }
+  /// What an index of this layer and KV head works with.
+  [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
+    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits,
+            accelerator_.get()};
+  }
+  /// What helps to build indexes; null: nothing.
+  [[nodiscard]] index::Accelerator* accelerator() const { return accelerator_.get(); }
+
+  /// Resident K and V for a new session, on the engine's device, within device_memory_limit bytes of it (0: what
+  /// there is; a CUDA device only).
+  [[nodiscard]] std::unique_ptr<gpu::Resident> make_resident(const gpu::ResidentShape& shape,
+                                                             size_t device_memory_limit) const;
+
+ private:
+  ModelShape model_;
+  index::RopeParams rope_;
+  Log log_;
+  const cpu::Kernels* kernels_ = nullptr;
+  std::unique_ptr<cpu::Pool> pool_;
+  std::string classifiers_path_;
+  Classifiers classifiers_;
+  keyhole_engine_config effective_{};
+  StreamDevice device_;
+  std::unique_ptr<index::Accelerator> accelerator_;
+};
+
+/// The length of a build: at its end the accelerator gives back the memory that no other build is using.
+class AcceleratedBuild {
+ public:
+  explicit AcceleratedBuild(const Engine& engine) : accelerator_(engine.accelerator()) {}
+  ~AcceleratedBuild() {
+    if (accelerator_ != nullptr) accelerator_->release();
+  }
+  AcceleratedBuild(const AcceleratedBuild&) = delete;
+  AcceleratedBuild& operator=(const AcceleratedBuild&) = delete;
+
+ private:
+  index::Accelerator* accelerator_;
+};
+
+}  // namespace keyhole::runtime

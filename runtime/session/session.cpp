@@ -1,0 +1,248 @@
+#include "runtime/session/session.h"
+
+#include <algorithm>
+
+#include "runtime/plan/planner.h"
+#include "runtime/session/sizes.h"
+
+namespace keyhole::runtime {
+namespace {
+
+// Tokens per task when rows are checked: tens of microseconds of work.
+constexpr uint32_t kTokensPerTask = 64;
+
+uint32_t pieces(uint32_t n, uint32_t piece) { return (n + piece - 1) / piece; }
+
+uint32_t largest_top_k(const std::vector<HeadIndex>& heads) {
+  uint32_t top_k = 0;
+  for (const HeadIndex& h : heads) top_k = std::max(top_k, h.params.budget.top_k);
+  return top_k;
+}
+
+}  // namespace
+
+Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
+    : engine_(std::move(engine)),
+      params_(std::move(params)),
+      sequence_(*engine_, params_),
+      step_(*engine_),
+      keeper_(*engine_, params_, sequence_,
+              [this](uint64_t bytes, const char* what) { check_index_memory(bytes, what); }),
+      audits_(*engine_, params_, largest_top_k(keeper_.heads())),
+      step_bytes_(step_.bytes()) {
+  params_.heads.clear();  // from here on each head has its own
+  make_stream_runner();
+}
+
+void Session::check_layer(uint32_t layer) const {
+  if (layer >= engine_->model().layers) {
+    throw Error(Status::invalid_argument, "layer is " + std::to_string(layer) + ", allowed: 0.." +
+                                              std::to_string(engine_->model().layers - 1));
+  }
+}
+
+// ---- Tokens -------------------------------------------------------------------------------------
+
+void Session::check_memory(uint64_t more_bytes, const char* what) const {
+  if (params_.host_memory_limit == 0) return;
+  check_host_memory(params_.host_memory_limit, accounted_bytes(), more_bytes, what);
+}
+
+void Session::check_index_memory(uint64_t more_bytes, const char* what) const {
+  if (params_.host_memory_limit == 0) return;
+  if (!keeper_.has_first_under_way()) more_bytes += first_search_bytes();
+  check_memory(more_bytes, what);
+}
+
+uint64_t Session::first_search_bytes() const {
+  if (step_.capacity_k() != 0) return 0;
+  SessionParams with_heads = params_;
+  for (const HeadParams* head : head_params()) with_heads.heads.push_back(*head);
+  uint32_t rows = 0;
+  for (uint32_t l = 0; l < engine_->model().layers; ++l) {
+    rows = std::max(rows, sequence_.rows(l));
+  }
+  return estimate_search_bytes(engine_->model(), with_heads, rows, engine_->pool().threads());
+}
+
+uint64_t Session::accounted_bytes() const {
+  uint64_t bytes = host_bytes() + keeper_.promised_bytes();
+  if (keeper_.has_first_under_way()) bytes += first_search_bytes();
+  return bytes;
+}
+
+void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+  const uint32_t n = k.tokens;
+  if (v.tokens != n) {
+    throw Error(Status::invalid_argument, "tensor v has " + std::to_string(v.tokens) +
+                                              " tokens, needed: as many as k, " +
+                                              std::to_string(n));
+  }
+  const uint64_t total = uint64_t{tokens(layer)} + n;
+  if (total > params_.max_tokens) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " would hold " + std::to_string(total) +
+                    " tokens, allowed: max_tokens = " + std::to_string(params_.max_tokens));
+  }
+  const uint64_t slots = uint64_t{params_.sink} + params_.window + params_.flush_block;
+  if (params_.host_memory_limit != 0 && total > slots) {
+    check_memory(
+        uint64_t{std::max(n, params_.flush_block)} * 2 * k.heads * engine_->model().row_bytes(),
+        "appending tokens");
+  }
+  const DType to = engine_->model().kv_dtype;
+  const auto check = [&](uint32_t task, uint32_t) {
+    const uint32_t begin = task * kTokensPerTask;
+    const uint32_t end = std::min(n, begin + kTokensPerTask);
+    check_finite(engine_->kernels(), k, "k", begin, end, to);
+    check_finite(engine_->kernels(), v, "v", begin, end, to);
+  };
+  if (n <= kTokensPerTask) {
+    if (n != 0) check(0, 0);
+  } else {
+    engine_->pool().run(pieces(n, kTokensPerTask), check);
+  }
+}
+
+void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+  check_append(layer, k, v);
+  if (q != nullptr) {
+    if (q->tokens != k.tokens) {
+      throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q->tokens) +
+                                                " tokens, needed: as many as k, " +
+                                                std::to_string(k.tokens));
+    }
+    const RowsIn& rows = *q;
+    engine_->pool().run(pieces(k.tokens, kTokensPerTask), [&](uint32_t task, uint32_t) {
+      const uint32_t begin = task * kTokensPerTask;
+      check_finite(engine_->kernels(), rows, "q", begin,
+                   std::min(rows.tokens, begin + kTokensPerTask), DType::f32);
+    });
+    keeper_.sample_queries(layer, rows, tokens(layer));
+  }
+  sequence_.append(layer, k, v);
+}
+
+void Session::truncate(uint32_t n) {
+  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
+    if (tokens(layer) <= n) continue;
+    const uint32_t rows = sequence_.split(layer, n).rows;
+    audits_.finish_reading(layer, rows);
+    keeper_.truncate(layer, rows, n);
+    sequence_.truncate(layer, n);
+  }
+  if (stream_ != nullptr) stream_->partitions().drop();
+}
+
+// ---- Indexes ------------------------------------------------------------------------------------
+
+void Session::build(const BuildProgress& progress) {
+  keeper_.build(progress, [&](bool has_first) {
+    if (stream_ != nullptr) stream_->partitions().retry();
+    reserve_searches(has_first);
+  });
+}
+
+void Session::advance_append(uint32_t layer) {
+  if (!keeper_.advance_append(layer)) return;
+  try {
+    reserve_searches(false);
+  } catch (const std::exception& e) {
+    // Heads without the capacity for a search are attended exactly.
+    engine_->log()(KEYHOLE_LOG_WARNING,
+                   "layer " + std::to_string(layer) +
+                       ": its larger index has no memory for searches: " + e.what());
+  }
+}
+
+// ---- Figures ------------------------------------------------------------------------------------
+
+keyhole_layer_tokens Session::layer_tokens(uint32_t layer) const {
+  keyhole_layer_tokens t{};
+  t.struct_size = sizeof t;
+  t.total = tokens(layer);
+  t.sink = sequence_.sink(layer);
+  t.window = sequence_.window(layer);
+  t.indexed = keeper_.indexed(layer);
+  t.pending = sequence_.rows(layer) - t.indexed;
+  return t;
+}
+
+uint64_t Session::host_bytes() const {
+  uint64_t bytes = sequence_.bytes() + keeper_.index_bytes() + keeper_.sample_bytes() +
+                   step_bytes_ + audits_.bytes();
+  // On a CUDA device the resident tokens have a copy here.
+  if (stream_ != nullptr) bytes += gpu::resident_bytes(params_.resident_shape(engine_->model()));
+  return bytes;
+}
+
+keyhole_statistics Session::statistics() const {
+  keyhole_statistics s = totals_;
+  s.struct_size = sizeof s;
+  for (uint32_t l = 0; l < engine_->model().layers; ++l)
+    s.tokens = std::max<uint64_t>(s.tokens, tokens(l));
+  s.host_bytes = host_bytes();
+  s.index_bytes = keeper_.index_bytes();
+  s.tail_bytes = keeper_.tail_bytes();
+  s.build_seconds = keeper_.build_seconds();
+  const AppendBlocks::Figures& appends = keeper_.append_figures();
+  s.append_blocks = appends.blocks;
+  s.append_waits = appends.waits;
+  s.append_wait_seconds = appends.wait_seconds;
+  s.background_seconds = appends.background_seconds;
+  s.device_bytes = device_bytes();
+  s.device_bytes_peak = s.device_bytes;
+  s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
+  s.signal = "";
+  if (stream_ != nullptr) {
+    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes();
+    stream_->add_statistics(s);
+  }
+  s.device = engine_->device_name();
+  s.cpu_level = engine_->kernels().name;
+  s.threads = engine_->pool().threads();
+  return s;
+}
+
+void Session::reset_statistics() {
+  totals_ = {};
+  keeper_.reset_figures();
+  if (stream_ != nullptr) stream_->reset_statistics();
+  audits_.reset_figures();
+}
+
+keyhole_audit Session::audit(uint32_t layer, uint32_t kv_head) {
+  return audits_.summary(named_heads(layer, kv_head));
+}
+
+// ---- Copies -------------------------------------------------------------------------------------
+
+std::vector<const HeadParams*> Session::head_params() const {
+  std::vector<const HeadParams*> heads;
+  for (const HeadIndex& h : keeper_.heads()) heads.push_back(&h.params);
+  return heads;
+}
+
+void Session::save(ChecksumWriter& out) const {
+  audits_.save(out);
+  sequence_.save(out);
+  keeper_.save(out);
+}
+
+void Session::load(ChecksumReader& in) {
+  audits_.load(in);
+  sequence_.load(in);
+  keeper_.load(in);
+  in.finish();
+  keeper_.begin_loaded();
+  reserve_searches(true);
+}
+
+void Session::copy_from(const Session& from) {
+  audits_.copy_from(from.audits_);
+  sequence_.copy_from(from.sequence_);
+  keeper_.copy_from(from.keeper_);
+  reserve_searches(true);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,136 @@
+// A session's side of stream steps: what the runner of runtime/stream asks of it, and the calls that go there.
+#include "runtime/session/session.h"
+
+namespace keyhole::runtime {
+
+/// The session as the runner sees it.
+class Session::Client final : public StreamClient {
+ public:
+  Client(Session& session, gpu::StreamSteps& steps) : s_(&session), steps_(&steps) {}
+
+  uint32_t tokens(uint32_t layer) const override { return s_->tokens(layer); }
+  ResidentCounts resident_counts(uint32_t layer) const override {
+    return {s_->sequence_.sink(layer), s_->sequence_.window(layer)};
+  }
+  bool append_is_due(uint32_t layer) const override { return s_->append_is_due(layer); }
+  uint64_t host_bytes() const override { return s_->accounted_bytes(); }
+  void advance_append(uint32_t layer) override { s_->advance_append(layer); }
+  std::vector<PartitionedHead> partitioned_heads() const override {
+    const uint32_t kv_heads = s_->engine_->model().kv_heads;
+    std::vector<PartitionedHead> heads(s_->keeper_.heads().size());
+    for (size_t i = 0; i < heads.size(); ++i) {
+      const HeadIndex& hd = s_->keeper_.heads()[i];
+      const Budget& b = hd.params.budget;
+      if (!b.can_choose_on_device() || hd.indexed() == 0 ||
+          s_->keeper_.is_dense(static_cast<uint32_t>(i / kv_heads),
+                               static_cast<uint32_t>(i % kv_heads))) {
+        continue;
+      }
+      heads[i] = {hd.full_tail(), b.min_keys, b.tail};
+    }
+    return heads;
+  }
+  void reserve_rows(size_t rows) override { s_->step_.reserve_chosen_rows(rows); }
+
+  void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
+    s_->prepare_work(layer, position, device_chooses);
+  }
+  void start_step(const float* q, Delivery& delivery) override { s_->step_.start(q, delivery); }
+  void finish_step() override { s_->add_cost(s_->step_.finish()); }
+  void append_published(uint32_t layer, const gpu::Published& published) override {
+    Sequence& sequence = s_->sequence_;
+    const uint32_t left =
+        steps_->update_host_copy(layer, published, sequence.staging_k(), sequence.staging_v());
+    if (left != 0) sequence.store_staged(layer, left);
+  }
+
+ private:
+  Session* s_;
+  gpu::StreamSteps* steps_;
+};
+
+Session::~Session() = default;
+
+void Session::make_stream_runner() {
+  gpu::StreamSteps* steps = sequence_.resident().stream_steps();
+  if (steps == nullptr) return;
+  stream_client_ = std::make_unique<Client>(*this, *steps);
+  stream_ = std::make_unique<StreamRunner>(
+      *engine_, params_, *steps,
+      [this](const gpu::PartitionsShape& shape) {
+        return engine_->stream_device().make_partitions(sequence_.resident(), shape);
+      },
+      *stream_client_);
+}
+
+StreamRunner& Session::runner(const char* what) {
+  if (stream_ == nullptr) {
+    throw Error(Status::unsupported, std::string(what) + ": the session's device is the host");
+  }
+  return *stream_;
+}
+
+bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
+  const index::TailTree* tree = keeper_.head(layer, kv_head).full_tail();
+  return tree != nullptr && stream_->partitions().holds(layer, kv_head, *tree);
+}
+
+// ---- Calls ---------------------------------------------------------------------------------------
+
+void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                      const RowsOut* out, float* lse) {
+  runner("tensors in device memory").enqueue(layer, q, k, v, out, lse);
+}
+
+void Session::enqueue_end(const RowsOut& out, float* lse) {
+  runner("tensors in device memory").enqueue_end(out, lse);
+}
+
+bool Session::in_stream_step() const { return stream_ != nullptr && stream_->in_step(); }
+bool Session::is_capturing() const { return stream_ != nullptr && stream_->is_capturing(); }
+
+void Session::check_not_capturing() const {
+  if (stream_ != nullptr) stream_->check_not_capturing();
+}
+
+void Session::wait_idle() {
+  if (stream_ != nullptr) stream_->wait_idle();
+}
+
+void Session::wait_for_host() {
+  if (stream_ != nullptr) stream_->wait_for_host();
+}
+
+void Session::check_failure() {
+  if (stream_ != nullptr) stream_->check_failure();
+}
+
+void Session::set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
+
+void Session::announce() { runner("a graph").announce(); }
+
+void Session::synchronize() {
+  if (stream_ != nullptr) stream_->synchronize();
+}
+
+void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                  const RowsIn* q) {
+  const gpu::Stream stream = runner("tensors in device memory").stream();
+  if (device_rows_ == nullptr) {
+    device_rows_ = std::make_unique<DeviceRowsReader>(gpu::make_host_copies(), engine_->pool());
+  }
+  std::vector<std::byte> buffers[3];
+  const RowsIn hk = device_rows_->read(k, "k", stream, buffers[0]);
+  const RowsIn hv = device_rows_->read(v, "v", stream, buffers[1]);
+  if (q == nullptr) return prefill(layer, hk, hv, nullptr);
+  const RowsIn hq = device_rows_->read(*q, "q", stream, buffers[2]);
+  prefill(layer, hk, hv, &hq);
+}
+
+uint64_t Session::device_bytes() const {
+  const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
+  if (stream_ == nullptr) return gpu::resident_bytes(shape);
+  return gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes();
+}
+
+}  // namespace keyhole::runtime

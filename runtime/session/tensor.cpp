@@ -1,0 +1,157 @@
+#include "runtime/session/tensor.h"
+
+#include <cstring>
+
+#include "cpu/types.h"
+
+namespace keyhole::runtime {
+namespace {
+
+std::string shape_text(const keyhole_tensor& t) {
+  std::string s = "[";
+  for (int32_t i = 0; i < t.rank && i < 4; ++i) {
+    s += (i != 0 ? ", " : "") + std::to_string(t.shape[i]);
+  }
+  return s + "]";
+}
+
+[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
+
+// Everything but the shape; returns the bytes of one element.
+DType check_common(const keyhole_tensor* t, const char* name, bool device = false) {
+  const std::string who = std::string("tensor ") + name;
+  if (t == nullptr) bad(who + " is NULL");
+  if (t->dtype != KEYHOLE_F32 && t->dtype != KEYHOLE_F16 && t->dtype != KEYHOLE_BF16) {
+    bad(who + ": unknown dtype " + std::to_string(t->dtype) +
+        ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
+  }
+  if (t->memory == KEYHOLE_DEVICE && !device) {
+    throw Error(Status::unsupported,
+                who + " lies in device memory, which a host device cannot read");
+  }
+  if (t->memory != KEYHOLE_HOST && t->memory != KEYHOLE_PINNED && t->memory != KEYHOLE_DEVICE) {
+    bad(who + ": unknown memory kind " + std::to_string(t->memory) +
+        ", allowed: KEYHOLE_HOST (0), KEYHOLE_PINNED (1), KEYHOLE_DEVICE (2)");
+  }
+  if (t->rank < 1 || t->rank > 4) {
+    bad(who + ": rank " + std::to_string(t->rank) + ", allowed: 1..4");
+  }
+  bool empty = false;
+  for (int32_t i = 0; i < t->rank; ++i) {
+    if (t->shape[i] < 0) bad(who + ": negative extent in shape " + shape_text(*t));
+    empty = empty || t->shape[i] == 0;
+  }
+  if (!empty) {
+    if (t->data == nullptr) bad(who + ": data is NULL");
+    const int32_t last = t->rank - 1;
+    if (t->shape[last] != 1 && t->strides[last] != 1) {
+      bad(who + ": stride " + std::to_string(t->strides[last]) + " of the last axis, allowed: 1");
+    }
+    for (int32_t i = 0; i < last; ++i) {
+      // A view that runs backwards or repeats rows is legal for reading; rows that cannot be
+      // addressed in 63 bits are not.
+      __int128 reach = static_cast<__int128>(t->strides[i]) * (t->shape[i] - 1) * 4;
+      if (reach > INT64_MAX || reach < INT64_MIN) {
+        bad(who + ": stride " + std::to_string(t->strides[i]) + " overflows the address space");
+      }
+    }
+  }
+  return static_cast<DType>(t->dtype);
+}
+
+size_t stride_bytes(const keyhole_tensor& t, int32_t axis, DType dtype) {
+  if (t.shape[axis] <= 1) return 0;
+  return static_cast<size_t>(t.strides[axis]) * dtype_size(dtype);
+}
+
+}  // namespace
+
+RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                  bool one_token, bool device) {
+  const DType dtype = check_common(t, name, device);
+  const bool with_tokens = t->rank == 3;
+  const int32_t head_axis = with_tokens ? 1 : 0;
+  const bool shape_ok = (with_tokens || (one_token && t->rank == 2)) &&
+                        t->shape[head_axis] == heads && t->shape[head_axis + 1] == dim &&
+                        (!with_tokens || (one_token ? t->shape[0] == 1 : t->shape[0] <= INT32_MAX));
+  if (!shape_ok) {
+    const std::string hd = std::to_string(heads) + ", " + std::to_string(dim) + "]";
+    bad(std::string("tensor ") + name + " has shape " + shape_text(*t) +
+        ", needed: " + (one_token ? "[" : "[n, ") + hd);
+  }
+  RowsIn rows;
+  rows.data = static_cast<const std::byte*>(t->data);
+  rows.token_stride = with_tokens ? stride_bytes(*t, 0, dtype) : 0;
+  rows.head_stride = stride_bytes(*t, head_axis, dtype);
+  rows.tokens = with_tokens ? static_cast<uint32_t>(t->shape[0]) : 1;
+  rows.heads = heads;
+  rows.dim = dim;
+  rows.dtype = dtype;
+  rows.on_device = t->memory == KEYHOLE_DEVICE;
+  return rows;
+}
+
+RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
+                  bool device) {
+  const RowsIn rows = check_rows(t, name, heads, dim, true, device);
+  const size_t row_bytes = dim * dtype_size(rows.dtype);
+  if (heads > 1 && rows.head_stride < row_bytes) {
+    bad(std::string("tensor ") + name + ": stride of " +
+        std::to_string(rows.head_stride / dtype_size(rows.dtype)) +
+        " elements makes rows overlap, allowed: at least " + std::to_string(dim));
+  }
+  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device};
+}
+
+RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {
+  const DType dtype = check_common(t, name);
+  if (t->rank != 2 || t->shape[1] != dim || t->shape[0] > INT32_MAX) {
+    bad(std::string("tensor ") + name + " has shape " + shape_text(*t) + ", needed: [n, " +
+        std::to_string(dim) + "] with n < 2^31");
+  }
+  RowsView v;
+  v.data = static_cast<const std::byte*>(t->data);
+  v.stride = stride_bytes(*t, 0, dtype);
+  v.count = static_cast<size_t>(t->shape[0]);
+  v.dim = dim;
+  v.dtype = dtype;
+  return v;
+}
+
+void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
+                 DType to, uint32_t dim, float* scratch) {
+  if (from == to) {
+    std::memcpy(dst, src, dim * dtype_size(to));
+    return;
+  }
+  // Unaligned fp32 on either side is copied through the scratch row.
+  kernels.to_f32[static_cast<int>(from)](src, scratch, dim);
+  kernels.from_f32[static_cast<int>(to)](scratch, dst, dim);
+}
+
+void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,
+                  uint32_t end, DType to) {
+  float scratch[kMaxHeadDim];
+  std::byte converted[kMaxHeadDim * sizeof(float)];
+  for (uint32_t t = begin; t < end; ++t) {
+    for (uint32_t h = 0; h < rows.heads; ++h) {
+      const std::byte* src = rows.row(t, h);
+      if (!kernels.all_finite[static_cast<int>(rows.dtype)](src, rows.dim)) {
+        throw Error(Status::not_finite, std::string("tensor ") + name +
+                                            " holds NaN or Inf at token " + std::to_string(t) +
+                                            ", head " + std::to_string(h));
+      }
+      // Rounding to 16 bits can turn a finite number into Inf.
+      if (to == DType::f32 || to == rows.dtype) continue;
+      convert_row(kernels, src, rows.dtype, converted, to, rows.dim, scratch);
+      if (!kernels.all_finite[static_cast<int>(to)](converted, rows.dim)) {
+        throw Error(Status::not_finite, std::string("tensor ") + name + " at token " +
+                                            std::to_string(t) + ", head " + std::to_string(h) +
+                                            " overflows kv_dtype " + dtype_name(to) +
+                                            (to == DType::f16 ? " (largest value 65504)" : ""));
+      }
+    }
+  }
+}
+
+}  // namespace keyhole::runtime

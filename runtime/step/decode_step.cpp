@@ -1,0 +1,265 @@
+#include "runtime/step/decode_step.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/step/recording.h"
+
+namespace keyhole::runtime {
+
+DecodeStep::DecodeStep(const Engine& engine)
+    : engine_(&engine),
+      kv_heads_(engine.model().kv_heads),
+      group_(engine.model().group()),
+      dim_(engine.model().head_dim),
+      queries_(size_t{engine.model().q_heads} * dim_),
+      work_(kv_heads_),
+      workers_(engine.pool().threads()),
+      results_(engine.model().q_heads, group_, dim_),
+      slots_(kv_heads_, group_, dim_),
+      plan_(kv_heads_, group_, engine.pool().threads()),
+      resident_(engine.model().q_heads, group_, dim_),
+      progress_(std::make_unique<Progress[]>(kv_heads_)) {
+  count_bytes();
+}
+
+// ---- Memory --------------------------------------------------------------------------------------
+
+void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
+  // All of it is made before any of it is used: a worker that stayed small beside others would run past its end.
+  std::vector<Selection> selections(workers_.size());
+  for (Selection& s : selections) s.reserve(uses, group_, k);
+  std::vector<PartHits> hits(plan_.most_parts() > 1 ? kv_heads_ : 0);
+  for (PartHits& h : hits) h.reserve(plan_.most_parts(), group_, k);
+
+  for (size_t i = 0; i < workers_.size(); ++i) workers_[i].selection = std::move(selections[i]);
+  part_hits_.swap(hits);
+  capacity_k_ = k;
+  count_bytes();
+}
+
+void DecodeStep::reserve_chosen_rows(size_t rows) {
+  for (Worker& w : workers_) w.rows.reserve(rows);
+}
+
+void DecodeStep::count_bytes() {
+  size_t logs = 0;
+  fixed_bytes_ =
+      queries_.size() * sizeof(float) + results_.bytes() + resident_.bytes() + slots_.bytes();
+  for (const Worker& w : workers_) {
+    logs += w.selection.log_bytes();
+    fixed_bytes_ += w.selection.bytes() - w.selection.log_bytes();
+  }
+  for (const PartHits& h : part_hits_) fixed_bytes_ += h.bytes();
+  bytes_.store(fixed_bytes_ + logs, std::memory_order_relaxed);
+}
+
+// ---- Start and end -------------------------------------------------------------------------------
+
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
+  q_ = queries_.data();
+  delivery_ = nullptr;
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    HeadRecord* record = work_[h].record;
+    if (record != nullptr) begin_record(*record, query_of(h), work_[h].exact_begin);
+  }
+  resident_.begin(resident, layer, q_);
+  start_tasks(results_);
+}
+
+void DecodeStep::start(const float* q, Delivery& delivery) {
+  q_ = q;
+  delivery_ = &delivery;
+  resident_.begin_without();
+  start_tasks(delivery);
+  // There is no resident part to wait for.
+  for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
+}
+
+void DecodeStep::start_tasks(ResultSink& sink) {
+  sink_ = &sink;
+  for (HeadWork& work : work_) work.search.k = std::min(work.search.k, capacity_k_);
+  for (Worker& w : workers_) w.cost = {};
+  plan_.make(work_);
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    const HeadPlan& head = plan_.head(h);
+    progress_[h].parts.store(head.parts, std::memory_order_relaxed);
+    progress_[h].states.store(head.tasks() + 1, std::memory_order_relaxed);
+    progress_[h].failed.store(false, std::memory_order_relaxed);
+  }
+  engine_->pool().start(
+      job_, static_cast<uint32_t>(plan_.tasks().size()) + resident_.tasks(),
+      [](void* self, uint32_t task, uint32_t worker) {
+        auto* step = static_cast<DecodeStep*>(self);
+        step->run_task(task, step->workers_[worker]);
+      },
+      this);
+}
+
+StepCost DecodeStep::finish() {
+  engine_->pool().finish(job_);
+  if (resident_.is_there()) {
+    resident_.end();
+    for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
+  }
+  StepCost sum;
+  size_t logs = 0;
+  for (const Worker& w : workers_) {
+    sum += w.cost;
+    logs += w.selection.log_bytes();
+  }
+  bytes_.store(fixed_bytes_ + logs, std::memory_order_relaxed);
+  return sum;
+}
+
+// ---- Tasks ---------------------------------------------------------------------------------------
+
+void DecodeStep::run_task(uint32_t task, Worker& worker) {
+  const std::span<const StepTask> tasks = plan_.tasks();
+  if (task >= tasks.size()) {
+    return resident_.run(task - static_cast<uint32_t>(tasks.size()), worker.cost);
+  }
+  const uint32_t kv_head = tasks[task].kv_head;
+  try {
+    run_task(tasks[task], worker);
+  } catch (...) {
+    progress_[kv_head].failed.store(true, std::memory_order_relaxed);
+    end_state(kv_head);
+    throw;
+  }
+  end_state(kv_head);
+}
+
+void DecodeStep::run_task(const StepTask& task, Worker& worker) {
+  switch (task.kind) {
+    case StepTask::Kind::search: return run_search(task.kv_head, task.number, worker);
+    case StepTask::Kind::chosen: return run_chosen(task.kv_head, task.number, worker);
+    case StepTask::Kind::exact: return run_chunk(task.kv_head, task.number, worker);
+  }
+}
+
+GroupQuery DecodeStep::query_of(uint32_t kv_head) const {
+  return {.kernels = &engine_->kernels(),
+          .kv = work_[kv_head].kv,
+          .queries = q_ + size_t{kv_head} * group_ * dim_,
+          .group = group_,
+          .logits = engine_->model().logits,
+          .position = work_[kv_head].position};
+}
+
+void DecodeStep::run_search(uint32_t kv_head, uint32_t part, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const HeadPlan& head = plan_.head(kv_head);
+  const SearchPart share{part, head.parts};
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.index->count();
+  if (head.merges_hits && !keep_hits(kv_head, share, worker)) return;
+
+  const SearchParams params = params_of(kv_head, worker);
+  const GroupQuery query = query_of(kv_head);
+  Selection& selection = worker.selection;
+  const SearchStates out{slots_.part(kv_head, head.merges_hits ? 0 : part), slots_.tail(kv_head)};
+  worker.cost +=
+      head.merges_hits
+          ? selection.attend_parts(part_hits_[kv_head].first(head.parts), query, params, out)
+          : selection.search_and_attend(*work.index, query, params, share, out);
+  if (work.record != nullptr) record_search(kv_head, params, selection);
+}
+
+bool DecodeStep::keep_hits(uint32_t kv_head, SearchPart part, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const Stopwatch watch;
+  const index::Hits& found =
+      worker.selection.search(*work.index, query_of(kv_head), work.search, part);
+  part_hits_[kv_head].keep(part.number, found, group_, work.search.k);
+  worker.cost.keys_scored += found.keys_scored;
+  worker.cost.bytes_read += found.bytes_read;
+  worker.cost.search_seconds += watch.seconds();
+  // Release what this part has found; who ends last acquires what the others have.
+  return progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
+SearchParams DecodeStep::params_of(uint32_t kv_head, Worker& worker) {
+  SearchParams params = work_[kv_head].search;
+  const index::ReadGoal& goal = params.tail.goal;
+  if (params.tail.tree != nullptr && (goal.error > 0.0F || goal.mass > 0.0F)) {
+    params.tail.other = resident_.state_now(kv_head, worker.cost);
+  }
+  return params;
+}
+
+void DecodeStep::record_search(uint32_t kv_head, const SearchParams& params,
+                               const Selection& selection) {
+  HeadRecord& record = *work_[kv_head].record;
+  record.attended.add(selection.attended());
+  if (params.tail.tree == nullptr) return;
+  record_unread(record, slots_.part(kv_head, 0).lse, params.tail.other,
+                selection.tail_figures().missing);
+}
+
+void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const std::span<const uint32_t> chosen = delivery_->chosen(kv_head);
+  const Stopwatch watch;
+  const uint32_t parts = plan_.head(kv_head).parts;
+  const size_t begin = chosen.size() * part / parts;
+  const size_t end = chosen.size() * (part + 1) / parts;
+  std::vector<uint32_t>& rows = worker.rows;
+  rows.clear();
+  for (size_t i = begin; i < end; ++i) {
+    const auto of = work.partitions->rows_of(chosen[i]);
+    rows.insert(rows.end(), of.begin(), of.end());
+  }
+  query_of(kv_head).attend(rows, slots_.part(kv_head, part));
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.partitions->count();
+  worker.cost.keys_attended += uint64_t{group_} * rows.size();
+  worker.cost.keys_opened += rows.size();
+  worker.cost.bytes_read += rows.size() * (2 * work.kv.keys.stride + sizeof(uint32_t));
+  worker.cost.offload_seconds += watch.seconds();
+}
+
+void DecodeStep::run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker) {
+  const Stopwatch watch;
+  const HeadWork& work = work_[kv_head];
+  const uint32_t rows = plan_.head(kv_head).chunk_rows;
+  const size_t begin = work.exact_begin + size_t{chunk} * rows;
+  const size_t n = std::min<size_t>(rows, work.kv.keys.count - begin);
+  query_of(kv_head).attend_range(begin, n, slots_.chunk(kv_head, chunk));
+  worker.cost.keys_attended += uint64_t{group_} * n;
+  worker.cost.bytes_read += 2 * n * work.kv.keys.stride;
+  worker.cost.offload_seconds += watch.seconds();
+}
+
+// ---- Merge ---------------------------------------------------------------------------------------
+
+HeadStates DecodeStep::states_of(uint32_t kv_head) {
+  const HeadWork& work = work_[kv_head];
+  const HeadPlan& head = plan_.head(kv_head);
+  HeadStates s;
+  if (resident_.is_there()) {
+    s.resident = resident_.state(kv_head);
+    s.add(s.resident);
+  }
+  for (uint32_t p = 0; p < head.part_states(); ++p) s.add(slots_.part(kv_head, p));
+  for (uint32_t c = 0; c < head.chunks; ++c) s.add(slots_.chunk(kv_head, c));
+  const bool searched = head.parts != 0 && work.partitions == nullptr;
+  if (searched && work.search.tail.tree != nullptr) {
+    s.tail = slots_.tail(kv_head);
+    s.add(s.tail);
+  }
+  return s;
+}
+
+void DecodeStep::end_state(uint32_t kv_head) {
+  Progress& progress = progress_[kv_head];
+  // Release this task's slot; who ends last acquires those of all.
+  if (progress.states.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (progress.failed.load(std::memory_order_relaxed)) return;  // finish() throws
+  const HeadStates states = states_of(kv_head);
+  const StateView out = sink_->slot(kv_head);
+  cpu::merge_states(states.all(), group_, dim_, out);
+  HeadRecord* record = work_[kv_head].record;
+  if (record != nullptr && resident_.is_there()) end_record(*record, states, out);
+  sink_->deliver(kv_head);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,119 @@
+// One step of one layer: resident attention (A), index search and attention over what it found (B), exact
+// attention over pending or dense tokens, all as tasks of one parallel-for, then A + B by log-sum-exp.
+//
+// Which task computes what is planned in step/step_plan.h; states are merged in a fixed order (step/head_states.h):
+// the result has the same bits for any number of threads. It goes to a sink (step/result_sink.h), each KV head as
+// soon as the last of its states is there.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "cpu/pool.h"
+#include "runtime/session/engine.h"
+#include "runtime/step/cost.h"
+#include "runtime/step/head_states.h"
+#include "runtime/step/head_work.h"
+#include "runtime/step/part_hits.h"
+#include "runtime/step/query.h"
+#include "runtime/step/resident_part.h"
+#include "runtime/step/result_sink.h"
+#include "runtime/step/selection.h"
+#include "runtime/step/step_plan.h"
+
+namespace keyhole::runtime {
+
+class DecodeStep {
+ public:
+  DecodeStep(const Engine& engine);
+  DecodeStep(const DecodeStep&) = delete;
+  DecodeStep& operator=(const DecodeStep&) = delete;
+
+  /// Makes every worker large enough for searches of k results in indexes of these types, up to these sizes. Strong
+  /// guarantee: an allocation that fails leaves all workers as they were.
+  void reserve(std::span<const Selection::Use> uses, uint32_t k);
+  [[nodiscard]] bool fits(const Selection::Use& use) const {
+    return workers_.front().selection.fits(use);  // all workers are alike, see reserve()
+  }
+  /// Results that a search may have; a HeadWork's k is cut to it.
+  [[nodiscard]] uint32_t capacity_k() const { return capacity_k_; }
+  /// Takes the memory for heads whose chosen partitions have so many rows together.
+  void reserve_chosen_rows(size_t rows);
+
+  /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
+  [[nodiscard]] float* queries() { return queries_.data(); }
+  [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
+
+  /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
+  /// lse().
+  void start(uint32_t layer, gpu::Resident& resident);
+  /// The same without a resident part: results go to `delivery`, nothing is recorded, and targets are relative to the
+  /// offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
+  void start(const float* q, Delivery& delivery);
+
+  /// Helps, waits, takes in the resident part. Rethrows what a task threw; the step is over in any case.
+  StepCost finish();
+  /// The results of the last step with a resident part: `[q_heads, head_dim]`, `[q_heads]`.
+  [[nodiscard]] const float* o() const { return results_.o(); }
+  [[nodiscard]] const float* lse() const { return results_.lse(); }
+
+  /// Held by it; counted at the end of steps, so that it may be asked for while one is under way.
+  [[nodiscard]] size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  struct alignas(64) Worker {
+    Selection selection;
+    StepCost cost;
+    std::vector<uint32_t> rows;  ///< of chosen partitions
+  };
+  /// How far a KV head is in the step under way.
+  struct alignas(64) Progress {
+    std::atomic<uint32_t> parts{0};   ///< whose hits are to be merged and are not there yet
+    std::atomic<uint32_t> states{0};  ///< tasks that are not done, and the resident part
+    std::atomic<bool> failed{false};
+  };
+
+  void start_tasks(ResultSink& sink);
+  void run_task(uint32_t task, Worker& worker);
+  void run_task(const StepTask& task, Worker& worker);
+  void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
+  /// True for the last part of a head to end its search; until then its hits are kept for that one.
+  [[nodiscard]] bool keep_hits(uint32_t kv_head, SearchPart part, Worker& worker);
+  /// The search's params, relative to the resident state where there is a target.
+  [[nodiscard]] SearchParams params_of(uint32_t kv_head, Worker& worker);
+  void record_search(uint32_t kv_head, const SearchParams& params, const Selection& selection);
+  /// A task of a head, or the resident part, is done: the last one merges and delivers.
+  void end_state(uint32_t kv_head);
+  [[nodiscard]] HeadStates states_of(uint32_t kv_head);
+  /// In the step under way.
+  [[nodiscard]] GroupQuery query_of(uint32_t kv_head) const;
+  void count_bytes();
+
+  const Engine* engine_;
+  uint32_t kv_heads_, group_, dim_;
+  std::vector<float> queries_;
+  std::vector<HeadWork> work_;  // [kv_heads]
+  std::vector<Worker> workers_;
+  std::vector<PartHits> part_hits_;  // [kv_heads]; empty where no search has parts
+  uint32_t capacity_k_ = 0;
+  ResultArrays results_;
+  StateSlots slots_;
+  std::atomic<size_t> bytes_{0};
+  size_t fixed_bytes_ = 0;  // of bytes_: all but what searches make grow
+
+  // The step under way.
+  StepPlan plan_;
+  const float* q_ = nullptr;
+  ResultSink* sink_ = nullptr;
+  Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does
+  ResidentPart resident_;
+  std::unique_ptr<Progress[]> progress_;  // [kv_heads]
+  cpu::Job job_;  // last: its end waits for tasks, which use all of the above
+};
+
+}  // namespace keyhole::runtime

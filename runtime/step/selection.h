@@ -1,0 +1,94 @@
+// From what a group search found to what is attended: the union of the heads' best keys, every key that
+// was scored, or those of them that weigh something; each key once.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "index/index.h"
+#include "keyhole/keyhole.h"
+#include "runtime/step/cost.h"
+#include "runtime/step/query.h"
+#include "runtime/step/row_union.h"
+#include "runtime/step/search_params.h"
+#include "runtime/step/tail_reader.h"
+
+namespace keyhole::runtime {
+
+/// One worker's memory for searching and attending one KV head. Sized once; steps allocate nothing.
+class Selection {
+ public:
+  /// An index that will be searched, what will be attended of it, and its tail's partitions.
+  struct Use {
+    const index::Index* index;
+    keyhole_attend_mode attend;
+    const index::TailTree* tail = nullptr;
+  };
+  /// Makes it large enough for searches of `group` heads and `k` results in indexes of these types, up to these
+  /// sizes, and drops what others needed. Strong guarantee: an allocation that fails leaves it as it was.
+  void reserve(std::span<const Use> uses, uint32_t group, uint32_t k);
+  void reserve(const index::Index& index, uint32_t group, uint32_t k, keyhole_attend_mode attend) {
+    const Use use{&index, attend};
+    reserve({&use, 1}, group, k);
+  }
+  /// Whether searches in indexes of this type, and steps with this tail, need no reserve().
+  [[nodiscard]] bool fits(const Use& use) const;
+
+  /// Searches only, for the best k; the result is valid until the next call.
+  const index::Hits& search(const index::Index& index, const GroupQuery& query,
+                            const SearchParams& params, SearchPart part = {});
+
+  /// Searches and attends with all heads of the group over one set of rows: a key that one head found costs
+  /// the others nothing but arithmetic, as its row has been loaded for the group. Where scores of the keys
+  /// as they are stored are at hand, only values are read.
+  StepCost search_and_attend(const index::Index& index, const GroupQuery& query,
+                             const SearchParams& params, SearchPart part, SearchStates out);
+
+  /// The end of a search in parts, each of which has search()ed: hits[p] of part p become the best k, and are
+  /// attended. Does not depend on which thread had which part.
+  StepCost attend_parts(std::span<const index::Hits> hits, const GroupQuery& query,
+                        const SearchParams& params, SearchStates out);
+
+  /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
+  [[nodiscard]] const index::Hits& hits() const { return hits_; }
+  /// The distinct rows that were attended last; valid until the next call.
+  [[nodiscard]] std::span<const uint32_t> attended() const { return attended_; }
+  /// The estimates of what was attended last, if it had a tail.
+  [[nodiscard]] const TailFigures& tail_figures() const { return tail_reader_.figures(); }
+
+  [[nodiscard]] size_t bytes() const;
+  /// Of bytes(), what explore() logs in: searches in larger indexes than were reserved for make it grow.
+  [[nodiscard]] size_t log_bytes() const { return log_bytes_; }
+
+ private:
+  /// What searches of one index type need.
+  struct TypeScratch {
+    const index::TypeDecl* type = nullptr;
+    std::unique_ptr<index::Scratch> scratch;
+    size_t log_bytes = 0;  ///< of the scratch, for what explore() logs; 0: it has not been reserved
+  };
+  [[nodiscard]] TypeScratch& scratch_of(const index::Index& index);
+  void clear_hits() { hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0}; }
+  void explore(const index::Index& index, const GroupQuery& query, const SearchParams& params,
+               SearchPart part, index::Scored& scored);
+  /// Attends to attended_, and what stands for the rest; `scored`: the inner products, or null.
+  void attend(const GroupQuery& query, const SearchParams& params, const index::Scored* scored,
+              SearchStates out, StepCost& cost);
+  void attend_with_tail(const GroupQuery& query, const SearchParams& params,
+                        const index::Scored* scored, SearchStates out, StepCost& cost);
+
+  std::vector<TypeScratch> scratches_;
+  size_t log_bytes_ = 0;  // of all of them
+  TailReader tail_reader_;
+  std::vector<uint32_t> ids_, counts_;  // hits_: `[group, k]`, `[group]`
+  std::vector<float> scores_;
+  index::Hits hits_;
+  /// Of hits_, where a mean value stands for the rest; negative: not told.
+  float coverage_[kMaxGroup] = {};
+  RowUnion union_;
+  std::span<const uint32_t> attended_;  // in union_, in a scratch or in tail_reader_
+  uint32_t group_ = 0;                  // that it is reserved for
+};
+
+}  // namespace keyhole::runtime
