@@ -15,7 +15,7 @@
 #include "index/scan/key_codes.h"
 #include "index/tail/tail_tree.h"
 #include "index/types/factory.h"
-#include "runtime/build/gpu_accelerator.h"
+#include "runtime/engine/gpu_accelerator.h"
 #include "tests/index/synthetic.h"
 
 namespace {

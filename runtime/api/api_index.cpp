@@ -10,9 +10,9 @@
 #include "keyhole/index.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
+#include "runtime/engine/sizes.h"
+#include "runtime/engine/tensor.h"
 #include "runtime/plan/budget.h"
-#include "runtime/session/sizes.h"
-#include "runtime/session/tensor.h"
 #include "runtime/step/selection.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace

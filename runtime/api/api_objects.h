@@ -4,7 +4,7 @@
 #include <atomic>
 #include <memory>
 
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
 #include "runtime/session/session.h"
 
 struct keyhole_engine {

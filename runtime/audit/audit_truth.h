@@ -7,7 +7,7 @@
 #include "cpu/kernels.h"
 #include "index/scan/topk.h"
 #include "runtime/audit/audit_figures.h"
-#include "runtime/audit/audit_record.h"
+#include "runtime/step/audit_record.h"
 
 namespace keyhole::runtime {
 

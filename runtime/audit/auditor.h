@@ -21,10 +21,10 @@
 
 #include "cpu/pool.h"
 #include "runtime/audit/audit_figures.h"
-#include "runtime/audit/audit_record.h"
 #include "runtime/audit/audit_schedule.h"
 #include "runtime/audit/audit_truth.h"
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
+#include "runtime/step/audit_record.h"
 
 namespace keyhole::runtime {
 

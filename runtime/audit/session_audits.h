@@ -10,7 +10,7 @@
 #include <span>
 
 #include "runtime/audit/auditor.h"
-#include "runtime/session/checksum_io.h"
+#include "runtime/plan/checksum_io.h"
 #include "runtime/step/decode_step.h"
 
 namespace keyhole::runtime {

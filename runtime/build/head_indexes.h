@@ -10,8 +10,8 @@
 #include "index/index.h"
 #include "index/tail/tail_tree.h"
 #include "runtime/build/query_sample.h"
-#include "runtime/session/checksum_io.h"
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
+#include "runtime/plan/checksum_io.h"
 
 namespace keyhole::runtime {
 

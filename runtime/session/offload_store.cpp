@@ -1,6 +1,6 @@
 #include "runtime/session/offload_store.h"
 
-#include "runtime/session/sizes.h"
+#include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
 namespace {

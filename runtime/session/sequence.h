@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "runtime/session/checksum_io.h"
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/tensor.h"
+#include "runtime/plan/checksum_io.h"
 #include "runtime/session/offload_store.h"
-#include "runtime/session/tensor.h"
 
 namespace keyhole::runtime {
 

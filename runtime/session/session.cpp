@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/engine/sizes.h"
 #include "runtime/plan/planner.h"
-#include "runtime/session/sizes.h"
 
 namespace keyhole::runtime {
 namespace {

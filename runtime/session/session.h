@@ -19,9 +19,9 @@
 
 #include "runtime/audit/session_audits.h"
 #include "runtime/build/index_keeper.h"
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/tensor.h"
 #include "runtime/session/sequence.h"
-#include "runtime/session/tensor.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/device_rows.h"
 #include "runtime/stream/stream_runner.h"

@@ -7,8 +7,8 @@
 #include <system_error>
 
 #include "runtime/files/replace_file.h"
+#include "runtime/plan/checksum_io.h"
 #include "runtime/plan/settings_io.h"
-#include "runtime/session/checksum_io.h"
 
 namespace keyhole::runtime {
 namespace {

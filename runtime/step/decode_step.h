@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cpu/pool.h"
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
 #include "runtime/step/cost.h"
 #include "runtime/step/head_states.h"
 #include "runtime/step/head_work.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "index/index.h"
-#include "runtime/audit/audit_record.h"
+#include "runtime/step/audit_record.h"
 #include "runtime/step/search_params.h"
 
 namespace keyhole::runtime {

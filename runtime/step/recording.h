@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "runtime/audit/audit_record.h"
+#include "runtime/step/audit_record.h"
 #include "runtime/step/head_states.h"
 #include "runtime/step/query.h"
 

@@ -13,8 +13,8 @@
 
 #include "gpu/partitions.h"
 #include "index/tail/tail_tree.h"
+#include "runtime/engine/log.h"
 #include "runtime/plan/config.h"
-#include "runtime/session/log.h"
 
 namespace keyhole::runtime {
 

@@ -7,7 +7,7 @@
 #include "cpu/pool.h"
 #include "gpu/copy.h"
 #include "gpu/step.h"
-#include "runtime/session/tensor.h"
+#include "runtime/engine/tensor.h"
 
 namespace keyhole::runtime {
 

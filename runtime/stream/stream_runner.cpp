@@ -6,7 +6,7 @@
 #include <new>
 #include <string>
 
-#include "runtime/session/sizes.h"
+#include "runtime/engine/sizes.h"
 #include "runtime/stream/device_rows.h"
 #include "runtime/stream/stream_delivery.h"
 

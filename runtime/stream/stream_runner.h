@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "gpu/step.h"
-#include "runtime/session/engine.h"
-#include "runtime/session/tensor.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/tensor.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/capture.h"
 #include "runtime/stream/device_partitions.h"

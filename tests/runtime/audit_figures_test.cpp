@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/audit/audit_figures.h"
-#include "runtime/audit/audit_record.h"
+#include "runtime/step/audit_record.h"
 #include "runtime/audit/audit_schedule.h"
 
 namespace keyhole::runtime {

@@ -1,5 +1,5 @@
 // Which device an engine takes: on machines that a test makes up.
-#include "runtime/session/device_choice.h"
+#include "runtime/engine/device_choice.h"
 
 #include <gtest/gtest.h>
 

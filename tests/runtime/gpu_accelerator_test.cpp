@@ -1,5 +1,5 @@
 // The engine's accelerator over made-up workspaces: how threads share them, and what becomes of failures.
-#include "runtime/build/gpu_accelerator.h"
+#include "runtime/engine/gpu_accelerator.h"
 
 #include <gtest/gtest.h>
 

@@ -17,7 +17,7 @@
 
 #include "cpu/attention.h"
 #include "gpu/device.h"
-#include "runtime/session/host_device.h"
+#include "runtime/engine/host_device.h"
 
 namespace keyhole::test {
 

@@ -1,10 +1,10 @@
-#include "runtime/session/host_device.h"
+#include "runtime/engine/host_device.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/attention.h"
-#include "runtime/session/sizes.h"
+#include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -10,9 +10,9 @@
 #include "gpu/device.h"
 #include "index/accelerator.h"
 #include "index/index.h"
+#include "runtime/engine/classifier_file.h"
+#include "runtime/engine/log.h"
 #include "runtime/plan/config.h"
-#include "runtime/session/classifier_file.h"
-#include "runtime/session/log.h"
 
 namespace keyhole::runtime {
 

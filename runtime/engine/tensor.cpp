@@ -1,4 +1,4 @@
-#include "runtime/session/tensor.h"
+#include "runtime/engine/tensor.h"
 
 #include <cstring>
 

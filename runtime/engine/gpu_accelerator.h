@@ -12,7 +12,7 @@
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
 #include "index/accelerator.h"
-#include "runtime/session/log.h"
+#include "runtime/engine/log.h"
 
 namespace keyhole::runtime {
 

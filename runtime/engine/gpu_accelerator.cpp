@@ -1,4 +1,4 @@
-#include "runtime/build/gpu_accelerator.h"
+#include "runtime/engine/gpu_accelerator.h"
 
 #include <exception>
 #include <utility>

@@ -1,4 +1,4 @@
-#include "runtime/session/classifier_file.h"
+#include "runtime/engine/classifier_file.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,11 +1,11 @@
-#include "runtime/session/engine.h"
+#include "runtime/engine/engine.h"
 
 #include <cstdlib>
 #include <string_view>
 
-#include "runtime/build/gpu_accelerator.h"
-#include "runtime/session/device_choice.h"
-#include "runtime/session/host_device.h"
+#include "runtime/engine/device_choice.h"
+#include "runtime/engine/gpu_accelerator.h"
+#include "runtime/engine/host_device.h"
 
 namespace keyhole::runtime {
 namespace {

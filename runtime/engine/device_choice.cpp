@@ -1,4 +1,4 @@
-#include "runtime/session/device_choice.h"
+#include "runtime/engine/device_choice.h"
 
 namespace keyhole::runtime {
 
