@@ -8,8 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "runtime/audit/audit_figures.h"
-#include "runtime/step/audit_record.h"
 #include "runtime/audit/audit_schedule.h"
+#include "runtime/step/audit_record.h"
 
 namespace keyhole::runtime {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "index/types/factory.h"
 #include "runtime/build/query_sample.h"
-#include "runtime/plan/config.h"
-#include "runtime/plan/checksum_io.h"
 #include "runtime/engine/host_device.h"
+#include "runtime/plan/checksum_io.h"
+#include "runtime/plan/config.h"
 #include "runtime/step/selection.h"
 #include "tests/runtime/fixture.h"
 
