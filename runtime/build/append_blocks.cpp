@@ -85,20 +85,19 @@ AppendBlocks::Block AppendBlocks::next_block(uint32_t layer) const {
   const uint32_t rows = sequence_->rows(layer);
   Block block;
   block.round = round_of(layer, rows);
-  uint32_t least = rows;
   for (uint32_t h = 0; h < heads_->kv_heads(); ++h) {
     const HeadIndex& hd = heads_->at(layer, h);
-    if (hd.index != nullptr || wants_first(layer, h)) least = std::min(least, hd.indexed());
-  }
-  const uint64_t most = least + uint64_t{kRoundsPerBlock} * params_->append_block;
-  block.end = static_cast<uint32_t>(std::min<uint64_t>(rows, most));
-  for (uint32_t h = 0; h < heads_->kv_heads(); ++h) {
-    const HeadIndex& hd = heads_->at(layer, h);
-    if (hd.index == nullptr ? wants_first(layer, h) : hd.indexed() < block.end) {
-      block.heads.push_back(h);
-    }
+    if (hd.index == nullptr ? !wants_first(layer, h) : hd.indexed() >= rows) continue;
+    block.heads.push_back(h);
+    block.end = std::max(block.end, end_of(layer, h, rows));
   }
   return block;
+}
+
+uint32_t AppendBlocks::end_of(uint32_t layer, uint32_t kv_head, uint32_t block_end) const {
+  const uint64_t most =
+      heads_->at(layer, kv_head).indexed() + uint64_t{kRoundsPerBlock} * params_->append_block;
+  return static_cast<uint32_t>(std::min<uint64_t>(block_end, most));
 }
 
 bool AppendBlocks::has_first(uint32_t layer, const Block& block) const {
@@ -111,24 +110,23 @@ uint64_t AppendBlocks::estimate_first(uint32_t layer, const Block& block) const 
   for (const uint32_t h : block.heads) {
     const HeadIndex& hd = heads_->at(layer, h);
     if (hd.index != nullptr) continue;
-    bytes += heads_->estimate_index(layer, h, block.end);
-    if (hd.params.budget.needs_partitions()) bytes += heads_->estimate_tail(block.end);
+    bytes += heads_->estimate_index(layer, h, end_of(layer, h, block.end));
+    if (hd.params.budget.needs_partitions())
+      bytes += heads_->estimate_tail(end_of(layer, h, block.end));
   }
   return bytes;
 }
 
 bool AppendBlocks::has_first_under_way() const {
-  for (uint32_t l = 0; l < jobs_.size(); ++l) {
-    if (jobs_[l] != nullptr && has_first(l, block_under_way(l))) return true;
-  }
-  return false;
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const std::unique_ptr<AppendJob>& job) {
+    return job != nullptr && std::any_of(job->parts.begin(), job->parts.end(),
+                                         [](const AppendJob::Part& p) { return bool{p.build}; });
+  });
 }
 
 uint64_t AppendBlocks::promised_bytes() const {
   uint64_t bytes = 0;
-  for (uint32_t l = 0; l < jobs_.size(); ++l) {
-    if (jobs_[l] != nullptr) bytes += estimate_first(l, block_under_way(l));
-  }
+  for (const auto& job : jobs_) bytes += job == nullptr ? 0 : job->promised_bytes;
   return bytes;
 }
 
@@ -143,10 +141,12 @@ void AppendBlocks::check_first(uint32_t layer, const Block& block) {
 
 void AppendBlocks::begin(uint32_t layer, const Block& block) {
   std::vector<AppendJob::Part> parts;
-  for (const uint32_t h : block.heads) parts.push_back(part_of(layer, h, block.end));
+  for (const uint32_t h : block.heads)
+    parts.push_back(part_of(layer, h, end_of(layer, h, block.end)));
   if (parts.empty()) return;
   jobs_[layer] = std::make_unique<AppendJob>(block.end, std::move(parts));
   jobs_[layer]->round = block.round;
+  jobs_[layer]->promised_bytes = estimate_first(layer, block);
   if (params_->append_mode != KEYHOLE_APPEND_BACKGROUND) return;
   try {
     builder_.submit(*jobs_[layer]);
@@ -171,7 +171,6 @@ AppendJob::Part AppendBlocks::part_of(uint32_t layer, uint32_t kv_head, uint32_t
   }
   part.build = [this, layer, kv_head, with_tail = hd.params.budget.needs_partitions()](
                    const KvView& rows, const index::Progress& progress) {
-    const AcceleratedBuild accelerated(*engine_);
     BuiltHead built = heads_->build(layer, kv_head, rows, with_tail, progress);
     built.warning = built.index->info().warning;
     return built;
@@ -198,6 +197,10 @@ void AppendBlocks::take_in(uint32_t layer) {
     failure = std::current_exception();
   }
   heads_->count_bytes();
+  for (const auto& part : job->parts) {
+    if (!part.build || !part.error) continue;
+    refused_[layer] = round_of(layer, sequence_->rows(layer)) + 1;  // the next round tries again
+  }
   report_poor(layer, *job);
   builder_.retire(std::move(job));
   if (waited && params_->append_mode == KEYHOLE_APPEND_BACKGROUND) report_wait(layer, seconds);
@@ -250,6 +253,7 @@ void AppendBlocks::save(uint32_t layer, ChecksumWriter& out) const {
   out.value(block.round);
   out.value(static_cast<uint32_t>(block.heads.size()));
   for (const uint32_t h : block.heads) out.value(h);
+  out.value(refused_[layer]);
 }
 
 void AppendBlocks::load(uint32_t layer, ChecksumReader& in) {
@@ -276,6 +280,7 @@ void AppendBlocks::load(uint32_t layer, ChecksumReader& in) {
       refuse("that head " + std::to_string(h) + " cannot take part in");
     }
   }
+  refused_[layer] = in.value<uint32_t>("a block under way");
 }
 
 void AppendBlocks::begin_loaded() {
@@ -284,6 +289,7 @@ void AppendBlocks::begin_loaded() {
 }
 
 void AppendBlocks::begin_same(const AppendBlocks& from) {
+  refused_ = from.refused_;
   for (uint32_t l = 0; l < jobs_.size(); ++l) begin(l, from.block_under_way(l));
 }
 

@@ -2,7 +2,8 @@
 //
 // The rows of layer l are cut into rounds of append_block rows, the cuts shifted by l *
 // append_block / layers, so that layers take turns. The step that finds rows beyond a cut begins a
-// block: all rows that are pending then, but no more than kRoundsPerBlock * append_block, so that
+// block: of each head all rows that are pending then, but no more than kRoundsPerBlock *
+// append_block, so that
 // no step waits for a whole build where a prompt of 128k tokens was never built. The step that
 // finds rows beyond the next cut takes the block in and begins the next one. Between the two a
 // background thread works it out; what it has not done by then, the step does on the engine's
@@ -80,7 +81,7 @@ class AppendBlocks {
  private:
   /// A block before it is begun. end = 0: none.
   struct Block {
-    uint32_t end = 0;             ///< rows [.., end)
+    uint32_t end = 0;             ///< no head's part goes beyond this row
     uint32_t round = 0;           ///< in which it was begun
     std::vector<uint32_t> heads;  ///< KV heads that take part
   };
@@ -93,6 +94,8 @@ class AppendBlocks {
   [[nodiscard]] bool wants_block(uint32_t layer) const;
   [[nodiscard]] Block next_block(uint32_t layer) const;
   [[nodiscard]] Block block_under_way(uint32_t layer) const;
+  /// Where a head's part of a block up to row `block_end` ends.
+  [[nodiscard]] uint32_t end_of(uint32_t layer, uint32_t kv_head, uint32_t block_end) const;
   [[nodiscard]] bool has_first(uint32_t layer, const Block& block) const;
   /// Of the first indexes of a block, with their tails; 0 if it has none.
   [[nodiscard]] uint64_t estimate_first(uint32_t layer, const Block& block) const;
@@ -113,7 +116,7 @@ class AppendBlocks {
   HeadIndexes* heads_;
   MemoryCheck check_memory_;
   std::vector<std::unique_ptr<AppendJob>> jobs_;  ///< [layer]; null: no block under way
-  std::vector<uint32_t> refused_;  ///< [layer] round + 1 in which a first index had no memory
+  std::vector<uint32_t> refused_;  ///< [layer] round + 1 in which a first index failed
   std::vector<Block> loaded_;      ///< [layer] until begin_loaded()
   Figures figures_;
   uint64_t failures_ = 0;

@@ -48,8 +48,9 @@ struct AppendJob {
       : rows(target), parts(std::move(heads)), undone(parts.size()) {}
 
   uint32_t rows;
-  uint32_t round = 0;       ///< of the step that began it, see AppendBlocks
-  std::vector<Part> parts;  ///< one per head that takes part
+  uint32_t round = 0;           ///< of the step that began it, see AppendBlocks
+  uint64_t promised_bytes = 0;  ///< of its first indexes, by estimate
+  std::vector<Part> parts;      ///< one per head that takes part
   std::atomic<bool> cancelled{false};
   size_t undone;                    ///< parts that are not done
   double background_seconds = 0.0;  ///< that the builder's thread has worked on it

@@ -26,8 +26,16 @@ uint32_t IndexKeeper::indexed(uint32_t layer) const {
 }
 
 void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t position) {
-  blocks_.cancel_first(layer);
   const ModelShape& m = engine_->model();
+  const auto grows = [&](uint32_t h) {
+    for (uint32_t t = 0; t < q.tokens; ++t) {
+      if (head(layer, h).queries.wanted_head(position + t) >= 0) return true;
+    }
+    return false;
+  };
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    if (grows(h)) blocks_.cancel_first(layer);  // it reads the sample
+  }
   float row[kMaxHeadDim];
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     QuerySample& sample = head(layer, h).queries;
@@ -58,7 +66,13 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
   // A block of rows that all remain goes on: they are not touched, nor are the indexes, which end
   // before. A first index reads the query sample, which may shrink.
   if (blocks_.block_end(layer) > rows) blocks_.cancel(layer);
-  blocks_.cancel_first(layer);
+  const auto shrinks = [&](uint32_t h) {
+    const std::vector<uint32_t>& positions = head(layer, h).queries.positions();
+    return !positions.empty() && positions.back() >= tokens;
+  };
+  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+    if (shrinks(h)) blocks_.cancel_first(layer);
+  }
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
     HeadIndex& hd = head(layer, h);
     hd.queries.truncate(tokens);

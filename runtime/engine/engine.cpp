@@ -73,7 +73,11 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
     why_host = std::move(choice.reason);
     if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }
-  if (device_.make_accelerator) accelerator_ = device_.make_accelerator(log_);
+  if (device_.make_accelerator) {
+    if (auto made = device_.make_accelerator(log_)) {
+      accelerator_ = std::make_unique<BuildAccelerator>(std::move(made));
+    }
+  }
   log_(KEYHOLE_LOG_INFO, std::string("device: ") + device_name() +
                              (why_host.empty() ? std::string() : " (" + why_host + ")"));
   if (config.classifiers != nullptr) {

@@ -10,6 +10,7 @@
 #include "gpu/device.h"
 #include "index/accelerator.h"
 #include "index/index.h"
+#include "runtime/engine/build_accelerator.h"
 #include "runtime/engine/classifier_file.h"
 #include "runtime/engine/log.h"
 #include "runtime/plan/config.h"
@@ -51,7 +52,7 @@ class Engine {
             accelerator_.get()};
   }
   /// What helps to build indexes; null: nothing.
-  [[nodiscard]] index::Accelerator* accelerator() const { return accelerator_.get(); }
+  [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 
   /// Resident K and V for a new session, on the engine's device, within device_memory_limit bytes of it (0: what
   /// there is; a CUDA device only).
@@ -68,21 +69,25 @@ class Engine {
   Classifiers classifiers_;
   keyhole_engine_config effective_{};
   StreamDevice device_;
-  std::unique_ptr<index::Accelerator> accelerator_;
+  std::unique_ptr<BuildAccelerator> accelerator_;
 };
 
-/// The length of a build: at its end the accelerator gives back the memory that no other build is using.
+/// The length of a build that a call asked for: only then the accelerator helps. Blocks that are indexed beside the
+/// decoding never use it, as its allocations and copies would break a capture that the caller has under way in another
+/// thread. At the end of the last such build it gives its memory back.
 class AcceleratedBuild {
  public:
-  explicit AcceleratedBuild(const Engine& engine) : accelerator_(engine.accelerator()) {}
+  explicit AcceleratedBuild(const Engine& engine) : accelerator_(engine.accelerator()) {
+    if (accelerator_ != nullptr) accelerator_->open();
+  }
   ~AcceleratedBuild() {
-    if (accelerator_ != nullptr) accelerator_->release();
+    if (accelerator_ != nullptr) accelerator_->close();
   }
   AcceleratedBuild(const AcceleratedBuild&) = delete;
   AcceleratedBuild& operator=(const AcceleratedBuild&) = delete;
 
  private:
-  index::Accelerator* accelerator_;
+  BuildAccelerator* accelerator_;
 };
 
 }  // namespace keyhole::runtime

@@ -55,14 +55,18 @@ void Session::check_index_memory(uint64_t more_bytes, const char* what) const {
 }
 
 uint64_t Session::first_search_bytes() const {
+  // Counted when the first index begins: a step that asks must not allocate.
   if (step_.capacity_k() != 0) return 0;
+  if (keeper_.has_first_under_way() && promised_search_bytes_ != 0) return promised_search_bytes_;
   SessionParams with_heads = params_;
   for (const HeadParams* head : head_params()) with_heads.heads.push_back(*head);
   uint32_t rows = 0;
   for (uint32_t l = 0; l < engine_->model().layers; ++l) {
     rows = std::max(rows, sequence_.rows(l));
   }
-  return estimate_search_bytes(engine_->model(), with_heads, rows, engine_->pool().threads());
+  promised_search_bytes_ =
+      estimate_search_bytes(engine_->model(), with_heads, rows, engine_->pool().threads());
+  return promised_search_bytes_;
 }
 
 uint64_t Session::accounted_bytes() const {

@@ -161,6 +161,7 @@ class Session {
 
   keyhole_statistics totals_{};
   uint64_t host_bytes_peak_ = 0;
+  mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
   std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
   // Null where the device has no streams.
   std::unique_ptr<StreamClient> stream_client_;

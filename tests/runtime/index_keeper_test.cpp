@@ -59,9 +59,9 @@ struct Rule {
   void cancel_first() {
     if (block_is_first) block = 0;
   }
-  void truncate(uint32_t to) {
+  void truncate(uint32_t to, bool sample_shrinks) {
     if (block > to) block = 0;
-    cancel_first();
+    if (sample_shrinks) cancel_first();
     rows = to;
     if (indexed > rows) indexed = rows;
     if (rows == 0) has_index = false;
@@ -111,6 +111,16 @@ class IndexKeeperTest : public ::testing::TestWithParam<const char*> {
     const auto k = numbers.many(size_t{n} * kHeads * kDim);
     const auto v = numbers.many(k.size());
     sequence.append(layer, rows(k, n, kHeads), rows(v, n, kHeads));
+  }
+  /// The last position that each head has sampled, and how many it has.
+  static std::vector<size_t> newest_samples(const Kept& kept, uint32_t layer) {
+    std::vector<size_t> newest;
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      const auto& positions = kept.keeper.head(layer, h).queries.positions();
+      newest.push_back(positions.size());
+      newest.push_back(positions.empty() ? 0 : positions.back());
+    }
+    return newest;
   }
   static void expect_rule(const Kept& kept, const std::vector<Rule>& rules) {
     uint64_t bytes = 0;
@@ -164,18 +174,20 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
         } else if (operation == 7) {
           const uint32_t n = 1 + numbers.below(800);
           const auto q = numbers.many(size_t{n} * 2 * kHeads * kDim);
+          const auto before = newest_samples(*kept, l);
           kept->keeper.sample_queries(l, rows(q, n, 2 * kHeads), sequence.tokens(l));
           append(sequence, l, n, numbers);
-          rules[l].cancel_first();
+          if (newest_samples(*kept, l) != before) rules[l].cancel_first();
           rules[l].rows = sequence.rows(l);
         } else if (operation == 8 || operation == 9) {
           const uint32_t held = sequence.tokens(l);
           const uint32_t back = operation == 8 ? held : std::min(held, 3 * p.append_block + 30);
           const uint32_t n = held - numbers.below(back + 1);
           const uint32_t remain = sequence.split(l, n).rows;
+          const auto before = newest_samples(*kept, l);
           kept->keeper.truncate(l, remain, n);
           sequence.truncate(l, n);
-          rules[l].truncate(remain);
+          rules[l].truncate(remain, newest_samples(*kept, l) != before);
         } else if (operation == 10) {
           rules[l].build();
         }
@@ -216,6 +228,24 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
   }
 }
 
+TEST_P(IndexKeeperTest, TokensThatAreDroppedNowAndThenDoNotStopAFirstIndex) {
+  // A decoder that guesses tokens ahead drops some of them every few steps.
+  SessionParams p = params(32);
+  Kept kept(*engine_, p);
+  Numbers numbers(2);
+  const auto q = numbers.many(size_t{100} * 2 * kHeads * kDim);
+  kept.keeper.sample_queries(0, rows(q, 100, 2 * kHeads), 0);
+  append(kept.sequence, 0, 100, numbers);
+  for (int i = 0; i < 120; ++i) {
+    (void)kept.keeper.advance_append(0);
+    append(kept.sequence, 0, 3, numbers);
+    const uint32_t n = kept.sequence.tokens(0) - 2;
+    kept.keeper.truncate(0, kept.sequence.split(0, n).rows, n);
+    kept.sequence.truncate(0, n);
+  }
+  EXPECT_GT(kept.keeper.indexed(0), 100U);
+}
+
 TEST_P(IndexKeeperTest, AChangeOfBudgetThatWantsPartitionsReachesAFirstIndexUnderWay) {
   SessionParams p = params(32);
   Kept kept(*engine_, p);
@@ -241,10 +271,11 @@ TEST_P(IndexKeeperTest, RefusesBlocksThatNoSessionHas) {
     std::stringstream file;
     ChecksumWriter out(file);
     Kept(*engine_, p)
-        .keeper.save(out);  // of an empty session: the last layer's block is its last 12 bytes
+        .keeper.save(out);  // of an empty session: the last layer's block is its last 16 bytes
     std::string bytes = file.str();
-    bytes.resize(bytes.size() - 3 * sizeof(uint32_t));
+    bytes.resize(bytes.size() - 4 * sizeof(uint32_t));
     for (const uint32_t v : block) bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
+    bytes.append(sizeof(uint32_t), '\0');  // no first index has failed
     std::istringstream damaged(bytes);
     ChecksumReader in(damaged, bytes.size());
     Kept kept(*engine_, p);
