@@ -173,7 +173,7 @@ struct Pool::Impl {
   alignas(kCacheLine) std::atomic<uint32_t> spinning{0};
   std::atomic<uint32_t> sleeping{0};
   std::atomic<int> epoch{0};   // what sleepers wait on
-  std::atomic<int> awakes{0};  // Awakes that live
+  std::atomic<int> awakes{0};  // Awake objects that exist
   std::vector<std::thread> workers;
 };
 

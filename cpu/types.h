@@ -60,11 +60,11 @@ enum class Status : int32_t {
   timeout = -6,
   io = -7,           ///< a file cannot be opened, read or written
   corrupt = -8,      ///< a file's content contradicts itself
-  version = -9,      ///< made by a newer or foreign version
+  version = -9,      ///< made by a newer or other version
   cancelled = -10,   ///< the caller's progress callback asked to stop
   busy = -11,        ///< the object is in use by another thread, or begin without end
   not_finite = -12,  ///< NaN or Inf where a finite number is needed
-  internal = -13,    ///< a broken promise inside the library: please report
+  internal = -13,    ///< a failed assumption inside the library: please report
 };
 
 /// The one exception of the project: a status and a text that says what was wrong, the value seen and

@@ -13,9 +13,9 @@ class HostCopies {
  public:
   virtual ~HostCopies() = default;
 
-  /// Hands `rows` rows of row_bytes each, `pitch` bytes apart on the device, to `take(first row, count, data)` in pieces
-  /// (rows one after the other, no gaps), in order, after all that was enqueued on the stream before. Returns when
-  /// all are taken. Throws Error(device_error), or what `take` throws.
+  /// Hands `rows` rows of row_bytes each, `pitch` bytes apart on the device, to `take(first row, count, data)` in
+  /// pieces (rows one after the other, no gaps), in order, after all that was enqueued on the stream before. Returns
+  /// when all are taken. Throws Error(device_error), or what `take` throws.
   using Take = std::function<void(size_t first, size_t count, const std::byte* data)>;
   virtual void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, Stream stream,
                     const Take& take) = 0;

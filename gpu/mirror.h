@@ -10,9 +10,9 @@
 
 namespace keyhole::gpu {
 
-/// Rows of all layers in ordinary memory, whose pages the operating system maps when they are first written (a window of
-/// 131072 tokens in 32 layers is 16 GiB of address space from the start, and of memory when it is full). One thread at a time.
-/// Tokens come and go as rows `[n, row_bytes]` of K and of V.
+/// Rows of all layers in ordinary memory, whose pages the operating system maps when they are first written (a window
+/// of 131072 tokens in 32 layers is 16 GiB of address space from the start, and of memory when it is full). One thread
+/// at a time. Tokens come and go as rows `[n, row_bytes]` of K and of V.
 class Mirror {
  public:
   /// Throws Error(out_of_memory) where the address space cannot be reserved.

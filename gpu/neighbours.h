@@ -33,9 +33,9 @@ struct NeighbourTask {
   Memory queries_in = Memory::host;  ///< of queries, query_extra and limits
   uint32_t most = 0;                 ///< N: so many keys per query, 1..kMostNeighbours
   /// Not 0: queries are the keys themselves, query i key i, and at most this many are returned, the edges of a relative
-  /// neighbourhood graph: of the `most` best, best first, those that no better one which is returned hides (to which
-  /// they are nearer than to the query; key i itself neither counts nor hides). All keys are on the device then. Keys
-  /// in f32 are not compared with each other: the best ones are returned, key i too. Without scores.
+  /// neighbourhood graph: of the `most` best, best first, those that no better one which is returned occludes (to
+  /// which they are nearer than to the query; key i itself neither counts nor occludes). All keys are on the device
+  /// then. Keys in f32 are not compared with each other: the best ones are returned, key i too. Without scores.
   uint32_t thin = 0;
 };
 

@@ -1,5 +1,5 @@
-// How a Partitions's memory on a device is divided: what plans count and CudaPartitions allocates. Offsets are bytes into one
-// allocation, each a multiple of 256.
+// How a Partitions's memory on a device is divided: what plans count and CudaPartitions allocates. Offsets are bytes
+// into one allocation, each a multiple of 256.
 #pragma once
 
 #include "gpu/partitions.h"

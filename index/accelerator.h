@@ -1,7 +1,7 @@
 // A device that may take over the large, regular parts of builds: exact neighbours and k-means. index/ knows only
 // this interface; the runtime implements it over a GPU.
 //
-// Whatever it takes over, the caller can do by itself: an accelerator declines by returning false (too small to be
+// All that it takes over, the caller can do by itself: an accelerator declines by returning false (too small to be
 // worth it, no memory, a failed device), and the build goes on as if there were none. Its results may differ from
 // the host's in the last bits of scores, so an index built with one need not be bit for bit that of a machine
 // without; each alone is deterministic.
@@ -21,8 +21,8 @@ struct NearestTask {
   const uint32_t* limits = nullptr;    ///< query i sees keys [0, limits[i]); null: all
   uint32_t most = 0;                   ///< keys per query
   /// Not 0: the queries are the keys, and lists get at most so many, best first, as edges of key i: of the `most`
-  /// nearest those that no nearer one of them hides, being nearer to it than key i is. Where an accelerator does
-  /// not compare keys with each other: the nearest, of which the caller keeps whom it wants.
+  /// nearest those that no nearer one of them occludes, being nearer to it than key i is. Where an accelerator does
+  /// not compare keys with each other: the nearest, from which the caller chooses.
   uint32_t thin = 0;
 };
 

@@ -40,7 +40,7 @@ struct Avx2 {
   static F less_select(F a, F b, F x, F y) {
     return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
   }
-  /// The first n lanes of a, the others of b.
+  /// The first n lanes of a, the others of b (lane: one element of a register).
   static F first_lanes(F a, F b, size_t n) {
     const __m256i count = _mm256_set1_epi32(n < kWidth ? static_cast<int>(n) : 8);
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);

@@ -1,6 +1,6 @@
-// BRIDGE of the query-guided graph: where the nearest keys of a training query fall into several pieces along the
-// links between them, the pieces are linked (the idea of NGFix, arXiv 2510.22316, with components in place of its
-// hardness). A walk that has found some of these keys then finds the others among them.
+// BRIDGE of the query-guided graph: where the nearest keys of a training query fall into several connected components
+// of the links between them, the components are linked (the idea of NGFix, arXiv 2510.22316, with components in place
+// of its hardness). A walk that has found some of these keys then finds the others among them.
 #pragma once
 
 #include "index/graph/guided_lists.h"

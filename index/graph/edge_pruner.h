@@ -21,7 +21,7 @@ class EdgePruner {
 
   /// Chooses at most `most` of the candidates for `row`: nearest first, leaving out every candidate that is
   /// nearer to a chosen one than to the row. fill: if that leaves fewer, the nearest left out are taken in after all.
-  /// Duplicates and the row itself are dropped. The first `kept` candidates are chosen beforehand and hide
+  /// Duplicates and the row itself are dropped. The first `kept` candidates are chosen beforehand and occlude
   /// others. The result is valid until the next call.
   [[nodiscard]] std::span<const uint32_t> prune(uint32_t row, std::span<const uint32_t> candidates,
                                                 size_t kept, size_t most, bool fill);
@@ -30,7 +30,7 @@ class EdgePruner {
   void hide_behind(uint32_t chosen, size_t from);
 
   const LiftedKeys* keys_;
-  uint32_t flip_;  // row ^ flip_ sorts as ties are to fall
+  uint32_t flip_;  // the order of row ^ flip_ decides the order of ties
   std::vector<uint32_t> ids_;
   std::vector<float> scores_;  // similarity to the row
   std::vector<uint64_t> order_;

@@ -42,7 +42,7 @@ class Frontier {
     if (i < n) accept(scores + i, rows + i, n - i);
   }
 
-  /// Hands out the best row that has not been handed out. False: the walk is over for this head.
+  /// Returns the best row not yet returned. False: the walk is over for this head.
   [[nodiscard]] bool next(uint32_t& row) {
     if (open_ == 0) return false;
     const size_t best = position_of_largest(open_scores_.data(), open_);

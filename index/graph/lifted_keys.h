@@ -1,6 +1,6 @@
 // The geometry in which graph edges are chosen. Lifting appends sqrt(phi^2 - |k|^2) to each key: all keys
 // then have length phi, so the largest inner product is the smallest L2 distance and a key is its own
-// nearest neighbour. Raw inner products prune a graph of attention keys to pieces: a few long keys are
+// nearest neighbour. Raw inner products disconnect a graph of attention keys: a few long keys are
 // "nearest" to everything and occlude all else (CIKM '26, doi 10.1145/3799682.3839984: degree 1.4,
 // recall@10 21 %; lifted: degree 43, 96 %).
 #pragma once

@@ -55,7 +55,8 @@ class IvfLists {
   [[nodiscard]] RowsView means() const {
     return {means_.data(), row_bytes(), count(), dim_, dtype_};
   }
-  /// Scores all rows of some lists, of which a part of a search takes every parts-th, for the group and offers them to the scratch's collector.
+  /// Scores all rows of some lists, of which a part of a search takes every parts-th, for the group and offers them to
+  /// the scratch's collector.
   void scan(std::span<const uint32_t> lists, const SearchArgs& args, const RowsView& keys,
             ListScratch& scratch, SearchCost& cost) const;
   [[nodiscard]] size_t size(size_t l) const { return trained_[l].size + tail_.list(l).size; }

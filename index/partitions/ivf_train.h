@@ -34,8 +34,8 @@ struct Part {
                               ProgressMeter& meter);
 [[nodiscard]] double part_work(size_t rows, size_t lists, uint32_t iterations);
 
-/// Rows [begin, end) of `keys` as fp32 with their RoPE undone, `[end - begin, dim]`. Elements are clamped to 1e15 so that
-/// squared lengths stay finite for any fp32 key (fp16 and bf16 models come nowhere near).
+/// Rows [begin, end) of `keys` as fp32 with their RoPE undone, `[end - begin, dim]`. Elements are clamped to 1e15 so
+/// that squared lengths stay finite for any fp32 key (fp16 and bf16 models come nowhere near).
 [[nodiscard]] std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys,
                                              size_t begin, size_t end, const RopeUndo& rope = {});
 

@@ -109,7 +109,7 @@ class TailEstimate {
   [[nodiscard]] std::span<uint64_t> best(size_t count, size_t most);
 
   // tail_goals.cpp
-  /// What a goal allows to stay unread, and who is beyond it.
+  /// What a goal allows to stay unread, and which heads exceed it.
   struct Limits;
   [[nodiscard]] Limits limits(const ReadGoal& goal, size_t rows, const float* out_norms) const;
   /// Writes the merits: by how much a row that is read, or what costs as much, brings heads nearer to their limits.

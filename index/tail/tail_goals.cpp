@@ -90,7 +90,7 @@ void TailEstimate::rate(const Limits& limits) {
       merits_[p] = 0.0F;
       continue;
     }
-    float merit = 1e-30F;  // so that rows are found even where no partition is worth anything
+    float merit = 1e-30F;  // so that rows are found even where no partition has a merit above 0
     for (uint32_t h = 0; h < query_.group; ++h) {
       merit += uncertainties_[h * capacity_ + p] * per_uncertainty[h] +
                weights_[h * capacity_ + p] * per_weight[h];

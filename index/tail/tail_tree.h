@@ -2,8 +2,8 @@
 //
 // Two levels. Coarse partitions of 128 keys or so (k-means in segments of 8192 tokens) are divided into fine
 // ones of a few keys each; a step looks at all coarse means, at the fine means of those coarse partitions that
-// matter, and at keys only where a mean will not do. Per partition: its number of keys, their mean (int8 codes), the mean
-// of their values, and how far the keys spread.
+// matter, and at keys only where a mean will not do. Per partition: its number of keys, their mean (int8 codes), the
+// mean of their values, and how far the keys spread.
 //
 // Segments never change once they are clustered: rows that are appended become a segment of their own, and
 // truncation computes the partitions of the segment that it cuts anew from the rows that remain. Means are

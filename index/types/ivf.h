@@ -13,8 +13,8 @@
 //
 // APPEND. New rows go to the lists of their nearest mean keys, in a second set of lists, the tail: a
 // partition is scanned as two streams, and trained lists are never moved. Once `segment` rows have come in
-// they are clustered on their own and become a further part (RetroInfer's segments). So appends stay
-// cheap whatever the length, and lists keep following the text.
+// they are clustered on their own and become a further part (RetroInfer's segments). Appends stay
+// cheap at any length, and lists adapt to new text.
 #pragma once
 
 #include "index/index.h"

@@ -34,7 +34,7 @@ double add_logs(double a, double b) {
 struct SparqScratch final : SearchScratch {
   using SearchScratch::SearchScratch;
 
-  /// Room for searches of `count` rows; allocates only where that is more than before.
+  /// Memory for searches of `count` rows; allocates only where that is more than before.
   void reserve(uint32_t group, size_t k, size_t count) {
     const size_t each = std::min(k, count);
     shortlist.begin(group, each, count);

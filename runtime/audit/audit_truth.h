@@ -11,14 +11,13 @@
 
 namespace keyhole::runtime {
 
-/// One thread's room for audits, and the work.
+/// Memory and work of one auditing thread.
 class AuditTruth {
  public:
   AuditTruth(uint32_t group, uint32_t dim);
 
-  /// Makes room for recall of `top_k` of `rows` keys, so that compute() does not; of as many as kMostPrepared.
-  /// Beyond, room grows with the rows that there are, and where there is no memory for it, an audit goes without
-  /// recall.
+  /// Reserves memory for recall of `top_k` of `rows` keys, so that compute() does not; of as many as kMostPrepared.
+  /// Above that, memory grows with the rows; where there is none, the audit has no recall.
   void prepare(uint32_t top_k, size_t rows);
 
   /// Reads every row once. False, and no result, once `cancel` is set: noticed within kRows rows, some tens of

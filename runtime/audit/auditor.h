@@ -3,14 +3,14 @@
 //
 // Records lie in a ring, are worked on in their order, and taken into the figures in their order by
 // the decoding thread, so that nothing depends on how fast the audits were. The decoding thread
-// comes for a result when the ring is full, when an action is due, when rows are about to be
+// collects results when the ring is full, when an action is due, when rows are about to be
 // forgotten and when figures are asked for. What is not done then, it does itself on the worker
 // pool.
 //
 // The thread runs only where the machine is idle (SCHED_IDLE): a step's tasks last tens of
 // microseconds, an audit some milliseconds. On a busy machine it may get no time at all, so no step
 // waits for it: the decoding thread takes the audit away from it and begins it anew, and the slot
-// stays with the auditing thread until that has noticed.
+// stays with the auditing thread until that thread has seen it.
 #pragma once
 
 #include <condition_variable>

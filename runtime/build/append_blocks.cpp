@@ -213,8 +213,7 @@ void AppendBlocks::take_in_part(uint32_t layer, AppendJob::Part& part) {
   HeadIndex& hd = heads_->at(layer, part.kv_head);
   if (part.first.index != nullptr) {
     hd.index = std::move(part.first.index);
-    // One without rows may be left of a truncated sequence: it goes where the old lists of indexes
-    // go.
+    // A tail without rows may be left of a truncated sequence: it is freed with the replaced lists.
     std::swap(hd.tail, part.first.tail);
     return;
   }

@@ -90,8 +90,8 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
 
   cpu::PoolConfig pool;
   pool.threads = config.threads;
-  // A worker that shares its core holds up the step for a time slice: steps of 16 threads on 16 cores took four times as
-  // long as those of 14, beside the caller's thread, which launches kernels meanwhile, and the driver's.
+  // A worker that shares its core delays the step for a time slice: steps of 16 threads on 16 cores took four times
+  // as long as those of 14, beside the caller's thread, which launches kernels meanwhile, and the driver's.
   pool.spare = has_streams() ? 2 : 0;
   pool.pin = config.pin_threads != 0;
   if (config.spin_us != KEYHOLE_AUTO) pool.spin_us = config.spin_us;

@@ -8,7 +8,7 @@
 
 namespace keyhole {
 
-/// A file that cannot be opened or mapped, whatever may be in it.
+/// A file that cannot be opened or mapped, independent of its content.
 class CannotRead : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

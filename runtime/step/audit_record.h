@@ -14,8 +14,8 @@
 
 namespace keyhole::runtime {
 
-/// A set of rows, one bit each. Room for all that there can be is reserved once; memory is taken as far as rows
-/// go: 16 KiB at 128k tokens.
+/// A set of rows, one bit each. Memory for all possible rows is reserved once, as address space, and taken as far as
+/// rows go: 16 KiB at 128k tokens.
 class RowSet {
  public:
   explicit RowSet(size_t capacity) : words_((capacity + 63) / 64 * sizeof(uint64_t), false) {}

@@ -174,7 +174,7 @@ bool DecodeStep::keep_hits(uint32_t kv_head, SearchPart part, Worker& worker) {
   worker.cost.keys_scored += found.keys_scored;
   worker.cost.bytes_read += found.bytes_read;
   worker.cost.search_seconds += watch.seconds();
-  // Release what this part has found; who ends last acquires what the others have.
+  // Release what this part has found; the task that ends last acquires what the others have.
   return progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
@@ -251,7 +251,7 @@ HeadStates DecodeStep::states_of(uint32_t kv_head) {
 
 void DecodeStep::end_state(uint32_t kv_head) {
   Progress& progress = progress_[kv_head];
-  // Release this task's slot; who ends last acquires those of all.
+  // Release this task's slot; the task that ends last acquires those of all.
   if (progress.states.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (progress.failed.load(std::memory_order_relaxed)) return;  // finish() throws
   const HeadStates states = states_of(kv_head);

@@ -1,5 +1,5 @@
-// Which tasks a step consists of. It depends on the shape, the token counts and the number of threads, and where
-// the number of threads counts, it leaves no trace in the result.
+// Which tasks a step consists of. It depends on the shape, the token counts and the number of threads; the
+// result does not depend on the number of threads.
 //
 // A model with few KV heads has too few searches for many threads: they are cut into parts. The last part of a
 // head to end merges what all have found, and attends to it; parts that score all their keys for good attend to

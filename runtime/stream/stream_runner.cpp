@@ -140,7 +140,7 @@ void StreamRunner::note_device_failure() {
 
 void StreamRunner::wait_idle() {
   server_.drain();
-  knows_held_ = false;  // who waits may change what the session holds
+  knows_held_ = false;  // the caller that waits may change what the session holds
   try {
     steps_->synchronize(stream_);
   } catch (const Error& e) {

@@ -9,8 +9,9 @@
 
 namespace keyhole::tools {
 
-/// With a cache on the same GPU a step is enqueued whole, attention included, mostly as a CUDA graph, and waited for once. With a cache on
-/// the host, or a hook, q, k and v of each layer come to the host and the output goes back: some 20 us a layer.
+/// With a cache on the same GPU a step is enqueued whole, attention included, mostly as a CUDA graph, and waited for
+/// once. With a cache on the host, or a hook, q, k and v of each layer come to the host and the output goes back: some
+/// 20 us a layer.
 class GpuDecoder final : public Decoder {
  public:
   /// Borrows both. The cache holds `tokens` tokens.

@@ -19,7 +19,7 @@ namespace keyhole::tools {
 /// Weights as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share one.
 class GpuModel {
  public:
-  /// Borrows the model. Throws std::runtime_error: gpu_refusal(), or what CUDA says (no room).
+  /// Borrows the model. Throws std::runtime_error: gpu_refusal(), or what CUDA says (no memory).
   explicit GpuModel(const LlamaModel& model);
   ~GpuModel();
   GpuModel(const GpuModel&) = delete;

@@ -21,7 +21,7 @@ namespace keyhole::tools {
 
 struct KeyholeCacheOptions {
   uint32_t max_tokens =
-      0;  ///< room for prompt and generated tokens together; 0: the library's default
+      0;  ///< capacity for prompt and generated tokens together; 0: the library's default
   uint32_t sink = 128;
   uint32_t window = 512;
   std::string index = "flat";

@@ -29,7 +29,7 @@ class Team {
   /// body(item, member) for every item in [0, count), each once, in rising order of their start;
   /// member < size() tells scratch space apart; member 0 is the caller. Returns when all are done. One
   /// caller at a time. body may throw on member 0 only (a progress callback that gives up): the items
-  /// that nobody has begun are then left out.
+  /// that no thread has begun are then left out.
   template <class Body>
   void for_each(size_t count, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -54,7 +54,7 @@ class Team {
   void worker(unsigned member);
 
   Work work_;
-  std::atomic<size_t> next_{0};     // first item that nobody has taken
+  std::atomic<size_t> next_{0};     // first item that no thread has taken
   std::atomic<uint32_t> round_{0};  // raised when work_ is new: what idle workers wait on
   // Workers inside the current round, and kClosed when no more may enter.
   std::atomic<uint32_t> inside_{kClosed};

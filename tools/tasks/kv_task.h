@@ -24,7 +24,7 @@ inline constexpr size_t kKvQuestionBytes = 7;
 /// Lines, and so different questions, of a context of this size.
 [[nodiscard]] size_t min_kv_lines(size_t context_bytes);
 
-/// The same options give the same task on every platform. Throws UsageError for a context without room
+/// The same options give the same task on every platform. Throws UsageError for a context too short
 /// for a line or of more than 2^26 bytes, and for more questions than lines.
 [[nodiscard]] Task make_kv_task(const KvTaskOptions& options);
 

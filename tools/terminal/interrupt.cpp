@@ -15,7 +15,7 @@ void handle_interrupts() {
   struct sigaction action {};
   action.sa_handler = note_interrupt;
   sigemptyset(&action.sa_mask);
-  // The default handler comes back after the first signal: whoever presses twice wants out now.
+  // The default handler comes back after the first signal: a second Ctrl-C ends the process at once.
   action.sa_flags = SA_RESETHAND;
   sigaction(SIGINT, &action, nullptr);
 }

@@ -187,7 +187,8 @@ struct Keeper {
                                uint32_t pair);
 };
 
-/// The key that stands for sixteen: one of them, the same each time, in no rhythm that text could have.
+/// The key that stands for sixteen: one of them, the same each time; the place varies by hash, so that periodic text
+/// is sampled evenly.
 __device__ inline uint32_t sampled_key(uint32_t i) {
   return i * kSampleEvery + ((i * 0x9E3779B9U) >> 28);
 }

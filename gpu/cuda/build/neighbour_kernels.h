@@ -110,7 +110,7 @@ struct ThinArgs {
 };
 cudaError_t launch_thin(const ThinArgs& args, cudaStream_t stream);
 
-/// The first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] where that is not null.
+/// The first `width` of the ranks as ids, scores and counts; scores are multiplied by scales[row] unless it is null.
 cudaError_t launch_unpack(const Rank* best, const uint32_t* best_sizes, const float* scales,
                           uint32_t rows, uint32_t most, uint32_t width, uint32_t* ids,
                           float* scores, uint32_t* counts, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// What a neighbour search is made of, before anything runs: how many queries, keys and lists are on the device at a time,
-// and what that takes. Arithmetic only.
+// What a neighbour search is made of, before anything runs: how many queries, keys and lists are on the device at a
+// time, and what that takes. Arithmetic only.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ void check_task(const NeighbourTask& task, const NeighbourLists& lists);
 [[nodiscard]] size_t operand_bytes(const NeighbourTask& task);
 
 /// Which of a query's group maxima becomes its threshold. Of its `most` best keys the sample has L = most / 16 on
-/// average and almost never this many (L + 4.5 standard deviations + 4), so this many sampled keys reach down past them;
-/// for most = 100 some 22 * 16 of all keys do.
+/// average and almost never this many (L + 4.5 standard deviations + 4), so that the threshold lies below all of them;
+/// for most = 100 some 22 * 16 of all keys are above it.
 [[nodiscard]] uint32_t sample_rank(uint32_t most);
 
 /// The smallest multiple of `unit` that is n or more.

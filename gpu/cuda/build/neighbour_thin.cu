@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) thin_lists(const ThinArgs args) {
     const Rank rank = t < n ? args.best[size_t{row} * args.most + t] : 0;
     const uint32_t id = t < n ? rank_key(rank) : 0;
     list.id[t] = id;
-    list.score[t] = t < n ? rank_score(rank) : INFINITY;  // nothing hides what is not there
+    list.score[t] = t < n ? rank_score(rank) : INFINITY;  // empty places dominate no key
     list.extra[t] = t < n && args.key_extra != nullptr ? args.key_extra[id] : 0.0F;
   }
   __syncthreads();

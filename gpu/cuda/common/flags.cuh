@@ -1,10 +1,10 @@
 // Flags and counters that blocks of a grid share with each other, or with the host in pinned memory.
 //
-// Memory order. A release makes everything that the thread wrote before it visible to a thread that acquires the flag; after a
-// __syncthreads() that covers the whole block's writes. Scope: the device for blocks among themselves, the system for
-// the host, whose side is std::atomic_ref with the same orders (gpu/cuda/common/waiting.h). On sm_90 the functions
-// compile to the instructions of hand-written ld.acquire, st.release and atom.acq_rel, with generic addresses in place
-// of global ones.
+// Memory order. A release makes everything that the thread wrote before it visible to a thread that acquires the flag;
+// after a __syncthreads() that covers the whole block's writes. Scope: the device for blocks among themselves, the
+// system for the host, whose side is std::atomic_ref with the same orders (gpu/cuda/common/waiting.h). On sm_90 the
+// functions compile to the instructions of hand-written ld.acquire, st.release and atom.acq_rel, with generic addresses
+// in place of global ones.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,8 @@ __device__ inline uint64_t load_acquire_system(const void* words) {
       cuda::memory_order_acquire);
 }
 
-/// Counts this block in, by one thread after a __syncthreads(), and returns the count before. Acquire and release, device
-/// scope: what the block wrote before is visible to the block that sees the count, and, after another
+/// Counts this block in, by one thread after a __syncthreads(), and returns the count before. Acquire and release,
+/// device scope: what the block wrote before is visible to the block that sees the count, and, after another
 /// __syncthreads(), what the counted blocks wrote is visible to this one.
 __device__ inline uint32_t arrive(uint32_t* counter) {
   return cuda::atomic_ref<uint32_t, cuda::thread_scope_device>(*counter).fetch_add(

@@ -6,7 +6,8 @@
 //   d  = sum 2^(x_i - m)             the denominator, 1 or more
 //   o~ = sum 2^(x_i - m) v_i         the numerator, wherever a kernel keeps it
 //
-// and its attention state is o = o~ / d, lse = ln 2 (m + log2 d). The empty set: m = -inf, d = 0, o~ = 0; o = 0, lse = -inf.
+// and its attention state is o = o~ / d, lse = ln 2 (m + log2 d). The empty set: m = -inf, d = 0, o~ = 0; o = 0,
+// lse = -inf.
 // Inside kernels the base is 2, as exp2f() is one instruction and expf() is that and a product. What kernels hand out
 // (o, lse) is in natural log.
 #pragma once

@@ -7,8 +7,8 @@
 
 namespace keyhole::gpu {
 
-/// Throws Error(unsupported), which begins with `who`, unless the machine has CUDA device `ordinal` and it can run these
-/// kernels (unsupported_reason()).
+/// Throws Error(unsupported), which begins with `who`, unless the machine has CUDA device `ordinal` and it can run
+/// these kernels (unsupported_reason()).
 inline void require_device(int ordinal, const std::string& who) {
   const std::vector<DeviceInfo> devices = cuda_devices();
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= devices.size()) {

@@ -28,8 +28,8 @@ inline void pause_cpu() {
 #endif
 }
 
-/// Waits until ready() is true: spins for spin_us, then sleeps between looks (a sleep takes about 50 us longer than it is
-/// set to). False if stop() was true or timeout_us passed first.
+/// Waits until ready() is true: spins for spin_us, then sleeps between looks (a sleep takes about 50 us longer than it
+/// is set to). False if stop() was true or timeout_us passed first.
 template <class Ready, class Stop>
 [[nodiscard]] bool wait_until(Ready&& ready, uint64_t spin_us, uint64_t timeout_us, Stop&& stop) {
   using Clock = std::chrono::steady_clock;

@@ -1,7 +1,7 @@
 // What the 32 threads of a warp compute together. A lane is a thread's place in its warp, threadIdx.x % 32.
 //
-// Not cub::WarpReduce: it adds in another order and leaves the sum in one thread. Here every thread has it, and the order
-// of a butterfly is the same in each of them, so that results do not depend on which thread writes them.
+// Not cub::WarpReduce: it adds in another order and leaves the sum in one thread. Here every thread has it, and the
+// order of a butterfly is the same in each of them, so that results do not depend on which thread writes them.
 #pragma once
 
 #include <cstdint>

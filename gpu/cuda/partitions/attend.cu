@@ -1,8 +1,8 @@
 // The tail of a layer: what the partitions that were not chosen add to each head, from the weights that the choice has
-// left behind. Grid (splits, KV heads, parts of 4 heads of a group). Reads values `[kv_heads, capacity, dim]`; writes tail_o
-// `[q_heads, dim]` and tail_lse `[q_heads]` (natural log). Shares are relative to the head's sum of weights, which is known by now: no running maximum, and parts
-// are plain sums. A warp reads a row of values at a time; the block that finishes last for a group of heads adds
-// the parts up in their order.
+// left behind. Grid (splits, KV heads, parts of 4 heads of a group). Reads values `[kv_heads, capacity, dim]`; writes
+// tail_o `[q_heads, dim]` and tail_lse `[q_heads]` (natural log). Shares are relative to the head's sum of weights,
+// which is known by now: no running maximum, and parts are plain sums. A warp reads a row of values at a time; the
+// block that finishes last for a group of heads adds the parts up in their order.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 

@@ -1,8 +1,8 @@
-// Scores the partitions of a layer and chooses the best ones of each KV head, in one launch, on every GPU. Grid (tiles, KV
-// heads). Reads q `[q_heads, dim]`, codes `[kv_heads, capacity, dim]`; writes weights `[kv_heads, capacity, padded]`,
-// factors, chosen_bits, ids, log_sums (base 2). A block scores
-// kPartitionTile partitions of a KV head; the block that finishes last for it knows the sums of weights, selects and
-// publishes. Where blocks can form clusters, gpu/cuda/partitions/choose_cluster.cu does the same in half the time.
+// Scores the partitions of a layer and chooses the best ones of each KV head, in one launch, on every GPU. Grid (tiles,
+// KV heads). Reads q `[q_heads, dim]`, codes `[kv_heads, capacity, dim]`; writes weights
+// `[kv_heads, capacity, padded]`, factors, chosen_bits, ids, log_sums (base 2). A block scores kPartitionTile
+// partitions of a KV head; the block that finishes last for it knows the sums of weights, selects and publishes. Where
+// blocks can form clusters, gpu/cuda/partitions/choose_cluster.cu does the same in half the time.
 #include "gpu/cuda/partitions/group.cuh"
 #include "gpu/cuda/partitions/score.cuh"
 #include "gpu/cuda/partitions/select.cuh"

@@ -1,9 +1,9 @@
-// Scores the partitions of a layer and chooses the best ones of each KV head: by a cluster of 16 blocks per KV head, on GPUs
-// that have such (compute capability 9.0 and 10.0). Grid (16, KV heads). Reads q `[q_heads, dim]`, codes `[kv_heads,
-// capacity, dim]`; writes weights `[kv_heads, capacity, padded]` (shares here), chosen_bits, ids, log_sums (base 2).
-// Blocks exchange sums and histograms through each other's shared
-// memory, where the kernel of gpu/cuda/partitions/choose.cu leaves all that follows the scores to one block: its 16 partitions
-// a thread become one, and the round trips to memory between the steps vanish.
+// Scores the partitions of a layer and chooses the best ones of each KV head: by a cluster of 16 blocks per KV head, on
+// GPUs that have such (compute capability 9.0 and 10.0). Grid (16, KV heads). Reads q `[q_heads, dim]`, codes
+// `[kv_heads, capacity, dim]`; writes weights `[kv_heads, capacity, padded]` (shares here), chosen_bits, ids, log_sums
+// (base 2). Blocks exchange sums and histograms through each other's shared memory, where the kernel of
+// gpu/cuda/partitions/choose.cu leaves all that follows the scores to one block: its 16 partitions a thread become one,
+// and the round trips to memory between the steps vanish.
 #include <cooperative_groups.h>
 
 #include "gpu/cuda/partitions/group.cuh"
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   cluster.sync();
 
-  // Every block finds the threshold by itself, and writes to the first block which of its partitions are chosen, and which
-  // are candidates.
+  // Every block finds the threshold by itself, and writes to the first block which of its partitions are chosen, and
+  // which are candidates.
   const bool is_trivial = wanted == 0 || wanted == count;
   bool is_listed = true;
   if (!is_trivial) {

@@ -10,8 +10,8 @@
 // 18 the error is that without a bound, and nothing explodes. No further cap is needed: what t makes heavy is
 // chosen, so that no partition is left that weighs more than the weakest chosen one.
 //
-// Merit of a partition: the sum over the group's heads of w / (the head's sum of w). On trained heads it leaves an error
-// 10 % below that of w^2 (e^t - 1) / n, the order in which the host opens partitions.
+// Merit of a partition: the sum over the group's heads of w / (the head's sum of w). On trained heads it leaves an
+// error 10 % below that of w^2 (e^t - 1) / n, the order in which the host opens partitions.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,8 +27,8 @@ namespace keyhole::gpu {
 struct AttentionState;  // gpu/cuda/common/state.cuh
 
 /// A partition whose share is below this part of the mean share of those that were not chosen, for all heads that are
-/// attended together (4 of a group at most), gives its mass to the mean value of the others: its own is not read. On trained heads 0.5 spares half of the
-/// values and the error stays what it was (0 to 1 were tried).
+/// attended together (4 of a group at most), gives its mass to the mean value of the others: its own is not read. On
+/// trained heads 0.5 spares half of the values and the error stays what it was (0 to 1 were tried).
 inline constexpr float kLeastOfMean = 0.5F;
 
 /// What set() and upload() say of one KV head; 16 bytes, read by the kernels in each step.
@@ -87,8 +87,8 @@ struct PartitionsLayer {
   PartitionsFlag* flags = nullptr;  ///< `[kv_heads]`
 };
 
-/// Load the kernels of a layer, so that their first launch does not: loading waits for kernels that run, and one of those
-/// may wait for the host.
+/// Load the kernels of a layer, so that their first launch does not: loading waits for kernels that run, and one of
+/// those may wait for the host.
 [[nodiscard]] cudaError_t load_choose(const PartitionsLayer& layer);
 [[nodiscard]] cudaError_t load_attend(const PartitionsLayer& layer);
 /// False where the GPU cannot run it, or the layer has too many partitions for it.

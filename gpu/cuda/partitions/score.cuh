@@ -150,8 +150,8 @@ __device__ inline float log_weight(float score, float square, Partition p,
   return (mean + expected + keys) * kLog2E;
 }
 
-/// Scores partitions [first, first + rows) of a KV head for all heads of its group, in a block of Warps warps: logs `[rows
-/// rounded up to 32, padded]` becomes log2 w, and -inf where there is no such head or row; s.of_warps[w][h] the
+/// Scores partitions [first, first + rows) of a KV head for all heads of its group, in a block of Warps warps: logs
+/// `[rows rounded up to 32, padded]` becomes log2 w, and -inf where there is no such head or row; s.of_warps[w][h] the
 /// largest of warp w. A __syncthreads() has to follow.
 template <uint32_t D, uint32_t Warps>
 __device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer& l,

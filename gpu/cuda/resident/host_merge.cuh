@@ -69,9 +69,10 @@ __device__ inline HeadStates slot_of(const MergeParams& m, uint32_t head) {
   return {o, o + m.group * m.head_dim};
 }
 
-/// Merges a KV head's states (o `[group, head_dim]`, lse `[group]`, natural log): the resident one, the tail and the host's,
-/// always in this order, so that the result does not depend on which came first. Writes m.out `[q_heads, head_dim]` and
-/// m.lse `[q_heads]`. host.o null: there is none, the result is NaN. Pinned: the host's state lies in pinned memory.
+/// Merges a KV head's states (o `[group, head_dim]`, lse `[group]`, natural log): the resident one, the tail and the
+/// host's, always in this order, so that the result does not depend on which came first. Writes m.out
+/// `[q_heads, head_dim]` and m.lse `[q_heads]`. host.o null: there is none, the result is NaN. Pinned: the host's state
+/// lies in pinned memory.
 template <bool Pinned>
 __device__ inline void merge_states(const MergeParams& m, uint32_t head, const HeadStates& resident,
                                     const HeadStates& host) {

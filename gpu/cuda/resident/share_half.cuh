@@ -1,8 +1,9 @@
 // Resident attention of one block over 16-bit K and V, on tensor cores.
 //
 // Each warp goes through tiles of 16 tokens of its own, copied ahead of use into its own part of shared
-// memory: no barrier between warps until the end. Logits are in units of ln 2. With the tokens as rows, the 8 columns of a product hold the
-// heads of the group, so a K or V row is read once for all of them and 1 or 5 heads cost what 8 do:
+// memory: no barrier between warps until the end. Logits are in units of ln 2. With the tokens as rows, the 8 columns
+// of a product hold the heads of the group, so a K or V row is read once for all of them and 1 or 5 heads cost what 8
+// do:
 //   logits[16 tokens x 8 heads]  = K[16 x D] * q^T[D x 8]
 //   o^T[D x 8 heads]            += V^T[D x 16 tokens] * weights[16 x 8]
 // q and the weights are fp32: each goes in as the sum of two 16-bit numbers (22 bits in f16, 16 in bf16), which

@@ -1,8 +1,8 @@
 // The kernel of a step: publishes q, k, v, attends the resident tokens, takes in the new one, and, where the
 // step is one launch, waits for the host and merges.
 //
-// Reads q `[q_heads, D]`, k and v `[kv_heads, D]`, K and V `[kv_heads, 2, slots, D]`; writes resident_o `[q_heads, D]` and
-// resident_lse `[q_heads]` (natural log). Partial states between blocks are AttentionState, base 2.
+// Reads q `[q_heads, D]`, k and v `[kv_heads, D]`, K and V `[kv_heads, 2, slots, D]`; writes resident_o `[q_heads, D]`
+// and resident_lse `[q_heads]` (natural log). Partial states between blocks are AttentionState, base 2.
 //
 // Grid (KV heads, 1 + splits): block (h, 0) publishes for its head, block (h, 1 + s) attends a share of its tokens.
 // Lengths are read from device memory, so the grid is the same for every length and a graph can be replayed. The

@@ -22,7 +22,8 @@ KEYHOLE_API const char* keyhole_index_help(void);
 /* An empty index over the keys of one KV head, on the engine's threads and kernels. head_dim,
  * kv_dtype, scale, softcap and RoPE are the engine's. layer and kv_head, below those of the
  * engine's shape, say where in the model the head stands: an index type with trained data uses that
- * of its place. Keeps its engine alive. */
+ * of its place. Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (spec,
+ * layer, kv_head), OUT_OF_MEMORY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_create(keyhole_engine* engine,
                                                                  const char* spec, uint32_t layer,
                                                                  uint32_t kv_head,
@@ -33,7 +34,9 @@ KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
 /* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`; values may be NULL
  * if keyhole_index_attend is not used). training_queries `[m, d]` or NULL with their token
  * positions (NULL: unknown); first_position is the token position of keys[0]. progress may be NULL.
- * Replaces an earlier build; on an error the index is empty. */
+ * Replaces an earlier build. On an error the index is empty; it is as before on BUSY, and where the
+ * shape, dtype or memory of `keys` was refused. Errors: INVALID_ARGUMENT, NOT_FINITE (names tensor
+ * and row; also for a finite value that overflows kv_dtype), OUT_OF_MEMORY, CANCELLED, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyhole_tensor* values,
                     const keyhole_tensor* training_queries, const uint32_t* training_positions,
@@ -41,12 +44,14 @@ keyhole_index_build(keyhole_index* index, const keyhole_tensor* keys, const keyh
 
 /* Gives a built index other search parameters, without building it again: `spec` must agree with
  * the index's in its type and in all parameters that a build fixes (INVALID_ARGUMENT names the
- * first that does not, and nothing changes). Before the build any valid spec is taken. */
+ * first that does not, and nothing changes). Before the build any valid spec is taken. Errors:
+ * INVALID_ARGUMENT, OUT_OF_MEMORY, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_set_spec(keyhole_index* index,
                                                                    const char* spec);
 
 /* Partitions the keys of a built index for tails and targets, `keys_per_partition` (4..1024; AUTO:
- * 16) keys each; the index must have values. Replaces earlier ones. progress may be NULL. */
+ * 16) keys each; the index must have values. Replaces earlier ones, which stay on an error.
+ * progress may be NULL. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, CANCELLED, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_build_tail(keyhole_index* index,
                                                                      uint32_t keys_per_partition,
                                                                      keyhole_progress_fn progress,
@@ -103,7 +108,8 @@ static inline void keyhole_search_cost_init(keyhole_search_cost* cost) {
  *   options NULL: the defaults. k, below, is options->budget.top_k
  *   ids `[g, k]` best first, scores `[g, k]` inner products (NULL: not wanted), counts `[g]` found
  * Single-threaded on the caller. k above the number of keys is allowed: counts tell. cost may be
- * NULL. */
+ * NULL. Errors: INVALID_ARGUMENT (also of an empty index), NOT_FINITE (queries), OUT_OF_MEMORY,
+ * BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
     keyhole_index* index, const keyhole_tensor* queries, const keyhole_search_options* options,
     uint32_t* ids, float* scores, uint32_t* counts, keyhole_search_cost* cost);
@@ -111,9 +117,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
 /* Search, then partial attention of all g heads over the keys that options->budget takes from it:
  * what a decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32.
  *   rows, row_count  the distinct keys attended, in no particular order; *rows points into the
- *   index and
- *                    is valid until its next call. Either may be NULL.
- * With a tail, (o, lse) is the state of the keys that were read merged with that of the tail. */
+ *                    index and is valid until its next call. Either may be NULL.
+ * With a tail, (o, lse) is the state of the keys that were read merged with that of the tail.
+ * Errors: as keyhole_index_search; INVALID_ARGUMENT also of an index without values. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_attend(
     keyhole_index* index, const keyhole_tensor* queries, const keyhole_search_options* options,
     float* o, float* lse, const uint32_t** rows, uint32_t* row_count, keyhole_search_cost* cost);
@@ -136,6 +142,7 @@ KEYHOLE_API void keyhole_index_info_init_sized(keyhole_index_info* info, size_t 
 static inline void keyhole_index_info_init(keyhole_index_info* info) {
   keyhole_index_info_init_sized(info, sizeof *info);
 }
+/* An empty index has 0 keys and the spec that it was given. Errors: INVALID_ARGUMENT, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_get_info(const keyhole_index* index,
                                                                    keyhole_index_info* info);
 

@@ -31,14 +31,14 @@
  * THREADS An engine is immutable and may be used from any number of threads. A session is used by
  *         one thread at a time; different sessions may run at once. A call into a session that
  *         another thread is using returns KEYHOLE_BUSY and changes nothing (detected at every
- *         entry). keyhole_plan, keyhole_merge_states and the text functions may be called from any
- *         thread.
+ *         entry). keyhole_plan, keyhole_merge_states and the text functions may be called from
+ *         any thread.
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function,
  *         and only ever grow at the end (keyhole_budget, which lies inside others, into its
- *         reserved bytes). The library writes as many bytes as the caller's struct
- *         has, so a program compiled with an older header runs with a newer library. Programs that
- *         do not compile this header pass their struct's size to *_init_sized. A field that is
+ *         reserved bytes). The library writes as many bytes as the caller's struct has, so a
+ *         program compiled with an older header runs with a newer library. Programs that do not
+ *         compile this header pass their struct's size to *_init_sized. A field that is
  *         KEYHOLE_AUTO (0 for most) is chosen by the library; the values in effect can be read
  *         back.
  *
@@ -121,8 +121,9 @@ KEYHOLE_API const char* keyhole_status_string(keyhole_status status);
 KEYHOLE_API const char* keyhole_last_error(void);
 
 enum { KEYHOLE_LOG_DEBUG = 0, KEYHOLE_LOG_INFO = 1, KEYHOLE_LOG_WARNING = 2 };
-/* Receives messages instead of a terminal. May be called from any thread that is inside a library
- * call; must not call back into the library. `text` is valid during the call. */
+/* Receives messages instead of a terminal. May be called from any thread, those of the library
+ * included, and from several at once; must not call back into the library. `text` is valid during
+ * the call. */
 typedef void (*keyhole_log_fn)(void* user, int32_t level, const char* text);
 
 /* Called now and then from a long call with the share done (0..1) and what is being done. A return
@@ -226,8 +227,8 @@ typedef struct keyhole_engine_config {
   float rope_high_freq_factor;
   uint32_t rope_original_context;
   keyhole_device device;
-  /* Worker threads including the caller. AUTO: one per core of the process, with a CUDA device two
-   * fewer. */
+  /* Worker threads including the caller, up to 4096. AUTO: one per core of the process, with a CUDA
+   * device two fewer. */
   uint32_t threads;
   /* Non-zero: pin the workers to cores (the caller's thread is never moved). */
   int32_t pin_threads;
@@ -319,9 +320,9 @@ typedef struct keyhole_budget {
   keyhole_tail_mode tail;
   /* Targets, each in (0, 1); 0: no such target. After the search the step reads more partitions of
    * the tail, those with the largest uncertainty first, until its estimate for every query head
-   * (resident tokens included) is good enough: the output error |o - o*| / |o*| at most
-   * error_target, the share of the attention mass that was read at least mass_target. A head with a
-   * target keeps partitions, with or without a tail. */
+   * (resident tokens included; in stream steps the offloaded tokens alone) is good enough: the
+   * output error |o - o*| / |o*| at most error_target, the share of the attention mass that was
+   * read at least mass_target. A head with a target keeps partitions, with or without a tail. */
   float error_target;
   float mass_target;
   /* A step with a tail or a target attends at least so many distinct indexed keys. AUTO: 0. */
@@ -426,7 +427,8 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
 }
 
 /* PENDING TOKENS. A session that only decodes has at most 2 * append_block + flush_block pending
- * tokens per layer: it indexes the others by itself. See docs/embedding.md, Pending tokens. */
+ * tokens per layer (plus the tokens of one graph launch, during which nothing is taken in): it
+ * indexes the others by itself. See docs/embedding.md, Pending tokens. */
 
 /* AUDITS. A share of all steps is computed again exactly; keyhole_get_audit tells the errors found,
  * and audit_action can act on them. See docs/choosing.md, Audits. */
@@ -434,10 +436,11 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
 /* BUDGETS FILES. JSON with an index and a budget per head, by `keyhole calibrate` or by hand. See
  * docs/formats.md, Budgets files. */
 
-/* Makes an empty session. INVALID_ARGUMENT names the field (and what the index spec allows). Of
- * `budgets`: IO where the file cannot be read; CORRUPT where it is no such file (wrong words,
- * types, unknown or repeated keys), VERSION_MISMATCH for another format, INVALID_ARGUMENT for
- * another model's and for values that no budget may have; the text begins with the path. */
+/* Makes an empty session; config NULL: the defaults. *out is NULL on failure. INVALID_ARGUMENT
+ * names the field (and what the index spec allows). Of `budgets`: IO where the file cannot be read;
+ * CORRUPT where it is no such file (wrong words, types, unknown or repeated keys), VERSION_MISMATCH
+ * for another format, INVALID_ARGUMENT for another model's and for values that no budget may have;
+ * the text begins with the path. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
     keyhole_engine* engine, const keyhole_session_config* config, keyhole_session** out);
 /* Accepts NULL. Must not be called while another thread is inside the session. */
@@ -449,17 +452,19 @@ keyhole_session_get_config(const keyhole_session* session, keyhole_session_confi
 
 /* Changes the index type of every head, also of those that a budgets file made dense: drops the
  * built indexes. All offloaded tokens are pending (attended exactly) until keyhole_build or the
- * session's own appends have indexed them. A bad spec changes nothing. */
+ * session's own appends have indexed them. Errors: INVALID_ARGUMENT (the spec; nothing changes),
+ * OUT_OF_MEMORY, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
-/* Changes mode and top_k (1..max_tokens; 0: keep) for the following steps. May allocate. */
+/* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0:
+ * keep), for the following steps. May allocate. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_mode(keyhole_session* session,
                                                                      keyhole_mode mode,
                                                                      uint32_t top_k);
 
-/* Changes what is attended of an index search, and min_weight (> 0 and < 1; 0: keep), for the
- * following steps. top_k keeps its meaning for the search itself: index types whose effort grows
- * with it score more keys. May allocate. */
+/* Changes, for every head, also those that a budgets file names, what is attended of an index
+ * search, and min_weight (> 0 and < 1; 0: keep), for the following steps. top_k keeps its meaning
+ * for the search itself: index types whose effort grows with it score more keys. May allocate. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_attend(keyhole_session* session,
                                                                        keyhole_attend_mode attend,
                                                                        float min_weight);
@@ -494,12 +499,13 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prefill(keyhole_session* ses
 /* Brings every pending token of every layer into the index: builds where there is none yet, appends
  * where there is one. Does nothing for dense layers. May be called at any time. On CANCELLED or
  * another error, heads that were finished keep their index, the tokens of the others stay pending:
- * nothing is lost, and the call can be repeated. progress may be NULL.
+ * nothing is lost, and the call can be repeated. progress may be NULL. Errors: CANCELLED,
+ * OUT_OF_MEMORY (the memory or host_memory_limit), BUSY, or the error of an earlier stream step.
  *
- * A session without keyhole_build indexes by itself while it decodes. After a large prompt that was
- * never built it takes at most 8 * append_block tokens of a layer in a round, so that no step waits
- * for a whole build; until the last round the rest is attended exactly, and the log says once that
- * keyhole_build was not called.
+ * A session in KEYHOLE_MODE_INDEXED without keyhole_build indexes by itself while it decodes. After
+ * a large prompt that was never built it takes at most 8 * append_block tokens of a layer in a
+ * round, so that no step waits for a whole build; until the last round the rest is attended
+ * exactly, and the log says once that keyhole_build was not called.
  *
  * A CUDA device helps with large builds (exact neighbours, k-means), in workspaces of at most 3 GB
  * (1 GB for 128k keys of d = 128) that are taken beside all plans and limits and given back at the
@@ -525,8 +531,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend(keyhole_session* sess
                                                            const keyhole_tensor* out, float* lse);
 
 /* The same in two halves: begin appends, publishes q and starts the work; the caller may do other
- * work; end waits and writes the result. Between the two every other call into the session that
- * changes it returns BUSY. q is copied by begin. If begin fails there is no end to call. */
+ * work; end waits and writes the result. Between the two only calls that read counts and settings
+ * are allowed (get_layer_tokens, get_statistics, get_config, get_budget); every other call returns
+ * BUSY. q is copied by begin. If begin fails there is no end to call. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session* session,
                                                                  uint32_t layer,
                                                                  const keyhole_tensor* q,
@@ -545,27 +552,34 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_session* session,
                                                                        void* stream);
 /* Announces one launch of the graph that was captured last on the session's stream; call it just
- * before the launch. INVALID_ARGUMENT: nothing was captured, a call failed meanwhile, the session
- * has changed since, or the graph's tokens would pass max_tokens. Nothing is announced then. */
+ * before the launch. Errors: INVALID_ARGUMENT: nothing was captured, a call failed during the
+ * capture, the session has changed since, or the graph's tokens would pass max_tokens;
+ * OUT_OF_MEMORY: they would pass host_memory_limit; BUSY: during a capture or inside a step;
+ * UNSUPPORTED on a host device; or the error of an earlier step. Nothing is announced then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
 /* Waits until all steps that were enqueued or announced are done, and returns the first error among
  * them. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
 
 /* Drops all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
- * shorter than W until it has filled again. A layer of at most n_tokens tokens is left alone. */
+ * shorter than W until it has filled again. A layer of at most n_tokens tokens is left alone.
+ * Errors: BUSY, or the error of an earlier stream step. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
                                                              uint32_t n_tokens);
 
 /* An independent copy of the session (K, V, resident tokens, config); its indexes are rebuilt from
- * the saved form, so both give the same answers. */
+ * the saved form, so both give the same answers. The caller destroys *out. BUSY leaves *out as it
+ * was; it is NULL on other failures. Errors: OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
+ * BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* session,
                                                          keyhole_session** out);
 
 /* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
  * checksum. save writes PATH.tmp and renames it: a failed save leaves an old file as it was. load
  * makes a session of an engine with the same shape and kv_dtype; the config is the saved one, whose
- * budgets file is not read again. Errors: IO, CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT. */
+ * budgets file is not read again. The caller destroys *out; it is NULL on failure. Errors: IO,
+ * CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY; of save also
+ * BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* session,
                                                          const char* path);
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine, const char* path,
@@ -581,8 +595,9 @@ KEYHOLE_API void keyhole_layer_tokens_init_sized(keyhole_layer_tokens* tokens, s
 static inline void keyhole_layer_tokens_init(keyhole_layer_tokens* tokens) {
   keyhole_layer_tokens_init_sized(tokens, sizeof *tokens);
 }
-/* While a stream is being captured this answers from the host's counts, without waiting: of steps
- * that were captured and not launched it knows nothing. INVALID_ARGUMENT: layer. */
+/* While a stream is being captured this waits only for the host's part of steps enqueued before,
+ * and does not touch the stream: of steps that were captured and not launched it knows nothing.
+ * INVALID_ARGUMENT: layer. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_layer_tokens(const keyhole_session* session,
                                                                      uint32_t layer,
                                                                      keyhole_layer_tokens* tokens);
@@ -600,7 +615,7 @@ typedef struct keyhole_statistics {
   uint64_t keys_attended;
   /* Sum: host memory read by searches and offloaded attention. */
   uint64_t bytes_read;
-  /* Sum: wall time of attends, begin to end. */
+  /* Sum: wall time of attends, begin to end; of stream steps, serve_seconds. */
   double attend_seconds;
   /* Sum: worker time in index searches. */
   double search_seconds;
@@ -618,7 +633,8 @@ typedef struct keyhole_statistics {
   uint64_t host_bytes;
   /* Now: of host_bytes, the indexes. */
   uint64_t index_bytes;
-  /* Now: resident K and V (host memory on a host device). */
+  /* Now: resident K and V, work space, and partitions of tails on the device (host memory on a host
+   * device). */
   uint64_t device_bytes;
   /* E.g. "host"; static. */
   const char* device;
@@ -661,7 +677,8 @@ static inline void keyhole_statistics_init(keyhole_statistics* statistics) {
   keyhole_statistics_init_sized(statistics, sizeof *statistics);
 }
 /* Allowed between attend_begin and attend_end: a step under way is counted when it ends. While a
- * stream is being captured this answers from the host's counts, without waiting. */
+ * stream is being captured this waits only for the host's part of steps enqueued before, and does
+ * not touch the stream. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_statistics(const keyhole_session* session,
                                                                    keyhole_statistics* statistics);
 /* Sets the sums to 0, and the figures of audits. */
@@ -669,9 +686,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_ses
 
 /* What audits have found since the session was made or its statistics were reset (docs/choosing.md,
  * Audits); of one head, or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses are
- * per query head. Quantiles come from a histogram of 64 steps per factor of 10, so each is right
- * within 4 %; of mass_p05 both the share read and the share missing (1 - mass_p05) are. Every
- * figure is 0 where nothing was audited. */
+ * per query head. Quantiles come from a histogram of 64 steps per factor of 10: error_median and
+ * error_p95 are right within 4 %, and so are mass_p05 and 1 - mass_p05. Every figure is 0 where
+ * nothing was audited. */
 typedef struct keyhole_audit {
   size_t struct_size;
   /* (step, layer, query head) that were recomputed: of a KV head all query heads of its group. */
@@ -736,9 +753,10 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
 
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host
- * device device_bytes count against host_limit as well. Uses the shape, kv_dtype and device of
- * `engine` and sink, window, flush_block, index, budget, tail_partition, partitions, budgets,
- * dense_layers, training_queries, audit_share and audit_action of `session` (NULL: defaults).
+ * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
+ * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
+ * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share and audit_action
+ * of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
@@ -752,7 +770,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_co
  *   o   n pointers to `[heads, head_dim]` fp32;  lse  n pointers to `[heads]` fp32 (-inf: empty)
  *   out `[heads, head_dim]`, out_lse `[heads]`; may be one of the inputs
  * Any heads >= 1 and head_dim >= 1, not only those of an engine. fp32, in the order given; empty
- * sets give no NaN; n = 0 gives (0, -inf). */
+ * sets give no NaN; n = 0 gives (0, -inf). INVALID_ARGUMENT: NULL, heads or head_dim 0. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_merge_states(uint32_t n, const float* const* o,
                                                                  const float* const* lse,
                                                                  uint32_t heads, uint32_t head_dim,

@@ -253,13 +253,14 @@ void add_calibrate(CLI::App& keyhole) {
   command
       ->add_option(
           "--require", options->require,
-          "What of the errors shall meet it: median, pNN, each with xF for F times the error")
+          "Which quantile of the errors must meet --error: median or pNN, with xF for F times the "
+          "error")
       ->type_name("WHAT")
       ->capture_default_str();
-  command->add_option("--cost", options->cost, "What is cheap: us (time) or bytes (read)")
+  command->add_option("--cost", options->cost, "What is minimised: us (time) or bytes (read)")
       ->check(CLI::IsMember({"us", "bytes"}))
       ->capture_default_str();
-  command->add_flag("--no-dense", options->no_dense, "No head may be exact");
+  command->add_flag("--no-dense", options->no_dense, "Never choose exact attention for a head");
   add_repeatable(*command, "--index", "SPEC",
                  "An index type with parameters; name=a|b|c sweeps a parameter", options->indexes,
                  kDefaultIndexes);

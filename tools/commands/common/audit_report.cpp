@@ -30,7 +30,11 @@ void add_audit_options(CLI::App& command, AuditFlags& flags) {
                   "16 times its budget) or exact (it reads everything)")
       ->check(CLI::IsMember(words_of(kAction)))
       ->capture_default_str();
-  command.add_option("--audit-bound", flags.bound, "Output error that is too much; default: 0.1")
+  command
+      .add_option(
+          "--audit-bound", flags.bound,
+          "Output error that is too much; default: 1.5 times the head's error target, or 0.1 "
+          "without one")
       ->type_name("ERROR")
       ->check(CLI::Range(1e-9, 1e9));
 }

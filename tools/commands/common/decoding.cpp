@@ -134,7 +134,9 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->capture_default_str();
   command.add_option("--window", flags.window, setting(kSessionSettings, "window").help)
       ->capture_default_str();
-  command.add_option("--threads", flags.threads, "Worker threads; 0: one per core")
+  command
+      .add_option("--threads", flags.threads,
+                  "Worker threads; 0: one per core, two fewer with a GPU")
       ->capture_default_str();
   command
       .add_option("--kv-dtype", flags.kv_dtype,

@@ -56,7 +56,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 [[nodiscard]] Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions);
 /// The longest prompt of a question of this task in bytes.
 [[nodiscard]] size_t max_question_bytes(const std::string& task);
-/// `wanted`, or fewer if the context has no room for so many different questions.
+/// `wanted`, or fewer if the context is too short for so many different questions.
 [[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
                                        size_t wanted);
 

@@ -288,7 +288,7 @@ void decode(DecodeOptions options) {
 void add_decode(CLI::App& keyhole) {
   auto options = std::make_shared<DecodeOptions>();
   CLI::App* command = keyhole.add_subcommand(
-      "decode", "Continue a prompt with a model whose KV cache lies behind an index.");
+      "decode", "Continue a prompt with a model whose KV cache lies behind an index");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
   command->add_option("--prompt", options->prompt_file, "Text file to continue")->type_name("FILE");

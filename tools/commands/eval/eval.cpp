@@ -179,8 +179,10 @@ void add_eval(CLI::App& keyhole) {
                    "File of token ids for --task text, in place of --prompt")
       ->type_name("FILE");
   command
-      ->add_option("--bytes", options->bytes,
-                   "Tokens of --task text that are decoded and predicted after --length tokens")
+      ->add_option(
+          "--bytes", options->bytes,
+          "Tokens of --task text (bytes, with the bundled model) that are decoded and predicted "
+          "after the first --length")
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command

@@ -10,7 +10,7 @@ namespace keyhole::tools {
 void add_record(CLI::App& keyhole) {
   auto options = std::make_shared<RecordOptions>();
   CLI::App* command = keyhole.add_subcommand(
-      "record", "Write the keys, values and queries of a prompt as a trace for `keyhole compare`.");
+      "record", "Write the keys, values and queries of a prompt as a trace for `keyhole compare`");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
   add_task_options(*command, options->task);
