@@ -125,6 +125,45 @@ TEST_P(Allocation, NoneInAStepWhereHeadsDiffer) {
   EXPECT_TRUE(ok);
 }
 
+// What a limit is compared with is counted when it changes.
+TEST_P(Allocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
+  const auto ec = small_engine(1);
+  auto sc = small_session();
+  sc.index = std::get<0>(GetParam());
+  sc.budget.attend = std::get<1>(GetParam());
+  sc.append_block = 400;
+  sc.append_mode = KEYHOLE_APPEND_IN_STEP;  // the step that takes it in does the work
+  sc.host_memory_limit = size_t{1} << 30;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(8);
+  Model model(ec);
+  const Shape shape(ec);
+  prefill_both(session.get(), model, shape, 0, 1500, numbers);
+  const auto k = numbers.many(shape.kv(1));
+  const auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1));
+  const auto tk = tensor(k, {shape.hkv, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  bool ok = true;
+  const auto step = [&] {
+    ok = keyhole_attend(session.get(), 0, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+  };
+  for (int i = 0; i < 10; ++i) step();
+  const uint64_t before = allocations;
+  for (int i = 0; i < 80; ++i) step();
+  EXPECT_EQ(before, allocations.load());
+  keyhole_layer_tokens tokens;
+  keyhole_layer_tokens_init(&tokens);
+  ASSERT_OK(keyhole_get_layer_tokens(session.get(), 0, &tokens));
+  EXPECT_EQ(tokens.indexed, 0U);
+  for (int i = 0; i < 100; ++i) step();
+  ASSERT_OK(keyhole_get_layer_tokens(session.get(), 0, &tokens));
+  EXPECT_GT(tokens.indexed, 1000U) << "it was under way";
+  EXPECT_TRUE(ok);
+}
+
 TEST_P(Allocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   const auto ec = small_engine(1);
   auto sc = small_session();
