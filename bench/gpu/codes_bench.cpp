@@ -1,0 +1,196 @@
+// Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
+// heads of 4 query heads, d = 128.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "cpu/half.h"
+#include "gpu/cuda/codes/codes_kernels.h"
+
+namespace {
+
+using namespace keyhole;       // NOLINT
+using namespace keyhole::gpu;  // NOLINT
+
+void check(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(1);
+}
+
+template <class T>
+T* device(size_t n) {
+  void* p = nullptr;
+  check(cudaMalloc(&p, n * sizeof(T)), "cudaMalloc");
+  return static_cast<T*>(p);
+}
+
+/// Random codes, factors about 0.5.
+std::vector<std::byte> random_blocks(const CodeShape& shape, size_t blocks) {
+  std::mt19937 rng(1);
+  std::vector<std::byte> data(blocks * shape.block_bytes());
+  auto* words = reinterpret_cast<uint32_t*>(data.data());
+  for (size_t i = 0; i < data.size() / 4; ++i) words[i] = rng();
+  for (size_t b = 0; b < blocks; ++b) {
+    std::byte* block = data.data() + b * shape.block_bytes();
+    auto* factors = reinterpret_cast<uint16_t*>(block + shape.factors_at());
+    for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) {
+      factors[i] = cpu::f32_to_f16(0.45F + 0.1F * static_cast<float>(rng() % 1000) / 1000.0F);
+    }
+    auto* means = reinterpret_cast<uint16_t*>(block + shape.key_mean_at());
+    for (uint32_t i = 0; i < 2 * shape.dim; ++i) {
+      means[i] = cpu::f32_to_f16(static_cast<float>(rng() % 1000) / 1000.0F - 0.5F);
+    }
+    const float noise = 0.4F;
+    std::memcpy(block + shape.noise_at(), &noise, 4);
+  }
+  return data;
+}
+
+enum class After { nothing, merge, finish };
+
+double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, After after) {
+  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
+  for (const CodesStep& s : steps) {
+    check(attend_codes(s, stream), "attend");
+    if (after == After::merge) check(merge_codes(s, stream), "merge");
+    if (after == After::finish) check(finish_codes(s, stream), "finish");
+  }
+  cudaGraph_t graph;
+  check(cudaStreamEndCapture(stream, &graph), "end capture");
+  cudaGraphExec_t exec;
+  check(cudaGraphInstantiate(&exec, graph, 0), "instantiate");
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::vector<float> times;
+  for (int i = 0; i < 12; ++i) {
+    check(cudaEventRecord(begin, stream), "record");
+    check(cudaGraphLaunch(exec, stream), "launch");
+    check(cudaEventRecord(end, stream), "record");
+    check(cudaStreamSynchronize(stream), "synchronize");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+    if (i >= 2) times.push_back(ms);
+  }
+  std::sort(times.begin(), times.end());
+  check(cudaGraphExecDestroy(exec), "destroy");
+  check(cudaGraphDestroy(graph), "destroy");
+  return 1000.0 * times[times.size() / 2] / static_cast<double>(steps.size());
+}
+
+}  // namespace
+
+int main() {
+  cudaDeviceProp prop;
+  check(cudaGetDeviceProperties(&prop, 0), "device");
+  std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
+  cudaStream_t stream;
+  check(cudaStreamCreate(&stream), "stream");
+  std::printf("%8s %6s %10s %12s %12s %14s %14s %12s %8s\n", "tokens", "bits", "MB/layer",
+              "copy us", "attend us", "no maxima us", "with merge us", "16 rows us", "TB/s");
+  const size_t pinned_bytes = size_t{9} << 30;
+  std::byte* pinned = nullptr;
+  check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
+        "cudaHostAlloc");
+  constexpr uint32_t kKvHeads = 8, kGroup = 4, kDim = 128;
+  for (const uint32_t bits : {2U, 4U}) {
+    const CodeShape shape{kDim, bits, bits};
+    const std::vector<std::byte> sample = random_blocks(shape, 64);
+    for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
+      const uint32_t blocks = tokens / kCodeBlock;
+      const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
+      const size_t head_bytes = blocks * shape.block_bytes();
+      const size_t layer_bytes = kKvHeads * head_bytes;
+      auto* data = device<std::byte>(layers * layer_bytes);
+      for (size_t at = 0; at < layers * layer_bytes; at += sample.size()) {
+        check(
+            cudaMemcpy(data + at, sample.data(), std::min(sample.size(), layers * layer_bytes - at),
+                       cudaMemcpyHostToDevice),
+            "copy");
+      }
+      std::vector<float> ones(kKvHeads * kDim, 1.0F), q(kKvHeads * kGroup * kDim);
+      std::mt19937 rng(2);
+      std::normal_distribution<float> normal;
+      for (float& x : q) x = normal(rng);
+      CodesStep s;
+      s.shape = shape;
+      s.kv_heads = kKvHeads;
+      s.group = kGroup;
+      s.block_count = blocks;
+      s.splits = code_splits(shape, kKvHeads, kGroup, blocks,
+                             static_cast<uint32_t>(prop.multiProcessorCount));
+      s.logit_scale = 0.0884F;
+      s.head_stride = head_bytes;
+      auto* scales = device<float>(kKvHeads * kDim);
+      check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
+      s.key_scale = scales;
+      s.value_scale = scales;
+      auto* dq = device<float>(q.size());
+      check(cudaMemcpy(dq, q.data(), q.size() * 4, cudaMemcpyHostToDevice), "copy");
+      s.q = dq;
+      s.maxima = device<float>(size_t{kKvHeads} * blocks * 8 * 4);
+      s.part_o = device<float>(size_t{kKvHeads} * s.splits * kGroup * kDim);
+      s.part_sum = device<float2>(size_t{kKvHeads} * s.splits * kGroup);
+      s.o = device<float>(q.size());
+      s.lse = device<float>(kKvHeads * kGroup);
+      std::vector<CodesStep> steps;
+      for (uint32_t l = 0; l < layers; ++l) {
+        s.blocks = data + l * layer_bytes;
+        steps.push_back(s);
+      }
+      const double attend = time_graph(stream, steps, After::nothing);
+      const double both = time_graph(stream, steps, After::merge);
+      // The heaviest rows from pinned host memory: 2 GiB of it, each layer another part.
+      std::vector<CodesStep> exact = steps;
+      for (size_t l = 0; l < exact.size(); ++l) {
+        CodesStep& e = exact[l];
+        e.exact_rows = 16;
+        e.row_stride = kDim * 2;
+        e.kv_head_stride = size_t{tokens} * e.row_stride;
+        const size_t all = 2 * kKvHeads * e.kv_head_stride;
+        e.keys = pinned + l * all % (pinned_bytes - all + 1) / all * all;
+        e.values = e.keys + kKvHeads * e.kv_head_stride;
+      }
+      const double rows = time_graph(stream, exact, After::finish);
+      std::vector<CodesStep> without = steps;
+      for (CodesStep& w : without) w.maxima = nullptr;
+      const double no_maxima = time_graph(stream, without, After::nothing);
+      // A copy moves every byte twice.
+      auto* half = device<std::byte>(layer_bytes / 2);
+      cudaEvent_t begin, end;
+      check(cudaEventCreate(&begin), "event");
+      check(cudaEventCreate(&end), "event");
+      float best = 1e9F;
+      for (int i = 0; i < 5; ++i) {
+        check(cudaEventRecord(begin, stream), "record");
+        for (uint32_t l = 0; l < layers; ++l) {
+          check(cudaMemcpyAsync(half, data + l * layer_bytes, layer_bytes / 2,
+                                cudaMemcpyDeviceToDevice, stream),
+                "copy");
+        }
+        check(cudaEventRecord(end, stream), "record");
+        check(cudaStreamSynchronize(stream), "synchronize");
+        float ms = 0;
+        check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+        best = std::min(best, ms);
+      }
+      std::printf("%8u %3u/%-2u %10.1f %12.1f %12.1f %14.1f %14.1f %12.1f %8.2f\n", tokens, bits,
+                  bits, static_cast<double>(layer_bytes) * 1e-6, 1000.0 * best / layers, attend,
+                  no_maxima, both, rows, static_cast<double>(layer_bytes) / attend * 1e-6);
+      std::fflush(stdout);
+      for (void* p : {static_cast<void*>(data), static_cast<void*>(scales), static_cast<void*>(dq),
+                      static_cast<void*>(s.maxima), static_cast<void*>(s.part_o),
+                      static_cast<void*>(s.part_sum), static_cast<void*>(s.o),
+                      static_cast<void*>(s.lse), static_cast<void*>(half)}) {
+        check(cudaFree(p), "free");
+      }
+    }
+  }
+  return 0;
+}

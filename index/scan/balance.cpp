@@ -1,0 +1,100 @@
+#include "index/scan/balance.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/code_layout.h"
+
+namespace keyhole::index {
+namespace {
+
+constexpr size_t kMostBlocks = 64;
+// Channels further apart than this are taken to be so: squares of their sums stay in range.
+constexpr double kWidest = 1e6;
+
+void add_row(const cpu::Kernels& kernels, const RowsView& rows, size_t i, std::vector<float>& row) {
+  kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(i), row.data(), rows.dim);
+}
+
+/// Mean over blocks of the variance inside a block, per channel.
+std::vector<double> variances_inside_blocks(const cpu::Kernels& kernels, const RowsView& rows) {
+  const uint32_t dim = rows.dim;
+  std::vector<double> total(dim, 0.0);
+  if (rows.count == 0) return total;
+  const size_t size = std::min<size_t>(kCodeBlock, rows.count);
+  const size_t blocks = rows.count / size;
+  const size_t used = std::min(blocks, kMostBlocks);
+  std::vector<float> row(dim);
+  std::vector<double> sum(dim), squares(dim);
+  for (size_t b = 0; b < used; ++b) {
+    const size_t first = b * blocks / used * size;
+    std::fill(sum.begin(), sum.end(), 0.0);
+    std::fill(squares.begin(), squares.end(), 0.0);
+    // About the first row: a large constant offset takes no digits from the squares.
+    std::vector<float> origin(dim);
+    add_row(kernels, rows, first, origin);
+    for (size_t i = 0; i < size; ++i) {
+      add_row(kernels, rows, first + i, row);
+      for (uint32_t j = 0; j < dim; ++j) {
+        const double x = double{row[j]} - origin[j];
+        sum[j] += x;
+        squares[j] += x * x;
+      }
+    }
+    const auto n = static_cast<double>(size);
+    for (uint32_t j = 0; j < dim; ++j) {
+      total[j] += std::max(0.0, squares[j] / n - sum[j] / n * (sum[j] / n));
+    }
+  }
+  for (double& t : total) t /= static_cast<double>(used);
+  return total;
+}
+
+std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& rows) {
+  std::vector<double> squares(rows.dim, 0.0);
+  std::vector<float> row(rows.dim);
+  for (size_t i = 0; i < rows.count; ++i) {
+    add_row(kernels, rows, i, row);
+    for (uint32_t j = 0; j < rows.dim; ++j) squares[j] += double{row[j]} * row[j];
+  }
+  for (double& s : squares) s /= static_cast<double>(std::max<size_t>(rows.count, 1));
+  return squares;
+}
+
+}  // namespace
+
+Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsView& queries) {
+  const uint32_t dim = kv.keys.dim;
+  const std::vector<double> spread = variances_inside_blocks(kernels, kv.keys);
+  std::vector<double> scale(dim, 1.0);
+  if (queries.count != 0) {
+    const std::vector<double> rms = mean_squares(kernels, queries);
+    double log_sum = 0.0;
+    uint32_t known = 0;
+    const auto usable = [&](uint32_t j) { return spread[j] > 0.0 && rms[j] > 0.0; };
+    for (uint32_t j = 0; j < dim; ++j) {
+      if (!usable(j)) continue;
+      scale[j] = std::pow(rms[j] / spread[j], 0.25);
+      log_sum += std::log(scale[j]);
+      ++known;
+    }
+    const double average = known == 0 ? 1.0 : std::exp(log_sum / known);
+    for (uint32_t j = 0; j < dim; ++j) {
+      scale[j] = usable(j) ? std::clamp(scale[j], average / kWidest, average * kWidest) : average;
+    }
+  }
+  double sum = 0.0;
+  for (uint32_t j = 0; j < dim; ++j) sum += scale[j] * scale[j] * spread[j];
+  const double norm = sum > 0.0 ? 1.0 / std::sqrt(sum / dim) : 1.0;
+
+  Balance out;
+  for (const double s : scale) out.key_scale.push_back(static_cast<float>(s * norm));
+  double values = 0.0;
+  for (const double v : variances_inside_blocks(kernels, kv.values)) values += v;
+  if (values > 0.0) {
+    out.value_scale = static_cast<float>(std::exp2(std::round(0.5 * std::log2(values / dim))));
+  }
+  return out;
+}
+
+}  // namespace keyhole::index

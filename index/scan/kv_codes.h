@@ -1,0 +1,78 @@
+// Codes of the keys and values of one KV head: 1 to 4 bits per element, in blocks of 256 consecutive rows that depend
+// on nothing but their own rows and the head's balance (cpu/code_layout.h says where every bit lies). Every row can
+// be attended by its code; the few that weigh most are then read exactly (research behind it: RaBitQ's unbiased
+// estimate, RetroInfer's tail). This is the reference, in scalar code and double sums; gpu/cuda/codes attends the same
+// codes on the device. No index type uses them yet.
+//
+//     logit by code   l = scale * <q', f level + key mean>,  q' = rotated (q / s)
+//     weight          e^(l - t/2),  t = scale^2 |q'|^2 f^2 noise
+//     value by code   value_scale * rotated back (g level + value mean)
+//
+// The estimate of a logit is unbiased with variance t, so e^l alone would be too large by e^(t/2) on average (3.1 times
+// with 1 bit at a spread of 2 nats, 1.3 with 2). With a soft-cap, t is that of the capped logit to first order.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cpu/code_layout.h"
+#include "cpu/kernels.h"
+#include "index/scan/balance.h"
+
+namespace keyhole::index {
+
+/// A group's queries in the space of the codes.
+struct CodeQueries {
+  uint32_t group = 0;
+  std::vector<float> rows;  ///< `[group, dim]` q / s, rotated
+};
+
+/// Applies the rotation in place, or its inverse (of `[dim]`). fp32, in a fixed order: the same bits on every machine.
+void rotate_codes(float* row, uint32_t dim);
+void rotate_codes_back(float* row, uint32_t dim);
+
+/// Encodes rows [first, first + kCodeBlock) of kv into `out` (CodeShape::block_bytes()). All arithmetic is fp32 in a
+/// fixed order, each operation rounded by itself, so that every implementation makes the same bits.
+void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Kernels& kernels,
+                  const KvView& kv, size_t first, std::byte* out);
+
+class KvCodes {
+ public:
+  KvCodes(const CodeShape& shape, Balance balance) : shape_(shape), balance_(std::move(balance)) {}
+
+  /// Encodes the complete blocks of rows [count(), kv.keys.count).
+  void extend(const cpu::Kernels& kernels, const KvView& kv);
+  /// Forgets blocks that hold a row >= rows.
+  void truncate(size_t rows);
+
+  [[nodiscard]] size_t count() const { return blocks() * kCodeBlock; }  ///< rows in codes
+  [[nodiscard]] size_t blocks() const { return data_.size() / shape_.block_bytes(); }
+  [[nodiscard]] const std::byte* block(size_t i) const {
+    return data_.data() + i * shape_.block_bytes();
+  }
+  [[nodiscard]] size_t bytes() const {
+    return data_.size() + balance_.key_scale.size() * sizeof(float);
+  }
+  [[nodiscard]] const CodeShape& shape() const { return shape_; }
+  [[nodiscard]] const Balance& balance() const { return balance_; }
+
+  [[nodiscard]] CodeQueries queries(const float* q, uint32_t group) const;
+
+  /// Inner products by code of rows [0, count()): scores[h * stride + i], an estimate of q_h . k_i.
+  void score(const CodeQueries& queries, float* scores, size_t stride) const;
+
+  /// The state of rows [0, count()) but those of `skipped` (rising), by their codes: o `[group, dim]`, lse `[group]`.
+  void attend(const CodeQueries& queries, const LogitParams& logits,
+              std::span<const uint32_t> skipped, StateView out) const;
+
+  /// A row's key or value as its code has it, `[dim]`.
+  void decode_key(size_t row, float* out) const;
+  void decode_value(size_t row, float* out) const;
+
+ private:
+  CodeShape shape_;
+  Balance balance_;
+  std::vector<std::byte> data_;  ///< `[blocks, block_bytes]`
+};
+
+}  // namespace keyhole::index

@@ -1,0 +1,394 @@
+// Codes of keys and values against plain arithmetic in double precision: the layout against the tensor cores' tables,
+// the codes against the distortion that theory gives, states against exact attention.
+#include "index/scan/kv_codes.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <set>
+
+#include "cpu/attention.h"
+
+namespace keyhole::index {
+namespace {
+
+const cpu::Kernels& kernels() { return *cpu::kernels_for(cpu::Level::scalar); }
+
+/// fp32 rows of one head, with queries that prefer some channels as real ones do.
+struct Head {
+  Head(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed) {
+    std::normal_distribution<float> normal;
+    keys.resize(n * d);
+    values.resize(n * d);
+    queries.resize(64 * d);
+    std::vector<float> key_width(d), query_width(d), offset(d);
+    for (uint32_t j = 0; j < d; ++j) {
+      key_width[j] = std::exp(0.5F * normal(rng));
+      query_width[j] = std::exp(0.5F * normal(rng));
+      offset[j] = normal(rng);
+    }
+    for (size_t i = 0; i < n; ++i) {
+      for (uint32_t j = 0; j < d; ++j) {
+        keys[i * d + j] = offset[j] + key_width[j] * normal(rng);
+        values[i * d + j] = 0.5F * offset[j] + normal(rng);
+      }
+    }
+    for (size_t i = 0; i < 64; ++i) {
+      for (uint32_t j = 0; j < d; ++j) queries[i * d + j] = query_width[j] * normal(rng);
+    }
+  }
+  [[nodiscard]] static RowsView view(const std::vector<float>& x, uint32_t d) {
+    return {reinterpret_cast<const std::byte*>(x.data()), d * sizeof(float), x.size() / d, d,
+            DType::f32};
+  }
+  [[nodiscard]] KvView kv() const { return {view(keys, dim), view(values, dim)}; }
+  [[nodiscard]] KvView kv(size_t n) const {
+    return {kv().keys.slice(0, n), kv().values.slice(0, n)};
+  }
+  [[nodiscard]] Balance balance() const {
+    return learn_balance(kernels(), kv(), view(queries, dim));
+  }
+  [[nodiscard]] KvCodes codes(uint32_t key_bits, uint32_t value_bits) const {
+    KvCodes out({dim, key_bits, value_bits}, balance());
+    out.extend(kernels(), kv());
+    return out;
+  }
+
+  uint32_t dim;
+  std::mt19937_64 rng;
+  std::vector<float> keys, values, queries;
+};
+
+struct State {
+  std::vector<double> o;
+  double lse = -INFINITY;
+};
+
+/// Exact attention of one query over `rows`, in double.
+State exact(const Head& head, const float* q, double scale, const std::vector<uint32_t>& rows) {
+  std::vector<double> logits;
+  for (const uint32_t i : rows) {
+    double dot = 0.0;
+    for (uint32_t j = 0; j < head.dim; ++j) dot += double{q[j]} * head.keys[i * head.dim + j];
+    logits.push_back(scale * dot);
+  }
+  State out{std::vector<double>(head.dim, 0.0)};
+  const double top = *std::max_element(logits.begin(), logits.end());
+  double sum = 0.0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    const double w = std::exp(logits[r] - top);
+    sum += w;
+    for (uint32_t j = 0; j < head.dim; ++j) out.o[j] += w * head.values[rows[r] * head.dim + j];
+  }
+  for (double& x : out.o) x /= sum;
+  out.lse = top + std::log(sum);
+  return out;
+}
+
+double relative_error(const float* seen, const std::vector<double>& truth) {
+  double difference = 0.0, norm = 0.0;
+  for (size_t j = 0; j < truth.size(); ++j) {
+    difference += (seen[j] - truth[j]) * (seen[j] - truth[j]);
+    norm += truth[j] * truth[j];
+  }
+  return std::sqrt(difference / norm);
+}
+
+std::vector<uint32_t> all_rows(size_t n) {
+  std::vector<uint32_t> rows(n);
+  std::iota(rows.begin(), rows.end(), 0U);
+  return rows;
+}
+
+constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
+constexpr uint32_t kBits[] = {1, 2, 4};
+
+TEST(CodeLayout, EveryCodeHasItsOwnBits) {
+  for (const uint32_t dim : kDims) {
+    for (const uint32_t bits : kBits) {
+      const CodeShape shape{dim, bits, bits};
+      std::set<std::pair<uint32_t, uint32_t>> keys, values;
+      for (uint32_t row = 0; row < kCodeTile; ++row) {
+        for (uint32_t j = 0; j < dim; ++j) {
+          const CodePlace k = shape.key_place(row, j);
+          ASSERT_LT(k.word, kCodeLanes * shape.key_words());
+          ASSERT_LE(k.shift + bits, 32U);
+          ASSERT_EQ(k.shift % bits, 0U);
+          keys.insert({k.word, k.shift});
+          const CodePlace v = shape.value_place(row, j);
+          ASSERT_LT(v.word, kCodeLanes * shape.value_words());
+          ASSERT_LE(v.shift + bits, 32U);
+          values.insert({v.word, v.shift});
+        }
+      }
+      EXPECT_EQ(keys.size(), kCodeTile * dim) << dim << " x " << bits;
+      EXPECT_EQ(values.size(), kCodeTile * dim) << dim << " x " << bits;
+    }
+  }
+}
+
+TEST(CodeLayout, IsTheTensorCoresOrder) {
+  // PTX ISA, "Matrix fragments for mma.m16n8k32": .u8 A: row = lane/4 (+ 8 for a1, a3), column = 4 (lane mod 4) + i mod 4
+  // (+ 16 for a2, a3). "... for mma.m16n8k16": .f16 A likewise with 2 (lane mod 4) + i mod 2 (+ 8).
+  const CodeShape shape{128, 2, 2};
+  for (uint32_t lane = 0; lane < 32; ++lane) {
+    for (uint32_t step = 0; step < 8;
+         ++step) {  // half the columns of a product: a0 and a1, or a2 and a3
+      for (uint32_t r = 0; r < 2; ++r) {
+        for (uint32_t byte = 0; byte < 4; ++byte) {
+          const CodePlace p = shape.key_place(
+              lane / 4 + 8 * r, 32 * (step / 2) + lane % 4 * 4 + byte + step % 2 * 16);
+          EXPECT_EQ(p.word, lane * 4 + step / 4 * 2 + r);
+          EXPECT_EQ(p.shift, 8 * byte + 2 * (step % 4));
+        }
+      }
+    }
+    for (uint32_t m = 0; m < 8; ++m) {
+      for (uint32_t a = 0; a < 4; ++a) {
+        for (uint32_t half = 0; half < 2; ++half) {
+          // Transposed: the matrix's rows are components, its columns are rows of the tile.
+          const CodePlace p =
+              shape.value_place(lane % 4 * 2 + half + a / 2 * 8, 16 * m + lane / 4 + a % 2 * 8);
+          EXPECT_EQ(p.word, lane * 4 + m / 2);
+          EXPECT_EQ(p.shift, 16 * half + 2 * (m % 2 * 4 + a));
+        }
+      }
+    }
+  }
+}
+
+TEST(CodeLayout, ABlockOfAnEightBillionModelTakesSeventyBytesARow) {
+  EXPECT_EQ((CodeShape{128, 2, 2}.block_bytes()), 18048U);  // 70.5 bytes: 64 of codes, 4 of factors
+  EXPECT_EQ((CodeShape{128, 4, 4}.block_bytes()), 34432U);
+}
+
+TEST(CodeRotation, KeepsInnerProductsAndComesBack) {
+  std::mt19937 rng(3);
+  std::normal_distribution<float> normal;
+  for (const uint32_t dim : kDims) {
+    std::vector<float> a(dim), b(dim);
+    for (float& x : a) x = normal(rng);
+    for (float& x : b) x = normal(rng);
+    const double before = std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
+    std::vector<float> ra = a, rb = b;
+    rotate_codes(ra.data(), dim);
+    rotate_codes(rb.data(), dim);
+    EXPECT_NEAR(std::inner_product(ra.begin(), ra.end(), rb.begin(), 0.0), before, 1e-4) << dim;
+    rotate_codes_back(ra.data(), dim);
+    for (uint32_t j = 0; j < dim; ++j) EXPECT_NEAR(ra[j], a[j], 1e-5) << dim;
+    // One wide channel is spread over all that share a transform with it.
+    std::vector<float> one(dim, 0.0F);
+    one[dim - 1] = 1.0F;
+    rotate_codes(one.data(), dim);
+    for (const float x : one) EXPECT_LE(std::abs(x), dim % 64 == 0 ? 0.1251F : 0.45F) << dim;
+  }
+}
+
+TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
+  // Max 1960, table II: mean squared error of the best uniform quantiser of a unit normal.
+  const double theory[] = {0, 0.3634, 0.1188, 0, 0.01154};
+  for (const uint32_t dim : kDims) {
+    Head head(dim, 512, 7 + dim);
+    for (const uint32_t bits : kBits) {
+      const KvCodes codes = head.codes(bits, bits);
+      std::vector<float> row(dim);
+      double lost = 0.0, all = 0.0;
+      std::vector<double> mean(dim, 0.0);
+      for (size_t i = 0; i < 256; ++i) {
+        for (uint32_t j = 0; j < dim; ++j) mean[j] += head.values[i * dim + j] / 256.0;
+      }
+      for (size_t i = 0; i < 256; ++i) {
+        codes.decode_value(i, row.data());
+        for (uint32_t j = 0; j < dim; ++j) {
+          const double truth = head.values[i * dim + j];
+          lost += (row[j] - truth) * (row[j] - truth);
+          all += (truth - mean[j]) * (truth - mean[j]);
+        }
+      }
+      // Scaled to each row's own size, a little less is lost.
+      EXPECT_NEAR(lost / all, theory[bits], 0.15 * theory[bits]) << dim << " x " << bits;
+    }
+  }
+}
+
+TEST(KvCodes, ScoresAreUnbiased) {
+  for (const uint32_t dim : {64U, 80U, 128U}) {
+    Head head(dim, 2048, 11 + dim);
+    for (const uint32_t bits : kBits) {
+      const KvCodes codes = head.codes(bits, 0);
+      const CodeQueries queries = codes.queries(head.queries.data(), 16);
+      std::vector<float> scores(size_t{16} * 2048);
+      codes.score(queries, scores.data(), 2048);
+      double products = 0.0, squares = 0.0;
+      for (uint32_t h = 0; h < 16; ++h) {
+        for (size_t block = 0; block < 8; ++block) {
+          // About the block's mean, which is exact whatever the codes are.
+          double mean = 0.0;
+          std::vector<double> truth(256);
+          for (size_t i = 0; i < 256; ++i) {
+            for (uint32_t j = 0; j < dim; ++j) {
+              truth[i] +=
+                  double{head.queries[h * dim + j]} * head.keys[(block * 256 + i) * dim + j];
+            }
+            mean += truth[i] / 256.0;
+          }
+          for (size_t i = 0; i < 256; ++i) {
+            products += (scores[h * 2048 + block * 256 + i] - mean) * (truth[i] - mean);
+            squares += (truth[i] - mean) * (truth[i] - mean);
+          }
+        }
+      }
+      // The regression of the estimate on the truth: its slope is 1 but for sampling, of the order of 1/sqrt(32768).
+      EXPECT_NEAR(products / squares, 1.0, bits == 1 ? 0.03 : 0.015) << dim << " x " << bits;
+    }
+  }
+}
+
+TEST(KvCodes, StatesComeNearExactAttention) {
+  for (const uint32_t dim : kDims) {
+    Head head(dim, 2048, 13 + dim);
+    const float scale = 0.5F / std::sqrt(static_cast<float>(dim));
+    double previous = 1e9;
+    for (const uint32_t bits : kBits) {
+      const KvCodes codes = head.codes(bits, bits);
+      const uint32_t group = 4;
+      const CodeQueries queries = codes.queries(head.queries.data(), group);
+      std::vector<float> o(group * dim), lse(group);
+      codes.attend(queries, {scale, 0.0F}, {}, {o.data(), lse.data()});
+      double error = 0.0;
+      for (uint32_t h = 0; h < group; ++h) {
+        const State truth = exact(head, head.queries.data() + h * dim, scale, all_rows(2048));
+        error += relative_error(o.data() + h * dim, truth.o) / group;
+        EXPECT_NEAR(lse[h], truth.lse,
+                    bits == 4   ? 0.02
+                    : bits == 2 ? 0.12
+                                : 0.4)
+            << dim << " x " << bits;
+      }
+      EXPECT_LT(error, bits == 1 ? 0.6 : bits == 2 ? 0.3 : 0.09) << dim << " x " << bits;
+      EXPECT_LT(error, previous);
+      previous = error;
+    }
+  }
+}
+
+TEST(KvCodes, EveryRowIsInTheStateOnce) {
+  Head head(96, 1024, 17);
+  const KvCodes codes = head.codes(2, 2);
+  const CodeQueries queries = codes.queries(head.queries.data(), 3);
+  const LogitParams logits{0.05F, 0.0F};
+  std::vector<uint32_t> some, others;
+  for (uint32_t i = 0; i < 1024; ++i) (head.rng() % 4 == 0 ? some : others).push_back(i);
+  std::vector<float> o[4], lse[4];
+  for (int i = 0; i < 4; ++i) {
+    o[i].resize(3 * 96);
+    lse[i].resize(3);
+  }
+  codes.attend(queries, logits, {}, {o[0].data(), lse[0].data()});
+  codes.attend(queries, logits, some, {o[1].data(), lse[1].data()});
+  codes.attend(queries, logits, others, {o[2].data(), lse[2].data()});
+  const StateView parts[] = {{o[1].data(), lse[1].data()}, {o[2].data(), lse[2].data()}};
+  cpu::merge_states(parts, 3, 96, {o[3].data(), lse[3].data()});
+  for (size_t i = 0; i < o[0].size(); ++i) EXPECT_NEAR(o[3][i], o[0][i], 1e-5);
+  for (size_t h = 0; h < 3; ++h) EXPECT_NEAR(lse[3][h], lse[0][h], 1e-5);
+  codes.attend(queries, logits, all_rows(1024), {o[1].data(), lse[1].data()});
+  EXPECT_EQ(lse[1][0], kMinusInf);
+  EXPECT_EQ(o[1][0], 0.0F);
+}
+
+TEST(KvCodes, OutlierChannelsChangeNothing) {
+  for (const float a : {4.0F, 16.0F, 64.0F}) {
+    Head plain(128, 2048, 19), wide(128, 2048, 19);
+    for (const uint32_t j : {3U, 17U, 40U, 77U, 99U, 120U}) {
+      for (size_t i = 0; i < 2048; ++i) wide.keys[i * 128 + j] *= a;
+      for (size_t i = 0; i < 64; ++i) wide.queries[i * 128 + j] /= a;
+    }
+    // A large constant offset, too, which no softmax notices.
+    for (size_t i = 0; i < 2048; ++i) wide.keys[i * 128 + 50] += 100.0F;
+    double errors[2];
+    for (int w = 0; w < 2; ++w) {
+      const Head& head = w == 0 ? plain : wide;
+      const KvCodes codes = head.codes(2, 2);
+      const CodeQueries queries = codes.queries(head.queries.data(), 8);
+      std::vector<float> o(8 * 128), lse(8);
+      codes.attend(queries, {0.05F, 0.0F}, {}, {o.data(), lse.data()});
+      errors[w] = 0.0;
+      for (uint32_t h = 0; h < 8; ++h) {
+        const State truth = exact(head, head.queries.data() + h * 128, 0.05, all_rows(2048));
+        errors[w] += relative_error(o.data() + h * 128, truth.o);
+      }
+    }
+    EXPECT_NEAR(errors[1] / errors[0], 1.0, 0.1) << a;
+  }
+}
+
+TEST(KvCodes, ABlockDependsOnItsOwnRowsAlone) {
+  Head head(80, 2048, 23);
+  const Balance balance = head.balance();
+  KvCodes whole({80, 2, 4}, balance), pieces({80, 2, 4}, balance);
+  whole.extend(kernels(), head.kv());
+  size_t rows = 0;
+  while (rows < 2048) {
+    rows = std::min<size_t>(2048, rows + head.rng() % 700);
+    pieces.extend(kernels(), head.kv(rows));
+    EXPECT_EQ(pieces.count(), rows / 256 * 256);
+    if (head.rng() % 3 == 0) {
+      rows -= head.rng() % (rows / 2 + 1);
+      pieces.truncate(rows);
+      EXPECT_EQ(pieces.count(), rows / 256 * 256);
+    }
+  }
+  ASSERT_EQ(pieces.blocks(), whole.blocks());
+  EXPECT_EQ(
+      std::memcmp(pieces.block(0), whole.block(0), whole.blocks() * whole.shape().block_bytes()),
+      0);
+}
+
+TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
+  Head head(128, 256, 29);
+  const Balance balance = head.balance();
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    std::vector<std::byte> k(256 * 128 * 2), v(k.size());
+    kernels().from_f32[static_cast<size_t>(dtype)](head.keys.data(), k.data(), 256 * 128);
+    kernels().from_f32[static_cast<size_t>(dtype)](head.values.data(), v.data(), 256 * 128);
+    const KvView kv{{k.data(), 256, 256, 128, dtype}, {v.data(), 256, 256, 128, dtype}};
+    const CodeShape shape{128, 2, 2};
+    std::vector<std::byte> first(shape.block_bytes()), other(shape.block_bytes());
+    encode_block(shape, balance, kernels(), kv, 0, first.data());
+    for (const cpu::Level level : cpu::available_levels()) {
+      encode_block(shape, balance, *cpu::kernels_for(level), kv, 0, other.data());
+      EXPECT_EQ(first, other) << cpu::level_name(level);
+    }
+  }
+}
+
+TEST(KvCodes, StrangeRowsStayFinite) {
+  for (const uint32_t bits : kBits) {
+    Head head(64, 512, 31);
+    std::fill_n(head.keys.begin(), 64, 0.0F);       // zero
+    std::fill_n(head.keys.begin() + 64, 64, 6e4F);  // huge
+    for (size_t i = 256; i < 512; ++i) {            // all equal
+      std::copy_n(head.keys.begin() + 128, 64, head.keys.begin() + static_cast<long>(i * 64));
+      std::copy_n(head.values.begin() + 128, 64, head.values.begin() + static_cast<long>(i * 64));
+    }
+    std::fill_n(head.values.begin() + 64, 64, 6e4F);
+    const KvCodes codes = head.codes(bits, bits);
+    const CodeQueries queries = codes.queries(head.queries.data(), 2);
+    std::vector<float> o(2 * 64), lse(2);
+    codes.attend(queries, {0.01F, 0.0F}, {}, {o.data(), lse.data()});
+    for (const float x : o) EXPECT_TRUE(std::isfinite(x));
+    for (const float x : lse) EXPECT_TRUE(std::isfinite(x));
+    // Rows that are all equal are their mean.
+    std::vector<float> row(64);
+    codes.decode_value(300, row.data());
+    for (uint32_t j = 0; j < 64; ++j) {
+      EXPECT_NEAR(row[j], head.values[128 + j], 0.01F * codes.balance().value_scale);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::index
