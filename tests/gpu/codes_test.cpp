@@ -154,7 +154,7 @@ TEST_P(CodesOnDevice, TheHeaviestRowsAreExact) {
   std::normal_distribution<float> normal;
   const size_t row_bytes = size_t{c.dim} * 2;
   std::vector<std::byte> blocks, keys(kKvHeads * rows * row_bytes), values(keys.size());
-  std::vector<float> key_scale, value_scale, q, all_scores;
+  std::vector<float> key_scale, value_scale, q;
   std::vector<index::KvCodes> heads_codes;
   for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
     std::vector<float> k(rows * c.dim), v(k.size()), heads(c.group * c.dim);
