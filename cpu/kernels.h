@@ -11,6 +11,7 @@
 
 #include <span>
 
+#include "cpu/code_kernels.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -162,6 +163,10 @@ struct Kernels {
   size_t (*keep_above)(const KeepArgs&);
   void (*weigh_partitions)(const PartitionArgs&);
   void (*weighted_sum[3])(const WeightedSumArgs&);
+  /// Codes of keys and values, see cpu/code_kernels.h.
+  void (*score_codes)(const ScoreCodesArgs&);
+  void (*weigh_codes)(const WeighCodesArgs&);
+  void (*sum_codes)(const SumCodesArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
   /// dst[i] = dtype(src[i]), round to nearest even.

@@ -11,6 +11,9 @@
 namespace keyhole::cpu {
 
 extern const Kernels kScalarKernels;
+void score_codes_scalar(const ScoreCodesArgs& args);
+void weigh_codes_scalar(const WeighCodesArgs& args);
+void sum_codes_scalar(const SumCodesArgs& args);
 
 #ifdef KEYHOLE_X86_LEVELS
 
@@ -27,6 +30,9 @@ void weigh_partitions_avx2(const PartitionArgs& args);
 void weighted_sum_avx2_f32(const WeightedSumArgs& args);
 void weighted_sum_avx2_f16(const WeightedSumArgs& args);
 void weighted_sum_avx2_bf16(const WeightedSumArgs& args);
+void score_codes_avx2(const ScoreCodesArgs& args);
+void weigh_codes_avx2(const WeighCodesArgs& args);
+void sum_codes_avx2(const SumCodesArgs& args);
 
 extern const Kernels kAvx512Kernels;
 void attend_avx512_f32(const AttendArgs& args);
@@ -41,8 +47,13 @@ void weigh_partitions_avx512(const PartitionArgs& args);
 void weighted_sum_avx512_f32(const WeightedSumArgs& args);
 void weighted_sum_avx512_f16(const WeightedSumArgs& args);
 void weighted_sum_avx512_bf16(const WeightedSumArgs& args);
+void score_codes_avx512(const ScoreCodesArgs& args);
+void weigh_codes_avx512(const WeighCodesArgs& args);
+void sum_codes_avx512(const SumCodesArgs& args);
 
 void score_i8_avx512vnni(const ScoreI8Args& args);
+void score_codes_avx512vnni(const ScoreCodesArgs& args);
+void sum_codes_avx512vnni(const SumCodesArgs& args);
 
 #endif
 

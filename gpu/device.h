@@ -49,8 +49,10 @@ class Resident {
   /// Partial attention of all query heads over sink and window. begin() publishes q (`[q_heads,
   /// head_dim]` fp32 host memory, which stays valid until end()); end() waits and writes
   /// o `[q_heads, head_dim]`, lse `[q_heads]`. Between them the caller runs host_tasks() tasks, in any
-  /// order and on any threads (none where the device computes by itself).
-  virtual void attend_begin(uint32_t layer, const float* q) = 0;
+  /// order and on any threads (none where the device computes by itself). codes, where not null: the state is that of
+  /// the resident tokens and of all rows that the layer has codes of, as in StreamSteps; no encoding is under way.
+  virtual void attend_begin(uint32_t layer, const float* q, Codes* codes) = 0;
+  void attend_begin(uint32_t layer, const float* q) { attend_begin(layer, q, nullptr); }
   [[nodiscard]] virtual uint32_t host_tasks() const = 0;
   virtual void run_host_task(uint32_t task) = 0;
   /// State of one KV head's group, o `[group, head_dim]`, lse `[group]`: valid once its host task, whose
@@ -104,6 +106,9 @@ struct DeviceInfo {
 
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();
+
+/// Bytes of a device's memory that are free now; 0 where there is no such device. Throws nothing.
+[[nodiscard]] size_t cuda_free_bytes(int ordinal);
 
 /// Why cuda_devices() is empty, for people: "built without CUDA", "no driver", ...
 [[nodiscard]] std::string cuda_status();

@@ -28,18 +28,22 @@ struct PartitionsShape {
 /// Partitions of one KV head, in host memory.
 struct PartitionRows {
   uint32_t count = 0;
-  const int8_t* keys = nullptr;       ///< `[count, head_dim]` codes of the mean keys
-  const float* scales = nullptr;      ///< `[head_dim]` mean key element = center + scale * code
-  const float* center = nullptr;      ///< `[head_dim]`
-  const float* sizes = nullptr;       ///< `[count]` keys in it, >= 1
-  const float* variances = nullptr;   ///< `[count]` mean over the elements of the keys' variance
+  const int8_t* keys = nullptr;   ///< `[count, head_dim]` codes of the mean keys
+  const float* scales = nullptr;  ///< `[head_dim]` mean key element = center + scale * code
+  const float* center = nullptr;  ///< `[head_dim]`
+  const float* sizes = nullptr;   ///< `[count]` keys in it, >= 1
+  /// `[head_dim]` what the elements of a query are multiplied by before |q|^2 is taken, for all partitions of the head
+  /// alike: 1 / s where variances are those of keys times s. null: 1.
+  const float* query_scales = nullptr;
+  const float* variances =
+      nullptr;  ///< `[count]` mean over the elements of the (scaled) keys' variance
   const std::byte* values = nullptr;  ///< `[count, head_dim]` mean values of PartitionsShape::dtype
 };
 
 enum class PartitionsTail : uint8_t {
   none,      ///< what is not chosen weighs nothing
   centroid,  ///< n * e^(logit of the mean key)
-  second  ///< with e^(t/2), t = (slope of the logit)^2 * |q|^2 * variance, as index/tail/tail_estimate.h
+  second  ///< with e^(t/2), t = (slope of the logit)^2 * |q, scaled|^2 * variance, as index/tail/tail_estimate.h
 };
 
 /// Partitions of all heads of a session. One thread at a time, no step under way, but for what StreamSteps does.

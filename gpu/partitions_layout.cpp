@@ -73,6 +73,7 @@ PartitionsLayout::PartitionsLayout(const PartitionsShape& shape) {
   variances = a.take({layers, kv_heads, capacity, sizeof(float)});
   scales = a.take({layers, kv_heads, dim, sizeof(float)});
   centers = a.take({layers, kv_heads, dim, sizeof(float)});
+  query_scales = a.take({layers, kv_heads, dim, sizeof(float)});
   values = a.take({layers, kv_heads, capacity, dim, dtype_size(shape.dtype)});
   weights = a.take({kv_heads, capacity, padded, sizeof(float)});
   tile_states = a.take({kv_heads, capacity / kPartitionTile, padded, 2 * sizeof(float)});

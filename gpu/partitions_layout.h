@@ -30,6 +30,7 @@ struct PartitionsLayout {
   uint32_t padded = 0;    ///< padded_group()
   // Of all layers.
   size_t heads = 0, codes = 0, sizes = 0, variances = 0, scales = 0, centers = 0, values = 0;
+  size_t query_scales = 0;
   // Of the step under way.
   size_t weights = 0, tile_states = 0, factors = 0, log_sums = 0, least_shares = 0;
   size_t keys = 0, chosen_bits = 0, arrivals = 0, tail_arrivals = 0;

@@ -4,6 +4,11 @@
 //            end:   wait for the host's state B - merge A, B (and the tail of a Partitions) - write out
 //   host     await(): q has arrived - search, gather, attend - deliver() one KV head after the other
 //
+// A step with a Codes waits for no state of the host: all offloaded tokens are attended on the device. The host still
+// receives q, k, v, and acknowledges with deliver() for every KV head that it has taken them. A layer's next step
+// overwrites them, and so waits for that first (beside its attention, so that only a host that is a whole step late
+// holds it up). Threads that acknowledge wait for no work of the device: there may be no room for it meanwhile.
+//
 // The stream never waits for a thread that calls the API, and such a thread never waits for the stream.
 // Sequence numbers are monotone and compared cyclically (>=), never reset: a flag that was raised stays raised.
 // The device counts them itself (per layer), so that a captured graph can be launched again and again.
@@ -52,6 +57,13 @@ struct Chosen {
 };
 
 class Partitions;
+class Codes;
+
+/// What stands on the device for offloaded tokens: one of the two, or neither (the host's state has all of them).
+struct OnDevice {
+  Partitions* partitions = nullptr;
+  Codes* codes = nullptr;
+};
 
 /// The stream's side of a Resident. begin() and end() come from one thread at a time; await(), chosen() and
 /// deliver() from the threads that serve the host's part, for layers that were begun, in their order.
@@ -60,18 +72,20 @@ class StreamSteps {
   virtual ~StreamSteps() = default;
 
   /// Enqueues the first half. Without k and v nothing is appended. A token goes to the sink until that is full,
-  /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens. partitions
-  /// not null: those of this layer are scored, the best ones chosen and published, the others attended.
+  /// then to the window; a full window (window_capacity) first falls back to its W - 1 newest tokens.
+  /// Partitions of this layer are scored, the best ones chosen and published, the others attended. Codes of this layer
+  /// are all attended; q stays as it is until end()'s work has ended. With Signal::host_launch and codes it first waits,
+  /// on the calling thread, until the host has delivered all heads of the layer's step before; throws Error(timeout).
   /// Throws Error(device_error) if a launch fails; nothing is enqueued then.
   virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                     Partitions* partitions, Stream stream) = 0;
+                     const OnDevice& tokens, Stream stream) = 0;
   /// Enqueues the second half: out `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null.
-  /// With Signal::host_launch it first waits, on the calling thread, until the host has delivered all heads;
-  /// throws Error(timeout).
+  /// With Signal::host_launch, without codes, it first waits, on the calling thread, until the host has delivered all
+  /// heads; throws Error(timeout).
   virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
-  /// Both at once; one kernel does all of it without partitions and with Signal::device_wait.
+  /// Both at once; one kernel does all of it with nothing on the device and with Signal::device_wait.
   virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) = 0;
+                    const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
   /// The number of the capture, never used twice, while the stream records a graph (then a step counts when the graph
@@ -90,11 +104,12 @@ class StreamSteps {
                                     uint64_t timeout_us, const std::atomic<bool>& stop,
                                     Chosen& out) = 0;
   /// Where the host's state of a KV head's group goes: o `[group, head_dim]`, lse `[group]` (pinned memory: write it
-  /// once, front to back).
+  /// once, front to back). Of a step with codes nobody reads it.
   [[nodiscard]] virtual StateView host_slot(uint32_t layer, uint32_t kv_head) = 0;
   /// Hands the slot over: release order.
   virtual void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) = 0;
-  /// Ends waits of the device for this layer's step without a result: their outputs are NaN, failure() says why.
+  /// Ends waits of the device for this layer's step without a result: their outputs are NaN (not those of steps with
+  /// codes, which need no result), failure() says why.
   virtual void give_up(uint32_t layer, uint32_t sequence) = 0;
 
   /// Brings the host's copy of the layer's resident tokens up to a step that was awaited and appended: as begin()
@@ -108,8 +123,8 @@ class StreamSteps {
   /// (cancelled), a CUDA error (device_error). Does not wait.
   [[nodiscard]] virtual Status failure(std::string& text) = 0;
 
-  /// Sums since the beginning: time that merges on the device waited for the host, and merges that did; of the KV
-  /// head with most of them, as heads wait at the same time. Copied from the device: some 10 us a call.
+  /// Sums since the beginning: time that merges on the device (with codes: publishing) waited for the host, and how
+  /// often they looked; of the KV head with most of them, as heads wait at the same time. Copied from the device: some 10 us a call.
   [[nodiscard]] virtual uint64_t wait_nanoseconds() const = 0;
   [[nodiscard]] virtual uint64_t merges() const = 0;
 };

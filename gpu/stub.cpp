@@ -1,12 +1,15 @@
 // What the device interface answers in a build without CUDA.
+#include "gpu/codes.h"
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/host_pin.h"
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
 
 namespace keyhole::gpu {
 
 std::vector<DeviceInfo> cuda_devices() { return {}; }
+size_t cuda_free_bytes(int) { return 0; }
 
 std::string cuda_status() { return "built without CUDA"; }
 
@@ -21,6 +24,17 @@ std::unique_ptr<HostCopies> make_host_copies() {
 std::unique_ptr<Partitions> make_cuda_partitions(Resident&, const PartitionsShape&) {
   throw Error(Status::unsupported, "partitions on a CUDA device: this build has no CUDA in it");
 }
+
+std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
+  throw Error(Status::unsupported, "codes on a CUDA device: this build has no CUDA in it");
+}
+
+HostPin::HostPin(int) : ordinal_(0) {
+  throw Error(Status::unsupported, "host memory for a CUDA device: this build has no CUDA in it");
+}
+HostPin::~HostPin() = default;
+void HostPin::add(const std::byte*, size_t) {}
+void HostPin::drop(const std::byte*, const std::byte*) noexcept {}
 
 std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig&) {
   throw Error(Status::unsupported, "neighbour search: this build has no CUDA in it");

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <istream>
+
+#include "index/scan/balance.h"
 
 namespace keyhole::index {
 namespace {
 
 // "KHINDEX" and a byte that text-mode copies would damage.
 constexpr uint64_t kMagic = 0x8A58'4544'4E49'484BU;
-constexpr uint32_t kFormatVersion = 2;
+constexpr uint32_t kFormatVersion = 3;
 constexpr size_t kLongestText = 4096;
 
 using Clock = std::chrono::steady_clock;
@@ -22,6 +25,7 @@ double seconds_since(Clock::time_point start) {
 struct Prepared final : Addition {
   std::unique_ptr<Addition> addition;  ///< null: no row to add
   RowsView keys;
+  std::vector<float> scale;
   uint64_t version = 0;  ///< of the index that it was worked out from
   double seconds = 0.0;
 };
@@ -48,10 +52,19 @@ void BasicIndex::check_keys(const RowsView& keys, size_t at_least) const {
   }
 }
 
+std::vector<float> BasicIndex::learn_scale(const BuildInput& input) const {
+  return input.balance != nullptr
+             ? input.balance->key_scale
+             : learn_balance(kernels(), {.keys = input.keys, .values = {}}, input.queries.rows)
+                   .key_scale;
+}
+
 void BasicIndex::build(const BuildInput& input, const Progress& progress) {
   check_keys(input.keys, 0);
   const auto start = Clock::now();
-  do_build(input, progress);
+  std::vector<float> scale = input.keys.count != 0 ? learn_scale(input) : std::vector<float>{};
+  do_build(input, scale, progress);
+  channel_scale_ = std::move(scale);
   keys_ = input.keys;
   ++version_;
   build_seconds_ = seconds_since(start);
@@ -59,11 +72,24 @@ void BasicIndex::build(const BuildInput& input, const Progress& progress) {
 
 std::unique_ptr<Addition> BasicIndex::prepare_append(const RowsView& keys,
                                                      const Progress& progress) const {
-  check_keys(keys, count());
+  return prepare_append_kv({keys, {}}, progress);
+}
+
+std::unique_ptr<Addition> BasicIndex::prepare_append_kv(const KvView& kv,
+                                                        const Progress& progress) const {
+  check_keys(kv.keys, count());
   const auto start = Clock::now();
   auto prepared = std::make_unique<Prepared>();
-  if (keys.count > count()) prepared->addition = do_prepare(keys, progress);
-  prepared->keys = keys;
+  prepared->scale = channel_scale_;
+  if (kv.keys.count > count()) {
+    if (count() == 0 && channel_scale_.empty()) {
+      BuildInput first;
+      first.keys = kv.keys;
+      prepared->scale = learn_scale(first);
+    }
+    prepared->addition = do_prepare_kv(kv, prepared->scale, progress);
+  }
+  prepared->keys = kv.keys;
   prepared->version = version_;
   prepared->seconds = seconds_since(start);
   return prepared;
@@ -77,6 +103,7 @@ std::unique_ptr<Addition> BasicIndex::commit_append(std::unique_ptr<Addition> ad
   if (prepared->addition == nullptr) return addition;
   const auto start = Clock::now();
   do_commit(*prepared->addition);
+  std::swap(channel_scale_, prepared->scale);
   keys_ = prepared->keys;
   ++version_;
   build_seconds_ += prepared->seconds + seconds_since(start);
@@ -222,6 +249,8 @@ void BasicIndex::save(std::ostream& out) const {
   writer.put(static_cast<int32_t>(dtype_));
   writer.put(build_seconds_);
   writer.put(static_cast<uint64_t>(count()));
+  writer.put(static_cast<uint32_t>(channel_scale_.size()));
+  writer.put_array(channel_scale_.data(), channel_scale_.size());
   save_body(writer);
   writer.finish();
 }
@@ -250,10 +279,17 @@ void BasicIndex::load(std::istream& in, const RowsView& keys) {
   require_sound(seconds >= 0.0 && seconds < 1e12, "an impossible build time");
   const auto saved_count = reader.get<uint64_t>();
   require_sound(saved_count <= keys.count, "it has more rows than there are keys");
+  const auto channels = reader.get<uint32_t>();
+  require_sound(channels == 0 || channels == dim_, "scales of other channels than keys have");
+  auto scale = reader.get_array<float>(channels);
+  require_sound(
+      std::all_of(scale.begin(), scale.end(), [](float s) { return std::isfinite(s) && s > 0.0F; }),
+      "an impossible scale of a channel");
   RowsView view = keys;
   view.count = saved_count;
   load_body(reader, view);
   keys_ = view;
+  channel_scale_ = std::move(scale);
   ++version_;
   build_seconds_ = seconds;
 }

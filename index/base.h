@@ -49,6 +49,8 @@ class BasicIndex : public Index {
   void build(const BuildInput& input, const Progress& progress) final;
   [[nodiscard]] std::unique_ptr<Addition> prepare_append(const RowsView& keys,
                                                          const Progress& progress) const final;
+  [[nodiscard]] std::unique_ptr<Addition> prepare_append_kv(const KvView& kv,
+                                                            const Progress& progress) const final;
   std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
@@ -63,11 +65,23 @@ class BasicIndex : public Index {
   void load(std::istream& in, const RowsView& keys) final;
 
  protected:
-  /// Replaces the index by one over all of input.keys; on an exception it must be unchanged.
-  virtual void do_build(const BuildInput& input, const Progress& progress) = 0;
+  /// The scale of each channel (`[dim]`, see scan/balance.h) in which an index whose first rows are input.keys compares
+  /// keys with each other; empty: it never does. What an append brings to an index without rows has no queries.
+  [[nodiscard]] virtual std::vector<float> learn_scale(const BuildInput& input) const;
+  /// Replaces the index by one over all of input.keys; on an exception it must be unchanged. scale: what learn_scale()
+  /// gave, empty where there is no row; channel_scale() once the index is built.
+  virtual void do_build(const BuildInput& input, const std::vector<float>& scale,
+                        const Progress& progress) = 0;
   /// Works out the index with rows [count(), keys.count), at least one, added; changes nothing.
   [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                             const std::vector<float>& scale,
                                                              const Progress& progress) const = 0;
+  /// The same where values may be given (none: count 0): for types that hold something of them.
+  [[nodiscard]] virtual std::unique_ptr<Addition> do_prepare_kv(const KvView& kv,
+                                                                const std::vector<float>& scale,
+                                                                const Progress& progress) const {
+    return do_prepare(kv.keys, scale, progress);
+  }
   /// Takes in what do_prepare() of the index as it is now returned, best by exchanging it for what the index
   /// has; does not throw.
   virtual void do_commit(Addition& addition) = 0;
@@ -94,6 +108,8 @@ class BasicIndex : public Index {
   [[nodiscard]] const cpu::Kernels& kernels() const { return *context_.kernels; }
   [[nodiscard]] const Context& context() const { return context_; }
   [[nodiscard]] const Spec& spec() const { return spec_; }
+  /// Fixed with the first rows, saved and loaded with the index.
+  [[nodiscard]] const std::vector<float>& channel_scale() const { return channel_scale_; }
   [[nodiscard]] const RowsView& keys() const { return keys_; }  ///< exactly the indexed rows
   [[nodiscard]] uint32_t dim() const { return dim_; }
   [[nodiscard]] DType dtype() const { return dtype_; }
@@ -110,6 +126,7 @@ class BasicIndex : public Index {
   DType dtype_;
   Context context_;
   RowsView keys_;
+  std::vector<float> channel_scale_;
   double build_seconds_ = 0.0;
   uint64_t version_ = 0;  ///< grows with every change
 };

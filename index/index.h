@@ -22,6 +22,8 @@
 namespace keyhole::index {
 
 class Accelerator;
+class KvCodes;
+struct Balance;
 class QueryClassifier;
 struct TypeDecl;
 
@@ -53,6 +55,10 @@ struct BuildInput {
   TrainingQueries queries;      ///< may be empty
   uint32_t first_position = 0;  ///< token position of row 0 (the sink's size)
   const RopeParams* rope = nullptr;
+  RowsView values{};  ///< of the same rows; empty where they are not known. Read while it builds.
+  /// The head's balanced space (scan/balance.h), in which keys are compared; read by the build alone. null: learned
+  /// from `keys` and `queries`. Either way the index keeps what it needs of it, and saves it.
+  const Balance* balance = nullptr;
 };
 
 /// Called now and then with the share done, in [0, 1]; returns false to cancel, upon which the build
@@ -147,6 +153,9 @@ class Index {
   void append(const RowsView& keys, const Progress& progress) {
     (void)commit_append(prepare_append(keys, progress));
   }
+  void append_kv(const KvView& kv, const Progress& progress) {
+    (void)commit_append(prepare_append_kv(kv, progress));
+  }
 
   /// The two halves of append(). prepare_append() does the work and changes nothing: it may run on one
   /// thread while others search. commit_append() takes the result in, in the time that it takes to copy it,
@@ -155,6 +164,11 @@ class Index {
   /// be destroyed where there is time for it.
   [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append(
       const RowsView& keys, const Progress& progress) const = 0;
+  /// The same for types that were built with values and hold something of them.
+  [[nodiscard]] virtual std::unique_ptr<Addition> prepare_append_kv(
+      const KvView& kv, const Progress& progress) const {
+    return prepare_append(kv.keys, progress);
+  }
   virtual std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) = 0;
 
   /// Forgets rows >= count; they are never returned again, and may be appended anew with other content.
@@ -191,6 +205,10 @@ class Index {
   /// The same search, returning every key that it scored, with its scores for all heads: a key that was
   /// scored costs only its value more.
   virtual void explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const = 0;
+
+  /// Codes by which every row of its complete blocks can be attended (index/scan/kv_codes.h); null: it has none. Valid
+  /// until the index changes.
+  [[nodiscard]] virtual const KvCodes* codes() const { return nullptr; }
 
   /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;

@@ -105,8 +105,8 @@ void build_graph(const Context& context, const Head& head, Seconds& neighbours, 
   const std::vector<uint32_t> chosen = choose_queries(head.queries, 4096);
   const Neighbours found = nearest_keys(context, head.keys, 0, head.queries, chosen, 100, meter);
   lap(neighbours);
-  const double radius = LiftedKeys::norm_quantile(*context.kernels, head.keys, 0.999);
-  const LiftedKeys lifted(*context.kernels, head.keys, radius);
+  const LiftedKeys lifted(*context.kernels, head.keys,
+                          Lift::of(*context.kernels, head.keys, {}, 0.999), {});
   lap(lift);
   const GuidedGraph built = build_guided(context, lifted, found, {.m = 16, .beam = 100}, meter);
   lap(graph);

@@ -30,36 +30,42 @@ T* device(size_t n) {
   return static_cast<T*>(p);
 }
 
-/// Random codes, factors about 0.5.
+/// Random codes, factors about 0.5; no two rows alike, as equal weights take longer to choose from.
 std::vector<std::byte> random_blocks(const CodeShape& shape, size_t blocks) {
-  std::mt19937 rng(1);
+  uint64_t state = 88172645463325252ULL;
+  const auto draw = [&] {
+    state ^= state << 13U;
+    state ^= state >> 7U;
+    state ^= state << 17U;
+    return state;
+  };
+  std::vector<uint16_t> factors(1000), means(1000);
+  for (uint32_t i = 0; i < 1000; ++i) {
+    factors[i] = cpu::f32_to_f16(0.45F + 0.0001F * static_cast<float>(i));
+    means[i] = cpu::f32_to_f16(0.001F * static_cast<float>(i) - 0.5F);
+  }
   std::vector<std::byte> data(blocks * shape.block_bytes());
-  auto* words = reinterpret_cast<uint32_t*>(data.data());
-  for (size_t i = 0; i < data.size() / 4; ++i) words[i] = rng();
   for (size_t b = 0; b < blocks; ++b) {
     std::byte* block = data.data() + b * shape.block_bytes();
-    auto* factors = reinterpret_cast<uint16_t*>(block + shape.factors_at());
-    for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) {
-      factors[i] = cpu::f32_to_f16(0.45F + 0.1F * static_cast<float>(rng() % 1000) / 1000.0F);
+    for (size_t i = 0; i < shape.factors_at(); i += 8) {
+      const uint64_t x = draw();
+      std::memcpy(block + i, &x, 8);
     }
-    auto* means = reinterpret_cast<uint16_t*>(block + shape.key_mean_at());
-    for (uint32_t i = 0; i < 2 * shape.dim; ++i) {
-      means[i] = cpu::f32_to_f16(static_cast<float>(rng() % 1000) / 1000.0F - 0.5F);
-    }
+    auto* to = reinterpret_cast<uint16_t*>(block + shape.factors_at());
+    for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) to[i] = factors[draw() % 1000];
+    to = reinterpret_cast<uint16_t*>(block + shape.key_mean_at());
+    for (uint32_t i = 0; i < 2 * shape.dim; ++i) to[i] = means[draw() % 1000];
     const float noise = 0.4F;
     std::memcpy(block + shape.noise_at(), &noise, 4);
   }
   return data;
 }
 
-enum class After { nothing, merge, finish };
-
-double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, After after) {
+double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool finish) {
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "capture");
   for (const CodesStep& s : steps) {
-    check(attend_codes(s, stream), "attend");
-    if (after == After::merge) check(merge_codes(s, stream), "merge");
-    if (after == After::finish) check(finish_codes(s, stream), "finish");
+    check(attend_codes(s, stream, false), "attend");
+    if (finish) check(finish_codes(s, stream, true), "finish");
   }
   cudaGraph_t graph;
   check(cudaStreamEndCapture(stream, &graph), "end capture");
@@ -86,14 +92,16 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, Afte
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  // `single`: rows are chosen by one thread block per KV head, as on GPUs without clusters.
+  const bool cluster = argc < 2 || std::strcmp(argv[1], "single") != 0;
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "device");
   std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
   cudaStream_t stream;
   check(cudaStreamCreate(&stream), "stream");
-  std::printf("%8s %6s %10s %12s %12s %14s %14s %12s %8s\n", "tokens", "bits", "MB/layer",
-              "copy us", "attend us", "no maxima us", "with merge us", "16 rows us", "TB/s");
+  std::printf("%8s %6s %10s %10s %11s %10s %10s %10s %8s\n", "tokens", "bits", "MB/layer",
+              "copy us", "attend us", "N=0 us", "N=16 us", "N=64 us", "TB/s");
   const size_t pinned_bytes = size_t{9} << 30;
   std::byte* pinned = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
@@ -101,17 +109,16 @@ int main() {
   constexpr uint32_t kKvHeads = 8, kGroup = 4, kDim = 128;
   for (const uint32_t bits : {2U, 4U}) {
     const CodeShape shape{kDim, bits, bits};
-    const std::vector<std::byte> sample = random_blocks(shape, 64);
     for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
       const uint32_t blocks = tokens / kCodeBlock;
       const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
       const size_t head_bytes = blocks * shape.block_bytes();
       const size_t layer_bytes = kKvHeads * head_bytes;
       auto* data = device<std::byte>(layers * layer_bytes);
-      for (size_t at = 0; at < layers * layer_bytes; at += sample.size()) {
+      const std::vector<std::byte> sample = random_blocks(shape, size_t{kKvHeads} * blocks);
+      for (uint32_t l = 0; l < layers; ++l) {
         check(
-            cudaMemcpy(data + at, sample.data(), std::min(sample.size(), layers * layer_bytes - at),
-                       cudaMemcpyHostToDevice),
+            cudaMemcpy(data + l * layer_bytes, sample.data(), layer_bytes, cudaMemcpyHostToDevice),
             "copy");
       }
       std::vector<float> ones(kKvHeads * kDim, 1.0F), q(kKvHeads * kGroup * kDim);
@@ -122,45 +129,46 @@ int main() {
       s.shape = shape;
       s.kv_heads = kKvHeads;
       s.group = kGroup;
-      s.block_count = blocks;
+      s.block_capacity = blocks;
       s.splits = code_splits(shape, kKvHeads, kGroup, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount));
-      s.logit_scale = 0.0884F;
+      s.logits.scale = 0.0884F;
       s.head_stride = head_bytes;
+      s.cluster = cluster;
+      check(prepare_codes(s, 0), "prepare");
       auto* scales = device<float>(kKvHeads * kDim);
       check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
       s.key_scale = scales;
       s.value_scale = scales;
+      auto* count = device<uint32_t>(1);
+      check(cudaMemcpy(count, &blocks, 4, cudaMemcpyHostToDevice), "copy");
+      s.block_count = count;
       auto* dq = device<float>(q.size());
       check(cudaMemcpy(dq, q.data(), q.size() * 4, cudaMemcpyHostToDevice), "copy");
-      s.q = dq;
-      s.maxima = device<float>(size_t{kKvHeads} * blocks * 8 * 4);
-      s.part_o = device<float>(size_t{kKvHeads} * s.splits * kGroup * kDim);
-      s.part_sum = device<float2>(size_t{kKvHeads} * s.splits * kGroup);
-      s.o = device<float>(q.size());
-      s.lse = device<float>(kKvHeads * kGroup);
+      s.q = {dq, kDim, DType::f32};
+      s.work = device<std::byte>(codes_work_bytes(s));
+      auto* out = device<float>(q.size());
+      s.out = {out, kDim, DType::f32};
       std::vector<CodesStep> steps;
       for (uint32_t l = 0; l < layers; ++l) {
         s.blocks = data + l * layer_bytes;
         steps.push_back(s);
       }
-      const double attend = time_graph(stream, steps, After::nothing);
-      const double both = time_graph(stream, steps, After::merge);
-      // The heaviest rows from pinned host memory: 2 GiB of it, each layer another part.
-      std::vector<CodesStep> exact = steps;
-      for (size_t l = 0; l < exact.size(); ++l) {
-        CodesStep& e = exact[l];
-        e.exact_rows = 16;
-        e.row_stride = kDim * 2;
-        e.kv_head_stride = size_t{tokens} * e.row_stride;
-        const size_t all = 2 * kKvHeads * e.kv_head_stride;
-        e.keys = pinned + l * all % (pinned_bytes - all + 1) / all * all;
-        e.values = e.keys + kKvHeads * e.kv_head_stride;
-      }
-      const double rows = time_graph(stream, exact, After::finish);
-      std::vector<CodesStep> without = steps;
-      for (CodesStep& w : without) w.maxima = nullptr;
-      const double no_maxima = time_graph(stream, without, After::nothing);
+      // The heaviest rows from pinned host memory, each layer's from another part.
+      const auto with_rows = [&](uint32_t exact_rows) {
+        for (size_t l = 0; l < steps.size(); ++l) {
+          CodesStep& e = steps[l];
+          e.exact_rows = exact_rows;
+          e.row_stride = kDim * 2;
+          e.kv_head_stride = size_t{tokens} * e.row_stride;
+          const size_t all = 2 * kKvHeads * e.kv_head_stride;
+          e.keys = pinned + l * all % (pinned_bytes - all + 1) / all * all;
+          e.values = e.keys + kKvHeads * e.kv_head_stride;
+        }
+        return time_graph(stream, steps, true);
+      };
+      const double none = with_rows(0), sixteen = with_rows(16), all = with_rows(64);
+      const double attend = time_graph(stream, steps, false);
       // A copy moves every byte twice.
       auto* half = device<std::byte>(layer_bytes / 2);
       cudaEvent_t begin, end;
@@ -180,14 +188,13 @@ int main() {
         check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
         best = std::min(best, ms);
       }
-      std::printf("%8u %3u/%-2u %10.1f %12.1f %12.1f %14.1f %14.1f %12.1f %8.2f\n", tokens, bits,
+      std::printf("%8u %3u/%-2u %10.1f %10.1f %11.1f %10.1f %10.1f %10.1f %8.2f\n", tokens, bits,
                   bits, static_cast<double>(layer_bytes) * 1e-6, 1000.0 * best / layers, attend,
-                  no_maxima, both, rows, static_cast<double>(layer_bytes) / attend * 1e-6);
+                  none, sixteen, all, static_cast<double>(layer_bytes) / attend * 1e-6);
       std::fflush(stdout);
       for (void* p : {static_cast<void*>(data), static_cast<void*>(scales), static_cast<void*>(dq),
-                      static_cast<void*>(s.maxima), static_cast<void*>(s.part_o),
-                      static_cast<void*>(s.part_sum), static_cast<void*>(s.o),
-                      static_cast<void*>(s.lse), static_cast<void*>(half)}) {
+                      static_cast<void*>(count), static_cast<void*>(s.work),
+                      static_cast<void*>(out), static_cast<void*>(half)}) {
         check(cudaFree(p), "free");
       }
     }

@@ -107,8 +107,13 @@ void run(int argc, char** argv) {
   for (uint32_t l = 0; l < shape.layers; ++l) {
     for (uint32_t k = 0; k < kKvHeads; ++k) {
       device.upload(l, k, 0,
-                    {partitions, keys.data(), scales.data(), center.data(), sizes.data(),
-                     variances.data(), reinterpret_cast<const std::byte*>(values.data())});
+                    {.count = partitions,
+                     .keys = keys.data(),
+                     .scales = scales.data(),
+                     .center = center.data(),
+                     .sizes = sizes.data(),
+                     .variances = variances.data(),
+                     .values = reinterpret_cast<const std::byte*>(values.data())});
       device.set(l, k, chosen, PartitionsTail::second);
     }
   }

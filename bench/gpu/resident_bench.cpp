@@ -120,12 +120,12 @@ struct Session {
   StreamSteps& steps() const { return *resident->stream_steps(); }
   void begin(uint32_t layer, cudaStream_t s) const {
     const DeviceRows key = rows(k), value = rows(v);
-    steps().begin(layer, rows(q), &key, &value, nullptr, s);
+    steps().begin(layer, rows(q), &key, &value, {}, s);
   }
   void end(uint32_t layer, cudaStream_t s) const { steps().end(layer, rows(out), nullptr, s); }
   void step(uint32_t layer, cudaStream_t s) const {
     const DeviceRows key = rows(k), value = rows(v);
-    steps().step(layer, rows(q), &key, &value, nullptr, rows(out), nullptr, s);
+    steps().step(layer, rows(q), &key, &value, {}, rows(out), nullptr, s);
   }
   static DeviceRows rows(const DeviceBuffer& b) { return {b.data(), 128, DType::f16}; }
 

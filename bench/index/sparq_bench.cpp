@@ -143,7 +143,7 @@ void scan(benchmark::State& state, bool coded) {
               bench::read_all(data.arrays[2 * head].data(), bytes / 256 * 256));
         },
         [&] {
-          choose_components(data.group_of(head), group, kDim, r, queries.components);
+          choose_components(data.group_of(head), group, kDim, {}, r, queries.components);
           copy.encode_queries(data.group_of(head), queries);
           for (size_t first = 0; first < n; first += kPiece) {
             copy.score(queries, first, kPiece, scores.data(), kPiece);

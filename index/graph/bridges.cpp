@@ -56,8 +56,8 @@ Pairs missing_links(const DirectLists& lists, const LiftedKeys& keys,
     for (uint32_t j = 0; j < rows.size(); ++j) {
       if (pieces.root(j) == 0) joined.push_back(rows[j]);
     }
-    const float extra = keys.load(rows[r], worker.query);
-    keys.similarity(worker.query, extra, joined.data(), joined.size(), scores.data());
+    keys.load(rows[r], worker.query);
+    keys.similarity(worker.query, joined.data(), joined.size(), scores.data());
     const auto end = scores.begin() + static_cast<std::ptrdiff_t>(joined.size());
     const auto nearest =
         static_cast<size_t>(std::max_element(scores.begin(), end) - scores.begin());

@@ -16,8 +16,8 @@ void EdgePruner::hide_behind(uint32_t chosen, size_t from) {
     seen_ids_.push_back(ids_[i]);
   }
   if (seen_.empty()) return;
-  const float extra = keys_->load(chosen, query_);
-  keys_->similarity(query_, extra, seen_ids_.data(), seen_.size(), to_chosen_.data());
+  keys_->load(chosen, query_);
+  keys_->similarity(query_, seen_ids_.data(), seen_.size(), to_chosen_.data());
   for (size_t s = 0; s < seen_.size(); ++s) {
     if (to_chosen_[s] > scores_[seen_[s]]) hidden_[seen_[s]] = 1;
   }
@@ -27,8 +27,8 @@ std::span<const uint32_t> EdgePruner::prune(uint32_t row, std::span<const uint32
                                             size_t kept, size_t most, bool fill) {
   const size_t n = candidates.size();
   scores_.resize(n);
-  const float extra = keys_->load(row, query_);
-  keys_->similarity(query_, extra, candidates.data(), n, scores_.data());
+  keys_->load(row, query_);
+  keys_->similarity(query_, candidates.data(), n, scores_.data());
   chosen_.assign(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(kept));
   order_.clear();
   for (size_t i = kept; i < n; ++i) order_.push_back(pack_rank(scores_[i], candidates[i] ^ flip_));

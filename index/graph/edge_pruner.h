@@ -38,7 +38,7 @@ class EdgePruner {
   std::vector<uint8_t> hidden_;
   std::vector<uint32_t> seen_, seen_ids_;  // candidates that are not hidden: places, rows
   std::vector<uint32_t> chosen_;
-  float query_[kMaxHeadDim] = {};
+  LiftedKeys::Query query_;
 };
 
 }  // namespace keyhole::index

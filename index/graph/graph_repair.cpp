@@ -42,9 +42,9 @@ void attach(Graph& graph, const LiftedKeys& keys, uint32_t from, uint32_t row) {
   }
   // No slot is free: put the row into the middle of the longest link, from -> row -> far.
   std::vector<float> scores(degree);
-  float query[kMaxHeadDim];
-  const float extra = keys.load(from, query);
-  keys.similarity(query, extra, slots, degree, scores.data());
+  LiftedKeys::Query query;
+  keys.load(from, query);
+  keys.similarity(query, slots, degree, scores.data());
   const size_t last =
       static_cast<size_t>(std::min_element(scores.begin(), scores.end()) - scores.begin());
   const uint32_t far = std::exchange(slots[last], row);
@@ -96,14 +96,13 @@ void connect_all(Graph& graph, const LiftedKeys& keys) {
   if (total == nodes) return;
   Beam beam;
   beam.reserve(nodes, graph.width(), kAttachBeam);
-  float query[kMaxHeadDim];
-  float extra = 0.0F;
+  LiftedKeys::Query query;
   const auto score = [&](const uint32_t* ids, size_t n, float* out) {
-    keys.similarity(query, extra, ids, n, out);
+    keys.similarity(query, ids, n, out);
   };
   for (uint32_t row = 0; row < nodes && total < nodes; ++row) {
     if (reached[row] != 0) continue;
-    extra = keys.load(row, query);
+    keys.load(row, query);
     beam.search(std::array{graph.entry_row()}, kAttachBeam, GraphLinks{&graph}, score);
     // The nearest reachable row, but rather one with a free slot.
     uint32_t from = rank_row(beam.rank(0));

@@ -21,7 +21,7 @@ struct Worker {
   EdgePruner pruner;
   Beam beam;
   std::vector<uint32_t> candidates;
-  float query[kMaxHeadDim] = {};
+  LiftedKeys::Query query;
 };
 
 /// The threads of a build, each with its memory; without a pool, the calling thread.

@@ -86,8 +86,7 @@ class Builder {
   Graph graph_;
   EdgePruner pruner_;
   Beam beam_;
-  float query_[kMaxHeadDim] = {};  // the row that is being inserted, and its lifted coordinate
-  float extra_ = 0.0F;
+  LiftedKeys::Query query_;     // the row that is being inserted
   std::vector<uint32_t> rows_;  // of towers that are scored
   std::vector<uint32_t> candidates_;
   std::vector<uint32_t> chosen_;
@@ -112,7 +111,7 @@ Graph Builder::extended(const Graph& graph, size_t rows) {
 void Builder::search(const Level& level, uint32_t start, size_t ef) {
   beam_.search(std::array{start}, ef, level, [&](const uint32_t* nodes, size_t n, float* out) {
     std::transform(nodes, nodes + n, rows_.begin(), [&](uint32_t node) { return level.row(node); });
-    keys_.similarity(query_, extra_, rows_.data(), n, out);
+    keys_.similarity(query_, rows_.data(), n, out);
   });
 }
 
@@ -148,7 +147,7 @@ void Builder::insert(uint32_t row) {
   const auto tower = static_cast<uint32_t>(graph_.towers().size());
   if (levels > 0) graph_.add_tower(row, levels);
   if (row > 0) {
-    extra_ = keys_.load(row, query_);
+    keys_.load(row, query_);
     uint32_t nearest = graph_.entry_row();
     for (uint32_t l = top + 1; l-- > 0;) {
       const Level level(graph_, l);

@@ -6,52 +6,133 @@
 namespace keyhole::index {
 namespace {
 
-double squared_norm(const cpu::Kernels& kernels, const RowsView& keys, size_t row) {
-  float x[kMaxHeadDim];
-  kernels.to_f32[static_cast<size_t>(keys.dtype)](keys.row(row), x, keys.dim);
+constexpr double kLargestHalf = 60000.0;
+
+std::vector<double> widened(std::span<const float> given, uint32_t dim, double otherwise) {
+  if (given.empty()) return std::vector<double>(dim, otherwise);
+  return {given.begin(), given.end()};
+}
+
+std::vector<float> mean_key(const cpu::Kernels& kernels, const RowsView& keys) {
+  std::vector<double> sum(keys.dim, 0.0);
+  std::vector<float> row(keys.dim);
+  for (size_t i = 0; i < keys.count; ++i) {
+    kernels.to_f32[static_cast<size_t>(keys.dtype)](keys.row(i), row.data(), keys.dim);
+    for (uint32_t j = 0; j < keys.dim; ++j) sum[j] += row[j];
+  }
+  const auto n = static_cast<double>(std::max<size_t>(keys.count, 1));
+  for (uint32_t j = 0; j < keys.dim; ++j) row[j] = static_cast<float>(sum[j] / n);
+  return row;
+}
+
+double squared_norm(const double* x, uint32_t dim) {
   double sum = 0.0;
-  for (uint32_t j = 0; j < keys.dim; ++j) sum += double{x[j]} * x[j];
+  for (uint32_t j = 0; j < dim; ++j) sum += x[j] * x[j];
   return sum;
 }
 
 }  // namespace
 
-LiftedKeys::LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, double radius)
-    : kernels_(&kernels), keys_(keys), extra_(keys.count, 0.0F) {
-  if (radius == 0.0) return;
+Lift Lift::of(const cpu::Kernels& kernels, const RowsView& keys, std::span<const float> scale,
+              double quantile) {
+  Lift lift;
+  lift.center = mean_key(kernels, keys);
+  if (keys.count == 0) return lift;
+  const std::vector<double> scales = widened(scale, keys.dim, 1.0);
+  std::vector<double> norms(keys.count);
+  float row[kMaxHeadDim];
+  double x[kMaxHeadDim];
   for (size_t i = 0; i < keys.count; ++i) {
-    const double rest = radius * radius - squared_norm(kernels, keys, i);
+    kernels.to_f32[static_cast<size_t>(keys.dtype)](keys.row(i), row, keys.dim);
+    for (uint32_t j = 0; j < keys.dim; ++j) x[j] = scales[j] * (double{row[j]} - lift.center[j]);
+    norms[i] = squared_norm(x, keys.dim);
+  }
+  const auto at =
+      norms.begin() + static_cast<std::ptrdiff_t>(quantile * static_cast<double>(keys.count - 1));
+  std::nth_element(norms.begin(), at, norms.end());
+  lift.radius = std::sqrt(*at);
+  return lift;
+}
+
+void Lift::save(Writer& out) const {
+  out.put(radius);
+  out.put(static_cast<uint32_t>(center.size()));
+  out.put_array(center.data(), center.size());
+}
+
+Lift Lift::load(Reader& in, uint32_t dim) {
+  Lift lift;
+  lift.radius = in.get<double>();
+  require_sound(std::isfinite(lift.radius) && lift.radius >= 0.0, "an impossible radius");
+  const auto elements = in.get<uint32_t>();
+  require_sound(elements == 0 || elements == dim, "a centre of another dimension");
+  lift.center = in.get_array<float>(elements);
+  require_sound(
+      std::all_of(lift.center.begin(), lift.center.end(), [](float c) { return std::isfinite(c); }),
+      "a centre that is not finite");
+  return lift;
+}
+
+LiftedKeys::LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const Lift& lift,
+                       std::span<const float> scale)
+    : kernels_(&kernels),
+      keys_(keys),
+      center_(widened(lift.center, keys.dim, 0.0)),
+      scale_(widened(scale, keys.dim, 1.0)),
+      is_lifted_(lift.radius != 0.0),
+      extra_(keys.count, 0.0F) {
+  if (!is_lifted_) return;
+  double x[kMaxHeadDim];
+  for (size_t i = 0; i < keys.count; ++i) {
+    place(i, x);
+    const double rest = lift.radius * lift.radius - squared_norm(x, keys.dim);
     extra_[i] = static_cast<float>(std::sqrt(std::max(rest, 0.0)));
   }
 }
 
-double LiftedKeys::largest_norm(const cpu::Kernels& kernels, const RowsView& keys) {
-  double largest = 0.0;
-  for (size_t i = 0; i < keys.count; ++i) {
-    largest = std::max(largest, squared_norm(kernels, keys, i));
+void LiftedKeys::place(size_t row, double* x) const {
+  float key[kMaxHeadDim];
+  kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), key, keys_.dim);
+  for (uint32_t j = 0; j < keys_.dim; ++j) x[j] = scale_[j] * (double{key[j]} - center_[j]);
+}
+
+std::vector<std::byte> LiftedKeys::copy() const {
+  const DType dtype = copy_dtype();
+  const size_t row_bytes = keys_.dim * dtype_size(dtype);
+  std::vector<std::byte> rows(keys_.count * row_bytes);
+  double x[kMaxHeadDim];
+  float narrow[kMaxHeadDim];
+  const double most = dtype == DType::f16 ? kLargestHalf : 1e30;
+  for (size_t i = 0; i < keys_.count; ++i) {
+    place(i, x);
+    for (uint32_t j = 0; j < keys_.dim; ++j) {
+      narrow[j] = static_cast<float>(std::clamp(x[j], -most, most));
+    }
+    kernels_->from_f32[static_cast<size_t>(dtype)](narrow, rows.data() + i * row_bytes, keys_.dim);
   }
-  return std::sqrt(largest);
+  return rows;
 }
 
-double LiftedKeys::norm_quantile(const cpu::Kernels& kernels, const RowsView& keys,
-                                 double quantile) {
-  if (keys.count == 0) return 0.0;
-  std::vector<double> norms(keys.count);
-  for (size_t i = 0; i < keys.count; ++i) norms[i] = squared_norm(kernels, keys, i);
-  const auto at =
-      norms.begin() + static_cast<std::ptrdiff_t>(quantile * static_cast<double>(keys.count - 1));
-  std::nth_element(norms.begin(), at, norms.end());
-  return std::sqrt(*at);
+void LiftedKeys::load(uint32_t row, Query& query) const {
+  if (!is_lifted_) {
+    kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query.elements, keys_.dim);
+    query.extra = query.shift = 0.0F;
+    return;
+  }
+  double x[kMaxHeadDim];
+  place(row, x);
+  double shift = 0.0;
+  for (uint32_t j = 0; j < keys_.dim; ++j) {
+    const double y = x[j] * scale_[j];
+    query.elements[j] = static_cast<float>(y);
+    shift += y * center_[j];
+  }
+  query.extra = extra_[row];
+  query.shift = static_cast<float>(shift);
 }
 
-float LiftedKeys::load(uint32_t row, float* query) const {
-  kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query, keys_.dim);
-  return extra_[row];
-}
-
-void LiftedKeys::similarity(const float* query, float extra, const uint32_t* ids, size_t n,
-                            float* out) const {
-  kernels_->score[static_cast<size_t>(keys_.dtype)]({.queries = query,
+void LiftedKeys::similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const {
+  kernels_->score[static_cast<size_t>(keys_.dtype)]({.queries = query.elements,
                                                      .group = 1,
                                                      .dim = keys_.dim,
                                                      .keys = keys_.data,
@@ -60,7 +141,7 @@ void LiftedKeys::similarity(const float* query, float extra, const uint32_t* ids
                                                      .count = n,
                                                      .scores = out,
                                                      .score_stride = n});
-  for (size_t i = 0; i < n; ++i) out[i] += extra * extra_[ids[i]];
+  for (size_t i = 0; i < n; ++i) out[i] += query.extra * extra_[ids[i]] - query.shift;
 }
 
 }  // namespace keyhole::index

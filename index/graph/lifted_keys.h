@@ -1,42 +1,74 @@
-// The geometry in which graph edges are chosen. Lifting appends sqrt(phi^2 - |k|^2) to each key: all keys
+// The geometry in which graph edges are chosen. Lifting appends sqrt(phi^2 - |x|^2) to each key: all keys
 // then have length phi, so the largest inner product is the smallest L2 distance and a key is its own
 // nearest neighbour. Raw inner products disconnect a graph of attention keys: a few long keys are
 // "nearest" to everything and occlude all else (CIKM '26, doi 10.1145/3799682.3839984: degree 1.4,
 // recall@10 21 %; lifted: degree 43, 96 %).
+//
+// What is lifted is x = s * (key - mean of the keys), s being the scale of each channel (scan/balance.h). Neither
+// changes which keys a query wants most, and without them a few wide channels, or a channel far from 0, decide alone
+// what is near. No key is copied: the inner product of x and y is that of s^2 * (key - mean) and the other key as it
+// lies in memory, less a number that is the same for all y.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "index/serial.h"
 
 namespace keyhole::index {
+
+/// What a graph's keys are lifted by: fixed by its first rows.
+struct Lift {
+  double radius = 0.0;        ///< phi; 0: raw inner products
+  std::vector<float> center;  ///< `[dim]`; empty: 0
+
+  /// Of `keys`, centred and scaled by `scale`. radius: the length that a share `quantile` of them does not exceed, 1:
+  /// none. Less than 1 keeps a few outliers from flattening all other keys onto a small cap of the sphere.
+  [[nodiscard]] static Lift of(const cpu::Kernels& kernels, const RowsView& keys,
+                               std::span<const float> scale, double quantile);
+
+  void save(Writer& out) const;
+  /// Throws Error(corrupt).
+  [[nodiscard]] static Lift load(Reader& in, uint32_t dim);
+};
 
 /// Keys of one head with their extra coordinate; nothing but that coordinate is stored.
 class LiftedKeys {
  public:
-  /// Over rows [0, keys.count). radius: phi; longer keys get 0 for their coordinate (their edges are
-  /// slightly off, their scores never). A radius of 0 gives raw inner products.
-  LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, double radius);
-
-  /// The largest |k| among the keys; 0 for none.
-  static double largest_norm(const cpu::Kernels& kernels, const RowsView& keys);
-
-  /// The length that a share `quantile` of the keys does not exceed; 0 for none. As a radius it keeps a few
-  /// outliers from flattening all other keys onto a small cap of the sphere.
-  static double norm_quantile(const cpu::Kernels& kernels, const RowsView& keys, double quantile);
+  /// Over rows [0, keys.count); scale: `[dim]` s, empty: 1. Keys longer than the radius get 0 for their coordinate (their edges are
+  /// slightly off, their scores never).
+  LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const Lift& lift,
+             std::span<const float> scale);
 
   [[nodiscard]] const RowsView& rows() const { return keys_; }
   /// The appended coordinate of each row.
   [[nodiscard]] const std::vector<float>& extra() const { return extra_; }
+  /// A copy of the rows that are lifted, `[rows().count, dim]`, for an accelerator: fp32 of fp32 keys, otherwise fp16,
+  /// whatever the keys' range: scaled elements are about 1.
+  [[nodiscard]] std::vector<std::byte> copy() const;
+  [[nodiscard]] DType copy_dtype() const {
+    return keys_.dtype == DType::f32 ? DType::f32 : DType::f16;
+  }
 
-  /// Writes a row, `[dim]`, to `query` and returns its appended coordinate.
-  float load(uint32_t row, float* query) const;
-  /// Inner products of a row, as load() gave it, with rows ids[0..n), lifted: larger is nearer.
-  void similarity(const float* query, float extra, const uint32_t* ids, size_t n, float* out) const;
+  /// A row that others are compared with.
+  struct Query {
+    float elements[kMaxHeadDim] = {};
+    float extra = 0.0F;
+    float shift = 0.0F;
+  };
+  void load(uint32_t row, Query& query) const;
+  /// Inner products with rows ids[0..n), lifted: larger is nearer.
+  void similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const;
 
  private:
+  /// Writes what is lifted of a row, `[dim]`.
+  void place(size_t row, double* x) const;
+
   const cpu::Kernels* kernels_;
   RowsView keys_;
+  std::vector<double> center_, scale_;
+  bool is_lifted_;
   std::vector<float> extra_;  // the appended coordinate
 };
 

@@ -27,10 +27,11 @@ size_t drop_empty(std::vector<uint32_t>& labels, size_t lists) {
   return next;
 }
 
-// The mean of each list's points plus `shift`: the last Lloyd update, and what stands for the list in a
-// search (under spherical k-means the trained centroids have lost their length).
+// The mean of each list's points plus `shift`, less the scale that points have: the last Lloyd update, and what
+// stands for the list in a search (under spherical k-means the trained centroids have lost their length).
 std::vector<float> list_means(const std::vector<float>& points, const std::vector<uint32_t>& labels,
-                              size_t lists, uint32_t dim, const std::vector<float>& shift) {
+                              size_t lists, uint32_t dim, const std::vector<float>& shift,
+                              std::span<const float> scale) {
   std::vector<float> means(lists * dim, 0.0F);
   std::vector<uint32_t> sizes(lists, 0);
   for (size_t i = 0; i < labels.size(); ++i) {
@@ -40,7 +41,10 @@ std::vector<float> list_means(const std::vector<float>& points, const std::vecto
   }
   for (size_t l = 0; l < lists; ++l) {
     const float share = 1.0F / static_cast<float>(sizes[l]);
-    for (uint32_t j = 0; j < dim; ++j) means[l * dim + j] = means[l * dim + j] * share + shift[j];
+    for (uint32_t j = 0; j < dim; ++j) {
+      const float mean = means[l * dim + j] * share + shift[j];
+      means[l * dim + j] = scale.empty() ? mean : mean / scale[j];
+    }
   }
   return means;
 }
@@ -48,7 +52,7 @@ std::vector<float> list_means(const std::vector<float>& points, const std::vecto
 }  // namespace
 
 std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys, size_t begin,
-                               size_t end, const RopeUndo& rope) {
+                               size_t end, const RopeUndo& rope, std::span<const float> scale) {
   std::vector<float> rows((end - begin) * keys.dim);
   const auto convert = kernels.to_f32[static_cast<size_t>(keys.dtype)];
   for (size_t i = begin; i < end; ++i) {
@@ -56,6 +60,13 @@ std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys
   }
   for (float& x : rows) x = std::clamp(x, -kLargestElement, kLargestElement);
   rope.rows(rows.data(), begin, end - begin);
+  if (scale.empty()) return rows;
+  for (size_t i = 0; i < end - begin; ++i) {
+    float* row = rows.data() + i * keys.dim;
+    for (uint32_t j = 0; j < keys.dim; ++j) {
+      row[j] = std::clamp(row[j] * scale[j], -kLargestElement, kLargestElement);
+    }
+  }
   return rows;
 }
 
@@ -64,7 +75,7 @@ Part train_part(const Context& context, const RowsView& keys, size_t begin, size
   const cpu::Kernels& kernels = *context.kernels;
   const uint32_t dim = keys.dim;
   const size_t n = end - begin;
-  std::vector<float> points = rows_as_f32(kernels, keys, begin, end, *config.rope);
+  std::vector<float> points = rows_as_f32(kernels, keys, begin, end, *config.rope, config.scale);
   std::vector<float> shift(dim, 0.0F);
   if (config.center) {
     shift = mean_row(points, n, dim);
@@ -84,7 +95,7 @@ Part train_part(const Context& context, const RowsView& keys, size_t begin, size
   part.begin = begin;
   part.end = end;
   const size_t filled = drop_empty(labels, lists);
-  part.centroids = list_means(points, labels, filled, dim, shift);
+  part.centroids = list_means(points, labels, filled, dim, shift, config.scale);
   part.lists = KeyLists(keys, begin, labels, filled);
   return part;
 }

@@ -1,6 +1,7 @@
 // Partitions of a range of rows: k-means on the keys, then the keys regrouped by their nearest centroid.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "index/base.h"
@@ -17,13 +18,16 @@ struct PartConfig {
   bool center;  ///< cluster the keys minus their mean
   uint32_t seed;
   const RopeUndo* rope;  ///< cluster keys as they are before RoPE
+  /// `[dim]` cluster keys whose channels are multiplied by it (scan/balance.h): nearest by L2 distance is then nearest
+  /// where all channels weigh alike.
+  std::span<const float> scale;
 };
 
 /// The rows [begin, end), clustered on their own.
 struct Part {
   size_t begin = 0;
   size_t end = 0;
-  std::vector<float> centroids;  ///< `[lists.count(), dim]`: the mean key of each list
+  std::vector<float> centroids;  ///< `[lists.count(), dim]`: the mean key of each list, not scaled
   KeyLists lists;                ///< none is empty when trained
 };
 
@@ -34,9 +38,11 @@ struct Part {
                               ProgressMeter& meter);
 [[nodiscard]] double part_work(size_t rows, size_t lists, uint32_t iterations);
 
-/// Rows [begin, end) of `keys` as fp32 with their RoPE undone, `[end - begin, dim]`. Elements are clamped to 1e15 so
-/// that squared lengths stay finite for any fp32 key (fp16 and bf16 models come nowhere near).
+/// Rows [begin, end) of `keys` as fp32 with their RoPE undone and each channel times its scale (`[dim]`; empty: 1),
+/// `[end - begin, dim]`. Elements are clamped to 1e15, before and after, so that squared lengths stay finite for any
+/// fp32 key (fp16 and bf16 models come nowhere near).
 [[nodiscard]] std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys,
-                                             size_t begin, size_t end, const RopeUndo& rope = {});
+                                             size_t begin, size_t end, const RopeUndo& rope = {},
+                                             std::span<const float> scale = {});
 
 }  // namespace keyhole::index

@@ -23,12 +23,12 @@ void run(cpu::Pool* pool, size_t tasks, const Task& task) {
 
 // Of every `step`-th row.
 std::vector<float> sample_rows(const cpu::Kernels& kernels, const RowsView& keys, size_t wanted,
-                               const RopeUndo& rope) {
+                               const RopeUndo& rope, std::span<const float> scale) {
   std::vector<float> points;
   points.reserve(wanted * keys.dim);
   for (size_t i = 0; i < wanted; ++i) {
     const size_t row = i * keys.count / wanted;
-    const std::vector<float> point = rows_as_f32(kernels, keys, row, row + 1, rope);
+    const std::vector<float> point = rows_as_f32(kernels, keys, row, row + 1, rope, scale);
     points.insert(points.end(), point.begin(), point.end());
   }
   return points;
@@ -56,11 +56,11 @@ KeyPartitions KeyPartitions::load(Reader& in, uint32_t dim) {
 }
 
 KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
-                                   const RopeUndo& rope, size_t count, uint32_t iterations,
-                                   uint32_t seed, ProgressMeter& meter) {
+                                   const RopeUndo& rope, std::span<const float> scale, size_t count,
+                                   uint32_t iterations, uint32_t seed, ProgressMeter& meter) {
   const uint32_t dim = keys.dim;
   const size_t n = kmeans_sample(keys.count, count);
-  std::vector<float> points = sample_rows(*context.kernels, keys, n, rope);
+  std::vector<float> points = sample_rows(*context.kernels, keys, n, rope, scale);
   std::vector<double> mean(dim, 0.0);
   for (size_t i = 0; i < points.size(); ++i) mean[i % dim] += points[i] / static_cast<double>(n);
   for (size_t i = 0; i < points.size(); ++i) points[i] -= static_cast<float>(mean[i % dim]);
@@ -83,6 +83,7 @@ KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
     double sum = 0.0;
     for (uint32_t j = 0; j < dim; ++j) sum += mean[j] * out.centroids[c * dim + j];
     out.bonuses[c] = static_cast<float>(-sum);
+    for (uint32_t j = 0; j < dim && !scale.empty(); ++j) out.centroids[c * dim + j] *= scale[j];
   }
   return out;
 }

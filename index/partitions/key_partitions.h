@@ -23,11 +23,12 @@ struct KeyPartitions {
   [[nodiscard]] static KeyPartitions load(Reader& in, uint32_t dim);
 };
 
-/// Spherical k-means over (a sample of) the keys minus their mean, which the bonuses hold. 1 <= count <=
+/// Spherical k-means over (a sample of) the keys minus their mean, which the bonuses hold, with each channel times its
+/// scale (`[dim]`, scan/balance.h; empty: 1), which the centroids hold: a key is assigned as it is. 1 <= count <=
 /// keys.count. Advances the meter by kmeans_sample() * iterations.
 [[nodiscard]] KeyPartitions train_key_partitions(const Context& context, const RowsView& keys,
-                                                 const RopeUndo& rope, size_t count,
-                                                 uint32_t iterations, uint32_t seed,
+                                                 const RopeUndo& rope, std::span<const float> scale,
+                                                 size_t count, uint32_t iterations, uint32_t seed,
                                                  ProgressMeter& meter);
 
 /// The partition of each of the rows [begin, end). Advances the meter by 1 per row.

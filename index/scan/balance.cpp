@@ -8,9 +8,12 @@
 namespace keyhole::index {
 namespace {
 
-constexpr size_t kMostBlocks = 64;
+// Without queries, channels wider than so many times the median one are taken for outliers.
+constexpr double kOutlier = 4.0;
 // Channels further apart than this are taken to be so: squares of their sums stay in range.
 constexpr double kWidest = 1e6;
+// Neither a scale nor its inverse may leave the range of floats, whatever fp32 keys are.
+constexpr float kLeast = 1e-30F;
 
 void add_row(const cpu::Kernels& kernels, const RowsView& rows, size_t i, std::vector<float>& row) {
   kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(i), row.data(), rows.dim);
@@ -23,7 +26,7 @@ std::vector<double> variances_inside_blocks(const cpu::Kernels& kernels, const R
   if (rows.count == 0) return total;
   const size_t size = std::min<size_t>(kCodeBlock, rows.count);
   const size_t blocks = rows.count / size;
-  const size_t used = std::min(blocks, kMostBlocks);
+  const size_t used = std::min(blocks, kBalanceBlocks);
   std::vector<float> row(dim);
   std::vector<double> sum(dim), squares(dim);
   for (size_t b = 0; b < used; ++b) {
@@ -61,13 +64,35 @@ std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& ro
   return squares;
 }
 
+/// s without queries: see learn_balance().
+void narrow_outliers(const std::vector<double>& spread, std::vector<double>& scale) {
+  std::vector<double> known;
+  for (const double v : spread) {
+    if (v > 0.0) known.push_back(v);
+  }
+  if (known.empty()) return;
+  const auto median = known.begin() + static_cast<std::ptrdiff_t>(known.size() / 2);
+  std::nth_element(known.begin(), median, known.end());
+  const double widest = kOutlier * kOutlier * *median;
+  for (size_t j = 0; j < scale.size(); ++j) {
+    if (spread[j] > widest) scale[j] = std::max(std::sqrt(widest / spread[j]), 1.0 / kWidest);
+  }
+}
+
 }  // namespace
+
+bool Balance::is_sound() const {
+  const auto sound = [](float s) { return std::isfinite(s) && s > 0.0F; };
+  return std::all_of(key_scale.begin(), key_scale.end(), sound) && sound(value_scale);
+}
 
 Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsView& queries) {
   const uint32_t dim = kv.keys.dim;
   const std::vector<double> spread = variances_inside_blocks(kernels, kv.keys);
   std::vector<double> scale(dim, 1.0);
-  if (queries.count != 0) {
+  if (queries.count == 0) {
+    narrow_outliers(spread, scale);
+  } else {
     const std::vector<double> rms = mean_squares(kernels, queries);
     double log_sum = 0.0;
     uint32_t known = 0;
@@ -88,7 +113,8 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
   const double norm = sum > 0.0 ? 1.0 / std::sqrt(sum / dim) : 1.0;
 
   Balance out;
-  for (const double s : scale) out.key_scale.push_back(static_cast<float>(s * norm));
+  for (const double s : scale)
+    out.key_scale.push_back(std::clamp(static_cast<float>(s * norm), kLeast, 1.0F / kLeast));
   double values = 0.0;
   for (const double v : variances_inside_blocks(kernels, kv.values)) values += v;
   if (values > 0.0) {

@@ -16,12 +16,13 @@ uint16_t to_half(float x) { return cpu::f32_to_f16(std::clamp(x, -kLargestHalf, 
 
 void hadamard(float* x, uint32_t size) {
   for (uint32_t step = 1; step < size; step *= 2) {
-    for (uint32_t i = 0; i < size; ++i) {
-      if ((i & step) != 0) continue;
-      const float a = x[i];
-      const float b = x[i + step];
-      x[i] = a + b;
-      x[i + step] = a - b;
+    for (uint32_t begin = 0; begin < size; begin += 2 * step) {
+      for (uint32_t i = begin; i < begin + step; ++i) {
+        const float a = x[i];
+        const float b = x[i + step];
+        x[i] = a + b;
+        x[i + step] = a - b;
+      }
     }
   }
   const float norm = 1.0F / std::sqrt(static_cast<float>(size));
@@ -204,6 +205,7 @@ void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Ker
   for (uint32_t j = 0; j < dim; ++j)
     put_half(out + shape.key_mean_at() + size_t{j} * 2, keys.mean(j));
 
+  if (kv.values.count == 0) return;
   Residuals values(kernels, kv.values, first, nullptr, 1.0F / balance.value_scale);
   for (uint32_t j = 0; j < dim; ++j) {
     put_half(out + shape.value_mean_at() + size_t{j} * 2, values.mean(j));
@@ -239,13 +241,17 @@ CodeQueries KvCodes::queries(const float* q, uint32_t group) const {
   const uint32_t dim = shape_.dim;
   CodeQueries out;
   out.group = group;
-  for (uint32_t h = 0; h < group; ++h) {
-    for (uint32_t j = 0; j < dim; ++j) {
-      out.rows.push_back(q[size_t{h} * dim + j] / balance_.key_scale[j]);
-    }
-    rotate_codes(out.rows.data() + size_t{h} * dim, dim);
-  }
+  out.rows.resize(size_t{group} * dim);
+  rotate_queries(q, group, out.rows.data());
   return out;
+}
+
+void KvCodes::rotate_queries(const float* q, uint32_t group, float* out) const {
+  const uint32_t dim = shape_.dim;
+  for (uint32_t h = 0; h < group; ++h, q += dim, out += dim) {
+    for (uint32_t j = 0; j < dim; ++j) out[j] = q[j] / balance_.key_scale[j];
+    rotate_codes(out, dim);
+  }
 }
 
 void KvCodes::score(const CodeQueries& queries, float* scores, size_t stride) const {
@@ -331,13 +337,17 @@ void KvCodes::decode_key(size_t row, float* out) const {
   for (uint32_t j = 0; j < shape_.dim; ++j) out[j] /= balance_.key_scale[j];
 }
 
-void KvCodes::decode_value(size_t row, float* out) const {
+void KvCodes::rotated_value(size_t row, float* out) const {
   const BlockReader block(shape_, this->block(row / kCodeBlock));
   const auto i = static_cast<uint32_t>(row % kCodeBlock);
   for (uint32_t j = 0; j < shape_.dim; ++j) {
-    out[j] = balance_.value_scale *
-             (block.value_factor(i) * block.value_level(i, j) + block.value_mean(j));
+    out[j] = block.value_factor(i) * block.value_level(i, j) + block.value_mean(j);
   }
+}
+
+void KvCodes::decode_value(size_t row, float* out) const {
+  rotated_value(row, out);
+  for (uint32_t j = 0; j < shape_.dim; ++j) out[j] *= balance_.value_scale;
   rotate_codes_back(out, shape_.dim);
 }
 

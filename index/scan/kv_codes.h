@@ -2,7 +2,8 @@
 // on nothing but their own rows and the head's balance (cpu/code_layout.h says where every bit lies). Every row can
 // be attended by its code; the few that weigh most are then read exactly (research behind it: RaBitQ's unbiased
 // estimate, RetroInfer's tail). This is the reference, in scalar code and double sums; gpu/cuda/codes attends the same
-// codes on the device. No index type uses them yet.
+// codes on the device. index/types/codes.h
+// is the index type of them, index/scan/code_scan.h attends them at the speed of memory.
 //
 //     logit by code   l = scale * <q', f level + key mean>,  q' = rotated (q / s)
 //     weight          e^(l - t/2),  t = scale^2 |q'|^2 f^2 noise
@@ -15,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/aligned.h"
 #include "cpu/code_layout.h"
 #include "cpu/kernels.h"
 #include "index/scan/balance.h"
@@ -31,7 +33,8 @@ struct CodeQueries {
 void rotate_codes(float* row, uint32_t dim);
 void rotate_codes_back(float* row, uint32_t dim);
 
-/// Encodes rows [first, first + kCodeBlock) of kv into `out` (CodeShape::block_bytes()). All arithmetic is fp32 in a
+/// Encodes rows [first, first + kCodeBlock) of kv into `out` (CodeShape::block_bytes()). Without values (count 0,
+/// value_bits 0) their mean is 0. All arithmetic is fp32 in a
 /// fixed order, each operation rounded by itself, so that every implementation makes the same bits.
 void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Kernels& kernels,
                   const KvView& kv, size_t first, std::byte* out);
@@ -39,9 +42,16 @@ void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Ker
 class KvCodes {
  public:
   KvCodes(const CodeShape& shape, Balance balance) : shape_(shape), balance_(std::move(balance)) {}
+  /// Of whole blocks that are there already.
+  KvCodes(const CodeShape& shape, Balance balance, const std::vector<std::byte>& blocks)
+      : shape_(shape), balance_(std::move(balance)), data_(blocks.begin(), blocks.end()) {}
 
   /// Encodes the complete blocks of rows [count(), kv.keys.count).
   void extend(const cpu::Kernels& kernels, const KvView& kv);
+  /// Takes in whole blocks that encode_block() has made of the rows from count() on.
+  void append(const std::vector<std::byte>& blocks) {
+    data_.insert(data_.end(), blocks.begin(), blocks.end());
+  }
   /// Forgets blocks that hold a row >= rows.
   void truncate(size_t rows);
 
@@ -57,6 +67,8 @@ class KvCodes {
   [[nodiscard]] const Balance& balance() const { return balance_; }
 
   [[nodiscard]] CodeQueries queries(const float* q, uint32_t group) const;
+  /// The same into `out` `[group, dim]`.
+  void rotate_queries(const float* q, uint32_t group, float* out) const;
 
   /// Inner products by code of rows [0, count()): scores[h * stride + i], an estimate of q_h . k_i.
   void score(const CodeQueries& queries, float* scores, size_t stride) const;
@@ -68,11 +80,13 @@ class KvCodes {
   /// A row's key or value as its code has it, `[dim]`.
   void decode_key(size_t row, float* out) const;
   void decode_value(size_t row, float* out) const;
+  /// g level + value mean, `[dim]`: the value before it is rotated back and scaled.
+  void rotated_value(size_t row, float* out) const;
 
  private:
   CodeShape shape_;
   Balance balance_;
-  std::vector<std::byte> data_;  ///< `[blocks, block_bytes]`
+  cpu::LineVector<std::byte> data_;  ///< `[blocks, block_bytes]`
 };
 
 }  // namespace keyhole::index

@@ -52,7 +52,7 @@ size_t rounded_share(size_t n, size_t per) { return std::max<size_t>((n + per / 
 struct Sums {
   double count = 0.0;
   std::vector<double> keys, values;
-  double square_keys = 0.0;
+  double square_keys = 0.0;  // of scaled keys
 
   explicit Sums(uint32_t dim) : keys(dim), values(dim) {}
   void clear() {
@@ -69,11 +69,12 @@ size_t coarse_partition_keys(const TailParams& params) {
 }
 
 TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t begin, size_t end,
-                        const TailParams& params, const Progress& progress) {
+                        std::span<const float> scale, const TailParams& params,
+                        const Progress& progress) {
   const cpu::Kernels& kernels = *context.kernels;
   const uint32_t dim = keys.dim;
   const size_t n = end - begin;
-  std::vector<float> points = rows_as_f32(kernels, keys, begin, end);
+  std::vector<float> points = rows_as_f32(kernels, keys, begin, end, {}, scale);
   subtract_mean(points, dim);
   const size_t coarse = std::min(rounded_share(n, coarse_partition_keys(params)), n);
   std::vector<uint32_t> coarse_of(n);
@@ -108,7 +109,8 @@ TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t beg
 }
 
 TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begin,
-                      const TailLabels& labels, const KeyCodes& codes) {
+                      const TailLabels& labels, const KeyCodes& codes,
+                      std::span<const float> scale) {
   const uint32_t dim = kv.keys.dim;
   const auto type = static_cast<size_t>(kv.keys.dtype);
   const size_t row_bytes = dim * dtype_size(kv.keys.dtype);
@@ -152,11 +154,13 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
   // Spread around the mean from sums of squares would cancel for keys far from 0: keys are taken relative to
   // the partition's first one.
   std::vector<float> origin(dim);
+  std::vector<double> squares(dim, 1.0);  // of the scales
+  for (size_t j = 0; j < scale.size(); ++j) squares[j] = double{scale[j]} * scale[j];
   const auto write = [&](TailLevel& level, const Sums& sums) {
     double square_mean = 0.0;
     for (uint32_t j = 0; j < dim; ++j) {
       const double mean = sums.keys[j] / sums.count;
-      square_mean += mean * mean;
+      square_mean += squares[j] * (mean * mean);
       key[j] = static_cast<float>(mean + origin[j]);
       value[j] = static_cast<float>(sums.values[j] / sums.count);
     }
@@ -178,7 +182,7 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
       for (uint32_t j = 0; j < dim; ++j) {
         const double x = double{key[j]} - origin[j];
         sums.keys[j] += x;
-        sums.square_keys += x * x;
+        sums.square_keys += squares[j] * (x * x);
         sums.values[j] += value[j];
       }
     }

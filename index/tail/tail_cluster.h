@@ -16,14 +16,16 @@ struct TailLabels {
   size_t coarse = 0;
 };
 
-/// Clusters rows [begin, end) of `keys`: coarse by k-means, each of those again.
+/// Clusters rows [begin, end) of `keys`, each channel times its scale (`[dim]`; empty: 1): coarse by k-means, each of
+/// those again.
 [[nodiscard]] TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t begin,
-                                      size_t end, const TailParams& params,
-                                      const Progress& progress);
+                                      size_t end, std::span<const float> scale,
+                                      const TailParams& params, const Progress& progress);
 
 /// The partitions that labels describe, empty ones left out, of rows [begin, begin + labels.fine_of.size()).
-/// `codes` gives the codes of mean keys.
+/// `codes` gives the codes of mean keys; variances are those of scaled keys.
 [[nodiscard]] TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begin,
-                                    const TailLabels& labels, const KeyCodes& codes);
+                                    const TailLabels& labels, const KeyCodes& codes,
+                                    std::span<const float> scale);
 
 }  // namespace keyhole::index

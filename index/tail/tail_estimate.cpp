@@ -98,9 +98,14 @@ void TailEstimate::begin(const TailTree& tree, const cpu::Kernels& kernels, cons
   for (uint32_t h = 0; h < query.group; ++h) {
     const float* q = query.queries + size_t{h} * dim;
     center_scores_[h] = coarse_ != 0 ? tree.codes().center_score(q) : 0.0F;
+    // In the space in which the tree has taken variances.
+    const float* scale = tree.query_scale().data();
     double squares[4] = {};
     for (uint32_t j = 0; j < dim; j += 4) {
-      for (uint32_t i = 0; i < 4; ++i) squares[i] += double{q[j + i]} * q[j + i];
+      for (uint32_t i = 0; i < 4; ++i) {
+        const double x = double{q[j + i]} * scale[j + i];
+        squares[i] += x * x;
+      }
     }
     square_norms_[h] =
         static_cast<float>(std::min((squares[0] + squares[1]) + (squares[2] + squares[3]), 1e30));

@@ -1,7 +1,7 @@
 // What the keys that a step has not read weigh, what they add to its output, and which of them to read next.
 //
 // For the partitions of a TailTree: weight w = n * exp(logit of the mean key + t/2), t = (slope of the logit)^2 *
-// |q|^2 * the mean variance of a key's element: the second cumulant of the logits inside the partition for
+// |q|^2 * the mean variance of a key's element, both in the tree's balanced space: the second cumulant of the logits inside the partition for
 // keys that spread alike in all directions. Measured on trained attention heads, the mean alone finds 20-47 % of
 // the missing mass, the second-order term 93-100 %; a full diagonal variance is no better and explodes on
 // sharp heads. A partition that has been read in part counts with the mean key and mean value of the keys that

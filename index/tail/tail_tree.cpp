@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "index/progress.h"
+#include "index/scan/balance.h"
 #include "index/tail/tail_cluster.h"
 
 namespace keyhole::index {
@@ -33,6 +34,10 @@ void cut(TailLevel& level, size_t count, uint32_t dim, DType dtype) {
   level.values.resize(count * dim * dtype_size(dtype));
 }
 
+std::vector<float> learned_scale(const cpu::Kernels& kernels, const RowsView& keys) {
+  return learn_balance(kernels, {.keys = keys, .values = {}}, {}).key_scale;
+}
+
 class Stopwatch {
  public:
   explicit Stopwatch(double& sum) : sum_(&sum) {}
@@ -49,26 +54,38 @@ class Stopwatch {
 
 }  // namespace
 
-TailTree::TailTree(const Context& context, uint32_t dim, DType dtype, const TailParams& params)
+TailTree::TailTree(const Context& context, uint32_t dim, DType dtype, const TailParams& params,
+                   std::vector<float> key_scale)
     : context_(context),
       dim_(dim),
       dtype_(dtype),
       params_(params),
+      given_scale_(std::move(key_scale)),
       codes_(*context.kernels, dim),
-      mean_value_(dim, 0.0F) {}
+      mean_value_(dim, 0.0F) {
+  set_scale(given_scale_);
+}
+
+void TailTree::set_scale(std::vector<float> key_scale) {
+  key_scale_ = std::move(key_scale);
+  query_scale_.assign(dim_, 1.0F);
+  for (size_t j = 0; j < key_scale_.size(); ++j) query_scale_[j] = 1.0F / key_scale_[j];
+}
 
 TailSegment TailTree::cluster(const KvView& kv, size_t begin, size_t end,
                               const Progress& progress) const {
   return summarise(*context_.kernels, kv, begin,
-                   cluster_rows(context_, kv.keys, begin, end, params_, progress), codes_);
+                   cluster_rows(context_, kv.keys, begin, end, key_scale_, params_, progress),
+                   codes_, key_scale_);
 }
 
 void TailTree::build(const KvView& kv, const Progress& progress) {
-  TailTree next(context_, dim_, dtype_, params_);
+  TailTree next(context_, dim_, dtype_, params_, given_scale_);
   next.build_seconds_ = build_seconds_;
   {
     const Stopwatch watch(next.build_seconds_);
     const size_t n = kv.keys.count;
+    if (n != 0 && given_scale_.empty()) next.set_scale(learned_scale(*context_.kernels, kv.keys));
     next.codes_.learn(kv.keys);
     const size_t segments = (n + kSegmentRows - 1) / kSegmentRows;
     std::vector<TailSegment> parts(segments);
@@ -96,15 +113,19 @@ std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
   // Nothing is encoded yet: the first rows say what centre and scales are.
   KeyCodes codes(*context_.kernels, dim_);
   codes.learn(kv.keys);
-  auto segment = std::make_unique<TailSegment>(
-      summarise(*context_.kernels, kv, 0,
-                cluster_rows(context_, kv.keys, 0, kv.keys.count, params_, progress), codes));
+  const bool has_scale = !key_scale_.empty() || kv.keys.count == 0;
+  std::vector<float> scale = has_scale ? key_scale_ : learned_scale(*context_.kernels, kv.keys);
+  auto segment = std::make_unique<TailSegment>(summarise(
+      *context_.kernels, kv, 0,
+      cluster_rows(context_, kv.keys, 0, kv.keys.count, scale, params_, progress), codes, scale));
   segment->codes = std::move(codes);
+  if (!has_scale) segment->key_scale = std::move(scale);
   return segment;
 }
 
 void TailTree::commit_append(const TailSegment& segment) {
   if (segment.codes) codes_.learn_from(*segment.codes);
+  if (!segment.key_scale.empty()) set_scale(segment.key_scale);
   add(segment);
   update_values();
 }
@@ -154,10 +175,12 @@ void TailTree::truncate(size_t count, const KvView& kv) {
     for (size_t f = last.fine; f < fine_.count(); ++f) {
       labels.parents.push_back(parents_[f] - static_cast<uint32_t>(last.coarse));
     }
-    const TailSegment rest = summarise(*context_.kernels, kv, last.begin, labels, codes_);
+    const TailSegment rest =
+        summarise(*context_.kernels, kv, last.begin, labels, codes_, key_scale_);
     drop_last_segment();
     add(rest);
   }
+  if (segments_.empty()) set_scale(given_scale_);
   update_values();
 }
 
@@ -198,6 +221,8 @@ void TailTree::save(Writer& out) const {
   out.put(params_.keys_per_partition);
   out.put(static_cast<uint64_t>(segments_.size()));
   if (segments_.empty()) return;
+  out.put(static_cast<uint32_t>(key_scale_.size()));
+  out.put_array(key_scale_.data(), key_scale_.size());
   codes_.save(out);
   for (const Segment& s : segments_) {
     out.put(static_cast<uint64_t>(s.begin));
@@ -219,13 +244,19 @@ void TailTree::save(Writer& out) const {
 }
 
 void TailTree::load(Reader& in, size_t rows) {
-  TailTree next(context_, dim_, dtype_, params_);
+  TailTree next(context_, dim_, dtype_, params_, given_scale_);
   next.params_.keys_per_partition = in.get<uint32_t>();
   require_sound(next.params_.keys_per_partition >= 4 && next.params_.keys_per_partition <= 1024,
                 "an impossible size of partitions");
   const auto segments = in.get<uint64_t>();
   require_sound(segments <= rows && (segments != 0) == (rows != 0), "segments that do not fit");
   if (segments != 0) {
+    const auto channels = in.get<uint32_t>();
+    require_sound(channels == 0 || channels == dim_, "scales of other channels than keys have");
+    next.set_scale(in.get_array<float>(channels));
+    require_sound(std::all_of(next.key_scale_.begin(), next.key_scale_.end(),
+                              [](float s) { return std::isfinite(s) && s > 0.0F; }),
+                  "an impossible scale of a channel");
     next.codes_.load_scales(in);
     for (uint64_t i = 0; i < segments; ++i) {
       Segment s{};

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "index/spec.h"
+#include "index/types/codes.h"
 #include "index/types/flat.h"
 #include "index/types/hnsw.h"
 #include "index/types/ivf.h"
@@ -27,6 +28,7 @@ constexpr std::array kTypes = {
     Type{&kRoarGraphType, make_roargraph, estimate_roargraph},
     Type{&kSaapType, make_saap, estimate_saap},
     Type{&kSparqType, make_sparq, estimate_sparq},
+    Type{&kCodesType, make_codes, estimate_codes},
 };
 
 Spec parse(std::string_view text) {
@@ -62,6 +64,12 @@ std::unique_ptr<Index> make_index(std::string_view spec, uint32_t dim, DType dty
 }
 
 void check_spec(std::string_view spec) { static_cast<void>(parse(spec)); }
+
+std::optional<CodeBits> code_bits(std::string_view spec) {
+  const Spec parsed = parse(spec);
+  if (&parsed.type() != &kCodesType) return std::nullopt;
+  return code_bits(parsed);
+}
 
 size_t estimate_bytes(std::string_view spec, size_t count, uint32_t dim, DType dtype) {
   const Spec parsed = parse(spec);

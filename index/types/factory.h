@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "index/index.h"
+#include "index/types/codes.h"
 
 namespace keyhole::index {
 
@@ -17,6 +19,11 @@ namespace keyhole::index {
 
 /// Checks a spec without making anything; throws as make_index does.
 void check_spec(std::string_view spec);
+
+/// Bits per element of the codes that an index of this spec has of its rows (Index::codes()) where it is built with
+/// values; nothing: it has no codes. Throws as make_index does.
+[[nodiscard]] std::optional<CodeBits> code_bits(std::string_view spec);
+[[nodiscard]] inline bool has_codes(std::string_view spec) { return code_bits(spec).has_value(); }
 
 /// Bytes that an index over `count` keys will hold beside K and V, before anything is built (within
 /// about 10 %). Throws as make_index does.

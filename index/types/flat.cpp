@@ -33,11 +33,15 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
   [[nodiscard]] size_t bytes() const override { return coded() ? codes_.bytes() : 0; }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override {
+  // Codes have a scale per channel, and keys are never compared with each other.
+  [[nodiscard]] std::vector<float> learn_scale(const BuildInput&) const override { return {}; }
+  void do_build(const BuildInput& input, const std::vector<float>&,
+                const Progress& progress) override {
     KeyCodes codes = encode_all(input.keys, progress);
     codes_ = std::move(codes);
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>&,
                                                      const Progress& progress) const override {
     auto growth = std::make_unique<FlatGrowth>();
     if (count() == 0) {

@@ -41,7 +41,7 @@ struct HnswScratch final : SearchScratch {
 
 struct HnswGrowth final : Addition {
   Graph graph;
-  double radius = 0.0;
+  Lift lift;
 };
 
 // Inner products with one query.
@@ -77,8 +77,13 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
   [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override;
+  [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override {
+    return lifted() ? BasicIndex::learn_scale(input) : std::vector<float>{};
+  }
+  void do_build(const BuildInput& input, const std::vector<float>& scale,
+                const Progress& progress) override;
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
@@ -99,58 +104,63 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
   [[nodiscard]] size_t beam_width(uint32_t k) const {
     return std::min(std::max<size_t>(static_cast<size_t>(spec()[kEf]), k), count());
   }
-  [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, double radius,
-                           ProgressMeter& meter) const;
+  /// The longest key lies on the sphere.
+  [[nodiscard]] Lift lift_of(const RowsView& keys, const std::vector<float>& scale) const {
+    return lifted() ? Lift::of(kernels(), keys, scale, 1.0) : Lift{};
+  }
+  [[nodiscard]] Graph grow(const Graph& graph, const RowsView& keys, const Lift& lift,
+                           const std::vector<float>& scale, ProgressMeter& meter) const;
   /// Walks the upper levels greedily and returns the row where level 0 starts.
   [[nodiscard]] uint32_t descend(const HeadScore& score, SearchCost& cost) const;
 
   Graph graph_;
-  double radius_ = 0.0;  // phi of the lift: the longest key of the build; 0: no lift
+  Lift lift_;  // of the build's keys
 };
 
-Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, double radius,
-                      ProgressMeter& meter) const {
-  const LiftedKeys lifted_keys(kernels(), keys, radius);
+Graph HnswIndex::grow(const Graph& graph, const RowsView& keys, const Lift& lift,
+                      const std::vector<float>& scale, ProgressMeter& meter) const {
+  const LiftedKeys lifted_keys(kernels(), keys, lift, scale);
   const HnswConfig config = {.m = m(), .ef_construction = static_cast<uint32_t>(spec()[kEfc])};
   Graph grown = insert_rows(graph, lifted_keys, config, meter);
   if (lifted()) connect_all(grown, lifted_keys);
   return grown;
 }
 
-void HnswIndex::do_build(const BuildInput& input, const Progress& progress) {
+void HnswIndex::do_build(const BuildInput& input, const std::vector<float>& scale,
+                         const Progress& progress) {
   const RowsView& keys = input.keys;
   Graph graph(0, 2 * m(), m());
-  const double radius = lifted() ? LiftedKeys::largest_norm(kernels(), keys) : 0.0;
+  Lift lift = lift_of(keys, scale);
   if (keys.count > 0) {
     ProgressMeter meter(progress, static_cast<double>(keys.count));
-    graph = grow(graph, keys, radius, meter);
+    graph = grow(graph, keys, lift, scale, meter);
   }
   graph_ = std::move(graph);
-  radius_ = radius;
+  lift_ = std::move(lift);
 }
 
 std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
+                                                const std::vector<float>& scale,
                                                 const Progress& progress) const {
   auto grown = std::make_unique<HnswGrowth>();
-  grown->radius = radius_;
-  if (count() == 0) grown->radius = lifted() ? LiftedKeys::largest_norm(kernels(), keys) : 0.0;
+  grown->lift = count() == 0 ? lift_of(keys, scale) : lift_;
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   const Graph nothing(0, 2 * m(), m());
-  grown->graph = grow(count() == 0 ? nothing : graph_, keys, grown->radius, meter);
+  grown->graph = grow(count() == 0 ? nothing : graph_, keys, grown->lift, scale, meter);
   return grown;
 }
 
 void HnswIndex::do_commit(Addition& addition) {
   auto& grown = static_cast<HnswGrowth&>(addition);
   std::swap(graph_, grown.graph);
-  radius_ = grown.radius;
+  std::swap(lift_, grown.lift);
 }
 
 void HnswIndex::do_truncate(size_t new_count) {
   if (!lifted()) return graph_.truncate(new_count);
   RowsView rest = keys();
   rest.count = new_count;
-  const LiftedKeys lifted_keys(kernels(), rest, radius_);
+  const LiftedKeys lifted_keys(kernels(), rest, lift_, channel_scale());
   remove_rows(graph_, lifted_keys);
   connect_all(graph_, lifted_keys);
 }
@@ -246,18 +256,17 @@ void HnswIndex::describe(IndexInfo& info) const {
 }
 
 void HnswIndex::save_body(Writer& out) const {
-  out.put(radius_);
+  lift_.save(out);
   graph_.save(out);
 }
 
 void HnswIndex::load_body(Reader& in, const RowsView& keys) {
-  const auto radius = in.get<double>();
-  require_sound(std::isfinite(radius) && radius >= 0.0 && (lifted() || radius == 0.0),
-                "an impossible radius");
+  Lift lift = Lift::load(in, dim());
+  require_sound(lifted() || lift.radius == 0.0, "an impossible radius");
   Graph graph = Graph::load(in, keys.count, 2 * m(), m());
   in.finish();
   graph_ = std::move(graph);
-  radius_ = radius;
+  lift_ = std::move(lift);
 }
 
 }  // namespace

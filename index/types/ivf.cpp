@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "index/partitions/ivf_lists.h"
+#include "index/partitions/undone_scale.h"
 #include "index/types/codec.h"
 #include "index/types/typed_index.h"
 
@@ -80,8 +81,11 @@ class IvfIndex final : public TypedIndex<ListScratch> {
   [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override;
+  [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override;
+  void do_build(const BuildInput& input, const std::vector<float>& scale,
+                const Progress& progress) override;
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override { lists_.truncate(count); }
@@ -102,10 +106,16 @@ class IvfIndex final : public TypedIndex<ListScratch> {
                     lists_.count());
   }
   [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
-  void build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress);
+  [[nodiscard]] RopeUndo rope_of(const BuildInput& input) const {
+    if (spec()[kRope] == kKeep) return {};
+    return RopeUndo(input.rope, dim(), input.first_position);
+  }
+  void build_lists(const RowsView& keys, RopeUndo rope, const std::vector<float>& scale,
+                   const Progress& progress);
   /// Rows [begin, end) clustered in `segments` parts of nearly equal size, `lists` lists in all.
   [[nodiscard]] std::vector<Part> train(const RowsView& keys, size_t begin, size_t end,
                                         size_t segments, size_t lists, const RopeUndo& rope,
+                                        const std::vector<float>& scale,
                                         ProgressMeter& meter) const;
   /// The nearest list of each of the rows [begin, end).
   [[nodiscard]] std::vector<uint32_t> assign(const RowsView& keys, size_t begin, size_t end,
@@ -122,13 +132,15 @@ class IvfIndex final : public TypedIndex<ListScratch> {
 };
 
 std::vector<Part> IvfIndex::train(const RowsView& keys, size_t begin, size_t end, size_t segments,
-                                  size_t lists, const RopeUndo& rope, ProgressMeter& meter) const {
+                                  size_t lists, const RopeUndo& rope,
+                                  const std::vector<float>& scale, ProgressMeter& meter) const {
   const PartConfig config = {
       .iterations = static_cast<uint32_t>(spec()[kIters]),
       .nearness = spec()[kMetric] == kL2 ? Nearness::l2 : Nearness::inner_product,
       .center = spec()[kCenter] != 0,
       .seed = static_cast<uint32_t>(spec()[kSeed]),
-      .rope = &rope};
+      .rope = &rope,
+      .scale = scale};
   const size_t n = end - begin;
   segments = std::min(segments, lists);
   std::vector<Part> parts(segments);
@@ -149,22 +161,29 @@ std::vector<Part> IvfIndex::train(const RowsView& keys, size_t begin, size_t end
 std::vector<uint32_t> IvfIndex::assign(const RowsView& keys, size_t begin, size_t end,
                                        ProgressMeter& meter) const {
   std::vector<uint32_t> labels(end - begin);
-  const std::vector<float> means = rows_as_f32(kernels(), lists_.means(), 0, lists_.count());
-  const std::vector<float> points = rows_as_f32(kernels(), keys, begin, end, rope_);
+  const std::vector<float> means =
+      rows_as_f32(kernels(), lists_.means(), 0, lists_.count(), {}, channel_scale());
+  const std::vector<float> points =
+      rows_as_f32(kernels(), keys, begin, end, rope_, channel_scale());
   NearestCentroid nearest(kernels(), Nearness::l2, dim());
   nearest.set(means.data(), lists_.count());
   assign_points(nearest, context().pool, points.data(), labels.size(), dim(), labels.data(), meter);
   return labels;
 }
 
-void IvfIndex::do_build(const BuildInput& input, const Progress& progress) {
-  build_lists(
-      input.keys,
-      spec()[kRope] == kUndo ? RopeUndo(input.rope, dim(), input.first_position) : RopeUndo(),
-      progress);
+std::vector<float> IvfIndex::learn_scale(const BuildInput& input) const {
+  // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
+  const RopeUndo rope = input.rope != nullptr ? rope_of(input) : rope_;
+  return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
 }
 
-void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const Progress& progress) {
+void IvfIndex::do_build(const BuildInput& input, const std::vector<float>& scale,
+                        const Progress& progress) {
+  build_lists(input.keys, rope_of(input), scale, progress);
+}
+
+void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const std::vector<float>& scale,
+                           const Progress& progress) {
   const size_t n = keys.count;
   IvfLists next(kernels(), dim(), dtype(), true, coded());
   size_t rows_per_list = kKeysPerList;
@@ -174,7 +193,7 @@ void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const Progress& 
         spec()[kTrain] == kGlobal ? 1 : rounded_share(n, static_cast<size_t>(spec()[kSegment]));
     ProgressMeter meter(progress, part_work(n, lists, static_cast<uint32_t>(spec()[kIters])));
     next.learn(keys);
-    next.apply(next.with_parts(train(keys, 0, n, segments, lists, rope, meter)));
+    next.apply(next.with_parts(train(keys, 0, n, segments, lists, rope, scale, meter)));
     if (spec()[kC] != 0) rows_per_list = std::max(n / lists, kLeastKeysPerAppendedList);
   }
   lists_ = std::move(next);
@@ -183,12 +202,13 @@ void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const Progress& 
 }
 
 std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
+                                               const std::vector<float>& scale,
                                                const Progress& progress) const {
   auto growth = std::make_unique<IvfGrowth>();
   const size_t trained = lists_.trained_rows();
   if (trained == 0) {
     growth->first = std::make_unique<IvfIndex>(spec(), dim(), dtype(), context());
-    growth->first->build_lists(keys, rope_, progress);
+    growth->first->build_lists(keys, rope_, scale, progress);
     return growth;
   }
   // Rows of the tail are few against a segment, and against the trained ones: after a short build, parts
@@ -198,8 +218,8 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
   if (waiting >= std::min(segment, trained)) {
     const size_t lists = std::min(rounded_share(waiting, rows_per_list_), waiting);
     ProgressMeter meter(progress, part_work(waiting, lists, static_cast<uint32_t>(spec()[kIters])));
-    growth->change = lists_.with_parts(
-        train(keys, trained, keys.count, rounded_share(waiting, segment), lists, rope_, meter));
+    growth->change = lists_.with_parts(train(
+        keys, trained, keys.count, rounded_share(waiting, segment), lists, rope_, scale, meter));
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));

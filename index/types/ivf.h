@@ -11,6 +11,10 @@
 // a key suits a query then does not depend on how far apart they stand (Saap, section 3). Keys are scored
 // as the model has them either way.
 //
+// SPACE. Keys are clustered, and assigned later, with each channel times its scale (scan/balance.h); mean keys are kept
+// as the keys are, so that a search has nothing to scale. Outlier channels would otherwise decide alone what is near:
+// with six channels times 16, recall@100 fell from 0.81 to 0.50.
+//
 // APPEND. New rows go to the lists of their nearest mean keys, in a second set of lists, the tail: a
 // partition is scanned as two streams, and trained lists are never moved. Once `segment` rows have come in
 // they are clustered on their own and become a further part (RetroInfer's segments). Appends stay

@@ -52,8 +52,10 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
   }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override;
+  void do_build(const BuildInput& input, const std::vector<float>& scale,
+                const Progress& progress) override;
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
@@ -93,11 +95,12 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
 
   Graph graph_{0, 2, 0};
   Guidance guidance_;
-  double radius_ = 0.0;
+  Lift lift_;  // of the build's keys
   KeyCodes codes_;
 };
 
-void RoarGraphIndex::do_build(const BuildInput& input, const Progress& progress) {
+void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>& scale,
+                              const Progress& progress) {
   const RowsView& keys = input.keys;
   const size_t most = spec()[kQueries] == 0 ? kMaxRows : static_cast<size_t>(spec()[kQueries]);
   const std::vector<uint32_t> chosen = choose_queries(input.queries, most);
@@ -105,30 +108,31 @@ void RoarGraphIndex::do_build(const BuildInput& input, const Progress& progress)
   ProgressMeter meter(progress, guided_work(keys.count, 2 * chosen.size()));
   const Neighbours neighbours = nearest_keys(context(), keys, input.first_position, input.queries,
                                              chosen, static_cast<uint32_t>(spec()[kNq]), meter);
-  const double radius = LiftedKeys::norm_quantile(kernels(), keys, kRadiusQuantile);
-  const LiftedKeys lifted(kernels(), keys, radius);
+  Lift lift = Lift::of(kernels(), keys, scale, kRadiusQuantile);
+  const LiftedKeys lifted(kernels(), keys, lift, scale);
   GuidedGraph built = build_guided(context(), lifted, neighbours, config(), meter);
   KeyCodes codes(kernels(), dim());
   if (coded()) codes.build(keys, 2 * keys.count);
 
   graph_ = std::move(built.graph);
   guidance_ = std::move(built.guidance);
-  radius_ = radius;
+  lift_ = std::move(lift);
   codes_ = std::move(codes);
 }
 
 std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
+                                                     const std::vector<float>& scale,
                                                      const Progress& progress) const {
   auto growth = std::make_unique<RoarGrowth>();
   if (count() == 0) {
     growth->first = std::make_unique<RoarGraphIndex>(spec(), dim(), dtype(), context());
     BuildInput input;
     input.keys = keys;
-    growth->first->do_build(input, progress);
+    growth->first->do_build(input, scale, progress);
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
-  const LiftedKeys lifted(kernels(), keys, radius_);
+  const LiftedKeys lifted(kernels(), keys, lift_, scale);
   growth->edits = connect_rows(graph_, lifted, guidance_.entries, config(), meter);
   if (coded()) growth->codes = codes_.encode(keys, count());
   return growth;
@@ -140,7 +144,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
     RoarGraphIndex& first = *growth.first;
     graph_ = std::move(first.graph_);
     guidance_ = std::move(first.guidance_);
-    radius_ = first.radius_;
+    lift_ = std::move(first.lift_);
     codes_ = std::move(first.codes_);
     return;
   }
@@ -152,7 +156,7 @@ void RoarGraphIndex::do_commit(Addition& addition) {
 void RoarGraphIndex::do_truncate(size_t new_count) {
   RowsView rest = keys();
   rest.count = new_count;
-  const LiftedKeys lifted(kernels(), rest, radius_);
+  const LiftedKeys lifted(kernels(), rest, lift_, channel_scale());
   remove_rows(graph_, lifted);
   std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
   choose_entry();
@@ -236,7 +240,7 @@ void RoarGraphIndex::describe(IndexInfo& info) const {
 }
 
 void RoarGraphIndex::save_body(Writer& out) const {
-  out.put(radius_);
+  lift_.save(out);
   out.put(static_cast<uint64_t>(guidance_.queries));
   out.put(static_cast<uint64_t>(guidance_.pivots));
   out.put(static_cast<uint64_t>(guidance_.hit));
@@ -247,8 +251,7 @@ void RoarGraphIndex::save_body(Writer& out) const {
 }
 
 void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
-  const auto radius = in.get<double>();
-  require_sound(std::isfinite(radius) && radius >= 0.0, "an impossible radius");
+  Lift lift = Lift::load(in, dim());
   Guidance guidance;
   guidance.queries = in.get<uint64_t>();
   guidance.pivots = in.get<uint64_t>();
@@ -266,7 +269,7 @@ void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
   KeyCodes codes(kernels(), dim());
   if (coded() && keys.count > 0) codes.load(in, keys);
   in.finish();
-  radius_ = radius;
+  lift_ = std::move(lift);
   guidance_ = std::move(guidance);
   graph_ = std::move(graph);
   codes_ = std::move(codes);

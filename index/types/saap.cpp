@@ -7,6 +7,7 @@
 #include "index/partitions/ivf_lists.h"
 #include "index/partitions/key_partitions.h"
 #include "index/partitions/query_classifier.h"
+#include "index/partitions/undone_scale.h"
 #include "index/types/codec.h"
 #include "index/types/typed_index.h"
 
@@ -65,10 +66,14 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override {
-    state_ = build_state(input.keys, RopeUndo(input.rope, dim(), input.first_position), progress);
+  [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override;
+  void do_build(const BuildInput& input, const std::vector<float>& scale,
+                const Progress& progress) override {
+    state_ =
+        build_state(input.keys, RopeUndo(input.rope, dim(), input.first_position), scale, progress);
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
@@ -115,7 +120,7 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
     return std::min(asked != 0 ? asked : std::max<size_t>(share, 1), state_.partitions);
   }
   [[nodiscard]] State build_state(const RowsView& keys, RopeUndo rope,
-                                  const Progress& progress) const;
+                                  const std::vector<float>& scale, const Progress& progress) const;
   void reserve_ranking(SaapScratch& scratch) const {
     scratch.reserve(dim(), state_.partitions);
     scratch.chosen.reserve(state_.lists.count());
@@ -135,7 +140,16 @@ void SaapIndex::State::count_sizes() {
   }
 }
 
+std::vector<float> SaapIndex::learn_scale(const BuildInput& input) const {
+  if (uses_trained()) return {};  // partitions and their space are the classifier's
+  // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
+  const RopeUndo rope =
+      input.rope != nullptr ? RopeUndo(input.rope, dim(), input.first_position) : state_.rope;
+  return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
+}
+
 SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
+                                        const std::vector<float>& scale,
                                         const Progress& progress) const {
   State state(kernels(), dim(), dtype(), coded());
   state.rope = std::move(rope);
@@ -148,7 +162,7 @@ SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
       state.trained ? 0.0 : static_cast<double>(kmeans_sample(n, own)) * iterations;
   ProgressMeter meter(progress, training + static_cast<double>(n));
   if (!state.trained) {
-    state.own = train_key_partitions(context(), keys, state.rope, own, iterations,
+    state.own = train_key_partitions(context(), keys, state.rope, scale, own, iterations,
                                      static_cast<uint32_t>(spec()[kSeed]), meter);
   }
   state.partitions = partitions(state).count();
@@ -167,12 +181,13 @@ SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
 }
 
 std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
+                                                const std::vector<float>& scale,
                                                 const Progress& progress) const {
   auto growth = std::make_unique<SaapGrowth>();
   const IvfLists& lists = state_.lists;
   const size_t trained = lists.trained_rows();
   if (trained == 0) {
-    growth->first = std::make_unique<State>(build_state(keys, state_.rope, progress));
+    growth->first = std::make_unique<State>(build_state(keys, state_.rope, scale, progress));
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));

@@ -3,6 +3,9 @@
 // PARTITIONS. Where the engine has a classifier for the layer and KV head, partitions are its: the keys of a
 // new context are assigned, not clustered. Elsewhere spherical k-means runs over the context's own keys.
 //
+// Own partitions are made with each channel times its scale (scan/balance.h), learned of keys and queries whose RoPE is
+// undone, too.
+//
 // PROBING. One search per group. With a classifier, partitions are ranked by the attention per key that it
 // predicts, summed over the heads; the paper ranks by predicted attention, which prefers long lists: at the
 // same number of keys scored, that recovers less. Without one, by the partitions' mean keys, as `ivf` does.

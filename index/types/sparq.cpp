@@ -55,11 +55,12 @@ struct SparqScratch final : SearchScratch {
 class ApproximateSoftmax {
  public:
   ApproximateSoftmax(const cpu::Kernels& kernels, const LogitParams& logits, const SearchArgs& args,
-                     uint32_t dim, const ComponentBlocks::Queries& queries)
+                     uint32_t dim, std::span<const float> scale,
+                     const ComponentBlocks::Queries& queries)
       : kernels_(kernels), group_(args.group) {
     for (uint32_t h = 0; h < group_; ++h) {
       logits_[h] = logits;
-      logits_[h].scale *= softmax_sharpening(args.queries + size_t{h} * dim, dim,
+      logits_[h].scale *= softmax_sharpening(args.queries + size_t{h} * dim, dim, scale,
                                              {queries.components, queries.chosen});
       shift_[h] = queries.shift[h];
       lse_[h] = kMinusInf;
@@ -100,7 +101,8 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
   [[nodiscard]] size_t bytes() const override { return blocks_.bytes(); }
 
  protected:
-  void do_build(const BuildInput& input, const Progress& progress) override {
+  void do_build(const BuildInput& input, const std::vector<float>&,
+                const Progress& progress) override {
     ComponentBlocks blocks = no_blocks();
     if (input.keys.count > 0) {
       ComponentBlocks::Growth all = blocks.grow(input.keys, context().pool, progress);
@@ -109,6 +111,7 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
     blocks_ = std::move(blocks);
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
+                                                     const std::vector<float>&,
                                                      const Progress& progress) const override {
     auto rows = std::make_unique<Rows>();
     rows->growth = blocks_.grow(keys, context().pool, progress);
@@ -231,9 +234,10 @@ void SparqIndex::find(const SearchArgs& args, SparqScratch& scratch, SearchCost&
   ComponentBlocks::Queries& queries = scratch.queries;
   queries.group = args.group;
   queries.chosen = components();
-  choose_components(args.queries, args.group, dim(), queries.chosen, queries.components);
+  choose_components(args.queries, args.group, dim(), channel_scale(), queries.chosen,
+                    queries.components);
   blocks_.encode_queries(args.queries, queries);
-  ApproximateSoftmax softmax(kernels(), logits(), args, dim(), queries);
+  ApproximateSoftmax softmax(kernels(), logits(), args, dim(), channel_scale(), queries);
   const bool covers = cost.coverage != nullptr;
   if (local < args.k || covers) scan(scratch, local, covers ? &softmax : nullptr);
 

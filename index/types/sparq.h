@@ -1,7 +1,7 @@
 // `sparq`: approximate scores of all keys from a few of their components, exact scores of the best (SparQ
 // Attention). Nothing is trained or clustered, and appends cost a copy.
 //
-// SEARCH. (1) The r components in which the group's queries are largest, by the sum over its heads of |q_j|,
+// SEARCH. (1) The r components in which the group's queries are largest, by the sum over its heads of |q_j| / s_j,
 // are read of every key (component_blocks.h) and give each head approximate scores. (2) The k best of each head
 // are read whole: their exact scores, for all heads of the group, are the answer. The paper takes one k for the
 // group, by the sum of the heads' weights; here each head has its k, and what one head found counts for the

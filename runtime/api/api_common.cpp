@@ -148,15 +148,24 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     const auto e = read_struct(engine, engine_defaults, "engine");
     auto s =
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
-    s.max_tokens =
-        kMaxTokens;  // the plan is about `context`, not about the longest that the session allows
+    // The plan is about `context`, not about the longest that the session allows.
     const ModelShape model = check_model(e);
-    const SessionParams params = check_session(s, model);
+    const bool host_device = e.device == KEYHOLE_DEVICE_HOST;
+    CodeRoom room;
+    if (!host_device) {
+      room = [&](const gpu::ResidentShape& shape) -> uint64_t {
+        const uint64_t resident = gpu::cuda_resident_bytes(shape) + gpu::cuda_pinned_bytes(shape);
+        if (device_limit == 0) return UINT64_MAX;
+        return device_limit > resident ? device_limit - resident : 0;
+      };
+    }
+    s.max_tokens = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
+    SessionParams params = check_session(s, model, room);
+    params.max_tokens = kMaxTokens;
     if (context > kMaxTokens) {
       throw Error(Status::invalid_argument, "context is " + std::to_string(context) +
                                                 ", allowed: 0.." + std::to_string(kMaxTokens));
     }
-    const bool host_device = e.device == KEYHOLE_DEVICE_HOST;
     const uint32_t threads = e.threads == KEYHOLE_AUTO ? 16 : e.threads;
     const MemoryPlan p = plan_memory(model, params, context, threads, host_device, device_limit);
     keyhole_memory_plan result;
@@ -166,6 +175,9 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.index_bytes = p.index_bytes;
     result.device_bytes = p.device_bytes;
     result.pinned_bytes = p.pinned_bytes;
+    result.code_bytes = p.code_bytes;
+    result.pinned_kv_bytes = p.pinned_kv_bytes;
+    params.index.copy(result.index, sizeof result.index - 1);
     result.fits = plan_fits(p, device_limit, host_limit, host_device) ? 1 : 0;
     result.longest_context =
         longest_context(model, params, threads, device_limit, host_limit, host_device);

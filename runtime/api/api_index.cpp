@@ -1,6 +1,7 @@
 // keyhole_index: one index over the keys of one KV head, by itself.
 #include <array>
 #include <atomic>
+#include <cmath>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,9 +27,11 @@ struct keyhole_index {
   std::vector<std::byte> keys, values;  ///< `[n, head_dim]` of kv_dtype
   size_t count = 0;
   std::unique_ptr<index::TailTree> tail;  ///< of all keys; null until it is built
+  index::Balance balance;                 ///< of both
   Selection selection;
   uint32_t reserved_group = 0, reserved_k = 0;  ///< what `selection` is reserved for; 0: nothing
   std::vector<float> tail_o, tail_lse;          ///< `[group, head_dim]`, `[group]`
+  std::vector<uint32_t> attended;               ///< last, where all are attended by codes
   std::vector<float> queries;
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
@@ -78,7 +81,7 @@ struct Call {
 };
 
 Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
-             const keyhole_search_options* options) {
+             const keyhole_search_options* options, bool attends) {
   if (ix.index == nullptr) {
     throw Error(Status::invalid_argument, "the index is empty: call keyhole_index_build first");
   }
@@ -91,13 +94,24 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
                                               " rows, allowed: 1.." + std::to_string(kMaxGroup));
   }
-  const Budget budget = check_embedded_budget(o.budget);
+  Budget budget = check_embedded_budget(o.budget);
+  if (attends) budget = completed(budget, ix.spec);
   Call call;
   call.group = static_cast<uint32_t>(q.count);
   call.asked_k = budget.top_k;
   call.params = {.k = static_cast<uint32_t>(std::min<size_t>(budget.top_k, ix.count)),
                  .attend = budget.attend,
                  .min_weight = budget.min_weight};
+  if (budget.reads_codes() && attends) {
+    check_codes(budget, ix.spec);
+    call.params.codes = ix.index->codes();
+    if (call.params.codes == nullptr) {
+      throw Error(Status::invalid_argument,
+                  "tail is KEYHOLE_TAIL_CODES, but the index was built without values");
+    }
+    ix.tail_o.resize(size_t{call.group} * m.head_dim);
+    ix.tail_lse.resize(call.group);
+  }
   if (budget.needs_partitions()) {
     if (ix.tail == nullptr) {
       throw Error(Status::invalid_argument,
@@ -131,6 +145,31 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
                 .logits = m.logits,
                 .position = o.position};
   return call;
+}
+
+/// Adds the rows of the last block, which have no codes yet, to the state of the rows that were read exactly. Returns
+/// both.
+std::span<const uint32_t> add_uncoded(keyhole_index& ix, const Call& call, StateView read) {
+  const std::span<const uint32_t> chosen = ix.selection.attended();
+  ix.attended.assign(chosen.begin(), chosen.end());
+  const size_t first = call.params.codes->count();
+  if (first == ix.count) return ix.attended;
+  for (size_t i = first; i < ix.count; ++i) ix.attended.push_back(static_cast<uint32_t>(i));
+  std::vector<float> o(size_t{call.group} * call.query.dim()), lse(call.group);
+  const StateView rest{o.data(), lse.data()};
+  call.query.attend_range(first, ix.count - first, rest);
+  const std::array<StateView, 2> both{read, rest};
+  cpu::merge_states(both, call.group, call.query.dim(), read);
+  return ix.attended;
+}
+
+/// Merges the state by codes into o and lse, and tells its share of the mass, what is attended elsewhere left out.
+void merge_missing(const Call& call, float* o, float* lse, StateView tail, float* missing) {
+  const std::array<StateView, 2> both{StateView{o, lse}, tail};
+  cpu::merge_states(both, call.group, call.query.dim(), {o, lse});
+  for (uint32_t h = 0; h < call.group; ++h) {
+    missing[h] = tail.lse[h] == kMinusInf ? 0.0F : std::exp(tail.lse[h] - lse[h]);
+  }
 }
 
 void check_below(const char* field, uint32_t value, uint32_t end) {
@@ -232,6 +271,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     }
     index::BuildInput input;
     input.keys = ix->view(ix->keys);
+    input.values = ix->view(ix->values);
     input.first_position = first_position;
     input.rope = &engine.rope();
     std::vector<float> queries;
@@ -242,6 +282,10 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
                             m.head_dim * sizeof(float), q.count, m.head_dim, DType::f32};
       input.queries.positions = training_positions;
     }
+    // With the queries, which a tail that is built later does not see.
+    index::Balance balance = index::learn_balance(
+        engine.kernels(), {.keys = input.keys, .values = ix->view(ix->values)}, input.queries.rows);
+    input.balance = &balance;
     const auto report = progress_function(progress, user);
     auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype,
                                    engine.index_context(ix->layer, ix->kv_head));
@@ -251,6 +295,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     ix->params = info.params;
     ix->diagnostics = json_of(info.diagnostics);
     ix->index = std::move(built);
+    ix->balance = std::move(balance);
   });
 }
 
@@ -284,9 +329,9 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
     }
     const ModelShape& m = ix->engine->model();
     const auto report = progress_function(progress, user);
-    auto tail = std::make_unique<index::TailTree>(ix->engine->index_context(ix->layer, ix->kv_head),
-                                                  m.head_dim, m.kv_dtype,
-                                                  index::TailParams{.keys_per_partition = keys});
+    auto tail = std::make_unique<index::TailTree>(
+        ix->engine->index_context(ix->layer, ix->kv_head), m.head_dim, m.kv_dtype,
+        index::TailParams{.keys_per_partition = keys}, ix->balance.key_scale);
     const AcceleratedBuild accelerated(*ix->engine);
     tail->build({ix->view(ix->keys), ix->view(ix->values)},
                 [&](double f) { return !report || report(f, "partitioning the keys"); });
@@ -314,7 +359,7 @@ keyhole_status keyhole_index_search(keyhole_index* ix, const keyhole_tensor* que
     const UseLock lock(ix->in_use, "the index");
     require(ids, "ids");
     require(counts, "counts");
-    const Call call = prepare(*ix, queries, options);
+    const Call call = prepare(*ix, queries, options, false);
     const index::Hits& hits = ix->selection.search(*ix->index, call.query, call.params);
     copy_hits(hits, call, ids, scores, counts);
     if (cost != nullptr) {
@@ -335,7 +380,7 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
     const UseLock lock(ix->in_use, "the index");
     require(o, "o");
     require(lse, "lse");
-    const Call call = prepare(*ix, queries, options);
+    const Call call = prepare(*ix, queries, options, true);
     if (ix->values.empty()) {
       throw Error(Status::invalid_argument,
                   "the index was built without values, which attention needs");
@@ -343,8 +388,12 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
     const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
     const StepCost spent =
         ix->selection.search_and_attend(*ix->index, call.query, call.params, {}, {{o, lse}, tail});
-    const std::span<const uint32_t> attended = ix->selection.attended();
-    if (call.params.tail.mode != index::TailMode::none) {
+    std::span<const uint32_t> attended = ix->selection.attended();
+    float missing[kMaxGroup] = {};
+    if (call.params.codes != nullptr) {
+      attended = add_uncoded(*ix, call, {o, lse});
+      merge_missing(call, o, lse, tail, missing);
+    } else if (call.params.tail.mode != index::TailMode::none) {
       const std::array<StateView, 2> both{StateView{o, lse}, tail};
       cpu::merge_states(both, call.group, ix->engine->model().head_dim, {o, lse});
     }
@@ -358,6 +407,7 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       c.keys_opened = static_cast<uint32_t>(spent.keys_opened);
       c.tail_bytes_read = spent.tail_bytes_read;
       c.tail_seconds = spent.tail_seconds;
+      if (call.params.codes != nullptr) std::copy_n(missing, call.group, c.missing);
       if (call.params.tail.tree != nullptr) {
         const TailFigures& tails = ix->selection.tail_figures();
         std::copy_n(tails.missing, call.group, c.missing);

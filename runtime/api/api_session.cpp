@@ -121,7 +121,8 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
     keyhole_session_config defaults;
     keyhole_session_config_init(&defaults);
     const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
-    auto params = check_session(c, engine->engine->model());
+    auto params =
+        check_session(c, engine->engine->model(), engine->engine->code_room(c.device_memory_limit));
     *out = new keyhole_session(std::make_unique<Session>(engine->engine, std::move(params)));
   });
 }

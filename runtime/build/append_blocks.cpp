@@ -38,7 +38,8 @@ uint32_t AppendBlocks::first_rows(uint32_t layer) const {
 }
 
 bool AppendBlocks::wants_first(uint32_t layer, uint32_t kv_head) const {
-  if (params_->mode != KEYHOLE_MODE_INDEXED || heads_->is_dense(layer, kv_head)) return false;
+  if (params_->mode != KEYHOLE_MODE_INDEXED || !heads_->is_indexed_here(layer, kv_head))
+    return false;
   const uint32_t rows = sequence_->rows(layer);
   return heads_->at(layer, kv_head).index == nullptr && rows >= first_rows(layer) &&
          refused_[layer] != round_of(layer, rows) + 1;
@@ -56,7 +57,7 @@ bool AppendBlocks::wants_block(uint32_t layer) const {
 }
 
 bool AppendBlocks::is_due(uint32_t layer) const {
-  if (params_->is_dense(layer)) return false;
+  if (params_->is_dense(layer) || heads_->is_on_device(layer)) return false;
   if (jobs_[layer] == nullptr) return wants_block(layer);
   return jobs_[layer]->round != round_of(layer, sequence_->rows(layer));
 }
@@ -169,9 +170,11 @@ AppendJob::Part AppendBlocks::part_of(uint32_t layer, uint32_t kv_head, uint32_t
     part.tail = hd.full_tail();
     return part;
   }
-  part.build = [this, layer, kv_head, with_tail = hd.params.budget.needs_partitions()](
-                   const KvView& rows, const index::Progress& progress) {
-    BuiltHead built = heads_->build(layer, kv_head, rows, with_tail, progress);
+  // A balance is learned beside the steps, too: of eight heads that takes 30 ms.
+  part.build = [this, layer, kv_head, balance = hd.balance,
+                with_tail = hd.params.budget.needs_partitions()](const KvView& rows,
+                                                                 const index::Progress& progress) {
+    BuiltHead built = heads_->build(layer, kv_head, rows, balance, with_tail, progress);
     built.warning = built.index->info().warning;
     return built;
   };
@@ -202,6 +205,9 @@ void AppendBlocks::take_in(uint32_t layer) {
     refused_[layer] = round_of(layer, sequence_->rows(layer)) + 1;  // the next round tries again
   }
   report_poor(layer, *job);
+  for (const auto& part : job->parts) {
+    if (part.build && !part.error) heads_->tell_unguided(heads_->at(layer, part.kv_head));
+  }
   builder_.retire(std::move(job));
   if (waited && params_->append_mode == KEYHOLE_APPEND_BACKGROUND) report_wait(layer, seconds);
   if (failure) std::rethrow_exception(failure);
@@ -212,9 +218,7 @@ void AppendBlocks::take_in_part(uint32_t layer, AppendJob::Part& part) {
   if (part.error) std::rethrow_exception(part.error);
   HeadIndex& hd = heads_->at(layer, part.kv_head);
   if (part.first.index != nullptr) {
-    hd.index = std::move(part.first.index);
-    // A tail without rows may be left of a truncated sequence: it is freed with the replaced lists.
-    std::swap(hd.tail, part.first.tail);
+    hd.take(std::move(part.first));
     return;
   }
   part.addition = hd.index->commit_append(std::move(part.addition));

@@ -98,7 +98,7 @@ void BackgroundBuilder::prepare(AppendJob& job, Part& part, bool in_background) 
     if (part.build) {
       first = part.build(part.kv, progress);
     } else {
-      addition = part.index->prepare_append(part.kv.keys, progress);
+      addition = part.index->prepare_append_kv(part.kv, progress);
     }
     if (part.tail != nullptr) segment = part.tail->prepare_append(part.kv, progress);
   } catch (...) {

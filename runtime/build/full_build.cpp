@@ -66,7 +66,7 @@ void FullBuild::plan(uint32_t layer, uint32_t kv_head) {
   const uint32_t rows = sequence_->rows(layer);
   const uint32_t unindexed = rows - hd.indexed();
   const bool partitions = hd.params.budget.needs_partitions() && tail_rows(hd) < rows;
-  if (heads_->is_dense(layer, kv_head) || (unindexed == 0 && !partitions)) return;
+  if (!heads_->is_indexed_here(layer, kv_head) || (unindexed == 0 && !partitions)) return;
   // Partitions alone are less work than an index, but then there is nothing else to report.
   jobs_.push_back({layer, kv_head, double{1} * (unindexed != 0 ? unindexed : rows)});
   rows_ += jobs_.back().rows;
@@ -96,14 +96,15 @@ void FullBuild::build_head(const Job& job, const index::Progress& progress) {
   HeadIndex& hd = heads_->at(job.layer, job.kv_head);
   const KvView kv = sequence_->view(job.layer, job.kv_head);
   if (hd.index == nullptr) {
-    hd.index = heads_->build(job.layer, job.kv_head, kv, false, progress).index;
+    hd.take(heads_->build(job.layer, job.kv_head, kv, hd.balance, false, progress));
   } else if (hd.indexed() < kv.keys.count) {
-    hd.index->append(kv.keys, progress);
+    hd.index->append_kv(kv, progress);
   }
   // Partitions take a tenth of the time of an index, come last and report no progress.
   if (!hd.params.budget.needs_partitions()) return;
   if (hd.tail == nullptr) {
-    auto tail = heads_->make_tail(job.layer, job.kv_head);
+    auto tail =
+        heads_->make_tail(job.layer, job.kv_head, heads_->fix_balance(job.layer, job.kv_head, kv));
     tail->build(kv, {});
     hd.tail = std::move(tail);
   } else if (hd.tail->count() < kv.keys.count) {
@@ -122,6 +123,7 @@ void FullBuild::warn_of_poor() const {
   size_t poor = 0;
   for (const HeadIndex* h : first_) {
     if (h->index == nullptr) continue;
+    heads_->tell_unguided(*h);
     std::string warning = h->index->info().warning;
     if (warning.empty()) continue;
     if (poor++ == 0) first = std::move(warning);

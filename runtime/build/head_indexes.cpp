@@ -31,40 +31,75 @@ HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
     : engine_(&engine),
       params_(&params),
       layers_(engine.model().layers),
-      kv_heads_(engine.model().kv_heads) {
+      kv_heads_(engine.model().kv_heads),
+      on_device_(layers_) {
   const ModelShape& m = engine.model();
   heads_.reserve(size_t{layers_} * kv_heads_);
   for (size_t i = 0; i < size_t{layers_} * kv_heads_; ++i) {
     heads_.push_back({nullptr, nullptr, QuerySample(params.training_queries, m.group(), m.head_dim),
-                      params.head(i)});
+                      params.head(i), std::nullopt});
   }
 }
 
-BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv, bool with_tail,
+void HeadIndexes::set_on_device(uint32_t layer, bool on_device) {
+  on_device_[layer] = on_device ? 1 : 0;
+  if (!on_device) return;
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    at(layer, h).index.reset();
+    at(layer, h).tail.reset();
+  }
+  count_bytes();
+}
+
+index::Balance HeadIndexes::learn(const HeadIndex& hd, const KvView& rows) const {
+  return index::learn_balance(engine_->kernels(), rows, hd.queries.view().rows);
+}
+
+const index::Balance& HeadIndexes::fix_balance(uint32_t layer, uint32_t kv_head,
+                                               const KvView& rows) {
+  HeadIndex& hd = at(layer, kv_head);
+  if (!hd.balance) hd.balance = learn(hd, rows);
+  return *hd.balance;
+}
+
+void HeadIndexes::tell_unguided(const HeadIndex& hd) {
+  if (told_unguided_ || hd.queries.size() != 0) return;
+  told_unguided_ = true;
+  engine_->log()(KEYHOLE_LOG_INFO,
+                 "indexes are built without queries, as the prefill was given none: which channels "
+                 "of the keys matter is guessed from the keys alone");
+}
+
+BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv,
+                             std::optional<index::Balance> balance, bool with_tail,
                              const index::Progress& progress) const {
   const ModelShape& m = engine_->model();
   const HeadIndex& hd = at(layer, kv_head);
   BuiltHead built;
+  built.balance = balance ? std::move(*balance) : learn(hd, kv);
   built.index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
                                   engine_->index_context(layer, kv_head));
   index::BuildInput input;
   input.keys = kv.keys;
+  input.values = kv.values;
   input.queries = hd.queries.view();
   input.first_position = params_->sink;
   input.rope = &engine_->rope();
+  input.balance = &built.balance;
   built.index->build(input, progress);
   if (with_tail) {
-    built.tail = make_tail(layer, kv_head);
+    built.tail = make_tail(layer, kv_head, built.balance);
     built.tail->build(kv, progress);
   }
   return built;
 }
 
-std::unique_ptr<index::TailTree> HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head) const {
+std::unique_ptr<index::TailTree> HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head,
+                                                        const index::Balance& balance) const {
   const ModelShape& m = engine_->model();
   return std::make_unique<index::TailTree>(
       engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
-      index::TailParams{.keys_per_partition = params_->tail_partition});
+      index::TailParams{.keys_per_partition = params_->tail_partition}, balance.key_scale);
 }
 
 uint64_t HeadIndexes::estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const {
@@ -91,6 +126,12 @@ void HeadIndexes::save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) co
             hd.queries.positions().size() * sizeof(uint32_t));
   out.bytes(reinterpret_cast<const std::byte*>(hd.queries.rows().data()),
             hd.queries.rows().size() * sizeof(float));
+  out.value(uint32_t{hd.balance ? 1U : 0U});
+  if (hd.balance) {
+    out.bytes(reinterpret_cast<const std::byte*>(hd.balance->key_scale.data()),
+              hd.balance->key_scale.size() * sizeof(float));
+    out.value(hd.balance->value_scale);
+  }
   out.text(hd.index == nullptr ? std::string() : saved(*hd.index));
   out.value(static_cast<uint64_t>(hd.tail == nullptr ? 0 : hd.tail->count()));
   out.text(hd.tail == nullptr ? std::string() : saved(*hd.tail));
@@ -106,6 +147,15 @@ void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, Check
   auto positions = in.array<uint32_t>(count, "query sample");
   auto queries = in.array<float>(count * engine_->model().head_dim, "query sample");
   at(layer, kv_head).queries.restore(stride, std::move(positions), std::move(queries));
+  if (const auto balanced = in.value<uint32_t>("balance"); balanced != 0) {
+    index::Balance balance;
+    balance.key_scale = in.array<float>(engine_->model().head_dim, "balance");
+    balance.value_scale = in.value<float>("balance");
+    if (balanced != 1 || kv.keys.count == 0 || !balance.is_sound()) {
+      corrupt(layer, "an impossible balance of channels");
+    }
+    at(layer, kv_head).balance = std::move(balance);
+  }
   const std::string index = in.text("index");
   if (!index.empty()) load_index(layer, kv_head, kv, index);
   const auto tail_rows = in.value<uint64_t>("tail");
@@ -135,7 +185,7 @@ void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
 
 void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
                             const std::string& bytes) {
-  auto tail = make_tail(layer, kv_head);
+  auto tail = make_tail(layer, kv_head, at(layer, kv_head).balance.value_or(index::Balance{}));
   std::istringstream in(bytes);
   index::Reader reader(in);
   tail->load(reader, rows);
@@ -145,6 +195,7 @@ void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
 
 void HeadIndexes::copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from) {
   at(layer, kv_head).queries = from.queries;
+  at(layer, kv_head).balance = from.balance;
   if (from.index != nullptr) load_index(layer, kv_head, kv, saved(*from.index));
   if (from.tail != nullptr) load_tail(layer, kv_head, from.tail->count(), saved(*from.tail));
 }

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "index/index.h"
+#include "index/scan/balance.h"
 #include "index/tail/tail_tree.h"
 #include "runtime/build/query_sample.h"
 #include "runtime/engine/engine.h"
@@ -15,11 +17,31 @@
 
 namespace keyhole::runtime {
 
+/// An index of a head's rows, and its partitions where they are wanted.
+struct BuiltHead {
+  std::unique_ptr<index::Index> index;
+  std::unique_ptr<index::TailTree> tail;
+  index::Balance balance;  ///< of both: the head's, or the one that it is to take
+  std::string warning;  ///< what makes the index a poor one; empty: nothing is known, or was asked
+};
+
 struct HeadIndex {
   std::unique_ptr<index::Index> index;    ///< null: nothing is indexed
   std::unique_ptr<index::TailTree> tail;  ///< of rows [0, tail->count()); null: no partitions
   QuerySample queries;
   HeadParams params;
+  /// The space in which the head's keys are compared, averaged and rounded. Learned once, with the first index or
+  /// code of the head's rows (fix_balance()), and the same for all that comes later, whatever that looks like: what is
+  /// saved, appended and cut must agree with what was there. It is the head's, not an index's, so it stays when
+  /// another index is chosen, and goes when the head's last row goes.
+  std::optional<index::Balance> balance;
+
+  /// Takes a first index in, with its partitions and balance. What stood for no rows is left in `built`.
+  void take(BuiltHead&& built) {
+    std::swap(index, built.index);
+    std::swap(tail, built.tail);
+    if (!balance) balance = std::move(built.balance);
+  }
 
   [[nodiscard]] uint32_t indexed() const {
     return index == nullptr ? 0 : static_cast<uint32_t>(index->count());
@@ -31,13 +53,6 @@ struct HeadIndex {
   [[nodiscard]] uint64_t bytes() const {
     return (index == nullptr ? 0 : index->bytes()) + (tail == nullptr ? 0 : tail->bytes());
   }
-};
-
-/// An index of a head's rows, and its partitions where they are wanted.
-struct BuiltHead {
-  std::unique_ptr<index::Index> index;
-  std::unique_ptr<index::TailTree> tail;
-  std::string warning;  ///< what makes the index a poor one; empty: nothing is known, or was asked
 };
 
 /// The heads of all layers.
@@ -63,13 +78,31 @@ class HeadIndexes {
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return params_->is_dense(layer) || at(layer, kv_head).params.dense;
   }
+  /// The device has codes of all the layer's rows: its heads have no index here.
+  [[nodiscard]] bool is_on_device(uint32_t layer) const { return on_device_[layer] != 0; }
+  /// Drops the layer's indexes and partitions if it is.
+  void set_on_device(uint32_t layer, bool on_device);
+  /// Whether rows of the head enter an index here.
+  [[nodiscard]] bool is_indexed_here(uint32_t layer, uint32_t kv_head) const {
+    return !is_on_device(layer) && !is_dense(layer, kv_head);
+  }
+
+  /// The head's balance; where it has none, first learns it from `rows` (its first rows, at least one) and the query
+  /// sample. One thread at a time for each head, and none while a first index of the head is under way. Valid
+  /// until the head's last row goes.
+  const index::Balance& fix_balance(uint32_t layer, uint32_t kv_head, const KvView& rows);
 
   /// Builds an index over all rows of `kv`, and partitions if `with_tail`, without touching the
-  /// head. The query sample must not change meanwhile. Throws what builds throw, Error(cancelled)
-  /// among it.
-  [[nodiscard]] BuiltHead build(uint32_t layer, uint32_t kv_head, const KvView& kv, bool with_tail,
+  /// head: in its balance as it is now, `balance`, or one learned here if it has none. The query sample
+  /// must not change meanwhile. Throws what builds throw, Error(cancelled) among it.
+  [[nodiscard]] BuiltHead build(uint32_t layer, uint32_t kv_head, const KvView& kv,
+                                std::optional<index::Balance> balance, bool with_tail,
                                 const index::Progress& progress) const;
-  [[nodiscard]] std::unique_ptr<index::TailTree> make_tail(uint32_t layer, uint32_t kv_head) const;
+  /// Logs, once a session, that an index of a head was built without queries.
+  void tell_unguided(const HeadIndex& hd);
+  /// An empty tree in the given balance.
+  [[nodiscard]] std::unique_ptr<index::TailTree> make_tail(uint32_t layer, uint32_t kv_head,
+                                                           const index::Balance& balance) const;
 
   /// Bytes that an index of `rows` rows, or its partitions, will have, about.
   [[nodiscard]] uint64_t estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const;
@@ -80,13 +113,14 @@ class HeadIndexes {
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
   void count_bytes();
 
-  /// A head's query sample, index and partitions; kv: the rows that the sequence has offloaded.
+  /// A head's query sample, balance, index and partitions; kv: the rows that the sequence has offloaded.
   void save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) const;
   /// Throws Error(corrupt | io).
   void load(uint32_t layer, uint32_t kv_head, const KvView& kv, ChecksumReader& in);
   void copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from);
 
  private:
+  [[nodiscard]] index::Balance learn(const HeadIndex& hd, const KvView& rows) const;
   void load_index(uint32_t layer, uint32_t kv_head, const KvView& kv, const std::string& bytes);
   void load_tail(uint32_t layer, uint32_t kv_head, size_t rows, const std::string& bytes);
 
@@ -94,7 +128,9 @@ class HeadIndexes {
   const SessionParams* params_;
   uint32_t layers_, kv_heads_;
   std::vector<HeadIndex> heads_;
+  std::vector<char> on_device_;  ///< [layer]
   uint64_t bytes_ = 0;
+  bool told_unguided_ = false;
 };
 
 }  // namespace keyhole::runtime

@@ -14,6 +14,7 @@ IndexKeeper::IndexKeeper(const Engine& engine, const SessionParams& params,
       blocks_(engine, params, sequence, heads_, check_memory_) {}
 
 uint32_t IndexKeeper::indexed(uint32_t layer) const {
+  if (heads_.is_on_device(layer)) return sequence_->rows(layer);
   // Heads differ only after a build that was cancelled half-way.
   bool dense = true;
   uint32_t indexed = sequence_->rows(layer);
@@ -76,6 +77,7 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
     HeadIndex& hd = head(layer, h);
     hd.queries.truncate(tokens);
+    if (rows == 0) hd.balance.reset();
     if (hd.tail != nullptr && hd.tail->count() > rows) {
       hd.tail->truncate(rows, sequence_->view(layer, h));
     }
@@ -87,6 +89,12 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
     }
   }
   heads_.count_bytes();
+}
+
+void IndexKeeper::set_on_device(uint32_t layer, bool on_device) {
+  if (heads_.is_on_device(layer) == on_device) return;
+  blocks_.cancel(layer);
+  heads_.set_on_device(layer, on_device);
 }
 
 void IndexKeeper::set_index(const std::string& spec) {

@@ -30,8 +30,11 @@ class IndexKeeper {
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return heads_.is_dense(layer, kv_head);
   }
+  /// The device has codes of all the layer's offloaded rows, or no longer: see HeadIndexes.
+  void set_on_device(uint32_t layer, bool on_device);
+  [[nodiscard]] bool is_on_device(uint32_t layer) const { return heads_.is_on_device(layer); }
   /// Rows of a layer that all its heads have indexed, dense ones left out; 0 if all of them are
-  /// dense.
+  /// dense. All of them where the device has codes.
   [[nodiscard]] uint32_t indexed(uint32_t layer) const;
 
   /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which
@@ -49,6 +52,11 @@ class IndexKeeper {
 
   /// The sequence is about to keep `tokens` tokens of the layer, `rows` of them offloaded.
   void truncate(uint32_t layer, uint32_t rows, uint32_t tokens);
+
+  /// See HeadIndexes.
+  const index::Balance& fix_balance(uint32_t layer, uint32_t kv_head, const KvView& rows) {
+    return heads_.fix_balance(layer, kv_head, rows);
+  }
 
   /// Drops all indexes; heads are of this (valid) spec from now on, and none is dense by itself.
   void set_index(const std::string& spec);

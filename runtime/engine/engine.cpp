@@ -1,5 +1,6 @@
 #include "runtime/engine/engine.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
@@ -45,6 +46,9 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
             return gpu::make_cuda_resident(shape, limited);
           },
           gpu::make_cuda_partitions,
+          gpu::make_cuda_codes,
+          [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
+          [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
           [ordinal](const Log& log) {
             return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log);
           }};
@@ -108,6 +112,18 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
   log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
                              ", threads: " + std::to_string(pool_->threads()));
+}
+
+CodeRoom Engine::code_room(size_t device_memory_limit) const {
+  if (!device_.make_codes || !device_.make_pin) return nullptr;
+  return [this, device_memory_limit](const gpu::ResidentShape& shape) -> uint64_t {
+    uint64_t there = device_.free_bytes ? device_.free_bytes() : 0;
+    const uint64_t resident = gpu::cuda_resident_bytes(shape);
+    if (device_memory_limit == 0) return there / 2 > resident ? there / 2 - resident : 0;
+    if (!device_.free_bytes) there = device_memory_limit;
+    there = std::min<uint64_t>(there, device_memory_limit);
+    return there > resident ? there - resident : 0;
+  };
 }
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,

@@ -7,12 +7,14 @@
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "gpu/codes.h"
 #include "gpu/device.h"
 #include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/engine/build_accelerator.h"
 #include "runtime/engine/classifier_file.h"
 #include "runtime/engine/log.h"
+#include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/config.h"
 
 namespace keyhole::runtime {
@@ -24,6 +26,9 @@ struct StreamDevice {
       make_resident;
   std::function<std::unique_ptr<gpu::Partitions>(gpu::Resident&, const gpu::PartitionsShape&)>
       make_partitions;
+  std::function<std::unique_ptr<gpu::Codes>(gpu::Resident&, const gpu::CodesShape&)> make_codes;
+  std::function<std::unique_ptr<PinnedMemory>()> make_pin;
+  std::function<size_t()> free_bytes;  ///< of its memory; null: not known
   std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
       nullptr;  ///< null: none
 };
@@ -51,6 +56,8 @@ class Engine {
     return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits,
             accelerator_.get()};
   }
+  /// Memory that codes of a new session may take: within the limit, or half of what is free. Null: none.
+  [[nodiscard]] CodeRoom code_room(size_t device_memory_limit) const;
   /// What helps to build indexes; null: nothing.
   [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 

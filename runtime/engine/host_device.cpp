@@ -87,7 +87,7 @@ void HostDevice::read(uint32_t layer, std::byte* k, std::byte* v) const {
   }
 }
 
-void HostDevice::attend_begin(uint32_t layer, const float* q) {
+void HostDevice::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it has none*/) {
   step_layer_ = layer;
   step_q_ = q;
 }

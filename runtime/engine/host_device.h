@@ -25,7 +25,8 @@ class HostDevice final : public gpu::Resident {
   [[nodiscard]] uint32_t window_count(uint32_t layer) const override {
     return layers_[layer].window;
   }
-  void attend_begin(uint32_t layer, const float* q) override;
+  using Resident::attend_begin;
+  void attend_begin(uint32_t layer, const float* q, gpu::Codes* codes) override;
   [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
   void run_host_task(uint32_t task) override;
   [[nodiscard]] StateView host_state(uint32_t kv_head) override;

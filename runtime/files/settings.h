@@ -85,7 +85,8 @@ inline constexpr SettingWord kTailWords[] = {
     {"none", "KEYHOLE_TAIL_NONE", "nothing"},
     {"mean", "KEYHOLE_TAIL_MEAN", "one mean value"},
     {"centroid", "KEYHOLE_TAIL_CENTROID", "mean keys and values of partitions"},
-    {"second", "KEYHOLE_TAIL_SECOND", "the same with the keys' variance"}};
+    {"second", "KEYHOLE_TAIL_SECOND", "the same with the keys' variance"},
+    {"codes", "KEYHOLE_TAIL_CODES", "each key's own code, of an index of type codes"}};
 inline constexpr SettingWord kModeWords[] = {
     {"indexed", "KEYHOLE_MODE_INDEXED", "through the index"},
     {"exact", "KEYHOLE_MODE_EXACT", "every token"},
@@ -140,7 +141,7 @@ inline constexpr Setting kSession[] = {
     {KEYHOLE_SESSION(flush_block), .range = {1, kMaxResident}, .zero = Zero::automatic,
      .automatic = 64, .help = "Tokens that leave the window together"},
     {KEYHOLE_SESSION(mode), .words = kModeWords, .help = "What is attended"},
-    {KEYHOLE_SESSION(index), .help = "Spec of every head's index"},
+    {KEYHOLE_SESSION(index), .help = "Spec of every head's index, or auto"},
     {KEYHOLE_SESSION(budget), .help = "How much of the index a step reads"},
     {KEYHOLE_SESSION(tail_partition), .range = {4, 1024}, .zero = Zero::automatic, .automatic = 16,
      .help = "Keys per partition of the tail"},

@@ -3,11 +3,37 @@
 #include <algorithm>
 
 #include "cpu/types.h"
+#include "index/scan/code_scan.h"
+#include "index/types/factory.h"
 
 namespace keyhole::runtime {
 namespace {
 
 [[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
+
+/// The budget of an index with codes that is given none.
+Budget default_for_codes() {
+  Budget budget;
+  budget.top_k = 16;
+  budget.tail = KEYHOLE_TAIL_CODES;
+  return budget;
+}
+
+void check_tail_codes(const keyhole_budget& b) {
+  if (b.attend != KEYHOLE_ATTEND_TOPK && b.attend != KEYHOLE_ATTEND_NONE) {
+    bad("attend is " + std::to_string(b.attend) +
+        " with tail KEYHOLE_TAIL_CODES, allowed: KEYHOLE_ATTEND_TOPK (0), the top_k heaviest rows "
+        "of "
+        "the KV head exactly, or KEYHOLE_ATTEND_NONE (3), all rows by their codes");
+  }
+  if (b.error_target != 0.0F || b.mass_target != 0.0F) {
+    bad("a target with tail KEYHOLE_TAIL_CODES: a target needs partitions, allowed: none");
+  }
+  if (b.attend == KEYHOLE_ATTEND_TOPK && b.top_k > index::kMostExactRows) {
+    bad("top_k is " + std::to_string(b.top_k) + " with tail KEYHOLE_TAIL_CODES, allowed: 1.." +
+        std::to_string(index::kMostExactRows));
+  }
+}
 
 }  // namespace
 
@@ -60,6 +86,7 @@ Budget check_budget(const keyhole_budget& b) {
       b.mass_target == 0.0F) {
     bad("attend is KEYHOLE_ATTEND_NONE, which needs a tail or a target: nothing would be read");
   }
+  if (b.tail == KEYHOLE_TAIL_CODES) check_tail_codes(b);
   if (std::any_of(std::begin(b.reserved), std::end(b.reserved), [](uint8_t x) { return x != 0; })) {
     throw Error(Status::version, std::string("budget has fields that version ") +
                                      keyhole_version() +
@@ -70,6 +97,16 @@ Budget check_budget(const keyhole_budget& b) {
   budget.struct_size = sizeof(keyhole_budget);
   complete(kBudgetSettings, static_cast<keyhole_budget*>(&budget));
   return budget;
+}
+
+Budget completed(const Budget& budget, std::string_view spec) {
+  return budget == Budget() && index::has_codes(spec) ? default_for_codes() : budget;
+}
+
+void check_codes(const Budget& budget, std::string_view spec) {
+  if (!budget.reads_codes() || index::has_codes(spec)) return;
+  bad("tail is KEYHOLE_TAIL_CODES with index '" + std::string(spec) +
+      "', which has no codes; needed: an index of type codes");
 }
 
 Budget check_embedded_budget(const keyhole_budget& b) {

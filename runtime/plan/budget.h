@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "keyhole/keyhole.h"
 #include "runtime/files/settings.h"
@@ -17,7 +18,11 @@ struct Budget : keyhole_budget {
 
   [[nodiscard]] bool has_target() const { return error_target != 0.0F || mass_target != 0.0F; }
   /// Whether the head's keys must be partitioned.
-  [[nodiscard]] bool needs_partitions() const { return tail != KEYHOLE_TAIL_NONE || has_target(); }
+  [[nodiscard]] bool needs_partitions() const {
+    return (tail != KEYHOLE_TAIL_NONE && !reads_codes()) || has_target();
+  }
+  /// Whether every row is attended by its code but the heaviest: top_k is of the KV head then.
+  [[nodiscard]] bool reads_codes() const { return tail == KEYHOLE_TAIL_CODES; }
   /// Whether a device can choose the partitions that are read: nothing but partitions, and so many
   /// of them.
   [[nodiscard]] bool can_choose_on_device() const {
@@ -45,6 +50,13 @@ void check_setting(const Setting& setting, const void* config);
 [[nodiscard]] Budget check_budget(const keyhole_budget& budget);
 /// The same of a budget inside another struct, whose struct_size its init function has set.
 [[nodiscard]] Budget check_embedded_budget(const keyhole_budget& budget);
+
+/// What `budget` means with an index of `spec`: one that is as keyhole_budget_init() leaves it asks an index with codes
+/// for all rows by their codes and the 16 heaviest exactly (of 64 questions at 128k 61 are answered so, with 64 rows
+/// 61), any other for 100 keys without a tail.
+[[nodiscard]] Budget completed(const Budget& budget, std::string_view spec);
+/// Throws Error(invalid_argument) where the tail is codes and an index of `spec` has none.
+void check_codes(const Budget& budget, std::string_view spec);
 
 void check_attend(keyhole_attend_mode attend);
 /// The weight in effect: `fallback` for 0.

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/code_layout.h"
 #include "index/types/factory.h"
+#include "runtime/plan/auto_index.h"
 #include "runtime/plan/budget_file.h"
 
 namespace keyhole::runtime {
@@ -46,6 +48,8 @@ void check_struct(const void* p, size_t struct_size, size_t known_size, const ch
 bool SessionParams::is_dense(uint32_t layer) const {
   return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
 }
+
+uint32_t SessionParams::row_block() const { return flush_block % kCodeBlock == 0 ? kCodeBlock : 1; }
 
 gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
   return {model.layers, model.q_heads,        model.kv_heads, model.head_dim, model.kv_dtype,
@@ -143,12 +147,15 @@ SessionParams::SessionParams(const keyhole_session_config& config)
   base.dense_layer_count = 0;
 }
 
-SessionParams check_session(const keyhole_session_config& c, const ModelShape& model) {
+SessionParams check_session(const keyhole_session_config& c, const ModelShape& model,
+                            const CodeRoom& room) {
   for (const Setting& s : kSessionSettings) check_setting(s, &c);
   SessionParams p(c);
-  p.index = c.index == nullptr ? "flat" : c.index;
-  index::check_spec(p.index);
+  if (c.flush_block == KEYHOLE_AUTO && room) p.flush_block = kCodeBlock;
   p.budget = check_embedded_budget(c.budget);
+  p.index = c.index == nullptr ? std::string(kAutoIndex) : c.index;
+  resolve_auto(p.index, p.budget, p, model, room);
+  index::check_spec(p.index);
   if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
     bad("dense_layers is NULL with dense_layer_count " + std::to_string(c.dense_layer_count));
   }
@@ -160,6 +167,12 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
                        p.dense_layers.end());
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
+  p.budget = completed(p.budget, p.index);
+  check_codes(p.budget, p.index);
+  for (HeadParams& head : p.heads) {
+    head.budget = completed(head.budget, head.index);
+    check_codes(head.budget, head.index);
+  }
   return p;
 }
 

@@ -1,6 +1,7 @@
 // The C config structs, checked and completed: what is AUTO or missing has been chosen.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -16,6 +17,9 @@ namespace keyhole::runtime {
 inline constexpr uint32_t kMaxLayers = 1024;
 inline constexpr uint32_t kMaxHeads = 4096;
 inline constexpr uint32_t kMaxTokens = 1U << 31;
+
+/// Device memory that is there for codes of a session's offloaded rows, beside its resident tokens of this shape.
+using CodeRoom = std::function<uint64_t(const gpu::ResidentShape&)>;
 
 /// Shape of the model, as every part of the runtime needs it.
 struct ModelShape {
@@ -60,6 +64,9 @@ struct SessionParams : keyhole_session_config {
   }
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
+  /// Offloaded rows come in multiples of it: those of a block of codes where flush_block is made of such, else 1 (then the
+  /// device has no codes).
+  [[nodiscard]] uint32_t row_block() const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
   [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model,
                                                       uint32_t capacity) const;
@@ -84,8 +91,9 @@ void write_struct(T* to, T value, const char* name);
 /// Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
 [[nodiscard]] index::RopeParams check_rope(const keyhole_engine_config& config);
+/// room: what the index "auto" may take of a device, see auto_index.h; null: there is no such device.
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
-                                          const ModelShape& model);
+                                          const ModelShape& model, const CodeRoom& room = nullptr);
 void check_mode(keyhole_mode mode);
 
 /// The config in effect as users read it back. Its pointers are valid until `params` changes.

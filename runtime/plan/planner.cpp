@@ -5,10 +5,12 @@
 #include <map>
 #include <string_view>
 
+#include "index/scan/code_scan.h"
 #include "index/scan/collector.h"
 #include "index/tail/tail_tree.h"
 #include "index/types/factory.h"
 #include "runtime/audit/auditor.h"
+#include "runtime/plan/code_plan.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -29,6 +31,7 @@ struct Kinds {
   Wide chosen = 0;                         ///< of which on the device, where there is one
   uint32_t top_k = 0;                      ///< the largest
   bool explores = false;                   ///< some attend to more than the best k
+  bool codes = false;                      ///< some attend all rows by their codes
 };
 
 bool explores(const Budget& budget) {
@@ -56,6 +59,7 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
     if (s.budget.can_choose_on_device()) kinds.chosen = kinds.specs[s.index];
     kinds.top_k = s.budget.top_k;
     kinds.explores = explores(s.budget);
+    kinds.codes = s.budget.reads_codes();
     return kinds;
   }
   for (size_t i = 0; i < s.heads.size(); ++i) {
@@ -66,6 +70,7 @@ Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
     if (head.budget.can_choose_on_device()) kinds.chosen += 1;
     kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
     kinds.explores = kinds.explores || explores(head.budget);
+    kinds.codes = kinds.codes || head.budget.reads_codes();
   }
   return kinds;
 }
@@ -81,8 +86,29 @@ Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kin
       Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
   const Wide logs =
       !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  // Passes over codes: scratch of every worker, and what the parts of every KV head have come to.
+  const Wide codes =
+      !kinds.codes ? 0
+                   : (Wide{threads} * (8 * m.head_dim + 400) +
+                      Wide{m.kv_heads} * index::kMostCodeParts *
+                          (m.head_dim + 3 + 2 * std::min(kinds.top_k, index::kMostExactRows))) *
+                         m.group() * sizeof(float);
   const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
-  return selections + logs + tails;
+  return selections + logs + codes + tails;
+}
+
+/// Of all heads as the session begins; the same for all of them unless they have their own.
+CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
+  if (s.row_block() != kCodeBlock) return {};
+  std::vector<const HeadParams*> heads;
+  for (const HeadParams& head : s.heads) heads.push_back(&head);
+  if (!heads.empty()) return plan_codes(s, m, heads);
+  // A shape may have millions of heads: one of each layer stands for those that are alike.
+  const HeadParams same = s.head(0);
+  ModelShape narrow = m;
+  narrow.kv_heads = 1;
+  heads.assign(m.layers, &same);
+  return plan_codes(s, narrow, heads);
 }
 
 }  // namespace
@@ -121,8 +147,20 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
       }
     }
   }
+  const CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
+  if (coded.any() && rows != 0) {
+    const gpu::CodesShape shape = codes_shape(coded, context, s, m);
+    const uint64_t with = plan.device_bytes + gpu::codes_bytes(shape);
+    if (gpu::codes_supported(shape) &&
+        (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit)) {
+      plan.code_bytes = gpu::codes_bytes(shape);
+      plan.device_bytes = with;
+      plan.pinned_kv_bytes = narrow(token * rows, "pinned K and V");
+    }
+  }
   Wide index = 0;
   for (const auto& [spec, count] : kinds.specs) {
+    if (plan.code_bytes != 0 && index::has_codes(spec)) continue;
     if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
   }
   if (kinds.partitioned != 0 && rows != 0) {

@@ -11,10 +11,12 @@ struct MemoryPlan {
   uint64_t index_bytes = 0;
   uint64_t device_bytes = 0;
   uint64_t pinned_bytes = 0;
+  uint64_t code_bytes = 0;       ///< of device_bytes
+  uint64_t pinned_kv_bytes = 0;  ///< of host_bytes
 };
 
 /// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
-/// `device_limit` (0: none) decides whether partitions of tails go there. Throws
+/// `device_limit` (0: none) decides whether codes or partitions of tails go there. Throws
 /// Error(invalid_argument) where a size passes 2^63.
 [[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
                                      uint64_t context, uint32_t threads, bool host_device,

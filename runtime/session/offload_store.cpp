@@ -1,5 +1,7 @@
 #include "runtime/session/offload_store.h"
 
+#include <algorithm>
+
 #include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
@@ -23,7 +25,8 @@ OffloadStore::OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim
       row_bytes_(head_dim * dtype_size(dtype)),
       array_bytes_(array_bytes(capacity, row_bytes_)),
       memory_(checked_product({2, layers, kv_heads, array_bytes_}, "offloaded K and V"), false),
-      rows_(layers, 0) {}
+      rows_(layers, 0),
+      pinned_(layers, 0) {}
 
 KvView OffloadStore::view(uint32_t layer, uint32_t kv_head) const {
   const auto rows = [&](uint32_t which) {
@@ -57,10 +60,11 @@ void OffloadStore::prepare(uint32_t layer, uint32_t n) {
 
 void OffloadStore::truncate(uint32_t layer, uint32_t rows) {
   if (rows >= rows_[layer]) return;
+  const size_t from = std::min<size_t>(std::max<size_t>(rows, pinned_[layer]), rows_[layer]);
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     for (uint32_t which = 0; which < 2; ++which) {
       const size_t begin = offset(layer, h, which);
-      memory_.release(begin + rows * row_bytes_, begin + rows_[layer] * row_bytes_);
+      memory_.release(begin + from * row_bytes_, begin + rows_[layer] * row_bytes_);
     }
   }
   rows_[layer] = rows;

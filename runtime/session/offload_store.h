@@ -28,6 +28,9 @@ class OffloadStore {
   [[nodiscard]] std::byte* value(uint32_t layer, uint32_t kv_head, size_t row);
   void grow(uint32_t layer, uint32_t n) { rows_[layer] += n; }
 
+  /// The first `pinned` rows of the layer's arrays are pinned, whether they are held or not: their memory is not given
+  /// back.
+  void set_pinned(uint32_t layer, size_t pinned) { pinned_[layer] = pinned; }
   /// Drops rows >= rows and gives their memory back.
   void truncate(uint32_t layer, uint32_t rows);
 
@@ -49,6 +52,7 @@ class OffloadStore {
   // One mapping for all heads: hundreds of them would come near the system's limit on mappings.
   cpu::ReservedBuffer memory_;
   std::vector<uint32_t> rows_;  ///< [layer]
+  std::vector<size_t> pinned_;  ///< [layer] rows
 };
 
 }  // namespace keyhole::runtime

@@ -21,6 +21,7 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
       sink_(params.sink),
       window_(params.window),
       flush_block_(params.flush_block),
+      row_block_(params.row_block()),
       store_(layers_, kv_heads_, head_dim_, engine.model().kv_dtype, params.max_tokens),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
@@ -40,13 +41,13 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
 
   const uint32_t held = window(layer);
   if (n - at > window_capacity() - held) {
-    // The window falls back to its W newest tokens: what is older leaves, first from the window,
-    // then straight from the input.
-    const uint32_t overflow = held + (n - at) - window_;
-    const uint32_t from_window = std::min(overflow, held);
+    // The window falls back to its W newest tokens, and what makes no whole block with them: what is
+    // older leaves, first from the window, then straight from the input.
+    const uint32_t leaving = overflow(held + (n - at));
+    const uint32_t from_window = std::min(leaving, held);
     offload_from_window(layer, from_window);
-    offload_from_input(layer, k, v, at, overflow - from_window);
-    at += overflow - from_window;
+    offload_from_input(layer, k, v, at, leaving - from_window);
+    at += leaving - from_window;
   }
   if (at < n) {
     stage(k, at, n - at, staging_k_.data());
@@ -117,15 +118,34 @@ void Sequence::drop_newest(uint32_t layer) {
 Sequence::Split Sequence::split(uint32_t layer, uint32_t tokens) const {
   Split s;
   s.sink = std::min(tokens, sink(layer));
-  s.rows = std::min(tokens - s.sink, rows(layer));
-  s.window = std::min(tokens - s.sink - s.rows, window(layer));
+  const uint32_t others = tokens - s.sink;
+  if (others >= rows(layer)) {
+    s.rows = rows(layer);
+    s.window = std::min(others - s.rows, window(layer));
+  } else {
+    s.rows = others / row_block_ * row_block_;
+    s.window = others - s.rows;
+  }
   return s;
 }
 
 void Sequence::truncate(uint32_t layer, uint32_t tokens) {
   const Split kept = split(layer, tokens);
+  if (kept.rows == rows(layer)) return resident_->truncate(layer, kept.sink, kept.window);
+  resident_->truncate(layer, kept.sink, 0);
+  if (kept.window != 0) return_to_window(layer, kept.rows, kept.window);
   store_.truncate(layer, kept.rows);
-  resident_->truncate(layer, kept.sink, kept.window);
+}
+
+void Sequence::return_to_window(uint32_t layer, uint32_t row, uint32_t n) {
+  for (uint32_t t = 0; t < n; ++t) {
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
+      std::copy_n(store_.key(layer, h, row + t), row_bytes_, staging_k_.data() + at);
+      std::copy_n(store_.value(layer, h, row + t), row_bytes_, staging_v_.data() + at);
+    }
+  }
+  resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n);
 }
 
 void Sequence::fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v) {
@@ -137,6 +157,7 @@ void Sequence::fill(uint32_t layer, const Split& counts, const std::byte* k, con
 }
 
 void Sequence::copy_from(const Sequence& from) {
+  row_block_ = from.row_block_;
   for (uint32_t layer = 0; layer < layers_; ++layer) {
     const Split counts = from.split(layer, from.tokens(layer));
     std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
@@ -183,6 +204,8 @@ void Sequence::load(ChecksumReader& in) {
                                        std::to_string(counts.rows) + ", window " +
                                        std::to_string(counts.window));
     }
+    // Codes were chosen after there were rows.
+    if (counts.rows % row_block_ != 0) row_block_ = 1;
     const uint64_t resident = uint64_t{counts.sink} + counts.window;
     const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
     const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");

@@ -5,6 +5,10 @@
 // so every token is either resident (in the memory of the device, gpu::Resident) or offloaded (in
 // the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
 // (build/index_keeper.h).
+//
+// Where codes stand for the offloaded rows, these come in whole blocks (SessionParams::row_block(), 256
+// rows as in cpu/code_layout.h): what is left over waits in the window, and returns to it when a
+// truncation cuts a block.
 #pragma once
 
 #include <memory>
@@ -20,7 +24,7 @@ namespace keyhole::runtime {
 
 class Sequence {
  public:
-  /// Of `params`: max_tokens, sink, window, flush_block and device_memory_limit. Throws
+  /// Of `params`: max_tokens, sink, window, flush_block, row_block() and device_memory_limit. Throws
   /// Error(out_of_memory | out_of_device_memory). The engine outlives it.
   Sequence(const Engine& engine, const SessionParams& params);
 
@@ -30,6 +34,8 @@ class Sequence {
   [[nodiscard]] uint32_t tokens(uint32_t layer) const {
     return sink(layer) + rows(layer) + window(layer);
   }
+  /// Offloaded rows are a multiple of it: 1, or those of a block of codes.
+  [[nodiscard]] uint32_t row_block() const { return row_block_; }
   /// The next token makes the window fall back to its `window` newest; the others are offloaded.
   [[nodiscard]] bool window_is_full(uint32_t layer) const {
     return window(layer) == window_capacity();
@@ -43,6 +49,8 @@ class Sequence {
   /// Appends the tokens of k and v, which hold equally many, all finite, and no more than
   /// max_tokens allows.
   void append(uint32_t layer, const RowsIn& k, const RowsIn& v);
+  /// Offloads a block of the window's oldest tokens, so that a step can append where the window is full.
+  void flush(uint32_t layer) { offload_from_window(layer, row_block_); }
   /// Takes the newest token away, which is resident: the one that a failed step has appended.
   void drop_newest(uint32_t layer);
 
@@ -53,6 +61,11 @@ class Sequence {
   [[nodiscard]] Split split(uint32_t layer, uint32_t tokens) const;
   /// Forgets all tokens but the first `tokens`.
   void truncate(uint32_t layer, uint32_t tokens);
+
+  /// Rows of a head that there can be at most.
+  [[nodiscard]] size_t row_capacity() const { return store_.capacity(); }
+  /// See OffloadStore.
+  void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging
   // buffers `[window + flush_block, kv_heads, head_dim]`, and the first n of them become offloaded
@@ -79,7 +92,13 @@ class Sequence {
   [[nodiscard]] size_t token_bytes() const { return size_t{kv_heads_} * row_bytes_; }
   /// Converts n tokens of the input to K and V's dtype.
   void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
+  /// The window's share of n tokens more than it has slots for, in whole blocks.
+  [[nodiscard]] uint32_t overflow(uint32_t tokens) const {
+    return (tokens - window_) / row_block_ * row_block_;
+  }
   void offload_from_window(uint32_t layer, uint32_t n);
+  /// Copies n offloaded rows to the window, which is empty.
+  void return_to_window(uint32_t layer, uint32_t row, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                           uint32_t n);
   /// Gives an empty layer these resident tokens, sink first, and offloaded rows still to be written.
@@ -89,6 +108,7 @@ class Sequence {
   uint32_t layers_, kv_heads_, head_dim_;
   size_t row_bytes_;
   uint32_t max_tokens_, sink_, window_, flush_block_;
+  uint32_t row_block_;  ///< offloaded rows are a multiple of it
   OffloadStore store_;
   std::unique_ptr<gpu::Resident> resident_;
   std::vector<std::byte> staging_k_, staging_v_;

@@ -125,6 +125,7 @@ void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const Ro
     keeper_.sample_queries(layer, rows, tokens(layer));
   }
   sequence_.append(layer, k, v);
+  update_codes(layer);
 }
 
 void Session::truncate(uint32_t n) {
@@ -133,6 +134,7 @@ void Session::truncate(uint32_t n) {
     const uint32_t rows = sequence_.split(layer, n).rows;
     audits_.finish_reading(layer, rows);
     keeper_.truncate(layer, rows, n);
+    if (codes_ != nullptr) codes_->truncate(layer, rows, stream_->stream());
     sequence_.truncate(layer, n);
   }
   if (stream_ != nullptr) stream_->partitions().drop();
@@ -141,6 +143,9 @@ void Session::truncate(uint32_t n) {
 // ---- Indexes ------------------------------------------------------------------------------------
 
 void Session::build(const BuildProgress& progress) {
+  if (codes_ != nullptr) codes_->retry();
+  place_codes();
+  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) update_codes(layer);
   keeper_.build(progress, [&](bool has_first) {
     if (stream_ != nullptr) stream_->partitions().retry();
     reserve_searches(has_first);
@@ -199,7 +204,8 @@ keyhole_statistics Session::statistics() const {
   s.host_bytes_peak = std::max(host_bytes_peak_, s.host_bytes);
   s.signal = "";
   if (stream_ != nullptr) {
-    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes();
+    s.device_bytes_peak += stream_->partitions().bytes_peak() - stream_->partitions().bytes() +
+                           codes_->bytes_peak() - codes_->bytes();
     stream_->add_statistics(s);
   }
   s.device = engine_->device_name();
@@ -238,6 +244,7 @@ void Session::load(ChecksumReader& in) {
   sequence_.load(in);
   keeper_.load(in);
   in.finish();
+  place_codes();
   keeper_.begin_loaded();
   reserve_searches(true);
 }
@@ -246,6 +253,7 @@ void Session::copy_from(const Session& from) {
   audits_.copy_from(from.audits_);
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);
+  place_codes();
   reserve_searches(true);
 }
 

@@ -4,6 +4,7 @@
 //     keeper_    what is indexed, builds, appends     build/index_keeper.h
 //     step_      the host's part of one step          decode_step.h
 //     audits_    steps computed again exactly         audit/session_audits.h
+//     codes_     what the device has of the rows      stream/device_codes.h
 //     stream_    steps in the order of a stream       stream/stream_runner.h
 //
 // Every token is resident, indexed or pending, in exactly one of the three: resident or offloaded
@@ -23,6 +24,7 @@
 #include "runtime/engine/tensor.h"
 #include "runtime/session/sequence.h"
 #include "runtime/step/decode_step.h"
+#include "runtime/stream/device_codes.h"
 #include "runtime/stream/device_rows.h"
 #include "runtime/stream/stream_runner.h"
 
@@ -74,6 +76,7 @@ class Session {
   /// What the KV heads of a layer do in a step whose token is at `position`. on_device: of a
   /// stream step whose device chooses partitions.
   void prepare_work(uint32_t layer, uint32_t position, bool on_device);
+  void prepare_codes(HeadWork& work, const HeadIndex& head, uint32_t position);
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
   /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what
   /// fails.
@@ -136,7 +139,17 @@ class Session {
 
   // session_stream.cpp
   class Client;
+  class Rows;
   void make_stream_runner();
+  /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
+  void place_codes();
+  /// Brings the device's codes of a layer up to its rows.
+  void update_codes(uint32_t layer);
+  /// The codes that a step attends on the device in place of the offloaded rows; null: none.
+  [[nodiscard]] gpu::Codes* codes_of_step(uint32_t layer) const {
+    const bool attends = codes_ != nullptr && params_.mode == KEYHOLE_MODE_INDEXED;
+    return attends ? codes_->of_layer(layer) : nullptr;
+  }
   [[nodiscard]] StreamRunner& runner(const char* what);
   /// Whether the device holds the partitions of a head and chooses among them.
   [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
@@ -164,6 +177,8 @@ class Session {
   mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
   std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
   // Null where the device has no streams.
+  std::unique_ptr<CodeSource> code_source_;
+  std::unique_ptr<DeviceCodes> codes_;
   std::unique_ptr<StreamClient> stream_client_;
   std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above
 };

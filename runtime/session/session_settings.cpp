@@ -5,15 +5,36 @@
 #include <string>
 
 #include "index/types/factory.h"
+#include "runtime/plan/auto_index.h"
 #include "runtime/session/session.h"
 
 namespace keyhole::runtime {
 
-void Session::set_index(const std::string& spec) {
+void Session::set_index(const std::string& wanted) {
+  CodeRoom room = engine_->code_room(params_.device_memory_limit);
+  if (room && codes_ != nullptr) {
+    // Codes that are there make way for the new ones.
+    room = [room, held = codes_->bytes()](const gpu::ResidentShape& shape) {
+      return room(shape) + held;
+    };
+  }
+  std::string spec = wanted;
+  Budget common = params_.budget;
+  resolve_auto(spec, common, params_, engine_->model(), room);
   index::check_spec(spec);
+  // Budgets that were left to the index type are those of the new one; so are those that it cannot have.
+  const auto with = [&](const Budget& budget) {
+    return completed(budget.reads_codes() && !index::has_codes(spec) ? Budget() : budget, spec);
+  };
+  std::vector<Budget> budgets;
+  for (const HeadIndex& h : keeper_.heads()) budgets.push_back(with(h.params.budget));
+  for (const Budget& budget : budgets) audits_.reserve(budget.top_k);
   keeper_.set_index(spec);
+  for (size_t i = 0; i < budgets.size(); ++i) (void)keeper_.set_budget(i, budgets[i]);
   params_.index = spec;
+  params_.budget = with(params_.budget);
   if (stream_ != nullptr) stream_->partitions().drop();
+  place_codes();
   for (size_t i = 0; i < keeper_.heads().size(); ++i) audits_.reset_widening(i);
 }
 
@@ -82,6 +103,7 @@ std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const
 
 void Session::set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) {
   const std::vector<size_t> named = named_heads(layer, kv_head);
+  for (const size_t i : named) check_codes(budget, keeper_.heads()[i].params.index);
   audits_.reserve(budget.top_k);
   if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) params_.budget = budget;
   bool other = false;
@@ -104,6 +126,7 @@ Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
 }
 
 void Session::reserve_searches(bool anew) {
+  place_codes();  // budgets may have changed
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
   if (stream_ != nullptr) stream_->partitions().set_stale();
   // Of each spec the largest index: another one's scratch is not always large enough for it.
@@ -126,9 +149,11 @@ void Session::reserve_searches(bool anew) {
     const auto at = static_cast<size_t>(same - specs.begin());
     if (same == specs.end()) {
       specs.push_back(&h.params.index);
-      uses.push_back({h.index.get(), budget.attend, h.full_tail()});
+      uses.push_back({h.index.get(), budget.attend, h.full_tail(),
+                      budget.reads_codes() ? h.index->codes() : nullptr});
       continue;
     }
+    if (budget.reads_codes()) uses[at].codes = h.index->codes();
     if (h.indexed() > uses[at].index->count()) uses[at].index = h.index.get();
     const index::TailTree* tail = h.full_tail();
     if (tail != nullptr && (uses[at].tail == nullptr || tail->count() > uses[at].tail->count())) {

@@ -20,6 +20,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   }
   advance_append(layer);
   if (k != nullptr) sequence_.append(layer, *k, *v);
+  if (codes_of_step(layer) != nullptr) stream_->finish_codes(layer);
   step_append_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 
@@ -28,11 +29,12 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
         q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
   }
   prepare_work(layer, tokens(layer) - 1, false);
-  if (audits_.on()) begin_audits(layer);
+  // What the device attends by its codes leaves no record here.
+  if (audits_.on() && codes_of_step(layer) == nullptr) begin_audits(layer);
   step_layer_ = layer;
   step_appended_ = k != nullptr;
   step_began_ = began;
-  step_.start(layer, sequence_.resident());
+  step_.start(layer, sequence_.resident(), codes_of_step(layer));
   in_step_ = true;
 }
 
@@ -48,11 +50,15 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
     work.partitions = nullptr;
     if (params_.mode == KEYHOLE_MODE_EXACT || keeper_.is_dense(layer, h)) continue;
     work.exact_begin = sequence_.rows(layer);
-    if (params_.mode == KEYHOLE_MODE_RESIDENT) continue;
+    if (params_.mode == KEYHOLE_MODE_RESIDENT || codes_of_step(layer) != nullptr) continue;
     const Budget& budget = hd.params.budget;
     if (on_device && device_chooses(layer, h)) {
       work.partitions = hd.tail.get();
       work.exact_begin = hd.indexed();
+      continue;
+    }
+    if (budget.reads_codes()) {
+      prepare_codes(work, hd, position);
       continue;
     }
     const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
@@ -67,6 +73,19 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
     work.position = position;
     if (tail != nullptr) work.search.tail = tail_work(budget, *tail);
   }
+}
+
+void Session::prepare_codes(HeadWork& work, const HeadIndex& head, uint32_t position) {
+  const Budget& budget = head.params.budget;
+  const index::KvCodes* codes = head.index == nullptr ? nullptr : head.index->codes();
+  // Rows of the last block that are indexed and have no code yet are attended like pending ones.
+  const bool reads = codes != nullptr && codes->count() != 0 &&
+                     step_.fits({head.index.get(), budget.attend, nullptr, codes});
+  work.exact_begin = reads ? static_cast<uint32_t>(codes->count()) : 0;
+  if (!reads) return;
+  work.index = head.index.get();
+  work.search = {.k = budget.top_k, .attend = budget.attend, .codes = codes};
+  work.position = position;
 }
 
 void Session::begin_audits(uint32_t layer) {

@@ -31,6 +31,13 @@ class Session::Client final : public StreamClient {
     return heads;
   }
   void reserve_rows(size_t rows) override { s_->step_.reserve_chosen_rows(rows); }
+  uint32_t row_block() const override { return s_->sequence_.row_block(); }
+  void codes_gone() override { s_->place_codes(); }
+  void flush(uint32_t layer) override {
+    const ModelShape& m = s_->engine_->model();
+    s_->check_memory(uint64_t{row_block()} * 2 * m.kv_heads * m.row_bytes(), "appending tokens");
+    s_->sequence_.flush(layer);
+  }
 
   void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
     s_->prepare_work(layer, position, device_chooses);
@@ -51,16 +58,55 @@ class Session::Client final : public StreamClient {
 
 Session::~Session() = default;
 
+/// The offloaded rows as their codes see them.
+class Session::Rows final : public CodeSource {
+ public:
+  explicit Rows(Session& session) : s_(&session) {}
+  KvView rows(uint32_t layer, uint32_t kv_head) const override {
+    return s_->sequence_.view(layer, kv_head);
+  }
+  uint32_t row_block() const override { return s_->sequence_.row_block(); }
+  size_t row_capacity() const override { return s_->sequence_.row_capacity(); }
+  const index::Balance& balance(uint32_t layer, uint32_t kv_head) override {
+    return s_->keeper_.fix_balance(layer, kv_head, rows(layer, kv_head));
+  }
+  void set_pinned(uint32_t layer, size_t rows) override { s_->sequence_.set_pinned(layer, rows); }
+
+ private:
+  Session* s_;
+};
+
 void Session::make_stream_runner() {
   gpu::StreamSteps* steps = sequence_.resident().stream_steps();
   if (steps == nullptr) return;
+  const StreamDevice& device = engine_->stream_device();
+  code_source_ = std::make_unique<Rows>(*this);
+  codes_ = std::make_unique<DeviceCodes>(
+      params_, engine_->model(),
+      [this, &device](const gpu::CodesShape& shape) {
+        return device.make_codes(sequence_.resident(), shape);
+      },
+      device.make_pin, *code_source_, engine_->log());
   stream_client_ = std::make_unique<Client>(*this, *steps);
   stream_ = std::make_unique<StreamRunner>(
       *engine_, params_, *steps,
       [this](const gpu::PartitionsShape& shape) {
         return engine_->stream_device().make_partitions(sequence_.resident(), shape);
       },
-      *stream_client_);
+      *codes_, *stream_client_);
+  place_codes();
+}
+
+void Session::place_codes() {
+  if (codes_ == nullptr) return;
+  codes_->plan(head_params());
+  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
+    keeper_.set_on_device(layer, codes_->layer_has(layer));
+  }
+}
+
+void Session::update_codes(uint32_t layer) {
+  if (stream_ != nullptr) stream_->update_codes(layer);
 }
 
 StreamRunner& Session::runner(const char* what) {
@@ -130,7 +176,7 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
 uint64_t Session::device_bytes() const {
   const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
   if (stream_ == nullptr) return gpu::resident_bytes(shape);
-  return gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes();
+  return gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() + codes_->bytes();
 }
 
 }  // namespace keyhole::runtime

@@ -32,8 +32,18 @@ void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   std::vector<PartHits> hits(plan_.most_parts() > 1 ? kv_heads_ : 0);
   for (PartHits& h : hits) h.reserve(plan_.most_parts(), group_, k);
 
+  std::vector<index::CodeParts> codes;
+  for (const Selection::Use& use : uses) {
+    if (use.codes == nullptr) continue;
+    codes.resize(kv_heads_);
+    for (index::CodeParts& c : codes) {
+      c.reserve(use.codes->shape(), group_, std::min(k, index::kMostExactRows));
+    }
+  }
+
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].selection = std::move(selections[i]);
   part_hits_.swap(hits);
+  code_parts_.swap(codes);
   capacity_k_ = k;
   count_bytes();
 }
@@ -51,19 +61,20 @@ void DecodeStep::count_bytes() {
     fixed_bytes_ += w.selection.bytes() - w.selection.log_bytes();
   }
   for (const PartHits& h : part_hits_) fixed_bytes_ += h.bytes();
+  for (const index::CodeParts& c : code_parts_) fixed_bytes_ += c.bytes();
   bytes_.store(fixed_bytes_ + logs, std::memory_order_relaxed);
 }
 
 // ---- Start and end -------------------------------------------------------------------------------
 
-void DecodeStep::start(uint32_t layer, gpu::Resident& resident) {
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes) {
   q_ = queries_.data();
   delivery_ = nullptr;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     HeadRecord* record = work_[h].record;
     if (record != nullptr) begin_record(*record, query_of(h), work_[h].exact_begin);
   }
-  resident_.begin(resident, layer, q_);
+  resident_.begin(resident, layer, q_, codes);
   start_tasks(results_);
 }
 
@@ -83,7 +94,7 @@ void DecodeStep::start_tasks(ResultSink& sink) {
   plan_.make(work_);
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadPlan& head = plan_.head(h);
-    progress_[h].parts.store(head.parts, std::memory_order_relaxed);
+    progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);
     progress_[h].states.store(head.tasks() + 1, std::memory_order_relaxed);
     progress_[h].failed.store(false, std::memory_order_relaxed);
   }
@@ -134,6 +145,7 @@ void DecodeStep::run_task(const StepTask& task, Worker& worker) {
   switch (task.kind) {
     case StepTask::Kind::search: return run_search(task.kv_head, task.number, worker);
     case StepTask::Kind::chosen: return run_chosen(task.kv_head, task.number, worker);
+    case StepTask::Kind::codes: return run_codes(task.kv_head, task.number, worker);
     case StepTask::Kind::exact: return run_chunk(task.kv_head, task.number, worker);
   }
 }
@@ -196,6 +208,20 @@ void DecodeStep::record_search(uint32_t kv_head, const SearchParams& params,
                 selection.tail_figures().missing);
 }
 
+void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
+  const HeadWork& work = work_[kv_head];
+  const GroupQuery query = query_of(kv_head);
+  Selection& selection = worker.selection;
+  index::CodeParts& parts = code_parts_[kv_head];
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.search.codes->count();
+  worker.cost += selection.scan_codes(query, work.search, part, parts);
+  // As in keep_hits().
+  if (progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  worker.cost += selection.attend_codes(query, work.search, parts,
+                                        {slots_.part(kv_head, 0), slots_.tail(kv_head)});
+  if (work.record != nullptr) work.record->attended.add(selection.attended());
+}
+
 void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const std::span<const uint32_t> chosen = delivery_->chosen(kv_head);
@@ -242,7 +268,7 @@ HeadStates DecodeStep::states_of(uint32_t kv_head) {
   for (uint32_t p = 0; p < head.part_states(); ++p) s.add(slots_.part(kv_head, p));
   for (uint32_t c = 0; c < head.chunks; ++c) s.add(slots_.chunk(kv_head, c));
   const bool searched = head.parts != 0 && work.partitions == nullptr;
-  if (searched && work.search.tail.tree != nullptr) {
+  if (head.codes != 0 || (searched && work.search.tail.tree != nullptr)) {
     s.tail = slots_.tail(kv_head);
     s.add(s.tail);
   }

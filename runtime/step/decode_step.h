@@ -48,8 +48,8 @@ class DecodeStep {
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
   /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
-  /// lse().
-  void start(uint32_t layer, gpu::Resident& resident);
+  /// lse(). codes, where not null: the device attends the offloaded rows, too, see gpu::Resident::attend_begin().
+  void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes = nullptr);
   /// The same without a resident part: results go to `delivery`, nothing is recorded, and targets are relative to the
   /// offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
   void start(const float* q, Delivery& delivery);
@@ -71,7 +71,7 @@ class DecodeStep {
   };
   /// How far a KV head is in the step under way.
   struct alignas(64) Progress {
-    std::atomic<uint32_t> parts{0};   ///< whose hits are to be merged and are not there yet
+    std::atomic<uint32_t> parts{0};  ///< of the search or the codes, to be merged and not there yet
     std::atomic<uint32_t> states{0};  ///< tasks that are not done, and the resident part
     std::atomic<bool> failed{false};
   };
@@ -80,6 +80,7 @@ class DecodeStep {
   void run_task(uint32_t task, Worker& worker);
   void run_task(const StepTask& task, Worker& worker);
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_codes(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
   /// True for the last part of a head to end its search; until then its hits are kept for that one.
@@ -99,7 +100,8 @@ class DecodeStep {
   std::vector<float> queries_;
   std::vector<HeadWork> work_;  // [kv_heads]
   std::vector<Worker> workers_;
-  std::vector<PartHits> part_hits_;  // [kv_heads]; empty where no search has parts
+  std::vector<PartHits> part_hits_;           // [kv_heads]; empty where no search has parts
+  std::vector<index::CodeParts> code_parts_;  // [kv_heads]; empty where no head has codes
   uint32_t capacity_k_ = 0;
   ResultArrays results_;
   StateSlots slots_;

@@ -9,13 +9,14 @@ ResidentPart::ResidentPart(uint32_t q_heads, uint32_t group, uint32_t dim)
       kv_heads_(q_heads / group),
       tasks_(std::make_unique<Task[]>(kv_heads_)) {}
 
-void ResidentPart::begin(gpu::Resident& resident, uint32_t layer, const float* q) {
+void ResidentPart::begin(gpu::Resident& resident, uint32_t layer, const float* q,
+                         gpu::Codes* codes) {
   resident_ = &resident;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     tasks_[h].taken.store(false, std::memory_order_relaxed);
     tasks_[h].done.store(false, std::memory_order_relaxed);
   }
-  resident.attend_begin(layer, q);
+  resident.attend_begin(layer, q, codes);
 }
 
 bool ResidentPart::run_untaken(uint32_t task, StepCost& cost) {

@@ -15,8 +15,8 @@ class ResidentPart {
  public:
   ResidentPart(uint32_t q_heads, uint32_t group, uint32_t dim);
 
-  /// Begins a step; q `[q_heads, head_dim]` stays valid until end().
-  void begin(gpu::Resident& resident, uint32_t layer, const float* q);
+  /// Begins a step, with codes as gpu::Resident::attend_begin(); q `[q_heads, head_dim]` stays valid until end().
+  void begin(gpu::Resident& resident, uint32_t layer, const float* q, gpu::Codes* codes);
   /// Begins a step that has no resident part.
   void begin_without() { resident_ = nullptr; }
   [[nodiscard]] bool is_there() const { return resident_ != nullptr; }

@@ -44,6 +44,15 @@ index::SearchArgs search_args(const GroupQuery& query, const SearchParams& param
           .parts = part.count};
 }
 
+index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params) {
+  return {.kernels = query.kernels,
+          .codes = params.codes,
+          .queries = query.queries,
+          .group = query.group,
+          .logits = query.logits,
+          .wanted = params.exact_rows()};
+}
+
 }  // namespace
 
 void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
@@ -57,6 +66,9 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
       found = next.scratches_.end() - 1;
     } else {
       index.reserve_search(*found->scratch);
+    }
+    if (use.codes != nullptr) {
+      next.code_scan_.reserve(use.codes->shape(), group, std::min(k, index::kMostExactRows));
     }
     if (use.tail != nullptr) next.tail_reader_.reserve(*use.tail, group);
     if (use.attend == KEYHOLE_ATTEND_TOPK || use.attend == KEYHOLE_ATTEND_NONE) continue;
@@ -76,6 +88,7 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
 
 bool Selection::fits(const Use& use) const {
   if (use.tail != nullptr && !tail_reader_.fits(*use.tail, group_)) return false;
+  if (use.codes != nullptr && !code_scan_.fits(use.codes->shape(), group_, 0)) return false;
   const bool explores = use.attend == KEYHOLE_ATTEND_SCORED || use.attend == KEYHOLE_ATTEND_WEIGHT;
   return std::any_of(scratches_.begin(), scratches_.end(), [&](const TypeScratch& s) {
     return s.type == &use.index->type() && (!explores || s.log_bytes != 0);
@@ -112,6 +125,14 @@ void Selection::explore(const index::Index& index, const GroupQuery& query,
 StepCost Selection::search_and_attend(const index::Index& index, const GroupQuery& query,
                                       const SearchParams& params, SearchPart part,
                                       SearchStates out) {
+  if (params.codes != nullptr) {
+    StepCost sum;
+    code_parts_.reserve(params.codes->shape(), query.group, params.exact_rows());
+    for (uint32_t p = 0; p < index::code_cut(params.codes->blocks()).parts; ++p) {
+      sum += scan_codes(query, params, p, code_parts_);
+    }
+    return sum += attend_codes(query, params, code_parts_, out);
+  }
   const Stopwatch watch;
   StepCost cost;
   index::Scored scored;
@@ -130,6 +151,37 @@ StepCost Selection::search_and_attend(const index::Index& index, const GroupQuer
   }
   cost.search_seconds = watch.seconds();
   attend(query, params, params.explores() && scored.exact ? &scored : nullptr, out, cost);
+  return cost;
+}
+
+StepCost Selection::scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
+                               index::CodeParts& parts) {
+  const Stopwatch watch;
+  StepCost cost;
+  code_scan_.scan(code_search(query, params), part, {}, parts);
+  const index::KvCodes& codes = *params.codes;
+  const index::CodeCut cut = index::code_cut(codes.blocks());
+  const size_t blocks = std::min<size_t>(cut.blocks, codes.blocks() - size_t{part} * cut.blocks);
+  cost.keys_scored = uint64_t{query.group} * blocks * kCodeBlock;
+  cost.bytes_read = cost.tail_bytes_read = blocks * codes.shape().block_bytes();
+  cost.search_seconds = cost.tail_seconds = watch.seconds();
+  return cost;
+}
+
+StepCost Selection::attend_codes(const GroupQuery& query, const SearchParams& params,
+                                 index::CodeParts& parts, SearchStates out) {
+  const Stopwatch watch;
+  StepCost cost;
+  const index::CodeSearch search = code_search(query, params);
+  attended_ = code_scan_.choose(search, parts);
+  cost.search_seconds = watch.seconds();
+  query.attend(attended_, out.read);
+  cost.offload_seconds = watch.seconds() - cost.search_seconds;
+  code_scan_.finish(search, out.read.lse, parts, out.tail);
+  cost.tail_seconds = watch.seconds() - cost.offload_seconds;
+  cost.search_seconds = cost.tail_seconds;
+  cost.keys_attended = uint64_t{query.group} * attended_.size();
+  cost.bytes_read = 2 * attended_.size() * query.row_bytes();
   return cost;
 }
 
@@ -188,8 +240,9 @@ void Selection::attend_with_tail(const GroupQuery& query, const SearchParams& pa
 }
 
 size_t Selection::bytes() const {
-  return log_bytes_ + tail_reader_.bytes() + union_.bytes() +
-         (ids_.size() + counts_.size()) * sizeof(uint32_t) + scores_.size() * sizeof(float);
+  return log_bytes_ + tail_reader_.bytes() + union_.bytes() + code_scan_.bytes() +
+         code_parts_.bytes() + (ids_.size() + counts_.size()) * sizeof(uint32_t) +
+         scores_.size() * sizeof(float);
 }
 
 }  // namespace keyhole::runtime

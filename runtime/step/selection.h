@@ -24,6 +24,7 @@ class Selection {
     const index::Index* index;
     keyhole_attend_mode attend;
     const index::TailTree* tail = nullptr;
+    const index::KvCodes* codes = nullptr;  ///< that all rows are attended by; null: they are not
   };
   /// Makes it large enough for searches of `group` heads and `k` results in indexes of these types, up to these
   /// sizes, and drops what others needed. Strong guarantee: an allocation that fails leaves it as it was.
@@ -49,6 +50,13 @@ class Selection {
   /// attended. Does not depend on which thread had which part.
   StepCost attend_parts(std::span<const index::Hits> hits, const GroupQuery& query,
                         const SearchParams& params, SearchStates out);
+
+  /// One part (index::code_cut) of a pass over params.codes.
+  StepCost scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
+                      index::CodeParts& parts);
+  /// Its end, when all parts have been scanned: the heaviest rows exactly, and in out.tail all others by their codes.
+  StepCost attend_codes(const GroupQuery& query, const SearchParams& params,
+                        index::CodeParts& parts, SearchStates out);
 
   /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
@@ -87,6 +95,8 @@ class Selection {
   /// Of hits_, where a mean value stands for the rest; negative: not told.
   float coverage_[kMaxGroup] = {};
   RowUnion union_;
+  index::CodeScan code_scan_;
+  index::CodeParts code_parts_;         // of search_and_attend(), which does all parts itself
   std::span<const uint32_t> attended_;  // in union_, in a scratch or in tail_reader_
   uint32_t group_ = 0;                  // that it is reserved for
 };

@@ -16,6 +16,7 @@ namespace keyhole::runtime {
 struct GraphVersion {
   uint64_t settings = 0;    ///< stream and mode
   uint64_t partitions = 0;  ///< the layers that have partitions on the device, and where these lie
+  uint64_t codes = 0;       ///< likewise
   bool operator==(const GraphVersion&) const = default;
 };
 

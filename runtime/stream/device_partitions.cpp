@@ -124,10 +124,16 @@ size_t DevicePartitions::upload(size_t i, const PartitionedHead& head) {
       scales[j] = tree.codes().scale(j);
       center[j] = tree.codes().center(j);
     }
-    partitions_->upload(layer, kv_head, first,
-                        {count - first, fine.keys.data() + size_t{first} * dim, scales, center,
-                         fine.sizes.data() + first, fine.variances.data() + first,
-                         fine.values.data() + size_t{first} * dim * dtype_size(tree.dtype())});
+    partitions_->upload(
+        layer, kv_head, first,
+        {.count = count - first,
+         .keys = fine.keys.data() + size_t{first} * dim,
+         .scales = scales,
+         .center = center,
+         .sizes = fine.sizes.data() + first,
+         .query_scales = tree.query_scale().data(),
+         .variances = fine.variances.data() + first,
+         .values = fine.values.data() + size_t{first} * dim * dtype_size(tree.dtype())});
     counts_[i] = count;
   }
   const uint64_t wanted =

@@ -23,10 +23,11 @@ constexpr uint32_t kAwaitSpinUs = 3000;
 
 StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
                            gpu::StreamSteps& steps, DevicePartitions::Make make_partitions,
-                           StreamClient& client)
+                           DeviceCodes& codes, StreamClient& client)
     : engine_(&engine),
       params_(&params),
       steps_(&steps),
+      codes_(&codes),
       client_(&client),
       model_(engine.model()),
       timeout_us_(uint64_t{engine.effective_config().timeout_ms} * 1000),
@@ -72,6 +73,12 @@ void StreamRunner::serve(const StreamStep& step) {
 void StreamRunner::serve_published(const StreamStep& step, const gpu::Published& published) {
   const auto arrived = Clock::now();
   check_finite_rows(step, published);
+  if (step.coded) {
+    if (step.appends) client_->append_published(step.layer, published);
+    for (uint32_t h = 0; h < model_.kv_heads; ++h) steps_->deliver(step.layer, h, step.sequence);
+    steps_served_ += 1;
+    return;
+  }
   // A full window gives tokens to the host, which this very step attends there.
   const bool overflows = step.appends && client_->resident_counts(step.layer).window ==
                                              params_->window + params_->flush_block;
@@ -161,6 +168,7 @@ void StreamRunner::synchronize() {
   wait_idle();
   failure_.rethrow();
   if (partitions_.is_stale()) update_partitions();
+  for (uint32_t l = 0; l < model_.layers; ++l) update_codes(l);
 }
 
 void StreamRunner::set_stream(gpu::Stream stream) {
@@ -199,6 +207,43 @@ void StreamRunner::update_partitions() {
   client_->reserve_rows(partitions_.update(heads));
 }
 
+void StreamRunner::make_room(uint32_t layer, uint32_t appended) {
+  const uint32_t block = client_->row_block();
+  if (block == 1) return;
+  const uint32_t slots = params_->window + params_->flush_block;
+  while (appended != 0) {
+    const uint32_t window = client_->resident_counts(layer).window;
+    if (window + appended <= slots) break;
+    if (window < block) {
+      throw Error(Status::invalid_argument,
+                  "layer " + std::to_string(layer) + ": a graph that appends " +
+                      std::to_string(appended) +
+                      " tokens, allowed: " + std::to_string(slots - window) +
+                      " (window and flush_block, less those there)");
+    }
+    knows_held_ = false;
+    client_->flush(layer);
+  }
+}
+
+void StreamRunner::update_codes(uint32_t layer) {
+  if (!codes_->layer_has(layer)) return;
+  try {
+    codes_->update(layer, stream_);
+  } catch (const Error& e) {
+    if (params_->partitions == KEYHOLE_PLACE_DEVICE) throw;
+    wait_idle();
+    codes_->give_up(e.what());
+    client_->codes_gone();
+  }
+}
+
+void StreamRunner::finish_codes(uint32_t layer) {
+  if (codes_->is_current(layer)) return;  // begin_on_host() has waited for the stream
+  update_codes(layer);
+  steps_->synchronize(stream_);
+}
+
 void StreamRunner::know_held_bytes() {
   if (knows_held_) return;
   server_.drain();
@@ -221,6 +266,8 @@ void StreamRunner::prepare(uint32_t layer, bool appends) {
   check_tokens(layer, appends, 0);
   update_index(layer);
   if (partitions_.is_stale()) update_partitions();
+  make_room(layer, appends ? 1 : 0);
+  update_codes(layer);
   if (!appends || params_->host_memory_limit == 0) return;
   know_held_bytes();
   check_memory(forecast_.offloaded(layer, 1));
@@ -260,6 +307,12 @@ void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
                   "capture: the session has changed since its last step; call "
                   "keyhole_session_synchronize before cudaStreamBeginCapture");
     }
+    if (codes_->layer_has(layer) && !codes_->is_current(layer)) {
+      throw Error(Status::invalid_argument,
+                  "capture: layer " + std::to_string(layer) +
+                      " has tokens without codes; call keyhole_session_synchronize before "
+                      "cudaStreamBeginCapture");
+    }
     if (capture_.steps().size() >= StreamServer::kCapacity) {
       throw Error(Status::invalid_argument,
                   "capture: a step of layer " + std::to_string(layer) + " after " +
@@ -291,9 +344,14 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   } else {
     prepare(layer, k != nullptr);
   }
-  gpu::Partitions* partitions =
-      params_->mode == KEYHOLE_MODE_INDEXED ? partitions_.of_layer(layer) : nullptr;
-  const StreamStep step{layer, 0, k != nullptr, partitions != nullptr};
+  gpu::OnDevice on_device;
+  if (is_coded(layer)) {
+    on_device.codes = codes_->of_layer(layer);
+  } else if (params_->mode == KEYHOLE_MODE_INDEXED) {
+    on_device.partitions = partitions_.of_layer(layer);
+  }
+  const StreamStep step{layer, 0, k != nullptr, on_device.partitions != nullptr,
+                        on_device.codes != nullptr};
   if (is_captured) {
     capture_.add(step);
   } else {
@@ -309,9 +367,9 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     const gpu::DeviceRows* pk = k != nullptr ? &rk : nullptr;
     const gpu::DeviceRows* pv = k != nullptr ? &rv : nullptr;
     if (out == nullptr) {
-      steps_->begin(layer, rq, pk, pv, partitions, stream_);
+      steps_->begin(layer, rq, pk, pv, on_device, stream_);
     } else {
-      steps_->step(layer, rq, pk, pv, partitions, device_rows(*out), lse, stream_);
+      steps_->step(layer, rq, pk, pv, on_device, device_rows(*out), lse, stream_);
     }
   });
   if (out != nullptr) return;
@@ -364,6 +422,10 @@ void StreamRunner::announce() {
   }
   for (const StreamStep& step : captured) update_index(step.layer);
   if (partitions_.is_stale()) update_partitions();
+  for (const StreamStep& step : captured) {
+    make_room(step.layer, ahead_[step.layer]);
+    update_codes(step.layer);
+  }
   if (capture_.version() != graph_version()) {
     throw Error(Status::invalid_argument,
                 "the session has changed since the graph was captured: capture it again");
@@ -380,7 +442,7 @@ void StreamRunner::announce() {
 // ---- Figures -------------------------------------------------------------------------------------
 
 void StreamRunner::add_statistics(keyhole_statistics& s) const {
-  s.pinned_bytes = gpu::cuda_pinned_bytes(params_->resident_shape(model_));
+  s.pinned_bytes = gpu::cuda_pinned_bytes(params_->resident_shape(model_)) + codes_->pinned_bytes();
   s.partition_bytes = partitions_.bytes();
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
   s.stream_steps += steps_served_;

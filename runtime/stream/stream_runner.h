@@ -19,6 +19,7 @@
 #include "runtime/engine/tensor.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/capture.h"
+#include "runtime/stream/device_codes.h"
 #include "runtime/stream/device_partitions.h"
 #include "runtime/stream/offload_forecast.h"
 #include "runtime/stream/stream_failure.h"
@@ -45,6 +46,12 @@ class StreamClient {
   [[nodiscard]] virtual std::vector<PartitionedHead> partitioned_heads() const = 0;
   /// Capacity for partitions with so many rows together, see DecodeStep::reserve_rows().
   virtual void reserve_rows(size_t rows) = 0;
+  /// Rows leave the window in multiples of it (Sequence::row_block()).
+  [[nodiscard]] virtual uint32_t row_block() const = 0;
+  /// The device has no codes any more: see DeviceCodes::give_up().
+  virtual void codes_gone() = 0;
+  /// Offloads a block of rows, of which the window has as many or more. Throws Error(out_of_memory).
+  virtual void flush(uint32_t layer) = 0;
 
   // From the serving thread, for one step after the other.
   /// Decides what the KV heads of a layer do in a step whose token is at `position`. device_chooses: heads whose
@@ -61,10 +68,10 @@ class StreamClient {
 
 class StreamRunner {
  public:
-  /// Engine, params, steps and client outlive the runner. Params may change while no step is under way; changes of
+  /// Engine, params, steps, codes and client outlive the runner. Params may change while no step is under way; changes of
   /// the mode need invalidate_graphs().
   StreamRunner(const Engine& engine, const SessionParams& params, gpu::StreamSteps& steps,
-               DevicePartitions::Make make_partitions, StreamClient& client);
+               DevicePartitions::Make make_partitions, DeviceCodes& codes, StreamClient& client);
   /// Ends the thread, and the device's waits for steps that it has not served.
   ~StreamRunner();
   StreamRunner(const StreamRunner&) = delete;
@@ -93,6 +100,11 @@ class StreamRunner {
   void wait_idle();
   /// Waits until the host's part of all steps is done, and leaves the stream alone: also during a capture.
   void wait_for_host() { server_.drain(); }
+  /// Enqueues what brings the layer's codes up to its rows, if it has any. Where that cannot be, all layers go to the
+  /// host, and the log says so; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
+  void update_codes(uint32_t layer);
+  /// The same, and waits until the device has encoded them. While no step is under way.
+  void finish_codes(uint32_t layer);
   /// Throws Error(busy) during a capture, for calls that would wait for the stream.
   void check_not_capturing() const;
   /// Throws the first error of the steps. After one there are no more steps.
@@ -109,7 +121,7 @@ class StreamRunner {
 
  private:
   [[nodiscard]] GraphVersion graph_version() const {
-    return {settings_version_, partitions_.version()};
+    return {settings_version_, partitions_.version(), codes_->version()};
   }
   /// A step outside of captures: waits until it can be submitted, and checks that it may be.
   void prepare(uint32_t layer, bool appends);
@@ -117,6 +129,12 @@ class StreamRunner {
   void check_tokens(uint32_t layer, bool appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
   void update_partitions();
+  /// Where rows leave the window in blocks: makes room for `appended` tokens, so that the device's own rule, which
+  /// makes the window fall back by another number, never applies.
+  void make_room(uint32_t layer, uint32_t appended);
+  [[nodiscard]] bool is_coded(uint32_t layer) const {
+    return params_->mode == KEYHOLE_MODE_INDEXED && codes_->layer_has(layer);
+  }
   void know_held_bytes();
   void check_memory(uint64_t offloaded_tokens) const;
   void submit(StreamStep step);
@@ -134,6 +152,7 @@ class StreamRunner {
   const Engine* engine_;
   const SessionParams* params_;
   gpu::StreamSteps* steps_;
+  DeviceCodes* codes_;
   StreamClient* client_;
   ModelShape model_;
   uint64_t timeout_us_;

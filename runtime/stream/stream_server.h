@@ -17,6 +17,7 @@ struct StreamStep {
   uint32_t sequence = 0;  ///< the layer's step number
   bool appends = false;
   bool device_chooses = false;  ///< the device chooses partitions for the host to read
+  bool coded = false;  ///< the device attends everything: the host takes k and v in, no more
 };
 
 class StreamServer {

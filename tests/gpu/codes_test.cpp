@@ -1,11 +1,18 @@
-// Attention over codes on the device against the host's double-precision reference over the same codes.
+// A layer's step over codes on the device against a reference in double precision: rows that were read exactly from their
+// own bytes, all others from the same codes on the host, resident tokens merged.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <random>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda/codes/codes_kernels.h"
@@ -18,14 +25,18 @@ namespace {
 template <class T>
 class Device {
  public:
-  explicit Device(size_t n) : n_(n) { EXPECT_EQ(cudaMalloc(&data_, n * sizeof(T)), cudaSuccess); }
-  explicit Device(const std::vector<T>& from) : Device(from.size()) {
-    EXPECT_EQ(cudaMemcpy(data_, from.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+  explicit Device(size_t n) : n_(n) {
+    EXPECT_EQ(cudaMalloc(&data_, std::max<size_t>(n, 1) * sizeof(T)), cudaSuccess);
   }
+  explicit Device(const std::vector<T>& from) : Device(from.size()) { write(from); }
   ~Device() { cudaFree(data_); }
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
   [[nodiscard]] T* get() const { return static_cast<T*>(data_); }
+  void write(const std::vector<T>& from) const {
+    EXPECT_EQ(cudaMemcpy(data_, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
+              cudaSuccess);
+  }
   [[nodiscard]] std::vector<T> read() const {
     std::vector<T> out(n_);
     EXPECT_EQ(cudaMemcpy(out.data(), data_, n_ * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
@@ -37,255 +48,398 @@ class Device {
   size_t n_;
 };
 
-struct Case {
-  uint32_t dim, bits, group, blocks;
-  float scale;  ///< of logits, times 1 / sqrt(dim)
+/// Pinned memory that the device reads where it lies.
+class Pinned {
+ public:
+  explicit Pinned(const std::vector<std::byte>& from) {
+    EXPECT_EQ(cudaHostAlloc(&data_, from.size(), cudaHostAllocDefault), cudaSuccess);
+    std::memcpy(data_, from.data(), from.size());
+  }
+  ~Pinned() { cudaFreeHost(data_); }
+  Pinned(const Pinned&) = delete;
+  Pinned& operator=(const Pinned&) = delete;
+  [[nodiscard]] const std::byte* get() const { return static_cast<const std::byte*>(data_); }
+
+ private:
+  void* data_ = nullptr;
 };
 
-class CodesOnDevice : public testing::TestWithParam<Case> {
+struct Case {
+  uint32_t dim = 128, bits = 2, group = 4, blocks = 1;
+  float scale = 1.0F;  ///< of logits, times 1 / sqrt(dim)
+  float softcap = 0.0F;
+  DType rows = DType::f16, q = DType::f32, out = DType::f32;
+  bool resident = false;
+  uint32_t spare = 0;  ///< blocks that there is space for beside
+  float q_size = 1.0F;
+  bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
+};
+
+/// Clusters, and launches ahead.
+bool has_clusters() { return cuda_devices().front().compute_major >= 9; }
+
+constexpr uint32_t kKvHeads = 2;
+
+/// What the host knows of a KV head.
+struct Head {
+  index::KvCodes codes;
+  std::vector<float> k, v, q;  ///< as the device sees them, rounded
+};
+
+/// Values as they come back from `dtype`, and their bytes.
+std::vector<std::byte> round_to(DType dtype, std::vector<float>& x) {
+  const cpu::Kernels& kernels = cpu::select_kernels();
+  std::vector<std::byte> bytes(x.size() * (dtype == DType::f32 ? 4 : 2));
+  if (dtype == DType::f32) {
+    std::memcpy(bytes.data(), x.data(), bytes.size());
+    return bytes;
+  }
+  kernels.from_f32[static_cast<size_t>(dtype)](x.data(), bytes.data(), x.size());
+  kernels.to_f32[static_cast<size_t>(dtype)](bytes.data(), x.data(), x.size());
+  return bytes;
+}
+
+class Layer {
+ public:
+  explicit Layer(const Case& c)
+      : case_(c),
+        shape_{c.dim, c.bits, c.bits},
+        logits_{c.scale / std::sqrt(static_cast<float>(c.dim)), c.softcap} {
+    std::mt19937_64 rng(c.dim * 131 + c.bits * 17 + c.group + c.blocks);
+    std::normal_distribution<float> normal;
+    const auto draw = [&](size_t n, float size, float middle) {
+      std::vector<float> x(n);
+      for (float& y : x) y = size * normal(rng) + middle;
+      return x;
+    };
+    const size_t rows = size_t{c.blocks} * kCodeBlock;
+    const size_t width = c.rows == DType::f32 ? 4 : 2;
+    std::vector<std::byte> blocks, keys, values, q;
+    std::vector<float> key_scale, value_scale;
+    for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
+      std::vector<float> k = draw(rows * c.dim, 1.0F, 0.0F), v = draw(rows * c.dim, 3.0F, 1.0F);
+      std::vector<float> heads = draw(size_t{c.group} * c.dim, c.q_size, 0.0F);
+      std::vector<float> some = draw(size_t{c.group} * c.dim, 1.0F, 0.0F);
+      for (const auto& [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}}) {
+        const std::vector<std::byte> bytes = round_to(c.rows, *from);
+        to->insert(to->end(), bytes.begin(), bytes.end());
+        to->resize(to->size() + c.spare * kCodeBlock * c.dim * width, std::byte{0xFF});
+      }
+      const std::vector<std::byte> bytes = round_to(c.q, heads);
+      q.insert(q.end(), bytes.begin(), bytes.end());
+      const auto view = [&](const std::vector<float>& x) {
+        return RowsView{reinterpret_cast<const std::byte*>(x.data()), c.dim * sizeof(float),
+                        x.size() / c.dim, c.dim, DType::f32};
+      };
+      const KvView kv_view{view(k), view(v)};
+      const cpu::Kernels& kernels = cpu::select_kernels();
+      index::KvCodes codes(shape_, index::learn_balance(kernels, kv_view, view(some)));
+      codes.extend(kernels, kv_view);
+      blocks.insert(blocks.end(), codes.block(0), codes.block(0) + c.blocks * shape_.block_bytes());
+      blocks.resize(blocks.size() + c.spare * shape_.block_bytes(), std::byte{0xFF});
+      key_scale.insert(key_scale.end(), codes.balance().key_scale.begin(),
+                       codes.balance().key_scale.end());
+      value_scale.push_back(codes.balance().value_scale);
+      heads_.push_back({std::move(codes), std::move(k), std::move(v), std::move(heads)});
+    }
+    resident_o_ = draw(q_heads() * c.dim, 1.0F, 0.0F);
+    resident_lse_ = draw(q_heads(), 2.0F, 8.0F);
+    step_.shape = shape_;
+    step_.kv_heads = kKvHeads;
+    step_.group = c.group;
+    step_.block_capacity = c.blocks + c.spare;
+    step_.splits = code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16);
+    step_.logits = logits_;
+    step_.head_stride = step_.block_capacity * shape_.block_bytes();
+    step_.dtype = c.rows;
+    step_.row_stride = c.dim * width;
+    step_.kv_head_stride = step_.block_capacity * kCodeBlock * step_.row_stride;
+    step_.cluster = c.cluster;
+    EXPECT_EQ(prepare_codes(step_, 0), cudaSuccess);
+    EXPECT_EQ(step_.cluster, c.cluster);
+    step_.block_count = keep<uint32_t>(std::vector<uint32_t>{c.blocks});
+    count_ = const_cast<uint32_t*>(step_.block_count);
+    step_.blocks = keep(blocks);
+    step_.key_scale = keep(key_scale);
+    step_.value_scale = keep(value_scale);
+    step_.q = {keep(q), c.dim, c.q};
+    pinned_.push_back(std::make_unique<Pinned>(keys));
+    step_.keys = pinned_.back()->get();
+    pinned_.push_back(std::make_unique<Pinned>(values));
+    step_.values = pinned_.back()->get();
+    if (c.resident) {
+      step_.resident_o = keep(resident_o_);
+      step_.resident_lse = keep(resident_lse_);
+    }
+    step_.work = keep(std::vector<std::byte>(codes_work_bytes(step_), std::byte{0xFF}));
+    step_.out = {out_.emplace(q_heads() * (c.dim + 8) * 4).get(), c.dim + 8, c.out};
+    step_.lse = lse_.emplace(q_heads()).get();
+    step_.chosen = chosen_.emplace(size_t{kKvHeads} * kMostExactRows).get();
+  }
+
+  [[nodiscard]] size_t q_heads() const { return size_t{kKvHeads} * case_.group; }
+  CodesStep& step() { return step_; }
+  void set_count(uint32_t blocks) const {
+    EXPECT_EQ(cudaMemcpy(count_, &blocks, 4, cudaMemcpyHostToDevice), cudaSuccess);
+  }
+  void enqueue(cudaStream_t stream, bool ahead) const {
+    ASSERT_EQ(attend_codes(step_, stream, false), cudaSuccess);
+    ASSERT_EQ(finish_codes(step_, stream, ahead && has_clusters()), cudaSuccess);
+  }
+  void run(uint32_t exact_rows, bool ahead = true) {
+    step_.exact_rows = exact_rows;
+    enqueue(nullptr, ahead);
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+
+  [[nodiscard]] std::vector<std::byte> out() const { return out_->read(); }
+  void clear_out() const { out_->write(std::vector<std::byte>(out_->read().size())); }
+
+  /// The rows that the last run read exactly, rising.
+  std::vector<uint32_t> chosen(uint32_t kv) const {
+    const std::vector<uint32_t> seen = chosen_->read();
+    const auto* from = seen.data() + size_t{kv} * step_.exact_rows;
+    std::vector<uint32_t> rows(from, from + step_.exact_rows);
+    std::sort(rows.begin(), rows.end());
+    return rows;
+  }
+
+  /// What the last run left, with `blocks` blocks of codes.
+  void check(uint32_t blocks) {
+    SCOPED_TRACE("blocks " + std::to_string(blocks) + ", exact rows " +
+                 std::to_string(step_.exact_rows));
+    const Case& c = case_;
+    const std::vector<std::byte> bytes = out_->read();
+    const std::vector<float> seen_lse = lse_->read();
+    for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
+      const Head& head = heads_[kv];
+      index::KvCodes codes = head.codes;
+      codes.truncate(size_t{blocks} * kCodeBlock);
+      const index::CodeQueries queries = codes.queries(head.q.data(), c.group);
+      std::vector<uint32_t> rows;
+      if (blocks != 0 && step_.exact_rows != 0) {
+        rows = chosen(kv);
+        check_choice(codes, queries, rows);
+      }
+      std::vector<float> o(size_t{c.group} * c.dim), lse(c.group);
+      codes.attend(queries, logits_, rows, {o.data(), lse.data()});
+      for (uint32_t h = 0; h < c.group; ++h) {
+        const size_t number = size_t{kv} * c.group + h;
+        std::vector<double> truth;
+        const double true_lse = state(head, h, rows, &o[size_t{h} * c.dim], lse[h], number, truth);
+        std::vector<float> seen(c.dim);
+        const size_t width = c.out == DType::f32 ? 4 : 2;
+        const std::byte* from = bytes.data() + number * (c.dim + 8) * width;
+        if (c.out == DType::f32) {
+          std::memcpy(seen.data(), from, c.dim * 4);
+        } else {
+          cpu::select_kernels().to_f32[static_cast<size_t>(c.out)](from, seen.data(), c.dim);
+        }
+        double difference = 0.0, norm = 1e-30;
+        for (uint32_t j = 0; j < c.dim; ++j) {
+          difference += (seen[j] - truth[j]) * (seen[j] - truth[j]);
+          norm += truth[j] * truth[j];
+        }
+        const double rounding = c.out == DType::bf16 ? 4e-3 : c.out == DType::f16 ? 5e-4 : 0.0;
+        EXPECT_LT(std::sqrt(difference / norm), 2e-3 + 1.5e-3 * c.scale + rounding) << "head " << h;
+        if (std::isinf(true_lse)) {
+          EXPECT_EQ(seen_lse[number], kMinusInf);
+        } else {
+          EXPECT_NEAR(seen_lse[number], true_lse, 2e-3 + 2e-3 * c.scale) << "head " << h;
+        }
+      }
+    }
+  }
+
+ private:
+  template <class T>
+  T* keep(const std::vector<T>& from) {
+    auto memory = std::make_shared<Device<T>>(from);
+    kept_.push_back(memory);
+    return memory->get();
+  }
+  [[nodiscard]] double cap(double x) const {
+    return case_.softcap > 0.0F ? case_.softcap * std::tanh(x / case_.softcap) : x;
+  }
+
+  /// Their weights by code are the largest there are, up to the rounding of q and what the noise takes off.
+  void check_choice(const index::KvCodes& codes, const index::CodeQueries& queries,
+                    const std::vector<uint32_t>& rows) const {
+    ASSERT_EQ(std::adjacent_find(rows.begin(), rows.end()), rows.end()) << "a row twice";
+    ASSERT_LT(rows.back(), codes.count());
+    const size_t n = codes.count();
+    std::vector<float> scores(n * case_.group), o(case_.group * case_.dim), lse(case_.group);
+    codes.score(queries, scores.data(), n);
+    codes.attend(queries, logits_, {}, {o.data(), lse.data()});
+    std::vector<double> weights(n, double{kMinusInf});
+    for (size_t i = 0; i < n; ++i) {
+      for (uint32_t h = 0; h < case_.group; ++h) {
+        weights[i] = std::max(weights[i], cap(double{scores[h * n + i]} * logits_.scale) - lse[h]);
+      }
+    }
+    std::vector<double> sorted = weights;
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    const double noise = (case_.bits == 1 ? 0.6 : 0.25) * case_.scale * case_.scale;
+    for (const uint32_t row : rows) {
+      EXPECT_GT(weights[row], sorted[rows.size() - 1] - 0.15 - noise) << "row " << row;
+    }
+  }
+
+  /// The codes' state (o, lse), `rows` exactly, and the resident state: o in `out`; returns the lse.
+  double state(const Head& head, uint32_t h, const std::vector<uint32_t>& rows, const float* o,
+               double lse, size_t number, std::vector<double>& out) const {
+    const uint32_t dim = case_.dim;
+    std::vector<double> logits{lse};
+    std::vector<std::function<double(uint32_t)>> values{[&](uint32_t j) { return double{o[j]}; }};
+    for (const uint32_t row : rows) {
+      double dot = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) {
+        dot += double{head.q[size_t{h} * dim + j]} * head.k[size_t{row} * dim + j];
+      }
+      logits.push_back(cap(dot * logits_.scale));
+      values.emplace_back([&, row](uint32_t j) { return double{head.v[size_t{row} * dim + j]}; });
+    }
+    if (case_.resident) {
+      logits.push_back(resident_lse_[number]);
+      values.emplace_back([&](uint32_t j) { return double{resident_o_[number * dim + j]}; });
+    }
+    out.assign(dim, 0.0);
+    const double top = *std::max_element(logits.begin(), logits.end());
+    if (std::isinf(top)) return top;
+    double sum = 0.0;
+    for (size_t i = 0; i < logits.size(); ++i) {
+      const double w = std::exp(logits[i] - top);
+      if (w == 0.0) continue;
+      sum += w;
+      for (uint32_t j = 0; j < dim; ++j) out[j] += w * values[i](j);
+    }
+    for (double& x : out) x /= sum;
+    return top + std::log(sum);
+  }
+
+  Case case_;
+  CodeShape shape_;
+  LogitParams logits_;
+  CodesStep step_;
+  std::vector<Head> heads_;
+  std::vector<float> resident_o_, resident_lse_;
+  uint32_t* count_ = nullptr;
+  std::vector<std::shared_ptr<void>> kept_;
+  std::vector<std::unique_ptr<Pinned>> pinned_;
+  std::optional<Device<std::byte>> out_;
+  std::optional<Device<float>> lse_;
+  std::optional<Device<uint32_t>> chosen_;
+};
+
+class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
   void SetUp() override {
     if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
+    if (of_test().cluster && !has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
+  }
+  static Case of_test() {
+    Case c = std::get<0>(GetParam());
+    c.cluster = std::get<1>(GetParam());
+    return c;
   }
 };
 
 TEST_P(CodesOnDevice, StatesAreThoseOfTheHost) {
-  const Case c = GetParam();
-  constexpr uint32_t kKvHeads = 2;
-  const size_t rows = size_t{c.blocks} * kCodeBlock;
-  const CodeShape shape{c.dim, c.bits, c.bits};
-  const cpu::Kernels& kernels = cpu::select_kernels();
-  const LogitParams logits{c.scale / std::sqrt(static_cast<float>(c.dim)), 0.0F};
-  std::mt19937_64 rng(c.dim * 131 + c.bits * 17 + c.group + c.blocks);
-  std::normal_distribution<float> normal;
-  std::vector<std::byte> blocks;
-  std::vector<float> key_scale, value_scale, q, o, lse, best;
-  const uint32_t padded = (c.group + 3) / 4 * 4;
-  const uint32_t padded_heads = padded == 12 ? 16 : padded;
-  for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
-    std::vector<float> keys(rows * c.dim), values(keys.size()), heads(c.group * c.dim);
-    for (float& x : keys) x = normal(rng);
-    for (float& x : values) x = 3.0F * normal(rng) + 1.0F;
-    for (float& x : heads) x = normal(rng);
-    const auto view = [&](const std::vector<float>& x) {
-      return RowsView{reinterpret_cast<const std::byte*>(x.data()), c.dim * sizeof(float),
-                      x.size() / c.dim, c.dim, DType::f32};
-    };
-    const KvView view_kv{view(keys), view(values)};
-    index::KvCodes codes(shape, index::learn_balance(kernels, view_kv, view(heads)));
-    codes.extend(kernels, view_kv);
-    blocks.insert(blocks.end(), codes.block(0), codes.block(0) + c.blocks * shape.block_bytes());
-    key_scale.insert(key_scale.end(), codes.balance().key_scale.begin(),
-                     codes.balance().key_scale.end());
-    value_scale.push_back(codes.balance().value_scale);
-    q.insert(q.end(), heads.begin(), heads.end());
-    const index::CodeQueries queries = codes.queries(heads.data(), c.group);
-    o.resize(o.size() + heads.size());
-    lse.resize(lse.size() + c.group);
-    codes.attend(queries, logits, {}, {o.data() + kv * heads.size(), lse.data() + kv * c.group});
-    std::vector<float> scores(rows * c.group);
-    codes.score(queries, scores.data(), rows);
-    for (size_t m = 0; m < rows / kMaximumRows; ++m) {
-      for (uint32_t h = 0; h < padded_heads; ++h) {
-        float top = kMinusInf;
-        for (size_t i = 0; h < c.group && i < kMaximumRows; ++i) {
-          top = std::max(top, scores[h * rows + m * kMaximumRows + i] * logits.scale);
-        }
-        best.push_back(top);
-      }
-    }
+  const Case c = of_test();
+  Layer layer(c);
+  for (const uint32_t exact_rows : {0U, 1U, 16U, 64U}) {
+    layer.run(exact_rows, exact_rows != 1);
+    layer.check(c.blocks);
   }
-  CodesStep s;
-  s.shape = shape;
-  s.kv_heads = kKvHeads;
-  s.group = c.group;
-  s.block_count = c.blocks;
-  s.splits = code_splits(shape, kKvHeads, c.group, c.blocks, 16);
-  s.logit_scale = logits.scale;
-  s.head_stride = c.blocks * shape.block_bytes();
-  const Device<std::byte> d_blocks(blocks);
-  const Device<float> d_key_scale(key_scale), d_value_scale(value_scale), d_q(q);
-  const Device<float> d_o(o.size()), d_lse(lse.size()), d_maxima(best.size());
-  const Device<float> d_part_o(size_t{kKvHeads} * s.splits * c.group * c.dim);
-  const Device<float2> d_part_sum(size_t{kKvHeads} * s.splits * c.group);
-  s.blocks = d_blocks.get();
-  s.key_scale = d_key_scale.get();
-  s.value_scale = d_value_scale.get();
-  s.q = d_q.get();
-  s.o = d_o.get();
-  s.lse = d_lse.get();
-  s.maxima = d_maxima.get();
-  s.part_o = d_part_o.get();
-  s.part_sum = d_part_sum.get();
-  ASSERT_EQ(attend_codes(s, nullptr), cudaSuccess);
-  ASSERT_EQ(merge_codes(s, nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const std::vector<float> seen_o = d_o.read(), seen_lse = d_lse.read(),
-                           seen_best = d_maxima.read();
-  for (size_t h = 0; h < lse.size(); ++h) {
-    // A quarter of q's components has 9 bits: 0.2 % of |q|, far below the codes' own noise.
-    EXPECT_NEAR(seen_lse[h], lse[h], 2e-3 + 2e-3 * c.scale) << "head " << h;
-    double difference = 0.0, norm = 0.0;
-    for (uint32_t j = 0; j < c.dim; ++j) {
-      const double d = double{seen_o[h * c.dim + j]} - o[h * c.dim + j];
-      difference += d * d;
-      norm += double{o[h * c.dim + j]} * o[h * c.dim + j];
-    }
-    EXPECT_LT(std::sqrt(difference / norm), 2e-3 + 1e-3 * c.scale) << "head " << h;
-  }
-  // The device's maxima are those of the logits that it weighs by, which the noise has made smaller.
-  size_t far = 0;
-  for (size_t i = 0; i < best.size(); ++i) {
-    if (i % padded_heads >= c.group) continue;
-    const double logit = double{seen_best[i]} * 0.6931471805599453;
-    far += logit > best[i] + 5e-3 * (1.0 + std::abs(best[i])) || !std::isfinite(logit) ? 1 : 0;
-  }
-  EXPECT_EQ(far, 0U);
 }
 
-TEST_P(CodesOnDevice, TheHeaviestRowsAreExact) {
-  const Case c = GetParam();
-  constexpr uint32_t kKvHeads = 2, kExact = 16;
-  const size_t rows = size_t{c.blocks} * kCodeBlock;
-  const CodeShape shape{c.dim, c.bits, c.bits};
-  const cpu::Kernels& kernels = cpu::select_kernels();
-  const LogitParams logits{c.scale / std::sqrt(static_cast<float>(c.dim)), 0.0F};
-  std::mt19937_64 rng(c.dim * 137 + c.bits * 19 + c.group + c.blocks);
-  std::normal_distribution<float> normal;
-  const size_t row_bytes = size_t{c.dim} * 2;
-  std::vector<std::byte> blocks, keys(kKvHeads * rows * row_bytes), values(keys.size());
-  std::vector<float> key_scale, value_scale, q;
-  std::vector<index::KvCodes> heads_codes;
-  for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
-    std::vector<float> k(rows * c.dim), v(k.size()), heads(c.group * c.dim);
-    for (float& x : k) x = normal(rng);
-    for (float& x : v) x = 3.0F * normal(rng) + 1.0F;
-    for (float& x : heads) x = normal(rng);
-    std::byte* head_k = keys.data() + kv * rows * row_bytes;
-    std::byte* head_v = values.data() + kv * rows * row_bytes;
-    kernels.from_f32[static_cast<size_t>(DType::f16)](k.data(), head_k, k.size());
-    kernels.from_f32[static_cast<size_t>(DType::f16)](v.data(), head_v, v.size());
-    const KvView kv_view{{head_k, row_bytes, rows, c.dim, DType::f16},
-                         {head_v, row_bytes, rows, c.dim, DType::f16}};
-    const RowsView queries{reinterpret_cast<const std::byte*>(heads.data()), c.dim * sizeof(float),
-                           c.group, c.dim, DType::f32};
-    index::KvCodes codes(shape, index::learn_balance(kernels, kv_view, queries));
-    codes.extend(kernels, kv_view);
-    blocks.insert(blocks.end(), codes.block(0), codes.block(0) + c.blocks * shape.block_bytes());
-    key_scale.insert(key_scale.end(), codes.balance().key_scale.begin(),
-                     codes.balance().key_scale.end());
-    value_scale.push_back(codes.balance().value_scale);
-    q.insert(q.end(), heads.begin(), heads.end());
-    heads_codes.push_back(std::move(codes));
+TEST_P(CodesOnDevice, LseAndChosenRowsNeedNotBeWanted) {
+  Case c = of_test();
+  c.blocks = std::min(c.blocks, 9U);
+  Layer layer(c);
+  layer.clear_out();  // rows are further apart than they are long
+  layer.run(16);
+  const std::vector<std::byte> with = layer.out();
+  layer.clear_out();
+  layer.step().lse = nullptr;
+  layer.step().chosen = nullptr;
+  layer.run(16);
+  EXPECT_EQ(layer.out(), with);
+}
+
+TEST_P(CodesOnDevice, AGraphIsReplayedWhileBlocksCome) {
+  Case c = of_test();
+  c.blocks = std::min(c.blocks, 9U);
+  c.spare = 3;
+  c.resident = true;
+  Layer layer(c);
+  layer.step().exact_rows = 16;
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  layer.enqueue(stream, true);
+  cudaGraph_t graph;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (uint32_t blocks = 0; blocks <= c.blocks; blocks += blocks < 2 ? 1 : 3) {
+    layer.set_count(blocks);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    layer.check(blocks);
   }
-  CodesStep s;
-  s.shape = shape;
-  s.kv_heads = kKvHeads;
-  s.group = c.group;
-  s.block_count = c.blocks;
-  s.splits = code_splits(shape, kKvHeads, c.group, c.blocks, 16);
-  s.logit_scale = logits.scale;
-  s.head_stride = c.blocks * shape.block_bytes();
-  s.exact_rows = kExact;
-  s.kv_head_stride = rows * row_bytes;
-  s.row_stride = row_bytes;
-  const Device<std::byte> d_blocks(blocks), d_keys(keys), d_values(values);
-  const Device<float> d_key_scale(key_scale), d_value_scale(value_scale), d_q(q);
-  const Device<float> d_o(q.size()), d_lse(kKvHeads * c.group);
-  const Device<float> d_maxima(size_t{kKvHeads} * rows / kMaximumRows * 16);
-  const Device<float> d_part_o(size_t{kKvHeads} * s.splits * c.group * c.dim);
-  const Device<float2> d_part_sum(size_t{kKvHeads} * s.splits * c.group);
-  const Device<uint32_t> d_chosen(size_t{kKvHeads} * kExact);
-  s.blocks = d_blocks.get();
-  s.keys = d_keys.get();
-  s.values = d_values.get();
-  s.key_scale = d_key_scale.get();
-  s.value_scale = d_value_scale.get();
-  s.q = d_q.get();
-  s.o = d_o.get();
-  s.lse = d_lse.get();
-  s.maxima = d_maxima.get();
-  s.part_o = d_part_o.get();
-  s.part_sum = d_part_sum.get();
-  s.chosen = d_chosen.get();
-  ASSERT_EQ(attend_codes(s, nullptr), cudaSuccess);
-  ASSERT_EQ(finish_codes(s, nullptr), cudaSuccess);
-  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  const std::vector<float> seen_o = d_o.read(), seen_lse = d_lse.read();
-  const std::vector<uint32_t> seen = d_chosen.read();
-  for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
-    const index::KvCodes& codes = heads_codes[kv];
-    const index::CodeQueries queries = codes.queries(q.data() + kv * c.group * c.dim, c.group);
-    std::vector<uint32_t> chosen(seen.begin() + kv * kExact, seen.begin() + (kv + 1) * kExact);
-    std::sort(chosen.begin(), chosen.end());
-    ASSERT_EQ(std::adjacent_find(chosen.begin(), chosen.end()), chosen.end()) << "a row twice";
-    // Their weights by code are the largest there are, up to the rounding of q and what the noise takes off.
-    std::vector<float> scores(rows * c.group), o(c.group * c.dim), lse(c.group);
-    codes.score(queries, scores.data(), rows);
-    codes.attend(queries, logits, {}, {o.data(), lse.data()});
-    std::vector<float> weights(rows, kMinusInf);
-    for (size_t i = 0; i < rows; ++i) {
-      for (uint32_t h = 0; h < c.group; ++h) {
-        weights[i] = std::max(weights[i], scores[h * rows + i] * logits.scale - lse[h]);
-      }
-    }
-    std::vector<float> sorted = weights;
-    std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    const float last = sorted[kExact - 1];
-    for (const uint32_t row : chosen) {
-      EXPECT_GT(weights[row], last - 0.15F - 0.25F * c.scale * c.scale) << "row " << row;
-    }
-    // The state: all others by code, these exactly.
-    codes.attend(queries, logits, chosen, {o.data(), lse.data()});
-    for (uint32_t h = 0; h < c.group; ++h) {
-      const float* head_q = q.data() + (kv * c.group + h) * c.dim;
-      std::vector<double> exact;
-      double top = lse[h];
-      for (const uint32_t row : chosen) {
-        std::vector<float> k(c.dim);
-        kernels.to_f32[static_cast<size_t>(DType::f16)](keys.data() + (kv * rows + row) * row_bytes,
-                                                        k.data(), c.dim);
-        double dot = 0.0;
-        for (uint32_t j = 0; j < c.dim; ++j) dot += double{head_q[j]} * k[j];
-        exact.push_back(dot * logits.scale);
-        top = std::max(top, exact.back());
-      }
-      double sum = std::exp(lse[h] - top);
-      std::vector<double> truth(c.dim);
-      for (uint32_t j = 0; j < c.dim; ++j) truth[j] = sum * o[h * c.dim + j];
-      for (size_t r = 0; r < chosen.size(); ++r) {
-        const double w = std::exp(exact[r] - top);
-        std::vector<float> v(c.dim);
-        kernels.to_f32[static_cast<size_t>(DType::f16)](
-            values.data() + (kv * rows + chosen[r]) * row_bytes, v.data(), c.dim);
-        for (uint32_t j = 0; j < c.dim; ++j) truth[j] += w * v[j];
-        sum += w;
-      }
-      double difference = 0.0, norm = 0.0;
-      for (uint32_t j = 0; j < c.dim; ++j) {
-        const double d = seen_o[(kv * c.group + h) * c.dim + j] - truth[j] / sum;
-        difference += d * d;
-        norm += truth[j] / sum * (truth[j] / sum);
-      }
-      EXPECT_LT(std::sqrt(difference / norm), 2e-3 + 1e-3 * c.scale) << "head " << h;
-      EXPECT_NEAR(seen_lse[kv * c.group + h], top + std::log(sum), 2e-3 + 2e-3 * c.scale);
-    }
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_P(CodesOnDevice, OfEqualWeightsTheFirstRowsAreExact) {
+  Case c = of_test();
+  c.q_size = 0.0F;
+  Layer layer(c);
+  for (const uint32_t exact_rows : {16U, 64U}) {
+    layer.run(exact_rows);
+    layer.check(c.blocks);
+    const std::vector<uint32_t> rows = layer.chosen(1);
+    for (uint32_t i = 0; i < exact_rows; ++i) EXPECT_EQ(rows[i], i);
   }
 }
+
+std::string kernel_of(bool cluster) { return cluster ? "cluster" : "single"; }
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CodesOnDevice,
-    testing::Values(Case{128, 2, 4, 1, 1.0F}, Case{128, 2, 4, 40, 1.0F}, Case{128, 2, 4, 300, 4.0F},
-                    Case{128, 2, 1, 17, 1.0F}, Case{128, 2, 3, 9, 2.0F}, Case{128, 2, 8, 33, 1.0F},
-                    Case{128, 2, 16, 10, 1.0F}, Case{128, 2, 12, 10, 1.0F},
-                    Case{128, 4, 4, 33, 1.0F}, Case{128, 1, 4, 33, 1.0F}, Case{64, 2, 4, 21, 1.0F},
-                    Case{64, 4, 8, 5, 1.0F}, Case{64, 1, 1, 5, 1.0F}, Case{80, 2, 4, 21, 1.0F},
-                    Case{80, 4, 2, 5, 1.0F}, Case{80, 1, 16, 5, 1.0F}, Case{96, 2, 4, 21, 1.0F},
-                    Case{96, 4, 5, 5, 1.0F}, Case{96, 1, 4, 5, 1.0F}),
+    testing::Combine(
+        testing::Values(
+            Case{128, 2, 4, 1, 1.0F}, Case{128, 2, 4, 40, 1.0F}, Case{128, 2, 4, 300, 4.0F},
+            Case{128, 2, 1, 17, 1.0F}, Case{128, 2, 3, 9, 2.0F}, Case{128, 2, 8, 33, 1.0F},
+            Case{128, 2, 16, 10, 1.0F}, Case{128, 2, 12, 10, 1.0F}, Case{128, 4, 4, 33, 1.0F},
+            Case{128, 1, 4, 33, 1.0F}, Case{64, 2, 4, 21, 1.0F}, Case{64, 4, 8, 5, 1.0F},
+            Case{64, 1, 1, 5, 1.0F},
+            Case{80, 2, 4, 21, 1.0F}, Case{80, 4, 2, 5, 1.0F}, Case{80, 1, 16, 5, 1.0F},
+            Case{96, 2, 4, 21, 1.0F}, Case{96, 4, 5, 5, 1.0F}, Case{96, 1, 4, 5, 1.0F},
+            // More groups of rows than one round of loads of a thread block takes: 4096, and 1024 of 16 heads.
+            Case{64, 2, 4, 520, 2.0F}, Case{64, 2, 16, 140, 1.0F}),
+        testing::Bool()),
     [](const auto& test) {
-      const Case& c = test.param;
+      const Case& c = std::get<0>(test.param);
       return "dim" + std::to_string(c.dim) + "bits" + std::to_string(c.bits) + "group" +
-             std::to_string(c.group) + "blocks" + std::to_string(c.blocks);
+             std::to_string(c.group) + "blocks" + std::to_string(c.blocks) +
+             kernel_of(std::get<1>(test.param));
+    });
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, CodesOnDevice,
+    testing::Combine(
+        testing::Values(Case{128, 2, 4, 7, 3.0F, 5.0F}, Case{80, 4, 3, 7, 3.0F, 2.0F},
+                        Case{128, 2, 4, 7, 1.0F, 0.0F, DType::f32, DType::f16, DType::f16},
+                        Case{128, 4, 4, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
+                        Case{96, 2, 8, 7, 1.0F, 0.0F, DType::f32, DType::bf16, DType::f32, true, 2},
+                        Case{64, 1, 16, 7, 1.0F, 8.0F, DType::bf16, DType::f16, DType::f16, true,
+                             1}),
+        testing::Bool()),
+    [](const auto& test) {
+      return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));
     });
 
 }  // namespace

@@ -67,18 +67,26 @@ struct HostPartitions {
   uint32_t count = 0;
   uint32_t dim = 0;
   std::vector<int8_t> keys;
-  std::vector<float> scales, center, sizes, variances;
+  std::vector<float> scales, center, sizes, query_scales, variances;
   std::vector<std::byte> values;
   std::vector<double> exact_values;
 
   HostPartitions(std::mt19937& random, uint32_t n, uint32_t d, DType dtype)
-      : count(n), dim(d), keys(size_t{n} * d), scales(d), center(d), sizes(n), variances(n) {
+      : count(n),
+        dim(d),
+        keys(size_t{n} * d),
+        scales(d),
+        center(d),
+        sizes(n),
+        query_scales(d),
+        variances(n) {
     std::uniform_int_distribution<int> code(-127, 127);
     std::uniform_real_distribution<float> unit(0.0F, 1.0F);
     std::normal_distribution<float> normal;
     for (auto& k : keys) k = static_cast<int8_t>(code(random));
     for (auto& s : scales) s = (0.2F + unit(random)) / 64.0F;
     for (auto& c : center) c = normal(random);
+    for (auto& s : query_scales) s = 0.2F + 1.2F * unit(random);
     for (auto& s : sizes) s = 1.0F + static_cast<float>(random() % 30);
     for (auto& v : variances) v = 0.03F * unit(random) * unit(random);
     std::vector<float> x(size_t{n} * d);
@@ -95,6 +103,7 @@ struct HostPartitions {
             .scales = scales.data(),
             .center = center.data(),
             .sizes = sizes.data() + first,
+            .query_scales = query_scales.data(),
             .variances = variances.data() + first,
             .values = values.data() + size_t{first} * (count == 0 ? 0 : values.size() / count)};
   }
@@ -114,7 +123,9 @@ Expected weigh(const HostPartitions& p, const std::vector<double>& q, uint32_t g
   for (uint32_t h = 0; h < group; ++h) {
     const double* query = q.data() + size_t{h} * p.dim;
     double square = 0.0;
-    for (uint32_t j = 0; j < p.dim; ++j) square += query[j] * query[j];
+    for (uint32_t j = 0; j < p.dim; ++j) {
+      square += query[j] * p.query_scales[j] * query[j] * p.query_scales[j];
+    }
     std::vector<double> logs(p.count);
     double largest = -std::numeric_limits<double>::infinity();
     for (uint32_t i = 0; i < p.count; ++i) {

@@ -125,10 +125,10 @@ void run(bool as_graph) {
     const DeviceRows new_k = k.rows(), new_v = v.rows();
     for (uint32_t layer = 0; layer < shape.layers; ++layer) {
       if (layer == 0) {
-        steps.begin(layer, q.rows(), &new_k, &new_v, device.get(), stream);
+        steps.begin(layer, q.rows(), &new_k, &new_v, {.partitions = device.get()}, stream);
         steps.end(layer, out[layer].rows(), lse[layer].floats(), stream);
       } else {
-        steps.step(layer, q.rows(), &new_k, &new_v, device.get(), out[layer].rows(),
+        steps.step(layer, q.rows(), &new_k, &new_v, {.partitions = device.get()}, out[layer].rows(),
                    lse[layer].floats(), stream);
       }
     }

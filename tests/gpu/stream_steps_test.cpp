@@ -175,10 +175,10 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
     const DeviceRows* new_k = set.appends ? &k : nullptr;
     const DeviceRows* new_v = set.appends ? &v : nullptr;
     if (set.way == Way::begin_end) {
-      steps.begin(layer, q, new_k, new_v, nullptr, stream.get());
+      steps.begin(layer, q, new_k, new_v, {}, stream.get());
       steps.end(layer, out, t.lse.floats(), stream.get());
     } else {
-      steps.step(layer, q, new_k, new_v, nullptr, out, t.lse.floats(), stream.get());
+      steps.step(layer, q, new_k, new_v, {}, out, t.lse.floats(), stream.get());
     }
   };
   cudaGraphExec_t graph = nullptr;
@@ -382,7 +382,7 @@ TEST(CudaStreamSteps, SessionsDoNotHoldUpEachOther) {
     }
     void step() {
       const DeviceRows k = t.k.rows(), v = t.v.rows();
-      steps.step(0, t.q.rows(), &k, &v, nullptr, t.out.rows(), t.lse.floats(), stream.get());
+      steps.step(0, t.q.rows(), &k, &v, {}, t.out.rows(), t.lse.floats(), stream.get());
     }
     void serve(const ResidentShape& s, uint32_t sequence) {
       const std::atomic<bool> stop{false};
@@ -432,8 +432,7 @@ class CudaStreamStepsAlone : public testing::Test {
   }
   void step(uint32_t layer = 0) {
     const DeviceRows k = t_->k.rows(), v = t_->v.rows();
-    steps_->step(layer, t_->q.rows(), &k, &v, nullptr, t_->out.rows(), t_->lse.floats(),
-                 stream_->get());
+    steps_->step(layer, t_->q.rows(), &k, &v, {}, t_->out.rows(), t_->lse.floats(), stream_->get());
   }
   void expect_all_nan() {
     for (float x : t_->out.read()) ASSERT_TRUE(std::isnan(x));
@@ -524,7 +523,7 @@ TEST_F(CudaStreamStepsAlone, HostLaunchTimesOutOnTheCallersThread) {
   config.timeout_ms = 50;
   start(config);
   const DeviceRows k = t_->k.rows(), v = t_->v.rows();
-  steps_->begin(0, t_->q.rows(), &k, &v, nullptr, stream_->get());
+  steps_->begin(0, t_->q.rows(), &k, &v, {}, stream_->get());
   try {
     steps_->end(0, t_->out.rows(), nullptr, stream_->get());
     ADD_FAILURE() << "did not wait";
@@ -532,7 +531,7 @@ TEST_F(CudaStreamStepsAlone, HostLaunchTimesOutOnTheCallersThread) {
     EXPECT_EQ(e.status(), Status::timeout) << e.what();
   }
   ASSERT_EQ(cudaStreamBeginCapture(stream_->raw(), cudaStreamCaptureModeGlobal), cudaSuccess);
-  EXPECT_THROW(steps_->begin(0, t_->q.rows(), &k, &v, nullptr, stream_->get()), Error);
+  EXPECT_THROW(steps_->begin(0, t_->q.rows(), &k, &v, {}, stream_->get()), Error);
   cudaGraph_t graph = nullptr;
   (void)cudaStreamEndCapture(stream_->raw(), &graph);
   if (graph != nullptr) (void)cudaGraphDestroy(graph);

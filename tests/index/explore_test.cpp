@@ -14,7 +14,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "roargraph:M=8,ef=8,beam=40,codec=none",
                                   "saap:C=20,probe=5,iters=2",
                                   "sparq:r=8",
-                                  "sparq:r=8,local=3,codec=int8"};
+                                  "sparq:r=8,local=3,codec=int8",
+                                  "codes:k=4"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 

@@ -41,7 +41,7 @@ TEST(Hnsw, EqualKeysAreReachableBeforeAnyRepair) {
   }
   keys.put(0, values);
   const cpu::Kernels& kernels = *context().kernels;
-  const LiftedKeys lifted(kernels, keys.view(), LiftedKeys::largest_norm(kernels, keys.view()));
+  const LiftedKeys lifted(kernels, keys.view(), Lift::of(kernels, keys.view(), {}, 1.0), {});
   const Progress no_progress;
   ProgressMeter meter(no_progress, 1.0);
   const Graph graph =
@@ -54,7 +54,7 @@ TEST(Hnsw, LevelsThinOutGeometrically) {
   std::mt19937 random(62);
   Keys keys(4000, 64, DType::f16);
   keys.put(0, gaussian(4000, 64, random));
-  const LiftedKeys lifted(*context().kernels, keys.view(), 0.0);
+  const LiftedKeys lifted(*context().kernels, keys.view(), {}, {});
   const Progress no_progress;
   ProgressMeter meter(no_progress, 1.0);
   const HnswConfig config = {.m = 4, .ef_construction = 20};
@@ -191,7 +191,7 @@ TEST(GraphRepair, ConnectsIslandsEvenWhereNoSlotIsFree) {
   Keys keys(120, 64, DType::f32);
   keys.put(0, gaussian(120, 64, random));
   LiftedKeys lifted(*context().kernels, keys.view(),
-                    LiftedKeys::largest_norm(*context().kernels, keys.view()));
+                    Lift::of(*context().kernels, keys.view(), {}, 1.0), {});
   // Cliques of 4 with full lists (width 3): nothing leads from one to another.
   Graph graph(120, 3, 2);
   for (uint32_t i = 0; i < 120; ++i) {
@@ -222,7 +222,7 @@ TEST(GraphRepair, RemovedRowsLeaveNoLinkAndNoHole) {
   graph.choose_entry();
   ASSERT_EQ(graph.entry_row(), 55U);
   const RowsView rest = keys.view(50);
-  LiftedKeys lifted(*context().kernels, rest, 100.0);
+  LiftedKeys lifted(*context().kernels, rest, {.radius = 100.0, .center = {}}, {});
   remove_rows(graph, lifted);
   EXPECT_EQ(graph.nodes(), 50U);
   EXPECT_EQ(graph.entry_row(), 10U);
@@ -232,21 +232,75 @@ TEST(GraphRepair, RemovedRowsLeaveNoLinkAndNoHole) {
   for (const uint32_t link : graph.links(0)) EXPECT_TRUE(link >= 1 && link <= 3) << link;
 }
 
+/// s * (key - center) of row i, in double.
+std::vector<double> placed(const Keys& keys, const Lift& lift, const std::vector<float>& scale,
+                           size_t i) {
+  float row[kMaxHeadDim];
+  const RowsView view = keys.view();
+  context().kernels->to_f32[static_cast<size_t>(view.dtype)](view.row(i), row, view.dim);
+  std::vector<double> x(view.dim);
+  for (uint32_t j = 0; j < view.dim; ++j)
+    x[j] = double{scale[j]} * (row[j] - double{lift.center[j]});
+  return x;
+}
+
 TEST(LiftedKeys, LiftedKeysAreTheirOwnNearest) {
   std::mt19937 random(58);
-  Keys keys(300, 64, DType::f32);
-  keys.put(0, attention_keys(300, 64, random));
-  const double radius = LiftedKeys::largest_norm(*context().kernels, keys.view());
-  LiftedKeys lifted(*context().kernels, keys.view(), radius);
-  std::vector<uint32_t> ids(300);
-  for (uint32_t i = 0; i < 300; ++i) ids[i] = i;
-  std::vector<float> similarity(300);
-  float query[kMaxHeadDim];
-  for (uint32_t i = 0; i < 300; ++i) {
-    const float extra = lifted.load(i, query);
-    lifted.similarity(query, extra, ids.data(), 300, similarity.data());
-    EXPECT_NEAR(similarity[i], radius * radius, 1e-4 * radius * radius);
-    EXPECT_EQ(std::max_element(similarity.begin(), similarity.end()) - similarity.begin(), i);
+  std::uniform_real_distribution<float> unit(0.2F, 3.0F);
+  for (const float offset : {0.0F, 30.0F}) {
+    Keys keys(300, 64, DType::f32);
+    std::vector<float> rows = attention_keys(300, 64, random);
+    std::vector<float> scale(64);
+    for (float& s : scale) s = unit(random);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = (rows[i] + (i % 7 == 0 ? offset : 0.0F));
+    keys.put(0, rows);
+    const Lift lift = Lift::of(*context().kernels, keys.view(), scale, 1.0);
+    LiftedKeys lifted(*context().kernels, keys.view(), lift, scale);
+    const double radius = lift.radius;
+    std::vector<uint32_t> ids(300);
+    for (uint32_t i = 0; i < 300; ++i) ids[i] = i;
+    std::vector<float> similarity(300);
+    LiftedKeys::Query query;
+    for (uint32_t i = 0; i < 300; ++i) {
+      lifted.load(i, query);
+      lifted.similarity(query, ids.data(), 300, similarity.data());
+      EXPECT_NEAR(similarity[i], radius * radius, 1e-4 * radius * radius);
+      EXPECT_EQ(std::max_element(similarity.begin(), similarity.end()) - similarity.begin(), i);
+      const auto x = placed(keys, lift, scale, i);
+      for (uint32_t other = 0; other < 300; other += 37) {
+        const auto y = placed(keys, lift, scale, other);
+        double sum = 0.0, xx = 0.0, yy = 0.0;
+        for (uint32_t j = 0; j < 64; ++j) sum += x[j] * y[j], xx += x[j] * x[j], yy += y[j] * y[j];
+        sum += std::sqrt(std::max(0.0, radius * radius - xx)) *
+               std::sqrt(std::max(0.0, radius * radius - yy));
+        EXPECT_NEAR(similarity[other], sum, 1e-4 * radius * radius) << i << " " << other;
+      }
+    }
+  }
+}
+
+TEST(LiftedKeys, ACopyForAnAcceleratorIsWhatIsLifted) {
+  std::mt19937 random(59);
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    Keys keys(50, 80, dtype);
+    keys.put(0, attention_keys(50, 80, random));
+    std::vector<float> scale(80, 1.0F);
+    scale[3] = 0.01F;
+    scale[9] = 50.0F;
+    const Lift lift = Lift::of(*context().kernels, keys.view(), scale, 1.0);
+    const LiftedKeys lifted(*context().kernels, keys.view(), lift, scale);
+    const std::vector<std::byte> copy = lifted.copy();
+    const size_t row_bytes = 80 * dtype_size(lifted.copy_dtype());
+    ASSERT_EQ(copy.size(), 50 * row_bytes);
+    for (size_t i = 0; i < 50; ++i) {
+      float row[80];
+      context().kernels->to_f32[static_cast<size_t>(lifted.copy_dtype())](
+          copy.data() + i * row_bytes, row, 80);
+      const auto x = placed(keys, lift, scale, i);
+      for (uint32_t j = 0; j < 80; ++j) {
+        EXPECT_NEAR(row[j], x[j], 1e-3 * std::abs(x[j]) + 1e-7) << i << " " << j;
+      }
+    }
   }
 }
 

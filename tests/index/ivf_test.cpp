@@ -93,10 +93,17 @@ TEST(TrainPart, ListsArePartitionWithTheirMeans) {
   std::mt19937 random(33);
   Keys keys(500, 64, DType::f32);
   keys.put(0, attention_keys(500, 64, random));
+  std::uniform_real_distribution<float> unit(0.1F, 5.0F);
   for (const bool center : {false, true}) {
     for (const Nearness nearness : {Nearness::l2, Nearness::inner_product}) {
-      const PartConfig config = {
-          .iterations = 3, .nearness = nearness, .center = center, .seed = 1, .rope = &kKeepRope};
+      std::vector<float> scale(center ? 64 : 0);
+      for (float& s : scale) s = unit(random);
+      const PartConfig config = {.iterations = 3,
+                                 .nearness = nearness,
+                                 .center = center,
+                                 .seed = 1,
+                                 .rope = &kKeepRope,
+                                 .scale = scale};
       ProgressMeter meter(kNoProgress, 1.0);
       const Part part = train_part(context(), keys.view(), 100, 450, 20, config, meter);
       std::vector<int> seen(500, 0);

@@ -17,7 +17,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "roargraph:M=4,ef=5,beam=10,codec=none",
                                   "saap:C=12,probe=4,iters=1",
                                   "sparq:r=8",
-                                  "sparq:r=8,codec=int8"};
+                                  "sparq:r=8,codec=int8",
+                                  "codes:k=2"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -126,7 +127,7 @@ TEST_P(Saved, SearchParametersMayDifferBuildParametersMayNot) {
 }
 
 TEST_P(Saved, RefusesAnotherTypeShapeOrTooFewKeys) {
-  for (const char* other : {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}) {
+  for (const char* other : {"flat", "ivf", "hnsw", "roargraph", "saap", "sparq", "codes"}) {
     if (std::string(GetParam()).find(other) == 0) continue;
     EXPECT_EQ(load(*fresh(other), bytes_), Status::corrupt) << other;
   }

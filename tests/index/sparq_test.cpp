@@ -2,6 +2,7 @@
 // how much of the softmax they are thought to hold.
 #include <set>
 
+#include "index/scan/balance.h"
 #include "index/scan/component_blocks.h"
 #include "index/scan/component_choice.h"
 #include "tests/index/keys.h"
@@ -111,6 +112,9 @@ TEST(Sparq, IsThePapersAlgorithm) {
     const auto index = make_index("sparq:r=" + std::to_string(r), dim, dtype, ctx);
     BuildInput input;
     input.keys = keys.view();
+    // The paper's choice is by |q|: channels as they are.
+    const Balance as_they_are{std::vector<float>(dim, 1.0F)};
+    input.balance = &as_they_are;
     index->build(input, {});
     const auto [answer, coverage] = search_with_coverage(*index, queries, dim, k);
 
@@ -322,19 +326,29 @@ TEST(ComponentChoice, TakesTheLargestSumsOfTheGroup) {
   queries[3] = 2.0F;
   queries[64 + 1] = -2.0F;
   queries[64 + 3] = 2.0F;
+  std::vector<float> scale;
   const auto chosen = [&](uint32_t r) {
     std::vector<uint32_t> components(r);
-    choose_components(queries.data(), 2, 64, r, components.data());
+    choose_components(queries.data(), 2, 64, scale, r, components.data());
     return components;
   };
   EXPECT_EQ(chosen(1), (std::vector<uint32_t>{3}));
   EXPECT_EQ(chosen(3), (std::vector<uint32_t>{1, 2, 3}));
   EXPECT_EQ(chosen(6), (std::vector<uint32_t>{0, 1, 2, 3, 4, 5}));  // of equal ones the first
   EXPECT_EQ(chosen(64).back(), 63U);
-  EXPECT_FLOAT_EQ(softmax_sharpening(queries.data(), 64, chosen(1)), std::sqrt(6.0F / 2.0F));
-  EXPECT_FLOAT_EQ(softmax_sharpening(queries.data(), 64, chosen(64)), 1.0F);
+  EXPECT_FLOAT_EQ(softmax_sharpening(queries.data(), 64, scale, chosen(1)), std::sqrt(6.0F / 2.0F));
+  EXPECT_FLOAT_EQ(softmax_sharpening(queries.data(), 64, scale, chosen(64)), 1.0F);
   const std::vector<float> zero(64, 0.0F);
-  EXPECT_EQ(softmax_sharpening(zero.data(), 64, chosen(3)), 1.0F);
+  EXPECT_EQ(softmax_sharpening(zero.data(), 64, scale, chosen(3)), 1.0F);
+  // The same queries times a scale, in the space of that scale.
+  const std::vector<uint32_t> three = chosen(3);
+  scale.assign(64, 1.0F);
+  scale[0] = 64.0F;
+  scale[3] = 0.125F;
+  for (size_t i = 0; i < queries.size(); ++i) queries[i] *= scale[i % 64];
+  EXPECT_EQ(chosen(3), three);
+  EXPECT_EQ(chosen(1), (std::vector<uint32_t>{3}));
+  EXPECT_FLOAT_EQ(softmax_sharpening(queries.data(), 64, scale, chosen(1)), std::sqrt(6.0F / 2.0F));
 }
 
 // Growth over several chunks, cuts and regrowth: every row of every block holds its key's components.

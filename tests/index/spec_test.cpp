@@ -62,7 +62,8 @@ TEST(Spec, HelpListsEveryParameterWithItsDefault) {
       EXPECT_NO_THROW(check_spec(type.name + ":" + p.name + "=" + p.default_value));
     }
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw", "roargraph", "saap", "sparq"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"flat", "ivf", "hnsw", "roargraph", "saap", "sparq",
+                                             "codes"}));
 }
 
 TEST(Spec, EffectiveParametersBuildTheSameIndex) {

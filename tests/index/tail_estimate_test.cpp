@@ -190,7 +190,9 @@ std::vector<Formula> by_formula(const Step& step) {
       const double score_off =
           4e-7 * (p.whole * size + removed_size * 3.0) / left * step.logits.scale;
       double square_norm = 0.0;
-      for (uint32_t j = 0; j < dim; ++j) square_norm += double{q[j]} * q[j];
+      for (uint32_t j = 0; j < dim; ++j) {
+        square_norm += std::pow(double{q[j]} / tree.key_scale()[j], 2.0);
+      }
       const double x = score * step.logits.scale;
       double mean = x;
       double slope = step.logits.scale;

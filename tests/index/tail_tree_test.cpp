@@ -46,12 +46,13 @@ void expect_means(const TailTree& tree, const TailLevel& level, const CodeScales
   double variance = 0.0;
   double widest = 0.0;  // what a sum of squares around the first row cancels from
   for (uint32_t j = 0; j < dim; ++j) {
+    const double scale = double{tree.key_scale()[j]} * tree.key_scale()[j];
     double mean = 0.0;  // less the first row, so that equal rows have no variance at all
     for (const auto& k : all) mean += (k[j] - all[0][j]) / n;
     for (const auto& k : all) {
       const double x = k[j] - all[0][j];
-      variance += (x - mean) * (x - mean) / n / dim;
-      widest += x * x / n / dim;
+      variance += scale * (x - mean) * (x - mean) / n / dim;
+      widest += scale * x * x / n / dim;
     }
   }
   variance = std::min(variance, 1e30);

@@ -125,6 +125,45 @@ TEST_P(Allocation, NoneInAStepWhereHeadsDiffer) {
   EXPECT_TRUE(ok);
 }
 
+TEST(CodesAllocation, NoneInAStepByCodes) {
+  const auto ec = small_engine(3);
+  auto sc = small_session();
+  sc.index = "codes";
+  sc.budget.tail = KEYHOLE_TAIL_CODES;
+  sc.budget.top_k = 16;
+  sc.max_tokens = 20000;
+  sc.append_block = 100000;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(9);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l) {
+    prefill_both(session.get(), model, shape, l, 9000, numbers);
+  }
+  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+  const auto k = numbers.many(shape.kv(1));
+  auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1));
+  const auto tk = tensor(k, {shape.hkv, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  bool ok = true;
+  const auto step = [&] {
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      ok = keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK && ok;
+    }
+  };
+  for (int i = 0; i < 20; ++i) step();
+  const uint64_t before = allocations;
+  for (int i = 0; i < 100; ++i) {
+    q[static_cast<size_t>(i)] += 1.0F;
+    step();
+  }
+  EXPECT_EQ(before, allocations.load());
+  EXPECT_TRUE(ok);
+}
+
 // What a limit is compared with is counted when it changes.
 TEST_P(Allocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   const auto ec = small_engine(1);

@@ -221,6 +221,48 @@ TEST_F(CudaSession, PartitionsChosenOnTheDevice) {
   EXPECT_GT(s.keys_opened, 0U);
 }
 
+TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
+  // Logits within about 4 of each other: a row that one side reads exactly and the other by its code, as they lie side by
+  // side in rank, then changes the output by less than the tolerance.
+  host_config_.scale = cuda_config_.scale = 0.02F;
+  EnginePtr host = make_engine(host_config_), cuda = make_engine(cuda_config_);
+  keyhole_session_config c = small_session();
+  c.index = "codes:k=4,v=4";
+  c.flush_block = 256;
+  c.append_block = 256;
+  c.append_mode = KEYHOLE_APPEND_IN_STEP;
+  c.budget.top_k = 16;
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  SessionPtr a = make_session(host.get(), c);
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  SessionPtr b = make_session(cuda.get(), c);
+  prefill(a.get(), 1500, 5);
+  prefill(b.get(), 1500, 5, true);
+  ASSERT_OK(keyhole_build(a.get(), nullptr, nullptr));
+  ASSERT_EQ(layer_tokens(b.get(), 1).pending, 0U) << "nothing is left to build";
+  compare(a.get(), b.get(), 300, 0.05);
+  EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
+  ASSERT_OK(keyhole_truncate(a.get(), 1100));
+  ASSERT_OK(keyhole_truncate(b.get(), 1100));
+  keyhole_session* copy = nullptr;
+  ASSERT_OK(keyhole_fork(b.get(), &copy));
+  b.reset(copy);
+  compare(a.get(), b.get(), 20, 0.05);
+
+  // Tensors of the host take the same kernels.
+  ASSERT_OK(keyhole_session_synchronize(b.get()));
+  const Rows r = rows();
+  std::vector<float> seen(q_size());
+  const keyhole_tensor q = tensor(r.q, {hq(), d()}), o = tensor(seen, {hq(), d()});
+  ASSERT_OK(keyhole_attend(b.get(), 1, &q, nullptr, nullptr, &o, nullptr));
+  DeviceVector dq(q_size()), out(q_size());
+  dq.set(r.q, stream_);
+  const keyhole_tensor tq = dq.tensor({hq(), d()}), to = out.tensor({hq(), d()});
+  ASSERT_OK(keyhole_attend(b.get(), 1, &tq, nullptr, nullptr, &to, nullptr));
+  ASSERT_OK(keyhole_session_synchronize(b.get()));
+  EXPECT_EQ(out.get(), seen);
+}
+
 TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
   cuda_config_.signal = KEYHOLE_SIGNAL_WAIT;
   for (const bool partitions : {false, true}) {

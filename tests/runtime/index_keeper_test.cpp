@@ -122,6 +122,19 @@ class IndexKeeperTest : public ::testing::TestWithParam<const char*> {
     }
     return newest;
   }
+  /// One balance a head, from its first index until its rows all go, in copies too.
+  static void expect_same_balance(const Kept& kept, std::vector<std::vector<float>>& known) {
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      for (uint32_t h = 0; h < kHeads; ++h) {
+        const HeadIndex& hd = kept.keeper.head(l, h);
+        std::vector<float>& scale = known[l * kHeads + h];
+        if (kept.sequence.rows(l) == 0) scale.clear();
+        ASSERT_TRUE(hd.balance.has_value() || hd.index == nullptr);
+        if (scale.empty() && hd.balance) scale = hd.balance->key_scale;
+        ASSERT_EQ(scale, hd.balance ? hd.balance->key_scale : std::vector<float>{});
+      }
+    }
+  }
   static void expect_rule(const Kept& kept, const std::vector<Rule>& rules) {
     uint64_t bytes = 0;
     for (uint32_t l = 0; l < kLayers; ++l) {
@@ -149,6 +162,7 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
     p.append_mode = seed % 2 == 0 ? KEYHOLE_APPEND_IN_STEP : KEYHOLE_APPEND_BACKGROUND;
     auto kept = std::make_unique<Kept>(*engine_, p);
     std::vector<Rule> rules(kLayers);
+    std::vector<std::vector<float>> balances(size_t{kLayers} * kHeads);
     for (uint32_t l = 0; l < kLayers; ++l) {
       rules[l].layer = l;
       rules[l].append_block = p.append_block;
@@ -192,6 +206,8 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
           rules[l].build();
         }
         if (HasFatalFailure()) return;
+        expect_same_balance(*kept, balances);
+        if (HasFatalFailure()) return;
       }
       if (operation == 10) {
         bool told = false;
@@ -223,9 +239,32 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
         kept = std::move(copy);
       }
       expect_rule(*kept, rules);
+      expect_same_balance(*kept, balances);
       if (HasFatalFailure()) return;
     }
   }
+}
+
+TEST_P(IndexKeeperTest, ABalanceThatIsFixedEarlyIsThatOfTheIndex) {
+  SessionParams p = params(32);
+  Kept kept(*engine_, p);
+  Numbers numbers(3);
+  const auto q = numbers.many(size_t{600} * 2 * kHeads * kDim);
+  kept.keeper.sample_queries(0, rows(q, 600, 2 * kHeads), 0);
+  append(kept.sequence, 0, 600, numbers);
+  HeadIndexes heads(*engine_, p);
+  heads.at(0, 0).queries = kept.keeper.head(0, 0).queries;
+  const KvView kv = kept.sequence.view(0, 0);
+  const index::Balance early =
+      heads.fix_balance(0, 0, {kv.keys.slice(0, 256), kv.values.slice(0, 256)});
+  EXPECT_EQ(early.key_scale, heads.fix_balance(0, 0, kv).key_scale) << "only the first counts";
+  EXPECT_EQ(early.key_scale, index::learn_balance(engine_->kernels(),
+                                                  {kv.keys.slice(0, 256), kv.values.slice(0, 256)},
+                                                  heads.at(0, 0).queries.view().rows)
+                                 .key_scale);
+  EXPECT_EQ(early.key_scale,
+            heads.build(0, 0, kv, heads.at(0, 0).balance, false, {}).balance.key_scale);
+  EXPECT_NE(early.key_scale, heads.build(0, 0, kv, std::nullopt, false, {}).balance.key_scale);
 }
 
 TEST_P(IndexKeeperTest, TokensThatAreDroppedNowAndThenDoNotStopAFirstIndex) {

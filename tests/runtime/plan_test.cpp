@@ -25,10 +25,14 @@ keyhole_memory_plan plan(const keyhole_engine_config& e, const keyhole_session_c
 TEST(Plan, An8BModelAt128k) {
   const auto p = plan(llama8b(), nullptr, 131072);
   EXPECT_EQ(uint64_t{16} << 30, p.kv_bytes);
-  // 128 sink + 512 window + 64 block tokens of 128 KiB, and on a CUDA device states and counters.
+  // 128 sink + 512 window + 256 block tokens of 128 KiB, and on a CUDA device states and counters. Codes of 4 bits are
+  // a quarter of f16, with factors and means.
+  const uint64_t cuda_resident = uint64_t{896} * 128 * 1024;
+  EXPECT_GE(p.code_bytes, p.kv_bytes / 4 * 99 / 100);
+  EXPECT_LE(p.code_bytes, p.kv_bytes / 4 * 105 / 100);
+  EXPECT_GE(p.device_bytes - p.code_bytes, cuda_resident);
+  EXPECT_LE(p.device_bytes - p.code_bytes, cuda_resident + cuda_resident / 20);
   const uint64_t resident = uint64_t{704} * 128 * 1024;
-  EXPECT_GE(p.device_bytes, resident);
-  EXPECT_LE(p.device_bytes, resident + resident / 20);
   EXPECT_GT(p.pinned_bytes, 0U);
   auto on_host = llama8b();
   on_host.device = KEYHOLE_DEVICE_HOST;
@@ -46,7 +50,11 @@ TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
   s.budget.attend = KEYHOLE_ATTEND_NONE;
   s.budget.tail = KEYHOLE_TAIL_SECOND;
   s.budget.min_keys = 256;
-  const uint64_t none = plan(llama8b(), nullptr, 131072).device_bytes;
+  keyhole_session_config bare = s;
+  bare.budget.attend = KEYHOLE_ATTEND_TOPK;
+  bare.budget.tail = KEYHOLE_TAIL_NONE;
+  bare.index = "ivf";
+  const uint64_t none = plan(llama8b(), &bare, 131072).device_bytes;
   const uint64_t with = plan(llama8b(), &s, 131072).device_bytes;
   // 8150 partitions x 256 heads x 392 bytes, and room for as many again by half.
   EXPECT_GE(with - none, uint64_t{8150} * 256 * 392);
@@ -67,7 +75,7 @@ TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
 TEST(Plan, TheLongestContextIsTheLongest) {
   keyhole_session_config s;
   keyhole_session_config_init(&s);
-  for (const char* index : {"flat", "ivf:C=256,probe=8", "hnsw", "roargraph", "sparq"}) {
+  for (const char* index : {"flat", "ivf:C=256,probe=8", "hnsw", "roargraph", "sparq", "codes"}) {
     s.index = index;
     const uint64_t host = uint64_t{40} << 30;
     const uint64_t device = uint64_t{1} << 30;

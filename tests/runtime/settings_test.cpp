@@ -43,6 +43,7 @@ keyhole_budget unusual_budget() {
   for (const Setting& s : kBudgetSettings) {
     visit_number(s, &b, [&](auto& x) { set_unusual(s, x); });
   }
+  b.tail = KEYHOLE_TAIL_SECOND;  // codes take no target
   b.max_keys = b.min_keys + 5;
   return b;
 }
@@ -207,7 +208,7 @@ TEST_F(Settings, AutoIsCompletedAndReadBack) {
   EXPECT_EQ(seen.append_block, 1024U);
   EXPECT_EQ(seen.tail_partition, 16U);
   EXPECT_EQ(seen.training_queries, 4096U);
-  EXPECT_EQ(seen.budget.top_k, 100U);
+  EXPECT_EQ(seen.budget.top_k, 16U) << "of an index with codes";
   EXPECT_EQ(seen.budget.min_weight, 1e-4F);
   EXPECT_EQ(seen.audit_bound, 0.1F);
   EXPECT_EQ(seen.budget.struct_size, sizeof(keyhole_budget));

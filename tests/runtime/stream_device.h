@@ -18,6 +18,7 @@
 #include "cpu/attention.h"
 #include "gpu/device.h"
 #include "runtime/engine/host_device.h"
+#include "tests/runtime/fake_codes.h"
 
 namespace keyhole::test {
 
@@ -242,27 +243,52 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   }
   uint32_t sink_count(uint32_t l) const override { return host_.sink_count(l); }
   uint32_t window_count(uint32_t l) const override { return host_.window_count(l); }
-  void attend_begin(uint32_t l, const float* q) override {
+  using gpu::Resident::attend_begin;
+  void attend_begin(uint32_t l, const float* q, gpu::Codes* codes) override {
     device_.attend_begin(l, q);
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
+    host_codes_ = static_cast<FakeCodes*>(codes);
+    host_layer_ = l;
+    host_q_ = q;
   }
   uint32_t host_tasks() const override { return 0; }
   void run_host_task(uint32_t) override {}
   StateView host_state(uint32_t) override { return {}; }
-  void attend_end(StateView out) override { device_.attend_end(out); }
+  void attend_end(StateView out) override {
+    device_.attend_end(out);
+    if (host_codes_ == nullptr) return;
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    const size_t size = size_t{group} * shape_.head_dim;
+    std::vector<float> o(2 * size), lse(2 * group);
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      const StateView state{out.o + h * size, out.lse + h * group};
+      std::copy_n(state.o, size, o.data());
+      std::copy_n(state.lse, group, lse.data());
+      const std::array<StateView, 2> states{StateView{o.data(), lse.data()},
+                                            StateView{o.data() + size, lse.data() + group}};
+      host_codes_->run(host_layer_, h, host_q_ + h * size, group, states[1]);
+      cpu::merge_states(states, group, shape_.head_dim, state);
+    }
+  }
   void read(uint32_t l, std::byte* k, std::byte* v) const override { host_.read(l, k, v); }
   gpu::StreamSteps* stream_steps() override { return this; }
 
   // StreamSteps.
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, gpu::Partitions* partitions, gpu::Stream) override {
+             const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) override {
     if (stream_->capture_id() == 0) begun_ += 1;
     if (faults_->fails) {
       // Not before the host, which was told of the step, waits for it.
       while (awaited_ < begun_) std::this_thread::yield();
       throw Error(Status::device_error, "planted: a launch failed");
     }
-    Launch launch{layer, q, {}, {}, k != nullptr, static_cast<FakePartitions*>(partitions)};
+    Launch launch{layer,
+                  q,
+                  {},
+                  {},
+                  k != nullptr,
+                  static_cast<FakePartitions*>(tokens.partitions),
+                  static_cast<FakeCodes*>(tokens.codes)};
     if (k != nullptr) {
       launch.k = *k;
       launch.v = *v;
@@ -274,9 +300,9 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
   }
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, gpu::Partitions* partitions, const gpu::DeviceRows& out,
+            const gpu::DeviceRows* v, const gpu::OnDevice& tokens, const gpu::DeviceRows& out,
             float* lse, gpu::Stream stream) override {
-    begin(layer, q, k, v, partitions, stream);
+    begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
   }
   gpu::Signal signal() const override { return gpu::Signal::device_wait; }
@@ -333,6 +359,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     std::vector<std::vector<uint32_t>> ids;
     uint32_t sequence = 0;  // the device's
     bool has_tail = false;
+    bool has_codes = false;  // in place of a tail; the step does not wait for the host
     std::atomic<uint32_t> published{0}, chosen{0}, given_up{0};
     std::vector<std::atomic<uint32_t>> delivered;
     Layer() = default;
@@ -343,6 +370,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     gpu::DeviceRows q, k, v;
     bool appends;
     FakePartitions* partitions;
+    FakeCodes* codes;
   };
 
   [[nodiscard]] size_t token_bytes() const {
@@ -377,6 +405,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void run_first_half(const Launch& launch) {
     if (faults_->loses_queries) return;
     Layer& l = layers_[launch.layer];
+    // The host must have taken in the step before: nothing else keeps a step with codes from running ahead of it.
+    if (launch.codes != nullptr && !await_host(l)) note_timeout();
     Rows& rows = l.rows[(l.sequence + 1) % 2];
     const uint32_t d = shape_.head_dim;
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
@@ -402,7 +432,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     }
     l.sequence += 1;
     l.published.store(l.sequence, std::memory_order_release);
-    l.has_tail = launch.partitions != nullptr;
+    l.has_tail = launch.partitions != nullptr || launch.codes != nullptr;
+    l.has_codes = launch.codes != nullptr;
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
     if (launch.partitions != nullptr) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
@@ -412,8 +443,33 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
       }
       l.chosen.store(l.sequence, std::memory_order_release);
     }
+    if (launch.codes != nullptr) {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const size_t at = size_t{h} * group;
+        launch.codes->run(launch.layer, h, rows.q.data() + at * d, group,
+                          {l.tail_o.data() + at * d, l.tail_lse.data() + at});
+      }
+    }
     device_.attend_begin(launch.layer, rows.q.data());
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
+  }
+  /// Until the host has acknowledged the layer's last step.
+  bool await_host(const Layer& l) {
+    const auto end =
+        std::chrono::steady_clock::now() + std::chrono::milliseconds(faults_->timeout_ms);
+    for (const auto& head : l.delivered) {
+      while (!reached(head.load(std::memory_order_acquire), l.sequence)) {
+        if (l.given_up.load(std::memory_order_acquire) == l.sequence) return true;
+        if (std::chrono::steady_clock::now() > end) return false;
+        std::this_thread::yield();
+      }
+    }
+    return true;
+  }
+  void note_timeout() {
+    const std::lock_guard lock(mutex_);
+    failure_ = Status::timeout;
+    failure_text_ = "the host did not answer";
   }
   void run_second_half(uint32_t layer, const gpu::DeviceRows& out, float* lse) {
     Layer& l = layers_[layer];
@@ -422,14 +478,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     const auto end =
         std::chrono::steady_clock::now() + std::chrono::milliseconds(faults_->timeout_ms);
     bool ok = !faults_->loses_queries;
-    for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
+    for (uint32_t h = 0; ok && !l.has_codes && h < shape_.kv_heads; ++h) {
       while (ok && !reached(l.delivered[h].load(std::memory_order_acquire), l.sequence)) {
         if (l.given_up.load(std::memory_order_acquire) == l.sequence) ok = false;
         if (ok && std::chrono::steady_clock::now() > end) {
           ok = false;
-          const std::lock_guard lock(mutex_);
-          failure_ = Status::timeout;
-          failure_text_ = "the host did not answer";
+          note_timeout();
         }
         std::this_thread::yield();
       }
@@ -437,11 +491,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     std::vector<float> o(l.o.size(), std::nanf("")), sums(l.lse.size(), std::nanf(""));
     for (uint32_t h = 0; ok && h < shape_.kv_heads; ++h) {
       const size_t at = size_t{h} * group;
-      std::array<StateView, 3> states{device_.host_state(h),
-                                      StateView{l.o.data() + at * d, l.lse.data() + at},
-                                      StateView{l.tail_o.data() + at * d, l.tail_lse.data() + at}};
-      cpu::merge_states({states.data(), l.has_tail ? size_t{3} : size_t{2}}, group, d,
-                        {o.data() + at * d, sums.data() + at});
+      std::vector<StateView> states{device_.host_state(h)};
+      if (!l.has_codes) states.push_back({l.o.data() + at * d, l.lse.data() + at});
+      if (l.has_tail) states.push_back({l.tail_o.data() + at * d, l.tail_lse.data() + at});
+      cpu::merge_states(states, group, d, {o.data() + at * d, sums.data() + at});
     }
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
       auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
@@ -460,6 +513,9 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   std::mutex mutex_;
   Status failure_ = Status::ok;
   std::string failure_text_;
+  FakeCodes* host_codes_ = nullptr;  // of the step with tensors of the host
+  uint32_t host_layer_ = 0;
+  const float* host_q_ = nullptr;
   std::atomic<uint64_t> merges_{0};
   std::atomic<uint64_t> begun_{0}, awaited_{0};  // steps, by the stream's caller and by the host
 };

@@ -32,11 +32,26 @@ struct StreamEngine {
     device.make_partitions = [](gpu::Resident&, const gpu::PartitionsShape& shape) {
       return std::make_unique<FakePartitions>(shape);
     };
+    device.make_codes = [this, &kernels](gpu::Resident&, const gpu::CodesShape& shape) {
+      auto made = std::make_unique<FakeCodes>(
+          shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
+          [this] { stream.wait(); });
+      codes = made.get();
+      return made;
+    };
+    device.make_pin = [this] {
+      auto made = std::make_unique<FakePinned>(&pinned_limit);
+      pinned = made.get();
+      return made;
+    };
     handle = std::make_unique<keyhole_engine>();
     handle->engine = std::make_shared<const runtime::Engine>(c, std::move(device));
   }
   FakeStream stream;
   FakeFaults faults;
+  size_t pinned_limit = SIZE_MAX;
+  FakeCodes* codes = nullptr;    ///< of the session made last
+  FakePinned* pinned = nullptr;  ///< likewise
   std::unique_ptr<keyhole_engine> handle;
 };
 

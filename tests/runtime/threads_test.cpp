@@ -35,7 +35,7 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
 
 TEST(Threads, TheBitsDoNotDependOnTheirNumber) {
   for (const char* index :
-       {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32", "roargraph:M=8,ef=8", "sparq:r=8"}) {
+       {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32", "roargraph:M=8,ef=8", "sparq:r=8", "codes"}) {
     const auto one = run(1, index);
     for (const uint32_t threads : {2U, 5U}) {
       const auto many = run(threads, index);

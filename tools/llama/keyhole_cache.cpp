@@ -1,6 +1,8 @@
 #include "tools/llama/keyhole_cache.h"
 
 #include <chrono>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 namespace keyhole::tools {
@@ -43,7 +45,12 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
     : q_heads_(model.q_heads),
       kv_heads_(model.kv_heads),
       head_dim_(model.head_dim),
-      audited_(options.audit_share > 0.0) {
+      audited_(options.audit_share > 0.0),
+      format_(options.kv_format) {
+  if (format_ && head_dim_ % kKvFormatBlock != 0) {
+    throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
+                             std::to_string(head_dim_) + "; allowed: multiples of 32");
+  }
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   engine.threads = options.threads;
@@ -51,7 +58,8 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
   engine_ = make_engine(engine);
   check(keyhole_engine_get_config(engine_.get(), &engine));
-  on_device_ = engine.device == KEYHOLE_DEVICE_CUDA;
+  // A format works on host memory, which the rows of a step then come through.
+  on_device_ = engine.device == KEYHOLE_DEVICE_CUDA && !format_;
 
   // A session is one sequence. Sessions of the same engine share its threads.
   keyhole_session_config session;
@@ -80,6 +88,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.head_dim_ = head_dim_;
   copy.audited_ = audited_;
   copy.on_device_ = on_device_;
+  copy.format_ = format_;
   keyhole_session* session = nullptr;
   check(keyhole_fork(session_.get(), &session));
   copy.session_.reset(session);
@@ -90,8 +99,11 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const auto n = static_cast<int64_t>(chunk.tokens);
   const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
   const int64_t q_shape[] = {n, q_heads_, head_dim_};
-  const keyhole_tensor k = keyhole_tensor_host(chunk.k, KEYHOLE_F32, 3, kv_shape);
-  const keyhole_tensor v = keyhole_tensor_host(chunk.v, KEYHOLE_F32, 3, kv_shape);
+  const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
+  const keyhole_tensor k =
+      keyhole_tensor_host(stored(chunk.k, numbers, stored_k_), KEYHOLE_F32, 3, kv_shape);
+  const keyhole_tensor v =
+      keyhole_tensor_host(stored(chunk.v, numbers, stored_v_), KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
   const auto start = std::chrono::steady_clock::now();
   check(keyhole_prefill(session_.get(), chunk.layer, &k, &v, &q));
@@ -105,9 +117,10 @@ void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
                           float* out) {
+  const size_t numbers = size_t{kv_heads_} * head_dim_;
   const keyhole_tensor queries = heads(q, q_heads_);
-  const keyhole_tensor keys = heads(k, kv_heads_);
-  const keyhole_tensor values = heads(v, kv_heads_);
+  const keyhole_tensor keys = heads(stored(k, numbers, stored_k_), kv_heads_);
+  const keyhole_tensor values = heads(stored(v, numbers, stored_v_), kv_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
   check(keyhole_attend(session_.get(), layer, &queries, &keys, &values, &result, nullptr));
 }
@@ -183,6 +196,13 @@ keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
   keyhole_layer_tokens_init(&tokens);
   check(keyhole_get_layer_tokens(session_.get(), layer, &tokens));
   return tokens;
+}
+
+const float* KeyholeCache::stored(const float* data, size_t count, std::vector<float>& room) const {
+  if (!format_) return data;
+  room.assign(data, data + count);
+  pass_through(*format_, room.data(), count);
+  return room.data();
 }
 
 // A tensor is borrowed for the call: making one allocates nothing.

@@ -15,6 +15,7 @@
 
 #include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
+#include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
@@ -24,11 +25,15 @@ struct KeyholeCacheOptions {
       0;  ///< capacity for prompt and generated tokens together; 0: the library's default
   uint32_t sink = 128;
   uint32_t window = 512;
-  std::string index = "flat";
+  std::string index = "auto";
   uint32_t top_k = 100;
   std::optional<keyhole_budget> budget;  ///< of every head, in place of top_k
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
-  std::optional<keyhole_dtype> kv_dtype;        ///< absent: that of the model
+  std::optional<keyhole_dtype> kv_dtype;  ///< absent: that of the model
+  /// K and V pass through this format as they enter the cache, so that attention sees what a cache in that format would
+  /// give back. Keyhole itself stores them in kv_dtype (f32 adds no rounding of its own). Steps come through host memory,
+  /// also where sink and window lie on a GPU: on_device() is false.
+  std::optional<KvFormat> kv_format;
   uint32_t threads = 0;                         ///< the library's workers; 0: its default
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< where sink and window lie
   std::vector<uint32_t> dense_layers;
@@ -60,7 +65,7 @@ class KeyholeCache {
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
-  /// Whether sink and window lie on a GPU. If so, a step may be enqueued on a stream of it (a
+  /// Whether sink and window lie on a GPU and steps may come from there. If so, a step may be enqueued on a stream of it (a
   /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory.
   /// synchronize() waits for all that was enqueued, and throws what went wrong with it.
   [[nodiscard]] bool on_device() const { return on_device_; }
@@ -97,11 +102,15 @@ class KeyholeCache {
   KeyholeCache() = default;
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
+  /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
+  const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
   uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   bool audited_ = false;
   bool on_device_ = false;
   double prefill_seconds_ = 0.0;
+  std::optional<KvFormat> format_;
+  std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
   Session session_;
 };

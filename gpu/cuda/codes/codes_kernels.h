@@ -1,8 +1,12 @@
-// Attention of one layer over codes that lie on the device (cpu/code_layout.h): one pass over all codes, then either the
-// merge of what its thread blocks have found, or that with the heaviest rows read exactly.
+// Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass over all
+// codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
 // Instantiated for as many bits of keys as of values (1, 2, 4), head dimensions 64, 80, 96 and 128, any group; other shapes
-// give cudaErrorInvalidValue. Sessions do not use codes yet.
+// give cudaErrorInvalidValue, see codes_have_kernels().
+//
+// ORDER on the stream: what writes `block_count` and the codes; resident_step, which makes the resident state; attend_codes();
+// finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read when the
+// kernels run, and launches are the same for every number up to the capacity.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,61 +15,82 @@
 #include <cstdint>
 
 #include "cpu/code_layout.h"
+#include "cpu/types.h"
+#include "gpu/codes.h"
+#include "gpu/cuda/common/rows.h"
 
 namespace keyhole::gpu {
 
 /// Rows of one maximum that attend_codes() leaves.
 inline constexpr uint32_t kMaximumRows = 32;
 
-/// One step of one layer. All pointers are to device memory.
+/// One step of one layer. All pointers are to memory that the device can read: its own, unless said.
 struct CodesStep {
   CodeShape shape;
   uint32_t kv_heads = 0;
-  uint32_t group = 0;        ///< query heads of a KV head, 1..16
-  uint32_t block_count = 0;  ///< of 256 rows, the same for all KV heads
-  uint32_t splits = 0;       ///< thread blocks of a KV head, see code_splits()
-  float logit_scale = 1.0F;
+  uint32_t group = 0;           ///< query heads of a KV head, 1..16
+  uint32_t block_capacity = 0;  ///< blocks of 256 rows that a KV head has space for
+  uint32_t splits = 0;          ///< thread blocks of a KV head, see code_splits()
+  LogitParams logits;
+  /// Which kernel finish_codes() is: a cluster of thread blocks per KV head (compute capability 9.0 or newer), or one thread
+  /// block; prepare_codes() takes back what the device cannot do.
+  bool cluster = true;
 
-  const std::byte* blocks = nullptr;   ///< `[kv_heads][block_count][block_bytes]`
+  const uint32_t* block_count =
+      nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet
+  const std::byte* blocks = nullptr;   ///< `[kv_heads][block_capacity][block_bytes]`
   size_t head_stride = 0;              ///< bytes between KV heads
   const float* key_scale = nullptr;    ///< `[kv_heads, dim]` of the balanced space
   const float* value_scale = nullptr;  ///< `[kv_heads]`
-  const float* q = nullptr;            ///< `[kv_heads * group, dim]`
+  InputRows q;                         ///< `[kv_heads * group, dim]`
 
-  /// Out: the largest logit, in base 2, of every 32 rows: `[kv_heads, block_count * 8, padded group]`, where the
-  /// padded group is the next multiple of 4. Null: not wanted.
-  float* maxima = nullptr;
-  /// finish_codes(): the `exact_rows` (0..kMostExactRows) rows of a KV head with the largest weight in any head of its
-  /// group are read from `keys` and `values` and attended exactly, in place of their codes. They may lie in pinned host
-  /// memory: rows `[kv_heads][*, dim]` of fp16 or bf16, row i of a head at i * row_stride bytes.
+  /// The `exact_rows` (0..kMostExactRows) rows of a KV head with the largest weight in any head of its group are read from
+  /// `keys` and `values` and attended exactly, in place of their codes. Pinned host memory, or the device's: row i of KV
+  /// head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 8 bytes.
   uint32_t exact_rows = 0;
+  DType dtype = DType::f16;
   const std::byte* keys = nullptr;
   const std::byte* values = nullptr;
-  size_t kv_head_stride = 0;   ///< bytes between KV heads
-  size_t row_stride = 0;       ///< bytes
-  bool bfloat = false;         ///< bf16, else fp16
-  uint32_t* chosen = nullptr;  ///< out `[kv_heads, exact_rows]` in no order; null: not wanted
+  size_t kv_head_stride = 0;  ///< bytes
+  size_t row_stride = 0;      ///< bytes
 
-  /// Work space: states of the splits in the rotated space, o `[kv_heads, splits, group, dim]` not divided by its sum,
-  /// (maximum, sum) `[kv_heads, splits, group]`, maxima in base 2.
-  float* part_o = nullptr;
-  float2* part_sum = nullptr;
-  float* o = nullptr;    ///< out `[kv_heads * group, dim]`
-  float* lse = nullptr;  ///< out `[kv_heads * group]`, natural log
+  /// The state of other tokens (sink and window) to merge with, lse in natural log; null: none. A kernel before on the
+  /// stream has written it.
+  const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
+  const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
+
+  /// Of codes_work_bytes(), aligned to 16; its contents before do not matter. Steps of one stream can share it.
+  std::byte* work = nullptr;
+
+  OutputRows out;        ///< `[kv_heads * group, dim]`
+  float* lse = nullptr;  ///< `[kv_heads * group]`, natural log; null: not wanted
+  uint32_t* chosen =
+      nullptr;  ///< `[kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };
+
+/// Whether kernels for the shape exist.
+[[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
 /// Thread blocks per KV head that fill `multiprocessors`.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                                   uint32_t block_count, uint32_t multiprocessors);
+                                   uint32_t block_capacity, uint32_t multiprocessors);
 
-/// Enqueues the pass over the codes.
-[[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream);
-inline constexpr uint32_t kMostExactRows = 32;
+/// Bytes of CodesStep::work: from the shape, kv_heads, group, block_capacity and splits.
+[[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
 
-/// Enqueues what follows the pass over the codes: choice of the heaviest rows of this step, their exact attention, the
-/// merge. Needs maxima, which attend_codes() has written. `o` and `lse` are the state of all rows.
-[[nodiscard]] cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream);
-/// Enqueues the merge of its splits alone: exact_rows = 0.
-[[nodiscard]] cudaError_t merge_codes(const CodesStep& step, cudaStream_t stream);
+/// Before the first finish_codes() on device `device`, the current one, of steps of this shape, group, block_capacity and
+/// `cluster`: chooses the kernel (step.cluster) and lets it have all of the device's shared memory, once for all steps of all
+/// sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is not wanted; one thread block never does.
+/// cudaErrorInvalidValue: no kernels for the shape.
+[[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device);
+
+/// Enqueues the pass over the codes. `ahead`: it starts before the kernel in front of it on the stream has ended
+/// (gpu/cuda/common/launch.h; compute capability 9.0 or newer). That kernel must not write what this one reads, and must
+/// itself have waited for all kernels before it ahead of letting this one start, as resident_step does.
+[[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
+
+/// Enqueues what follows it: the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`:
+/// likewise, directly after attend_codes() on the stream.
+[[nodiscard]] cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
 }  // namespace keyhole::gpu

@@ -36,6 +36,21 @@ std::vector<DeviceInfo> cuda_devices() {
   return devices;
 }
 
+size_t cuda_free_bytes(int ordinal) {
+  int before = 0;
+  size_t there = 0, all = 0;
+  if (cudaGetDevice(&before) != cudaSuccess || cudaSetDevice(ordinal) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return 0;
+  }
+  if (cudaMemGetInfo(&there, &all) != cudaSuccess) {
+    (void)cudaGetLastError();
+    there = 0;
+  }
+  (void)cudaSetDevice(before);
+  return there;
+}
+
 std::string cuda_status() {
   int count = 0;
   switch (const cudaError_t error = count_devices(count)) {

@@ -85,6 +85,7 @@ struct CudaPartitions::Impl {
     l.variances = memory.as<float>(layout.variances) + partitions;
     l.scales = memory.as<float>(layout.scales) + first * shape.head_dim;
     l.centers = memory.as<float>(layout.centers) + first * shape.head_dim;
+    l.query_scales = memory.as<float>(layout.query_scales) + first * shape.head_dim;
     l.values = memory.data() + layout.values + partitions * row_bytes();
     l.weights = memory.as<float>(layout.weights);
     l.tile_states = memory.as<AttentionState>(layout.tile_states);
@@ -159,6 +160,7 @@ void CudaPartitions::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
   const DeviceScope scope(m.ordinal);
   const BesideCapture beside;
   const size_t dim = m.shape.head_dim;
+  const std::vector<float> ones(dim, 1.0F);
   const size_t at = h * m.layout.capacity + first;
   m.copy(m.layout.codes + at * dim, rows.keys, rows.count * dim);
   m.copy(m.layout.sizes + at * sizeof(float), rows.sizes, rows.count * sizeof(float));
@@ -167,6 +169,8 @@ void CudaPartitions::upload(uint32_t layer, uint32_t kv_head, uint32_t first,
   if (rows.count != 0) {
     m.copy(m.layout.scales + h * dim * sizeof(float), rows.scales, dim * sizeof(float));
     m.copy(m.layout.centers + h * dim * sizeof(float), rows.center, dim * sizeof(float));
+    m.copy(m.layout.query_scales + h * dim * sizeof(float),
+           rows.query_scales == nullptr ? ones.data() : rows.query_scales, dim * sizeof(float));
   }
   head.count = first + rows.count;
   m.update_head(h, head);

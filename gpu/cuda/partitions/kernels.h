@@ -2,7 +2,8 @@
 //
 // Weights. For partition p and query head h of the group, in units of log 2,
 //
-//   w = n e^(logit of the mean key + e(t, n)),  t = (slope of the logit)^2 |q|^2 variance
+//   w = n e^(logit of the mean key + e(t, n)),  t = (slope of the logit)^2 |q|^2 variance,
+//   |q|^2 of the query's elements times the head's query_scales
 //   e(t, n) = t/2 up to t = 2 ln n, and sqrt(2 t ln n) - ln n beyond
 //
 // t/2 is the second cumulant; beyond 2 ln n the mean of e^x over n Gaussian draws is that of its largest one and
@@ -62,6 +63,7 @@ struct PartitionsLayer {
   const float* variances = nullptr;       ///< `[kv_heads, capacity]`
   const float* scales = nullptr;          ///< `[kv_heads, dim]`
   const float* centers = nullptr;         ///< `[kv_heads, dim]`
+  const float* query_scales = nullptr;    ///< `[kv_heads, dim]`
   const std::byte* values = nullptr;      ///< `[kv_heads, capacity, dim]`
 
   // Scratch of a step, of one layer after the other.

@@ -70,7 +70,8 @@ struct Row {
 /// Takes in the query of head `head` of the group: a warp's work.
 template <uint32_t D, uint32_t Warps>
 __device__ void encode_query(Scoring<Warps>& s, const DeviceRows& q, uint32_t q_head, uint32_t head,
-                             const float* scales, const float* centers, uint32_t lane) {
+                             const float* scales, const float* centers,
+                             const float* query_scales, uint32_t lane) {
   constexpr uint32_t kPerLane = (D / 4 + 31) / 32;
   float x[kPerLane][4];
   float square = 0.0F;
@@ -82,12 +83,14 @@ __device__ void encode_query(Scoring<Warps>& s, const DeviceRows& q, uint32_t q_
     if (word >= D / 4) break;
     const float4 scale = reinterpret_cast<const float4*>(scales)[word];
     const float4 mean = reinterpret_cast<const float4*>(centers)[word];
+    const float4 balance = reinterpret_cast<const float4*>(query_scales)[word];
     const float by[4] = {scale.x, scale.y, scale.z, scale.w};
+    const float balanced[4] = {balance.x, balance.y, balance.z, balance.w};
     const float of[4] = {mean.x, mean.y, mean.z, mean.w};
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
       const float e = load_element(q.data, q.dtype, q_head * q.head_stride + 4 * word + i);
-      square += e * e;
+      square += e * balanced[i] * (e * balanced[i]);
       center += e * of[i];
       x[k][i] = e * by[i];
       largest = fmaxf(largest, fabsf(x[k][i]));
@@ -183,7 +186,8 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer
   if (at < end) load(at);
   if (warp < l.group) {
     encode_query<D, Warps>(s, q, kv_head * l.group + warp, warp, l.scales + size_t{kv_head} * D,
-                           l.centers + size_t{kv_head} * D, lane);
+                           l.centers + size_t{kv_head} * D, l.query_scales + size_t{kv_head} * D,
+                           lane);
   }
   if (lane < kMaxGroup) s.of_warps[warp][lane] = kMinusInf;
   __syncthreads();

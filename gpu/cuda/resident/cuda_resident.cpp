@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/common/supported_device.h"
 #include "gpu/cuda/common/waiting.h"
 
@@ -221,7 +222,7 @@ void CudaResident::read(uint32_t layer, std::byte* k, std::byte* v) const {
 
 // --- steps with tensors of the host ----------------------------------------------------------------
 
-void CudaResident::attend_begin(uint32_t layer, const float* q) {
+void CudaResident::attend_begin(uint32_t layer, const float* q, Codes* codes) {
   wait_idle(layer);
   const DeviceScope device(config_.ordinal);
   const BesideCapture beside;
@@ -242,7 +243,22 @@ void CudaResident::attend_begin(uint32_t layer, const float* q) {
   p.resident_lse = pinned_.device<float>(layout_.host_lse());
   p.done = pinned_.device<PublishedLine>(layout_.host_done(0));
   p.ticket = ++ticket_;
-  launcher_->launch(p, own_->get());
+  host_step_has_codes_ = codes != nullptr;
+  if (codes != nullptr) {
+    // The resident state stays on the device, and the one with the codes goes where it would have gone.
+    p.done = nullptr;
+    const DeviceRows rows{device_q, shape_.head_dim, DType::f32};
+    const DeviceRows out{p.resident_o, shape_.head_dim, DType::f32};
+    float* const lse = p.resident_lse;
+    p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
+    p.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
+    launcher_->launch(p, own_->get());
+    auto& own = *static_cast<CudaCodes*>(codes);
+    own.attend(layer, rows, own_->get());
+    own.finish(layer, rows, p.resident_o, p.resident_lse, out, lse, own_->get());
+  } else {
+    launcher_->launch(p, own_->get());
+  }
   own_is_busy_ = true;
 }
 
@@ -252,6 +268,7 @@ void CudaResident::attend_end(StateView out) {
   const auto* done = pinned_.as<PublishedLine>(layout_.host_done(0));
   uint32_t head = 0;
   const auto ready = [&] {
+    if (host_step_has_codes_) return cudaStreamQuery(own_->get()) == cudaSuccess;
     while (head < shape_.kv_heads && has_reached(load_acquire(done[head].sequence), ticket_)) {
       ++head;
     }

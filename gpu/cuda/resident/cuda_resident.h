@@ -19,6 +19,7 @@
 
 namespace keyhole::gpu {
 
+class CudaCodes;
 class CudaPartitions;
 
 /// Steps with tensors of the host and everything that moves rows go through a stream of its own, and are ordered
@@ -36,7 +37,8 @@ class CudaResident final : public Resident, public StreamSteps {
   void truncate(uint32_t layer, uint32_t sink, uint32_t window) override;
   [[nodiscard]] uint32_t sink_count(uint32_t layer) const override;
   [[nodiscard]] uint32_t window_count(uint32_t layer) const override;
-  void attend_begin(uint32_t layer, const float* q) override;
+  using Resident::attend_begin;
+  void attend_begin(uint32_t layer, const float* q, Codes* codes) override;
   [[nodiscard]] uint32_t host_tasks() const override { return 0; }
   void run_host_task(uint32_t) override {}
   [[nodiscard]] StateView host_state(uint32_t) override { return {}; }
@@ -46,10 +48,10 @@ class CudaResident final : public Resident, public StreamSteps {
 
   // StreamSteps
   void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-             Partitions* partitions, Stream stream) override;
+             const OnDevice& tokens, Stream stream) override;
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            Partitions* partitions, const DeviceRows& out, float* lse, Stream stream) override;
+            const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override;
   [[nodiscard]] Signal signal() const override { return signal_; }
   [[nodiscard]] uint64_t capture_id(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
@@ -73,13 +75,18 @@ class CudaResident final : public Resident, public StreamSteps {
   /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or
   /// beyond what is free.
   void claim(size_t bytes, const char* what);
+  /// Takes back what was claimed and then not taken.
+  void release(size_t bytes) { claimed_ -= bytes; }
 
  private:
   struct Layer {
     std::atomic<uint32_t> awaited{0};  ///< newest step that await() saw
     uint32_t idle_after = 0;           ///< newest step that wait_idle() saw the end of
-    uint32_t begun = 0;                ///< steps enqueued, without those of graphs
+    uint32_t begun =
+        0;  ///< steps enqueued in halves, where there are no graphs of them (Signal::host_launch)
     std::atomic<CudaPartitions*> partitions{nullptr};  ///< of the newest step that was enqueued
+    CudaCodes* codes = nullptr;                        ///< likewise
+    DeviceRows q;                                      ///< likewise, of a step with codes
   };
 
   void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);
@@ -96,9 +103,11 @@ class CudaResident final : public Resident, public StreamSteps {
                                          const DeviceRows* v);
   void check_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                   const DeviceRows* v) const;
-  /// Of the step begun last, on this thread. False: given up. Throws Error(timeout).
-  [[nodiscard]] bool wait_for_delivery(uint32_t layer) const;
-  void count_begin(uint32_t layer, Stream stream);
+  /// Of step `sequence`, on this thread. False: given up. Throws Error(timeout).
+  [[nodiscard]] bool wait_for_delivery(uint32_t layer, uint32_t sequence) const;
+  void begin_with_codes(uint32_t layer, StepParams p, CudaCodes& codes, Stream stream);
+  /// Throws Error(unsupported) where the stream records a graph and steps cannot be recorded.
+  void check_capture(Stream stream) const;
   [[nodiscard]] size_t layer_bytes() const;
 
   const ResidentShape shape_;
@@ -124,6 +133,8 @@ class CudaResident final : public Resident, public StreamSteps {
       false;  ///< there were steps on a caller's stream, and graphs of them may exist
 
   uint32_t ticket_ = 0;  ///< of the newest step with tensors of the host
+  bool host_step_has_codes_ =
+      false;  ///< of that step: its result comes from another kernel, which raises no flag
 };
 
 }  // namespace keyhole::gpu

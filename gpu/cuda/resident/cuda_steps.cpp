@@ -1,6 +1,7 @@
 // CudaResident as StreamSteps: the launches of a step, and the host's end of the exchange.
 #include <algorithm>
 
+#include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/common/waiting.h"
 #include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/cuda/resident/cuda_resident.h"
@@ -59,14 +60,12 @@ uint64_t CudaResident::capture_id(Stream stream) const {
   return status == cudaStreamCaptureStatusActive ? id : kLostCapture;
 }
 
-void CudaResident::count_begin(uint32_t layer, Stream stream) {
-  if (signal_ != Signal::host_launch) return;
-  if (is_capturing(stream)) {
+void CudaResident::check_capture(Stream stream) const {
+  if (signal_ == Signal::host_launch && is_capturing(stream)) {
     throw Error(Status::unsupported,
                 "a graph of steps on a machine where the device cannot wait for the host "
                 "(Signal::host_launch)");
   }
-  ++layers_[layer].begun;
 }
 
 void CudaResident::finish_own() {
@@ -86,18 +85,40 @@ StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, cons
 }
 
 void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                         const DeviceRows* v, Partitions* partitions, Stream stream) {
+                         const DeviceRows* v, const OnDevice& tokens, Stream stream) {
   check_step(layer, q, k, v);
+  if (tokens.partitions != nullptr && tokens.codes != nullptr) {
+    throw Error(Status::invalid_argument, "a step takes partitions or codes, not both");
+  }
   const DeviceScope device(config_.ordinal);
   streams_used_ = true;
   finish_own();
-  const StepParams p = stream_params(layer, q, k, v);
-  count_begin(layer, stream);
-  auto* own = static_cast<CudaPartitions*>(partitions);
-  layers_[layer].partitions.store(own, std::memory_order_release);
+  StepParams p = stream_params(layer, q, k, v);
+  check_capture(stream);
+  auto* own = static_cast<CudaPartitions*>(tokens.partitions);
+  Layer& l = layers_[layer];
+  l.partitions.store(own, std::memory_order_release);
+  l.codes = static_cast<CudaCodes*>(tokens.codes);
+  l.q = q;
+  if (l.codes != nullptr) {
+    begin_with_codes(layer, p, *l.codes, stream);
+    return;
+  }
+  ++l.begun;
   if (own != nullptr) own->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
   if (own != nullptr) own->attend(layer, stream);
+}
+
+void CudaResident::begin_with_codes(uint32_t layer, StepParams p, CudaCodes& codes, Stream stream) {
+  Layer& l = layers_[layer];
+  p.waits_for_last = true;
+  p.merge = merge_params(layer, {}, nullptr);
+  // A step that was given up is left to the kernel, which notes it.
+  if (signal_ == Signal::host_launch) p.merge.wait = !wait_for_delivery(layer, l.begun);
+  ++l.begun;
+  launcher_->launch(p, stream_of(stream));
+  codes.attend(layer, l.q, stream);
 }
 
 MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, float* lse) const {
@@ -122,8 +143,7 @@ MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, fl
   return m;
 }
 
-bool CudaResident::wait_for_delivery(uint32_t layer) const {
-  const uint32_t sequence = layers_[layer].begun;
+bool CudaResident::wait_for_delivery(uint32_t layer, uint32_t sequence) const {
   const auto* lines = pinned_.as<DeliveredLine>(layout_.delivered(layer, 0));
   bool abandoned = false;
   uint32_t head = 0;
@@ -152,18 +172,24 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
   }
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
+  if (const Layer& l = layers_[layer]; l.codes != nullptr) {
+    l.codes->finish(layer, l.q, scratch_.as<float>(scratch_layout_.resident_o(layer)),
+                    scratch_.as<float>(scratch_layout_.resident_lse(layer)), out, lse, stream);
+    return;
+  }
   MergeParams m = merge_params(layer, out, lse);
   // A step that was given up is left to the kernel, which notes it.
-  if (signal_ == Signal::host_launch) m.wait = !wait_for_delivery(layer);
+  if (signal_ == Signal::host_launch) m.wait = !wait_for_delivery(layer, layers_[layer].begun);
   launch_host_merge(m, scratch_.as<RingState>(scratch_layout_.states(layer)), shape_.kv_heads,
                     launcher_->ahead(), stream_of(stream));
 }
 
 void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                        const DeviceRows* v, Partitions* partitions, const DeviceRows& out,
+                        const DeviceRows* v, const OnDevice& tokens, const DeviceRows& out,
                         float* lse, Stream stream) {
-  if (partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
-    begin(layer, q, k, v, partitions, stream);
+  const bool is_alone = tokens.partitions == nullptr && tokens.codes == nullptr;
+  if (!is_alone || signal_ == Signal::host_launch || !launcher_->can_wait()) {
+    begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
     return;
   }
@@ -173,6 +199,7 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
   streams_used_ = true;
   finish_own();
   layers_[layer].partitions.store(nullptr, std::memory_order_release);
+  layers_[layer].codes = nullptr;
   StepParams p = stream_params(layer, q, k, v);
   p.merges = true;
   p.merge = merge_params(layer, out, lse);
@@ -239,6 +266,13 @@ Status CudaResident::failure(std::string& text) {
     const std::string where = "step " + std::to_string(static_cast<uint32_t>(word)) + " of layer " +
                               std::to_string((word >> 44U) & 0xfffU) + ", KV head " +
                               std::to_string((word >> 32U) & 0xfffU);
+    if (kind == FailureKind::untaken || kind == FailureKind::untaken_in_time) {
+      const bool in_time = kind == FailureKind::untaken_in_time;
+      text = where + ": the host has not taken its q, k and v" +
+             (in_time ? " within " + std::to_string(config_.timeout_ms) + " ms" : "") +
+             (in_time ? "" : ", but gave it up");
+      return in_time ? Status::timeout : Status::cancelled;
+    }
     if (kind == FailureKind::given_up) {
       text = where + ": the host gave it up; its output is NaN";
       return Status::cancelled;

@@ -39,7 +39,14 @@ struct alignas(kLine) FailureLine {
   uint64_t word;
 };
 
-enum class FailureKind : uint32_t { none = 0, timed_out = 1, given_up = 2 };
+/// The last two: of steps with codes, whose rows the host did not take, in time or because it gave the step up.
+enum class FailureKind : uint32_t {
+  none = 0,
+  timed_out = 1,
+  given_up = 2,
+  untaken_in_time = 3,
+  untaken = 4
+};
 
 /// kind in 8 bits, layer in 12, KV head in 12, sequence in 32: written at once.
 KEYHOLE_HOST_DEVICE constexpr uint64_t failure_word(FailureKind kind, uint32_t layer,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gpu/cuda/common/rows.h"
 #include "gpu/cuda/resident/layout.h"
 #include "gpu/cuda/resident/ring.h"
 #include "gpu/step.h"
@@ -12,19 +13,6 @@
 namespace keyhole::gpu {
 
 struct AttentionState;  // gpu/cuda/common/state.cuh
-
-/// Rows of one token on the device; data null: none.
-struct InputRows {
-  const void* data = nullptr;
-  size_t head_stride = 0;  ///< elements
-  DType dtype = DType::f16;
-};
-
-struct OutputRows {
-  void* data = nullptr;
-  size_t head_stride = 0;  ///< elements
-  DType dtype = DType::f16;
-};
 
 /// The wait for the host's state, and the merge with it.
 struct MergeParams {
@@ -77,6 +65,10 @@ struct StepParams {
   PublishedLine* done =
       nullptr;  ///< per KV head: gets `ticket` when its result is there; null: no such flag
   uint32_t ticket = 0;
+
+  /// The step's rows are published once the host has taken those of the step before (`merge` says how to wait), and the
+  /// next kernel, the pass over codes, starts meanwhile: nothing else waits for the host.
+  bool waits_for_last = false;
 
   bool merges =
       false;  ///< the step is one launch: whichever state comes last, the block that has it merges

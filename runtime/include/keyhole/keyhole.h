@@ -302,12 +302,17 @@ enum {
    * the mass by Jensen's inequality. */
   KEYHOLE_TAIL_CENTROID = 2,
   /* The same with the second-order term of the keys' variance, capped. */
-  KEYHOLE_TAIL_SECOND = 3
+  KEYHOLE_TAIL_SECOND = 3,
+  /* Every key and value by its own code of a few bits, of an index of type codes; the top_k heaviest
+   * rows of the KV head (not of each query head; at most 1024) are attended exactly in their place, none
+   * with KEYHOLE_ATTEND_NONE. Takes no partitions and no target. */
+  KEYHOLE_TAIL_CODES = 4
 };
 
 /* How much of a KV head's indexed keys a step reads, and what stands in for the rest. Part of
  * keyhole_session_config (every head) and of keyhole_search_options, and set per head with
- * keyhole_session_set_budget. */
+ * keyhole_session_set_budget. In the config of a session and in keyhole_index_attend, a budget that is
+ * as its init function left it becomes top_k 16 and tail KEYHOLE_TAIL_CODES for an index of type codes. */
 typedef struct keyhole_budget {
   size_t struct_size;
   /* Keys that the search is asked for per query head, 1..2^31; default 100. */
@@ -380,11 +385,15 @@ typedef struct keyhole_session_config {
   uint32_t sink;
   /* W, 1..2^29; default 512. */
   uint32_t window;
-  /* The window overflows in blocks of this many tokens, 1..2^29. AUTO: 64. */
+  /* The window overflows in blocks of this many tokens, 1..2^29. AUTO: 256 on a CUDA device, else
+   * 64. Codes on a CUDA device need a multiple of 256: offloaded tokens then come in whole blocks of 256, and what is left over stays in the
+   * window, which so holds up to flush_block tokens more than W. */
   uint32_t flush_block;
   keyhole_mode mode;
-  /* Spec of every head's index, e.g. "ivf:C=1024,probe=32"; NULL: "flat". Copied.
-   * keyhole_index_help() of keyhole/index.h lists the types. */
+  /* Spec of every head's index, e.g. "ivf:C=1024,probe=32". NULL or "auto": codes of all tokens and the heaviest
+   * of them exactly, on a CUDA device with the most bits (4 or 2) that device_memory_limit, or half of the memory
+   * that is free, has room for; keyhole_session_get_config() tells. Copied. keyhole_index_help() of keyhole/index.h
+   * lists the types. */
   const char* index;
   /* Of every head that `budgets` does not name. */
   keyhole_budget budget;
@@ -452,7 +461,8 @@ keyhole_session_get_config(const keyhole_session* session, keyhole_session_confi
 
 /* Changes the index type of every head, also of those that a budgets file made dense: drops the
  * built indexes. All offloaded tokens are pending (attended exactly) until keyhole_build or the
- * session's own appends have indexed them. Errors: INVALID_ARGUMENT (the spec; nothing changes),
+ * session's own appends have indexed them. Budgets that the index type chose, and tails of codes that
+ * the new one has not, become its own. Errors: INVALID_ARGUMENT (the spec; nothing changes),
  * OUT_OF_MEMORY, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
@@ -533,7 +543,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend(keyhole_session* sess
 /* The same in two halves: begin appends, publishes q and starts the work; the caller may do other
  * work; end waits and writes the result. Between the two only calls that read counts and settings
  * are allowed (get_layer_tokens, get_statistics, get_config, get_budget); every other call returns
- * BUSY. q is copied by begin. If begin fails there is no end to call. */
+ * BUSY. q is copied by begin; in device memory it must stay as it is until the stream has done the work of
+ * both halves. If begin fails there is no end to call. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_begin(keyhole_session* session,
                                                                  uint32_t layer,
                                                                  const keyhole_tensor* q,
@@ -745,6 +756,12 @@ typedef struct keyhole_memory_plan {
   uint32_t fits;
   /* The most tokens that fit both limits, up to 2^31; 0 if none does. */
   uint32_t longest_context;
+  /* Of device_bytes, codes of offloaded tokens. */
+  uint64_t code_bytes;
+  /* Of host_bytes, memory of offloaded tokens that is pinned, as the device reads it. */
+  uint64_t pinned_kv_bytes;
+  /* The index of the session: what "auto" stands for. */
+  char index[64];
 } keyhole_memory_plan;
 KEYHOLE_API void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size);
 static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {

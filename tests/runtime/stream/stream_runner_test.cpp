@@ -44,6 +44,9 @@ class CountingClient final : public StreamClient {
     return std::vector<PartitionedHead>(size_t{model_.layers} * model_.kv_heads);
   }
   void reserve_rows(size_t) override {}
+  void codes_gone() override { ADD_FAILURE() << "there were none"; }
+  uint32_t row_block() const override { return 1; }
+  void flush(uint32_t) override { ADD_FAILURE() << "rows do not come in blocks"; }
   void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
     if (fails_) throw Error(Status::internal, "planted: no work");
     EXPECT_FALSE(device_chooses);
@@ -79,6 +82,17 @@ class CountingClient final : public StreamClient {
   gpu::StreamSteps* steps_;
   std::vector<uint32_t> offloaded_;
   std::vector<std::byte> k_, v_;
+};
+
+/// Offloaded rows that nobody makes codes of.
+struct NoRows final : CodeSource {
+  KvView rows(uint32_t, uint32_t) const override { return {}; }
+  uint32_t row_block() const override { return 1; }
+  size_t row_capacity() const override { return 0; }
+  const index::Balance& balance(uint32_t, uint32_t) override {
+    throw Error(Status::internal, "planted: no codes");
+  }
+  void set_pinned(uint32_t, size_t) override {}
 };
 
 class StreamRunnerTest : public testing::Test {
@@ -119,7 +133,7 @@ class StreamRunnerTest : public testing::Test {
         [](const gpu::PartitionsShape&) -> std::unique_ptr<gpu::Partitions> {
           throw Error(Status::internal, "planted: no head wants partitions");
         },
-        *client_);
+        codes_, *client_);
   }
 
   Engine engine_{test::small_engine(2)};
@@ -131,6 +145,8 @@ class StreamRunnerTest : public testing::Test {
                            cpu::select_kernels(nullptr),
                            stream_,
                            faults_};
+  NoRows no_rows_;
+  DeviceCodes codes_{params_, engine_.model(), nullptr, nullptr, no_rows_, engine_.log()};
   std::unique_ptr<CountingClient> client_;
   std::unique_ptr<StreamRunner> runner_;
 };

@@ -39,16 +39,19 @@ std::vector<std::string> synthetic(std::vector<std::string> args) {
 TEST(BenchStep, MeasuresEveryIndexWithEveryBudget) {
   const json out =
       bench(synthetic({"--index", "flat", "--index", "ivf:C=32,probe=4", "--attend", "topk:20",
-                       "--attend", "scored", "--compare", "full,resident,pcie"}));
+                       "--attend", "scored", "--compare", "full,resident,pcie,q8_0"}));
   EXPECT_EQ(out["options"]["context"], 2048);
   EXPECT_EQ(out["options"]["steps_in"], "host");
   EXPECT_EQ(out["options"]["data"], "synthetic");
   EXPECT_EQ(out["floors"]["layer_bytes"], 2 * 2 * 2048 * 2 * 64);
   EXPECT_GT(out["phases_s"]["prefill"], 0);
   const json& results = out["results"];
-  ASSERT_EQ(results.size(), 7U);
+  ASSERT_EQ(results.size(), 8U);
+  EXPECT_EQ(results[7]["name"], "q8_0 on the card (floor)");
   for (const json& r : results) {
-    if (r["name"] == "K and V over PCIe") {
+    EXPECT_EQ(r["floor"], &r == &results[7]);
+    EXPECT_EQ(r["busy_bytes_per_second"], nullptr);
+    if (r["name"] == "K and V over PCIe" || r["floor"]) {
       EXPECT_EQ(r["layer_us"], nullptr);
       EXPECT_NE(r["note"], "");
       continue;
@@ -131,6 +134,29 @@ TEST(BenchStep, TakesHeadsOfATraceAndExtendsIt) {
   EXPECT_EQ(bench(longer)["options"]["copied_tokens"], 2048 - (600 - 2 * 9));
 }
 
+TEST(BenchStep, TimesStepsBesideBusyThreads) {
+  const auto run = [](std::vector<std::string> more) {
+    more.insert(more.end(), {"--index", "flat", "--compare", "full", "--attend", "topk:8"});
+    return bench(synthetic(std::move(more)));
+  };
+  const json busy = run({"--busy", "2"});
+  EXPECT_EQ(busy["options"]["busy"], 2);
+  for (const json& r : busy["results"]) {
+    // Steps of a small model may be over before a busy thread has its turn.
+    ASSERT_TRUE(r["busy_bytes_per_second"].is_number());
+    EXPECT_GE(r["busy_bytes_per_second"], 0);
+    EXPECT_GT(r["layer_us"]["p50"], 0);
+  }
+  const json idle = run({});
+  EXPECT_EQ(idle["options"]["busy"], 0);
+  EXPECT_EQ(idle["results"][0]["busy_bytes_per_second"], nullptr);
+  // What else runs changes times, not answers.
+  EXPECT_EQ(busy["results"][0]["audit"]["error"], idle["results"][0]["audit"]["error"]);
+  const Outcome outcome = run_keyhole(with(synthetic({"--index", "flat", "--busy", "1"})));
+  EXPECT_NE(outcome.out.find("2 threads beside 1 busy"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("busy threads copied "), std::string::npos) << outcome.out;
+}
+
 TEST(BenchStep, PrintsATable) {
   const Outcome outcome = run_keyhole(with(synthetic({"--index", "flat"})));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
@@ -162,7 +188,7 @@ class BenchStepOnCuda : public testing::TestWithParam<std::vector<std::string>> 
 TEST_P(BenchStepOnCuda, WritesWhatExactAttentionWould) {
   std::vector<std::string> args =
       with(synthetic({"--index", "flat", "--attend", "topk:4096", "--attend", "topk:4", "--compare",
-                      "full,pcie,resident", "--json", "-"}),
+                      "full,pcie,resident,q4_0", "--json", "-"}),
            "cuda");
   args.insert(args.end(), GetParam().begin(), GetParam().end());
   const Outcome outcome = run_keyhole(args);
@@ -172,14 +198,19 @@ TEST_P(BenchStepOnCuda, WritesWhatExactAttentionWould) {
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json out = json::parse(outcome.out);
   const json& results = out["results"];
-  ASSERT_EQ(results.size(), 5U);
+  ASSERT_EQ(results.size(), 6U);
   EXPECT_LT(results[0]["stream_error"]["p99"], 2e-3);
   EXPECT_NEAR(results[1]["stream_error"]["p50"].get<double>(),
               results[1]["audit"]["error"]["median"].get<double>(), 0.03);
   for (const json& r : results) {
     EXPECT_GT(r["layer_us"]["p50"], 0);
     EXPECT_GT(r["token_us"]["p50"], r["layer_us"]["p50"]);
-    if (r["name"] == "K and V over PCIe") continue;
+    if (r["floor"]) {  // 18 bytes for 32 numbers; 2 KV heads of 64 of 2048 tokens
+      const double bandwidth = out["floors"]["copy_bytes_per_second"];
+      EXPECT_NEAR(r["layer_us"]["p50"].get<double>(),
+                  1e6 * (2 * 2048 * 2 * 64 / 32 * 18) / bandwidth, 1e-6);
+    }
+    if (r["name"] == "K and V over PCIe" || r["floor"]) continue;
     EXPECT_EQ(r["statistics"]["stream_steps"], 4 * 2);
     EXPECT_GE(r["token_us"]["p99"], r["token_on_device_us"]["p50"]);
   }
@@ -215,6 +246,7 @@ TEST(BenchStep, RefusesWhatCannotBe) {
   expect_refused(synthetic({"--index", "flat", "--tail", "mean:8", "--tail", "second:16"}),
                  "one size for all");
   expect_refused(synthetic({"--index", "flat", "--compare", "nothing"}), "nothing");
+  expect_refused(synthetic({"--index", "flat", "--busy", "many"}), "--busy");
   expect_refused(synthetic({"--index", "flat", "--device-cap", "much"}), "much");
 }
 

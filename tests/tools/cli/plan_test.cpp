@@ -106,7 +106,6 @@ TEST(Plan, RefusesWhatCannotBe) {
     EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
   };
   refused(plan({"--index", "flat"}), "--context");
-  refused(plan({"--context", "1k"}), "--index");
   refused(plan({"--context", "1k", "--index", "annoy"}), "ivf");
   refused(plan({"--context", "1k", "--index", "flat", "--gpu-memory", "24X"}), "24X");
   refused(plan({"--context", "9000000000000000", "--index", "flat"}), "context");

@@ -44,6 +44,7 @@ ordered_json describe(const BenchStepOptions& options, const StepPlan& plan,
           {"turn", options.turn},
           {"seed", plan.seed},
           {"threads", plan.threads},
+          {"busy", plan.busy},
           {"device", bench.stream_steps() ? "cuda" : options.device},
           {"steps_in", bench.stream_steps() ? (plan.graph ? "graph" : "stream") : "host"},
           {"weights", plan.weights},
@@ -67,7 +68,9 @@ std::string heading(const StepPlan& plan, const HeadSource& source, const StepBe
   text += std::to_string(plan.steps) + " steps after " + std::to_string(plan.warmup) + ", " +
           (bench.stream_steps() ? (plan.graph ? "as a graph on a CUDA stream" : "on a CUDA stream")
                                 : "calls that wait, tensors in host memory") +
-          "; " + std::to_string(plan.threads) + " threads\n";
+          "; " + std::to_string(plan.threads) + " threads" +
+          (plan.busy == 0 ? "" : " beside " + std::to_string(plan.busy) + " busy with copies") +
+          "\n";
   return text;
 }
 
@@ -140,6 +143,10 @@ constexpr const char* kDefinitions = R"(What is measured:
                   else the call
   token           all attends of a token, with --weights and the products of the model between them, by the
                   host's clock
+  --busy          the timed steps, those of --compare full and resident too, run while so many threads copy 64 MiB each
+                  over and over, beyond what cores cache; builds, audits and bandwidths are measured without them
+  q8_0, q4_0      of --compare: bytes of K and V in that format (34 or 18 for 32 numbers) over the card's measured copy
+                  bandwidth. No kernel reads so fast, and none was timed
   search, ...     keyhole's own statistics of the measured steps, means of one attend. Worker time is summed
                   over threads
   error, recall, mass  after the timing, in a session of its own that holds the first layers (as many as it takes

@@ -29,6 +29,16 @@ StepResult comparison(const std::string& name, const std::string& note, const Me
   return result;
 }
 
+// Of layers that take `us` each, always.
+StepTiming fixed_timing(double us, uint32_t layers) {
+  StepTiming timing;
+  timing.layer = {us, us, us, us};
+  const double token = us * layers;
+  timing.token = {token, token, token, token};
+  keyhole_statistics_init(&timing.statistics);
+  return timing;
+}
+
 }  // namespace
 
 void StepComparisons::attend_by(keyhole_mode mode, const Session& session, const std::string& name,
@@ -45,15 +55,32 @@ void StepComparisons::copy_over_pcie() const {
     if (stream_ == nullptr) throw std::runtime_error("no stream steps on a CUDA device");
     floors_.host_copy_bandwidth = stream_->host_copy_bandwidth(floors_.layer_bytes, kRing);
     const double us = 1e6 * static_cast<double>(floors_.layer_bytes) / floors_.host_copy_bandwidth;
-    StepTiming timing;
-    timing.layer = {us, us, us, us};
-    const double token = us * plan_.shape.layers;
-    timing.token = {token, token, token, token};
-    keyhole_statistics_init(&timing.statistics);
-    result.timing = timing;
+    result.timing = fixed_timing(us, plan_.shape.layers);
     result.note = format_bytes(floors_.layer_bytes) + " a layer from pinned memory at " +
                   format_number(1e-9 * floors_.host_copy_bandwidth) +
                   " GB/s; the copies alone, without attention to them and without weights";
+  }));
+}
+
+void StepComparisons::format_floor(KvFormat format) const {
+  const std::string name = format == KvFormat::q8_0 ? "q8_0" : "q4_0";
+  listener_.result(comparison(name + " on the card (floor)", "", [&](StepResult& result) {
+    result.floor = true;
+    if (floors_.copy_bandwidth <= 0) {
+      throw std::runtime_error(
+          "no stream steps on a CUDA device, whose copy bandwidth it is a floor by");
+    }
+    if (plan_.shape.head_dim % kKvFormatBlock != 0) {
+      throw std::runtime_error("head_dim is " + std::to_string(plan_.shape.head_dim) +
+                               "; allowed: multiples of 32");
+    }
+    const uint64_t numbers = 2 * plan_.context * plan_.shape.kv_elements();
+    const uint64_t bytes = kv_format_bytes(format, numbers);
+    const double us = 1e6 * static_cast<double>(bytes) / floors_.copy_bandwidth;
+    result.timing = fixed_timing(us, plan_.shape.layers);
+    result.note = "a floor, not a measurement: " + format_bytes(bytes) + " of K and V a layer at " +
+                  format_number(1e-9 * floors_.copy_bandwidth) +
+                  " GB/s, the speed of copies on the card; without weights";
   }));
 }
 

@@ -24,6 +24,8 @@ class StepComparisons {
   /// Keys and values of each layer copied from pinned memory: the time of the copies alone. Notes their bandwidth
   /// among the floors.
   void copy_over_pcie() const;
+  /// The time that the bytes of K and V in this format take at the device's copy bandwidth: a floor, nothing is timed.
+  void format_floor(KvFormat format) const;
   /// A session whose window holds everything: exact attention on the device. `config` is that of the sessions
   /// which are measured.
   void attend_on_device(const Engine& engine, keyhole_session_config config,

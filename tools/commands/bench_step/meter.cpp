@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "tools/commands/bench_step/busy.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/terminal/interrupt.h"
 
@@ -30,6 +32,8 @@ StepTiming StepMeter::time(const Session& session) {
   std::vector<double> tokens_on_host;
   std::vector<double> tokens_on_device;
   runner_.use(session.get());
+  std::optional<BusyThreads> busy;
+  if (plan_.busy != 0) busy.emplace(plan_.busy);
   const uint32_t n = plan_.shape.layers;
   // Half of the warm-up comes after the capture: a graph's first launches are slower, too.
   const uint32_t captured_at = plan_.graph ? plan_.warmup / 2 : plan_.tokens();
@@ -43,6 +47,7 @@ StepTiming StepMeter::time(const Session& session) {
     tokens_on_host.push_back(times.token);
     if (times.device != 0) tokens_on_device.push_back(times.device);
   }
+  if (busy) timing.busy_bandwidth = busy->stop();
   check_outputs(runner_, n);
   timing.layer = latency_of(std::move(layers));
   timing.token = latency_of(std::move(tokens_on_host));

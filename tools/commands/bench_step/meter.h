@@ -24,7 +24,7 @@ class StepMeter {
   /// `stream` null: steps have their tensors in host memory. What is referred to must outlive the object.
   StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream);
 
-  /// Steps of all layers.
+  /// Steps of all layers, beside the plan's busy threads.
   StepTiming time(const Session& session);
   /// What the library's audit says of the first `layers` layers. Steps on a stream are not audited, but those with
   /// tensors in host memory, which this runs, do the same.

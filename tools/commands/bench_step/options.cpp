@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 
+#include "tools/commands/common/ways.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/units.h"
@@ -121,8 +122,8 @@ void add_model_and_data(CLI::App& command, BenchStepOptions& options) {
 
 void add_ways(CLI::App& command, BenchStepOptions& options) {
   add_repeatable(command, "--index", "SPEC",
-                 "An index type with parameters. name=a|b|c sweeps a parameter", options.indexes);
-  command.get_option("--index")->required();
+                 "An index type with parameters, or auto. name=a|b|c sweeps a parameter [auto]",
+                 options.indexes);
   add_budget_lists(command, options.budgets);
   command
       .add_option("--min-keys", options.min_keys,
@@ -163,6 +164,10 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
                    "The model's matrix products between the attends (CUDA): fp16, random, in the "
                    "proportions of Llama-3-8B");
   add_number(command, "--threads", options.threads, "Worker threads; 0: one per core", 0, 1024);
+  add_number(command, "--busy", options.busy,
+             "Threads of other work that copy memory without a pause while steps are timed: a host "
+             "that is not idle",
+             0, 1024);
   command
       .add_option("--device-cap", options.device_cap,
                   "Device memory for weights and session together, e.g. 24GiB")
@@ -173,11 +178,14 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
 
 void add_results(CLI::App& command, BenchStepOptions& options) {
   command
-      .add_option("--compare", options.compare,
-                  "Beside them: full (attention to everything on the same device, no cap), pcie (K "
-                  "and V copied from pinned memory), resident (sink and window alone)")
+      .add_option(
+          "--compare", options.compare,
+          "Beside them: full (attention to everything on the same device, no cap), pcie (K "
+          "and V copied from pinned memory), resident (sink and window alone), q8_0 and q4_0 "
+          "(floors, not "
+          "measured: K and V in 8 or 4 bits on the card, their bytes at the card's copy speed)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"full", "pcie", "resident"}).description(""))
+      ->check(CLI::IsMember({"full", "pcie", "resident", "q8_0", "q4_0"}).description(""))
       ->type_name("WHAT,...");
   command.add_option("--seed", options.seed, "Of turns, noise and synthetic heads")
       ->type_name("N")
@@ -209,7 +217,9 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.training_queries = options.training;
   plan.turn = kTurns.at(options.turn);
   plan.seed = options.seed;
-  for (const SweptIndex& index : expand_indexes(options.indexes)) {
+  const std::vector<std::string> indexes =
+      options.indexes.empty() ? std::vector<std::string>{kAutoIndex} : options.indexes;
+  for (const SweptIndex& index : expand_indexes(indexes)) {
     check_index(index.spec);
     plan.indexes.push_back(index.spec);
   }
@@ -219,6 +229,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.partitions = kPlacements.at(options.partitions);
   plan.device_ordinal = options.ordinal;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
+  plan.busy = options.busy;
   plan.weights = options.weights;
   plan.blocking = options.blocking;
   plan.graph = options.graph;
@@ -228,6 +239,8 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
     plan.compare_full |= name == "full";
     plan.compare_resident |= name == "resident";
     plan.compare_pcie |= name == "pcie";
+    const NamedWay* way = find_way(name);
+    if (way != nullptr && way->format) plan.compare_formats.push_back(*way->format);
   }
   check_context(plan, options.context);
   return plan;

@@ -10,6 +10,7 @@
 #include "tools/commands/bench_step/head_turn.h"
 #include "tools/commands/bench_step/step_data.h"
 #include "tools/commands/common/budget_choice.h"
+#include "tools/llama/kv_format.h"
 
 namespace keyhole::tools {
 
@@ -35,6 +36,8 @@ struct StepPlan {
   bool graph = false;
   uint64_t device_cap = 0, host_cap = 0;  ///< bytes; 0: none
   bool compare_full = false, compare_resident = false, compare_pcie = false;
+  std::vector<KvFormat> compare_formats;
+  uint32_t busy = 0;  ///< threads that copy memory while steps are timed
 
   /// Tokens that are decoded after the context.
   [[nodiscard]] uint32_t tokens() const { return warmup + steps; }

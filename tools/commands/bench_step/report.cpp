@@ -103,6 +103,10 @@ std::string to_text(const StepResult& r) {
             " = " + format_number(tokens_per_second(t)) + " tokens/s";
     if (t.token_on_device.mean > 0) text += "; on the device " + us(t.token_on_device.p50);
     text += "\n";
+    if (t.busy_bandwidth) {
+      text += "  busy threads copied " + format_number(1e-9 * *t.busy_bandwidth) +
+              " GB/s meanwhile, read and written\n";
+    }
     if (t.statistics.attends != 0) text += statistics_text(t.statistics);
   }
   if (r.audit && r.audit->audits != 0) {
@@ -183,6 +187,7 @@ std::string to_text(const StepFloors& f) {
 ordered_json to_json(const StepResult& r) {
   ordered_json out = {{"name", r.name},
                       {"comparison", r.comparison},
+                      {"floor", r.floor},
                       {"index", r.index},
                       {"attend", r.attend},
                       {"tail", r.tail},
@@ -195,6 +200,7 @@ ordered_json to_json(const StepResult& r) {
                       {"token_us", nullptr},
                       {"token_on_device_us", nullptr},
                       {"tokens_per_second", nullptr},
+                      {"busy_bytes_per_second", nullptr},
                       {"statistics", nullptr},
                       {"audit", nullptr},
                       {"stream_error", nullptr}};
@@ -205,6 +211,7 @@ ordered_json to_json(const StepResult& r) {
       out["token_on_device_us"] = to_json(r.timing->token_on_device);
     }
     out["tokens_per_second"] = tokens_per_second(*r.timing);
+    if (r.timing->busy_bandwidth) out["busy_bytes_per_second"] = *r.timing->busy_bandwidth;
     if (r.timing->statistics.attends != 0) out["statistics"] = to_json(r.timing->statistics);
   }
   if (r.audit) out["audit"] = audit_json(*r.audit);

@@ -28,6 +28,8 @@ struct StepTiming {
   Latency token;  ///< of all of a token, by the host's clock
   Latency token_on_device;          ///< by the device's clock; zeros where that has none
   keyhole_statistics statistics{};  ///< of the measured steps
+  std::optional<double>
+      busy_bandwidth;  ///< bytes/s that the threads of --busy read and wrote meanwhile
 };
 
 /// One row of the result.
@@ -36,8 +38,9 @@ struct StepResult {
   std::string index, attend, tail, target;
   uint32_t min_keys = 0;  ///< of a tail without a target
   bool comparison = false;
-  double build_seconds = 0;             ///< of the index; 0 where it was there
-  double tail_seconds = 0;              ///< of the partitions; likewise
+  bool floor = false;        ///< computed from bytes and a measured bandwidth: no kernel was timed
+  double build_seconds = 0;  ///< of the index; 0 where it was there
+  double tail_seconds = 0;   ///< of the partitions; likewise
   std::optional<StepTiming> timing;     ///< absent where it could not be measured
   std::string note;                     ///< why not, or what has to be known
   std::optional<keyhole_audit> audit;   ///< of the same steps with tensors in host memory

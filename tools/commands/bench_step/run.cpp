@@ -100,6 +100,7 @@ class StepBench::Impl {
         team_(std::min(plan_.threads, 64U)) {
     make_engine_of_plan();
     for (const std::string& spec : plan_.indexes) {
+      if (spec == kAutoIndex) continue;
       try {
         (void)make_index(engine_, spec, 0, 0);
       } catch (const LibraryError& e) {
@@ -139,6 +140,7 @@ class StepBench::Impl {
       comparisons.attend_by(KEYHOLE_MODE_EXACT, session, "full attention, host", "");
     }
     if (plan_.compare_pcie) comparisons.copy_over_pcie();
+    for (const KvFormat format : plan_.compare_formats) comparisons.format_floor(format);
     session.reset();
     if (plan_.compare_full && stream_) {
       comparisons.attend_on_device(engine_, config(false), context);
@@ -245,7 +247,7 @@ class StepBench::Impl {
     double build_seconds = 0;
     try {
       // First without partitions, so that the two builds are timed apart.
-      const BudgetChoice& first = plan_.budgets.front();
+      const BudgetChoice first = for_index(plan_.budgets.front(), index);
       build_seconds =
           build(session, &index, first.needs_partitions() ? without_partitions(first) : first);
     } catch (const LibraryError& e) {
@@ -253,7 +255,10 @@ class StepBench::Impl {
       failure = e.what();
     }
     bool audit_built = false;
-    for (const BudgetChoice& budget : plan_.budgets) {
+    for (const BudgetChoice& choice : plan_.budgets) {
+      // Of several indexes, --tail codes is of those that have codes.
+      if (choice.reads_codes() && !has_codes(index) && plan_.indexes.size() > 1) continue;
+      const BudgetChoice budget = for_index(choice, index);
       StepResult result = result_of(index, budget);
       result.build_seconds = std::exchange(build_seconds, 0);
       result.note = failure;

@@ -76,6 +76,11 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
   std::vector<CalibrationPlan::Candidate> out;
   for (const std::string& index : or_default(options.indexes, kDefaultIndexes)) {
     for (const std::string& spec : expand_sweep(index)) {
+      // Codes have one way, which takes no target.
+      if (has_codes(spec)) {
+        out.push_back({spec, for_index({parse_attend("topk", 0), {}, {}}, spec), false});
+        continue;
+      }
       for (BudgetChoice& base : bases) {
         // Without a search all indexes are one.
         if (base.attend.mode == KEYHOLE_ATTEND_NONE && !out.empty() && out.front().index != spec) {

@@ -21,10 +21,10 @@ bool parse_number(std::string_view text, T& value) {
 }
 
 [[noreturn]] void refuse_tail(const std::string& text) {
-  throw UsageError(
-      "--tail " + text +
-      ": allowed: none, or mean, centroid, second, each with :N where partitions shall "
-      "have N keys, N from 4 to 1024");
+  throw UsageError("--tail " + text +
+                   ": allowed: none, codes, or mean, centroid, second, each of these with :N where "
+                   "partitions shall "
+                   "have N keys, N from 4 to 1024");
 }
 
 [[noreturn]] void refuse_target(const std::string& text) {
@@ -105,14 +105,28 @@ keyhole_budget BudgetChoice::budget() const {
   return budget;
 }
 
+bool has_codes(const std::string& spec) {
+  return spec == kAutoIndex || spec.substr(0, spec.find(':')) == "codes";
+}
+
+BudgetChoice for_index(BudgetChoice choice, const std::string& spec) {
+  if (!has_codes(spec)) return choice;
+  const bool topk = choice.attend.mode == KEYHOLE_ATTEND_TOPK;
+  const bool can = topk || choice.attend.mode == KEYHOLE_ATTEND_NONE;
+  if (!choice.tail.given && can && !choice.target.any()) choice.tail.mode = KEYHOLE_TAIL_CODES;
+  if (choice.reads_codes() && topk && !choice.attend.has_own_k) choice.attend.k = 16;
+  return choice;
+}
+
 TailChoice parse_tail(const std::string& text) {
   const size_t colon = text.find(':');
   const auto mode = number_of_word(kTail, std::string_view(text).substr(0, colon));
   if (!mode) refuse_tail(text);
   TailChoice choice;
   choice.mode = *mode;
+  choice.given = true;
   if (colon == std::string::npos) return choice;
-  if (choice.mode == KEYHOLE_TAIL_NONE ||
+  if (choice.mode == KEYHOLE_TAIL_NONE || choice.mode == KEYHOLE_TAIL_CODES ||
       !parse_number(std::string_view(text).substr(colon + 1), choice.keys_per_partition) ||
       choice.keys_per_partition < kPartition.range.low ||
       choice.keys_per_partition > kPartition.range.high) {
@@ -169,7 +183,7 @@ std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends
   uint32_t common = KEYHOLE_AUTO;
   bool agreed = true;
   for (const TailChoice& tail : all_tails) {
-    if (tail.mode == KEYHOLE_TAIL_NONE) continue;
+    if (tail.mode == KEYHOLE_TAIL_NONE || tail.mode == KEYHOLE_TAIL_CODES) continue;
     agreed = agreed && (common == KEYHOLE_AUTO || common == tail.keys_per_partition);
     common = tail.keys_per_partition;
   }
@@ -182,7 +196,10 @@ std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends
       for (const TargetChoice& target : all_targets) {
         const BudgetChoice choice{attend, tail, target};
         // Nothing would be read.
-        if (attend.mode == KEYHOLE_ATTEND_NONE && !choice.needs_partitions()) continue;
+        if (attend.mode == KEYHOLE_ATTEND_NONE && !choice.needs_partitions() &&
+            !choice.reads_codes()) {
+          continue;
+        }
         out.push_back(choice);
       }
     }

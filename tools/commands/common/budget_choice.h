@@ -17,6 +17,7 @@ namespace keyhole::tools {
 struct TailChoice {
   keyhole_tail_mode mode = KEYHOLE_TAIL_NONE;
   uint32_t keys_per_partition = KEYHOLE_AUTO;  ///< of tails and targets
+  bool given = false;                          ///< by --tail; else it is up to the index type
 
   /// "none", "second", "centroid:32".
   [[nodiscard]] std::string text() const;
@@ -45,8 +46,10 @@ struct BudgetChoice {
 
   /// Whether it needs partitions of the keys.
   [[nodiscard]] bool needs_partitions() const {
-    return tail.mode != KEYHOLE_TAIL_NONE || target.any();
+    return (tail.mode != KEYHOLE_TAIL_NONE && !reads_codes()) || target.any();
   }
+  /// Whether every key is attended by its code but the heaviest.
+  [[nodiscard]] bool reads_codes() const { return tail.mode == KEYHOLE_TAIL_CODES; }
   /// "topk:100" where there is neither tail nor target, else "topk:100 tail=second error=0.05".
   [[nodiscard]] std::string text() const;
   [[nodiscard]] keyhole_search_options search_options() const;
@@ -54,13 +57,23 @@ struct BudgetChoice {
   bool operator==(const BudgetChoice&) const = default;
 };
 
-/// Reads "none", "mean", "centroid" or "second", each but none with ":KEYS_PER_PARTITION" (4..1024)
+/// Reads "none", "codes", "mean", "centroid" or "second", each of the last three with ":KEYS_PER_PARTITION" (4..1024)
 /// where wanted. Throws UsageError.
 [[nodiscard]] TailChoice parse_tail(const std::string& text);
 
 /// Reads "none" or a list of "error=X", "mass=X" (at least one of them; above 0 and below 1),
 /// "min=N", "max=N" (keys). Throws UsageError.
 [[nodiscard]] TargetChoice parse_target(const std::string& text);
+
+/// The spec with which the library chooses an index by itself: one with codes.
+inline constexpr const char* kAutoIndex = "auto";
+
+/// Whether an index of this spec has codes to attend keys by.
+[[nodiscard]] bool has_codes(const std::string& spec);
+
+/// What the choice means with an index of this spec: one with codes attends all keys by them unless --tail says
+/// otherwise, and topk without :K is topk:16 then.
+[[nodiscard]] BudgetChoice for_index(BudgetChoice choice, const std::string& spec);
 
 /// Each attend with each tail with each target, the target varying first; no texts: none. A
 /// partition size that a tail gives holds for it alone; `none` takes that of the other tails where
@@ -74,9 +87,12 @@ struct BudgetChoice {
 [[nodiscard]] uint32_t common_partition(const std::vector<BudgetChoice>& choices);
 
 /// What the help of --tail and --target says.
-inline const std::string kTailHelp = std::string(setting(kBudgetSettings, "tail").help) + ": " +
-                                     words_help(setting(kBudgetSettings, "tail")) +
-                                     "; each but none with :KEYS_PER_PARTITION, 4..1024";
+inline const std::string kTailHelp =
+    std::string(setting(kBudgetSettings, "tail").help) + ": " +
+    words_help(setting(kBudgetSettings, "tail")) +
+    "; mean, centroid and second with :KEYS_PER_PARTITION, 4..1024, where wanted. Not given: codes "
+    "for an "
+    "index of type codes, with topk:16 where --attend names no K, else none";
 inline constexpr const char* kTargetHelp =
     "How good a step shall be, by its own estimate: error=X (output error at most X), mass=X "
     "(share of the "

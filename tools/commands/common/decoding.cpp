@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "tools/commands/common/options.h"
+#include "tools/tasks/copy_task.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
 #include "tools/terminal/clock.h"
@@ -85,8 +86,12 @@ std::string model_name(const ModelOptions& options) {
 
 void add_task_options(CLI::App& command, TaskOptions& options,
                       const std::vector<std::string>& tasks) {
-  std::string help = "Make the prompt: kv (key=value lines) or passkey";
-  if (tasks.size() > 2) help += "; or text: take it from a file";
+  const auto has = [&tasks](const char* task) {
+    return std::find(tasks.begin(), tasks.end(), task) != tasks.end();
+  };
+  std::string help = "Make the prompt: kv (key=value lines) or passkey (numbers hidden in prose)";
+  if (has("copy")) help += " or copy (prose, passages of which are to be continued)";
+  if (has("text")) help += "; or text: take it from a file";
   command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
   command.add_option("--length", options.length, "Tokens of the task's context, e.g. 8192 or 32k")
       ->type_name("N")
@@ -94,7 +99,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
   command.add_option("--seed", options.seed, "Seed of the task")->capture_default_str();
   command
       .add_option("--haystack", options.haystack,
-                  "Text file that pass keys are hidden in; default: the bundled prose")
+                  "Text file of the prose of passkey and copy; default: the bundled prose")
       ->type_name("FILE");
 }
 
@@ -106,14 +111,17 @@ uint32_t length_of(const TaskOptions& options) {
   return static_cast<uint32_t>(length);
 }
 
+std::string haystack_of(const TaskOptions& options) {
+  return read_text_file(options.haystack.empty() ? bundled_model_folder() / "haystack.txt"
+                                                 : fs::path(options.haystack));
+}
+
 Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions) {
   if (options.task == "kv") {
     return make_kv_task(
         {.context_bytes = context_bytes, .questions = questions, .seed = options.seed});
   }
-  const std::string haystack =
-      read_text_file(options.haystack.empty() ? bundled_model_folder() / "haystack.txt"
-                                              : fs::path(options.haystack));
+  const std::string haystack = haystack_of(options);
   return make_passkey_task({.context_bytes = context_bytes,
                             .questions = questions,
                             .seed = options.seed,
@@ -125,7 +133,9 @@ size_t max_question_bytes(const std::string& task) {
 }
 
 size_t fitting_questions(const std::string& task, size_t context_bytes, size_t wanted) {
-  const size_t most = task == "kv" ? min_kv_lines(context_bytes) : max_passkeys(context_bytes);
+  const size_t most = task == "kv"     ? min_kv_lines(context_bytes)
+                      : task == "copy" ? max_copy_passages(context_bytes)
+                                       : max_passkeys(context_bytes);
   return std::max<size_t>(1, std::min(wanted, most));
 }
 
@@ -194,7 +204,10 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
       if (spec.indexed()) cache.set_index(spec.text);
     }
     prefix.clear();
-    for (const BudgetChoice& choice : choices) cache.set_budget(choice.budget());
+    const std::string last = specs.empty() ? "" : specs.back().text;
+    for (const BudgetChoice& choice : choices) {
+      if (!choice.reads_codes() || has_codes(last)) cache.set_budget(choice.budget());
+    }
     return cache;
   };
   try {
@@ -203,7 +216,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
     // One more, as it begins with the budgets; for what they do not name with the first spec and choice.
     options.budgets = flags.budgets;
     options.index = specs.front().text;
-    if (!choices.empty()) options.budget = choices.front().budget();
+    if (!choices.empty()) options.budget = for_index(choices.front(), options.index).budget();
     return {model, options};
   } catch (const LibraryError& error) {
     if (error.status() == KEYHOLE_INVALID_ARGUMENT) throw UsageError(prefix + error.what());
@@ -211,22 +224,62 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   }
 }
 
-keyhole_mode AttendSpec::mode() const {
-  if (text == "exact") return KEYHOLE_MODE_EXACT;
-  if (text == "none") return KEYHOLE_MODE_RESIDENT;
-  return KEYHOLE_MODE_INDEXED;
+KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flags,
+                                uint32_t max_tokens, const AttendSpec& spec) {
+  if (model.head_dim % kKvFormatBlock != 0) {
+    throw UsageError("--index " + spec.text + ": head_dim is " + std::to_string(model.head_dim) +
+                     "; allowed: multiples of 32, the numbers that share a scale");
+  }
+  KeyholeCacheOptions options;
+  options.max_tokens = max_tokens;
+  options.sink = flags.sink;
+  options.window = flags.window;
+  options.threads = flags.threads;
+  options.device = flags.device;
+  options.mode = spec.mode();
+  options.kv_format = spec.format();
+  options.kv_dtype = KEYHOLE_F32;
+  return {model, options};
 }
 
-double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
-                      std::vector<float>* logits) {
-  Progress bar("prefill of " + format_count(tokens.size()) + " tokens");
+keyhole_mode AttendSpec::mode() const {
+  const NamedWay* way = find_way(text);
+  return way == nullptr ? KEYHOLE_MODE_INDEXED : way->mode;
+}
+
+std::optional<KvFormat> AttendSpec::format() const {
+  const NamedWay* way = find_way(text);
+  return way == nullptr ? std::nullopt : way->format;
+}
+
+namespace {
+
+/// Times `run`, which is given a progress function.
+template <class Run>
+double prefill_with_progress(size_t tokens, const Run& run) {
+  Progress bar("prefill of " + format_count(tokens) + " tokens");
   const Clock::time_point start = Clock::now();
-  const std::span<const float> last = decoder.prefill(tokens, [&](double fraction) {
+  run([&](double fraction) {
     throw_if_interrupted();
     bar.update(fraction);
   });
-  if (logits != nullptr) logits->assign(last.begin(), last.end());
   return seconds_since(start);
+}
+
+}  // namespace
+
+double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
+                      std::vector<float>* logits) {
+  return prefill_with_progress(tokens.size(), [&](const PrefillProgress& progress) {
+    const std::span<const float> last = decoder.prefill(tokens, progress);
+    if (logits != nullptr) logits->assign(last.begin(), last.end());
+  });
+}
+
+double prefill_prompt(Runner& runner, const std::vector<uint32_t>& tokens, const LayerSink& sink) {
+  return prefill_with_progress(tokens.size(), [&](const PrefillProgress& progress) {
+    (void)runner.prefill(tokens, sink, progress);
+  });
 }
 
 namespace {
@@ -253,10 +306,10 @@ double build_with_progress(KeyholeCache& cache, const std::string& what) {
 double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
   cache.set_mode(spec.mode(), 0);
   if (!spec.budgets.empty()) return build_with_progress(cache, "the budgets' indexes");
+  // The index first: a budget may ask for what only that has.
+  if (spec.indexed()) cache.set_index(spec.text);
   cache.set_budget(choice.budget());
-  if (!spec.indexed()) return 0.0;
-  cache.set_index(spec.text);
-  return build_with_progress(cache, spec.text);
+  return spec.indexed() ? build_with_progress(cache, spec.text) : 0.0;
 }
 
 double apply_budget(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {

@@ -11,6 +11,7 @@
 #include "tools/commands/common/audit_report.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/runner.h"
+#include "tools/commands/common/ways.h"
 #include "tools/tasks/task.h"
 
 namespace keyhole::tools {
@@ -52,6 +53,8 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 /// --length as a number of tokens. Throws UsageError.
 [[nodiscard]] uint32_t length_of(const TaskOptions& options);
 
+/// The prose of --haystack, or the bundled one.
+[[nodiscard]] std::string haystack_of(const TaskOptions& options);
 /// A task whose context has `context_bytes` (kv: a few less). Throws UsageError.
 [[nodiscard]] Task make_task(const TaskOptions& options, size_t context_bytes, size_t questions);
 /// The longest prompt of a question of this task in bytes.
@@ -77,13 +80,14 @@ void add_cache_options(CLI::App& command, CacheFlags& flags);
 /// Puts the dtype of the model's K and V in place of `--kv-dtype auto`.
 void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model);
 
-/// One way to attend: an index spec, or "exact" (everything) or "none" (sink and window only), or the file of
-/// --budgets.
+/// One way to attend: an index spec, or the name of one of named_ways(), or the file of --budgets.
 struct AttendSpec {
   std::string text;
   std::string
       budgets;  ///< the file, which the cache began with; `text` is of heads that it does not name
   [[nodiscard]] keyhole_mode mode() const;
+  /// Of a way whose K and V pass through a format: it has a cache of its own, see make_rounded_cache().
+  [[nodiscard]] std::optional<KvFormat> format() const;
   [[nodiscard]] bool indexed() const { return mode() == KEYHOLE_MODE_INDEXED; }
   /// For tables: the spec, or the file.
   [[nodiscard]] const std::string& shown() const { return budgets.empty() ? text : budgets; }
@@ -96,10 +100,17 @@ struct AttendSpec {
                                       uint32_t max_tokens, const std::vector<AttendSpec>& specs,
                                       const std::vector<BudgetChoice>& choices);
 
+/// An empty cache for a spec that has a format: K and V pass through it and are attended exactly, from fp32, so that nothing
+/// but the format rounds them. Not audited. Throws UsageError for a model whose heads it does not fit.
+[[nodiscard]] KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flags,
+                                              uint32_t max_tokens, const AttendSpec& spec);
+
 /// Prefill with a progress bar and Ctrl-C. Returns its seconds; the logits go to `logits` unless
 /// null.
 double prefill_prompt(Decoder& decoder, const std::vector<uint32_t>& tokens,
                       std::vector<float>* logits);
+/// The same without a decoder: `sink` takes every layer's K, V and queries.
+double prefill_prompt(Runner& runner, const std::vector<uint32_t>& tokens, const LayerSink& sink);
 
 /// Lets the cache attend by `spec`, with the budget of `choice` for every head (not for --budgets, whose heads
 /// have their own): for an index, sets it and builds it with a progress bar. Returns the seconds of the build, 0

@@ -138,7 +138,13 @@ void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& ou
       indexes = build_all(heads, truths, spec, work);
       partition = kNoPartitions;
     }
-    for (const BudgetChoice& budget : budgets) {
+    for (const BudgetChoice& choice : budgets) {
+      // Of several indexes, --tail codes is of those that have codes.
+      if (choice.reads_codes() && !has_codes(spec) && plan_.indexes.size() > 1) {
+        work.done(static_cast<double>(heads.size()));
+        continue;
+      }
+      const BudgetChoice budget = for_index(choice, spec);
       if (budget.needs_partitions() && partition != budget.tail.keys_per_partition) {
         build_tails(indexes, budget.tail.keys_per_partition);
         partition = budget.tail.keys_per_partition;

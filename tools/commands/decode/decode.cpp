@@ -31,10 +31,10 @@ struct DecodeOptions {
   std::string prompt_file;
   std::string token_file;
   uint32_t generate = 64;
-  AttendSpec index{"flat", ""};
+  AttendSpec index{kAutoIndex, ""};
   uint32_t k = 100;
   std::string attend_text = "topk";
-  std::string tail_text = "none";
+  std::string tail_text;
   std::string target_text = "none";
   BudgetChoice budget;
   bool check = false;
@@ -163,6 +163,11 @@ void print_report(const DecodeOptions& options, const Runner& runner, const Run&
   if (const double scanned = scan_fraction(run.statistics); !std::isnan(scanned)) {
     std::printf(", scanned %s %% of the indexed keys", format_number(100.0 * scanned).c_str());
   }
+  if (options.index.format()) {
+    std::printf(
+        "\nK and V of all tokens went through %s and back; the times are not those of such a cache",
+        options.index.text.c_str());
+  }
   std::printf("\n\n%s%s", time_table(run).c_str(),
               worker_line(run.statistics, run.times.steps).c_str());
   if (run.audit) std::printf("\n%s", audit_text(*run.audit).c_str());
@@ -225,10 +230,14 @@ Json to_json(const DecodeOptions& options, const Runner& runner, const Run& run,
 }
 
 void decode(DecodeOptions options) {
-  options.budget = cross_budgets({parse_attend(options.attend_text, options.k)},
-                                 {options.tail_text}, {options.target_text})
-                       .front();
+  options.budget =
+      cross_budgets({parse_attend(options.attend_text, options.k)},
+                    options.tail_text.empty() ? std::vector<std::string>()
+                                              : std::vector<std::string>{options.tail_text},
+                    {options.target_text})
+          .front();
   options.index.budgets = options.cache.budgets;
+  if (has_budget(options.index)) options.budget = for_index(options.budget, options.index.text);
   if (!options.index.budgets.empty() && !options.index.indexed()) {
     throw UsageError(
         "--index " + options.index.text +
@@ -239,6 +248,12 @@ void decode(DecodeOptions options) {
         "--check attends once more in every step, which would be audited as well: "
         "allowed is one of --check and --audit");
   }
+  if (options.check && options.index.format()) {
+    throw UsageError("--check attends exactly to what the cache holds, which with --index " +
+                     options.index.text +
+                     " is rounded itself: allowed with index specs, exact and none; keyhole eval "
+                     "compares it with exact attention");
+  }
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
   set_kv_dtype(options.cache, runner.model().config);
@@ -246,8 +261,11 @@ void decode(DecodeOptions options) {
   const Prompt prompt = make_prompt(options, model);
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
   warn_of_context(model, uint64_t{prompt_tokens} + options.generate);
-  KeyholeCache cache = make_cache(model, options.cache, prompt_tokens + options.generate,
-                                  {options.index}, {options.budget});
+  const uint32_t most_tokens = prompt_tokens + options.generate;
+  KeyholeCache cache =
+      options.index.format()
+          ? make_rounded_cache(model, options.cache, most_tokens, options.index)
+          : make_cache(model, options.cache, most_tokens, {options.index}, {options.budget});
   const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
 
   Run run;
@@ -301,10 +319,8 @@ void add_decode(CLI::App& keyhole) {
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command
-      ->add_option(
-          "--index", options->index.text,
-          "Index spec (keyhole compare --help lists the types), or exact (full attention), or "
-          "none (sink and window only)")
+      ->add_option("--index", options->index.text,
+                   "Index spec (keyhole compare --help lists the types), or " + ways_help())
       ->type_name("SPEC")
       ->capture_default_str();
   command->add_option("--k", options->k, "Keys that a search is asked for per query head")
@@ -313,9 +329,7 @@ void add_decode(CLI::App& keyhole) {
   command->add_option("--attend", options->attend_text, kAttendHelp)
       ->type_name("WAY")
       ->capture_default_str();
-  command->add_option("--tail", options->tail_text, kTailHelp)
-      ->type_name("TAIL")
-      ->capture_default_str();
+  command->add_option("--tail", options->tail_text, kTailHelp)->type_name("TAIL");
   command->add_option("--target", options->target_text, kTargetHelp)
       ->type_name("TARGET")
       ->capture_default_str();

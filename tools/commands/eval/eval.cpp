@@ -7,12 +7,11 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/eval/options.h"
+#include "tools/commands/eval/caches.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
-#include "tools/terminal/machine.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -25,8 +24,17 @@ using Json = nlohmann::ordered_json;
 /// The questions answered in one way.
 struct Row {
   EvalWay way;
-  size_t correct = 0;
   std::vector<std::string> answers;
+  std::vector<bool> right;
+
+  [[nodiscard]] size_t correct() const {
+    return static_cast<size_t>(std::count(right.begin(), right.end(), true));
+  }
+  /// Absent without exact attention to compare with.
+  [[nodiscard]] std::optional<Swaps> swaps(const Row* exact) const {
+    if (exact == nullptr) return std::nullopt;
+    return count_swaps(right, exact->right);
+  }
 };
 
 std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
@@ -49,6 +57,7 @@ std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
 
 void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
                 Row& row) {
+  const size_t context = decoder.tokens();
   const ByteTokenizer tokenizer(model);
   Progress bar(row.way.name());
   cache.reset_statistics();
@@ -56,11 +65,11 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model,
   for (const Question& question : task.questions) {
     throw_if_interrupted();
     row.answers.push_back(answer_question(decoder, tokenizer, question));
-    if (row.answers.back() == question.answer) ++row.correct;
+    row.right.push_back(row.answers.back() == question.answer);
     bar.update(static_cast<double>(row.answers.size()) /
                static_cast<double>(task.questions.size()));
   }
-  measure_way(cache, decoder, model, row.way);
+  measure_way(cache, decoder, model, context, row.way);
 }
 
 std::string table_text(const std::vector<Row>& rows, size_t questions) {
@@ -68,34 +77,40 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
                {"k"},
                {"attend", Table::Align::left},
                {"correct"},
+               {"lost / won"},
                {"scanned"},
                {"read/token"},
                {"tokens/s"},
                {"attention/token"},
                {"build"},
                {"index size"}});
+  const Row* exact = find_exact(rows);
   for (const Row& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
-    cells.push_back(std::to_string(row.correct) + "/" + std::to_string(questions));
+    cells.push_back(std::to_string(row.correct()) + "/" + std::to_string(questions));
+    cells.push_back(swaps_cell(row.swaps(exact == &row ? nullptr : exact)));
     for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
     table.add_row(std::move(cells));
   }
-  return table.text(style_of(stdout));
+  return table.text(style_of(stdout)) + (exact == nullptr ? "" : kSwapsNote);
 }
 
-Json to_json(const Row& row, const Task& task) {
+Json to_json(const Row& row, const Row* exact, const Task& task) {
   Json wrong = Json::array();
   for (size_t i = 0; i < task.questions.size(); ++i) {
-    if (row.answers[i] == task.questions[i].answer) continue;
+    if (row.right[i]) continue;
     wrong.push_back({{"question", task.questions[i].prompt},
                      {"expected", task.questions[i].answer},
                      // Bytes of a wrong answer need not be UTF-8.
                      {"answer", printable(row.answers[i])}});
   }
   const auto questions = static_cast<double>(task.questions.size());
-  return to_json(row.way, {{"correct", row.correct},
+  const auto swaps = row.swaps(exact);
+  return to_json(row.way, {{"correct", row.correct()},
                            {"questions", task.questions.size()},
-                           {"accuracy", static_cast<double>(row.correct) / questions},
+                           {"accuracy", static_cast<double>(row.correct()) / questions},
+                           {"lost", swaps ? Json(swaps->lost) : Json(nullptr)},
+                           {"won", swaps ? Json(swaps->won) : Json(nullptr)},
                            {"wrong", wrong}});
 }
 
@@ -117,35 +132,30 @@ void eval_questions(EvalOptions options) {
 
   warn_of_context(model, tokens.size());
   // A question is truncated away before the next one, so the cache holds one of them at a time.
-  KeyholeCache cache =
-      make_cache(model, options.cache, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
-  const std::unique_ptr<Decoder> decoder = runner.decoder(cache);
-  const double prefill_seconds = prefill_prompt(*decoder, tokens, nullptr);
+  EvalCaches caches(model, options, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
+  const double prefill_seconds = caches.prefill(runner, tokens);
 
   std::vector<Row> rows;
-  for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
+  for_each_way(caches, specs, budgets, [&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
+    const auto decoder = runner.decoder(cache, static_cast<uint32_t>(tokens.size()));
     answer_all(*decoder, cache, model, task, row);
   });
 
-  const keyhole_statistics statistics = cache.statistics();
+  const keyhole_statistics statistics = caches.main().statistics();
   if (options.json != "-") {
-    std::vector<const EvalWay*> ways;
-    for (const Row& row : rows) ways.push_back(&row.way);
-    std::printf(
-        "%s, %s tokens, %zu questions, sink %u, window %u, K and V in %s, model on %s, "
-        "sink and window on %s, prefill %s\n%s\n\n%s%s",
-        options.task.task.c_str(), format_count(tokens.size()).c_str(), questions,
-        options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
-        runner.device().c_str(), statistics.device, format_duration(prefill_seconds).c_str(),
-        to_text(describe_machine(statistics.cpu_level)).c_str(),
-        table_text(rows, questions).c_str(), audit_texts(ways).c_str());
+    const std::string what = options.task.task + ", " + format_count(tokens.size()) + " tokens, " +
+                             std::to_string(questions) + " questions, seed " +
+                             std::to_string(options.task.seed);
+    std::printf("%s%s%s", eval_heading(what, options, runner, statistics, prefill_seconds).c_str(),
+                table_text(rows, questions).c_str(), way_notes(rows).c_str());
   }
   if (!options.json.empty()) {
     Json results = Json::array();
-    for (const Row& row : rows) results.push_back(to_json(row, task));
-    Json json = eval_header(options, runner, cache, statistics, tokens.size(), prefill_seconds);
+    for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), task));
+    Json json =
+        eval_header(options, runner, caches.main(), statistics, tokens.size(), prefill_seconds);
     json["results"] = results;
     write_json(options.json, json);
   }
@@ -153,10 +163,11 @@ void eval_questions(EvalOptions options) {
 
 void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
-  if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, text");
+  if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, copy, text");
   if (task == "text") return eval_text(options);
   if (!options.prompt_file.empty() || !options.token_file.empty())
     throw UsageError("--prompt and --tokens are of --task text");
+  if (task == "copy") return eval_copy(options);
   eval_questions(options);
 }
 
@@ -169,7 +180,7 @@ void add_eval(CLI::App& keyhole) {
                                              "how well a text is predicted, by index");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
-  add_task_options(*command, options->task, {"kv", "passkey", "text"});
+  add_task_options(*command, options->task, {"kv", "passkey", "copy", "text"});
   command
       ->add_option("--prompt", options->prompt_file,
                    "Text file of --task text; default: the bundled prose")
@@ -187,13 +198,13 @@ void add_eval(CLI::App& keyhole) {
       ->capture_default_str();
   command
       ->add_option("--questions", options->questions,
-                   "Number of questions; default: 64 for kv, 16 for passkey")
+                   "Number of questions, or of passages to copy; default: 64, of passkey 16")
       ->check(CLI::Range(1U, 1U << 20));
   command
-      ->add_option(
-          "--index", options->indexes,
-          "Index spec (keyhole compare --help lists the types), or exact (full attention), or none "
-          "(sink and window only); repeatable; there is no default")
+      ->add_option("--index", options->indexes,
+                   "Index spec (keyhole compare --help lists the types), or what indexes are "
+                   "compared with: " +
+                       ways_help() + "; repeatable; there is no default")
       ->type_name("SPEC");
   command
       ->add_option("--k", options->ks,
@@ -217,12 +228,14 @@ void add_eval(CLI::App& keyhole) {
            "none "
            "--target error=0.05",
            "keyhole eval --task kv --length 32k --index exact --budgets budgets.json",
+           "keyhole eval --task copy --length 32k --index exact --index none --index q4_0 --index "
+           "ivf",
            "keyhole eval --task text --length 16k --bytes 2000 --index exact --index none --index "
            "ivf",
            "keyhole eval --task kv --length 128k --index hnsw:M=32,ef=128 --json result.json"}) +
       "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
       "steps, which "
-      "are then\ntruncated away; a text is decoded in copies of the cache.");
+      "are then\ntruncated away; a text, and passages to copy, in copies of the cache.");
   command->callback([options] { eval(*options); });
 }
 

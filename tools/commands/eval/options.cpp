@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tools/commands/eval/caches.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
@@ -26,36 +27,48 @@ std::vector<AttendSpec> all_specs(const EvalOptions& options) {
   std::vector<AttendSpec> specs;
   for (const std::string& index : options.indexes) specs.push_back({index, ""});
   if (options.cache.budgets.empty()) {
-    if (specs.empty()) throw UsageError("give --index or --budgets");
+    if (specs.empty()) specs = {{"exact", ""}, {kAutoIndex, ""}};
     return specs;
   }
   const auto indexed = std::find_if(specs.begin(), specs.end(),
                                     [](const AttendSpec& spec) { return spec.indexed(); });
-  const std::string others = indexed == specs.end() ? "flat" : indexed->text;
+  const std::string others = indexed == specs.end() ? kAutoIndex : indexed->text;
   specs.insert(specs.begin(), {others, options.cache.budgets});
   return specs;
 }
 
-void for_each_way(KeyholeCache& cache, const std::vector<AttendSpec>& specs,
+void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
-                  const std::function<void(const EvalWay&)>& run) {
+                  const std::function<void(const EvalWay&, KeyholeCache&)>& run) {
   for (const AttendSpec& spec : specs) {
+    KeyholeCache& cache = caches.of(spec);
     double build_seconds = 0.0;
-    for (size_t i = 0; i < budgets.size(); ++i) {
+    bool first = true;
+    for (const BudgetChoice& choice : budgets) {
       EvalWay way;
       way.spec = spec;
-      way.budget = budgets[i];
-      if (i > 0 && !way.has_budget()) break;  // nothing to choose
+      if (!first && !way.has_budget()) break;  // nothing to choose
+      // What is no index takes any budget but one that needs codes.
+      way.budget = way.has_budget() ? for_index(choice, spec.text) : choice;
+      if (!way.has_budget() && choice.reads_codes()) way.budget.tail = {};
+      // Of several indexes, --tail codes is of those that have codes.
+      if (way.has_budget() && choice.reads_codes() && !has_codes(spec.text) && specs.size() > 1) {
+        continue;
+      }
       build_seconds +=
-          i == 0 ? apply_spec(cache, spec, budgets[i]) : apply_budget(cache, spec, budgets[i]);
+          first ? apply_spec(cache, spec, way.budget) : apply_budget(cache, spec, way.budget);
+      first = false;
       way.build_seconds = build_seconds;
-      run(way);
+      run(way, cache);
     }
   }
 }
 
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
-                 EvalWay& way) {
+                 size_t tokens, EvalWay& way) {
+  if (const auto format = way.spec.format()) {
+    way.format_bytes = kv_format_bytes(*format, 2 * model.layers * model.kv_width() * tokens);
+  }
   way.times = decoder.times();
   const keyhole_statistics statistics = cache.statistics();
   way.index_bytes = static_cast<double>(statistics.index_bytes);
@@ -79,6 +92,7 @@ std::vector<std::string> way_cells(const EvalWay& way) {
 }
 
 std::vector<std::string> cost_cells(const EvalWay& way) {
+  if (way.emulated()) return {6, "-"};
   const bool indexed = way.spec.indexed();
   return {std::isnan(way.scan_fraction) ? "-" : format_number(100.0 * way.scan_fraction) + " %",
           format_bytes(static_cast<uint64_t>(way.bytes_read)),
@@ -88,13 +102,25 @@ std::vector<std::string> cost_cells(const EvalWay& way) {
           indexed ? format_bytes(static_cast<uint64_t>(way.index_bytes)) : "-"};
 }
 
-std::string audit_texts(const std::vector<const EvalWay*>& ways) {
-  std::string text;
-  for (const EvalWay* way : ways) {
-    if (!way->audit) continue;
-    text += "\n" + way->name() + "\n" + audit_text(*way->audit);
-  }
-  return text;
+std::string emulation_text(const EvalWay& way) {
+  if (!way.emulated()) return "";
+  return way.spec.text + ": K and V of all tokens went through the format and back, " +
+         format_number(kv_format_bits(*way.spec.format())) + " bits a number, " +
+         format_bytes(way.format_bytes) + " of the prompt; Keyhole has no such cache to time\n";
+}
+
+std::string audit_lines(const EvalWay& way) {
+  return way.audit ? "\n" + way.name() + "\n" + audit_text(*way.audit) : "";
+}
+
+std::string above_exact_cell(const std::optional<Difference>& difference) {
+  if (!difference) return "-";
+  return (difference->mean < 0 ? "-" : "+") + format_number(std::abs(difference->mean)) + " +- " +
+         format_number(difference->error, 2);
+}
+
+std::string swaps_cell(const std::optional<Swaps>& swaps) {
+  return swaps ? std::to_string(swaps->lost) + " / " + std::to_string(swaps->won) : "-";
 }
 
 Json to_json(const EvalWay& way, const Json& result) {
@@ -106,15 +132,32 @@ Json to_json(const EvalWay& way, const Json& result) {
                {"tail", chosen ? Json(way.budget.tail.text()) : Json(nullptr)},
                {"target", chosen ? Json(way.budget.target.text()) : Json(nullptr)}};
   json.update(result);
+  const auto timed = [&way](double figure) {
+    return way.emulated() ? Json(nullptr) : Json(figure);
+  };
   json.update({{"scan_fraction", way.scan_fraction},
                {"keys_attended", way.keys_attended},
-               {"bytes_read_per_token", way.bytes_read},
-               {"tokens_per_second", way.tokens_per_second()},
-               {"attention_ms_per_token", way.attention_ms()},
+               {"bytes_read_per_token", timed(way.bytes_read)},
+               {"tokens_per_second", timed(way.tokens_per_second())},
+               {"attention_ms_per_token", timed(way.attention_ms())},
                {"build_s", way.build_seconds},
                {"index_bytes", way.index_bytes}});
+  if (way.emulated()) {
+    json["kv_format"] = {{"name", way.spec.text},
+                         {"bits", kv_format_bits(*way.spec.format())},
+                         {"bytes", way.format_bytes}};
+  }
   if (way.audit) json["audit"] = audit_json(*way.audit);
   return json;
+}
+
+std::string eval_heading(const std::string& what, const EvalOptions& options, const Runner& runner,
+                         const keyhole_statistics& statistics, double prefill_seconds) {
+  return what + ", sink " + std::to_string(options.cache.sink) + ", window " +
+         std::to_string(options.cache.window) + ", K and V in " + options.cache.kv_dtype +
+         ", model on " + runner.device() + ", sink and window on " + statistics.device +
+         ", prefill " + format_duration(prefill_seconds) + "\n" +
+         to_text(describe_machine(statistics.cpu_level)) + "\n\n";
 }
 
 Json eval_header(const EvalOptions& options, const Runner& runner, const KeyholeCache& cache,

@@ -11,6 +11,7 @@
 
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/eval/scores.h"
 
 namespace keyhole::tools {
 
@@ -39,7 +40,13 @@ struct EvalWay {
   double bytes_read = 0.0;     ///< of host memory, per token
   StepTimes times;
   std::optional<keyhole_audit> audit;
+  uint64_t format_bytes = 0;  ///< of K and V of the prompt in the format of a way that has one
 
+  /// Whether it attends as another cache would: its answers count, its times say nothing.
+  [[nodiscard]] bool emulated() const { return spec.format().has_value(); }
+  [[nodiscard]] bool is_exact() const {
+    return spec.mode() == KEYHOLE_MODE_EXACT && spec.budgets.empty() && !emulated();
+  }
   /// Whether all heads have the budget of the command line.
   [[nodiscard]] bool has_budget() const { return spec.indexed() && spec.budgets.empty(); }
   [[nodiscard]] std::string name() const {
@@ -57,20 +64,46 @@ struct EvalWay {
 [[nodiscard]] std::vector<BudgetChoice> all_budgets(const EvalOptions& options);
 /// --budgets first, as the cache begins with it, then every --index. Throws UsageError where there is none.
 [[nodiscard]] std::vector<AttendSpec> all_specs(const EvalOptions& options);
-/// Brings the cache to attend in each of their ways in turn, and calls `run` with it.
-void for_each_way(KeyholeCache& cache, const std::vector<AttendSpec>& specs,
+class EvalCaches;
+/// Brings the cache of each way to attend in it, and calls `run` with both.
+void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
                   const std::vector<BudgetChoice>& budgets,
-                  const std::function<void(const EvalWay&)>& run);
+                  const std::function<void(const EvalWay&, KeyholeCache&)>& run);
 
-/// Fills in what the steps since the last reset cost.
+/// Fills in what the steps since the last reset cost, after a prompt of `tokens` tokens.
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
-                 EvalWay& way);
+                 size_t tokens, EvalWay& way);
+
+/// The row of exact attention, which the others are compared with, or null where it was not asked for.
+template <class Row>
+[[nodiscard]] const Row* find_exact(const std::vector<Row>& rows) {
+  for (const Row& row : rows) {
+    if (row.way.is_exact()) return &row;
+  }
+  return nullptr;
+}
 
 /// The columns of a way in a table: what it is, and behind the result what it cost.
 [[nodiscard]] std::vector<std::string> way_cells(const EvalWay& way);
 [[nodiscard]] std::vector<std::string> cost_cells(const EvalWay& way);
-/// A line for each way that was audited.
-[[nodiscard]] std::string audit_texts(const std::vector<const EvalWay*>& ways);
+/// "" of a way that is not emulated, or not audited.
+[[nodiscard]] std::string emulation_text(const EvalWay& way);
+[[nodiscard]] std::string audit_lines(const EvalWay& way);
+/// "+0.0012 +- 0.0004", or "-" of exact attention itself and where it was not asked for.
+[[nodiscard]] std::string above_exact_cell(const std::optional<Difference>& difference);
+/// "2 / 4", or "-" likewise.
+[[nodiscard]] std::string swaps_cell(const std::optional<Swaps>& swaps);
+/// What stands below a table with swaps.
+inline constexpr const char* kSwapsNote =
+    "lost / won: right with exact attention of this run and wrong here / the other way round\n";
+/// What stands below a table: a line for each way that was emulated, some for each that was audited.
+template <class Row>
+[[nodiscard]] std::string way_notes(const std::vector<Row>& rows) {
+  std::string text;
+  for (const Row& row : rows) text += emulation_text(row.way);
+  for (const Row& row : rows) text += audit_lines(row.way);
+  return text;
+}
 
 /// The result's JSON: what the way is, `result`, what the way cost.
 [[nodiscard]] nlohmann::ordered_json to_json(const EvalWay& way,
@@ -81,7 +114,14 @@ void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig&
                                                  const keyhole_statistics& statistics,
                                                  size_t tokens, double prefill_seconds);
 
+/// The first line of a result: `what` was asked, and how.
+[[nodiscard]] std::string eval_heading(const std::string& what, const EvalOptions& options,
+                                       const Runner& runner, const keyhole_statistics& statistics,
+                                       double prefill_seconds);
+
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
 void eval_text(EvalOptions options);
+/// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
+void eval_copy(EvalOptions options);
 
 }  // namespace keyhole::tools

@@ -4,12 +4,11 @@
 #include <memory>
 
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/eval/options.h"
+#include "tools/commands/eval/caches.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
-#include "tools/terminal/machine.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -31,29 +30,13 @@ struct Row {
   EvalWay way;
   std::vector<double> bits;  ///< of each predicted token
 
-  double mean() const {
-    double sum = 0.0;
-    for (const double b : bits) sum += b;
-    return sum / static_cast<double>(bits.size());
+  double mean() const { return mean_of(bits); }
+  /// Token by token; absent for exact attention itself.
+  std::optional<Difference> above(const Row* exact) const {
+    if (exact == nullptr) return std::nullopt;
+    return paired_difference(bits, exact->bits);
   }
 };
-
-/// Mean of the differences of two rows, and its standard error: token by token, as the text's own spread is
-/// a hundred times larger.
-struct Difference {
-  double mean = 0.0, error = 0.0;
-};
-
-Difference difference(const Row& row, const Row& exact) {
-  const auto n = static_cast<double>(row.bits.size());
-  const double mean = row.mean() - exact.mean();
-  double squares = 0.0;
-  for (size_t i = 0; i < row.bits.size(); ++i) {
-    const double d = row.bits[i] - exact.bits[i] - mean;
-    squares += d * d;
-  }
-  return {mean, n > 1 ? std::sqrt(squares / (n * (n - 1))) : 0.0};
-}
 
 Text make_text(const EvalOptions& options, const LlamaConfig& model) {
   if (!options.prompt_file.empty() && !options.token_file.empty())
@@ -84,15 +67,6 @@ Text make_text(const EvalOptions& options, const LlamaConfig& model) {
   return text;
 }
 
-/// Bits of `token` by logits.
-double bits_of(std::span<const float> logits, uint32_t token) {
-  double largest = -INFINITY;
-  for (const float x : logits) largest = std::max(largest, double{x});
-  double sum = 0.0;
-  for (const float x : logits) sum += std::exp(x - largest);
-  return (largest + std::log(sum) - logits[token]) / std::log(2.0);
-}
-
 void decode_text(Decoder& decoder, const Text& text, Row& row) {
   Progress bar(row.way.name());
   const size_t n = text.decoded.size() - 1;
@@ -103,17 +77,6 @@ void decode_text(Decoder& decoder, const Text& text, Row& row) {
     }
     row.bits.push_back(bits_of(decoder.step(text.decoded[i]), text.decoded[i + 1]));
   }
-}
-
-const Row* find_exact(const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
-    if (row.way.spec.mode() == KEYHOLE_MODE_EXACT) return &row;
-  }
-  return nullptr;
-}
-
-std::string signed_number(double value) {
-  return (value < 0 ? "-" : "+") + format_number(std::abs(value));
 }
 
 std::string table_text(const std::vector<Row>& rows, const Text& text) {
@@ -133,12 +96,7 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
   for (const Row& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
     cells.push_back(format_number(row.mean(), 5));
-    if (exact == nullptr || exact == &row) {
-      cells.emplace_back("-");
-    } else {
-      const Difference d = difference(row, *exact);
-      cells.push_back(signed_number(d.mean) + " +- " + format_number(d.error, 2));
-    }
+    cells.push_back(above_exact_cell(row.above(exact == &row ? nullptr : exact)));
     cells.push_back(format_number(std::exp2(row.mean()), 5));
     for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
     table.add_row(std::move(cells));
@@ -149,9 +107,8 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
 Json to_json(const Row& row, const Row* exact, const Text& text) {
   Json json = {{"bits_per_token", row.mean()}, {"perplexity", std::exp2(row.mean())}};
   if (text.bytes) json["bits_per_byte"] = row.mean();
-  if (exact != nullptr) {
-    const Difference d = difference(row, *exact);
-    json["above_exact"] = {{"bits_per_token", d.mean}, {"standard_error", d.error}};
+  if (const auto d = row.above(exact)) {
+    json["above_exact"] = {{"bits_per_token", d->mean}, {"standard_error", d->error}};
   }
   return to_json(row.way, json);
 }
@@ -168,11 +125,11 @@ void eval_text(EvalOptions options) {
   const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());
   warn_of_context(model, uint64_t{context} + options.bytes);
-  KeyholeCache cache = make_cache(model, options.cache, context + options.bytes, specs, budgets);
-  const double prefill_seconds = prefill_prompt(*runner.decoder(cache), text.context, nullptr);
+  EvalCaches caches(model, options, context + options.bytes, specs, budgets);
+  const double prefill_seconds = caches.prefill(runner, text.context);
 
   std::vector<Row> rows;
-  for_each_way(cache, specs, budgets, [&](const EvalWay& way) {
+  for_each_way(caches, specs, budgets, [&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
     // In a copy: what is decoded pushes the prompt's end out of the window, and truncating it would not
@@ -180,26 +137,21 @@ void eval_text(EvalOptions options) {
     KeyholeCache copy = cache.fork();
     const std::unique_ptr<Decoder> decoder = runner.decoder(copy, context);
     decode_text(*decoder, text, row);
-    measure_way(copy, *decoder, model, row.way);
+    measure_way(copy, *decoder, model, context, row.way);
   });
 
-  const keyhole_statistics statistics = cache.statistics();
+  const keyhole_statistics statistics = caches.main().statistics();
   if (options.json != "-") {
-    std::vector<const EvalWay*> ways;
-    for (const Row& row : rows) ways.push_back(&row.way);
-    std::printf(
-        "text, %u %s decoded after %s tokens, sink %u, window %u, K and V in %s, model on %s, "
-        "sink and window on %s, prefill %s\n%s\n\n%s%s",
-        options.bytes, text.bytes ? "bytes" : "tokens", format_count(context).c_str(),
-        options.cache.sink, options.cache.window, options.cache.kv_dtype.c_str(),
-        runner.device().c_str(), statistics.device, format_duration(prefill_seconds).c_str(),
-        to_text(describe_machine(statistics.cpu_level)).c_str(), table_text(rows, text).c_str(),
-        audit_texts(ways).c_str());
+    const std::string what = "text, " + std::to_string(options.bytes) +
+                             (text.bytes ? " bytes" : " tokens") + " decoded after " +
+                             format_count(context) + " tokens";
+    std::printf("%s%s%s", eval_heading(what, options, runner, statistics, prefill_seconds).c_str(),
+                table_text(rows, text).c_str(), way_notes(rows).c_str());
   }
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), text));
-    Json json = eval_header(options, runner, cache, statistics, context, prefill_seconds);
+    Json json = eval_header(options, runner, caches.main(), statistics, context, prefill_seconds);
     json["decoded"] = options.bytes;
     json["results"] = results;
     write_json(options.json, json);

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/library.h"
 #include "tools/commands/common/options.h"
@@ -136,6 +137,7 @@ void print(const Request& request, const std::vector<Row>& rows) {
               limit_text(request.host_memory).c_str());
   Table table({{"index", Table::Align::left},
                {"device"},
+               {"of it codes"},
                {"pinned"},
                {"host"},
                {"of it indexes"},
@@ -143,8 +145,9 @@ void print(const Request& request, const std::vector<Row>& rows) {
                {"longest context"}});
   for (const auto& [index, plan] : rows) {
     table.add_row(
-        {index, format_bytes(plan.device_bytes), format_bytes(plan.pinned_bytes),
-         format_bytes(plan.host_bytes), format_bytes(plan.index_bytes),
+        {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
+         format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes), format_bytes(plan.host_bytes),
+         format_bytes(plan.index_bytes),
          plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
          format_count(plan.longest_context)});
   }
@@ -166,7 +169,9 @@ ordered_json to_json(const Request& request, const Options& options, const std::
                      {"host_bytes", plan.host_bytes},
                      {"index_bytes", plan.index_bytes},
                      {"device_bytes", plan.device_bytes},
+                     {"code_bytes", plan.code_bytes},
                      {"pinned_bytes", plan.pinned_bytes},
+                     {"pinned_kv_bytes", plan.pinned_kv_bytes},
                      {"fits", plan.fits != 0},
                      {"longest_context", plan.longest_context}});
   }
@@ -184,17 +189,35 @@ ordered_json to_json(const Request& request, const Options& options, const std::
           {"plans", plans}};
 }
 
+/// Under `auto` with codes of fewer bits than there are: what the next better ones would take.
+void add_next_better(const Request& request, const Options& options, std::vector<Row>& rows) {
+  constexpr const char* kBest = "codes:k=4,v=4";
+  const bool was_auto = rows.back().index.rfind("auto: ", 0) == 0;
+  if (!was_auto || !request.gpu_memory) return;
+  if (rows.back().plan.code_bytes != 0 && std::string(rows.back().plan.index) == kBest) return;
+  // Without a limit the library plans them on the device, whether they fit it or not.
+  const std::string next = rows.back().plan.code_bytes == 0 ? "codes:k=2,v=2" : kBest;
+  Request unlimited = request;
+  unlimited.gpu_memory = uint64_t{1} << 62;
+  Row row{"next better: " + next, plan_one(unlimited, options, next, "")};
+  row.plan.fits = 0;
+  row.plan.longest_context = plan_one(request, options, next, "").longest_context;
+  rows.push_back(row);
+}
+
 void run(Options options) {
   const Request request = understand(options);
   std::vector<Row> rows;
+  if (options.indexes.empty() && options.budgets.empty()) options.indexes.push_back(kAutoIndex);
   for (const std::string& index : options.indexes) {
     rows.push_back({index, plan_one(request, options, index, "")});
+    if (index == kAutoIndex) rows.back().index = std::string("auto: ") + rows.back().plan.index;
+    add_next_better(request, options, rows);
   }
   if (!options.budgets.empty()) {
-    const std::string others = options.indexes.empty() ? "flat" : options.indexes.front();
+    const std::string others = options.indexes.empty() ? kAutoIndex : options.indexes.front();
     rows.push_back({options.budgets, plan_one(request, options, others, options.budgets)});
   }
-  if (rows.empty()) throw UsageError("give --index or --budgets");
   if (options.json != "-") print(request, rows);
   if (!options.json.empty()) write_json(options.json, to_json(request, options, rows));
 }
@@ -225,7 +248,9 @@ void add_plan(CLI::App& keyhole) {
   command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
       ->type_name("TOKENS")
       ->required();
-  command->add_option("--index", options->indexes, "An index type with parameters; may be repeated")
+  command
+      ->add_option("--index", options->indexes,
+                   "An index type with parameters, or auto; may be repeated [auto]")
       ->allow_extra_args(false)
       ->type_name("SPEC");
   command
@@ -254,6 +279,9 @@ void add_plan(CLI::App& keyhole) {
       {"keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --context 1M "
        "\\",
        "    --index ivf:C=1024,probe=32 --weights 15GiB --gpu-memory 24GiB --host-memory 256GiB",
+       "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 128k --weights "
+       "15GiB "
+       "--gpu-memory 24GiB",
        "keyhole plan --model MODEL --context 128k --index flat --index hnsw:M=32,ef=128"}));
   command->callback([options] { run(*options); });
 }

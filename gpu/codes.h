@@ -1,0 +1,85 @@
+// Codes of the offloaded keys and values on the device: every token is attended in every step, the heaviest rows of each
+// KV head exactly, all others by 1 to 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
+// is the reference of both encoding and attention).
+//
+// The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
+// thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
+// 205 us).
+//
+// 128k tokens at 2 bits and d = 128 are 70.5 bytes a row and KV head: 2.3 GB for 256 heads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cpu/code_layout.h"
+#include "cpu/types.h"
+#include "gpu/step.h"
+
+namespace keyhole::gpu {
+
+class Resident;
+
+/// Most rows of a KV head that a step reads exactly.
+inline constexpr uint32_t kMostExactRows = 64;
+
+struct CodesShape {
+  uint32_t layers = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  CodeShape code;
+  DType dtype = DType::f16;  ///< of K and V: f16, bf16, f32
+  uint32_t blocks = 0;       ///< capacity of a layer, of kCodeBlock rows each
+  uint32_t exact_rows =
+      0;  ///< N, 0..kMostExactRows: the heaviest rows of a KV head, read exactly in every step
+  LogitParams logits;
+};
+
+/// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
+/// say that they enqueue come while no step of the session is under way. All throw Error: invalid_argument, device_error.
+class Codes {
+ public:
+  virtual ~Codes() = default;
+
+  /// The balanced space of a head (index/scan/balance.h): key_scale `[head_dim]` in host memory, all finite and above 0,
+  /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
+  virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
+                           float value_scale) = 0;
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), aligned to 16 bytes; row i of KV head
+  /// h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
+  /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so.
+  virtual void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
+                        size_t head_stride) = 0;
+  /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count blocks
+  /// after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k rows of 8
+  /// KV heads take about as long as their bytes take over the bus.
+  virtual void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) = 0;
+  /// Enqueues: the layer has `blocks` blocks, no more than now.
+  virtual void truncate(uint32_t layer, uint32_t blocks, Stream stream) = 0;
+  /// Blocks of the layer after all that was enqueued.
+  [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
+
+  /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
+  /// device. For tests and audits.
+  virtual void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const = 0;
+  [[nodiscard]] virtual size_t bytes() const = 0;
+};
+
+/// Device memory that a Codes of this shape takes, all of it from the start. Throws Error(invalid_argument) for a shape
+/// that no session has, or whose size exceeds 2^64 - 1.
+[[nodiscard]] size_t codes_bytes(const CodesShape& shape);
+/// Why no device has kernels for the shape; empty: they do. Says what is supported. Throws as codes_bytes().
+[[nodiscard]] std::string why_no_codes(const CodesShape& shape);
+[[nodiscard]] inline bool codes_supported(const CodesShape& shape) {
+  return why_no_codes(shape).empty();
+}
+
+/// Codes in the memory of a CUDA Resident's device, for its steps; its bytes count against the same limit. Destroyed
+/// before the Resident. Throws Error: unsupported (why_no_codes(), or no CUDA),
+/// invalid_argument (heads, layers or logits that are not the Resident's), out_of_device_memory (with the bytes needed
+/// and there), device_error.
+[[nodiscard]] std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,96 @@
+#include "gpu/codes_layout.h"
+
+#include <initializer_list>
+#include <string>
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr size_t kWorkBeside = size_t{1} << 16U;  // alignment of its parts, counters
+constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
+// 4M tokens: the choice of the heaviest rows has shared memory for a little more.
+constexpr uint32_t kMostBlocks = 1U << 14;
+
+[[noreturn]] void refuse(const std::string& what, uint64_t seen, const std::string& allowed) {
+  throw Error(Status::invalid_argument,
+              "codes: " + what + " is " + std::to_string(seen) + ", allowed: " + allowed);
+}
+
+/// The product of `factors`, rounded up to kAlignment.
+size_t aligned_product(std::initializer_list<size_t> factors) {
+  size_t bytes = 1;
+  bool too_large = false;
+  for (const size_t f : factors) too_large |= __builtin_mul_overflow(bytes, f, &bytes);
+  too_large |= __builtin_add_overflow(bytes, kAlignment - 1, &bytes);
+  if (too_large) throw Error(Status::invalid_argument, "codes: the size in bytes exceeds 2^64 - 1");
+  return bytes / kAlignment * kAlignment;
+}
+
+void check(const CodesShape& s) {
+  if (s.kv_heads == 0 || s.kv_heads > 65535) refuse("kv_heads", s.kv_heads, "1 to 65535");
+  if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxGroup) {
+    refuse("q_heads", s.q_heads, "1 to 16 times kv_heads (" + std::to_string(s.kv_heads) + ")");
+  }
+  if (!is_supported_head_dim(s.code.dim)) refuse("head_dim", s.code.dim, "64, 80, 96, 128, 256");
+  const auto is_width = [](uint32_t bits) { return bits == 1 || bits == 2 || bits == 4; };
+  if (!is_width(s.code.key_bits)) refuse("key_bits", s.code.key_bits, "1, 2, 4");
+  if (!is_width(s.code.value_bits) && s.code.value_bits != 0) {
+    refuse("value_bits", s.code.value_bits, "0, 1, 2, 4");
+  }
+  if (s.dtype != DType::f32 && s.dtype != DType::f16 && s.dtype != DType::bf16) {
+    refuse("dtype", static_cast<uint64_t>(s.dtype), "f32, f16, bf16");
+  }
+  if (s.exact_rows > kMostExactRows) {
+    refuse("exact_rows", s.exact_rows, "0 to " + std::to_string(kMostExactRows));
+  }
+  if (s.blocks > kMostBlocks) refuse("blocks", s.blocks, "0 to " + std::to_string(kMostBlocks));
+}
+
+}  // namespace
+
+CodesLayout::CodesLayout(const CodesShape& shape) {
+  check(shape);
+  const size_t dim = shape.code.dim;
+  const size_t kv_heads = shape.kv_heads;
+  const size_t group = shape.q_heads / shape.kv_heads;
+  const size_t layers = shape.layers;
+  const size_t capacity = shape.blocks == 0 ? 1 : shape.blocks;
+  const size_t splits = most_code_splits(shape.kv_heads);
+  head_stride = capacity * shape.code.block_bytes();
+  layer_stride = kv_heads * head_stride;
+  const auto take = [&](std::initializer_list<size_t> factors) {
+    const size_t offset = bytes;
+    if (__builtin_add_overflow(bytes, aligned_product(factors), &bytes)) {
+      throw Error(Status::invalid_argument, "codes: the size in bytes exceeds 2^64 - 1");
+    }
+    return offset;
+  };
+  blocks = take({layers, layer_stride});
+  key_scales = take({layers, kv_heads, dim, sizeof(float)});
+  value_scales = take({layers, kv_heads, sizeof(float)});
+  counts = take({layers, sizeof(uint32_t)});
+  // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum and a sum.
+  const size_t padded = group <= 4 ? 4 : group <= 8 ? 8 : 16;
+  work_bytes = kWorkBeside +
+               aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
+               aligned_product({kv_heads, splits, group, dim + 2, sizeof(float)});
+  work = take({work_bytes});
+}
+
+size_t codes_bytes(const CodesShape& shape) { return CodesLayout(shape).bytes; }
+
+std::string why_no_codes(const CodesShape& shape) {
+  check(shape);
+  const auto no = [](const std::string& what) {
+    return "no device has kernels for codes with " + what;
+  };
+  if (shape.code.dim == 256) return no("a head dimension of 256; allowed are 64, 80, 96, 128");
+  if (shape.code.key_bits != shape.code.value_bits) {
+    return no(std::to_string(shape.code.key_bits) + " bits of keys and " +
+              std::to_string(shape.code.value_bits) + " of values; allowed are as many of both");
+  }
+  return {};
+}
+
+}  // namespace keyhole::gpu

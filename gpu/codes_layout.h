@@ -1,0 +1,32 @@
+// How a Codes's memory on a device is divided: what plans count and CudaCodes allocates. Offsets are bytes into one
+// allocation, each a multiple of 256.
+#pragma once
+
+#include "gpu/codes.h"
+
+namespace keyhole::gpu {
+
+/// Parts that a KV head's blocks are divided into by the pass over the codes, at most: as many states of its group wait to
+/// be merged. 2 thread blocks on each of 256 multiprocessors, more than any GPU of today has.
+[[nodiscard]] constexpr uint32_t most_code_splits(uint32_t kv_heads) {
+  constexpr uint32_t kThreadBlocks = 512;
+  constexpr uint32_t kMost = 256;  // that the merge has shared memory for
+  const uint32_t each = kThreadBlocks / (kv_heads == 0 ? 1 : kv_heads);
+  return each < 1 ? 1 : each > kMost ? kMost : each;
+}
+
+struct CodesLayout {
+  /// Throws as codes_bytes().
+  explicit CodesLayout(const CodesShape& shape);
+
+  // Of all layers: blocks `[layers, kv_heads, capacity, block_bytes]`, key_scales `[layers, kv_heads, dim]` and
+  // value_scales `[layers, kv_heads]` fp32, counts `[layers]` uint32.
+  size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0;
+  size_t head_stride = 0;   ///< bytes of a KV head's blocks
+  size_t layer_stride = 0;  ///< of all its KV heads'
+  size_t work = 0;  ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
+  size_t work_bytes = 0;  ///< no less than codes_work_bytes()
+  size_t bytes = 0;
+};
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,140 @@
+// The choice of this step's heaviest rows of a KV head, by one thread block: as gpu/cuda/codes/choose.cuh has it, whose
+// order, bound and list these are, with barriers of the block in place of the cluster's.
+//
+// What groups of rows weigh is worked out again in each of the passes over them (two, unless the list overflows) and stored
+// nowhere: a float for every 32 rows would be 128 KiB at 1M tokens, and the maxima lie in the L2 cache (64 KiB a KV head at
+// 128k tokens and 4 heads: about a microsecond for one multiprocessor).
+#pragma once
+
+#include "gpu/cuda/codes/candidates.cuh"
+
+namespace keyhole::gpu::codes {
+
+constexpr uint32_t kSingleWarps = 16;
+constexpr uint32_t kSingleThreads = kSingleWarps * 32;
+constexpr uint32_t kSingleShares = 128;
+constexpr uint32_t kMostSingleGroups = 512;  // that are scored again
+static_assert(kSingleShares >= kMostExactRows && kSingleThreads % kSingleShares == 0);
+
+template <int kHeads>
+struct SingleChoice {
+  static constexpr uint32_t kListed = kHeads <= 8 ? 512 : 256;  ///< 8 or 16 KiB of logits
+  static_assert(kListed > kMostExactRows && kMostSingleGroups >= kListed);
+
+  alignas(16) uint32_t shares[kSingleShares];
+  alignas(16) uint64_t listed[kListed + 2];  ///< candidates, by their order
+  float logits[kListed][kHeads];             ///< of `listed`, base 2
+  uint32_t groups[kMostSingleGroups];
+  uint32_t group_count;  ///< that were to be scored
+  uint32_t row_count;    ///< that were to be listed
+  uint32_t found;        ///< of `chosen`
+  uint64_t least;
+  uint64_t chosen[kMostExactRows];
+  uint16_t places[kMostExactRows];  ///< in `listed`, of `chosen`
+};
+
+/// take(group, weight) for this thread's groups. Groups side by side go to threads side by side, groups at a distance of a
+/// power of two to different ones: heavy rows are near each other, or at regular distances.
+template <int kHeadTiles, class Take>
+__device__ inline void for_groups(const float* maxima, uint32_t group_count, const float* lse,
+                                  uint32_t heads, const Take& take) {
+  constexpr uint32_t kBatch =
+      8 / kHeadTiles;  // loads under way at once: each takes half a microsecond
+  const auto* const from = reinterpret_cast<const float4*>(maxima);
+  const auto group_of = [](uint32_t turn) {
+    return turn * kSingleThreads + (threadIdx.x + 37 * turn) % kSingleThreads;
+  };
+  const uint32_t turns = (group_count + kSingleThreads - 1) / kSingleThreads;
+  for (uint32_t turn = 0; turn < turns; turn += kBatch) {
+    float4 x[kBatch][kHeadTiles];
+#pragma unroll
+    for (uint32_t b = 0; b < kBatch; ++b) {
+      const uint32_t group = group_of(turn + b);
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        if (group < group_count) x[b][t] = from[size_t{group} * kHeadTiles + t];
+      }
+    }
+#pragma unroll
+    for (uint32_t b = 0; b < kBatch; ++b) {
+      const uint32_t group = group_of(turn + b);
+      if (group < group_count) take(group, group_weight(x[b], lse, heads));
+    }
+  }
+}
+
+/// Leaves in c.listed's first `all` the candidates, the `wanted` that come first of them in c.chosen, in their order.
+template <int kHeads>
+__device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, uint32_t wanted) {
+  if (threadIdx.x == 0) {
+    c.listed[all] = 0;  // the other of a pair
+    // All that are wanted, unless logits differ from those that left the maxima.
+    c.found = min(all, wanted);
+  }
+  __syncthreads();
+  const auto* pairs = reinterpret_cast<const ulonglong2*>(c.listed);
+  for (uint32_t e = threadIdx.x; e < all; e += kSingleThreads) {
+    const uint64_t of = c.listed[e];
+    uint32_t rank = 0;
+#pragma unroll 8
+    for (uint32_t i = 0; i < (all + 1) / 2; ++i) {
+      const ulonglong2 other = pairs[i];
+      rank += other.x > of ? 1 : 0;
+      rank += other.y > of ? 1 : 0;
+    }
+    if (rank < wanted) {
+      c.chosen[rank] = of;
+      c.places[rank] = static_cast<uint16_t>(e);
+    }
+  }
+  __syncthreads();
+}
+
+/// Leaves the `wanted` (1 or more) heaviest rows of group_count (1 or more) groups in c.chosen, c.found of them, and their
+/// logits; lse: of the heads, base 2. By the whole thread block, which has no barrier to add before or after.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+__device__ inline void choose_rows(const CodesParams& s, uint32_t kv_head, const float* maxima,
+                                   uint32_t group_count, uint32_t wanted,
+                                   const SharedQueries<kDim, kKeyBits, kHeadTiles>& queries,
+                                   const float* lse, SingleChoice<4 * kHeadTiles>& c) {
+  using Choice = SingleChoice<4 * kHeadTiles>;
+  if (threadIdx.x < kSingleShares) c.shares[threadIdx.x] = 0;
+  if (threadIdx.x == 0) c.group_count = c.row_count = 0;
+  __syncthreads();
+  uint32_t largest = 0;
+  for_groups<kHeadTiles>(maxima, group_count, lse, s.group,
+                         [&](uint32_t, float weight) { largest = max(largest, rising(weight)); });
+  // Threads of a share lie in four warps, 91 groups apart.
+  const uint32_t part = threadIdx.x / kSingleShares;
+  atomicMax(&c.shares[(threadIdx.x + 37 * part) % kSingleShares], largest);
+  __syncthreads();
+  find_least<kSingleShares, kSingleThreads>(c, wanted);
+  __syncthreads();
+  while (true) {
+    const uint64_t least = c.least;
+    for_groups<kHeadTiles>(maxima, group_count, lse, s.group, [&](uint32_t group, float weight) {
+      // Of the rows of a group the first could be the one.
+      if (order_of(weight, group * kMaximumRows) < least) return;
+      const uint32_t slot = atomicAdd(&c.group_count, 1U);
+      if (slot < kMostSingleGroups) c.groups[slot] = group;
+    });
+    __syncthreads();
+    const uint32_t groups = min(c.group_count, kMostSingleGroups);
+    for (uint32_t g = threadIdx.x / 32; g < groups; g += kSingleWarps) {
+      list_rows<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, c.groups[g], queries, lse, c);
+    }
+    __syncthreads();
+    const bool over = c.group_count > kMostSingleGroups || c.row_count > Choice::kListed;
+    rank_candidates(c, min(c.row_count, Choice::kListed), wanted);
+    if (!over) return;
+    // Many equal weights, or heavy rows side by side: the last of the first few is a better bound, which those that were
+    // not listed must reach, too.
+    if (threadIdx.x == 0) {
+      c.group_count = c.row_count = 0;
+      c.least = c.chosen[wanted - 1];
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,128 @@
+#include "gpu/cuda/codes/codes_kernels.h"
+
+#include <algorithm>
+
+#include "gpu/cuda/codes/choose.cuh"
+#include "gpu/cuda/codes/choose_single.cuh"
+#include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/common/launch.h"
+
+namespace keyhole::gpu {
+namespace codes {
+namespace {
+
+constexpr uint32_t kMostHeads = 16;
+
+Kernels kernels_of(const CodeShape& shape, uint32_t group) {
+  if (shape.key_bits != shape.value_bits || group == 0 || group > kMostHeads) return {};
+  switch (shape.key_bits) {
+    case 1: return kernels_of_1_bit(shape.dim, group);
+    case 2: return kernels_of_2_bits(shape.dim, group);
+    case 4: return kernels_of_4_bits(shape.dim, group);
+    default: return {};
+  }
+}
+
+/// Parts of the work space one after the other, from step.work on; returns their end.
+size_t lay_out(const CodesStep& step, CodesParams& params) {
+  static_cast<CodesStep&>(params) = step;
+  size_t end = 0;
+  const auto take = [&](size_t bytes) {
+    const size_t at = end;
+    end += (bytes + 127) / 128 * 128;
+    return step.work == nullptr ? nullptr : step.work + at;
+  };
+  const size_t heads = step.group <= 4 ? 4 : step.group <= 8 ? 8 : 16;
+  const size_t states = size_t{step.kv_heads} * step.splits * step.group;
+  params.maxima = reinterpret_cast<float*>(
+      take(size_t{step.kv_heads} * step.block_capacity * kBlockMaxima * heads * sizeof(float)));
+  params.part_o = reinterpret_cast<float*>(take(states * step.shape.dim * sizeof(float)));
+  params.part_sum = reinterpret_cast<float2*>(take(states * sizeof(float2)));
+  return end;
+}
+
+bool valid(const CodesStep& step, const Kernels& kernels) {
+  return kernels.attend != nullptr && step.exact_rows <= kMostExactRows && step.splits >= 1 &&
+         step.splits <= kMostSplits && step.kv_heads != 0;
+}
+
+/// Shared memory of finish_codes().
+size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
+  if (!step.cluster) return kernels.single_shared;
+  const size_t turns =
+      (size_t{step.block_capacity} * kBlockMaxima + kClusterThreads - 1) / kClusterThreads;
+  return kernels.finish_shared + turns * kFinishThreads * sizeof(float);
+}
+
+}  // namespace
+}  // namespace codes
+
+bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
+  return codes::kernels_of(shape, group).attend != nullptr;
+}
+
+uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
+                     uint32_t block_capacity, uint32_t multiprocessors) {
+  const uint32_t resident = group <= 4 && shape.dim <= 128 ? 2 : 1;
+  const uint32_t most = std::clamp(multiprocessors * resident / kv_heads, 1U, codes::kMostSplits);
+  // A warp has 32 rows or more.
+  return std::clamp(block_capacity * codes::kBlockMaxima / codes::kAttendWarps, 1U, most);
+}
+
+size_t codes_work_bytes(const CodesStep& step) {
+  codes::CodesParams params;
+  return codes::lay_out(step, params);
+}
+
+cudaError_t prepare_codes(CodesStep& step, int device) {
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (kernels.attend == nullptr) return cudaErrorInvalidValue;
+  int major = 0, most = 0;
+  cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status != cudaSuccess) return status;
+  step.cluster = step.cluster && major >= 9;
+  step.cluster = step.cluster && codes::shared_bytes(step, kernels) <= static_cast<size_t>(most);
+  // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
+  return cudaFuncSetAttribute(step.cluster ? kernels.finish : kernels.finish_single,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+}
+
+cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
+  codes::CodesParams params;
+  codes::lay_out(step, params);
+  void* arguments[] = {&params};
+  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads),
+                      dim3(codes::kAttendWarps * 32), 0, stream, arguments, ahead);
+}
+
+cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
+  const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
+  if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
+  codes::CodesParams params;
+  codes::lay_out(step, params);
+  const size_t bytes = codes::shared_bytes(step, kernels);
+  void* arguments[] = {&params};
+  if (!step.cluster) {
+    return launch_ahead(kernels.finish_single, dim3(step.kv_heads), dim3(codes::kSingleThreads),
+                        bytes, stream, arguments, ahead);
+  }
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {codes::kFinishBlocks, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(step.kv_heads * codes::kFinishBlocks);
+  config.blockDim = dim3(codes::kFinishThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = ahead ? 2 : 1;
+  return cudaLaunchKernelExC(&config, kernels.finish, arguments);
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,306 @@
+#include "gpu/cuda/codes/cuda_codes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/codes_layout.h"
+#include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/resident/cuda_resident.h"
+
+namespace keyhole::gpu {
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Status::invalid_argument, "codes on a CUDA device: " + text);
+}
+
+const CodesShape& with_kernels(const CodesShape& shape) {
+  if (const std::string why = why_no_codes(shape); !why.empty()) {
+    throw Error(Status::unsupported, "codes on a CUDA device: " + why);
+  }
+  return shape;
+}
+
+int attribute(cudaDeviceAttr name, int ordinal) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, name, ordinal), "the device's limits");
+  return value;
+}
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+struct CudaCodes::Impl {
+  struct Layer {
+    const std::byte* keys = nullptr;
+    const std::byte* values = nullptr;
+    size_t rows_stride = 0;
+    uint32_t count = 0;  ///< blocks, after all that was enqueued
+  };
+
+  Impl(const CodesShape& wanted, int device)
+      : shape(with_kernels(wanted)), layout(wanted), ordinal(device), layers(wanted.layers) {
+    const DeviceScope scope(ordinal);
+    const BesideCapture beside;
+    splits = std::min(code_splits(shape.code, shape.kv_heads, group(), capacity(),
+                                  attribute(cudaDevAttrMultiProcessorCount, ordinal)),
+                      most_code_splits(shape.kv_heads));
+    CodesStep sizes = step_sizes();
+    check(prepare_codes(sizes, ordinal), "the kernels of codes");
+    cluster = sizes.cluster;
+    ahead = attribute(cudaDevAttrComputeCapabilityMajor, ordinal) >= 9;
+    const size_t work = codes_work_bytes(step_sizes());
+    if (work > layout.work_bytes) {
+      throw Error(Status::internal, "codes on a CUDA device: a step's work space takes " +
+                                        std::to_string(work) + " bytes, and " +
+                                        std::to_string(layout.work_bytes) + " were planned");
+    }
+    memory = DeviceBuffer(layout.bytes);
+    memory.clear(layout.key_scales,
+                 layout.bytes);  // counts are 0; blocks beyond them are never read
+    encoder = std::make_unique<EncodeLauncher>(shape.code, shape.dtype);
+    own = std::make_unique<OwnStream>();
+    changed = std::make_unique<Event>();
+  }
+  ~Impl() { (void)cudaEventSynchronize(changed->get()); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  [[nodiscard]] uint32_t group() const { return shape.q_heads / shape.kv_heads; }
+  [[nodiscard]] uint32_t capacity() const { return std::max(shape.blocks, 1U); }
+
+  const Layer& layer_at(uint32_t layer) const {
+    if (layer >= shape.layers) {
+      refuse("layer " + std::to_string(layer) + " of " + std::to_string(shape.layers));
+    }
+    return layers[layer];
+  }
+  Layer& layer_at(uint32_t layer) {
+    return const_cast<Layer&>(std::as_const(*this).layer_at(layer));
+  }
+  void check_head(uint32_t kv_head) const {
+    if (kv_head >= shape.kv_heads) {
+      refuse("KV head " + std::to_string(kv_head) + " of " + std::to_string(shape.kv_heads));
+    }
+  }
+
+  [[nodiscard]] std::byte* blocks(uint32_t layer) const {
+    return memory.data() + layout.blocks + layer * layout.layer_stride;
+  }
+  [[nodiscard]] float* key_scales(uint32_t layer) const {
+    return memory.as<float>(layout.key_scales) + size_t{layer} * shape.kv_heads * shape.code.dim;
+  }
+  [[nodiscard]] float* value_scales(uint32_t layer) const {
+    return memory.as<float>(layout.value_scales) + size_t{layer} * shape.kv_heads;
+  }
+  [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
+    return memory.as<uint32_t>(layout.counts) + layer;
+  }
+
+  /// What all steps have in common.
+  [[nodiscard]] CodesStep step_sizes() const {
+    CodesStep s;
+    s.shape = shape.code;
+    s.kv_heads = shape.kv_heads;
+    s.group = group();
+    s.block_capacity = capacity();
+    s.splits = splits;
+    s.cluster = cluster;
+    s.logits = shape.logits;
+    s.head_stride = layout.head_stride;
+    s.exact_rows = shape.exact_rows;
+    s.dtype = shape.dtype;
+    s.row_stride = shape.code.dim * dtype_size(shape.dtype);
+    return s;
+  }
+  [[nodiscard]] CodesStep step(uint32_t layer, const DeviceRows& q) const {
+    CodesStep s = step_sizes();
+    s.block_count = device_count(layer);
+    s.blocks = blocks(layer);
+    s.key_scale = key_scales(layer);
+    s.value_scale = value_scales(layer);
+    s.q = {q.data, q.head_stride, q.dtype};
+    s.keys = layers[layer].keys;
+    s.values = layers[layer].values;
+    s.kv_head_stride = layers[layer].rows_stride;
+    s.work = memory.data() + layout.work;
+    return s;
+  }
+
+  /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it here.
+  void set_count(uint32_t layer, uint32_t count, Stream stream) {
+    launch_set_count(device_count(layer), count, stream_of(stream));
+    layers[layer].count = count;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(stream_of(stream), &status);
+    if (status == cudaStreamCaptureStatusNone) changed->record(stream_of(stream));
+  }
+
+  CodesShape shape;
+  CodesLayout layout;
+  int ordinal;
+  std::vector<Layer> layers;
+  uint32_t splits = 1;
+  bool cluster = true;  // before it is known: as prepare_codes() wants it
+  bool ahead = false;   // kernels start before those in front of them have ended
+  DeviceBuffer memory;
+  std::unique_ptr<EncodeLauncher> encoder;
+  std::unique_ptr<OwnStream> own;  // of balances, and of what is read back
+  std::unique_ptr<Event> changed;  // the newest change of blocks
+};
+
+CudaCodes::CudaCodes(const CodesShape& shape, int ordinal)
+    : impl_(std::make_unique<Impl>(shape, ordinal)) {}
+
+CudaCodes::~CudaCodes() {
+  impl_.reset();
+  if (at_end_) at_end_();
+}
+
+void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
+                            float value_scale) {
+  Impl& m = *impl_;
+  (void)m.layer_at(layer);
+  m.check_head(kv_head);
+  const uint32_t dim = m.shape.code.dim;
+  const auto is_scale = [](float x) { return x > 0.0F && std::isfinite(x); };
+  for (uint32_t j = 0; j < dim; ++j) {
+    if (!is_scale(key_scale[j])) {
+      refuse("the scale of channel " + std::to_string(j) + " is " + std::to_string(key_scale[j]) +
+             "; allowed are finite numbers above 0");
+    }
+  }
+  if (!is_scale(value_scale)) {
+    refuse("the scale of values is " + std::to_string(value_scale) +
+           "; allowed are finite numbers above 0");
+  }
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  m.changed->wait("encoding keys and values");
+  const auto copy = [&](float* to, const float* from, size_t n) {
+    check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, m.own->get()),
+          "copying the balance of codes to the device");
+  };
+  copy(m.key_scales(layer) + size_t{kv_head} * dim, key_scale, dim);
+  copy(m.value_scales(layer) + kv_head, &value_scale, 1);
+  m.own->wait("copying the balance of codes to the device");
+}
+
+void CudaCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
+                         size_t head_stride) {
+  constexpr size_t kAlignment = 16;
+  const auto is_aligned = [](size_t x) { return x % kAlignment == 0; };
+  if (!is_aligned(reinterpret_cast<uintptr_t>(keys)) ||
+      !is_aligned(reinterpret_cast<uintptr_t>(values)) || !is_aligned(head_stride)) {
+    refuse("rows whose addresses, or whose distance of " + std::to_string(head_stride) +
+           " bytes from head to head, are no multiples of 16");
+  }
+  Impl::Layer& l = impl_->layer_at(layer);
+  l.keys = keys;
+  l.values = values;
+  l.rows_stride = head_stride;
+}
+
+void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) {
+  Impl& m = *impl_;
+  const Impl::Layer& l = m.layer_at(layer);
+  if (first > l.count || first > m.shape.blocks || count > m.shape.blocks - first) {
+    refuse("blocks " + std::to_string(first) + " to " + std::to_string(uint64_t{first} + count) +
+           " of a layer that has " + std::to_string(l.count) + " and room for " +
+           std::to_string(m.shape.blocks));
+  }
+  if (count != 0 && (l.keys == nullptr || l.values == nullptr)) refuse("rows that were not set");
+  const DeviceScope scope(m.ordinal);
+  EncodeParams p;
+  p.shape = m.shape.code;
+  p.dtype = m.shape.dtype;
+  p.kv_heads = m.shape.kv_heads;
+  p.first = first;
+  p.count = count;
+  p.keys = l.keys;
+  p.values = l.values;
+  p.rows_stride = l.rows_stride;
+  p.key_scale = m.key_scales(layer);
+  p.value_scale = m.value_scales(layer);
+  p.blocks = m.blocks(layer);
+  p.head_stride = m.layout.head_stride;
+  m.encoder->launch(p, stream_of(stream));
+  m.set_count(layer, first + count, stream);
+}
+
+void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
+  Impl& m = *impl_;
+  if (blocks > m.layer_at(layer).count) {
+    refuse("a cut to " + std::to_string(blocks) + " blocks of a layer that has " +
+           std::to_string(m.layers[layer].count));
+  }
+  const DeviceScope scope(m.ordinal);
+  m.set_count(layer, blocks, stream);
+}
+
+uint32_t CudaCodes::count(uint32_t layer) const { return impl_->layer_at(layer).count; }
+
+void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const {
+  const Impl& m = *impl_;
+  m.check_head(kv_head);
+  if (block >= m.layer_at(layer).count) {
+    refuse("block " + std::to_string(block) + " of " + std::to_string(m.layers[layer].count));
+  }
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  m.changed->wait("encoding keys and values");
+  const size_t bytes = m.shape.code.block_bytes();
+  check(cudaMemcpyAsync(out, m.blocks(layer) + kv_head * m.layout.head_stride + block * bytes,
+                        bytes, cudaMemcpyDeviceToHost, m.own->get()),
+        "reading codes back");
+  m.own->wait("reading codes back");
+}
+
+size_t CudaCodes::bytes() const { return impl_->layout.bytes; }
+
+void CudaCodes::attend(uint32_t layer, const DeviceRows& q, Stream stream) {
+  check(attend_codes(impl_->step(layer, q), stream_of(stream), impl_->ahead), "attending codes");
+}
+
+void CudaCodes::finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
+                       const float* resident_lse, const DeviceRows& out, float* lse,
+                       Stream stream) {
+  CodesStep s = impl_->step(layer, q);
+  s.resident_o = resident_o;
+  s.resident_lse = resident_lse;
+  s.out = {out.data, out.head_stride, out.dtype};
+  s.lse = lse;
+  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+}
+
+std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& shape) {
+  auto& own = static_cast<CudaResident&>(resident);
+  const ResidentShape& r = own.shape();
+  if (shape.layers != r.layers || shape.q_heads != r.q_heads || shape.kv_heads != r.kv_heads ||
+      shape.code.dim != r.head_dim || shape.dtype != r.dtype ||
+      shape.logits.scale != r.logits.scale || shape.logits.softcap != r.logits.softcap) {
+    refuse("layers, heads, head dimension, dtype or logits are not those of the resident tokens");
+  }
+  (void)with_kernels(shape);
+  const size_t bytes = codes_bytes(shape);
+  own.claim(bytes, "codes of keys and values");
+  try {
+    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal());
+    codes->at_end([&own, bytes] { own.release(bytes); });
+    return codes;
+  } catch (...) {
+    own.release(bytes);
+    throw;
+  }
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,45 @@
+// A Codes in the memory of a CUDA device: what a Resident of the same session enqueues of it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "gpu/codes.h"
+
+namespace keyhole::gpu {
+
+class CudaCodes final : public Codes {
+ public:
+  /// In the memory of device `ordinal`. Throws Error: unsupported, invalid_argument, out_of_device_memory, device_error.
+  explicit CudaCodes(const CodesShape& shape, int ordinal = 0);
+  ~CudaCodes() override;
+
+  void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
+                   float value_scale) override;
+  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
+                size_t head_stride) override;
+  void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
+  void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
+  [[nodiscard]] uint32_t count(uint32_t layer) const override;
+  void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
+  [[nodiscard]] size_t bytes() const override;
+
+  /// Is called when the memory is given back; throws nothing.
+  void at_end(std::function<void()> call) { at_end_ = std::move(call); }
+
+  /// Enqueues the pass over the layer's codes, after the kernel that attends the resident tokens (which waits for the
+  /// kernels before it: this one need not).
+  void attend(uint32_t layer, const DeviceRows& q, Stream stream);
+  /// Enqueues, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all
+  /// with the resident state (o `[q_heads, head_dim]`, lse `[q_heads]`, device memory) to out and lse (null: not wanted).
+  void finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
+              const float* resident_lse, const DeviceRows& out, float* lse, Stream stream);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  std::function<void()> at_end_;
+};
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,287 @@
+// One thread block encodes the 256 keys, or the 256 values, of a block of codes:
+//
+//   stage    rows to shared memory, each byte once over the bus (where they fit; else they are read twice)
+//   means    rows are scaled and rotated, 16 at a time, one warp each, and added up in their order
+//   codes    rotated again (cheaper than memory for 256 rows in fp32), minus the means: codes, factors, noise
+//   pack     codes, a byte each until here, to where the tensor cores want them
+//
+// All of it has the order of index/scan/kv_codes.cpp, each operation rounded by itself, so that device and host make the
+// same bits: a block's answer does not depend on who encoded it. This file is compiled without contraction to fused
+// multiply-adds.
+//
+// COST. 64 KiB of rows take 1.3 us of a bus of 50 GB/s, and about 25 us of one multiprocessor: with some 20 of them
+// busy, the bus is the limit.
+#include <cuda_fp16.h>
+
+#include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/warp.cuh"
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr uint32_t kEncodeWarps = 16;
+constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
+constexpr uint32_t kMostOfLane = kMaxHeadDim / 32;  // components of a row
+
+/// fp16 as files have it: beyond its range the largest number, not infinity.
+__device__ __half to_half(float x) {
+  constexpr float kLargest = 65504.0F;
+  return __float2half_rn(x < -kLargest ? -kLargest : kLargest < x ? kLargest : x);
+}
+
+/// One warp rotates a row in shared memory.
+__device__ void rotate_row(float* row, uint32_t dim, uint32_t lane) {
+  for (uint32_t i = 0; i < hadamard_passes(dim); ++i) {
+    const HadamardPass pass = hadamard_pass(dim, i);
+    float* x = row + pass.begin;
+    for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= code_sign(i, j);
+    __syncwarp();
+    for (uint32_t step = 1; step < pass.size; step *= 2) {
+      for (uint32_t p = lane; p < pass.size / 2; p += 32) {
+        const uint32_t at = 2 * p - (p & (step - 1));
+        const float a = x[at], b = x[at + step];
+        x[at] = a + b;
+        x[at + step] = a - b;
+      }
+      __syncwarp();
+    }
+    const float norm = 1.0F / sqrtf(static_cast<float>(pass.size));
+    for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= norm;
+    __syncwarp();
+  }
+}
+
+/// What a row of residuals has become.
+struct CodedRow {
+  float square;      ///< <r, r>
+  float product;     ///< <r, level>
+  float all_levels;  ///< <level, level>
+};
+
+/// One warp: the codes of a row of residuals, of which a lane has every 32nd component, to `codes`, a byte each.
+__device__ CodedRow code_row(const float (&x)[kMostOfLane], uint32_t dim, uint32_t bits,
+                             uint32_t lane, uint8_t* codes) {
+  CodedRow out;
+  float sum = 0.0F;
+#pragma unroll
+  for (uint32_t i = 0; i < kMostOfLane; ++i) {
+    if (lane + 32 * i < dim) sum += x[i] * x[i];
+  }
+  out.square = warp_sum(sum);
+  const float step = code_step(bits) * sqrtf(out.square / static_cast<float>(dim));
+  const float inverse = step > 0.0F ? 0.5F / step : 0.0F;
+  const auto half = static_cast<float>(1U << (bits - 1));
+  const int most = (1 << bits) - 1;
+  const auto top = static_cast<float>(most);
+  int levels = 0;
+  sum = 0.0F;
+#pragma unroll
+  for (uint32_t i = 0; i < kMostOfLane; ++i) {
+    if (lane + 32 * i >= dim) continue;
+    const float place = floorf(x[i] * inverse + half);
+    const int code = static_cast<int>(place < 0.0F ? 0.0F : top < place ? top : place);
+    codes[lane + 32 * i] = static_cast<uint8_t>(code);
+    const int level = 2 * code - most;
+    levels += level * level;
+    sum += x[i] * static_cast<float>(level);
+  }
+  out.product = warp_sum(sum);
+  out.all_levels = static_cast<float>(__reduce_add_sync(kWholeWarp, levels));
+  return out;
+}
+
+/// Shared memory of the kernel, beside the rows.
+struct EncodeShared {
+  float rotated[kEncodeWarps][kMaxHeadDim];
+  float means[kMaxHeadDim];
+  float noise[kCodeBlock];
+};
+
+/// Words of keys' codes from bytes, `[256, pitch]`.
+__device__ void pack_keys(const CodeShape& shape, const std::byte* codes, uint32_t pitch,
+                          uint32_t* out) {
+  const uint32_t words = shape.key_words();
+  const uint32_t per_word = 8 / shape.key_bits;
+  for (uint32_t i = threadIdx.x; i < kCodeTiles * kCodeLanes * words; i += kEncodeThreads) {
+    const uint32_t lane = i / words % kCodeLanes;
+    const uint32_t tile = i / words / kCodeLanes;
+    const uint32_t row = tile * kCodeTile + lane / 4 + i % words % 2 * 8;
+    uint32_t word = 0;
+    for (uint32_t s = 0; s < per_word; ++s) {
+      const uint32_t component = (i % words / 2 * per_word + s) * 16 + lane % 4 * 4;
+      if (component >= shape.dim) break;
+      word |= *reinterpret_cast<const uint32_t*>(codes + row * pitch + component)
+              << (s * shape.key_bits);
+    }
+    out[i] = word;
+  }
+}
+
+__device__ void pack_values(const CodeShape& shape, const std::byte* codes, uint32_t pitch,
+                            uint32_t* out) {
+  const uint32_t words = shape.value_words();
+  const uint32_t per_word = 16 / shape.value_bits;
+  for (uint32_t i = threadIdx.x; i < kCodeTiles * kCodeLanes * words; i += kEncodeThreads) {
+    const uint32_t lane = i / words % kCodeLanes;
+    const uint32_t tile = i / words / kCodeLanes;
+    uint32_t word = 0;
+    for (uint32_t s = 0; s < per_word; ++s) {
+      const uint32_t reg = i % words * per_word + s;
+      if (reg >= shape.dim / 4) break;
+      const uint32_t component = reg / 4 * 16 + lane / 4 + reg % 2 * 8;
+      const uint32_t row = tile * kCodeTile + lane % 4 * 2 + reg % 4 / 2 * 8;
+      const std::byte* from = codes + row * pitch + component;
+      word |= (static_cast<uint32_t>(from[0]) | static_cast<uint32_t>(from[pitch]) << 16U)
+              << (s * shape.value_bits);
+    }
+    out[i] = word;
+  }
+}
+
+/// Grid (blocks, KV heads, keys or values).
+__global__ void __launch_bounds__(kEncodeThreads)
+    encode_blocks(const __grid_constant__ EncodeParams p) {
+  extern __shared__ __align__(16) std::byte memory[];
+  EncodeShared& shared = *reinterpret_cast<EncodeShared*>(memory);
+  std::byte* const rows = memory + sizeof(EncodeShared);  // then, row by row, their codes
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t dim = p.shape.dim;
+  const uint32_t head = blockIdx.y;
+  const bool is_keys = blockIdx.z == 0;
+  const uint32_t row_bytes = p.row_bytes;
+  const uint32_t block = p.first + blockIdx.x;
+  const std::byte* const source =
+      (is_keys ? p.keys : p.values) + head * p.rows_stride + size_t{block} * kCodeBlock * row_bytes;
+  std::byte* const out = p.blocks + head * p.head_stride + block * p.shape.block_bytes();
+  const uint32_t pitch = p.staged ? row_bytes : dim;
+
+  if (p.staged) {
+    for (uint32_t at = threadIdx.x * 16; at < kCodeBlock * row_bytes; at += kEncodeThreads * 16) {
+      copy_async(shared_address(rows + at), source + at, true);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    __syncthreads();
+  }
+
+  float scale[kMostOfLane];
+  const float one_scale = 1.0F / p.value_scale[head];
+#pragma unroll
+  for (uint32_t i = 0; i < kMostOfLane; ++i) {
+    const uint32_t j = lane + 32 * i;
+    scale[i] = is_keys && j < dim ? p.key_scale[head * dim + j] : one_scale;
+  }
+  float* const mine = shared.rotated[warp];
+  const auto rotate = [&](uint32_t row) {
+    const std::byte* from = (p.staged ? rows : source) + row * row_bytes;
+#pragma unroll
+    for (uint32_t i = 0; i < kMostOfLane; ++i) {
+      const uint32_t j = lane + 32 * i;
+      if (j < dim) mine[j] = load_element(from, p.dtype, j) * scale[i];
+    }
+    __syncwarp();
+    rotate_row(mine, dim, lane);
+  };
+
+  // ---- means
+  float sum = 0.0F;
+  for (uint32_t begin = 0; begin < kCodeBlock; begin += kEncodeWarps) {
+    rotate(begin + warp);
+    __syncthreads();
+    if (threadIdx.x < dim) {
+#pragma unroll
+      for (uint32_t i = 0; i < kEncodeWarps; ++i) sum += shared.rotated[i][threadIdx.x];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x < dim) {
+    const __half mean = to_half(sum * (1.0F / kCodeBlock));
+    shared.means[threadIdx.x] = __half2float(mean);
+    auto* to = reinterpret_cast<__half*>(
+        out + (is_keys ? p.shape.key_mean_at() : p.shape.value_mean_at()));
+    to[threadIdx.x] = mean;
+  }
+  __syncthreads();
+
+  // ---- codes
+  auto* const factors = reinterpret_cast<__half*>(out + p.shape.factors_at()) + (is_keys ? 0 : 1);
+  const uint32_t bits = is_keys ? p.shape.key_bits : p.shape.value_bits;
+  if (bits == 0) {
+    if (threadIdx.x < kCodeBlock) factors[2 * threadIdx.x] = __float2half_rn(0.0F);
+    return;
+  }
+  for (uint32_t row = warp; row < kCodeBlock; row += kEncodeWarps) {
+    rotate(row);
+    float x[kMostOfLane];
+#pragma unroll
+    for (uint32_t i = 0; i < kMostOfLane; ++i) {
+      const uint32_t j = lane + 32 * i;
+      x[i] = j < dim ? mine[j] - shared.means[j] : 0.0F;
+    }
+    // Its place among the staged rows is this row's own, which all lanes have read.
+    const CodedRow coded =
+        code_row(x, dim, bits, lane, reinterpret_cast<uint8_t*>(rows + row * pitch));
+    if (lane != 0) continue;
+    if (is_keys) {
+      const bool empty = !(coded.product > 0.0F);
+      factors[2 * row] = to_half(empty ? 0.0F : coded.square / coded.product);
+      const float explained = coded.product / coded.square * coded.product;
+      shared.noise[row] =
+          empty ? 0.0F : fmaxf(0.0F, coded.all_levels - explained) / static_cast<float>(dim);
+    } else {
+      factors[2 * row] = to_half(coded.product / coded.all_levels);
+    }
+  }
+  __syncthreads();
+
+  // ---- pack
+  if (!is_keys) {
+    pack_values(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out + p.shape.values_at()));
+    return;
+  }
+  const auto ends = static_cast<uint32_t>((p.shape.block_bytes() - p.shape.noise_at()) / 4);
+  if (threadIdx.x < ends) {  // the noise, and zeros behind it
+    float noise = 0.0F;
+    for (uint32_t i = 0; threadIdx.x == 0 && i < kCodeBlock; ++i) noise += shared.noise[i];
+    reinterpret_cast<float*>(out + p.shape.noise_at())[threadIdx.x] = noise * (1.0F / kCodeBlock);
+  }
+  pack_keys(p.shape, rows, pitch, reinterpret_cast<uint32_t*>(out));
+}
+
+__global__ void set_count(uint32_t* count, uint32_t value) { *count = value; }
+
+}  // namespace
+
+EncodeLauncher::EncodeLauncher(const CodeShape& shape, DType dtype)
+    : row_bytes_(shape.dim * static_cast<uint32_t>(dtype_size(dtype))) {
+  int device = 0, most = 0;
+  check(cudaGetDevice(&device), "the current CUDA device");
+  check(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+        "the device's limits");
+  const size_t staged = sizeof(EncodeShared) + size_t{kCodeBlock} * row_bytes_;
+  staged_ = staged <= static_cast<size_t>(most);
+  shared_bytes_ = staged_ ? staged : sizeof(EncodeShared) + size_t{kCodeBlock} * shape.dim;
+  // All that there is, not what this shape needs: the limit is the function's, and sessions of other shapes share it.
+  check(cudaFuncSetAttribute(encode_blocks, cudaFuncAttributeMaxDynamicSharedMemorySize, most),
+        "shared memory of the kernel that encodes");
+}
+
+void EncodeLauncher::launch(EncodeParams params, cudaStream_t stream) const {
+  if (params.count == 0) return;
+  params.staged = staged_;
+  params.row_bytes = row_bytes_;
+  encode_blocks<<<dim3(params.count, params.kv_heads, 2), kEncodeThreads, shared_bytes_, stream>>>(
+      params);
+  check_launch("encoding keys and values");
+}
+
+void launch_set_count(uint32_t* count, uint32_t value, cudaStream_t stream) {
+  set_count<<<1, 1, 0, stream>>>(count, value);
+  check_launch("counting blocks of codes");
+}
+
+}  // namespace keyhole::gpu

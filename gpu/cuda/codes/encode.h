@@ -1,0 +1,46 @@
+// Encoding of blocks of K and V on the device, straight from pinned host memory: the bits of encode_block() of
+// index/scan/kv_codes.h.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cpu/code_layout.h"
+#include "cpu/types.h"
+
+namespace keyhole::gpu {
+
+/// Blocks [first, first + count) of all KV heads of a layer. Pointers are the device's.
+struct EncodeParams {
+  CodeShape shape;
+  DType dtype = DType::f16;
+  bool staged = true;      ///< set by EncodeLauncher
+  uint32_t row_bytes = 0;  ///< likewise
+  uint32_t kv_heads = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+  const std::byte* keys =
+      nullptr;  ///< row i of KV head h at h * rows_stride + i * dim * size of dtype
+  const std::byte* values = nullptr;
+  size_t rows_stride = 0;
+  const float* key_scale = nullptr;    ///< `[kv_heads, dim]`
+  const float* value_scale = nullptr;  ///< `[kv_heads]`
+  std::byte* blocks = nullptr;  ///< block b of KV head h at h * head_stride + b * block_bytes
+  size_t head_stride = 0;
+};
+
+class EncodeLauncher {
+ public:
+  /// Of the current device. Throws Error(device_error).
+  EncodeLauncher(const CodeShape& shape, DType dtype);
+  void launch(EncodeParams params, cudaStream_t stream) const;
+
+ private:
+  uint32_t row_bytes_;
+  bool staged_ = false;
+  size_t shared_bytes_ = 0;
+};
+
+/// Enqueues *count = value.
+void launch_set_count(uint32_t* count, uint32_t value, cudaStream_t stream);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,133 @@
+// The heaviest rows: read where they lie, attended exactly and by their codes.
+#pragma once
+
+#include "gpu/cuda/codes/queries.cuh"
+
+namespace keyhole::gpu::codes {
+
+/// Components 4 lane .. 4 lane + 3 of a row's value as its code has it.
+template <int kDim, int kKeyBits, int kValueBits>
+__device__ inline float4 coded_value(const std::byte* block, uint32_t row, int lane) {
+  constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  const float factor =
+      __half2float(reinterpret_cast<const __half*>(block + kShape.factors_at())[2 * row + 1]);
+  const auto* means = reinterpret_cast<const __half2*>(block + kShape.value_mean_at()) + 2 * lane;
+  const float2 low = __half22float2(means[0]), high = __half22float2(means[1]);
+  float x[4] = {low.x, low.y, high.x, high.y};
+  if constexpr (kValueBits != 0) {
+    const auto* words = reinterpret_cast<const uint32_t*>(block + kShape.values_at()) +
+                        row / kCodeTile * kCodeLanes * kShape.value_words();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const CodePlace place =
+          kShape.value_place(row % kCodeTile, static_cast<uint32_t>(4 * lane + i));
+      const auto code =
+          static_cast<int>(words[place.word] >> place.shift & ((1U << kValueBits) - 1));
+      x[i] = fmaf(factor, static_cast<float>(2 * code - ((1 << kValueBits) - 1)), x[i]);
+    }
+  }
+  return {x[0], x[1], x[2], x[3]};
+}
+
+/// Shared memory of kRows rows, one of a warp each: values and logits (base 2) both ways.
+template <int kDim, int kHeads, uint32_t kRows>
+struct RowShared {
+  alignas(16) float exact_values[kRows][kDim];
+  alignas(16) float coded_values[kRows][kDim];
+  float exact_logits[kRows][kHeads];
+  float coded_logits[kRows][kHeads];
+};
+
+/// A row as it lies in memory, four components of K and of V in a lane; zeros in lanes beyond the head dimension.
+template <int kDim>
+struct RawRow {
+  RawQuad key{}, value{};
+
+  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row) {
+    const uint32_t lane = threadIdx.x % 32;
+    const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
+    if (4 * lane < kDim) {
+      key = load_raw(s.keys + at, s.dtype, size_t(4) * lane);
+      value = load_raw(s.values + at, s.dtype, size_t(4) * lane);
+    }
+  }
+};
+
+/// Leaves a row in place `slot` of `rows`, by a warp: its values both ways, and the heads' logits both ways. number: its
+/// place among the chosen; q: queries as they came; coded: its logits by its code, perhaps in another block's memory.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, uint32_t kRows>
+__device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,
+                                  uint32_t row, const RawRow<kDim>& raw,
+                                  const float (&q)[4 * kHeadTiles][kDim], const float* coded,
+                                  RowShared<kDim, 4 * kHeadTiles, kRows>& rows, uint32_t slot) {
+  constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool inside = 4 * lane < kDim;
+  // All else that is to be had of the row, while its bytes are on their way.
+  if (lane == 0 && s.chosen != nullptr) s.chosen[kv_head * s.exact_rows + number] = row;
+  if (inside) {
+    const std::byte* block =
+        s.blocks + kv_head * s.head_stride + size_t{row / kCodeBlock} * kShape.block_bytes();
+    *reinterpret_cast<float4*>(&rows.coded_values[slot][4 * lane]) =
+        coded_value<kDim, kKeyBits, kValueBits>(block, row % kCodeBlock, lane);
+  }
+  if (lane < 4 * kHeadTiles) rows.coded_logits[slot][lane] = coded[lane];
+  float k[4], v[4];
+  convert(raw.key, s.dtype, k);
+  convert(raw.value, s.dtype, v);
+  if (inside)
+    *reinterpret_cast<float4*>(&rows.exact_values[slot][4 * lane]) = {v[0], v[1], v[2], v[3]};
+  const float cap = s.logits.softcap * kLog2E;
+#pragma unroll
+  for (int t = 0; t < kHeadTiles; ++t) {
+    float dots[4] = {};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (inside) {
+        const float4 x = *reinterpret_cast<const float4*>(&q[4 * t + i][4 * lane]);
+        dots[i] = fmaf(x.x, k[0], fmaf(x.y, k[1], fmaf(x.z, k[2], x.w * k[3])));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) dots[i] = warp_sum(dots[i]);
+    if (lane < 4) {
+      float slope;
+      const float dot = lane == 0 ? dots[0] : lane == 1 ? dots[1] : lane == 2 ? dots[2] : dots[3];
+      rows.exact_logits[slot][4 * t + lane] = cap == 0.0F ? dot : capped(dot, cap, slope);
+    }
+  }
+}
+
+/// Four components of a head's sums over rows, both ways. Weights by code are 2^(logit - base), exact ones
+/// 2^(logit - exact_max).
+struct RowSums {
+  float4 coded = {0.0F, 0.0F, 0.0F, 0.0F}, exact = {0.0F, 0.0F, 0.0F, 0.0F};
+  float coded_sum = 0.0F, exact_sum = 0.0F;
+  float exact_max = kMinusInf;
+
+  /// Adds the first `count` rows, components at .. at+3 of head h.
+  template <int kDim, int kHeads, uint32_t kRows>
+  __device__ void add(const RowShared<kDim, kHeads, kRows>& rows, uint32_t count, uint32_t h,
+                      uint32_t at, float base) {
+    const float before = exact_max;
+    for (uint32_t r = 0; r < count; ++r) exact_max = fmaxf(exact_max, rows.exact_logits[r][h]);
+    const float exact_base = finite_base(exact_max);
+    const float keep = exp2_fast(before - exact_base);
+    exact.x *= keep, exact.y *= keep, exact.z *= keep, exact.w *= keep;
+    exact_sum *= keep;
+    for (uint32_t r = 0; r < count; ++r) {
+      const float a = exp2_fast(rows.coded_logits[r][h] - base);
+      const float b = exp2_fast(rows.exact_logits[r][h] - exact_base);
+      const float4 x = *reinterpret_cast<const float4*>(&rows.coded_values[r][at]);
+      const float4 y = *reinterpret_cast<const float4*>(&rows.exact_values[r][at]);
+      coded_sum += a;
+      exact_sum += b;
+      coded.x = fmaf(a, x.x, coded.x), coded.y = fmaf(a, x.y, coded.y);
+      coded.z = fmaf(a, x.z, coded.z), coded.w = fmaf(a, x.w, coded.w);
+      exact.x = fmaf(b, y.x, exact.x), exact.y = fmaf(b, y.y, exact.y);
+      exact.z = fmaf(b, y.z, exact.z), exact.w = fmaf(b, y.w, exact.w);
+    }
+  }
+};
+
+}  // namespace keyhole::gpu::codes

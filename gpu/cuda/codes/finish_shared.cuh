@@ -1,0 +1,38 @@
+// Shared memory of the kernel that follows the pass over the codes (gpu/cuda/codes/finish.cuh).
+#pragma once
+
+#include "gpu/cuda/codes/choose.cuh"
+#include "gpu/cuda/codes/exact_rows.cuh"
+#include "gpu/cuda/codes/split_sums.cuh"
+
+namespace keyhole::gpu::codes {
+
+/// Of a block, rows that it reads exactly.
+constexpr uint32_t kRowsOfBlock = kMostExactRows / kFinishBlocks;
+static_assert(kRowsOfBlock <= kFinishWarps, "a warp reads a row");
+
+/// Shared memory of the kernel, beside this block's share of the weights of every 32 rows.
+template <int kDim, int kKeyBits, int kHeadTiles>
+struct FinishShared {
+  static constexpr int kHeads = 4 * kHeadTiles;
+  static constexpr int kOwn =
+      (kHeads + kFinishBlocks - 1) / kFinishBlocks;  ///< heads that a block merges
+
+  SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
+  alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
+  SplitShared<kHeads, kFinishThreads> splits;
+  ChoiceShared<kHeads> choice;
+  float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
+
+  RowShared<kDim, kHeads, kRowsOfBlock> rows;  ///< that this block reads
+
+  // From all blocks of the cluster, of the heads that this block merges.
+  alignas(16) float split_o[kOwn][kDim];
+  alignas(16) float coded_o[kFinishBlocks][kOwn][kDim];
+  alignas(16) float exact_o[kFinishBlocks][kOwn][kDim];
+  float coded_sum[kFinishBlocks][kOwn];
+  float exact_max[kFinishBlocks][kOwn];
+  float exact_sum[kFinishBlocks][kOwn];
+};
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,37 @@
+// What the kernels of a step over codes are told: the step, and where in its work space its parts lie.
+#pragma once
+
+#include <vector_types.h>
+
+#include "gpu/cuda/codes/codes_kernels.h"
+
+namespace keyhole::gpu::codes {
+
+struct CodesParams : CodesStep {
+  float* maxima =
+      nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, block_capacity * 8, padded heads]`
+  float* part_o =
+      nullptr;  ///< states of the splits, rotated, not divided: `[kv_heads, splits, group, dim]`
+  float2* part_sum = nullptr;  ///< (maximum in base 2, sum) `[kv_heads, splits, group]`
+};
+
+/// Maxima of a block.
+inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
+inline constexpr uint32_t kMostSplits = 256;
+inline constexpr int kAttendWarps = 8;  ///< of a thread block of attend_codes()
+
+/// The kernels of one shape.
+struct Kernels {
+  const void* attend = nullptr;
+  const void* finish = nullptr;  ///< by a cluster
+  size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
+  const void* finish_single = nullptr;  ///< by a thread block
+  size_t single_shared = 0;             ///< bytes
+};
+
+/// Null where there are none. One file of instances for each number of bits, so that compilers run side by side.
+[[nodiscard]] Kernels kernels_of_1_bit(uint32_t dim, uint32_t group);
+[[nodiscard]] Kernels kernels_of_2_bits(uint32_t dim, uint32_t group);
+[[nodiscard]] Kernels kernels_of_4_bits(uint32_t dim, uint32_t group);
+
+}  // namespace keyhole::gpu::codes

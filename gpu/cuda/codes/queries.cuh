@@ -1,0 +1,339 @@
+// A group's queries as the tensor cores want them, and the logits of a tile of 16 rows by their codes: the same
+// instructions in both kernels of a step, so that both see the same bits.
+//
+//   scores   <q, u> in integers: keys' codes where they lie in their bytes (a mask, no shift) times q in two 8-bit parts
+//            (15 bits, less where codes lie high), which are two columns of one product m16n8k32: 4 heads fill its 8
+//   logits   scale * log2(e) * (f <q, level> + <q, mean>) - noise, in fp32: a lane has 2 rows of one head
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/common/tensor_core.cuh"
+#include "gpu/cuda/common/warp.cuh"
+
+namespace keyhole::gpu::codes {
+
+__device__ inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Step `step` of a tile's keys, rows lane/4 + 8 r: u times 2^key_shift(step).
+template <int kBits, int kWords>
+__device__ inline uint32_t key_register(const uint32_t (&words)[kWords], int step, int r) {
+  constexpr int kPer = 8 / kBits;
+  constexpr uint32_t kMask = kBits == 1 ? 0x01010101U : kBits == 2 ? 0x03030303U : 0x0F0F0F0FU;
+  if (step / kPer * 2 + r >= kWords) return 0;  // components beyond a head dimension of 80
+  return words[step / kPer * 2 + r] & (kMask << (step % kPer * kBits));
+}
+template <int kBits>
+__device__ inline int key_shift(int step) {
+  return step % (8 / kBits) * kBits;
+}
+
+template <int kWords>
+__device__ inline void load_words(const std::byte* tile, int lane, uint32_t (&words)[kWords]) {
+  const auto* from = reinterpret_cast<const uint32_t*>(tile) + lane * kWords;
+  if constexpr (kWords % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      const uint4 x = __ldcs(reinterpret_cast<const uint4*>(from + i));
+      words[i] = x.x;
+      words[i + 1] = x.y;
+      words[i + 2] = x.z;
+      words[i + 3] = x.w;
+    }
+  } else if constexpr (kWords % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; i += 2) {
+      const uint2 x = __ldcs(reinterpret_cast<const uint2*>(from + i));
+      words[i] = x.x;
+      words[i + 1] = x.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = __ldcs(from + i);
+  }
+}
+
+__device__ inline float max_of_head(float x) {  // over the 8 lanes with the same lane % 4
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, step));
+  return x;
+}
+__device__ inline float sum_of_head(float x) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(kWholeWarp, x, step);
+  return x;
+}
+
+/// One warp rotates a row in shared memory.
+__device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t passes = hadamard_passes(dim);
+  for (uint32_t i = 0; i < passes; ++i) {
+    const uint32_t number = back ? passes - 1 - i : i;
+    const HadamardPass pass = hadamard_pass(dim, number);
+    float* x = row + pass.begin;
+    if (!back) {
+      for (uint32_t j = lane; j < pass.size; j += 32) x[j] *= code_sign(number, j);
+      __syncwarp();
+    }
+    for (uint32_t step = 1; step < pass.size; step *= 2) {
+      for (uint32_t p = lane; p < pass.size / 2; p += 32) {
+        const uint32_t at = p / step * 2 * step + p % step;
+        const float a = x[at], b = x[at + step];
+        x[at] = a + b;
+        x[at + step] = a - b;
+      }
+      __syncwarp();
+    }
+    const float norm = 1.0F / sqrtf(static_cast<float>(pass.size));
+    for (uint32_t j = lane; j < pass.size; j += 32) {
+      x[j] *= back ? norm * code_sign(number, j) : norm;
+    }
+    __syncwarp();
+  }
+}
+
+/// One warp rotates a row of which lane l has the components 4 l .. 4 l + 3, or back; `row`: the same in shared memory, for
+/// dimensions that are no power of 2, whose passes overlap.
+template <int kDim>
+__device__ inline void rotate_quads(float (&x)[4], float* row, int lane, bool back) {
+  static_assert(kDim <= 128, "a lane has four components");
+  if constexpr ((kDim & (kDim - 1)) != 0) {
+    if (4 * lane < kDim) *reinterpret_cast<float4*>(row + 4 * lane) = {x[0], x[1], x[2], x[3]};
+    __syncwarp();
+    rotate_in_shared(row, kDim, back);
+    if (4 * lane < kDim) {
+      const float4 y = *reinterpret_cast<const float4*>(row + 4 * lane);
+      x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+    }
+  } else {
+    float signs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      signs[i] = code_sign(0, static_cast<uint32_t>(4 * lane + i));
+      if (!back) x[i] *= signs[i];
+    }
+    const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
+    x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
+#pragma unroll
+    for (int step = 1; step < kDim / 4; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float other = __shfl_xor_sync(kWholeWarp, x[i], step);
+        x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
+      }
+    }
+    const float norm = rsqrtf(static_cast<float>(kDim));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] *= back ? norm * signs[i] : norm;
+  }
+}
+
+/// What all tiles need of a head's query.
+struct HeadConstants {
+  float slope;   ///< of the logit by <q, u>: 2 scale log2(e) * step of q
+  float offset;  ///< of the logit at u = 0
+  float noise;   ///< 0.5 scale^2 |q'|^2 log2(e)
+};
+
+/// A capped logit, from one in base 2; cap: log2(e) times the soft-cap. `slope`: the derivative.
+__device__ inline float capped(float logit, float cap, float& slope) {
+  const float t = tanhf(logit / cap);
+  slope = fmaf(-t, t, 1.0F);
+  return cap * t;
+}
+
+template <int kDim, int kKeyBits, int kHeadTiles>
+struct SharedQueries {
+  static constexpr int kSteps = (kDim + 31) / 32;  // products
+  static constexpr int kHeads = 4 * kHeadTiles;
+  alignas(16) int8_t parts[2 * kHeads][kSteps * 32];
+  alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
+  HeadConstants constants[kHeads];
+
+  /// By kBlockWarps warps. `as_they_came`, null or `[kHeads][kDim]`: the same rows before they are rotated.
+  template <int kBlockWarps>
+  __device__ void prepare(const CodesParams& s, uint32_t kv_head, float (*as_they_came)[kDim]) {
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float unit = s.logits.scale * kLog2E;
+    const bool inside = 4 * lane < kDim;
+    for (int h = warp; h < kHeads; h += kBlockWarps) {
+      float* row = rows[h];
+      float x[4] = {}, scale[4];
+      if (inside && h < static_cast<int>(s.group)) {
+        const RawQuad raw =
+            load_raw(s.q.data, s.q.dtype,
+                     (size_t{kv_head} * s.group + h) * s.q.head_stride + size_t(4) * lane);
+        const float4 by =
+            *reinterpret_cast<const float4*>(s.key_scale + size_t{kv_head} * kDim + 4 * lane);
+        convert(raw, s.q.dtype, x);
+        scale[0] = by.x, scale[1] = by.y, scale[2] = by.z, scale[3] = by.w;
+      } else {
+        scale[0] = scale[1] = scale[2] = scale[3] = 1.0F;
+      }
+      if (as_they_came != nullptr && inside) {
+        *reinterpret_cast<float4*>(&as_they_came[h][4 * lane]) = {x[0] * unit, x[1] * unit,
+                                                                  x[2] * unit, x[3] * unit};
+      }
+      // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = __fdividef(x[i], scale[i]);
+      rotate_quads<kDim>(x, row, lane, false);
+      if (!inside) x[0] = x[1] = x[2] = x[3] = 0.0F;
+      float square = 0.0F, largest = 0.0F;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        square = fmaf(x[i], x[i], square);
+        largest = fmaxf(largest, fabsf(x[i]));
+      }
+      largest = warp_max(largest);
+      square = warp_sum(square);
+      // 127 * 128: the high part of 8 bits and 7 bits below it.
+      const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
+      const int shift = key_shift<kKeyBits>(lane / 4);
+      const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
+      uint32_t high = 0, low = 0;
+      int sum = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int y = __float2int_rn(x[i] * inverse);
+        const int upper = (y + 64) >> 7;
+        high |= (static_cast<uint32_t>(upper) & 0xFFU) << (8 * i);
+        low |= (static_cast<uint32_t>(y - upper * 128) & 0xFFU) << (8 * i);
+        sum += y << shift;
+      }
+      sum = __reduce_add_sync(kWholeWarp, sum);
+      if (lane < kSteps * 8) {
+        *reinterpret_cast<uint32_t*>(&parts[2 * h][4 * lane]) = high;
+        *reinterpret_cast<uint32_t*>(&parts[2 * h + 1][4 * lane]) = low;
+      }
+      if (inside) {
+        *reinterpret_cast<float4*>(row + 4 * lane) = {x[0] * unit, x[1] * unit, x[2] * unit,
+                                                      x[3] * unit};
+      }
+      if (lane == 0) {
+        constants[h] = {
+            2.0F * unit * step,
+            -unit * step * static_cast<float>((1 << kKeyBits) - 1) * static_cast<float>(sum),
+            0.5F * s.logits.scale * s.logits.scale * square * kLog2E};
+      }
+    }
+  }
+};
+
+/// The b registers of the products for a lane, and the constants of its heads 4 t + lane % 4.
+template <int kDim, int kKeyBits, int kHeadTiles>
+__device__ inline void load_products(const SharedQueries<kDim, kKeyBits, kHeadTiles>& queries,
+                                     int lane, uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
+                                     HeadConstants (&head)[kHeadTiles]) {
+#pragma unroll
+  for (int t = 0; t < kHeadTiles; ++t) {
+#pragma unroll
+    for (int step = 0; step < (kDim + 31) / 32; ++step) {
+      const int8_t* column = queries.parts[8 * t + lane / 4] + 32 * step + lane % 4 * 4;
+      q[t][step][0] = *reinterpret_cast<const uint32_t*>(column);
+      q[t][step][1] = *reinterpret_cast<const uint32_t*>(column + 16);
+    }
+    head[t] = queries.constants[4 * t + lane % 4];
+  }
+}
+
+/// <row of head lane % 4, mean>, for all lanes; rows already have the logits' scale.
+template <int kDim>
+__device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean, int lane) {
+  float sums[4] = {};
+#pragma unroll
+  for (int j = 2 * lane; j < kDim; j += 64) {
+    const float2 m = __half22float2(*reinterpret_cast<const __half2*>(mean + j));
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+      const float2 q = *reinterpret_cast<const float2*>(&rows[h][j]);
+      sums[h] = fmaf(q.x, m.x, fmaf(q.y, m.y, sums[h]));
+    }
+  }
+  // Each exchange halves the heads that a lane sums for, until it has its own.
+  const bool odd = (lane & 1) != 0;
+  const float a =
+      (odd ? sums[1] : sums[0]) + __shfl_xor_sync(kWholeWarp, odd ? sums[0] : sums[1], 1);
+  const float b =
+      (odd ? sums[3] : sums[2]) + __shfl_xor_sync(kWholeWarp, odd ? sums[2] : sums[3], 1);
+  const bool high = (lane & 2) != 0;
+  return sum_of_head((high ? b : a) + __shfl_xor_sync(kWholeWarp, high ? a : b, 2));
+}
+
+/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of a tile, for head 4 t + lane % 4. q: the products' b
+/// registers; middle: the logits of the block's mean key; cap: log2(e) times the soft-cap.
+template <int kDim, int kKeyBits, int kHeadTiles, int kWords>
+__device__ inline void tile_logits(const uint32_t (&keys)[kWords], float f0, float f1,
+                                   const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
+                                   const HeadConstants (&head)[kHeadTiles], float noise, float cap,
+                                   const float (&middle)[kHeadTiles],
+                                   float2 (&logits)[kHeadTiles]) {
+  int scores[kHeadTiles][4] = {};
+#pragma unroll
+  for (int step = 0; step < (kDim + 31) / 32; ++step) {
+    uint32_t a[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = key_register<kKeyBits>(keys, 2 * step + r / 2, r % 2);
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+      multiply_add_bytes(scores[t], a, q[t][step][0], q[t][step][1]);
+    }
+  }
+#pragma unroll
+  for (int t = 0; t < kHeadTiles; ++t) {
+    const float n = head[t].noise * noise;
+    const float x0 =
+        fmaf(static_cast<float>(scores[t][0] * 128 + scores[t][1]), head[t].slope, head[t].offset);
+    const float x1 =
+        fmaf(static_cast<float>(scores[t][2] * 128 + scores[t][3]), head[t].slope, head[t].offset);
+    if (cap == 0.0F) {
+      logits[t].x = fmaf(f0, fmaf(-n, f0, x0), middle[t]);
+      logits[t].y = fmaf(f1, fmaf(-n, f1, x1), middle[t]);
+    } else {
+      float slope;
+      const float l0 = capped(fmaf(f0, x0, middle[t]), cap, slope);
+      logits[t].x = fmaf(-n * slope * slope, f0 * f0, l0);
+      const float l1 = capped(fmaf(f1, x1, middle[t]), cap, slope);
+      logits[t].y = fmaf(-n * slope * slope, f1 * f1, l1);
+    }
+  }
+}
+
+/// What a lane holds of a tile of 16 rows.
+template <int kDim, int kKeyBits, int kValueBits>
+struct CodeTile {
+  static constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  static constexpr int kKeyWords = static_cast<int>(kShape.key_words());
+  static constexpr int kValueWords = kValueBits == 0 ? 1 : static_cast<int>(kShape.value_words());
+  uint32_t keys[kKeyWords];
+  uint32_t values[kValueWords];
+  __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
+
+  /// Of a block of this shape, or, without values here, of any with the same keys.
+  __device__ void load_of(const CodeShape& shape, const std::byte* block, int tile, int lane) {
+    load_words<kKeyWords>(block + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
+    if constexpr (kValueBits != 0) {
+      load_words<kValueWords>(
+          block + shape.values_at() + size_t{kCodeLanes} * kValueWords * 4 * tile, lane, values);
+    }
+    const auto* from =
+        reinterpret_cast<const __half2*>(block + shape.factors_at()) + kCodeTile * tile;
+    factors[0] = from[lane / 4];
+    factors[1] = from[lane / 4 + 8];
+  }
+  __device__ void load(const std::byte* block, int tile, int lane) {
+    constexpr CodeShape kWhole{kDim, kKeyBits, kValueBits};
+    load_of(kWhole, block, tile, lane);
+  }
+};
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,126 @@
+// The states of the pass's splits made one: what each weighs, and their weighted sum.
+#pragma once
+
+#include "gpu/cuda/codes/queries.cuh"
+
+namespace keyhole::gpu::codes {
+
+template <int kHeads, uint32_t kThreads>
+struct SplitShared {
+  alignas(16) float4 sums[kThreads];
+  float weights[kHeads][kMostSplits];
+};
+
+/// log-sum-exp of every head over the splits, and what each split weighs, by kThreads threads: to shared.top, total and
+/// lse, base 2.
+template <int kHeads, uint32_t kThreads, class Shared>
+__device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
+                                    SplitShared<kHeads, kThreads>& splits, Shared& shared) {
+  constexpr uint32_t kEach = kMostSplits / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
+    const float2* parts = s.part_sum + size_t{kv_head} * s.splits * s.group + h;
+    float2 part[kEach];
+    float top = kMinusInf;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const uint32_t split = lane + 32 * i;
+      part[i] = split < s.splits ? parts[split * s.group] : make_float2(kMinusInf, 0.0F);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) top = fmaxf(top, part[i].x);
+    top = warp_max(top);
+    const float base = finite_base(top);
+    float total = 0.0F;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      const float weight = exp2_fast(part[i].x - base);
+      if (lane + 32 * i < s.splits) splits.weights[h][lane + 32 * i] = weight;
+      total = fmaf(weight, part[i].y, total);
+    }
+    total = warp_sum(total);
+    if (lane == 0) {
+      shared.top[h] = top;
+      shared.total[h] = total;
+      shared.lse[h] = top + log2f(total);
+    }
+  }
+}
+
+/// The splits' sum, in two steps between which their weights become known. Each of kBlocks thread blocks
+/// has a part of the group's rows, in columns of 4 components; threads with the same column have splits in turn.
+template <uint32_t kBlocks, uint32_t kThreads>
+struct SplitSums {
+  static constexpr uint32_t kAhead = 4;
+  uint32_t columns;  ///< of the block, a power of 2
+  uint32_t quad;     ///< of the group's rows, this thread's
+  bool inside;
+  float4 first[kAhead];
+
+  template <int kDim>
+  __device__ const float4* from(const CodesParams& s, uint32_t kv_head, uint32_t split) const {
+    return reinterpret_cast<const float4*>(s.part_o) +
+           (size_t{kv_head} * s.splits + split) * s.group * (kDim / 4) + quad;
+  }
+  template <int kDim>
+  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t rank) {
+    const uint32_t quads = s.group * (kDim / 4);
+    const uint32_t share = (quads + kBlocks - 1) / kBlocks;
+    columns = share <= 1 ? 1 : 1U << (32 - __clz(static_cast<int>(share - 1)));
+    const uint32_t column = threadIdx.x & (columns - 1);
+    quad = rank * share + column;
+    inside = column < share && quad < quads;
+#pragma unroll
+    for (uint32_t i = 0; i < kAhead; ++i) {
+      const uint32_t split = (threadIdx.x + i * kThreads) / columns;
+      first[i] = inside && split < s.splits ? *from<kDim>(s, kv_head, split)
+                                            : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    }
+  }
+  /// Leaves sums for send() in shared.sums.
+  template <int kDim, int kHeads>
+  __device__ void add(const CodesParams& s, uint32_t kv_head,
+                      SplitShared<kHeads, kThreads>& shared) const {
+    float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    const float* weights = shared.weights[inside ? quad / (kDim / 4) : 0];
+    const auto take = [&](uint32_t split, float4 x) {
+      const float weight = weights[split];
+      sum.x = fmaf(weight, x.x, sum.x);
+      sum.y = fmaf(weight, x.y, sum.y);
+      sum.z = fmaf(weight, x.z, sum.z);
+      sum.w = fmaf(weight, x.w, sum.w);
+    };
+    const uint32_t own = threadIdx.x / columns;
+    const uint32_t step = kThreads / columns;
+    if (inside) {
+#pragma unroll
+      for (uint32_t i = 0; i < kAhead; ++i) {
+        if (own + i * step < s.splits) take(own + i * step, first[i]);
+      }
+      for (uint32_t split = own + kAhead * step; split < s.splits; split += step) {
+        take(split, *from<kDim>(s, kv_head, split));
+      }
+    }
+    for (uint32_t offset = columns; offset < 32; offset *= 2) {
+      sum.x += __shfl_xor_sync(kWholeWarp, sum.x, offset);
+      sum.y += __shfl_xor_sync(kWholeWarp, sum.y, offset);
+      sum.z += __shfl_xor_sync(kWholeWarp, sum.z, offset);
+      sum.w += __shfl_xor_sync(kWholeWarp, sum.w, offset);
+    }
+    shared.sums[threadIdx.x] = sum;
+  }
+  /// After a barrier: put(head, component, sum of four) for every column of this block.
+  template <int kDim, int kHeads, class Put>
+  __device__ void send(const SplitShared<kHeads, kThreads>& shared, const Put& put) const {
+    if (threadIdx.x >= columns || !inside) return;
+    const uint32_t stride = max(columns, 32U);
+    float4 sum = shared.sums[threadIdx.x];
+    for (uint32_t i = threadIdx.x + stride; i < kThreads; i += stride) {
+      const float4 x = shared.sums[i];
+      sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+    }
+    put(quad / (kDim / 4), quad % (kDim / 4) * 4, sum);
+  }
+};
+
+}  // namespace keyhole::gpu::codes

@@ -1,0 +1,353 @@
+#include "index/scan/code_scan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "cpu/half.h"
+
+namespace keyhole::index {
+namespace {
+
+// Enough work (60 us for 2 bits and a group of 4) that a query's preparation, some 3 us, does not count.
+constexpr uint32_t kLeastBlocks = 24;
+// Weights are rounded to 15 bits of the largest of a block, and summed up in fp32.
+constexpr float kRounding = 3e-5F;
+// What rounding may change an output by.
+constexpr float kAllowed = 1e-3F;
+
+constexpr auto kHalf = static_cast<size_t>(DType::f16);
+
+const std::byte* factors_of(const CodeShape& shape, const std::byte* block, uint32_t tile) {
+  return block + shape.factors_at() + size_t{tile} * kCodeTile * 4;
+}
+
+float noise_of(const CodeShape& shape, const std::byte* block) {
+  float noise;
+  std::memcpy(&noise, block + shape.noise_at(), sizeof noise);
+  return noise;
+}
+
+template <class Vector>
+void grow(Vector& v, size_t n) {
+  if (v.size() < n) v.resize(n);
+}
+
+}  // namespace
+
+CodeCut code_cut(size_t blocks) {
+  CodeCut cut;
+  cut.blocks = std::max<uint32_t>(
+      kLeastBlocks, static_cast<uint32_t>((blocks + kMostCodeParts - 1) / kMostCodeParts));
+  cut.parts = static_cast<uint32_t>((blocks + cut.blocks - 1) / cut.blocks);
+  return cut;
+}
+
+void CodeParts::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) {
+  wanted_ = std::max(wanted_, std::min(wanted, kMostExactRows));
+  group_ = std::max(group_, group);
+  o_stride_ = std::max(o_stride_, size_t{group} * shape.dim);
+  grow(o_, kMostCodeParts * o_stride_);
+  grow(tops_, size_t{kMostCodeParts} * group_);
+  grow(sums_, size_t{kMostCodeParts} * group_);
+  grow(counts_, size_t{kMostCodeParts} * group_);
+  grow(best_, size_t{kMostCodeParts} * group_ * wanted_);
+}
+
+// ---- Memory --------------------------------------------------------------------------------------
+
+bool CodeScan::fits(const CodeShape& shape, uint32_t group, uint32_t wanted) const {
+  return group <= group_ && wanted <= wanted_ && value_.size() >= shape.dim &&
+         parts_.size() >= group * cpu::code_query_bytes(shape) &&
+         value_sums_.size() >= group * cpu::code_sum_size(shape);
+}
+
+void CodeScan::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) {
+  if (fits(shape, group, wanted)) return;
+  group = std::max(group, group_);
+  wanted = std::max(wanted, wanted_);
+  grow(rows_, size_t{group} * shape.dim);
+  grow(parts_, group * cpu::code_query_bytes(shape));
+  grow(scores_, size_t{group} * kCodeBlock);
+  grow(value_sums_, group * cpu::code_sum_size(shape));
+  grow(means_, size_t{group} * shape.dim);
+  grow(o_, size_t{group} * shape.dim);
+  grow(candidates_, size_t{group} * wanted);
+  grow(spare_, size_t{group} * wanted);
+  chosen_.reserve(wanted);
+  sorted_.reserve(wanted);
+  grow(value_, shape.dim);
+  if (wanted != 0) best_.begin(group, wanted, SIZE_MAX / 2);
+  group_ = group;
+  wanted_ = wanted;
+}
+
+size_t CodeScan::bytes() const {
+  return (rows_.size() + scores_.size() + value_sums_.size() + means_.size() + o_.size() +
+          value_.size()) *
+             sizeof(float) +
+         parts_.size() + (candidates_.size() + spare_.size()) * sizeof(uint64_t);
+}
+
+// ---- The pass ------------------------------------------------------------------------------------
+
+void CodeScan::begin(const CodeSearch& s) {
+  const CodeShape& shape = s.codes->shape();
+  reserve(shape, s.group, s.wanted);
+  s.codes->rotate_queries(s.queries, s.group, rows_.data());
+  const size_t bytes = cpu::code_query_bytes(shape);
+  for (uint32_t h = 0; h < s.group; ++h) {
+    const float* row = rows_.data() + size_t{h} * shape.dim;
+    scales_[h] = cpu::prepare_code_query(shape, row, parts_.data() + h * bytes);
+    double norm = 0.0;
+    for (uint32_t j = 0; j < shape.dim; ++j) norm += double{row[j]} * row[j];
+    norms_[h] = static_cast<float>(norm);
+    tops_[h] = kMinusInf;
+    sums_[h] = 0.0F;
+  }
+}
+
+void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
+                    CodeParts& out) {
+  const CodeShape& shape = s.codes->shape();
+  const CodeCut cut = code_cut(s.codes->blocks());
+  const size_t first = size_t{part} * cut.blocks;
+  const size_t end = std::min(s.codes->blocks(), first + cut.blocks);
+  begin(s);
+  std::fill_n(value_sums_.begin(), s.group * cpu::code_sum_size(shape), 0.0F);
+  std::fill_n(means_.begin(), size_t{s.group} * shape.dim, 0.0F);
+  if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
+  for (size_t b = first; b < end; ++b) scan_block(s, b, end, skipped);
+
+  for (uint32_t h = 0; h < s.group; ++h) {
+    float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
+    const float* means = means_.data() + size_t{h} * shape.dim;
+    if (shape.value_bits != 0) {
+      cpu::fold_code_sum(shape, value_sums_.data() + h * cpu::code_sum_size(shape), o);
+      for (uint32_t j = 0; j < shape.dim; ++j) o[j] += means[j];
+    } else {
+      std::copy_n(means, shape.dim, o);
+    }
+    const size_t at = out.at(part, h);
+    out.tops_[at] = tops_[h];
+    out.sums_[at] = sums_[h];
+    out.counts_[at] = 0;
+    if (s.wanted == 0) continue;
+    const std::span<const uint64_t> best = best_.selected(h);
+    std::copy(best.begin(), best.end(),
+              out.best_.begin() + static_cast<std::ptrdiff_t>(at * out.wanted_));
+    out.counts_[at] = static_cast<uint32_t>(best.size());
+  }
+}
+
+void CodeScan::score_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n) {
+  const CodeShape& shape = s.codes->shape();
+  const std::byte* block = s.codes->block(number);
+  const bool whole = n == kCodeTiles;
+  float offsets[kMaxGroup];
+  s.kernels->score[kHalf]({.queries = rows_.data(),
+                           .group = s.group,
+                           .dim = shape.dim,
+                           .keys = block + shape.key_mean_at(),
+                           .key_stride = 0,
+                           .ids = nullptr,
+                           .count = 1,
+                           .scores = offsets,
+                           .score_stride = 1});
+  s.kernels->score_codes({.bits = shape.key_bits,
+                          .words = shape.key_words(),
+                          .codes = block + size_t{tile} * kCodeLanes * shape.key_words() * 4,
+                          .factors = factors_of(shape, block, tile),
+                          .tiles = n,
+                          .queries = parts_.data(),
+                          .parts = scales_,
+                          .group = s.group,
+                          .offsets = offsets,
+                          .scores = scores_.data(),
+                          .stride = kCodeBlock,
+                          .ahead = whole ? block + shape.values_at() : nullptr,
+                          .ahead_bytes = shape.block_bytes() - shape.values_at()});
+}
+
+void CodeScan::weigh_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n,
+                           float* maxima) {
+  const CodeShape& shape = s.codes->shape();
+  const std::byte* block = s.codes->block(number);
+  score_tiles(s, number, tile, n);
+  const float noise = noise_of(shape, block);
+  float noises[kMaxGroup];
+  for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * noise;
+  s.kernels->weigh_codes({.scores = scores_.data(),
+                          .stride = kCodeBlock,
+                          .group = s.group,
+                          .tiles = n,
+                          .factors = factors_of(shape, block, tile),
+                          .noises = noises,
+                          .logits = s.logits,
+                          .maxima = maxima});
+}
+
+const float* CodeScan::score(const CodeSearch& s, size_t block) {
+  score_tiles(s, block, 0, kCodeTiles);
+  return scores_.data();
+}
+
+void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t end,
+                          std::span<const uint32_t> skipped) {
+  const CodeShape& shape = s.codes->shape();
+  const std::byte* block = s.codes->block(number);
+  const std::byte* factors = factors_of(shape, block, 0);
+  const auto first = static_cast<uint32_t>(number * kCodeBlock);
+  float maxima[kMaxGroup], rescales[kMaxGroup], weights[kMaxGroup];
+  weigh_tiles(s, number, 0, kCodeTiles, maxima);
+  auto skip = std::lower_bound(skipped.begin(), skipped.end(), first);
+  const bool skips = skip != skipped.end() && *skip < first + kCodeBlock;
+  for (; skip != skipped.end() && *skip < first + kCodeBlock; ++skip) {
+    for (uint32_t h = 0; h < s.group; ++h) scores_[h * kCodeBlock + *skip - first] = kMinusInf;
+  }
+  bool some = false;
+  for (uint32_t h = 0; h < s.group; ++h) {
+    const float* of_head = scores_.data() + h * kCodeBlock;
+    if (skips) maxima[h] = *std::max_element(of_head, of_head + kCodeBlock);
+    if (s.wanted != 0) best_.offer(h, of_head, first, kCodeBlock);
+    const float top = std::max(tops_[h], maxima[h]);
+    rescales[h] = tops_[h] == kMinusInf ? 0.0F : std::exp(tops_[h] - top);
+    tops_[h] = top;
+    some = some || top != kMinusInf;
+  }
+  if (!some) return;
+  s.kernels->sum_codes({.bits = shape.value_bits,
+                        .words = shape.value_words(),
+                        .codes = block + shape.values_at(),
+                        .factors = factors,
+                        .tiles = kCodeTiles,
+                        .log_weights = scores_.data(),
+                        .stride = kCodeBlock,
+                        .group = s.group,
+                        .tops = tops_,
+                        .rescales = rescales,
+                        .sums = value_sums_.data(),
+                        .sum_size = cpu::code_sum_size(shape),
+                        .weight_sums = weights,
+                        .ahead = number + 1 < end ? s.codes->block(number + 1) : nullptr,
+                        .ahead_bytes = shape.key_bytes()});
+  for (uint32_t h = 0; h < s.group; ++h) {
+    sums_[h] = sums_[h] * rescales[h] + weights[h];
+    if (rescales[h] == 1.0F) continue;
+    float* means = means_.data() + size_t{h} * shape.dim;
+    for (uint32_t j = 0; j < shape.dim; ++j) means[j] *= rescales[h];
+  }
+  s.kernels->weighted_sum[kHalf]({.weights = weights,
+                                  .weight_stride = 1,
+                                  .group = s.group,
+                                  .dim = shape.dim,
+                                  .values = block + shape.value_mean_at(),
+                                  .value_stride = 0,
+                                  .ids = nullptr,
+                                  .count = 1,
+                                  .o = means_.data()});
+}
+
+// ---- The end -------------------------------------------------------------------------------------
+
+void CodeScan::merge(const CodeSearch& s, const CodeParts& parts) {
+  const uint32_t dim = s.codes->shape().dim;
+  const uint32_t n = code_cut(s.codes->blocks()).parts;
+  for (uint32_t h = 0; h < s.group; ++h) {
+    tops_[h] = kMinusInf;
+    sums_[h] = 0.0F;
+    for (uint32_t p = 0; p < n; ++p) tops_[h] = std::max(tops_[h], parts.tops_[parts.at(p, h)]);
+    float* o = o_.data() + size_t{h} * dim;
+    std::fill_n(o, dim, 0.0F);
+    for (uint32_t p = 0; p < n; ++p) {
+      const size_t at = parts.at(p, h);
+      if (parts.tops_[at] == kMinusInf) continue;
+      const float weight = std::exp(parts.tops_[at] - tops_[h]);
+      if (weight == 0.0F) continue;
+      sums_[h] += weight * parts.sums_[at];
+      const float* from = parts.o_.data() + p * parts.o_stride_ + size_t{h} * dim;
+      for (uint32_t j = 0; j < dim; ++j) o[j] += weight * from[j];
+    }
+  }
+}
+
+std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts& parts) {
+  begin(s);
+  merge(s, parts);
+  chosen_.clear();
+  const size_t wanted = std::min<size_t>(s.wanted, s.codes->count());
+  if (wanted == 0) return {};
+  const uint32_t n = code_cut(s.codes->blocks()).parts;
+  best_.begin(s.group, s.wanted, size_t{n} * s.wanted);
+  size_t candidates = 0;
+  for (uint32_t h = 0; h < s.group; ++h) {
+    for (uint32_t p = 0; p < n; ++p) {
+      const size_t at = parts.at(p, h);
+      for (uint32_t i = 0; i < parts.counts_[at]; ++i) {
+        best_.offer_rank(h, parts.best_[at * parts.wanted_ + i]);
+      }
+    }
+    const float lse = tops_[h] + std::log(sums_[h]);
+    for (const uint64_t rank : best_.selected(h)) {
+      candidates_[candidates++] = pack_rank(rank_score(rank) - lse, rank_row(rank));
+    }
+  }
+  sort_ranks(candidates_.data(), spare_.data(), candidates);
+  for (size_t i = 0; i < candidates && chosen_.size() < wanted; ++i) {
+    const uint32_t row = rank_row(candidates_[i]);
+    if (std::find(chosen_.begin(), chosen_.end(), row) == chosen_.end()) chosen_.push_back(row);
+  }
+  return chosen_;
+}
+
+bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
+  const CodeShape& shape = s.codes->shape();
+  float before[kMaxGroup];
+  std::copy_n(sums_, s.group, before);
+  for (const uint32_t row : chosen_) {
+    // The same kernels over the row's tile: the same log weights.
+    float maxima[kMaxGroup];
+    weigh_tiles(s, row / kCodeBlock, row % kCodeBlock / kCodeTile, 1, maxima);
+    s.codes->rotated_value(row, value_.data());
+    for (uint32_t h = 0; h < s.group; ++h) {
+      const float weight = std::exp(scores_[h * kCodeBlock + row % kCodeTile] - tops_[h]);
+      sums_[h] -= weight;
+      float* o = o_.data() + size_t{h} * shape.dim;
+      for (uint32_t j = 0; j < shape.dim; ++j) o[j] -= weight * value_[j];
+    }
+  }
+  for (uint32_t h = 0; h < s.group; ++h) {
+    if (before[h] == 0.0F) continue;
+    const float kept = std::max(sums_[h], 0.0F) + std::exp(exact_lse[h] - tops_[h]);
+    if (!(kRounding * before[h] <= kAllowed * kept)) return false;
+  }
+  return true;
+}
+
+void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& parts,
+                      StateView out) {
+  const uint32_t dim = s.codes->shape().dim;
+  const bool none = chosen_.size() == s.codes->count();
+  if (!none && !chosen_.empty() && !take_out(s, exact_lse)) {
+    sorted_.assign(chosen_.begin(), chosen_.end());
+    std::sort(sorted_.begin(), sorted_.end());
+    CodeSearch others = s;
+    others.wanted = 0;
+    const uint32_t n = code_cut(s.codes->blocks()).parts;
+    for (uint32_t p = 0; p < n; ++p) scan(others, p, sorted_, parts);
+    merge(others, parts);
+  }
+  for (uint32_t h = 0; h < s.group; ++h) {
+    float* o = out.o + size_t{h} * dim;
+    // What is left of the weights where all rows are exact is rounding.
+    const bool empty = none || !(sums_[h] > 0.0F);
+    out.lse[h] = empty ? kMinusInf : tops_[h] + std::log(sums_[h]);
+    std::fill_n(o, dim, 0.0F);
+    if (empty) continue;
+    const float unit = s.codes->balance().value_scale / sums_[h];
+    for (uint32_t j = 0; j < dim; ++j) o[j] = unit * o_[size_t{h} * dim + j];
+    rotate_codes_back(o, dim);
+  }
+}
+
+}  // namespace keyhole::index

@@ -1,0 +1,123 @@
+// Attention by codes at the speed of memory: one pass over the codes of a KV head leaves the state of all its rows by
+// their codes and the rows that weigh most; these leave the state again, to be attended exactly. Every row is in the
+// result once, by its code or exactly.
+//
+// The pass is cut into ranges of whole blocks whose number depends on the count alone; any thread may do any of them,
+// and they are merged in their order, so that the bits of the result do not depend on threads.
+//
+// The rows to be read exactly are those of largest weight over the heads of the group: max over heads of
+// log weight - lse, where lse is that of all rows by code. A row that is among the N of a group is among the N of the
+// head where it weighs most: each range keeps the N best of each head.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "index/scan/kv_codes.h"
+#include "index/scan/topk.h"
+
+namespace keyhole::index {
+
+/// Ranges of a pass, at most.
+inline constexpr uint32_t kMostCodeParts = 64;
+/// Rows of a KV head that are read exactly, at most: 64 do what more would.
+inline constexpr uint32_t kMostExactRows = 1024;
+
+/// What one KV head asks of its codes.
+struct CodeSearch {
+  const cpu::Kernels* kernels = nullptr;
+  const KvCodes* codes = nullptr;
+  const float* queries = nullptr;  ///< `[group, dim]` fp32
+  uint32_t group = 0;
+  LogitParams logits;
+  uint32_t wanted =
+      0;  ///< rows to be read exactly, at most kMostExactRows; more than there are: all
+};
+
+/// How `blocks` blocks are cut.
+struct CodeCut {
+  uint32_t parts = 0;
+  uint32_t blocks = 0;  ///< of a part; the last may have less
+};
+[[nodiscard]] CodeCut code_cut(size_t blocks);
+
+/// What the ranges of one pass have come to. Different ranges may be written at once.
+class CodeParts {
+ public:
+  /// Takes memory for searches of up to `group` heads and `wanted` rows; keeps what it has where that is enough.
+  void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
+  [[nodiscard]] size_t bytes() const {
+    return (o_.size() + tops_.size() + sums_.size()) * sizeof(float) +
+           best_.size() * sizeof(uint64_t) + counts_.size() * sizeof(uint32_t);
+  }
+
+ private:
+  friend class CodeScan;
+  [[nodiscard]] size_t at(uint32_t part, uint32_t head) const {
+    return size_t{part} * group_ + head;
+  }
+  uint32_t group_ = 0, wanted_ = 0;
+  size_t o_stride_ = 0;           // of a part: group * dim
+  std::vector<float> o_;          // rotated sums of weight * (g level + mean)
+  std::vector<float> tops_;       // `[parts, group]` the log weight that weighs 1
+  std::vector<float> sums_;       // `[parts, group]` of weights
+  std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
+  std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
+};
+
+/// One thread's memory for passes.
+class CodeScan {
+ public:
+  /// Takes memory; keeps what it has where that is enough. After it nothing allocates for searches of this size in
+  /// codes of this shape.
+  void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
+  [[nodiscard]] bool fits(const CodeShape& shape, uint32_t group, uint32_t wanted) const;
+
+  /// Part `part` of code_cut(): all rows but `skipped` (rising).
+  void scan(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
+            CodeParts& out);
+
+  /// For searches: prepares the queries, and scores a block by its codes: `[group, kCodeBlock]`, valid until the next
+  /// call.
+  void begin(const CodeSearch& search);
+  [[nodiscard]] const float* score(const CodeSearch& search, size_t block);
+
+  /// When all parts have been scanned: the `wanted` rows that weigh most, heaviest first; of equal ones the smaller
+  /// first. Valid until the next call.
+  [[nodiscard]] std::span<const uint32_t> choose(const CodeSearch& search, const CodeParts& parts);
+
+  /// After choose(): the state of all other rows by their codes, o `[group, dim]`, lse `[group]`; (0, -inf) where
+  /// none is left. exact_lse `[group]`: of the chosen rows. Where these weighed so much by their codes that rounding
+  /// would show in what is left, the others are summed up once more, without them.
+  void finish(const CodeSearch& search, const float* exact_lse, CodeParts& parts, StateView out);
+
+  [[nodiscard]] size_t bytes() const;
+
+ private:
+  /// Log weights of the n tiles of a block from `tile` on, in scores_.
+  void weigh_tiles(const CodeSearch& search, size_t block, uint32_t tile, uint32_t n,
+                   float* maxima);
+  void score_tiles(const CodeSearch& search, size_t block, uint32_t tile, uint32_t n);
+  void scan_block(const CodeSearch& search, size_t block, size_t end,
+                  std::span<const uint32_t> skipped);
+  void merge(const CodeSearch& search, const CodeParts& parts);
+  /// Takes the chosen rows' weights out of sums_ and o_; false where rounding would show.
+  [[nodiscard]] bool take_out(const CodeSearch& search, const float* exact_lse);
+
+  uint32_t group_ = 0, wanted_ = 0;  // that it is reserved for
+  std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
+  cpu::LineVector<int8_t> parts_;    // `[group, code_query_bytes()]` the same in the codes' order
+  cpu::CodeQueryParts scales_[kMaxGroup] = {};
+  float norms_[kMaxGroup] = {};        // of rows_, squared
+  cpu::LineVector<float> scores_;      // `[group, kCodeBlock]`
+  cpu::LineVector<float> value_sums_;  // `[group, code_sum_size()]`
+  std::vector<float> means_;           // `[group, dim]` weighted sum of mean values
+  std::vector<float> o_;               // `[group, dim]`
+  float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
+  TopK best_;
+  std::vector<uint64_t> candidates_, spare_;
+  std::vector<uint32_t> chosen_, sorted_;
+  std::vector<float> value_;  // `[dim]`
+};
+
+}  // namespace keyhole::index

@@ -1,0 +1,48 @@
+#include "runtime/plan/auto_index.h"
+
+#include "gpu/codes.h"
+#include "index/scan/code_scan.h"
+#include "runtime/plan/code_plan.h"
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr uint32_t kBits[] = {4, 2};
+
+std::string codes_spec(uint32_t bits) {
+  return "codes:k=" + std::to_string(bits) + ",v=" + std::to_string(bits);
+}
+
+/// Codes of the most bits that there is room for.
+std::string choose_codes(const SessionParams& params, const ModelShape& model,
+                         const CodeRoom& room) {
+  if (room && params.partitions != KEYHOLE_PLACE_HOST && params.row_block() == kCodeBlock) {
+    const uint64_t there = room(params.resident_shape(model));
+    for (const uint32_t bits : kBits) {
+      CodePlan plan;
+      plan.shape = {model.head_dim, bits, bits};
+      plan.exact_rows = gpu::kMostExactRows;
+      const gpu::CodesShape shape = codes_shape(plan, params.max_tokens, params, model);
+      if (gpu::codes_supported(shape) && gpu::codes_bytes(shape) <= there) return codes_spec(bits);
+    }
+  }
+  return codes_spec(kBits[0]);
+}
+
+}  // namespace
+
+void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
+                  const ModelShape& model, const CodeRoom& room) {
+  if (spec != kAutoIndex) return;
+  const bool chosen = budget.attend == KEYHOLE_ATTEND_TOPK || budget.attend == KEYHOLE_ATTEND_NONE;
+  const bool replaced = budget.tail == KEYHOLE_TAIL_NONE || budget.reads_codes();
+  if (!chosen || !replaced || budget.has_target() || budget.top_k > index::kMostExactRows) {
+    spec = "ivf";
+    return;
+  }
+  spec = choose_codes(params, model, room);
+  // A budget as its init function leaves it is completed as that of any index with codes.
+  if (budget != Budget()) budget.tail = KEYHOLE_TAIL_CODES;
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,25 @@
+// What the index "auto" stands for.
+//
+// On a CUDA device: codes of all offloaded rows in the device's memory, of the most bits that it has room for, 4 or 2 (of
+// 320 questions at 128k each answered as many as exact attention; 1 bit lost a fifth of them, so it is no default). Else on
+// the host: codes as well, whose steps read a quarter of the bytes of the keys and values and lose no answer either
+// (bench/RESULTS.md).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "runtime/plan/config.h"
+
+namespace keyhole::runtime {
+
+inline constexpr std::string_view kAutoIndex = "auto";
+
+/// Where `spec` is "auto": puts the spec that it stands for in its place, in a session of these params (whose own index and
+/// budget do not matter), and lets codes stand for what `budget` does not read. A budget that asks for what codes have
+/// not, partitions or every key that a search scores, gets `ivf`.
+void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
+                  const ModelShape& model, const CodeRoom& room);
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,54 @@
+#include "runtime/plan/code_plan.h"
+
+#include <algorithm>
+
+#include "index/types/factory.h"
+
+namespace keyhole::runtime {
+
+CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
+                    std::span<const HeadParams* const> heads) {
+  CodePlan plan;
+  plan.layers.assign(model.layers, 0);
+  if (params.partitions == KEYHOLE_PLACE_HOST) return plan;
+  for (uint32_t layer = 0; layer < model.layers; ++layer) {
+    if (params.is_dense(layer)) continue;
+    std::optional<index::CodeBits> bits;
+    bool coded = true;
+    uint32_t rows = 0;
+    for (uint32_t h = 0; coded && h < model.kv_heads; ++h) {
+      const HeadParams& head = *heads[size_t{layer} * model.kv_heads + h];
+      const std::optional<index::CodeBits> own = index::code_bits(head.index);
+      coded = !head.dense && own.has_value() && (h == 0 || own == bits) &&
+              head.budget.tail == KEYHOLE_TAIL_CODES;
+      bits = own;
+      rows = std::max(rows, head.budget.attend == KEYHOLE_ATTEND_NONE ? 0 : head.budget.top_k);
+    }
+    if (!coded) continue;
+    const CodeShape shape{model.head_dim, bits->keys, bits->values};
+    if (!plan.any()) plan.shape = shape;
+    if (shape.key_bits != plan.shape.key_bits || shape.value_bits != plan.shape.value_bits)
+      continue;
+    plan.layers[layer] = 1;
+    plan.exact_rows = std::max(plan.exact_rows, std::min(rows, gpu::kMostExactRows));
+  }
+  return plan;
+}
+
+gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
+                            const ModelShape& model) {
+  const uint64_t kept = uint64_t{params.sink} + params.window;
+  const uint64_t rows = tokens > kept ? tokens - kept : 0;
+  gpu::CodesShape shape;
+  shape.layers = model.layers;
+  shape.q_heads = model.q_heads;
+  shape.kv_heads = model.kv_heads;
+  shape.code = plan.shape;
+  shape.dtype = model.kv_dtype;
+  shape.blocks = static_cast<uint32_t>(std::max<uint64_t>(1, rows / kCodeBlock));
+  shape.exact_rows = plan.exact_rows;
+  shape.logits = model.logits;
+  return shape;
+}
+
+}  // namespace keyhole::runtime

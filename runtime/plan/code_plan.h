@@ -1,0 +1,42 @@
+// Which layers of a session have codes of their offloaded rows on the device, and what these look like.
+//
+// A layer has them where every KV head's index is `codes` with the same bits and its budget lets the codes stand for all
+// rows that are not read (KEYHOLE_TAIL_CODES); all such layers of a session share one shape.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cpu/code_layout.h"
+#include "gpu/codes.h"
+#include "runtime/plan/config.h"
+
+namespace keyhole::runtime {
+
+struct CodePlan {
+  CodeShape shape;
+  uint32_t exact_rows = 0;   ///< N: rows of a KV head that a step reads exactly
+  std::vector<char> layers;  ///< [layer] it has codes
+
+  [[nodiscard]] bool any() const {
+    return std::find(layers.begin(), layers.end(), char{1}) != layers.end();
+  }
+
+  bool operator==(const CodePlan& o) const {
+    return shape.key_bits == o.shape.key_bits && shape.value_bits == o.shape.value_bits &&
+           exact_rows == o.exact_rows && layers == o.layers;
+  }
+};
+
+/// heads: `[layers, kv_heads]`.
+[[nodiscard]] CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
+                                  std::span<const HeadParams* const> heads);
+
+/// Shape of the device's memory for a plan with layers, in sessions of at most so many tokens.
+[[nodiscard]] gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens,
+                                          const SessionParams& params, const ModelShape& model);
+
+}  // namespace keyhole::runtime

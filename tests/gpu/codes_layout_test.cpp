@@ -1,0 +1,93 @@
+// What codes take on a device, and which shapes there are: no device needed.
+#include "gpu/codes_layout.h"
+
+#include <gtest/gtest.h>
+
+#include "gpu/device.h"
+#include "gpu/host_pin.h"
+
+namespace keyhole::gpu {
+namespace {
+
+CodesShape of_8b(uint32_t blocks) {
+  CodesShape s;
+  s.layers = 32;
+  s.q_heads = 32;
+  s.kv_heads = 8;
+  s.code = {128, 2, 2};
+  s.blocks = blocks;
+  s.exact_rows = 16;
+  return s;
+}
+
+Status status_of(const CodesShape& shape) {
+  try {
+    (void)codes_bytes(shape);
+  } catch (const Error& e) {
+    return e.status();
+  }
+  return Status::ok;
+}
+
+TEST(CodesLayout, BytesAreThoseOfBlocksAndALittle) {
+  // 2 bits of K and of V are 64 bytes a row, factors 4, and a block has two means and the noise.
+  const size_t blocks = size_t{32} * 8 * 512 * (256 * 68 + 640);
+  const size_t bytes = codes_bytes(of_8b(512));
+  EXPECT_GT(bytes, blocks);
+  EXPECT_LT(bytes, blocks + (size_t{16} << 20U));
+  const size_t more = codes_bytes(of_8b(513));
+  EXPECT_GE(more - bytes, blocks / 512);
+}
+
+TEST(CodesLayout, PartsDoNotOverlap) {
+  const CodesShape shape = of_8b(3);
+  const CodesLayout l(shape);
+  EXPECT_GE(l.key_scales, l.blocks + 32 * l.layer_stride);
+  EXPECT_GE(l.value_scales, l.key_scales + size_t{32} * 8 * 128 * 4);
+  EXPECT_GE(l.counts, l.value_scales + size_t{32} * 8 * 4);
+  EXPECT_GE(l.work, l.counts + size_t{32} * 4);
+  EXPECT_GE(l.bytes, l.work + l.work_bytes);
+  for (const size_t at : {l.blocks, l.key_scales, l.value_scales, l.counts, l.work}) {
+    EXPECT_EQ(at % 256, 0U);
+  }
+}
+
+TEST(CodesLayout, RefusesWhatNoSessionHas) {
+  const CodesShape good = of_8b(16);
+  EXPECT_EQ(status_of(good), Status::ok);
+  EXPECT_TRUE(codes_supported(good));
+  const auto with = [&](auto change) {
+    CodesShape s = good;
+    change(s);
+    return status_of(s);
+  };
+  using S = CodesShape;
+  EXPECT_EQ(with([](S& s) { s.kv_heads = 0; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.q_heads = 33; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.q_heads = 8 * 17; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.code.dim = 72; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.code.key_bits = 3; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.code.key_bits = 0; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.code.value_bits = 8; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.dtype = DType::i8; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.exact_rows = 65; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.blocks = 1U << 31U; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) {
+              s.layers = ~0U, s.kv_heads = 65535, s.q_heads = 65535, s.blocks = 1U << 14U;
+            }),
+            Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.blocks = 0; }), Status::ok);
+}
+
+TEST(HostPin, SaysThatThereIsNoDevice) {
+  if (!cuda_devices().empty()) GTEST_SKIP() << "there is one";
+  try {
+    HostPin pin;
+    ADD_FAILURE() << "pinned";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported) << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::gpu

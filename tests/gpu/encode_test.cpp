@@ -1,0 +1,334 @@
+// Encoding on the device against encode_block() of the host, bit for bit; the life of a Codes; pinned ranges.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/encode.h"
+#include "tests/gpu/codes_fixture.h"
+
+namespace keyhole::gpu::test {
+namespace {
+
+struct Stuff {
+  explicit Stuff(const CodesShape& s, size_t limit = 0) : shape(s) {
+    ResidentShape r;
+    r.layers = s.layers;
+    r.q_heads = s.q_heads;
+    r.kv_heads = s.kv_heads;
+    r.head_dim = s.code.dim;
+    r.dtype = s.dtype;
+    r.sink = 4;
+    r.window_capacity = 8;
+    r.window = 8;
+    r.logits = s.logits;
+    CudaConfig config;
+    config.probe_signal = false;
+    if (limit != 0) config.memory_limit = cuda_resident_bytes(r) + limit;
+    resident = make_cuda_resident(r, config);
+  }
+  CodesShape shape;
+  std::unique_ptr<Resident> resident;
+};
+
+CodesShape shape_of(uint32_t dim, uint32_t key_bits, uint32_t value_bits, DType dtype,
+                    uint32_t blocks) {
+  CodesShape s;
+  s.layers = 2;
+  s.kv_heads = 2;
+  s.q_heads = 4;
+  s.code = {dim, key_bits, value_bits};
+  s.dtype = dtype;
+  s.blocks = blocks;
+  s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
+  return s;
+}
+
+enum class Kind { normal, zeros, equal, huge, tiny, outliers };
+
+/// A row of all heads.
+std::vector<float> strange(std::mt19937& rng, size_t n, Kind kind) {
+  std::vector<float> x = random_floats(rng, n);
+  for (size_t i = 0; i < n; ++i) {
+    switch (kind) {
+      case Kind::normal: break;
+      case Kind::zeros: x[i] = 0.0F; break;
+      case Kind::equal: x[i] = static_cast<float>(i % 7) - 2.5F; break;
+      case Kind::huge: x[i] *= 5000.0F; break;
+      case Kind::tiny: x[i] *= 1e-6F; break;
+      case Kind::outliers: x[i] *= i % 16 == 3 ? 100.0F : 1.0F; break;
+    }
+  }
+  return x;
+}
+
+void expect_equal(const std::byte* seen, const OffloadedLayer& rows, const CodesShape& shape,
+                  uint32_t kv_head, uint32_t block) {
+  const size_t bytes = shape.code.block_bytes();
+  const auto at = std::mismatch(seen, seen + bytes, rows.codes(kv_head).block(block)).first - seen;
+  ASSERT_EQ(static_cast<size_t>(at), bytes) << "KV head " << kv_head << ", block " << block;
+}
+
+struct EncodeCase {
+  uint32_t dim, key_bits, value_bits;
+  DType dtype;
+};
+
+class Encode : public testing::TestWithParam<EncodeCase> {};
+
+TEST_P(Encode, MakesTheBitsOfTheHost) {
+  KEYHOLE_NEEDS_GPU();
+  const EncodeCase c = GetParam();
+  constexpr uint32_t kBlocks = 7;
+  const CodesShape shape = shape_of(c.dim, c.key_bits, c.value_bits, c.dtype, kBlocks);
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 rng(seed);
+  OffloadedLayer rows(shape, kBlocks * kCodeBlock + 8);
+  const size_t row = size_t{shape.kv_heads} * c.dim;
+  const Kind kinds[kBlocks] = {Kind::normal, Kind::zeros,    Kind::equal, Kind::huge,
+                               Kind::tiny,   Kind::outliers, Kind::normal};
+  for (const Kind kind : kinds) {
+    for (uint32_t i = 0; i < kCodeBlock; ++i) {
+      rows.append(strange(rng, row, kind), strange(rng, row, kind));
+    }
+  }
+  rows.learn(random_floats(rng, size_t{shape.q_heads} * c.dim));
+  rows.extend();
+
+  std::vector<float> key_scale, value_scale;
+  for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+    const index::Balance& balance = rows.codes(h).balance();
+    key_scale.insert(key_scale.end(), balance.key_scale.begin(), balance.key_scale.end());
+    value_scale.push_back(balance.value_scale);
+  }
+  const auto on_device = [](const std::vector<float>& x) {
+    DeviceBuffer there(x.size() * sizeof(float));
+    check(cudaMemcpy(there.data(), x.data(), there.bytes(), cudaMemcpyHostToDevice), "scales");
+    return there;
+  };
+  const DeviceBuffer keys = on_device(key_scale), values = on_device(value_scale);
+  EncodeParams p;
+  p.shape = shape.code;
+  p.dtype = shape.dtype;
+  p.kv_heads = shape.kv_heads;
+  p.keys = rows.keys();
+  p.values = rows.values();
+  p.rows_stride = rows.head_stride();
+  p.key_scale = keys.as<float>();
+  p.value_scale = values.as<float>();
+  p.head_stride = kBlocks * shape.code.block_bytes();
+  const DeviceBuffer blocks(shape.kv_heads * p.head_stride);
+  check(cudaMemset(blocks.data(), 0xa5, blocks.bytes()), "poison");
+  p.blocks = blocks.data();
+  const EncodeLauncher launcher(shape.code, shape.dtype);
+  for (uint32_t first : {0U, 4U}) {
+    p.first = first;
+    p.count = first == 0 ? 4 : kBlocks - 4;
+    launcher.launch(p, nullptr);
+  }
+  std::vector<std::byte> seen(blocks.bytes());
+  check(cudaMemcpy(seen.data(), blocks.data(), seen.size(), cudaMemcpyDeviceToHost), "blocks");
+  for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+    for (uint32_t b = 0; b < kBlocks; ++b) {
+      expect_equal(seen.data() + h * p.head_stride + b * shape.code.block_bytes(), rows, shape, h,
+                   b);
+    }
+  }
+}
+
+std::vector<EncodeCase> encode_cases() {
+  std::vector<EncodeCase> cases;
+  for (uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+    for (uint32_t key_bits : {1U, 2U, 4U}) {
+      for (uint32_t value_bits : {0U, 1U, 2U, 4U}) {
+        for (DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+          cases.push_back({dim, key_bits, value_bits, dtype});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Encode, testing::ValuesIn(encode_cases()), [](const auto& c) {
+  return std::to_string(c.param.dim) + "_" + std::to_string(c.param.key_bits) + "_" +
+         std::to_string(c.param.value_bits) + "_" + dtype_name(c.param.dtype);
+});
+
+TEST(CodesShapes, ThatAreSupportedHaveKernels) {
+  for (uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+    for (uint32_t key_bits : {1U, 2U, 4U}) {
+      for (uint32_t value_bits : {0U, 1U, 2U, 4U}) {
+        for (uint32_t group : {1U, 3U, 4U, 8U, 12U, 16U}) {
+          CodesShape shape = shape_of(dim, key_bits, value_bits, DType::f16, 1);
+          shape.q_heads = shape.kv_heads * group;
+          EXPECT_EQ(codes_supported(shape), codes_have_kernels(shape.code, group))
+              << dim << " components, " << key_bits << " and " << value_bits << " bits";
+        }
+      }
+    }
+  }
+}
+
+TEST(CodesBlocks, ComeGoAndAreReplaced) {
+  KEYHOLE_NEEDS_GPU();
+  const CodesShape shape = shape_of(128, 2, 2, DType::bf16, 5);
+  std::mt19937 rng(5);
+  const Stuff stuff(shape);
+  const auto codes = make_cuda_codes(*stuff.resident, shape);
+  EXPECT_EQ(codes->bytes(), codes_bytes(shape));
+  OffloadedLayer rows(shape, 5 * kCodeBlock);
+  const size_t row = size_t{shape.kv_heads} * shape.code.dim;
+  for (uint32_t i = 0; i < 5 * kCodeBlock; ++i) {
+    rows.append(random_floats(rng, row), random_floats(rng, row));
+  }
+  rows.learn(random_floats(rng, size_t{shape.q_heads} * shape.code.dim));
+  rows.tell(*codes, 1);
+  rows.extend();
+  std::vector<std::byte> seen(shape.code.block_bytes());
+  const auto expect_blocks = [&](uint32_t count) {
+    EXPECT_EQ(codes->count(1), count);
+    for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+      for (uint32_t b = 0; b < count; ++b) {
+        codes->read(1, h, b, seen.data());
+        expect_equal(seen.data(), rows, shape, h, b);
+      }
+    }
+  };
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  codes->encode(1, 0, 2, stream);
+  codes->encode(1, 2, 3, stream);
+  EXPECT_EQ(codes->count(0), 0U);
+  expect_blocks(5);
+  for (uint32_t i = 2 * kCodeBlock; i < 4 * kCodeBlock; ++i) {
+    rows.write(i, random_floats(rng, row, 0.3F), random_floats(rng, row, 7.0F));
+  }
+  codes->encode(1, 2, 2, stream);
+  rows.cut(2 * kCodeBlock);
+  rows.uncut(4 * kCodeBlock);
+  rows.extend();
+  expect_blocks(4);
+  codes->truncate(1, 1, stream);
+  expect_blocks(1);
+  EXPECT_THROW(codes->read(1, 0, 1, seen.data()), Error);
+  EXPECT_THROW(codes->encode(1, 2, 1, stream), Error);  // a hole
+  EXPECT_THROW(codes->encode(1, 1, 5, stream), Error);  // beyond the capacity
+  EXPECT_THROW(codes->encode(0, 0, 1, stream), Error);  // no rows
+  EXPECT_THROW(codes->truncate(1, 2, stream), Error);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST(CodesMemory, CountsAgainstTheLimit) {
+  KEYHOLE_NEEDS_GPU();
+  const CodesShape shape = shape_of(128, 2, 2, DType::f16, 512);
+  const size_t bytes = codes_bytes(shape);
+  const Stuff enough(shape, bytes);
+  (void)make_cuda_codes(*enough.resident, shape);  // gives its memory back
+  const auto held = make_cuda_codes(*enough.resident, shape);
+  try {
+    (void)make_cuda_codes(*enough.resident, shape);
+    ADD_FAILURE() << "memory that was taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::out_of_device_memory) << e.what();
+    EXPECT_NE(std::string(e.what()).find(std::to_string(bytes)), std::string::npos) << e.what();
+  }
+  const Stuff little(shape, bytes - 1);
+  EXPECT_THROW((void)make_cuda_codes(*little.resident, shape), Error);
+  CodesShape other = shape;
+  other.q_heads = 8;
+  EXPECT_THROW((void)make_cuda_codes(*enough.resident, other), Error);
+}
+
+TEST(CodesMemory, BalancesAndRowsAreChecked) {
+  KEYHOLE_NEEDS_GPU();
+  const CodesShape shape = shape_of(64, 2, 2, DType::f16, 1);
+  const Stuff stuff(shape);
+  const auto codes = make_cuda_codes(*stuff.resident, shape);
+  std::vector<float> scale(64, 1.0F);
+  codes->set_balance(0, 0, scale.data(), 1.0F);
+  EXPECT_THROW(codes->set_balance(0, 0, scale.data(), 0.0F), Error);
+  EXPECT_THROW(codes->set_balance(2, 0, scale.data(), 1.0F), Error);
+  EXPECT_THROW(codes->set_balance(0, 2, scale.data(), 1.0F), Error);
+  scale[63] = INFINITY;
+  EXPECT_THROW(codes->set_balance(0, 0, scale.data(), 1.0F), Error);
+  const Pages pages(4096);
+  codes->set_rows(0, pages.data(), pages.data(), 64);
+  EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64), Error);
+  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72), Error);
+}
+
+/// What the device reads at `data`.
+std::vector<std::byte> seen_by_device(const std::byte* data, size_t bytes) {
+  const DeviceBuffer there(bytes);
+  check(cudaMemcpy(there.data(), data, bytes, cudaMemcpyDefault), "from pinned memory");
+  std::vector<std::byte> back(bytes);
+  check(cudaMemcpy(back.data(), there.data(), bytes, cudaMemcpyDeviceToHost), "back");
+  return back;
+}
+
+bool is_pinned(const std::byte* data) {
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, data), "attributes");
+  return attributes.type == cudaMemoryTypeHost && attributes.devicePointer == data;
+}
+
+TEST(Pins, RangesComeAndGo) {
+  KEYHOLE_NEEDS_GPU();
+  const Pages pages(16 * kPinAlignment), others(4 * kPinAlignment);
+  const auto page = [&](size_t i) { return pages.data() + i * kPinAlignment; };
+  {
+    HostPin pin;
+    pin.add(page(0), 2 * kPinAlignment);
+    pin.add(page(2), kPinAlignment);
+    pin.add(page(8), 4 * kPinAlignment);
+    pin.add(others.data(), 0);
+    EXPECT_EQ(pin.bytes(), 7 * kPinAlignment);
+    for (size_t i : {0, 1, 2, 8, 11}) EXPECT_TRUE(is_pinned(page(i))) << i;
+    for (size_t i : {3, 7, 12}) EXPECT_FALSE(is_pinned(page(i))) << i;
+    EXPECT_THROW(pin.add(page(1), kPinAlignment), Error);
+    EXPECT_THROW(pin.add(page(7), 2 * kPinAlignment), Error);
+    EXPECT_THROW(pin.add(page(9), kPinAlignment), Error);
+    EXPECT_THROW(pin.add(page(4) + 16, kPinAlignment), Error);
+    EXPECT_THROW(pin.add(page(4), 100), Error);
+    EXPECT_EQ(pin.bytes(), 7 * kPinAlignment);
+    pages.data()[2 * kPinAlignment + 17] = std::byte{42};
+    EXPECT_EQ(seen_by_device(page(2), kPinAlignment)[17], std::byte{42});
+    pin.drop(page(2), page(3));
+    EXPECT_FALSE(is_pinned(page(2)));
+    EXPECT_TRUE(is_pinned(page(8)));
+    pin.add(page(2), kPinAlignment);
+    pin.drop(page(1));
+    EXPECT_EQ(pin.bytes(), 2 * kPinAlignment);
+    EXPECT_TRUE(is_pinned(page(0)));
+    EXPECT_FALSE(is_pinned(page(8)));
+  }
+  EXPECT_FALSE(is_pinned(page(0)));
+}
+
+TEST(Pins, WorkBesideACapture) {
+  KEYHOLE_NEEDS_GPU();
+  const Pages pages(2 * kPinAlignment);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  std::thread([&] {
+    HostPin pin;
+    pin.add(pages.data(), kPinAlignment);
+    pin.drop(pages.data());
+    pin.add(pages.data(), 2 * kPinAlignment);
+  }).join();
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST(Pins, NeedADevice) {
+  KEYHOLE_NEEDS_GPU();
+  EXPECT_THROW(HostPin(1000), Error);
+}
+
+}  // namespace
+}  // namespace keyhole::gpu::test

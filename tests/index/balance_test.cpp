@@ -1,0 +1,253 @@
+// What the balanced space promises: keys with channels many times as wide as the others, and queries as much narrower
+// there, or with a constant offset, which change no softmax, are found and estimated as the plain ones are.
+#include "index/scan/balance.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "index/tail/tail_estimate.h"
+#include "index/types/factory.h"
+#include "tests/index/tails.h"
+
+namespace keyhole::index::test {
+namespace {
+
+constexpr uint32_t kDim = 64, kGroup = 2;
+constexpr size_t kRows = 3300, kTraining = 512, kGroups = 12;
+constexpr uint32_t kNearest = 100;
+constexpr float kPlain = 1.0F;
+
+/// One head whose every channel j has keys times a_j plus b_j, and queries divided by a_j.
+struct Head {
+  /// a_j is `factor` in 6 channels, b_j `offset` in 3, else 1 and 0. Always the same data but for these: keys of topics,
+  /// which do not show in those 6 channels.
+  Head(float factor, float offset) : kv(kRows, kDim, DType::f32) {
+    std::mt19937 random(5);
+    std::vector<float> keys = attention_keys(kRows, kDim, random);
+    std::vector<uint32_t> channels(kDim);
+    for (uint32_t j = 0; j < kDim; ++j) channels[j] = j;
+    std::shuffle(channels.begin(), channels.end(), random);
+    std::normal_distribution<float> normal;
+    for (size_t c = 0; c < 6; ++c) {
+      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] = normal(random);
+    }
+    const auto row = [&](size_t i, float* out) { std::copy_n(&keys[i * kDim], kDim, out); };
+    training = attention_queries(kTraining, kDim, kRows, row, random);
+    asked = attention_queries(kGroups * kGroup, kDim, kRows, row, random);
+    for (size_t c = 0; c < 6; ++c) {
+      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] *= factor;
+      for (size_t i = channels[c]; i < training.size(); i += kDim) training[i] /= factor;
+      for (size_t i = channels[c]; i < asked.size(); i += kDim) asked[i] /= factor;
+    }
+    for (size_t c = 5; c < 8; ++c) {
+      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] += offset;
+    }
+    kv.add(keys, gaussian(kRows, kDim, random));
+  }
+  [[nodiscard]] RowsView queries() const {
+    return {reinterpret_cast<const std::byte*>(training.data()), kDim * sizeof(float), kTraining,
+            kDim, DType::f32};
+  }
+  [[nodiscard]] Balance balance() const {
+    return learn_balance(*context().kernels, kv.view(), queries());
+  }
+
+  KvRows kv;
+  std::vector<float> training, asked;
+};
+
+/// Recall@100 of an index of the head; balance null: its own.
+double recall_of(const std::string& spec, const Head& head, const Balance* balance = nullptr) {
+  const auto index = make_index(spec, kDim, DType::f32, context());
+  BuildInput input;
+  input.keys = head.kv.keys.view();
+  input.queries.rows = head.queries();
+  input.balance = balance;
+  index->build(input, {});
+  double sum = 0.0;
+  for (size_t g = 0; g < kGroups; ++g) {
+    const std::vector<float> group(&head.asked[g * kGroup * kDim],
+                                   &head.asked[g * kGroup * kDim] + kGroup * kDim);
+    const Answer answer = search(*index, group, kDim, kNearest);
+    for (size_t h = 0; h < kGroup; ++h) {
+      sum += recall(answer.heads[h], head.kv.keys, group.data() + h * kDim, kNearest);
+    }
+  }
+  return sum / (kGroups * kGroup);
+}
+
+struct TailFigure {
+  double missing = 0.0;  ///< mean of what the tail takes for unread
+  double error = 0.0;    ///< mean |o - o*| / |o*|
+};
+
+/// Second-order tails beside the exact best 20 keys of each head.
+TailFigure tail_of(const Head& head, std::vector<float> scale) {
+  TailTree tree(context(), kDim, DType::f32, {}, std::move(scale));
+  tree.build(head.kv.view(), {});
+  TailEstimate estimate;
+  estimate.reserve(tree, 1);
+  TailFigure figure;
+  const float logit_scale = 1.0F / std::sqrt(float{kDim});
+  const size_t n = kGroups * kGroup;
+  for (size_t i = 0; i < n; ++i) {
+    const float* q = &head.asked[i * kDim];
+    const auto all = truth(head.kv.keys, q);
+    std::vector<uint32_t> rows;
+    std::vector<float> scores;
+    const double top = all[0].first * logit_scale;
+    double seen = 0.0, whole = 0.0;
+    std::vector<double> best(kDim, 0.0), exact(kDim, 0.0);
+    for (size_t r = 0; r < all.size(); ++r) {
+      const double weight = std::exp(all[r].first * logit_scale - top);
+      const std::vector<double> v = decoded(head.kv.values.view(), all[r].second);
+      whole += weight;
+      for (uint32_t j = 0; j < kDim; ++j) exact[j] += weight * v[j];
+      if (r >= 20) continue;
+      seen += weight;
+      for (uint32_t j = 0; j < kDim; ++j) best[j] += weight * v[j];
+      rows.push_back(all[r].second);
+      scores.push_back(static_cast<float>(all[r].first));
+    }
+    const auto seen_lse = static_cast<float>(std::log(seen) + top);
+    estimate.begin(tree, *context().kernels,
+                   {.queries = q,
+                    .group = 1,
+                    .logits = {.scale = logit_scale, .softcap = 0.0F},
+                    .mode = TailMode::second,
+                    .seen_lse = &seen_lse},
+                   {.rows = rows, .scores = scores.data(), .stride = scores.size()});
+    figure.missing += double{estimate.missing(0)} / n;
+    std::vector<float> o(kDim);
+    float lse = 0.0F;
+    estimate.state(head.kv.values.view(), {o.data(), &lse});
+    const double tail = std::exp(double{lse} - top);
+    double off = 0.0, length = 0.0;
+    for (uint32_t j = 0; j < kDim; ++j) {
+      const double x = (best[j] + tail * o[j]) / (seen + tail) - exact[j] / whole;
+      off += x * x;
+      length += exact[j] / whole * (exact[j] / whole);
+    }
+    figure.error += std::sqrt(off / length) / n;
+  }
+  return figure;
+}
+
+struct Disguise {
+  float factor, offset;
+};
+constexpr Disguise kDisguises[] = {{4.0F, 0.0F}, {16.0F, 0.0F}, {64.0F, 0.0F}, {16.0F, 300.0F}};
+
+const std::vector<float> kNoScale(kDim, 1.0F);
+
+class Balanced : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Balanced, FindsAsMuchWhateverTheChannels) {
+  const double plain = recall_of(GetParam(), Head(kPlain, 0.0F));
+  EXPECT_GT(plain, 0.3);
+  for (const Disguise& d : kDisguises) {
+    EXPECT_NEAR(recall_of(GetParam(), Head(d.factor, d.offset)), plain, 0.1 * plain)
+        << "times " << d.factor << " plus " << d.offset;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, Balanced,
+                         ::testing::Values("flat:codec=int8", "ivf:C=64,probe=8",
+                                           "ivf:C=64,probe=8,metric=ip,codec=none",
+                                           "hnsw:M=8,efc=60,ef=100",
+                                           "roargraph:M=8,ef=32,beam=40,Nq=40", "saap:C=64,probe=8",
+                                           "sparq:r=24", "sparq:r=24,codec=int8"),
+                         [](const auto& p) {
+                           std::string name;
+                           for (const char c : std::string(p.param)) {
+                             if (std::isalnum(static_cast<unsigned char>(c)) != 0) name += c;
+                           }
+                           return name;
+                         });
+
+TEST(Balanced, WithoutItWideChannelsDecideWhatIsFound) {
+  // Else the tests here would pass without it.
+  const Balance none = {.key_scale = kNoScale};
+  const Head wide(64.0F, 0.0F);
+  for (const char* spec : {"ivf:C=64,probe=8", "saap:C=64,probe=8", "hnsw:M=8,efc=60,ef=100"}) {
+    EXPECT_LT(recall_of(spec, wide, &none), 0.8 * recall_of(spec, wide)) << spec;
+  }
+  EXPECT_GT(tail_of(Head(64.0F, 0.0F), kNoScale).error,
+            2.0 * tail_of(Head(kPlain, 0.0F), kNoScale).error);
+}
+
+TEST(Balanced, TailsEstimateAsMuchWhateverTheChannels) {
+  const Head head(kPlain, 0.0F);
+  const TailFigure plain = tail_of(head, head.balance().key_scale);
+  for (const Disguise& d : kDisguises) {
+    SCOPED_TRACE(testing::Message() << "times " << d.factor << " plus " << d.offset);
+    const Head other(d.factor, d.offset);
+    const TailFigure figure = tail_of(other, other.balance().key_scale);
+    EXPECT_NEAR(figure.missing, plain.missing, 0.1 * plain.missing);
+    EXPECT_NEAR(figure.error, plain.error, 0.1 * plain.error);
+  }
+}
+
+TEST(Balanced, ScalesUndoTheChannels) {
+  const Balance plain = Head(kPlain, 0.0F).balance();
+  const Balance wide = Head(16.0F, 0.0F).balance();
+  size_t changed = 0;
+  for (uint32_t j = 0; j < kDim; ++j) {
+    const float ratio = plain.key_scale[j] / wide.key_scale[j];
+    EXPECT_TRUE(std::fabs(ratio - 1.0F) < 1e-4F || std::fabs(ratio - 16.0F) < 2e-3F) << ratio;
+    changed += ratio > 2.0F ? 1 : 0;
+  }
+  EXPECT_EQ(changed, 6U);
+}
+
+TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
+  std::mt19937 random(6);
+  std::vector<float> keys = gaussian(1024, kDim, random);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i % kDim == 3) keys[i] *= 64.0F;
+    if (i % kDim == 5) keys[i] *= 2.0F;
+  }
+  KvRows kv(1024, kDim, DType::f32);
+  kv.add(keys, keys);
+  const Balance b = learn_balance(*context().kernels, kv.view(), {});
+  ASSERT_TRUE(b.is_sound());
+  for (uint32_t j = 0; j < kDim; ++j) {
+    if (j != 3) {
+      EXPECT_EQ(b.key_scale[j], b.key_scale[0]);
+    }
+  }
+  EXPECT_NEAR(b.key_scale[3] / b.key_scale[0], 4.0 / 64.0, 0.01);
+}
+
+// A saved index goes on in the space that it was built in, whatever comes later.
+TEST(Balanced, AppendsAfterALoadAreThoseOfTheIndexThatWasSaved) {
+  const Head head(16.0F, 0.0F);
+  for (const char* spec : {"ivf:C=32,probe=4,segment=1024", "hnsw:M=6,efc=30,ef=20",
+                           "roargraph:M=6,ef=12,beam=20,Nq=20", "saap:C=32,probe=4", "sparq:r=8"}) {
+    SCOPED_TRACE(spec);
+    const auto index = make_index(spec, kDim, DType::f32, context());
+    BuildInput input;
+    input.keys = head.kv.keys.view(2000);
+    input.queries.rows = head.queries();
+    index->build(input, {});
+    std::stringstream file;
+    index->save(file);
+    const auto loaded = make_index(spec, kDim, DType::f32, context());
+    loaded->load(file, head.kv.keys.view());
+    for (Index* i : {index.get(), loaded.get()}) i->append(head.kv.keys.view(2600), {});
+    for (size_t g = 0; g < 4; ++g) {
+      const std::vector<float> group(&head.asked[g * kGroup * kDim],
+                                     &head.asked[g * kGroup * kDim] + kGroup * kDim);
+      EXPECT_EQ(search(*index, group, kDim, 20).heads, search(*loaded, group, kDim, 20).heads);
+    }
+    std::stringstream again, first;
+    index->save(first);
+    loaded->save(again);
+    EXPECT_EQ(first.str().size(), again.str().size());
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::index::test

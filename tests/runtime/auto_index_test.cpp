@@ -1,0 +1,99 @@
+// What "auto" stands for: on a device the most bits that its memory has room for.
+#include <cstring>
+
+#include "gpu/codes.h"
+#include "tests/runtime/stream_fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+class AutoIndex : public StreamTest {
+ protected:
+  static std::string index_of(keyhole_session* s) {
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    EXPECT_OK(keyhole_session_get_config(s, &c));
+    return c.index;
+  }
+  static keyhole_budget budget_of(keyhole_session* s) {
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    EXPECT_OK(keyhole_session_get_config(s, &c));
+    return c.budget;
+  }
+  /// Bytes of resident tokens and codes of so many bits.
+  static size_t bytes_with(uint32_t bits, const keyhole_session_config& c) {
+    const gpu::ResidentShape resident{2,        4, 2, 64, DType::f16, c.sink, c.window + 256,
+                                      c.window, {}};
+    gpu::CodesShape shape{2, 4, 2, {64, bits, bits}, DType::f16, 0, gpu::kMostExactRows, {}};
+    shape.blocks = (c.max_tokens - c.sink - c.window) / kCodeBlock;
+    return gpu::cuda_resident_bytes(resident) + gpu::codes_bytes(shape);
+  }
+};
+
+TEST_F(AutoIndex, IsTheDefault) {
+  EnginePtr host = make_engine(engine_config_);
+  SessionPtr s;
+  keyhole_session* made = nullptr;
+  ASSERT_OK(keyhole_session_create(host.get(), nullptr, &made));
+  s.reset(made);
+  EXPECT_EQ(index_of(s.get()), "codes:k=4,v=4");
+  EXPECT_EQ(budget_of(s.get()).tail, KEYHOLE_TAIL_CODES);
+  EXPECT_EQ(budget_of(s.get()).top_k, 16U);
+}
+
+TEST_F(AutoIndex, TakesTheMostBitsThatTheDeviceHasRoomFor) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = 20000;
+  for (const uint32_t bits : {4U, 2U}) {
+    c.device_memory_limit = bytes_with(bits, c);
+    SessionPtr fits = make_session(device.handle.get(), c);
+    EXPECT_EQ(index_of(fits.get()),
+              "codes:k=" + std::to_string(bits) + ",v=" + std::to_string(bits));
+    c.device_memory_limit -= 1;
+    SessionPtr less = make_session(device.handle.get(), c);
+    EXPECT_EQ(index_of(less.get()), bits == 4 ? "codes:k=2,v=2" : "codes:k=4,v=4")
+        << "without room for 2 bits it is the host's";
+  }
+}
+
+TEST_F(AutoIndex, IsChosenWhereASessionIsGivenItLater) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = 20000;
+  c.index = "flat";
+  c.device_memory_limit = bytes_with(2, c);
+  SessionPtr s = make_session(device.handle.get(), c);
+  prefill(s.get(), 1500, 3);
+  ASSERT_OK(keyhole_session_set_index(s.get(), "auto"));
+  EXPECT_EQ(index_of(s.get()), "codes:k=2,v=2");
+  EXPECT_EQ(layer_tokens(s.get(), 0).pending, 0U);
+  EXPECT_EQ(keyhole_session_set_index(s.get(), "automatic"), KEYHOLE_INVALID_ARGUMENT);
+}
+
+TEST_F(AutoIndex, IsPlanned) {
+  keyhole_engine_config e = engine_config_;
+  e.layers = 32;
+  e.q_heads = 32;
+  e.kv_heads = 8;
+  e.head_dim = 128;
+  e.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  ASSERT_OK(keyhole_plan(&e, nullptr, 131072, size_t{8} << 30, 0, &plan));
+  EXPECT_STREQ(plan.index, "codes:k=4,v=4");
+  EXPECT_GT(plan.code_bytes, size_t{4} << 30);
+  EXPECT_LT(plan.code_bytes, size_t{5} << 30);
+  EXPECT_EQ(plan.index_bytes, 0U);
+  EXPECT_LE(plan.device_bytes, size_t{8} << 30);
+  EXPECT_EQ(plan.pinned_kv_bytes, uint64_t{131072 - 640} * 2 * 32 * 8 * 128 * 2);
+  ASSERT_OK(keyhole_plan(&e, nullptr, 131072, size_t{4} << 30, 0, &plan));
+  EXPECT_STREQ(plan.index, "codes:k=2,v=2");
+  EXPECT_EQ(plan.fits, 1U);
+}
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,181 @@
+// Codes on the device of tests/runtime/stream_device.h: encoded by the reference, in the order of the stream, from rows
+// that were pinned. Attention over them reads the rows themselves, so that a step is exact and every row that is attended
+// twice or never shows.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "cpu/attention_state.h"
+#include "gpu/codes.h"
+#include "index/scan/kv_codes.h"
+#include "runtime/engine/pinned_memory.h"
+
+namespace keyhole::test {
+
+/// Remembers what is pinned. Faults can be planted.
+class FakePinned final : public runtime::PinnedMemory {
+ public:
+  explicit FakePinned(const size_t* limit) : limit_(limit) {}
+  void add(const std::byte* data, size_t bytes) override {
+    if (bytes_ + bytes > *limit_) throw Error(Status::out_of_memory, "planted: too much is locked");
+    if (reinterpret_cast<uintptr_t>(data) % gpu::kPinAlignment != 0 ||
+        bytes % gpu::kPinAlignment != 0) {
+      throw Error(Status::invalid_argument, "planted: not whole pages");
+    }
+    if (is_pinned(data, 1) || is_pinned(data + bytes - 1, 1)) {
+      throw Error(Status::internal, "planted: pinned already");
+    }
+    ranges_[data] = bytes;
+    bytes_ += bytes;
+  }
+  void drop(const std::byte* from, const std::byte* to) noexcept override {
+    for (auto at = ranges_.lower_bound(from);
+         at != ranges_.end() && (to == nullptr || at->first < to);) {
+      bytes_ -= at->second;
+      at = ranges_.erase(at);
+    }
+  }
+  [[nodiscard]] size_t bytes() const override { return bytes_; }
+  [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const {
+    for (const std::byte* end = data + bytes; data < end;) {
+      auto at = ranges_.upper_bound(data);
+      if (at == ranges_.begin()) return false;
+      --at;
+      if (at->first + at->second <= data) return false;
+      data = at->first + at->second;
+    }
+    return true;
+  }
+
+ private:
+  const size_t* limit_;
+  std::map<const std::byte*, size_t> ranges_;
+  size_t bytes_ = 0;
+};
+
+class FakeCodes final : public gpu::Codes {
+ public:
+  /// push: enqueues on the stream. wait: until the stream is empty.
+  FakeCodes(const gpu::CodesShape& shape, const cpu::Kernels& kernels,
+            std::function<void(std::function<void()>)> push, std::function<void()> wait)
+      : shape_(shape),
+        kernels_(&kernels),
+        push_(std::move(push)),
+        wait_(std::move(wait)),
+        layers_(shape.layers),
+        heads_(size_t{shape.layers} * shape.kv_heads) {}
+  ~FakeCodes() override { wait_(); }
+
+  void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
+                   float value_scale) override {
+    index::Balance& balance = head(layer, kv_head).balance;
+    balance.key_scale.assign(key_scale, key_scale + shape_.code.dim);
+    balance.value_scale = value_scale;
+  }
+  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
+                size_t head_stride) override {
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      head(layer, h).keys = keys + h * head_stride;
+      head(layer, h).values = values + h * head_stride;
+    }
+  }
+  void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override {
+    if (first > layers_[layer].wanted || first + count > shape_.blocks) {
+      throw Error(Status::invalid_argument,
+                  "planted: blocks that do not follow, or beyond capacity");
+    }
+    layers_[layer].wanted = first + count;
+    push_([this, layer, first, count] {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        Head& own = head(layer, h);
+        const size_t bytes = shape_.code.block_bytes();
+        own.blocks.resize(size_t{first + count} * bytes);
+        for (uint32_t b = first; b < first + count; ++b) {
+          index::encode_block(shape_.code, own.balance, *kernels_,
+                              rows(own, size_t{first + count} * kCodeBlock), size_t{b} * kCodeBlock,
+                              own.blocks.data() + b * bytes);
+        }
+      }
+      layers_[layer].count = first + count;
+    });
+  }
+  void truncate(uint32_t layer, uint32_t blocks, gpu::Stream) override {
+    layers_[layer].wanted = blocks;
+    push_([this, layer, blocks] { layers_[layer].count = blocks; });
+  }
+  uint32_t count(uint32_t layer) const override { return layers_[layer].wanted; }
+  void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override {
+    wait_();
+    const size_t bytes = shape_.code.block_bytes();
+    std::memcpy(out,
+                heads_[size_t{layer} * shape_.kv_heads + kv_head].blocks.data() + block * bytes,
+                bytes);
+  }
+  size_t bytes() const override { return gpu::codes_bytes(shape_); }
+
+  /// Exact attention over the rows that have codes, now. From the stream's thread.
+  void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
+    const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
+    const size_t n = size_t{layers_[layer].count} * kCodeBlock;
+    const uint32_t d = shape_.code.dim;
+    std::vector<float> key(d), value(d);
+    for (uint32_t g = 0; g < group; ++g) {
+      std::vector<double> logits(n), o(d, 0.0);
+      double most = -INFINITY, sum = 0.0;
+      const auto read = [&](const std::byte* base, size_t i, std::vector<float>& to) {
+        kernels_->to_f32[static_cast<int>(shape_.dtype)](base + i * d * dtype_size(shape_.dtype),
+                                                         to.data(), d);
+      };
+      for (size_t i = 0; i < n; ++i) {
+        read(own.keys, i, key);
+        for (uint32_t j = 0; j < d; ++j) logits[i] += double{q[g * d + j]} * key[j];
+        logits[i] *= shape_.logits.scale;
+        if (shape_.logits.softcap > 0) {
+          logits[i] = shape_.logits.softcap * std::tanh(logits[i] / shape_.logits.softcap);
+        }
+        most = std::max(most, logits[i]);
+      }
+      for (size_t i = 0; i < n; ++i) {
+        read(own.values, i, value);
+        const double w = std::exp(logits[i] - most);
+        sum += w;
+        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
+      }
+      out.lse[g] = n == 0 ? kMinusInf : static_cast<float>(most + std::log(sum));
+      for (uint32_t j = 0; j < d; ++j) {
+        out.o[g * d + j] = n == 0 ? 0.0F : static_cast<float>(o[j] / sum);
+      }
+    }
+  }
+
+ private:
+  struct Layer {
+    uint32_t wanted = 0;  // after all that was enqueued
+    uint32_t count = 0;   // the stream's
+  };
+  struct Head {
+    index::Balance balance;
+    const std::byte *keys = nullptr, *values = nullptr;
+    std::vector<std::byte> blocks;
+  };
+  Head& head(uint32_t layer, uint32_t kv_head) {
+    return heads_[size_t{layer} * shape_.kv_heads + kv_head];
+  }
+  KvView rows(const Head& head, size_t n) const {
+    const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
+    return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype},
+            {head.values, bytes, n, shape_.code.dim, shape_.dtype}};
+  }
+  gpu::CodesShape shape_;
+  const cpu::Kernels* kernels_;
+  std::function<void(std::function<void()>)> push_;
+  std::function<void()> wait_;
+  std::vector<Layer> layers_;
+  std::vector<Head> heads_;
+};
+
+}  // namespace keyhole::test

@@ -1,0 +1,248 @@
+// Sessions whose device has codes of all offloaded rows, beside exact attention in double precision: the test's device
+// attends what its codes cover exactly, so a token that is attended twice, or never, shows in every answer.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include "tests/runtime/stream_fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+class StreamCodes : public StreamTest {
+ protected:
+  static keyhole_session_config coded() {
+    keyhole_session_config c = small_session();
+    c.index = "codes:k=2,v=2";
+    c.budget.top_k = 16;
+    c.budget.tail = KEYHOLE_TAIL_CODES;
+    c.flush_block = kCodeBlock;
+    c.partitions = KEYHOLE_PLACE_DEVICE;
+    return c;
+  }
+  /// Every block of the device is what the reference makes of the rows as the caller gave them.
+  void expect_same_codes(const FakeCodes& codes, const Model& model, keyhole_session* s) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const keyhole_layer_tokens t = layer_tokens(s, l);
+      EXPECT_EQ(t.total, model.tokens(l));
+      EXPECT_EQ(t.pending, 0U);
+      EXPECT_EQ(t.indexed % kCodeBlock, 0U);
+      EXPECT_LT(t.window, 16U + 2 * kCodeBlock);
+      EXPECT_LE(size_t{codes.count(l)} * kCodeBlock, t.indexed);
+    }
+  }
+  void step(keyhole_session* s, Model& model, bool halves) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const Token t = token();
+      std::vector<float> out(t.q.size(), NAN), lse(engine_config_.q_heads, NAN);
+      ASSERT_OK(enqueue(s, l, t, out, lse.data(), halves));
+      ASSERT_OK(keyhole_session_synchronize(s));
+      model.append(l, t.k, t.v);
+      expect_truth(model, l, t.q, out, lse);
+    }
+  }
+  void host_step(keyhole_session* s, Model& model) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const Token t = token();
+      std::vector<float> lse(engine_config_.q_heads, NAN);
+      const std::vector<float> out = attend_host(s, l, t, lse.data());
+      model.append(l, t.k, t.v);
+      expect_truth(model, l, t.q, out, lse);
+    }
+  }
+  void expect_truth(const Model& model, uint32_t layer, const std::vector<float>& q,
+                    const std::vector<float>& out, const std::vector<float>& lse) {
+    std::vector<double> sums;
+    const auto truth = model.attend_all(layer, q, sums);
+    expect_near({out, lse}, truth, sums, 2e-4);
+  }
+  void prefill(keyhole_session* s, Model& model, uint32_t n) {
+    const Shape shape(engine_config_);
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      prefill_both(s, model, shape, l, n, numbers_);
+    }
+  }
+};
+
+TEST_F(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  Model model(engine_config_);
+  prefill(s.get(), model, 1000);
+  // (1000 - 4 - 16) / 256 whole blocks; the rest waits in the window.
+  EXPECT_EQ(layer_tokens(s.get(), 0).indexed, 768U);
+  EXPECT_EQ(layer_tokens(s.get(), 0).window, 1000U - 4 - 768);
+  ASSERT_NE(device.codes, nullptr);
+  EXPECT_EQ(device.codes->count(0), 3U);
+  for (int i = 0; i < 600; ++i) step(s.get(), model, i % 2 == 1);
+  expect_same_codes(*device.codes, model, s.get());
+  EXPECT_EQ(device.codes->count(0), 6U);
+  const keyhole_statistics st = statistics(s.get());
+  EXPECT_EQ(st.stream_steps, 1200U);
+  EXPECT_EQ(st.index_bytes, 0U) << "the host indexes what the device has codes of";
+  EXPECT_GE(st.device_bytes, device.codes->bytes());
+  EXPECT_GE(st.pinned_bytes, device.pinned->bytes());
+}
+
+TEST_F(StreamCodes, BlocksAreThoseOfTheReference) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  Model model(engine_config_);
+  prefill(s.get(), model, 700);
+  for (int i = 0; i < 300; ++i) step(s.get(), model, false);
+  const runtime::Session& session = *s->session;
+  (void)session;
+  ASSERT_EQ(device.codes->count(1), 3U);
+  const CodeShape shape{64, 2, 2};
+  std::vector<std::byte> seen(shape.block_bytes()), again(shape.block_bytes());
+  // The same block encoded twice, from rows that came in a prefill and in steps.
+  for (uint32_t b = 0; b < 3; ++b) {
+    device.codes->read(1, 1, b, seen.data());
+    device.codes->encode(1, b, 3 - b, nullptr);
+    device.codes->read(1, 1, b, again.data());
+    EXPECT_EQ(seen, again) << b;
+  }
+}
+
+TEST_F(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  Model model(engine_config_);
+  prefill(s.get(), model, 500);
+  for (int i = 0; i < 560; ++i) {
+    if (i % 3 == 0) {
+      step(s.get(), model, false);
+    } else {
+      host_step(s.get(), model);
+    }
+  }
+  EXPECT_EQ(device.codes->count(0), 4U);
+}
+
+TEST_F(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
+  StreamEngine device(engine_config_);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    numbers_ = Numbers(seed);
+    SessionPtr s = make_session(device.handle.get(), coded());
+    Model model(engine_config_);
+    prefill(s.get(), model, 1 + numbers_.below(900));
+    const std::string path =
+        (std::filesystem::temp_directory_path() / ("keyhole_codes_" + std::to_string(seed)))
+            .string();
+    for (int i = 0; i < 25; ++i) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
+      switch (numbers_.below(8)) {
+        case 0: prefill(s.get(), model, 1 + numbers_.below(600)); break;
+        case 1: {
+          const uint32_t n = 1 + numbers_.below(model.tokens(0));
+          ASSERT_OK(keyhole_truncate(s.get(), n));
+          model.truncate(n);
+          break;
+        }
+        case 2: {
+          keyhole_session* copy = nullptr;
+          ASSERT_OK(keyhole_fork(s.get(), &copy));
+          s.reset(copy);
+          break;
+        }
+        case 3: {
+          ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+          keyhole_session* loaded = nullptr;
+          ASSERT_OK(keyhole_load(device.handle.get(), path.c_str(), &loaded));
+          s.reset(loaded);
+          break;
+        }
+        case 4: ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr)); break;
+        case 5: host_step(s.get(), model); break;
+        case 6: {
+          // Exact steps of the host, over the same rows.
+          ASSERT_OK(keyhole_session_set_mode(s.get(), KEYHOLE_MODE_EXACT, 0));
+          for (uint32_t n = numbers_.below(300); n > 0; --n) step(s.get(), model, false);
+          ASSERT_OK(keyhole_session_set_mode(s.get(), KEYHOLE_MODE_INDEXED, 0));
+          break;
+        }
+        default:
+          for (uint32_t n = numbers_.below(60); n > 0; --n) step(s.get(), model, n % 2 == 0);
+      }
+      step(s.get(), model, false);
+      if (HasFatalFailure()) return;
+      expect_same_codes(*device.codes, model, s.get());
+    }
+    std::filesystem::remove(path);
+  }
+}
+
+TEST_F(StreamCodes, GraphsStayValidWhileBlocksCome) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  Model model(engine_config_);
+  prefill(s.get(), model, 520);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  // Three tokens of every layer in a graph.
+  std::vector<std::vector<Token>> tokens(3, std::vector<Token>(engine_config_.layers));
+  std::vector<std::vector<std::vector<float>>> out(3), lse(3);
+  device.stream.begin_capture();
+  for (size_t i = 0; i < 3; ++i) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      tokens[i][l] = token();
+      out[i].emplace_back(tokens[i][l].q.size());
+      lse[i].emplace_back(engine_config_.q_heads);
+      ASSERT_OK(enqueue(s.get(), l, tokens[i][l], out[i][l], lse[i][l].data()));
+    }
+  }
+  device.stream.end_capture();
+  for (int launch = 0; launch < 200; ++launch) {
+    for (auto& of_layers : tokens) {
+      for (Token& t : of_layers) {
+        const Token next = token();
+        std::copy(next.q.begin(), next.q.end(), t.q.begin());
+        std::copy(next.k.begin(), next.k.end(), t.k.begin());
+        std::copy(next.v.begin(), next.v.end(), t.v.begin());
+      }
+    }
+    ASSERT_OK(keyhole_session_announce(s.get()));
+    device.stream.launch_graph();
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    for (size_t i = 0; i < 3; ++i) {
+      for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+        model.append(l, tokens[i][l].k, tokens[i][l].v);
+        expect_truth(model, l, tokens[i][l].q, out[i][l], lse[i][l]);
+      }
+    }
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GE(device.codes->count(0), 3U);
+}
+
+TEST_F(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = coded();
+  const gpu::ResidentShape shape{2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}};
+  c.device_memory_limit = gpu::cuda_resident_bytes(shape) + 1000;
+  keyhole_session* none = nullptr;
+  EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, keyhole_session_create(device.handle.get(), &c, &none));
+  EXPECT_NE(std::string(keyhole_last_error()).find("device_memory_limit"), std::string::npos);
+  EXPECT_EQ(none, nullptr);
+  c.partitions = KEYHOLE_PLACE_AUTO;
+  SessionPtr s = make_session(device.handle.get(), c);
+  EXPECT_EQ(layer_tokens(s.get(), 0).total, 0U);
+}
+
+TEST_F(StreamCodes, MemoryThatCannotBePinnedLosesNoToken) {
+  StreamEngine device(engine_config_);
+  device.pinned_limit = size_t{4} * 2 * 2 * kCodeBlock * 64 * 2;  // of all layers 2 blocks
+  keyhole_session_config c = coded();
+  c.partitions = KEYHOLE_PLACE_AUTO;
+  SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  prefill(s.get(), model, 300);
+  prefill(s.get(), model, 1000);
+  for (int i = 0; i < 5; ++i) step(s.get(), model, false);
+  EXPECT_EQ(statistics(s.get()).pinned_bytes,
+            gpu::cuda_pinned_bytes({2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}}));
+}
+
+}  // namespace
+}  // namespace keyhole::test

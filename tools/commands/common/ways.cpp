@@ -1,0 +1,37 @@
+#include "tools/commands/common/ways.h"
+
+#include <algorithm>
+
+namespace keyhole::tools {
+namespace {
+
+constexpr NamedWay kWays[] = {
+    {"exact", "every token, the truth to compare with", KEYHOLE_MODE_EXACT, std::nullopt},
+    {"full", "the same as exact", KEYHOLE_MODE_EXACT, std::nullopt},
+    {"none", "sink and window only", KEYHOLE_MODE_RESIDENT, std::nullopt},
+    {"q8_0", "every token, K and V in 8 bits with a scale for 32 numbers", KEYHOLE_MODE_EXACT,
+     KvFormat::q8_0},
+    {"q4_0", "the same in 4 bits, as a cache of llama.cpp's formats would attend with no host",
+     KEYHOLE_MODE_EXACT, KvFormat::q4_0},
+};
+
+}  // namespace
+
+std::span<const NamedWay> named_ways() { return kWays; }
+
+const NamedWay* find_way(std::string_view name) {
+  const auto* way = std::find_if(std::begin(kWays), std::end(kWays),
+                                 [name](const NamedWay& w) { return w.name == name; });
+  return way == std::end(kWays) ? nullptr : way;
+}
+
+std::string ways_help() {
+  std::string text;
+  for (const NamedWay& way : kWays) {
+    text +=
+        (text.empty() ? "" : ", ") + std::string(way.name) + " (" + std::string(way.meaning) + ")";
+  }
+  return text;
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,31 @@
+// The caches behind the ways of an eval: one prefill of the prompt fills them all.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "tools/commands/eval/options.h"
+
+namespace keyhole::tools {
+
+/// One cache serves exact, none and every index; q8_0 and q4_0 have one each, with K and V rounded as they enter it. The
+/// prompt's own forward pass is exact for all of them, so that what differs is how decoding attends.
+class EvalCaches {
+ public:
+  /// Empty caches for `max_tokens` tokens. Throws UsageError as make_cache() does.
+  EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
+             const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets);
+
+  /// Runs the prompt, with a progress bar. Returns its seconds.
+  double prefill(Runner& runner, const std::vector<uint32_t>& tokens);
+
+  /// That of exact, none and indexes.
+  [[nodiscard]] KeyholeCache& main() { return main_; }
+  [[nodiscard]] KeyholeCache& of(const AttendSpec& spec);
+
+ private:
+  KeyholeCache main_;
+  std::map<KvFormat, KeyholeCache> rounded_;
+};
+
+}  // namespace keyhole::tools
