@@ -52,8 +52,8 @@ void check_setting(const Setting& setting, const void* config);
 [[nodiscard]] Budget check_embedded_budget(const keyhole_budget& budget);
 
 /// What `budget` means with an index of `spec`: one that is as keyhole_budget_init() leaves it asks an index with codes
-/// for all rows by their codes and the 16 heaviest exactly (of 64 questions at 128k 61 are answered so, with 64 rows
-/// 61), any other for 100 keys without a tail.
+/// for all rows by their codes and the 16 heaviest exactly (58 of 64 kv questions at 128k with 2 bits, 59 with 4, as
+/// exact attention), any other for 100 keys without a tail.
 [[nodiscard]] Budget completed(const Budget& budget, std::string_view spec);
 /// Throws Error(invalid_argument) where the tail is codes and an index of `spec` has none.
 void check_codes(const Budget& budget, std::string_view spec);
