@@ -253,7 +253,6 @@ void Session::copy_from(const Session& from) {
   audits_.copy_from(from.audits_);
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);
-  place_codes();
   reserve_searches(true);
 }
 
