@@ -70,11 +70,11 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   key_scales = take({layers, kv_heads, dim, sizeof(float)});
   value_scales = take({layers, kv_heads, sizeof(float)});
   counts = take({layers, sizeof(uint32_t)});
-  // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum and a sum.
+  // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
   const size_t padded = group <= 4 ? 4 : group <= 8 ? 8 : 16;
   work_bytes = kWorkBeside +
                aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
-               aligned_product({kv_heads, splits, group, dim + 2, sizeof(float)});
+               aligned_product({kv_heads, splits, group, dim + 3, sizeof(float)});
   work = take({work_bytes});
 }
 

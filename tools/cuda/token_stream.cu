@@ -101,7 +101,9 @@ class CudaTokenStream final : public TokenStream {
 
   ~CudaTokenStream() override {
     (void)cudaStreamSynchronize(stream_.get);
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
+    for (cudaGraphExec_t graph : graphs_) {
+      if (graph != nullptr) (void)cudaGraphExecDestroy(graph);
+    }
   }
 
   void* stream() override { return stream_.get; }
@@ -126,12 +128,12 @@ class CudaTokenStream final : public TokenStream {
   Rows begin_layer(uint32_t token, uint32_t layer) override {
     product(0, 1, static_cast<uint32_t>(q_ + 2 * kv_), shape_.hidden);
     uint16_t* q = input(capturing_ ? shape_.tokens : token, layer);
-    tick(before_[layer]);
+    if (clocks_) tick(before_[layer]);
     return {q, q + q_, q + q_ + kv_, outputs_.halves() + layer * q_};
   }
 
   void end_layer(uint32_t layer) override {
-    tick(after_[layer]);
+    if (clocks_) tick(after_[layer]);
     if (!shape_.weights) return;
     product(outputs_.halves() + layer * q_, scratch_[2]->halves(), shape_.hidden,
             static_cast<uint32_t>(q_));
@@ -144,27 +146,30 @@ class CudaTokenStream final : public TokenStream {
     tick(end_);
   }
 
-  void begin_capture() override {
+  void begin_capture(bool clocks) override {
     must(cudaStreamBeginCapture(stream_.get, cudaStreamCaptureModeThreadLocal), "a capture");
     capturing_ = true;
+    clocks_ = clocks;
   }
 
   void end_capture() override {
+    cudaGraphExec_t& graph = graphs_[clocks_ ? 1 : 0];
     capturing_ = false;
+    clocks_ = true;
     cudaGraph_t captured = nullptr;
     must(cudaStreamEndCapture(stream_.get, &captured), "the end of a capture");
-    if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
-    graph_ = nullptr;
-    const cudaError_t error = cudaGraphInstantiate(&graph_, captured, 0);
+    if (graph != nullptr) (void)cudaGraphExecDestroy(graph);
+    graph = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&graph, captured, 0);
     (void)cudaGraphDestroy(captured);
     must(error, "making a graph");
   }
 
-  void launch(uint32_t token) override {
+  void launch(uint32_t token, bool clocks) override {
     must(cudaMemcpyAsync(input(shape_.tokens, 0), input(token, 0), token_bytes(),
                          cudaMemcpyDeviceToDevice, stream_.get),
          "a token's inputs");
-    must(cudaGraphLaunch(graph_, stream_.get), "launching a graph");
+    must(cudaGraphLaunch(graphs_[clocks ? 1 : 0], stream_.get), "launching a graph");
   }
 
   void synchronize() override { must(cudaStreamSynchronize(stream_.get), "waiting"); }
@@ -261,8 +266,9 @@ class CudaTokenStream final : public TokenStream {
   std::unique_ptr<DeviceMemory> scratch_[3];
   std::vector<Event> before_, after_;
   Event begin_, end_;
-  cudaGraphExec_t graph_ = nullptr;
+  cudaGraphExec_t graphs_[2] = {};  ///< without clocks, with them
   bool capturing_ = false;
+  bool clocks_ = true;
   uint64_t weight_at_ = 0;
 };
 

@@ -50,14 +50,16 @@ class TokenStream {
   virtual void end_token() = 0;
 
   /// What is enqueued between the two becomes a graph, and does not happen now. begin_layer's token is of no
-  /// account then: the graph reads what launch() names.
-  virtual void begin_capture() = 0;
+  /// account then: the graph reads what launch() names. There are two, with the attends' clocks and without: clocks
+  /// keep the kernels of two layers apart, which costs some 6 us a layer.
+  virtual void begin_capture(bool clocks) = 0;
   virtual void end_capture() = 0;
-  virtual void launch(uint32_t token) = 0;
+  virtual void launch(uint32_t token, bool clocks) = 0;
 
   /// Waits for the stream.
   virtual void synchronize() = 0;
-  /// Of the token that was enqueued last, once it is done: microseconds of each attend, and of all of it.
+  /// Of the token that was enqueued last, once it is done: microseconds of each attend, where these were clocked, and of
+  /// all of it.
   virtual void read_clocks(uint32_t layers, float* attends, float& token) = 0;
   /// What the last attend of a layer wrote, `[q_heads, d]` fp16. Waits.
   [[nodiscard]] virtual std::vector<uint16_t> output(uint32_t layer) = 0;

@@ -7,15 +7,16 @@
 //   values   the codes in the mantissas of fp16 numbers 1 + u/4 or 1 + u/16 (one shift and mask for two codes, one mask
 //            alone where they lie right), m16n8k16; the ones' part comes off at the end
 //
-// LAUNCHED AHEAD of the end of the kernel before it, which is resident_step, this one begins at once: what it reads (queries,
-// codes, their number) older kernels have written, for whose end resident_step has waited before it let this one start;
-// and what it writes no kernel reads that could still run, for the same reason. But every thread block waits for
-// resident_step before it ends: finish_codes(), which waits for this kernel, then also sees the resident state.
+// LAUNCHED AHEAD of the end of the kernel before it, a block asks for its first pairs at once: an encoding of codes is always
+// followed by a kernel that writes their number (Codes::encode()) and waits for it, so codes are never on their way when this
+// kernel starts. Their number may be: it is read again when all before has ended, with the queries and the resident tokens.
 //
 // FLOOR. 70.5 bytes a row at 2/2 and d = 128: 74 MB for 128k tokens of 8 KV heads, 18 us at 4 TB/s.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
+#include "gpu/cuda/codes/resident_rows.cuh"
+#include "gpu/cuda/codes/tile_ring.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -67,42 +68,83 @@ __device__ inline void prefetch_means(const std::byte* block, int lane) {
   if (at < kEnd) asm volatile("prefetch.global.L2 [%0];" ::"l"(block + at));
 }
 
+/// Rows of the warps' states, four heads at a time; takes the place of the rings. A row is longer than it needs to be: the
+/// four heads of a warp then lie in different banks.
+template <int kDim>
+struct WarpStates {
+  float o[kAttendWarps][4][kDim + 8];
+};
+
+/// Thread blocks that share a multiprocessor. One of 16 warps in the place of two of 8 takes 2 us more at 128k: its warps wait
+/// for memory, and compute, at the same times.
+template <int kDim, int kHeadTiles>
+constexpr int attend_resident() {
+  return kHeadTiles == 1 && kDim <= 128 ? 2 : 1;
+}
+
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kAttendWarps * 32, kHeadTiles == 1 && kDim <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHeadTiles>())
     attend_kernel(const __grid_constant__ CodesParams s) {
   constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
+  constexpr int kHeads = 4 * kHeadTiles;
   constexpr int kProducts = kDim / 16;  // of values, 16 components each
   constexpr size_t kBlockBytes = kShape.block_bytes();
   using Units = ValueUnits<kValueBits == 0 ? 2 : kValueBits>;
 
+  extern __shared__ __align__(16) unsigned char memory[];
   __shared__ SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
-  // A row more than there is: the four heads of a warp then lie in different banks.
-  __shared__ float shared_o[kAttendWarps][4][kDim + 8];
-  __shared__ float shared_max[kAttendWarps][4 * kHeadTiles],
-      shared_sum[kAttendWarps][4 * kHeadTiles];
+  __shared__ ResidentShared<kDim, kHeads> resident;
+  __shared__ float shared_max[kAttendWarps][kHeads], shared_sum[kAttendWarps][kHeads];
 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t kv_head = blockIdx.y;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
+  using Ring = TileRing<kDim, kKeyBits, kValueBits>;
+  Ring ring(reinterpret_cast<std::byte*>(memory) +
+                size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
+            s.stages);
+  uint32_t blocks, first, end, ahead = 0;
+  const auto take_in = [&] {
+    ring.take_in(ahead < end ? base + ahead / kBlockMaxima * kBlockBytes : nullptr,
+                 ahead % kBlockMaxima);
+    ++ahead;
+  };
+  const auto start = [&] {
+    const uint32_t pairs = blocks * kBlockMaxima, warps = gridDim.x * kAttendWarps;
+    const uint32_t number = blockIdx.x * kAttendWarps + warp;
+    const uint32_t each = pairs / warps, more = pairs - each * warps;
+    first = number * each + min(number, more);
+    end = first + each + (number < more ? 1 : 0);
+    ahead = first;
+#pragma unroll 1
+    for (int i = 1; i < s.stages; ++i) take_in();
+    if (first < end) {
+      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
+          base + first / kBlockMaxima * kBlockBytes, lane);
+    }
+  };
+  blocks = __ldcv(s.block_count);
+  start();
+  const float value_scale = value_scale_of(s, kv_head);
+  wait_for_kernels_before();
   let_next_kernel_start();
-  const uint64_t pairs = uint64_t{*s.block_count} * kBlockMaxima;
-  const uint64_t warps = uint64_t{gridDim.x} * kAttendWarps;
-  const uint32_t number = blockIdx.x * kAttendWarps + warp;
-  const auto first = static_cast<uint32_t>(number * pairs / warps);
-  const auto end = static_cast<uint32_t>((number + 1) * pairs / warps);
-  // The first tiles are on their way while the queries are prepared.
-  CodeTile<kDim, kKeyBits, kValueBits> next[2];
-  if (first < end) {
-    const std::byte* block = base + first / kBlockMaxima * kBlockBytes;
-    const int tile = static_cast<int>(first % kBlockMaxima) * 2;
-    next[0].load(block, tile, lane);
-    next[1].load(block, tile + 1, lane);
-    prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(block, lane);
+  RawQueries<kDim, kHeads, kAttendWarps> raw_queries;
+  raw_queries.load(s, kv_head);
+  if (const uint32_t now = __ldcv(s.block_count); now != blocks) {
+    blocks = now;
+    ring.restart();
+    start();
   }
-  queries.template prepare<kAttendWarps>(s, kv_head, nullptr);
-  __syncthreads();
+  if (s.has_resident) {
+    ResidentShare<kDim, kHeadTiles> share(s, kv_head, resident);
+    queries.prepare(s, raw_queries, resident.rows);
+    share.attend(value_scale);
+  } else {
+    queries.prepare(s, raw_queries, resident.rows);
+    __syncthreads();
+  }
 
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
@@ -137,18 +179,15 @@ __global__ void __launch_bounds__(kAttendWarps * 32, kHeadTiles == 1 && kDim <= 
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(block + kBlockBytes, lane);
     }
     for (; at < block_end; ++at) {
-      const CodeTile<kDim, kKeyBits, kValueBits> now[2] = {next[0], next[1]};
-      const uint32_t after = min(at + 1, end - 1);
-      const bool same = after / kBlockMaxima == b;
-      const int tile = static_cast<int>(after % kBlockMaxima) * 2;
-      next[0].load(same ? block : block + kBlockBytes, tile, lane);
-      next[1].load(same ? block : block + kBlockBytes, tile + 1, lane);
+      const std::byte* const pair = ring.wait();
+      take_in();
       float largest[kHeadTiles];
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) largest[t] = kMinusInf;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const auto& tile = now[half];
+        CodeTile<kDim, kKeyBits, kValueBits> tile;
+        Ring::read(pair, half, lane, tile);
         const float f0 = __low2float(tile.factors[0]), g0 = __high2float(tile.factors[0]);
         const float f1 = __low2float(tile.factors[1]), g1 = __high2float(tile.factors[1]);
         uint32_t weights[kHeadTiles][2];
@@ -228,6 +267,8 @@ __global__ void __launch_bounds__(kAttendWarps * 32, kHeadTiles == 1 && kDim <= 
   }
 
   // The warps' states, summed in a fixed order, four heads at a time.
+  auto& states = *reinterpret_cast<WarpStates<kDim>*>(memory);
+  __syncthreads();  // no warp reads its ring any more
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     sum[t] = sum_of_head(sum[t]);
@@ -243,7 +284,7 @@ __global__ void __launch_bounds__(kAttendWarps * 32, kHeadTiles == 1 && kDim <= 
     const float levels = static_cast<float>((1 << kValueBits) - 1);
     const float even = kValueBits == 0 ? 0.0F : (2.0F * Units::kEven + levels) * scaled_sum[t];
     const float odd = kValueBits == 0 ? 0.0F : (2.0F * Units::kOdd + levels) * scaled_sum[t];
-    float* row = shared_o[warp][lane % 4];
+    float* row = states.o[warp][lane % 4];
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
       const int j = 16 * m + lane / 4;
@@ -254,23 +295,37 @@ __global__ void __launch_bounds__(kAttendWarps * 32, kHeadTiles == 1 && kDim <= 
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kAttendWarps * 32) {
       const int h = 4 * t + i / kDim;
       if (h >= static_cast<int>(s.group)) break;
-      float overall = kMinusInf;
-#pragma unroll
-      for (int w = 0; w < kAttendWarps; ++w) overall = fmaxf(overall, shared_max[w][h]);
+      float largest = kMinusInf;
+#pragma unroll 4
+      for (int w = 0; w < kAttendWarps; ++w) largest = fmaxf(largest, shared_max[w][h]);
+      const float overall = s.has_resident ? fmaxf(largest, resident.top[h]) : largest;
+      // Warps without a tile have a maximum of -inf and a state of zeros.
+      const float top_base = finite_base(overall);
       float o = 0.0F, total = 0.0F;
-#pragma unroll
+#pragma unroll 4
       for (int w = 0; w < kAttendWarps; ++w) {
-        // A warp without a block has a maximum of -inf and a state of zeros.
-        const float keep = overall == kMinusInf ? 0.0F : exp2_fast(shared_max[w][h] - overall);
-        o = fmaf(keep, shared_o[w][i / kDim][i % kDim], o);
+        const float keep = exp2_fast(shared_max[w][h] - top_base);
+        o = fmaf(keep, states.o[w][i / kDim][i % kDim], o);
         total = fmaf(keep, shared_sum[w][h], total);
+      }
+      if (i % kDim == 0) {
+        float of_codes = 0.0F;
+#pragma unroll 4
+        for (int w = 0; w < kAttendWarps; ++w) {
+          of_codes = fmaf(exp2_fast(shared_max[w][h] - finite_base(largest)), shared_sum[w][h], of_codes);
+        }
+        s.part_lse[part + h] = largest + log2f(of_codes);
+      }
+      if (s.has_resident) {
+        const float keep = exp2_fast(resident.top[h] - top_base);
+        o = fmaf(keep, resident.rows[h][i % kDim], o);
+        total = fmaf(keep, resident.sum[h], total);
       }
       s.part_o[(part + h) * kDim + i % kDim] = o;
       if (i % kDim == 0) s.part_sum[part + h] = make_float2(overall, total);
     }
     __syncthreads();
   }
-  wait_for_kernels_before();
 }
 
 }  // namespace keyhole::gpu::codes

@@ -42,7 +42,7 @@ __device__ inline void find_least(Choice& c, uint32_t wanted) {
   const uint32_t mine = c.shares[threadIdx.x / kEach];
   const auto* quads = reinterpret_cast<const uint4*>(c.shares);
   uint32_t larger = 0, equal = 0;
-#pragma unroll
+#pragma unroll 2
   for (uint32_t i = threadIdx.x % kEach; i < kCount / 4; i += kEach) {
     const uint4 x = quads[i];
     larger +=

@@ -111,7 +111,7 @@ __device__ inline bool rank_listed(ChoiceShared<kHeads>& c, uint32_t wanted) {
   for (uint32_t e = threadIdx.x; e < all; e += kFinishThreads) {
     const uint64_t of = c.all[e];
     uint32_t rank = 0;
-#pragma unroll 8
+#pragma unroll 2
     for (uint32_t i = 0; i < (all + 1) / 2; ++i) {
       const ulonglong2 other = pairs[i];
       rank += other.x > of ? 1 : 0;

@@ -38,12 +38,40 @@ size_t lay_out(const CodesStep& step, CodesParams& params) {
       take(size_t{step.kv_heads} * step.block_capacity * kBlockMaxima * heads * sizeof(float)));
   params.part_o = reinterpret_cast<float*>(take(states * step.shape.dim * sizeof(float)));
   params.part_sum = reinterpret_cast<float2*>(take(states * sizeof(float2)));
+  params.part_lse = reinterpret_cast<float*>(take(states * sizeof(float)));
   return end;
 }
 
 bool valid(const CodesStep& step, const Kernels& kernels) {
   return kernels.attend != nullptr && step.exact_rows <= kMostExactRows && step.splits >= 1 &&
-         step.splits <= kMostSplits && step.kv_heads != 0;
+         step.splits <= kMostSplits && step.kv_heads != 0 && step.stages >= kLeastStages &&
+         step.stages <= kMostStages;
+}
+
+/// Shared memory of attend_codes(), beside what the kernel declares.
+size_t attend_bytes(const CodesStep& step, const Kernels& kernels) {
+  return std::max(kernels.attend_shared, static_cast<size_t>(step.stages) * kernels.attend_stage);
+}
+
+/// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages.
+cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device) {
+  int per_block = 0, per_processor = 0;
+  cudaError_t status =
+      cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status != cudaSuccess) return status;
+  status =
+      cudaDeviceGetAttribute(&per_processor, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  if (status != cudaSuccess) return status;
+  cudaFuncAttributes attributes{};
+  status = cudaFuncGetAttributes(&attributes, kernels.attend);
+  if (status != cudaSuccess) return status;
+  constexpr int kReserved = 1024;  // of every thread block, by CUDA
+  const int fixed = static_cast<int>(attributes.sharedSizeBytes);
+  const int share = std::min(per_block, per_processor / kernels.attend_resident - kReserved);
+  step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
+                           kMostStages);
+  return cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              per_block - fixed);
 }
 
 /// Shared memory of finish_codes().
@@ -63,7 +91,7 @@ bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
 
 uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                      uint32_t block_capacity, uint32_t multiprocessors) {
-  const uint32_t resident = group <= 4 && shape.dim <= 128 ? 2 : 1;
+  const auto resident = static_cast<uint32_t>(codes::kernels_of(shape, group).attend_resident);
   const uint32_t most = std::clamp(multiprocessors * resident / kv_heads, 1U, codes::kMostSplits);
   // A warp has 32 rows or more.
   return std::clamp(block_capacity * codes::kBlockMaxima / codes::kAttendWarps, 1U, most);
@@ -82,6 +110,8 @@ cudaError_t prepare_codes(CodesStep& step, int device) {
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (status != cudaSuccess) return status;
+  status = codes::prepare_attend(step, kernels, device);
+  if (status != cudaSuccess) return status;
   step.cluster = step.cluster && major >= 9;
   step.cluster = step.cluster && codes::shared_bytes(step, kernels) <= static_cast<size_t>(most);
   // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
@@ -96,7 +126,8 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, params);
   void* arguments[] = {&params};
   return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads),
-                      dim3(codes::kAttendWarps * 32), 0, stream, arguments, ahead);
+                      dim3(codes::kAttendWarps * 32), codes::attend_bytes(step, kernels), stream,
+                      arguments, ahead);
 }
 
 cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -106,9 +137,10 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, params);
   const size_t bytes = codes::shared_bytes(step, kernels);
   void* arguments[] = {&params};
+  const bool publishes = step.has_resident && step.resident.counts;
   if (!step.cluster) {
-    return launch_ahead(kernels.finish_single, dim3(step.kv_heads), dim3(codes::kSingleThreads),
-                        bytes, stream, arguments, ahead);
+    return launch_ahead(kernels.finish_single, dim3(step.kv_heads * (publishes ? 2 : 1)),
+                        dim3(codes::kSingleThreads), bytes, stream, arguments, ahead);
   }
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -116,7 +148,7 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(step.kv_heads * codes::kFinishBlocks);
+  config.gridDim = dim3((step.kv_heads + (publishes ? 1 : 0)) * codes::kFinishBlocks);
   config.blockDim = dim3(codes::kFinishThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;

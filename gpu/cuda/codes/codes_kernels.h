@@ -4,9 +4,9 @@
 // Instantiated for as many bits of keys as of values (1, 2, 4), head dimensions 64, 80, 96 and 128, any group; other shapes
 // give cudaErrorInvalidValue, see codes_have_kernels().
 //
-// ORDER on the stream: what writes `block_count` and the codes; resident_step, which makes the resident state; attend_codes();
-// finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read when the
-// kernels run, and launches are the same for every number up to the capacity.
+// ORDER on the stream: what writes `block_count` and the codes; resident_step, where it makes the resident state;
+// attend_codes(); finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read
+// when the kernels run, and launches are the same for every number up to the capacity.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,6 +18,7 @@
 #include "cpu/types.h"
 #include "gpu/codes.h"
 #include "gpu/cuda/common/rows.h"
+#include "gpu/cuda/resident/step_params.h"
 
 namespace keyhole::gpu {
 
@@ -35,6 +36,9 @@ struct CodesStep {
   /// Which kernel finish_codes() is: a cluster of thread blocks per KV head (compute capability 9.0 or newer), or one thread
   /// block; prepare_codes() takes back what the device cannot do.
   bool cluster = true;
+  /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3: prepare_codes() says how
+  /// many the device has shared memory for.
+  int stages = 2;
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet
@@ -46,7 +50,7 @@ struct CodesStep {
 
   /// The `exact_rows` (0..kMostExactRows) rows of a KV head with the largest weight in any head of its group are read from
   /// `keys` and `values` and attended exactly, in place of their codes. Pinned host memory, or the device's: row i of KV
-  /// head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 8 bytes.
+  /// head h at h * kv_head_stride + i * row_stride; rows `[dim]` of `dtype`, aligned to 16 bytes.
   uint32_t exact_rows = 0;
   DType dtype = DType::f16;
   const std::byte* keys = nullptr;
@@ -54,8 +58,12 @@ struct CodesStep {
   size_t kv_head_stride = 0;  ///< bytes
   size_t row_stride = 0;      ///< bytes
 
-  /// The state of other tokens (sink and window) to merge with, lse in natural log; null: none. A kernel before on the
-  /// stream has written it.
+  /// Sink and window, in one of two ways, or neither. Attended in the same pass: `resident` says where they lie (its ring, kv,
+  /// states, k, v, with rows of `dtype`); where it counts, finish_codes() publishes q, k and v, once the host has taken those
+  /// of the step before, and takes the new token in.
+  bool has_resident = false;
+  StepParams resident;
+  /// Or their state, to merge with, lse in natural log; null: none. A kernel before on the stream has written it.
   const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
   const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
 
@@ -78,15 +86,14 @@ struct CodesStep {
 /// Bytes of CodesStep::work: from the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
 
-/// Before the first finish_codes() on device `device`, the current one, of steps of this shape, group, block_capacity and
-/// `cluster`: chooses the kernel (step.cluster) and lets it have all of the device's shared memory, once for all steps of all
-/// sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is not wanted; one thread block never does.
+/// Before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
+/// `cluster`: chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the device's
+/// shared memory, once for all steps of all sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is not wanted; one thread block never does.
 /// cudaErrorInvalidValue: no kernels for the shape.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device);
 
-/// Enqueues the pass over the codes. `ahead`: it starts before the kernel in front of it on the stream has ended
-/// (gpu/cuda/common/launch.h; compute capability 9.0 or newer). That kernel must not write what this one reads, and must
-/// itself have waited for all kernels before it ahead of letting this one start, as resident_step does.
+/// Enqueues the pass over the codes, and over resident tokens. `ahead`: it is set up before the kernel in front of it on the
+/// stream has ended (gpu/cuda/common/launch.h; compute capability 9.0 or newer), and waits for that kernel's end.
 [[nodiscard]] cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
 
 /// Enqueues what follows it: the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`:

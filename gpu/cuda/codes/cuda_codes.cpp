@@ -57,6 +57,7 @@ struct CudaCodes::Impl {
     CodesStep sizes = step_sizes();
     check(prepare_codes(sizes, ordinal), "the kernels of codes");
     cluster = sizes.cluster;
+    stages = sizes.stages;
     ahead = attribute(cudaDevAttrComputeCapabilityMajor, ordinal) >= 9;
     const size_t work = codes_work_bytes(step_sizes());
     if (work > layout.work_bytes) {
@@ -115,6 +116,7 @@ struct CudaCodes::Impl {
     s.block_capacity = capacity();
     s.splits = splits;
     s.cluster = cluster;
+    s.stages = stages;
     s.logits = shape.logits;
     s.head_stride = layout.head_stride;
     s.exact_rows = shape.exact_rows;
@@ -150,6 +152,7 @@ struct CudaCodes::Impl {
   int ordinal;
   std::vector<Layer> layers;
   uint32_t splits = 1;
+  int stages = CodesStep{}.stages;
   bool cluster = true;  // before it is known: as prepare_codes() wants it
   bool ahead = false;   // kernels start before those in front of them have ended
   DeviceBuffer memory;
@@ -266,6 +269,17 @@ void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte
 }
 
 size_t CudaCodes::bytes() const { return impl_->layout.bytes; }
+
+void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
+                     const DeviceRows& out, float* lse, Stream stream) {
+  CodesStep s = impl_->step(layer, q);
+  s.has_resident = true;
+  s.resident = resident;
+  s.out = {out.data, out.head_stride, out.dtype};
+  s.lse = lse;
+  check(attend_codes(s, stream_of(stream), impl_->ahead), "attending codes");
+  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+}
 
 void CudaCodes::attend(uint32_t layer, const DeviceRows& q, Stream stream) {
   check(attend_codes(impl_->step(layer, q), stream_of(stream), impl_->ahead), "attending codes");

@@ -9,6 +9,8 @@
 
 namespace keyhole::gpu {
 
+struct StepParams;  // gpu/cuda/resident/step_params.h
+
 class CudaCodes final : public Codes {
  public:
   /// In the memory of device `ordinal`. Throws Error: unsupported, invalid_argument, out_of_device_memory, device_error.
@@ -28,10 +30,13 @@ class CudaCodes final : public Codes {
   /// Is called when the memory is given back; throws nothing.
   void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
-  /// Enqueues the pass over the layer's codes, after the kernel that attends the resident tokens (which waits for the
-  /// kernels before it: this one need not).
+  /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where `resident`
+  /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null.
+  void step(uint32_t layer, const DeviceRows& q, const StepParams& resident, const DeviceRows& out,
+            float* lse, Stream stream);
+  /// Or in halves: the pass over the layer's codes alone,
   void attend(uint32_t layer, const DeviceRows& q, Stream stream);
-  /// Enqueues, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all
+  /// and, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all
   /// with the resident state (o `[q_heads, head_dim]`, lse `[q_heads]`, device memory) to out and lse (null: not wanted).
   void finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
               const float* resident_lse, const DeviceRows& out, float* lse, Stream stream);

@@ -47,8 +47,8 @@ struct RawRow {
     const uint32_t lane = threadIdx.x % 32;
     const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
     if (4 * lane < kDim) {
-      key = load_raw(s.keys + at, s.dtype, size_t(4) * lane);
-      value = load_raw(s.values + at, s.dtype, size_t(4) * lane);
+      key = load_aligned(s.keys + at, s.dtype, size_t(4) * lane);
+      value = load_aligned(s.values + at, s.dtype, size_t(4) * lane);
     }
   }
 };
@@ -88,11 +88,9 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
         dots[i] = fmaf(x.x, k[0], fmaf(x.y, k[1], fmaf(x.z, k[2], x.w * k[3])));
       }
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) dots[i] = warp_sum(dots[i]);
+    const float dot = sum_of_own_head(dots, lane);
     if (lane < 4) {
       float slope;
-      const float dot = lane == 0 ? dots[0] : lane == 1 ? dots[1] : lane == 2 ? dots[2] : dots[3];
       rows.exact_logits[slot][4 * t + lane] = cap == 0.0F ? dot : capped(dot, cap, slope);
     }
   }
@@ -110,11 +108,13 @@ struct RowSums {
   __device__ void add(const RowShared<kDim, kHeads, kRows>& rows, uint32_t count, uint32_t h,
                       uint32_t at, float base) {
     const float before = exact_max;
+#pragma unroll 1
     for (uint32_t r = 0; r < count; ++r) exact_max = fmaxf(exact_max, rows.exact_logits[r][h]);
     const float exact_base = finite_base(exact_max);
     const float keep = exp2_fast(before - exact_base);
     exact.x *= keep, exact.y *= keep, exact.z *= keep, exact.w *= keep;
     exact_sum *= keep;
+#pragma unroll 1
     for (uint32_t r = 0; r < count; ++r) {
       const float a = exp2_fast(rows.coded_logits[r][h] - base);
       const float b = exp2_fast(rows.exact_logits[r][h] - exact_base);

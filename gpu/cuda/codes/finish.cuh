@@ -12,6 +12,7 @@
 
 #include "gpu/cuda/codes/finish_shared.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
+#include "gpu/cuda/codes/publish.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
 namespace keyhole::gpu::codes {
@@ -116,16 +117,23 @@ __global__ void __launch_bounds__(kFinishThreads)
   const uint32_t warp = threadIdx.x / 32;
   const Deal deal{blockIdx.x % kFinishBlocks};
   const uint32_t kv_head = blockIdx.x / kFinishBlocks;
-  cluster_arrive();  // waited for before the first write to another block
+  if (kv_head == s.kv_heads) {  // the cluster beside those of the heads
+    let_next_kernel_start();
+    publish_and_advance<kDim>(s, deal.rank, kFinishBlocks);
+    return;
+  }
+  cluster_arrive_relaxed();  // waited for before the first write to another block
   let_next_kernel_start();
 
   // Queries, the number of blocks and the codes are older than the pass over them, so this may run beside it.
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
-  shared.queries.template prepare<kFinishWarps>(s, kv_head, shared.q);
+  RawQueries<kDim, Shared::kHeads, static_cast<int>(kFinishWarps)> raw_queries;
+  raw_queries.load(s, kv_head);
+  shared.queries.prepare(s, raw_queries, shared.q);
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
-  const float value_scale = s.value_scale[kv_head];
+  const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
   // ---- weigh
@@ -162,6 +170,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     }
     __syncthreads();
     uint32_t largest = 0;
+#pragma unroll 1
     for (uint32_t turn = 0; turn < turns; ++turn) {
       const uint32_t i = deal.value_of(turn);
       if (deal.group_of(i) < group_count) largest = max(largest, rising(values[i]));
@@ -183,6 +192,7 @@ __global__ void __launch_bounds__(kFinishThreads)
     __syncthreads();
     while (true) {
       const uint64_t least = choice.least;
+#pragma unroll 1
       for (uint32_t turn = 0; turn < turns; ++turn) {
         const uint32_t i = deal.value_of(turn);
         // Of the rows of a group the first could be the one.
@@ -194,6 +204,7 @@ __global__ void __launch_bounds__(kFinishThreads)
       }
       __syncthreads();
       const uint32_t groups = min(choice.group_count, kMostGroups);
+#pragma unroll 1
       for (uint32_t g = warp; g < groups; g += kFinishWarps) {
         list_rows<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, choice.groups[g],
                                                           shared.queries, shared.lse, choice);

@@ -13,6 +13,7 @@
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/exact_rows.cuh"
 #include "gpu/cuda/codes/merge_head.cuh"
+#include "gpu/cuda/codes/publish.cuh"
 #include "gpu/cuda/codes/split_sums.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
@@ -47,12 +48,18 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t kv_head = blockIdx.x;
   let_next_kernel_start();
+  if (kv_head >= s.kv_heads) {  // as many blocks beside those of the heads
+    publish_and_advance<kDim>(s, kv_head - s.kv_heads, s.kv_heads);
+    return;
+  }
 
   // Queries, the number of blocks and the codes are older than the pass over them, so this may run beside it.
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
-  shared.queries.template prepare<static_cast<int>(kSingleWarps)>(s, kv_head, shared.q);
-  const float value_scale = s.value_scale[kv_head];
+  RawQueries<kDim, Shared::kHeads, static_cast<int>(kSingleWarps)> raw_queries;
+  raw_queries.load(s, kv_head);
+  shared.queries.prepare(s, raw_queries, shared.q);
+  const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
   // ---- weigh

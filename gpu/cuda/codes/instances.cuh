@@ -10,6 +10,9 @@ namespace keyhole::gpu::codes {
 template <int kDim, int kBits, int kHeadTiles>
 Kernels kernels() {
   return {reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kBits, kHeadTiles>),
+          attend_resident<kDim, kHeadTiles>(),
+          sizeof(WarpStates<kDim>),
+          size_t{kAttendWarps} * TilePair<kDim, kBits, kBits>::kBytes,
           reinterpret_cast<const void*>(&finish_kernel<kDim, kBits, kBits, kHeadTiles>),
           sizeof(FinishShared<kDim, kBits, kHeadTiles>),
           reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kBits, kHeadTiles>),

@@ -39,7 +39,7 @@ __device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead 
   const float unit = keep * value_scale;
   // What is left of the codes' weights where the rows were all of them is rounding.
   const float total = fmaf(weight, exact.total, fmaxf(codes.total, 0.0F) * keep);
-  const float inverse = total > 0.0F ? 1.0F / total : 0.0F;
+  const float inverse = total > 0.0F ? __fdividef(1.0F, total) : 0.0F;
   float lse = total > 0.0F ? (base + log2f(total)) * kLn2 : kMinusInf;
   float o[4];
 #pragma unroll
@@ -48,7 +48,8 @@ __device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead 
     const float natural = finite_base(fmaxf(lse, resident.lse));
     const float a = natural_weight(lse, natural), b = natural_weight(resident.lse, natural);
     const float sum = a + b;
-    const float to_a = sum > 0.0F ? a / sum : 0.0F, to_b = sum > 0.0F ? b / sum : 0.0F;
+    const float part = sum > 0.0F ? __fdividef(1.0F, sum) : 0.0F;
+    const float to_a = a * part, to_b = b * part;
     o[0] = fmaf(to_a, o[0], to_b * resident.o.x), o[1] = fmaf(to_a, o[1], to_b * resident.o.y);
     o[2] = fmaf(to_a, o[2], to_b * resident.o.z), o[3] = fmaf(to_a, o[3], to_b * resident.o.w);
     lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;

@@ -10,19 +10,25 @@ namespace keyhole::gpu::codes {
 struct CodesParams : CodesStep {
   float* maxima =
       nullptr;  ///< largest logit, base 2, of every 32 rows `[kv_heads, block_capacity * 8, padded heads]`
-  float* part_o =
-      nullptr;  ///< states of the splits, rotated, not divided: `[kv_heads, splits, group, dim]`
-  float2* part_sum = nullptr;  ///< (maximum in base 2, sum) `[kv_heads, splits, group]`
+  /// States of the splits, codes and resident tokens, rotated, not divided: `[kv_heads, splits, group, dim]`, and (maximum in
+  /// base 2, sum) `[kv_heads, splits, group]`.
+  float* part_o = nullptr;
+  float2* part_sum = nullptr;
+  float* part_lse = nullptr;  ///< of the codes alone, base 2, `[kv_heads, splits, group]`
 };
 
 /// Maxima of a block.
 inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
 inline constexpr uint32_t kMostSplits = 256;
-inline constexpr int kAttendWarps = 8;  ///< of a thread block of attend_codes()
+inline constexpr int kAttendWarps = 8;                   ///< of a thread block of attend_codes()
+inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stages
 
 /// The kernels of one shape.
 struct Kernels {
   const void* attend = nullptr;
+  int attend_resident = 1;       ///< its thread blocks that a multiprocessor has registers for
+  size_t attend_shared = 0;      ///< bytes at least
+  size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages
   const void* finish = nullptr;  ///< by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
   const void* finish_single = nullptr;  ///< by a thread block

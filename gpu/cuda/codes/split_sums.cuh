@@ -11,38 +11,53 @@ struct SplitShared {
   float weights[kHeads][kMostSplits];
 };
 
-/// log-sum-exp of every head over the splits, and what each split weighs, by kThreads threads: to shared.top, total and
-/// lse, base 2.
+/// What each split weighs, and the sum of all weights, of every head, by kThreads threads: to shared.top and total; the
+/// log-sum-exp of the codes alone to shared.lse. Base 2.
 template <int kHeads, uint32_t kThreads, class Shared>
 __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
                                     SplitShared<kHeads, kThreads>& splits, Shared& shared) {
-  constexpr uint32_t kEach = kMostSplits / 32;
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
-    const float2* parts = s.part_sum + size_t{kv_head} * s.splits * s.group + h;
-    float2 part[kEach];
-    float top = kMinusInf;
+    const size_t first = size_t{kv_head} * s.splits * s.group + h;
+    float* const weights = splits.weights[h];
+    // Two splits of a lane are under way at once: 64 are enough for 4 KV heads and more.
+    float top = kMinusInf, largest = kMinusInf, total = 0.0F, of_codes = 0.0F;
+#pragma unroll 1
+    for (uint32_t from = lane; from < s.splits; from += 64) {
+      float2 part[2];
+      float lse[2];
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const uint32_t split = lane + 32 * i;
-      part[i] = split < s.splits ? parts[split * s.group] : make_float2(kMinusInf, 0.0F);
+      for (uint32_t i = 0; i < 2; ++i) {
+        const uint32_t split = from + 32 * i;
+        const bool is_one = split < s.splits;
+        part[i] = is_one ? s.part_sum[first + split * s.group] : make_float2(kMinusInf, 0.0F);
+        lse[i] = is_one ? s.part_lse[first + split * s.group] : kMinusInf;
+      }
+      const float before = top, largest_before = largest;
+      top = fmaxf(top, fmaxf(part[0].x, part[1].x));
+      largest = fmaxf(largest, fmaxf(lse[0], lse[1]));
+      const float base = finite_base(top), codes_base = finite_base(largest);
+      total *= exp2_fast(before - base);
+      of_codes *= exp2_fast(largest_before - codes_base);
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        total = fmaf(exp2_fast(part[i].x - base), part[i].y, total);
+        of_codes += exp2_fast(lse[i] - codes_base);
+        if (from + 32 * i < s.splits) weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
+      }
     }
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) top = fmaxf(top, part[i].x);
-    top = warp_max(top);
-    const float base = finite_base(top);
-    float total = 0.0F;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const float weight = exp2_fast(part[i].x - base);
-      if (lane + 32 * i < s.splits) splits.weights[h][lane + 32 * i] = weight;
-      total = fmaf(weight, part[i].y, total);
+    const float overall = warp_max(top), overall_largest = warp_max(largest);
+    const float base = finite_base(overall);
+    total = warp_sum(total * exp2_fast(top - base));
+    of_codes = warp_sum(of_codes * exp2_fast(largest - finite_base(overall_largest)));
+#pragma unroll 1
+    for (uint32_t split = lane; split < s.splits; split += 32) {
+      weights[split] = exp2_fast(weights[split] - base);
     }
-    total = warp_sum(total);
     if (lane == 0) {
-      shared.top[h] = top;
+      shared.top[h] = overall;
       shared.total[h] = total;
-      shared.lse[h] = top + log2f(total);
+      shared.lse[h] = overall_largest + log2f(of_codes);
     }
   }
 }

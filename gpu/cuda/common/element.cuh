@@ -79,6 +79,15 @@ __device__ inline RawQuad load_raw(const void* data, DType dtype, size_t at) {
   }
   return raw;
 }
+/// The same where the four begin at a multiple of their size: a tenth of the instructions.
+__device__ inline RawQuad load_aligned(const void* data, DType dtype, size_t at) {
+  if (dtype == DType::f32) {
+    const uint4 x = *reinterpret_cast<const uint4*>(static_cast<const uint32_t*>(data) + at);
+    return {{x.x, x.y, x.z, x.w}};
+  }
+  const uint2 x = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+  return {{x.x, x.y, 0, 0}};
+}
 __device__ inline void convert(const RawQuad& raw, DType dtype, float (&x)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -86,6 +95,17 @@ __device__ inline void convert(const RawQuad& raw, DType dtype, float (&x)[4]) {
     x[i] = dtype == DType::f32   ? __uint_as_float(raw.words[i])
            : dtype == DType::f16 ? __half2float(__ushort_as_half(half))
                                  : __bfloat162float(__ushort_as_bfloat16(half));
+  }
+}
+
+/// Bytes of an element.
+__device__ inline size_t element_bytes(DType dtype) { return dtype == DType::f32 ? 4 : 2; }
+/// What is left of 4 numbers that are stored as `dtype`.
+__device__ inline void round_elements(DType dtype, float (&x)[4]) {
+#pragma unroll
+  for (float& e : x) {
+    if (dtype == DType::f16) e = __half2float(__float2half_rn(e));
+    if (dtype == DType::bf16) e = __bfloat162float(__float2bfloat16_rn(e));
   }
 }
 

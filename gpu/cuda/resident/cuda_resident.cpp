@@ -245,17 +245,10 @@ void CudaResident::attend_begin(uint32_t layer, const float* q, Codes* codes) {
   p.ticket = ++ticket_;
   host_step_has_codes_ = codes != nullptr;
   if (codes != nullptr) {
-    // The resident state stays on the device, and the one with the codes goes where it would have gone.
-    p.done = nullptr;
+    // Their state, with the resident one in it, goes where that one would have gone.
     const DeviceRows rows{device_q, shape_.head_dim, DType::f32};
     const DeviceRows out{p.resident_o, shape_.head_dim, DType::f32};
-    float* const lse = p.resident_lse;
-    p.resident_o = scratch_.as<float>(scratch_layout_.resident_o(layer));
-    p.resident_lse = scratch_.as<float>(scratch_layout_.resident_lse(layer));
-    launcher_->launch(p, own_->get());
-    auto& own = *static_cast<CudaCodes*>(codes);
-    own.attend(layer, rows, own_->get());
-    own.finish(layer, rows, p.resident_o, p.resident_lse, out, lse, own_->get());
+    static_cast<CudaCodes*>(codes)->step(layer, rows, p, out, p.resident_lse, own_->get());
   } else {
     launcher_->launch(p, own_->get());
   }

@@ -105,7 +105,11 @@ class CudaResident final : public Resident, public StreamSteps {
                   const DeviceRows* v) const;
   /// Of step `sequence`, on this thread. False: given up. Throws Error(timeout).
   [[nodiscard]] bool wait_for_delivery(uint32_t layer, uint32_t sequence) const;
-  void begin_with_codes(uint32_t layer, StepParams p, CudaCodes& codes, Stream stream);
+  /// What begins every step on a caller's stream: checks it, notes what stands on the device for offloaded tokens.
+  [[nodiscard]] StepParams open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                                     const DeviceRows* v, const OnDevice& tokens, Stream stream);
+  /// Of a step with codes, which waits for the host to have taken the step before.
+  [[nodiscard]] StepParams params_with_codes(uint32_t layer, StepParams p);
   /// Throws Error(unsupported) where the stream records a graph and steps cannot be recorded.
   void check_capture(Stream stream) const;
   [[nodiscard]] size_t layer_bytes() const;

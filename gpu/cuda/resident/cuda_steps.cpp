@@ -84,41 +84,47 @@ StepParams CudaResident::stream_params(uint32_t layer, const DeviceRows& q, cons
   return p;
 }
 
-void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
-                         const DeviceRows* v, const OnDevice& tokens, Stream stream) {
+StepParams CudaResident::open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                                   const DeviceRows* v, const OnDevice& tokens, Stream stream) {
   check_step(layer, q, k, v);
   if (tokens.partitions != nullptr && tokens.codes != nullptr) {
     throw Error(Status::invalid_argument, "a step takes partitions or codes, not both");
   }
-  const DeviceScope device(config_.ordinal);
   streams_used_ = true;
   finish_own();
-  StepParams p = stream_params(layer, q, k, v);
   check_capture(stream);
-  auto* own = static_cast<CudaPartitions*>(tokens.partitions);
   Layer& l = layers_[layer];
-  l.partitions.store(own, std::memory_order_release);
+  l.partitions.store(static_cast<CudaPartitions*>(tokens.partitions), std::memory_order_release);
   l.codes = static_cast<CudaCodes*>(tokens.codes);
   l.q = q;
+  return stream_params(layer, q, k, v);
+}
+
+void CudaResident::begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                         const DeviceRows* v, const OnDevice& tokens, Stream stream) {
+  const DeviceScope device(config_.ordinal);
+  StepParams p = open_step(layer, q, k, v, tokens, stream);
+  Layer& l = layers_[layer];
   if (l.codes != nullptr) {
-    begin_with_codes(layer, p, *l.codes, stream);
+    launcher_->launch(params_with_codes(layer, p), stream_of(stream));
+    l.codes->attend(layer, q, stream);
     return;
   }
+  CudaPartitions* const own = l.partitions.load(std::memory_order_relaxed);
   ++l.begun;
   if (own != nullptr) own->choose(layer, q, &p.states->sequence, stream);
   launcher_->launch(p, stream_of(stream));
   if (own != nullptr) own->attend(layer, stream);
 }
 
-void CudaResident::begin_with_codes(uint32_t layer, StepParams p, CudaCodes& codes, Stream stream) {
+StepParams CudaResident::params_with_codes(uint32_t layer, StepParams p) {
   Layer& l = layers_[layer];
   p.waits_for_last = true;
   p.merge = merge_params(layer, {}, nullptr);
   // A step that was given up is left to the kernel, which notes it.
   if (signal_ == Signal::host_launch) p.merge.wait = !wait_for_delivery(layer, l.begun);
   ++l.begun;
-  launcher_->launch(p, stream_of(stream));
-  codes.attend(layer, l.q, stream);
+  return p;
 }
 
 MergeParams CudaResident::merge_params(uint32_t layer, const DeviceRows& out, float* lse) const {
@@ -187,20 +193,21 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
 void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                         const DeviceRows* v, const OnDevice& tokens, const DeviceRows& out,
                         float* lse, Stream stream) {
-  const bool is_alone = tokens.partitions == nullptr && tokens.codes == nullptr;
-  if (!is_alone || signal_ == Signal::host_launch || !launcher_->can_wait()) {
+  if (tokens.codes != nullptr) {
+    check_rows(out, "out");
+    const DeviceScope device(config_.ordinal);
+    const StepParams p = open_step(layer, q, k, v, tokens, stream);
+    layers_[layer].codes->step(layer, q, params_with_codes(layer, p), out, lse, stream);
+    return;
+  }
+  if (tokens.partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
     begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
     return;
   }
-  check_step(layer, q, k, v);
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
-  streams_used_ = true;
-  finish_own();
-  layers_[layer].partitions.store(nullptr, std::memory_order_release);
-  layers_[layer].codes = nullptr;
-  StepParams p = stream_params(layer, q, k, v);
+  StepParams p = open_step(layer, q, k, v, tokens, stream);
   p.merges = true;
   p.merge = merge_params(layer, out, lse);
   launcher_->launch(p, stream_of(stream));

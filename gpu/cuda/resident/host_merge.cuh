@@ -47,6 +47,20 @@ __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t s
   atomicAdd(sums + 1, 1ULL);
 }
 
+/// Before q, k and v are published, where nothing waits for the host at the end of a step: a graph may hold several steps of a layer, and
+/// the rows of two have space. The kernels that wait for this one hold their multiprocessors meanwhile: threads that take
+/// rows must not wait for work of the device.
+__device__ inline void wait_for_last(const StepParams& p, uint32_t head) {
+  if (threadIdx.x == 0) {
+    const uint32_t last = p.numbers[head];
+    Waited waited = wait_for_host(p.merge, head, last);
+    if (waited.failure == FailureKind::timed_out) waited.failure = FailureKind::untaken_in_time;
+    if (waited.failure == FailureKind::given_up) waited.failure = FailureKind::untaken;
+    note_wait(p.merge, head, last, waited);
+  }
+  __syncthreads();
+}
+
 /// 4 components of the host's state, past the caches, which are not told of what the host writes.
 __device__ inline float4 host_quad(const float* from) {
   return __ldcv(reinterpret_cast<const float4*>(from));

@@ -61,20 +61,6 @@ __device__ inline uint32_t publish(const StepParams& p, uint32_t head) {
   return sequence;
 }
 
-/// Before publish(), where nothing waits for the host at the end of a step: a graph may hold several steps of a layer, and
-/// the rows of two have space. The kernels that wait for this one hold their multiprocessors meanwhile: threads that take
-/// rows must not wait for work of the device.
-__device__ inline void wait_for_last(const StepParams& p, uint32_t head) {
-  if (threadIdx.x == 0) {
-    const uint32_t last = p.numbers[head];
-    Waited waited = wait_for_host(p.merge, head, last);
-    if (waited.failure == FailureKind::timed_out) waited.failure = FailureKind::untaken_in_time;
-    if (waited.failure == FailureKind::given_up) waited.failure = FailureKind::untaken;
-    note_wait(p.merge, head, last, waited);
-  }
-  __syncthreads();
-}
-
 /// Where merge_partials() works, in shared memory.
 template <int D>
 struct MergeSpace {

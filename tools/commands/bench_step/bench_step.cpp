@@ -142,7 +142,8 @@ constexpr const char* kDefinitions = R"(What is measured:
   layer           one attend of one layer: with stream steps by events on the stream right before and after it,
                   else the call
   token           all attends of a token, with --weights and the products of the model between them, by the
-                  host's clock
+                  host's clock. With --graph, tokens whose layers are clocked and others take turns, and this is of the
+                  others: events in a graph keep kernels apart, which costs some 6 us a layer
   --busy          the timed steps, those of --compare full and resident too, run while so many threads copy 64 MiB each
                   over and over, beyond what cores cache; builds, audits and bandwidths are measured without them
   q8_0, q4_0      of --compare: bytes of K and V in that format (34 or 18 for 32 numbers) over the card's measured copy

@@ -44,7 +44,7 @@ StepTiming StepMeter::time(const Session& session) {
     const TokenTimes times = runner_.run(session.get(), token, n);
     if (token < plan_.warmup) continue;
     layers.insert(layers.end(), times.layers.begin(), times.layers.end());
-    tokens_on_host.push_back(times.token);
+    if (times.token != 0) tokens_on_host.push_back(times.token);
     if (times.device != 0) tokens_on_device.push_back(times.device);
   }
   if (busy) timing.busy_bandwidth = busy->stop();
@@ -52,6 +52,7 @@ StepTiming StepMeter::time(const Session& session) {
   timing.layer = latency_of(std::move(layers));
   timing.token = latency_of(std::move(tokens_on_host));
   timing.token_on_device = latency_of(std::move(tokens_on_device));
+  if (!plan_.weights) timing.layer_in_token = timing.token_on_device.p50 / n;
   keyhole_statistics_init(&timing.statistics);
   check(keyhole_get_statistics(session.get(), &timing.statistics));
   truncate(session);

@@ -102,6 +102,7 @@ std::string to_text(const StepResult& r) {
     text += "  layer p50 " + percentiles(t.layer) + "\n  token p50 " + percentiles(t.token) +
             " = " + format_number(tokens_per_second(t)) + " tokens/s";
     if (t.token_on_device.mean > 0) text += "; on the device " + us(t.token_on_device.p50);
+    if (t.layer_in_token > 0) text += ", " + us(t.layer_in_token) + " a layer";
     text += "\n";
     if (t.busy_bandwidth) {
       text += "  busy threads copied " + format_number(1e-9 * *t.busy_bandwidth) +
@@ -199,6 +200,7 @@ ordered_json to_json(const StepResult& r) {
                       {"layer_us", nullptr},
                       {"token_us", nullptr},
                       {"token_on_device_us", nullptr},
+                      {"layer_in_token_us", nullptr},
                       {"tokens_per_second", nullptr},
                       {"busy_bytes_per_second", nullptr},
                       {"statistics", nullptr},
@@ -210,6 +212,7 @@ ordered_json to_json(const StepResult& r) {
     if (r.timing->token_on_device.mean > 0) {
       out["token_on_device_us"] = to_json(r.timing->token_on_device);
     }
+    if (r.timing->layer_in_token > 0) out["layer_in_token_us"] = r.timing->layer_in_token;
     out["tokens_per_second"] = tokens_per_second(*r.timing);
     if (r.timing->busy_bandwidth) out["busy_bytes_per_second"] = *r.timing->busy_bandwidth;
     if (r.timing->statistics.attends != 0) out["statistics"] = to_json(r.timing->statistics);

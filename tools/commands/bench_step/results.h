@@ -26,7 +26,9 @@ struct Phase {
 struct StepTiming {
   Latency layer;  ///< of one attend: on the device's clock for stream steps, else of the call
   Latency token;  ///< of all of a token, by the host's clock
-  Latency token_on_device;          ///< by the device's clock; zeros where that has none
+  Latency token_on_device;  ///< by the device's clock; zeros where that has none
+  double layer_in_token =
+      0;  ///< microseconds, its median by layers; 0: no clock, or products between the attends
   keyhole_statistics statistics{};  ///< of the measured steps
   std::optional<double>
       busy_bandwidth;  ///< bytes/s that the threads of --busy read and wrote meanwhile

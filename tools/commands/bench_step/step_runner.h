@@ -27,9 +27,10 @@ struct StepInputs {
 
 /// Times of one token in microseconds.
 struct TokenTimes {
-  std::vector<double> layers;  ///< of each attend
-  double token = 0;            ///< host clock, from the first call until all is done
-  double device = 0;           ///< device clock; 0 without one
+  std::vector<double> layers;  ///< of each attend; empty: they were not clocked
+  double token =
+      0;  ///< host clock, from the first call until all is done; 0: not of a clocked graph
+  double device = 0;  ///< device clock; 0 without one
 };
 
 /// Runs tokens through a session. One session at a time; one thread.

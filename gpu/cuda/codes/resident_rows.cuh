@@ -1,0 +1,197 @@
+// Sink and window, attended in the pass over the codes: each of its thread blocks has an equal share of them, some 20 rows
+// of 640, and leaves their state with its own. As a kernel of their own they take 9 us in front of the pass; here they are
+// done while the first codes are on their way.
+//
+// Rows are attended exactly, in fp32. The pass sums values in the rotated space in units of the head's value scale, so the
+// share's sum goes there too: both are linear, and what follows the pass needs to know of no resident tokens.
+#pragma once
+
+#include "gpu/cuda/codes/queries.cuh"
+#include "gpu/cuda/common/async_copy.cuh"
+#include "gpu/cuda/resident/ring.h"
+
+namespace keyhole::gpu::codes {
+
+/// Rows that a thread block has at hand at once take that many bytes for each component: 32 rows of 16 bits, 16 of 32.
+constexpr uint32_t kResidentBytes = 64;
+
+template <int kDim, int kHeads>
+struct ResidentShared {
+  /// Queries as they came, times scale log2(e); then the share's sums, rotated, divided by the value scale.
+  alignas(16) float rows[kHeads][kDim];
+  alignas(16) std::byte keys[kResidentBytes * kDim];
+  alignas(16) std::byte values[kResidentBytes * kDim];
+  float logits[kResidentBytes / 2][kHeads];
+  float top[kHeads], sum[kHeads];  ///< of the share, base 2
+};
+
+/// Four components of a row in shared memory, `[kDim]` of the session's dtype.
+template <int kDim>
+__device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t row, uint32_t quad) {
+  if (dtype == DType::f32) return reinterpret_cast<const float4*>(rows)[row * (kDim / 4) + quad];
+  const uint2 x = reinterpret_cast<const uint2*>(rows)[row * (kDim / 4) + quad];
+  float y[4];
+  convert(RawQuad{{x.x, x.y, 0, 0}}, dtype, y);
+  return {y[0], y[1], y[2], y[3]};
+}
+
+/// The share of a thread block of kAttendWarps warps. Code that runs once is slow, as each of its instructions comes from
+/// memory: loops are not unrolled here, and rows go to shared memory as they are.
+template <int kDim, int kHeadTiles>
+class ResidentShare {
+ public:
+  static constexpr uint32_t kHeads = 4 * kHeadTiles;
+  using Shared = ResidentShared<kDim, kHeads>;
+
+  /// Asks for the first rows.
+  __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, Shared& shared)
+      : s_(s), shared_(shared), kv_head_(kv_head) {
+    const StepParams& p = s.resident;
+    const RingState before = p.states[kv_head];
+    state_ = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
+    const uint32_t tokens = state_.tokens();
+    stored_ = tokens - (p.k.data != nullptr ? 1 : 0);
+    next_ = blockIdx.x * tokens / gridDim.x;
+    end_ = (blockIdx.x + 1) * tokens / gridDim.x;
+    load();
+  }
+
+  /// Once queries are in shared.rows, for which no barrier is needed; leaves the share's state in `shared`.
+  __device__ void attend(float value_scale) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    while (true) {
+      wait_for_copies<0>();
+      __syncthreads();
+      take_logits();
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        if (warp + i * kAttendWarps < kHeads) add(warp + i * kAttendWarps, sums_[i]);
+      }
+      next_ += count_;
+      if (next_ >= end_) break;
+      __syncthreads();
+      load();
+    }
+    const float unit = __fdividef(1.0F, value_scale);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const uint32_t h = warp + static_cast<uint32_t>(i) * kAttendWarps;
+      if (h >= kHeads) break;
+      Sums& own = sums_[i];
+      rotate_quads<kDim>(own.o, shared_.rows[h], static_cast<int>(lane), false);
+      if (4 * lane < kDim) {
+        *reinterpret_cast<float4*>(&shared_.rows[h][4 * lane]) = {
+            own.o[0] * unit, own.o[1] * unit, own.o[2] * unit, own.o[3] * unit};
+      }
+      if (lane == 0) {
+        shared_.top[h] = own.top;
+        shared_.sum[h] = own.sum;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kOwn = (kHeads + kAttendWarps - 1) / kAttendWarps;  ///< heads of a warp
+  struct Sums {
+    float o[4] = {};  ///< components 4 lane .. 4 lane + 3
+    float top = kMinusInf, sum = 0.0F;
+  };
+
+  /// Rows next_ .. next_ + count_ - 1, a warp a row.
+  __device__ void load() {
+    const StepParams& p = s_.resident;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t element = s_.dtype == DType::f32 ? 4 : 2;
+    const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
+    const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
+    const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
+    count_ = min(end_ - next_, kResidentBytes / element);
+#pragma unroll 1
+    for (uint32_t row = warp; row < count_; row += kAttendWarps) {
+      if (next_ + row >= stored_) {
+        take_new(row);
+        continue;
+      }
+      const std::byte* from = keys + size_t{token_slot(p.ring, state_, next_ + row)} * row_bytes;
+#pragma unroll 1
+      for (uint32_t i = lane; i < 2 * pieces; i += 32) {
+        const bool value = i >= pieces;
+        const uint32_t at = (value ? i - pieces : i) * 16;
+        std::byte* to = (value ? shared_.values : shared_.keys) + row * row_bytes + at;
+        copy_async(shared_address(to), from + (value ? plane : 0) + at, true);
+      }
+    }
+    commit_copies();
+  }
+  /// The step's own token, by a warp.
+  __device__ void take_new(uint32_t row) {
+    const StepParams& p = s_.resident;
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x % 32; i < kDim / 2; i += 32) {
+      const bool value = i >= kDim / 4;
+      const InputRows& rows = value ? p.v : p.k;
+      const uint32_t at = (value ? i - kDim / 4 : i) * 4;
+      float x[4];
+      convert(load_raw(rows.data, rows.dtype, kv_head_ * rows.head_stride + at), rows.dtype, x);
+      store_elements(value ? shared_.values : shared_.keys, s_.dtype, row * kDim + at, x);
+    }
+  }
+
+  __device__ void take_logits() {
+    const uint32_t lane = threadIdx.x % 32;
+    const float cap = s_.logits.softcap * kLog2E;
+#pragma unroll 1
+    for (uint32_t row = threadIdx.x / 32; row < count_; row += kAttendWarps) {
+      float4 k = {0.0F, 0.0F, 0.0F, 0.0F};
+      if (4 * lane < kDim) k = quad_of<kDim>(shared_.keys, s_.dtype, row, lane);
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        float dots[4];
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          // Lanes beyond the head dimension read what is there, times 0.
+          const uint32_t at = 4 * lane < kDim ? 4 * lane : 0;
+          const float4 q = *reinterpret_cast<const float4*>(&shared_.rows[4 * t + h][at]);
+          dots[h] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, q.w * k.w)));
+        }
+        const float dot = sum_of_own_head(dots, static_cast<int>(lane));
+        float slope;
+        if (lane < 4) {
+          shared_.logits[row][4 * t + lane] = cap == 0.0F ? dot : capped(dot, cap, slope);
+        }
+      }
+    }
+  }
+
+  /// Adds the rows at hand to head h's sums, by a warp.
+  __device__ void add(uint32_t h, Sums& own) const {
+    const uint32_t lane = threadIdx.x % 32;
+    const float logit = lane < count_ ? shared_.logits[lane][h] : kMinusInf;
+    const float top = fmaxf(own.top, warp_max(logit));
+    const float base = finite_base(top);
+    const float weight = exp2_fast(logit - base), keep = exp2_fast(own.top - base);
+    own.top = top;
+    own.sum = fmaf(own.sum, keep, warp_sum(weight));
+#pragma unroll
+    for (float& x : own.o) x *= keep;
+#pragma unroll 2
+    for (uint32_t row = 0; row < count_; ++row) {
+      const float w = __shfl_sync(kWholeWarp, weight, static_cast<int>(row));
+      const float4 v =
+          quad_of<kDim>(shared_.values, s_.dtype, row, 4 * lane < kDim ? lane : 0);
+      own.o[0] = fmaf(w, v.x, own.o[0]), own.o[1] = fmaf(w, v.y, own.o[1]);
+      own.o[2] = fmaf(w, v.z, own.o[2]), own.o[3] = fmaf(w, v.w, own.o[3]);
+    }
+  }
+
+  const CodesParams& s_;
+  Shared& shared_;
+  uint32_t kv_head_;
+  RingState state_;  ///< after the step
+  uint32_t stored_;  ///< tokens in K and V: all but the new one, which is the last
+  uint32_t next_, end_, count_;
+  Sums sums_[kOwn];
+};
+
+}  // namespace keyhole::gpu::codes
