@@ -134,4 +134,26 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
   }
 }
 
+/// Of the `all` candidates in `listed`, which is aligned to 16 and has a 0 behind the last, the `wanted` that come first go to
+/// c.chosen, in their order, and place_of() of their numbers to c.places. By kThreads threads, between barriers.
+template <uint32_t kThreads, class Choice, class PlaceOf>
+__device__ inline void rank_all(Choice& c, const uint64_t* listed, uint32_t all, uint32_t wanted,
+                                const PlaceOf& place_of) {
+  const auto* pairs = reinterpret_cast<const ulonglong2*>(listed);
+  for (uint32_t e = threadIdx.x; e < all; e += kThreads) {
+    const uint64_t of = listed[e];
+    uint32_t rank = 0;
+#pragma unroll 2
+    for (uint32_t i = 0; i < (all + 1) / 2; ++i) {
+      const ulonglong2 other = pairs[i];
+      rank += other.x > of ? 1 : 0;
+      rank += other.y > of ? 1 : 0;
+    }
+    if (rank < wanted) {
+      c.chosen[rank] = of;
+      c.places[rank] = static_cast<uint16_t>(place_of(e));
+    }
+  }
+}
+
 }  // namespace keyhole::gpu::codes

@@ -107,21 +107,7 @@ __device__ inline bool rank_listed(ChoiceShared<kHeads>& c, uint32_t wanted) {
         all, wanted);  // all that are wanted, unless logits differ from those that left the maxima
   }
   __syncthreads();
-  const auto* pairs = reinterpret_cast<const ulonglong2*>(c.all);
-  for (uint32_t e = threadIdx.x; e < all; e += kFinishThreads) {
-    const uint64_t of = c.all[e];
-    uint32_t rank = 0;
-#pragma unroll 2
-    for (uint32_t i = 0; i < (all + 1) / 2; ++i) {
-      const ulonglong2 other = pairs[i];
-      rank += other.x > of ? 1 : 0;
-      rank += other.y > of ? 1 : 0;
-    }
-    if (rank < wanted) {
-      c.chosen[rank] = of;
-      c.places[rank] = c.all_places[e];
-    }
-  }
+  rank_all<kFinishThreads>(c, c.all, all, wanted, [&](uint32_t e) { return c.all_places[e]; });
   __syncthreads();
   return over;
 }

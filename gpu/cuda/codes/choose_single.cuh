@@ -72,21 +72,7 @@ __device__ inline void rank_candidates(SingleChoice<kHeads>& c, uint32_t all, ui
     c.found = min(all, wanted);
   }
   __syncthreads();
-  const auto* pairs = reinterpret_cast<const ulonglong2*>(c.listed);
-  for (uint32_t e = threadIdx.x; e < all; e += kSingleThreads) {
-    const uint64_t of = c.listed[e];
-    uint32_t rank = 0;
-#pragma unroll 8
-    for (uint32_t i = 0; i < (all + 1) / 2; ++i) {
-      const ulonglong2 other = pairs[i];
-      rank += other.x > of ? 1 : 0;
-      rank += other.y > of ? 1 : 0;
-    }
-    if (rank < wanted) {
-      c.chosen[rank] = of;
-      c.places[rank] = static_cast<uint16_t>(e);
-    }
-  }
+  rank_all<kSingleThreads>(c, c.listed, all, wanted, [](uint32_t e) { return e; });
   __syncthreads();
 }
 
