@@ -11,7 +11,8 @@
 namespace keyhole::cpu {
 namespace {
 
-double element(const std::byte* row, size_t i, DType dtype) {
+double element(const std::byte* row, const uint16_t* scales, size_t i, DType dtype) {
+  if (dtype == DType::i8) return double{bf16_to_f32(scales[i])} * static_cast<int8_t>(row[i]);
   if (dtype == DType::f32) {
     float f;
     std::memcpy(&f, row + i * sizeof f, sizeof f);
@@ -22,11 +23,17 @@ double element(const std::byte* row, size_t i, DType dtype) {
   return dtype == DType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
 }
 
+const uint16_t* scales_of(const RowScales& scales, size_t row) {
+  return scales.data != nullptr ? scales.row(row) : nullptr;
+}
+
 double inner_product(const AttendArgs& a, DType dtype, uint32_t head, size_t i) {
-  const std::byte* key = a.keys + (a.ids != nullptr ? a.ids[i] : i) * a.key_stride;
+  const size_t row = a.ids != nullptr ? a.ids[i] : i;
+  const std::byte* key = a.keys + row * a.key_stride;
+  const uint16_t* scales = scales_of(a.key_scales, row);
   double sum = 0.0;
   for (uint32_t j = 0; j < a.dim; ++j) {
-    sum += static_cast<double>(a.queries[head * a.dim + j]) * element(key, j, dtype);
+    sum += static_cast<double>(a.queries[head * a.dim + j]) * element(key, scales, j, dtype);
   }
   return sum;
 }
@@ -54,7 +61,8 @@ void attend_slowly(const Args& a, DType dtype) {
       const double weight = std::exp(logit_of(inner_product(a, dtype, h, i), a.logits) - largest);
       sum += weight;
       const std::byte* value = a.values + row * a.value_stride;
-      for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, j, dtype);
+      const uint16_t* scales = scales_of(a.value_scales, row);
+      for (uint32_t j = 0; j < a.dim; ++j) o[j] += weight * element(value, scales, j, dtype);
     }
     a.lse[h] = a.count > 0 ? to_fp32_range(largest + std::log(sum)) : kMinusInf;
     for (uint32_t j = 0; j < a.dim; ++j) {

@@ -28,7 +28,9 @@ void attend(const Kernels& kernels, const KvView& kv, const uint32_t* ids, size_
                            .count = count,
                            .logits = logits,
                            .o = out.o,
-                           .lse = out.lse};
+                           .lse = out.lse,
+                           .key_scales = kv.keys.scales,
+                           .value_scales = kv.values.scales};
   kernels.attend[static_cast<size_t>(kv.keys.dtype)](args);
 }
 
@@ -65,7 +67,8 @@ bool attend_scored(const Kernels& kernels, const RowsView& values, std::span<con
                                                             .count = ids.size(),
                                                             .logits = logits,
                                                             .o = out.o,
-                                                            .lse = out.lse});
+                                                            .lse = out.lse,
+                                                            .value_scales = values.scales});
   return std::all_of(out.lse, out.lse + group, [](float lse) { return std::isfinite(lse); });
 }
 

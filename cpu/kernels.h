@@ -29,9 +29,10 @@ struct ScoreArgs {
   size_t count;
   float* scores;        ///< out: scores[h*score_stride + i] = queries[h] . key_i (unscaled)
   size_t score_stride;  ///< elements between heads, >= count
+  RowScales scales{};   ///< of keys of dtype i8
 };
 
-/// The same for int8 keys: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
+/// The same for int8 keys without scales of channels: score = (sum_j qi[h][j]*k[i][j]) * query_scales[h].
 /// Integer arithmetic: all levels give the same bits.
 struct ScoreI8Args {
   const int8_t* queries;      ///< `[group, dim]`, in [-127, 127]
@@ -77,8 +78,9 @@ struct AttendArgs {
   const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
   LogitParams logits;
-  float* o;    ///< out `[group, dim]`
-  float* lse;  ///< out `[group]`
+  float* o;                                ///< out `[group, dim]`
+  float* lse;                              ///< out `[group]`
+  RowScales key_scales{}, value_scales{};  ///< of rows of dtype i8
 };
 
 /// The same state from inner products that are known: reads values only, each once for the whole group.
@@ -94,8 +96,9 @@ struct AttendScoredArgs {
   const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
   LogitParams logits;
-  float* o;    ///< out `[group, dim]`
-  float* lse;  ///< out `[group]`
+  float* o;                  ///< out `[group, dim]`
+  float* lse;                ///< out `[group]`
+  RowScales value_scales{};  ///< of rows of dtype i8
 };
 
 /// Keeps the columns i of scores `[group, count]` that are above a head's threshold for one head at least:
@@ -145,30 +148,33 @@ struct WeightedSumArgs {
   size_t value_stride;      ///< bytes
   const uint32_t* ids;      ///< `[count]` rows to gather, or null: rows [0, count)
   size_t count;
-  float* o;  ///< in and out `[group, dim]`
+  float* o;                  ///< in and out `[group, dim]`
+  RowScales value_scales{};  ///< of rows of dtype i8
 };
 
 /// One level's kernels. Arrays are indexed by DType: f32, f16, bf16; where there are four, i8.
 struct Kernels {
   Level level;
   const char* name;  ///< as accepted by KEYHOLE_CPU
-  void (*score[3])(const ScoreArgs&);
+  void (*score[4])(const ScoreArgs&);
   void (*score_i8)(const ScoreI8Args&);
   void (*score_components[4])(const ScoreComponentsArgs&);
-  void (*attend[3])(const AttendArgs&);
-  void (*attend_scored[3])(const AttendScoredArgs&);
+  void (*attend[4])(const AttendArgs&);
+  void (*attend_scored[4])(const AttendScoredArgs&);
   /// ln sum exp(logit(scores[i])) over `count` inner products; -inf for none.
   float (*log_sum_exp)(const float* scores, size_t count, const LogitParams& logits);
   /// Returns how many were kept.
   size_t (*keep_above)(const KeepArgs&);
   void (*weigh_partitions)(const PartitionArgs&);
-  void (*weighted_sum[3])(const WeightedSumArgs&);
+  void (*weighted_sum[4])(const WeightedSumArgs&);
   /// Codes of keys and values, see cpu/code_kernels.h.
   void (*score_codes)(const ScoreCodesArgs&);
   void (*weigh_codes)(const WeighCodesArgs&);
   void (*sum_codes)(const SumCodesArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
+  /// dst[i] = src[i] * scales[i], of int8 and bf16.
+  void (*i8_to_f32)(const std::byte* src, const uint16_t* scales, float* dst, size_t n);
   /// dst[i] = dtype(src[i]), round to nearest even.
   void (*from_f32[3])(const float* src, std::byte* dst, size_t n);
   /// True if no element is NaN or Inf.

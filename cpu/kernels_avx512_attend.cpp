@@ -13,6 +13,7 @@ namespace keyhole::cpu {
 void attend_avx512_f32(const AttendArgs& args) { attend<Avx512, DType::f32>(args); }
 void attend_avx512_f16(const AttendArgs& args) { attend<Avx512, DType::f16>(args); }
 void attend_avx512_bf16(const AttendArgs& args) { attend<Avx512, DType::bf16>(args); }
+void attend_avx512_i8(const AttendArgs& args) { attend<Avx512, DType::i8>(args); }
 
 void attend_scored_avx512_f32(const AttendScoredArgs& args) {
   attend_scored<Avx512, DType::f32>(args);
@@ -22,6 +23,9 @@ void attend_scored_avx512_f16(const AttendScoredArgs& args) {
 }
 void attend_scored_avx512_bf16(const AttendScoredArgs& args) {
   attend_scored<Avx512, DType::bf16>(args);
+}
+void attend_scored_avx512_i8(const AttendScoredArgs& args) {
+  attend_scored<Avx512, DType::i8>(args);
 }
 float log_sum_exp_avx512(const float* scores, size_t count, const LogitParams& logits) {
   return log_sum_exp<Avx512>(scores, count, logits);
@@ -38,6 +42,7 @@ void weighted_sum_avx512_f16(const WeightedSumArgs& args) {
 void weighted_sum_avx512_bf16(const WeightedSumArgs& args) {
   weighted_sum<Avx512, DType::bf16>(args);
 }
+void weighted_sum_avx512_i8(const WeightedSumArgs& args) { weighted_sum<Avx512, DType::i8>(args); }
 
 }  // namespace keyhole::cpu
 

@@ -30,13 +30,21 @@ float load(const std::byte* row, size_t i) {
   }
 }
 
-const std::byte* row_at(const std::byte* rows, size_t stride, const uint32_t* ids, size_t i) {
-  return rows + (ids != nullptr ? ids[i] : i) * stride;
+void i8_to_f32(const std::byte* src, const uint16_t* scales, float* dst, size_t n) {
+  for (size_t i = 0; i < n; ++i) dst[i] = load<DType::i8>(src, i) * bf16_to_f32(scales[i]);
 }
 
+/// Row i of `rows`, or row ids[i], in fp32.
 template <DType T>
-void unpack(const std::byte* row, uint32_t dim, float* out) {
-  for (uint32_t j = 0; j < dim; ++j) out[j] = load<T>(row, j);
+void unpack(const std::byte* rows, size_t stride, const RowScales& scales, const uint32_t* ids,
+            size_t i, uint32_t dim, float* out) {
+  const size_t id = ids != nullptr ? ids[i] : i;
+  const std::byte* row = rows + id * stride;
+  if constexpr (T == DType::i8) {
+    i8_to_f32(row, scales.row(id), out, dim);
+  } else {
+    for (uint32_t j = 0; j < dim; ++j) out[j] = load<T>(row, j);
+  }
 }
 
 float dot(const float* a, const float* b, uint32_t dim) {
@@ -49,7 +57,7 @@ template <DType T>
 void score(const ScoreArgs& a) {
   float key[kMaxHeadDim];
   for (size_t i = 0; i < a.count; ++i) {
-    unpack<T>(row_at(a.keys, a.key_stride, a.ids, i), a.dim, key);
+    unpack<T>(a.keys, a.key_stride, a.scales, a.ids, i, a.dim, key);
     for (uint32_t h = 0; h < a.group; ++h) {
       a.scores[h * a.score_stride + i] = dot(a.queries + h * a.dim, key, a.dim);
     }
@@ -123,7 +131,7 @@ class State {
     }
     float row[kMaxHeadDim];
     for (size_t i = 0; i < n; ++i) {
-      unpack<T>(row_at(a_.values, a_.value_stride, a_.ids, begin + i), a_.dim, row);
+      unpack<T>(a_.values, a_.value_stride, a_.value_scales, a_.ids, begin + i, a_.dim, row);
       for (uint32_t h = 0; h < a_.group; ++h) {
         for (uint32_t j = 0; j < a_.dim; ++j) a_.o[h * a_.dim + j] += logits[h][i] * row[j];
       }
@@ -158,7 +166,7 @@ void attend(const AttendArgs& a) {
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     const size_t n = a.count - begin < kBlock ? a.count - begin : kBlock;
     for (size_t i = 0; i < n; ++i) {
-      unpack<T>(row_at(a.keys, a.key_stride, a.ids, begin + i), a.dim, row);
+      unpack<T>(a.keys, a.key_stride, a.key_scales, a.ids, begin + i, a.dim, row);
       for (uint32_t h = 0; h < a.group; ++h) {
         logits[h][i] = logit_of(dot(a.queries + h * a.dim, row, a.dim), a.logits);
       }
@@ -243,7 +251,7 @@ template <DType T>
 void weighted_sum(const WeightedSumArgs& a) {
   float row[kMaxHeadDim];
   for (size_t i = 0; i < a.count; ++i) {
-    unpack<T>(row_at(a.values, a.value_stride, a.ids, i), a.dim, row);
+    unpack<T>(a.values, a.value_stride, a.value_scales, a.ids, i, a.dim, row);
     for (uint32_t h = 0; h < a.group; ++h) {
       const float weight = a.weights[h * a.weight_stride + i];
       for (uint32_t j = 0; j < a.dim; ++j) a.o[h * a.dim + j] += weight * row[j];
@@ -281,21 +289,23 @@ bool all_finite(const std::byte* src, size_t n) {
 const Kernels kScalarKernels = {
     .level = Level::scalar,
     .name = "scalar",
-    .score = {score<DType::f32>, score<DType::f16>, score<DType::bf16>},
+    .score = {score<DType::f32>, score<DType::f16>, score<DType::bf16>, score<DType::i8>},
     .score_i8 = score_i8,
     .score_components = {score_components<DType::f32>, score_components<DType::f16>,
                          score_components<DType::bf16>, score_components<DType::i8>},
-    .attend = {attend<DType::f32>, attend<DType::f16>, attend<DType::bf16>},
+    .attend = {attend<DType::f32>, attend<DType::f16>, attend<DType::bf16>, attend<DType::i8>},
     .attend_scored = {attend_scored<DType::f32>, attend_scored<DType::f16>,
-                      attend_scored<DType::bf16>},
+                      attend_scored<DType::bf16>, attend_scored<DType::i8>},
     .log_sum_exp = log_sum_exp,
     .keep_above = keep_above,
     .weigh_partitions = weigh_partitions,
-    .weighted_sum = {weighted_sum<DType::f32>, weighted_sum<DType::f16>, weighted_sum<DType::bf16>},
+    .weighted_sum = {weighted_sum<DType::f32>, weighted_sum<DType::f16>, weighted_sum<DType::bf16>,
+                     weighted_sum<DType::i8>},
     .score_codes = score_codes_scalar,
     .weigh_codes = weigh_codes_scalar,
     .sum_codes = sum_codes_scalar,
     .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
+    .i8_to_f32 = i8_to_f32,
     .from_f32 = {from_f32<DType::f32>, from_f32<DType::f16>, from_f32<DType::bf16>},
     .all_finite = {all_finite<DType::f32>, all_finite<DType::f16>, all_finite<DType::bf16>},
 };

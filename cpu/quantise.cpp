@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/half.h"
+
 namespace keyhole::cpu {
 namespace {
 
 constexpr float kRound = 0x1.8p23F;
+constexpr float kLeastChannel = 1e-30F;
 
 }  // namespace
 
@@ -29,6 +32,26 @@ float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
     dst[j] = static_cast<int8_t>((q + kRound) - kRound);
   }
   return scale;
+}
+
+void ChannelQuantiser::look(const float* row) {
+  for (uint32_t j = 0; j < dim_; ++j) numbers_[j] = std::max(numbers_[j], std::fabs(row[j]));
+}
+
+void ChannelQuantiser::choose_scales(float most, uint16_t* scales) {
+  for (uint32_t j = 0; j < dim_; ++j) {
+    scales[j] = numbers_[j] < kLeastChannel ? uint16_t{0} : f32_to_bf16(numbers_[j] / 127.0F);
+    if (!(127.0F * bf16_to_f32(scales[j]) <= most)) --scales[j];
+    // A channel without a scale has nothing that rounds to more than 0.
+    numbers_[j] = scales[j] == 0 ? 1.0F : bf16_to_f32(scales[j]);
+  }
+}
+
+void ChannelQuantiser::write(const float* row, int8_t* out) const {
+  for (uint32_t j = 0; j < dim_; ++j) {
+    const float q = std::max(-127.0F, std::min(127.0F, row[j] / numbers_[j]));
+    out[j] = static_cast<int8_t>((q + kRound) - kRound);  // to nearest even, as above
+  }
 }
 
 }  // namespace keyhole::cpu

@@ -78,18 +78,39 @@ class Error : public std::runtime_error {
   Status status_;
 };
 
+/// Rows of int8 that share their scales: as many as a block of codes has (cpu/code_layout.h).
+inline constexpr uint32_t kScaleRows = 256;
+
+/// What int8 rows are multiplied with, one bf16 per channel and block of kScaleRows rows: element j of row i
+/// stands for int8 * data[(first + i) / kScaleRows * stride + j]. The product is exact in fp32 (7 bits by 8).
+struct RowScales {
+  const uint16_t* data = nullptr;  ///< of the first row's block; null: rows are not int8
+  size_t stride = 0;               ///< elements between blocks
+  size_t first = 0;                ///< place of row 0 in its block, < kScaleRows
+
+  [[nodiscard]] const uint16_t* row(size_t i) const {
+    return data + (first + i) / kScaleRows * stride;
+  }
+  [[nodiscard]] RowScales slice(size_t begin) const {
+    if (data == nullptr) return {};
+    return {row(begin), stride, (first + begin) % kScaleRows};
+  }
+};
+
 /// Borrowed view of the rows of one KV head, `[count, dim]` of `dtype`; rows are `stride` bytes apart
-/// (elements inside a row are contiguous). Owns nothing.
+/// (elements inside a row are contiguous). Owns nothing. Rows of i8 stand for what their scales make of them:
+/// cpu/row_access.h reads rows of any dtype.
 struct RowsView {
   const std::byte* data = nullptr;
   size_t stride = 0;  ///< bytes between rows
   size_t count = 0;
   uint32_t dim = 0;
   DType dtype = DType::f32;
+  RowScales scales{};  ///< of dtype i8
 
   [[nodiscard]] const std::byte* row(size_t i) const { return data + i * stride; }
   [[nodiscard]] RowsView slice(size_t begin, size_t n) const {
-    return {data + begin * stride, stride, n, dim, dtype};
+    return {data + begin * stride, stride, n, dim, dtype, scales.slice(begin)};
   }
 };
 

@@ -30,7 +30,7 @@ struct CodesShape {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   CodeShape code;
-  DType dtype = DType::f16;  ///< of K and V: f16, bf16, f32
+  DType dtype = DType::f16;  ///< of K and V as set_rows() has them: f16, bf16, f32, i8
   uint32_t blocks = 0;       ///< capacity of a layer, of kCodeBlock rows each
   uint32_t exact_rows =
       0;  ///< N, 0..kMostExactRows: the heaviest rows of a KV head, read exactly in every step
@@ -49,9 +49,11 @@ class Codes {
                            float value_scale) = 0;
   /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), aligned to 16 bytes; row i of KV head
   /// h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
-  /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so.
+  /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so. scales: of rows
+  /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
+  /// encode() alone reads them, and keeps a copy for the steps. Else null.
   virtual void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                        size_t head_stride) = 0;
+                        size_t head_stride, const uint16_t* scales) = 0;
   /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count blocks
   /// after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k rows of 8
   /// KV heads take about as long as their bytes take over the bus.

@@ -38,8 +38,8 @@ void check(const CodesShape& s) {
   if (!is_width(s.code.value_bits) && s.code.value_bits != 0) {
     refuse("value_bits", s.code.value_bits, "0, 1, 2, 4");
   }
-  if (s.dtype != DType::f32 && s.dtype != DType::f16 && s.dtype != DType::bf16) {
-    refuse("dtype", static_cast<uint64_t>(s.dtype), "f32, f16, bf16");
+  if (static_cast<uint32_t>(s.dtype) > static_cast<uint32_t>(DType::i8)) {
+    refuse("dtype", static_cast<uint64_t>(s.dtype), "f32, f16, bf16, i8");
   }
   if (s.exact_rows > kMostExactRows) {
     refuse("exact_rows", s.exact_rows, "0 to " + std::to_string(kMostExactRows));
@@ -70,6 +70,9 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   key_scales = take({layers, kv_heads, dim, sizeof(float)});
   value_scales = take({layers, kv_heads, sizeof(float)});
   counts = take({layers, sizeof(uint32_t)});
+  if (shape.dtype == DType::i8) {
+    row_scales = take({layers, capacity, kv_heads, 2, dim, sizeof(uint16_t)});
+  }
   // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
   const size_t padded = group <= 4 ? 4 : group <= 8 ? 8 : 16;
   work_bytes = kWorkBeside +

@@ -20,8 +20,9 @@ struct CodesLayout {
   explicit CodesLayout(const CodesShape& shape);
 
   // Of all layers: blocks `[layers, kv_heads, capacity, block_bytes]`, key_scales `[layers, kv_heads, dim]` and
-  // value_scales `[layers, kv_heads]` fp32, counts `[layers]` uint32.
-  size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0;
+  // value_scales `[layers, kv_heads]` fp32, counts `[layers]` uint32, row_scales `[layers, capacity, kv_heads, 2, dim]`
+  // bf16 where rows are i8.
+  size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;
   size_t head_stride = 0;   ///< bytes of a KV head's blocks
   size_t layer_stride = 0;  ///< of all its KV heads'
   size_t work = 0;  ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <istream>
 
+#include "cpu/row_access.h"
 #include "index/scan/balance.h"
 
 namespace keyhole::index {
@@ -39,7 +40,9 @@ BasicIndex::BasicIndex(Spec spec, uint32_t dim, DType dtype, const Context& cont
 }
 
 void BasicIndex::check_keys(const RowsView& keys, size_t at_least) const {
-  if (keys.dim != dim_ || keys.dtype != dtype_) {
+  // Of the index's dtype, or int8 that stands for it.
+  const bool is_int8 = keys.dtype == DType::i8 && keys.scales.data != nullptr;
+  if (keys.dim != dim_ || (keys.dtype != dtype_ && !is_int8)) {
     throw Error(Status::invalid_argument, "keys are [*, " + std::to_string(keys.dim) + "] " +
                                               dtype_name(keys.dtype) +
                                               ", the index was made for [*, " +
@@ -171,19 +174,11 @@ void BasicIndex::reserve_explore(Scratch& scratch) const {
 }
 
 void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, SearchCost& cost) const {
-  const auto score = kernels().score[static_cast<size_t>(dtype_)];
   const size_t end = args.end_of(count());
   for (size_t first = args.begin_of(count()); first < end; first += kScanBlock) {
     const size_t n = std::min(kScanBlock, end - first);
-    score({.queries = args.queries,
-           .group = args.group,
-           .dim = dim_,
-           .keys = keys_.row(first),
-           .key_stride = keys_.stride,
-           .ids = nullptr,
-           .count = n,
-           .scores = scratch.scores.data(),
-           .score_stride = kScanBlock});
+    cpu::score_rows(kernels(), keys_.slice(first, n), args.queries, args.group, nullptr, n,
+                    scratch.scores.data(), kScanBlock);
     scratch.collector.offer(scratch.scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
   const size_t scanned = end - args.begin_of(count());
@@ -193,15 +188,7 @@ void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, Search
 
 void score_ids(const cpu::Kernels& kernels, const RowsView& keys, const SearchArgs& args,
                const uint32_t* ids, size_t n, float* out, size_t stride) {
-  kernels.score[static_cast<size_t>(keys.dtype)]({.queries = args.queries,
-                                                  .group = args.group,
-                                                  .dim = keys.dim,
-                                                  .keys = keys.data,
-                                                  .key_stride = keys.stride,
-                                                  .ids = ids,
-                                                  .count = n,
-                                                  .scores = out,
-                                                  .score_stride = stride});
+  cpu::score_rows(kernels, keys, args.queries, args.group, ids, n, out, stride);
 }
 
 void BasicIndex::score_log(const SearchArgs& args, Collector& collector, SearchCost& cost) const {

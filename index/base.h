@@ -112,8 +112,9 @@ class BasicIndex : public Index {
   [[nodiscard]] const std::vector<float>& channel_scale() const { return channel_scale_; }
   [[nodiscard]] const RowsView& keys() const { return keys_; }  ///< exactly the indexed rows
   [[nodiscard]] uint32_t dim() const { return dim_; }
+  /// Of what the index holds copies of; keys() may be int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(dtype_); }
+  [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(keys_.dtype); }  ///< of keys()
 
  private:
   void check_keys(const RowsView& keys, size_t at_least) const;

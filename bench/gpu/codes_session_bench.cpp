@@ -163,7 +163,7 @@ void session(uint32_t tokens, uint32_t key_bits, uint32_t value_bits, const Stor
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
     resident->append_sink(layer, keys.data(), values.data(), r.sink);
     resident->append_window(layer, keys.data(), values.data(), r.window);
-    codes->set_rows(layer, keys.data(), values.data(), size_t{tokens} * kDim * 2);
+    codes->set_rows(layer, keys.data(), values.data(), size_t{tokens} * kDim * 2, nullptr);
     for (uint32_t h = 0; h < kKvHeads; ++h) codes->set_balance(layer, h, scale.data(), 1.0F);
   }
   const double whole = median_us(stream, 5, [&] { codes->encode(0, 0, c.blocks, stream); });

@@ -61,6 +61,7 @@ struct Sum {
   const float* weights;
   const Running* running;
   float* o;
+  const uint16_t* const* scales = nullptr;  // of int8 rows, as many as rows
 };
 
 /// o[h] = o[h]*rescale[h] + sum over n rows of w[h]*row, for `heads` heads and `vectors` vectors of the
@@ -94,7 +95,8 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
     for (uint32_t h = 0; h < heads; ++h) weight[h] = S::set1(weights[h * kBlock + i]);
 #pragma GCC unroll 8
     for (uint32_t v = 0; v < vectors; ++v) {
-      const F x = S::template load<T>(value + v * S::kWidth * kElementSize<T>);
+      const F x = load_elements<S, T>(value + v * S::kWidth * kElementSize<T>,
+                                      T == DType::i8 ? s.scales[i] + j + v * S::kWidth : nullptr);
 #pragma GCC unroll 4
       for (uint32_t h = 0; h < heads; ++h) acc[h][v] = S::fma(x, weight[h], acc[h][v]);
     }
@@ -168,8 +170,8 @@ template <class S, DType T>
 void attend(const AttendArgs& a) {
   constexpr size_t kPanel = S::kWidth;
   const size_t row_bytes = a.dim * kElementSize<T>;
-  RowBlocks keys({a.keys, a.key_stride, a.ids, a.count}, row_bytes);
-  RowBlocks values({a.values, a.value_stride, a.ids, a.count}, row_bytes);
+  RowBlocks keys({a.keys, a.key_stride, a.ids, a.count, a.key_scales}, row_bytes);
+  RowBlocks values({a.values, a.value_stride, a.ids, a.count, a.value_scales}, row_bytes);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
@@ -184,13 +186,14 @@ void attend(const AttendArgs& a) {
     // While the keys are scored, this block's values are on their way; while these are summed, the next
     // block's keys.
     for (size_t i = 0; i < n; i += kPanel) {
-      dot_panel<S, T>({keys.current() + i, values.current() + i, values.tails,
-                       n - i < kPanel ? n - i : kPanel, a.dim, weights + i, kBlock},
-                      a.queries, a.group);
+      dot_panel<S, T>(
+          {keys.current() + i, values.current() + i, values.tails, n - i < kPanel ? n - i : kPanel,
+           a.dim, weights + i, kBlock, keys.scales() + i},
+          a.queries, a.group);
     }
     for (uint32_t h = 0; h < a.group; ++h) weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
     sum_block<S, T>({values.current(), keys.has_next ? keys.next() : values.current(), n, a.dim,
-                     weights, running, a.o},
+                     weights, running, a.o, values.scales()},
                     a.group);
   }
   if (!normalise<S>(a, running) && a.count > 0) attend_in_double(a, T);

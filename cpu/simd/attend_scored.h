@@ -9,7 +9,8 @@ namespace {
 
 template <class S, DType T>
 void attend_scored(const AttendScoredArgs& a) {
-  RowBlocks values({a.values, a.value_stride, a.ids, a.count}, a.dim * kElementSize<T>);
+  RowBlocks values({a.values, a.value_stride, a.ids, a.count, a.value_scales},
+                   a.dim * kElementSize<T>);
   alignas(64) float weights[kMaxGroup * kBlock];
   Running running[kMaxGroup];
   for (uint32_t h = 0; h < a.group; ++h) running[h] = {kMinusInf, 0.0F, 0.0F};
@@ -26,7 +27,7 @@ void attend_scored(const AttendScoredArgs& a) {
       weigh<S>(weights + h * kBlock, n, a.logits, running[h]);
     }
     sum_block<S, T>({values.current(), values.has_next ? values.next() : values.current(), n, a.dim,
-                     weights, running, a.o},
+                     weights, running, a.o, values.scales()},
                     a.group);
   }
   if (!normalise<S>(a, running) && a.count > 0) attend_scored_in_double(a, T);

@@ -20,6 +20,22 @@ void to_f32(const std::byte* src, float* dst, size_t n) {
   __builtin_memcpy(dst + i, out, (n - i) * sizeof(float));
 }
 
+template <class S>
+void i8_to_f32(const std::byte* src, const uint16_t* scales, float* dst, size_t n) {
+  size_t i = 0;
+  for (; i + S::kWidth <= n; i += S::kWidth) {
+    S::store_f32(dst + i, load_elements<S, DType::i8>(src + i, scales + i));
+  }
+  if (i == n) return;
+  std::byte in[S::kWidth] = {};
+  uint16_t in_scales[S::kWidth] = {};
+  float out[S::kWidth];
+  __builtin_memcpy(in, src + i, n - i);
+  __builtin_memcpy(in_scales, scales + i, (n - i) * sizeof(uint16_t));
+  S::store_f32(out, load_elements<S, DType::i8>(in, in_scales));
+  __builtin_memcpy(dst + i, out, (n - i) * sizeof(float));
+}
+
 template <class S, DType T>
 void from_f32(const float* src, std::byte* dst, size_t n) {
   size_t i = 0;

@@ -16,6 +16,7 @@ struct Panel {
   uint32_t dim;
   float* out;  // inner products, out_stride between heads; written up to the full width
   size_t out_stride;
+  const uint16_t* const* scales = nullptr;  // of int8 rows, as many as rows
 };
 
 /// Inner products of a panel with `heads` (1..4) queries of stride `dim`.
@@ -38,6 +39,8 @@ template <class S, DType T, uint32_t heads>
 #pragma GCC unroll 4
     for (uint32_t step = 0; step < kKeys; step += kStep) {
       const std::byte* const* row = panel.rows + first + step;
+      [[maybe_unused]] const uint16_t* const* scales =
+          T == DType::i8 ? panel.scales + first + step : nullptr;
       const std::byte* const* ahead = panel.ahead != nullptr ? panel.ahead + first + step : nullptr;
       if (ahead != nullptr && panel.ahead_tails) {
         for (uint32_t k = 0; k < kStep; ++k) prefetch_far(ahead[k] + dim * kElementSize<T> - 1);
@@ -63,7 +66,8 @@ template <class S, DType T, uint32_t heads>
         F key[kStep];
 #pragma GCC unroll 4
         for (uint32_t k = 0; k < kStep; ++k) {
-          key[k] = S::template load<T>(row[k] + j * kElementSize<T>);
+          key[k] = load_elements<S, T>(row[k] + j * kElementSize<T>,
+                                       T == DType::i8 ? scales[k] + j : nullptr);
         }
 #pragma GCC unroll 4
         for (uint32_t h = 0; h < heads; ++h) {

@@ -17,9 +17,14 @@ struct Rows {
   size_t stride;
   const uint32_t* ids;  // null: contiguous
   size_t count;
+  RowScales scales{};  // of int8
 
   [[gnu::always_inline]] size_t id(size_t i) const { return ids != nullptr ? ids[i] : i; }
   [[gnu::always_inline]] const std::byte* at(size_t i) const { return base + id(i) * stride; }
+  /// As RowScales::row(), which must not be compiled for a level.
+  [[gnu::always_inline]] const uint16_t* scales_at(size_t i) const {
+    return scales.data + (scales.first + id(i)) / kScaleRows * scales.stride;
+  }
 };
 
 constexpr size_t kCacheLine = 64;
@@ -57,7 +62,7 @@ class RowBlocks {
  public:
   RowBlocks(const Rows& rows, size_t row_bytes)
       : tails(has_tails(rows)), rows_(rows), row_bytes_(row_bytes) {
-    if (rows.count > 0) list(0, blocks_[0], 0);
+    if (rows.count > 0) list(0, 0, 0);
   }
 
   /// Asks for the first block; the kernels ask for the later ones on their way.
@@ -70,7 +75,7 @@ class RowBlocks {
   void advance(size_t begin) {
     current_ = begin / kBlock % 2;
     has_next = begin + kBlock < rows_.count;
-    if (has_next) list(begin + kBlock, blocks_[1 - current_], kBlock);
+    if (has_next) list(begin + kBlock, 1 - current_, kBlock);
   }
 
   /// The block's rows, then its last row kPadding times: a kernel may compute a full panel, and prefetch
@@ -80,6 +85,8 @@ class RowBlocks {
   /// The next block, its last row repeated likewise, and at least kBlock pointers: each row of a full block
   /// prefetches one. Precondition: has_next.
   [[nodiscard]] const std::byte* const* next() const { return blocks_[1 - current_]; }
+  /// The scales of current(), of int8 rows.
+  [[nodiscard]] const uint16_t* const* scales() const { return scales_[current_]; }
 
   const bool tails;  ///< see has_tails()
   bool has_next = false;
@@ -89,21 +96,43 @@ class RowBlocks {
   static constexpr size_t kPadding = kMaxPanel + kNearKeys;
   static_assert(kNearValues <= kPadding);
 
-  void list(size_t begin, const std::byte** out, size_t at_least) const {
+  void list(size_t begin, size_t which, size_t at_least) {
+    const std::byte** out = blocks_[which];
     const size_t n = rows_.count - begin < kBlock ? rows_.count - begin : kBlock;
     for (size_t i = 0; i < n; ++i) out[i] = rows_.at(begin + i);
     const size_t end = (n > at_least ? n : at_least) + kPadding;
     for (size_t i = n; i < end; ++i) out[i] = out[n - 1];
+    if (rows_.scales.data != nullptr) list_scales(begin, n, scales_[which]);
+  }
+
+  void list_scales(size_t begin, size_t n, const uint16_t** out) const {
+    for (size_t i = 0; i < n; ++i) {
+      out[i] = rows_.scales_at(begin + i);
+      // Rows that follow each other have theirs in the cache. row_bytes_ is the number of channels.
+      if (rows_.ids == nullptr) continue;
+      for (size_t j = 0; j < row_bytes_; j += kCacheLine / sizeof *out[i]) prefetch_far(out[i] + j);
+    }
+    for (size_t i = n; i < kBlock + kPadding; ++i) out[i] = out[n - 1];
   }
 
   Rows rows_;
   size_t row_bytes_;
   size_t current_ = 0;
   const std::byte* blocks_[2][kBlock + kPadding];
+  const uint16_t* scales_[2][kBlock + kPadding];
 };
 
 template <DType T>
 constexpr size_t kElementSize = T == DType::f32 ? 4 : (T == DType::i8 ? 1 : 2);
+
+/// A vector of a row in fp32; scales: of its channels where they are int8.
+template <class S, DType T>
+[[gnu::always_inline]] inline typename S::F load_elements(const std::byte* row,
+                                                          const uint16_t* scales) {
+  const auto x = S::template load<T>(row);
+  if constexpr (T != DType::i8) return x;
+  return S::mul(x, S::template load<DType::bf16>(reinterpret_cast<const std::byte*>(scales)));
+}
 
 }  // namespace
 }  // namespace keyhole::cpu

@@ -9,7 +9,7 @@ namespace {
 template <class S, DType T>
 void score(const ScoreArgs& a) {
   constexpr size_t kPanel = S::kWidth;
-  RowBlocks blocks({a.keys, a.key_stride, a.ids, a.count}, a.dim * kElementSize<T>);
+  RowBlocks blocks({a.keys, a.key_stride, a.ids, a.count, a.scales}, a.dim * kElementSize<T>);
   blocks.prefetch_first();
   float last[kMaxGroup * kPanel];
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
@@ -22,7 +22,8 @@ void score(const ScoreArgs& a) {
                   n,
                   a.dim,
                   a.scores + i,
-                  a.score_stride};
+                  a.score_stride,
+                  blocks.scales() + (i - begin)};
       if (n < kPanel) {
         panel.out = last;
         panel.out_stride = kPanel;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/row_access.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -17,7 +19,7 @@ std::vector<float> mean_key(const cpu::Kernels& kernels, const RowsView& keys) {
   std::vector<double> sum(keys.dim, 0.0);
   std::vector<float> row(keys.dim);
   for (size_t i = 0; i < keys.count; ++i) {
-    kernels.to_f32[static_cast<size_t>(keys.dtype)](keys.row(i), row.data(), keys.dim);
+    cpu::read_row(kernels, keys, i, row.data());
     for (uint32_t j = 0; j < keys.dim; ++j) sum[j] += row[j];
   }
   const auto n = static_cast<double>(std::max<size_t>(keys.count, 1));
@@ -43,7 +45,7 @@ Lift Lift::of(const cpu::Kernels& kernels, const RowsView& keys, std::span<const
   float row[kMaxHeadDim];
   double x[kMaxHeadDim];
   for (size_t i = 0; i < keys.count; ++i) {
-    kernels.to_f32[static_cast<size_t>(keys.dtype)](keys.row(i), row, keys.dim);
+    cpu::read_row(kernels, keys, i, row);
     for (uint32_t j = 0; j < keys.dim; ++j) x[j] = scales[j] * (double{row[j]} - lift.center[j]);
     norms[i] = squared_norm(x, keys.dim);
   }
@@ -92,7 +94,7 @@ LiftedKeys::LiftedKeys(const cpu::Kernels& kernels, const RowsView& keys, const 
 
 void LiftedKeys::place(size_t row, double* x) const {
   float key[kMaxHeadDim];
-  kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), key, keys_.dim);
+  cpu::read_row(*kernels_, keys_, row, key);
   for (uint32_t j = 0; j < keys_.dim; ++j) x[j] = scale_[j] * (double{key[j]} - center_[j]);
 }
 
@@ -115,7 +117,7 @@ std::vector<std::byte> LiftedKeys::copy() const {
 
 void LiftedKeys::load(uint32_t row, Query& query) const {
   if (!is_lifted_) {
-    kernels_->to_f32[static_cast<size_t>(keys_.dtype)](keys_.row(row), query.elements, keys_.dim);
+    cpu::read_row(*kernels_, keys_, row, query.elements);
     query.extra = query.shift = 0.0F;
     return;
   }
@@ -132,15 +134,7 @@ void LiftedKeys::load(uint32_t row, Query& query) const {
 }
 
 void LiftedKeys::similarity(const Query& query, const uint32_t* ids, size_t n, float* out) const {
-  kernels_->score[static_cast<size_t>(keys_.dtype)]({.queries = query.elements,
-                                                     .group = 1,
-                                                     .dim = keys_.dim,
-                                                     .keys = keys_.data,
-                                                     .key_stride = keys_.stride,
-                                                     .ids = ids,
-                                                     .count = n,
-                                                     .scores = out,
-                                                     .score_stride = n});
+  cpu::score_rows(*kernels_, keys_, query.elements, 1, ids, n, out, n);
   for (size_t i = 0; i < n; ++i) out[i] += query.extra * extra_[ids[i]] - query.shift;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/row_access.h"
 #include "index/accelerator.h"
 
 namespace keyhole::index {
@@ -22,6 +23,24 @@ struct Block {
   std::vector<float> best;
 };
 
+/// Keys in a dtype that accelerators know: int8 ones are copied to `memory` in fp16, or in fp32 where that is too narrow.
+RowsView for_accelerator(const cpu::Kernels& kernels, const RowsView& keys,
+                         std::vector<std::byte>& memory) {
+  if (keys.dtype != DType::i8) return keys;
+  const auto copied = [&](DType dtype) {
+    const size_t row_bytes = keys.dim * dtype_size(dtype);
+    memory.resize(keys.count * row_bytes);
+    for (size_t i = 0; i < keys.count; ++i) {
+      cpu::copy_row(kernels, keys, i, dtype, memory.data() + i * row_bytes);
+    }
+    return RowsView{memory.data(), row_bytes, keys.count, keys.dim, dtype};
+  };
+  const RowsView narrow = copied(DType::f16);
+  const bool fits =
+      kernels.all_finite[static_cast<size_t>(DType::f16)](narrow.data, keys.count * keys.dim);
+  return fits ? narrow : copied(DType::f32);
+}
+
 /// Lets the accelerator find the neighbours of the chosen queries; false: it does not.
 template <class Sees>
 bool accelerated(const Context& context, const RowsView& keys, const TrainingQueries& queries,
@@ -34,8 +53,9 @@ bool accelerated(const Context& context, const RowsView& keys, const TrainingQue
     std::copy_n(queries.rows.row(chosen[i]), row_bytes, rows.data() + i * row_bytes);
     limits[i] = static_cast<uint32_t>(sees(chosen[i]));
   }
+  std::vector<std::byte> copied;
   NearestTask task;
-  task.keys = keys;
+  task.keys = for_accelerator(*context.kernels, keys, copied);
   task.queries = {rows.data(), row_bytes, chosen.size(), queries.rows.dim, queries.rows.dtype};
   task.limits = limits.data();
   task.most = found.per_query;
@@ -88,22 +108,14 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
     size_t furthest = 0;
     for (uint32_t h = 0; h < group; ++h) {
       const uint32_t query = chosen[first + h];
-      kernels.to_f32[static_cast<size_t>(queries.rows.dtype)](
-          queries.rows.row(query), block.queries.data() + size_t{h} * dim, dim);
+      cpu::read_row(kernels, queries.rows, query, block.queries.data() + size_t{h} * dim);
       furthest = std::max(furthest, sees(query));
     }
     block.top.begin(group, found.per_query, keys.count);
     for (size_t row = 0; row < furthest; row += kScanBlock) {
       const size_t n = std::min(kScanBlock, furthest - row);
-      kernels.score[static_cast<size_t>(keys.dtype)]({.queries = block.queries.data(),
-                                                      .group = group,
-                                                      .dim = dim,
-                                                      .keys = keys.row(row),
-                                                      .key_stride = keys.stride,
-                                                      .ids = nullptr,
-                                                      .count = n,
-                                                      .scores = block.scores.data(),
-                                                      .score_stride = kScanBlock});
+      cpu::score_rows(kernels, keys.slice(row, n), block.queries.data(), group, nullptr, n,
+                      block.scores.data(), kScanBlock);
       for (uint32_t h = 0; h < group; ++h) {
         const size_t end = sees(chosen[first + h]);
         if (row >= end) continue;

@@ -42,7 +42,7 @@ IvfLists::Change IvfLists::with_tail(const RowsView& keys, std::vector<uint32_t>
   Change change;
   change.means = means_;
   change.trained = trained_;
-  change.tail = in_codec(KeyLists(keys, trained_rows(), labels, count()));
+  change.tail = in_codec(KeyLists(*kernels_, dtype_, keys, trained_rows(), labels, count()));
   change.tail_labels = std::move(labels);
   return change;
 }
@@ -196,7 +196,7 @@ void IvfLists::load(Reader& in, const RowsView& keys) {
     means_.insert(means_.end(), means.begin(), means.end());
     const auto labels = in.get_array<uint32_t>(part.end - part.begin);
     require_sound(all_below(labels, lists), "a row of a list that does not exist");
-    part.lists = in_codec(KeyLists(keys, part.begin, labels, lists));
+    part.lists = in_codec(KeyLists(*kernels_, dtype_, keys, part.begin, labels, lists));
     parts_.push_back(std::move(part));
   }
   add_lists(parts_, trained_);

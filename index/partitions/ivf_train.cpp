@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/row_access.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -54,9 +56,8 @@ std::vector<float> list_means(const std::vector<float>& points, const std::vecto
 std::vector<float> rows_as_f32(const cpu::Kernels& kernels, const RowsView& keys, size_t begin,
                                size_t end, const RopeUndo& rope, std::span<const float> scale) {
   std::vector<float> rows((end - begin) * keys.dim);
-  const auto convert = kernels.to_f32[static_cast<size_t>(keys.dtype)];
   for (size_t i = begin; i < end; ++i) {
-    convert(keys.row(i), rows.data() + (i - begin) * keys.dim, keys.dim);
+    cpu::read_row(kernels, keys, i, rows.data() + (i - begin) * keys.dim);
   }
   for (float& x : rows) x = std::clamp(x, -kLargestElement, kLargestElement);
   rope.rows(rows.data(), begin, end - begin);
@@ -96,7 +97,7 @@ Part train_part(const Context& context, const RowsView& keys, size_t begin, size
   part.end = end;
   const size_t filled = drop_empty(labels, lists);
   part.centroids = list_means(points, labels, filled, dim, shift, config.scale);
-  part.lists = KeyLists(keys, begin, labels, filled);
+  part.lists = KeyLists(kernels, config.dtype, keys, begin, labels, filled);
   return part;
 }
 

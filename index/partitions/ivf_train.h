@@ -21,6 +21,7 @@ struct PartConfig {
   /// `[dim]` cluster keys whose channels are multiplied by it (scan/balance.h): nearest by L2 distance is then nearest
   /// where all channels weigh alike.
   std::span<const float> scale;
+  DType dtype;  ///< of the keys that lists hold
 };
 
 /// The rows [begin, end), clustered on their own.

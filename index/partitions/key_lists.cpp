@@ -1,16 +1,17 @@
 #include "index/partitions/key_lists.h"
 
 #include <algorithm>
-#include <cstring>
+
+#include "cpu/row_access.h"
 
 namespace keyhole::index {
 
-KeyLists::KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t> labels,
-                   size_t lists)
+KeyLists::KeyLists(const cpu::Kernels& kernels, DType dtype, const RowsView& keys, size_t first,
+                   std::span<const uint32_t> labels, size_t lists)
     : rows_(labels.size()),
       offsets_(lists),
       sizes_(lists),
-      row_bytes_(keys.dim * dtype_size(keys.dtype)) {
+      row_bytes_(keys.dim * dtype_size(dtype)) {
   if (!labels.empty()) keys_ = cpu::ReservedBuffer(labels.size() * row_bytes_);
   for (const uint32_t label : labels) ++sizes_[label];
   uint32_t offset = 0;
@@ -22,7 +23,7 @@ KeyLists::KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t>
   for (size_t i = 0; i < labels.size(); ++i) {
     const size_t slot = offsets_[labels[i]] + sizes_[labels[i]]++;
     rows_[slot] = static_cast<uint32_t>(first + i);
-    std::memcpy(keys_.data() + slot * row_bytes_, keys.row(first + i), row_bytes_);
+    cpu::copy_row(kernels, keys, first + i, dtype, keys_.data() + slot * row_bytes_);
   }
 }
 

@@ -24,8 +24,9 @@ class KeyLists {
   KeyLists() = default;
   /// That many empty lists.
   explicit KeyLists(size_t lists) : offsets_(lists), sizes_(lists) {}
-  /// labels[i] < lists is the list of row first + i.
-  KeyLists(const RowsView& keys, size_t first, std::span<const uint32_t> labels, size_t lists);
+  /// labels[i] < lists is the list of row first + i. Keys are copied in `dtype`: theirs, or what int8 ones stand for.
+  KeyLists(const cpu::Kernels& kernels, DType dtype, const RowsView& keys, size_t first,
+           std::span<const uint32_t> labels, size_t lists);
 
   /// The same lists with int8 codes in place of the keys.
   [[nodiscard]] KeyLists encoded(const KeyCodes& codes, uint32_t dim, DType dtype) const;

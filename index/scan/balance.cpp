@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/code_layout.h"
+#include "cpu/row_access.h"
 
 namespace keyhole::index {
 namespace {
@@ -16,7 +17,7 @@ constexpr double kWidest = 1e6;
 constexpr float kLeast = 1e-30F;
 
 void add_row(const cpu::Kernels& kernels, const RowsView& rows, size_t i, std::vector<float>& row) {
-  kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(i), row.data(), rows.dim);
+  cpu::read_row(kernels, rows, i, row.data());
 }
 
 /// Mean over blocks of the variance inside a block, per channel.

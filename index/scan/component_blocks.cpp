@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/row_access.h"
 #include "index/progress.h"
 
 namespace keyhole::index {
@@ -40,14 +41,31 @@ std::byte* ComponentBlocks::block(size_t b) const {
   return chunks_[c].memory.data() + (b - chunks_[c].first_block) * block_bytes();
 }
 
+void ComponentBlocks::transpose_rows(const std::byte* rows, size_t stride, size_t n,
+                                     std::byte* out) const {
+  if (element_ == DType::f32) return transpose<uint32_t>(rows, stride, n, dim_, out);
+  transpose<uint16_t>(rows, stride, n, dim_, out);
+}
+
 void ComponentBlocks::copy_rows(const KeyCodes& codes, const RowsView& keys, size_t first,
                                 size_t end, std::byte* out) const {
   const size_t n = end - first;
   out += first % kRows * element_bytes();
-  if (element_ == DType::f32) {
-    return transpose<uint32_t>(keys.row(first), keys.stride, n, dim_, out);
+  if (!coded() && keys.dtype == element_) {
+    return transpose_rows(keys.row(first), keys.stride, n, out);
   }
-  if (!coded()) return transpose<uint16_t>(keys.row(first), keys.stride, n, dim_, out);
+  if (!coded()) {  // keys are int8, which no scale makes comparable between blocks
+    const size_t row_bytes = dim_ * element_bytes();
+    alignas(8) std::byte strip[kStrip * kMaxHeadDim * sizeof(float)];
+    for (size_t i = 0; i < n; i += kStrip) {
+      const size_t some = std::min(kStrip, n - i);
+      for (size_t s = 0; s < some; ++s) {
+        cpu::copy_row(*kernels_, keys, first + i + s, element_, strip + s * row_bytes);
+      }
+      transpose_rows(strip, row_bytes, some, out + i * element_bytes());
+    }
+    return;
+  }
   int8_t strip[kStrip * kMaxHeadDim];
   for (size_t i = 0; i < n; i += kStrip) {
     const size_t some = std::min(kStrip, n - i);

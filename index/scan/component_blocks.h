@@ -84,6 +84,8 @@ class ComponentBlocks {
   /// The growth of an empty copy, in memory of its own.
   [[nodiscard]] Growth first_rows(KeyCodes codes, const RowsView& keys, cpu::Pool* pool,
                                   const Progress& progress) const;
+  /// Rows that are no codes, to where the first of them lies in its block.
+  void transpose_rows(const std::byte* rows, size_t stride, size_t n, std::byte* out) const;
   /// Copies rows [first, end), all of one block, to their places in the block at `out`.
   void copy_rows(const KeyCodes& codes, const RowsView& keys, size_t first, size_t end,
                  std::byte* out) const;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/quantise.h"
+#include "cpu/row_access.h"
 
 namespace keyhole::index {
 namespace {
@@ -19,9 +20,8 @@ void KeyCodes::learn(const RowsView& keys) {
   std::vector<float> low(dim_, std::numeric_limits<float>::infinity());
   std::vector<float> high(dim_, kMinusInf);
   float row[kMaxHeadDim];
-  const auto to_f32 = kernels_->to_f32[static_cast<size_t>(keys.dtype)];
   for (size_t i = 0; i < keys.count; ++i) {
-    to_f32(keys.row(i), row, dim_);
+    cpu::read_row(*kernels_, keys, i, row);
     for (uint32_t j = 0; j < dim_; ++j) {
       sum[j] += row[j];
       low[j] = std::min(low[j], row[j]);
@@ -55,9 +55,8 @@ void KeyCodes::build(const RowsView& keys, size_t capacity) {
 
 void KeyCodes::encode_rows(const RowsView& keys, size_t first, size_t n, int8_t* out) const {
   float row[kMaxHeadDim];
-  const auto to_f32 = kernels_->to_f32[static_cast<size_t>(keys.dtype)];
   for (size_t i = 0; i < n; ++i) {
-    to_f32(keys.row(first + i), row, dim_);
+    cpu::read_row(*kernels_, keys, first + i, row);
     for (uint32_t j = 0; j < dim_; ++j) {
       const float x = std::nearbyint((row[j] - center_[j]) / scales_[j]);
       out[i * stride() + j] = static_cast<int8_t>(std::clamp(x, -127.0F, 127.0F));

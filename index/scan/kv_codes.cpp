@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cpu/half.h"
+#include "cpu/row_access.h"
 
 namespace keyhole::index {
 namespace {
@@ -143,7 +144,7 @@ class Residuals {
       : dim_(rows.dim), data_(size_t{kCodeBlock} * rows.dim), means_(rows.dim) {
     for (uint32_t i = 0; i < kCodeBlock; ++i) {
       float* row = data_.data() + size_t{i} * dim_;
-      kernels.to_f32[static_cast<size_t>(rows.dtype)](rows.row(first + i), row, dim_);
+      cpu::read_row(kernels, rows, first + i, row);
       for (uint32_t j = 0; j < dim_; ++j) row[j] *= scale != nullptr ? scale[j] : one_scale;
       rotate_codes(row, dim_);
     }

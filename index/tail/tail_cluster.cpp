@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cpu/row_access.h"
 #include "index/partitions/ivf_train.h"
 #include "index/partitions/kmeans.h"
 
@@ -109,11 +110,10 @@ TailLabels cluster_rows(const Context& context, const RowsView& keys, size_t beg
 }
 
 TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begin,
-                      const TailLabels& labels, const KeyCodes& codes,
-                      std::span<const float> scale) {
+                      const TailLabels& labels, const KeyCodes& codes, std::span<const float> scale,
+                      DType dtype) {
   const uint32_t dim = kv.keys.dim;
-  const auto type = static_cast<size_t>(kv.keys.dtype);
-  const size_t row_bytes = dim * dtype_size(kv.keys.dtype);
+  const size_t row_bytes = dim * dtype_size(dtype);
   const size_t n = labels.fine_of.size();
 
   TailSegment out;
@@ -172,13 +172,13 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
         {reinterpret_cast<const std::byte*>(key), dim * sizeof(float), 1, dim, DType::f32}, 0, 1,
         code.data());
     level.keys.insert(level.keys.end(), code.begin(), code.end());
-    kernels.from_f32[type](value, mean_value.data(), dim);
+    kernels.from_f32[static_cast<size_t>(dtype)](value, mean_value.data(), dim);
     level.values.insert(level.values.end(), mean_value.begin(), mean_value.end());
   };
   const auto add_rows = [&](Sums& sums, size_t first, size_t last) {
     for (size_t i = first; i < last; ++i) {
-      kernels.to_f32[type](kv.keys.row(out.rows[i]), key, dim);
-      kernels.to_f32[type](kv.values.row(out.rows[i]), value, dim);
+      cpu::read_row(kernels, kv.keys, out.rows[i], key);
+      cpu::read_row(kernels, kv.values, out.rows[i], value);
       for (uint32_t j = 0; j < dim; ++j) {
         const double x = double{key[j]} - origin[j];
         sums.keys[j] += x;
@@ -189,7 +189,7 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
     sums.count += static_cast<double>(last - first);
   };
   const auto set_origin = [&](size_t at) {
-    kernels.to_f32[type](kv.keys.row(out.rows[at]), origin.data(), dim);
+    cpu::read_row(kernels, kv.keys, out.rows[at], origin.data());
   };
   Sums sums(dim);
   for (size_t f = 0; f + 1 < out.row_begin.size(); ++f) {
@@ -206,7 +206,7 @@ TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begi
     write(out.coarse, sums);
   }
   for (size_t i = 0; i < n; ++i) {
-    kernels.to_f32[type](kv.values.row(begin + i), value, dim);
+    cpu::read_row(kernels, kv.values, begin + i, value);
     for (uint32_t j = 0; j < dim; ++j) out.square_values += double{value[j]} * value[j];
   }
   return out;

@@ -23,9 +23,9 @@ struct TailLabels {
                                       const TailParams& params, const Progress& progress);
 
 /// The partitions that labels describe, empty ones left out, of rows [begin, begin + labels.fine_of.size()).
-/// `codes` gives the codes of mean keys; variances are those of scaled keys.
+/// `codes` gives the codes of mean keys; variances are those of scaled keys; mean values are of `dtype`.
 [[nodiscard]] TailSegment summarise(const cpu::Kernels& kernels, const KvView& kv, size_t begin,
                                     const TailLabels& labels, const KeyCodes& codes,
-                                    std::span<const float> scale);
+                                    std::span<const float> scale, DType dtype);
 
 }  // namespace keyhole::index

@@ -77,15 +77,16 @@ void TailEstimate::state(const RowsView& values, StateView out) {
       read_ids_[leaving++] = read_.rows[i];
     }
     if (leaving != 0) {
-      kernels_->weighted_sum[type]({.weights = read_weights_.data(),
-                                    .weight_stride = stride,
-                                    .group = group,
-                                    .dim = dim,
-                                    .values = values.data,
-                                    .value_stride = values.stride,
-                                    .ids = read_ids_.data(),
-                                    .count = leaving,
-                                    .o = out.o});
+      kernels_->weighted_sum[static_cast<size_t>(values.dtype)]({.weights = read_weights_.data(),
+                                                                 .weight_stride = stride,
+                                                                 .group = group,
+                                                                 .dim = dim,
+                                                                 .values = values.data,
+                                                                 .value_stride = values.stride,
+                                                                 .ids = read_ids_.data(),
+                                                                 .count = leaving,
+                                                                 .o = out.o,
+                                                                 .value_scales = values.scales});
     }
   }
   for (uint32_t h = 0; h < group; ++h) {

@@ -76,7 +76,7 @@ TailSegment TailTree::cluster(const KvView& kv, size_t begin, size_t end,
                               const Progress& progress) const {
   return summarise(*context_.kernels, kv, begin,
                    cluster_rows(context_, kv.keys, begin, end, key_scale_, params_, progress),
-                   codes_, key_scale_);
+                   codes_, key_scale_, dtype_);
 }
 
 void TailTree::build(const KvView& kv, const Progress& progress) {
@@ -115,9 +115,10 @@ std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
   codes.learn(kv.keys);
   const bool has_scale = !key_scale_.empty() || kv.keys.count == 0;
   std::vector<float> scale = has_scale ? key_scale_ : learned_scale(*context_.kernels, kv.keys);
-  auto segment = std::make_unique<TailSegment>(summarise(
-      *context_.kernels, kv, 0,
-      cluster_rows(context_, kv.keys, 0, kv.keys.count, scale, params_, progress), codes, scale));
+  auto segment = std::make_unique<TailSegment>(
+      summarise(*context_.kernels, kv, 0,
+                cluster_rows(context_, kv.keys, 0, kv.keys.count, scale, params_, progress), codes,
+                scale, dtype_));
   segment->codes = std::move(codes);
   if (!has_scale) segment->key_scale = std::move(scale);
   return segment;
@@ -176,7 +177,7 @@ void TailTree::truncate(size_t count, const KvView& kv) {
       labels.parents.push_back(parents_[f] - static_cast<uint32_t>(last.coarse));
     }
     const TailSegment rest =
-        summarise(*context_.kernels, kv, last.begin, labels, codes_, key_scale_);
+        summarise(*context_.kernels, kv, last.begin, labels, codes_, key_scale_, dtype_);
     drop_last_segment();
     add(rest);
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <optional>
 
+#include "cpu/row_access.h"
 #include "index/scan/code_scan.h"
 #include "index/scan/shortlist.h"
 #include "index/types/typed_index.h"
@@ -105,11 +106,11 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
  private:
   void check_values(const KvView& kv) const {
     const RowsView& v = kv.values;
-    if (v.count >= kv.keys.count && v.dim == dim() && v.dtype == dtype()) return;
+    if (v.count >= kv.keys.count && v.dim == dim() && v.dtype == kv.keys.dtype) return;
     throw Error(Status::invalid_argument,
                 "values are [" + std::to_string(v.count) + ", " + std::to_string(v.dim) + "] " +
                     dtype_name(v.dtype) + ", needed: [" + std::to_string(kv.keys.count) + ", " +
-                    std::to_string(dim()) + "] " + dtype_name(dtype()) + " like the keys");
+                    std::to_string(dim()) + "] " + dtype_name(kv.keys.dtype) + " like the keys");
   }
   /// The blocks of rows [first block, all complete ones).
   [[nodiscard]] std::vector<std::byte> encode(const CodeShape& shape, const Balance& balance,
@@ -192,15 +193,8 @@ void CodesIndex::find(const SearchArgs& args, CodesScratch& scratch, SearchCost&
   // The rows of the last block, which have no codes yet.
   const size_t rest = count() - codes_->count();
   if (args.part + 1 == args.parts && rest != 0) {
-    kernels().score[static_cast<size_t>(dtype())]({.queries = args.queries,
-                                                   .group = args.group,
-                                                   .dim = dim(),
-                                                   .keys = keys().row(codes_->count()),
-                                                   .key_stride = keys().stride,
-                                                   .ids = nullptr,
-                                                   .count = rest,
-                                                   .scores = scratch.scores.data(),
-                                                   .score_stride = kScanBlock});
+    cpu::score_rows(kernels(), keys().slice(codes_->count(), rest), args.queries, args.group,
+                    nullptr, rest, scratch.scores.data(), kScanBlock);
     offer(scratch.scores.data(), codes_->count(), rest);
     cost.keys_scored += args.group * rest;
     cost.bytes_read += rest * row_bytes();

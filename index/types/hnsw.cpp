@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "cpu/row_access.h"
 #include "index/graph/beam_search.h"
 #include "index/graph/graph_repair.h"
 #include "index/graph/hnsw_builder.h"
@@ -48,22 +49,14 @@ struct HnswGrowth final : Addition {
 class HeadScore {
  public:
   HeadScore(const cpu::Kernels& kernels, const RowsView& keys, const float* query)
-      : score_(kernels.score[static_cast<size_t>(keys.dtype)]), keys_(keys), query_(query) {}
+      : kernels_(kernels), keys_(keys), query_(query) {}
 
   void operator()(const uint32_t* ids, size_t n, float* out) const {
-    score_({.queries = query_,
-            .group = 1,
-            .dim = keys_.dim,
-            .keys = keys_.data,
-            .key_stride = keys_.stride,
-            .ids = ids,
-            .count = n,
-            .scores = out,
-            .score_stride = n});
+    cpu::score_rows(kernels_, keys_, query_, 1, ids, n, out, n);
   }
 
  private:
-  void (*score_)(const cpu::ScoreArgs&);
+  const cpu::Kernels& kernels_;
   const RowsView& keys_;
   const float* query_;
 };

@@ -140,7 +140,8 @@ std::vector<Part> IvfIndex::train(const RowsView& keys, size_t begin, size_t end
       .center = spec()[kCenter] != 0,
       .seed = static_cast<uint32_t>(spec()[kSeed]),
       .rope = &rope,
-      .scale = scale};
+      .scale = scale,
+      .dtype = dtype()};
   const size_t n = end - begin;
   segments = std::min(segments, lists);
   std::vector<Part> parts(segments);
@@ -254,7 +255,7 @@ void IvfIndex::find(const SearchArgs& args, ListScratch& scratch, SearchCost& co
                                                  .count = means.count,
                                                  .scores = ranking.scores(),
                                                  .score_stride = ranking.stride()});
-  cost.bytes_read += means.count * row_bytes();
+  cost.bytes_read += means.count * means.stride;
   const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
   // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
   const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);

@@ -108,6 +108,7 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   };
 
   [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
+  [[nodiscard]] size_t mean_bytes() const { return dim() * dtype_size(dtype()); }
   [[nodiscard]] bool uses_trained() const {
     return context().classifier != nullptr && spec()[kPartitions] == kTrained;
   }
@@ -169,7 +170,8 @@ SaapIndex::State SaapIndex::build_state(const RowsView& keys, RopeUndo rope,
   std::vector<Part> parts(1);
   parts[0].end = n;
   parts[0].lists =
-      KeyLists(keys, 0, partition_rows(context(), partitions(state), keys, 0, n, state.rope, meter),
+      KeyLists(kernels(), dtype(), keys, 0,
+               partition_rows(context(), partitions(state), keys, 0, n, state.rope, meter),
                state.partitions);
   if (!state.trained || spec()[kClassifier] == kOff) {
     state.means = mean_keys(context(), parts[0].lists, dim(), dtype(), state.rope);
@@ -200,7 +202,7 @@ std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
     std::vector<Part> parts(1);
     parts[0].begin = trained;
     parts[0].end = keys.count;
-    parts[0].lists = KeyLists(keys, trained, labels, state_.partitions);
+    parts[0].lists = KeyLists(kernels(), dtype(), keys, trained, labels, state_.partitions);
     growth->change = lists.with_parts(std::move(parts));
   } else {
     growth->change = lists.with_tail(keys, std::move(labels));
@@ -242,7 +244,7 @@ void SaapIndex::rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& c
                                                  .group = args.group,
                                                  .dim = dim(),
                                                  .keys = state_.means.data(),
-                                                 .key_stride = row_bytes(),
+                                                 .key_stride = mean_bytes(),
                                                  .ids = nullptr,
                                                  .count = state_.partitions,
                                                  .scores = scratch.ranking.scores(),
@@ -303,7 +305,7 @@ void SaapIndex::load_body(Reader& in, const RowsView& keys) {
   state.partitions = keys.count == 0 ? 0 : partitions(state).count();
   const auto mean_bytes = in.get<uint64_t>();
   const bool with_means = keys.count != 0 && (!state.trained || spec()[kClassifier] == kOff);
-  require_sound(mean_bytes == (with_means ? state.partitions * row_bytes() : 0),
+  require_sound(mean_bytes == (with_means ? state.partitions * this->mean_bytes() : 0),
                 "an impossible number of mean keys");
   state.means = in.get_array<std::byte>(mean_bytes);
   require_sound(kernels().all_finite[static_cast<size_t>(dtype())](

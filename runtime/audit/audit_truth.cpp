@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "cpu/attention.h"
+#include "cpu/row_access.h"
 
 namespace keyhole::runtime {
 
@@ -64,15 +65,8 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
     if (cancel.load(std::memory_order_relaxed)) return false;
     const size_t n = std::min(kRows, rows - at);
     const KvView chunk = {keys.slice(at, n), record.kv.values.slice(at, n)};
-    kernels.score[static_cast<size_t>(keys.dtype)]({.queries = record.queries.data(),
-                                                    .group = group_,
-                                                    .dim = dim_,
-                                                    .keys = chunk.keys.data,
-                                                    .key_stride = chunk.keys.stride,
-                                                    .ids = nullptr,
-                                                    .count = n,
-                                                    .scores = scores_.data(),
-                                                    .score_stride = kRows});
+    cpu::score_rows(kernels, chunk.keys, record.queries.data(), group_, nullptr, n, scores_.data(),
+                    kRows);
     const StateView state = {chunk_o_.data(), chunk_lse_.data()};
     if (!cpu::attend_scored(kernels, chunk.values, {ids, n}, scores_.data(), kRows, group_, logits,
                             state)) {

@@ -102,6 +102,9 @@ inline constexpr SettingWord kActionWords[] = {
     {"report", "KEYHOLE_AUDIT_REPORT", "count it"},
     {"widen", "KEYHOLE_AUDIT_WIDEN", "double what the head reads"},
     {"exact", "KEYHOLE_AUDIT_EXACT", "attend everything from then on"}};
+inline constexpr SettingWord kKvHostWords[] = {
+    {"same", "KEYHOLE_KV_HOST_SAME", "as they come"},
+    {"int8", "KEYHOLE_KV_HOST_INT8", "in int8, a scale for each channel of 256 tokens"}};
 
 inline constexpr Range kBelowOne{0, 1, true};
 
@@ -167,6 +170,8 @@ inline constexpr Setting kSession[] = {
      .help = "What an audit above audit_bound leads to"},
     {KEYHOLE_SESSION(audit_bound), .zero = Zero::automatic,
      .help = "Output error that is too much"},
+    {KEYHOLE_SESSION(kv_host), .words = kKvHostWords,
+     .help = "How K and V of offloaded tokens lie in host memory"},
 };
 #undef KEYHOLE_SESSION
 #undef KEYHOLE_BUDGET

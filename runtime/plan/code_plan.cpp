@@ -44,7 +44,7 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.q_heads = model.q_heads;
   shape.kv_heads = model.kv_heads;
   shape.code = plan.shape;
-  shape.dtype = model.kv_dtype;
+  shape.dtype = params.offload_dtype(model);
   shape.blocks = static_cast<uint32_t>(std::max<uint64_t>(1, rows / kCodeBlock));
   shape.exact_rows = plan.exact_rows;
   shape.logits = model.logits;

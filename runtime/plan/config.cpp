@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cpu/code_layout.h"
 #include "index/types/factory.h"
@@ -47,6 +48,27 @@ void check_struct(const void* p, size_t struct_size, size_t known_size, const ch
 
 bool SessionParams::is_dense(uint32_t layer) const {
   return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+}
+
+float ModelShape::largest_element() const {
+  constexpr float kLargestHalf = 65504.0F;
+  constexpr float kLargestBf16 = 0x1.FEp127F;
+  if (kv_dtype == DType::f16) return kLargestHalf;
+  return kv_dtype == DType::bf16 ? kLargestBf16 : std::numeric_limits<float>::max();
+}
+
+uint64_t SessionParams::offload_bytes(const ModelShape& model, uint64_t rows) const {
+  static_assert(kScaleRows == kCodeBlock, "a block of codes has one set of scales");
+  const uint64_t numbers = uint64_t{2} * model.kv_heads * model.head_dim;
+  const DType dtype = offload_dtype(model);
+  const uint64_t blocks = dtype == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows : 0;
+  return numbers * (rows * dtype_size(dtype) + blocks * sizeof(uint16_t));
+}
+
+uint64_t SessionParams::staging_tokens() const {
+  // What fills a window's last block of rows is staged behind it.
+  const uint64_t block = row_block();
+  return (uint64_t{window} + flush_block + block - 1) / block * block;
 }
 
 uint32_t SessionParams::row_block() const { return flush_block % kCodeBlock == 0 ? kCodeBlock : 1; }
@@ -151,7 +173,13 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
                             const CodeRoom& room) {
   for (const Setting& s : kSessionSettings) check_setting(s, &c);
   SessionParams p(c);
-  if (c.flush_block == KEYHOLE_AUTO && room) p.flush_block = kCodeBlock;
+  const bool int8 = p.kv_host == KEYHOLE_KV_HOST_INT8;
+  if (c.flush_block == KEYHOLE_AUTO && (room || int8)) p.flush_block = kCodeBlock;
+  if (int8 && p.flush_block % kScaleRows != 0) {
+    bad("flush_block is " + std::to_string(p.flush_block) + " with kv_host int8" +
+        ", allowed: multiples of " + std::to_string(kScaleRows) + ", or KEYHOLE_AUTO (0) for " +
+        std::to_string(kScaleRows));
+  }
   p.budget = check_embedded_budget(c.budget);
   p.index = c.index == nullptr ? std::string(kAutoIndex) : c.index;
   resolve_auto(p.index, p.budget, p, model, room);

@@ -32,6 +32,8 @@ struct ModelShape {
 
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
+  /// The largest number that kv_dtype has.
+  [[nodiscard]] float largest_element() const;
 };
 
 /// The audit_bound in effect where it is AUTO: 0.1, or 1.5 times the error target of a head that
@@ -65,8 +67,16 @@ struct SessionParams : keyhole_session_config {
 
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   /// Offloaded rows come in multiples of it: those of a block of codes where flush_block is made of such, else 1 (then the
-  /// device has no codes).
+  /// device has no codes, and rows are not int8).
   [[nodiscard]] uint32_t row_block() const;
+  /// Of offloaded rows: the model's, or i8.
+  [[nodiscard]] DType offload_dtype(const ModelShape& model) const {
+    return kv_host == KEYHOLE_KV_HOST_INT8 ? DType::i8 : model.kv_dtype;
+  }
+  /// Host memory of `rows` offloaded rows of a layer, K and V of all KV heads with their scales.
+  [[nodiscard]] uint64_t offload_bytes(const ModelShape& model, uint64_t rows) const;
+  /// Tokens that each of the buffers holds through which tokens come and go.
+  [[nodiscard]] uint64_t staging_tokens() const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;
   [[nodiscard]] gpu::PartitionsShape partitions_shape(const ModelShape& model,
                                                       uint32_t capacity) const;

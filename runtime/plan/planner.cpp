@@ -127,6 +127,8 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const uint64_t resident = uint64_t{s.sink} + s.window;
   const uint64_t rows = context > resident ? context - resident : 0;
 
+  const Wide offloaded = Wide{m.layers} * s.offload_bytes(m, rows);
+
   MemoryPlan plan;
   plan.kv_bytes = narrow(token * context, "K and V");
   plan.device_bytes = narrow(token * slots, "sink and window");
@@ -155,7 +157,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
         (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit)) {
       plan.code_bytes = gpu::codes_bytes(shape);
       plan.device_bytes = with;
-      plan.pinned_kv_bytes = narrow(token * rows, "pinned K and V");
+      plan.pinned_kv_bytes = narrow(offloaded, "pinned K and V");
     }
   }
   Wide index = 0;
@@ -172,14 +174,13 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
 
   const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
   const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
-  const Wide staging = Wide{2} * (s.window + s.flush_block) * m.kv_heads * m.row_bytes();
+  const Wide staging = Wide{2} * s.staging_tokens() * m.kv_heads * m.row_bytes();
   const Wide searches = search_memory(m, s, kinds, rows, threads);
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
-  plan.host_bytes =
-      narrow(mirror + token * rows + index + samples + staging + searches + states + audits,
-             "host memory");
+  plan.host_bytes = narrow(
+      mirror + offloaded + index + samples + staging + searches + states + audits, "host memory");
   return plan;
 }
 

@@ -8,10 +8,19 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kPage = 4096;
 
 size_t array_bytes(size_t capacity, size_t row_bytes) {
   const size_t bytes = checked_product({capacity, row_bytes}, "offloaded K and V");
   return (bytes + kHugePage - 1) / kHugePage * kHugePage;
+}
+
+/// Of a layer's scales: whole pages, so that layers can be pinned one by one.
+size_t scale_bytes(size_t capacity, uint32_t kv_heads, uint32_t head_dim) {
+  const size_t blocks = (capacity + kScaleRows - 1) / kScaleRows;
+  const size_t bytes =
+      checked_product({blocks, 2, kv_heads, head_dim, sizeof(uint16_t)}, "scales of K and V");
+  return (bytes + kPage - 1) / kPage * kPage;
 }
 
 }  // namespace
@@ -24,14 +33,20 @@ OffloadStore::OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim
       capacity_(capacity),
       row_bytes_(head_dim * dtype_size(dtype)),
       array_bytes_(array_bytes(capacity, row_bytes_)),
+      layer_scale_bytes_(dtype == DType::i8 ? scale_bytes(capacity, kv_heads, head_dim) : 0),
       memory_(checked_product({2, layers, kv_heads, array_bytes_}, "offloaded K and V"), false),
+      scales_(checked_product({layers, layer_scale_bytes_}, "scales of K and V"), false),
       rows_(layers, 0),
       pinned_(layers, 0) {}
 
 KvView OffloadStore::view(uint32_t layer, uint32_t kv_head) const {
   const auto rows = [&](uint32_t which) {
-    return RowsView{memory_.data() + offset(layer, kv_head, which), row_bytes_, rows_[layer],
-                    head_dim_, dtype_};
+    RowsView view{memory_.data() + offset(layer, kv_head, which), row_bytes_, rows_[layer],
+                  head_dim_, dtype_};
+    if (dtype_ == DType::i8) {
+      view.scales = {scales_at(layer, kv_head, which, 0), scale_stride(), 0};
+    }
+    return view;
   };
   return {rows(0), rows(1)};
 }
@@ -67,13 +82,20 @@ void OffloadStore::truncate(uint32_t layer, uint32_t rows) {
       memory_.release(begin + from * row_bytes_, begin + rows_[layer] * row_bytes_);
     }
   }
+  if (dtype_ == DType::i8) {
+    const size_t begin = layer * layer_scale_bytes_;
+    scales_.release(begin + scale_count(from) * sizeof(uint16_t),
+                    begin + scale_count(rows_[layer]) * sizeof(uint16_t));
+  }
   rows_[layer] = rows;
 }
 
 size_t OffloadStore::bytes() const {
-  size_t rows = 0;
-  for (const uint32_t r : rows_) rows += r;
-  return rows * 2 * kv_heads_ * row_bytes_;
+  size_t bytes = 0;
+  for (const uint32_t rows : rows_) {
+    bytes += size_t{rows} * 2 * kv_heads_ * row_bytes_ + scale_count(rows) * sizeof(uint16_t);
+  }
+  return bytes;
 }
 
 }  // namespace keyhole::runtime

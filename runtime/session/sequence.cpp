@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "cpu/row_access.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -22,10 +24,11 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
       window_(params.window),
       flush_block_(params.flush_block),
       row_block_(params.row_block()),
-      store_(layers_, kv_heads_, head_dim_, engine.model().kv_dtype, params.max_tokens),
+      store_(layers_, kv_heads_, head_dim_, params.offload_dtype(engine.model()),
+             params.max_tokens),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
-      staging_k_(size_t{window_capacity()} * token_bytes()),
+      staging_k_(params.staging_tokens() * token_bytes()),
       staging_v_(staging_k_.size()) {}
 
 void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
@@ -45,9 +48,19 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
     // older leaves, first from the window, then straight from the input.
     const uint32_t leaving = overflow(held + (n - at));
     const uint32_t from_window = std::min(leaving, held);
-    offload_from_window(layer, from_window);
-    offload_from_input(layer, k, v, at, leaving - from_window);
-    at += leaving - from_window;
+    // A block that begins in the window is filled up from the input, so that it is stored at once.
+    const uint32_t whole = (from_window + row_block_ - 1) / row_block_ * row_block_;
+    const uint32_t filling = whole - from_window;
+    const size_t behind = from_window * token_bytes();
+    if (from_window != 0) {
+      resident_->evict(layer, staging_k_.data(), staging_v_.data(), from_window);
+      stage(k, at, filling, staging_k_.data() + behind);
+      stage(v, at, filling, staging_v_.data() + behind);
+      store_staged(layer, whole);
+      at += filling;
+    }
+    offload_from_input(layer, k, v, at, leaving - whole);
+    at += leaving - whole;
   }
   if (at < n) {
     stage(k, at, n - at, staging_k_.data());
@@ -76,6 +89,13 @@ void Sequence::offload_from_window(uint32_t layer, uint32_t n) {
 void Sequence::store_staged(uint32_t layer, uint32_t n) {
   store_.prepare(layer, n);
   const uint32_t row = store_.rows(layer);
+  if (store_.dtype() == DType::i8) {
+    write_blocks(layer, n, [this](uint32_t which, uint32_t t, uint32_t h, float* to) {
+      const std::byte* staged = (which == 0 ? staging_k_ : staging_v_).data();
+      read_stored(staged + (size_t{t} * kv_heads_ + h) * row_bytes_, to);
+    });
+    return store_.grow(layer, n);
+  }
   for (uint32_t t = 0; t < n; ++t) {
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
@@ -86,6 +106,24 @@ void Sequence::store_staged(uint32_t layer, uint32_t n) {
   store_.grow(layer, n);
 }
 
+void Sequence::read_stored(const std::byte* row, float* to) const {
+  engine_->kernels().to_f32[static_cast<size_t>(engine_->model().kv_dtype)](row, to, head_dim_);
+}
+
+template <class Read>
+void Sequence::write_blocks(uint32_t layer, uint32_t n, const Read& read) {
+  const uint32_t row = store_.rows(layer);
+  const float most = engine_->model().largest_element();
+  const uint32_t blocks = n / kScaleRows;
+  engine_->pool().run(2 * kv_heads_ * blocks, [&](uint32_t task, uint32_t) {
+    const uint32_t which = task % 2;
+    const uint32_t h = task / 2 / blocks;
+    const uint32_t first = task / 2 % blocks * kScaleRows;
+    store_.write_block(layer, h, which, row + first, most,
+                       [&](uint32_t i, float* to) { read(which, first + i, h, to); });
+  });
+}
+
 void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                                   uint32_t n) {
   if (n == 0) return;
@@ -93,6 +131,17 @@ void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn&
   const uint32_t per_head = (n + kRowsPerTask - 1) / kRowsPerTask;
   const DType dtype = engine_->model().kv_dtype;
   store_.prepare(layer, n);
+  if (store_.dtype() == DType::i8) {
+    // By way of the model's dtype, like the tokens that come through the window.
+    write_blocks(layer, n, [&](uint32_t which, uint32_t t, uint32_t h, float* to) {
+      const RowsIn& rows = which == 0 ? k : v;
+      std::byte stored[kMaxHeadDim * sizeof(float)];
+      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, stored, dtype, head_dim_,
+                  to);
+      read_stored(stored, to);
+    });
+    return store_.grow(layer, n);
+  }
   engine_->pool().run(kv_heads_ * per_head, [&](uint32_t task, uint32_t) {
     float scratch[kMaxHeadDim];
     const uint32_t h = task / per_head;
@@ -138,11 +187,13 @@ void Sequence::truncate(uint32_t layer, uint32_t tokens) {
 }
 
 void Sequence::return_to_window(uint32_t layer, uint32_t row, uint32_t n) {
-  for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
+  const DType dtype = engine_->model().kv_dtype;
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    const KvView kv = store_.view(layer, h);
+    for (uint32_t t = 0; t < n; ++t) {
       const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
-      std::copy_n(store_.key(layer, h, row + t), row_bytes_, staging_k_.data() + at);
-      std::copy_n(store_.value(layer, h, row + t), row_bytes_, staging_v_.data() + at);
+      cpu::copy_row(engine_->kernels(), kv.keys, row + t, dtype, staging_k_.data() + at);
+      cpu::copy_row(engine_->kernels(), kv.values, row + t, dtype, staging_v_.data() + at);
     }
   }
   resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n);
@@ -165,9 +216,10 @@ void Sequence::copy_from(const Sequence& from) {
     fill(layer, counts, k.data(), v.data());
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       const KvView kv = from.view(layer, h);
-      std::copy_n(kv.keys.data, counts.rows * row_bytes_, store_.key(layer, h, 0));
-      std::copy_n(kv.values.data, counts.rows * row_bytes_, store_.value(layer, h, 0));
+      std::copy_n(kv.keys.data, counts.rows * store_.row_bytes(), store_.key(layer, h, 0));
+      std::copy_n(kv.values.data, counts.rows * store_.row_bytes(), store_.value(layer, h, 0));
     }
+    std::copy_n(from.store_.scales(layer), store_.scale_count(counts.rows), store_.scales(layer));
   }
 }
 
@@ -183,9 +235,11 @@ void Sequence::save(ChecksumWriter& out) const {
     out.bytes(v.data(), v.size());
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       const KvView kv = view(layer, h);
-      out.bytes(kv.keys.data, counts.rows * row_bytes_);
-      out.bytes(kv.values.data, counts.rows * row_bytes_);
+      out.bytes(kv.keys.data, counts.rows * store_.row_bytes());
+      out.bytes(kv.values.data, counts.rows * store_.row_bytes());
     }
+    out.bytes(reinterpret_cast<const std::byte*>(store_.scales(layer)),
+              store_.scale_count(counts.rows) * sizeof(uint16_t));
   }
 }
 
@@ -204,15 +258,29 @@ void Sequence::load(ChecksumReader& in) {
                                        std::to_string(counts.rows) + ", window " +
                                        std::to_string(counts.window));
     }
-    // Codes were chosen after there were rows.
-    if (counts.rows % row_block_ != 0) row_block_ = 1;
+    if (counts.rows % row_block_ != 0) {
+      if (store_.dtype() == DType::i8) {
+        throw Error(Status::corrupt,
+                    "layer " + std::to_string(layer) + " has " + std::to_string(counts.rows) +
+                        " rows in int8, which come in blocks of " + std::to_string(kScaleRows));
+      }
+      row_block_ = 1;  // codes were chosen after there were rows
+    }
     const uint64_t resident = uint64_t{counts.sink} + counts.window;
     const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
     const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");
     fill(layer, counts, k.data(), v.data());
     for (uint32_t h = 0; h < kv_heads_; ++h) {
-      in.bytes(store_.key(layer, h, 0), counts.rows * row_bytes_, "keys");
-      in.bytes(store_.value(layer, h, 0), counts.rows * row_bytes_, "values");
+      in.bytes(store_.key(layer, h, 0), counts.rows * store_.row_bytes(), "keys");
+      in.bytes(store_.value(layer, h, 0), counts.rows * store_.row_bytes(), "values");
+    }
+    uint16_t* scales = store_.scales(layer);
+    const size_t n = store_.scale_count(counts.rows);
+    in.bytes(reinterpret_cast<std::byte*>(scales), n * sizeof *scales, "scales");
+    constexpr uint16_t kInfinity = 0x7F80;  // what is above it is NaN, or negative
+    if (std::any_of(scales, scales + n, [](uint16_t s) { return s >= kInfinity; })) {
+      throw Error(Status::corrupt,
+                  "layer " + std::to_string(layer) + " has a scale that is no finite number >= 0");
     }
   }
 }

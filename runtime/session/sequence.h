@@ -44,6 +44,8 @@ class Sequence {
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const {
     return store_.view(layer, kv_head);
   }
+  /// Of rows in int8: `[blocks, kv_heads, 2, head_dim]`; else null. See OffloadStore.
+  [[nodiscard]] const uint16_t* scales(uint32_t layer) const { return store_.scales(layer); }
   [[nodiscard]] gpu::Resident& resident() { return *resident_; }
 
   /// Appends the tokens of k and v, which hold equally many, all finite, and no more than
@@ -68,7 +70,7 @@ class Sequence {
   void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging
-  // buffers `[window + flush_block, kv_heads, head_dim]`, and the first n of them become offloaded
+  // buffers `[window + flush_block, kv_heads, head_dim]` of the model's dtype, and the first n of them become offloaded
   // rows.
   [[nodiscard]] std::byte* staging_k() { return staging_k_.data(); }
   [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
@@ -82,7 +84,7 @@ class Sequence {
   /// Becomes a copy of `from`, a sequence with the same parameters. It is empty before.
   void copy_from(const Sequence& from);
   /// Per layer the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and
-  /// per KV head the offloaded K and V `[rows, head_dim]`.
+  /// per KV head the offloaded K and V `[rows, head_dim]`; then, where these are int8, the scales of their blocks.
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
@@ -97,6 +99,12 @@ class Sequence {
     return (tokens - window_) / row_block_ * row_block_;
   }
   void offload_from_window(uint32_t layer, uint32_t n);
+  /// Writes n rows in int8, in whole blocks, behind those that there are; read(which, t, head, to) writes the K
+  /// (which = 0) or V (which = 1) of the t-th of them in fp32, on any worker.
+  template <class Read>
+  void write_blocks(uint32_t layer, uint32_t n, const Read& read);
+  /// A row of the model's dtype in fp32.
+  void read_stored(const std::byte* row, float* to) const;
   /// Copies n offloaded rows to the window, which is empty.
   void return_to_window(uint32_t layer, uint32_t row, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
@@ -106,7 +114,7 @@ class Sequence {
 
   const Engine* engine_;
   uint32_t layers_, kv_heads_, head_dim_;
-  size_t row_bytes_;
+  size_t row_bytes_;  ///< of the model's dtype
   uint32_t max_tokens_, sink_, window_, flush_block_;
   uint32_t row_block_;  ///< offloaded rows are a multiple of it
   OffloadStore store_;

@@ -90,9 +90,8 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
   }
   const uint64_t slots = uint64_t{params_.sink} + params_.window + params_.flush_block;
   if (params_.host_memory_limit != 0 && total > slots) {
-    check_memory(
-        uint64_t{std::max(n, params_.flush_block)} * 2 * k.heads * engine_->model().row_bytes(),
-        "appending tokens");
+    check_memory(params_.offload_bytes(engine_->model(), std::max(n, params_.flush_block)),
+                 "appending tokens");
   }
   const DType to = engine_->model().kv_dtype;
   const auto check = [&](uint32_t task, uint32_t) {

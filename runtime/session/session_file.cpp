@@ -14,7 +14,7 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 7;
+constexpr uint32_t kFormatVersion = 8;
 
 std::string errno_text() { return std::generic_category().message(errno); }
 

@@ -35,7 +35,7 @@ class Session::Client final : public StreamClient {
   void codes_gone() override { s_->place_codes(); }
   void flush(uint32_t layer) override {
     const ModelShape& m = s_->engine_->model();
-    s_->check_memory(uint64_t{row_block()} * 2 * m.kv_heads * m.row_bytes(), "appending tokens");
+    s_->check_memory(s_->params_.offload_bytes(m, row_block()), "appending tokens");
     s_->sequence_.flush(layer);
   }
 
@@ -65,6 +65,7 @@ class Session::Rows final : public CodeSource {
   KvView rows(uint32_t layer, uint32_t kv_head) const override {
     return s_->sequence_.view(layer, kv_head);
   }
+  const uint16_t* scales(uint32_t layer) const override { return s_->sequence_.scales(layer); }
   uint32_t row_block() const override { return s_->sequence_.row_block(); }
   size_t row_capacity() const override { return s_->sequence_.row_capacity(); }
   const index::Balance& balance(uint32_t layer, uint32_t kv_head) override {

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cpu/attention.h"
+#include "cpu/row_access.h"
 #include "index/index.h"
 
 namespace keyhole::runtime {
@@ -38,15 +39,7 @@ struct GroupQuery {
   }
   /// Writes scores[h * stride + i] = queries[h] . key rows[i].
   void score(std::span<const uint32_t> rows, float* scores, size_t stride) const {
-    kernels->score[static_cast<size_t>(kv.keys.dtype)]({.queries = queries,
-                                                        .group = group,
-                                                        .dim = dim(),
-                                                        .keys = kv.keys.data,
-                                                        .key_stride = kv.keys.stride,
-                                                        .ids = rows.data(),
-                                                        .count = rows.size(),
-                                                        .scores = scores,
-                                                        .score_stride = stride});
+    cpu::score_rows(*kernels, kv.keys, queries, group, rows.data(), rows.size(), scores, stride);
   }
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "gpu/host_pin.h"
+
 namespace keyhole::runtime {
 namespace {
 
@@ -71,7 +73,7 @@ void DeviceCodes::make(const CodePlan& plan) {
   codes_ = make_(shape);
   plan_ = plan;
   bytes_peak_ = std::max(bytes_peak_, this->bytes());
-  const size_t row_bytes = model_.row_bytes();
+  const size_t row_bytes = this->row_bytes();
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     if (!layer_has(layer)) continue;
     const KvView first = source_->rows(layer, 0);
@@ -79,7 +81,7 @@ void DeviceCodes::make(const CodePlan& plan) {
     if (model_.kv_heads > 1) {
       stride = static_cast<size_t>(source_->rows(layer, 1).keys.data - first.keys.data);
     }
-    codes_->set_rows(layer, first.keys.data, first.values.data, stride);
+    codes_->set_rows(layer, first.keys.data, first.values.data, stride, source_->scales(layer));
   }
 }
 
@@ -118,13 +120,24 @@ void DeviceCodes::pin(uint32_t layer, size_t rows) {
   // Until all of it is known to be pinned, none of it may be given back.
   l.pieces.push_back({begin, end});
   source_->set_pinned(layer, end);
-  const size_t row_bytes = model_.row_bytes();
+  const size_t row_bytes = this->row_bytes();
   for (uint32_t h = 0; h < model_.kv_heads; ++h) {
     const KvView kv = source_->rows(layer, h);
     for (const std::byte* array : {kv.keys.data, kv.values.data}) {
       pin_->add(array + begin * row_bytes, (end - begin) * row_bytes);
     }
   }
+  const size_t from = scale_bytes(layer, begin);
+  const size_t to = scale_bytes(layer, end);
+  if (from != to) {
+    pin_->add(reinterpret_cast<const std::byte*>(source_->scales(layer)) + from, to - from);
+  }
+}
+
+size_t DeviceCodes::scale_bytes(uint32_t layer, size_t rows) const {
+  if (source_->scales(layer) == nullptr) return 0;
+  const size_t bytes = rows / kScaleRows * 2 * model_.kv_heads * model_.head_dim * sizeof(uint16_t);
+  return (bytes + gpu::kPinAlignment - 1) / gpu::kPinAlignment * gpu::kPinAlignment;
 }
 
 void DeviceCodes::set_balance(uint32_t layer) {
@@ -145,12 +158,15 @@ void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   const size_t pinned = l.pinned();
   while (!l.pieces.empty() && l.pieces.back().begin >= rows) l.pieces.pop_back();
   if (l.pinned() == pinned) return;
-  const size_t row_bytes = model_.row_bytes();
+  const size_t row_bytes = this->row_bytes();
   for (uint32_t h = 0; h < model_.kv_heads; ++h) {
     const KvView kv = source_->rows(layer, h);
     for (const std::byte* array : {kv.keys.data, kv.values.data}) {
       pin_->drop(array + l.pinned() * row_bytes, array + pinned * row_bytes);
     }
+  }
+  if (const auto* scales = reinterpret_cast<const std::byte*>(source_->scales(layer))) {
+    pin_->drop(scales + scale_bytes(layer, l.pinned()), scales + scale_bytes(layer, pinned));
   }
   source_->set_pinned(layer, l.pinned());
 }

@@ -27,6 +27,9 @@ class CodeSource {
   virtual ~CodeSource() = default;
   /// All offloaded rows of a head; they stay where they are.
   [[nodiscard]] virtual KvView rows(uint32_t layer, uint32_t kv_head) const = 0;
+  /// Scales of the layer's rows where these are int8, `[blocks, kv_heads, 2, head_dim]` bf16, on a page's first byte and
+  /// within whole pages; they stay where they are, too. Else null.
+  [[nodiscard]] virtual const uint16_t* scales(uint32_t layer) const = 0;
   /// Offloaded rows come in multiples of it.
   [[nodiscard]] virtual uint32_t row_block() const = 0;
   /// Rows of a head that there can be at most.
@@ -90,6 +93,12 @@ class DeviceCodes {
   void make(const CodePlan& plan);
   void drop();
   void pin(uint32_t layer, size_t rows);
+  /// Bytes of an offloaded row.
+  [[nodiscard]] size_t row_bytes() const {
+    return model_.head_dim * dtype_size(params_->offload_dtype(model_));
+  }
+  /// Bytes from scales() on, in whole pages, that hold the scales of `rows` rows; 0 where there are none.
+  [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const;
   void set_balance(uint32_t layer);
 
   const SessionParams* params_;

@@ -39,7 +39,7 @@ LogitParams usual(uint32_t dim) { return {1.0F / std::sqrt(static_cast<float>(di
 
 TEST_P(Attend, EveryShapeAndDType) {
   Rng rng(1);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
       for (uint32_t group = 1; group <= kMaxGroup; ++group) {
         check_random(rng, dtype, dim, group, rng() % 150, usual(dim));
@@ -51,7 +51,7 @@ TEST_P(Attend, EveryShapeAndDType) {
 
 TEST_P(Attend, EveryRemainderOfTheBlock) {
   Rng rng(2);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     for (size_t count = 0; count <= 130; ++count) {
       check_random(rng, dtype, kDims[count % 5], 1 + count % 5, count, usual(64));
       if (HasFatalFailure()) return;
@@ -63,7 +63,7 @@ TEST_P(Attend, ThousandsOfTokens) {
   Rng rng(3);
   for (const size_t count : {1000, 2047, 4096}) {
     for (const uint32_t group : {1, 4, 7}) {
-      check_random(rng, kDTypes[rng() % 3], 128, group, count, usual(128), 3.0);
+      check_random(rng, kRowDTypes[rng() % 4], 128, group, count, usual(128), 3.0);
       if (HasFatalFailure()) return;
     }
   }
@@ -81,7 +81,7 @@ TEST_P(Attend, SoftCap) {
 
 TEST_P(Attend, LogitsOfTenThousand) {
   Rng rng(5);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
       // |q.k| has a standard deviation of sqrt(dim); the scale takes three of them to 1e4.
       const LogitParams logits{1e4F / (3.0F * std::sqrt(static_cast<float>(dim))), 0.0F};
@@ -94,7 +94,7 @@ TEST_P(Attend, LogitsOfTenThousand) {
 // Inner products of one nonzero element are exact, so the bound has no room for a lost digit.
 TEST_P(Attend, ExactLogitsOfTenThousand) {
   Rng rng(6);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     const uint32_t dim = 64;
     const double big = dtype == DType::bf16 ? 9984.0 : 10000.0;  // representable in the dtype
     const size_t count = 200;
@@ -138,7 +138,7 @@ TEST_P(Attend, IdenticalKeysGiveTheMeanOfTheValues) {
 
 TEST_P(Attend, NoTokensGiveTheEmptyState) {
   Rng rng(8);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     const TestRows k(10, 64, dtype, 0, gaussian(rng));
     const auto queries = random_queries(rng, 5, 64);
     for (const bool contiguous : {true, false}) {
@@ -157,7 +157,7 @@ TEST_P(Attend, NoTokensGiveTheEmptyState) {
 
 TEST_P(Attend, GatheringAllRowsInOrderGivesTheSameBitsAsTheRange) {
   Rng rng(9);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     const uint32_t dim = 128;
     const size_t count = 300;
     const TestRows k(count, dim, dtype, 5, gaussian(rng));
@@ -171,6 +171,38 @@ TEST_P(Attend, GatheringAllRowsInOrderGivesTheSameBitsAsTheRange) {
     attend_ids(kernels, {k.view, v.view}, ids, queries.data(), 6, usual(dim), gathered.view());
     EXPECT_TRUE(std::equal(range.o.begin(), range.o.end(), gathered.o.begin()));
     EXPECT_TRUE(std::equal(range.lse.begin(), range.lse.end(), gathered.lse.begin()));
+  }
+}
+
+// An int8 number times its scale is exact in fp32, so that nothing else differs from fp32 rows of the same numbers.
+TEST_P(Attend, Int8RowsGiveTheBitsOfTheFp32RowsThatTheyStandFor) {
+  Rng rng(12);
+  for (const uint32_t dim : kDims) {
+    const size_t count = 700;
+    const TestRows k(count, dim, DType::i8, 3, gaussian(rng));
+    const TestRows v(count, dim, DType::i8, 0, gaussian(rng));
+    const auto wide = [&](const TestRows& rows) {
+      return TestRows(count, dim, DType::f32, 0,
+                      [&](size_t i, uint32_t j) { return rows.exact[i * dim + j]; });
+    };
+    const TestRows wide_k = wide(k), wide_v = wide(v);
+    const auto queries = random_queries(rng, 5, dim);
+    const auto ids = random_distinct_ids(rng, count, 333);
+    const OutState narrow(5, dim), whole(5, dim);
+    attend_ids(kernels, {k.view, v.view}, ids, queries.data(), 5, usual(dim), narrow.view());
+    attend_ids(kernels, {wide_k.view, wide_v.view}, ids, queries.data(), 5, usual(dim),
+               whole.view());
+    EXPECT_TRUE(std::equal(narrow.o.begin(), narrow.o.end(), whole.o.begin()));
+    EXPECT_TRUE(std::equal(narrow.lse.begin(), narrow.lse.end(), whole.lse.begin()));
+    // Slices begin anywhere in a block.
+    for (const size_t begin : {1, 255, 256, 400}) {
+      const KvView part{k.view.slice(begin, 290), v.view.slice(begin, 290)};
+      const KvView wide_part{wide_k.view.slice(begin, 290), wide_v.view.slice(begin, 290)};
+      attend_range(kernels, part, queries.data(), 5, usual(dim), narrow.view());
+      attend_range(kernels, wide_part, queries.data(), 5, usual(dim), whole.view());
+      EXPECT_TRUE(std::equal(narrow.o.begin(), narrow.o.end(), whole.o.begin()));
+      EXPECT_TRUE(std::equal(narrow.lse.begin(), narrow.lse.end(), whole.lse.begin()));
+    }
   }
 }
 
@@ -212,7 +244,7 @@ TEST_P(Attend, ExponentialIsAccurate) {
 TEST_P(Attend, HugeFiniteInputsStayFinite) {
   Rng rng(10);
   const float max = std::numeric_limits<float>::max();
-  for (const DType dtype : {DType::f32, DType::bf16}) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::i8}) {
     const uint32_t dim = 80;
     const size_t count = 150;
     // Keys near 3e38 of both signs: products of both infinities would make NaN in fp32.

@@ -21,6 +21,8 @@ using Rng = std::mt19937_64;
 
 inline constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
 inline constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
+/// Of rows to score and attend: int8 has scales besides.
+inline constexpr DType kRowDTypes[] = {DType::f32, DType::f16, DType::bf16, DType::i8};
 inline constexpr double kEpsilon = 0x1p-24;  // relative error of one fp32 rounding
 
 inline size_t index_of(DType t) { return static_cast<size_t>(t); }
@@ -63,13 +65,24 @@ inline double decode(const std::byte* p, DType dtype) {
 /// Rows of a dtype in guarded memory, and their values in double.
 class TestRows {
  public:
-  /// `value(i, j)` gives the elements; `padding` bytes lie between rows (odd: rows are unaligned).
+  /// `value(i, j)` gives the elements; `padding` bytes lie between rows (odd: rows are unaligned). Rows in int8 begin
+  /// somewhere in a block of scales.
   template <class Value>
   TestRows(size_t count, uint32_t dim, DType dtype, size_t padding, Value&& value)
       : stride_(dim * dtype_size(dtype) + padding),
         bytes_(count > 0 ? count * stride_ - padding : 0),
-        view{bytes_.data(), stride_, count, dim, dtype},
+        first_(dtype == DType::i8 ? (count * 7 + dim) % kScaleRows : 0),
+        scales_(dtype == DType::i8 ? (first_ + count + kScaleRows - 1) / kScaleRows * dim : 0),
+        view{bytes_.data(), stride_, count, dim, dtype, {}},
         exact(count * dim) {
+    if (dtype == DType::i8) {
+      for (size_t i = 0; i < count; ++i) {
+        for (uint32_t j = 0; j < dim; ++j) exact[i * dim + j] = static_cast<float>(value(i, j));
+      }
+      view.scales = {scales_.data(), dim, first_};
+      quantise();
+      return;
+    }
     std::vector<float> row(dim);
     const auto encode = kernels_for(Level::scalar)->from_f32[index_of(dtype)];
     for (size_t i = 0; i < count; ++i) {
@@ -85,8 +98,38 @@ class TestRows {
   [[nodiscard]] const double* row(size_t i) const { return exact.data() + i * view.dim; }
 
  private:
+  /// Puts the nearest of 255 multiples of a scale in place of each element: bf16 scales of the blocks' channels, as large
+  /// as the largest element asks.
+  void quantise() {
+    const uint32_t dim = view.dim;
+    const size_t blocks = scales_.size() / dim;
+    const auto in_block = [&](size_t i, size_t b) { return (first_ + i) / kScaleRows == b; };
+    for (size_t b = 0; b < blocks; ++b) {
+      for (uint32_t j = 0; j < dim; ++j) {
+        double most = 0.0;
+        for (size_t i = 0; i < view.count; ++i) {
+          if (in_block(i, b)) most = std::max(most, std::fabs(exact[i * dim + j]));
+        }
+        const auto wanted = static_cast<float>(most / 127.0);
+        std::byte bits[2];
+        kernels_for(Level::scalar)->from_f32[index_of(DType::bf16)](&wanted, bits, 1);
+        std::memcpy(&scales_[b * dim + j], bits, 2);
+        const double scale = decode(bits, DType::bf16);
+        for (size_t i = 0; i < view.count; ++i) {
+          if (!in_block(i, b)) continue;
+          double& x = exact[i * dim + j];
+          const double q = scale > 0.0 ? std::clamp(std::nearbyint(x / scale), -127.0, 127.0) : 0.0;
+          bytes_.data()[i * stride_ + j] = static_cast<std::byte>(static_cast<int8_t>(q));
+          x = scale * q;
+        }
+      }
+    }
+  }
+
   size_t stride_;
   GuardedBytes bytes_;
+  size_t first_;
+  GuardedArray<uint16_t> scales_;
 
  public:
   RowsView view;

@@ -38,7 +38,8 @@ class Score : public EveryLevel {
                                     .ids = selection.ids(),
                                     .count = count,
                                     .scores = scores.data(),
-                                    .score_stride = stride});
+                                    .score_stride = stride,
+                                    .scales = keys.view.scales});
     SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " dim " << dim << " group " << group
                                     << " count " << count);
     for (uint32_t h = 0; h < group; ++h) {
@@ -63,7 +64,7 @@ class Score : public EveryLevel {
 
 TEST_P(Score, EveryShapeAndDType) {
   Rng rng(11);
-  for (const DType dtype : kDTypes) {
+  for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
       for (uint32_t group = 1; group <= kMaxGroup; ++group) {
         check(rng, dtype, dim, group, 1 + rng() % 70);
@@ -77,7 +78,7 @@ TEST_P(Score, EveryCount) {
   Rng rng(12);
   for (size_t count = 0; count <= 80; ++count) {
     for (const uint32_t group : {1, 2, 3, 4, 5}) {
-      check(rng, kDTypes[count % 3], kDims[count % 5], group, count);
+      check(rng, kRowDTypes[count % 4], kDims[count % 5], group, count);
       if (HasFatalFailure()) return;
     }
   }

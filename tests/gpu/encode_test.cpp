@@ -254,9 +254,9 @@ TEST(CodesMemory, BalancesAndRowsAreChecked) {
   scale[63] = INFINITY;
   EXPECT_THROW(codes->set_balance(0, 0, scale.data(), 1.0F), Error);
   const Pages pages(4096);
-  codes->set_rows(0, pages.data(), pages.data(), 64);
+  codes->set_rows(0, pages.data(), pages.data(), 64, nullptr);
   EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64), Error);
-  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72), Error);
+  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72, nullptr), Error);
 }
 
 /// What the device reads at `data`.

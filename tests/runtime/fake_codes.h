@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/attention_state.h"
+#include "cpu/row_access.h"
 #include "gpu/codes.h"
 #include "index/scan/kv_codes.h"
 #include "runtime/engine/pinned_memory.h"
@@ -76,8 +77,16 @@ class FakeCodes final : public gpu::Codes {
     balance.key_scale.assign(key_scale, key_scale + shape_.code.dim);
     balance.value_scale = value_scale;
   }
-  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                size_t head_stride) override {
+  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
+                const uint16_t* scales) override {
+    if ((scales != nullptr) != (shape_.dtype == DType::i8)) {
+      throw Error(Status::invalid_argument, "planted: scales of rows that have none, or none");
+    }
+    const size_t dim = shape_.code.dim;
+    for (uint32_t h = 0; h < shape_.kv_heads && scales != nullptr; ++h) {
+      head(layer, h).key_scales = {scales + 2 * h * dim, 2 * shape_.kv_heads * dim, 0};
+      head(layer, h).value_scales = {scales + (2 * h + 1) * dim, 2 * shape_.kv_heads * dim, 0};
+    }
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       head(layer, h).keys = keys + h * head_stride;
       head(layer, h).values = values + h * head_stride;
@@ -126,12 +135,12 @@ class FakeCodes final : public gpu::Codes {
     for (uint32_t g = 0; g < group; ++g) {
       std::vector<double> logits(n), o(d, 0.0);
       double most = -INFINITY, sum = 0.0;
-      const auto read = [&](const std::byte* base, size_t i, std::vector<float>& to) {
-        kernels_->to_f32[static_cast<int>(shape_.dtype)](base + i * d * dtype_size(shape_.dtype),
-                                                         to.data(), d);
+      const KvView kv = rows(own, n);
+      const auto read = [&](const RowsView& from, size_t i, std::vector<float>& to) {
+        cpu::read_row(*kernels_, from, i, to.data());
       };
       for (size_t i = 0; i < n; ++i) {
-        read(own.keys, i, key);
+        read(kv.keys, i, key);
         for (uint32_t j = 0; j < d; ++j) logits[i] += double{q[g * d + j]} * key[j];
         logits[i] *= shape_.logits.scale;
         if (shape_.logits.softcap > 0) {
@@ -140,7 +149,7 @@ class FakeCodes final : public gpu::Codes {
         most = std::max(most, logits[i]);
       }
       for (size_t i = 0; i < n; ++i) {
-        read(own.values, i, value);
+        read(kv.values, i, value);
         const double w = std::exp(logits[i] - most);
         sum += w;
         for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
@@ -160,6 +169,7 @@ class FakeCodes final : public gpu::Codes {
   struct Head {
     index::Balance balance;
     const std::byte *keys = nullptr, *values = nullptr;
+    RowScales key_scales{}, value_scales{};
     std::vector<std::byte> blocks;
   };
   Head& head(uint32_t layer, uint32_t kv_head) {
@@ -167,8 +177,8 @@ class FakeCodes final : public gpu::Codes {
   }
   KvView rows(const Head& head, size_t n) const {
     const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
-    return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype},
-            {head.values, bytes, n, shape_.code.dim, shape_.dtype}};
+    return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype, head.key_scales},
+            {head.values, bytes, n, shape_.code.dim, shape_.dtype, head.value_scales}};
   }
   gpu::CodesShape shape_;
   const cpu::Kernels* kernels_;

@@ -106,6 +106,9 @@ class Model {
       l.v.resize(keep);
     }
   }
+  /// `[tokens, Hkv, d]`, to change.
+  std::vector<float>& keys(uint32_t layer) { return layers_[layer].k; }
+  std::vector<float>& values(uint32_t layer) { return layers_[layer].v; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const {
     return static_cast<uint32_t>(layers_[layer].k.size() / (size_t{c_.kv_heads} * c_.head_dim));
   }

@@ -56,6 +56,7 @@ class Settings : public ::testing::Test {
       visit_number(s, &config_, [&](auto& x) { set_unusual(s, x); });
     }
     config_.max_tokens = 5000;
+    config_.flush_block = 768;  // kv_host int8 takes whole blocks of 256
     config_.host_memory_limit = size_t{1} << 30;
     config_.partitions = KEYHOLE_PLACE_HOST;  // PLACE_DEVICE needs one
     config_.device_memory_limit = 0x123456789;

@@ -6,12 +6,13 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tests/runtime/stored_model.h"
 #include "tests/runtime/stream_fixture.h"
 
 namespace keyhole::test {
 namespace {
 
-class StreamCodes : public StreamTest {
+class StreamCodes : public StreamTest, public testing::WithParamInterface<keyhole_kv_host> {
  protected:
   static keyhole_session_config coded() {
     keyhole_session_config c = small_session();
@@ -20,6 +21,7 @@ class StreamCodes : public StreamTest {
     c.budget.tail = KEYHOLE_TAIL_CODES;
     c.flush_block = kCodeBlock;
     c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.kv_host = GetParam();
     return c;
   }
   /// Every block of the device is what the reference makes of the rows as the caller gave them.
@@ -33,22 +35,24 @@ class StreamCodes : public StreamTest {
       EXPECT_LE(size_t{codes.count(l)} * kCodeBlock, t.indexed);
     }
   }
-  void step(keyhole_session* s, Model& model, bool halves) {
+  void step(keyhole_session* s, StoredModel& model, bool halves) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const Token t = token();
       std::vector<float> out(t.q.size(), NAN), lse(engine_config_.q_heads, NAN);
       ASSERT_OK(enqueue(s, l, t, out, lse.data(), halves));
       ASSERT_OK(keyhole_session_synchronize(s));
       model.append(l, t.k, t.v);
+      model.follow(s);
       expect_truth(model, l, t.q, out, lse);
     }
   }
-  void host_step(keyhole_session* s, Model& model) {
+  void host_step(keyhole_session* s, StoredModel& model) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const Token t = token();
       std::vector<float> lse(engine_config_.q_heads, NAN);
       const std::vector<float> out = attend_host(s, l, t, lse.data());
       model.append(l, t.k, t.v);
+      model.follow(s);
       expect_truth(model, l, t.q, out, lse);
     }
   }
@@ -58,18 +62,19 @@ class StreamCodes : public StreamTest {
     const auto truth = model.attend_all(layer, q, sums);
     expect_near({out, lse}, truth, sums, 2e-4);
   }
-  void prefill(keyhole_session* s, Model& model, uint32_t n) {
+  void prefill(keyhole_session* s, StoredModel& model, uint32_t n) {
     const Shape shape(engine_config_);
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       prefill_both(s, model, shape, l, n, numbers_);
+      model.follow(s);
     }
   }
 };
 
-TEST_F(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
+TEST_P(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  Model model(engine_config_);
+  StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 1000);
   // (1000 - 4 - 16) / 256 whole blocks; the rest waits in the window.
   EXPECT_EQ(layer_tokens(s.get(), 0).indexed, 768U);
@@ -86,10 +91,10 @@ TEST_F(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
   EXPECT_GE(st.pinned_bytes, device.pinned->bytes());
 }
 
-TEST_F(StreamCodes, BlocksAreThoseOfTheReference) {
+TEST_P(StreamCodes, BlocksAreThoseOfTheReference) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  Model model(engine_config_);
+  StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 700);
   for (int i = 0; i < 300; ++i) step(s.get(), model, false);
   const runtime::Session& session = *s->session;
@@ -106,10 +111,10 @@ TEST_F(StreamCodes, BlocksAreThoseOfTheReference) {
   }
 }
 
-TEST_F(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
+TEST_P(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  Model model(engine_config_);
+  StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 500);
   for (int i = 0; i < 560; ++i) {
     if (i % 3 == 0) {
@@ -121,12 +126,12 @@ TEST_F(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
   EXPECT_EQ(device.codes->count(0), 4U);
 }
 
-TEST_F(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
+TEST_P(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
   StreamEngine device(engine_config_);
   for (uint64_t seed = 0; seed < 3; ++seed) {
     numbers_ = Numbers(seed);
     SessionPtr s = make_session(device.handle.get(), coded());
-    Model model(engine_config_);
+    StoredModel model(engine_config_, GetParam());
     prefill(s.get(), model, 1 + numbers_.below(900));
     const std::string path =
         (std::filesystem::temp_directory_path() / ("keyhole_codes_" + std::to_string(seed)))
@@ -139,6 +144,7 @@ TEST_F(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
           const uint32_t n = 1 + numbers_.below(model.tokens(0));
           ASSERT_OK(keyhole_truncate(s.get(), n));
           model.truncate(n);
+          model.follow(s.get());
           break;
         }
         case 2: {
@@ -174,10 +180,10 @@ TEST_F(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
   }
 }
 
-TEST_F(StreamCodes, GraphsStayValidWhileBlocksCome) {
+TEST_P(StreamCodes, GraphsStayValidWhileBlocksCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  Model model(engine_config_);
+  StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 520);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   // Three tokens of every layer in a graph.
@@ -205,6 +211,7 @@ TEST_F(StreamCodes, GraphsStayValidWhileBlocksCome) {
     ASSERT_OK(keyhole_session_announce(s.get()));
     device.stream.launch_graph();
     ASSERT_OK(keyhole_session_synchronize(s.get()));
+    model.follow(s.get());  // what the window had no room for has left it with the announcement
     for (size_t i = 0; i < 3; ++i) {
       for (uint32_t l = 0; l < engine_config_.layers; ++l) {
         model.append(l, tokens[i][l].k, tokens[i][l].v);
@@ -216,7 +223,7 @@ TEST_F(StreamCodes, GraphsStayValidWhileBlocksCome) {
   EXPECT_GE(device.codes->count(0), 3U);
 }
 
-TEST_F(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
+TEST_P(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = coded();
   const gpu::ResidentShape shape{2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}};
@@ -230,19 +237,23 @@ TEST_F(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 0U);
 }
 
-TEST_F(StreamCodes, MemoryThatCannotBePinnedLosesNoToken) {
+TEST_P(StreamCodes, MemoryThatCannotBePinnedLosesNoToken) {
   StreamEngine device(engine_config_);
   device.pinned_limit = size_t{4} * 2 * 2 * kCodeBlock * 64 * 2;  // of all layers 2 blocks
   keyhole_session_config c = coded();
   c.partitions = KEYHOLE_PLACE_AUTO;
   SessionPtr s = make_session(device.handle.get(), c);
-  Model model(engine_config_);
+  StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 300);
   prefill(s.get(), model, 1000);
   for (int i = 0; i < 5; ++i) step(s.get(), model, false);
   EXPECT_EQ(statistics(s.get()).pinned_bytes,
             gpu::cuda_pinned_bytes({2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}}));
 }
+
+INSTANTIATE_TEST_SUITE_P(KvHost, StreamCodes,
+                         testing::Values(KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8),
+                         [](const auto& p) { return p.param == 0 ? "Same" : "Int8"; });
 
 }  // namespace
 }  // namespace keyhole::test

@@ -75,6 +75,7 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.dense_layer_count = static_cast<uint32_t>(options.dense_layers.size());
   session.tail_partition = options.tail_partition;
   if (!options.budgets.empty()) session.budgets = options.budgets.c_str();
+  session.kv_host = options.kv_host;
   session.audit_share = options.audit_share;
   session.audit_action = options.audit_action;
   session.audit_bound = options.audit_bound;

@@ -30,6 +30,7 @@ struct KeyholeCacheOptions {
   std::optional<keyhole_budget> budget;  ///< of every head, in place of top_k
   keyhole_mode mode = KEYHOLE_MODE_INDEXED;
   std::optional<keyhole_dtype> kv_dtype;  ///< absent: that of the model
+  keyhole_kv_host kv_host = KEYHOLE_KV_HOST_SAME;
   /// K and V pass through this format as they enter the cache, so that attention sees what a cache in that format would
   /// give back. Keyhole itself stores them in kv_dtype (f32 adds no rounding of its own). Steps come through host memory,
   /// also where sink and window lie on a GPU: on_device() is false.

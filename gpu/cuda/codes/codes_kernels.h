@@ -57,6 +57,8 @@ struct CodesStep {
   const std::byte* values = nullptr;
   size_t kv_head_stride = 0;  ///< bytes
   size_t row_stride = 0;      ///< bytes
+  /// Of rows of dtype i8: the device's copy of their scales, `[block_capacity, kv_heads, 2, dim]` bf16; else null.
+  const uint16_t* row_scales = nullptr;
 
   /// Sink and window, in one of two ways, or neither. Attended in the same pass: `resident` says where they lie (its ring, kv,
   /// states, k, v, with rows of `dtype`); where it counts, finish_codes() publishes q, k and v, once the host has taken those

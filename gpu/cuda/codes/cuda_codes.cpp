@@ -43,6 +43,7 @@ struct CudaCodes::Impl {
   struct Layer {
     const std::byte* keys = nullptr;
     const std::byte* values = nullptr;
+    const uint16_t* scales = nullptr;  ///< of rows in int8
     size_t rows_stride = 0;
     uint32_t count = 0;  ///< blocks, after all that was enqueued
   };
@@ -103,6 +104,12 @@ struct CudaCodes::Impl {
   [[nodiscard]] float* value_scales(uint32_t layer) const {
     return memory.as<float>(layout.value_scales) + size_t{layer} * shape.kv_heads;
   }
+  /// The device's copy; null where rows are not int8.
+  [[nodiscard]] uint16_t* row_scales(uint32_t layer) const {
+    if (shape.dtype != DType::i8) return nullptr;
+    return memory.as<uint16_t>(layout.row_scales) +
+           size_t{layer} * capacity() * shape.kv_heads * 2 * shape.code.dim;
+  }
   [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
     return memory.as<uint32_t>(layout.counts) + layer;
   }
@@ -134,6 +141,7 @@ struct CudaCodes::Impl {
     s.keys = layers[layer].keys;
     s.values = layers[layer].values;
     s.kv_head_stride = layers[layer].rows_stride;
+    s.row_scales = row_scales(layer);
     s.work = memory.data() + layout.work;
     return s;
   }
@@ -199,7 +207,7 @@ void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_s
 }
 
 void CudaCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                         size_t head_stride) {
+                         size_t head_stride, const uint16_t* scales) {
   constexpr size_t kAlignment = 16;
   const auto is_aligned = [](size_t x) { return x % kAlignment == 0; };
   if (!is_aligned(reinterpret_cast<uintptr_t>(keys)) ||
@@ -207,7 +215,11 @@ void CudaCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte*
     refuse("rows whose addresses, or whose distance of " + std::to_string(head_stride) +
            " bytes from head to head, are no multiples of 16");
   }
+  if ((scales != nullptr) != (impl_->shape.dtype == DType::i8)) {
+    refuse("scales of rows come with those of dtype i8, and with no others");
+  }
   Impl::Layer& l = impl_->layer_at(layer);
+  l.scales = scales;
   l.keys = keys;
   l.values = values;
   l.rows_stride = head_stride;
@@ -232,6 +244,8 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   p.keys = l.keys;
   p.values = l.values;
   p.rows_stride = l.rows_stride;
+  p.row_scales = l.scales;
+  p.row_scales_out = m.row_scales(layer);
   p.key_scale = m.key_scales(layer);
   p.value_scale = m.value_scales(layer);
   p.blocks = m.blocks(layer);
@@ -300,7 +314,7 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   auto& own = static_cast<CudaResident&>(resident);
   const ResidentShape& r = own.shape();
   if (shape.layers != r.layers || shape.q_heads != r.q_heads || shape.kv_heads != r.kv_heads ||
-      shape.code.dim != r.head_dim || shape.dtype != r.dtype ||
+      shape.code.dim != r.head_dim || (shape.dtype != r.dtype && shape.dtype != DType::i8) ||
       shape.logits.scale != r.logits.scale || shape.logits.softcap != r.logits.softcap) {
     refuse("layers, heads, head dimension, dtype or logits are not those of the resident tokens");
   }

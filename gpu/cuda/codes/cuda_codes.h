@@ -19,8 +19,8 @@ class CudaCodes final : public Codes {
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override;
-  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values,
-                size_t head_stride) override;
+  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
+                const uint16_t* scales) override;
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;

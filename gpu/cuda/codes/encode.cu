@@ -168,12 +168,20 @@ __global__ void __launch_bounds__(kEncodeThreads)
     __syncthreads();
   }
 
+  // The scales of this block's channels, where rows are int8.
+  const size_t scales_at = ((size_t{block} * p.kv_heads + head) * 2 + (is_keys ? 0 : 1)) * dim;
+  const bool is_int8 = p.dtype == DType::i8;
+  if (is_int8 && threadIdx.x < dim) {
+    p.row_scales_out[scales_at + threadIdx.x] = p.row_scales[scales_at + threadIdx.x];
+  }
   float scale[kMostOfLane];
+  float row_scale[kMostOfLane];
   const float one_scale = 1.0F / p.value_scale[head];
 #pragma unroll
   for (uint32_t i = 0; i < kMostOfLane; ++i) {
     const uint32_t j = lane + 32 * i;
     scale[i] = is_keys && j < dim ? p.key_scale[head * dim + j] : one_scale;
+    row_scale[i] = is_int8 && j < dim ? bf16_bits_to_float(p.row_scales[scales_at + j]) : 1.0F;
   }
   float* const mine = shared.rotated[warp];
   const auto rotate = [&](uint32_t row) {
@@ -181,7 +189,8 @@ __global__ void __launch_bounds__(kEncodeThreads)
 #pragma unroll
     for (uint32_t i = 0; i < kMostOfLane; ++i) {
       const uint32_t j = lane + 32 * i;
-      if (j < dim) mine[j] = load_element(from, p.dtype, j) * scale[i];
+      // An int8 number times its scale is exact: the bits are those of the host.
+      if (j < dim) mine[j] = load_element(from, p.dtype, j) * row_scale[i] * scale[i];
     }
     __syncwarp();
     rotate_row(mine, dim, lane);

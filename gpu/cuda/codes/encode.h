@@ -22,6 +22,9 @@ struct EncodeParams {
       nullptr;  ///< row i of KV head h at h * rows_stride + i * dim * size of dtype
   const std::byte* values = nullptr;
   size_t rows_stride = 0;
+  /// Of rows of dtype i8, `[blocks, kv_heads, 2, dim]` bf16, and where the device's copy of them goes.
+  const uint16_t* row_scales = nullptr;
+  uint16_t* row_scales_out = nullptr;
   const float* key_scale = nullptr;    ///< `[kv_heads, dim]`
   const float* value_scale = nullptr;  ///< `[kv_heads]`
   std::byte* blocks = nullptr;  ///< block b of KV head h at h * head_stride + b * block_bytes

@@ -38,6 +38,22 @@ struct RowShared {
   float coded_logits[kRows][kHeads];
 };
 
+/// Components 4 lane .. 4 lane + 3 of an int8 row, and their scales behind them.
+__device__ inline RawQuad load_int8(const std::byte* row, const uint16_t* scales, uint32_t lane) {
+  const uint2 two = *reinterpret_cast<const uint2*>(scales);
+  return {{reinterpret_cast<const uint32_t*>(row)[lane], two.x, two.y, 0}};
+}
+/// What load_int8(), or load_raw() of another dtype, has left.
+__device__ inline void convert_row(const RawQuad& raw, DType dtype, float (&x)[4]) {
+  if (dtype != DType::i8) return convert(raw, dtype, x);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const auto number = static_cast<int8_t>(raw.words[0] >> (8 * i));
+    const auto scale = static_cast<uint16_t>(raw.words[1 + i / 2] >> (i % 2 * 16));
+    x[i] = static_cast<float>(number) * bf16_bits_to_float(scale);
+  }
+}
+
 /// A row as it lies in memory, four components of K and of V in a lane; zeros in lanes beyond the head dimension.
 template <int kDim>
 struct RawRow {
@@ -46,7 +62,13 @@ struct RawRow {
   __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row) {
     const uint32_t lane = threadIdx.x % 32;
     const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
-    if (4 * lane < kDim) {
+    if (4 * lane < kDim && s.dtype == DType::i8) {
+      const uint16_t* scales = s.row_scales +
+                               (size_t{row / kCodeBlock} * s.kv_heads + kv_head) * 2 * kDim +
+                               size_t(4) * lane;
+      key = load_int8(s.keys + at, scales, lane);
+      value = load_int8(s.values + at, scales + kDim, lane);
+    } else if (4 * lane < kDim) {
       key = load_aligned(s.keys + at, s.dtype, size_t(4) * lane);
       value = load_aligned(s.values + at, s.dtype, size_t(4) * lane);
     }
@@ -73,8 +95,8 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
   }
   if (lane < 4 * kHeadTiles) rows.coded_logits[slot][lane] = coded[lane];
   float k[4], v[4];
-  convert(raw.key, s.dtype, k);
-  convert(raw.value, s.dtype, v);
+  convert_row(raw.key, s.dtype, k);
+  convert_row(raw.value, s.dtype, v);
   if (inside)
     *reinterpret_cast<float4*>(&rows.exact_values[slot][4 * lane]) = {v[0], v[1], v[2], v[3]};
   const float cap = s.logits.softcap * kLog2E;

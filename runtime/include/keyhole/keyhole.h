@@ -376,6 +376,19 @@ enum {
   KEYHOLE_APPEND_IN_STEP = 1
 };
 
+/* How K and V of offloaded tokens lie in host memory. */
+typedef int32_t keyhole_kv_host;
+enum {
+  /* As they come: in the engine's kv_dtype. */
+  KEYHOLE_KV_HOST_SAME = 0,
+  /* In int8, half the memory of 16 bits: of every 256 tokens and channel one scale in bf16, 1/127 of the largest
+   * element, so that no element is off by more than half a scale. Every index type, tail, mode and device attends
+   * what these stand for; sink, window and tokens that have not left it are as they came. Tokens leave the window in
+   * blocks of 256, so that flush_block is a multiple of 256. A truncation that cuts a block returns what is left of it to the
+   * window, rounded as it is; it is rounded again when it leaves once more. */
+  KEYHOLE_KV_HOST_INT8 = 1
+};
+
 typedef struct keyhole_session_config {
   size_t struct_size;
   /* The longest context that the session can hold, in tokens, 1..2^31. Only address space is
@@ -385,8 +398,8 @@ typedef struct keyhole_session_config {
   uint32_t sink;
   /* W, 1..2^29; default 512. */
   uint32_t window;
-  /* The window overflows in blocks of this many tokens, 1..2^29. AUTO: 256 on a CUDA device, else
-   * 64. Codes on a CUDA device need a multiple of 256: offloaded tokens then come in whole blocks of 256, and what is left over stays in the
+  /* The window overflows in blocks of this many tokens, 1..2^29. AUTO: 256 on a CUDA device or with
+   * KEYHOLE_KV_HOST_INT8, else 64. Codes on a CUDA device need a multiple of 256: offloaded tokens then come in whole blocks of 256, and what is left over stays in the
    * window, which so holds up to flush_block tokens more than W. */
   uint32_t flush_block;
   keyhole_mode mode;
@@ -428,6 +441,7 @@ typedef struct keyhole_session_config {
   /* Output error that audit_action and keyhole_audit.over_bound compare with. AUTO: 1.5 *
    * error_target of the head, or 0.1 without one. */
   float audit_bound;
+  keyhole_kv_host kv_host;
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size);

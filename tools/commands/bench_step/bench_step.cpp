@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/files/settings.h"
 #include "tools/commands/bench_step/options.h"
 #include "tools/commands/bench_step/report.h"
 #include "tools/commands/bench_step/run.h"
@@ -30,6 +31,7 @@ ordered_json describe(const BenchStepOptions& options, const StepPlan& plan,
           {"kv_heads", plan.shape.kv_heads},
           {"head_dim", plan.shape.head_dim},
           {"kv_dtype", "f16"},
+          {"kv_host", word_of_number(setting(kSessionSettings, "kv_host"), plan.kv_host)},
           {"context", plan.context},
           {"sink", plan.sink},
           {"window", plan.window},

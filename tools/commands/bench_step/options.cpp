@@ -157,6 +157,7 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
              names(kSignals));
   add_choice(command, "--partitions", options.partitions, "Where partitions of tails are scored",
              names(kPlacements));
+  add_kv_host_option(command, options.kv_host);
   command.add_flag("--blocking", options.blocking,
                    "Tensors in host memory and calls that wait, also on a CUDA device");
   command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");
@@ -227,6 +228,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.device = kDevices.at(options.device);
   plan.signal = kSignals.at(options.signal);
   plan.partitions = kPlacements.at(options.partitions);
+  plan.kv_host = kv_host_of(options.kv_host);
   plan.device_ordinal = options.ordinal;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.busy = options.busy;

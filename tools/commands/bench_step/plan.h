@@ -29,6 +29,7 @@ struct StepPlan {
   keyhole_device device = KEYHOLE_DEVICE_AUTO;
   keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;
   keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
+  keyhole_kv_host kv_host = KEYHOLE_KV_HOST_SAME;
   uint32_t device_ordinal = 0;
   uint32_t threads = 0;
   bool weights = false;

@@ -191,6 +191,7 @@ class StepBench::Impl {
     config.host_memory_limit = audited ? 0 : plan_.host_cap;
     config.device_memory_limit = audited ? 0 : device_limit(plan_);
     config.partitions = plan_.partitions;
+    config.kv_host = plan_.kv_host;
     if (audited) config.audit_share = 1;
     return config;
   }

@@ -153,6 +153,7 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
                   "How K and V are stored: f16, bf16, f32, or auto: as the model's weights are")
       ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
       ->capture_default_str();
+  add_kv_host_option(command, flags.kv_host);
   command
       .add_option("--cache-device", flags.cache_device,
                   "Where sink and window lie: host, cuda, or auto: where the model runs")
@@ -190,6 +191,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.threads = flags.threads;
   options.device = flags.device;
   if (flags.kv_dtype != "auto") options.kv_dtype = dtype_of(flags.kv_dtype);
+  options.kv_host = kv_host_of(flags.kv_host);
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);

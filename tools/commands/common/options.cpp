@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "runtime/files/settings.h"
 #include "tools/commands/common/attend_choice.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/terminal/errors.h"
@@ -41,6 +42,18 @@ void add_kv_dtype_option(CLI::App& command, std::string& dtype) {
       ->type_name("TYPE")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}))
       ->capture_default_str();
+}
+
+void add_kv_host_option(CLI::App& command, std::string& kv_host) {
+  constexpr const Setting& kHost = setting(kSessionSettings, "kv_host");
+  command.add_option("--kv-host", kv_host, std::string(kHost.help) + ": " + words_help(kHost))
+      ->type_name("HOW")
+      ->check(CLI::IsMember(words_of(kHost)))
+      ->capture_default_str();
+}
+
+keyhole_kv_host kv_host_of(const std::string& word) {
+  return number_of_word(setting(kSessionSettings, "kv_host"), word).value_or(KEYHOLE_KV_HOST_SAME);
 }
 
 keyhole_dtype dtype_of(const std::string& name) {

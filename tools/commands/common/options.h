@@ -31,7 +31,10 @@ struct SweptIndex {
 /// `--kv-dtype`: f16, bf16 or f32.
 void add_kv_dtype_option(CLI::App& command, std::string& dtype);
 [[nodiscard]] keyhole_dtype dtype_of(const std::string& name);
-/// Its name, as options take it.
+/// `--kv-host`: a word of the setting kv_host.
+void add_kv_host_option(CLI::App& command, std::string& kv_host);
+[[nodiscard]] keyhole_kv_host kv_host_of(const std::string& word);
+/// The dtype's name, as options take it.
 [[nodiscard]] std::string dtype_name(keyhole_dtype dtype);
 
 }  // namespace keyhole::tools

@@ -155,6 +155,7 @@ std::string eval_heading(const std::string& what, const EvalOptions& options, co
                          const keyhole_statistics& statistics, double prefill_seconds) {
   return what + ", sink " + std::to_string(options.cache.sink) + ", window " +
          std::to_string(options.cache.window) + ", K and V in " + options.cache.kv_dtype +
+         (options.cache.kv_host == "same" ? "" : ", offloaded in " + options.cache.kv_host) +
          ", model on " + runner.device() + ", sink and window on " + statistics.device +
          ", prefill " + format_duration(prefill_seconds) + "\n" +
          to_text(describe_machine(statistics.cpu_level)) + "\n\n";
@@ -172,6 +173,7 @@ Json eval_header(const EvalOptions& options, const Runner& runner, const Keyhole
           {"sink", options.cache.sink},
           {"window", options.cache.window},
           {"kv_dtype", options.cache.kv_dtype},
+          {"kv_host", options.cache.kv_host},
           {"threads", statistics.threads},
           {"blas", blas_kernels()},
           {"prefill_s", prefill_seconds},

@@ -26,6 +26,7 @@ struct Options {
   std::string model;
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::string dtype = "auto";
+  std::string kv_host = "same";
   std::string context;
   std::vector<std::string> indexes;
   std::string budgets;
@@ -103,6 +104,7 @@ keyhole_memory_plan plan_one(const Request& request, const Options& options,
   keyhole_session_config_init(&session);
   session.sink = options.sink;
   session.window = options.window;
+  session.kv_host = kv_host_of(options.kv_host);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
   uint64_t device_limit = 0;
@@ -180,6 +182,7 @@ ordered_json to_json(const Request& request, const Options& options, const std::
           {"kv_heads", e.kv_heads},
           {"head_dim", e.head_dim},
           {"dtype", options.dtype},
+          {"kv_host", options.kv_host},
           {"context", request.context},
           {"sink", options.sink},
           {"window", options.window},
@@ -245,6 +248,7 @@ void add_plan(CLI::App& keyhole) {
       ->type_name("TYPE")
       ->check(CLI::IsMember({"auto", "f16", "bf16", "f32"}))
       ->capture_default_str();
+  add_kv_host_option(*command, options->kv_host);
   command->add_option("--context", options->context, "Tokens, e.g. 131072, 128k or 1M")
       ->type_name("TOKENS")
       ->required();
