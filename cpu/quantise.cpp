@@ -11,6 +11,21 @@ namespace {
 constexpr float kRound = 0x1.8p23F;
 constexpr float kLeastChannel = 1e-30F;
 
+// Arrays that do not overlap: int8 may alias anything, and compilers would take one element at a time.
+
+void raise(const float* __restrict row, uint32_t dim, float* __restrict largest) {
+  for (uint32_t j = 0; j < dim; ++j) largest[j] = std::max(largest[j], std::fabs(row[j]));
+}
+
+void divide(const float* __restrict row, const float* __restrict divisors, uint32_t dim,
+            int8_t* __restrict out) {
+  for (uint32_t j = 0; j < dim; ++j) {
+    const auto q = static_cast<int32_t>((row[j] / divisors[j] + kRound) - kRound);  // as below
+    const int32_t low = q < -127 ? -127 : q;
+    out[j] = static_cast<int8_t>(low > 127 ? 127 : low);
+  }
+}
+
 }  // namespace
 
 float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
@@ -34,9 +49,7 @@ float quantise_row(const float* src, uint32_t dim, int8_t* dst) {
   return scale;
 }
 
-void ChannelQuantiser::look(const float* row) {
-  for (uint32_t j = 0; j < dim_; ++j) numbers_[j] = std::max(numbers_[j], std::fabs(row[j]));
-}
+void ChannelQuantiser::look(const float* row) { raise(row, dim_, numbers_); }
 
 void ChannelQuantiser::choose_scales(float most, uint16_t* scales) {
   for (uint32_t j = 0; j < dim_; ++j) {
@@ -48,10 +61,7 @@ void ChannelQuantiser::choose_scales(float most, uint16_t* scales) {
 }
 
 void ChannelQuantiser::write(const float* row, int8_t* out) const {
-  for (uint32_t j = 0; j < dim_; ++j) {
-    const float q = std::max(-127.0F, std::min(127.0F, row[j] / numbers_[j]));
-    out[j] = static_cast<int8_t>((q + kRound) - kRound);  // to nearest even, as above
-  }
+  divide(row, numbers_, dim_, out);
 }
 
 }  // namespace keyhole::cpu

@@ -4,9 +4,12 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "cpu/half.h"
+#include "cpu/quantise.h"
+#include "cpu/row_access.h"
 #include "gpu/codes.h"
 #include "gpu/host_pin.h"
 #include "index/scan/kv_codes.h"
@@ -40,9 +43,13 @@ class OffloadedLayer {
         row_bytes_(shape.code.dim * dtype_size(shape.dtype)),
         head_stride_(capacity_rows * row_bytes_),
         keys_(shape.kv_heads * head_stride_),
-        values_(shape.kv_heads * head_stride_) {
+        values_(shape.kv_heads * head_stride_),
+        scales_(capacity_rows / kCodeBlock * block_scales() * sizeof(uint16_t) + 1) {
     pin_.add(keys_.data(), keys_.bytes());
     pin_.add(values_.data(), values_.bytes());
+    if (!is_int8()) return;
+    pin_.add(scales_.data(), scales_.bytes());
+    given_.resize(2 * shape.kv_heads * size_t{capacity_rows} * shape.code.dim);
   }
 
   /// Row `rows()` of all heads: k and v `[kv_heads, dim]`.
@@ -52,6 +59,7 @@ class OffloadedLayer {
   }
   void write(uint32_t row, const std::vector<float>& k, const std::vector<float>& v) {
     const uint32_t dim = shape_.code.dim;
+    if (is_int8()) return write_int8(row, k, v);
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       const size_t at = h * head_stride_ + row * row_bytes_;
       const auto bytes = [&](const std::vector<float>& x) {
@@ -87,7 +95,7 @@ class OffloadedLayer {
       const index::Balance& balance = codes_[h].balance();
       codes.set_balance(layer, h, balance.key_scale.data(), balance.value_scale);
     }
-    codes.set_rows(layer, keys(), values(), head_stride_);
+    codes.set_rows(layer, keys(), values(), head_stride_, scales());
   }
   /// The host's codes of all complete blocks.
   void extend() {
@@ -96,19 +104,31 @@ class OffloadedLayer {
 
   [[nodiscard]] const std::byte* keys() const { return keys_.data(); }
   [[nodiscard]] const std::byte* values() const { return values_.data(); }
+  /// Null where rows are not int8.
+  [[nodiscard]] const uint16_t* scales() const {
+    return is_int8() ? reinterpret_cast<const uint16_t*>(scales_.data()) : nullptr;
+  }
+  /// Numbers in scales() of a block.
+  [[nodiscard]] size_t block_scales() const {
+    return size_t{2} * shape_.kv_heads * shape_.code.dim;
+  }
   [[nodiscard]] size_t head_stride() const { return head_stride_; }
   [[nodiscard]] uint32_t rows() const { return rows_; }
   [[nodiscard]] const index::KvCodes& codes(uint32_t kv_head) const { return codes_[kv_head]; }
   [[nodiscard]] KvView head(uint32_t h) const {
-    const auto view = [&](const Pages& pages) {
-      return RowsView{pages.data() + h * head_stride_, row_bytes_, rows_, shape_.code.dim,
-                      shape_.dtype};
+    const auto view = [&](const Pages& pages, uint32_t which) {
+      RowsView rows{pages.data() + h * head_stride_, row_bytes_, rows_, shape_.code.dim,
+                    shape_.dtype};
+      if (is_int8()) {
+        rows.scales = {scales() + (2 * h + which) * shape_.code.dim, block_scales(), 0};
+      }
+      return rows;
     };
-    return {view(keys_), view(values_)};
+    return {view(keys_, 0), view(values_, 1)};
   }
   [[nodiscard]] std::vector<float> row(const RowsView& rows, size_t i) const {
     std::vector<float> x(rows.dim);
-    for (uint32_t j = 0; j < rows.dim; ++j) x[j] = get(rows.row(i), j, rows.dtype);
+    cpu::read_row(kernels(), rows, i, x.data());
     return x;
   }
 
@@ -139,6 +159,29 @@ class OffloadedLayer {
   }
 
  private:
+  [[nodiscard]] bool is_int8() const { return shape_.dtype == DType::i8; }
+  /// The last row of a block makes the block int8, with scales of its own.
+  void write_int8(uint32_t row, const std::vector<float>& k, const std::vector<float>& v) {
+    const size_t dim = shape_.code.dim;
+    const size_t capacity = head_stride_ / row_bytes_;
+    for (uint32_t which = 0; which < 2; ++which) {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        float* given = given_.data() + (which * shape_.kv_heads + h) * capacity * dim;
+        std::copy_n((which == 0 ? k : v).begin() + static_cast<ptrdiff_t>(h * dim), dim,
+                    given + row * dim);
+        if ((row + 1) % kCodeBlock != 0) continue;
+        const size_t first = row + 1 - kCodeBlock;
+        cpu::ChannelQuantiser quantiser(shape_.code.dim);
+        for (size_t i = first; i <= row; ++i) quantiser.look(given + i * dim);
+        quantiser.choose_scales(std::numeric_limits<float>::max(),
+                                reinterpret_cast<uint16_t*>(scales_.data()) +
+                                    first / kCodeBlock * block_scales() + (2 * h + which) * dim);
+        auto* to =
+            reinterpret_cast<int8_t*>((which == 0 ? keys_ : values_).data()) + h * head_stride_;
+        for (size_t i = first; i <= row; ++i) quantiser.write(given + i * dim, to + i * dim);
+      }
+    }
+  }
   static const cpu::Kernels& kernels() { return cpu::select_kernels(); }
 
   [[nodiscard]] double capped(double logit) const {
@@ -208,8 +251,9 @@ class OffloadedLayer {
 
   CodesShape shape_;
   size_t row_bytes_, head_stride_;
-  Pages keys_, values_;
+  Pages keys_, values_, scales_;
   HostPin pin_;
+  std::vector<float> given_;  ///< before int8: `[2, kv_heads, capacity, dim]`
   uint32_t rows_ = 0;
   std::vector<index::KvCodes> codes_;
 };

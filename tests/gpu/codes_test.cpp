@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <random>
@@ -15,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/half.h"
+#include "cpu/quantise.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/device.h"
 #include "index/scan/kv_codes.h"
@@ -99,6 +102,26 @@ std::vector<std::byte> round_to(DType dtype, std::vector<float>& x) {
   return bytes;
 }
 
+/// The same for int8, with the scales of a head's K or V in `scales`, as CodesStep has them of all heads.
+std::vector<std::byte> round_to_int8(std::vector<float>& x, uint32_t dim, uint16_t* scales) {
+  std::vector<std::byte> bytes(x.size());
+  const size_t rows = x.size() / dim;
+  for (size_t first = 0; first < rows; first += kScaleRows) {
+    uint16_t* own = scales + first / kScaleRows * kKvHeads * 2 * dim;
+    cpu::ChannelQuantiser quantiser(dim);
+    for (size_t i = first; i < first + kScaleRows; ++i) quantiser.look(x.data() + i * dim);
+    quantiser.choose_scales(std::numeric_limits<float>::max(), own);
+    for (size_t i = first; i < first + kScaleRows; ++i) {
+      auto* to = reinterpret_cast<int8_t*>(bytes.data()) + i * dim;
+      quantiser.write(x.data() + i * dim, to);
+      for (uint32_t j = 0; j < dim; ++j) {
+        x[i * dim + j] = cpu::bf16_to_f32(own[j]) * static_cast<float>(to[j]);
+      }
+    }
+  }
+  return bytes;
+}
+
 class Layer {
  public:
   explicit Layer(const Case& c)
@@ -113,7 +136,8 @@ class Layer {
       return x;
     };
     const size_t rows = size_t{c.blocks} * kCodeBlock;
-    const size_t width = c.rows == DType::f32 ? 4 : 2;
+    const size_t width = dtype_size(c.rows);
+    std::vector<uint16_t> row_scales(size_t{c.blocks} * kKvHeads * 2 * c.dim);
     std::vector<std::byte> blocks, keys, values, q;
     std::vector<float> key_scale, value_scale;
     for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
@@ -121,7 +145,11 @@ class Layer {
       std::vector<float> heads = draw(size_t{c.group} * c.dim, c.q_size, 0.0F);
       std::vector<float> some = draw(size_t{c.group} * c.dim, 1.0F, 0.0F);
       for (const auto& [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}}) {
-        const std::vector<std::byte> bytes = round_to(c.rows, *from);
+        const std::vector<std::byte> bytes =
+            c.rows == DType::i8
+                ? round_to_int8(*from, c.dim,
+                                row_scales.data() + (2 * kv + (from == &v ? 1 : 0)) * c.dim)
+                : round_to(c.rows, *from);
         to->insert(to->end(), bytes.begin(), bytes.end());
         to->resize(to->size() + c.spare * kCodeBlock * c.dim * width, std::byte{0xFF});
       }
@@ -161,6 +189,7 @@ class Layer {
     count_ = const_cast<uint32_t*>(step_.block_count);
     step_.blocks = keep(blocks);
     step_.key_scale = keep(key_scale);
+    if (c.rows == DType::i8) step_.row_scales = keep(row_scales);
     step_.value_scale = keep(value_scale);
     step_.q = {keep(q), c.dim, c.q};
     pinned_.push_back(std::make_unique<Pinned>(keys));
@@ -436,7 +465,11 @@ INSTANTIATE_TEST_SUITE_P(
                         Case{128, 4, 4, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
                         Case{96, 2, 8, 7, 1.0F, 0.0F, DType::f32, DType::bf16, DType::f32, true, 2},
                         Case{64, 1, 16, 7, 1.0F, 8.0F, DType::bf16, DType::f16, DType::f16, true,
-                             1}),
+                             1},
+                        Case{128, 2, 4, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true},
+                        Case{64, 4, 8, 5, 2.0F, 0.0F, DType::i8, DType::f32, DType::f32, false, 1},
+                        Case{80, 2, 16, 9, 1.0F, 4.0F, DType::i8, DType::bf16, DType::f32, true},
+                        Case{96, 1, 3, 21, 1.0F, 0.0F, DType::i8}),
         testing::Bool()),
     [](const auto& test) {
       return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));

@@ -17,7 +17,7 @@ struct Stuff {
     r.q_heads = s.q_heads;
     r.kv_heads = s.kv_heads;
     r.head_dim = s.code.dim;
-    r.dtype = s.dtype;
+    r.dtype = s.dtype == DType::i8 ? DType::f16 : s.dtype;
     r.sink = 4;
     r.window_capacity = 8;
     r.window = 8;
@@ -121,6 +121,10 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
   const DeviceBuffer blocks(shape.kv_heads * p.head_stride);
   check(cudaMemset(blocks.data(), 0xa5, blocks.bytes()), "poison");
   p.blocks = blocks.data();
+  const size_t copied = shape.dtype == DType::i8 ? kBlocks * rows.block_scales() : 0;
+  const DeviceBuffer row_scales((copied + 1) * sizeof(uint16_t));
+  p.row_scales = rows.scales();
+  p.row_scales_out = row_scales.as<uint16_t>();
   const EncodeLauncher launcher(shape.code, shape.dtype);
   for (uint32_t first : {0U, 4U}) {
     p.first = first;
@@ -135,6 +139,11 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
                    b);
     }
   }
+  std::vector<uint16_t> seen_scales(copied);
+  check(cudaMemcpy(seen_scales.data(), row_scales.data(), copied * sizeof(uint16_t),
+                   cudaMemcpyDeviceToHost),
+        "scales of rows");
+  EXPECT_TRUE(std::equal(seen_scales.begin(), seen_scales.end(), rows.scales()));
 }
 
 std::vector<EncodeCase> encode_cases() {
@@ -142,7 +151,7 @@ std::vector<EncodeCase> encode_cases() {
   for (uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
     for (uint32_t key_bits : {1U, 2U, 4U}) {
       for (uint32_t value_bits : {0U, 1U, 2U, 4U}) {
-        for (DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+        for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::i8}) {
           cases.push_back({dim, key_bits, value_bits, dtype});
         }
       }
@@ -171,9 +180,11 @@ TEST(CodesShapes, ThatAreSupportedHaveKernels) {
   }
 }
 
-TEST(CodesBlocks, ComeGoAndAreReplaced) {
+class CodesBlocks : public testing::TestWithParam<DType> {};
+
+TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
   KEYHOLE_NEEDS_GPU();
-  const CodesShape shape = shape_of(128, 2, 2, DType::bf16, 5);
+  const CodesShape shape = shape_of(128, 2, 2, GetParam(), 5);
   std::mt19937 rng(5);
   const Stuff stuff(shape);
   const auto codes = make_cuda_codes(*stuff.resident, shape);
@@ -220,6 +231,9 @@ TEST(CodesBlocks, ComeGoAndAreReplaced) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+INSTANTIATE_TEST_SUITE_P(DTypes, CodesBlocks, testing::Values(DType::bf16, DType::i8),
+                         [](const auto& c) { return dtype_name(c.param); });
+
 TEST(CodesMemory, CountsAgainstTheLimit) {
   KEYHOLE_NEEDS_GPU();
   const CodesShape shape = shape_of(128, 2, 2, DType::f16, 512);
@@ -257,6 +271,8 @@ TEST(CodesMemory, BalancesAndRowsAreChecked) {
   codes->set_rows(0, pages.data(), pages.data(), 64, nullptr);
   EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64), Error);
   EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72, nullptr), Error);
+  const uint16_t scales[1] = {};
+  EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 64, scales), Error);  // of int8 alone
 }
 
 /// What the device reads at `data`.

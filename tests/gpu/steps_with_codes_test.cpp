@@ -40,6 +40,7 @@ enum class CodesWay { begin_end, step, graph };
 struct CodesSetting {
   uint32_t dim = 128, key_bits = 2, value_bits = 2, group = 4;
   DType dtype = DType::f16, caller = DType::f16;
+  bool int8 = false;  ///< offloaded rows
   uint32_t exact_rows = 16;
   float softcap = 0.0F;
   CodesWay way = CodesWay::step;
@@ -63,7 +64,7 @@ class CodesSession {
     codes_shape_.q_heads = shape_.q_heads;
     codes_shape_.kv_heads = shape_.kv_heads;
     codes_shape_.code = {set.dim, set.key_bits, set.value_bits};
-    codes_shape_.dtype = set.dtype;
+    codes_shape_.dtype = set.int8 ? DType::i8 : set.dtype;
     codes_shape_.blocks = kCapacity;
     codes_shape_.exact_rows = set.exact_rows;
     codes_shape_.logits = shape_.logits;
@@ -301,6 +302,7 @@ void run_session(const CodesSetting& set) {
 struct StepCase {
   uint32_t dim, bits;
   DType dtype, caller;
+  bool int8 = false;
 };
 
 class StepsWithCodes : public testing::TestWithParam<StepCase> {};
@@ -313,6 +315,7 @@ TEST_P(StepsWithCodes, AttendEveryToken) {
   set.key_bits = set.value_bits = c.bits;
   set.dtype = c.dtype;
   set.caller = c.caller;
+  set.int8 = c.int8;
   const uint32_t exact[] = {16, 0, 64, 16, 5};
   uint32_t i = 0;
   for (uint32_t group : {1U, 4U, 5U, 8U, 16U}) {
@@ -332,11 +335,13 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StepsWithCodes,
                                          StepCase{128, 4, DType::bf16, DType::bf16},
                                          StepCase{128, 1, DType::f32, DType::f32},
                                          StepCase{128, 2, DType::f32, DType::f16},
-                                         StepCase{128, 2, DType::bf16, DType::f32}),
+                                         StepCase{128, 2, DType::bf16, DType::f32},
+                                         StepCase{128, 2, DType::f16, DType::f16, true},
+                                         StepCase{80, 4, DType::bf16, DType::f32, true}),
                          [](const auto& c) {
                            return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) +
                                   "_" + dtype_name(c.param.dtype) + "_" +
-                                  dtype_name(c.param.caller);
+                                  dtype_name(c.param.caller) + (c.param.int8 ? "_int8" : "");
                          });
 
 TEST(StepsWithCodesOnce, CapLogits) {

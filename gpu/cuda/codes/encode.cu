@@ -14,9 +14,9 @@
 #include <cuda_fp16.h>
 
 #include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/common/async_copy.cuh"
 #include "gpu/cuda/common/check.h"
-#include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/warp.cuh"
 
 namespace keyhole::gpu {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
   for (uint32_t i = 0; i < kMostOfLane; ++i) {
     const uint32_t j = lane + 32 * i;
     scale[i] = is_keys && j < dim ? p.key_scale[head * dim + j] : one_scale;
-    row_scale[i] = is_int8 && j < dim ? bf16_bits_to_float(p.row_scales[scales_at + j]) : 1.0F;
+    row_scale[i] = is_int8 && j < dim ? codes::scale_of(p.row_scales[scales_at + j]) : 1.0F;
   }
   float* const mine = shared.rotated[warp];
   const auto rotate = [&](uint32_t row) {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
     for (uint32_t i = 0; i < kMostOfLane; ++i) {
       const uint32_t j = lane + 32 * i;
       // An int8 number times its scale is exact: the bits are those of the host.
-      if (j < dim) mine[j] = load_element(from, p.dtype, j) * row_scale[i] * scale[i];
+      if (j < dim) mine[j] = codes::load_number(from, p.dtype, j) * row_scale[i] * scale[i];
     }
     __syncwarp();
     rotate_row(mine, dim, lane);

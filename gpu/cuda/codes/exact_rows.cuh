@@ -1,6 +1,7 @@
 // The heaviest rows: read where they lie, attended exactly and by their codes.
 #pragma once
 
+#include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 
 namespace keyhole::gpu::codes {
@@ -38,22 +39,6 @@ struct RowShared {
   float coded_logits[kRows][kHeads];
 };
 
-/// Components 4 lane .. 4 lane + 3 of an int8 row, and their scales behind them.
-__device__ inline RawQuad load_int8(const std::byte* row, const uint16_t* scales, uint32_t lane) {
-  const uint2 two = *reinterpret_cast<const uint2*>(scales);
-  return {{reinterpret_cast<const uint32_t*>(row)[lane], two.x, two.y, 0}};
-}
-/// What load_int8(), or load_raw() of another dtype, has left.
-__device__ inline void convert_row(const RawQuad& raw, DType dtype, float (&x)[4]) {
-  if (dtype != DType::i8) return convert(raw, dtype, x);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const auto number = static_cast<int8_t>(raw.words[0] >> (8 * i));
-    const auto scale = static_cast<uint16_t>(raw.words[1 + i / 2] >> (i % 2 * 16));
-    x[i] = static_cast<float>(number) * bf16_bits_to_float(scale);
-  }
-}
-
 /// A row as it lies in memory, four components of K and of V in a lane; zeros in lanes beyond the head dimension.
 template <int kDim>
 struct RawRow {
@@ -63,9 +48,8 @@ struct RawRow {
     const uint32_t lane = threadIdx.x % 32;
     const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
     if (4 * lane < kDim && s.dtype == DType::i8) {
-      const uint16_t* scales = s.row_scales +
-                               (size_t{row / kCodeBlock} * s.kv_heads + kv_head) * 2 * kDim +
-                               size_t(4) * lane;
+      const uint16_t* scales =
+          s.row_scales + (size_t{row / kCodeBlock} * s.kv_heads + kv_head) * 2 * kDim;
       key = load_int8(s.keys + at, scales, lane);
       value = load_int8(s.values + at, scales + kDim, lane);
     } else if (4 * lane < kDim) {

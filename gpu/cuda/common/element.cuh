@@ -37,16 +37,11 @@ __device__ inline uint32_t packed(T low, T high) {
   return uint32_t{bits(low)} | (uint32_t{bits(high)} << 16U);
 }
 
-__device__ inline float bf16_bits_to_float(uint16_t x) {
-  return __uint_as_float(static_cast<uint32_t>(x) << 16U);
-}
-
-/// Element `at` of an array whose dtype is known at run time; of i8 without its scale.
+/// Element `at` of an array whose dtype is known at run time.
 __device__ inline float load_element(const void* data, DType dtype, size_t at) {
   switch (dtype) {
     case DType::f16: return __half2float(static_cast<const __half*>(data)[at]);
     case DType::bf16: return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]);
-    case DType::i8: return static_cast<float>(static_cast<const int8_t*>(data)[at]);
     default: return static_cast<const float*>(data)[at];
   }
 }

@@ -756,9 +756,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* s
 
 typedef struct keyhole_memory_plan {
   size_t struct_size;
-  /* All K and V at this context. */
+  /* All K and V at this context, in kv_dtype. */
   uint64_t kv_bytes;
-  /* Offloaded K and V, indexes, training queries, buffers. */
+  /* Offloaded K and V as kv_host has them, indexes, training queries, buffers. */
   uint64_t host_bytes;
   /* Of host_bytes, the indexes. */
   uint64_t index_bytes;
@@ -786,8 +786,8 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host
  * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
  * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
- * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share and audit_action
- * of `session` (NULL: defaults).
+ * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action and
+ * kv_host of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
