@@ -113,6 +113,11 @@ void Sequence::read_stored(const std::byte* row, float* to) const {
 template <class Read>
 void Sequence::write_blocks(uint32_t layer, uint32_t n, const Read& read) {
   const uint32_t row = store_.rows(layer);
+  if (row % kScaleRows != 0 || n % kScaleRows != 0) {
+    throw Error(Status::internal, "rows " + std::to_string(row) + " to " +
+                                      std::to_string(uint64_t{row} + n) +
+                                      " in int8, which come in whole blocks");
+  }
   const float most = engine_->model().largest_element();
   const uint32_t blocks = n / kScaleRows;
   engine_->pool().run(2 * kv_heads_ * blocks, [&](uint32_t task, uint32_t) {

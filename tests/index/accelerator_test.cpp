@@ -2,6 +2,10 @@
 // accelerator declines is the build without one.
 #include "index/accelerator.h"
 
+#include <limits>
+
+#include "cpu/quantise.h"
+#include "cpu/row_access.h"
 #include "index/graph/training_neighbours.h"
 #include "tests/index/keys.h"
 
@@ -14,9 +18,11 @@ class MadeUp final : public Accelerator {
   bool declines = false;
   size_t neighbour_calls = 0, kmeans_calls = 0;
   size_t lifted_calls = 0;
+  DType seen = DType::i8;  ///< of the keys of the last call
 
   bool nearest_keys(const NearestTask& task, const NearestLists& lists) override {
     ++neighbour_calls;
+    seen = task.keys.dtype;
     lifted_calls += task.key_extra != nullptr ? 1 : 0;
     if (declines) {
       const size_t width = task.thin != 0 ? task.thin : task.most;
@@ -204,6 +210,55 @@ TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
   EXPECT_GE(with, head.recall(*ours, 20) - 0.03);
   cpu::Pool pool({.threads = 3});
   expect_same(head, *head.build(spec, &made_up, &pool), *theirs);
+}
+
+TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
+  const Head head(700);
+  const cpu::Kernels& kernels = *context().kernels;
+  for (const float widest : {1.0F, 1e6F}) {
+    // A block of 188 rows too: only sessions want whole ones.
+    std::vector<int8_t> rows(size_t{700} * 64);
+    std::vector<uint16_t> scales(size_t{3} * 64);
+    for (size_t first = 0; first < 700; first += kScaleRows) {
+      cpu::ChannelQuantiser quantiser(64);
+      const auto each = [&](const auto& use) {
+        for (size_t i = first; i < std::min<size_t>(first + kScaleRows, 700); ++i) {
+          float row[64];
+          cpu::read_row(kernels, head.keys.view(), i, row);
+          row[5] *= widest;
+          use(row, rows.data() + i * 64);
+        }
+      };
+      each([&](const float* row, int8_t*) { quantiser.look(row); });
+      quantiser.choose_scales(std::numeric_limits<float>::max(),
+                              scales.data() + first / kScaleRows * 64);
+      each([&](const float* row, int8_t* to) { quantiser.write(row, to); });
+    }
+    const RowsView keys{reinterpret_cast<const std::byte*>(rows.data()),
+                        64,
+                        700,
+                        64,
+                        DType::i8,
+                        {scales.data(), 64, 0}};
+    MadeUp made_up;
+    Context with = context();
+    with.accelerator = &made_up;
+    const std::vector<uint32_t> chosen = choose_queries(head.queries(), 50);
+    ProgressMeter meter({}, 1.0);
+    const Neighbours theirs = nearest_keys(with, keys, 10, head.queries(), chosen, 30, meter);
+    const Neighbours ours = nearest_keys(context(), keys, 10, head.queries(), chosen, 30, meter);
+    EXPECT_EQ(made_up.neighbour_calls, 1U);
+    EXPECT_EQ(made_up.seen, widest == 1.0F ? DType::f16 : DType::f32) << "what fits";
+    EXPECT_EQ(theirs.counts, ours.counts);
+    size_t same = 0, all = 0;
+    for (size_t q = 0; q < chosen.size(); ++q) {
+      for (uint32_t i = 0; i < ours.counts[q]; ++i, ++all) {
+        const uint32_t* list = theirs.rows.data() + q * theirs.per_query;
+        same += std::count(list, list + theirs.counts[q], ours.rows[q * ours.per_query + i]);
+      }
+    }
+    EXPECT_GE(same, all * 98 / 100) << "of the last ones fp16 may exchange a few";
+  }
 }
 
 TEST(Accelerator, ClustersForPartitions) {

@@ -82,6 +82,47 @@ TEST_P(Allocation, NoneInAStep) {
   EXPECT_GT(audit.audits, audits + 500);  // of about 800
 }
 
+// 256 tokens leave the window together, and become int8 on all threads.
+TEST(AllocationInInt8, NoneInAStep) {
+  const auto ec = small_engine(3);
+  auto sc = small_session();
+  sc.kv_host = KEYHOLE_KV_HOST_INT8;
+  sc.flush_block = KEYHOLE_AUTO;
+  sc.mode = KEYHOLE_MODE_EXACT;
+  const EnginePtr engine = make_engine(ec);
+  const SessionPtr session = make_session(engine.get(), sc);
+  Numbers numbers(6);
+  Model model(ec);
+  const Shape shape(ec);
+  for (uint32_t l = 0; l < ec.layers; ++l)
+    prefill_both(session.get(), model, shape, l, 1500, numbers);
+  const auto k = numbers.many(shape.kv(1));
+  const auto q = numbers.many(shape.q(1));
+  std::vector<float> o(shape.q(1));
+  const auto tk = tensor(k, {shape.hkv, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d});
+  const auto out = tensor(o, {shape.hq, shape.d});
+  const auto rows = [&] {
+    const auto t = layer_tokens(session.get(), 0);
+    return t.total - t.sink - t.window;
+  };
+  const uint32_t rows_before = rows();
+  bool ok = true;
+  const auto steps = [&](int n) {
+    for (int i = 0; i < n; ++i) {
+      for (uint32_t l = 0; l < ec.layers; ++l) {
+        ok = ok && keyhole_attend(session.get(), l, &tq, &tk, &tk, &out, nullptr) == KEYHOLE_OK;
+      }
+    }
+  };
+  steps(20);
+  const uint64_t before = allocations;
+  steps(600);
+  EXPECT_EQ(before, allocations.load());
+  EXPECT_TRUE(ok);
+  EXPECT_GE(rows(), rows_before + 512);
+}
+
 // Every head with a budget of its own: each worker has room for all of them from the beginning.
 TEST_P(Allocation, NoneInAStepWhereHeadsDiffer) {
   auto ec = small_engine(3);

@@ -233,34 +233,39 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
   c.append_mode = KEYHOLE_APPEND_IN_STEP;
   c.budget.top_k = 16;
   c.budget.tail = KEYHOLE_TAIL_CODES;
-  SessionPtr a = make_session(host.get(), c);
-  c.partitions = KEYHOLE_PLACE_DEVICE;
-  SessionPtr b = make_session(cuda.get(), c);
-  prefill(a.get(), 1500, 5);
-  prefill(b.get(), 1500, 5, true);
-  ASSERT_OK(keyhole_build(a.get(), nullptr, nullptr));
-  ASSERT_EQ(layer_tokens(b.get(), 1).pending, 0U) << "nothing is left to build";
-  compare(a.get(), b.get(), 300, 0.05);
-  EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
-  ASSERT_OK(keyhole_truncate(a.get(), 1100));
-  ASSERT_OK(keyhole_truncate(b.get(), 1100));
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(b.get(), &copy));
-  b.reset(copy);
-  compare(a.get(), b.get(), 20, 0.05);
+  for (const keyhole_kv_host how : {KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8}) {
+    SCOPED_TRACE(how);
+    c.kv_host = how;
+    c.partitions = KEYHOLE_PLACE_AUTO;
+    SessionPtr a = make_session(host.get(), c);
+    c.partitions = KEYHOLE_PLACE_DEVICE;
+    SessionPtr b = make_session(cuda.get(), c);
+    prefill(a.get(), 1500, 5);
+    prefill(b.get(), 1500, 5, true);
+    ASSERT_OK(keyhole_build(a.get(), nullptr, nullptr));
+    ASSERT_EQ(layer_tokens(b.get(), 1).pending, 0U) << "nothing is left to build";
+    compare(a.get(), b.get(), 300, 0.05);
+    EXPECT_EQ(statistics(b.get()).index_bytes, 0U);
+    ASSERT_OK(keyhole_truncate(a.get(), 1100));
+    ASSERT_OK(keyhole_truncate(b.get(), 1100));
+    keyhole_session* copy = nullptr;
+    ASSERT_OK(keyhole_fork(b.get(), &copy));
+    b.reset(copy);
+    compare(a.get(), b.get(), 20, 0.05);
 
-  // Tensors of the host take the same kernels.
-  ASSERT_OK(keyhole_session_synchronize(b.get()));
-  const Rows r = rows();
-  std::vector<float> seen(q_size());
-  const keyhole_tensor q = tensor(r.q, {hq(), d()}), o = tensor(seen, {hq(), d()});
-  ASSERT_OK(keyhole_attend(b.get(), 1, &q, nullptr, nullptr, &o, nullptr));
-  DeviceVector dq(q_size()), out(q_size());
-  dq.set(r.q, stream_);
-  const keyhole_tensor tq = dq.tensor({hq(), d()}), to = out.tensor({hq(), d()});
-  ASSERT_OK(keyhole_attend(b.get(), 1, &tq, nullptr, nullptr, &to, nullptr));
-  ASSERT_OK(keyhole_session_synchronize(b.get()));
-  EXPECT_EQ(out.get(), seen);
+    // Tensors of the host take the same kernels.
+    ASSERT_OK(keyhole_session_synchronize(b.get()));
+    const Rows r = rows();
+    std::vector<float> seen(q_size());
+    const keyhole_tensor q = tensor(r.q, {hq(), d()}), o = tensor(seen, {hq(), d()});
+    ASSERT_OK(keyhole_attend(b.get(), 1, &q, nullptr, nullptr, &o, nullptr));
+    DeviceVector dq(q_size()), out(q_size());
+    dq.set(r.q, stream_);
+    const keyhole_tensor tq = dq.tensor({hq(), d()}), to = out.tensor({hq(), d()});
+    ASSERT_OK(keyhole_attend(b.get(), 1, &tq, nullptr, nullptr, &to, nullptr));
+    ASSERT_OK(keyhole_session_synchronize(b.get()));
+    EXPECT_EQ(out.get(), seen);
+  }
 }
 
 TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {

@@ -36,6 +36,16 @@ std::vector<std::string> synthetic(std::vector<std::string> args) {
   return args;
 }
 
+TEST(BenchStep, OffloadedTokensInInt8TakeLessHostMemory) {
+  const auto bytes = [](const char* how) {
+    const json out = bench(synthetic({"--index", "flat", "--kv-host", how}));
+    EXPECT_EQ(out["options"]["kv_host"], how);
+    return out["results"][0]["statistics"]["host_bytes"].get<uint64_t>();
+  };
+  // 2048 tokens of 2 layers and 2 heads of 64 components: 1 MiB each of K and V in 16 bits.
+  EXPECT_GT(bytes("same"), bytes("int8") + 1500000 / 2);
+}
+
 TEST(BenchStep, MeasuresEveryIndexWithEveryBudget) {
   const json out =
       bench(synthetic({"--index", "flat", "--index", "ivf:C=32,probe=4", "--attend", "topk:20",

@@ -40,6 +40,26 @@ TEST(Plan, AddsUpKeysAndValues) {
   EXPECT_EQ(row["fits"], true);
 }
 
+TEST(Plan, CountsOffloadedTokensInInt8) {
+  const std::vector<std::string> args = {"--context", "1M", "--index", "flat"};
+  const json wide = plan_json(args);
+  EXPECT_EQ(wide["kv_host"], "same");
+  std::vector<std::string> with = args;
+  with.insert(with.end(), {"--kv-host", "int8"});
+  const json narrow = plan_json(with);
+  EXPECT_EQ(narrow["kv_host"], "int8");
+  // Half of it, and a scale of 2 bytes for every 256 numbers.
+  const uint64_t saved = wide["plans"][0]["host_bytes"].get<uint64_t>() -
+                         narrow["plans"][0]["host_bytes"].get<uint64_t>();
+  const uint64_t numbers = (1048576 - 128 - 512) * kTokenBytes / 2;
+  EXPECT_NEAR(static_cast<double>(saved), static_cast<double>(numbers - numbers / 128),
+              static_cast<double>(numbers) * 1e-3);
+  with.back() = "int4";
+  const Outcome refused = plan(with);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.err.find("--kv-host"), std::string::npos) << refused.err;
+}
+
 TEST(Plan, TellsWhatFits) {
   const std::vector<std::string> args = {"--context",     "1M",    "--index",      "flat",
                                          "--weights",     "15GiB", "--gpu-memory", "24GiB",
