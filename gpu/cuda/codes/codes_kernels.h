@@ -61,7 +61,7 @@ struct CodesStep {
   const uint16_t* row_scales = nullptr;
 
   /// Sink and window, in one of two ways, or neither. Attended in the same pass: `resident` says where they lie (its ring, kv,
-  /// states, k, v, with rows of `dtype`); where it counts, finish_codes() publishes q, k and v, once the host has taken those
+  /// states, k, v and their dtype); where it counts, finish_codes() publishes q, k and v, once the host has taken those
   /// of the step before, and takes the new token in.
   bool has_resident = false;
   StepParams resident;

@@ -41,8 +41,8 @@ __device__ inline void publish_head(const CodesParams& s, uint32_t head) {
     reinterpret_cast<float4*>(rows)[size_t{head} * quads + i] = make_float4(x[0], x[1], x[2], x[3]);
   }
   if (p.k.data != nullptr) {
-    std::byte* k = rows + p.q_bytes + size_t{head} * kDim * element_bytes(s.dtype);
-    copy_new_token<kDim>(p, head, s.dtype, k, k + p.kv_bytes);
+    std::byte* k = rows + p.q_bytes + size_t{head} * kDim * element_bytes(p.dtype);
+    copy_new_token<kDim>(p, head, p.dtype, k, k + p.kv_bytes);
   }
   // The barrier and the release together order the rows of all threads before the flag, with one fence over the bus.
   __syncthreads();
@@ -58,10 +58,10 @@ __device__ inline void advance_head(const CodesParams& s, uint32_t head) {
   const StepParams& p = s.resident;
   const RingState now = after_step(p.ring, p.states[head], p.k.data != nullptr);
   if (p.k.data != nullptr) {
-    const size_t row = size_t{kDim} * element_bytes(s.dtype);
+    const size_t row = size_t{kDim} * element_bytes(p.dtype);
     const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row;
     std::byte* k = p.kv + size_t{head} * 2 * plane + token_slot(p.ring, now, now.tokens() - 1) * row;
-    copy_new_token<kDim>(p, head, s.dtype, k, k + plane);
+    copy_new_token<kDim>(p, head, p.dtype, k, k + plane);
   }
   __syncthreads();
   if (threadIdx.x == 0) p.states[head] = now;

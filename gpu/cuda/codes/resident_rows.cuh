@@ -102,7 +102,7 @@ class ResidentShare {
   __device__ void load() {
     const StepParams& p = s_.resident;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t element = s_.dtype == DType::f32 ? 4 : 2;
+    const uint32_t element = s_.resident.dtype == DType::f32 ? 4 : 2;
     const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
     const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
     const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
@@ -134,7 +134,7 @@ class ResidentShare {
       const uint32_t at = (value ? i - kDim / 4 : i) * 4;
       float x[4];
       convert(load_raw(rows.data, rows.dtype, kv_head_ * rows.head_stride + at), rows.dtype, x);
-      store_elements(value ? shared_.values : shared_.keys, s_.dtype, row * kDim + at, x);
+      store_elements(value ? shared_.values : shared_.keys, s_.resident.dtype, row * kDim + at, x);
     }
   }
 
@@ -144,7 +144,7 @@ class ResidentShare {
 #pragma unroll 1
     for (uint32_t row = threadIdx.x / 32; row < count_; row += kAttendWarps) {
       float4 k = {0.0F, 0.0F, 0.0F, 0.0F};
-      if (4 * lane < kDim) k = quad_of<kDim>(shared_.keys, s_.dtype, row, lane);
+      if (4 * lane < kDim) k = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, lane);
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) {
         float dots[4];
@@ -179,7 +179,7 @@ class ResidentShare {
     for (uint32_t row = 0; row < count_; ++row) {
       const float w = __shfl_sync(kWholeWarp, weight, static_cast<int>(row));
       const float4 v =
-          quad_of<kDim>(shared_.values, s_.dtype, row, 4 * lane < kDim ? lane : 0);
+          quad_of<kDim>(shared_.values, s_.resident.dtype, row, 4 * lane < kDim ? lane : 0);
       own.o[0] = fmaf(w, v.x, own.o[0]), own.o[1] = fmaf(w, v.y, own.o[1]);
       own.o[2] = fmaf(w, v.z, own.o[2]), own.o[3] = fmaf(w, v.w, own.o[3]);
     }

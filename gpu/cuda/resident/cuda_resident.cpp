@@ -160,6 +160,7 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   p.after = mirror_.state(layer);
   p.states = scratch_.as<RingState>(scratch_layout_.states(layer));
   p.kv = kv_.data() + layer * layer_bytes();
+  p.dtype = shape_.dtype;
   p.kv_heads = shape_.kv_heads;
   p.row_bytes = static_cast<uint32_t>(row_bytes_ / shape_.kv_heads);
 
@@ -291,6 +292,7 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.kv_heads = shape_.kv_heads;
   p.group = shape_.q_heads / shape_.kv_heads;
   p.kv = kv_.data() + layer * layer_bytes();
+  p.dtype = shape_.dtype;
   p.states = scratch_.as<RingState>(scratch_layout_.states(layer));
   p.published = pinned_.device<PublishedLine>(layout_.published(layer, 0));
   p.rows = pinned_.device(layout_.rows(layer, 0));

@@ -47,6 +47,7 @@ struct StepParams {
   uint32_t group = 0;
   uint32_t splits = 0;
   std::byte* kv = nullptr;      ///< of the layer: per KV head K `[slots, head_dim]`, then V
+  DType dtype = DType::f16;     ///< of those, and of k and v as they are published
   RingState* states = nullptr;  ///< of the layer, per KV head
   InputRows q, k, v;
 
