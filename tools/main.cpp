@@ -2,6 +2,7 @@
 // code.
 #include <keyhole/keyhole.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>

@@ -4,7 +4,10 @@
 // failure.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/cli_fwd.h"
 
 namespace keyhole::tools {
 

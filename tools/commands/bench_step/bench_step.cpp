@@ -1,8 +1,10 @@
 // keyhole bench-step: decoding steps of a whole model's attention, with the memory that it really takes.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

@@ -1,5 +1,6 @@
 #include "tools/commands/bench_step/options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 #include <map>

@@ -1,7 +1,6 @@
 // The command line of bench-step.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "tools/commands/bench_step/head_source.h"
 #include "tools/commands/bench_step/plan.h"
+#include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
 
 namespace keyhole::tools {

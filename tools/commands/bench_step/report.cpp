@@ -1,6 +1,7 @@
 #include "tools/commands/bench_step/report.h"
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "tools/commands/common/audit_report.h"
 #include "tools/terminal/table.h"

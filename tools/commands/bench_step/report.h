@@ -1,7 +1,7 @@
 // bench-step's results for people and for machines.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

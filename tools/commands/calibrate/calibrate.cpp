@@ -1,6 +1,7 @@
 // keyhole calibrate: index and budget of every head for a stated output error, measured on this machine.
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

@@ -3,7 +3,6 @@
 
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
 #include <vector>

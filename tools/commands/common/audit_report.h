@@ -3,9 +3,10 @@
 
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
+
+#include "tools/commands/common/cli_fwd.h"
 
 namespace keyhole::tools {
 

@@ -1,5 +1,6 @@
 #include "tools/commands/common/decoding.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

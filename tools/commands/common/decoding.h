@@ -2,7 +2,6 @@
 // lists, prefill and build with a progress bar.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -10,6 +9,7 @@
 
 #include "tools/commands/common/audit_report.h"
 #include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/runner.h"
 #include "tools/commands/common/ways.h"
 #include "tools/tasks/task.h"

@@ -1,5 +1,6 @@
 #include "tools/commands/common/options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "runtime/files/settings.h"

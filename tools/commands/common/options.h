@@ -3,9 +3,10 @@
 
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+#include "tools/commands/common/cli_fwd.h"
 
 namespace keyhole::tools {
 

@@ -1,5 +1,7 @@
 #include "tools/commands/common/runner.h"
 
+#include <CLI/CLI.hpp>
+
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/host_decoder.h"
 

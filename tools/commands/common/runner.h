@@ -3,11 +3,11 @@
 
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/cli_fwd.h"
 #include "tools/llama/decoder.h"
 #include "tools/llama/gpu_model.h"
 #include "tools/llama/keyhole_cache.h"

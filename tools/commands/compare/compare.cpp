@@ -1,9 +1,11 @@
 // keyhole compare: index types on recorded heads, against exact attention.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>

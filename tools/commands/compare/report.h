@@ -1,7 +1,7 @@
 // compare's results as a table, JSON and CSV.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

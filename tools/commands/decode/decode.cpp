@@ -1,8 +1,10 @@
 // keyhole decode: continues a prompt, streams the text, and says how fast it was and where the time went.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tools/commands/commands.h"

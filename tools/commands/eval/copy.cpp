@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/caches.h"

@@ -1,9 +1,11 @@
 // keyhole eval: how many questions about a long context a model answers with each way to attend, or how well it
 // predicts a text.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"

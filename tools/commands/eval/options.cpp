@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "tools/commands/eval/caches.h"
 #include "tools/llama/blas.h"

@@ -1,9 +1,11 @@
 // keyhole plan: the memory of a session before anything is allocated.
 #include <keyhole/keyhole.h>
 
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tools/commands/commands.h"

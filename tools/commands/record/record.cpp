@@ -1,4 +1,5 @@
 // keyhole record: runs a model over a prompt and writes its keys, values and queries as a trace.
+#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 

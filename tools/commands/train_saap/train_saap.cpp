@@ -1,4 +1,5 @@
 // keyhole train-saap: trains the partitions and query classifiers of the `saap` index from traces.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
