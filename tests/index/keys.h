@@ -15,15 +15,12 @@
 #include "index/scan/key_codes.h"
 #include "index/types/factory.h"
 #include "tests/index/synthetic.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 
-/// How many random cases a property test tries: fewer under sanitizers, which take ten times as long.
-#ifdef KEYHOLE_SANITIZED
-constexpr uint32_t cases(uint32_t n) { return (n + 3) / 4; }
-#else
-constexpr uint32_t cases(uint32_t n) { return n; }
-#endif
+using keyhole::test::cases;
+using keyhole::test::unless_sanitized;
 
 inline Context context(cpu::Pool* pool = nullptr) { return {&cpu::select_kernels(), pool}; }
 

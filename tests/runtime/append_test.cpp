@@ -87,7 +87,7 @@ TEST_P(Append, ABlockIsTakenInWhenTheNextIsComplete) {
 // of calls, answer alike. Under ThreadSanitizer this is the test of everything that appends do at once with
 // searches.
 TEST_P(Append, WhoDoesTheWorkChangesNoBit) {
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  for (uint64_t seed = 1; seed <= cases(3); ++seed) {
     const auto ec = small_engine(3);
     const EnginePtr engine = make_engine(ec);
     const EnginePtr alone = make_engine(small_engine(1));

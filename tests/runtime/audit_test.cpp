@@ -12,15 +12,9 @@
 namespace keyhole::test {
 namespace {
 
-#ifdef KEYHOLE_SANITIZED
-constexpr int kRounds = 10;
-constexpr uint64_t kSeeds = 2;
-constexpr uint32_t kLongContext = 3000;
-#else
-constexpr int kRounds = 40;
-constexpr uint64_t kSeeds = 6;
-constexpr uint32_t kLongContext = 9000;
-#endif
+constexpr int kRounds = unless_sanitized(40, 10);
+constexpr uint64_t kSeeds = unless_sanitized(6, 2);
+constexpr uint32_t kLongContext = unless_sanitized(9000, 3000);
 
 keyhole_audit audit_of(keyhole_session* s, uint32_t layer = KEYHOLE_ALL,
                        uint32_t kv_head = KEYHOLE_ALL) {

@@ -206,12 +206,13 @@ TEST_F(BudgetFile, WhatIsRefusedSaysWhyAndWhere) {
 TEST_F(BudgetFile, ThePlanCountsEveryHeadsIndex) {
   keyhole_session_config c = small_session();
   c.budget.top_k = 10;
+  constexpr uint32_t kTokens = unless_sanitized(5000, 2000);
   const auto index_bytes = [&](const char* spec, const char* budgets) {
     c.index = spec;
     c.budgets = budgets;
     keyhole_memory_plan plan;
     keyhole_memory_plan_init(&plan);
-    EXPECT_OK(keyhole_plan(&ec_, &c, 5000, 0, 0, &plan));
+    EXPECT_OK(keyhole_plan(&ec_, &c, kTokens, 0, 0, &plan));
     return plan.index_bytes;
   };
   const uint64_t ivf = index_bytes("ivf:C=64", nullptr);
@@ -223,7 +224,7 @@ TEST_F(BudgetFile, ThePlanCountsEveryHeadsIndex) {
   EXPECT_EQ(index_bytes("hnsw:M=16", path_.c_str()), 2 * hnsw / 4 + ivf / 4);
   c.max_tokens = 8192;
   ASSERT_EQ(open(c), KEYHOLE_OK) << keyhole_last_error();
-  fill(5000);
+  fill(kTokens);
   const auto st = statistics(session_.get());
   EXPECT_NEAR(static_cast<double>(st.index_bytes),
               static_cast<double>(index_bytes("hnsw:M=16", path_.c_str())),

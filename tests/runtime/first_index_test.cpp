@@ -57,7 +57,8 @@ TEST_P(FirstIndex, ComesByItselfAfterABuildOfNothing) {
       ASSERT_EQ(0U, t.indexed + t.pending);
     }
     std::vector<uint32_t> indexed(ec.layers);
-    for (int i = 0; i < 400 && !::testing::Test::HasFatalFailure(); ++i) {
+    constexpr uint32_t kSteps = unless_sanitized(400, 200);
+    for (uint32_t i = 0; i < kSteps && !::testing::Test::HasFatalFailure(); ++i) {
       one.step();
       for (uint32_t l = 0; l < ec.layers; ++l) {
         const auto t = layer_tokens(one[0], l);
@@ -66,8 +67,9 @@ TEST_P(FirstIndex, ComesByItselfAfterABuildOfNothing) {
         indexed[l] = t.indexed;
       }
     }
-    for (uint32_t l = 0; l < ec.layers; ++l) EXPECT_GE(indexed[l], 400 - 2 * kBlock - kFlush);
-    EXPECT_GT(statistics(one[0]).append_blocks, 18U);
+    for (uint32_t l = 0; l < ec.layers; ++l) EXPECT_GE(indexed[l], kSteps - 2 * kBlock - kFlush);
+    EXPECT_GE(statistics(one[0]).append_blocks,
+              ec.layers * ((kSteps - 2 * kBlock - kFlush) / kBlock) - 1);
   }
 }
 
@@ -101,9 +103,9 @@ TEST_P(FirstIndex, OfALongPromptIsTakenInPieceByPiece) {
   Chorus one(ec, 5);
   one.add(engine.get(), config(GetParam()));
   one.expect_exact_answers(true);
-  one.prefill(1500);
+  one.prefill(unless_sanitized(1500, 800));
   std::vector<uint32_t> indexed(ec.layers), taken(ec.layers);
-  for (int i = 0; i < 300 && !HasFatalFailure(); ++i) {
+  for (uint32_t i = 0; i < unless_sanitized(300, 200) && !HasFatalFailure(); ++i) {
     one.step();
     for (uint32_t l = 0; l < ec.layers; ++l) {
       const auto t = layer_tokens(one[0], l);
@@ -114,7 +116,7 @@ TEST_P(FirstIndex, OfALongPromptIsTakenInPieceByPiece) {
   }
   for (uint32_t l = 0; l < ec.layers; ++l) {
     EXPECT_LE(layer_tokens(one[0], l).pending, 2 * kBlock + kFlush);
-    EXPECT_GE(taken[l], 6U);
+    EXPECT_GE(taken[l], unless_sanitized(6, 4));
   }
   EXPECT_EQ(1, warnings.with("keyhole_build was not called"));
 }
@@ -124,7 +126,7 @@ TEST_P(FirstIndex, OfALongPromptIsTakenInPieceByPiece) {
 TEST_P(FirstIndex, DependsOnTheCallsAlone) {
   const std::string path =
       ::testing::TempDir() + "keyhole_first_" + std::to_string(::getpid()) + ".bin";
-  for (uint64_t seed = 1; seed <= 3; ++seed) {
+  for (uint64_t seed = 1; seed <= cases(3); ++seed) {
     const auto ec = small_engine(3);
     const EnginePtr engine = make_engine(ec);
     const EnginePtr alone = make_engine(small_engine(1));

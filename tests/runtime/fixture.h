@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "keyhole/keyhole.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::test {
 
