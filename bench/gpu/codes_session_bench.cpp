@@ -7,15 +7,13 @@
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
 #include <vector>
 
+#include "bench/gpu/step_timing.h"
 #include "gpu/codes.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
@@ -60,72 +58,6 @@ class Store {
  private:
   size_t bytes_;
   std::byte* data_;
-};
-
-template <class F>
-cudaGraphExec_t captured(cudaStream_t stream, F&& enqueue) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t ready = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  enqueue();
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&ready, graph, 0), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  return ready;
-}
-
-/// Median microseconds of what is enqueued.
-template <class F>
-double median_us(cudaStream_t stream, int repetitions, F&& enqueue) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < repetitions + 2; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
-    enqueue();
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "run");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "time");
-    if (i >= 2) times.push_back(ms * 1000);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  (void)cudaEventDestroy(begin);
-  (void)cudaEventDestroy(end);
-  return times[times.size() / 2];
-}
-
-/// Takes what steps publish, as soon as it arrives.
-class Taker {
- public:
-  explicit Taker(StreamSteps& steps) : steps_(steps) {
-    for (uint32_t layer = 0; layer < kLayers; ++layer) {
-      for (uint32_t h = 0; h < kKvHeads; ++h) {
-        const StateView slot = steps_.host_slot(layer, h);
-        std::fill_n(slot.o, kQHeads / kKvHeads * kDim, 0.0F);
-        std::fill_n(slot.lse, kQHeads / kKvHeads, kMinusInf);
-      }
-    }
-    thread_ = std::thread([this] {
-      for (uint32_t sequence = 1;; ++sequence) {
-        for (uint32_t layer = 0; layer < kLayers; ++layer) {
-          Published published;
-          if (!steps_.await(layer, sequence, 60'000'000, 60'000'000, stop_, published)) return;
-          for (uint32_t h = 0; h < kKvHeads; ++h) steps_.deliver(layer, h, sequence);
-        }
-      }
-    });
-  }
-  ~Taker() {
-    stop_ = true;
-    thread_.join();
-  }
-
- private:
-  StreamSteps& steps_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
 };
 
 struct Tensors {
@@ -187,10 +119,9 @@ void session(uint32_t tokens, uint32_t key_bits, uint32_t value_bits, const Stor
   const auto with = graph_of({nullptr, codes.get()}), without = graph_of({});
   double step = 0, alone = 0;
   {
-    const Taker taker(steps);
-    step = median_us(stream, repetitions, [&] { check(cudaGraphLaunch(with, stream), "step"); });
-    alone =
-        median_us(stream, repetitions, [&] { check(cudaGraphLaunch(without, stream), "step"); });
+    const Answerer host(steps, r);
+    step = median_us(stream, with, repetitions);
+    alone = median_us(stream, without, repetitions);
   }
   std::printf(
       "%7u tokens %u/%u: encode %8.0f us a layer, %5.1f GB/s; one block %6.1f us a layer; step "

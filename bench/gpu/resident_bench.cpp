@@ -7,15 +7,14 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "bench/gpu/flag_floor.h"
+#include "bench/gpu/step_timing.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
 
@@ -55,39 +54,6 @@ struct Stream {
   ~Stream() { (void)cudaStreamDestroy(s); }
   cudaStream_t s = nullptr;
 };
-
-template <class F>
-cudaGraphExec_t captured(cudaStream_t stream, F&& enqueue) {
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t ready = nullptr;
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  enqueue();
-  check(cudaStreamEndCapture(stream, &graph), "capture");
-  check(cudaGraphInstantiate(&ready, graph, 0), "graph");
-  check(cudaGraphDestroy(graph), "graph");
-  return ready;
-}
-
-/// Median microseconds of a graph's runs.
-double median_us(cudaStream_t stream, cudaGraphExec_t graph, int repetitions) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  check(cudaEventCreate(&begin), "event");
-  check(cudaEventCreate(&end), "event");
-  std::vector<float> times;
-  for (int i = 0; i < repetitions + 3; ++i) {
-    check(cudaEventRecord(begin, stream), "event");
-    check(cudaGraphLaunch(graph, stream), "launch");
-    check(cudaEventRecord(end, stream), "event");
-    check(cudaEventSynchronize(end), "run");
-    float ms = 0;
-    check(cudaEventElapsedTime(&ms, begin, end), "time");
-    if (i >= 3) times.push_back(ms * 1000);
-  }
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  (void)cudaEventDestroy(begin);
-  (void)cudaEventDestroy(end);
-  return times[times.size() / 2];
-}
 
 /// A session whose layers are full, and tensors of one step.
 struct Session {
@@ -132,40 +98,6 @@ struct Session {
   ResidentShape shape;
   std::unique_ptr<Resident> resident;
   DeviceBuffer q, k, v, out;
-};
-
-/// Delivers empty states as soon as a step arrives.
-class Answerer {
- public:
-  explicit Answerer(const Session& session) : session_(session) {
-    for (uint32_t layer = 0; layer < session.shape.layers; ++layer) {
-      for (uint32_t h = 0; h < 8; ++h) {
-        const StateView slot = session.steps().host_slot(layer, h);
-        std::fill_n(slot.o, 4 * 128, 0.0F);
-        std::fill_n(slot.lse, 4, kMinusInf);
-      }
-    }
-    thread_ = std::thread([this] { serve(); });
-  }
-  ~Answerer() {
-    stop_ = true;
-    thread_.join();
-  }
-
- private:
-  void serve() {
-    StreamSteps& steps = session_.steps();
-    for (uint32_t sequence = 1;; ++sequence) {
-      for (uint32_t layer = 0; layer < session_.shape.layers; ++layer) {
-        Published published;
-        if (!steps.await(layer, sequence, 60'000'000, 60'000'000, stop_, published)) return;
-        for (uint32_t h = 0; h < 8; ++h) steps.deliver(layer, h, sequence);
-      }
-    }
-  }
-  const Session& session_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
 };
 
 void attention(uint32_t tokens, int repetitions) {
@@ -216,7 +148,7 @@ void hand_off(uint32_t tokens, int repetitions) {
   });
   double fused = 0, apart = 0, alone = 0, waited = 0;
   {
-    const Answerer host(session);
+    const Answerer host(session.steps(), session.shape);
     fused = median_us(stream.s, steps, repetitions) / kLayers;
     apart = median_us(stream.s, pairs, repetitions) / kLayers;
     const uint64_t merges = session.steps().merges(), ns = session.steps().wait_nanoseconds();

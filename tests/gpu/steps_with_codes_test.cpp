@@ -7,33 +7,12 @@
 #include <thread>
 
 #include "tests/gpu/codes_fixture.h"
+#include "tests/gpu/stream_fixture.h"
 
 namespace keyhole::gpu::test {
 namespace {
 
 using std::chrono::milliseconds;
-
-class OwnedStream {
- public:
-  OwnedStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
-  ~OwnedStream() { (void)cudaStreamDestroy(stream_); }
-  OwnedStream(const OwnedStream&) = delete;
-  OwnedStream& operator=(const OwnedStream&) = delete;
-  [[nodiscard]] cudaStream_t get() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
-
-struct LayerTensors {
-  LayerTensors(const ResidentShape& s, DType dtype, uint32_t gap)
-      : q(s.q_heads, s.head_dim, dtype, gap),
-        k(s.kv_heads, s.head_dim, dtype, gap),
-        v(s.kv_heads, s.head_dim, dtype, gap),
-        out(s.q_heads, s.head_dim, dtype, gap),
-        lse(1, s.q_heads, DType::f32) {}
-  DeviceArray q, k, v, out, lse;
-};
 
 enum class CodesWay { begin_end, step, graph };
 

@@ -3,24 +3,13 @@
 #include <chrono>
 #include <thread>
 
-#include "tests/gpu/cuda_fixture.h"
+#include "tests/gpu/stream_fixture.h"
 
 namespace keyhole::gpu::test {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
-
-class Streams {
- public:
-  Streams() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "stream"); }
-  ~Streams() { (void)cudaStreamDestroy(stream_); }
-  [[nodiscard]] Stream get() const { return stream_; }
-  [[nodiscard]] cudaStream_t raw() const { return stream_; }
-
- private:
-  cudaStream_t stream_ = nullptr;
-};
 
 /// Answers `steps` steps of every layer, in their order, on a thread of its own, and keeps what it saw.
 class Host {
@@ -109,17 +98,6 @@ class Host {
   std::thread thread_;
 };
 
-/// Tensors of one layer on the device.
-struct Tensors {
-  Tensors(const ResidentShape& s, DType dtype, uint32_t gap)
-      : q(s.q_heads, s.head_dim, dtype, gap),
-        k(s.kv_heads, s.head_dim, dtype, gap),
-        v(s.kv_heads, s.head_dim, dtype, gap),
-        out(s.q_heads, s.head_dim, dtype, gap),
-        lse(1, s.q_heads, DType::f32) {}
-  DeviceArray q, k, v, out, lse;
-};
-
 double tolerance(DType session, DType caller) {
   if (session == DType::bf16 || caller == DType::bf16) return 8e-3;
   return caller == DType::f16 ? 1e-3 : 1e-4;
@@ -151,9 +129,9 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
   if (set.way == Way::graph && steps.signal() != Signal::device_wait) {
     GTEST_SKIP() << "kernels are launched one at a time";
   }
-  const Streams stream;
+  const OwnedStream stream;
   std::vector<Truth> truth(shape.layers, Truth(shape));
-  std::vector<Tensors> tensors;
+  std::vector<LayerTensors> tensors;
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
     tensors.emplace_back(shape, set.caller, set.gap);
     if (set.before == 0) continue;
@@ -170,7 +148,7 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
   Host host(*resident, shape, set.steps, set.appends, rng(), set.delay);
 
   const auto enqueue = [&](uint32_t layer) {
-    Tensors& t = tensors[layer];
+    LayerTensors& t = tensors[layer];
     const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
     const DeviceRows* new_k = set.appends ? &k : nullptr;
     const DeviceRows* new_v = set.appends ? &v : nullptr;
@@ -184,11 +162,11 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
   cudaGraphExec_t graph = nullptr;
   if (set.way == Way::graph) {
     ASSERT_FALSE(steps.is_capturing(stream.get()));
-    ASSERT_EQ(cudaStreamBeginCapture(stream.raw(), cudaStreamCaptureModeGlobal), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream.get(), cudaStreamCaptureModeGlobal), cudaSuccess);
     EXPECT_TRUE(steps.is_capturing(stream.get()));
     for (uint32_t layer = 0; layer < shape.layers; ++layer) enqueue(layer);
     cudaGraph_t captured = nullptr;
-    ASSERT_EQ(cudaStreamEndCapture(stream.raw(), &captured), cudaSuccess);
+    ASSERT_EQ(cudaStreamEndCapture(stream.get(), &captured), cudaSuccess);
     ASSERT_EQ(cudaGraphInstantiate(&graph, captured, 0), cudaSuccess);
     ASSERT_EQ(cudaGraphDestroy(captured), cudaSuccess);
   }
@@ -200,7 +178,7 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
   for (uint32_t step = 0; step < set.steps; ++step) {
     for (uint32_t layer = 0; layer < shape.layers; ++layer) {
       const size_t i = size_t{step} * shape.layers + layer;
-      Tensors& t = tensors[layer];
+      LayerTensors& t = tensors[layer];
       want[i].q = through(random_floats(rng, kv * shape.q_heads / shape.kv_heads), set.caller);
       const auto k = through(random_floats(rng, kv), set.caller);
       const auto v = through(random_floats(rng, kv), set.caller);
@@ -219,7 +197,7 @@ void run_steps(const ResidentShape& shape, const Setting& set, uint32_t seed) {
     }
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     if (graph != nullptr) {
-      ASSERT_EQ(cudaGraphLaunch(graph, stream.raw()), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(graph, stream.get()), cudaSuccess);
     } else {
       for (uint32_t layer = 0; layer < shape.layers; ++layer) enqueue(layer);
     }
@@ -397,8 +375,8 @@ TEST(CudaStreamSteps, SessionsDoNotHoldUpEachOther) {
     }
     std::unique_ptr<Resident> resident;
     StreamSteps& steps;
-    Streams stream;
-    Tensors t;
+    OwnedStream stream;
+    LayerTensors t;
   };
   Session first(shape, config), second(shape, config);
   if (first.steps.signal() != Signal::device_wait) {
@@ -421,8 +399,8 @@ class CudaStreamStepsAlone : public testing::Test {
     shape_ = small_shape(128, DType::f16, 4);
     resident_ = make_cuda_resident(shape_, config);
     steps_ = resident_->stream_steps();
-    stream_ = std::make_unique<Streams>();
-    t_ = std::make_unique<Tensors>(shape_, DType::f16, 0);
+    stream_ = std::make_unique<OwnedStream>();
+    t_ = std::make_unique<LayerTensors>(shape_, DType::f16, 0);
     std::mt19937 rng(1);
     t_->q.write(random_floats(rng, size_t{shape_.q_heads} * shape_.head_dim));
     t_->k.write(random_floats(rng, size_t{shape_.kv_heads} * shape_.head_dim));
@@ -450,8 +428,8 @@ class CudaStreamStepsAlone : public testing::Test {
   ResidentShape shape_;
   std::unique_ptr<Resident> resident_;
   StreamSteps* steps_ = nullptr;
-  std::unique_ptr<Streams> stream_;
-  std::unique_ptr<Tensors> t_;
+  std::unique_ptr<OwnedStream> stream_;
+  std::unique_ptr<LayerTensors> t_;
 };
 
 TEST_F(CudaStreamStepsAlone, TimeOutInsteadOfHanging) {
@@ -530,10 +508,10 @@ TEST_F(CudaStreamStepsAlone, HostLaunchTimesOutOnTheCallersThread) {
   } catch (const Error& e) {
     EXPECT_EQ(e.status(), Status::timeout) << e.what();
   }
-  ASSERT_EQ(cudaStreamBeginCapture(stream_->raw(), cudaStreamCaptureModeGlobal), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream_->get(), cudaStreamCaptureModeGlobal), cudaSuccess);
   EXPECT_THROW(steps_->begin(0, t_->q.rows(), &k, &v, {}, stream_->get()), Error);
   cudaGraph_t graph = nullptr;
-  (void)cudaStreamEndCapture(stream_->raw(), &graph);
+  (void)cudaStreamEndCapture(stream_->get(), &graph);
   if (graph != nullptr) (void)cudaGraphDestroy(graph);
 }
 
