@@ -1,23 +1,15 @@
 // What a decoding step calls allocates nothing: kernels, merge, and the pool's hand-off.
 #include <atomic>
-#include <cstdlib>
-#include <new>
 
 #include "cpu/pool.h"
 #include "tests/cpu/reference.h"
+#include "tests/replaced_new.h"
 
 namespace {
 std::atomic<size_t> allocations{0};
 }
 
-// Not inlined: GCC would take the malloc and free inside for a mismatched pair.
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+void keyhole::test::before_allocation() { ++allocations; }
 
 namespace keyhole::cpu::test {
 namespace {

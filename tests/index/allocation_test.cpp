@@ -1,33 +1,15 @@
 // Searches allocate nothing: every operator new of the process is counted.
 #include <atomic>
-#include <cstdlib>
-#include <new>
 
 #include "index/tail/tail_estimate.h"
 #include "tests/index/tails.h"
-
-// The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
+#include "tests/replaced_new.h"
 
 namespace {
 std::atomic<uint64_t> allocations{0};
 }
 
-void* operator new(size_t n) {
-  ++allocations;
-  if (void* p = std::malloc(n)) return p;
-  throw std::bad_alloc();
-}
-void* operator new(size_t n, std::align_val_t align) {
-  ++allocations;
-  const auto a = static_cast<size_t>(align);
-  if (void* p = std::aligned_alloc(a, (n + a - 1) / a * a)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
+void keyhole::test::before_allocation() { ++allocations; }
 
 namespace keyhole::index::test {
 namespace {

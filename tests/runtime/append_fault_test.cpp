@@ -2,14 +2,10 @@
 // fails through operator new, for all threads but the one that decodes.
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
-#include <new>
 #include <thread>
 
+#include "tests/replaced_new.h"
 #include "tests/runtime/fixture.h"
-
-// The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 namespace {
 
@@ -18,7 +14,9 @@ std::atomic<int> slow_allocations{0};  // of the other threads, 50 ms each
 thread_local bool decodes = false;
 std::atomic<int> failures{0};
 
-void* allocate(size_t n, size_t align) {
+}  // namespace
+
+void keyhole::test::before_allocation() {
   if (!decodes && others_fail) {
     ++failures;
     throw std::bad_alloc();
@@ -27,22 +25,7 @@ void* allocate(size_t n, size_t align) {
     --slow_allocations;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-  void* p =
-      align == 0 ? std::malloc(n) : std::aligned_alloc(align, (n + align - 1) / align * align);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
 }
-
-}  // namespace
-
-void* operator new(size_t n) { return allocate(n, 0); }
-void* operator new(size_t n, std::align_val_t align) {
-  return allocate(n, static_cast<size_t>(align));
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace keyhole::test {
 namespace {

@@ -1,37 +1,20 @@
 // A step that is to be made larger and finds no memory: all workers stay as they were, at whichever allocation
 // it failed. Memory fails through operator new.
 #include <atomic>
-#include <cstdlib>
-#include <new>
 
+#include "tests/replaced_new.h"
 #include "tests/runtime/step_arrays.h"
-
-// The replaced operators are a matched pair, which GCC 12 does not see once they are inlined.
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 namespace {
 
 std::atomic<int64_t> left{-1};  // allocations until they fail; negative: they never do
 
-void* allocate(size_t n, size_t align) {
-  if (left == 0) throw std::bad_alloc();
-  if (left > 0) --left;
-  void* p =
-      align == 0 ? std::malloc(n) : std::aligned_alloc(align, (n + align - 1) / align * align);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-
 }  // namespace
 
-void* operator new(size_t n) { return allocate(n, 0); }
-void* operator new(size_t n, std::align_val_t align) {
-  return allocate(n, static_cast<size_t>(align));
+void keyhole::test::before_allocation() {
+  if (left == 0) throw std::bad_alloc();
+  if (left > 0) --left;
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, size_t, std::align_val_t) noexcept { std::free(p); }
 
 namespace keyhole::test {
 namespace {
