@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "tests/tools/cli/run_command.h"
+#include "tests/tools/llama/run_json.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/io/trace.h"
 #include "tools/llama/gpu_model.h"
@@ -59,18 +59,6 @@ class SmallModel {
   SyntheticTensors tensors_;
   std::vector<uint32_t> prompt_;
 };
-
-json run_json(std::vector<std::string> args) {
-  args.insert(args.end(), {"--json", "-"});
-  const Outcome outcome = run_keyhole(args);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  return json::parse(outcome.out);
-}
-
-std::vector<std::string> with(std::vector<std::string> args, const std::vector<std::string>& more) {
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
-}
 
 TEST(RecordCommand, WritesWhatThePrefillComputes) {
   const SmallModel model(300);

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <random>
 
-#include "tests/tools/cli/run_command.h"
+#include "tests/tools/llama/run_json.h"
 #include "tests/tools/llama/synthetic_model.h"
 
 namespace keyhole::tools {
@@ -12,14 +12,6 @@ namespace {
 
 using nlohmann::json;
 using namespace testing;
-
-json run_json(std::vector<std::string> args, const std::vector<std::string>& more = {}) {
-  args.insert(args.end(), more.begin(), more.end());
-  args.insert(args.end(), {"--json", "-"});
-  const Outcome outcome = run_keyhole(args);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  return json::parse(outcome.out);
-}
 
 /// A random model and random token ids, in files.
 class RandomText : public ::testing::Test {

@@ -4,24 +4,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/tools/cli/run_command.h"
+#include "tests/tools/llama/run_json.h"
 
 namespace keyhole::tools {
 namespace {
 
 using nlohmann::json;
-
-json run_json(std::vector<std::string> args) {
-  args.insert(args.end(), {"--json", "-"});
-  const Outcome outcome = run_keyhole(args);
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-  return json::parse(outcome.out);
-}
-
-std::vector<std::string> with(std::vector<std::string> args, const std::vector<std::string>& more) {
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
-}
 
 TEST(EvalCommand, PutsRoundedCachesBesideExactAttention) {
   const json result =

@@ -1,0 +1,28 @@
+// What the tests of commands that run a model share: a command's JSON, and arguments added to others.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/tools/cli/run_command.h"
+
+namespace keyhole::tools {
+
+[[nodiscard]] inline std::vector<std::string> with(std::vector<std::string> args,
+                                                   const std::vector<std::string>& more) {
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+/// Runs `keyhole ARGS MORE --json -`, which must succeed.
+[[nodiscard]] inline nlohmann::json run_json(const std::vector<std::string>& args,
+                                             const std::vector<std::string>& more = {}) {
+  const Outcome outcome = run_keyhole(with(with(args, more), {"--json", "-"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  return nlohmann::json::parse(outcome.out);
+}
+
+}  // namespace keyhole::tools
