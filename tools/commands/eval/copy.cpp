@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/eval/caches.h"
+#include "tools/commands/eval/run.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/terminal/interrupt.h"
@@ -137,13 +137,9 @@ Json to_json(const Row& row, const Row* exact) {
 
 }  // namespace
 
-void eval_copy(EvalOptions options) {
-  const std::vector<BudgetChoice> budgets = all_budgets(options);
-  const std::vector<AttendSpec> specs = all_specs(options);
-  Runner runner = make_runner(options.model, options.cache.threads);
-  options.cache.device = runner.session_device(options.cache.cache_device);
-  set_kv_dtype(options.cache, runner.model().config);
-  const LlamaConfig& model = runner.model().config;
+void eval_copy(const EvalOptions& options) {
+  EvalRun run(options);
+  const LlamaConfig& model = run.model();
   const ByteTokenizer tokenizer(model);
   const size_t context_bytes = length_of(options.task) - 1;
   const size_t passages =
@@ -156,17 +152,16 @@ void eval_copy(EvalOptions options) {
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
   const auto context = static_cast<uint32_t>(tokens.size());
   warn_of_context(model, context);
-  EvalCaches caches(model, options, context + 256, specs, budgets);
-  const double prefill_seconds = caches.prefill(runner, tokens);
+  run.prefill(tokens, 256);
 
   std::vector<Row> rows;
-  for_each_way(caches, specs, budgets, [&](const EvalWay& way, KeyholeCache& cache) {
+  run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
     Progress bar(way.name());
     // In a copy: a passage pushes as many tokens out of the window, which the next way shall find there.
     KeyholeCache copy = cache.fork();
-    const std::unique_ptr<Decoder> decoder = runner.decoder(copy, context);
+    const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     for (size_t i = 0; i < task.passages.size(); ++i) {
       throw_if_interrupted();
       copy_passage(*decoder, tokenizer, task.passages[i], row);
@@ -175,19 +170,14 @@ void eval_copy(EvalOptions options) {
     measure_way(copy, *decoder, model, context, row.way);
   });
 
-  const keyhole_statistics statistics = caches.main().statistics();
-  if (options.json != "-") {
-    const std::string what = "copy, " + format_count(context) + " tokens, " +
-                             std::to_string(passages) + " passages of " +
-                             std::to_string(kCopyBytes) + " bytes, seed " +
-                             std::to_string(options.task.seed);
-    std::printf("%s%s%s", eval_heading(what, options, runner, statistics, prefill_seconds).c_str(),
-                table_text(rows).c_str(), way_notes(rows).c_str());
-  }
+  run.print("copy, " + format_count(context) + " tokens, " + std::to_string(passages) +
+                " passages of " + std::to_string(kCopyBytes) + " bytes, seed " +
+                std::to_string(options.task.seed),
+            table_text(rows) + way_notes(rows));
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows)));
-    Json json = eval_header(options, runner, caches.main(), statistics, context, prefill_seconds);
+    Json json = run.header();
     Json places = Json::array();
     for (const CopyPassage& passage : task.passages) places.push_back(passage.place);
     json["passage_bytes"] = kCopyBytes;

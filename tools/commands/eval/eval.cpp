@@ -9,7 +9,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/eval/caches.h"
+#include "tools/commands/eval/run.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -116,13 +116,9 @@ Json to_json(const Row& row, const Row* exact, const Task& task) {
                            {"wrong", wrong}});
 }
 
-void eval_questions(EvalOptions options) {
-  const std::vector<BudgetChoice> budgets = all_budgets(options);
-  const std::vector<AttendSpec> specs = all_specs(options);
-  Runner runner = make_runner(options.model, options.cache.threads);
-  options.cache.device = runner.session_device(options.cache.cache_device);
-  set_kv_dtype(options.cache, runner.model().config);
-  const LlamaConfig& model = runner.model().config;
+void eval_questions(const EvalOptions& options) {
+  EvalRun run(options);
+  const LlamaConfig& model = run.model();
   const ByteTokenizer tokenizer(model);
   const uint32_t length = length_of(options.task);
   const size_t usual = options.task.task == "kv" ? 64 : 16;
@@ -134,30 +130,23 @@ void eval_questions(EvalOptions options) {
 
   warn_of_context(model, tokens.size());
   // A question is truncated away before the next one, so the cache holds one of them at a time.
-  EvalCaches caches(model, options, static_cast<uint32_t>(tokens.size()) + 256, specs, budgets);
-  const double prefill_seconds = caches.prefill(runner, tokens);
+  run.prefill(tokens, 256);
 
   std::vector<Row> rows;
-  for_each_way(caches, specs, budgets, [&](const EvalWay& way, KeyholeCache& cache) {
+  run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
-    const auto decoder = runner.decoder(cache, static_cast<uint32_t>(tokens.size()));
+    const auto decoder = run.runner().decoder(cache, static_cast<uint32_t>(tokens.size()));
     answer_all(*decoder, cache, model, task, row);
   });
 
-  const keyhole_statistics statistics = caches.main().statistics();
-  if (options.json != "-") {
-    const std::string what = options.task.task + ", " + format_count(tokens.size()) + " tokens, " +
-                             std::to_string(questions) + " questions, seed " +
-                             std::to_string(options.task.seed);
-    std::printf("%s%s%s", eval_heading(what, options, runner, statistics, prefill_seconds).c_str(),
-                table_text(rows, questions).c_str(), way_notes(rows).c_str());
-  }
+  run.print(options.task.task + ", " + format_count(tokens.size()) + " tokens, " +
+                std::to_string(questions) + " questions, seed " + std::to_string(options.task.seed),
+            table_text(rows, questions) + way_notes(rows));
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), task));
-    Json json =
-        eval_header(options, runner, caches.main(), statistics, tokens.size(), prefill_seconds);
+    Json json = run.header();
     json["results"] = results;
     write_json(options.json, json);
   }

@@ -120,8 +120,8 @@ template <class Row>
                                        double prefill_seconds);
 
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
-void eval_text(EvalOptions options);
+void eval_text(const EvalOptions& options);
 /// `--task copy`: bytes right and bits per byte of passages of the prompt that are to be continued.
-void eval_copy(EvalOptions options);
+void eval_copy(const EvalOptions& options);
 
 }  // namespace keyhole::tools

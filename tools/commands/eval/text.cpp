@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/commands/common/context_warning.h"
-#include "tools/commands/eval/caches.h"
+#include "tools/commands/eval/run.h"
 #include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -116,43 +116,33 @@ Json to_json(const Row& row, const Row* exact, const Text& text) {
 
 }  // namespace
 
-void eval_text(EvalOptions options) {
-  const std::vector<BudgetChoice> budgets = all_budgets(options);
-  const std::vector<AttendSpec> specs = all_specs(options);
-  Runner runner = make_runner(options.model, options.cache.threads);
-  options.cache.device = runner.session_device(options.cache.cache_device);
-  set_kv_dtype(options.cache, runner.model().config);
-  const LlamaConfig& model = runner.model().config;
+void eval_text(const EvalOptions& options) {
+  EvalRun run(options);
+  const LlamaConfig& model = run.model();
   const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());
   warn_of_context(model, uint64_t{context} + options.bytes);
-  EvalCaches caches(model, options, context + options.bytes, specs, budgets);
-  const double prefill_seconds = caches.prefill(runner, text.context);
+  run.prefill(text.context, options.bytes);
 
   std::vector<Row> rows;
-  for_each_way(caches, specs, budgets, [&](const EvalWay& way, KeyholeCache& cache) {
+  run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
     // In a copy: what is decoded pushes the prompt's end out of the window, and truncating it would not
     // bring it back.
     KeyholeCache copy = cache.fork();
-    const std::unique_ptr<Decoder> decoder = runner.decoder(copy, context);
+    const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     decode_text(*decoder, text, row);
     measure_way(copy, *decoder, model, context, row.way);
   });
 
-  const keyhole_statistics statistics = caches.main().statistics();
-  if (options.json != "-") {
-    const std::string what = "text, " + std::to_string(options.bytes) +
-                             (text.bytes ? " bytes" : " tokens") + " decoded after " +
-                             format_count(context) + " tokens";
-    std::printf("%s%s%s", eval_heading(what, options, runner, statistics, prefill_seconds).c_str(),
-                table_text(rows, text).c_str(), way_notes(rows).c_str());
-  }
+  run.print("text, " + std::to_string(options.bytes) + (text.bytes ? " bytes" : " tokens") +
+                " decoded after " + format_count(context) + " tokens",
+            table_text(rows, text) + way_notes(rows));
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), text));
-    Json json = eval_header(options, runner, caches.main(), statistics, context, prefill_seconds);
+    Json json = run.header();
     json["decoded"] = options.bytes;
     json["results"] = results;
     write_json(options.json, json);

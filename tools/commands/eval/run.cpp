@@ -1,0 +1,40 @@
+#include "tools/commands/eval/run.h"
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+namespace keyhole::tools {
+
+EvalRun::EvalRun(const EvalOptions& options)
+    : options_(options),
+      budgets_(all_budgets(options)),
+      specs_(all_specs(options)),
+      runner_(make_runner(options.model, options.cache.threads)) {
+  options_.cache.device = runner_.session_device(options_.cache.cache_device);
+  set_kv_dtype(options_.cache, model());
+}
+
+void EvalRun::prefill(const std::vector<uint32_t>& prompt, uint32_t more) {
+  prompt_tokens_ = prompt.size();
+  caches_.emplace(model(), options_, static_cast<uint32_t>(prompt.size()) + more, specs_, budgets_);
+  prefill_seconds_ = caches_->prefill(runner_, prompt);
+}
+
+void EvalRun::for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run) {
+  tools::for_each_way(*caches_, specs_, budgets_, run);
+}
+
+void EvalRun::print(const std::string& what, const std::string& result) {
+  if (options_.json == "-") return;
+  const std::string heading =
+      eval_heading(what, options_, runner_, caches_->main().statistics(), prefill_seconds_);
+  std::printf("%s%s", heading.c_str(), result.c_str());
+}
+
+nlohmann::ordered_json EvalRun::header() {
+  const KeyholeCache& cache = caches_->main();
+  return eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_,
+                     prefill_seconds_);
+}
+
+}  // namespace keyhole::tools

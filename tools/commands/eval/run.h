@@ -1,0 +1,42 @@
+// What all kinds of eval do alike: the model where it runs, one prompt for all ways to attend, the frame of the result.
+#pragma once
+
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/commands/eval/caches.h"
+
+namespace keyhole::tools {
+
+class EvalRun {
+ public:
+  /// Reads the ways to attend, and loads the model. Throws UsageError for options that mean nothing.
+  explicit EvalRun(const EvalOptions& options);
+
+  [[nodiscard]] const LlamaConfig& model() const { return runner_.model().config; }
+  [[nodiscard]] Runner& runner() { return runner_; }
+
+  /// Runs the prompt into caches with room for `more` tokens behind it, once: before all that follows here.
+  void prefill(const std::vector<uint32_t>& prompt, uint32_t more);
+  /// Calls `run` with each way to attend and the cache that has been brought to attend in it.
+  void for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run);
+
+  /// Prints a heading, which says `what` was asked, and `result`; nothing where standard output is the JSON's.
+  void print(const std::string& what, const std::string& result);
+  /// The head of the file, see eval_header().
+  [[nodiscard]] nlohmann::ordered_json header();
+
+ private:
+  EvalOptions options_;  // with the device and the dtype of this machine and model in place of auto
+  std::vector<BudgetChoice> budgets_;
+  std::vector<AttendSpec> specs_;
+  Runner runner_;
+  std::optional<EvalCaches> caches_;
+  size_t prompt_tokens_ = 0;
+  double prefill_seconds_ = 0.0;
+};
+
+}  // namespace keyhole::tools
