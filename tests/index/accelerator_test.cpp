@@ -244,7 +244,8 @@ TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
     Context with = context();
     with.accelerator = &made_up;
     const std::vector<uint32_t> chosen = choose_queries(head.queries(), 50);
-    ProgressMeter meter({}, 1.0);
+    const Progress unwatched;
+    ProgressMeter meter(unwatched, 1.0);
     const Neighbours theirs = nearest_keys(with, keys, 10, head.queries(), chosen, 30, meter);
     const Neighbours ours = nearest_keys(context(), keys, 10, head.queries(), chosen, 30, meter);
     EXPECT_EQ(made_up.neighbour_calls, 1U);
