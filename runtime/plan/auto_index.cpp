@@ -29,20 +29,30 @@ std::string choose_codes(const SessionParams& params, const ModelShape& model,
   return codes_spec(kBits[0]);
 }
 
+/// Whether codes can stand for what the budget does not read.
+bool takes_codes(const Budget& budget) {
+  const bool chosen = budget.attend == KEYHOLE_ATTEND_TOPK || budget.attend == KEYHOLE_ATTEND_NONE;
+  const bool replaced = budget.tail == KEYHOLE_TAIL_NONE || budget.reads_codes();
+  return chosen && replaced && !budget.has_target() && budget.top_k <= index::kMostExactRows;
+}
+
 }  // namespace
+
+Budget with_code_tail(Budget budget) {
+  // A budget as its init function leaves it is completed as that of any index with codes.
+  if (takes_codes(budget) && budget != Budget()) budget.tail = KEYHOLE_TAIL_CODES;
+  return budget;
+}
 
 void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
                   const ModelShape& model, const CodeRoom& room) {
   if (spec != kAutoIndex) return;
-  const bool chosen = budget.attend == KEYHOLE_ATTEND_TOPK || budget.attend == KEYHOLE_ATTEND_NONE;
-  const bool replaced = budget.tail == KEYHOLE_TAIL_NONE || budget.reads_codes();
-  if (!chosen || !replaced || budget.has_target() || budget.top_k > index::kMostExactRows) {
+  if (!takes_codes(budget)) {
     spec = "ivf";
     return;
   }
   spec = choose_codes(params, model, room);
-  // A budget as its init function leaves it is completed as that of any index with codes.
-  if (budget != Budget()) budget.tail = KEYHOLE_TAIL_CODES;
+  budget = with_code_tail(budget);
 }
 
 }  // namespace keyhole::runtime

@@ -15,6 +15,10 @@ namespace keyhole::runtime {
 
 inline constexpr std::string_view kAutoIndex = "auto";
 
+/// The budget with codes for what it does not read, where "auto" stands for codes: as it is if it asks for partitions or
+/// for every key that a search scores, and if its init function made it (see completed()).
+[[nodiscard]] Budget with_code_tail(Budget budget);
+
 /// Where `spec` is "auto": puts the spec that it stands for in its place, in a session of these params (whose own index and
 /// budget do not matter), and lets codes stand for what `budget` does not read. A budget that asks for what codes have
 /// not, partitions or every key that a search scores, gets `ivf`.

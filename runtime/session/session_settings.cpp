@@ -22,9 +22,12 @@ void Session::set_index(const std::string& wanted) {
   Budget common = params_.budget;
   resolve_auto(spec, common, params_, engine_->model(), room);
   index::check_spec(spec);
-  // Budgets that were left to the index type are those of the new one; so are those that it cannot have.
+  // Budgets that were left to the index type are those of the new one; so are those that it cannot have. The others get
+  // what "auto" gives to the budget of a config.
+  const bool has_codes = index::has_codes(spec);
   const auto with = [&](const Budget& budget) {
-    return completed(budget.reads_codes() && !index::has_codes(spec) ? Budget() : budget, spec);
+    const Budget kept = budget.reads_codes() && !has_codes ? Budget() : budget;
+    return completed(has_codes && wanted == kAutoIndex ? with_code_tail(kept) : kept, spec);
   };
   std::vector<Budget> budgets;
   for (const HeadIndex& h : keeper_.heads()) budgets.push_back(with(h.params.budget));

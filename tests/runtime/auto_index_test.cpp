@@ -74,6 +74,42 @@ TEST_F(AutoIndex, IsChosenWhereASessionIsGivenItLater) {
   EXPECT_EQ(keyhole_session_set_index(s.get(), "automatic"), KEYHOLE_INVALID_ARGUMENT);
 }
 
+TEST_F(AutoIndex, GivenLaterItLeadsToTheBudgetOfAConfigThatHasIt) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = 20000;
+  std::vector<keyhole_budget> budgets(5, c.budget);
+  budgets[1].top_k = 50;
+  budgets[2].attend = KEYHOLE_ATTEND_NONE;
+  budgets[2].tail = KEYHOLE_TAIL_SECOND;  // partitions: not for codes
+  budgets[3].top_k = 7;
+  budgets[3].min_weight = 0.01F;
+  budgets[4].error_target = 0.1F;
+  for (const keyhole_budget& budget : budgets) {
+    c.budget = budget;
+    c.index = "auto";
+    SessionPtr made = make_session(device.handle.get(), c);
+    c.index = "flat";
+    SessionPtr later = make_session(device.handle.get(), c);
+    ASSERT_OK(keyhole_session_set_index(later.get(), "auto"));
+    EXPECT_EQ(index_of(made.get()), index_of(later.get()));
+    const keyhole_budget a = budget_of(made.get()), b = budget_of(later.get());
+    EXPECT_EQ(std::memcmp(&a, &b, sizeof a), 0)
+        << "tail " << a.tail << " and " << b.tail << ", top_k " << a.top_k << " and " << b.top_k;
+    for (uint32_t h = 0; h < engine_config_.kv_heads; ++h) {
+      keyhole_budget head;
+      keyhole_budget_init(&head);
+      ASSERT_OK(keyhole_session_get_budget(later.get(), 1, h, &head));
+      EXPECT_EQ(std::memcmp(&a, &head, sizeof a), 0) << "KV head " << h;
+    }
+    // Nothing is left to do for a session that has it.
+    ASSERT_OK(keyhole_session_set_index(made.get(), "auto"));
+    const keyhole_budget again = budget_of(made.get());
+    EXPECT_EQ(std::memcmp(&a, &again, sizeof a), 0);
+  }
+}
+
 TEST_F(AutoIndex, IsPlanned) {
   keyhole_engine_config e = engine_config_;
   e.layers = 32;

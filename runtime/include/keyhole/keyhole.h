@@ -476,8 +476,9 @@ keyhole_session_get_config(const keyhole_session* session, keyhole_session_confi
 /* Changes the index type of every head, also of those that a budgets file made dense: drops the
  * built indexes. All offloaded tokens are pending (attended exactly) until keyhole_build or the
  * session's own appends have indexed them. Budgets that the index type chose, and tails of codes that
- * the new one has not, become its own. Errors: INVALID_ARGUMENT (the spec; nothing changes),
- * OUT_OF_MEMORY, BUSY. */
+ * the new one has not, become its own. "auto" stands for what it stands for in the config of a session
+ * with these budgets: where that is codes, they become the tail of every budget without a tail. Errors:
+ * INVALID_ARGUMENT (the spec; nothing changes), OUT_OF_MEMORY, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0:
