@@ -2,12 +2,19 @@
 
 #include <algorithm>
 
-#include "index/types/factory.h"
-
 namespace keyhole::runtime {
 
+std::optional<index::CodeBits> CodeSpecs::bits(const std::string& spec) {
+  if (const auto at = known_.find(spec); at != known_.end()) return at->second;
+  const std::optional<index::CodeBits> bits = index::code_bits(spec);
+  parsed_ += 1;
+  if (known_.size() >= kMost) known_.clear();
+  known_.emplace(spec, bits);
+  return bits;
+}
+
 CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
-                    std::span<const HeadParams* const> heads) {
+                    std::span<const HeadParams* const> heads, CodeSpecs& specs) {
   CodePlan plan;
   plan.layers.assign(model.layers, 0);
   if (params.partitions == KEYHOLE_PLACE_HOST) return plan;
@@ -18,7 +25,7 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
     uint32_t rows = 0;
     for (uint32_t h = 0; coded && h < model.kv_heads; ++h) {
       const HeadParams& head = *heads[size_t{layer} * model.kv_heads + h];
-      const std::optional<index::CodeBits> own = index::code_bits(head.index);
+      const std::optional<index::CodeBits> own = specs.bits(head.index);
       coded = !head.dense && own.has_value() && (h == 0 || own == bits) &&
               head.budget.tail == KEYHOLE_TAIL_CODES;
       bits = own;

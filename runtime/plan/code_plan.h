@@ -6,12 +6,15 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "cpu/code_layout.h"
 #include "gpu/codes.h"
+#include "index/types/factory.h"
 #include "runtime/plan/config.h"
 
 namespace keyhole::runtime {
@@ -31,9 +34,24 @@ struct CodePlan {
   }
 };
 
+/// The bits of indexes with codes by their specs, each of which is parsed once: a session asks for those of all heads
+/// whenever a budget changes, and mostly they are one.
+class CodeSpecs {
+ public:
+  /// None: the index has no codes. Throws Error(invalid_argument) for no spec.
+  [[nodiscard]] std::optional<index::CodeBits> bits(const std::string& spec);
+  /// Specs that were parsed so far.
+  [[nodiscard]] size_t parsed() const { return parsed_; }
+
+ private:
+  static constexpr size_t kMost = 1024;  ///< as many as heads of a large model
+  std::map<std::string, std::optional<index::CodeBits>> known_;
+  size_t parsed_ = 0;
+};
+
 /// heads: `[layers, kv_heads]`.
 [[nodiscard]] CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
-                                  std::span<const HeadParams* const> heads);
+                                  std::span<const HeadParams* const> heads, CodeSpecs& specs);
 
 /// Shape of the device's memory for a plan with layers, in sessions of at most so many tokens.
 [[nodiscard]] gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens,

@@ -102,13 +102,14 @@ CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   if (s.row_block() != kCodeBlock) return {};
   std::vector<const HeadParams*> heads;
   for (const HeadParams& head : s.heads) heads.push_back(&head);
-  if (!heads.empty()) return plan_codes(s, m, heads);
+  CodeSpecs specs;
+  if (!heads.empty()) return plan_codes(s, m, heads, specs);
   // A shape may have millions of heads: one of each layer stands for those that are alike.
   const HeadParams same = s.head(0);
   ModelShape narrow = m;
   narrow.kv_heads = 1;
   heads.assign(m.layers, &same);
-  return plan_codes(s, narrow, heads);
+  return plan_codes(s, narrow, heads, specs);
 }
 
 }  // namespace

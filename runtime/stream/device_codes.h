@@ -77,6 +77,8 @@ class DeviceCodes {
   /// Of device memory, now and at most so far.
   [[nodiscard]] size_t bytes() const { return codes_ == nullptr ? 0 : codes_->bytes(); }
   [[nodiscard]] size_t bytes_peak() const { return bytes_peak_; }
+  /// Specs of heads that plan() has parsed so far.
+  [[nodiscard]] size_t parsed_specs() const { return specs_.parsed(); }
   [[nodiscard]] size_t pinned_bytes() const { return pin_ == nullptr ? 0 : pin_->bytes(); }
 
  private:
@@ -107,6 +109,7 @@ class DeviceCodes {
   MakePin make_pin_;
   CodeSource* source_;
   Log log_;
+  CodeSpecs specs_;
   CodePlan plan_;
   std::unique_ptr<gpu::Codes> codes_;  ///< null: no layer has any
   std::unique_ptr<PinnedMemory> pin_;  ///< with codes_

@@ -1,0 +1,69 @@
+// What a session's codes on the device are planned from.
+#include "runtime/stream/device_codes.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/engine/engine.h"
+#include "tests/runtime/fixture.h"
+
+namespace keyhole::runtime {
+namespace {
+
+/// No layer has a row yet.
+struct EmptyRows final : CodeSource {
+  KvView rows(uint32_t, uint32_t) const override { return {}; }
+  uint32_t row_block() const override { return kCodeBlock; }
+  size_t row_capacity() const override { return 0; }
+  const index::Balance& balance(uint32_t, uint32_t) override {
+    throw Error(Status::internal, "planted: no rows");
+  }
+  void set_pinned(uint32_t, size_t) override {}
+};
+
+TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
+  const Engine engine(test::small_engine(1));
+  const ModelShape& model = engine.model();
+  SessionParams params;
+  EmptyRows rows;
+  uint32_t asked = 0;
+  DeviceCodes codes(
+      params, model,
+      [&](const gpu::CodesShape& shape) -> std::unique_ptr<gpu::Codes> {
+        asked = shape.exact_rows;
+        throw Error(Status::out_of_device_memory, "planted: no room");
+      },
+      []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, rows, engine.log());
+  std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
+  std::vector<const HeadParams*> all;
+  for (HeadParams& head : heads) {
+    head.index = "codes:k=2,v=2";
+    head.budget.tail = KEYHOLE_TAIL_CODES;
+    all.push_back(&head);
+  }
+  for (uint32_t n = 1; n <= 30; ++n) {
+    for (HeadParams& head : heads) head.budget.top_k = n;
+    codes.plan(all);
+    EXPECT_EQ(asked, n) << "the plan is that of the budgets as they are now";
+  }
+  EXPECT_EQ(codes.parsed_specs(), 1U);
+  heads[0].index = "flat";
+  for (uint32_t n = 1; n <= 30; ++n) {
+    heads[1].budget.top_k = n;
+    codes.plan(all);
+  }
+  EXPECT_EQ(codes.parsed_specs(), 2U);
+}
+
+TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
+  CodeSpecs specs;
+  for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0"}) {
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(specs.bits(spec), index::code_bits(spec)) << spec;
+  }
+  EXPECT_EQ(specs.parsed(), 5U);
+  EXPECT_THROW((void)specs.bits("no such type"), Error);
+  for (uint32_t i = 0; i < 3000; ++i) (void)specs.bits("ivf:C=" + std::to_string(64 + i));
+  EXPECT_EQ(specs.bits("codes:k=2,v=2"), index::code_bits("codes:k=2,v=2"));
+}
+
+}  // namespace
+}  // namespace keyhole::runtime
