@@ -65,8 +65,14 @@ struct OnDevice {
   Codes* codes = nullptr;
 };
 
-/// The stream's side of a Resident. begin() and end() come from one thread at a time; await(), chosen() and
-/// deliver() from the threads that serve the host's part, for layers that were begun, in their order.
+/// K and V of a KV head's resident tokens in as many pieces as they lie in, `[count, head_dim]` each.
+struct ResidentRows {
+  std::array<KvView, 3> pieces;
+  uint32_t count = 0;
+};
+
+/// The stream's side of a Resident. begin() and end() come from one thread at a time; await() from any; chosen(), deliver(),
+/// answer() and host_copy() from the threads that serve the host's part, for layers that were begun, in their order.
 class StreamSteps {
  public:
   virtual ~StreamSteps() = default;

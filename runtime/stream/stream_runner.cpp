@@ -36,8 +36,10 @@ StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
       partitions_(params, model_, std::move(make_partitions), engine.log()),
       ahead_(model_.layers),
       forecast_(model_.layers, params.sink, params.window, params.window + params.flush_block),
-      server_(engine.pool(), engine.effective_config().spin_us,
-              [this](const StreamStep& step) { serve(step); }) {}
+      server_(
+          engine.pool(), engine.effective_config().spin_us,
+          [this](const StreamStep& step, bool waits) { return can_serve(step, waits); },
+          [this](const StreamStep& step) { serve(step); }) {}
 
 StreamRunner::~StreamRunner() {
   // The thread first; what it has not served, the device must not wait for.
@@ -48,12 +50,21 @@ StreamRunner::~StreamRunner() {
 
 // ---- The host's part -----------------------------------------------------------------------------
 
+bool StreamRunner::can_serve(const StreamStep& step, bool waits) {
+  if (failure_) return true;
+  gpu::Published published;
+  const uint32_t spin_us = waits ? kAwaitSpinUs : 0;
+  const uint64_t timeout_us = waits ? timeout_us_ : 0;
+  return steps_->await(step.layer, step.sequence, spin_us, timeout_us, gives_up_, published) ||
+         waits;
+}
+
 void StreamRunner::serve(const StreamStep& step) {
   if (failure_) return steps_->give_up(step.layer, step.sequence);
   try {
     gpu::Published published;
-    if (!steps_->await(step.layer, step.sequence, kAwaitSpinUs, timeout_us_, gives_up_,
-                       published)) {
+    // Its queries are here, or the wait for them has ended without.
+    if (!steps_->await(step.layer, step.sequence, 0, 0, gives_up_, published)) {
       std::string text;
       const Status status = steps_->failure(text);
       if (status != Status::ok) throw Error(status, text);

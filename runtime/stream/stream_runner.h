@@ -6,6 +6,9 @@
 //   serving thread    await q, search and attend the offloaded tokens, deliver, update the host's copy
 //   the stream        second half: wait for the host's states, merge
 //
+// Where the device attends everything (gpu/codes.h) the serving thread only takes k and v in, and a calling thread that
+// waits for that does it itself (StreamServer::wait()): no call needs the serving thread to get a core.
+//
 // The runner knows of a session only what StreamClient tells.
 #pragma once
 
@@ -53,7 +56,22 @@ class StreamClient {
   /// Offloads a block of rows, of which the window has as many or more. Throws Error(out_of_memory).
   virtual void flush(uint32_t layer) = 0;
 
-  // From the serving thread, for one step after the other.
+  // Audits. From the calling thread:
+  /// Whether steps may be audited.
+  [[nodiscard]] virtual bool has_audits() const = 0;
+  /// Counts a step that is about to be submitted; its number if it is audited: then it keeps its answer.
+  [[nodiscard]] virtual std::optional<uint64_t> count_step(uint32_t layer) = 0;
+  // From the thread that serves steps:
+  /// Opens the audit of a step: after prepare_work(), or of a coded step, which has none, in its place.
+  virtual void begin_audit(const StreamStep& step, const gpu::Published& published) = 0;
+  /// The host's part of that step is over.
+  virtual void end_served_audit() = 0;
+  /// Takes the answer of the step whose audit is open, if one is. From either thread. is_over: the step has ended.
+  virtual void close_audit(bool is_over) = 0;
+  /// The step whose audit is open has failed.
+  virtual void drop_audit() = 0;
+
+  // From the serving thread, or from the calling one in its place, for one step after the other.
   /// Decides what the KV heads of a layer do in a step whose token is at `position`. device_chooses: heads whose
   /// partitions the device holds read those that it chooses.
   virtual void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) = 0;
@@ -144,6 +162,8 @@ class StreamRunner {
   template <class F>
   void launch(bool is_captured, F&& launches);
 
+  // For the server; see there.
+  [[nodiscard]] bool can_serve(const StreamStep& step, bool waits);
   void serve(const StreamStep& step);
   void serve_published(const StreamStep& step, const gpu::Published& published);
   void check_finite_rows(const StreamStep& step, const gpu::Published& published) const;

@@ -1,7 +1,6 @@
 #include "runtime/stream/stream_server.h"
 
 #include <chrono>
-#include <optional>
 #include <string>
 #include <system_error>
 
@@ -12,8 +11,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// How long a caller sleeps that could serve the step which it waits for, once its queries are here: a fraction of a token.
+constexpr std::chrono::microseconds kNap{100};
+
 int difference(int a, int b) {
   return static_cast<int>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+}
+
+int next_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) + 1); }
+
+bool has_reached(int served, uint32_t ticket) {
+  return difference(served, static_cast<int>(ticket)) >= 0;
 }
 
 void pause() {
@@ -26,8 +34,12 @@ void pause() {
 
 }  // namespace
 
-StreamServer::StreamServer(cpu::Pool& pool, uint32_t spin_us, Serve serve)
-    : pool_(&pool), spin_us_(spin_us), serve_(std::move(serve)), ring_(kCapacity) {
+StreamServer::StreamServer(cpu::Pool& pool, uint32_t spin_us, Await await, Serve serve)
+    : pool_(&pool),
+      spin_us_(spin_us),
+      await_(std::move(await)),
+      serve_(std::move(serve)),
+      ring_(kCapacity) {
   try {
     thread_ = std::thread([this] { work(); });
   } catch (const std::system_error& e) {
@@ -50,28 +62,48 @@ uint32_t StreamServer::submit(const StreamStep& step) {
     wait(static_cast<uint32_t>(at) - kCapacity + 1);
   }
   ring_[static_cast<uint32_t>(at) % kCapacity] = step;
-  const auto next = static_cast<int>(static_cast<uint32_t>(at) + 1);
-  submitted_.store(next);
+  submitted_.store(next_of(at));
   submitted_.notify_one();
-  return static_cast<uint32_t>(next);
+  return static_cast<uint32_t>(next_of(at));
 }
 
-void StreamServer::wait(uint32_t ticket) {
-  const auto reached = [&](int served) {
-    return difference(served, static_cast<int>(ticket)) >= 0;
-  };
-  if (reached(served_.load(std::memory_order_acquire))) return;
-  // Sequentially consistent, as in the server: either the server sees waiting_, or this thread
-  // sees its count.
-  wanted_.store(static_cast<int>(ticket));
-  waiting_.store(true);
-  for (int seen = served_.load(); !reached(seen); seen = served_.load()) served_.wait(seen);
-  waiting_.store(false);
+// ---- Serving -------------------------------------------------------------------------------------
+
+void StreamServer::serve_claimed(int at) {
+  serve_(ring_[static_cast<uint32_t>(at) % kCapacity]);
+  served_.store(next_of(at));
+}
+
+void StreamServer::serve(int at) {
+  {
+    const std::lock_guard claim(serving_);
+    if (served_.load(std::memory_order_relaxed) != at) return;  // the caller has
+    serve_claimed(at);
+  }
+  // Sequentially consistent, as in sleep(): either this thread sees waiting_, or that one sees the count.
+  if (!waiting_.load() || difference(next_of(at), wanted_.load()) < 0) return;
+  { const std::lock_guard lock(sleeping_); }  // it sleeps, or has not looked at the count yet
+  awake_.notify_one();
+}
+
+bool StreamServer::help(int at) {
+  if (!await_(ring_[static_cast<uint32_t>(at) % kCapacity], false)) return false;
+  const std::unique_lock claim(serving_, std::try_to_lock);
+  if (!claim.owns_lock()) return false;  // the thread is at it
+  if (served_.load(std::memory_order_relaxed) == at) serve_claimed(at);
+  return true;
+}
+
+std::optional<StreamStep> StreamServer::step_at(int at) {
+  const std::lock_guard claim(serving_);
+  if (served_.load(std::memory_order_relaxed) != at) return std::nullopt;
+  return ring_[static_cast<uint32_t>(at) % kCapacity];
 }
 
 void StreamServer::work() {
   std::optional<cpu::Pool::Awake> awake;
-  for (int at = 0;;) {
+  for (;;) {
+    const int at = served_.load(std::memory_order_acquire);
     int submitted = submitted_.load(std::memory_order_acquire);
     if (submitted == at) {
       const auto end = Clock::now() + std::chrono::microseconds(spin_us_);
@@ -86,11 +118,32 @@ void StreamServer::work() {
     }
     if (stop_.load(std::memory_order_relaxed)) return;
     if (!awake) awake.emplace(*pool_);
-    serve_(ring_[static_cast<uint32_t>(at) % kCapacity]);
-    at = static_cast<int>(static_cast<uint32_t>(at) + 1);
-    served_.store(at);
-    if (waiting_.load() && difference(at, wanted_.load()) >= 0) served_.notify_all();
+    if (const std::optional<StreamStep> step = step_at(at); step && await_(*step, true)) serve(at);
   }
+}
+
+// ---- Waiting -------------------------------------------------------------------------------------
+
+void StreamServer::wait(uint32_t ticket) {
+  for (int at = served_.load(std::memory_order_acquire); !has_reached(at, ticket);
+       at = served_.load(std::memory_order_acquire)) {
+    const bool can_help = ring_[static_cast<uint32_t>(at) % kCapacity].coded;
+    if (can_help && help(at)) continue;
+    sleep(ticket, can_help);
+  }
+}
+
+void StreamServer::sleep(uint32_t ticket, bool can_help) {
+  std::unique_lock lock(sleeping_);
+  wanted_.store(static_cast<int>(ticket));
+  waiting_.store(true);
+  const auto is_served = [&] { return has_reached(served_.load(), ticket); };
+  if (can_help) {
+    awake_.wait_for(lock, kNap, is_served);
+  } else {
+    awake_.wait(lock, is_served);
+  }
+  waiting_.store(false);
 }
 
 }  // namespace keyhole::runtime

@@ -223,6 +223,63 @@ TEST_P(StreamCodes, GraphsStayValidWhileBlocksCome) {
   EXPECT_GE(device.codes->count(0), 3U);
 }
 
+// On a host whose cores are all busy the session's thread does not get one: neither launches nor steps need it.
+TEST_P(StreamCodes, NoCallWaitsForTheThreadOfTheSession) {
+  const std::thread::id self = std::this_thread::get_id();
+  std::atomic<bool> released{false};
+  std::atomic<int> held{0};
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), coded());
+  StoredModel model(engine_config_, GetParam());
+  prefill(s.get(), model, 520);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  std::vector<Token> tokens(engine_config_.layers);
+  std::vector<std::vector<float>> out(engine_config_.layers), lse(engine_config_.layers);
+  device.stream.begin_capture();
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+    tokens[l] = token();
+    out[l].resize(tokens[l].q.size());
+    lse[l].resize(engine_config_.q_heads);
+    ASSERT_OK(enqueue(s.get(), l, tokens[l], out[l], lse[l].data()));
+  }
+  device.stream.end_capture();
+
+  device.faults.on_await = [&, self] {
+    if (std::this_thread::get_id() == self || released) return;
+    held += 1;
+    released.wait(false);
+  };
+  // 300 launches bring a block of codes or two, and each is announced while the thread is still held up in the first.
+  for (int launch = 0; launch < 300; ++launch) {
+    for (Token& t : tokens) {
+      const Token next = token();
+      std::copy(next.q.begin(), next.q.end(), t.q.begin());
+      std::copy(next.k.begin(), next.k.end(), t.k.begin());
+      std::copy(next.v.begin(), next.v.end(), t.v.begin());
+    }
+    ASSERT_OK(keyhole_session_announce(s.get()));
+    device.stream.launch_graph();
+    if (launch % 2 == 0) {
+      ASSERT_OK(keyhole_session_synchronize(s.get()));
+    } else {
+      device.stream.wait();  // as a decoder that waits for its stream alone
+    }
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      model.append(l, tokens[l].k, tokens[l].v);
+      expect_truth(model, l, tokens[l].q, out[l], lse[l]);
+    }
+    if (HasFatalFailure()) break;
+  }
+  for (int i = 0; i < 20; ++i) step(s.get(), model, i % 2 == 1);
+  EXPECT_EQ(held, 1) << "the thread is in the wait in which it was held up";
+  EXPECT_EQ(device.codes->count(0), 3U);
+  EXPECT_EQ(statistics(s.get()).stream_steps, 320U * engine_config_.layers);
+  released = true;
+  released.notify_all();
+  for (int i = 0; i < 20; ++i) step(s.get(), model, false);
+  EXPECT_EQ(layer_tokens(s.get(), 0).total, 860U);
+}
+
 TEST_P(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = coded();

@@ -195,6 +195,13 @@ struct FakeFaults {
   std::atomic<bool> fails{false};  ///< no half of a step can be launched, as after a CUDA error
   std::atomic<bool> fails_to_end{false};  ///< a first half can, a second one cannot
   uint32_t timeout_ms = 2000;             ///< of waits on the device
+  /// Called by threads that wait for the queries of a step, while they do: to hold them up.
+  std::function<void()> on_await = [] {};
+  std::atomic<uint64_t> answers_kept{
+      0};  ///< steps that were enqueued or captured to leave an answer for the host
+  /// Called with an answer before it is written, o `[q_heads, head_dim]` and lse `[q_heads]`: to make it wrong.
+  std::function<void(uint32_t layer, uint32_t sequence, float* o, float* lse)> on_answer =
+      [](uint32_t, uint32_t, float*, float*) {};
 };
 
 class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
@@ -310,7 +317,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
              const std::atomic<bool>& stop, gpu::Published& out) override {
     Layer& l = layers_[layer];
-    awaited_ += 1;
+    if (timeout_us != 0) {
+      awaited_ += 1;
+      faults_->on_await();
+    }
     if (!wait_for(l.published, sequence, timeout_us, stop)) return false;
     const Rows& rows = l.rows[sequence % 2];
     out = {rows.q.data(), rows.k.data(), rows.v.data()};

@@ -225,7 +225,12 @@ bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, ui
   };
   const auto stopped = [&] { return stop.load(std::memory_order_relaxed); };
   if (!wait_until(ready, spin_us, timeout_us, stopped)) return false;
-  layers_[layer].awaited.store(sequence, std::memory_order_relaxed);
+  // Of two threads that await, one may be a step behind.
+  std::atomic<uint32_t>& awaited = layers_[layer].awaited;
+  uint32_t seen = awaited.load(std::memory_order_relaxed);
+  while (!has_reached(seen, sequence) &&
+         !awaited.compare_exchange_weak(seen, sequence, std::memory_order_relaxed)) {
+  }
   const std::byte* rows = pinned_.data() + layout_.rows(layer, sequence);
   out.q = reinterpret_cast<const float*>(rows);
   out.k = rows + layout_.q_bytes();
