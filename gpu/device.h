@@ -25,6 +25,7 @@ struct ResidentShape {
   uint32_t window_capacity = 0;  ///< slots of the window: W plus one flush block
   uint32_t window = 0;           ///< W: what a full window falls back to in StreamSteps
   LogitParams logits;
+  bool keeps_answers = false;  ///< there is memory for StreamSteps::answer()
 };
 
 /// Resident K and V of one session. One thread at a time. Every layer counts for itself.

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -82,6 +83,23 @@ void Mirror::read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std:
     std::memcpy(k + i * row_bytes_, row(layer, slot, 0), row_bytes_);
     std::memcpy(v + i * row_bytes_, row(layer, slot, 1), row_bytes_);
   }
+}
+
+ResidentRows Mirror::rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const {
+  const RingState& state = states_[layer];
+  ResidentRows all;
+  const auto add = [&](uint32_t slot, uint32_t n) {
+    if (n == 0) return;
+    const auto view = [&](uint32_t which) {
+      return RowsView{row(layer, slot, which) + offset, row_bytes_, n, dim, dtype};
+    };
+    all.pieces[all.count++] = {view(0), view(1)};
+  };
+  add(0, state.sink);
+  const uint32_t to_the_end = std::min(state.window, shape_.capacity - state.begin);
+  add(shape_.sink + state.begin, to_the_end);
+  add(shape_.sink, state.window - to_the_end);
+  return all;
 }
 
 }  // namespace keyhole::gpu

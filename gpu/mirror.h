@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gpu/cuda/resident/ring.h"
+#include "gpu/step.h"
 
 namespace keyhole::gpu {
 
@@ -34,6 +35,8 @@ class Mirror {
                             std::byte* k, std::byte* v);
   /// Copies tokens [first, first + n) of the layer (sink first, oldest first) to k and v.
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
+  /// The resident tokens where they lie, of each row the `dim` elements of `dtype` from byte `offset` on.
+  [[nodiscard]] ResidentRows rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const;
 
  private:
   [[nodiscard]] std::byte* row(uint32_t layer, uint32_t slot, uint32_t which) const;

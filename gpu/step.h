@@ -14,6 +14,7 @@
 // The device counts them itself (per layer), so that a captured graph can be launched again and again.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string>
@@ -59,10 +60,12 @@ struct Chosen {
 class Partitions;
 class Codes;
 
-/// What stands on the device for offloaded tokens: one of the two, or neither (the host's state has all of them).
+/// What stands on the device for offloaded tokens: one of the two, or neither (the host's state has all of them). And
+/// whether the step leaves its answer for the host (StreamSteps::answer()); of sessions whose ResidentShape says so.
 struct OnDevice {
   Partitions* partitions = nullptr;
   Codes* codes = nullptr;
+  bool keeps_answer = false;
 };
 
 /// K and V of a KV head's resident tokens in as many pieces as they lie in, `[count, head_dim]` each.
@@ -117,6 +120,14 @@ class StreamSteps {
   /// Ends waits of the device for this layer's step without a result: their outputs are NaN (not those of steps with
   /// codes, which need no result), failure() says why.
   virtual void give_up(uint32_t layer, uint32_t sequence) = 0;
+
+  /// What a step wrote, or would have written without rounding to the dtype of out: o `[group, head_dim]`, lse `[group]`.
+  /// False: it is not here, which is so until a later step of the stream, of any layer, was awaited, or the stream was
+  /// waited for. It stays until the host has delivered the layer's next step.
+  [[nodiscard]] virtual bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence,
+                                    StateView& out) = 0;
+  /// The host's copy of a KV head's resident tokens, until the layer has others.
+  [[nodiscard]] virtual ResidentRows host_copy(uint32_t layer, uint32_t kv_head) = 0;
 
   /// Brings the host's copy of the layer's resident tokens up to a step that was awaited and appended: as begin()
   /// says. The tokens that left the window are copied to k and v (`[n, kv_heads, head_dim]`); returns n.

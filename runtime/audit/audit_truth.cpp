@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <new>
 #include <numeric>
 
@@ -52,7 +53,7 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
   std::fill(weight_.begin(), weight_.end(), 0.0);
   std::fill(largest_.begin(), largest_.end(), -std::numeric_limits<double>::infinity());
   add_state(record.resident_o.data(), record.resident_lse.data());
-  bool wants_recall = rows != 0;
+  bool wants_recall = rows != 0 && record.knows_rows;
   try {
     best_.begin(group_, record.top_k, rows);
   } catch (const std::bad_alloc&) {
@@ -86,11 +87,14 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
       difference += (record.o[j] - truth) * (record.o[j] - truth);
       norm += truth * truth;
     }
-    result.error[h] = difference == 0.0 ? 0.0F
-                      : norm == 0.0     ? 1.0F
-                                        : static_cast<float>(std::sqrt(difference / norm));
-    // ln of the share that was read; rounding may put it above 0.
-    const double read = std::min(0.0, record.read_lse[h] - (largest_[h] + std::log(weight_[h])));
+    result.error[h] = !std::isfinite(difference) ? std::numeric_limits<float>::infinity()
+                      : difference == 0.0        ? 0.0F
+                      : norm == 0.0              ? 1.0F
+                                                 : static_cast<float>(std::sqrt(difference / norm));
+    // ln of the share that was read; rounding may put it above 0. A step that answers NaN has read nothing.
+    const double share = record.read_lse[h] - (largest_[h] + std::log(weight_[h]));
+    const double read =
+        std::isnan(share) ? -std::numeric_limits<double>::infinity() : std::min(0.0, share);
     result.mass[h] = static_cast<float>(std::exp(read));
     result.missing[h] = static_cast<float>(-std::expm1(read));
     result.recall[h] = 0.0F;

@@ -66,6 +66,7 @@ HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uin
   r.factor = schedule_.widening(layer, kv_head).factor;
   r.epoch = schedule_.widening(layer, kv_head).epoch;
   r.searched = searched;
+  r.knows_rows = true;
   return r;
 }
 

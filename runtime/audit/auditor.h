@@ -28,7 +28,8 @@
 
 namespace keyhole::runtime {
 
-/// Used by the decoding thread alone. No member throws but the constructor and reserve().
+/// Used by the decoding thread alone: of steps on a stream by whichever thread serves them, while it does; their calling
+/// thread only counts steps then. No member throws but the constructor and reserve().
 class Auditor {
  public:
   /// Takes all memory that audits of up to `capacity` rows and recall@top_k will need. Starts no

@@ -73,6 +73,22 @@ void SessionAudits::record(uint32_t layer, uint32_t kv_head, const Budget& budge
                                   work.index != nullptr);
 }
 
+std::optional<uint64_t> SessionAudits::count(uint32_t layer) {
+  if (!on()) return std::nullopt;
+  AuditSchedule& schedule = auditor_->schedule();
+  const uint64_t number = schedule.begin_step(layer);
+  for (uint32_t h = 0; h < engine_->model().kv_heads; ++h) {
+    if (schedule.chosen(layer, h, number)) return number;
+  }
+  return std::nullopt;
+}
+
+HeadRecord* SessionAudits::record(uint32_t layer, uint32_t kv_head, uint64_t number,
+                                  const Budget& budget) {
+  if (!auditor_->schedule().chosen(layer, kv_head, number)) return nullptr;
+  return &auditor_->record(layer, kv_head, number, budget.top_k, bound_of(budget), false);
+}
+
 void SessionAudits::submit() {
   if (!on()) return;
   auditor_->submit();

@@ -6,7 +6,9 @@
 // submit() or discard().
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "runtime/audit/auditor.h"
@@ -31,6 +33,13 @@ class SessionAudits {
   /// Widens the head's work as far as audits ask for it, and gives it a record if the head is
   /// audited.
   void record(uint32_t layer, uint32_t kv_head, const Budget& budget, HeadWork& work);
+  // Of steps on a stream, of which audits only report.
+  /// Counts a step of the layer; its number if a KV head of it is audited. From the thread that submits steps.
+  [[nodiscard]] std::optional<uint64_t> count(uint32_t layer);
+  /// A record of the step that was counted; null: this head of it is not audited.
+  [[nodiscard]] HeadRecord* record(uint32_t layer, uint32_t kv_head, uint64_t number,
+                                   const Budget& budget);
+
   /// The step is over: its records may be audited.
   void submit();
   /// The step failed: its records are void.
@@ -53,7 +62,7 @@ class SessionAudits {
   void reset_figures();
   /// Bytes of host memory, counted when the last step ended: workers write to records during a
   /// step.
-  [[nodiscard]] uint64_t bytes() const { return bytes_; }
+  [[nodiscard]] uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
   // No audit may be under way. Figures stay behind.
   void save(ChecksumWriter& out) const;
@@ -64,13 +73,13 @@ class SessionAudits {
  private:
   void report_action(uint32_t layer, uint32_t kv_head, float bound);
   [[nodiscard]] float bound_of(const Budget& budget) const;
-  void count_bytes() { bytes_ = auditor_->bytes(); }
+  void count_bytes() { bytes_.store(auditor_->bytes(), std::memory_order_relaxed); }
 
   const Engine* engine_;
   const SessionParams* params_;
   uint64_t step_ = 0;  ///< of the layer that begin_step() was called for
   uint64_t actions_ = 0;
-  uint64_t bytes_ = 0;
+  std::atomic<uint64_t> bytes_{0};
   std::unique_ptr<Auditor> auditor_;  ///< null: nothing is audited
 };
 

@@ -75,7 +75,7 @@ uint32_t SessionParams::row_block() const { return flush_block % kCodeBlock == 0
 
 gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
   return {model.layers, model.q_heads,        model.kv_heads, model.head_dim, model.kv_dtype,
-          sink,         window + flush_block, window,         model.logits};
+          sink,         window + flush_block, window,         model.logits,   audit_share > 0.0};
 }
 
 gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,

@@ -22,6 +22,7 @@
 #include "runtime/build/index_keeper.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/session/resident_truth.h"
 #include "runtime/session/sequence.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/stream/device_codes.h"
@@ -127,6 +128,9 @@ class Session {
   /// host_bytes() and what first indexes under way will add to it: what host_memory_limit is about.
   [[nodiscard]] uint64_t accounted_bytes() const;
   void begin_audits(uint32_t layer);
+  /// The step whose offloaded tokens the device has attended by their codes is over: its records know its answer and the
+  /// resident tokens.
+  void end_coded_audits();
 
   /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws
   /// Error(invalid_argument).
@@ -177,6 +181,7 @@ class Session {
   mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
   std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
   // Null where the device has no streams.
+  std::unique_ptr<ResidentTruth> resident_truth_;
   std::unique_ptr<CodeSource> code_source_;
   std::unique_ptr<DeviceCodes> codes_;
   std::unique_ptr<StreamClient> stream_client_;

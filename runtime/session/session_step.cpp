@@ -29,8 +29,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
         q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
   }
   prepare_work(layer, tokens(layer) - 1, false);
-  // What the device attends by its codes leaves no record here.
-  if (audits_.on() && codes_of_step(layer) == nullptr) begin_audits(layer);
+  if (audits_.on()) begin_audits(layer);
   step_layer_ = layer;
   step_appended_ = k != nullptr;
   step_began_ = began;
@@ -108,6 +107,18 @@ void Session::begin_audits(uint32_t layer) {
   for (uint32_t h = 0; h < kv_heads; ++h) audits_.record(layer, h, budget(h), step_.work(h));
 }
 
+void Session::end_coded_audits() {
+  const ModelShape& m = engine_->model();
+  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+    HeadRecord* record = step_.work(h).record;
+    if (record == nullptr) continue;
+    // The state that the step took for the resident one is that of all tokens.
+    record->knows_rows = false;
+    record->set_resident(resident_truth_->state(step_layer_, h, record->queries.data()));
+    std::copy_n(step_.lse() + size_t{h} * m.group(), m.group(), record->read_lse.data());
+  }
+}
+
 void Session::attend_end(const RowsOut& out, float* lse) {
   in_step_ = false;
   const ModelShape& m = engine_->model();
@@ -124,6 +135,7 @@ void Session::attend_end(const RowsOut& out, float* lse) {
     step_bytes_ = step_.bytes();
     throw;
   }
+  if (audits_.on() && codes_of_step(step_layer_) != nullptr) end_coded_audits();
   audits_.submit();
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](

@@ -1,12 +1,16 @@
 // A session's side of stream steps: what the runner of runtime/stream asks of it, and the calls that go there.
+#include <optional>
+
 #include "runtime/session/session.h"
+#include "runtime/session/stream_audits.h"
 
 namespace keyhole::runtime {
 
 /// The session as the runner sees it.
 class Session::Client final : public StreamClient {
  public:
-  Client(Session& session, gpu::StreamSteps& steps) : s_(&session), steps_(&steps) {}
+  Client(Session& session, gpu::StreamSteps& steps)
+      : s_(&session), steps_(&steps), audits_(*session.engine_, session.audits_, steps) {}
 
   uint32_t tokens(uint32_t layer) const override { return s_->tokens(layer); }
   ResidentCounts resident_counts(uint32_t layer) const override {
@@ -51,9 +55,32 @@ class Session::Client final : public StreamClient {
     if (left != 0) sequence.store_staged(layer, left);
   }
 
+  bool has_audits() const override { return audits_.on(); }
+  std::optional<uint64_t> count_step(uint32_t layer) override { return audits_.count(layer); }
+  void begin_audit(const StreamStep& step, const gpu::Published& published) override {
+    const ModelShape& m = s_->engine_->model();
+    audits_.open(step);
+    for (uint32_t h = 0; h < m.kv_heads; ++h) {
+      HeadRecord* record = audits_.add(h, s_->keeper_.head(step.layer, h).params.budget);
+      if (record == nullptr) continue;
+      if (step.coded) {
+        audits_.take_coded(h, published.q + size_t{h} * m.group() * m.head_dim,
+                           s_->sequence_.view(step.layer, h));
+        continue;
+      }
+      HeadWork& work = s_->step_.work(h);
+      work.record = record;
+      if (work.partitions != nullptr) audits_.set_device_tail(h);
+    }
+  }
+  void end_served_audit() override { audits_.take_resident(); }
+  void close_audit(bool is_over) override { audits_.close(is_over); }
+  void drop_audit() override { audits_.drop(); }
+
  private:
   Session* s_;
   gpu::StreamSteps* steps_;
+  StreamAudits audits_;
 };
 
 Session::~Session() = default;
@@ -81,6 +108,7 @@ void Session::make_stream_runner() {
   gpu::StreamSteps* steps = sequence_.resident().stream_steps();
   if (steps == nullptr) return;
   const StreamDevice& device = engine_->stream_device();
+  resident_truth_ = std::make_unique<ResidentTruth>(*engine_, *steps);
   code_source_ = std::make_unique<Rows>(*this);
   codes_ = std::make_unique<DeviceCodes>(
       params_, engine_->model(),

@@ -67,6 +67,8 @@ struct HeadRecord {
   uint32_t epoch = 0;     ///< of the budget, see AuditSchedule
   float bound = 0.0F;     ///< an output error above it is too much
   bool searched = false;  ///< through an index, so that widening can help
+  bool knows_rows =
+      true;  ///< which rows were attended exactly; false: codes on a device stood for some of them
 
   // Filled in by the step.
   KvView kv;                        ///< the offloaded rows of that moment
@@ -79,6 +81,12 @@ struct HeadRecord {
   std::vector<float>
       unread_lse;   ///< `[group]` of all else, as the tail estimates it; -inf: no estimate
   RowSet attended;  ///< indexed rows
+
+  /// The state of `state`, of tokens that are not among the rows.
+  void set_resident(StateView state) {
+    std::copy_n(state.o, resident_o.size(), resident_o.data());
+    std::copy_n(state.lse, group, resident_lse.data());
+  }
 
   /// Share of the mass that was not read, as it was estimated.
   [[nodiscard]] float estimated_missing(uint32_t head) const {

@@ -70,10 +70,7 @@ void DecodeStep::count_bytes() {
 void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes) {
   q_ = queries_.data();
   delivery_ = nullptr;
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
-    HeadRecord* record = work_[h].record;
-    if (record != nullptr) begin_record(*record, query_of(h), work_[h].exact_begin);
-  }
+  begin_records();
   resident_.begin(resident, layer, q_, codes);
   start_tasks(results_);
 }
@@ -81,10 +78,18 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* code
 void DecodeStep::start(const float* q, Delivery& delivery) {
   q_ = q;
   delivery_ = &delivery;
+  begin_records();
   resident_.begin_without();
   start_tasks(delivery);
   // There is no resident part to wait for.
   for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
+}
+
+void DecodeStep::begin_records() {
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    HeadRecord* record = work_[h].record;
+    if (record != nullptr) begin_record(*record, query_of(h), work_[h].exact_begin);
+  }
 }
 
 void DecodeStep::start_tasks(ResultSink& sink) {
@@ -239,6 +244,7 @@ void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {
   if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.partitions->count();
   worker.cost.keys_attended += uint64_t{group_} * rows.size();
   worker.cost.keys_opened += rows.size();
+  if (work.record != nullptr) work.record->attended.add(rows);
   worker.cost.bytes_read += rows.size() * (2 * work.kv.keys.stride + sizeof(uint32_t));
   worker.cost.offload_seconds += watch.seconds();
 }
@@ -284,7 +290,7 @@ void DecodeStep::end_state(uint32_t kv_head) {
   const StateView out = sink_->slot(kv_head);
   cpu::merge_states(states.all(), group_, dim_, out);
   HeadRecord* record = work_[kv_head].record;
-  if (record != nullptr && resident_.is_there()) end_record(*record, states, out);
+  if (record != nullptr) end_record(*record, states, out);
   sink_->deliver(kv_head);
 }
 

@@ -50,8 +50,8 @@ class DecodeStep {
   /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
   /// lse(). codes, where not null: the device attends the offloaded rows, too, see gpu::Resident::attend_begin().
   void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes = nullptr);
-  /// The same without a resident part: results go to `delivery`, nothing is recorded, and targets are relative to the
-  /// offloaded tokens alone. q `[q_heads, head_dim]` stays valid until finish().
+  /// The same without a resident part: results go to `delivery`, and records and targets are relative to the offloaded
+  /// tokens alone. q `[q_heads, head_dim]` stays valid until finish().
   void start(const float* q, Delivery& delivery);
 
   /// Helps, waits, takes in the resident part. Rethrows what a task threw; the step is over in any case.
@@ -76,6 +76,7 @@ class DecodeStep {
     std::atomic<bool> failed{false};
   };
 
+  void begin_records();
   void start_tasks(ResultSink& sink);
   void run_task(uint32_t task, Worker& worker);
   void run_task(const StepTask& task, Worker& worker);

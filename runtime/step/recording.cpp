@@ -27,8 +27,7 @@ void record_unread(HeadRecord& record, const float* read_lse, StateView other,
 }
 
 void end_record(HeadRecord& record, const HeadStates& states, StateView out) {
-  std::copy_n(states.resident.o, record.o.size(), record.resident_o.data());
-  std::copy_n(states.resident.lse, record.group, record.resident_lse.data());
+  if (states.resident.o != nullptr) record.set_resident(states.resident);
   std::copy_n(out.o, record.o.size(), record.o.data());
   for (uint32_t h = 0; h < record.group; ++h) {
     cpu::LogSum<double> read;

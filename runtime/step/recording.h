@@ -17,7 +17,7 @@ void begin_record(HeadRecord& record, const GroupQuery& query, uint32_t exact_be
 void record_unread(HeadRecord& record, const float* read_lse, StateView other,
                    const float* missing);
 
-/// After the merge: the output and what it was merged from.
+/// After the merge: the output and what it was merged from; without the resident state where the step has none.
 void end_record(HeadRecord& record, const HeadStates& states, StateView out);
 
 }  // namespace keyhole::runtime

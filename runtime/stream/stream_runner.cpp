@@ -76,6 +76,7 @@ void StreamRunner::serve(const StreamStep& step) {
     }
     serve_published(step, published);
   } catch (...) {
+    client_->drop_audit();
     keep_failure();
     steps_->give_up(step.layer, step.sequence);
   }
@@ -83,11 +84,16 @@ void StreamRunner::serve(const StreamStep& step) {
 
 void StreamRunner::serve_published(const StreamStep& step, const gpu::Published& published) {
   const auto arrived = Clock::now();
+  client_->close_audit(true);  // the stream comes here after the steps before have ended
   check_finite_rows(step, published);
   if (step.coded) {
     if (step.appends) client_->append_published(step.layer, published);
     for (uint32_t h = 0; h < model_.kv_heads; ++h) steps_->deliver(step.layer, h, step.sequence);
     steps_served_ += 1;
+    // After all that the device could wait for. q stays until the host has taken the layer's next step.
+    if (!step.audited) return;
+    client_->begin_audit(step, published);
+    client_->end_served_audit();
     return;
   }
   // A full window gives tokens to the host, which this very step attends there.
@@ -97,6 +103,7 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
   const uint32_t appended = step.appends && !overflows ? 1 : 0;
   client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1,
                         step.device_chooses);
+  if (step.audited) client_->begin_audit(step, published);
   StreamDelivery delivery(*steps_, step, timeout_us_, gives_up_);
   client_->start_step(published.q, delivery);
   std::exception_ptr error;
@@ -107,6 +114,7 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
   }
   client_->finish_step();
   if (error) std::rethrow_exception(error);
+  if (step.audited) client_->end_served_audit();
   serve_seconds_ += std::chrono::duration<double>(Clock::now() - arrived).count();
   steps_served_ += 1;
 }
@@ -165,6 +173,11 @@ void StreamRunner::wait_idle() {
     failure_.set(e.status(), e.what());
   }
   note_device_failure();
+  if (failure_) {
+    client_->drop_audit();
+  } else {
+    client_->close_audit(false);  // a step of which the second half is still to come has no answer
+  }
 }
 
 void StreamRunner::check_not_capturing() const {
@@ -284,6 +297,13 @@ void StreamRunner::prepare(uint32_t layer, bool appends) {
   check_memory(forecast_.offloaded(layer, 1));
 }
 
+StreamStep StreamRunner::counted(StreamStep step) {
+  const std::optional<uint64_t> number = client_->count_step(step.layer);
+  step.audited = number.has_value();
+  step.number = number.value_or(0);
+  return step;
+}
+
 void StreamRunner::submit(StreamStep step) {
   step.sequence = ++sequences_[step.layer];
   tickets_[step.layer] = server_.submit(step);
@@ -361,11 +381,14 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   } else if (params_->mode == KEYHOLE_MODE_INDEXED) {
     on_device.partitions = partitions_.of_layer(layer);
   }
-  const StreamStep step{layer, 0, k != nullptr, on_device.partitions != nullptr,
-                        on_device.codes != nullptr};
+  StreamStep step{layer, 0, k != nullptr, on_device.partitions != nullptr,
+                  on_device.codes != nullptr};
   if (is_captured) {
+    on_device.keeps_answer = client_->has_audits();  // which launches are audited is not known yet
     capture_.add(step);
   } else {
+    step = counted(step);
+    on_device.keeps_answer = step.audited;
     submit(step);  // before the launch, so that the host is looking when q comes
   }
   launch(is_captured, [&] {
@@ -447,7 +470,7 @@ void StreamRunner::announce() {
     for (uint32_t l = 0; l < model_.layers; ++l) offloaded += forecast_.offloaded(l, ahead_[l]);
     check_memory(offloaded);
   }
-  for (const StreamStep& step : captured) submit(step);
+  for (const StreamStep& step : captured) submit(counted(step));
 }
 
 // ---- Figures -------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "gpu/step.h"
@@ -155,6 +156,8 @@ class StreamRunner {
   }
   void know_held_bytes();
   void check_memory(uint64_t offloaded_tokens) const;
+  /// The step as it is submitted: whether it is audited.
+  [[nodiscard]] StreamStep counted(StreamStep step);
   void submit(StreamStep step);
   /// Keeps the exception being handled as the session's failure.
   void keep_failure();

@@ -24,7 +24,9 @@ struct StreamStep {
   uint32_t sequence = 0;  ///< the layer's step number
   bool appends = false;
   bool device_chooses = false;  ///< the device chooses partitions for the host to read
-  bool coded = false;  ///< the device attends everything: the host takes k and v in, no more
+  bool coded = false;    ///< the device attends everything: the host takes k and v in, no more
+  bool audited = false;  ///< in a KV head or more
+  uint64_t number = 0;   ///< of an audited step: see StreamClient::count_step()
 };
 
 class StreamServer {

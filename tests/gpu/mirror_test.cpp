@@ -43,6 +43,20 @@ void check_same(const Mirror& mirror, uint32_t layer, const Lists& want) {
   mirror.read(layer, 0, mirror.state(layer).tokens(), k.data(), v.data());
   EXPECT_EQ(k, all);
   EXPECT_EQ(v, negated(all));
+  // The same where they lie: 3 elements of two bytes from byte 4 of each row on.
+  const ResidentRows rows = mirror.rows(layer, 4, 3, DType::f16);
+  size_t token = 0;
+  for (uint32_t i = 0; i < rows.count; ++i) {
+    const KvView& piece = rows.pieces[i];
+    EXPECT_EQ(piece.keys.dim, 3U);
+    EXPECT_EQ(piece.keys.count, piece.values.count);
+    EXPECT_NE(piece.keys.count, 0U);
+    for (size_t r = 0; r < piece.keys.count; ++r, ++token) {
+      EXPECT_EQ(std::memcmp(piece.keys.row(r), k.data() + token * kRow + 4, 6), 0) << token;
+      EXPECT_EQ(std::memcmp(piece.values.row(r), v.data() + token * kRow + 4, 6), 0) << token;
+    }
+  }
+  EXPECT_EQ(token, want.sink.size() + want.window.size());
 }
 
 TEST(Mirror, AnyOrderOfOperations) {
@@ -153,7 +167,8 @@ ResidentShape odd_shape() {
 }
 
 TEST(PinnedLayout, NothingOverlaps) {
-  const ResidentShape shape = odd_shape();
+  ResidentShape shape = odd_shape();
+  shape.keeps_answers = true;
   const PinnedLayout layout(shape);
   std::vector<int> owners(layout.bytes(), 0);
   int owner = 0;
@@ -170,6 +185,11 @@ TEST(PinnedLayout, NothingOverlaps) {
       take(layout.published(layer, h), kLine);
       take(layout.delivered(layer, h), kLine);
       take(layout.slot(layer, h), 7 * 81 * sizeof(float));
+      take(layout.answered(layer, h), kLine);
+      for (uint32_t sequence : {6U, 7U}) {
+        take(layout.answer(layer, h, sequence), 7 * 81 * sizeof(float));
+      }
+      EXPECT_EQ(layout.answer(layer, h, 1), layout.answer(layer, h, 0) + layout.answer_bytes());
     }
     for (uint32_t sequence : {6U, 7U}) {
       take(layout.rows(layer, sequence), 35 * 80 * sizeof(float) + 2 * 5 * 80 * 2);

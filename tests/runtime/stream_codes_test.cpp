@@ -264,6 +264,7 @@ TEST_P(StreamCodes, NoCallWaitsForTheThreadOfTheSession) {
     } else {
       device.stream.wait();  // as a decoder that waits for its stream alone
     }
+    model.follow(s.get());
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       model.append(l, tokens[l].k, tokens[l].v);
       expect_truth(model, l, tokens[l].q, out[l], lse[l]);

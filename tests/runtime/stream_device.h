@@ -227,6 +227,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
       l.ids.resize(shape.kv_heads);
       l.tail_o.resize(l.o.size());
       l.tail_lse.resize(shape.q_heads);
+      for (Answer& answer : l.answers) {
+        answer.o.resize(l.o.size());
+        answer.lse.resize(shape.q_heads);
+      }
     }
   }
   ~FakeDevice() override { stream_->wait(); }
@@ -295,7 +299,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
                   {},
                   k != nullptr,
                   static_cast<FakePartitions*>(tokens.partitions),
-                  static_cast<FakeCodes*>(tokens.codes)};
+                  static_cast<FakeCodes*>(tokens.codes),
+                  tokens.keeps_answer};
+    if (tokens.keeps_answer && !shape_.keeps_answers) {
+      throw Error(Status::invalid_argument, "planted: there is no memory for answers");
+    }
+    if (tokens.keeps_answer) faults_->answers_kept += 1;
     if (k != nullptr) {
       launch.k = *k;
       launch.v = *v;
@@ -345,6 +354,36 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void give_up(uint32_t layer, uint32_t sequence) override {
     layers_[layer].given_up.store(sequence, std::memory_order_release);
   }
+  bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence, StateView& out) override {
+    Layer& l = layers_[layer];
+    if (!shape_.keeps_answers || !reached(l.answered.load(std::memory_order_acquire), sequence)) {
+      return false;
+    }
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    Answer& a = l.answers[sequence % 2];
+    out = {a.o.data() + size_t{kv_head} * group * shape_.head_dim, a.lse.data() + kv_head * group};
+    return true;
+  }
+  gpu::ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override {
+    // In two pieces, as if a ring's.
+    const uint32_t n = host_.sink_count(layer) + host_.window_count(layer);
+    copy_k_.resize(n * token_bytes());
+    copy_v_.resize(copy_k_.size());
+    host_.read(layer, copy_k_.data(), copy_v_.data());
+    const size_t row = shape_.head_dim * dtype_size(shape_.dtype);
+    gpu::ResidentRows rows;
+    const auto add = [&](uint32_t first, uint32_t count) {
+      if (count == 0) return;
+      const auto view = [&](const std::vector<std::byte>& all) {
+        return RowsView{all.data() + first * token_bytes() + kv_head * row, token_bytes(), count,
+                        shape_.head_dim, shape_.dtype};
+      };
+      rows.pieces[rows.count++] = {view(copy_k_), view(copy_v_)};
+    };
+    add(0, n / 3);
+    add(n / 3, n - n / 3);
+    return rows;
+  }
   uint32_t update_host_copy(uint32_t layer, const gpu::Published& p, std::byte* k,
                             std::byte* v) override {
     return take_in(host_, layer, p.k, p.v, k, v);
@@ -363,7 +402,13 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     std::vector<float> q;
     std::vector<std::byte> k, v;
   };
+  struct Answer {
+    std::vector<float> o, lse;
+  };
   struct Layer {
+    Answer answers[2];  // of the step's parity
+    bool keeps_answer = false;
+    std::atomic<uint32_t> answered{0};
     Rows rows[2];  // of the step's parity: the host still reads those of the step before
     std::vector<float> o, lse, tail_o, tail_lse;
     std::vector<std::vector<uint32_t>> ids;
@@ -381,6 +426,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     bool appends;
     FakePartitions* partitions;
     FakeCodes* codes;
+    bool keeps_answer;
   };
 
   [[nodiscard]] size_t token_bytes() const {
@@ -444,6 +490,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     l.published.store(l.sequence, std::memory_order_release);
     l.has_tail = launch.partitions != nullptr || launch.codes != nullptr;
     l.has_codes = launch.codes != nullptr;
+    l.keeps_answer = launch.keeps_answer;
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
     if (launch.partitions != nullptr) {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
@@ -506,6 +553,11 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
       if (l.has_tail) states.push_back({l.tail_o.data() + at * d, l.tail_lse.data() + at});
       cpu::merge_states(states, group, d, {o.data() + at * d, sums.data() + at});
     }
+    faults_->on_answer(layer, l.sequence, o.data(), sums.data());
+    if (l.keeps_answer) {
+      l.answers[l.sequence % 2] = {o, sums};
+      l.answered.store(l.sequence, std::memory_order_release);
+    }
     for (uint32_t h = 0; h < shape_.q_heads; ++h) {
       auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
       kernels_->from_f32[static_cast<int>(out.dtype)](o.data() + size_t{h} * d, row, d);
@@ -523,7 +575,8 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   std::mutex mutex_;
   Status failure_ = Status::ok;
   std::string failure_text_;
-  FakeCodes* host_codes_ = nullptr;  // of the step with tensors of the host
+  std::vector<std::byte> copy_k_, copy_v_;  // of host_copy()
+  FakeCodes* host_codes_ = nullptr;         // of the step with tensors of the host
   uint32_t host_layer_ = 0;
   const float* host_q_ = nullptr;
   std::atomic<uint64_t> merges_{0};

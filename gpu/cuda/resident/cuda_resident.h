@@ -62,6 +62,9 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] StateView host_slot(uint32_t layer, uint32_t kv_head) override;
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
+  [[nodiscard]] bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence,
+                            StateView& out) override;
+  [[nodiscard]] ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override;
   uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                             std::byte* v) override;
   void synchronize(Stream stream) override;
@@ -87,6 +90,7 @@ class CudaResident final : public Resident, public StreamSteps {
     std::atomic<CudaPartitions*> partitions{nullptr};  ///< of the newest step that was enqueued
     CudaCodes* codes = nullptr;                        ///< likewise
     DeviceRows q;                                      ///< likewise, of a step with codes
+    bool keeps_answer = false;                         ///< likewise
   };
 
   void append(uint32_t layer, uint32_t first, const std::byte* k, const std::byte* v, uint32_t n);
@@ -105,6 +109,14 @@ class CudaResident final : public Resident, public StreamSteps {
                   const DeviceRows* v) const;
   /// Of step `sequence`, on this thread. False: given up. Throws Error(timeout).
   [[nodiscard]] bool wait_for_delivery(uint32_t layer, uint32_t sequence) const;
+  /// Enqueues the second half of a step that ends in a kernel of its own.
+  void write(uint32_t layer, const DeviceRows& out, float* lse, Stream stream);
+  /// Throws Error(invalid_argument) where there is no memory for answers.
+  void set_keeps_answer(Layer& layer, bool keeps) const;
+  /// Of a step that keeps its answer: where it goes in place of out and lse, and what then writes these.
+  [[nodiscard]] DeviceRows answer_rows() const;
+  [[nodiscard]] float* answer_lse() const;
+  void hand_answer_over(uint32_t layer, const DeviceRows& out, float* lse, Stream stream);
   /// What begins every step on a caller's stream: checks it, notes what stands on the device for offloaded tokens.
   [[nodiscard]] StepParams open_step(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
                                      const DeviceRows* v, const OnDevice& tokens, Stream stream);

@@ -4,6 +4,7 @@
 #include "gpu/cuda/codes/cuda_codes.h"
 #include "gpu/cuda/common/waiting.h"
 #include "gpu/cuda/partitions/cuda_partitions.h"
+#include "gpu/cuda/resident/answer.h"
 #include "gpu/cuda/resident/cuda_resident.h"
 
 namespace keyhole::gpu {
@@ -97,6 +98,7 @@ StepParams CudaResident::open_step(uint32_t layer, const DeviceRows& q, const De
   l.partitions.store(static_cast<CudaPartitions*>(tokens.partitions), std::memory_order_release);
   l.codes = static_cast<CudaCodes*>(tokens.codes);
   l.q = q;
+  set_keeps_answer(l, tokens.keeps_answer);
   return stream_params(layer, q, k, v);
 }
 
@@ -178,6 +180,12 @@ void CudaResident::end(uint32_t layer, const DeviceRows& out, float* lse, Stream
   }
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
+  if (!layers_[layer].keeps_answer) return write(layer, out, lse, stream);
+  write(layer, answer_rows(), answer_lse(), stream);
+  hand_answer_over(layer, out, lse, stream);
+}
+
+void CudaResident::write(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) {
   if (const Layer& l = layers_[layer]; l.codes != nullptr) {
     l.codes->finish(layer, l.q, scratch_.as<float>(scratch_layout_.resident_o(layer)),
                     scratch_.as<float>(scratch_layout_.resident_lse(layer)), out, lse, stream);
@@ -197,7 +205,10 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
     check_rows(out, "out");
     const DeviceScope device(config_.ordinal);
     const StepParams p = open_step(layer, q, k, v, tokens, stream);
-    layers_[layer].codes->step(layer, q, params_with_codes(layer, p), out, lse, stream);
+    const bool keeps = tokens.keeps_answer;
+    layers_[layer].codes->step(layer, q, params_with_codes(layer, p), keeps ? answer_rows() : out,
+                               keeps ? answer_lse() : lse, stream);
+    if (keeps) hand_answer_over(layer, out, lse, stream);
     return;
   }
   if (tokens.partitions != nullptr || signal_ == Signal::host_launch || !launcher_->can_wait()) {
@@ -208,9 +219,42 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
   check_rows(out, "out");
   const DeviceScope device(config_.ordinal);
   StepParams p = open_step(layer, q, k, v, tokens, stream);
+  const bool keeps = tokens.keeps_answer;
   p.merges = true;
-  p.merge = merge_params(layer, out, lse);
+  p.merge =
+      keeps ? merge_params(layer, answer_rows(), answer_lse()) : merge_params(layer, out, lse);
   launcher_->launch(p, stream_of(stream));
+  if (keeps) hand_answer_over(layer, out, lse, stream);
+}
+
+void CudaResident::set_keeps_answer(Layer& layer, bool keeps) const {
+  if (keeps && !shape_.keeps_answers) {
+    throw Error(Status::invalid_argument,
+                "a step that keeps its answer, in a session without memory for answers");
+  }
+  layer.keeps_answer = keeps;
+}
+
+DeviceRows CudaResident::answer_rows() const {
+  return {scratch_.as<float>(scratch_layout_.answer_o()), shape_.head_dim, DType::f32};
+}
+float* CudaResident::answer_lse() const { return scratch_.as<float>(scratch_layout_.answer_lse()); }
+
+void CudaResident::hand_answer_over(uint32_t layer, const DeviceRows& out, float* lse,
+                                    Stream stream) {
+  AnswerParams p;
+  p.o = scratch_.as<float>(scratch_layout_.answer_o());
+  p.lse = answer_lse();
+  p.numbers = scratch_.as<uint32_t>(scratch_layout_.numbers(layer));
+  p.out = {out.data, out.head_stride, out.dtype};
+  p.out_lse = lse;
+  p.answers = pinned_.device(layout_.answer(layer, 0, 0));
+  p.answer_bytes = layout_.answer_bytes();
+  p.slot_bytes = layout_.slot_bytes();
+  p.answered = pinned_.device<PublishedLine>(layout_.answered(layer, 0));
+  p.group = shape_.q_heads / shape_.kv_heads;
+  p.head_dim = shape_.head_dim;
+  launch_answer(p, shape_.kv_heads, launcher_->ahead(), stream_of(stream));
 }
 
 bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
@@ -259,6 +303,19 @@ void CudaResident::give_up(uint32_t layer, uint32_t sequence) {
   for (uint32_t head = 0; head < shape_.kv_heads; ++head) {
     store_release(pinned_.as<DeliveredLine>(layout_.delivered(layer, head))->abandoned, sequence);
   }
+}
+
+bool CudaResident::answer(uint32_t layer, uint32_t kv_head, uint32_t sequence, StateView& out) {
+  const auto* line = pinned_.as<PublishedLine>(layout_.answered(layer, kv_head));
+  if (!shape_.keeps_answers || !has_reached(load_acquire(line->sequence), sequence)) return false;
+  auto* o = pinned_.as<float>(layout_.answer(layer, kv_head, sequence));
+  out = {o, o + size_t{shape_.q_heads / shape_.kv_heads} * shape_.head_dim};
+  return true;
+}
+
+ResidentRows CudaResident::host_copy(uint32_t layer, uint32_t kv_head) {
+  const size_t offset = kv_head * (row_bytes_ / shape_.kv_heads);
+  return mirror_.rows(layer, offset, shape_.head_dim, shape_.dtype);
 }
 
 uint32_t CudaResident::update_host_copy(uint32_t layer, const Published& published, std::byte* k,

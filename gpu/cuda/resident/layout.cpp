@@ -21,7 +21,10 @@ PinnedLayout::PinnedLayout(const ResidentShape& shape) {
   delivered_ = heads * kLine;
   rows_ = 2 * heads * kLine;
   slots_ = rows_ + 2 * rows_bytes_;
-  layer_ = slots_ + heads * slot_bytes_;
+  answers_ = slots_ + heads * slot_bytes_;
+  answer_bytes_ = shape.keeps_answers ? heads * slot_bytes_ : 0;
+  answered_ = answers_ + 2 * answer_bytes_;
+  layer_ = answered_ + (shape.keeps_answers ? heads * kLine : 0);
 
   failure_ = shape.layers * layer_;
   host_done_ = failure_ + kLine;
@@ -50,7 +53,9 @@ ScratchLayout::ScratchLayout(const ResidentShape& shape) {
   lse_ = o_ + shape.layers * o_bytes_;
   lse_bytes_ = aligned(shape.q_heads * sizeof(float));
   host_q_ = lse_ + shape.layers * lse_bytes_;
-  partial_ = host_q_ + o_bytes_;
+  answer_o_ = host_q_ + o_bytes_;
+  answer_lse_ = answer_o_ + (shape.keeps_answers ? o_bytes_ : 0);
+  partial_ = answer_lse_ + (shape.keeps_answers ? lse_bytes_ : 0);
   partial_o_bytes_ = aligned(rows * shape.head_dim * sizeof(float));
   partial_states_bytes_ = aligned(rows * 2 * sizeof(float));
   bytes_ = partial_ + kStepQueues * (partial_o_bytes_ + partial_states_bytes_);

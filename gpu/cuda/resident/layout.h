@@ -4,6 +4,7 @@
 //   lines     one 128-byte line per KV head for each direction, so that no two flags share a line
 //   rows      q, k, v of two steps (a step's are valid until the layer's next one is awaited)
 //   slots     the host's states, per KV head o `[group, head_dim]`, lse `[group]`
+//   answers   with keeps_answers, what two steps wrote, likewise, and a line per KV head that says of which step
 // and behind the layers what the session has once.
 #pragma once
 
@@ -83,6 +84,15 @@ class PinnedLayout {
   [[nodiscard]] size_t slot(uint32_t layer, uint32_t kv_head) const {
     return layer * layer_ + slots_ + kv_head * slot_bytes_;
   }
+  /// Answers of steps of the sequence's parity, as slots; the line of the newest step that has left one (PublishedLine).
+  [[nodiscard]] size_t answer(uint32_t layer, uint32_t kv_head, uint32_t sequence) const {
+    return layer * layer_ + answers_ + (sequence & 1U) * answer_bytes_ + kv_head * slot_bytes_;
+  }
+  [[nodiscard]] size_t answered(uint32_t layer, uint32_t kv_head) const {
+    return layer * layer_ + answered_ + kv_head * kLine;
+  }
+  /// From the answers of even steps to those of odd ones.
+  [[nodiscard]] size_t answer_bytes() const { return answer_bytes_; }
   [[nodiscard]] size_t layer_bytes() const { return layer_; }
   [[nodiscard]] size_t rows_bytes() const { return rows_bytes_; }
   [[nodiscard]] size_t q_bytes() const { return q_bytes_; }
@@ -103,7 +113,7 @@ class PinnedLayout {
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
-  size_t delivered_, rows_, slots_, layer_;
+  size_t delivered_, rows_, slots_, answers_, answer_bytes_, answered_, layer_;
   size_t rows_bytes_, q_bytes_, kv_bytes_, slot_bytes_;
   size_t failure_, host_done_, host_q_, host_o_, host_lse_, copied_, bytes_;
 };
@@ -137,6 +147,9 @@ class ScratchLayout {
   [[nodiscard]] size_t resident_lse(uint32_t layer) const { return lse_ + layer * lse_bytes_; }
   /// q of a step with tensors of the host, `[q_heads, head_dim]` fp32.
   [[nodiscard]] size_t host_q() const { return host_q_; }
+  /// With keeps_answers: the answer of the step under way on the stream, `[q_heads, head_dim]`, `[q_heads]`.
+  [[nodiscard]] size_t answer_o() const { return answer_o_; }
+  [[nodiscard]] size_t answer_lse() const { return answer_lse_; }
   /// Partial states of the splits, per queue: numerators `[kv_heads, splits, group, head_dim]`, then AttentionState
   /// `[kv_heads, splits, group]`.
   [[nodiscard]] size_t partial_o(StepQueue queue) const {
@@ -150,7 +163,7 @@ class ScratchLayout {
  private:
   size_t states_bytes_, arrivals_, arrivals_bytes_, numbers_, numbers_bytes_, ready_, host_states_,
       waited_, o_, o_bytes_, lse_, lse_bytes_;
-  size_t host_q_, partial_, partial_o_bytes_, partial_states_bytes_, bytes_;
+  size_t host_q_, answer_o_, answer_lse_, partial_, partial_o_bytes_, partial_states_bytes_, bytes_;
 };
 
 /// Pinned memory that rows pass through on their way to the device: two halves, filled in turn.

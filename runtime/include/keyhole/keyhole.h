@@ -453,8 +453,9 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
  * tokens per layer (plus the tokens of one graph launch, during which nothing is taken in): it
  * indexes the others by itself. See docs/embedding.md, Pending tokens. */
 
-/* AUDITS. A share of all steps is computed again exactly; keyhole_get_audit tells the errors found,
- * and audit_action can act on them. See docs/choosing.md, Audits. */
+/* AUDITS. A share of all steps is computed again exactly, beside the decoding; keyhole_get_audit tells
+ * the errors found, and audit_action can act on them (not in steps on a stream, which are counted alone).
+ * See docs/choosing.md, Audits. */
 
 /* BUDGETS FILES. JSON with an index and a budget per head, by `keyhole calibrate` or by hand. See
  * docs/formats.md, Budgets files. */
@@ -726,12 +727,14 @@ typedef struct keyhole_audit {
   /* Times that audit_action took effect on a KV head. */
   uint64_t actions;
   /* |o - o*| / |o*| of the step's output before it is written to the caller's dtype; 1 where only
-   * o* is 0. */
+   * o* is 0, infinite where o is not finite. */
   double error_mean, error_median, error_p95, error_max;
-  /* Share of the attention mass that was read, resident and pending included. */
+  /* Share of the attention mass that was read, resident and pending included. Where codes on a
+   * device stand for tokens it is not known which rows were read exactly: the sum of all weights of
+   * the step over the true one, at most 1. */
   double mass_mean, mass_p05;
   /* Mean share of the true top_k offloaded keys (of all, where there are fewer) that were attended
-   * by the group, pending ones included; of audits that had offloaded keys. */
+   * by the group, pending ones included; of audits that had offloaded keys, and no codes on a device. */
   double recall;
   /* True mass of what was not read, 1 - mass, mean. */
   double missing_mean;
@@ -746,8 +749,8 @@ KEYHOLE_API void keyhole_audit_init_sized(keyhole_audit* audit, size_t size);
 static inline void keyhole_audit_init(keyhole_audit* audit) {
   keyhole_audit_init_sized(audit, sizeof *audit);
 }
-/* Finishes the audits under way first, on the engine's threads, each of which reads all offloaded K
- * and V of its head; so call it seldom. All 0 for a session without audits. INVALID_ARGUMENT: layer
+/* Waits for the session's stream, and finishes the audits under way first, on the engine's threads,
+ * each of which reads all offloaded K and V of its head; so call it seldom. All 0 for a session without audits. INVALID_ARGUMENT: layer
  * or kv_head; BUSY: between attend_begin and attend_end. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
                                                               uint32_t layer, uint32_t kv_head,

@@ -65,6 +65,12 @@ class CountingClient final : public StreamClient {
   void append_published(uint32_t layer, const gpu::Published& published) override {
     offloaded_[layer] += steps_->update_host_copy(layer, published, k_.data(), v_.data());
   }
+  bool has_audits() const override { return false; }
+  std::optional<uint64_t> count_step(uint32_t) override { return std::nullopt; }
+  void begin_audit(const StreamStep&, const gpu::Published&) override { ADD_FAILURE(); }
+  void end_served_audit() override { ADD_FAILURE(); }
+  void close_audit(bool) override {}
+  void drop_audit() override {}
 
   void say(const char* what, uint32_t layer, uint32_t position = 0) {
     said.push_back(std::string(what) + " " + std::to_string(layer) + " " +

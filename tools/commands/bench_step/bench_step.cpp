@@ -157,9 +157,8 @@ constexpr const char* kDefinitions = R"(What is measured:
   error, recall, mass  after the timing, in a session of its own that holds the first layers (as many as it takes
                   to see all heads of the trace). Of audits: steps that the library computes again exactly.
                   Medians and quantiles are over (step, layer, query head); recall is that of the true k best
-                  offloaded keys among those that were attended. Stream steps are not audited: recall and mass are
-                  then those of the same steps with tensors in host memory (where partitions are scored on the
-                  host), and error compares what stream steps wrote with exact attention
+                  offloaded keys among those that were attended, 0 where codes on the device stand for keys. Of
+                  stream steps the error is that of what they wrote in fp16, beside exact attention
 
 Every (layer, KV head) has keys, values and queries of its own in memory. They are those of a recorded head, in
 turn, with components permuted and their signs changed at random (--turn permute), which keeps all inner products

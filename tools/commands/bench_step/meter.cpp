@@ -22,9 +22,9 @@ Latency latency_of(std::vector<double> sample) {
 StepMeter::StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream)
     : plan_(plan),
       inputs_(inputs),
-      host_runner_(make_host_runner(inputs)),
-      stream_runner_(stream == nullptr ? nullptr : make_stream_runner(inputs, *stream)),
-      runner_(stream == nullptr ? *host_runner_ : *stream_runner_) {}
+      own_runner_(stream == nullptr ? make_host_runner(inputs)
+                                    : make_stream_runner(inputs, *stream)),
+      runner_(*own_runner_) {}
 
 StepTiming StepMeter::time(const Session& session) {
   StepTiming timing;
@@ -60,10 +60,11 @@ StepTiming StepMeter::time(const Session& session) {
 }
 
 keyhole_audit StepMeter::audit(const Session& session, uint32_t layers) {
+  runner_.use(session.get());
   check(keyhole_reset_statistics(session.get()));
   for (uint32_t token = 0; token < audited_tokens(); ++token) {
     throw_if_interrupted();
-    (void)host_runner_->run(session.get(), token, layers);
+    (void)runner_.run(session.get(), token, layers);
   }
   keyhole_audit figures;
   keyhole_audit_init(&figures);

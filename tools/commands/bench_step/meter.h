@@ -26,11 +26,9 @@ class StepMeter {
 
   /// Steps of all layers, beside the plan's busy threads.
   StepTiming time(const Session& session);
-  /// What the library's audit says of the first `layers` layers. Steps on a stream are not audited, but those with
-  /// tensors in host memory, which this runs, do the same.
+  /// What the library's audit says of the same steps of the first `layers` layers.
   keyhole_audit audit(const Session& session, uint32_t layers);
-  /// Output error of what steps on the stream wrote: of a device's own choice of partitions and its arithmetic,
-  /// which an audit on the host does not see.
+  /// Output error of what steps on the stream wrote, rounded to fp16, beside steps of the library in exact mode.
   Latency stream_error(const Session& session, uint32_t layers);
 
  private:
@@ -39,9 +37,8 @@ class StepMeter {
 
   const StepPlan& plan_;
   const StepInputs& inputs_;
-  std::unique_ptr<StepRunner> host_runner_;
-  std::unique_ptr<StepRunner> stream_runner_;  ///< null without a stream
-  StepRunner& runner_;                         ///< what is timed: one of the two
+  std::unique_ptr<StepRunner> own_runner_;
+  StepRunner& runner_;  ///< the same
 };
 
 }  // namespace keyhole::tools

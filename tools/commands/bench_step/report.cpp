@@ -113,14 +113,15 @@ std::string to_text(const StepResult& r) {
   }
   if (r.audit && r.audit->audits != 0) {
     const keyhole_audit& a = *r.audit;
-    text += std::string(r.stream_error ? "  steps in host memory: " : "  ") +
-            "output error median " + fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) +
-            "; recall " + fixed(a.recall, 3) + ", mass " + fixed(a.mass_mean, 4) + " (" +
-            format_count(a.audits) + " audits)\n";
+    text += std::string(r.stream_error ? "  audits: " : "  ") + "output error median " +
+            fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) + ", p99 " +
+            fixed(a.error_p99, 4) + "; recall " + fixed(a.recall, 3) + ", mass " +
+            fixed(a.mass_mean, 4) + " (" + format_count(a.audits) + " audits)\n";
   }
   if (r.stream_error) {
-    text += "  steps on the stream, what they wrote in fp16: output error median " +
-            fixed(r.stream_error->p50, 4) + ", p95 " + fixed(r.stream_error->p95, 4) + "\n";
+    text += "  what the steps wrote in fp16: output error median " + fixed(r.stream_error->p50, 4) +
+            ", p95 " + fixed(r.stream_error->p95, 4) + ", p99 " + fixed(r.stream_error->p99, 4) +
+            "\n";
   }
   if (!r.note.empty()) text += "  " + r.note + "\n";
   return text;
@@ -138,6 +139,7 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
                {"read/attend"},
                {"error p50"},
                {"p95"},
+               {"p99"},
                {"recall"},
                {"mass"}});
   for (const StepResult& r : results) {
@@ -160,10 +162,11 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
       const keyhole_audit& a = *r.audit;
       const double median = r.stream_error ? r.stream_error->p50 : a.error_median;
       const double p95 = r.stream_error ? r.stream_error->p95 : a.error_p95;
-      cells.insert(cells.end(),
-                   {fixed(median, 4), fixed(p95, 4), fixed(a.recall, 3), fixed(a.mass_mean, 4)});
+      const double p99 = r.stream_error ? r.stream_error->p99 : a.error_p99;
+      cells.insert(cells.end(), {fixed(median, 4), fixed(p95, 4), fixed(p99, 4), fixed(a.recall, 3),
+                                 fixed(a.mass_mean, 4)});
     } else {
-      cells.insert(cells.end(), 4, "-");
+      cells.insert(cells.end(), 5, "-");
     }
     table.add_row(std::move(cells));
   }

@@ -45,7 +45,7 @@ struct StepResult {
   double tail_seconds = 0;   ///< of the partitions; likewise
   std::optional<StepTiming> timing;     ///< absent where it could not be measured
   std::string note;                     ///< why not, or what has to be known
-  std::optional<keyhole_audit> audit;   ///< of the same steps with tensors in host memory
+  std::optional<keyhole_audit> audit;   ///< of the same steps
   std::optional<Latency> stream_error;  ///< output error of what stream steps wrote, in fp16
 };
 

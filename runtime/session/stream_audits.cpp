@@ -1,0 +1,85 @@
+#include "runtime/session/stream_audits.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/attention_state.h"
+#include "runtime/step/recording.h"
+
+namespace keyhole::runtime {
+
+StreamAudits::StreamAudits(const Engine& engine, SessionAudits& audits, gpu::StreamSteps& steps)
+    : engine_(&engine),
+      audits_(&audits),
+      steps_(&steps),
+      heads_(engine.model().kv_heads),
+      resident_(engine, steps) {}
+
+void StreamAudits::open(const StreamStep& step) {
+  is_open_ = true;
+  step_ = step;
+  for (Head& head : heads_) head = {};
+}
+
+HeadRecord* StreamAudits::add(uint32_t kv_head, const Budget& budget) {
+  HeadRecord* record = audits_->record(step_.layer, kv_head, step_.number, budget);
+  heads_[kv_head].record = record;
+  return record;
+}
+
+void StreamAudits::take_coded(uint32_t kv_head, const float* queries, const KvView& rows) {
+  HeadRecord& record = *heads_[kv_head].record;
+  record.knows_rows = false;
+  const GroupQuery query{.kernels = &engine_->kernels(),
+                         .kv = rows,
+                         .queries = queries,
+                         .group = record.group,
+                         .logits = engine_->model().logits};
+  begin_record(record, query, 0);
+}
+
+void StreamAudits::take_resident() {
+  for (uint32_t h = 0; h < heads_.size(); ++h) {
+    HeadRecord* record = heads_[h].record;
+    if (record == nullptr) continue;
+    record->set_resident(resident_.state(step_.layer, h, record->queries.data()));
+    if (!record->knows_rows) continue;
+    for (uint32_t g = 0; g < record->group; ++g) {
+      record->read_lse[g] =
+          static_cast<float>(cpu::add_logs<double>(record->read_lse[g], record->resident_lse[g]));
+    }
+  }
+}
+
+void StreamAudits::close(bool is_over) {
+  if (!is_open_) return;
+  for (uint32_t h = 0; h < heads_.size(); ++h) {
+    HeadRecord* record = heads_[h].record;
+    if (record == nullptr) continue;
+    StateView answer;
+    if (!steps_->answer(step_.layer, h, step_.sequence, answer)) {
+      if (is_over) drop();
+      return;
+    }
+    std::copy_n(answer.o, record->o.size(), record->o.data());
+    for (uint32_t g = 0; g < record->group; ++g) {
+      if (!record->knows_rows) {
+        record->read_lse[g] = answer.lse[g];
+      } else if (heads_[h].has_device_tail) {
+        // The answer's weights are those of what was read, and the tail's.
+        const double rest = -std::expm1(double{record->read_lse[g]} - answer.lse[g]);
+        if (rest > 0.0) record->unread_lse[g] = static_cast<float>(answer.lse[g] + std::log(rest));
+      }
+    }
+  }
+  is_open_ = false;
+  audits_->submit();
+}
+
+void StreamAudits::drop() {
+  if (!is_open_) return;
+  is_open_ = false;
+  audits_->discard();
+}
+
+}  // namespace keyhole::runtime
