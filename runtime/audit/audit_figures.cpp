@@ -52,6 +52,7 @@ keyhole_audit AuditFigures::summary() const {
   a.error_median = errors_.quantile(0.5);
   a.error_p95 = errors_.quantile(0.95);
   a.error_max = errors_.most();
+  a.error_p99 = errors_.quantile(0.99);
   a.mass_mean = mass_ / n;
   const double odds = odds_.quantile(0.05);
   a.mass_p05 = std::isinf(odds) ? 1.0 : odds / (1.0 + odds);

@@ -117,6 +117,8 @@ TEST(AuditFigures, MergedAreThoseOfAll) {
     const double p95 = nearest_rank(errors, 0.95);
     EXPECT_NEAR(median, a.error_median, 0.04 * median);
     EXPECT_NEAR(p95, a.error_p95, 0.04 * p95);
+    const double p99 = nearest_rank(errors, 0.99);
+    EXPECT_NEAR(p99, a.error_p99, 0.04 * p99);
     EXPECT_EQ(nearest_rank(errors, 1.0), a.error_max);
     const double p05 = nearest_rank(masses, 0.05);
     EXPECT_NEAR(p05, a.mass_p05, 0.04 * std::min(p05, 1.0 - p05));

@@ -713,9 +713,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_reset_statistics(keyhole_ses
 
 /* What audits have found since the session was made or its statistics were reset (docs/choosing.md,
  * Audits); of one head, or of all of a layer, KV head or model (KEYHOLE_ALL). Errors and masses are
- * per query head. Quantiles come from a histogram of 64 steps per factor of 10: error_median and
- * error_p95 are right within 4 %, and so are mass_p05 and 1 - mass_p05. Every figure is 0 where
- * nothing was audited. */
+ * per query head. Quantiles come from a histogram of 64 steps per factor of 10: error_median,
+ * error_p95 and error_p99 are right within 4 %, and so are mass_p05 and 1 - mass_p05. Every figure
+ * is 0 where nothing was audited. */
 typedef struct keyhole_audit {
   size_t struct_size;
   /* (step, layer, query head) that were recomputed: of a KV head all query heads of its group. */
@@ -744,6 +744,8 @@ typedef struct keyhole_audit {
   double missing_error_mean;
   /* Time spent on audits, all threads. */
   double seconds;
+  /* As error_p95, of which 99 of 100 outputs are below. */
+  double error_p99;
 } keyhole_audit;
 KEYHOLE_API void keyhole_audit_init_sized(keyhole_audit* audit, size_t size);
 static inline void keyhole_audit_init(keyhole_audit* audit) {

@@ -192,6 +192,7 @@ TEST(DecodeCommand, AttendingWhatFlatScoredIsExact) {
                      "--sink", "4", "--window", "16", "--kv-dtype", "f32", "--check"}));
   EXPECT_EQ(result["attend"], "scored");
   EXPECT_LT(result["check"]["output_error"]["p95"].get<double>(), 1e-4);
+  EXPECT_LT(result["check"]["output_error"]["p99"].get<double>(), 1e-4);
 }
 
 TEST(DecodeCommand, StreamsTextAndSaysWhereTheTimeWent) {

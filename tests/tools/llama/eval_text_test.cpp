@@ -126,7 +126,7 @@ TEST(AuditOption, FindsWhatTheCheckFinds) {
   const json result = run_json(args, {"--audit", "1"});
   const json& audit = result["audit"];
   EXPECT_EQ(audit["audits"], result["steps"].get<uint64_t>() * 6 * 8);  // layers, query heads
-  for (const char* figure : {"median", "p95", "max"}) {
+  for (const char* figure : {"median", "p95", "p99", "max"}) {
     const double truth = check[figure];
     EXPECT_NEAR(audit["error"][figure].get<double>(), truth, 0.04 * truth) << figure;
   }
@@ -155,7 +155,7 @@ TEST(AuditOption, ActsAndReports) {
   EXPECT_LT(acted[1]["audit"]["error"]["mean"], reported[1]["audit"]["error"]["mean"]);
   const Outcome outcome = run_keyhole(report);
   for (const char* part :
-       {"audits: ", "p95", "mass read", "recall", "estimated", "above the bound"}) {
+       {"audits: ", "p95", "p99", "mass read", "recall", "estimated", "above the bound"}) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
   }
 }

@@ -46,7 +46,8 @@ std::string audit_text(const keyhole_audit& a) {
   if (a.audits == 0) return "audits: none\n";
   std::string text = "audits: " + format_count(a.audits) + " head steps, output error median " +
                      format_number(a.error_median) + ", p95 " + format_number(a.error_p95) +
-                     ", largest " + format_number(a.error_max) + "; " + format_count(a.over_bound) +
+                     ", p99 " + format_number(a.error_p99) + ", largest " +
+                     format_number(a.error_max) + "; " + format_count(a.over_bound) +
                      " above the bound";
   if (a.actions != 0) text += ", acted upon " + format_count(a.actions) + " times";
   text += "\n        mass read mean " + percent(a.mass_mean) + ", p05 " + percent(a.mass_p05) +
@@ -66,6 +67,7 @@ nlohmann::ordered_json audit_json(const keyhole_audit& a) {
            {{"mean", a.error_mean},
             {"median", a.error_median},
             {"p95", a.error_p95},
+            {"p99", a.error_p99},
             {"max", a.error_max}}},
           {"mass", {{"mean", a.mass_mean}, {"p05", a.mass_p05}}},
           {"recall", a.recall},

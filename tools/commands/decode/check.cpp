@@ -18,7 +18,8 @@ std::string to_text(const CheckResult& check) {
     text += ", the first difference is token " + std::to_string(check.first_difference);
   }
   return text + "\noutput error of a head: median " + format_number(check.median_error) + ", p95 " +
-         format_number(check.p95_error) + ", largest " + format_number(check.max_error) + "\n";
+         format_number(check.p95_error) + ", p99 " + format_number(check.p99_error) + ", largest " +
+         format_number(check.max_error) + "\n";
 }
 
 nlohmann::ordered_json to_json(const CheckResult& check) {
@@ -26,7 +27,10 @@ nlohmann::ordered_json to_json(const CheckResult& check) {
           {"agreeing", check.agreeing},
           {"first_difference", check.first_difference},
           {"output_error",
-           {{"median", check.median_error}, {"p95", check.p95_error}, {"max", check.max_error}}},
+           {{"median", check.median_error},
+            {"p95", check.p95_error},
+            {"p99", check.p99_error},
+            {"max", check.max_error}}},
           {"layer_mean_output_error", check.layer_mean_error}};
 }
 
@@ -65,6 +69,7 @@ CheckResult OutputCheck::result() const {
   std::sort(all.begin(), all.end());
   result.median_error = nearest_rank(all, 0.5);
   result.p95_error = nearest_rank(all, 0.95);
+  result.p99_error = nearest_rank(all, 0.99);
   result.max_error = nearest_rank(all, 1.0);
   return result;
 }

@@ -21,6 +21,7 @@ struct CheckResult {
   double median_error =
       0.0;  ///< |o - o*| / |o*| of one query head, over all steps, layers and heads
   double p95_error = 0.0;
+  double p99_error = 0.0;
   double max_error = 0.0;
   std::vector<double> layer_mean_error;
 };
