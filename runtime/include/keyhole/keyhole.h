@@ -141,7 +141,7 @@ enum { KEYHOLE_HOST = 0, KEYHOLE_PINNED = 1, KEYHOLE_DEVICE = 2 };
 
 /* A borrowed array: the library reads (or writes) it during the call only, and never keeps the
  * pointer. `rank` is 1..4; shape[i] >= 0 for i < rank. `strides` are in elements; the last must be
- * 1; a stride of an axis of length 1 is ignored. */
+ * 1; a stride of an axis of length 1 is ignored. In device memory longer: see STREAM STEPS. */
 typedef struct keyhole_tensor {
   void* data;
   keyhole_dtype dtype;
@@ -571,8 +571,10 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
                                                                float* lse);
 
 /* STREAM STEPS. With a CUDA device the calls above also take q, k, v, out and lse in device memory:
- * the step is enqueued on the session's stream, and can be captured. See docs/embedding.md, Steps
- * on a stream. */
+ * the step is enqueued on the session's stream, and can be captured. Other than the borrowed arrays of
+ * a call, these tensors are read and written when the stream comes to the step: q, k and v must stay
+ * as they are, out and lse where they are, until it has done the step (both halves of it; of a graph, in
+ * each launch). See docs/embedding.md, Steps on a stream. */
 
 /* The cudaStream_t on which the session's steps are enqueued from now on; NULL: the default stream.
  * Waits for steps on the old one. UNSUPPORTED on a host device. */
