@@ -193,7 +193,7 @@ TEST(Accelerator, OneThatDeclinesChangesNothing) {
 }
 
 TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
-  const Head head(unless_sanitized(3000, 1200));
+  const Head head(3000);
   const char* spec = "roargraph:M=8,ef=100,beam=60,Nq=40,codec=none";
   MadeUp made_up;
   const auto theirs = head.build(spec, &made_up);
@@ -244,8 +244,8 @@ TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
     Context with = context();
     with.accelerator = &made_up;
     const std::vector<uint32_t> chosen = choose_queries(head.queries(), 50);
-    const Progress unwatched;
-    ProgressMeter meter(unwatched, 1.0);
+    const Progress none;
+    ProgressMeter meter(none, 1.0);
     const Neighbours theirs = nearest_keys(with, keys, 10, head.queries(), chosen, 30, meter);
     const Neighbours ours = nearest_keys(context(), keys, 10, head.queries(), chosen, 30, meter);
     EXPECT_EQ(made_up.neighbour_calls, 1U);

@@ -103,7 +103,8 @@ TEST(TrainPart, ListsArePartitionWithTheirMeans) {
                                  .center = center,
                                  .seed = 1,
                                  .rope = &kKeepRope,
-                                 .scale = scale};
+                                 .scale = scale,
+                                 .dtype = keys.view().dtype};
       ProgressMeter meter(kNoProgress, 1.0);
       const Part part = train_part(context(), keys.view(), 100, 450, 20, config, meter);
       std::vector<int> seen(500, 0);
