@@ -126,6 +126,21 @@ class FakeCodes final : public gpu::Codes {
   }
   size_t bytes() const override { return gpu::codes_bytes(shape_); }
 
+  /// Whether all that the device may read of the layer is pinned.
+  [[nodiscard]] bool reads_pinned(uint32_t layer, const FakePinned& pinned) const {
+    const size_t blocks = layers_[layer].wanted;
+    const size_t bytes = blocks * kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
+    bool all = true;
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      const Head& own = heads_[size_t{layer} * shape_.kv_heads + h];
+      all = all && pinned.is_pinned(own.keys, bytes) && pinned.is_pinned(own.values, bytes);
+    }
+    const RowScales& scales = heads_[size_t{layer} * shape_.kv_heads].key_scales;
+    return all && (scales.data == nullptr ||
+                   pinned.is_pinned(reinterpret_cast<const std::byte*>(scales.data),
+                                    blocks * scales.stride * sizeof(uint16_t)));
+  }
+
   /// Exact attention over the rows that have codes, now. From the stream's thread.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
     const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];

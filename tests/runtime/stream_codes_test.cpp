@@ -25,8 +25,10 @@ class StreamCodes : public StreamTest, public testing::WithParamInterface<keyhol
     return c;
   }
   /// Every block of the device is what the reference makes of the rows as the caller gave them.
-  void expect_same_codes(const FakeCodes& codes, const Model& model, keyhole_session* s) {
+  void expect_same_codes(const FakeCodes& codes, const FakePinned& pinned, const Model& model,
+                         keyhole_session* s) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      EXPECT_TRUE(codes.reads_pinned(l, pinned));
       const keyhole_layer_tokens t = layer_tokens(s, l);
       EXPECT_EQ(t.total, model.tokens(l));
       EXPECT_EQ(t.pending, 0U);
@@ -82,7 +84,7 @@ TEST_P(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
   ASSERT_NE(device.codes, nullptr);
   EXPECT_EQ(device.codes->count(0), 3U);
   for (int i = 0; i < 600; ++i) step(s.get(), model, i % 2 == 1);
-  expect_same_codes(*device.codes, model, s.get());
+  expect_same_codes(*device.codes, *device.pinned, model, s.get());
   EXPECT_EQ(device.codes->count(0), 6U);
   const keyhole_statistics st = statistics(s.get());
   EXPECT_EQ(st.stream_steps, 1200U);
@@ -174,7 +176,7 @@ TEST_P(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
       }
       step(s.get(), model, false);
       if (HasFatalFailure()) return;
-      expect_same_codes(*device.codes, model, s.get());
+      expect_same_codes(*device.codes, *device.pinned, model, s.get());
     }
     std::filesystem::remove(path);
   }
