@@ -19,6 +19,7 @@ constexpr int kCalls = 12;
 #else
 constexpr int kCalls = 40;
 #endif
+constexpr uint32_t kPatienceMs = 60000;  // a block of codes takes seconds under a sanitizer
 
 keyhole_audit audit_of(keyhole_session* s, uint32_t layer = KEYHOLE_ALL,
                        uint32_t kv_head = KEYHOLE_ALL) {
@@ -134,7 +135,7 @@ void plant_errors(FakeFaults& faults, const keyhole_engine_config& c) {
 }
 
 TEST_F(StreamAudit, FiguresOfCodesEqualAnOfflineComputation) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   plant_errors(device.faults, engine_config_);
@@ -156,7 +157,7 @@ TEST_F(StreamAudit, FiguresOfCodesEqualAnOfflineComputation) {
 }
 
 TEST_F(StreamAudit, TokensThatLeaveTheWindowMeanwhileCountOnce) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   prefill_model(s.get(), model, 276);  // sink and window are full
@@ -170,7 +171,7 @@ TEST_F(StreamAudit, TokensThatLeaveTheWindowMeanwhileCountOnce) {
 }
 
 TEST_F(StreamAudit, StepsOfGraphsAreAudited) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   prefill_model(s.get(), model, 600);
@@ -199,7 +200,7 @@ TEST_F(StreamAudit, StepsOfGraphsAreAudited) {
 }
 
 TEST_F(StreamAudit, StepsWithTensorsOfTheHostAreAuditedWhereTheDeviceHasCodes) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   prefill_model(s.get(), model, 600);
@@ -220,7 +221,7 @@ TEST_F(StreamAudit, StepsWithTensorsOfTheHostAreAuditedWhereTheDeviceHasCodes) {
 
 // Where the host attends what is offloaded, the figures are those of the same steps with tensors in host memory.
 TEST_F(StreamAudit, StepsThatTheHostServesAreAuditedAsItsOwn) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   EnginePtr host_engine = make_engine(engine_config_);
   for (const keyhole_tail_mode tail : {KEYHOLE_TAIL_NONE, KEYHOLE_TAIL_MEAN}) {
     for (const keyhole_mode mode :
@@ -255,7 +256,7 @@ TEST_F(StreamAudit, StepsThatTheHostServesAreAuditedAsItsOwn) {
 
 TEST_F(StreamAudit, PartitionsThatTheDeviceChooses) {
   engine_config_.q_heads = engine_config_.kv_heads;  // a figure per head is then one of a step
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   keyhole_session_config c = searched(1.0);
   c.budget.attend = KEYHOLE_ATTEND_NONE;
   c.budget.top_k = 40;
@@ -294,7 +295,7 @@ TEST_F(StreamAudit, PartitionsThatTheDeviceChooses) {
 }
 
 TEST_F(StreamAudit, ADeviceThatAnswersWronglyOnceIsSeen) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   prefill_model(s.get(), model, 600);
@@ -324,7 +325,7 @@ TEST_F(StreamAudit, ADeviceThatAnswersWronglyOnceIsSeen) {
 // Steps that are not audited leave no answer, and so cost what they cost in a session without audits.
 TEST_F(StreamAudit, OnlyAuditedStepsKeepTheirAnswers) {
   for (const double share : {0.0, 0.05}) {
-    StreamEngine device(engine_config_);
+    StreamEngine device(engine_config_, kPatienceMs);
     SessionPtr s = make_session(device.handle.get(), coded(share));
     Model model(engine_config_);
     prefill_model(s.get(), model, 600);
@@ -345,7 +346,7 @@ TEST_F(StreamAudit, OnlyAuditedStepsKeepTheirAnswers) {
 }
 
 TEST_F(StreamAudit, NothingIsAuditedTwiceOrNever) {
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, kPatienceMs);
   const std::string path =
       (std::filesystem::temp_directory_path() / ("keyhole_audits_" + std::to_string(getpid())))
           .string();
@@ -435,7 +436,7 @@ TEST_F(StreamAudit, NothingIsAuditedTwiceOrNever) {
 
 TEST_F(StreamAudit, MayBeUnderWayWhenTheSessionGoes) {
   for (int round = 0; round < 3; ++round) {
-    StreamEngine device(engine_config_);
+    StreamEngine device(engine_config_, kPatienceMs);
     SessionPtr s = make_session(device.handle.get(), coded(1.0));
     Model model(engine_config_);
     prefill_model(s.get(), model, 1500);
@@ -449,7 +450,7 @@ TEST_F(StreamAudit, MayBeUnderWayWhenTheSessionGoes) {
 }
 
 TEST_F(StreamAudit, AFailedStepLeavesNone) {
-  StreamEngine device(engine_config_, 100);
+  StreamEngine device(engine_config_, kPatienceMs);
   SessionPtr s = make_session(device.handle.get(), coded(1.0));
   Model model(engine_config_);
   prefill_model(s.get(), model, 600);

@@ -230,7 +230,7 @@ TEST_P(StreamCodes, NoCallWaitsForTheThreadOfTheSession) {
   const std::thread::id self = std::this_thread::get_id();
   std::atomic<bool> released{false};
   std::atomic<int> held{0};
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, 60000);
   SessionPtr s = make_session(device.handle.get(), coded());
   StoredModel model(engine_config_, GetParam());
   prefill(s.get(), model, 520);

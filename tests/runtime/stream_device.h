@@ -237,18 +237,22 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
 
   // Resident: both copies alike.
   void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    wait_idle(l);
     host_.append_sink(l, k, v, n);
     device_.append_sink(l, k, v, n);
   }
   void append_window(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    wait_idle(l);
     host_.append_window(l, k, v, n);
     device_.append_window(l, k, v, n);
   }
   void evict(uint32_t l, std::byte* k, std::byte* v, uint32_t n) override {
+    wait_idle(l);
     host_.evict(l, k, v, n);
     device_.evict(l, k, v, n);
   }
   void truncate(uint32_t l, uint32_t sink, uint32_t window) override {
+    wait_idle(l);
     host_.truncate(l, sink, window);
     device_.truncate(l, sink, window);
   }
@@ -415,7 +419,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     uint32_t sequence = 0;  // the device's
     bool has_tail = false;
     bool has_codes = false;  // in place of a tail; the step does not wait for the host
-    std::atomic<uint32_t> published{0}, chosen{0}, given_up{0};
+    std::atomic<uint32_t> published{0}, attended{0}, chosen{0}, given_up{0};
     std::vector<std::atomic<uint32_t>> delivered;
     Layer() = default;
     Layer(Layer&&) noexcept {}
@@ -509,6 +513,15 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     }
     device_.attend_begin(launch.layer, rows.q.data());
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
+    l.attended.store(l.sequence, std::memory_order_release);
+  }
+  /// Until the layer's newest published step no longer reads K and V.
+  void wait_idle(uint32_t layer) const {
+    const Layer& l = layers_[layer];
+    const uint32_t published = l.published.load(std::memory_order_acquire);
+    while (!reached(l.attended.load(std::memory_order_acquire), published)) {
+      std::this_thread::yield();
+    }
   }
   /// Until the host has acknowledged the layer's last step.
   bool await_host(const Layer& l) {
