@@ -1,9 +1,11 @@
-// What the kernels of codes take (cpu/code_layout.h says where every bit lies): scores of rows by the codes of their
-// keys, what the rows weigh, and weighted sums of the codes of their values. All sums over codes are sums of
-// integers, so that every level gives the same; the rest is fp32.
+// What the kernels of codes take (cpu/code_layout.h says where every bit lies): log weights of rows by the codes of their
+// keys, and weighted sums of the codes of their values. All sums over codes are sums of integers, so that every level
+// gives the same; the rest is fp32.
 //
-// A query is rounded to 15 bits and a sign, which moves a score by 1e-5 of |q| |k| at most, and lies in two parts of 8
-// bits in the order of a pair of rows (prepare_code_query). Weights are rounded to 15 bits of the largest of a call.
+// A query is rounded to 16 bits of its largest component and lies in two parts of 8 bits. Two parts move a score by 1e-5
+// of |q| |k| at most. The first alone is the query rounded to 8 bits, at half the products: a score then moves by a fiftieth
+// of what 2-bit codes move it by, and by a fifteenth of what 4-bit codes do. Weights of values likewise: rounded to 16
+// bits of the largest of a call, or to 8.
 #pragma once
 
 #include "cpu/code_layout.h"
@@ -11,49 +13,58 @@
 
 namespace keyhole::cpu {
 
-/// Bytes of one query in the order of the codes: [2 parts, high first][8 / bits shifts][a row pair's words].
+/// Parts of 8 bits of a query, or of the weights of values.
+inline constexpr uint32_t kCodeParts = 2;
+
+/// Bytes of one part of a query: four components for each word of a row and each of the codes in its bytes.
+[[nodiscard]] constexpr size_t code_part_bytes(uint32_t bits, uint32_t words) {
+  return size_t{2} * words * (8 / bits) * 4;
+}
+/// Bytes of one query in the order of the codes: [2 parts, high first][2 key_words() words of a row][8 / bits shifts][4].
+/// Word c key_words() / 2 + g of a row is word 2 g of lane c of its four.
 [[nodiscard]] constexpr size_t code_query_bytes(const CodeShape& shape) {
-  return size_t{2} * (8 / shape.key_bits) * 16 * shape.key_words();
+  return kCodeParts * code_part_bytes(shape.key_bits, shape.key_words());
 }
 
-/// One rounded query.
-struct CodeQueryParts {
-  float scale;  ///< a unit of the parts' sum
-  int32_t sum;  ///< (2^bits - 1) * sum of the rounded components
+/// What the sums of a rounded query mean.
+struct CodeQueryScale {
+  float scale;  ///< a unit of the sum of the parts in use
+  int32_t sum;  ///< (2^bits - 1) * sum of the rounded components, in that unit
+};
+struct CodeQueryScales {
+  CodeQueryScale of[kCodeParts];  ///< with one part, with two
 };
 
 /// Writes code_query_bytes() of the query `q` `[dim]`, which is in the space of the codes.
-CodeQueryParts prepare_code_query(const CodeShape& shape, const float* q, int8_t* out);
+CodeQueryScales prepare_code_query(const CodeShape& shape, const float* q, int8_t* out);
 
-/// Inner products of a group with tiles of 16 keys by their codes: scores[h * stride + i] of row i is
-///     f_i * <q_h, level_i> + offsets[h].
+/// Log weights of tiles of 16 keys by their codes for a group: of row i
+///     score = f_i * <q_h, level_i> + offsets[h]
+///     scores[h * stride + i] = logit(score) - slope^2 f_i^2 noises[h] / 2,
+/// where slope is the derivative of the logit by the score. With a logit scale of 1 and noises of 0: the score.
 struct ScoreCodesArgs {
   uint32_t bits;             ///< CodeShape::key_bits
   uint32_t words;            ///< CodeShape::key_words()
   const std::byte* codes;    ///< `[tiles, 32, words]` uint32
   const std::byte* factors;  ///< `[tiles, 16, 2]` fp16: f, g
   uint32_t tiles;
-  const int8_t* queries;        ///< `[group]` of code_query_bytes()
-  const CodeQueryParts* parts;  ///< `[group]`
+  uint32_t parts;                 ///< of the queries that are used: 1, 2
+  const int8_t* queries;          ///< `[group]` of code_query_bytes()
+  const CodeQueryScales* scales;  ///< `[group]`
   uint32_t group;
   const float* offsets;  ///< `[group]`
-  float* scores;
-  size_t stride;           ///< elements between heads, >= 16 * tiles
+  const float* noises;   ///< `[group]` |q|^2 * the block's noise
+  LogitParams logits;
+  float* scores;  ///< out
+  size_t stride;  ///< elements between heads, >= 16 * tiles
+  float* maxima;  ///< out `[group]`: the largest log weight
+  /// In and out `[group]`, null: `above` is not wanted. Raised to a log weight that `wanted` rows of the call reach where
+  /// the level knows such a one.
+  float* floors;
+  uint32_t wanted;
+  uint16_t* above;  ///< out `[group, tiles]`: bit i: the log weight of row i is not below the floor
   const std::byte* ahead;  ///< will be read next, `ahead_bytes` of it; null: not known
   size_t ahead_bytes;
-};
-
-/// Turns scores into log weights, in place: logit - t/2, t = slope^2 f^2 * noises[h], where slope is the derivative of
-/// the logit by the score.
-struct WeighCodesArgs {
-  float* scores;  ///< scores[h * stride + i]
-  size_t stride;
-  uint32_t group;
-  uint32_t tiles;
-  const std::byte* factors;  ///< `[tiles, 16, 2]` fp16: f, g
-  const float* noises;       ///< `[group]` |q|^2 * the block's noise
-  LogitParams logits;
-  float* maxima;  ///< out `[group]`: the largest log weight
 };
 
 /// Floats of one head's sum of value codes: in the order of the codes, so that no kernel shuffles.
@@ -70,6 +81,7 @@ struct SumCodesArgs {
   const std::byte* codes;    ///< `[tiles, 32, words]` uint32
   const std::byte* factors;  ///< `[tiles, 16, 2]` fp16: f, g >= 0
   uint32_t tiles;            ///< at most kCodeTiles
+  uint32_t parts;            ///< of 8 bits that weights are rounded to: 1, 2
   const float* log_weights;  ///< log_weights[h * stride + i]; -inf weighs nothing
   size_t stride;
   uint32_t group;

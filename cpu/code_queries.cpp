@@ -10,39 +10,41 @@ namespace {
 
 // 256 * 127 + 127: both parts are in [-128, 127].
 constexpr float kMostQuery = 32639.0F;
+// Added and taken away again, it rounds to the nearest integer, which std::nearbyint() does in a call.
+constexpr float kRounds = 0x1.8p23F;
 
 }  // namespace
 
-CodeQueryParts prepare_code_query(const CodeShape& shape, const float* q, int8_t* out) {
+CodeQueryScales prepare_code_query(const CodeShape& shape, const float* q, int8_t* out) {
   const uint32_t per_word = 8 / shape.key_bits;
-  const size_t pair_bytes = size_t{16} * shape.key_words();
-  const size_t part_bytes = per_word * pair_bytes;
-  std::memset(out, 0, 2 * part_bytes);
+  const uint32_t words = shape.key_words();
+  const size_t part_bytes = code_part_bytes(shape.key_bits, words);
+  std::memset(out, 0, kCodeParts * part_bytes);
   float largest = 0.0F;
   for (uint32_t j = 0; j < shape.dim; ++j) largest = std::max(largest, std::abs(q[j]));
-  CodeQueryParts parts{largest / kMostQuery, 0};
-  const float inverse = parts.scale > 0.0F ? kMostQuery / largest : 0.0F;
+  const float scale = largest / kMostQuery;
+  const float inverse = scale > 0.0F ? kMostQuery / largest : 0.0F;
   // A scale below the smallest normal number: the query is 0.
-  if (!std::isfinite(inverse)) return {0.0F, 0};
+  if (!std::isfinite(inverse)) return {};
   int8_t high[kMaxHeadDim], low[kMaxHeadDim];
+  int32_t sum = 0, high_sum = 0;
   for (uint32_t j = 0; j < shape.dim; ++j) {
-    const auto rounded = static_cast<int32_t>(std::nearbyint(q[j] * inverse));
+    const auto rounded = static_cast<int32_t>((q[j] * inverse + kRounds) - kRounds);
     const int32_t upper = (rounded + 128) >> 8;
     high[j] = static_cast<int8_t>(upper);
     low[j] = static_cast<int8_t>(rounded - 256 * upper);
-    parts.sum += rounded;
+    sum += rounded;
+    high_sum += upper;
   }
-  // Four components lie in the four bytes of a word, alike for both rows of a pair.
   for (uint32_t j = 0; j < shape.dim; j += 4) {
-    const CodePlace place = shape.key_place(0, j);
-    int8_t* at = out + place.shift / shape.key_bits * pair_bytes + size_t{place.word} * 4;
-    for (int row = 0; row < 2; ++row, at += 4) {
-      std::memcpy(at, high + j, 4);
-      std::memcpy(at + part_bytes, low + j, 4);
-    }
+    const uint32_t step = j / 16;
+    const uint32_t word = j % 16 / 4 * (words / 2) + step / per_word;
+    int8_t* at = out + (size_t{word} * per_word + step % per_word) * 4;
+    std::memcpy(at, high + j, 4);
+    std::memcpy(at + part_bytes, low + j, 4);
   }
-  parts.sum *= (1 << shape.key_bits) - 1;
-  return parts;
+  const int32_t most = (1 << shape.key_bits) - 1;
+  return {{{256.0F * scale, most * high_sum}, {scale, most * sum}}};
 }
 
 void fold_code_sum(const CodeShape& shape, const float* sum, float* out) {

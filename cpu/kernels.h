@@ -169,7 +169,6 @@ struct Kernels {
   void (*weighted_sum[4])(const WeightedSumArgs&);
   /// Codes of keys and values, see cpu/code_kernels.h.
   void (*score_codes)(const ScoreCodesArgs&);
-  void (*weigh_codes)(const WeighCodesArgs&);
   void (*sum_codes)(const SumCodesArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);

@@ -7,8 +7,7 @@
 
 namespace keyhole::cpu {
 
-void score_codes_avx2(const ScoreCodesArgs& args) { score_codes<Avx2Codes, Avx2Codes>(args); }
-void weigh_codes_avx2(const WeighCodesArgs& args) { weigh_codes<Avx2Codes>(args); }
+void score_codes_avx2(const ScoreCodesArgs& args) { score_codes<Avx2Codes>(args); }
 void sum_codes_avx2(const SumCodesArgs& args) { sum_codes<Avx2Codes>(args); }
 
 }  // namespace keyhole::cpu

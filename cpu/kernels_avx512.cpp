@@ -30,7 +30,6 @@ constinit const Kernels kAvx512Kernels = {
     .weighted_sum = {weighted_sum_avx512_f32, weighted_sum_avx512_f16, weighted_sum_avx512_bf16,
                      weighted_sum_avx512_i8},
     .score_codes = score_codes_avx512,
-    .weigh_codes = weigh_codes_avx512,
     .sum_codes = sum_codes_avx512,
     .to_f32 = {to_f32<Avx512, DType::f32>, to_f32<Avx512, DType::f16>, to_f32<Avx512, DType::bf16>},
     .i8_to_f32 = i8_to_f32<Avx512>,

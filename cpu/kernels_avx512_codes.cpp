@@ -3,13 +3,11 @@
 
 #ifdef KEYHOLE_X86_LEVELS
 
-#include "cpu/simd/avx2_codes.h"
 #include "cpu/simd/avx512_codes.h"
 
 namespace keyhole::cpu {
 
-void score_codes_avx512(const ScoreCodesArgs& args) { score_codes<Avx512Codes, Avx2Codes>(args); }
-void weigh_codes_avx512(const WeighCodesArgs& args) { weigh_codes<Avx512Codes>(args); }
+void score_codes_avx512(const ScoreCodesArgs& args) { score_codes<Avx512Codes>(args); }
 void sum_codes_avx512(const SumCodesArgs& args) { sum_codes<Avx512Codes>(args); }
 
 }  // namespace keyhole::cpu

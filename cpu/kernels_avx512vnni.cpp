@@ -3,7 +3,6 @@
 
 #ifdef KEYHOLE_X86_LEVELS
 
-#include "cpu/simd/avx2_codes.h"
 #include "cpu/simd/avx512_codes.h"
 #include "cpu/simd/avx512vnni.h"
 #include "cpu/simd/score_i8.h"
@@ -11,9 +10,7 @@
 namespace keyhole::cpu {
 
 void score_i8_avx512vnni(const ScoreI8Args& args) { score_i8<Avx512VnniInt8>(args); }
-void score_codes_avx512vnni(const ScoreCodesArgs& args) {
-  score_codes<Avx512VnniCodes, Avx2Codes>(args);
-}
+void score_codes_avx512vnni(const ScoreCodesArgs& args) { score_codes<Avx512VnniCodes>(args); }
 void sum_codes_avx512vnni(const SumCodesArgs& args) { sum_codes<Avx512VnniCodes>(args); }
 
 }  // namespace keyhole::cpu

@@ -302,7 +302,6 @@ const Kernels kScalarKernels = {
     .weighted_sum = {weighted_sum<DType::f32>, weighted_sum<DType::f16>, weighted_sum<DType::bf16>,
                      weighted_sum<DType::i8>},
     .score_codes = score_codes_scalar,
-    .weigh_codes = weigh_codes_scalar,
     .sum_codes = sum_codes_scalar,
     .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
     .i8_to_f32 = i8_to_f32,

@@ -25,64 +25,64 @@ uint32_t word(const std::byte* words, size_t i) {
   return w;
 }
 
-/// Sum of u * q over the components of row `row` of a tile.
+/// Sum of u * q over the components of row `row` of a tile, of one part of a query.
 int32_t product(const ScoreCodesArgs& a, const std::byte* tile, uint32_t row, const int8_t* query) {
   const uint32_t shifts = 8 / a.bits;
   const uint32_t mask = (1U << a.bits) - 1;
-  const size_t pair_bytes = size_t{16} * a.words;
-  int32_t high = 0, low = 0;
+  int32_t sum = 0;
   for (uint32_t lane = 0; lane < 4; ++lane) {
     for (uint32_t w = row / 8; w < a.words; w += 2) {
       const uint32_t codes = word(tile, (row % 8 * 4 + lane) * a.words + w);
-      for (uint32_t byte = 0; byte < 4; ++byte) {
-        for (uint32_t t = 0; t < shifts; ++t) {
-          const auto u = static_cast<int32_t>(codes >> (8 * byte + a.bits * t) & mask);
-          const int8_t* q = query + t * pair_bytes + (lane * a.words + w) * 4 + byte;
-          high += u * q[0];
-          low += u * q[shifts * pair_bytes];
-        }
+      const int8_t* q = query + size_t{lane * (a.words / 2) + w / 2} * shifts * 4;
+      for (uint32_t i = 0; i < 4 * shifts; ++i) {
+        sum += static_cast<int32_t>(codes >> (i % 4 * 8 + i / 4 * a.bits) & mask) * q[i];
       }
     }
   }
-  return 256 * high + low;
+  return sum;
+}
+
+/// The logit of a score less what the noise of its code adds to its mean weight.
+float log_weight(const LogitParams& logits, float score, float f, float noise) {
+  float logit = score * logits.scale;
+  float slope = logits.scale;
+  if (logits.softcap > 0.0F) {
+    const float share = std::tanh(logit / logits.softcap);
+    logit = logits.softcap * share;
+    slope *= 1.0F - share * share;
+  }
+  const float spread = slope * f;
+  return logit - 0.5F * spread * spread * noise;
 }
 
 }  // namespace
 
 void score_codes_scalar(const ScoreCodesArgs& a) {
-  const size_t query_bytes = size_t{32} * (8 / a.bits) * a.words;
+  const size_t part_bytes = code_part_bytes(a.bits, a.words);
+  for (uint32_t h = 0; h < a.group; ++h) a.maxima[h] = kMinusInf;
   for (uint32_t i = 0; i < 16 * a.tiles; ++i) {
     const std::byte* tile = a.codes + size_t{i / 16} * 128 * a.words;
+    const float f = factor(a.factors, i, 0);
     for (uint32_t h = 0; h < a.group; ++h) {
-      const int32_t sum = product(a, tile, i % 16, a.queries + h * query_bytes);
-      const float of_levels = static_cast<float>(2 * sum - a.parts[h].sum) * a.parts[h].scale;
-      a.scores[h * a.stride + i] = of_levels * factor(a.factors, i, 0) + a.offsets[h];
+      const int8_t* query = a.queries + h * kCodeParts * part_bytes;
+      int32_t sum = product(a, tile, i % 16, query);
+      if (a.parts == 2) sum = 256 * sum + product(a, tile, i % 16, query + part_bytes);
+      const CodeQueryScale& q = a.scales[h].of[a.parts - 1];
+      const float score = static_cast<float>(2 * sum - q.sum) * q.scale * f + a.offsets[h];
+      const float x = log_weight(a.logits, score, f, a.noises[h]);
+      a.scores[h * a.stride + i] = x;
+      a.maxima[h] = x > a.maxima[h] ? x : a.maxima[h];
+      if (a.floors == nullptr) continue;
+      uint16_t& above = a.above[h * a.tiles + i / 16];
+      const auto bit = static_cast<uint16_t>(x < a.floors[h] ? 0U : 1U << i % 16);
+      above = static_cast<uint16_t>(i % 16 == 0 ? bit : above | bit);
     }
-  }
-}
-
-void weigh_codes_scalar(const WeighCodesArgs& a) {
-  for (uint32_t h = 0; h < a.group; ++h) {
-    float top = kMinusInf;
-    for (uint32_t i = 0; i < 16 * a.tiles; ++i) {
-      float& x = a.scores[h * a.stride + i];
-      float logit = x * a.logits.scale;
-      float slope = a.logits.scale;
-      if (a.logits.softcap > 0.0F) {
-        const float share = std::tanh(logit / a.logits.softcap);
-        logit = a.logits.softcap * share;
-        slope *= 1.0F - share * share;
-      }
-      const float spread = slope * factor(a.factors, i, 0);
-      x = logit - 0.5F * spread * spread * a.noises[h];
-      top = x > top ? x : top;
-    }
-    a.maxima[h] = top;
   }
 }
 
 void sum_codes_scalar(const SumCodesArgs& a) {
   const uint32_t rows = 16 * a.tiles;
+  const float most = a.parts == 1 ? 255.0F : 65535.0F;
   for (uint32_t h = 0; h < a.group; ++h) {
     float weights[kCodeBlock];
     float largest = 0.0F;
@@ -97,8 +97,8 @@ void sum_codes_scalar(const SumCodesArgs& a) {
     if (a.bits == 0) continue;
     const uint32_t slots = 16 / a.bits;
     const uint32_t mask = (1U << a.bits) - 1;
-    const float unit = largest > kMinWeight ? largest / 32767.0F : 0.0F;
-    const float inverse = largest > kMinWeight ? 32767.0F / largest : 0.0F;
+    const float unit = largest > kMinWeight ? largest / most : 0.0F;
+    const float inverse = largest > kMinWeight ? most / largest : 0.0F;
     float* sums = a.sums + h * a.sum_size;
     for (size_t i = 0; i < a.sum_size; ++i) sums[i] *= a.rescales[h];
     for (uint32_t i = 0; i < rows; ++i) {

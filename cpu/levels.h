@@ -12,7 +12,6 @@ namespace keyhole::cpu {
 
 extern const Kernels kScalarKernels;
 void score_codes_scalar(const ScoreCodesArgs& args);
-void weigh_codes_scalar(const WeighCodesArgs& args);
 void sum_codes_scalar(const SumCodesArgs& args);
 
 #ifdef KEYHOLE_X86_LEVELS
@@ -34,7 +33,6 @@ void weighted_sum_avx2_f16(const WeightedSumArgs& args);
 void weighted_sum_avx2_bf16(const WeightedSumArgs& args);
 void weighted_sum_avx2_i8(const WeightedSumArgs& args);
 void score_codes_avx2(const ScoreCodesArgs& args);
-void weigh_codes_avx2(const WeighCodesArgs& args);
 void sum_codes_avx2(const SumCodesArgs& args);
 
 extern const Kernels kAvx512Kernels;
@@ -54,7 +52,6 @@ void weighted_sum_avx512_f16(const WeightedSumArgs& args);
 void weighted_sum_avx512_bf16(const WeightedSumArgs& args);
 void weighted_sum_avx512_i8(const WeightedSumArgs& args);
 void score_codes_avx512(const ScoreCodesArgs& args);
-void weigh_codes_avx512(const WeighCodesArgs& args);
 void sum_codes_avx512(const SumCodesArgs& args);
 
 void score_i8_avx512vnni(const ScoreI8Args& args);

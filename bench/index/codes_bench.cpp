@@ -1,5 +1,7 @@
-// Attention by codes (index/scan/code_scan.h): one pass over the codes of a KV head (group of 4, d = 128, 16 rows to be
-// read exactly, one thread), beside plain reading of as many bytes; and encoding.
+// Attention by codes (index/scan/code_scan.h), group of 4, d = 128, 16 rows to be read exactly, beside plain reading of as
+// many bytes; and encoding.
+//   pass     one KV head, one thread
+//   threads  32 KV heads (4 layers of 8) that no cache holds, on so many threads; the floor reads on as many
 //
 //   x_floor   time of the pass / time of reading the codes
 //   ns/item   per row
@@ -9,6 +11,7 @@
 
 #include "bench/cpu/beside_floor.h"
 #include "bench/cpu/floors.h"
+#include "cpu/pool.h"
 #include "index/scan/code_scan.h"
 #include "tests/index/synthetic.h"
 
@@ -67,6 +70,7 @@ void pass(benchmark::State& state, cpu::Level level) {
     timer.iterate(
         [&] { benchmark::DoNotOptimize(bench::read_all(codes.block(0), bytes / 256 * 256)); },
         [&] {
+          parts.begin();
           for (uint32_t p = 0; p < code_cut(codes.blocks()).parts; ++p) {
             scan.scan(search, p, {}, parts);
           }
@@ -77,8 +81,64 @@ void pass(benchmark::State& state, cpu::Level level) {
   timer.report(static_cast<double>(bytes), static_cast<double>(codes.count()));
 }
 
+void threads(benchmark::State& state, cpu::Level level) {
+  constexpr size_t kHeads = 32;
+  const cpu::Kernels* kernels = cpu::kernels_for(level);
+  if (kernels == nullptr) return state.SkipWithError("this machine lacks the level");
+  const auto workers = static_cast<uint32_t>(state.range(0));
+  const auto bits = static_cast<uint32_t>(state.range(1));
+  // The heads are alike, and each has memory of its own. Blocks of one part of a pass, over and over.
+  const size_t blocks = 512;
+  const Data data(24 * kCodeBlock);
+  KvCodes few({kDim, bits, bits}, learn_balance(*kernels, data.kv(), {}));
+  few.extend(*kernels, data.kv());
+  const size_t size = few.shape().block_bytes();
+  std::vector<std::byte> all(blocks * size);
+  for (size_t b = 0; b < blocks; ++b) {
+    std::copy_n(few.block(b % few.blocks()), size, all.begin() + static_cast<long>(b * size));
+  }
+  std::vector<KvCodes> heads;
+  for (size_t h = 0; h < kHeads; ++h) heads.emplace_back(few.shape(), few.balance(), all);
+  cpu::Pool pool({.threads = workers});
+  std::vector<CodeScan> scans(workers);
+  std::vector<CodeParts> parts(kHeads);
+  for (CodeScan& s : scans) s.reserve(few.shape(), kGroup, 16);
+  for (CodeParts& p : parts) p.reserve(few.shape(), kGroup, 16);
+  const CodeCut cut = code_cut(blocks);
+  const auto tasks = static_cast<uint32_t>(kHeads * cut.parts);
+  bench::BesideFloor timer(state);
+  for (auto _ : state) {
+    const double floor = bench::BesideFloor::wall_seconds([&] {
+      pool.run(tasks, [&](uint32_t task, uint32_t) {
+        const size_t first = size_t{task % cut.parts} * cut.blocks;
+        const size_t n = std::min<size_t>(cut.blocks, blocks - first) * size / 256 * 256;
+        benchmark::DoNotOptimize(bench::read_all(heads[task / cut.parts].block(first), n));
+      });
+    });
+    for (CodeParts& p : parts) p.begin();
+    const double kernel = bench::BesideFloor::wall_seconds([&] {
+      pool.run(tasks, [&](uint32_t task, uint32_t worker) {
+        const size_t head = task / cut.parts;
+        const CodeSearch search{kernels, &heads[head],   data.queries.data(),
+                                kGroup,  {0.088F, 0.0F}, 16};
+        scans[worker].scan(search, task % cut.parts, {}, parts[head]);
+      });
+    });
+    timer.record(floor, kernel);
+  }
+  timer.report(static_cast<double>(kHeads * blocks * size),
+               static_cast<double>(kHeads * blocks * kCodeBlock));
+}
+
+void teams(benchmark::internal::Benchmark* b) {
+  for (const int64_t workers : {16, 8, 2, 1}) {
+    for (const int64_t bits : {1, 2, 4}) b->Args({workers, bits});
+  }
+  b->UseManualTime()->Unit(benchmark::kMicrosecond);
+}
+
 void sizes(benchmark::internal::Benchmark* b) {
-  for (const int64_t n : {32768, 131072}) {
+  for (const int64_t n : {6144, 32768, 131072}) {
     for (const int64_t bits : {1, 2, 4}) b->Args({n, bits});
   }
   b->UseManualTime()->Unit(benchmark::kMicrosecond);
@@ -87,6 +147,8 @@ void sizes(benchmark::internal::Benchmark* b) {
 BENCHMARK_CAPTURE(pass, avx512vnni, cpu::Level::avx512vnni)->Apply(sizes);
 BENCHMARK_CAPTURE(pass, avx512, cpu::Level::avx512)->Apply(sizes);
 BENCHMARK_CAPTURE(pass, avx2, cpu::Level::avx2)->Apply(sizes);
+BENCHMARK_CAPTURE(threads, avx512vnni, cpu::Level::avx512vnni)->Apply(teams);
+BENCHMARK_CAPTURE(threads, avx2, cpu::Level::avx2)->Apply(teams);
 BENCHMARK(encode)->Args({131072, 2})->Args({131072, 4})->Unit(benchmark::kMillisecond);
 
 }  // namespace

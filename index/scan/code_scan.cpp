@@ -1,6 +1,7 @@
 #include "index/scan/code_scan.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -11,10 +12,15 @@ namespace {
 
 // Enough work (60 us for 2 bits and a group of 4) that a query's preparation, some 3 us, does not count.
 constexpr uint32_t kLeastBlocks = 24;
-// Weights are rounded to 15 bits of the largest of a block, and summed up in fp32.
-constexpr float kRounding = 3e-5F;
-// What rounding may change an output by.
-constexpr float kAllowed = 1e-3F;
+// Where exact attention leaves less than this of what the codes weighed, what rounding has left of these would show.
+constexpr float kLeastKept = 0.1F;
+// Blocks still to come count as much as the mean of those before, but no more than so many times those.
+constexpr float kMostAhead = 4.0F;
+
+/// The share of all rows from which on a row is heavy.
+constexpr float heavy_share(uint32_t bits) {
+  return bits == 1 ? 1.0F / 4.0F : bits == 2 ? 1.0F / 8.0F : 1.0F / 32.0F;
+}
 
 constexpr auto kHalf = static_cast<size_t>(DType::f16);
 
@@ -26,6 +32,15 @@ float noise_of(const CodeShape& shape, const std::byte* block) {
   float noise;
   std::memcpy(&noise, block + shape.noise_at(), sizeof noise);
   return noise;
+}
+
+uint32_t query_parts(const CodeShape& shape) { return shape.key_bits == 4 ? 2 : 1; }
+
+/// To the larger of both.
+void raise(std::atomic<float>& to, float x) {
+  float seen = to.load(std::memory_order_relaxed);
+  while (seen < x && !to.compare_exchange_weak(seen, x, std::memory_order_relaxed)) {
+  }
 }
 
 template <class Vector>
@@ -52,6 +67,12 @@ void CodeParts::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted)
   grow(sums_, size_t{kMostCodeParts} * group_);
   grow(counts_, size_t{kMostCodeParts} * group_);
   grow(best_, size_t{kMostCodeParts} * group_ * wanted_);
+  if (floors_ == nullptr) floors_ = std::make_unique<std::atomic<float>[]>(kMaxGroup);
+  begin();
+}
+
+void CodeParts::begin() {
+  for (uint32_t h = 0; h < group_; ++h) floors_[h].store(kMinusInf, std::memory_order_relaxed);
 }
 
 // ---- Memory --------------------------------------------------------------------------------------
@@ -117,7 +138,7 @@ void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t
   std::fill_n(value_sums_.begin(), s.group * cpu::code_sum_size(shape), 0.0F);
   std::fill_n(means_.begin(), size_t{s.group} * shape.dim, 0.0F);
   if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
-  for (size_t b = first; b < end; ++b) scan_block(s, b, end, skipped);
+  for (size_t b = first; b < end; ++b) scan_block(s, b, first, end, skipped, out.floors_.get());
 
   for (uint32_t h = 0; h < s.group; ++h) {
     float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
@@ -140,11 +161,14 @@ void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t
   }
 }
 
-void CodeScan::score_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n) {
+void CodeScan::weigh_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n,
+                           uint32_t parts, float* maxima, float* floors) {
   const CodeShape& shape = s.codes->shape();
   const std::byte* block = s.codes->block(number);
   const bool whole = n == kCodeTiles;
-  float offsets[kMaxGroup];
+  const float noise = noise_of(shape, block);
+  float offsets[kMaxGroup], noises[kMaxGroup];
+  for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * noise;
   s.kernels->score[kHalf]({.queries = rows_.data(),
                            .group = s.group,
                            .dim = shape.dim,
@@ -159,68 +183,111 @@ void CodeScan::score_tiles(const CodeSearch& s, size_t number, uint32_t tile, ui
                           .codes = block + size_t{tile} * kCodeLanes * shape.key_words() * 4,
                           .factors = factors_of(shape, block, tile),
                           .tiles = n,
+                          .parts = parts,
                           .queries = parts_.data(),
-                          .parts = scales_,
+                          .scales = scales_,
                           .group = s.group,
                           .offsets = offsets,
-                          .scores = scores_.data(),
-                          .stride = kCodeBlock,
-                          .ahead = whole ? block + shape.values_at() : nullptr,
-                          .ahead_bytes = shape.block_bytes() - shape.values_at()});
-}
-
-void CodeScan::weigh_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n,
-                           float* maxima) {
-  const CodeShape& shape = s.codes->shape();
-  const std::byte* block = s.codes->block(number);
-  score_tiles(s, number, tile, n);
-  const float noise = noise_of(shape, block);
-  float noises[kMaxGroup];
-  for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * noise;
-  s.kernels->weigh_codes({.scores = scores_.data(),
-                          .stride = kCodeBlock,
-                          .group = s.group,
-                          .tiles = n,
-                          .factors = factors_of(shape, block, tile),
                           .noises = noises,
                           .logits = s.logits,
-                          .maxima = maxima});
+                          .scores = scores_.data(),
+                          .stride = kCodeBlock,
+                          .maxima = maxima,
+                          .floors = floors,
+                          .wanted = s.wanted,
+                          .above = above_,
+                          .ahead = whole ? block + shape.values_at() : nullptr,
+                          .ahead_bytes = shape.value_bytes()});
 }
 
 const float* CodeScan::score(const CodeSearch& s, size_t block) {
-  score_tiles(s, block, 0, kCodeTiles);
+  // A score is the log weight of a logit that is scaled by 1 and has no noise.
+  CodeSearch plain = s;
+  plain.logits = {1.0F, 0.0F};
+  std::fill_n(norms_, s.group, 0.0F);
+  float maxima[kMaxGroup];
+  weigh_tiles(plain, block, 0, kCodeTiles, cpu::kCodeParts, maxima);
   return scores_.data();
 }
 
-void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t end,
-                          std::span<const uint32_t> skipped) {
+bool CodeScan::is_heavy(const CodeSearch& s, size_t number, size_t blocks, const float* maxima) {
+  const CodeShape& shape = s.codes->shape();
+  if (number == 0) return true;
+  const float ahead = std::min(static_cast<float>(blocks) / static_cast<float>(number), kMostAhead);
+  const float share = heavy_share(std::max(shape.key_bits, shape.value_bits)) * ahead;
+  for (uint32_t h = 0; h < s.group; ++h) {
+    const float log_share = maxima[h] - tops_[h];
+    // Weights of e^-20 and less are light beside the one that weighs 1.
+    if (log_share < -20.0F) continue;
+    if (!(std::exp(log_share) < share * sums_[h])) return true;
+  }
+  return false;
+}
+
+void CodeScan::offer_block(uint32_t group, uint32_t first) {
+  for (uint32_t h = 0; h < group; ++h) {
+    const float* scores = scores_.data() + h * kCodeBlock;
+    for (uint32_t i = 0; i < kCodeBlock; i += 64) {
+      uint64_t rows = 0;  // of four tiles
+      for (uint32_t t = 0; t < 4; ++t) {
+        rows |= uint64_t{above_[(h * kCodeBlock + i) / kCodeTile + t]} << (t * kCodeTile);
+      }
+      for (; rows != 0; rows &= rows - 1) {
+        const uint32_t row = i + static_cast<uint32_t>(std::countr_zero(rows));
+        best_.offer_rank(h, pack_rank(scores[row], first + row));
+      }
+    }
+  }
+}
+
+void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t begin, size_t end,
+                          std::span<const uint32_t> skipped, std::atomic<float>* shared) {
   const CodeShape& shape = s.codes->shape();
   const std::byte* block = s.codes->block(number);
   const std::byte* factors = factors_of(shape, block, 0);
   const auto first = static_cast<uint32_t>(number * kCodeBlock);
   float maxima[kMaxGroup], rescales[kMaxGroup], weights[kMaxGroup];
-  weigh_tiles(s, number, 0, kCodeTiles, maxima);
+  float floors[kMaxGroup];
+  const bool finds_best = s.wanted != 0;
+  for (uint32_t h = 0; h < s.group && finds_best; ++h) {
+    floors[h] = std::max(best_.floor(h), shared[h].load(std::memory_order_relaxed));
+  }
+  weigh_tiles(s, number, 0, kCodeTiles, query_parts(shape), maxima, finds_best ? floors : nullptr);
+  const bool heavy = is_heavy(s, number - begin, end - begin, maxima);
   auto skip = std::lower_bound(skipped.begin(), skipped.end(), first);
   const bool skips = skip != skipped.end() && *skip < first + kCodeBlock;
   for (; skip != skipped.end() && *skip < first + kCodeBlock; ++skip) {
     for (uint32_t h = 0; h < s.group; ++h) scores_[h * kCodeBlock + *skip - first] = kMinusInf;
   }
+  if (finds_best) {
+    offer_block(s.group, first);
+    for (uint32_t h = 0; h < s.group; ++h) raise(shared[h], floors[h]);
+  }
   bool some = false;
   for (uint32_t h = 0; h < s.group; ++h) {
     const float* of_head = scores_.data() + h * kCodeBlock;
     if (skips) maxima[h] = *std::max_element(of_head, of_head + kCodeBlock);
-    if (s.wanted != 0) best_.offer(h, of_head, first, kCodeBlock);
-    const float top = std::max(tops_[h], maxima[h]);
-    rescales[h] = tops_[h] == kMinusInf ? 0.0F : std::exp(tops_[h] - top);
-    tops_[h] = top;
-    some = some || top != kMinusInf;
+    rescales[h] = 1.0F;
+    if (maxima[h] > tops_[h]) {
+      rescales[h] = tops_[h] == kMinusInf ? 0.0F : std::exp(tops_[h] - maxima[h]);
+      tops_[h] = maxima[h];
+    }
+    some = some || tops_[h] != kMinusInf;
   }
   if (!some) return;
+  if (number + 1 < end) {
+    // The kernel asks for the next block's keys. What is read before them lies at the block's end.
+    const std::byte* next = s.codes->block(number + 1);
+    for (size_t i = shape.factors_at(); i < shape.block_bytes(); i += 64) {
+      __builtin_prefetch(next + i);
+    }
+  }
   s.kernels->sum_codes({.bits = shape.value_bits,
                         .words = shape.value_words(),
                         .codes = block + shape.values_at(),
                         .factors = factors,
                         .tiles = kCodeTiles,
+                        .parts = heavy ? 2U : 1U,
                         .log_weights = scores_.data(),
                         .stride = kCodeBlock,
                         .group = s.group,
@@ -307,7 +374,7 @@ bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
   for (const uint32_t row : chosen_) {
     // The same kernels over the row's tile: the same log weights.
     float maxima[kMaxGroup];
-    weigh_tiles(s, row / kCodeBlock, row % kCodeBlock / kCodeTile, 1, maxima);
+    weigh_tiles(s, row / kCodeBlock, row % kCodeBlock / kCodeTile, 1, query_parts(shape), maxima);
     s.codes->rotated_value(row, value_.data());
     for (uint32_t h = 0; h < s.group; ++h) {
       const float weight = std::exp(scores_[h * kCodeBlock + row % kCodeTile] - tops_[h]);
@@ -319,7 +386,7 @@ bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
   for (uint32_t h = 0; h < s.group; ++h) {
     if (before[h] == 0.0F) continue;
     const float kept = std::max(sums_[h], 0.0F) + std::exp(exact_lse[h] - tops_[h]);
-    if (!(kRounding * before[h] <= kAllowed * kept)) return false;
+    if (!(kLeastKept * before[h] <= kept)) return false;
   }
   return true;
 }

@@ -5,11 +5,18 @@
 // The pass is cut into ranges of whole blocks whose number depends on the count alone; any thread may do any of them,
 // and they are merged in their order, so that the bits of the result do not depend on threads.
 //
+// Rounding (cpu/code_kernels.h): queries of 4-bit keys have 16 bits, those of 1 and 2 bits 8. Weights are rounded as finely
+// as rows weigh: to 16 bits of the largest in blocks where a row is heavy, that is, weighs a share of the rows seen so
+// far; to 8 bits in other blocks. There, what a block adds up to is off by 0.02 of its largest weight, where the code of
+// that one row is off by 0.6, 0.3 or 0.1 of it (1, 2, 4 bits). Searches take 16 bits.
+//
 // The rows to be read exactly are those of largest weight over the heads of the group: max over heads of
 // log weight - lse, where lse is that of all rows by code. A row that is among the N of a group is among the N of the
 // head where it weighs most: each range keeps the N best of each head.
 #pragma once
 
+#include <atomic>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -46,6 +53,8 @@ class CodeParts {
  public:
   /// Takes memory for searches of up to `group` heads and `wanted` rows; keeps what it has where that is enough.
   void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
+  /// Before the first part of every pass.
+  void begin();
   [[nodiscard]] size_t bytes() const {
     return (o_.size() + tops_.size() + sums_.size()) * sizeof(float) +
            best_.size() * sizeof(uint64_t) + counts_.size() * sizeof(uint32_t);
@@ -63,6 +72,9 @@ class CodeParts {
   std::vector<float> sums_;       // `[parts, group]` of weights
   std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
   std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
+  // `[kMaxGroup]` log weights that as many rows as are wanted reach: what parts that run side by side or later need not
+  // keep. Which rows are chosen in the end does not depend on it.
+  std::unique_ptr<std::atomic<float>[]> floors_;
 };
 
 /// One thread's memory for passes.
@@ -94,12 +106,17 @@ class CodeScan {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  /// Log weights of the n tiles of a block from `tile` on, in scores_.
+  /// Log weights of the n tiles of a block from `tile` on, in scores_, by so many parts of the queries. floors: null, or
+  /// see cpu::ScoreCodesArgs.
   void weigh_tiles(const CodeSearch& search, size_t block, uint32_t tile, uint32_t n,
-                   float* maxima);
-  void score_tiles(const CodeSearch& search, size_t block, uint32_t tile, uint32_t n);
-  void scan_block(const CodeSearch& search, size_t block, size_t end,
-                  std::span<const uint32_t> skipped);
+                   uint32_t parts, float* maxima, float* floors = nullptr);
+  /// Whether a row of block `number` of a pass over `blocks` is heavy for some head. maxima: the largest log weights.
+  [[nodiscard]] bool is_heavy(const CodeSearch& search, size_t number, size_t blocks,
+                              const float* maxima);
+  /// Offers the rows of above_ to best_.
+  void offer_block(uint32_t group, uint32_t first);
+  void scan_block(const CodeSearch& search, size_t block, size_t begin, size_t end,
+                  std::span<const uint32_t> skipped, std::atomic<float>* floors);
   void merge(const CodeSearch& search, const CodeParts& parts);
   /// Takes the chosen rows' weights out of sums_ and o_; false where rounding would show.
   [[nodiscard]] bool take_out(const CodeSearch& search, const float* exact_lse);
@@ -107,9 +124,11 @@ class CodeScan {
   uint32_t group_ = 0, wanted_ = 0;  // that it is reserved for
   std::vector<float> rows_;          // `[group, dim]` queries in the space of the codes
   cpu::LineVector<int8_t> parts_;    // `[group, code_query_bytes()]` the same in the codes' order
-  cpu::CodeQueryParts scales_[kMaxGroup] = {};
-  float norms_[kMaxGroup] = {};        // of rows_, squared
-  cpu::LineVector<float> scores_;      // `[group, kCodeBlock]`
+  cpu::CodeQueryScales scales_[kMaxGroup] = {};
+  float norms_[kMaxGroup] = {};    // of rows_, squared
+  cpu::LineVector<float> scores_;  // `[group, kCodeBlock]`
+  uint16_t above_[kMaxGroup *
+                  kCodeTiles];  // of a block's rows, those that may be among the best of a head
   cpu::LineVector<float> value_sums_;  // `[group, code_sum_size()]`
   std::vector<float> means_;           // `[group, dim]` weighted sum of mean values
   std::vector<float> o_;               // `[group, dim]`

@@ -51,6 +51,9 @@ class TopK {
   void offer(uint32_t head, const float* scores, uint32_t first, size_t n) {
     offer_if_good(head, scores, n, [first](size_t i) { return first + static_cast<uint32_t>(i); });
   }
+  /// No score below it can be among the best of a head; it rises.
+  [[nodiscard]] float floor(uint32_t head) const { return heads_[head].floor; }
+
   /// Offers rows[i] with scores[i].
   void offer(uint32_t head, const float* scores, const uint32_t* rows, size_t n) {
     offer_if_good(head, scores, n, [rows](size_t i) { return rows[i]; });

@@ -100,6 +100,7 @@ void DecodeStep::start_tasks(ResultSink& sink) {
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadPlan& head = plan_.head(h);
     progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);
+    if (head.codes != 0) code_parts_[h].begin();
     progress_[h].states.store(head.tasks() + 1, std::memory_order_relaxed);
     progress_[h].failed.store(false, std::memory_order_relaxed);
   }

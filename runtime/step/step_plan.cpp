@@ -77,9 +77,14 @@ void StepPlan::make(std::span<const HeadWork> works) {
       tasks_.push_back({chosen ? StepTask::Kind::chosen : StepTask::Kind::search, h, p});
     }
   }
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
-    for (uint32_t p = 0; p < heads_[h].codes; ++p) {
-      tasks_.push_back({StepTask::Kind::codes, h, p});
+  // A few heads at a time: later parts of a head keep less where earlier ones have ended, and what a head does after its
+  // last part runs beside parts of the next.
+  constexpr uint32_t kHeadsAtATime = 4;
+  for (uint32_t h = 0; h < kv_heads_; h += kHeadsAtATime) {
+    for (uint32_t i = 0; i < kHeadsAtATime * index::kMostCodeParts; ++i) {
+      const uint32_t head = h + i % kHeadsAtATime, p = i / kHeadsAtATime;
+      if (head >= kv_heads_ || p >= heads_[head].codes) continue;
+      tasks_.push_back({StepTask::Kind::codes, head, p});
     }
   }
   for (uint32_t h = 0; h < kv_heads_; ++h) {

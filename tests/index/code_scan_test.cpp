@@ -110,8 +110,12 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
           const Answer seen = run(s, head.kv());
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
-            EXPECT_NEAR(seen.coded.lse[h], truth.lse[h], 3e-4);
-            EXPECT_LT(relative(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim), 2e-3);
+            // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks.
+            EXPECT_NEAR(seen.coded.lse[h], truth.lse[h], key_bits == 4 ? 3e-4 : 6e-3);
+            EXPECT_LT(relative(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim),
+                      key_bits != 4     ? 1e-2
+                      : value_bits == 4 ? 3e-3
+                                        : 6e-3);
           }
         }
       }
@@ -129,21 +133,68 @@ TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
         const CodeQueries q = codes.queries(head.queries.data(), group);
         std::vector<float> truth(group * 256), seen(group * 256), offsets(group);
         codes.score(q, truth.data(), 256);
-        std::vector<int8_t> queries(group * cpu::code_query_bytes(shape));
-        std::vector<cpu::CodeQueryParts> parts(group);
+        // What one part has of the queries.
+        CodeQueries rounded = q;
         for (uint32_t h = 0; h < group; ++h) {
-          parts[h] = cpu::prepare_code_query(shape, q.rows.data() + h * dim,
-                                             queries.data() + h * cpu::code_query_bytes(shape));
+          double most = 0.0;
+          for (uint32_t j = 0; j < dim; ++j)
+            most = std::max(most, std::abs(double{q.rows[h * dim + j]}));
+          const double unit = most / 32639.0;
+          for (uint32_t j = 0; j < dim; ++j) {
+            float& x = rounded.rows[h * dim + j];
+            x = static_cast<float>(std::floor((std::nearbyint(x / unit) + 128.0) / 256.0) * 256.0 *
+                                   unit);
+          }
         }
+        std::vector<float> coarse_truth(group * 256);
+        codes.score(rounded, coarse_truth.data(), 256);
+        std::vector<int8_t> queries(group * cpu::code_query_bytes(shape));
+        std::vector<cpu::CodeQueryScales> scales(group);
+        for (uint32_t h = 0; h < group; ++h) {
+          scales[h] = cpu::prepare_code_query(shape, q.rows.data() + h * dim,
+                                              queries.data() + h * cpu::code_query_bytes(shape));
+        }
+        const std::vector<float> noises(group, 0.0F);
+        std::vector<float> maxima(group), floors(group, 0.5F);
+        std::vector<uint16_t> above(group * kCodeTiles);
         for (const cpu::Level level : cpu::available_levels()) {
           const cpu::Kernels& kernels = *cpu::kernels_for(level);
-          kernels.score[1]({q.rows.data(), group, dim, codes.block(0) + shape.key_mean_at(), 0,
-                            nullptr, 1, offsets.data(), 1});
-          kernels.score_codes({shape.key_bits, shape.key_words(), codes.block(0),
-                               codes.block(0) + shape.factors_at(), kCodeTiles, queries.data(),
-                               parts.data(), group, offsets.data(), seen.data(), 256, nullptr, 0});
-          EXPECT_LT(relative(seen.data(), truth.data(), seen.size()), 3e-5)
-              << cpu::level_name(level) << " " << dim << " x " << bits << " group " << group;
+          for (const uint32_t parts : {1U, 2U}) {
+            const CodeQueries& of = parts == 1 ? rounded : q;
+            kernels.score[1]({of.rows.data(), group, dim, codes.block(0) + shape.key_mean_at(), 0,
+                              nullptr, 1, offsets.data(), 1});
+            kernels.score_codes({shape.key_bits,
+                                 shape.key_words(),
+                                 codes.block(0),
+                                 codes.block(0) + shape.factors_at(),
+                                 kCodeTiles,
+                                 parts,
+                                 queries.data(),
+                                 scales.data(),
+                                 group,
+                                 offsets.data(),
+                                 noises.data(),
+                                 {1.0F, 0.0F},
+                                 seen.data(),
+                                 256,
+                                 maxima.data(),
+                                 floors.data(),
+                                 17,
+                                 above.data(),
+                                 nullptr,
+                                 0});
+            const std::vector<float>& expected = parts == 1 ? coarse_truth : truth;
+            EXPECT_LT(relative(seen.data(), expected.data(), seen.size()), 3e-5)
+                << cpu::level_name(level) << " " << dim << " x " << bits << " group " << group
+                << " parts " << parts;
+            for (uint32_t h = 0; h < group; ++h) {
+              EXPECT_EQ(maxima[h],
+                        *std::max_element(seen.begin() + h * 256, seen.begin() + (h + 1) * 256));
+            }
+            for (uint32_t i = 0; i < group * 256; ++i) {
+              ASSERT_EQ(above[i / 16] >> i % 16 & 1, seen[i] < 0.5F ? 0 : 1) << i;
+            }
+          }
         }
       }
     }
@@ -213,7 +264,7 @@ TEST(CodeScan, ChosenRowsLeaveTheState) {
 TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
   // By its code the first row weighs e^30 times all others together; it is short in truth, so that they matter.
   Head head(64, 2048, 11);
-  KvCodes codes = head.codes(1, 2);
+  KvCodes codes = head.codes(4, 2);
   const LogitParams logits{1.0F, 0.0F};
   std::vector<float> scores(2048);
   codes.score(codes.queries(head.queries.data(), 1), scores.data(), 2048);
@@ -230,8 +281,8 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
     codes.attend(codes.queries(head.queries.data(), 1), s.logits, seen.rows, truth.view());
     const double kept = std::exp(double{truth.lse[0]}) + std::exp(double{seen.exact.lse[0]});
     const double share = std::exp(double{truth.lse[0]}) / kept;
-    EXPECT_LT(share * relative(seen.coded.o.data(), truth.o.data(), 64), 3e-3) << scale;
-    EXPECT_LT(share * std::abs(seen.coded.lse[0] - truth.lse[0]), 3e-3) << scale;
+    EXPECT_LT(share * relative(seen.coded.o.data(), truth.o.data(), 64), 1e-2) << scale;
+    EXPECT_LT(share * std::abs(seen.coded.lse[0] - truth.lse[0]), 1e-2) << scale;
   }
 }
 
@@ -268,9 +319,6 @@ TEST(CodeScan, EqualKeysAreOneKey) {
     const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 2,
                        {0.1F, 0.0F},           wanted};
     Answer seen = run(s, head.kv());
-    if (wanted != 0) {
-      for (uint32_t i = 0; i < 16; ++i) EXPECT_EQ(seen.rows[i], i);  // of equal ones the smaller
-    }
     const StateView both[] = {seen.exact.view(), seen.coded.view()};
     State merged(2, 128), truth(2, 128);
     cpu::merge_states(both, 2, 128, merged.view());
@@ -279,6 +327,18 @@ TEST(CodeScan, EqualKeysAreOneKey) {
       EXPECT_NEAR(merged.lse[h], truth.lse[h], 1e-2);
       EXPECT_LT(relative(merged.o.data() + h * 128, truth.o.data() + h * 128, 128), 0.05);
     }
+  }
+}
+
+TEST(CodeScan, OfRowsThatWeighAlikeTheSmallerIsChosen) {
+  Head head(64, 6400, 21);
+  std::fill(head.keys.begin(), head.keys.end(), 0.0F);
+  const KvCodes codes = head.codes(2, 2);
+  for (const cpu::Level level : cpu::available_levels()) {
+    const CodeSearch s{cpu::kernels_for(level), &codes, head.queries.data(), 3, {0.1F, 0.0F}, 16};
+    std::vector<uint32_t> first(16);
+    std::iota(first.begin(), first.end(), 0U);
+    EXPECT_EQ(run(s, head.kv()).rows, first);
   }
 }
 
