@@ -83,6 +83,10 @@ class Session {
   /// fails.
   void advance_append(uint32_t layer);
   [[nodiscard]] uint32_t tokens(uint32_t layer) const { return sequence_.tokens(layer); }
+  /// What a head has indexed on the host, null for nothing: as long as no call changes the session.
+  [[nodiscard]] const index::Index* index_of(uint32_t layer, uint32_t kv_head) const {
+    return keeper_.head(layer, kv_head).index.get();
+  }
   /// Throws Error(out_of_memory) where so many bytes more would pass host_memory_limit.
   void check_memory(uint64_t more_bytes, const char* what) const;
   void add_cost(const StepCost& cost);

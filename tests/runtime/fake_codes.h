@@ -125,6 +125,13 @@ class FakeCodes final : public gpu::Codes {
                 bytes);
   }
   size_t bytes() const override { return gpu::codes_bytes(shape_); }
+  /// That the blocks of a head have been encoded with.
+  [[nodiscard]] const index::Balance& balance(uint32_t layer, uint32_t kv_head) const {
+    return heads_[size_t{layer} * shape_.kv_heads + kv_head].balance;
+  }
+
+  /// Attends nothing from now on: for tests that look at the codes alone.
+  void rest() { rests_ = true; }
 
   /// Whether all that the device may read of the layer is pinned.
   [[nodiscard]] bool reads_pinned(uint32_t layer, const FakePinned& pinned) const {
@@ -144,7 +151,7 @@ class FakeCodes final : public gpu::Codes {
   /// Exact attention over the rows that have codes, now. From the stream's thread.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
     const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
-    const size_t n = size_t{layers_[layer].count} * kCodeBlock;
+    const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
     const uint32_t d = shape_.code.dim;
     std::vector<float> key(d), value(d);
     for (uint32_t g = 0; g < group; ++g) {
@@ -201,6 +208,7 @@ class FakeCodes final : public gpu::Codes {
   std::function<void()> wait_;
   std::vector<Layer> layers_;
   std::vector<Head> heads_;
+  bool rests_ = false;
 };
 
 }  // namespace keyhole::test

@@ -37,6 +37,7 @@ struct StreamEngine {
           shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
           [this] { stream.wait(); });
       codes = made.get();
+      if (codes_rest) codes->rest();
       return made;
     };
     device.make_pin = [this] {
@@ -50,6 +51,7 @@ struct StreamEngine {
   FakeStream stream;
   FakeFaults faults;
   size_t pinned_limit = SIZE_MAX;
+  bool codes_rest = false;       ///< see FakeCodes::rest(); of sessions made from then on
   FakeCodes* codes = nullptr;    ///< of the session made last
   FakePinned* pinned = nullptr;  ///< likewise
   std::unique_ptr<keyhole_engine> handle;
