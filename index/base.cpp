@@ -13,7 +13,7 @@ namespace {
 
 // "KHINDEX" and a byte that text-mode copies would damage.
 constexpr uint64_t kMagic = 0x8A58'4544'4E49'484BU;
-constexpr uint32_t kFormatVersion = 3;
+constexpr uint32_t kFormatVersion = 4;
 constexpr size_t kLongestText = 4096;
 
 using Clock = std::chrono::steady_clock;

@@ -26,6 +26,22 @@ RopeUndo::RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_positi
   }
 }
 
+void RopeUndo::balance_pairs(const std::vector<float>& scale) {
+  const size_t half = frequencies_.size();
+  std::vector<float> own(dim_, 1.0F);
+  bool some = false;
+  for (size_t i = 0; i < half && scale.size() == dim_; ++i) {
+    const float low = scale[i], high = scale[i + half];
+    if (!(std::max(low, high) > kUnlike * std::min(low, high))) continue;
+    // About their mean: how wide the pair is as a whole is left to the scales of what is turned back.
+    const float mean = std::sqrt(low) * std::sqrt(high);
+    own[i] = low / mean;
+    own[i + half] = high / mean;
+    some = true;
+  }
+  scale_ = some ? std::move(own) : std::vector<float>{};
+}
+
 void RopeUndo::turn_back(float* rows, size_t n, uint32_t position) const {
   const size_t half = frequencies_.size();
   float cosines[kMaxHeadDim / 2];
@@ -48,13 +64,17 @@ void RopeUndo::turn_back(float* rows, size_t n, uint32_t position) const {
 void RopeUndo::rows(float* rows, size_t first, size_t n) const {
   if (!changes()) return;
   for (size_t i = 0; i < n; ++i) {
-    turn_back(rows + i * dim_, 1, first_position_ + static_cast<uint32_t>(first + i));
+    float* row = rows + i * dim_;
+    for (uint32_t j = 0; j < dim_ && !offset_.empty(); ++j) row[j] -= offset_[j];
+    for (uint32_t j = 0; j < dim_ && !scale_.empty(); ++j) row[j] *= scale_[j];
+    turn_back(row, 1, first_position_ + static_cast<uint32_t>(first + i));
   }
 }
 
 const float* RopeUndo::queries(const SearchArgs& args, size_t count, float* out) const {
   if (!changes()) return args.queries;
   std::copy_n(args.queries, size_t{args.group} * dim_, out);
+  for (uint32_t j = 0; j < args.group * dim_ && !scale_.empty(); ++j) out[j] /= scale_[j % dim_];
   turn_back(out, args.group,
             args.position != kUnknownPosition ? args.position
                                               : first_position_ + static_cast<uint32_t>(count));
@@ -65,6 +85,10 @@ void RopeUndo::save(Writer& out) const {
   out.put(first_position_);
   out.put(static_cast<uint32_t>(frequencies_.size()));
   out.put_array(frequencies_.data(), frequencies_.size());
+  out.put(static_cast<uint32_t>(scale_.size()));
+  out.put_array(scale_.data(), scale_.size());
+  out.put(static_cast<uint32_t>(offset_.size()));
+  out.put_array(offset_.data(), offset_.size());
 }
 
 RopeUndo RopeUndo::load(Reader& in, uint32_t dim) {
@@ -77,6 +101,20 @@ RopeUndo RopeUndo::load(Reader& in, uint32_t dim) {
   require_sound(std::all_of(undo.frequencies_.begin(), undo.frequencies_.end(),
                             [](double f) { return std::isfinite(f); }),
                 "a RoPE frequency that is not finite");
+  const auto scales = in.get<uint32_t>();
+  require_sound(scales == 0 || (scales == dim && pairs != 0),
+                "scales of other channels than keys have");
+  undo.scale_ = in.get_array<float>(scales);
+  require_sound(std::all_of(undo.scale_.begin(), undo.scale_.end(),
+                            [](float s) { return std::isfinite(s) && s > 0.0F; }),
+                "an impossible scale of a channel");
+  const auto offsets = in.get<uint32_t>();
+  require_sound(offsets == 0 || (offsets == dim && pairs != 0),
+                "means of other channels than keys have");
+  undo.offset_ = in.get_array<float>(offsets);
+  require_sound(std::all_of(undo.offset_.begin(), undo.offset_.end(),
+                            [](float x) { return std::isfinite(x); }),
+                "a mean of a channel that is not finite");
   return undo;
 }
 

@@ -1,5 +1,10 @@
 // RoPE taken back: keys and queries as they were before the model turned them by their token position.
 // Partitions of such vectors do not depend on where in the text a token stands (Saap, section 4).
+//
+// RoPE turns pairs of channels into each other. What one channel of the keys that the model compares has more than the
+// other of its pair, a much larger width or a constant, would be spread over both, by another angle for every token, and
+// no scale of channels would bring it back. Both can be taken from keys before they are turned back: a constant changes
+// no softmax, a width goes to the queries.
 #pragma once
 
 #include <vector>
@@ -8,6 +13,9 @@
 #include "index/serial.h"
 
 namespace keyhole::index {
+
+/// Scales of a pair's channels that differ by less are those of ordinary keys.
+inline constexpr float kUnlike = 2.0F;
 
 class RopeUndo {
  public:
@@ -18,8 +26,18 @@ class RopeUndo {
   RopeUndo(const RopeParams* params, uint32_t dim, uint32_t first_position);
 
   [[nodiscard]] bool changes() const { return !frequencies_.empty(); }
+  /// Channels i and i + pairs() are turned into each other, i < pairs().
+  [[nodiscard]] uint32_t pairs() const { return static_cast<uint32_t>(frequencies_.size()); }
 
-  /// Turns rows `[n, dim]` back in place; row i is row first + i of the index.
+  /// Of the scales `[dim]` that balance the keys' channels as the model compares them (scan/balance.h), takes those of
+  /// pairs whose scales are more than kUnlike apart: keys are multiplied by them and queries divided, before either is
+  /// turned back. A scale that both channels of a pair share is none: turning leaves it as it is.
+  void balance_pairs(const std::vector<float>& scale);
+
+  /// Takes a constant `[dim]` from all keys before they are turned back; empty: 0.
+  void set_offset(std::vector<float> offset) { offset_ = std::move(offset); }
+
+  /// Keys: turns rows `[n, dim]` back in place; row i is row first + i of the index.
   void rows(float* rows, size_t first, size_t n) const;
 
   /// The group's queries `[group, dim]` turned back: `queries` itself where there is nothing to change, else
@@ -39,6 +57,8 @@ class RopeUndo {
   // Radians per token of each pair (i, i + size). In double: at position 131072 an fp32 angle of the fastest
   // pair is off by up to 0.008.
   std::vector<double> frequencies_;
+  std::vector<float> scale_;   // `[dim]`; empty: 1
+  std::vector<float> offset_;  // `[dim]`; empty: 0
 };
 
 }  // namespace keyhole::index

@@ -108,7 +108,7 @@ class IvfIndex final : public TypedIndex<ListScratch> {
   [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
   [[nodiscard]] RopeUndo rope_of(const BuildInput& input) const {
     if (spec()[kRope] == kKeep) return {};
-    return RopeUndo(input.rope, dim(), input.first_position);
+    return balanced_undo(kernels(), input, dim());
   }
   void build_lists(const RowsView& keys, RopeUndo rope, const std::vector<float>& scale,
                    const Progress& progress);

@@ -69,8 +69,7 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override;
   void do_build(const BuildInput& input, const std::vector<float>& scale,
                 const Progress& progress) override {
-    state_ =
-        build_state(input.keys, RopeUndo(input.rope, dim(), input.first_position), scale, progress);
+    state_ = build_state(input.keys, rope_of(input), scale, progress);
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                      const std::vector<float>& scale,
@@ -112,6 +111,11 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   [[nodiscard]] bool uses_trained() const {
     return context().classifier != nullptr && spec()[kPartitions] == kTrained;
   }
+  /// A classifier's partitions are of keys whose channels are as the model has them.
+  [[nodiscard]] RopeUndo rope_of(const BuildInput& input) const {
+    return uses_trained() ? RopeUndo(input.rope, dim(), input.first_position)
+                          : balanced_undo(kernels(), input, dim());
+  }
   [[nodiscard]] const KeyPartitions& partitions(const State& state) const {
     return state.trained ? context().classifier->partitions() : state.own;
   }
@@ -144,8 +148,7 @@ void SaapIndex::State::count_sizes() {
 std::vector<float> SaapIndex::learn_scale(const BuildInput& input) const {
   if (uses_trained()) return {};  // partitions and their space are the classifier's
   // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
-  const RopeUndo rope =
-      input.rope != nullptr ? RopeUndo(input.rope, dim(), input.first_position) : state_.rope;
+  const RopeUndo rope = input.rope != nullptr ? rope_of(input) : state_.rope;
   return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
 }
 
