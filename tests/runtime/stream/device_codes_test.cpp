@@ -12,6 +12,7 @@ namespace {
 /// No layer has a row yet.
 struct EmptyRows final : CodeSource {
   KvView rows(uint32_t, uint32_t) const override { return {}; }
+  const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return kCodeBlock; }
   size_t row_capacity() const override { return 0; }
   const index::Balance& balance(uint32_t, uint32_t) override {

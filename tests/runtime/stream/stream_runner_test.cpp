@@ -93,6 +93,7 @@ class CountingClient final : public StreamClient {
 /// Offloaded rows that nobody makes codes of.
 struct NoRows final : CodeSource {
   KvView rows(uint32_t, uint32_t) const override { return {}; }
+  const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return 1; }
   size_t row_capacity() const override { return 0; }
   const index::Balance& balance(uint32_t, uint32_t) override {
