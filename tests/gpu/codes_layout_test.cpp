@@ -69,7 +69,8 @@ TEST(CodesLayout, RefusesWhatNoSessionHas) {
   EXPECT_EQ(with([](S& s) { s.code.key_bits = 3; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) { s.code.key_bits = 0; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) { s.code.value_bits = 8; }), Status::invalid_argument);
-  EXPECT_EQ(with([](S& s) { s.dtype = DType::i8; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.dtype = static_cast<DType>(9); }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.dtype = DType::i8; }), Status::ok);
   EXPECT_EQ(with([](S& s) { s.exact_rows = 65; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) { s.blocks = 1U << 31U; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) {

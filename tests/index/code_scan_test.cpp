@@ -111,9 +111,12 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
             // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks.
-            EXPECT_NEAR(seen.coded.lse[h], truth.lse[h], key_bits == 4 ? 3e-4 : 6e-3);
+            EXPECT_NEAR(seen.coded.lse[h], truth.lse[h],
+                        key_bits == 4   ? 3e-4
+                        : key_bits == 2 ? 6e-3
+                                        : 1.2e-2);
             EXPECT_LT(relative(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim),
-                      key_bits != 4     ? 1e-2
+                      key_bits != 4     ? 1.5e-2
                       : value_bits == 4 ? 3e-3
                                         : 6e-3);
           }
