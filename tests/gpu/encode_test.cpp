@@ -269,7 +269,7 @@ TEST(CodesMemory, BalancesAndRowsAreChecked) {
   EXPECT_THROW(codes->set_balance(0, 0, scale.data(), 1.0F), Error);
   const Pages pages(4096);
   codes->set_rows(0, pages.data(), pages.data(), 64, nullptr);
-  EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64), Error);
+  EXPECT_THROW(codes->set_rows(0, pages.data() + 8, pages.data(), 64, nullptr), Error);
   EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 72, nullptr), Error);
   const uint16_t scales[1] = {};
   EXPECT_THROW(codes->set_rows(0, pages.data(), pages.data(), 64, scales), Error);  // of int8 alone
