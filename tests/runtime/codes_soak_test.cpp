@@ -116,7 +116,8 @@ class CodesSoak : public StreamTest {
     const uint32_t steps = soak_steps();
     prefill_some(s.get(), 700);
     uint64_t flat = 0, most = 0, device = 0;
-    uint32_t until = 1 + numbers_.below(300);
+    const uint32_t between = steps < kFlatFrom ? 40 : 400;  // changes, at most
+    uint32_t until = 1 + numbers_.below(between);
     for (uint32_t i = 0; i < steps; ++i) {
       step(s.get(), streams);
       if (HasFatalFailure()) return;
@@ -126,7 +127,7 @@ class CodesSoak : public StreamTest {
       change(s);
       check(s.get());
       if (HasFatalFailure()) return;
-      until = 1 + numbers_.below(400);
+      until = 1 + numbers_.below(between);
       const uint64_t now = resident_bytes();
       if (i < kFlatFrom) flat = std::max(flat, now);
       most = std::max(most, now);
@@ -143,6 +144,8 @@ class CodesSoak : public StreamTest {
     RecordProperty("resident_bytes_early", std::to_string(flat));
     RecordProperty("resident_bytes_most", std::to_string(most));
     EXPECT_GT(blocks_, 0U);
+    EXPECT_GT(truncations_, 0U);
+    EXPECT_GT(forks_, 0U);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     if (steps > 2 * kFlatFrom) {
       EXPECT_LT(most, flat + (uint64_t{8} << 20));
