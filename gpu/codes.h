@@ -26,7 +26,7 @@ class Resident;
 inline constexpr uint32_t kMostExactRows = 64;
 
 struct CodesShape {
-  uint32_t layers = 0;
+  uint32_t layers = 0;  ///< of the model
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   CodeShape code;
@@ -35,10 +35,14 @@ struct CodesShape {
   uint32_t exact_rows =
       0;  ///< N, 0..kMostExactRows: the heaviest rows of a KV head, read exactly in every step
   LogitParams logits;
+  uint32_t coded_layers = 0;  ///< of them that have codes, at most; 0: all
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
 /// say that they enqueue come while no step of the session is under way. All throw Error: invalid_argument, device_error.
+///
+/// There is memory for coded_layers layers: the first that are named to set_balance() or set_rows(). Other layers have
+/// count() 0, and every other call refuses them.
 class Codes {
  public:
   virtual ~Codes() = default;

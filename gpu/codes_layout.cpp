@@ -44,6 +44,9 @@ void check(const CodesShape& s) {
   if (s.exact_rows > kMostExactRows) {
     refuse("exact_rows", s.exact_rows, "0 to " + std::to_string(kMostExactRows));
   }
+  if (s.coded_layers > s.layers) {
+    refuse("coded_layers", s.coded_layers, "0 to layers (" + std::to_string(s.layers) + ")");
+  }
   if (s.blocks > kMostBlocks) refuse("blocks", s.blocks, "0 to " + std::to_string(kMostBlocks));
 }
 
@@ -54,7 +57,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   const size_t dim = shape.code.dim;
   const size_t kv_heads = shape.kv_heads;
   const size_t group = shape.q_heads / shape.kv_heads;
-  const size_t layers = shape.layers;
+  const size_t layers = coded_layers(shape);
   const size_t capacity = shape.blocks == 0 ? 1 : shape.blocks;
   const size_t splits = most_code_splits(shape.kv_heads);
   head_stride = capacity * shape.code.block_bytes();

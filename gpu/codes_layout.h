@@ -15,11 +15,16 @@ namespace keyhole::gpu {
   return each < 1 ? 1 : each > kMost ? kMost : each;
 }
 
+/// Layers that there is memory for.
+[[nodiscard]] constexpr uint32_t coded_layers(const CodesShape& shape) {
+  return shape.coded_layers == 0 ? shape.layers : shape.coded_layers;
+}
+
 struct CodesLayout {
   /// Throws as codes_bytes().
   explicit CodesLayout(const CodesShape& shape);
 
-  // Of all layers: blocks `[layers, kv_heads, capacity, block_bytes]`, key_scales `[layers, kv_heads, dim]` and
+  // Of all layers that have codes: blocks `[layers, kv_heads, capacity, block_bytes]`, key_scales `[layers, kv_heads, dim]` and
   // value_scales `[layers, kv_heads]` fp32, counts `[layers]` uint32, row_scales `[layers, capacity, kv_heads, 2, dim]`
   // bf16 where rows are i8.
   size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;

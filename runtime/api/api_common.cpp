@@ -154,7 +154,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     CodeRoom room;
     if (!host_device) {
       room = [&](const gpu::ResidentShape& shape) -> uint64_t {
-        const uint64_t resident = gpu::cuda_resident_bytes(shape) + gpu::cuda_pinned_bytes(shape);
+        const uint64_t resident = gpu::cuda_resident_bytes(shape);
         if (device_limit == 0) return UINT64_MAX;
         return device_limit > resident ? device_limit - resident : 0;
       };
@@ -177,8 +177,11 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.pinned_bytes = p.pinned_bytes;
     result.code_bytes = p.code_bytes;
     result.pinned_kv_bytes = p.pinned_kv_bytes;
+    result.code_layers = p.code_layers;
+    result.first_code_layer = p.first_code_layer;
     params.index.copy(result.index, sizeof result.index - 1);
-    result.fits = plan_fits(p, device_limit, host_limit, host_device) ? 1 : 0;
+    result.fits =
+        plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;
     result.longest_context =
         longest_context(model, params, threads, device_limit, host_limit, host_device);
     write_struct(plan, result, "plan");

@@ -141,6 +141,7 @@ void AppendBlocks::check_first(uint32_t layer, const Block& block) {
 }
 
 void AppendBlocks::begin(uint32_t layer, const Block& block) {
+  if (heads_->is_on_device(layer)) return;
   std::vector<AppendJob::Part> parts;
   for (const uint32_t h : block.heads)
     parts.push_back(part_of(layer, h, end_of(layer, h, block.end)));

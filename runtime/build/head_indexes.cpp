@@ -41,6 +41,13 @@ HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
   }
 }
 
+bool HeadIndexes::has_index(uint32_t layer) const {
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    if (at(layer, h).index != nullptr || at(layer, h).tail != nullptr) return true;
+  }
+  return false;
+}
+
 void HeadIndexes::set_on_device(uint32_t layer, bool on_device) {
   on_device_[layer] = on_device ? 1 : 0;
   if (!on_device) return;

@@ -80,6 +80,8 @@ class HeadIndexes {
   }
   /// The device has codes of all the layer's rows: its heads have no index here.
   [[nodiscard]] bool is_on_device(uint32_t layer) const { return on_device_[layer] != 0; }
+  /// Whether a head of the layer has an index or partitions.
+  [[nodiscard]] bool has_index(uint32_t layer) const;
   /// Drops the layer's indexes and partitions if it is.
   void set_on_device(uint32_t layer, bool on_device);
   /// Whether rows of the head enter an index here.

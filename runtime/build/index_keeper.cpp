@@ -92,7 +92,9 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
 }
 
 void IndexKeeper::set_on_device(uint32_t layer, bool on_device) {
-  if (heads_.is_on_device(layer) == on_device) return;
+  // A session that was loaded or copied brings indexes of layers that were the host's.
+  const bool has_other = on_device && heads_.has_index(layer);
+  if (heads_.is_on_device(layer) == on_device && !has_other) return;
   blocks_.cancel(layer);
   heads_.set_on_device(layer, on_device);
 }

@@ -126,6 +126,18 @@ CodeRoom Engine::code_room(size_t device_memory_limit) const {
   };
 }
 
+uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
+                              size_t held) const {
+  const uint64_t resident = gpu::cuda_resident_bytes(shape);
+  const auto beside = [&](uint64_t bytes) { return bytes > resident ? bytes - resident : 0; };
+  if (!device_.free_bytes) {
+    return device_memory_limit == 0 ? UINT64_MAX : beside(device_memory_limit);
+  }
+  const uint64_t unused = device_.free_bytes() + held;
+  if (device_memory_limit == 0) return beside((unused + resident) / 2);
+  return std::min(unused, beside(device_memory_limit));
+}
+
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
                                                      size_t device_memory_limit) const {
   if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_);

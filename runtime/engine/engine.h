@@ -58,6 +58,10 @@ class Engine {
   }
   /// Memory that codes of a new session may take: within the limit, or half of what is free. Null: none.
   [[nodiscard]] CodeRoom code_room(size_t device_memory_limit) const;
+  /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others;
+  /// UINT64_MAX: no limit, and not known.
+  [[nodiscard]] uint64_t code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
+                                      size_t held) const;
   /// What helps to build indexes; null: nothing.
   [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 

@@ -172,6 +172,8 @@ inline constexpr Setting kSession[] = {
      .help = "Output error that is too much"},
     {KEYHOLE_SESSION(kv_host), .words = kKvHostWords,
      .help = "How K and V of offloaded tokens lie in host memory"},
+    {KEYHOLE_SESSION(pinned_memory_limit), .zero = Zero::none,
+     .help = "Bytes of pinned host memory"},
 };
 #undef KEYHOLE_SESSION
 #undef KEYHOLE_BUDGET

@@ -7,26 +7,27 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kBits[] = {4, 2};
+constexpr uint32_t kMostBits = 4, kFewestBits = 2;
 
 std::string codes_spec(uint32_t bits) {
   return "codes:k=" + std::to_string(bits) + ",v=" + std::to_string(bits);
 }
 
-/// Codes of the most bits that there is room for.
+/// Codes of the most bits that keep no layer from the device.
 std::string choose_codes(const SessionParams& params, const ModelShape& model,
                          const CodeRoom& room) {
-  if (room && params.partitions != KEYHOLE_PLACE_HOST && params.row_block() == kCodeBlock) {
-    const uint64_t there = room(params.resident_shape(model));
-    for (const uint32_t bits : kBits) {
-      CodePlan plan;
-      plan.shape = {model.head_dim, bits, bits};
-      plan.exact_rows = gpu::kMostExactRows;
-      const gpu::CodesShape shape = codes_shape(plan, params.max_tokens, params, model);
-      if (gpu::codes_supported(shape) && gpu::codes_bytes(shape) <= there) return codes_spec(bits);
-    }
+  if (!room || params.partitions == KEYHOLE_PLACE_HOST || params.row_block() != kCodeBlock) {
+    return codes_spec(kMostBits);
   }
-  return codes_spec(kBits[0]);
+  const CodeBytes there{room(params.resident_shape(model)), pinned_room(params, model)};
+  const auto layers_with = [&](uint32_t bits) {
+    CodePlan plan;
+    plan.shape = {model.head_dim, bits, bits};
+    plan.exact_rows = gpu::kMostExactRows;
+    for (uint32_t l = 0; l < model.layers; ++l) plan.layers.push_back(params.is_dense(l) ? 0 : 1);
+    return fitting(std::move(plan), there, params.max_tokens, params, model).count();
+  };
+  return codes_spec(layers_with(kMostBits) < layers_with(kFewestBits) ? kFewestBits : kMostBits);
 }
 
 /// Whether codes can stand for what the budget does not read.

@@ -1,8 +1,9 @@
 // What the index "auto" stands for.
 //
-// On a CUDA device: codes of all offloaded rows in the device's memory, of the most bits that it has room for, 4 or 2. Of
-// 64 kv questions at 128k these answered 59 and 58, exact attention 59; 1 bit answered 22, so it is no default
-// (bench/RESULTS.md). Else on the host: codes of 4 bits as well, whose steps read a quarter of the bytes of K and V.
+// On a CUDA device: codes of all offloaded rows in the device's memory, of 4 bits or, where more layers then have room
+// there, of 2 (code_plan.h says which layers). Of 64 kv questions at 128k these answered 59 and 58, exact attention 59;
+// 1 bit answered 22, so it is no default (bench/RESULTS.md). Else on the host: codes of 4 bits as well, whose steps read
+// a quarter of the bytes of K and V.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ inline constexpr std::string_view kAutoIndex = "auto";
 [[nodiscard]] Budget with_code_tail(Budget budget);
 
 /// Where `spec` is "auto": puts the spec that it stands for in its place, in a session of these params (whose own index and
-/// budget do not matter), and lets codes stand for what `budget` does not read. A budget that asks for what codes have
+/// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget that asks for what codes have
 /// not, partitions or every key that a search scores, gets `ivf`.
 void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
                   const ModelShape& model, const CodeRoom& room);

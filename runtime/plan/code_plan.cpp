@@ -13,6 +13,27 @@ std::optional<index::CodeBits> CodeSpecs::bits(const std::string& spec) {
   return bits;
 }
 
+uint32_t CodePlan::first() const {
+  const auto at = std::find(layers.begin(), layers.end(), char{1});
+  return at == layers.end() ? 0 : static_cast<uint32_t>(at - layers.begin());
+}
+
+std::string CodePlan::text() const {
+  std::string text;
+  for (size_t begin = 0; begin < layers.size();) {
+    if (layers[begin] == 0) {
+      ++begin;
+      continue;
+    }
+    size_t end = begin;
+    while (end < layers.size() && layers[end] != 0) ++end;
+    text += (text.empty() ? "" : ", ") + std::to_string(begin);
+    if (end - begin > 1) text += " to " + std::to_string(end - 1);
+    begin = end;
+  }
+  return text;
+}
+
 CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
                     std::span<const HeadParams* const> heads, CodeSpecs& specs) {
   CodePlan plan;
@@ -55,7 +76,42 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.blocks = static_cast<uint32_t>(std::max<uint64_t>(1, rows / kCodeBlock));
   shape.exact_rows = plan.exact_rows;
   shape.logits = model.logits;
+  shape.coded_layers = plan.count();
   return shape;
+}
+
+CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
+                     const ModelShape& model) {
+  const gpu::CodesShape shape = codes_shape(plan, tokens, params, model);
+  const uint64_t kept = uint64_t{params.sink} + params.window;
+  const uint64_t rows = tokens > kept ? (tokens - kept) / kCodeBlock * kCodeBlock : 0;
+  return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, rows)};
+}
+
+uint64_t pinned_room(const SessionParams& params, const ModelShape& model) {
+  const uint64_t limit = params.pinned_memory_limit;
+  if (limit == 0) return UINT64_MAX;
+  const uint64_t exchange = gpu::cuda_pinned_bytes(params.resident_shape(model));
+  return limit > exchange ? limit - exchange : 0;
+}
+
+CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens, const SessionParams& params,
+                 const ModelShape& model) {
+  const auto fits = [&] {
+    try {
+      if (!gpu::codes_supported(codes_shape(plan, tokens, params, model))) return false;
+      const CodeBytes bytes = code_bytes(plan, tokens, params, model);
+      return bytes.device <= room.device && bytes.pinned <= room.pinned;
+    } catch (const Error&) {
+      return false;  // more tokens than a device can have codes of
+    }
+  };
+  for (char& layer : plan.layers) {
+    if (layer == 0) continue;
+    if (fits()) break;
+    layer = 0;
+  }
+  return plan;
 }
 
 }  // namespace keyhole::runtime

@@ -1,7 +1,11 @@
 // Which layers of a session have codes of their offloaded rows on the device, and what these look like.
 //
-// A layer has them where every KV head's index is `codes` with the same bits and its budget lets the codes stand for all
-// rows that are not read (KEYHOLE_TAIL_CODES); all such layers of a session share one shape.
+// A layer can have them where every KV head's index is `codes` with the same bits and its budget lets the codes stand for
+// all rows that are not read (KEYHOLE_TAIL_CODES); all such layers of a session share one shape. Where there is no room
+// for all of them, the first ones go to the host, which attends them by codes of the same bits. A token passes the layers
+// one after the other, so host and device never work side by side in a sequence, wherever the host's layers lie. Together
+// at the beginning, beside dense layers, which are mostly the first, they leave the device one unbroken run of layers, and
+// in a prompt that is computed layer by layer the host's rows are the first to be there.
 #pragma once
 
 #include <algorithm>
@@ -24,9 +28,14 @@ struct CodePlan {
   uint32_t exact_rows = 0;   ///< N: rows of a KV head that a step reads exactly
   std::vector<char> layers;  ///< [layer] it has codes
 
-  [[nodiscard]] bool any() const {
-    return std::find(layers.begin(), layers.end(), char{1}) != layers.end();
+  [[nodiscard]] bool any() const { return count() != 0; }
+  [[nodiscard]] uint32_t count() const {
+    return static_cast<uint32_t>(std::count(layers.begin(), layers.end(), char{1}));
   }
+  /// The first layer that has codes; 0 where none has.
+  [[nodiscard]] uint32_t first() const;
+  /// "4 to 31" or the like: the layers that have codes.
+  [[nodiscard]] std::string text() const;
 
   bool operator==(const CodePlan& o) const {
     return shape.key_bits == o.shape.key_bits && shape.value_bits == o.shape.value_bits &&
@@ -52,6 +61,22 @@ class CodeSpecs {
 /// heads: `[layers, kv_heads]`.
 [[nodiscard]] CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
                                   std::span<const HeadParams* const> heads, CodeSpecs& specs);
+
+/// Bytes of device memory, and of pinned host memory.
+struct CodeBytes {
+  uint64_t device = 0;
+  uint64_t pinned = 0;
+};
+
+/// What the codes of the plan's layers take, and K and V of their rows, in sessions of at most so many tokens. Throws
+/// Error(invalid_argument) for a shape that no device has.
+[[nodiscard]] CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens,
+                                   const SessionParams& params, const ModelShape& model);
+/// What pinned_memory_limit leaves for K and V beside the exchange with the device; UINT64_MAX: no limit.
+[[nodiscard]] uint64_t pinned_room(const SessionParams& params, const ModelShape& model);
+/// The plan with as many of its layers, the last ones, as there is room for.
+[[nodiscard]] CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens,
+                               const SessionParams& params, const ModelShape& model);
 
 /// Shape of the device's memory for a plan with layers, in sessions of at most so many tokens.
 [[nodiscard]] gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens,

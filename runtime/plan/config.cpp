@@ -182,8 +182,6 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   }
   p.budget = check_embedded_budget(c.budget);
   p.index = c.index == nullptr ? std::string(kAutoIndex) : c.index;
-  resolve_auto(p.index, p.budget, p, model, room);
-  index::check_spec(p.index);
   if (c.dense_layer_count != 0 && c.dense_layers == nullptr) {
     bad("dense_layers is NULL with dense_layer_count " + std::to_string(c.dense_layer_count));
   }
@@ -194,6 +192,8 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
   std::sort(p.dense_layers.begin(), p.dense_layers.end());
   p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
                        p.dense_layers.end());
+  resolve_auto(p.index, p.budget, p, model, room);
+  index::check_spec(p.index);
   if (c.budgets != nullptr) apply_budgets(c.budgets, model, p);
   p.budget = completed(p.budget, p.index);
   check_codes(p.budget, p.index);

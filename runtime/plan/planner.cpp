@@ -112,6 +112,17 @@ CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   return plan_codes(s, narrow, heads, specs);
 }
 
+/// Heads of the plan's layers, by their specs.
+std::map<std::string_view, Wide> heads_by_spec(const CodePlan& plan, const ModelShape& m,
+                                               const SessionParams& s) {
+  std::map<std::string_view, Wide> heads;
+  if (s.heads.empty()) heads[s.index] = Wide{plan.count()} * m.kv_heads;
+  for (size_t i = 0; i < s.heads.size(); ++i) {
+    if (plan.layers[i / m.kv_heads] != 0) heads[s.heads[i].index] += 1;
+  }
+  return heads;
+}
+
 }  // namespace
 
 uint64_t estimate_search_bytes(const ModelShape& m, const SessionParams& s, uint64_t rows,
@@ -150,21 +161,26 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
       }
     }
   }
-  const CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
-  if (coded.any() && rows != 0) {
-    const gpu::CodesShape shape = codes_shape(coded, context, s, m);
-    const uint64_t with = plan.device_bytes + gpu::codes_bytes(shape);
-    if (gpu::codes_supported(shape) &&
-        (s.partitions == KEYHOLE_PLACE_DEVICE || device_limit == 0 || with <= device_limit)) {
-      plan.code_bytes = gpu::codes_bytes(shape);
-      plan.device_bytes = with;
-      plan.pinned_kv_bytes = narrow(offloaded, "pinned K and V");
-    }
+  CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
+  if (s.partitions != KEYHOLE_PLACE_DEVICE) {
+    const uint64_t left = device_limit > plan.device_bytes ? device_limit - plan.device_bytes : 0;
+    coded = fitting(std::move(coded), {device_limit == 0 ? UINT64_MAX : left, pinned_room(s, m)},
+                    context, s, m);
+  }
+  std::map<std::string_view, Wide> on_device;  // heads that need no index of the spec here
+  if (coded.any() && gpu::codes_supported(codes_shape(coded, context, s, m))) {
+    const CodeBytes bytes = code_bytes(coded, context, s, m);
+    plan.code_bytes = bytes.device;
+    plan.device_bytes += bytes.device;
+    plan.pinned_kv_bytes = bytes.pinned;
+    plan.code_layers = coded.count();
+    plan.first_code_layer = coded.first();
+    on_device = heads_by_spec(coded, m, s);
   }
   Wide index = 0;
   for (const auto& [spec, count] : kinds.specs) {
-    if (plan.code_bytes != 0 && index::has_codes(spec)) continue;
-    if (rows != 0) index += count * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
+    const Wide here = count - on_device[spec];
+    if (rows != 0) index += here * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
   }
   if (kinds.partitioned != 0 && rows != 0) {
     index +=
@@ -186,10 +202,11 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
 }
 
 bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
-               bool host_device) {
-  const uint64_t device = plan.device_bytes + plan.pinned_bytes;
-  if (device_limit != 0 && device > device_limit) return false;
-  return host_limit == 0 || plan.host_bytes + (host_device ? device : 0) <= host_limit;
+               uint64_t pinned_limit, bool host_device) {
+  if (device_limit != 0 && plan.device_bytes > device_limit) return false;
+  if (pinned_limit != 0 && plan.pinned_bytes + plan.pinned_kv_bytes > pinned_limit) return false;
+  const uint64_t host = plan.host_bytes + plan.pinned_bytes + (host_device ? plan.device_bytes : 0);
+  return host_limit == 0 || host <= host_limit;
 }
 
 uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t threads,
@@ -197,7 +214,7 @@ uint32_t longest_context(const ModelShape& m, const SessionParams& s, uint32_t t
   const auto fits = [&](uint64_t context) {
     try {
       return plan_fits(plan_memory(m, s, context, threads, host_device, device_limit), device_limit,
-                       host_limit, host_device);
+                       host_limit, s.pinned_memory_limit, host_device);
     } catch (const Error& e) {
       if (e.status() != Status::invalid_argument) throw;
       return false;  // beyond 2^63 bytes

@@ -13,10 +13,12 @@ struct MemoryPlan {
   uint64_t pinned_bytes = 0;
   uint64_t code_bytes = 0;       ///< of device_bytes
   uint64_t pinned_kv_bytes = 0;  ///< of host_bytes
+  uint32_t code_layers = 0;      ///< whose codes lie on the device
+  uint32_t first_code_layer = 0;
 };
 
 /// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;
-/// `device_limit` (0: none) decides whether codes or partitions of tails go there. Throws
+/// `device_limit` (0: none) decides whether partitions of tails and codes of how many layers go there. Throws
 /// Error(invalid_argument) where a size passes 2^63.
 [[nodiscard]] MemoryPlan plan_memory(const ModelShape& model, const SessionParams& session,
                                      uint64_t context, uint32_t threads, bool host_device,
@@ -25,7 +27,7 @@ struct MemoryPlan {
 /// Whether a plan stays within limits (0: none); on a host device both parts share the host's
 /// memory.
 [[nodiscard]] bool plan_fits(const MemoryPlan& plan, uint64_t device_limit, uint64_t host_limit,
-                             bool host_device);
+                             uint64_t pinned_limit, bool host_device);
 
 /// The most tokens whose plan fits; 0 if none does.
 [[nodiscard]] uint32_t longest_context(const ModelShape& model, const SessionParams& session,

@@ -109,6 +109,9 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
 
 void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
   check_append(layer, k, v);
+  // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from the
+  // next call's copies.
+  if (stream_ != nullptr) stream_->encode_pinned(layer);
   if (q != nullptr) {
     if (q->tokens != k.tokens) {
       throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q->tokens) +
@@ -124,7 +127,7 @@ void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const Ro
     keeper_.sample_queries(layer, rows, tokens(layer));
   }
   sequence_.append(layer, k, v);
-  update_codes(layer);
+  if (stream_ != nullptr) stream_->pin_codes(layer);
 }
 
 void Session::truncate(uint32_t n) {
@@ -142,9 +145,12 @@ void Session::truncate(uint32_t n) {
 // ---- Indexes ------------------------------------------------------------------------------------
 
 void Session::build(const BuildProgress& progress) {
+  for (RowBuffer& buffer : prompt_rows_) buffer.release();
   if (codes_ != nullptr) codes_->retry();
   place_codes();
-  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) update_codes(layer);
+  for (uint32_t layer = 0; stream_ != nullptr && layer < engine_->model().layers; ++layer) {
+    stream_->update_codes(layer);
+  }
   keeper_.build(progress, [&](bool has_first) {
     if (stream_ != nullptr) stream_->partitions().retry();
     reserve_searches(has_first);
@@ -238,6 +244,12 @@ void Session::save(ChecksumWriter& out) const {
   keeper_.save(out);
 }
 
+void Session::pin_all_codes() {
+  for (uint32_t layer = 0; stream_ != nullptr && layer < engine_->model().layers; ++layer) {
+    stream_->pin_codes(layer);
+  }
+}
+
 void Session::load(ChecksumReader& in) {
   audits_.load(in);
   sequence_.load(in);
@@ -246,6 +258,7 @@ void Session::load(ChecksumReader& in) {
   place_codes();
   keeper_.begin_loaded();
   reserve_searches(true);
+  pin_all_codes();
 }
 
 void Session::copy_from(const Session& from) {
@@ -253,6 +266,7 @@ void Session::copy_from(const Session& from) {
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);
   reserve_searches(true);
+  pin_all_codes();
 }
 
 }  // namespace keyhole::runtime

@@ -151,8 +151,8 @@ class Session {
   void make_stream_runner();
   /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
   void place_codes();
-  /// Brings the device's codes of a layer up to its rows.
-  void update_codes(uint32_t layer);
+  /// Begins to pin the rows of a session that was loaded or copied.
+  void pin_all_codes();
   /// The codes that a step attends on the device in place of the offloaded rows; null: none.
   [[nodiscard]] gpu::Codes* codes_of_step(uint32_t layer) const {
     const bool attends = codes_ != nullptr && params_.mode == KEYHOLE_MODE_INDEXED;
@@ -184,6 +184,7 @@ class Session {
   uint64_t host_bytes_peak_ = 0;
   mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
   std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
+  RowBuffer prompt_rows_[3];  ///< k, v and q of a chunk, until a step or a build
   // Null where the device has no streams.
   std::unique_ptr<ResidentTruth> resident_truth_;
   std::unique_ptr<CodeSource> code_source_;

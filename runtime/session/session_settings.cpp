@@ -13,9 +13,8 @@ namespace keyhole::runtime {
 void Session::set_index(const std::string& wanted) {
   CodeRoom room = engine_->code_room(params_.device_memory_limit);
   if (room && codes_ != nullptr) {
-    // Codes that are there make way for the new ones.
-    room = [room, held = codes_->bytes()](const gpu::ResidentShape& shape) {
-      return room(shape) + held;
+    room = [this](const gpu::ResidentShape& shape) {
+      return engine_->code_room_of(shape, params_.device_memory_limit, codes_->bytes());
     };
   }
   std::string spec = wanted;

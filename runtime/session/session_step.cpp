@@ -11,6 +11,7 @@ namespace keyhole::runtime {
 void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
   const auto began = std::chrono::steady_clock::now();
   const ModelShape& m = engine_->model();
+  for (RowBuffer& buffer : prompt_rows_) buffer.release();
   if (k != nullptr) check_append(layer, *k, *v);
   check_finite(engine_->kernels(), q, "q", 0, 1, DType::f32);
   if (k == nullptr && tokens(layer) == 0) {

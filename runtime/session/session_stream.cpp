@@ -95,6 +95,12 @@ class Session::Rows final : public CodeSource {
   const uint16_t* scales(uint32_t layer) const override { return s_->sequence_.scales(layer); }
   uint32_t row_block() const override { return s_->sequence_.row_block(); }
   size_t row_capacity() const override { return s_->sequence_.row_capacity(); }
+  void learn_balances(uint32_t layer) override {
+    // One after the other, eight heads take 30 ms.
+    s_->engine_->pool().run(s_->engine_->model().kv_heads, [&](uint32_t h, uint32_t) {
+      (void)s_->keeper_.fix_balance(layer, h, rows(layer, h));
+    });
+  }
   const index::Balance& balance(uint32_t layer, uint32_t kv_head) override {
     return s_->keeper_.fix_balance(layer, kv_head, rows(layer, kv_head));
   }
@@ -107,6 +113,13 @@ class Session::Rows final : public CodeSource {
 void Session::make_stream_runner() {
   gpu::StreamSteps* steps = sequence_.resident().stream_steps();
   if (steps == nullptr) return;
+  const uint64_t exchange = gpu::cuda_pinned_bytes(params_.resident_shape(engine_->model()));
+  if (params_.pinned_memory_limit != 0 && exchange > params_.pinned_memory_limit) {
+    throw Error(Status::out_of_memory, "the exchange with the device pins " +
+                                           std::to_string(exchange) +
+                                           " bytes, pinned_memory_limit is " +
+                                           std::to_string(params_.pinned_memory_limit));
+  }
   const StreamDevice& device = engine_->stream_device();
   resident_truth_ = std::make_unique<ResidentTruth>(*engine_, *steps);
   code_source_ = std::make_unique<Rows>(*this);
@@ -115,7 +128,12 @@ void Session::make_stream_runner() {
       [this, &device](const gpu::CodesShape& shape) {
         return device.make_codes(sequence_.resident(), shape);
       },
-      device.make_pin, *code_source_, engine_->log());
+      device.make_pin,
+      [this](size_t held) {
+        return engine_->code_room_of(params_.resident_shape(engine_->model()),
+                                     params_.device_memory_limit, held);
+      },
+      *code_source_, engine_->log());
   stream_client_ = std::make_unique<Client>(*this, *steps);
   stream_ = std::make_unique<StreamRunner>(
       *engine_, params_, *steps,
@@ -134,10 +152,6 @@ void Session::place_codes() {
   }
 }
 
-void Session::update_codes(uint32_t layer) {
-  if (stream_ != nullptr) stream_->update_codes(layer);
-}
-
 StreamRunner& Session::runner(const char* what) {
   if (stream_ == nullptr) {
     throw Error(Status::unsupported, std::string(what) + ": the session's device is the host");
@@ -154,6 +168,7 @@ bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
 
 void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                       const RowsOut* out, float* lse) {
+  for (RowBuffer& buffer : prompt_rows_) buffer.release();
   runner("tensors in device memory").enqueue(layer, q, k, v, out, lse);
 }
 
@@ -194,11 +209,10 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   if (device_rows_ == nullptr) {
     device_rows_ = std::make_unique<DeviceRowsReader>(gpu::make_host_copies(), engine_->pool());
   }
-  std::vector<std::byte> buffers[3];
-  const RowsIn hk = device_rows_->read(k, "k", stream, buffers[0]);
-  const RowsIn hv = device_rows_->read(v, "v", stream, buffers[1]);
+  const RowsIn hk = device_rows_->read(k, "k", stream, prompt_rows_[0]);
+  const RowsIn hv = device_rows_->read(v, "v", stream, prompt_rows_[1]);
   if (q == nullptr) return prefill(layer, hk, hv, nullptr);
-  const RowsIn hq = device_rows_->read(*q, "q", stream, buffers[2]);
+  const RowsIn hq = device_rows_->read(*q, "q", stream, prompt_rows_[2]);
   prefill(layer, hk, hv, &hq);
 }
 

@@ -2,29 +2,40 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "gpu/host_pin.h"
 
 namespace keyhole::runtime {
 namespace {
 
-// Rows that are pinned together while a decoder appends tokens, 256 KiB an array at d = 128 in 16 bits: a call of the
-// driver takes some 10 us, whatever the size.
-constexpr size_t kPinnedAhead = 1024;
+// Arrays have huge pages from here on (OffloadStore), and are pinned by these: a call of the driver takes 42 us for 256 KiB
+// and 70 us for 2 MiB.
+constexpr size_t kHugePage = size_t{2} << 20U;
+// Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is pinned takes memory, whether
+// rows come or not.
+constexpr size_t kPinnedTogether = 1024;
+// Most bytes of a call, 1.4 ms, for which launches wait.
+constexpr size_t kMostOfACall = size_t{64} << 20U;
 
 }  // namespace
 
 DeviceCodes::DeviceCodes(const SessionParams& params, const ModelShape& model, Make make,
-                         MakePin make_pin, CodeSource& source, const Log& log)
+                         MakePin make_pin, Room room, CodeSource& source, const Log& log)
     : params_(&params),
       model_(model),
       make_(std::move(make)),
       make_pin_(std::move(make_pin)),
+      room_(std::move(room)),
       source_(&source),
       log_(log),
+      given_up_(model.layers),
       layers_(model.layers) {
-  plan_.layers.assign(model.layers, 0);
+  wanted_.layers.assign(model.layers, 0);
+  plan_ = wanted_;
 }
+
+// ---- Which layers --------------------------------------------------------------------------------
 
 void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
   CodePlan wanted = plan_codes(*params_, model_, heads, specs_);
@@ -32,45 +43,91 @@ void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
     // The session began with another index, and its rows do not fill blocks.
     wanted.layers.assign(model_.layers, 0);
   }
-  if (wanted == plan_ || (is_refused_ && wanted == refused_)) return;
+  const bool tries_again = std::exchange(tries_again_, false);
+  if (wanted == wanted_) {
+    if (!tries_again || plan_ == this->wanted()) return;
+    if (fitting_room(bytes()).count() <= plan_.count()) return;
+  } else {
+    wanted_ = wanted;
+    given_up_.assign(model_.layers, 0);
+  }
   drop();
-  if (!wanted.any()) return;
+  if (!this->wanted().any()) return;
   try {
-    make(wanted);
+    make(this->wanted());
   } catch (const Error& e) {
-    if (params_->partitions == KEYHOLE_PLACE_DEVICE) {
-      drop();
+    drop();
+    if (must_be_here()) {
+      wanted_.layers.assign(model_.layers, 0);  // the next plan() throws again
       throw;
     }
-    plan_ = wanted;
-    give_up(e.what());
+    tell(e.what());
   }
 }
 
-void DeviceCodes::give_up(const std::string& why) {
-  is_refused_ = true;
-  refused_ = plan_;
-  drop();
-  log_(KEYHOLE_LOG_WARNING, "no codes on the device, the host attends what is offloaded: " + why);
+CodePlan DeviceCodes::wanted() const {
+  CodePlan plan = wanted_;
+  for (uint32_t l = 0; l < model_.layers; ++l) plan.layers[l] &= given_up_[l] == 0 ? 1 : 0;
+  return plan;
 }
 
-void DeviceCodes::make(const CodePlan& plan) {
+CodePlan DeviceCodes::fitting_room(size_t held) const {
+  return fitting(wanted(), {room_ ? room_(held) : UINT64_MAX, pinned_room(*params_, model_)},
+                 params_->max_tokens, *params_, model_);
+}
+
+void DeviceCodes::check_room(const CodePlan& plan) const {
+  const CodeBytes bytes = code_bytes(plan, params_->max_tokens, *params_, model_);
+  const uint64_t pinned = pinned_room(*params_, model_);
+  if (bytes.pinned > pinned) {
+    throw Error(Status::out_of_memory, "codes on the device need " + std::to_string(bytes.pinned) +
+                                           " bytes of pinned host memory, pinned_memory_limit is " +
+                                           std::to_string(params_->pinned_memory_limit));
+  }
+  const size_t limit = params_->device_memory_limit;
+  const size_t held = gpu::cuda_resident_bytes(params_->resident_shape(model_));
+  if (limit != 0 && held + bytes.device > limit) {
+    throw Error(Status::out_of_device_memory,
+                "codes on the device need " + std::to_string(bytes.device) +
+                    " bytes more than the " + std::to_string(held) +
+                    " held, device_memory_limit is " + std::to_string(limit));
+  }
+  const uint64_t room = room_ ? room_(0) : UINT64_MAX;
+  if (!must_be_here() && bytes.device > room) {
+    throw Error(Status::out_of_device_memory,
+                "codes on the device need " + std::to_string(bytes.device) +
+                    " bytes, there is room for " + std::to_string(room));
+  }
+}
+
+void DeviceCodes::make(CodePlan plan) {
   const gpu::CodesShape shape = codes_shape(plan, params_->max_tokens, *params_, model_);
   if (!make_ || !make_pin_) throw Error(Status::unsupported, "the device has no codes");
   if (const std::string why = gpu::why_no_codes(shape); !why.empty()) {
     throw Error(Status::unsupported, why);
   }
-  const size_t bytes = gpu::codes_bytes(shape);
-  const size_t held = gpu::cuda_resident_bytes(params_->resident_shape(model_));
-  const size_t limit = params_->device_memory_limit;
-  if (limit != 0 && held + bytes > limit) {
-    throw Error(Status::out_of_device_memory, "codes on the device need " + std::to_string(bytes) +
-                                                  " bytes more than the " + std::to_string(held) +
-                                                  " held, device_memory_limit is " +
-                                                  std::to_string(limit));
+  std::string why_not_all;
+  try {
+    check_room(plan);
+  } catch (const Error& e) {
+    if (must_be_here()) throw;
+    plan = fitting_room(0);
+    if (!plan.any()) throw;
+    why_not_all = e.what();
   }
-  pin_ = make_pin_();
-  codes_ = make_(shape);
+  pins_ = std::make_unique<PinQueue>(make_pin_());
+  for (;;) {
+    try {
+      codes_ = make_(codes_shape(plan, params_->max_tokens, *params_, model_));
+      break;
+    } catch (const Error& e) {
+      const bool is_full = e.status() == Status::out_of_device_memory;
+      if (!is_full || must_be_here() || plan.count() == 1) throw;
+      why_not_all = e.what();
+      // A quarter less each time: what is left over, others on the device may need.
+      for (uint32_t less = (plan.count() + 3) / 4; less != 0; --less) plan.layers[plan.first()] = 0;
+    }
+  }
   plan_ = plan;
   bytes_peak_ = std::max(bytes_peak_, this->bytes());
   const size_t row_bytes = this->row_bytes();
@@ -83,23 +140,86 @@ void DeviceCodes::make(const CodePlan& plan) {
     }
     codes_->set_rows(layer, first.keys.data, first.values.data, stride, source_->scales(layer));
   }
+  tell(why_not_all);
+}
+
+void DeviceCodes::tell(const std::string& why_not_all) const {
+  if (!plan_.any()) {
+    log_(KEYHOLE_LOG_WARNING,
+         "no codes on the device, the host attends what is offloaded: " + why_not_all);
+    return;
+  }
+  const std::string there = "codes on the device: layers " + plan_.text() + ", " +
+                            std::to_string(codes_->bytes()) + " bytes";
+  if (why_not_all.empty()) return log_(KEYHOLE_LOG_INFO, there);
+  CodePlan host = wanted_;
+  for (uint32_t l = 0; l < model_.layers; ++l) host.layers[l] &= plan_.layers[l] == 0 ? 1 : 0;
+  log_(KEYHOLE_LOG_WARNING,
+       there + "; the host attends layers " + host.text() + ": " + why_not_all);
+}
+
+void DeviceCodes::give_up_first(const std::string& why) {
+  const uint32_t layer = plan_.first();
+  version_ += 1;
+  drop_pieces(layer, 0);
+  layers_[layer] = {};
+  plan_.layers[layer] = 0;
+  given_up_[layer] = 1;
+  if (plan_.any()) {
+    pins_->resume();
+  } else {
+    drop();
+  }
+  tell(why);
+}
+
+void DeviceCodes::give_up(const std::string& why) {
+  drop();
+  tell(why);
 }
 
 void DeviceCodes::drop() {
   version_ += 1;
   codes_.reset();
-  pin_.reset();
+  pins_.reset();  // with all that it has pinned
+  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
+    if (layers_[layer].end() != 0) source_->set_pinned(layer, 0);
+    layers_[layer] = {};
+  }
   plan_ = {};
   plan_.layers.assign(model_.layers, 0);
-  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
-    if (layers_[layer].pieces.empty()) continue;
-    layers_[layer] = {};
-    source_->set_pinned(layer, 0);
-  }
+}
+
+// ---- Rows that come and go -----------------------------------------------------------------------
+
+size_t DeviceCodes::most_rows() const {
+  const size_t kept = size_t{params_->sink} + params_->window;
+  return params_->max_tokens > kept ? (params_->max_tokens - kept) / kCodeBlock * kCodeBlock : 0;
 }
 
 bool DeviceCodes::is_current(uint32_t layer) const {
   return size_t{codes_->count(layer)} * kCodeBlock == source_->rows(layer, 0).keys.count;
+}
+
+void DeviceCodes::pin_beside(uint32_t layer) {
+  const size_t rows = source_->rows(layer, 0).keys.count;
+  if (!layer_has(layer) || rows == 0) return;
+  pin(layer, rows);
+  // From the rows that are there now, however soon they are pinned.
+  if (!layers_[layer].has_balance) set_balance(layer);
+}
+
+void DeviceCodes::encode_pinned(gpu::Stream stream) {
+  if (codes_ == nullptr) return;
+  try {
+    pins_->check();
+  } catch (...) {
+    if (must_be_here()) pins_->resume();
+    throw;
+  }
+  for (uint32_t l = 0; l < model_.layers; ++l) {
+    if (layer_has(l) && !is_current(l)) encode(l, pinned_rows(l), stream);
+  }
 }
 
 void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
@@ -107,31 +227,64 @@ void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   const size_t rows = source_->rows(layer, 0).keys.count;
   pin(layer, rows);
   if (!layers_[layer].has_balance) set_balance(layer);
+  if (must_be_here()) pins_->resume();
+  for (const Piece& piece : layers_[layer].pieces) {
+    if (piece.begin < rows) pins_->wait(piece.batch);
+  }
+  encode(layer, rows, stream);
+  // A decoder that appends finds its next block pinned.
+  pin(layer, rows + kCodeBlock);
+}
+
+void DeviceCodes::encode(uint32_t layer, size_t rows, gpu::Stream stream) {
   const uint32_t first = codes_->count(layer);
-  codes_->encode(layer, first, static_cast<uint32_t>(rows / kCodeBlock) - first, stream);
+  const auto blocks = static_cast<uint32_t>(rows / kCodeBlock);
+  if (blocks > first) codes_->encode(layer, first, blocks - first, stream);
+}
+
+size_t DeviceCodes::piece_end(size_t rows) const {
+  const size_t huge = kHugePage / row_bytes() / kCodeBlock * kCodeBlock;
+  const size_t unit = rows > huge ? huge : kPinnedTogether;
+  return std::min((rows + unit - 1) / unit * unit, most_rows());
+}
+
+std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& piece) const {
+  const size_t row_bytes = this->row_bytes();
+  std::vector<PinQueue::Range> ranges;
+  for (uint32_t h = 0; h < model_.kv_heads; ++h) {
+    const KvView kv = source_->rows(layer, h);
+    for (const std::byte* array : {kv.keys.data, kv.values.data}) {
+      const std::byte* const end = array + piece.end * row_bytes;
+      for (const std::byte* at = array + piece.begin * row_bytes; at < end; at += kMostOfACall) {
+        ranges.push_back({at, std::min<size_t>(kMostOfACall, static_cast<size_t>(end - at))});
+      }
+    }
+  }
+  const size_t from = scale_bytes(layer, piece.begin), to = scale_bytes(layer, piece.end);
+  if (from != to) {
+    ranges.push_back(
+        {reinterpret_cast<const std::byte*>(source_->scales(layer)) + from, to - from});
+  }
+  return ranges;
 }
 
 void DeviceCodes::pin(uint32_t layer, size_t rows) {
   Layer& l = layers_[layer];
-  const size_t begin = l.pinned();
-  if (rows <= begin) return;
-  const size_t end = std::max(
-      rows, std::min(begin + kPinnedAhead, source_->row_capacity() / kCodeBlock * kCodeBlock));
-  // Until all of it is known to be pinned, none of it may be given back.
-  l.pieces.push_back({begin, end});
-  source_->set_pinned(layer, end);
-  const size_t row_bytes = this->row_bytes();
-  for (uint32_t h = 0; h < model_.kv_heads; ++h) {
-    const KvView kv = source_->rows(layer, h);
-    for (const std::byte* array : {kv.keys.data, kv.values.data}) {
-      pin_->add(array + begin * row_bytes, (end - begin) * row_bytes);
-    }
+  Piece piece{l.end(), piece_end(rows), 0};
+  if (piece.end <= piece.begin) return;
+  // From now on none of it may be given back.
+  source_->set_pinned(layer, piece.end);
+  piece.batch = pins_->add(ranges(layer, piece));
+  l.pieces.push_back(piece);
+}
+
+size_t DeviceCodes::pinned_rows(uint32_t layer) const {
+  size_t rows = 0;
+  for (const Piece& piece : layers_[layer].pieces) {
+    if (!pins_->is_pinned(piece.batch)) break;
+    rows = piece.end;
   }
-  const size_t from = scale_bytes(layer, begin);
-  const size_t to = scale_bytes(layer, end);
-  if (from != to) {
-    pin_->add(reinterpret_cast<const std::byte*>(source_->scales(layer)) + from, to - from);
-  }
+  return std::min(rows, source_->rows(layer, 0).keys.count);
 }
 
 size_t DeviceCodes::scale_bytes(uint32_t layer, size_t rows) const {
@@ -141,6 +294,7 @@ size_t DeviceCodes::scale_bytes(uint32_t layer, size_t rows) const {
 }
 
 void DeviceCodes::set_balance(uint32_t layer) {
+  source_->learn_balances(layer);
   for (uint32_t h = 0; h < model_.kv_heads; ++h) {
     const index::Balance& balance = source_->balance(layer, h);
     codes_->set_balance(layer, h, balance.key_scale.data(), balance.value_scale);
@@ -153,22 +307,18 @@ void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   const auto blocks = static_cast<uint32_t>(rows / kCodeBlock);
   if (blocks < codes_->count(layer)) codes_->truncate(layer, blocks, stream);
   // With no rows left, the head's balance is learned anew.
+  if (rows == 0) layers_[layer].has_balance = false;
+  drop_pieces(layer, rows);
+}
+
+void DeviceCodes::drop_pieces(uint32_t layer, size_t rows) {
   Layer& l = layers_[layer];
-  if (rows == 0) l.has_balance = false;
-  const size_t pinned = l.pinned();
-  while (!l.pieces.empty() && l.pieces.back().begin >= rows) l.pieces.pop_back();
-  if (l.pinned() == pinned) return;
-  const size_t row_bytes = this->row_bytes();
-  for (uint32_t h = 0; h < model_.kv_heads; ++h) {
-    const KvView kv = source_->rows(layer, h);
-    for (const std::byte* array : {kv.keys.data, kv.values.data}) {
-      pin_->drop(array + l.pinned() * row_bytes, array + pinned * row_bytes);
-    }
+  const size_t end = l.end();
+  while (!l.pieces.empty() && l.pieces.back().begin >= rows) {
+    pins_->drop(l.pieces.back().batch, ranges(layer, l.pieces.back()));
+    l.pieces.pop_back();
   }
-  if (const auto* scales = reinterpret_cast<const std::byte*>(source_->scales(layer))) {
-    pin_->drop(scales + scale_bytes(layer, l.pinned()), scales + scale_bytes(layer, pinned));
-  }
-  source_->set_pinned(layer, l.pinned());
+  if (l.end() != end) source_->set_pinned(layer, l.end());
 }
 
 }  // namespace keyhole::runtime

@@ -1,15 +1,18 @@
 // Codes of offloaded tokens on the device (gpu/codes.h): which layers have theirs there, and keeping them as the
 // sequence grows and shrinks.
 //
-// The codes of a layer cover all of its offloaded rows, or the layer has none: then the host attends it. Rows come in
+// The codes of a layer cover all of its offloaded rows, or the layer has none: then the host attends it. Where there is no
+// room for all layers, or no more memory can be pinned, these are the first layers (plan/code_plan.h). Rows come in
 // whole blocks (Sequence::row_block()), are pinned where they lie when they come, and are encoded by the device, which
 // reads them there, in the order of the session's stream. So a step needs nothing of the host, and a graph of steps
-// stays valid while tokens come.
+// stays valid while tokens come. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
+// the host takes the next ones in, of whatever layer, or before the next step.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "gpu/codes.h"
@@ -18,6 +21,7 @@
 #include "runtime/engine/log.h"
 #include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/code_plan.h"
+#include "runtime/stream/pin_queue.h"
 
 namespace keyhole::runtime {
 
@@ -34,9 +38,11 @@ class CodeSource {
   [[nodiscard]] virtual uint32_t row_block() const = 0;
   /// Rows of a head that there can be at most.
   [[nodiscard]] virtual size_t row_capacity() const = 0;
-  /// The head's balanced space, learned from its rows where there is none yet.
+  /// Learns the balanced space of each of the layer's heads that has none, from its rows.
+  virtual void learn_balances(uint32_t layer) = 0;
+  /// Of a head that has one.
   [[nodiscard]] virtual const index::Balance& balance(uint32_t layer, uint32_t kv_head) = 0;
-  /// Memory of the first `rows` rows of the layer's heads is pinned: it cannot be given back.
+  /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back.
   virtual void set_pinned(uint32_t layer, size_t rows) = 0;
 };
 
@@ -45,17 +51,20 @@ class DeviceCodes {
  public:
   using Make = std::function<std::unique_ptr<gpu::Codes>(const gpu::CodesShape&)>;
   using MakePin = std::function<std::unique_ptr<PinnedMemory>()>;
+  /// Bytes of device memory that codes may take when `held` bytes of them are given back; UINT64_MAX: not known.
+  using Room = std::function<uint64_t(size_t held)>;
 
   /// All that it is given outlives it; the params may change. Nothing is made before plan().
   DeviceCodes(const SessionParams& params, const ModelShape& model, Make make, MakePin make_pin,
-              CodeSource& source, const Log& log);
+              Room room, CodeSource& source, const Log& log);
 
   /// Takes the memory for the codes of a session with these heads (`[layers, kv_heads]`), all of it, where it does not
-  /// have it already. Where the device has no room for them, or no kernel for their shape, the layers stay with the
-  /// host, and the log says so; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory | unsupported).
+  /// have it already. Layers for which there is no room, or all where the device has no kernel for their shape, stay
+  /// with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory |
+  /// out_of_memory | unsupported).
   void plan(std::span<const HeadParams* const> heads);
-  /// plan() tries again what was refused.
-  void retry() { is_refused_ = false; }
+  /// plan() tries again what the device had no room for.
+  void retry() { tries_again_ = true; }
 
   /// Whether steps of a layer attend its codes.
   [[nodiscard]] bool layer_has(uint32_t layer) const { return plan_.layers[layer] != 0; }
@@ -65,10 +74,20 @@ class DeviceCodes {
   }
   /// Whether all rows of a layer that has codes are encoded.
   [[nodiscard]] bool is_current(uint32_t layer) const;
-  /// Pins the rows that have come, and enqueues their encoding. Throws Error(out_of_memory | device_error).
+  /// Begins to pin the layer's rows that have come, and waits for nothing. Throws Error(out_of_memory | device_error).
+  void pin_beside(uint32_t layer);
+  /// Enqueues the encoding of all rows, of any layer, that are pinned by now. Throws Error(device_error), and what has kept
+  /// rows from being pinned, until a layer is given up.
+  void encode_pinned(gpu::Stream stream);
+  /// Waits until all rows of the layer are pinned, and enqueues the encoding of those that are not encoded. Throws as
+  /// both.
   void update(uint32_t layer, gpu::Stream stream);
   /// The layer is about to keep its first `rows` rows. No work on the stream is under way.
   void truncate(uint32_t layer, size_t rows, gpu::Stream stream);
+  /// The host attends the first of the layers that have codes from now on, whose memory is not pinned any more; the log
+  /// says `why`. Other heads or budgets, or a copy of the session, try again. No work on the stream is under way, and some
+  /// layer has codes.
+  void give_up_first(const std::string& why);
   /// The host attends all layers from now on, until retry(); the log says `why`. No work on the stream is under way.
   void give_up(const std::string& why);
 
@@ -79,21 +98,38 @@ class DeviceCodes {
   [[nodiscard]] size_t bytes_peak() const { return bytes_peak_; }
   /// Specs of heads that plan() has parsed so far.
   [[nodiscard]] size_t parsed_specs() const { return specs_.parsed(); }
-  [[nodiscard]] size_t pinned_bytes() const { return pin_ == nullptr ? 0 : pin_->bytes(); }
+  [[nodiscard]] size_t pinned_bytes() const { return pins_ == nullptr ? 0 : pins_->bytes(); }
+  [[nodiscard]] uint32_t layers() const { return plan_.count(); }
 
  private:
-  /// Rows of all heads of a layer that were pinned together.
+  /// Rows of all heads of a layer that are pinned together.
   struct Piece {
     size_t begin = 0, end = 0;
+    uint64_t batch = 0;  ///< of the queue
   };
   struct Layer {
     std::vector<Piece> pieces;
     bool has_balance = false;
-    [[nodiscard]] size_t pinned() const { return pieces.empty() ? 0 : pieces.back().end; }
+    [[nodiscard]] size_t end() const { return pieces.empty() ? 0 : pieces.back().end; }
   };
 
-  void make(const CodePlan& plan);
+  /// What is wanted, but for layers that were given up.
+  [[nodiscard]] CodePlan wanted() const;
+  /// The part of it that there is room for when `held` bytes are given back.
+  [[nodiscard]] CodePlan fitting_room(size_t held) const;
+  /// Throws Error(out_of_device_memory | out_of_memory) where there is room for fewer layers than the plan has.
+  void check_room(const CodePlan& plan) const;
+  void make(CodePlan plan);
+  void make_codes(CodePlan& plan);
   void drop();
+  void tell(const std::string& why_not_all) const;
+  /// Offloaded rows of a layer of the longest sequence.
+  [[nodiscard]] size_t most_rows() const;
+  /// Where the piece ends that holds the last of so many rows.
+  [[nodiscard]] size_t piece_end(size_t rows) const;
+  /// The memory of a piece of the layer, of all heads.
+  [[nodiscard]] std::vector<PinQueue::Range> ranges(uint32_t layer, const Piece& piece) const;
+  /// Hands memory of the first `rows` rows to the queue where it has not got it.
   void pin(uint32_t layer, size_t rows);
   /// Bytes of an offloaded row.
   [[nodiscard]] size_t row_bytes() const {
@@ -101,21 +137,31 @@ class DeviceCodes {
   }
   /// Bytes from scales() on, in whole pages, that hold the scales of `rows` rows; 0 where there are none.
   [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const;
+  /// Of the layer's rows, those that are pinned from the first one on.
+  [[nodiscard]] size_t pinned_rows(uint32_t layer) const;
+  /// Drops pieces that begin at `rows` or later.
+  void drop_pieces(uint32_t layer, size_t rows);
+  /// No layer is given up: what fails is tried again by the next call.
+  [[nodiscard]] bool must_be_here() const { return params_->partitions == KEYHOLE_PLACE_DEVICE; }
+  /// Enqueues the encoding of the layer's first `rows` rows, but for those that are encoded.
+  void encode(uint32_t layer, size_t rows, gpu::Stream stream);
   void set_balance(uint32_t layer);
 
   const SessionParams* params_;
   ModelShape model_;
   Make make_;
   MakePin make_pin_;
+  Room room_;
   CodeSource* source_;
   Log log_;
   CodeSpecs specs_;
-  CodePlan plan_;
+  CodePlan wanted_;                    ///< of the last plan(), were there room for all
+  std::vector<char> given_up_;         ///< [layer] of wanted_
+  CodePlan plan_;                      ///< what has codes
+  std::unique_ptr<PinQueue> pins_;     ///< with codes_, which read its memory until they end
   std::unique_ptr<gpu::Codes> codes_;  ///< null: no layer has any
-  std::unique_ptr<PinnedMemory> pin_;  ///< with codes_
   std::vector<Layer> layers_;
-  bool is_refused_ = false;  ///< there was no room for `refused_`
-  CodePlan refused_;
+  bool tries_again_ = false;
   uint64_t version_ = 1;
   size_t bytes_peak_ = 0;
 };

@@ -23,7 +23,7 @@ gpu::DeviceRows device_rows(const RowsOut& rows) {
 }
 
 RowsIn DeviceRowsReader::read(const RowsIn& rows, const char* name, gpu::Stream stream,
-                              std::vector<std::byte>& buffer) {
+                              RowBuffer& buffer) {
   if (!rows.on_device) return rows;
   const size_t row = size_t{rows.dim} * dtype_size(rows.dtype);
   const size_t token = row * rows.heads;
@@ -48,13 +48,13 @@ RowsIn DeviceRowsReader::read(const RowsIn& rows, const char* name, gpu::Stream 
                     std::to_string(uint64_t{rows.heads} * rows.dim) +
                     ", or a larger head stride with token stride = heads * head stride");
   }
-  buffer.resize(token * rows.tokens);
+  std::byte* const to = buffer.room(token * rows.tokens);
   const size_t bytes = by_token ? token : row;
   const auto pitch = static_cast<size_t>(by_token ? token_stride : head_stride);
   const size_t count = by_token ? rows.tokens : size_t{rows.tokens} * rows.heads;
   copies_->read(
       rows.data, bytes, pitch, count, stream, [&](size_t first, size_t n, const std::byte* data) {
-        std::byte* out = buffer.data() + first * bytes;
+        std::byte* out = to + first * bytes;
         constexpr size_t kPiece = size_t{1} << 20;
         const size_t all = n * bytes;
         pool_->run(static_cast<uint32_t>((all + kPiece - 1) / kPiece), [&](uint32_t i, uint32_t) {
@@ -63,7 +63,7 @@ RowsIn DeviceRowsReader::read(const RowsIn& rows, const char* name, gpu::Stream 
         });
       });
   RowsIn host = rows;
-  host.data = buffer.data();
+  host.data = to;
   host.head_stride = row;
   host.token_stride = token;
   host.on_device = false;

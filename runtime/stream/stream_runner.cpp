@@ -250,16 +250,35 @@ void StreamRunner::make_room(uint32_t layer, uint32_t appended) {
   }
 }
 
-void StreamRunner::update_codes(uint32_t layer) {
-  if (!codes_->layer_has(layer)) return;
-  try {
-    codes_->update(layer, stream_);
-  } catch (const Error& e) {
-    if (params_->partitions == KEYHOLE_PLACE_DEVICE) throw;
-    wait_idle();
-    codes_->give_up(e.what());
-    client_->codes_gone();
+template <class F>
+void StreamRunner::keep_codes(uint32_t layer, F&& update) {
+  while (codes_->layer_has(layer)) {
+    try {
+      return update();
+    } catch (const Error& e) {
+      if (params_->partitions == KEYHOLE_PLACE_DEVICE) throw;
+      wait_idle();
+      // Where no more memory can be pinned, what one layer gives back serves the others.
+      if (e.status() == Status::out_of_memory) {
+        codes_->give_up_first(e.what());
+      } else {
+        codes_->give_up(e.what());
+      }
+      client_->codes_gone();
+    }
   }
+}
+
+void StreamRunner::update_codes(uint32_t layer) {
+  keep_codes(layer, [&] { codes_->update(layer, stream_); });
+}
+
+void StreamRunner::pin_codes(uint32_t layer) {
+  keep_codes(layer, [&] { codes_->pin_beside(layer); });
+}
+
+void StreamRunner::encode_pinned(uint32_t layer) {
+  keep_codes(layer, [&] { codes_->encode_pinned(stream_); });
 }
 
 void StreamRunner::finish_codes(uint32_t layer) {
@@ -478,6 +497,8 @@ void StreamRunner::announce() {
 void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.pinned_bytes = gpu::cuda_pinned_bytes(params_->resident_shape(model_)) + codes_->pinned_bytes();
   s.partition_bytes = partitions_.bytes();
+  s.code_bytes = codes_->bytes();
+  s.code_layers = codes_->layers();
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
   s.stream_steps += steps_served_;
   s.attend_seconds += serve_seconds_;

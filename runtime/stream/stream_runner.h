@@ -52,7 +52,7 @@ class StreamClient {
   virtual void reserve_rows(size_t rows) = 0;
   /// Rows leave the window in multiples of it (Sequence::row_block()).
   [[nodiscard]] virtual uint32_t row_block() const = 0;
-  /// The device has no codes any more: see DeviceCodes::give_up().
+  /// Layers have no codes on the device any more: see DeviceCodes::give_up().
   virtual void codes_gone() = 0;
   /// Offloads a block of rows, of which the window has as many or more. Throws Error(out_of_memory).
   virtual void flush(uint32_t layer) = 0;
@@ -119,10 +119,15 @@ class StreamRunner {
   void wait_idle();
   /// Waits until the host's part of all steps is done, and leaves the stream alone: also during a capture.
   void wait_for_host() { server_.drain(); }
-  /// Enqueues what brings the layer's codes up to its rows, if it has any. Where that cannot be, all layers go to the
-  /// host, and the log says so; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
+  /// Enqueues what brings the layer's codes up to its rows, if it has any, and waits until their memory is pinned. Where it
+  /// cannot be, layers go to the host until it can, the first ones first; after any other failure all do. The log says so;
+  /// with KEYHOLE_PLACE_DEVICE it throws Error(out_of_memory | device_error).
   void update_codes(uint32_t layer);
-  /// The same, and waits until the device has encoded them. While no step is under way.
+  /// The same for a prompt that goes on, which waits for nothing: begins to pin the layer's rows.
+  void pin_codes(uint32_t layer);
+  /// And enqueues the encoding of rows of any layer that are pinned by now, before rows of `layer` come.
+  void encode_pinned(uint32_t layer);
+  /// As update_codes(), and waits until the device has encoded them. While no step is under way.
   void finish_codes(uint32_t layer);
   /// Throws Error(busy) during a capture, for calls that would wait for the stream.
   void check_not_capturing() const;
@@ -161,6 +166,9 @@ class StreamRunner {
   void submit(StreamStep step);
   /// Keeps the exception being handled as the session's failure.
   void keep_failure();
+  /// Runs an update of codes until it succeeds or `layer` has none any more.
+  template <class F>
+  void keep_codes(uint32_t layer, F&& update);
   /// Runs launches of a step; what they throw spoils the capture, or ends the session's stream steps.
   template <class F>
   void launch(bool is_captured, F&& launches);

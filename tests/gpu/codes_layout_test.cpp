@@ -39,6 +39,15 @@ TEST(CodesLayout, BytesAreThoseOfBlocksAndALittle) {
   EXPECT_GE(more - bytes, blocks / 512);
 }
 
+TEST(CodesLayout, TakesMemoryForTheLayersThatHaveCodes) {
+  CodesShape some = of_8b(64), few = of_8b(64);
+  some.coded_layers = 5;
+  few.layers = 5;
+  EXPECT_EQ(codes_bytes(some), codes_bytes(few));
+  some.coded_layers = 32;
+  EXPECT_EQ(codes_bytes(some), codes_bytes(of_8b(64)));
+}
+
 TEST(CodesLayout, PartsDoNotOverlap) {
   const CodesShape shape = of_8b(3);
   const CodesLayout l(shape);
@@ -73,6 +82,7 @@ TEST(CodesLayout, RefusesWhatNoSessionHas) {
   EXPECT_EQ(with([](S& s) { s.dtype = DType::i8; }), Status::ok);
   EXPECT_EQ(with([](S& s) { s.exact_rows = 65; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) { s.blocks = 1U << 31U; }), Status::invalid_argument);
+  EXPECT_EQ(with([](S& s) { s.coded_layers = 33; }), Status::invalid_argument);
   EXPECT_EQ(with([](S& s) {
               s.layers = ~0U, s.kv_heads = 65535, s.q_heads = 65535, s.blocks = 1U << 14U;
             }),

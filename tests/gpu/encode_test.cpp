@@ -234,6 +234,44 @@ TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
 INSTANTIATE_TEST_SUITE_P(DTypes, CodesBlocks, testing::Values(DType::bf16, DType::i8),
                          [](const auto& c) { return dtype_name(c.param); });
 
+TEST(CodesOfSomeLayers, TakeTheMemoryOfThese) {
+  KEYHOLE_NEEDS_GPU();
+  CodesShape shape = shape_of(64, 4, 4, DType::f16, 2);
+  shape.layers = 5;
+  shape.coded_layers = 2;
+  std::mt19937 rng(6);
+  const Stuff stuff(shape);
+  const auto codes = make_cuda_codes(*stuff.resident, shape);
+  EXPECT_EQ(codes->bytes(), codes_bytes(shape));
+  const size_t row = size_t{shape.kv_heads} * shape.code.dim;
+  OffloadedLayer first(shape, 2 * kCodeBlock), second(shape, 2 * kCodeBlock);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  for (const auto& [rows, layer] : {std::pair(&first, 4U), std::pair(&second, 1U)}) {
+    for (uint32_t i = 0; i < 2 * kCodeBlock; ++i) {
+      rows->append(random_floats(rng, row), random_floats(rng, row));
+    }
+    rows->learn(random_floats(rng, size_t{shape.q_heads} * shape.code.dim));
+    rows->tell(*codes, layer);
+    rows->extend();
+    codes->encode(layer, 0, 2, stream);
+  }
+  std::vector<std::byte> seen(shape.code.block_bytes());
+  for (const auto& [rows, layer] : {std::pair(&first, 4U), std::pair(&second, 1U)}) {
+    for (uint32_t b = 0; b < 2; ++b) {
+      codes->read(layer, 1, b, seen.data());
+      expect_equal(seen.data(), *rows, shape, 1, b);
+    }
+  }
+  EXPECT_EQ(codes->count(0), 0U);
+  EXPECT_THROW(codes->set_rows(0, first.keys(), first.values(), first.head_stride(), nullptr),
+               Error);
+  EXPECT_THROW(codes->encode(0, 0, 1, stream), Error);
+  EXPECT_THROW(codes->truncate(0, 0, stream), Error);
+  EXPECT_THROW((void)codes->count(5), Error);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 TEST(CodesMemory, CountsAgainstTheLimit) {
   KEYHOLE_NEEDS_GPU();
   const CodesShape shape = shape_of(128, 2, 2, DType::f16, 512);

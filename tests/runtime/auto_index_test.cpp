@@ -54,9 +54,15 @@ TEST_F(AutoIndex, TakesTheMostBitsThatTheDeviceHasRoomFor) {
               "codes:k=" + std::to_string(bits) + ",v=" + std::to_string(bits));
     c.device_memory_limit -= 1;
     SessionPtr less = make_session(device.handle.get(), c);
-    EXPECT_EQ(index_of(less.get()), bits == 4 ? "codes:k=2,v=2" : "codes:k=4,v=4")
-        << "without room for 2 bits it is the host's";
+    // With room for one layer of two, fewer bits bring no other there.
+    EXPECT_EQ(index_of(less.get()), bits == 4 ? "codes:k=2,v=2" : "codes:k=4,v=4");
+    EXPECT_EQ(statistics(less.get()).code_layers, bits == 4 ? 2U : 1U);
   }
+  // Without room for any it is the host's.
+  c.device_memory_limit = bytes_with(2, c) / 2;
+  SessionPtr none = make_session(device.handle.get(), c);
+  EXPECT_EQ(index_of(none.get()), "codes:k=4,v=4");
+  EXPECT_EQ(statistics(none.get()).code_layers, 0U);
 }
 
 TEST_F(AutoIndex, IsChosenWhereASessionIsGivenItLater) {
@@ -72,6 +78,10 @@ TEST_F(AutoIndex, IsChosenWhereASessionIsGivenItLater) {
   EXPECT_EQ(index_of(s.get()), "codes:k=2,v=2");
   EXPECT_EQ(layer_tokens(s.get(), 0).pending, 0U);
   EXPECT_EQ(keyhole_session_set_index(s.get(), "automatic"), KEYHOLE_INVALID_ARGUMENT);
+  // The codes that are there make way, and leave no more room than before.
+  ASSERT_OK(keyhole_session_set_index(s.get(), "auto"));
+  EXPECT_EQ(index_of(s.get()), "codes:k=2,v=2");
+  EXPECT_EQ(statistics(s.get()).code_layers, 2U);
 }
 
 TEST_F(AutoIndex, GivenLaterItLeadsToTheBudgetOfAConfigThatHasIt) {
@@ -125,7 +135,8 @@ TEST_F(AutoIndex, IsPlanned) {
   EXPECT_LT(plan.code_bytes, size_t{5} << 30);
   EXPECT_EQ(plan.index_bytes, 0U);
   EXPECT_LE(plan.device_bytes, size_t{8} << 30);
-  EXPECT_EQ(plan.pinned_kv_bytes, uint64_t{131072 - 640} * 2 * 32 * 8 * 128 * 2);
+  EXPECT_EQ(plan.pinned_kv_bytes, uint64_t{131072 - 640} / 256 * 256 * 2 * 32 * 8 * 128 * 2);
+  EXPECT_EQ(plan.code_layers, 32U);
   ASSERT_OK(keyhole_plan(&e, nullptr, 131072, size_t{4} << 30, 0, &plan));
   EXPECT_STREQ(plan.index, "codes:k=2,v=2");
   EXPECT_EQ(plan.fits, 1U);

@@ -3,10 +3,14 @@
 // twice or never shows.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "cpu/attention_state.h"
@@ -17,31 +21,48 @@
 
 namespace keyhole::test {
 
-/// Remembers what is pinned. Faults can be planted.
+/// A pause that lasts until there is another.
+inline constexpr uint32_t kNever = UINT32_MAX;
+
+/// Remembers what is pinned. Faults can be planted, and it takes its time.
 class FakePinned final : public runtime::PinnedMemory {
  public:
-  explicit FakePinned(const size_t* limit) : limit_(limit) {}
+  explicit FakePinned(const std::atomic<size_t>* limit, const std::atomic<uint32_t>* pause_us)
+      : limit_(limit), pause_us_(pause_us) {}
   void add(const std::byte* data, size_t bytes) override {
+    while (*pause_us_ == kNever) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    if (*pause_us_ != 0) std::this_thread::sleep_for(std::chrono::microseconds(*pause_us_));
+    const std::lock_guard lock(mutex_);
     if (bytes_ + bytes > *limit_) throw Error(Status::out_of_memory, "planted: too much is locked");
     if (reinterpret_cast<uintptr_t>(data) % gpu::kPinAlignment != 0 ||
         bytes % gpu::kPinAlignment != 0) {
       throw Error(Status::invalid_argument, "planted: not whole pages");
     }
-    if (is_pinned(data, 1) || is_pinned(data + bytes - 1, 1)) {
+    if (holds(data, 1) || holds(data + bytes - 1, 1)) {
       throw Error(Status::internal, "planted: pinned already");
     }
     ranges_[data] = bytes;
     bytes_ += bytes;
   }
   void drop(const std::byte* from, const std::byte* to) noexcept override {
+    const std::lock_guard lock(mutex_);
     for (auto at = ranges_.lower_bound(from);
          at != ranges_.end() && (to == nullptr || at->first < to);) {
       bytes_ -= at->second;
       at = ranges_.erase(at);
     }
   }
-  [[nodiscard]] size_t bytes() const override { return bytes_; }
+  [[nodiscard]] size_t bytes() const override {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
   [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    return holds(data, bytes);
+  }
+
+ private:
+  [[nodiscard]] bool holds(const std::byte* data, size_t bytes) const {
     for (const std::byte* end = data + bytes; data < end;) {
       auto at = ranges_.upper_bound(data);
       if (at == ranges_.begin()) return false;
@@ -52,8 +73,9 @@ class FakePinned final : public runtime::PinnedMemory {
     return true;
   }
 
- private:
-  const size_t* limit_;
+  const std::atomic<size_t>* limit_;
+  const std::atomic<uint32_t>* pause_us_;
+  mutable std::mutex mutex_;
   std::map<const std::byte*, size_t> ranges_;
   size_t bytes_ = 0;
 };
@@ -62,17 +84,20 @@ class FakeCodes final : public gpu::Codes {
  public:
   /// push: enqueues on the stream. wait: until the stream is empty.
   FakeCodes(const gpu::CodesShape& shape, const cpu::Kernels& kernels,
-            std::function<void(std::function<void()>)> push, std::function<void()> wait)
+            std::function<void(std::function<void()>)> push, std::function<void()> wait,
+            const FakePinned* pinned)
       : shape_(shape),
         kernels_(&kernels),
         push_(std::move(push)),
         wait_(std::move(wait)),
+        pinned_(pinned),
         layers_(shape.layers),
         heads_(size_t{shape.layers} * shape.kv_heads) {}
   ~FakeCodes() override { wait_(); }
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override {
+    name(layer);
     index::Balance& balance = head(layer, kv_head).balance;
     balance.key_scale.assign(key_scale, key_scale + shape_.code.dim);
     balance.value_scale = value_scale;
@@ -82,6 +107,7 @@ class FakeCodes final : public gpu::Codes {
     if ((scales != nullptr) != (shape_.dtype == DType::i8)) {
       throw Error(Status::invalid_argument, "planted: scales of rows that have none, or none");
     }
+    name(layer);
     const size_t dim = shape_.code.dim;
     for (uint32_t h = 0; h < shape_.kv_heads && scales != nullptr; ++h) {
       head(layer, h).key_scales = {scales + 2 * h * dim, 2 * shape_.kv_heads * dim, 0};
@@ -93,12 +119,15 @@ class FakeCodes final : public gpu::Codes {
     }
   }
   void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override {
+    if (!layers_[layer].is_named) throw Error(Status::invalid_argument, "planted: no memory");
     if (first > layers_[layer].wanted || first + count > shape_.blocks) {
       throw Error(Status::invalid_argument,
                   "planted: blocks that do not follow, or beyond capacity");
     }
     layers_[layer].wanted = first + count;
+    check_pinned(layer, first, count);
     push_([this, layer, first, count] {
+      check_pinned(layer, first, count);
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
         Head& own = head(layer, h);
         const size_t bytes = shape_.code.block_bytes();
@@ -133,20 +162,7 @@ class FakeCodes final : public gpu::Codes {
   /// Attends nothing from now on: for tests that look at the codes alone.
   void rest() { rests_ = true; }
 
-  /// Whether all that the device may read of the layer is pinned.
-  [[nodiscard]] bool reads_pinned(uint32_t layer, const FakePinned& pinned) const {
-    const size_t blocks = layers_[layer].wanted;
-    const size_t bytes = blocks * kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
-    bool all = true;
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const Head& own = heads_[size_t{layer} * shape_.kv_heads + h];
-      all = all && pinned.is_pinned(own.keys, bytes) && pinned.is_pinned(own.values, bytes);
-    }
-    const RowScales& scales = heads_[size_t{layer} * shape_.kv_heads].key_scales;
-    return all && (scales.data == nullptr ||
-                   pinned.is_pinned(reinterpret_cast<const std::byte*>(scales.data),
-                                    blocks * scales.stride * sizeof(uint16_t)));
-  }
+  std::atomic<bool> unpinned{false};  ///< rows were encoded that were not pinned
 
   /// Exact attention over the rows that have codes, now. From the stream's thread.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
@@ -187,7 +203,27 @@ class FakeCodes final : public gpu::Codes {
   struct Layer {
     uint32_t wanted = 0;  // after all that was enqueued
     uint32_t count = 0;   // the stream's
+    bool is_named = false;
   };
+  void check_pinned(uint32_t layer, uint32_t first, uint32_t count) {
+    const size_t block = kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      for (const std::byte* rows : {head(layer, h).keys, head(layer, h).values}) {
+        if (!pinned_->is_pinned(rows + first * block, count * block)) unpinned = true;
+      }
+    }
+    const RowScales& scales = head(layer, 0).key_scales;
+    if (scales.data == nullptr) return;
+    const auto* at = reinterpret_cast<const std::byte*>(scales.data + first * scales.stride);
+    if (!pinned_->is_pinned(at, count * scales.stride * sizeof(uint16_t))) unpinned = true;
+  }
+  void name(uint32_t layer) {
+    named_ += layers_[layer].is_named ? 0 : 1;
+    layers_[layer].is_named = true;
+    if (shape_.coded_layers != 0 && named_ > shape_.coded_layers) {
+      throw Error(Status::invalid_argument, "planted: more layers than there is memory for");
+    }
+  }
   struct Head {
     index::Balance balance;
     const std::byte *keys = nullptr, *values = nullptr;
@@ -206,7 +242,9 @@ class FakeCodes final : public gpu::Codes {
   const cpu::Kernels* kernels_;
   std::function<void(std::function<void()>)> push_;
   std::function<void()> wait_;
+  const FakePinned* pinned_;
   std::vector<Layer> layers_;
+  uint32_t named_ = 0;
   std::vector<Head> heads_;
   bool rests_ = false;
 };

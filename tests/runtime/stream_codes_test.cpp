@@ -1,79 +1,25 @@
-// Sessions whose device has codes of all offloaded rows, beside exact attention in double precision: the test's device
-// attends what its codes cover exactly, so a token that is attended twice, or never, shows in every answer.
+// Sessions whose device has codes of all offloaded rows, beside exact attention in double precision.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
-#include "tests/runtime/stored_model.h"
-#include "tests/runtime/stream_fixture.h"
+#include "tests/runtime/codes_fixture.h"
 
 namespace keyhole::test {
 namespace {
 
-class StreamCodes : public StreamTest, public testing::WithParamInterface<keyhole_kv_host> {
+/// With offloaded rows as they come, and in int8.
+class StoredCodes : public StreamCodes, public testing::WithParamInterface<keyhole_kv_host> {
  protected:
   static keyhole_session_config coded() {
-    keyhole_session_config c = small_session();
-    c.index = "codes:k=2,v=2";
-    c.budget.top_k = 16;
-    c.budget.tail = KEYHOLE_TAIL_CODES;
-    c.flush_block = kCodeBlock;
-    c.partitions = KEYHOLE_PLACE_DEVICE;
+    keyhole_session_config c = StreamCodes::coded();
     c.kv_host = GetParam();
     return c;
   }
-  /// Every block of the device is what the reference makes of the rows as the caller gave them.
-  void expect_same_codes(const FakeCodes& codes, const FakePinned& pinned, const Model& model,
-                         keyhole_session* s) {
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      EXPECT_TRUE(codes.reads_pinned(l, pinned));
-      const keyhole_layer_tokens t = layer_tokens(s, l);
-      EXPECT_EQ(t.total, model.tokens(l));
-      EXPECT_EQ(t.pending, 0U);
-      EXPECT_EQ(t.indexed % kCodeBlock, 0U);
-      EXPECT_LT(t.window, 16U + 2 * kCodeBlock);
-      EXPECT_LE(size_t{codes.count(l)} * kCodeBlock, t.indexed);
-    }
-  }
-  void step(keyhole_session* s, StoredModel& model, bool halves) {
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const Token t = token();
-      std::vector<float> out(t.q.size(), NAN), lse(engine_config_.q_heads, NAN);
-      ASSERT_OK(enqueue(s, l, t, out, lse.data(), halves));
-      ASSERT_OK(keyhole_session_synchronize(s));
-      model.append(l, t.k, t.v);
-      model.follow(s);
-      expect_truth(model, l, t.q, out, lse);
-    }
-  }
-  void host_step(keyhole_session* s, StoredModel& model) {
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const Token t = token();
-      std::vector<float> lse(engine_config_.q_heads, NAN);
-      const std::vector<float> out = attend_host(s, l, t, lse.data());
-      model.append(l, t.k, t.v);
-      model.follow(s);
-      expect_truth(model, l, t.q, out, lse);
-    }
-  }
-  void expect_truth(const Model& model, uint32_t layer, const std::vector<float>& q,
-                    const std::vector<float>& out, const std::vector<float>& lse) {
-    std::vector<double> sums;
-    const auto truth = model.attend_all(layer, q, sums);
-    expect_near({out, lse}, truth, sums, 2e-4);
-  }
-  void prefill(keyhole_session* s, StoredModel& model, uint32_t n) {
-    const Shape shape(engine_config_);
-    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      prefill_both(s, model, shape, l, n, numbers_);
-      model.follow(s);
-    }
-  }
 };
 
-TEST_P(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
+TEST_P(StoredCodes, AttendEveryTokenOnceWhileTokensCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
   StoredModel model(engine_config_, GetParam());
@@ -82,9 +28,10 @@ TEST_P(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
   EXPECT_EQ(layer_tokens(s.get(), 0).indexed, 768U);
   EXPECT_EQ(layer_tokens(s.get(), 0).window, 1000U - 4 - 768);
   ASSERT_NE(device.codes, nullptr);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
   EXPECT_EQ(device.codes->count(0), 3U);
   for (int i = 0; i < 600; ++i) step(s.get(), model, i % 2 == 1);
-  expect_same_codes(*device.codes, *device.pinned, model, s.get());
+  expect_same_codes(*device.codes, model, s.get());
   EXPECT_EQ(device.codes->count(0), 6U);
   const keyhole_statistics st = statistics(s.get());
   EXPECT_EQ(st.stream_steps, 1200U);
@@ -93,7 +40,7 @@ TEST_P(StreamCodes, AttendEveryTokenOnceWhileTokensCome) {
   EXPECT_GE(st.pinned_bytes, device.pinned->bytes());
 }
 
-TEST_P(StreamCodes, BlocksAreThoseOfTheReference) {
+TEST_P(StoredCodes, BlocksAreThoseOfTheReference) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
   StoredModel model(engine_config_, GetParam());
@@ -113,7 +60,7 @@ TEST_P(StreamCodes, BlocksAreThoseOfTheReference) {
   }
 }
 
-TEST_P(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
+TEST_P(StoredCodes, StepsWithTensorsOfTheHostAttendThemToo) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
   StoredModel model(engine_config_, GetParam());
@@ -128,7 +75,7 @@ TEST_P(StreamCodes, StepsWithTensorsOfTheHostAttendThemToo) {
   EXPECT_EQ(device.codes->count(0), 4U);
 }
 
-TEST_P(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
+TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
   StreamEngine device(engine_config_);
   for (uint64_t seed = 0; seed < 3; ++seed) {
     numbers_ = Numbers(seed);
@@ -176,13 +123,13 @@ TEST_P(StreamCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
       }
       step(s.get(), model, false);
       if (HasFatalFailure()) return;
-      expect_same_codes(*device.codes, *device.pinned, model, s.get());
+      expect_same_codes(*device.codes, model, s.get());
     }
     std::filesystem::remove(path);
   }
 }
 
-TEST_P(StreamCodes, GraphsStayValidWhileBlocksCome) {
+TEST_P(StoredCodes, GraphsStayValidWhileBlocksCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
   StoredModel model(engine_config_, GetParam());
@@ -226,7 +173,7 @@ TEST_P(StreamCodes, GraphsStayValidWhileBlocksCome) {
 }
 
 // On a host whose cores are all busy the session's thread does not get one: neither launches nor steps need it.
-TEST_P(StreamCodes, NoCallWaitsForTheThreadOfTheSession) {
+TEST_P(StoredCodes, NoCallWaitsForTheThreadOfTheSession) {
   const std::thread::id self = std::this_thread::get_id();
   std::atomic<bool> released{false};
   std::atomic<int> held{0};
@@ -283,7 +230,7 @@ TEST_P(StreamCodes, NoCallWaitsForTheThreadOfTheSession) {
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 860U);
 }
 
-TEST_P(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
+TEST_P(StoredCodes, WhatDoesNotFitStaysWithTheHost) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = coded();
   const gpu::ResidentShape shape{2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}};
@@ -297,7 +244,7 @@ TEST_P(StreamCodes, WhatDoesNotFitStaysWithTheHost) {
   EXPECT_EQ(layer_tokens(s.get(), 0).total, 0U);
 }
 
-TEST_P(StreamCodes, MemoryThatCannotBePinnedLosesNoToken) {
+TEST_P(StoredCodes, MemoryThatCannotBePinnedLosesNoToken) {
   StreamEngine device(engine_config_);
   device.pinned_limit = size_t{4} * 2 * 2 * kCodeBlock * 64 * 2;  // of all layers 2 blocks
   keyhole_session_config c = coded();
@@ -311,7 +258,7 @@ TEST_P(StreamCodes, MemoryThatCannotBePinnedLosesNoToken) {
             gpu::cuda_pinned_bytes({2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}}));
 }
 
-INSTANTIATE_TEST_SUITE_P(KvHost, StreamCodes,
+INSTANTIATE_TEST_SUITE_P(KvHost, StoredCodes,
                          testing::Values(KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8),
                          [](const auto& p) { return p.param == 0 ? "Same" : "Int8"; });
 

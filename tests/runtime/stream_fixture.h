@@ -33,15 +33,18 @@ struct StreamEngine {
       return std::make_unique<FakePartitions>(shape);
     };
     device.make_codes = [this, &kernels](gpu::Resident&, const gpu::CodesShape& shape) {
+      if (gpu::codes_bytes(shape) > codes_room) {
+        throw Error(Status::out_of_device_memory, "planted: no memory for codes");
+      }
       auto made = std::make_unique<FakeCodes>(
           shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
-          [this] { stream.wait(); });
+          [this] { stream.wait(); }, pinned);
       codes = made.get();
       if (codes_rest) codes->rest();
       return made;
     };
     device.make_pin = [this] {
-      auto made = std::make_unique<FakePinned>(&pinned_limit);
+      auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);
       pinned = made.get();
       return made;
     };
@@ -50,10 +53,12 @@ struct StreamEngine {
   }
   FakeStream stream;
   FakeFaults faults;
-  size_t pinned_limit = SIZE_MAX;
-  bool codes_rest = false;       ///< see FakeCodes::rest(); of sessions made from then on
-  FakeCodes* codes = nullptr;    ///< of the session made last
-  FakePinned* pinned = nullptr;  ///< likewise
+  std::atomic<size_t> pinned_limit = SIZE_MAX;
+  std::atomic<uint32_t> pin_pause_us = 0;  ///< of each range
+  size_t codes_room = SIZE_MAX;            ///< of the device, which does not tell
+  bool codes_rest = false;                 ///< see FakeCodes::rest(); of sessions made from then on
+  FakeCodes* codes = nullptr;              ///< of the session made last
+  FakePinned* pinned = nullptr;            ///< likewise
   std::unique_ptr<keyhole_engine> handle;
 };
 

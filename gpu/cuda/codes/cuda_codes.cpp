@@ -35,6 +35,8 @@ int attribute(cudaDeviceAttr name, int ordinal) {
   return value;
 }
 
+constexpr uint32_t kNoSlot = ~0U;
+
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 }  // namespace
@@ -45,7 +47,9 @@ struct CudaCodes::Impl {
     const std::byte* values = nullptr;
     const uint16_t* scales = nullptr;  ///< of rows in int8
     size_t rows_stride = 0;
-    uint32_t count = 0;  ///< blocks, after all that was enqueued
+    uint32_t count = 0;       ///< blocks, after all that was enqueued
+    uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
+    bool is_used = false;     ///< something was enqueued that reads its balance
   };
 
   Impl(const CodesShape& wanted, int device)
@@ -72,6 +76,8 @@ struct CudaCodes::Impl {
     encoder = std::make_unique<EncodeLauncher>(shape.code, shape.dtype);
     own = std::make_unique<OwnStream>();
     changed = std::make_unique<Event>();
+    if (shape.coded_layers != 0) return;
+    while (slots < shape.layers) layers[slots].slot = slots, ++slots;
   }
   ~Impl() { (void)cudaEventSynchronize(changed->get()); }
   Impl(const Impl&) = delete;
@@ -80,14 +86,31 @@ struct CudaCodes::Impl {
   [[nodiscard]] uint32_t group() const { return shape.q_heads / shape.kv_heads; }
   [[nodiscard]] uint32_t capacity() const { return std::max(shape.blocks, 1U); }
 
-  const Layer& layer_at(uint32_t layer) const {
+  void check_layer(uint32_t layer) const {
     if (layer >= shape.layers) {
       refuse("layer " + std::to_string(layer) + " of " + std::to_string(shape.layers));
+    }
+  }
+  const Layer& layer_at(uint32_t layer) const {
+    check_layer(layer);
+    if (layers[layer].slot == kNoSlot) {
+      refuse("layer " + std::to_string(layer) + ", which was not named to set_rows()");
     }
     return layers[layer];
   }
   Layer& layer_at(uint32_t layer) {
     return const_cast<Layer&>(std::as_const(*this).layer_at(layer));
+  }
+  /// The layer, which has memory from now on.
+  Layer& name_layer(uint32_t layer) {
+    check_layer(layer);
+    Layer& l = layers[layer];
+    if (l.slot == kNoSlot && slots == coded_layers(shape)) {
+      refuse("layer " + std::to_string(layer) + " beside " + std::to_string(slots) +
+             " others, for which there is memory");
+    }
+    if (l.slot == kNoSlot) l.slot = slots++;
+    return l;
   }
   void check_head(uint32_t kv_head) const {
     if (kv_head >= shape.kv_heads) {
@@ -96,22 +119,23 @@ struct CudaCodes::Impl {
   }
 
   [[nodiscard]] std::byte* blocks(uint32_t layer) const {
-    return memory.data() + layout.blocks + layer * layout.layer_stride;
+    return memory.data() + layout.blocks + layers[layer].slot * layout.layer_stride;
   }
   [[nodiscard]] float* key_scales(uint32_t layer) const {
-    return memory.as<float>(layout.key_scales) + size_t{layer} * shape.kv_heads * shape.code.dim;
+    return memory.as<float>(layout.key_scales) +
+           size_t{layers[layer].slot} * shape.kv_heads * shape.code.dim;
   }
   [[nodiscard]] float* value_scales(uint32_t layer) const {
-    return memory.as<float>(layout.value_scales) + size_t{layer} * shape.kv_heads;
+    return memory.as<float>(layout.value_scales) + size_t{layers[layer].slot} * shape.kv_heads;
   }
   /// The device's copy; null where rows are not int8.
   [[nodiscard]] uint16_t* row_scales(uint32_t layer) const {
     if (shape.dtype != DType::i8) return nullptr;
     return memory.as<uint16_t>(layout.row_scales) +
-           size_t{layer} * capacity() * shape.kv_heads * 2 * shape.code.dim;
+           size_t{layers[layer].slot} * capacity() * shape.kv_heads * 2 * shape.code.dim;
   }
   [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
-    return memory.as<uint32_t>(layout.counts) + layer;
+    return memory.as<uint32_t>(layout.counts) + layers[layer].slot;
   }
 
   /// What all steps have in common.
@@ -132,6 +156,7 @@ struct CudaCodes::Impl {
     return s;
   }
   [[nodiscard]] CodesStep step(uint32_t layer, const DeviceRows& q) const {
+    (void)layer_at(layer);
     CodesStep s = step_sizes();
     s.block_count = device_count(layer);
     s.blocks = blocks(layer);
@@ -150,6 +175,7 @@ struct CudaCodes::Impl {
   void set_count(uint32_t layer, uint32_t count, Stream stream) {
     launch_set_count(device_count(layer), count, stream_of(stream));
     layers[layer].count = count;
+    layers[layer].is_used = true;
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(stream_of(stream), &status);
     if (status == cudaStreamCaptureStatusNone) changed->record(stream_of(stream));
@@ -159,6 +185,7 @@ struct CudaCodes::Impl {
   CodesLayout layout;
   int ordinal;
   std::vector<Layer> layers;
+  uint32_t slots = 0;  // that are taken
   uint32_t splits = 1;
   int stages = CodesStep{}.stages;
   bool cluster = true;  // before it is known: as prepare_codes() wants it
@@ -180,7 +207,7 @@ CudaCodes::~CudaCodes() {
 void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                             float value_scale) {
   Impl& m = *impl_;
-  (void)m.layer_at(layer);
+  const Impl::Layer& l = m.name_layer(layer);
   m.check_head(kv_head);
   const uint32_t dim = m.shape.code.dim;
   const auto is_scale = [](float x) { return x > 0.0F && std::isfinite(x); };
@@ -196,7 +223,7 @@ void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_s
   }
   const DeviceScope scope(m.ordinal);
   const BesideCapture beside;
-  m.changed->wait("encoding keys and values");
+  if (l.is_used) m.changed->wait("encoding keys and values");
   const auto copy = [&](float* to, const float* from, size_t n) {
     check(cudaMemcpyAsync(to, from, n * sizeof(float), cudaMemcpyHostToDevice, m.own->get()),
           "copying the balance of codes to the device");
@@ -218,7 +245,7 @@ void CudaCodes::set_rows(uint32_t layer, const std::byte* keys, const std::byte*
   if ((scales != nullptr) != (impl_->shape.dtype == DType::i8)) {
     refuse("scales of rows come with those of dtype i8, and with no others");
   }
-  Impl::Layer& l = impl_->layer_at(layer);
+  Impl::Layer& l = impl_->name_layer(layer);
   l.scales = scales;
   l.keys = keys;
   l.values = values;
@@ -264,7 +291,10 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
   m.set_count(layer, blocks, stream);
 }
 
-uint32_t CudaCodes::count(uint32_t layer) const { return impl_->layer_at(layer).count; }
+uint32_t CudaCodes::count(uint32_t layer) const {
+  impl_->check_layer(layer);
+  return impl_->layers[layer].count;
+}
 
 void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const {
   const Impl& m = *impl_;

@@ -1,6 +1,7 @@
 #include "gpu/host_pin.h"
 
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
 #include <cstdint>
 #include <string>
@@ -11,6 +12,17 @@
 
 namespace keyhole::gpu {
 namespace {
+
+/// Takes the memory that is still missing, as the system takes it fastest. The driver would take it page by page, and other
+/// threads' launches wait for the driver: 3 GB/s of fresh memory, where memory that is there is pinned at 30 to 50.
+void populate(std::byte* data, size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  (void)madvise(data, bytes, MADV_POPULATE_WRITE);  // where it cannot, the driver will say so
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
 
 [[noreturn]] void refuse_addresses(const std::string& what) {
   throw Error(Status::unsupported,
@@ -53,6 +65,7 @@ void HostPin::add(const std::byte* data, size_t bytes) {
   const BesideCapture beside;
   const auto entry = ranges_.emplace(data, bytes).first;
   auto* memory = const_cast<std::byte*>(data);
+  populate(memory, bytes);
   const cudaError_t error =
       cudaHostRegister(memory, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (error != cudaSuccess) {

@@ -405,7 +405,7 @@ typedef struct keyhole_session_config {
   keyhole_mode mode;
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32". NULL or "auto": codes of all tokens and the heaviest
    * of them exactly, on a CUDA device with the most bits (4 or 2) that device_memory_limit, or half of the memory
-   * that is free, has room for; keyhole_session_get_config() tells. Copied. keyhole_index_help() of keyhole/index.h
+   * that is free, has room for, of as many layers as it has room for; keyhole_session_get_config() tells. Copied. keyhole_index_help() of keyhole/index.h
    * lists the types. */
   const char* index;
   /* Of every head that `budgets` does not name. */
@@ -432,8 +432,8 @@ typedef struct keyhole_session_config {
   /* Bytes of host memory that this session may take for K, V, indexes and buffers; 0: no limit. A
    * prefill, attend or build that would pass it returns OUT_OF_MEMORY and changes nothing. */
   size_t host_memory_limit;
-  /* Bytes of device memory that this session may take; 0: what there is. A session, build or call
-   * that would pass it returns OUT_OF_DEVICE_MEMORY and changes nothing. */
+  /* Bytes of device memory that this session may take; 0: what there is, codes of KEYHOLE_PLACE_AUTO half of it. A
+   * session, build or call that would pass it returns OUT_OF_DEVICE_MEMORY and changes nothing. */
   size_t device_memory_limit;
   /* Share of (step, layer, KV head) that is audited, 0..1; 0: none (docs/choosing.md, Audits). */
   double audit_share;
@@ -442,6 +442,10 @@ typedef struct keyhole_session_config {
    * error_target of the head, or 0.1 without one. */
   float audit_bound;
   keyhole_kv_host kv_host;
+  /* Bytes of host memory that this session may pin for a CUDA device, which reads offloaded tokens there beside their
+   * codes; 0: as much as the system lets it. Where it is too little for all layers at max_tokens, the first layers are
+   * attended by the host (docs/embedding.md, Codes on the device). */
+  size_t pinned_memory_limit;
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size);
@@ -692,7 +696,7 @@ typedef struct keyhole_statistics {
   double device_wait_seconds;
   /* Sum, of stream steps: from the arrival of q to the last state handed back. */
   double serve_seconds;
-  /* Now: exchange between host and device. */
+  /* Now: exchange between host and device, and offloaded tokens that the device reads by itself. */
   uint64_t pinned_bytes;
   /* Now: of device_bytes, the partitions of tails. */
   uint64_t partition_bytes;
@@ -700,6 +704,10 @@ typedef struct keyhole_statistics {
   uint64_t device_bytes_peak, host_bytes_peak;
   /* "wait", "launch"; "" on a host device; static. */
   const char* signal;
+  /* Now: of device_bytes, codes of offloaded tokens. */
+  uint64_t code_bytes;
+  /* Now: layers that the device attends by these codes. */
+  uint32_t code_layers;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);
 static inline void keyhole_statistics_init(keyhole_statistics* statistics) {
@@ -774,7 +782,8 @@ typedef struct keyhole_memory_plan {
   uint64_t device_bytes;
   /* Exchange buffers between host and device; 0 on a host device. */
   uint64_t pinned_bytes;
-  /* 1 if device_bytes + pinned_bytes and host_bytes are within the limits. */
+  /* 1 if device_bytes is within device_limit, host_bytes + pinned_bytes within host_limit and pinned_bytes +
+   * pinned_kv_bytes within pinned_memory_limit. */
   uint32_t fits;
   /* The most tokens that fit both limits, up to 2^31; 0 if none does. */
   uint32_t longest_context;
@@ -784,6 +793,10 @@ typedef struct keyhole_memory_plan {
   uint64_t pinned_kv_bytes;
   /* The index of the session: what "auto" stands for. */
   char index[64];
+  /* Layers whose codes lie on the device. Where there is no room for all, they are the last ones of those that could:
+   * layers below first_code_layer (0 if code_layers is 0) are attended by the host. */
+  uint32_t code_layers;
+  uint32_t first_code_layer;
 } keyhole_memory_plan;
 KEYHOLE_API void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size);
 static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
@@ -795,7 +808,7 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
  * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
  * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
  * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action and
- * kv_host of `session` (NULL: defaults).
+ * kv_host and pinned_memory_limit of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,

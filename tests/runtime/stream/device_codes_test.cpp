@@ -15,6 +15,7 @@ struct EmptyRows final : CodeSource {
   const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return kCodeBlock; }
   size_t row_capacity() const override { return 0; }
+  void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no rows");
   }
@@ -33,7 +34,7 @@ TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
         asked = shape.exact_rows;
         throw Error(Status::out_of_device_memory, "planted: no room");
       },
-      []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, rows, engine.log());
+      []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
   std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
   std::vector<const HeadParams*> all;
   for (HeadParams& head : heads) {

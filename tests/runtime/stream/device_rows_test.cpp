@@ -50,7 +50,7 @@ class DeviceRows : public testing::Test {
   }
   /// What is read is what RowsIn::row() says.
   void expect_read(const RowsIn& from) {
-    std::vector<std::byte> buffer;
+    RowBuffer buffer;
     const RowsIn host = reader_.read(from, "k", nullptr, buffer);
     EXPECT_FALSE(host.on_device);
     ASSERT_EQ(host.tokens, from.tokens);
@@ -62,7 +62,7 @@ class DeviceRows : public testing::Test {
     }
   }
   void expect_refused(const RowsIn& from) {
-    std::vector<std::byte> buffer;
+    RowBuffer buffer;
     try {
       (void)reader_.read(from, "k", nullptr, buffer);
       FAIL() << "not refused";
@@ -100,7 +100,7 @@ TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
 TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {
   RowsIn from = rows(-ptrdiff_t{kHeads} * kDim, kDim, 1024);
   from.on_device = false;
-  std::vector<std::byte> buffer;
+  RowBuffer buffer;
   const RowsIn host = reader_.read(from, "k", nullptr, buffer);
   EXPECT_EQ(host.data, from.data);
   EXPECT_EQ(host.token_stride, from.token_stride);

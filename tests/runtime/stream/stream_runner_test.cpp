@@ -96,6 +96,7 @@ struct NoRows final : CodeSource {
   const uint16_t* scales(uint32_t) const override { return nullptr; }
   uint32_t row_block() const override { return 1; }
   size_t row_capacity() const override { return 0; }
+  void learn_balances(uint32_t) override {}
   const index::Balance& balance(uint32_t, uint32_t) override {
     throw Error(Status::internal, "planted: no codes");
   }
@@ -153,7 +154,7 @@ class StreamRunnerTest : public testing::Test {
                            stream_,
                            faults_};
   NoRows no_rows_;
-  DeviceCodes codes_{params_, engine_.model(), nullptr, nullptr, no_rows_, engine_.log()};
+  DeviceCodes codes_{params_, engine_.model(), nullptr, nullptr, nullptr, no_rows_, engine_.log()};
   std::unique_ptr<CountingClient> client_;
   std::unique_ptr<StreamRunner> runner_;
 };

@@ -110,6 +110,41 @@ TEST(Plan, ReadsTheShapeFromAModel) {
   EXPECT_EQ(wide["plans"][0]["kv_bytes"], 2 * from_model["plans"][0]["kv_bytes"].get<uint64_t>());
 }
 
+TEST(Plan, TellsWhichLayersTheDeviceAttendsAndWhatAllWouldTake) {
+  // Sink, window and staging take some 0.13 GiB, codes of 2 bits 2.2 GiB.
+  std::vector<std::string> args = {"--context", "128k", "--gpu-memory", "1536MiB"};
+  const json some = plan_json(args);
+  ASSERT_EQ(some["plans"].size(), 2U);
+  const json& row = some["plans"][0];
+  EXPECT_EQ(row["index"], "auto: codes:k=2,v=2");
+  const uint32_t layers = row["code_layers"];
+  EXPECT_GT(layers, 8U);
+  EXPECT_LT(layers, 32U);
+  EXPECT_EQ(row["first_code_layer"], 32 - layers);
+  EXPECT_EQ(row["pinned_kv_bytes"], (131072 - 640) / 256 * 256 * kTokenBytes / 32 * layers);
+  EXPECT_GT(row["index_bytes"], 0U);  // the other layers' codes
+  EXPECT_EQ(row["fits"], true);
+  EXPECT_EQ(some["plans"][1]["index"], "next better: codes:k=2,v=2");
+  EXPECT_EQ(some["plans"][1]["code_layers"], 32);
+  EXPECT_EQ(some["plans"][1]["fits"], false);
+  const Outcome outcome = plan(args);
+  const std::string text = std::to_string(layers) + " of 32, from " + std::to_string(32 - layers);
+  EXPECT_NE(outcome.out.find(text), std::string::npos) << outcome.out;
+
+  // 4 GiB may be pinned, a quarter of K and V: fewer bits would not help.
+  args = {"--context", "128k", "--gpu-memory", "24GiB", "--pinned-memory", "4GiB"};
+  const json pinned = plan_json(args);
+  ASSERT_EQ(pinned["plans"].size(), 2U);
+  EXPECT_EQ(pinned["pinned_memory"], 4 * kGib);
+  EXPECT_EQ(pinned["plans"][0]["index"], "auto: codes:k=4,v=4");
+  EXPECT_EQ(pinned["plans"][0]["code_layers"], 8);
+  EXPECT_LE(pinned["plans"][0]["pinned_kv_bytes"], 4 * kGib);
+  EXPECT_EQ(pinned["plans"][1]["index"], "next better: codes:k=4,v=4");
+  EXPECT_EQ(pinned["plans"][1]["pinned_kv_bytes"], (131072 - 640) / 256 * 256 * kTokenBytes);
+  args.back() = "0";
+  EXPECT_EQ(plan_json(args)["plans"][0]["code_layers"], 0);
+}
+
 TEST(Plan, PrintsARowPerIndex) {
   const Outcome outcome =
       plan({"--context", "128k", "--index", "flat", "--index", "ivf:C=1024,probe=32"});

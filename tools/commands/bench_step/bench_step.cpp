@@ -53,7 +53,8 @@ ordered_json describe(const BenchStepOptions& options, const StepPlan& plan,
           {"steps_in", bench.stream_steps() ? (plan.graph ? "graph" : "stream") : "host"},
           {"weights", plan.weights},
           {"device_cap", limit(plan.device_cap)},
-          {"host_cap", limit(plan.host_cap)}};
+          {"host_cap", limit(plan.host_cap)},
+          {"pinned_cap", limit(plan.pinned_cap)}};
 }
 
 std::string heading(const StepPlan& plan, const HeadSource& source, const StepBench& bench) {

@@ -93,6 +93,7 @@ void StepComparisons::attend_on_device(const Engine& engine, keyhole_session_con
     config.training_queries = 0;
     config.device_memory_limit = 0;
     config.host_memory_limit = 0;
+    config.pinned_memory_limit = 0;
     const Session session = make_session(engine, config);
     const std::string phase = "prefill of full attention";
     const Clock::time_point start = Clock::now();

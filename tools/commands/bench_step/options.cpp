@@ -176,6 +176,10 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
       ->type_name("BYTES");
   command.add_option("--host-cap", options.host_cap, "Host memory of the session, e.g. 64GiB")
       ->type_name("BYTES");
+  command
+      .add_option("--pinned-cap", options.pinned_cap,
+                  "Host memory that the session may pin for the device, e.g. 8GiB")
+      ->type_name("BYTES");
 }
 
 void add_results(CLI::App& command, BenchStepOptions& options) {
@@ -238,6 +242,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.graph = options.graph;
   if (!options.device_cap.empty()) plan.device_cap = parse_bytes(options.device_cap);
   if (!options.host_cap.empty()) plan.host_cap = parse_bytes(options.host_cap);
+  if (!options.pinned_cap.empty()) plan.pinned_cap = parse_bytes(options.pinned_cap);
   for (const std::string& name : options.compare) {
     plan.compare_full |= name == "full";
     plan.compare_resident |= name == "resident";

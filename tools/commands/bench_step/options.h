@@ -28,7 +28,7 @@ struct BenchStepOptions {
   std::string device = "auto", signal = "auto", partitions = "auto", kv_host = "same";
   uint32_t ordinal = 0, threads = 0, busy = 0;
   bool weights = false, blocking = false, graph = false;
-  std::string device_cap, host_cap;
+  std::string device_cap, host_cap, pinned_cap;
   std::vector<std::string> compare;
   uint64_t seed = 1;
   std::string json;

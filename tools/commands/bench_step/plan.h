@@ -35,7 +35,7 @@ struct StepPlan {
   bool weights = false;
   bool blocking = false;  ///< tensors in host memory and a call that waits, also on a CUDA device
   bool graph = false;
-  uint64_t device_cap = 0, host_cap = 0;  ///< bytes; 0: none
+  uint64_t device_cap = 0, host_cap = 0, pinned_cap = 0;  ///< bytes; 0: none
   bool compare_full = false, compare_resident = false, compare_pcie = false;
   std::vector<KvFormat> compare_formats;
   uint32_t busy = 0;  ///< threads that copy memory while steps are timed

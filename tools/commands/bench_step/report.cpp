@@ -58,6 +58,8 @@ ordered_json to_json(const keyhole_statistics& s) {
           {"device_bytes", s.device_bytes},
           {"device_bytes_peak", s.device_bytes_peak},
           {"partition_bytes", s.partition_bytes},
+          {"code_bytes", s.code_bytes},
+          {"code_layers", s.code_layers},
           {"pinned_bytes", s.pinned_bytes},
           {"device", s.device == nullptr ? "" : s.device},
           {"signal", s.signal == nullptr ? "" : s.signal},
@@ -80,6 +82,10 @@ std::string statistics_text(const keyhole_statistics& s) {
           format_bytes(s.index_bytes) + "), device " + format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
   if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
+  if (s.code_layers != 0) {
+    text +=
+        " with codes of " + std::to_string(s.code_layers) + " layers " + format_bytes(s.code_bytes);
+  }
   if (s.pinned_bytes != 0) text += ", pinned " + format_bytes(s.pinned_bytes);
   return text + "\n";
 }

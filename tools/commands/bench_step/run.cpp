@@ -190,6 +190,7 @@ class StepBench::Impl {
     config.tail_partition = partition_;
     config.host_memory_limit = audited ? 0 : plan_.host_cap;
     config.device_memory_limit = audited ? 0 : device_limit(plan_);
+    config.pinned_memory_limit = audited ? 0 : plan_.pinned_cap;
     config.partitions = plan_.partitions;
     config.kv_host = plan_.kv_host;
     if (audited) config.audit_share = 1;

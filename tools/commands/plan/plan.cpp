@@ -2,6 +2,8 @@
 #include <keyhole/keyhole.h>
 
 #include <CLI/CLI.hpp>
+
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -32,7 +34,7 @@ struct Options {
   std::string context;
   std::vector<std::string> indexes;
   std::string budgets;
-  std::string weights, gpu_memory, host_memory;
+  std::string weights, gpu_memory, host_memory, pinned_memory;
   uint32_t sink = 128, window = 512;
   std::string json;
 };
@@ -42,7 +44,7 @@ struct Request {
   keyhole_engine_config engine;
   uint64_t context = 0;
   uint64_t weights = 0;
-  std::optional<uint64_t> gpu_memory, host_memory;
+  std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
 };
 
 struct Row {
@@ -90,6 +92,7 @@ Request understand(Options& options) {
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
+  if (!options.pinned_memory.empty()) request.pinned_memory = parse_bytes(options.pinned_memory);
   engine.device = request.gpu_memory ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
   return request;
 }
@@ -109,6 +112,10 @@ keyhole_memory_plan plan_one(const Request& request, const Options& options,
   session.kv_host = kv_host_of(options.kv_host);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
+  // As above, 0 bytes are a limit here.
+  if (request.pinned_memory) {
+    session.pinned_memory_limit = std::max<uint64_t>(*request.pinned_memory, 1);
+  }
   uint64_t device_limit = 0;
   uint64_t host_limit = 0;
   // Weights lie where the model computes: on the GPU, or without one in host memory.
@@ -129,19 +136,27 @@ std::string limit_text(const std::optional<uint64_t>& limit) {
   return limit ? format_bytes(*limit) : "no limit";
 }
 
+/// Layers whose codes lie on the device, the host's those before them.
+std::string layers_text(const keyhole_memory_plan& plan, uint32_t layers) {
+  if (plan.code_layers == 0) return "none";
+  return std::to_string(plan.code_layers) + " of " + std::to_string(layers) + ", from " +
+         std::to_string(plan.first_code_layer);
+}
+
 void print(const Request& request, const std::vector<Row>& rows) {
   const Style style = style_of(stdout);
   const keyhole_engine_config& e = request.engine;
   std::printf("%u layers, %u query and %u KV heads of %u; %s tokens hold %s of K and V\n", e.layers,
               e.q_heads, e.kv_heads, e.head_dim, format_count(request.context).c_str(),
               format_bytes(rows.front().plan.kv_bytes).c_str());
-  std::printf("weights %s, GPU memory %s, host memory %s\n\n",
+  std::printf("weights %s, GPU memory %s, host memory %s, to be pinned %s\n\n",
               format_bytes(request.weights).c_str(),
               request.gpu_memory ? format_bytes(*request.gpu_memory).c_str() : "not used",
-              limit_text(request.host_memory).c_str());
+              limit_text(request.host_memory).c_str(), limit_text(request.pinned_memory).c_str());
   Table table({{"index", Table::Align::left},
                {"device"},
                {"of it codes"},
+               {"in layers"},
                {"pinned"},
                {"host"},
                {"of it indexes"},
@@ -150,8 +165,8 @@ void print(const Request& request, const std::vector<Row>& rows) {
   for (const auto& [index, plan] : rows) {
     table.add_row(
         {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
-         format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes), format_bytes(plan.host_bytes),
-         format_bytes(plan.index_bytes),
+         layers_text(plan, e.layers), format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes),
+         format_bytes(plan.host_bytes), format_bytes(plan.index_bytes),
          plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
          format_count(plan.longest_context)});
   }
@@ -174,6 +189,8 @@ ordered_json to_json(const Request& request, const Options& options, const std::
                      {"index_bytes", plan.index_bytes},
                      {"device_bytes", plan.device_bytes},
                      {"code_bytes", plan.code_bytes},
+                     {"code_layers", plan.code_layers},
+                     {"first_code_layer", plan.first_code_layer},
                      {"pinned_bytes", plan.pinned_bytes},
                      {"pinned_kv_bytes", plan.pinned_kv_bytes},
                      {"fits", plan.fits != 0},
@@ -191,20 +208,33 @@ ordered_json to_json(const Request& request, const Options& options, const std::
           {"weights", request.weights},
           {"gpu_memory", limit(request.gpu_memory)},
           {"host_memory", limit(request.host_memory)},
+          {"pinned_memory", limit(request.pinned_memory)},
           {"plans", plans}};
 }
 
-/// Under `auto` with codes of fewer bits than there are: what the next better ones would take.
+/// What the next better choice would take, where codes of an index are not all on the device, or where `auto` has chosen
+/// fewer bits than there are.
 void add_next_better(const Request& request, const Options& options, std::vector<Row>& rows) {
+  constexpr const char* kFewest = "codes:k=2,v=2";
   constexpr const char* kBest = "codes:k=4,v=4";
   const bool was_auto = rows.back().index.rfind("auto: ", 0) == 0;
-  if (!was_auto || !request.gpu_memory) return;
-  if (rows.back().plan.code_bytes != 0 && std::string(rows.back().plan.index) == kBest) return;
-  // Without a limit the library plans them on the device, whether they fit it or not.
-  const std::string next = rows.back().plan.code_bytes == 0 ? "codes:k=2,v=2" : kBest;
+  const keyhole_memory_plan& plan = rows.back().plan;
+  const std::string index = plan.index;
+  if (!request.gpu_memory || index.rfind("codes", 0) != 0) return;
+  // Without limits the library plans them on the device, whether they fit it or not.
   Request unlimited = request;
   unlimited.gpu_memory = uint64_t{1} << 62;
-  Row row{"next better: " + next, plan_one(unlimited, options, next, "")};
+  unlimited.pinned_memory.reset();
+  const auto all_layers_of = [&](const std::string& spec) {
+    return plan_one(unlimited, options, spec, "");
+  };
+  std::string next = was_auto && plan.code_layers == 0 ? kFewest : index;
+  if (plan.code_layers == all_layers_of(next).code_layers) {
+    if (!was_auto || index == kBest) return;
+    next = kBest;
+  }
+  Row row{"next better: " + next, all_layers_of(next)};
+  if (row.plan.code_layers == 0) return;
   row.plan.fits = 0;
   row.plan.longest_context = plan_one(request, options, next, "").longest_context;
   rows.push_back(row);
@@ -273,6 +303,10 @@ void add_plan(CLI::App& keyhole) {
       ->type_name("BYTES");
   command->add_option("--host-memory", options->host_memory, "Bytes that the host may give")
       ->type_name("BYTES");
+  command
+      ->add_option("--pinned-memory", options->pinned_memory,
+                   "Bytes of host memory that a session may pin for the GPU")
+      ->type_name("BYTES");
   command->add_option("--sink", options->sink, "Resident tokens at the beginning")
       ->type_name("N")
       ->capture_default_str();
@@ -287,7 +321,7 @@ void add_plan(CLI::App& keyhole) {
        "    --index ivf:C=1024,probe=32 --weights 15GiB --gpu-memory 24GiB --host-memory 256GiB",
        "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 128k --weights "
        "15GiB "
-       "--gpu-memory 24GiB",
+       "--gpu-memory 24GiB --pinned-memory 8GiB",
        "keyhole plan --model MODEL --context 128k --index flat --index hnsw:M=32,ef=128"}));
   command->callback([options] { run(*options); });
 }

@@ -1,0 +1,174 @@
+// Rows that are pinned beside a prompt and beside steps, and what becomes of layers whose rows cannot be.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/runtime/code_layers_fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+using CodePins = CodeLayers;
+
+TEST_F(CodePins, ArePinnedAndEncodedBesideAPrompt) {
+  StreamEngine device(engine_config_);
+  std::vector<std::byte> blocks[2];
+  for (const bool is_late : {false, true}) {
+    numbers_ = Numbers(5);
+    device.pin_pause_us = is_late ? kNever : 0;
+    SessionPtr s = make_session(device.handle.get(), mixed());
+    Model model(engine_config_);
+    for (int chunk = 0; chunk < 3; ++chunk) {
+      prefill(s.get(), model, 600);
+      // What comes later must not change what the first rows teach.
+      if (is_late) continue;
+      ASSERT_OK(keyhole_session_synchronize(s.get()));
+    }
+    for (uint32_t l = 0; is_late && l < kLayers; ++l) EXPECT_EQ(device.codes->count(l), 0U);
+    device.pin_pause_us = 0;
+    step(s.get(), model, false);
+    expect_layers(device, s.get(), kLayers);
+    const CodeShape shape{64, 2, 2};
+    for (uint32_t b = 0; b < 6; ++b) {
+      blocks[is_late].resize((b + 1) * shape.block_bytes());
+      device.codes->read(3, 1, b, blocks[is_late].data() + b * shape.block_bytes());
+    }
+  }
+  EXPECT_EQ(blocks[0], blocks[1]);
+}
+
+TEST_F(CodePins, AreEncodedWhenOtherLayersGoOn) {
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), mixed());
+  Model model(engine_config_);
+  const Shape shape(engine_config_);
+  prefill_both(s.get(), model, shape, 0, 1000, numbers_);
+  // Layer 0 gets no more rows: the others' take what is pinned of it along.
+  for (int i = 0; device.codes->count(0) == 0 && i < 100; ++i) {
+    prefill_both(s.get(), model, shape, 1, 20, numbers_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(device.codes->count(0), 3U);
+}
+
+TEST_F(CodePins, OfASessionThatEndsMeanwhileAreUnpinned) {
+  StreamEngine device(engine_config_);
+  for (const uint32_t pause : {0U, 500U, 2000U}) {
+    device.pin_pause_us = pause;
+    SessionPtr s = make_session(device.handle.get(), mixed());
+    Model model(engine_config_);
+    prefill(s.get(), model, 1500);
+  }
+}
+
+TEST_F(CodePins, ThatMustBeOnTheDeviceFailUntilMemoryCanBePinned) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = mixed();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  prefill(s.get(), model, 600);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  device.pinned_limit = 7 * pinned_bytes(kPinnedTogether);
+  keyhole_status status = KEYHOLE_OK;
+  const Shape shape(engine_config_);
+  for (uint32_t l = 0; l < kLayers; ++l) {
+    const auto k = numbers_.many(size_t{1000} * 2 * 64), v = numbers_.many(k.size());
+    const keyhole_tensor tk = tensor(k, {1000, 2, 64}), tv = tensor(v, {1000, 2, 64});
+    const keyhole_status own = keyhole_prefill(s.get(), l, &tk, &tv, nullptr);
+    // It says so of layers before, and changes nothing then.
+    EXPECT_EQ(layer_tokens(s.get(), l).total, own == KEYHOLE_OK ? 1600U : 600U);
+    if (own == KEYHOLE_OK) model.append(l, k, v);
+    if (own != KEYHOLE_OK) status = own;
+  }
+  if (status == KEYHOLE_OK) status = keyhole_session_synchronize(s.get());
+  EXPECT_EQ(status, KEYHOLE_OUT_OF_MEMORY);
+  EXPECT_NE(keyhole_session_synchronize(s.get()), KEYHOLE_OK);
+  EXPECT_EQ(statistics(s.get()).code_layers, kLayers);
+  device.pinned_limit = SIZE_MAX;
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), kLayers);
+}
+
+TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
+  StreamEngine device(engine_config_);
+  device.pinned_limit = 7 * pinned_bytes(kPinnedTogether);
+  SessionPtr s = make_session(device.handle.get(), mixed());
+  Model model(engine_config_);
+  prefill(s.get(), model, 1000);
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), 5);
+  for (int i = 0; i < 300; ++i) step(s.get(), model, i % 2 == 1);
+  // In the middle of decoding all want a second piece: two layers go, and three have two.
+  expect_layers(device, s.get(), 3);
+  EXPECT_EQ(logged("the host attends layers 0: planted: too much is locked"), 1);
+  EXPECT_EQ(logged("the host attends layers 0 to 1: planted: too much is locked"), 1);
+  prefill(s.get(), model, 1100);
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), 2);  // in the middle of a prefill
+  ASSERT_OK(keyhole_truncate(s.get(), 600));
+  model.truncate(600);
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), 2);
+  // A copy begins with all of them.
+  keyhole_session* copy = nullptr;
+  ASSERT_OK(keyhole_fork(s.get(), &copy));
+  s.reset(copy);
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), 5);
+  device.pinned_limit = 0;
+  prefill(s.get(), model, 1100);
+  step(s.get(), model, true);
+  EXPECT_EQ(statistics(s.get()).code_layers, 0U);
+  EXPECT_EQ(logged("no codes on the device"), 1);
+  device.pinned_limit = SIZE_MAX;
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  EXPECT_EQ(statistics(s.get()).code_layers, 0U) << "a build asks again for what was refused";
+}
+
+TEST_F(CodePins, ThatGoInTheMiddleOfAGraphSayThatItIsToBeCapturedAgain) {
+  StreamEngine device(engine_config_);
+  device.pinned_limit = 7 * pinned_bytes(kPinnedTogether);
+  SessionPtr s = make_session(device.handle.get(), mixed());
+  Model model(engine_config_);
+  prefill(s.get(), model, 900);
+  std::vector<Token> tokens(kLayers);
+  std::vector<std::vector<float>> out(kLayers), lse(kLayers);
+  const auto capture = [&] {
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    device.stream.begin_capture();
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      tokens[l] = token();
+      out[l].resize(tokens[l].q.size());
+      lse[l].resize(engine_config_.q_heads);
+      ASSERT_OK(enqueue(s.get(), l, tokens[l], out[l], lse[l].data()));
+    }
+    device.stream.end_capture();
+  };
+  capture();
+  int captures = 1;
+  for (int launch = 0; launch < 500; ++launch) {
+    const keyhole_status status = keyhole_session_announce(s.get());
+    if (status != KEYHOLE_OK) {
+      ASSERT_EQ(status, KEYHOLE_INVALID_ARGUMENT);
+      ASSERT_NE(std::string(keyhole_last_error()).find("capture it again"), std::string::npos);
+      captures += 1;
+      capture();
+      ASSERT_OK(keyhole_session_announce(s.get()));
+    }
+    device.stream.launch_graph();
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      model.append(l, tokens[l].k, tokens[l].v);
+      expect_truth(model, l, tokens[l].q, out[l], lse[l]);
+    }
+    if (HasFatalFailure() || HasFailure()) return;
+  }
+  EXPECT_EQ(captures, 2);
+  expect_layers(device, s.get(), 3);
+}
+
+}  // namespace
+}  // namespace keyhole::test
