@@ -12,6 +12,7 @@
 // ones pending.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -178,7 +179,8 @@ class Session {
   bool step_appended_ = false;
   std::chrono::steady_clock::time_point step_began_;
   double step_append_seconds_ = 0.0;
-  uint64_t step_bytes_ = 0;  ///< step_.bytes() when no worker wrote to it
+  std::atomic<uint64_t> step_bytes_ =
+      0;  ///< step_.bytes() when no worker wrote to it; read by any thread
 
   keyhole_statistics totals_{};
   uint64_t host_bytes_peak_ = 0;

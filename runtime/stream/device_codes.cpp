@@ -218,7 +218,9 @@ void DeviceCodes::encode_pinned(gpu::Stream stream) {
     throw;
   }
   for (uint32_t l = 0; l < model_.layers; ++l) {
-    if (layer_has(l) && !is_current(l)) encode(l, pinned_rows(l), stream);
+    if (layer_has(l) && layers_[l].has_balance && !is_current(l)) {
+      encode(l, pinned_rows(l), stream);
+    }
   }
 }
 
@@ -273,8 +275,14 @@ void DeviceCodes::pin(uint32_t layer, size_t rows) {
   Piece piece{l.end(), piece_end(rows), 0};
   if (piece.end <= piece.begin) return;
   // From now on none of it may be given back.
+  l.pieces.reserve(l.pieces.size() + 1);
   source_->set_pinned(layer, piece.end);
-  piece.batch = pins_->add(ranges(layer, piece));
+  try {
+    piece.batch = pins_->add(ranges(layer, piece));
+  } catch (...) {
+    source_->set_pinned(layer, piece.begin);
+    throw;
+  }
   l.pieces.push_back(piece);
 }
 

@@ -70,6 +70,10 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device) 
   const int share = std::min(per_block, per_processor / kernels.attend_resident - kReserved);
   step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
                            kMostStages);
+  // 4 bits, d = 128 and groups above 8 take 105 KiB, more than the 99 of 8.6, 8.9 and 12.0.
+  if (fixed + static_cast<int>(attend_bytes(step, kernels)) > per_block) {
+    return cudaErrorNotSupported;
+  }
   return cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               per_block - fixed);
 }

@@ -160,7 +160,6 @@ void CudaResident::append(uint32_t layer, uint32_t first, const std::byte* k, co
   p.after = mirror_.state(layer);
   p.states = scratch_.as<RingState>(scratch_layout_.states(layer));
   p.kv = kv_.data() + layer * layer_bytes();
-  p.dtype = shape_.dtype;
   p.kv_heads = shape_.kv_heads;
   p.row_bytes = static_cast<uint32_t>(row_bytes_ / shape_.kv_heads);
 

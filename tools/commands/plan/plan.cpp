@@ -2,7 +2,6 @@
 #include <keyhole/keyhole.h>
 
 #include <CLI/CLI.hpp>
-
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
