@@ -141,7 +141,8 @@ class StreamSteps {
   [[nodiscard]] virtual Status failure(std::string& text) = 0;
 
   /// Sums since the beginning: time that merges on the device (with codes: publishing) waited for the host, and how
-  /// often they looked; of the KV head with most of them, as heads wait at the same time. Copied from the device: some 10 us a call.
+  /// often they looked; of the KV head with most of them, as heads wait at the same time. Copied from the device: some 10 us
+  /// a call.
   [[nodiscard]] virtual uint64_t wait_nanoseconds() const = 0;
   [[nodiscard]] virtual uint64_t merges() const = 0;
 };

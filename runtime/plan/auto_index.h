@@ -21,8 +21,8 @@ inline constexpr std::string_view kAutoIndex = "auto";
 [[nodiscard]] Budget with_code_tail(Budget budget);
 
 /// Where `spec` is "auto": puts the spec that it stands for in its place, in a session of these params (whose own index and
-/// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget that asks for what codes have
-/// not, partitions or every key that a search scores, gets `ivf`.
+/// budget do not matter, but whose dense layers do), and lets codes stand for what `budget` does not read. A budget that
+/// asks for what codes have not, partitions or every key that a search scores, gets `ivf`.
 void resolve_auto(std::string& spec, Budget& budget, const SessionParams& params,
                   const ModelShape& model, const CodeRoom& room);
 

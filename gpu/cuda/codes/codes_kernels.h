@@ -90,7 +90,8 @@ struct CodesStep {
 
 /// Before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
 /// `cluster`: chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the device's
-/// shared memory, once for all steps of all sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is not wanted; one thread block never does.
+/// shared memory, once for all steps of all sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is
+/// not wanted; one thread block never does.
 /// cudaErrorInvalidValue: no kernels for the shape; cudaErrorNotSupported: the device has too little shared memory for it.
 [[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device);
 

@@ -47,8 +47,8 @@ __device__ inline void note_wait(const MergeParams& m, uint32_t head, uint32_t s
   atomicAdd(sums + 1, 1ULL);
 }
 
-/// Before q, k and v are published, where nothing waits for the host at the end of a step: a graph may hold several steps of a layer, and
-/// the rows of two have space. The kernels that wait for this one hold their multiprocessors meanwhile: threads that take
+/// Before q, k and v are published, where nothing waits for the host at the end of a step: a graph may hold several steps of
+/// a layer, and the rows of two have space. The kernels that wait for this one hold their multiprocessors meanwhile: threads that take
 /// rows must not wait for work of the device.
 __device__ inline void wait_for_last(const StepParams& p, uint32_t head) {
   if (threadIdx.x == 0) {

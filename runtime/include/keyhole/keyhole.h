@@ -187,7 +187,8 @@ enum {
 /* Where a part of a session works. */
 typedef int32_t keyhole_placement;
 enum {
-  /* On the device where there is one and device_memory_limit suffices, else on the host. */
+  /* On the device where there is one and device_memory_limit suffices, else on the host; codes of as many layers as it and
+   * pinned_memory_limit suffice for. */
   KEYHOLE_PLACE_AUTO = 0,
   KEYHOLE_PLACE_HOST = 1,
   /* On the device, or the call fails. */
@@ -382,10 +383,11 @@ enum {
   /* As they come: in the engine's kv_dtype. */
   KEYHOLE_KV_HOST_SAME = 0,
   /* In int8, half the memory of 16 bits: of every 256 tokens and channel one scale in bf16, 1/127 of the largest
-   * element, so that no element is off by more than half a scale. Every index type, tail, mode and device attends
-   * what these stand for; sink, window and tokens that have not left it are as they came. Tokens leave the window in
-   * blocks of 256, so that flush_block is a multiple of 256. A truncation that cuts a block returns what is left of it to the
-   * window, rounded as it is; it is rounded again when it leaves once more. */
+   * element, so that no element is off by more than half a scale (1.5 within half a percent of the dtype's largest
+   * number). Every index type, tail, mode and device attends what these stand for; sink, window and tokens that have
+   * not left it are as they came. Tokens leave the window in blocks of 256, so that flush_block is a multiple of 256. A
+   * truncation that cuts a block returns what is left of it to the window, rounded as it is; it is rounded again when it
+   * leaves once more. */
   KEYHOLE_KV_HOST_INT8 = 1
 };
 
@@ -399,14 +401,14 @@ typedef struct keyhole_session_config {
   /* W, 1..2^29; default 512. */
   uint32_t window;
   /* The window overflows in blocks of this many tokens, 1..2^29. AUTO: 256 on a CUDA device or with
-   * KEYHOLE_KV_HOST_INT8, else 64. Codes on a CUDA device need a multiple of 256: offloaded tokens then come in whole blocks of 256, and what is left over stays in the
-   * window, which so holds up to flush_block tokens more than W. */
+   * KEYHOLE_KV_HOST_INT8, else 64. Codes on a CUDA device need a multiple of 256: offloaded tokens then come in whole
+   * blocks of 256, and what is left over stays in the window, which so holds up to flush_block tokens more than W. */
   uint32_t flush_block;
   keyhole_mode mode;
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32". NULL or "auto": codes of all tokens and the heaviest
    * of them exactly, on a CUDA device with the most bits (4 or 2) that device_memory_limit, or half of the memory
-   * that is free, has room for, of as many layers as it has room for; keyhole_session_get_config() tells. Copied. keyhole_index_help() of keyhole/index.h
-   * lists the types. */
+   * that is free, has room for, of as many layers as it has room for; keyhole_session_get_config() tells. Copied.
+   * keyhole_index_help() of keyhole/index.h lists the types. */
   const char* index;
   /* Of every head that `budgets` does not name. */
   keyhole_budget budget;
@@ -444,7 +446,8 @@ typedef struct keyhole_session_config {
   keyhole_kv_host kv_host;
   /* Bytes of host memory that this session may pin for a CUDA device, which reads offloaded tokens there beside their
    * codes; 0: as much as the system lets it. Where it is too little for all layers at max_tokens, the first layers are
-   * attended by the host (docs/embedding.md, Codes on the device). */
+   * attended by the host (docs/embedding.md, Codes on the device). A session whose exchange with the device alone needs
+   * more is refused: OUT_OF_MEMORY. */
   size_t pinned_memory_limit;
 } keyhole_session_config;
 
@@ -591,7 +594,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_stream(keyhole_s
  * UNSUPPORTED on a host device; or the error of an earlier step. Nothing is announced then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_announce(keyhole_session* session);
 /* Waits until all steps that were enqueued or announced are done, and returns the first error among
- * them. */
+ * them. What is to be pinned and encoded of prompts is then pinned, and its encoding enqueued; with
+ * KEYHOLE_PLACE_DEVICE also OUT_OF_MEMORY where the system does not let it be pinned. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_session* session);
 
 /* Drops all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
@@ -762,8 +766,8 @@ static inline void keyhole_audit_init(keyhole_audit* audit) {
   keyhole_audit_init_sized(audit, sizeof *audit);
 }
 /* Waits for the session's stream, and finishes the audits under way first, on the engine's threads,
- * each of which reads all offloaded K and V of its head; so call it seldom. All 0 for a session without audits. INVALID_ARGUMENT: layer
- * or kv_head; BUSY: between attend_begin and attend_end. */
+ * each of which reads all offloaded K and V of its head; so call it seldom. All 0 for a session without
+ * audits. INVALID_ARGUMENT: layer or kv_head; BUSY: between attend_begin and attend_end. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_get_audit(keyhole_session* session,
                                                               uint32_t layer, uint32_t kv_head,
                                                               keyhole_audit* audit);
@@ -785,11 +789,12 @@ typedef struct keyhole_memory_plan {
   /* 1 if device_bytes is within device_limit, host_bytes + pinned_bytes within host_limit and pinned_bytes +
    * pinned_kv_bytes within pinned_memory_limit. */
   uint32_t fits;
-  /* The most tokens that fit both limits, up to 2^31; 0 if none does. */
+  /* The most tokens that fit all limits, up to 2^31; 0 if none does. */
   uint32_t longest_context;
   /* Of device_bytes, codes of offloaded tokens. */
   uint64_t code_bytes;
-  /* Of host_bytes, memory of offloaded tokens that is pinned, as the device reads it. */
+  /* Of host_bytes, memory of offloaded tokens that is pinned, as the device reads it. A session pins, and takes, up to 2 MiB
+   * more for K and for V of each KV head of a layer, ahead of the tokens. */
   uint64_t pinned_kv_bytes;
   /* The index of the session: what "auto" stands for. */
   char index[64];
@@ -807,7 +812,7 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host
  * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
  * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
- * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action and
+ * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action,
  * kv_host and pinned_memory_limit of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,

@@ -63,7 +63,8 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 [[nodiscard]] size_t fitting_questions(const std::string& task, size_t context_bytes,
                                        size_t wanted);
 
-/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`, `--classifiers`, `--budgets`.
+/// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`, `--classifiers`,
+/// `--budgets`.
 struct CacheFlags {
   uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
   uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);
