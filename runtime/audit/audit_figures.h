@@ -15,8 +15,8 @@ namespace keyhole::runtime {
 
 /// What one audit has found, per query head of the group.
 struct AuditResult {
-  float error
-      [kMaxGroup];  ///< |o - o*| / |o*|; of a truth of 0: 0 if o is 0 as well, else 1; of no number: infinite
+  /// |o - o*| / |o*|; of a truth of 0: 0 if o is 0 as well, else 1; of no number: infinite.
+  float error[kMaxGroup];
   float mass[kMaxGroup];     ///< share of the attention mass that was read
   float missing[kMaxGroup];  ///< 1 - mass, without the rounding of a difference
   float recall

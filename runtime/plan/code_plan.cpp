@@ -63,17 +63,21 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
   return plan;
 }
 
+uint64_t coded_rows(uint64_t tokens, const SessionParams& params) {
+  const uint64_t kept = uint64_t{params.sink} + params.window;
+  return tokens > kept ? (tokens - kept) / kCodeBlock * kCodeBlock : 0;
+}
+
 gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
                             const ModelShape& model) {
-  const uint64_t kept = uint64_t{params.sink} + params.window;
-  const uint64_t rows = tokens > kept ? tokens - kept : 0;
   gpu::CodesShape shape;
   shape.layers = model.layers;
   shape.q_heads = model.q_heads;
   shape.kv_heads = model.kv_heads;
   shape.code = plan.shape;
   shape.dtype = params.offload_dtype(model);
-  shape.blocks = static_cast<uint32_t>(std::max<uint64_t>(1, rows / kCodeBlock));
+  shape.blocks =
+      static_cast<uint32_t>(std::max<uint64_t>(1, coded_rows(tokens, params) / kCodeBlock));
   shape.exact_rows = plan.exact_rows;
   shape.logits = model.logits;
   shape.coded_layers = plan.count();
@@ -83,8 +87,7 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
 CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
                      const ModelShape& model) {
   const gpu::CodesShape shape = codes_shape(plan, tokens, params, model);
-  const uint64_t kept = uint64_t{params.sink} + params.window;
-  const uint64_t rows = tokens > kept ? (tokens - kept) / kCodeBlock * kCodeBlock : 0;
+  const uint64_t rows = coded_rows(tokens, params);
   return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, rows)};
 }
 

@@ -78,6 +78,9 @@ struct CodeBytes {
 [[nodiscard]] CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens,
                                const SessionParams& params, const ModelShape& model);
 
+/// Offloaded rows of a layer that codes cover, in whole blocks, when a sequence has so many tokens.
+[[nodiscard]] uint64_t coded_rows(uint64_t tokens, const SessionParams& params);
+
 /// Shape of the device's memory for a plan with layers, in sessions of at most so many tokens.
 [[nodiscard]] gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens,
                                           const SessionParams& params, const ModelShape& model);

@@ -192,11 +192,6 @@ void DeviceCodes::drop() {
 
 // ---- Rows that come and go -----------------------------------------------------------------------
 
-size_t DeviceCodes::most_rows() const {
-  const size_t kept = size_t{params_->sink} + params_->window;
-  return params_->max_tokens > kept ? (params_->max_tokens - kept) / kCodeBlock * kCodeBlock : 0;
-}
-
 bool DeviceCodes::is_current(uint32_t layer) const {
   return size_t{codes_->count(layer)} * kCodeBlock == source_->rows(layer, 0).keys.count;
 }
@@ -247,7 +242,7 @@ void DeviceCodes::encode(uint32_t layer, size_t rows, gpu::Stream stream) {
 size_t DeviceCodes::piece_end(size_t rows) const {
   const size_t huge = kHugePage / row_bytes() / kCodeBlock * kCodeBlock;
   const size_t unit = rows > huge ? huge : kPinnedTogether;
-  return std::min((rows + unit - 1) / unit * unit, most_rows());
+  return std::min((rows + unit - 1) / unit * unit, coded_rows(params_->max_tokens, *params_));
 }
 
 std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& piece) const {

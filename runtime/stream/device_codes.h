@@ -120,11 +120,8 @@ class DeviceCodes {
   /// Throws Error(out_of_device_memory | out_of_memory) where there is room for fewer layers than the plan has.
   void check_room(const CodePlan& plan) const;
   void make(CodePlan plan);
-  void make_codes(CodePlan& plan);
   void drop();
   void tell(const std::string& why_not_all) const;
-  /// Offloaded rows of a layer of the longest sequence.
-  [[nodiscard]] size_t most_rows() const;
   /// Where the piece ends that holds the last of so many rows.
   [[nodiscard]] size_t piece_end(size_t rows) const;
   /// The memory of a piece of the layer, of all heads.

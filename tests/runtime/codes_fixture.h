@@ -64,6 +64,18 @@ class StreamCodes : public StreamTest {
       expect_truth(model, l, t.q, out, lse);
     }
   }
+  /// Goes on with a copy of the session, or with what a file has of it.
+  static void fork(SessionPtr& s) {
+    keyhole_session* copy = nullptr;
+    ASSERT_OK(keyhole_fork(s.get(), &copy));
+    s.reset(copy);
+  }
+  static void reload(SessionPtr& s, keyhole_engine* engine, const std::string& path) {
+    ASSERT_OK(keyhole_save(s.get(), path.c_str()));
+    keyhole_session* loaded = nullptr;
+    ASSERT_OK(keyhole_load(engine, path.c_str(), &loaded));
+    s.reset(loaded);
+  }
   void expect_truth(const Model& model, uint32_t layer, const std::vector<float>& q,
                     const std::vector<float>& out, const std::vector<float>& lse) {
     std::vector<double> sums;

@@ -70,8 +70,8 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
       s.blocks + kv_head * s.head_stride + size_t{group / kBlockMaxima} * kShape.block_bytes();
   CodeTile<kDim, kKeyBits, 0> tiles[2];  // keys and factors alone
   const int first = static_cast<int>(group % kBlockMaxima) * 2;
-  tiles[0].load_of(kShape, block, first, lane);
-  tiles[1].load_of(kShape, block, first + 1, lane);
+  tiles[0].load_keys(kShape, block, first, lane);
+  tiles[1].load_keys(kShape, block, first + 1, lane);
   const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
   const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
   uint32_t q[kHeadTiles][kSteps][2];

@@ -200,7 +200,7 @@ struct SharedQueries {
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
   HeadConstants constants[kHeads];
 
-  /// By kBlockWarps warps. `as_they_came`, null or `[kHeads][kDim]`: the same rows before they are rotated.
+  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated.
   template <int kBlockWarps>
   __device__ void prepare(const CodesParams& s, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
                           float (*as_they_came)[kDim]) {
@@ -216,7 +216,7 @@ struct SharedQueries {
       float* row = rows[h];
       float x[4] = {};
       if (inside && h < static_cast<int>(s.group)) convert(raw.q[own], s.q.dtype, x);
-      if (as_they_came != nullptr && inside) {
+      if (inside) {
         *reinterpret_cast<float4*>(&as_they_came[h][4 * lane]) = {x[0] * unit, x[1] * unit,
                                                                   x[2] * unit, x[3] * unit};
       }
@@ -348,21 +348,13 @@ struct CodeTile {
   uint32_t values[kValueWords];
   __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
 
-  /// Of a block of this shape, or, without values here, of any with the same keys.
-  __device__ void load_of(const CodeShape& shape, const std::byte* block, int tile, int lane) {
+  /// Keys and factors, of a block of any shape with the same keys.
+  __device__ void load_keys(const CodeShape& shape, const std::byte* block, int tile, int lane) {
     load_words<kKeyWords>(block + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
-    if constexpr (kValueBits != 0) {
-      load_words<kValueWords>(
-          block + shape.values_at() + size_t{kCodeLanes} * kValueWords * 4 * tile, lane, values);
-    }
     const auto* from =
         reinterpret_cast<const __half2*>(block + shape.factors_at()) + kCodeTile * tile;
     factors[0] = from[lane / 4];
     factors[1] = from[lane / 4 + 8];
-  }
-  __device__ void load(const std::byte* block, int tile, int lane) {
-    constexpr CodeShape kWhole{kDim, kKeyBits, kValueBits};
-    load_of(kWhole, block, tile, lane);
   }
 };
 

@@ -129,19 +129,8 @@ TEST_F(CodeLayers, InAnyOrderOfCallsKeepEveryTokenOnce) {
           model.truncate(n);
           break;
         }
-        case 2: {
-          keyhole_session* copy = nullptr;
-          ASSERT_OK(keyhole_fork(s.get(), &copy));
-          s.reset(copy);
-          break;
-        }
-        case 3: {
-          ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-          keyhole_session* loaded = nullptr;
-          ASSERT_OK(keyhole_load(device.handle.get(), path.c_str(), &loaded));
-          s.reset(loaded);
-          break;
-        }
+        case 2: fork(s); break;
+        case 3: reload(s, device.handle.get(), path); break;
         case 4: host_step(s.get(), model); break;
         case 5:
           device.pinned_limit = pinned_bytes(kPinnedTogether) * (1 + numbers_.below(12));

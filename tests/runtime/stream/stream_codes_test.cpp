@@ -96,19 +96,8 @@ TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
           model.follow(s.get());
           break;
         }
-        case 2: {
-          keyhole_session* copy = nullptr;
-          ASSERT_OK(keyhole_fork(s.get(), &copy));
-          s.reset(copy);
-          break;
-        }
-        case 3: {
-          ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-          keyhole_session* loaded = nullptr;
-          ASSERT_OK(keyhole_load(device.handle.get(), path.c_str(), &loaded));
-          s.reset(loaded);
-          break;
-        }
+        case 2: fork(s); break;
+        case 3: reload(s, device.handle.get(), path); break;
         case 4: ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr)); break;
         case 5: host_step(s.get(), model); break;
         case 6: {

@@ -113,9 +113,7 @@ TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
   step(s.get(), model, false);
   expect_layers(device, s.get(), 2);
   // A copy begins with all of them.
-  keyhole_session* copy = nullptr;
-  ASSERT_OK(keyhole_fork(s.get(), &copy));
-  s.reset(copy);
+  fork(s);
   step(s.get(), model, false);
   expect_layers(device, s.get(), 5);
   device.pinned_limit = 0;
