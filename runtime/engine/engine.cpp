@@ -114,28 +114,31 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
                              ", threads: " + std::to_string(pool_->threads()));
 }
 
+namespace {
+
+/// Of `total` bytes, resident tokens and codes together: within the limit, or half where there is none.
+uint64_t beside_resident(uint64_t total, uint64_t resident, size_t limit) {
+  const uint64_t most = limit == 0 ? total / 2 : std::min<uint64_t>(total, limit);
+  return most > resident ? most - resident : 0;
+}
+
+}  // namespace
+
 CodeRoom Engine::code_room(size_t device_memory_limit) const {
   if (!device_.make_codes || !device_.make_pin) return nullptr;
   return [this, device_memory_limit](const gpu::ResidentShape& shape) -> uint64_t {
-    uint64_t there = device_.free_bytes ? device_.free_bytes() : 0;
-    const uint64_t resident = gpu::cuda_resident_bytes(shape);
-    if (device_memory_limit == 0) return there / 2 > resident ? there / 2 - resident : 0;
-    if (!device_.free_bytes) there = device_memory_limit;
-    there = std::min<uint64_t>(there, device_memory_limit);
-    return there > resident ? there - resident : 0;
+    if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
+    return beside_resident(device_.free_bytes ? device_.free_bytes() : UINT64_MAX,
+                           gpu::cuda_resident_bytes(shape), device_memory_limit);
   };
 }
 
 uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
                               size_t held) const {
+  if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
   const uint64_t resident = gpu::cuda_resident_bytes(shape);
-  const auto beside = [&](uint64_t bytes) { return bytes > resident ? bytes - resident : 0; };
-  if (!device_.free_bytes) {
-    return device_memory_limit == 0 ? UINT64_MAX : beside(device_memory_limit);
-  }
-  const uint64_t unused = device_.free_bytes() + held;
-  if (device_memory_limit == 0) return beside((unused + resident) / 2);
-  return std::min(unused, beside(device_memory_limit));
+  const uint64_t total = device_.free_bytes ? device_.free_bytes() + held + resident : UINT64_MAX;
+  return beside_resident(total, resident, device_memory_limit);
 }
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,

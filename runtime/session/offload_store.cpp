@@ -59,12 +59,10 @@ std::byte* OffloadStore::value(uint32_t layer, uint32_t kv_head, size_t row) {
   return memory_.data() + offset(layer, kv_head, 1) + row * row_bytes_;
 }
 
-void OffloadStore::prepare(uint32_t layer, uint32_t n) {
-  const size_t before = rows_[layer] * row_bytes_;
-  const size_t after = (size_t{rows_[layer]} + n) * row_bytes_;
+void OffloadStore::advise_pages(uint32_t layer, size_t before, size_t after) {
   // The first 2 MiB of an array stay on small pages: a short context would otherwise touch a huge
   // page of each of the hundreds of arrays (1 GiB for 32 layers of 8 heads).
-  if (before > kHugePage || after <= kHugePage) return;
+  if (before * row_bytes_ > kHugePage || after * row_bytes_ <= kHugePage) return;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     for (uint32_t which = 0; which < 2; ++which) {
       const size_t begin = offset(layer, h, which);
@@ -73,20 +71,38 @@ void OffloadStore::prepare(uint32_t layer, uint32_t n) {
   }
 }
 
-void OffloadStore::truncate(uint32_t layer, uint32_t rows) {
-  if (rows >= rows_[layer]) return;
-  const size_t from = std::min<size_t>(std::max<size_t>(rows, pinned_[layer]), rows_[layer]);
+void OffloadStore::release(uint32_t layer, size_t from, size_t to) {
+  if (from >= to) return;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     for (uint32_t which = 0; which < 2; ++which) {
       const size_t begin = offset(layer, h, which);
-      memory_.release(begin + from * row_bytes_, begin + rows_[layer] * row_bytes_);
+      memory_.release(begin + from * row_bytes_, begin + to * row_bytes_);
     }
   }
   if (dtype_ == DType::i8) {
     const size_t begin = layer * layer_scale_bytes_;
     scales_.release(begin + scale_count(from) * sizeof(uint16_t),
-                    begin + scale_count(rows_[layer]) * sizeof(uint16_t));
+                    begin + scale_count(to) * sizeof(uint16_t));
   }
+}
+
+void OffloadStore::prepare(uint32_t layer, uint32_t n) {
+  // What is pinned is there, on the pages that it has.
+  advise_pages(layer, std::max<size_t>(rows_[layer], pinned_[layer]), size_t{rows_[layer]} + n);
+}
+
+void OffloadStore::set_pinned(uint32_t layer, size_t pinned) {
+  const size_t before = std::max<size_t>(rows_[layer], pinned_[layer]);
+  const size_t after = std::max<size_t>(rows_[layer], pinned);
+  // Memory is taken when it is pinned, not when rows come.
+  advise_pages(layer, before, after);
+  release(layer, after, before);
+  pinned_[layer] = pinned;
+}
+
+void OffloadStore::truncate(uint32_t layer, uint32_t rows) {
+  if (rows >= rows_[layer]) return;
+  release(layer, std::max<size_t>(rows, pinned_[layer]), rows_[layer]);
   rows_[layer] = rows;
 }
 

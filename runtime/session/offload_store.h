@@ -61,9 +61,9 @@ class OffloadStore {
     return dtype_ == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows * scale_stride() : 0;
   }
 
-  /// The first `pinned` rows of the layer's arrays are pinned, whether they are held or not: their memory is not given
-  /// back.
-  void set_pinned(uint32_t layer, size_t pinned) { pinned_[layer] = pinned; }
+  /// The first `pinned` rows of the layer's arrays are pinned, or about to be, whether they are held or not: their memory
+  /// is not given back. Where fewer are than before, what is neither pinned nor held goes back.
+  void set_pinned(uint32_t layer, size_t pinned);
   /// Drops rows >= rows and gives their memory back. Rows that are i8 are cut between blocks.
   void truncate(uint32_t layer, uint32_t rows);
 
@@ -77,6 +77,10 @@ class OffloadStore {
   }
   /// Numbers between the scales of a block and of the next one.
   [[nodiscard]] size_t scale_stride() const { return size_t{2} * kv_heads_ * head_dim_; }
+  /// The layer's arrays are about to be touched up to row `after`, and were up to row `before`.
+  void advise_pages(uint32_t layer, size_t before, size_t after);
+  /// Gives the memory of rows [from, to) of the layer's arrays back.
+  void release(uint32_t layer, size_t from, size_t to);
   [[nodiscard]] uint16_t* scales_at(uint32_t layer, uint32_t kv_head, uint32_t which,
                                     size_t row) const {
     return reinterpret_cast<uint16_t*>(scales_.data() + layer * layer_scale_bytes_) +

@@ -207,7 +207,7 @@ void DeviceCodes::pin_beside(uint32_t layer) {
 void DeviceCodes::encode_pinned(gpu::Stream stream) {
   if (codes_ == nullptr) return;
   try {
-    pins_->check();
+    pins_->check(last_batch());
   } catch (...) {
     if (must_be_here()) pins_->resume();
     throw;
@@ -288,6 +288,18 @@ size_t DeviceCodes::pinned_rows(uint32_t layer) const {
     rows = piece.end;
   }
   return std::min(rows, source_->rows(layer, 0).keys.count);
+}
+
+uint64_t DeviceCodes::last_batch() const {
+  uint64_t last = 0;
+  for (uint32_t l = 0; l < model_.layers; ++l) {
+    if (layers_[l].pieces.empty()) continue;
+    const size_t rows = source_->rows(l, 0).keys.count;
+    for (const Piece& piece : layers_[l].pieces) {
+      if (piece.begin < rows) last = std::max(last, piece.batch);
+    }
+  }
+  return last;
 }
 
 size_t DeviceCodes::scale_bytes(uint32_t layer, size_t rows) const {

@@ -136,6 +136,8 @@ class DeviceCodes {
   [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const;
   /// Of the layer's rows, those that are pinned from the first one on.
   [[nodiscard]] size_t pinned_rows(uint32_t layer) const;
+  /// The newest batch that has rows in it; batches after it are of rows that may come.
+  [[nodiscard]] uint64_t last_batch() const;
   /// Drops pieces that begin at `rows` or later.
   void drop_pieces(uint32_t layer, size_t rows);
   /// No layer is given up: what fails is tried again by the next call.

@@ -45,9 +45,9 @@ void PinQueue::wait(uint64_t batch) {
   if (!is_pinned(batch)) std::rethrow_exception(failure_);
 }
 
-void PinQueue::check() const {
+void PinQueue::check(uint64_t last) const {
   const std::lock_guard lock(mutex_);
-  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  if (failure_ != nullptr && queue_.front().number <= last) std::rethrow_exception(failure_);
 }
 
 void PinQueue::resume() {

@@ -44,8 +44,8 @@ class PinQueue {
   }
   /// Waits until it is; throws as check().
   void wait(uint64_t batch);
-  /// Throws the error that the queue has stopped with, until resume().
-  void check() const;
+  /// Throws the error that the queue has stopped with, until resume(), if it is that of a batch up to `last`.
+  void check(uint64_t last) const;
   /// Tries again what has failed.
   void resume();
   /// Unpins the batch, whose ranges are given again, whatever has become of it, or takes it out of the queue.

@@ -59,7 +59,9 @@ TEST_F(PinQueueTest, StopsWhereMemoryIsRefusedUntilItIsTold) {
   queue_->wait(first);
   EXPECT_THROW(queue_->wait(second), Error);
   EXPECT_THROW(queue_->wait(third), Error) << "which would have fitted";
-  EXPECT_THROW(queue_->check(), Error);
+  EXPECT_THROW(queue_->check(third), Error);
+  EXPECT_THROW(queue_->check(second), Error);
+  EXPECT_NO_THROW(queue_->check(first)) << "which is pinned";
   EXPECT_TRUE(queue_->is_pinned(first));
   EXPECT_EQ(memory_->bytes(), 7 * kPage);
   queue_->resume();  // there is no more than before
@@ -67,7 +69,7 @@ TEST_F(PinQueueTest, StopsWhereMemoryIsRefusedUntilItIsTold) {
   queue_->drop(first, pages(0, 5));
   queue_->resume();
   queue_->wait(third);
-  EXPECT_NO_THROW(queue_->check());
+  EXPECT_NO_THROW(queue_->check(third));
   EXPECT_FALSE(holds(0, 1));
   EXPECT_TRUE(holds(10, 5));
   EXPECT_TRUE(holds(20, 2));

@@ -92,6 +92,27 @@ TEST_F(CodePins, ThatMustBeOnTheDeviceFailUntilMemoryCanBePinned) {
   expect_layers(device, s.get(), kLayers);
 }
 
+TEST_F(CodePins, AheadOfRowsMayFail) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = mixed();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  device.pinned_limit = kLayers * pinned_bytes(kPinnedTogether);
+  prefill(s.get(), model, 900);
+  const auto rows = [&] {
+    const keyhole_layer_tokens t = layer_tokens(s.get(), 0);
+    return t.indexed + t.pending;
+  };
+  while (rows() < kPinnedTogether) prefill(s.get(), model, 32);
+  ASSERT_EQ(rows(), kPinnedTogether);
+  step(s.get(), model, false);  // begins to pin what may come
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 3; ++i) prefill(s.get(), model, 32);
+  step(s.get(), model, false);
+  expect_layers(device, s.get(), kLayers);
+}
+
 TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
   StreamEngine device(engine_config_);
   device.pinned_limit = 7 * pinned_bytes(kPinnedTogether);
