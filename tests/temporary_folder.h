@@ -51,6 +51,12 @@ inline std::string read_file(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+/// Names in a folder.
+inline size_t files_in(const std::filesystem::path& folder) {
+  const std::filesystem::directory_iterator all(folder);
+  return static_cast<size_t>(std::distance(begin(all), end(all)));
+}
+
 /// The text of the exception that `action` throws; "" if it throws none.
 template <class Action>
 std::string error_of(Action&& action) {

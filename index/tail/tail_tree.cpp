@@ -15,6 +15,20 @@ namespace {
 // are near in space anyway.
 constexpr size_t kSegmentRows = 8192;
 
+/// Capacity for `more` further elements, which are appended without throwing then.
+template <class T>
+void make_room(std::vector<T>& to, size_t more) {
+  const size_t needed = to.size() + more;
+  if (needed > to.capacity()) to.reserve(std::max(needed, 2 * to.capacity()));
+}
+
+void make_room(TailLevel& to, const TailLevel& more) {
+  make_room(to.sizes, more.sizes.size());
+  make_room(to.variances, more.variances.size());
+  make_room(to.keys, more.keys.size());
+  make_room(to.values, more.values.size());
+}
+
 template <class T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
@@ -67,9 +81,10 @@ TailTree::TailTree(const Context& context, uint32_t dim, DType dtype, const Tail
 }
 
 void TailTree::set_scale(std::vector<float> key_scale) {
+  std::vector<float> query_scale(dim_, 1.0F);
+  for (size_t j = 0; j < key_scale.size(); ++j) query_scale[j] = 1.0F / key_scale[j];
   key_scale_ = std::move(key_scale);
-  query_scale_.assign(dim_, 1.0F);
-  for (size_t j = 0; j < key_scale_.size(); ++j) query_scale_[j] = 1.0F / key_scale_[j];
+  query_scale_ = std::move(query_scale);
 }
 
 TailSegment TailTree::cluster(const KvView& kv, size_t begin, size_t end,
@@ -124,7 +139,19 @@ std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
   return segment;
 }
 
+void TailTree::make_room(const TailSegment& segment) {
+  index::make_room(segments_, 1);
+  index::make_room(coarse_, segment.coarse);
+  index::make_room(fine_, segment.fine);
+  index::make_room(fine_begin_, segment.fine_begin.size());
+  index::make_room(row_begin_, segment.row_begin.size());
+  index::make_room(rows_, segment.rows.size());
+  index::make_room(parents_, segment.parents.size());
+  index::make_room(fine_of_, segment.fine_of.size());
+}
+
 void TailTree::commit_append(const TailSegment& segment) {
+  make_room(segment);
   if (segment.codes) codes_.learn_from(*segment.codes);
   if (!segment.key_scale.empty()) set_scale(segment.key_scale);
   add(segment);
@@ -186,12 +213,12 @@ void TailTree::truncate(size_t count, const KvView& kv) {
 }
 
 void TailTree::update_values() {
-  std::vector<double> sum(dim_, 0.0);
-  std::vector<float> value(dim_);
+  double sum[kMaxHeadDim] = {};
+  float value[kMaxHeadDim];
   const size_t row_bytes = dim_ * dtype_size(dtype_);
   for (size_t c = 0; c < coarse_.count(); ++c) {
     context_.kernels->to_f32[static_cast<size_t>(dtype_)](coarse_.values.data() + c * row_bytes,
-                                                          value.data(), dim_);
+                                                          value, dim_);
     for (uint32_t j = 0; j < dim_; ++j) sum[j] += double{coarse_.sizes[c]} * value[j];
   }
   const double n = std::max<double>(static_cast<double>(count()), 1.0);

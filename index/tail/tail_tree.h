@@ -73,6 +73,9 @@ class TailTree {
   [[nodiscard]] std::unique_ptr<TailSegment> prepare_append(const KvView& kv,
                                                             const Progress& progress) const;
   void commit_append(const TailSegment& segment);
+  /// Takes the memory for it, so that it cannot fail; by itself it takes the memory first, and changes nothing where there
+  /// is none.
+  void make_room(const TailSegment& segment);
 
   /// Forgets rows >= count. `kv` holds at least the rows below.
   void truncate(size_t count, const KvView& kv);

@@ -222,6 +222,8 @@ void AppendBlocks::take_in_part(uint32_t layer, AppendJob::Part& part) {
     hd.take(std::move(part.first));
     return;
   }
+  // Index and tree grow together, or neither does: a tree that covers fewer rows is not read.
+  if (part.segment != nullptr) hd.tail->make_room(*part.segment);
   part.addition = hd.index->commit_append(std::move(part.addition));
   if (part.segment != nullptr) hd.tail->commit_append(*part.segment);
 }

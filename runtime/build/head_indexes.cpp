@@ -13,12 +13,14 @@ namespace {
 
 std::string saved(const index::Index& index) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else a lack of memory would look like an error of the disk
   index.save(out);
   return std::move(out).str();
 }
 
 std::string saved(const index::TailTree& tail) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);
   index::Writer writer(out);
   tail.save(writer);
   writer.finish();
@@ -50,7 +52,10 @@ bool HeadIndexes::has_index(uint32_t layer) const {
 
 void HeadIndexes::set_on_device(uint32_t layer, bool on_device) {
   on_device_[layer] = on_device ? 1 : 0;
-  if (!on_device) return;
+  if (on_device) drop(layer);
+}
+
+void HeadIndexes::drop(uint32_t layer) {
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     at(layer, h).index.reset();
     at(layer, h).tail.reset();
@@ -144,15 +149,26 @@ void HeadIndexes::save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) co
   out.text(hd.tail == nullptr ? std::string() : saved(*hd.tail));
 }
 
-void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, ChecksumReader& in) {
+void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
+                       ChecksumReader& in) {
   const auto stride = in.value<uint32_t>("query sample");
   const auto count = in.value<uint64_t>("query sample");
-  if (count > params_->training_queries || stride == 0 || (stride & (stride - 1)) != 0) {
+  if (count > params_->training_queries || !QuerySample::is_stride(stride)) {
     corrupt(layer, "a query sample of " + std::to_string(count) + " with stride " +
                        std::to_string(stride));
   }
   auto positions = in.array<uint32_t>(count, "query sample");
   auto queries = in.array<float>(count * engine_->model().head_dim, "query sample");
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const bool rises = i == 0 || positions[i - 1] < positions[i];
+    if (rises && positions[i] < tokens && positions[i] % stride == 0) continue;
+    corrupt(layer, "a sampled query of token " + std::to_string(positions[i]) + " as number " +
+                       std::to_string(i));
+  }
+  if (!engine_->kernels().all_finite[static_cast<size_t>(DType::f32)](
+          reinterpret_cast<const std::byte*>(queries.data()), queries.size())) {
+    corrupt(layer, "a sampled query that is not finite");
+  }
   at(layer, kv_head).queries.restore(stride, std::move(positions), std::move(queries));
   if (const auto balanced = in.value<uint32_t>("balance"); balanced != 0) {
     index::Balance balance;

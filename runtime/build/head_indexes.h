@@ -82,6 +82,8 @@ class HeadIndexes {
   [[nodiscard]] bool is_on_device(uint32_t layer) const { return on_device_[layer] != 0; }
   /// Whether a head of the layer has an index or partitions.
   [[nodiscard]] bool has_index(uint32_t layer) const;
+  /// Drops the layer's indexes and partitions.
+  void drop(uint32_t layer);
   /// Drops the layer's indexes and partitions if it is.
   void set_on_device(uint32_t layer, bool on_device);
   /// Whether rows of the head enter an index here.
@@ -117,8 +119,9 @@ class HeadIndexes {
 
   /// A head's query sample, balance, index and partitions; kv: the rows that the sequence has offloaded.
   void save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) const;
-  /// Throws Error(corrupt | io).
-  void load(uint32_t layer, uint32_t kv_head, const KvView& kv, ChecksumReader& in);
+  /// Throws Error(corrupt | io). `tokens` of the layer.
+  void load(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
+            ChecksumReader& in);
   void copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from);
 
  private:

@@ -50,6 +50,10 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
   }
 }
 
+void IndexKeeper::forget_queries(uint32_t layer, uint32_t position) {
+  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) head(layer, h).queries.truncate(position);
+}
+
 void IndexKeeper::build(const BuildProgress& progress,
                         const std::function<void(bool has_first)>& after) {
   const auto start = std::chrono::steady_clock::now();
@@ -74,10 +78,26 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
     if (shrinks(h)) blocks_.cancel_first(layer);
   }
+  forget_queries(layer, tokens);
+  if (rows == 0) {
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) head(layer, h).balance.reset();
+  }
+  try {
+    cut(layer, rows);
+  } catch (const std::exception& e) {
+    // Half cut, an index finds what is not there; a layer of which some heads have none is not indexed again by itself.
+    heads_.drop(layer);
+    engine_->log().try_to(KEYHOLE_LOG_WARNING, [&] {
+      return "layer " + std::to_string(layer) + ": its indexes could not be cut to " +
+             std::to_string(rows) + " rows, and are built anew: " + e.what();
+    });
+  }
+  heads_.count_bytes();
+}
+
+void IndexKeeper::cut(uint32_t layer, uint32_t rows) {
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
     HeadIndex& hd = head(layer, h);
-    hd.queries.truncate(tokens);
-    if (rows == 0) hd.balance.reset();
     if (hd.tail != nullptr && hd.tail->count() > rows) {
       hd.tail->truncate(rows, sequence_->view(layer, h));
     }
@@ -88,7 +108,6 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
       hd.index->truncate(rows);
     }
   }
-  heads_.count_bytes();
 }
 
 void IndexKeeper::set_on_device(uint32_t layer, bool on_device) {
@@ -100,11 +119,13 @@ void IndexKeeper::set_on_device(uint32_t layer, bool on_device) {
 }
 
 void IndexKeeper::set_index(const std::string& spec) {
+  std::vector<std::string> specs(heads_.all().size(), spec);
   for (uint32_t layer = 0; layer < heads_.layers(); ++layer) blocks_.cancel(layer);
   for (HeadIndex& h : heads_.all()) {
     h.index.reset();
     h.tail.reset();
-    h.params.index = spec;
+    h.params.index = std::move(specs.back());
+    specs.pop_back();
     h.params.dense = false;
   }
   heads_.count_bytes();
@@ -147,7 +168,9 @@ void IndexKeeper::save(ChecksumWriter& out) const {
 
 void IndexKeeper::load(ChecksumReader& in) {
   for (uint32_t l = 0; l < heads_.layers(); ++l) {
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) heads_.load(l, h, sequence_->view(l, h), in);
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+      heads_.load(l, h, sequence_->view(l, h), sequence_->tokens(l), in);
+    }
     blocks_.load(l, in);
   }
   heads_.count_bytes();

@@ -40,6 +40,8 @@ class IndexKeeper {
   /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which
   /// belongs to the token at `position`. A first index under way is begun anew.
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t position);
+  /// Forgets those of tokens from `position` on.
+  void forget_queries(uint32_t layer, uint32_t position);
 
   /// Brings all offloaded rows into the indexes, see FullBuild, with `after` before it throws what
   /// went wrong. Throws Error(out_of_memory), and then has changed nothing but that blocks under
@@ -50,7 +52,8 @@ class IndexKeeper {
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return blocks_.is_due(layer); }
   bool advance_append(uint32_t layer) { return blocks_.advance(layer); }
 
-  /// The sequence is about to keep `tokens` tokens of the layer, `rows` of them offloaded.
+  /// The sequence is about to keep `tokens` tokens of the layer, `rows` of them offloaded. Where there is no memory to cut
+  /// an index or its partitions, the layer's heads lose theirs: all rows are pending, and the log says so.
   void truncate(uint32_t layer, uint32_t rows, uint32_t tokens);
 
   /// See HeadIndexes.
@@ -58,7 +61,7 @@ class IndexKeeper {
     return heads_.fix_balance(layer, kv_head, rows);
   }
 
-  /// Drops all indexes; heads are of this (valid) spec from now on, and none is dense by itself.
+  /// Drops all indexes; heads are of this (valid) spec from now on, and none is dense by itself. Strong guarantee.
   void set_index(const std::string& spec);
   /// heads()[i] has this budget from now on. True: it is another one.
   bool set_budget(size_t i, const Budget& budget);
@@ -85,6 +88,9 @@ class IndexKeeper {
   void copy_from(const IndexKeeper& from);
 
  private:
+  /// Cuts the indexes and partitions of the layer's heads to `rows` rows.
+  void cut(uint32_t layer, uint32_t rows);
+
   const Engine* engine_;
   const Sequence* sequence_;
   MemoryCheck check_memory_;

@@ -21,7 +21,8 @@ class QuerySample {
   /// Positions must not fall (other than after truncate).
   [[nodiscard]] int wanted_head(uint32_t position) const;
 
-  /// Takes the query `[dim]` fp32 of that head.
+  /// Takes the query `[dim]` fp32 of that head. An allocation that fails leaves the sample as it was, but for entries that
+  /// would have gone anyway.
   void add(uint32_t position, const float* query);
 
   /// Forgets positions >= position.
@@ -36,7 +37,11 @@ class QuerySample {
   [[nodiscard]] const std::vector<uint32_t>& positions() const { return positions_; }
   [[nodiscard]] const std::vector<float>& rows() const { return rows_; }
   [[nodiscard]] uint32_t stride() const { return stride_; }
-  /// Puts a saved sample back; the caller has checked sizes.
+  /// Whether a sample can have this stride: a power of two up to 2^30.
+  [[nodiscard]] static bool is_stride(uint32_t stride) {
+    return stride != 0 && stride <= (1U << 30U) && (stride & (stride - 1)) == 0;
+  }
+  /// Puts a saved sample back; the caller has checked sizes, stride, and that positions rise in multiples of it.
   void restore(uint32_t stride, std::vector<uint32_t> positions, std::vector<float> rows);
 
  private:

@@ -33,7 +33,8 @@ class Descriptor {
 }  // namespace
 
 MappedFile::MappedFile(const std::filesystem::path& path) {
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Not blocking: of a pipe that nobody writes to, the type is known before it is waited for.
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) fail(path, "cannot be opened", errno);
   struct stat info {};
   if (fstat(file.get(), &info) != 0) fail(path, "cannot be examined", errno);

@@ -1,23 +1,18 @@
-// Files that are written whole or not at all: whenever the machine stops, a reader finds the old
-// content or the new.
+// Writing a file whole or not at all, in one call.
 #pragma once
 
 #include <filesystem>
 #include <functional>
 #include <iosfwd>
 
+#include "runtime/files/new_file.h"
+
 namespace keyhole {
 
-/// Lets `write` write the new content of `path` to PATH.tmp, brings that to the disk (fsync),
-/// renames it to `path`, and brings the name to the disk. Throws std::system_error "cannot write
-/// PATH.tmp: WHY" where the system refuses something, or what `write` throws. Up to the rename the
-/// old file is as it was, and PATH.tmp is removed. Only one thread and process at a time may
-/// replace a file.
+/// Lets `write` write the new content of `path`, see NewFile. Throws std::system_error "cannot write PATH: WHY" where the
+/// system refuses something, or what `write` throws: then the old file is as it was, and nothing is left beside it.
 void replace_file(const std::filesystem::path& path,
-                  const std::function<void(std::ostream& out)>& write);
-
-/// The second half by itself, for a file that was written in another way: `from` is on the disk,
-/// and becomes `to`. Throws std::system_error.
-void rename_file(const std::filesystem::path& from, const std::filesystem::path& to);
+                  const std::function<void(std::ostream& out)>& write,
+                  NewFile::Access access = NewFile::Access::as_umask);
 
 }  // namespace keyhole

@@ -56,7 +56,7 @@ void validate_safetensors(std::span<const std::byte> bytes);
 
 /// Writes tensors one after the other, so that a large trace never lies in memory twice. The layout
 /// is declared first; then every tensor's bytes are written in that order, in pieces of any size.
-/// The file appears under its name when finish() succeeds (PATH.tmp, then renamed).
+/// The file appears under its name when finish() succeeds (see NewFile).
 class SafetensorsWriter {
  public:
   struct Declaration {

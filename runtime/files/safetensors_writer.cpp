@@ -1,15 +1,9 @@
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <stdexcept>
-#include <utility>
 
-#include "runtime/files/replace_file.h"
+#include "runtime/files/new_file.h"
 #include "runtime/files/safetensors.h"
 
 namespace keyhole {
@@ -34,28 +28,12 @@ size_t declared_bytes(const SafetensorsWriter::Declaration& tensor) {
 
 struct SafetensorsWriter::Impl {
   std::filesystem::path path;
-  std::filesystem::path partial;
-  std::FILE* file = nullptr;
-  size_t expected = 0;  ///< bytes of data declared
+  std::unique_ptr<NewFile> file;  ///< null: finished
+  size_t expected = 0;            ///< bytes of data declared
   size_t written = 0;
 
-  [[noreturn]] void fail(const char* what) const {
-    throw std::runtime_error(partial.string() + ": " + what + ": " + std::strerror(errno));
-  }
-
   void put(const void* data, size_t size) const {
-    if (size != 0 && std::fwrite(data, 1, size, file) != size) fail("cannot be written");
-  }
-
-  void close_file() {
-    if (file != nullptr) std::fclose(std::exchange(file, nullptr));
-  }
-
-  ~Impl() {
-    if (file == nullptr) return;  // finished
-    close_file();
-    std::error_code ignored;
-    std::filesystem::remove(partial, ignored);
+    file->stream().write(static_cast<const char*>(data), static_cast<std::streamsize>(size));
   }
 };
 
@@ -87,9 +65,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   text.append((kDataAlignment - used % kDataAlignment) % kDataAlignment, ' ');
 
   impl_->path = path;
-  impl_->partial = path.string() + ".tmp";
-  impl_->file = std::fopen(impl_->partial.c_str(), "wb");
-  if (impl_->file == nullptr) impl_->fail("cannot be opened for writing");
+  impl_->file = std::make_unique<NewFile>(path);
   unsigned char length[sizeof(uint64_t)];
   for (size_t i = 0; i < sizeof length; ++i) {
     length[i] = static_cast<unsigned char>(static_cast<uint64_t>(text.size()) >> (8 * i));
@@ -120,11 +96,8 @@ void SafetensorsWriter::finish() {
                              std::to_string(impl_->expected) + " bytes of data, but only " +
                              std::to_string(impl_->written) + " were written");
   }
-  // On disk before it gets its name: a crash leaves the old file or the whole new one.
-  if (std::fflush(impl_->file) != 0 || fsync(fileno(impl_->file)) != 0)
-    impl_->fail("cannot be written");
-  rename_file(impl_->partial, impl_->path);
-  impl_->close_file();
+  impl_->file->commit();
+  impl_->file.reset();
 }
 
 }  // namespace keyhole

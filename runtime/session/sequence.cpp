@@ -4,6 +4,7 @@
 #include <string>
 
 #include "cpu/row_access.h"
+#include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -28,8 +29,8 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
              params.max_tokens),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
-      staging_k_(params.staging_tokens() * token_bytes()),
-      staging_v_(staging_k_.size()) {}
+      staging_k_(checked_product({params.staging_tokens(), token_bytes()}, "staged tokens"), false),
+      staging_v_(staging_k_.bytes(), false) {}
 
 void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
   const uint32_t n = k.tokens;
@@ -248,6 +249,13 @@ void Sequence::save(ChecksumWriter& out) const {
   }
 }
 
+void Sequence::check_finite(uint32_t layer, const std::byte* rows, size_t n, DType dtype) const {
+  if (dtype == DType::i8) return;  // whose scales are looked at
+  if (engine_->kernels().all_finite[static_cast<size_t>(dtype)](rows, n * head_dim_)) return;
+  throw Error(Status::corrupt,
+              "layer " + std::to_string(layer) + " has an element of K or V that is not finite");
+}
+
 void Sequence::load(ChecksumReader& in) {
   for (uint32_t layer = 0; layer < layers_; ++layer) {
     Split counts;
@@ -274,10 +282,14 @@ void Sequence::load(ChecksumReader& in) {
     const uint64_t resident = uint64_t{counts.sink} + counts.window;
     const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
     const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");
+    check_finite(layer, k.data(), resident * kv_heads_, engine_->model().kv_dtype);
+    check_finite(layer, v.data(), resident * kv_heads_, engine_->model().kv_dtype);
     fill(layer, counts, k.data(), v.data());
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       in.bytes(store_.key(layer, h, 0), counts.rows * store_.row_bytes(), "keys");
       in.bytes(store_.value(layer, h, 0), counts.rows * store_.row_bytes(), "values");
+      check_finite(layer, store_.key(layer, h, 0), counts.rows, store_.dtype());
+      check_finite(layer, store_.value(layer, h, 0), counts.rows, store_.dtype());
     }
     uint16_t* scales = store_.scales(layer);
     const size_t n = store_.scale_count(counts.rows);

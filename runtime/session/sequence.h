@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/memory.h"
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
@@ -78,7 +79,7 @@ class Sequence {
 
   /// Bytes of host memory: offloaded rows and staging buffers.
   [[nodiscard]] uint64_t bytes() const {
-    return store_.bytes() + staging_k_.size() + staging_v_.size();
+    return store_.bytes() + staging_k_.bytes() + staging_v_.bytes();
   }
 
   /// Becomes a copy of `from`, a sequence with the same parameters. It is empty before.
@@ -109,6 +110,8 @@ class Sequence {
   void return_to_window(uint32_t layer, uint32_t row, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                           uint32_t n);
+  /// Throws Error(corrupt) where one of n rows of the layer holds an infinity or a NaN.
+  void check_finite(uint32_t layer, const std::byte* rows, size_t n, DType dtype) const;
   /// Gives an empty layer these resident tokens, sink first, and offloaded rows still to be written.
   void fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v);
 
@@ -119,7 +122,8 @@ class Sequence {
   uint32_t row_block_;  ///< offloaded rows are a multiple of it
   OffloadStore store_;
   std::unique_ptr<gpu::Resident> resident_;
-  std::vector<std::byte> staging_k_, staging_v_;
+  // Address space for the longest window that the config allows; memory comes as tokens do.
+  cpu::ReservedBuffer staging_k_, staging_v_;
 };
 
 }  // namespace keyhole::runtime

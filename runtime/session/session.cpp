@@ -124,9 +124,15 @@ void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const Ro
       check_finite(engine_->kernels(), rows, "q", begin,
                    std::min(rows.tokens, begin + kTokensPerTask), DType::f32);
     });
-    keeper_.sample_queries(layer, rows, tokens(layer));
   }
-  sequence_.append(layer, k, v);
+  const uint32_t before = tokens(layer);
+  try {
+    if (q != nullptr) keeper_.sample_queries(layer, *q, before);
+    sequence_.append(layer, k, v);
+  } catch (...) {
+    keeper_.forget_queries(layer, before);
+    throw;
+  }
   if (stream_ != nullptr) stream_->pin_codes(layer);
 }
 

@@ -141,7 +141,15 @@ class Session {
   /// Error(invalid_argument).
   [[nodiscard]] std::vector<size_t> named_heads(uint32_t layer, uint32_t kv_head) const;
   /// Another budget for heads()[i]; what audits have done to the old one is forgotten.
-  void change_budget(size_t i, const Budget& budget);
+  /// What set_mode(), set_attend() and set_budget() change.
+  struct Settings {
+    keyhole_mode mode;
+    Budget common;
+    std::vector<Budget> heads;  ///< [layer * kv_heads + kv_head]
+  };
+  [[nodiscard]] Settings settings() const;
+  /// Strong guarantee. `anew`: searches need memory of another shape.
+  void change(const Settings& settings, bool anew);
   /// Reserves memory for searches in the indexes that there are; `anew`: even where it seems to
   /// suffice.
   void reserve_searches(bool anew);

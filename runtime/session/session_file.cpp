@@ -23,17 +23,18 @@ std::string errno_text() { return std::generic_category().message(errno); }
 }  // namespace
 
 void save_session(const Session& session, const std::string& path) {
+  const auto write = [&](std::ostream& file) {
+    ChecksumWriter out(file);
+    out.bytes(reinterpret_cast<const std::byte*>(kMagic), sizeof kMagic);
+    out.value(kFormatVersion);
+    save_shape(session.engine().model(), out);
+    save_params(session.params(), out);
+    save_heads(session.head_params(), out);
+    session.save(out);
+    out.finish();
+  };
   try {
-    replace_file(path, [&](std::ostream& file) {
-      ChecksumWriter out(file);
-      out.bytes(reinterpret_cast<const std::byte*>(kMagic), sizeof kMagic);
-      out.value(kFormatVersion);
-      save_shape(session.engine().model(), out);
-      save_params(session.params(), out);
-      save_heads(session.head_params(), out);
-      session.save(out);
-      out.finish();
-    });
+    replace_file(path, write, NewFile::Access::owner);
   } catch (const std::system_error& e) {
     throw Error(Status::io, e.what());
   }

@@ -9,6 +9,15 @@
 #include "runtime/session/session.h"
 
 namespace keyhole::runtime {
+namespace {
+
+uint32_t largest_top_k(const std::vector<Budget>& budgets) {
+  uint32_t top_k = 0;
+  for (const Budget& budget : budgets) top_k = std::max(top_k, budget.top_k);
+  return top_k;
+}
+
+}  // namespace
 
 void Session::set_index(const std::string& wanted) {
   CodeRoom room = engine_->code_room(params_.device_memory_limit);
@@ -30,20 +39,50 @@ void Session::set_index(const std::string& wanted) {
   };
   std::vector<Budget> budgets;
   for (const HeadIndex& h : keeper_.heads()) budgets.push_back(with(h.params.budget));
-  for (const Budget& budget : budgets) audits_.reserve(budget.top_k);
+  common = with(params_.budget);
+  audits_.reserve(largest_top_k(budgets));
   keeper_.set_index(spec);
+  // From here on nothing of the session's own can fail.
   for (size_t i = 0; i < budgets.size(); ++i) (void)keeper_.set_budget(i, budgets[i]);
-  params_.index = spec;
-  params_.budget = with(params_.budget);
+  params_.index = std::move(spec);
+  params_.budget = common;
   if (stream_ != nullptr) stream_->partitions().drop();
   place_codes();
   for (size_t i = 0; i < keeper_.heads().size(); ++i) audits_.reset_widening(i);
 }
 
-void Session::change_budget(size_t i, const Budget& budget) {
-  if (!keeper_.set_budget(i, budget)) return;
-  if (stream_ != nullptr) stream_->partitions().retry();
-  audits_.reset_widening(i);
+Session::Settings Session::settings() const {
+  Settings now{params_.mode, params_.budget, {}};
+  for (const HeadIndex& h : keeper_.heads()) now.heads.push_back(h.params.budget);
+  return now;
+}
+
+void Session::change(const Settings& settings, bool anew) {
+  const Settings before = this->settings();
+  const auto put = [this](const Settings& s) {
+    params_.mode = s.mode;
+    params_.budget = s.common;
+    for (size_t i = 0; i < s.heads.size(); ++i) (void)keeper_.set_budget(i, s.heads[i]);
+  };
+  audits_.reserve(largest_top_k(settings.heads));
+  put(settings);
+  try {
+    reserve_searches(anew);
+  } catch (...) {
+    put(before);
+    try {
+      place_codes();
+    } catch (
+        ...) {  // NOLINT: the first error is the one to tell; the next step finds this one again
+    }
+    throw;
+  }
+  if (settings.mode != before.mode && stream_ != nullptr) stream_->invalidate_graphs();
+  for (size_t i = 0; i < settings.heads.size(); ++i) {
+    if (settings.heads[i] == before.heads[i]) continue;
+    if (stream_ != nullptr) stream_->partitions().retry();
+    audits_.reset_widening(i);
+  }
 }
 
 void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
@@ -53,33 +92,27 @@ void Session::set_mode(keyhole_mode mode, uint32_t top_k) {
                                               std::to_string(params_.max_tokens) +
                                               " (max_tokens), or 0 to keep it");
   }
+  Settings next = settings();
+  next.mode = mode;
   if (top_k != 0) {
-    audits_.reserve(top_k);
-    params_.budget.top_k = top_k;
-    for (size_t i = 0; i < keeper_.heads().size(); ++i) {
-      Budget budget = keeper_.heads()[i].params.budget;
-      budget.top_k = top_k;
-      change_budget(i, budget);
-    }
+    next.common.top_k = top_k;
+    for (Budget& budget : next.heads) budget.top_k = top_k;
   }
-  if (params_.mode != mode && stream_ != nullptr) stream_->invalidate_graphs();
-  params_.mode = mode;
-  reserve_searches(false);
+  change(next, false);
 }
 
 void Session::set_attend(keyhole_attend_mode attend, float min_weight) {
   check_attend(attend);
-  params_.budget.min_weight = check_min_weight(min_weight, params_.budget.min_weight);
-  bool other = params_.budget.attend != attend;
-  params_.budget.attend = attend;
-  for (size_t i = 0; i < keeper_.heads().size(); ++i) {
-    Budget budget = keeper_.heads()[i].params.budget;
+  Settings next = settings();
+  next.common.min_weight = check_min_weight(min_weight, next.common.min_weight);
+  bool other = next.common.attend != attend;
+  next.common.attend = attend;
+  for (Budget& budget : next.heads) {
     if (min_weight != 0.0F) budget.min_weight = min_weight;
     other = other || budget.attend != attend;
     budget.attend = attend;
-    change_budget(i, budget);
   }
-  if (other) reserve_searches(true);  // scratch of another shape
+  change(next, other);  // scratch of another shape
 }
 
 std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const {
@@ -106,14 +139,14 @@ std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const
 void Session::set_budget(uint32_t layer, uint32_t kv_head, const Budget& budget) {
   const std::vector<size_t> named = named_heads(layer, kv_head);
   for (const size_t i : named) check_codes(budget, keeper_.heads()[i].params.index);
-  audits_.reserve(budget.top_k);
-  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) params_.budget = budget;
+  Settings next = settings();
+  if (layer == KEYHOLE_ALL && kv_head == KEYHOLE_ALL) next.common = budget;
   bool other = false;
   for (const size_t i : named) {
-    other = other || keeper_.heads()[i].params.budget.attend != budget.attend;
-    change_budget(i, budget);
+    other = other || next.heads[i].attend != budget.attend;
+    next.heads[i] = budget;
   }
-  reserve_searches(other);
+  change(next, other);
 }
 
 Budget Session::budget(uint32_t layer, uint32_t kv_head) const {
@@ -131,9 +164,14 @@ void Session::reserve_searches(bool anew) {
   place_codes();  // budgets may have changed
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
   if (stream_ != nullptr) stream_->partitions().set_stale();
-  // Of each spec the largest index: another one's scratch is not always large enough for it.
+  // Of each spec the largest index: another one's scratch is not always large enough for it. Of its trees the one with
+  // most rows and the one with most partitions: a tree that has grown in many small blocks has more of them.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;
+  std::vector<const index::TailTree*> finest;  // [specs]
+  const auto partitions = [](const index::TailTree* tree) {
+    return tree == nullptr ? 0 : tree->coarse().count() + tree->fine().count();
+  };
   uint32_t needed = 0;
   uint32_t k = 0;
   for (size_t i = 0; i < keeper_.heads().size(); ++i) {
@@ -151,6 +189,7 @@ void Session::reserve_searches(bool anew) {
     const auto at = static_cast<size_t>(same - specs.begin());
     if (same == specs.end()) {
       specs.push_back(&h.params.index);
+      finest.push_back(h.full_tail());
       uses.push_back({h.index.get(), budget.attend, h.full_tail(),
                       budget.reads_codes() ? h.index->codes() : nullptr});
       continue;
@@ -161,10 +200,17 @@ void Session::reserve_searches(bool anew) {
     if (tail != nullptr && (uses[at].tail == nullptr || tail->count() > uses[at].tail->count())) {
       uses[at].tail = tail;
     }
+    if (partitions(tail) > partitions(finest[at])) finest[at] = tail;
     if (uses[at].attend == KEYHOLE_ATTEND_TOPK || uses[at].attend == KEYHOLE_ATTEND_NONE)
       uses[at].attend = budget.attend;
   }
   if (uses.empty()) return;
+  for (size_t at = 0; at < specs.size(); ++at) {
+    if (finest[at] == uses[at].tail) continue;
+    Selection::Use use = uses[at];
+    use.tail = finest[at];
+    uses.push_back(use);
+  }
   const bool has_all =
       std::all_of(uses.begin(), uses.end(), [&](const Selection::Use& u) { return step_.fits(u); });
   if (!anew && has_all && step_.capacity_k() >= needed) return;

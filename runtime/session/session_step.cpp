@@ -21,20 +21,26 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   }
   advance_append(layer);
   if (k != nullptr) sequence_.append(layer, *k, *v);
-  if (codes_of_step(layer) != nullptr) stream_->finish_codes(layer);
-  step_append_seconds_ =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
-
-  for (uint32_t h = 0; h < m.q_heads; ++h) {
-    engine_->kernels().to_f32[static_cast<int>(q.dtype)](
-        q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
+  try {
+    if (codes_of_step(layer) != nullptr) stream_->finish_codes(layer);
+    step_append_seconds_ =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    for (uint32_t h = 0; h < m.q_heads; ++h) {
+      engine_->kernels().to_f32[static_cast<int>(q.dtype)](
+          q.row(0, h), step_.queries() + size_t{h} * m.head_dim, m.head_dim);
+    }
+    prepare_work(layer, tokens(layer) - 1, false);
+    if (audits_.on()) begin_audits(layer);
+    step_layer_ = layer;
+    step_appended_ = k != nullptr;
+    step_began_ = began;
+    step_.start(layer, sequence_.resident(), codes_of_step(layer));
+  } catch (...) {
+    // The caller will bring the token again.
+    audits_.discard();
+    if (k != nullptr) sequence_.drop_newest(layer);
+    throw;
   }
-  prepare_work(layer, tokens(layer) - 1, false);
-  if (audits_.on()) begin_audits(layer);
-  step_layer_ = layer;
-  step_appended_ = k != nullptr;
-  step_began_ = began;
-  step_.start(layer, sequence_.resident(), codes_of_step(layer));
   in_step_ = true;
 }
 

@@ -6,7 +6,7 @@
 
 namespace keyhole::tools {
 
-/// Writes `value`, indented, to PATH.tmp and renames it; "-" is standard output. NaN becomes null.
+/// Writes `value`, indented, to a new file that takes the name of PATH; "-" is standard output. NaN becomes null.
 /// Throws std::runtime_error that names the file.
 void write_json(const std::filesystem::path& path, const nlohmann::ordered_json& value);
 

@@ -262,6 +262,42 @@ TEST_P(Tails, SurviveSavingAndForkingAndTruncation) {
   EXPECT_LT(error(s.get(), model, ec, 6), 1e-3);
 }
 
+TEST(TailsOfACopy, OfManySmallBlocksAreSearchedLikeTheOthers) {
+  // Layer 1 has fewer rows than layer 0, and more partitions, as each block brings its own.
+  const auto ec = small_engine();
+  const auto engine = make_engine(ec);
+  keyhole_session_config c = small_session();
+  c.budget.top_k = 20;
+  c.budget.tail = KEYHOLE_TAIL_SECOND;
+  c.tail_partition = 64;
+  c.append_block = 8;
+  c.append_mode = KEYHOLE_APPEND_IN_STEP;
+  const auto s = make_session(engine.get(), c);
+  const Shape shape(ec);
+  Model model(ec);
+  Numbers numbers(17);
+  prefill_both(s.get(), model, shape, 0, 1000, numbers);
+  prefill_both(s.get(), model, shape, 1, 100, numbers);
+  ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+  for (int i = 0; i < 800; ++i) {
+    const auto k = numbers.many(shape.kv(1)), v = numbers.many(shape.kv(1)),
+               q = numbers.many(shape.q(1));
+    std::vector<float> o(shape.q(1));
+    const auto tk = tensor(k, {shape.hkv, shape.d}), tv = tensor(v, {shape.hkv, shape.d}),
+               tq = tensor(q, {shape.hq, shape.d}), out = tensor(o, {shape.hq, shape.d});
+    ASSERT_OK(keyhole_attend(s.get(), 1, &tq, &tk, &tv, &out, nullptr));
+  }
+  keyhole_session* forked = nullptr;
+  ASSERT_OK(keyhole_fork(s.get(), &forked));
+  const SessionPtr fork(forked);
+  for (keyhole_session* session : {s.get(), fork.get()}) {
+    EXPECT_GT(layer_tokens(session, 1).indexed, 800U);
+    ASSERT_OK(keyhole_reset_statistics(session));
+    (void)attend_only(session, shape, 1, numbers.many(shape.q(1)));
+    EXPECT_LT(statistics(session).keys_attended, ec.q_heads * 200U);
+  }
+}
+
 TEST_P(Tails, AskedForLateAreBuiltByTheNextBuild) {
   const auto ec = small_engine();
   const auto engine = make_engine(ec);

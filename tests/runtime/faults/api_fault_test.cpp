@@ -1,0 +1,352 @@
+// Every public function of a session, with the n-th allocation, mapping of memory or thread start failing, for every n
+// until none fails. A call that fails says OUT_OF_MEMORY and changes nothing: tokens, settings, answers and files are
+// what they were, and the same call succeeds as soon as there is memory.
+//   KEYHOLE_FAULT_ALL=1   every n; otherwise the first 40, then every tenth more than the last
+#include "keyhole/keyhole.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+#include "tests/runtime/faults/planted_faults.h"
+#include "tests/runtime/fixture.h"
+#include "tests/temporary_folder.h"
+
+namespace keyhole::test {
+namespace {
+
+constexpr uint32_t kPrompt = 300;
+
+/// Whether every n is tried, or fewer the larger they are.
+int64_t after(int64_t n) {
+  static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
+  if (all) return n + 1;
+  return n < static_cast<int64_t>(unless_sanitized(40, 8)) ? n + 1
+                                                           : n + std::max<int64_t>(2, n / 10);
+}
+
+std::string settings_of(const keyhole_session* s, const keyhole_engine_config& ec) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  EXPECT_OK(keyhole_session_get_config(s, &c));
+  std::string text = std::string(c.index) + " mode " + std::to_string(c.mode) + " k " +
+                     std::to_string(c.budget.top_k) + " attend " + std::to_string(c.budget.attend);
+  for (uint32_t l = 0; l < ec.layers; ++l) {
+    for (uint32_t h = 0; h < ec.kv_heads; ++h) {
+      keyhole_budget b;
+      keyhole_budget_init(&b);
+      EXPECT_OK(keyhole_session_get_budget(s, l, h, &b));
+      text += "; " + std::to_string(b.top_k) + " " + std::to_string(b.attend) + " " +
+              std::to_string(b.min_weight) + " " + std::to_string(b.tail) + " " +
+              std::to_string(b.min_keys) + " " + std::to_string(b.max_keys);
+    }
+  }
+  return text;
+}
+
+/// A session with a prompt, steps and an index, beside the double-precision model of its tokens.
+class World {
+ public:
+  explicit World(const std::string& spec) : spec_(spec) {
+    engine_ = make_engine(ec_);
+    keyhole_session_config sc = config();
+    session_ = make_session(engine_.get(), sc);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      prefill_both(session_.get(), model_, shape_, l, kPrompt, numbers_);
+    }
+    EXPECT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+    for (int i = 0; i < 3; ++i) {
+      for (uint32_t l = 0; l < ec_.layers; ++l) EXPECT_EQ(step(l), KEYHOLE_OK);
+    }
+  }
+
+  [[nodiscard]] keyhole_session_config config() const {
+    keyhole_session_config sc = small_session();
+    sc.index = spec_.c_str();
+    sc.append_block = 16;
+    sc.audit_share = 0.5;
+    return sc;
+  }
+
+  /// A step that appends; the model follows where it has succeeded.
+  keyhole_status step(uint32_t layer) {
+    const auto k = numbers_.many(shape_.kv(1)), v = numbers_.many(shape_.kv(1)),
+               q = numbers_.many(shape_.q(1));
+    std::vector<float> o(shape_.q(1)), lse(ec_.q_heads);
+    const auto tk = tensor(k, {shape_.hkv, shape_.d}), tv = tensor(v, {shape_.hkv, shape_.d}),
+               tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
+    const keyhole_status status = under_fault(
+        [&] { return keyhole_attend(session_.get(), layer, &tq, &tk, &tv, &out, lse.data()); });
+    if (status == KEYHOLE_OK) model_.append(layer, k, v);
+    return status;
+  }
+  keyhole_status halves(uint32_t layer) {
+    const auto k = numbers_.many(shape_.kv(1)), v = numbers_.many(shape_.kv(1)),
+               q = numbers_.many(shape_.q(1));
+    std::vector<float> o(shape_.q(1)), lse(ec_.q_heads);
+    const auto tk = tensor(k, {shape_.hkv, shape_.d}), tv = tensor(v, {shape_.hkv, shape_.d}),
+               tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
+    const keyhole_status status = under_fault([&] {
+      const keyhole_status s = keyhole_attend_begin(session_.get(), layer, &tq, &tk, &tv);
+      return s != KEYHOLE_OK ? s : keyhole_attend_end(session_.get(), &out, lse.data());
+    });
+    if (status == KEYHOLE_OK) model_.append(layer, k, v);
+    return status;
+  }
+  keyhole_status prefill(uint32_t layer, uint32_t n) {
+    const auto k = numbers_.many(shape_.kv(n)), v = numbers_.many(shape_.kv(n)),
+               q = numbers_.many(shape_.q(n));
+    const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
+               tq = tensor(q, {n, shape_.hq, shape_.d});
+    const keyhole_status status =
+        under_fault([&] { return keyhole_prefill(session_.get(), layer, &tk, &tv, &tq); });
+    if (status == KEYHOLE_OK) model_.append(layer, k, v);
+    return status;
+  }
+  keyhole_status truncate(uint32_t n) {
+    const keyhole_status status = under_fault([&] { return keyhole_truncate(session_.get(), n); });
+    if (status == KEYHOLE_OK) model_.truncate(n);
+    return status;
+  }
+
+  keyhole_status build() {
+    return under_fault([&] { return keyhole_build(session_.get(), nullptr, nullptr); });
+  }
+
+  /// Tokens, and answers of the session as it attends and exactly.
+  void check() { check(session_.get()); }
+  void check(keyhole_session* s) {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const keyhole_layer_tokens t = layer_tokens(s, l);
+      ASSERT_EQ(t.total, model_.tokens(l));
+      ASSERT_EQ(t.total, t.sink + t.window + t.indexed + t.pending);
+      const auto q = numbers_.many(shape_.q(1));
+      std::vector<double> lse;
+      const auto o = model_.attend_all(l, q, lse);
+      // Codes stand for most keys; the other specs read every key.
+      const bool coded = spec_.find("codes") == 0;
+      expect_near(attend_only(s, shape_, l, q), o, lse, coded ? 2.0 : 1e-4);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+
+  [[nodiscard]] keyhole_session* session() { return session_.get(); }
+  [[nodiscard]] keyhole_engine* engine() { return engine_.get(); }
+  [[nodiscard]] const keyhole_engine_config& engine_config() const { return ec_; }
+  [[nodiscard]] std::string settings() const { return settings_of(session_.get(), ec_); }
+  [[nodiscard]] const TemporaryFolder& folder() const { return folder_; }
+  [[nodiscard]] uint32_t tokens() const { return model_.tokens(0); }
+
+ private:
+  std::string spec_;
+  keyhole_engine_config ec_ = small_engine(2);
+  EnginePtr engine_;
+  SessionPtr session_;
+  Numbers numbers_{31};
+  Model model_{ec_};
+  Shape shape_{ec_};
+  TemporaryFolder folder_;
+};
+
+using Call = std::function<keyhole_status(World&)>;
+
+class ApiFault : public ::testing::TestWithParam<const char*> {
+ protected:
+  /// Lets `call` fail at the n-th fault of each kind, for growing n, until it does not fail any more. `again` puts the world
+  /// back where the call can be made once more.
+  void try_all(const Call& call, const Call& again = {}) {
+    std::vector<Fault> kinds{Fault::allocation};
+    if (!kSanitized) kinds = {Fault::allocation, Fault::mapping, Fault::thread};
+    for (const Fault kind : kinds) {
+      World world(GetParam());
+      for (int64_t n = 0;; n = after(n)) {
+        SCOPED_TRACE("fault " + std::to_string(static_cast<int>(kind)) + ", " + std::to_string(n) +
+                     " calls before");
+        const std::string settings = world.settings();
+        Planted::plant(kind, n);
+        const keyhole_status status = call(world);
+        const bool has_struck = Planted::lift();
+        if (status != KEYHOLE_OK) {
+          ASSERT_TRUE(has_struck) << keyhole_last_error();
+          ASSERT_EQ(status, KEYHOLE_OUT_OF_MEMORY) << keyhole_last_error();
+          ASSERT_NE(std::strlen(keyhole_last_error()), 0U);
+          ASSERT_EQ(world.settings(), settings) << "of a call that failed";
+        }
+        world.check();
+        if (HasFatalFailure()) return;
+        if (status == KEYHOLE_OK && !has_struck) break;
+        if (status != KEYHOLE_OK) {
+          ASSERT_EQ(call(world), KEYHOLE_OK) << keyhole_last_error();
+          world.check();
+          if (HasFatalFailure()) return;
+        }
+        if (again) {
+          ASSERT_EQ(again(world), KEYHOLE_OK) << keyhole_last_error();
+        }
+      }
+    }
+  }
+};
+
+TEST_P(ApiFault, Prefill) {
+  try_all([](World& w) { return w.prefill(1, 70); },
+          [](World& w) { return w.tokens() < 3000 ? KEYHOLE_OK : w.truncate(kPrompt); });
+}
+
+TEST_P(ApiFault, Attend) {
+  const auto shorter = [](World& w) { return w.tokens() < 600 ? KEYHOLE_OK : w.truncate(kPrompt); };
+  try_all([](World& w) { return w.step(0); }, shorter);
+  try_all([](World& w) { return w.halves(0); }, shorter);
+}
+
+TEST_P(ApiFault, ManySteps) {
+  // Blocks leave the window and reach indexes meanwhile.
+  try_all(
+      [](World& w) {
+        keyhole_status first = KEYHOLE_OK;
+        for (int i = 0; i < 40; ++i) {
+          for (uint32_t l = 0; l < 2; ++l) {
+            const keyhole_status status = w.step(l);
+            if (status != KEYHOLE_OK && w.step(l) != KEYHOLE_OK) return status;
+          }
+        }
+        return first;
+      },
+      [](World& w) { return w.tokens() < 1500 ? KEYHOLE_OK : w.truncate(kPrompt); });
+}
+
+TEST_P(ApiFault, Build) {
+  try_all([](World& w) { return w.build(); },
+          [](World& w) {
+            // Of all rows, or of a few more than before.
+            static int calls = 0;
+            if (calls++ % 2 == 0) return w.prefill(0, 40);
+            return keyhole_session_set_index(w.session(), w.config().index);
+          });
+}
+
+TEST_P(ApiFault, Truncate) {
+  try_all([](World& w) { return w.truncate(150); },
+          [](World& w) {
+            for (uint32_t l = 0; l < 2; ++l) {
+              if (const auto s = w.prefill(l, 150)) return s;
+            }
+            return w.build();
+          });
+}
+
+TEST_P(ApiFault, Settings) {
+  const auto set_index = [](World& w, const char* spec) {
+    return under_fault([&] { return keyhole_session_set_index(w.session(), spec); });
+  };
+  try_all([&](World& w) { return set_index(w, "ivf:C=8,probe=16777216"); },
+          [&](World& w) {
+            const auto s = set_index(w, w.config().index);
+            return s != KEYHOLE_OK ? s : w.build();
+          });
+  const auto set_mode = [](keyhole_mode mode, uint32_t k) {
+    return [=](World& w) {
+      return under_fault([&] { return keyhole_session_set_mode(w.session(), mode, k); });
+    };
+  };
+  try_all(set_mode(KEYHOLE_MODE_EXACT, 4000), set_mode(KEYHOLE_MODE_INDEXED, 4096));
+  if (std::string(GetParam()).find("codes") == 0)
+    return;  // whose tail goes with no other way to attend
+  const auto set_attend = [](keyhole_attend_mode attend) {
+    return [=](World& w) {
+      return under_fault([&] { return keyhole_session_set_attend(w.session(), attend, 0); });
+    };
+  };
+  try_all(set_attend(KEYHOLE_ATTEND_SCORED), set_attend(KEYHOLE_ATTEND_TOPK));
+  const auto set_tail = [](World& w, keyhole_tail_mode tail) {
+    keyhole_budget b;
+    keyhole_budget_init(&b);
+    b.top_k = 4096;
+    b.tail = tail;
+    return under_fault([&] { return keyhole_session_set_budget(w.session(), KEYHOLE_ALL, 1, &b); });
+  };
+  try_all([&](World& w) { return set_tail(w, KEYHOLE_TAIL_SECOND); },
+          [&](World& w) {
+            const auto s = set_tail(w, KEYHOLE_TAIL_NONE);
+            return s != KEYHOLE_OK ? s : w.build();
+          });
+}
+
+TEST_P(ApiFault, Fork) {
+  keyhole_session* copy = nullptr;
+  try_all([&](World& w) {
+    const auto status = under_fault([&] { return keyhole_fork(w.session(), &copy); });
+    const SessionPtr owner(copy);
+    EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
+    if (copy != nullptr) w.check(copy);
+    return status;
+  });
+}
+
+TEST_P(ApiFault, SaveAndLoad) {
+  std::string saved;
+  try_all([&](World& w) {
+    const std::string path = w.folder() / "session";
+    const auto status = under_fault([&] { return keyhole_save(w.session(), path.c_str()); });
+    // The old file or the new one, and nothing beside it.
+    if (std::filesystem::exists(path)) {
+      EXPECT_EQ(std::distance(std::filesystem::directory_iterator(w.folder().path()), {}), 1);
+    } else {
+      EXPECT_NE(status, KEYHOLE_OK);
+      EXPECT_TRUE(std::filesystem::is_empty(w.folder().path()));
+    }
+    return status;
+  });
+  try_all([&](World& w) {
+    const std::string path = w.folder() / "session";
+    if (!std::filesystem::exists(path)) {
+      EXPECT_OK(keyhole_save(w.session(), path.c_str()));
+    }
+    keyhole_session* copy = nullptr;
+    const auto status = under_fault([&] { return keyhole_load(w.engine(), path.c_str(), &copy); });
+    const SessionPtr owner(copy);
+    EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
+    if (copy != nullptr) w.check(copy);
+    return status;
+  });
+}
+
+TEST_P(ApiFault, CreateAndRead) {
+  try_all([](World& w) {
+    keyhole_engine* e = nullptr;
+    const auto status = under_fault([&] { return keyhole_engine_create(&w.engine_config(), &e); });
+    const EnginePtr owner(e);
+    EXPECT_EQ(e != nullptr, status == KEYHOLE_OK);
+    return status;
+  });
+  try_all([](World& w) {
+    keyhole_session* s = nullptr;
+    const keyhole_session_config sc = w.config();
+    const auto status = under_fault([&] { return keyhole_session_create(w.engine(), &sc, &s); });
+    const SessionPtr owner(s);
+    EXPECT_EQ(s != nullptr, status == KEYHOLE_OK);
+    return status;
+  });
+  try_all([](World& w) {
+    keyhole_audit a;
+    keyhole_audit_init(&a);
+    return under_fault(
+        [&] { return keyhole_get_audit(w.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a); });
+  });
+  try_all([](World& w) {
+    keyhole_memory_plan p;
+    keyhole_memory_plan_init(&p);
+    const keyhole_session_config sc = w.config();
+    return under_fault([&] { return keyhole_plan(&w.engine_config(), &sc, 4096, 0, 0, &p); });
+  });
+}
+
+// Effort that covers every key: whatever is indexed, the answers are exact.
+INSTANTIATE_TEST_SUITE_P(
+    Types, ApiFault,
+    ::testing::Values("flat", "ivf:C=8,probe=16777216,segment=64", "hnsw:M=6,ef=100000,efc=20",
+                      "roargraph:M=8,ef=100000,Nq=10,beam=12", "sparq:r=256", "codes:k=2,v=2"),
+    [](const auto& p) { return std::string(p.param).substr(0, std::string(p.param).find(':')); });
+
+}  // namespace
+}  // namespace keyhole::test
