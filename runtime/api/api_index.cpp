@@ -132,8 +132,9 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
   }
-  if (ix.reserved_group != call.group || ix.reserved_k != call.params.k) {
-    const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
+  const Selection::Use use{ix.index.get(), call.params.attend, ix.tail.get()};
+  if (ix.reserved_group != call.group || ix.reserved_k != call.params.k ||
+      !ix.selection.fits(use)) {
     ix.selection.reserve({&use, 1}, call.group, call.params.k);
     ix.reserved_group = call.group;
     ix.reserved_k = call.params.k;
