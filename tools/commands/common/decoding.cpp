@@ -27,6 +27,10 @@ fs::path model_folder(const ModelOptions& options) {
   return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
 }
 
+ModelTokens tokens_of(const LlamaConfig& model) {
+  return {.vocab_size = model.vocab_size, .bos = model.bos_token, .end_tokens = model.eos_tokens};
+}
+
 }  // namespace
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
@@ -77,6 +81,16 @@ LlamaModel load_model(const ModelOptions& options) { return load_llama(model_fol
 
 Runner make_runner(const ModelOptions& options, uint32_t threads) {
   return {load_model(options), options.device, threads};
+}
+
+std::unique_ptr<const Tokenizer> find_tokenizer(const ModelOptions& options,
+                                                const LlamaConfig& model) {
+  return find_tokenizer(model_folder(options), tokens_of(model));
+}
+
+std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options,
+                                                const LlamaConfig& model) {
+  return load_tokenizer(model_folder(options), tokens_of(model));
 }
 
 std::string model_name(const ModelOptions& options) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "tools/commands/common/runner.h"
 #include "tools/commands/common/ways.h"
 #include "tools/tasks/task.h"
+#include "tools/tokenizer/tokenizer.h"
 
 namespace keyhole::tools {
 
@@ -33,6 +35,13 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 [[nodiscard]] Runner make_runner(const ModelOptions& options, uint32_t threads);
 /// The name under which results mention the model: its folder's last part.
 [[nodiscard]] std::string model_name(const ModelOptions& options);
+
+/// The tokenizer of the model's folder; nullptr where it has none. Throws std::runtime_error for one that is broken.
+[[nodiscard]] std::unique_ptr<const Tokenizer> find_tokenizer(const ModelOptions& options,
+                                                              const LlamaConfig& model);
+/// The same; throws std::runtime_error where there is none.
+[[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options,
+                                                              const LlamaConfig& model);
 
 /// The bytes of a file. Throws std::runtime_error that names it.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path);

@@ -7,11 +7,11 @@
 #include "tools/commands/common/context_warning.h"
 #include "tools/io/trace.h"
 #include "tools/llama/prefill.h"
-#include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
+#include "tools/tokenizer/token_file.h"
 
 namespace keyhole::tools {
 namespace {
@@ -55,13 +55,13 @@ Prompt make_prompt(const RecordOptions& options, const LlamaConfig& model) {
   if (!options.token_file.empty()) {
     return {read_token_file(options.token_file), "prompt", options.token_file};
   }
-  const ByteTokenizer tokenizer(model);
+  const auto tokenizer = load_tokenizer(options.model, model);
   if (!options.prompt_file.empty()) {
-    return {tokenizer.encode_prompt(read_text_file(options.prompt_file)), "prompt",
+    return {tokenizer->encode_prompt(read_text_file(options.prompt_file)), "prompt",
             options.prompt_file};
   }
   const uint32_t length = length_of(options.task);
-  return {tokenizer.encode_prompt(task_transcript(options, length - 1)), options.task.task,
+  return {tokenizer->encode_prompt(task_transcript(options, length - 1)), options.task.task,
           options.task.task + " context with questions and answers at its end"};
 }
 

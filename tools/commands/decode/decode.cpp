@@ -12,7 +12,6 @@
 #include "tools/commands/common/decoding.h"
 #include "tools/commands/decode/check.h"
 #include "tools/llama/blas.h"
-#include "tools/llama/tokenizer.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -20,6 +19,7 @@
 #include "tools/terminal/machine.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
+#include "tools/tokenizer/token_file.h"
 
 namespace keyhole::tools {
 namespace {
@@ -48,15 +48,14 @@ struct Prompt {
   std::string expected;  ///< the task's answer; empty for other prompts
 };
 
-Prompt make_prompt(const DecodeOptions& options, const LlamaConfig& model) {
+Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer) {
   const int sources = static_cast<int>(!options.prompt_file.empty()) +
                       static_cast<int>(!options.token_file.empty()) +
                       static_cast<int>(!options.task.task.empty());
   if (sources != 1) throw UsageError("name exactly one of --prompt, --tokens and --task");
   if (!options.token_file.empty()) return {read_token_file(options.token_file), ""};
-  const ByteTokenizer tokenizer(model);
   if (!options.prompt_file.empty()) {
-    return {tokenizer.encode_prompt(read_text_file(options.prompt_file)), ""};
+    return {tokenizer->encode_prompt(read_text_file(options.prompt_file)), ""};
   }
   const size_t question_bytes = max_question_bytes(options.task.task);
   const uint32_t length = length_of(options.task);
@@ -66,7 +65,7 @@ Prompt make_prompt(const DecodeOptions& options, const LlamaConfig& model) {
   }
   const Task task = make_task(options.task, length - 1 - question_bytes, 1);
   const Question& question = task.questions.front();
-  return {tokenizer.encode_prompt(task.context + question.prompt), question.answer};
+  return {tokenizer->encode_prompt(task.context + question.prompt), question.answer};
 }
 
 /// The generated tokens and what they took.
@@ -85,23 +84,34 @@ struct Run {
   }
 };
 
-/// Greedy decoding until `count` tokens or an end-of-sequence token; shows each as it comes.
+/// The text of `tokens`, which continue a prompt.
+std::string text_of(const Tokenizer& tokenizer, const std::vector<uint32_t>& tokens) {
+  StreamDecoder decoder(tokenizer, DecodeState::in_text());
+  std::string text;
+  for (const uint32_t token : tokens) text += decoder.push(token);
+  return text + decoder.finish();
+}
+
+/// Greedy decoding until `count` tokens or an end token; shows each as it comes, as a number where there is no tokenizer.
 void generate(Decoder& decoder, std::vector<float> logits, uint32_t count, const LlamaConfig& model,
-              bool stream, Run& run) {
-  const bool bytes = ByteTokenizer::fits(model);
+              const Tokenizer* tokenizer, bool stream, Run& run) {
+  std::optional<StreamDecoder> text;
+  if (tokenizer != nullptr) text.emplace(*tokenizer, DecodeState::in_text());
+  const auto show = [stream](const std::string& bytes) {
+    if (!stream) return;
+    std::fwrite(bytes.data(), 1, bytes.size(), stdout);
+    std::fflush(stdout);
+  };
   uint32_t next = greedy(logits);
   while (true) {
     throw_if_interrupted();
     run.tokens.push_back(next);
-    if (stream) {
-      if (!bytes) std::printf("%u ", next);
-      if (bytes && next < 256) std::putchar(static_cast<int>(next));
-      std::fflush(stdout);
-    }
-    const auto& eos = model.eos_tokens;
-    if (run.tokens.size() == count || std::find(eos.begin(), eos.end(), next) != eos.end()) return;
+    show(text ? text->push(next) : std::to_string(next) + ' ');
+    const auto& eos = tokenizer != nullptr ? tokenizer->end_tokens() : model.eos_tokens;
+    if (run.tokens.size() == count || std::find(eos.begin(), eos.end(), next) != eos.end()) break;
     next = greedy(decoder.step(next));
   }
+  if (text) show(text->finish());
 }
 
 std::string time_table(const Run& run) {
@@ -141,16 +151,16 @@ double scan_fraction(const keyhole_statistics& s) {
              : static_cast<double>(s.keys_scored) / static_cast<double>(s.keys_offered);
 }
 
-bool answers(const Run& run, const Prompt& prompt, const LlamaConfig& model) {
-  return ByteTokenizer(model).decode(run.tokens).starts_with(prompt.expected);
+bool answers(const Run& run, const Prompt& prompt, const Tokenizer& tokenizer) {
+  return text_of(tokenizer, run.tokens).starts_with(prompt.expected);
 }
 
 void print_report(const DecodeOptions& options, const Runner& runner, const Run& run,
-                  const Prompt& prompt, const CheckResult* check) {
+                  const Prompt& prompt, const Tokenizer* tokenizer, const CheckResult* check) {
   if (!prompt.expected.empty()) {
     std::printf("answer expected: %s; this is %s\n",
                 prompt.expected.substr(0, prompt.expected.find('\n')).c_str(),
-                answers(run, prompt, runner.model().config) ? "right" : "wrong");
+                answers(run, prompt, *tokenizer) ? "right" : "wrong");
   }
   const size_t prompt_tokens = prompt.tokens.size();
   std::printf("prompt %s tokens in %s (%s tokens/s) on %s, index build %s\n",
@@ -177,8 +187,7 @@ void print_report(const DecodeOptions& options, const Runner& runner, const Run&
 }
 
 Json to_json(const DecodeOptions& options, const Runner& runner, const Run& run,
-             const Prompt& prompt, const CheckResult* check) {
-  const LlamaConfig& model = runner.model().config;
+             const Prompt& prompt, const Tokenizer* tokenizer, const CheckResult* check) {
   const keyhole_statistics& s = run.statistics;
   Json json = {{"machine", to_json(describe_machine(s.cpu_level))},
                {"model", model_name(options.model)},
@@ -220,12 +229,10 @@ Json to_json(const DecodeOptions& options, const Runner& runner, const Run& run,
                {"host_bytes", s.host_bytes},
                {"index_bytes", s.index_bytes},
                {"device_bytes", s.device_bytes}};
-  if (ByteTokenizer::fits(model)) {
-    json["generated"] = printable(ByteTokenizer(model).decode(run.tokens));
-  }
+  if (tokenizer != nullptr) json["generated"] = printable(text_of(*tokenizer, run.tokens));
   if (!prompt.expected.empty()) {
     json["expected"] = prompt.expected;
-    json["correct"] = answers(run, prompt, model);
+    json["correct"] = answers(run, prompt, *tokenizer);
   }
   if (run.audit) json["audit"] = audit_json(*run.audit);
   if (check != nullptr) json["check"] = to_json(*check);
@@ -261,7 +268,10 @@ void decode(DecodeOptions options) {
   options.cache.device = runner.session_device(options.cache.cache_device);
   set_kv_dtype(options.cache, runner.model().config);
   const LlamaConfig& model = runner.model().config;
-  const Prompt prompt = make_prompt(options, model);
+  // Token ids are what a model without a tokenizer can be given.
+  const auto tokenizer = options.token_file.empty() ? load_tokenizer(options.model, model)
+                                                    : find_tokenizer(options.model, model);
+  const Prompt prompt = make_prompt(options, tokenizer.get());
   const auto prompt_tokens = static_cast<uint32_t>(prompt.tokens.size());
   warn_of_context(model, uint64_t{prompt_tokens} + options.generate);
   const uint32_t most_tokens = prompt_tokens + options.generate;
@@ -284,7 +294,7 @@ void decode(DecodeOptions options) {
         [&](uint32_t layer, const float* q, const float* out) { errors.measure(layer, q, out); });
   }
   const Clock::time_point start = Clock::now();
-  generate(*decoder, logits, options.generate, model, stream, run);
+  generate(*decoder, logits, options.generate, model, tokenizer.get(), stream, run);
   run.decode_seconds = seconds_since(start);
   run.times = decoder->times();
   run.statistics = cache.statistics();
@@ -298,9 +308,9 @@ void decode(DecodeOptions options) {
     check = std::make_unique<CheckResult>(errors.result());
     compare_tokens(*decoder, cache, prompt_tokens, logits, run.tokens, *check);
   }
-  if (stream) print_report(options, runner, run, prompt, check.get());
+  if (stream) print_report(options, runner, run, prompt, tokenizer.get(), check.get());
   if (!options.json.empty()) {
-    write_json(options.json, to_json(options, runner, run, prompt, check.get()));
+    write_json(options.json, to_json(options, runner, run, prompt, tokenizer.get(), check.get()));
   }
 }
 

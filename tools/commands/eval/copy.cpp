@@ -6,7 +6,6 @@
 
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
-#include "tools/llama/tokenizer.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
@@ -70,7 +69,7 @@ struct Row {
 };
 
 // The passage's own bytes go in, whatever was predicted: an error does not make the bytes behind it another task.
-void copy_passage(Decoder& decoder, const ByteTokenizer& tokenizer, const CopyPassage& passage,
+void copy_passage(Decoder& decoder, const Tokenizer& tokenizer, const CopyPassage& passage,
                   Row& row) {
   const uint32_t context = decoder.tokens();
   const std::vector<uint32_t> bytes = tokenizer.encode(passage.text);
@@ -140,7 +139,7 @@ Json to_json(const Row& row, const Row* exact) {
 void eval_copy(const EvalOptions& options) {
   EvalRun run(options);
   const LlamaConfig& model = run.model();
-  const ByteTokenizer tokenizer(model);
+  const auto tokenizer = load_tokenizer(options.model, model);
   const size_t context_bytes = length_of(options.task) - 1;
   const size_t passages =
       options.questions != 0 ? options.questions : fitting_questions("copy", context_bytes, 64);
@@ -149,7 +148,7 @@ void eval_copy(const EvalOptions& options) {
                                         .passages = passages,
                                         .seed = options.task.seed,
                                         .haystack = prose});
-  const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
+  const std::vector<uint32_t> tokens = tokenizer->encode_prompt(task.context);
   const auto context = static_cast<uint32_t>(tokens.size());
   warn_of_context(model, context);
   run.prefill(tokens, 256);
@@ -164,7 +163,7 @@ void eval_copy(const EvalOptions& options) {
     const std::unique_ptr<Decoder> decoder = run.runner().decoder(copy, context);
     for (size_t i = 0; i < task.passages.size(); ++i) {
       throw_if_interrupted();
-      copy_passage(*decoder, tokenizer, task.passages[i], row);
+      copy_passage(*decoder, *tokenizer, task.passages[i], row);
       bar.update(static_cast<double>(i + 1) / static_cast<double>(passages));
     }
     measure_way(copy, *decoder, model, context, row.way);

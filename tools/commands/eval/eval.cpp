@@ -10,7 +10,6 @@
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
-#include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
@@ -39,7 +38,7 @@ struct Row {
   }
 };
 
-std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
+std::string answer_question(Decoder& decoder, const Tokenizer& tokenizer,
                             const Question& question) {
   const uint32_t context = decoder.tokens();
   uint32_t next = 0;
@@ -48,19 +47,19 @@ std::string answer_question(Decoder& decoder, const ByteTokenizer& tokenizer,
   const char end = question.answer.back();
   // A wrong answer may be longer than the right one; a few tokens more show what it was.
   const size_t most = question.answer.size() + 8;
-  while (next < 256) {
-    answer.push_back(static_cast<char>(next));
-    if (answer.back() == end || answer.size() == most) break;
+  StreamDecoder text(tokenizer, DecodeState::in_text());
+  while (!tokenizer.is_special(next)) {
+    answer += text.push(next);
+    if (answer.find(end) != std::string::npos || answer.size() >= most) break;
     next = greedy(decoder.step(next));
   }
   decoder.truncate(context);
   return answer;
 }
 
-void answer_all(Decoder& decoder, KeyholeCache& cache, const LlamaConfig& model, const Task& task,
-                Row& row) {
+void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenizer,
+                const LlamaConfig& model, const Task& task, Row& row) {
   const size_t context = decoder.tokens();
-  const ByteTokenizer tokenizer(model);
   Progress bar(row.way.name());
   cache.reset_statistics();
   decoder.reset_times();
@@ -119,14 +118,14 @@ Json to_json(const Row& row, const Row* exact, const Task& task) {
 void eval_questions(const EvalOptions& options) {
   EvalRun run(options);
   const LlamaConfig& model = run.model();
-  const ByteTokenizer tokenizer(model);
+  const auto tokenizer = load_tokenizer(options.model, model);
   const uint32_t length = length_of(options.task);
   const size_t usual = options.task.task == "kv" ? 64 : 16;
   const size_t questions = options.questions != 0
                                ? options.questions
                                : fitting_questions(options.task.task, length - 1, usual);
   const Task task = make_task(options.task, length - 1, questions);
-  const std::vector<uint32_t> tokens = tokenizer.encode_prompt(task.context);
+  const std::vector<uint32_t> tokens = tokenizer->encode_prompt(task.context);
 
   warn_of_context(model, tokens.size());
   // A question is truncated away before the next one, so the cache holds one of them at a time.
@@ -137,7 +136,7 @@ void eval_questions(const EvalOptions& options) {
     Row& row = rows.emplace_back();
     row.way = way;
     const auto decoder = run.runner().decoder(cache, static_cast<uint32_t>(tokens.size()));
-    answer_all(*decoder, cache, model, task, row);
+    answer_all(*decoder, cache, *tokenizer, model, task, row);
   });
 
   run.print(options.task.task + ", " + format_count(tokens.size()) + " tokens, " +

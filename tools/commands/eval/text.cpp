@@ -6,13 +6,13 @@
 
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
-#include "tools/llama/tokenizer.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
+#include "tools/tokenizer/token_file.h"
 
 namespace keyhole::tools {
 namespace {
@@ -54,7 +54,7 @@ Text make_text(const EvalOptions& options, const LlamaConfig& model) {
                                            ? bundled_model_folder() / "haystack.txt"
                                            : std::filesystem::path(options.prompt_file);
     name = path.string();
-    tokens = ByteTokenizer(model).encode_prompt(read_text_file(path));
+    tokens = load_tokenizer(options.model, model)->encode_prompt(read_text_file(path));
   }
   const uint64_t needed = uint64_t{length} + options.bytes + 1;
   if (tokens.size() < needed) {

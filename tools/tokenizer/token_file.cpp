@@ -1,48 +1,14 @@
-#include "tools/llama/tokenizer.h"
+#include "tools/tokenizer/token_file.h"
 
 #include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
+#include <string>
+#include <string_view>
 
 namespace keyhole::tools {
-
-bool ByteTokenizer::fits(const LlamaConfig& config) {
-  const auto& eos = config.eos_tokens;
-  return config.vocab_size <= 512 && config.bos_token == kBos &&
-         std::find(eos.begin(), eos.end(), kEos) != eos.end();
-}
-
-ByteTokenizer::ByteTokenizer(const LlamaConfig& config) {
-  if (fits(config)) return;
-  throw std::runtime_error(
-      "only byte-level text is built in (at most 512 rows, BOS 256, EOS 257), and this model's "
-      "vocabulary has " +
-      std::to_string(config.vocab_size) +
-      " rows; tokenize outside and pass the token ids with --tokens FILE");
-}
-
-std::vector<uint32_t> ByteTokenizer::encode_prompt(std::string_view text) const {
-  std::vector<uint32_t> tokens = encode(text);
-  tokens.insert(tokens.begin(), kBos);
-  return tokens;
-}
-
-std::vector<uint32_t> ByteTokenizer::encode(std::string_view text) const {
-  std::vector<uint32_t> tokens;
-  tokens.reserve(text.size());
-  for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
-  return tokens;
-}
-
-std::string ByteTokenizer::decode(const std::vector<uint32_t>& tokens) const {
-  std::string text;
-  for (const uint32_t token : tokens) {
-    if (token < 256) text.push_back(static_cast<char>(token));
-  }
-  return text;
-}
 
 std::vector<uint32_t> read_token_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

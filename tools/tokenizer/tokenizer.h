@@ -1,0 +1,114 @@
+// Text and tokens: what every vocabulary can do, token by token decoding, and the choice of a model folder's tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace keyhole::tools {
+
+/// What a tokenizer is told about the model: its config.json's fields.
+struct ModelTokens {
+  uint32_t vocab_size = 0;           ///< rows of the embedding: token ids are below
+  std::optional<uint32_t> bos;       ///< bos_token_id
+  std::vector<uint32_t> end_tokens;  ///< eos_token_id
+};
+
+/// Whether the names of special tokens in a text ("<|eot_id|>") are text like any other, or become those tokens.
+enum class Specials : uint8_t {
+  as_text,  ///< for what people and files say: no text can end a turn or begin another
+  parsed,   ///< for what templates write
+};
+
+/// A piece of a text, in bytes.
+struct TextRange {
+  size_t begin = 0, end = 0;
+};
+
+/// Where a decoder stands in the text that it makes, see Tokenizer::decode_next().
+struct DecodeState {
+  bool inside = false;    ///< tokens came before: the next one is not the first
+  uint32_t stripped = 0;  ///< bytes taken from the beginning of the text
+  bool strips = true;     ///< still at that beginning
+  /// Of what continues a text: the space before its first word stays.
+  [[nodiscard]] static DecodeState in_text() { return {.inside = true, .strips = false}; }
+};
+
+/// One vocabulary. Immutable: any number of threads may use it at once. Throws std::runtime_error with a text where
+/// a call says so.
+class Tokenizer {
+ public:
+  Tokenizer() = default;
+  virtual ~Tokenizer() = default;
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+
+  /// The tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes U+FFFD
+  /// where the vocabulary has no bytes. In `literal`, ascending and without overlap, no special token is parsed even
+  /// where `specials` asks for it. Throws for what the vocabulary cannot write (no byte, no unknown token).
+  [[nodiscard]] virtual std::vector<uint32_t> encode(
+      std::string_view text, Specials specials = Specials::as_text,
+      std::span<const TextRange> literal = {}) const = 0;
+
+  /// The same with what the vocabulary puts around a prompt: BOS in front, in most.
+  [[nodiscard]] virtual std::vector<uint32_t> encode_prompt(
+      std::string_view text, Specials specials = Specials::as_text) const = 0;
+
+  /// Appends the bytes of `token`, which follows what was decoded into `state`; special tokens, and ids that the vocabulary
+  /// lacks, give none. A token may end inside a UTF-8 character: see StreamDecoder.
+  virtual void decode_next(uint32_t token, DecodeState& state, std::string& bytes) const = 0;
+
+  /// The bytes of `tokens` as a text of their own.
+  [[nodiscard]] std::string decode(std::span<const uint32_t> tokens) const;
+
+  /// The id of the token that is written so, special ones as "<|eot_id|>"; nothing where there is none.
+  [[nodiscard]] virtual std::optional<uint32_t> token_id(std::string_view token) const = 0;
+  /// How a token is written in the vocabulary; empty for ids that it lacks. For messages, not for text: see decode().
+  [[nodiscard]] virtual std::string token_text(uint32_t token) const = 0;
+  /// Whether it stands for no text.
+  [[nodiscard]] virtual bool is_special(uint32_t token) const = 0;
+
+  /// Ids are below; not all need have a token.
+  [[nodiscard]] virtual uint32_t vocab_size() const = 0;
+  /// What ends an answer, ascending: of config.json, generation_config.json and tokenizer_config.json together.
+  [[nodiscard]] virtual const std::vector<uint32_t>& end_tokens() const = 0;
+  [[nodiscard]] bool ends(uint32_t token) const;
+};
+
+/// Text from tokens as they come, never half a UTF-8 character. Bytes that cannot become a character are given as they are.
+class StreamDecoder {
+ public:
+  /// `state`: DecodeState() for a text of its own, as an answer is; in_text() for one that continues a prompt. The tokenizer
+  /// lives longer.
+  explicit StreamDecoder(const Tokenizer& tokenizer, DecodeState state = {})
+      : tokenizer_(&tokenizer), state_(state) {}
+
+  /// The characters that are complete with this token; may be empty.
+  [[nodiscard]] std::string push(uint32_t token);
+  /// What is left at the end: the bytes of a character that was cut off.
+  [[nodiscard]] std::string finish();
+
+ private:
+  const Tokenizer* tokenizer_;
+  DecodeState state_;
+  std::string held_;
+};
+
+/// Bytes of the beginning of `bytes` that end with a whole character, or in bytes that cannot become one: all but the at most
+/// 3 last ones that more bytes may complete.
+[[nodiscard]] size_t complete_utf8(std::string_view bytes);
+
+/// The tokenizer of a model folder: its tokenizer.json, else bytes where the vocabulary is one of bytes. nullptr where it is
+/// neither. Throws std::runtime_error for a file that is broken, or asks for what is not known here, and names it.
+[[nodiscard]] std::unique_ptr<const Tokenizer> find_tokenizer(const std::filesystem::path& folder,
+                                                              const ModelTokens& model);
+/// The same; where there is none throws std::runtime_error that says what to do.
+[[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer(const std::filesystem::path& folder,
+                                                              const ModelTokens& model);
+
+}  // namespace keyhole::tools
