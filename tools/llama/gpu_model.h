@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/llama/prefill.h"
+#include "tools/llama/read_ahead.h"
 #include "tools/llama/weights.h"
 
 namespace keyhole::tools {
@@ -20,7 +21,7 @@ namespace keyhole::tools {
 class GpuModel {
  public:
   /// Borrows the model. Throws std::runtime_error: gpu_refusal(), or what CUDA says (no memory).
-  explicit GpuModel(const LlamaModel& model);
+  explicit GpuModel(const LlamaModel& model, const LoadProgress& progress = {});
   ~GpuModel();
   GpuModel(const GpuModel&) = delete;
   GpuModel& operator=(const GpuModel&) = delete;

@@ -15,7 +15,9 @@ class GpuDecoder::Steps {};
 
 std::string gpu_refusal(const LlamaConfig&) { return kReason; }
 
-GpuModel::GpuModel(const LlamaModel& model) : model_(model) { throw std::runtime_error(kReason); }
+GpuModel::GpuModel(const LlamaModel& model, const LoadProgress&) : model_(model) {
+  throw std::runtime_error(kReason);
+}
 GpuModel::~GpuModel() = default;
 
 std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const LayerSink&,

@@ -50,7 +50,7 @@ std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
 std::span<const float> HostDecoder::step(uint32_t token) {
   check_tokens(model_.config, {&token, 1});
   Stopwatch stopwatch;
-  std::copy_n(model_.embedding.row(token), hidden_.size(), hidden_.data());
+  model_.embedding.rows_to_f32(token, token + 1, hidden_.data());
   rope_.angles(tokens_, cosines_.data(), sines_.data());
   for (uint32_t layer = 0; layer < model_.config.layers; ++layer) {
     const LayerWeights& weights = model_.layers[layer];
@@ -58,7 +58,7 @@ std::span<const float> HostDecoder::step(uint32_t token) {
     float* k = q + model_.config.q_width();
     float* v = k + model_.config.kv_width();
     normalise(weights.attention_norm);
-    multiply(weights.qkv, normed_.data(), qkv_.data());
+    multiply(weights.qkv, normed_.data(), team_, qkv_.data());
     rope_.rotate(q, model_.config.q_heads, cosines_.data(), sines_.data());
     rope_.rotate(k, model_.config.kv_heads, cosines_.data(), sines_.data());
     stopwatch.add_to(times_.projections);
@@ -70,20 +70,20 @@ std::span<const float> HostDecoder::step(uint32_t token) {
       stopwatch.skip();
     }
 
-    multiply(weights.output, attended_.data(), update_.data());
+    multiply(weights.output, attended_.data(), team_, update_.data());
     add(update_.data(), update_.size(), hidden_.data());
     stopwatch.add_to(times_.projections);
 
     normalise(weights.mlp_norm);
-    multiply(weights.gate_up, normed_.data(), gate_up_.data());
+    multiply(weights.gate_up, normed_.data(), team_, gate_up_.data());
     const size_t inner = model_.config.intermediate_size;
     silu_multiply(gate_up_.data(), gate_up_.data() + inner, inner, gate_up_.data());
-    multiply(weights.down, gate_up_.data(), update_.data());
+    multiply(weights.down, gate_up_.data(), team_, update_.data());
     add(update_.data(), update_.size(), hidden_.data());
     stopwatch.add_to(times_.mlp);
   }
   normalise(model_.final_norm);
-  multiply(model_.output_projection(), normed_.data(), logits_.data());
+  multiply(model_.output_projection(), normed_.data(), team_, logits_.data());
   stopwatch.add_to(times_.logits);
   ++times_.steps;
   ++tokens_;
@@ -93,21 +93,6 @@ std::span<const float> HostDecoder::step(uint32_t token) {
 void HostDecoder::truncate(uint32_t tokens) {
   cache_.truncate(tokens);
   tokens_ = std::min(tokens_, tokens);
-}
-
-void HostDecoder::multiply(const Matrix& matrix, const float* x, float* y) {
-  // An item of 64 Ki weights takes about 10 us, several times what handing it to a thread costs.
-  constexpr size_t kItemWeights = size_t{64} << 10;
-  const size_t rows = std::max<size_t>(4, kItemWeights / matrix.cols / 4 * 4);
-  team_.for_each((matrix.rows + rows - 1) / rows, [&](size_t item, unsigned) {
-    const size_t first = item * rows;
-    const size_t last = std::min(first + rows, matrix.rows);
-    if (matrix.bf16.empty()) {
-      matrix_vector(matrix.data.data(), matrix.cols, x, first, last, y);
-    } else {
-      matrix_vector(matrix.bf16.data(), matrix.cols, x, first, last, y);
-    }
-  });
 }
 
 void HostDecoder::normalise(const std::vector<float>& weight) {

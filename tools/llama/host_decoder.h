@@ -27,7 +27,6 @@ class HostDecoder final : public Decoder {
   void reset_times() override { times_ = {}; }
 
  private:
-  void multiply(const Matrix& matrix, const float* x, float* y);
   void normalise(const std::vector<float>& weight);
 
   const LlamaModel& model_;

@@ -8,6 +8,7 @@
 
 #include "tools/llama/blas.h"
 #include "tools/llama/causal_attention.h"
+#include "tools/llama/layer_f32.h"
 #include "tools/llama/rope.h"
 #include "tools/llama/vector_math.h"
 
@@ -69,6 +70,7 @@ class Prefill {
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
       const bool last = layer + 1 == config_.layers;
       const LayerWeights& weights = model_.layers[layer];
+      matrices_.convert(weights, team_);
       project_qkv(weights);
       hand_over(layer, sink);
       const size_t first = last ? n - 1 : 0;
@@ -117,7 +119,7 @@ class Prefill {
     const size_t half = config_.head_dim / 2;
     for_chunks(0, [&](size_t begin, size_t count, Scratch&) {
       for (size_t t = begin; t < begin + count; ++t) {
-        std::copy_n(model_.embedding.row(tokens_[t]), config_.hidden_size, hidden(t));
+        model_.embedding.rows_to_f32(tokens_[t], tokens_[t] + 1, hidden(t));
         rope.angles(static_cast<uint32_t>(t), &cosines_[t * half], &sines_[t * half]);
       }
     });
@@ -137,11 +139,10 @@ class Prefill {
     const size_t kv_width = config_.kv_width();
     for_chunks(0, [&](size_t begin, size_t count, Scratch& scratch) {
       normalise(begin, count, weights.attention_norm, scratch.input.data());
-      const Matrix& w = weights.qkv;
-      gemm_nt(count, w.rows, w.cols, scratch.input.data(), w.cols, w.data.data(), w.cols, 0.0F,
-              scratch.output.data(), w.rows);
+      const MatrixF32& w = matrices_.qkv;
+      w.multiply(count, scratch.input.data(), w.cols(), 0.0F, scratch.output.data(), w.rows());
       for (size_t t = begin; t < begin + count; ++t) {
-        const float* from = scratch.output.data() + (t - begin) * w.rows;
+        const float* from = scratch.output.data() + (t - begin) * w.rows();
         std::copy_n(from, q_width, &q_[t * q_width]);
         std::copy_n(from + q_width, kv_width, &k_[t * kv_width]);
         std::copy_n(from + q_width + kv_width, kv_width, &v_[t * kv_width]);
@@ -167,20 +168,17 @@ class Prefill {
   void output_and_mlp(const LayerWeights& weights, size_t first) {
     const size_t inner = config_.intermediate_size;
     for_chunks(first, [&](size_t begin, size_t count, Scratch& scratch) {
-      const Matrix& o = weights.output;
-      gemm_nt(count, o.rows, o.cols, &q_[begin * o.cols], o.cols, o.data.data(), o.cols, 1.0F,
-              hidden(begin), config_.hidden_size);
+      const MatrixF32& o = matrices_.output;
+      o.multiply(count, &q_[begin * o.cols()], o.cols(), 1.0F, hidden(begin), config_.hidden_size);
       normalise(begin, count, weights.mlp_norm, scratch.input.data());
-      const Matrix& w = weights.gate_up;
-      gemm_nt(count, w.rows, w.cols, scratch.input.data(), w.cols, w.data.data(), w.cols, 0.0F,
-              scratch.output.data(), w.rows);
+      const MatrixF32& w = matrices_.gate_up;
+      w.multiply(count, scratch.input.data(), w.cols(), 0.0F, scratch.output.data(), w.rows());
       for (size_t t = 0; t < count; ++t) {
-        const float* gate = scratch.output.data() + t * w.rows;
+        const float* gate = scratch.output.data() + t * w.rows();
         silu_multiply(gate, gate + inner, inner, scratch.input.data() + t * inner);
       }
-      const Matrix& down = weights.down;
-      gemm_nt(count, down.rows, down.cols, scratch.input.data(), down.cols, down.data.data(),
-              down.cols, 1.0F, hidden(begin), config_.hidden_size);
+      matrices_.down.multiply(count, scratch.input.data(), inner, 1.0F, hidden(begin),
+                              config_.hidden_size);
     });
     meter_.add(static_cast<double>(tokens_.size() - first) * mlp_work_per_token());
   }
@@ -191,7 +189,7 @@ class Prefill {
     rms_norm(hidden(tokens_.size() - 1), model_.final_norm.data(), normed.size(),
              static_cast<float>(config_.rms_norm_eps), normed.data());
     std::vector<float> out(w.rows);
-    matrix_vector(w.data.data(), w.cols, normed.data(), 0, w.rows, out.data());
+    multiply(w, normed.data(), team_, out.data());
     return out;
   }
 
@@ -203,6 +201,7 @@ class Prefill {
   std::span<const uint32_t> tokens_;
   CausalAttention attention_;
   Meter meter_;
+  LayerF32 matrices_;  // of the current layer
   std::vector<float> hidden_;           // [tokens, hidden]
   std::vector<float> q_, k_, v_;        // of the current layer
   std::vector<float> cosines_, sines_;  // [tokens, d/2]

@@ -28,20 +28,40 @@ KEYHOLE_INLINE Floats load(const float* p) {
   std::memcpy(&v, p, sizeof(v));
   return v;
 }
-KEYHOLE_INLINE Floats load(const uint16_t* p) {
+KEYHOLE_INLINE Ints load_bits(const void* p) {
   Halves halves;
   std::memcpy(&halves, p, sizeof(halves));
-  const Ints bits = __builtin_convertvector(halves, Ints) << 16;
+  return __builtin_convertvector(halves, Ints);
+}
+KEYHOLE_INLINE Floats load(const BFloat16* p) {
+  const Ints bits = load_bits(p) << 16;
+  Floats v;
+  std::memcpy(&v, &bits, sizeof(v));
+  return v;
+}
+/// GCC 12 converts vectors of _Float16 element by element, the baseline by calls: whole vectors of integers do it in a
+/// dozen instructions.
+KEYHOLE_INLINE Floats load(const Float16* p) {
+  const Ints half = load_bits(p);
+  const Ints magnitude = half & 0x7FFF;
+  constexpr int32_t kBias = (127 - 15) << 23;
+  // Infinities and NaNs have the largest exponent in fp32 as well.
+  const Ints normal = (magnitude << 13) + kBias + (magnitude >= 0x7C00 ? Ints{} + kBias : Ints{});
+  // Zero and subnormals are magnitude * 2^-24. As an integer: subnormals of fp32 would be slow.
+  const Floats small = __builtin_convertvector(magnitude, Floats) * 0x1p-24F;
+  Ints bits;
+  std::memcpy(&bits, &small, sizeof(bits));
+  bits = magnitude >= 0x0400 ? normal : bits;
+  bits |= (half & 0x8000) << 16;
   Floats v;
   std::memcpy(&v, &bits, sizeof(v));
   return v;
 }
 KEYHOLE_INLINE float value(float x) { return x; }
-KEYHOLE_INLINE float value(uint16_t bf16) {
-  const uint32_t bits = uint32_t{bf16} << 16;
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
+template <class Half>
+KEYHOLE_INLINE float value(Half half) {
+  Half lanes[kLanes] = {half};
+  return load(lanes)[0];
 }
 KEYHOLE_INLINE void store(Floats v, float* p) { std::memcpy(p, &v, sizeof(v)); }
 KEYHOLE_INLINE Floats fill(float x) { return Floats{} + x; }
@@ -117,6 +137,57 @@ KEYHOLE_INLINE void multiply_rows(const Weight* matrix, size_t cols, const float
   }
 }
 
+template <class Half>
+KEYHOLE_INLINE void widen(const Half* x, size_t n, float* out) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(load(x + i), out + i);
+  for (; i < n; ++i) out[i] = value(x[i]);
+}
+
+template <class Number>
+KEYHOLE_INLINE void sum_rows(const Number* matrix, size_t cols, const float* factors, size_t rows,
+                             float* y) {
+  // Four rows at a time: y is read and written once for all of them.
+  size_t row = 0;
+  for (; row + 4 <= rows; row += 4) {
+    const Number* w = matrix + row * cols;
+    const float* f = factors + row;
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) {
+      const Floats even = load(w + i) * f[0] + load(w + 2 * cols + i) * f[2];
+      const Floats odd = load(w + cols + i) * f[1] + load(w + 3 * cols + i) * f[3];
+      store(load(y + i) + (even + odd), y + i);
+    }
+    for (; i < cols; ++i) {
+      for (size_t r = 0; r < 4; ++r) y[i] += value(w[r * cols + i]) * f[r];
+    }
+  }
+  for (; row < rows; ++row) {
+    const Number* w = matrix + row * cols;
+    size_t i = 0;
+    for (; i + kLanes <= cols; i += kLanes) {
+      store(load(y + i) + load(w + i) * factors[row], y + i);
+    }
+    for (; i < cols; ++i) y[i] += value(w[i]) * factors[row];
+  }
+}
+
+/// tanh(x) = 1 - 2 / (exp(2x) + 1); exp's clamp at 2^126 makes it exactly 1 there.
+KEYHOLE_INLINE Floats tanh_of(Floats x) { return 1.0F - 2.0F / (exp_of(2.0F * x) + 1.0F); }
+
+/// 0.5 * (1 + tanh(u)) is 1 / (1 + exp(-2u)).
+KEYHOLE_INLINE Floats gelu_of(Floats x) {
+  const Floats u = 0.797884561F * (x + 0.044715F * x * x * x);
+  return x / (1.0F + exp_of(-2.0F * u));
+}
+
+KEYHOLE_INLINE Floats load_some(const float* p, size_t n) {
+  if (n == kLanes) return load(p);
+  float some[kLanes] = {};
+  std::memcpy(some, p, n * sizeof(float));
+  return load(some);
+}
+
 }  // namespace
 
 KEYHOLE_CLONES void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
@@ -134,9 +205,30 @@ KEYHOLE_CLONES void matrix_vector(const float* matrix, size_t cols, const float*
   multiply_rows(matrix, cols, x, first, last, y);
 }
 
-KEYHOLE_CLONES void matrix_vector(const uint16_t* matrix, size_t cols, const float* x, size_t first,
+KEYHOLE_CLONES void matrix_vector(const BFloat16* matrix, size_t cols, const float* x, size_t first,
                                   size_t last, float* y) {
   multiply_rows(matrix, cols, x, first, last, y);
+}
+
+KEYHOLE_CLONES void matrix_vector(const Float16* matrix, size_t cols, const float* x, size_t first,
+                                  size_t last, float* y) {
+  multiply_rows(matrix, cols, x, first, last, y);
+}
+
+KEYHOLE_CLONES void to_f32(const BFloat16* x, size_t n, float* out) { widen(x, n, out); }
+KEYHOLE_CLONES void to_f32(const Float16* x, size_t n, float* out) { widen(x, n, out); }
+
+KEYHOLE_CLONES void add_rows(const float* matrix, size_t cols, const float* factors, size_t rows,
+                             float* y) {
+  sum_rows(matrix, cols, factors, rows, y);
+}
+KEYHOLE_CLONES void add_rows(const BFloat16* matrix, size_t cols, const float* factors, size_t rows,
+                             float* y) {
+  sum_rows(matrix, cols, factors, rows, y);
+}
+KEYHOLE_CLONES void add_rows(const Float16* matrix, size_t cols, const float* factors, size_t rows,
+                             float* y) {
+  sum_rows(matrix, cols, factors, rows, y);
 }
 
 KEYHOLE_CLONES void silu_multiply(const float* gate, const float* up, size_t n, float* out) {
@@ -146,6 +238,25 @@ KEYHOLE_CLONES void silu_multiply(const float* gate, const float* up, size_t n, 
     store(g / (1.0F + exp_of(-g)) * load(up + i), out + i);
   }
   for (; i < n; ++i) out[i] = gate[i] / (1.0F + std::exp(-gate[i])) * up[i];
+}
+
+KEYHOLE_CLONES void gelu_multiply(const float* gate, const float* up, size_t n, float* out) {
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(gelu_of(load(gate + i)) * load(up + i), out + i);
+  if (i == n) return;
+  float rest[kLanes];
+  store(gelu_of(load_some(gate + i, n - i)) * load_some(up + i, n - i), rest);
+  std::memcpy(out + i, rest, (n - i) * sizeof(float));
+}
+
+KEYHOLE_CLONES void soft_cap(float cap, size_t n, float* x) {
+  const float inverse = 1.0F / cap;
+  size_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) store(cap * tanh_of(load(x + i) * inverse), x + i);
+  if (i == n) return;
+  float rest[kLanes];
+  store(cap * tanh_of(load_some(x + i, n - i) * inverse), rest);
+  std::memcpy(x + i, rest, (n - i) * sizeof(float));
 }
 
 KEYHOLE_CLONES void add(const float* x, size_t n, float* y) {

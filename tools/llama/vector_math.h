@@ -1,4 +1,4 @@
-// The decoder's own loops over fp32 arrays: everything of a Llama that is not a large matrix product.
+// The decoder's own loops over arrays: everything of a model that is not a large matrix product.
 //
 // Each function is compiled for AVX-512, AVX2 and the baseline, and the machine's best is chosen when the
 // program is loaded. Results may differ in the last bits between the three.
@@ -9,19 +9,43 @@
 
 namespace keyhole::tools {
 
+/// Numbers of 16 bits as they lie in memory. bf16 is the upper half of an fp32 number.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Float16 {
+  uint16_t bits;
+};
+
+/// out[i] = fp32(x[i]), `[n]`; exact.
+void to_f32(const BFloat16* x, size_t n, float* out);
+void to_f32(const Float16* x, size_t n, float* out);
+
 /// out = x / sqrt(mean(x^2) + eps) * weight, all `[n]`; out may be x.
 void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out);
 
 /// y[i] = W[i] . x for rows [first, last) of W, row-major with `cols` columns.
 void matrix_vector(const float* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
-/// The same for a matrix in bf16 (the upper halves of fp32 numbers): half the memory traffic, which is
-/// what limits this product.
-void matrix_vector(const uint16_t* matrix, size_t cols, const float* x, size_t first, size_t last,
+/// The same for a matrix of 16 bits a number: half the memory traffic, which is what limits this product.
+void matrix_vector(const BFloat16* matrix, size_t cols, const float* x, size_t first, size_t last,
                    float* y);
+void matrix_vector(const Float16* matrix, size_t cols, const float* x, size_t first, size_t last,
+                   float* y);
+
+/// y += sum of factors[i] * row i of W, for `rows` rows of `cols` columns; y `[cols]`.
+void add_rows(const float* matrix, size_t cols, const float* factors, size_t rows, float* y);
+void add_rows(const BFloat16* matrix, size_t cols, const float* factors, size_t rows, float* y);
+void add_rows(const Float16* matrix, size_t cols, const float* factors, size_t rows, float* y);
 
 /// out = silu(gate) * up, all `[n]`; out may be gate. silu(x) = x / (1 + exp(-x)).
 void silu_multiply(const float* gate, const float* up, size_t n, float* out);
+/// out = gelu(gate) * up, all `[n]`; out may be gate. gelu(x) = x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))):
+/// the approximation by tanh.
+void gelu_multiply(const float* gate, const float* up, size_t n, float* out);
+
+/// x = cap * tanh(x / cap), `[n]`, in place; cap > 0. Absolute error below 4e-7 * cap.
+void soft_cap(float cap, size_t n, float* x);
 
 /// y += x, both `[n]`.
 void add(const float* x, size_t n, float* y);

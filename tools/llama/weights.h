@@ -1,26 +1,16 @@
-// The weights of a Hugging Face Llama folder in fp32, laid out for this decoder.
+// The weights of a Hugging Face Llama folder, in the dtype of their file, laid out for this decoder.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <vector>
 
+#include "tools/llama/checkpoint.h"
 #include "tools/llama/config.h"
+#include "tools/llama/matrix.h"
 
 namespace keyhole::tools {
-
-/// A row-major matrix `[rows, cols]`; a linear layer computes y = W x (torch's layout).
-struct Matrix {
-  size_t rows = 0;
-  size_t cols = 0;
-  std::vector<float> data;
-  /// The same numbers in bf16 where all of them are bf16 numbers (most checkpoints), else empty. A
-  /// decoding step reads every weight once, so that half the bytes are half the time.
-  std::vector<uint16_t> bf16;
-
-  [[nodiscard]] const float* row(size_t i) const { return data.data() + i * cols; }
-};
 
 struct LayerWeights {
   std::vector<float> attention_norm;  ///< `[hidden]`
@@ -31,23 +21,40 @@ struct LayerWeights {
   Matrix down;                  ///< `[hidden, intermediate]`
 };
 
-/// A model in memory. Projections that read the same input are fused, so that each is one product.
+/// A model in memory: vectors in fp32, matrices as they lie in the mapped files, which live as long as the model does
+/// and must not be changed meanwhile.
 struct LlamaModel {
   LlamaConfig config;
   Matrix embedding;  ///< `[vocab, hidden]`
   std::vector<LayerWeights> layers;
   std::vector<float> final_norm;  ///< `[hidden]`
   Matrix lm_head;                 ///< `[vocab, hidden]`; empty if tied
+  std::shared_ptr<const Checkpoint> files;  ///< what the matrices point into
+  /// Tensors that begin at an address that is no multiple of their numbers' size, which old files may have.
+  std::vector<std::shared_ptr<const std::vector<std::byte>>> aligned;
 
   [[nodiscard]] const Matrix& output_projection() const {
     return config.tied_output ? embedding : lm_head;
   }
+
+  /// visit(matrix) for each, in the order in which a step reads them.
+  template <class Visit>
+  void for_each_matrix(const Visit& visit) const {
+    visit(embedding);
+    for (const LayerWeights& layer : layers) {
+      for (const Matrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        visit(*matrix);
+      }
+    }
+    if (!config.tied_output) visit(lm_head);
+  }
 };
 
-/// Loads config.json and model.safetensors, or the shards that model.safetensors.index.json names, from
-/// `folder`; F32, F16 and BF16. Throws std::runtime_error that names the file and the tensor for: a file
-/// that is absent or corrupt, a tensor that is missing or has another shape or dtype, and tensors that
-/// this architecture has no use for (weights that were ignored would silently give wrong text).
+/// Opens config.json and model.safetensors, or the shards that model.safetensors.index.json names, in
+/// `folder`; F32, F16 and BF16. Everything is checked and nothing but headers and vectors is read: see read_ahead().
+/// Throws std::runtime_error that names the file and the tensor for: a file that is absent or corrupt, a tensor that is
+/// missing or has another shape or dtype, and tensors that this architecture has no use for (weights that were ignored
+/// would silently give wrong text).
 [[nodiscard]] LlamaModel load_llama(const std::filesystem::path& folder);
 
 }  // namespace keyhole::tools

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <random>
 #include <vector>
 
@@ -75,22 +76,119 @@ TEST(VectorMath, MatrixVectorForAnyRangeOfRows) {
   }
 }
 
-TEST(VectorMath, MatrixVectorInBf16) {
+/// Values that `Half` can hold, and their bits.
+template <class Half>
+struct Rounded;
+template <>
+struct Rounded<BFloat16> {
+  static BFloat16 of(float x) {
+    return {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)};
+  }
+  static double value(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
+};
+template <>
+struct Rounded<Float16> {
+  static Float16 of(float x) { return {std::bit_cast<uint16_t>(static_cast<_Float16>(x))}; }
+  static double value(Float16 x) { return static_cast<double>(std::bit_cast<_Float16>(x.bits)); }
+};
+
+template <class Half>
+class VectorMathOf : public ::testing::Test {};
+using Halves = ::testing::Types<BFloat16, Float16>;
+TYPED_TEST_SUITE(VectorMathOf, Halves);
+
+TYPED_TEST(VectorMathOf, EveryNumberIsExactInFp32) {
+  std::vector<TypeParam> halves;
+  for (uint32_t bits = 0; bits < 65536; ++bits) halves.push_back({static_cast<uint16_t>(bits)});
+  std::vector<float> out(halves.size());
+  to_f32(halves.data(), halves.size(), out.data());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const double expected = Rounded<TypeParam>::value(halves[i]);
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(out[i])) << i;
+    } else {
+      ASSERT_EQ(out[i], expected) << i;
+      ASSERT_EQ(std::signbit(out[i]), std::signbit(expected)) << i;
+    }
+  }
+  // And in the scalar rest of an array.
+  float some[3];
+  to_f32(halves.data() + 0x0002, 3, some);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(some[i], Rounded<TypeParam>::value(halves[2 + i]));
+}
+
+TYPED_TEST(VectorMathOf, MatrixVectorAndItsTranspose) {
   std::mt19937 random(6);
   for (size_t cols = 1; cols <= kLongest; ++cols) {
     constexpr size_t kRows = 7;
-    std::vector<float> matrix = normal_values(kRows * cols, 1.0F, random);
-    std::vector<uint16_t> halves;
-    for (float& weight : matrix) {
-      halves.push_back(static_cast<uint16_t>(std::bit_cast<uint32_t>(weight) >> 16));
-      weight = std::bit_cast<float>(uint32_t{halves.back()} << 16);
+    std::vector<TypeParam> matrix;
+    for (const float weight : normal_values(kRows * cols, 1.0F, random)) {
+      matrix.push_back(Rounded<TypeParam>::of(weight));
     }
     const std::vector<float> x = normal_values(cols, 1.0F, random);
-    std::vector<float> from_f32(kRows), from_bf16(kRows);
-    matrix_vector(matrix.data(), cols, x.data(), 0, kRows, from_f32.data());
-    matrix_vector(halves.data(), cols, x.data(), 0, kRows, from_bf16.data());
+    const std::vector<float> factors = normal_values(kRows, 1.0F, random);
+    std::vector<float> y(kRows), sum(cols, 0.5F);
+    matrix_vector(matrix.data(), cols, x.data(), 0, kRows, y.data());
+    add_rows(matrix.data(), cols, factors.data(), kRows, sum.data());
+    std::vector<double> expected_sum(cols, 0.5);
     for (size_t row = 0; row < kRows; ++row) {
-      EXPECT_NEAR(from_f32[row], from_bf16[row], 1e-5F) << cols << " cols";
+      double expected = 0.0;
+      for (size_t i = 0; i < cols; ++i) {
+        const double weight = Rounded<TypeParam>::value(matrix[row * cols + i]);
+        expected += weight * x[i];
+        expected_sum[i] += weight * factors[row];
+      }
+      EXPECT_NEAR(y[row], expected, 3e-5) << cols << " cols";
+    }
+    for (size_t i = 0; i < cols; ++i) EXPECT_NEAR(sum[i], expected_sum[i], 1e-5) << cols;
+  }
+}
+
+TEST(VectorMath, AddRowsInFp32) {
+  std::mt19937 random(8);
+  for (size_t cols = 1; cols <= kLongest; cols += 5) {
+    for (size_t rows = 0; rows <= 9; ++rows) {
+      const std::vector<float> matrix = normal_values(rows * cols, 1.0F, random);
+      const std::vector<float> factors = normal_values(rows, 1.0F, random);
+      std::vector<float> sum(cols, -1.0F);
+      add_rows(matrix.data(), cols, factors.data(), rows, sum.data());
+      for (size_t i = 0; i < cols; ++i) {
+        double expected = -1.0;
+        for (size_t r = 0; r < rows; ++r) {
+          expected += static_cast<double>(matrix[r * cols + i]) * factors[r];
+        }
+        EXPECT_NEAR(sum[i], expected, 1e-5) << rows << " x " << cols;
+      }
+    }
+  }
+}
+
+TEST(VectorMath, GeluMultiplyAlsoAtTheEnds) {
+  std::mt19937 random(9);
+  for (size_t n = 1; n <= kLongest; ++n) {
+    std::vector<float> gate = normal_values(n, 3.0F, random);
+    gate[0] = n % 2 == 0 ? -1e20F : 1e20F;
+    const std::vector<float> up = normal_values(n, 1.0F, random);
+    std::vector<float> out = gate;
+    gelu_multiply(out.data(), up.data(), n, out.data());
+    for (size_t i = 0; i < n; ++i) {
+      const double x = gate[i];
+      const double inner = std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+      const double expected = 0.5 * x * (1.0 + std::tanh(inner)) * up[i];
+      EXPECT_NEAR(out[i], expected, 1e-5 * std::abs(expected) + 1e-5) << "gate " << gate[i];
+    }
+  }
+}
+
+TEST(VectorMath, SoftCapAlsoFarOutside) {
+  std::mt19937 random(10);
+  for (size_t n = 1; n <= kLongest; ++n) {
+    std::vector<float> x = normal_values(n, 60.0F, random);
+    x[0] = n % 2 == 0 ? -1e30F : 1e30F;
+    std::vector<float> capped = x;
+    soft_cap(30.0F, n, capped.data());
+    for (size_t i = 0; i < n; ++i) {
+      EXPECT_NEAR(capped[i], 30.0 * std::tanh(x[i] / 30.0), 4e-7 * 30.0) << x[i];
     }
   }
 }

@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
+#include <algorithm>
+#include <cstring>
 
 #include "tests/tools/llama/synthetic_model.h"
+#include "tools/llama/read_ahead.h"
 
 namespace keyhole::tools {
 namespace {
@@ -17,8 +19,10 @@ using namespace testing;
 void expect_rows(const Matrix& matrix, size_t first, const SyntheticTensor& tensor) {
   ASSERT_EQ(matrix.cols, tensor.shape[1]);
   ASSERT_LE(first + tensor.shape[0], matrix.rows);
+  std::vector<float> rows(tensor.values.size());
+  matrix.rows_to_f32(first, first + tensor.shape[0], rows.data());
   for (size_t i = 0; i < tensor.values.size(); ++i) {
-    ASSERT_EQ(matrix.data[first * matrix.cols + i], static_cast<float>(tensor.values[i])) << i;
+    ASSERT_EQ(rows[i], static_cast<float>(tensor.values[i])) << i;
   }
 }
 
@@ -53,25 +57,84 @@ TEST_P(EveryDtype, GivesTheSameWeightsFromOneFileAndFromShards) {
   }
 }
 
-TEST_P(EveryDtype, HasABf16CopyExactlyWhereNothingIsLost) {
+TEST_P(EveryDtype, StaysAsTheFileHasIt) {
   const SyntheticTensors tensors = random_weights(small_config(), GetParam(), 3);
   const TemporaryFolder folder;
   write_model(folder.path(), small_config(), tensors, GetParam());
   const LlamaModel model = load_llama(folder.path());
-  const Matrix& down = model.layers[1].down;
-  if (GetParam() != ElementType::bf16) {
-    EXPECT_TRUE(down.bf16.empty());
-    return;
+  size_t matrices = 0;
+  model.for_each_matrix([&](const Matrix& matrix) {
+    ++matrices;
+    EXPECT_EQ(matrix.bytes(), matrix.rows * matrix.cols * element_size(GetParam()));
+    for (const MatrixPart& part : matrix.parts) EXPECT_EQ(part.type, GetParam());
+  });
+  EXPECT_EQ(matrices, 2U + 3 * 4);
+  EXPECT_TRUE(model.aligned.empty());
+}
+
+TEST_P(EveryDtype, MultipliesAcrossTheBordersOfParts) {
+  const SyntheticTensors tensors = random_weights(small_config(), GetParam(), 3);
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), tensors, GetParam());
+  const LlamaModel model = load_llama(folder.path());
+  const Matrix& qkv = model.layers[1].qkv;
+  std::vector<float> weights(qkv.rows * qkv.cols), x(qkv.cols), y(qkv.rows);
+  qkv.rows_to_f32(0, qkv.rows, weights.data());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = 0.25F * static_cast<float>(i) - 2.0F;
+  Team team(2);
+  multiply(qkv, x.data(), team, y.data());
+  for (size_t row = 0; row < qkv.rows; ++row) {
+    double expected = 0.0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      expected += static_cast<double>(weights[row * qkv.cols + i]) * x[i];
+    }
+    ASSERT_NEAR(y[row], expected, 1e-4) << row;
   }
-  ASSERT_EQ(down.bf16.size(), down.data.size());
-  for (size_t i = 0; i < down.data.size(); ++i) {
-    EXPECT_EQ(std::bit_cast<float>(uint32_t{down.bf16[i]} << 16), down.data[i]);
-  }
+  // Any range of rows, also one that begins in one part and ends in another.
+  std::vector<float> some(3 * qkv.cols);
+  qkv.rows_to_f32(6 * 64 - 1, 6 * 64 + 2, some.data());
+  EXPECT_TRUE(std::equal(some.begin(), some.end(), weights.begin() + (6 * 64 - 1) * qkv.cols));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, EveryDtype,
                          ::testing::Values(ElementType::f32, ElementType::f16, ElementType::bf16),
                          [](const auto& dtype) { return element_name(dtype.param); });
+
+TEST(LoadLlama, ReadsTensorsThatAreNotAligned) {
+  const SyntheticTensors tensors = random_weights(small_config(), ElementType::f32, 3);
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), tensors, ElementType::f32);
+  // One blank more in the header moves every tensor by a byte.
+  const std::filesystem::path path = folder.path() / "model.safetensors";
+  std::string bytes = read_file(path);
+  uint64_t length = 0;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  bytes.insert(8 + length, " ");
+  ++length;
+  std::memcpy(bytes.data(), &length, sizeof length);
+  write_file(path, bytes);
+  const LlamaModel model = load_llama(folder.path());
+  EXPECT_FALSE(model.aligned.empty());
+  expect_rows(model.embedding, 0, tensors.at("model.embed_tokens.weight"));
+  expect_rows(model.layers[2].down, 0, tensors.at("model.layers.2.mlp.down_proj.weight"));
+}
+
+TEST(ReadAhead, TellsHowFarItIs) {
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), random_weights(small_config(), ElementType::bf16, 3),
+              ElementType::bf16, 2);
+  const LlamaModel model = load_llama(folder.path());
+  uint64_t expected = 0;
+  model.for_each_matrix([&](const Matrix& matrix) { expected += matrix.bytes(); });
+  Team team(2);
+  uint64_t last = 0;
+  read_ahead(model, team, [&](uint64_t done, uint64_t total) {
+    EXPECT_EQ(total, expected);
+    EXPECT_GE(done, last);
+    last = done;
+  });
+  EXPECT_EQ(last, expected);
+}
 
 TEST(LoadLlama, TiedOutputIsTheEmbedding) {
   json config = small_config();
@@ -151,8 +214,27 @@ TEST(LoadLlama, ChecksTheIndexOfShards) {
   write_model(folder.path(), small_config(), tensors, ElementType::f32, 2);
   const std::filesystem::path index = folder.path() / "model.safetensors.index.json";
 
+  const json good = json::parse(read_file(index));
+  json wrong = good;
+  wrong["weight_map"]["model.norm.weight"] =
+      good["weight_map"]["model.norm.weight"] == "model-0.safetensors" ? "model-1.safetensors"
+                                                                       : "model-0.safetensors";
+  write_file(index, wrong.dump());
+  std::string error = load_error(folder.path());
+  EXPECT_NE(error.find("model.norm.weight"), std::string::npos) << error;
+  EXPECT_NE(error.find("does not hold it"), std::string::npos) << error;
+
+  wrong = good;
+  wrong["weight_map"].erase("model.norm.weight");
+  write_file(index, wrong.dump());
+  error = load_error(folder.path());
+  EXPECT_NE(error.find("does not name tensor model.norm.weight"), std::string::npos) << error;
+
+  write_file(index, good.dump());
+  EXPECT_EQ(load_error(folder.path()), "");
   std::filesystem::remove(folder.path() / "model-1.safetensors");
-  EXPECT_NE(load_error(folder.path()).find("model-1.safetensors"), std::string::npos);
+  error = load_error(folder.path());
+  EXPECT_NE(error.find("model-1.safetensors: this shard is missing"), std::string::npos) << error;
 
   write_file(index, "{}");
   EXPECT_NE(load_error(folder.path()).find("weight_map"), std::string::npos);

@@ -21,11 +21,14 @@ void add_device_option(CLI::App& command, std::string& device);
 /// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
 class Runner {
  public:
-  /// `threads` of the host. Throws std::runtime_error where the GPU was asked for and cannot.
+  /// `threads` of the host. Brings the weights to where they are read, with a progress bar and Ctrl-C. Throws
+  /// std::runtime_error where the GPU was asked for and cannot.
   Runner(LlamaModel model, const std::string& device, uint32_t threads);
 
   [[nodiscard]] const LlamaModel& model() const { return model_; }
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
+  /// How long that took; the files were opened and checked before.
+  [[nodiscard]] double load_seconds() const { return load_seconds_; }
   /// For people: "NVIDIA H200", or "host".
   [[nodiscard]] std::string device() const;
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
@@ -41,6 +44,7 @@ class Runner {
   const LlamaModel model_;
   std::unique_ptr<GpuModel> gpu_;
   Team team_;
+  double load_seconds_ = 0.0;
 };
 
 }  // namespace keyhole::tools

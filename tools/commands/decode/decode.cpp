@@ -163,6 +163,7 @@ void print_report(const DecodeOptions& options, const Runner& runner, const Run&
                 answers(run, prompt, *tokenizer) ? "right" : "wrong");
   }
   const size_t prompt_tokens = prompt.tokens.size();
+  std::printf("weights loaded in %s\n", format_duration(runner.load_seconds()).c_str());
   std::printf("prompt %s tokens in %s (%s tokens/s) on %s, index build %s\n",
               format_count(prompt_tokens).c_str(), format_duration(run.prefill_seconds).c_str(),
               format_number(static_cast<double>(prompt_tokens) / run.prefill_seconds).c_str(),
@@ -207,6 +208,7 @@ Json to_json(const DecodeOptions& options, const Runner& runner, const Run& run,
                {"blas", blas_kernels()},
                {"prompt_tokens", prompt.tokens.size()},
                {"generated_ids", run.tokens},
+               {"load_s", runner.load_seconds()},
                {"prefill_s", run.prefill_seconds},
                {"build_s", run.build_seconds},
                {"tokens_per_second", run.tokens_per_second()},

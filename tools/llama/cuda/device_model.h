@@ -6,6 +6,7 @@
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/split.h"
 #include "tools/llama/cuda/step_kernels.h"
+#include "tools/llama/cuda/upload.h"
 #include "tools/llama/gpu_model.h"
 
 namespace keyhole::tools {
@@ -15,7 +16,8 @@ struct DeviceMatrix {
   uint32_t rows = 0, columns = 0;
 
   DeviceMatrix() = default;
-  explicit DeviceMatrix(const Matrix& matrix);
+  /// Enqueues the copy: the numbers are there after upload.wait().
+  DeviceMatrix(const Matrix& matrix, cuda::Upload& upload);
   [[nodiscard]] cuda::Split split() const { return {high.get(), low.get()}; }
   [[nodiscard]] cuda::StepMatrix step() const { return {split(), rows, columns}; }
 };
@@ -26,7 +28,7 @@ struct DeviceLayer {
 };
 
 struct GpuModel::Device {
-  explicit Device(const LlamaModel& model);
+  Device(const LlamaModel& model, cuda::Upload&& upload);
 
   DeviceMatrix embedding;
   std::vector<DeviceLayer> layers;

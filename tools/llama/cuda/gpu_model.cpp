@@ -1,5 +1,7 @@
 #include "tools/llama/gpu_model.h"
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 
 #include "tools/llama/cuda/attention.h"
@@ -24,33 +26,58 @@ cuda::Buffer<T> upload(const std::vector<T>& numbers) {
   cuda::copy_now(buffer.get(), numbers.data(), numbers.size());
   return buffer;
 }
-cuda::Buffer<Bf16> upload_bf16(const std::vector<uint16_t>& bits) {
-  static_assert(sizeof(Bf16) == sizeof(uint16_t));
-  cuda::Buffer<Bf16> buffer(bits.size());
-  cuda::copy_now(reinterpret_cast<uint16_t*>(buffer.get()), bits.data(), bits.size());
-  return buffer;
+
+bool all_bf16(const Matrix& matrix) {
+  return std::all_of(matrix.parts.begin(), matrix.parts.end(),
+                     [](const MatrixPart& part) { return part.type == ElementType::bf16; });
+}
+
+uint64_t bytes_of(const LlamaModel& model) {
+  uint64_t total = 0;
+  model.for_each_matrix([&](const Matrix& matrix) { total += matrix.bytes(); });
+  return total;
 }
 
 }  // namespace
 
-DeviceMatrix::DeviceMatrix(const Matrix& matrix)
-    : rows(static_cast<uint32_t>(matrix.rows)), columns(static_cast<uint32_t>(matrix.cols)) {
-  if (!matrix.bf16.empty()) {
-    high = upload_bf16(matrix.bf16);
+DeviceMatrix::DeviceMatrix(const Matrix& matrix, cuda::Upload& upload)
+    : high(matrix.rows * matrix.cols),
+      rows(static_cast<uint32_t>(matrix.rows)),
+      columns(static_cast<uint32_t>(matrix.cols)) {
+  static_assert(sizeof(Bf16) == sizeof(uint16_t));
+  if (all_bf16(matrix)) {
+    Bf16* to = high.get();
+    for (const MatrixPart& part : matrix.parts) {
+      const size_t count = part.rows * matrix.cols;
+      upload.copy(to, part.data, count * sizeof(Bf16));
+      to += count;
+    }
+    upload.count(matrix.bytes());
     return;
   }
-  std::vector<uint16_t> upper(matrix.data.size());
-  std::vector<uint16_t> rest(matrix.data.size());
-  for (size_t i = 0; i < matrix.data.size(); ++i) {
-    upper[i] = nearest_bf16(matrix.data[i]);
-    rest[i] = nearest_bf16(matrix.data[i] - from_bf16(upper[i]));
+  std::vector<uint16_t> upper(high.size());
+  std::vector<uint16_t> rest(high.size());
+  std::atomic<bool> exact{true};
+  upload.team().for_each(matrix.rows, [&](size_t row, unsigned) {
+    std::vector<float> numbers(matrix.cols);
+    matrix.rows_to_f32(row, row + 1, numbers.data());
+    for (size_t i = 0; i < matrix.cols; ++i) {
+      const size_t at = row * matrix.cols + i;
+      upper[at] = nearest_bf16(numbers[i]);
+      rest[at] = nearest_bf16(numbers[i] - from_bf16(upper[at]));
+      if ((rest[at] & 0x7FFF) != 0) exact.store(false, std::memory_order_relaxed);
+    }
+  });
+  upload.copy(high.get(), upper.data(), upper.size() * sizeof(uint16_t));
+  if (!exact.load()) {
+    low = cuda::Buffer<Bf16>(rest.size());
+    upload.copy(low.get(), rest.data(), rest.size() * sizeof(uint16_t));
   }
-  high = upload_bf16(upper);
-  low = upload_bf16(rest);
+  upload.count(matrix.bytes());
 }
 
-GpuModel::Device::Device(const LlamaModel& model)
-    : embedding(model.embedding),
+GpuModel::Device::Device(const LlamaModel& model, cuda::Upload&& weights_upload)
+    : embedding(model.embedding, weights_upload),
       final_norm(upload(model.final_norm)),
       frequencies(upload(Rope(model.config).frequencies())),
       eps(static_cast<float>(model.config.rms_norm_eps)),
@@ -58,13 +85,14 @@ GpuModel::Device::Device(const LlamaModel& model)
   for (const LayerWeights& weights : model.layers) {
     DeviceLayer& layer = layers.emplace_back();
     layer.attention_norm = upload(weights.attention_norm);
-    layer.qkv = DeviceMatrix(weights.qkv);
-    layer.output = DeviceMatrix(weights.output);
+    layer.qkv = DeviceMatrix(weights.qkv, weights_upload);
+    layer.output = DeviceMatrix(weights.output, weights_upload);
     layer.mlp_norm = upload(weights.mlp_norm);
-    layer.gate_up = DeviceMatrix(weights.gate_up);
-    layer.down = DeviceMatrix(weights.down);
+    layer.gate_up = DeviceMatrix(weights.gate_up, weights_upload);
+    layer.down = DeviceMatrix(weights.down, weights_upload);
   }
-  if (!tied) lm_head = DeviceMatrix(model.lm_head);
+  if (!tied) lm_head = DeviceMatrix(model.lm_head, weights_upload);
+  weights_upload.wait();
 }
 
 std::string gpu_refusal(const LlamaConfig& config) {
@@ -96,14 +124,14 @@ std::string gpu_refusal(const LlamaConfig& config) {
   return {};
 }
 
-GpuModel::GpuModel(const LlamaModel& model) : model_(model) {
+GpuModel::GpuModel(const LlamaModel& model, const LoadProgress& progress) : model_(model) {
   if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
     throw std::runtime_error(refusal);
   }
   cudaDeviceProp properties{};
   cuda::check(cudaGetDeviceProperties(&properties, 0), "its properties");
   device_name_ = properties.name;
-  device_ = std::make_unique<Device>(model);
+  device_ = std::make_unique<Device>(model, cuda::Upload(bytes_of(model), progress));
 }
 GpuModel::~GpuModel() = default;
 
