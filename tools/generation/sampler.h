@@ -18,8 +18,10 @@ struct SamplingOptions {
   /// Logits are divided by it; 0: the most likely token, whatever the filters below say.
   double temperature = 0.0;
   uint32_t top_k = 0;  ///< the k most likely tokens stay; 0: all
-  double top_p = 1.0;  ///< the fewest most likely tokens stay whose probabilities add up to so much; 1: all
-  double min_p = 0.0;  ///< tokens stay that are at least so many times as likely as the most likely one; 0: all
+  double top_p =
+      1.0;  ///< the fewest most likely tokens stay whose probabilities add up to so much; 1: all
+  double min_p =
+      0.0;  ///< tokens stay that are at least so many times as likely as the most likely one; 0: all
   uint64_t seed = 1;
 
   [[nodiscard]] bool greedy() const { return temperature == 0.0; }

@@ -23,8 +23,7 @@ void for_parts(const Matrix& matrix, size_t first, size_t last, const Body& body
         case ElementType::f16:
           body(reinterpret_cast<const Float16*>(part.data), begin - start, end - start, start);
           break;
-        default:
-          body(reinterpret_cast<const float*>(part.data), begin - start, end - start, start);
+        default: body(reinterpret_cast<const float*>(part.data), begin - start, end - start, start);
       }
     }
     start += part.rows;

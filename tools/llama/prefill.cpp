@@ -201,7 +201,7 @@ class Prefill {
   std::span<const uint32_t> tokens_;
   CausalAttention attention_;
   Meter meter_;
-  LayerF32 matrices_;  // of the current layer
+  LayerF32 matrices_;                   // of the current layer
   std::vector<float> hidden_;           // [tokens, hidden]
   std::vector<float> q_, k_, v_;        // of the current layer
   std::vector<float> cosines_, sines_;  // [tokens, d/2]

@@ -27,8 +27,8 @@ struct LlamaModel {
   LlamaConfig config;
   Matrix embedding;  ///< `[vocab, hidden]`
   std::vector<LayerWeights> layers;
-  std::vector<float> final_norm;  ///< `[hidden]`
-  Matrix lm_head;                 ///< `[vocab, hidden]`; empty if tied
+  std::vector<float> final_norm;            ///< `[hidden]`
+  Matrix lm_head;                           ///< `[vocab, hidden]`; empty if tied
   std::shared_ptr<const Checkpoint> files;  ///< what the matrices point into
   /// Tensors that begin at an address that is no multiple of their numbers' size, which old files may have.
   std::vector<std::shared_ptr<const std::vector<std::byte>>> aligned;

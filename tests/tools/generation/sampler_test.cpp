@@ -26,7 +26,8 @@ std::vector<float> random_logits(size_t count, uint64_t seed, double spread = 3.
 std::map<uint32_t, double> reference(const std::vector<float>& logits,
                                      const SamplingOptions& options,
                                      const std::vector<uint32_t>& seen = {}) {
-  std::vector<std::pair<long double, uint32_t>> rows;  // (-logit, token): sorts the best to the front
+  std::vector<std::pair<long double, uint32_t>>
+      rows;  // (-logit, token): sorts the best to the front
   for (uint32_t i = 0; i < logits.size(); ++i) {
     long double x = logits[i];
     if (std::find(seen.begin(), seen.end(), i) != seen.end()) {
@@ -140,7 +141,8 @@ TEST(Sampler, TheSeedAloneDecidesWhatIsDrawn) {
       const double at = std::ldexp(static_cast<double>(bits() >> 11U), -53) * sum;
       double before = 0.0;
       uint32_t token = 0;
-      while (before + std::exp(double{logits[token]}) <= at) before += std::exp(double{logits[token++]});
+      while (before + std::exp(double{logits[token]}) <= at)
+        before += std::exp(double{logits[token++]});
       tokens.push_back(token);
     }
     return tokens;
@@ -176,14 +178,17 @@ TEST(Sampler, RefusesLogitsThatAreNoNumbers) {
   const float high = std::numeric_limits<float>::infinity();
   for (const double temperature : {0.0, 1.0}) {
     Sampler sampler({1.0, temperature, 0, 1.0, 0.0, 1});
-    EXPECT_NE(error_of([&] { (void)sampler.next(std::vector<float>{0.0F, nan, nan}); })
-                  .find("token 1 is nan"),
+    EXPECT_NE(error_of([&] {
+                (void)sampler.next(std::vector<float>{0.0F, nan, nan});
+              }).find("token 1 is nan"),
               std::string::npos);
-    EXPECT_NE(error_of([&] { (void)sampler.next(std::vector<float>{0.0F, 1.0F, high}); })
-                  .find("token 2 is inf"),
+    EXPECT_NE(error_of([&] {
+                (void)sampler.next(std::vector<float>{0.0F, 1.0F, high});
+              }).find("token 2 is inf"),
               std::string::npos);
-    EXPECT_NE(error_of([&] { (void)sampler.next(std::vector<float>{-high, -high}); })
-                  .find("all 2 tokens are -inf"),
+    EXPECT_NE(error_of([&] {
+                (void)sampler.next(std::vector<float>{-high, -high});
+              }).find("all 2 tokens are -inf"),
               std::string::npos);
     EXPECT_NE(error_of([&] { (void)sampler.next({}); }), "");
   }

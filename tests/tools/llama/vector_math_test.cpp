@@ -81,9 +81,7 @@ template <class Half>
 struct Rounded;
 template <>
 struct Rounded<BFloat16> {
-  static BFloat16 of(float x) {
-    return {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)};
-  }
+  static BFloat16 of(float x) { return {static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16)}; }
   static double value(BFloat16 x) { return std::bit_cast<float>(uint32_t{x.bits} << 16); }
 };
 template <>
