@@ -37,6 +37,15 @@ if(KEYHOLE_SANITIZE)
   add_compile_definitions(KEYHOLE_SANITIZED=1)
 endif()
 
+option(KEYHOLE_FUZZ "Build the libFuzzer targets (clang only); checksums are not looked at then" OFF)
+if(KEYHOLE_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "KEYHOLE_FUZZ needs clang; the compiler is ${CMAKE_CXX_COMPILER_ID}")
+  endif()
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+  add_compile_definitions(FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION)
+endif()
+
 # Under sanitizers GCC takes 0.6 of -O1's time with -Og. The library keeps -O1, as tests spend their time there; tests and the
 # command take these options. What is uninitialised, -Og cannot tell: the other builds do.
 set(KEYHOLE_QUICK_OPTIONS)

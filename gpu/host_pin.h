@@ -32,7 +32,7 @@ class HostPin {
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
  private:
-  int ordinal_;
+  [[maybe_unused]] int ordinal_;
   std::map<const std::byte*, size_t> ranges_;
   size_t bytes_ = 0;
 };

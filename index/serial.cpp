@@ -55,7 +55,8 @@ std::string Reader::get_text(size_t longest) {
 
 void Reader::finish() {
   const uint64_t expected = checksum_.value();
-  require_sound(get<uint64_t>() == expected, "the checksum does not match");
+  const bool is_same = get<uint64_t>() == expected;
+  require_sound(is_same || !kChecksSums, "the checksum does not match");
 }
 
 void require_sound(bool ok, const char* what) {

@@ -41,6 +41,28 @@ void save_session(const Session& session, const std::string& path) {
 }
 
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
+                                      std::istream& bytes, uint64_t size) {
+  ChecksumReader in(bytes, size);
+  char magic[sizeof kMagic];
+  in.bytes(reinterpret_cast<std::byte*>(magic), sizeof magic, "magic");
+  if (!std::equal(std::begin(magic), std::end(magic), std::begin(kMagic))) {
+    corrupt("not a saved session (wrong magic)");
+  }
+  const auto version = in.value<uint32_t>("format version");
+  if (version != kFormatVersion) {
+    throw Error(Status::version, "format version " + std::to_string(version) +
+                                     ", this library reads " + std::to_string(kFormatVersion));
+  }
+  check_shape(in, engine->model());
+  const ModelShape& m = engine->model();
+  SessionParams params = load_params(in, m);
+  params.heads = load_heads(in, size_t{m.layers} * m.kv_heads);
+  auto session = std::make_unique<Session>(engine, std::move(params));
+  session->load(in);
+  return session;
+}
+
+std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
                                       const std::string& path) {
   std::error_code error;
   const uint64_t size = std::filesystem::file_size(path, error);
@@ -48,24 +70,7 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
   std::ifstream file(path, std::ios::binary);
   if (!file) throw Error(Status::io, "cannot read " + path + ": " + errno_text());
   try {
-    ChecksumReader in(file, size);
-    char magic[sizeof kMagic];
-    in.bytes(reinterpret_cast<std::byte*>(magic), sizeof magic, "magic");
-    if (!std::equal(std::begin(magic), std::end(magic), std::begin(kMagic))) {
-      corrupt("not a saved session (wrong magic)");
-    }
-    const auto version = in.value<uint32_t>("format version");
-    if (version != kFormatVersion) {
-      throw Error(Status::version, "format version " + std::to_string(version) +
-                                       ", this library reads " + std::to_string(kFormatVersion));
-    }
-    check_shape(in, engine->model());
-    const ModelShape& m = engine->model();
-    SessionParams params = load_params(in, m);
-    params.heads = load_heads(in, size_t{m.layers} * m.kv_heads);
-    auto session = std::make_unique<Session>(engine, std::move(params));
-    session->load(in);
-    return session;
+    return load_session(engine, file, size);
   } catch (const Error& e) {
     throw Error(e.status(), path + ": " + e.what());
   }

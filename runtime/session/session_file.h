@@ -5,6 +5,7 @@
 // IndexKeeper; last a 64-bit checksum of all that came before.
 #pragma once
 
+#include <iosfwd>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,9 @@ void save_session(const Session& session, const std::string& path);
 /// shape.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
                                                     const std::string& path);
+/// The same of a stream of `size` bytes.
+[[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
+                                                    std::istream& bytes, uint64_t size);
 
 /// A session that answers as `session` does, with the same bits.
 [[nodiscard]] std::unique_ptr<Session> fork_session(const Session& session);

@@ -7,7 +7,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
-    keyhole::tools::validate_safetensors(std::as_bytes(std::span(data, size)));
+    keyhole::validate_safetensors(std::as_bytes(std::span(data, size)));
   } catch (const std::runtime_error& e) {
     if (*e.what() == '\0') std::abort();
   }
