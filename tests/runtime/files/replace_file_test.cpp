@@ -4,7 +4,10 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <ostream>
 #include <stdexcept>
 #include <system_error>
@@ -129,6 +132,29 @@ TEST(ReplaceFile, ManyWritersAtOnceLeaveTheWholeFileOfOne) {
   const std::string text = read_file(path);
   EXPECT_EQ(text, std::string(300'000, text.at(0)));
   EXPECT_EQ(1U, files_in(folder.path()));
+}
+
+TEST(ReplaceFile, AWriterThatIsKilledLeavesTheWholeOldFileOrTheWholeNew) {
+  const TemporaryFolder folder;
+  const auto path = folder / "file";
+  const auto write = [&](char c) {
+    replace_file(path, [c](std::ostream& out) {
+      for (int piece = 0; piece < 100; ++piece) out << std::string(10'000, c);
+    });
+  };
+  write('a');
+  for (int round = 0; round < 20; ++round) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (char c = 'a';; c = c == 'z' ? 'a' : static_cast<char>(c + 1)) write(c);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(500 + 731 * round));
+    ASSERT_EQ(0, kill(child, SIGKILL));
+    ASSERT_EQ(child, waitpid(child, nullptr, 0));
+    const std::string text = read_file(path);
+    ASSERT_EQ(text, std::string(1'000'000, text.at(0)));
+  }
 }
 
 TEST(ReplaceFile, CanBeReadByItsOwnerAloneWhereAsked) {
