@@ -23,6 +23,18 @@ if(KEYHOLE_TOOLS)
     INTERFACE_LINK_LIBRARIES BLAS::BLAS INTERFACE_INCLUDE_DIRECTORIES ${OPENBLAS_INCLUDE_DIR})
   find_package(CLI11 CONFIG REQUIRED)
   find_package(Eigen3 3.4 CONFIG REQUIRED)
+  # Expressions and normal forms of tokenizers. Debian's PCRE2 has a CMake package from 13 on, its utf8proc none.
+  foreach(library IN ITEMS pcre2 utf8proc)
+    string(TOUPPER ${library} upper)
+    string(REPLACE pcre2 pcre2-8 file ${library})
+    find_path(${upper}_INCLUDE_DIR ${library}.h REQUIRED)
+    find_library(${upper}_LIBRARY ${file} REQUIRED)
+    mark_as_advanced(${upper}_INCLUDE_DIR ${upper}_LIBRARY)
+    string(REPLACE UTF8PROC utf8proc space ${upper})
+    add_library(${space}::${space} INTERFACE IMPORTED)
+    set_target_properties(${space}::${space} PROPERTIES
+      INTERFACE_LINK_LIBRARIES ${${upper}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${upper}_INCLUDE_DIR})
+  endforeach()
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
 endif()
 

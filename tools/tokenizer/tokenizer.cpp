@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tools/tokenizer/byte_tokenizer.h"
+#include "tools/tokenizer/tokenizer_json.h"
 
 namespace keyhole::tools {
 
@@ -49,7 +50,10 @@ std::string StreamDecoder::finish() {
 
 std::unique_ptr<const Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                 const ModelTokens& model) {
-  (void)folder;
+  std::error_code ignored;
+  if (std::filesystem::exists(folder / "tokenizer.json", ignored)) {
+    return load_tokenizer_json(folder, model);
+  }
   if (ByteTokenizer::fits(model)) return std::make_unique<ByteTokenizer>(model);
   return nullptr;
 }

@@ -1,0 +1,45 @@
+// The patterns of tokenizer.json: a text or a regular expression, and how a text is cut at them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "tools/tokenizer/json_part.h"
+#include "tools/tokenizer/regex.h"
+#include "tools/tokenizer/tokenizer.h"
+
+namespace keyhole::tools {
+
+/// {"String": "..."} or {"Regex": "..."}.
+class Pattern {
+ public:
+  explicit Pattern(const JsonPart& part);
+  explicit Pattern(Regex regex) : what_(std::move(regex)) {}
+
+  /// The ranges of all matches in `text`, ascending and without overlap.
+  [[nodiscard]] std::vector<TextRange> matches(std::string_view text) const;
+  /// The text that is matched, or nullptr for an expression.
+  [[nodiscard]] const std::string* literal() const { return std::get_if<std::string>(&what_); }
+
+ private:
+  std::variant<std::string, Regex> what_;
+};
+
+/// What becomes of the matches, as Hugging Face's SplitDelimiterBehavior has it.
+enum class SplitBehavior : uint8_t {
+  removed,
+  isolated,
+  merged_with_previous,
+  merged_with_next,
+  contiguous,
+};
+/// "Removed", "Isolated", ...
+[[nodiscard]] SplitBehavior split_behavior(const JsonPart& part);
+
+/// The pieces of a text of `bytes` bytes between and at `matches`; `invert` takes what lies between for the matches. None is empty.
+[[nodiscard]] std::vector<TextRange> split_at(size_t bytes, const std::vector<TextRange>& matches,
+                                              SplitBehavior behavior, bool invert);
+
+}  // namespace keyhole::tools
