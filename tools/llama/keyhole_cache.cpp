@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 namespace keyhole::tools {
 
@@ -41,26 +42,32 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
   return config;
 }
 
-KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options)
-    : q_heads_(model.q_heads),
-      kv_heads_(model.kv_heads),
-      head_dim_(model.head_dim),
-      audited_(options.audit_share > 0.0),
-      format_(options.kv_format) {
-  if (format_ && head_dim_ % kKvFormatBlock != 0) {
+KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
+                                       const KeyholeCacheOptions& options) {
+  KeyholeCache cache;
+  cache.q_heads_ = model.q_heads;
+  cache.kv_heads_ = model.kv_heads;
+  cache.head_dim_ = model.head_dim;
+  cache.format_ = options.kv_format;
+  if (cache.format_ && cache.head_dim_ % kKvFormatBlock != 0) {
     throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
-                             std::to_string(head_dim_) + "; allowed: multiples of 32");
+                             std::to_string(cache.head_dim_) + "; allowed: multiples of 32");
   }
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
-  engine_ = make_engine(engine);
-  check(keyhole_engine_get_config(engine_.get(), &engine));
+  cache.engine_ = make_engine(engine);
+  check(keyhole_engine_get_config(cache.engine_.get(), &engine));
   // A format works on host memory, which the rows of a step then come through.
-  on_device_ = engine.device == KEYHOLE_DEVICE_CUDA && !format_;
+  cache.on_device_ = engine.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
+  return cache;
+}
 
+KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options)
+    : KeyholeCache(with_engine(model, options)) {
+  audited_ = options.audit_share > 0.0;
   // A session is one sequence. Sessions of the same engine share its threads.
   keyhole_session_config session;
   keyhole_session_config_init(&session);
@@ -79,7 +86,38 @@ KeyholeCache::KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& 
   session.audit_share = options.audit_share;
   session.audit_action = options.audit_action;
   session.audit_bound = options.audit_bound;
+  apply_settings(options.settings, &session);
   session_ = make_session(engine_, session);
+}
+
+void apply_settings(const std::vector<SettingValue>& values, void* config) {
+  for (const auto& [setting, value] : values) {
+    visit_number(*setting, config, [number = value](auto& field) {
+      field = static_cast<std::decay_t<decltype(field)>>(number);
+    });
+  }
+}
+
+KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
+                                const std::string& path) {
+  if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
+  KeyholeCache cache = with_engine(model, options);
+  keyhole_session* session = nullptr;
+  check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
+  cache.session_.reset(session);
+  cache.audited_ = cache.config().audit_share > 0.0;
+  return cache;
+}
+
+void KeyholeCache::save(const std::string& path) const {
+  check(keyhole_save(session_.get(), path.c_str()));
+}
+
+keyhole_session_config KeyholeCache::config() const {
+  keyhole_session_config config;
+  keyhole_session_config_init(&config);
+  check(keyhole_session_get_config(session_.get(), &config));
+  return config;
 }
 
 KeyholeCache KeyholeCache::fork() const {

@@ -13,12 +13,19 @@
 #include <string>
 #include <vector>
 
+#include "runtime/files/settings.h"
 #include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
+
+/// A number for a row of the table of settings.
+struct SettingValue {
+  const Setting* setting = nullptr;
+  double value = 0.0;
+};
 
 struct KeyholeCacheOptions {
   uint32_t max_tokens =
@@ -44,13 +51,27 @@ struct KeyholeCacheOptions {
   double audit_share = 0.0;
   keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
   float audit_bound = 0.0F;  ///< 0: the library's default
+  std::vector<SettingValue>
+      settings;  ///< of keyhole_session_config, in place of what is said above
 };
+
+/// Puts the values into a struct of their table.
+void apply_settings(const std::vector<SettingValue>& values, void* config);
 
 /// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a
 /// time.
 class KeyholeCache {
  public:
   KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options);
+  /// The cache that save() wrote to `path`. Of the options the engine's hold: kv_dtype, threads, device, classifiers; all
+  /// others are the saved ones. kv_format is not allowed.
+  [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
+                                         const KeyholeCacheOptions& options,
+                                         const std::string& path);
+  /// Writes tokens, indexes and settings to `path` by keyhole_save().
+  void save(const std::string& path) const;
+  /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
+  [[nodiscard]] keyhole_session_config config() const;
 
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from
   /// them.
@@ -101,6 +122,8 @@ class KeyholeCache {
 
  private:
   KeyholeCache() = default;
+  /// Without a session yet.
+  static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.

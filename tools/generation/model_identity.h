@@ -1,0 +1,20 @@
+// Which model and vocabulary a session was made with: what K and V mean.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace keyhole::tools {
+
+/// Fingerprints, of 16 hexadecimal digits each.
+struct ModelIdentity {
+  std::string weights;     ///< of config.json and the safetensors files
+  std::string vocabulary;  ///< of tokenizer.json; "none" where the folder has none
+};
+
+/// Of a model folder. Of weights it reads what their files begin with (names, shapes and dtypes), how long they are, and
+/// 64 places of 4 KiB of each, so that it takes milliseconds: any training changes what is there. Throws
+/// std::runtime_error that names a file that cannot be read.
+[[nodiscard]] ModelIdentity identify_model(const std::filesystem::path& folder);
+
+}  // namespace keyhole::tools

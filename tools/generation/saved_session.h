@@ -1,0 +1,40 @@
+// A decoded prompt on disk: the library's session file, and beside it whose tokens it holds.
+//
+// PATH is a JSON file: the token ids, the model's identity, and which of PATH.kv0 and PATH.kv1 holds K, V and indexes. A save
+// writes the one that the old PATH does not name, replaces PATH, and removes the other, so that PATH leads to a whole session
+// whenever the machine stops. All are for their owner alone (mode 0600): they hold what was said.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tools/generation/model_identity.h"
+#include "tools/llama/keyhole_cache.h"
+
+namespace keyhole::tools {
+
+struct SavedSession {
+  std::string model;  ///< its name, for messages
+  ModelIdentity identity;
+  std::string kv_dtype;          ///< "f16", "bf16" or "f32": the engine's
+  std::vector<uint32_t> tokens;  ///< of the conversation
+  /// So many of them are in the session; the others, at most a few, were sampled last and are to be taken yet.
+  uint32_t taken = 0;
+  std::filesystem::path kv;  ///< the library's file; of read_session() alone
+};
+
+/// Throws LibraryError or std::exception with the name of the file that cannot be written. The old PATH is as it was then.
+void save_session(const std::filesystem::path& path, KeyholeCache& cache,
+                  const SavedSession& session);
+
+/// Reads PATH and checks that its session file is the one that was saved with it. Throws std::runtime_error that names
+/// the file and what is wrong with it.
+[[nodiscard]] SavedSession read_session(const std::filesystem::path& path);
+
+/// Throws std::runtime_error unless `session` was made with this model, its vocabulary and at most `vocab_size` tokens.
+void check_session(const SavedSession& session, const std::filesystem::path& path,
+                   const std::string& model, const ModelIdentity& identity, uint32_t vocab_size);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,49 @@
+// A decoder and the tokens that it has taken: where a prompt goes on from what is there already.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tools/llama/decoder.h"
+
+namespace keyhole::tools {
+
+/// Borrows the decoder, which nothing else moves meanwhile. One thread at a time.
+class Sequence {
+ public:
+  /// `taken`: what the decoder's cache holds already, of a session that was loaded. decoder.tokens() of them.
+  explicit Sequence(Decoder& decoder, std::vector<uint32_t> taken = {});
+
+  /// What bring_to() did.
+  struct Work {
+    size_t reused = 0;     ///< tokens that were there and stayed
+    size_t forgotten = 0;  ///< tokens that were there and went
+    size_t prefilled = 0;  ///< tokens of a prefill: all, or none. Its indexes are not built
+    size_t stepped = 0;    ///< tokens taken by steps
+    double seconds = 0.0;
+  };
+  /// Makes `tokens` (at least one) the sequence: keeps the longest beginning that both have, forgets the rest, and takes
+  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, unless to forget all and to
+  /// prefill is less work. logits() are there afterwards: the last token is taken again where nothing else is missing.
+  /// Where `progress` or the decoder throws, the sequence is what has been taken.
+  Work bring_to(std::span<const uint32_t> tokens, const PrefillProgress& progress = {});
+
+  /// Appends a token; returns the logits that follow it.
+  std::span<const float> step(uint32_t token);
+  /// What follows the last token, `[vocab]`; empty where no token has been taken since the beginning or forget().
+  [[nodiscard]] std::span<const float> logits() const { return logits_; }
+  /// What the cache holds.
+  [[nodiscard]] const std::vector<uint32_t>& tokens() const { return tokens_; }
+  /// Forgets all tokens from `tokens` on; logits() are gone where there were any.
+  void truncate(size_t tokens);
+
+ private:
+  void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
+
+  Decoder& decoder_;
+  std::vector<uint32_t> tokens_;
+  std::span<const float> logits_;  ///< the decoder's
+};
+
+}  // namespace keyhole::tools

@@ -1,0 +1,28 @@
+// Lines of a terminal or a pipe, and Ctrl-C while they are waited for.
+#pragma once
+
+#include <string>
+
+namespace keyhole::tools {
+
+class LineReader {
+ public:
+  /// Borrows the descriptor, which nobody else reads from.
+  explicit LineReader(int descriptor) : descriptor_(descriptor) {}
+
+  enum class Event {
+    line,
+    end,          ///< Ctrl-D, or the end of the pipe
+    interrupted,  ///< what had been typed is gone; see forget_interrupt()
+  };
+  /// Waits for the next line and puts it, without its line end, in `line`. What follows the last line end of a pipe is a
+  /// line as well. Throws std::runtime_error where the descriptor cannot be read.
+  [[nodiscard]] Event read(std::string& line);
+
+ private:
+  const int descriptor_;
+  std::string pending_;
+  bool ended_ = false;
+};
+
+}  // namespace keyhole::tools
