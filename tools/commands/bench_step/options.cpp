@@ -2,9 +2,9 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <limits>
 #include <map>
 
+#include "tools/commands/common/setting_options.h"
 #include "tools/commands/common/ways.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
@@ -51,24 +51,9 @@ void check_index(const std::string& spec) {
 }
 
 std::vector<BudgetChoice> budgets_of(const BenchStepOptions& options) {
-  std::vector<BudgetChoice> crossed =
-      cross_budgets(parse_attends(options.budgets.attends, options.k), options.budgets.tails,
-                    options.budgets.targets);
-  if (options.min_keys.empty()) return crossed;
-  // The least number of keys says what a tail without a target reads.
-  std::vector<BudgetChoice> out;
-  for (const BudgetChoice& budget : crossed) {
-    const bool takes = budget.tail.mode != KEYHOLE_TAIL_NONE && !budget.target.any();
-    if (!takes) {
-      out.push_back(budget);
-      continue;
-    }
-    for (const uint32_t keys : options.min_keys) {
-      out.push_back(budget);
-      out.back().target.min_keys = keys;
-    }
-  }
-  return out;
+  return with_numbers(cross_budgets(parse_attends(options.budgets.attends, options.k),
+                                    options.budgets.tails, options.budgets.targets),
+                      options.budgets.numbers);
 }
 
 void check_context(const StepPlan& plan, const std::string& text) {
@@ -126,12 +111,6 @@ void add_ways(CLI::App& command, BenchStepOptions& options) {
                  "An index type with parameters, or auto. name=a|b|c sweeps a parameter [auto]",
                  options.indexes);
   add_budget_lists(command, options.budgets);
-  command
-      .add_option("--min-keys", options.min_keys,
-                  "Keys that a step with a tail and no target reads at least, e.g. 512,1024")
-      ->delimiter(',')
-      ->type_name("N,...")
-      ->check(CLI::Range(1U, std::numeric_limits<uint32_t>::max() / 2).description(""));
   add_number(command, "--k", options.k, "Keys that a search is asked for per query head", 1,
              1U << 20U);
 }
@@ -159,6 +138,9 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
   add_choice(command, "--partitions", options.partitions, "Where partitions of tails are scored",
              names(kPlacements));
   add_kv_host_option(command, options.kv_host);
+  add_session_settings(command, options.settings,
+                       {"training_queries", "partitions", "host_memory_limit",
+                        "pinned_memory_limit", "tail_partition"});
   command.add_flag("--blocking", options.blocking,
                    "Tensors in host memory and calls that wait, also on a CUDA device");
   command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");
@@ -171,7 +153,7 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
              "that is not idle",
              0, 1024);
   command
-      .add_option("--device-cap", options.device_cap,
+      .add_option("--device-cap,--gpu-memory", options.device_cap,
                   "Device memory for weights and session together, e.g. 24GiB")
       ->type_name("BYTES");
   command.add_option("--host-cap", options.host_cap, "Host memory of the session, e.g. 64GiB")
@@ -234,6 +216,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.signal = kSignals.at(options.signal);
   plan.partitions = kPlacements.at(options.partitions);
   plan.kv_host = kv_host_of(options.kv_host);
+  plan.settings = options.settings;
   plan.device_ordinal = options.ordinal;
   plan.threads = options.threads != 0 ? options.threads : describe_machine("").cores;
   plan.busy = options.busy;

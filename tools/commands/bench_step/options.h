@@ -21,7 +21,7 @@ struct BenchStepOptions {
   std::string turn = "permute";
   std::vector<std::string> indexes;
   BudgetLists budgets;
-  std::vector<uint32_t> min_keys;
+  std::vector<SettingValue> settings;
   uint32_t k = 100;
   uint32_t sink = 128, window = 512;
   uint32_t steps = 32, warmup = 8, audit_steps = 8, training = 4096;

@@ -10,6 +10,7 @@
 #include "tools/commands/bench_step/head_turn.h"
 #include "tools/commands/bench_step/step_data.h"
 #include "tools/commands/common/budget_choice.h"
+#include "tools/llama/keyhole_cache.h"
 #include "tools/llama/kv_format.h"
 
 namespace keyhole::tools {
@@ -30,6 +31,7 @@ struct StepPlan {
   keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;
   keyhole_placement partitions = KEYHOLE_PLACE_AUTO;
   keyhole_kv_host kv_host = KEYHOLE_KV_HOST_SAME;
+  std::vector<SettingValue> settings;  ///< of the sessions
   uint32_t device_ordinal = 0;
   uint32_t threads = 0;
   bool weights = false;

@@ -84,7 +84,6 @@ StepResult result_of(const std::string& index, const BudgetChoice& budget) {
   result.name = index + " " + budget.text();
   if (!budget.target.any() && budget.target.min_keys != 0) {
     result.min_keys = budget.target.min_keys;
-    result.name += " min=" + std::to_string(result.min_keys);
   }
   return result;
 }
@@ -194,6 +193,7 @@ class StepBench::Impl {
     config.partitions = plan_.partitions;
     config.kv_host = plan_.kv_host;
     if (audited) config.audit_share = 1;
+    apply_settings(plan_.settings, &config);
     return config;
   }
 

@@ -80,7 +80,9 @@ std::string TargetChoice::text() const {
 std::string BudgetChoice::text() const {
   std::string text = attend.text();
   if (tail.mode != KEYHOLE_TAIL_NONE) text += " tail=" + tail.text();
-  if (target.any()) text += " " + target.text();
+  if (target.any()) return text + " " + target.text();
+  if (target.min_keys != 0) text += " min=" + std::to_string(target.min_keys);
+  if (target.max_keys != 0) text += " max=" + std::to_string(target.max_keys);
   return text;
 }
 
@@ -105,6 +107,15 @@ keyhole_budget BudgetChoice::budget() const {
   return budget;
 }
 
+BudgetChoice choice_of(const keyhole_budget& budget) {
+  BudgetChoice choice;
+  choice.attend = {budget.attend, budget.top_k, budget.min_weight, true};
+  choice.tail.mode = budget.tail;
+  choice.tail.given = true;
+  choice.target = {budget.error_target, budget.mass_target, budget.min_keys, budget.max_keys};
+  return choice;
+}
+
 bool has_codes(const std::string& spec) {
   return spec == kAutoIndex || spec.substr(0, spec.find(':')) == "codes";
 }
@@ -114,7 +125,10 @@ BudgetChoice for_index(BudgetChoice choice, const std::string& spec) {
   const bool topk = choice.attend.mode == KEYHOLE_ATTEND_TOPK;
   const bool can = topk || choice.attend.mode == KEYHOLE_ATTEND_NONE;
   if (!choice.tail.given && can && !choice.target.any()) choice.tail.mode = KEYHOLE_TAIL_CODES;
-  if (choice.reads_codes() && topk && !choice.attend.has_own_k) choice.attend.k = 16;
+  if (choice.reads_codes() && topk && !choice.attend.has_own_k) {
+    choice.attend.k = choice.exact_rows.value_or(16);
+    if (choice.attend.k == 0) choice.attend = {.mode = KEYHOLE_ATTEND_NONE, .k = 16};
+  }
   return choice;
 }
 
@@ -205,6 +219,40 @@ std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends
     }
   }
   if (out.empty()) throw UsageError("--attend none needs a --tail or a --target");
+  return out;
+}
+
+std::vector<BudgetChoice> with_numbers(const std::vector<BudgetChoice>& choices,
+                                       const BudgetNumbers& numbers) {
+  const auto or_auto = [](const std::vector<uint32_t>& keys) {
+    return keys.empty() ? std::vector<uint32_t>{0} : keys;
+  };
+  std::vector<BudgetChoice> out;
+  bool taken = numbers.min_keys.empty() && numbers.max_keys.empty();
+  for (BudgetChoice choice : choices) {
+    choice.exact_rows = numbers.exact_rows;
+    if (!choice.needs_partitions() || choice.target.any()) {
+      out.push_back(choice);
+      continue;
+    }
+    taken = true;
+    for (const uint32_t least : or_auto(numbers.min_keys)) {
+      for (const uint32_t most : or_auto(numbers.max_keys)) {
+        if (most != 0 && least > most) {
+          throw UsageError("--min-keys " + std::to_string(least) + " with --max-keys " +
+                           std::to_string(most) + ": allowed: at most as many");
+        }
+        choice.target.min_keys = least;
+        choice.target.max_keys = most;
+        out.push_back(choice);
+      }
+    }
+  }
+  if (!taken) {
+    throw UsageError(
+        "--min-keys and --max-keys need a --tail mean, centroid or second; with a --target they "
+        "are its min=N and max=N");
+  }
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <keyhole/index.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ struct BudgetChoice {
   AttendChoice attend;
   TailChoice tail;
   TargetChoice target;
+  std::optional<uint32_t> exact_rows = {};  ///< of --exact-rows, see for_index()
 
   /// Whether it needs partitions of the keys.
   [[nodiscard]] bool needs_partitions() const {
@@ -50,12 +52,15 @@ struct BudgetChoice {
   }
   /// Whether every key is attended by its code but the heaviest.
   [[nodiscard]] bool reads_codes() const { return tail.mode == KEYHOLE_TAIL_CODES; }
-  /// "topk:100" where there is neither tail nor target, else "topk:100 tail=second error=0.05".
+  /// "topk:100" where there is neither tail nor target, else "topk:100 tail=second error=0.05" or "... tail=second min=512".
   [[nodiscard]] std::string text() const;
   [[nodiscard]] keyhole_search_options search_options() const;
   [[nodiscard]] keyhole_budget budget() const;
   bool operator==(const BudgetChoice&) const = default;
 };
+
+/// A budget as a choice, e.g. that of a session. Its tail and its k count as given.
+[[nodiscard]] BudgetChoice choice_of(const keyhole_budget& budget);
 
 /// Reads "none", "codes", "mean", "centroid" or "second", each of the last three with ":KEYS_PER_PARTITION" (4..1024)
 /// where wanted. Throws UsageError.
@@ -72,7 +77,7 @@ inline constexpr const char* kAutoIndex = "auto";
 [[nodiscard]] bool has_codes(const std::string& spec);
 
 /// What the choice means with an index of this spec: one with codes attends all keys by them unless --tail says
-/// otherwise, and topk without :K is topk:16 then.
+/// otherwise, and topk without :K is topk:N of --exact-rows N then, 16 where that was not given, none for 0.
 [[nodiscard]] BudgetChoice for_index(BudgetChoice choice, const std::string& spec);
 
 /// Each attend with each tail with each target, the target varying first; no texts: none. A
@@ -81,6 +86,16 @@ inline constexpr const char* kAutoIndex = "auto";
 [[nodiscard]] std::vector<BudgetChoice> cross_budgets(const std::vector<AttendChoice>& attends,
                                                       const std::vector<std::string>& tails,
                                                       const std::vector<std::string>& targets);
+
+/// `--min-keys`, `--max-keys` and `--exact-rows`: what of a budget the three above do not say.
+struct BudgetNumbers {
+  std::vector<uint32_t> min_keys, max_keys;  ///< each gives a budget of its own
+  std::optional<uint32_t> exact_rows;
+};
+/// Every choice with a tail of partitions and no target (which names its own) with each number of keys; the others as they
+/// are. Throws UsageError where numbers of keys were given and no choice takes them.
+[[nodiscard]] std::vector<BudgetChoice> with_numbers(const std::vector<BudgetChoice>& choices,
+                                                     const BudgetNumbers& numbers);
 
 /// The partition size that all choices which need partitions agree upon; AUTO where none says.
 /// Throws UsageError where they do not: a session has one.

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/setting_options.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
@@ -23,9 +24,6 @@ namespace keyhole::tools {
 namespace {
 
 namespace fs = std::filesystem;
-fs::path model_folder(const ModelOptions& options) {
-  return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
-}
 
 ModelTokens tokens_of(const LlamaConfig& model) {
   return {.vocab_size = model.vocab_size, .bos = model.bos_token, .end_tokens = model.eos_tokens};
@@ -75,6 +73,10 @@ std::string printable(const std::string& bytes) {
     }
   }
   return text;
+}
+
+fs::path model_folder(const ModelOptions& options) {
+  return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
 }
 
 LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }
@@ -189,6 +191,7 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
           "Index and budget of each head, written by calibrate; --index, --attend, --tail and "
           "--target are those of what it does not name")
       ->type_name("FILE");
+  add_session_settings(command, flags.settings);
 }
 
 void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model) {
@@ -210,6 +213,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.dense_layers = flags.dense_layers;
   options.classifiers = flags.classifiers;
   options.tail_partition = common_partition(choices);
+  options.settings = flags.settings;
   options.audit_share = flags.audit.share;
   options.audit_action = flags.audit.action_code();
   options.audit_bound = flags.audit.bound;

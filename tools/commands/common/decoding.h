@@ -22,6 +22,7 @@ namespace keyhole::tools {
 struct ModelOptions {
   std::string folder;  ///< empty: the bundled model
   std::string device = "auto";
+  std::string gpu_memory;  ///< of commands that have add_gpu_memory_option(); empty: no limit
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 
@@ -29,6 +30,8 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 /// Throws std::runtime_error if none is there.
 [[nodiscard]] std::filesystem::path bundled_model_folder();
 
+/// `options.folder`, or the bundled model's.
+[[nodiscard]] std::filesystem::path model_folder(const ModelOptions& options);
 /// Loads `options.folder` or the bundled model.
 [[nodiscard]] LlamaModel load_model(const ModelOptions& options);
 /// The same, ready to run.
@@ -73,7 +76,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
                                        size_t wanted);
 
 /// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`, `--classifiers`,
-/// `--budgets`.
+/// `--budgets`, and an option for each setting of a session that has none of these.
 struct CacheFlags {
   uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
   uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);
@@ -85,6 +88,7 @@ struct CacheFlags {
   std::string budgets;
   std::string cache_device = "auto";
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
+  std::vector<SettingValue> settings;           ///< of all other rows of the table of settings
   AuditFlags audit;                             ///< of commands that have add_audit_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
 
 #include "runtime/files/settings.h"
 #include "tools/commands/common/attend_choice.h"
@@ -19,10 +20,30 @@ void add_repeatable(CLI::App& command, const std::string& name, const std::strin
   command.add_option(name, values, text)->allow_extra_args(false)->type_name(type);
 }
 
+void add_budget_numbers(CLI::App& command, BudgetNumbers& numbers) {
+  const auto add_keys = [&command](const char* name, const Setting& row,
+                                   std::vector<uint32_t>& keys) {
+    command
+        .add_option(name, keys,
+                    std::string(row.help) + ", e.g. 512,1024; of a tail without a target")
+        ->delimiter(',')
+        ->type_name("N,...")
+        ->check(CLI::Range(1U, std::numeric_limits<uint32_t>::max() / 2).description(""));
+  };
+  add_keys("--min-keys", setting(kBudgetSettings, "min_keys"), numbers.min_keys);
+  add_keys("--max-keys", setting(kBudgetSettings, "max_keys"), numbers.max_keys);
+  command
+      .add_option("--exact-rows", numbers.exact_rows,
+                  "Rows of each KV head that are attended exactly, beside codes of the others [16]")
+      ->type_name("N")
+      ->check(CLI::Range(0U, 1024U));
+}
+
 void add_budget_lists(CLI::App& command, BudgetLists& lists) {
   add_repeatable(command, "--attend", "WAY", kAttendHelp, lists.attends, {"topk"});
   add_repeatable(command, "--tail", "TAIL", kTailHelp, lists.tails, {"none"});
   add_repeatable(command, "--target", "TARGET", kTargetHelp, lists.targets, {"none"});
+  add_budget_numbers(command, lists.numbers);
 }
 
 std::vector<SweptIndex> expand_indexes(const std::vector<std::string>& indexes) {

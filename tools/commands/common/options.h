@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/cli_fwd.h"
 
 namespace keyhole::tools {
@@ -15,9 +16,13 @@ void add_repeatable(CLI::App& command, const std::string& name, const std::strin
                     const std::string& help, std::vector<std::string>& values,
                     const std::vector<std::string>& defaults = {});
 
-/// `--attend`, `--tail` and `--target`, each repeatable: what cross_budgets() takes.
+/// `--min-keys`, `--max-keys` and `--exact-rows`.
+void add_budget_numbers(CLI::App& command, BudgetNumbers& numbers);
+
+/// `--attend`, `--tail` and `--target`, each repeatable: what cross_budgets() takes; and the numbers.
 struct BudgetLists {
   std::vector<std::string> attends, tails, targets;
+  BudgetNumbers numbers;
 };
 void add_budget_lists(CLI::App& command, BudgetLists& lists);
 

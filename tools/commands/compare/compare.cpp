@@ -119,8 +119,9 @@ ComparisonPlan make_plan(const Trace& trace, const Options& options) {
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
   plan.indexes = expand_indexes(options.indexes);
-  plan.budgets = cross_budgets(parse_attends(options.budgets.attends, options.k),
-                               options.budgets.tails, options.budgets.targets);
+  plan.budgets = with_numbers(cross_budgets(parse_attends(options.budgets.attends, options.k),
+                                            options.budgets.tails, options.budgets.targets),
+                              options.budgets.numbers);
   if (!trace.heads().front().values &&
       std::any_of(plan.budgets.begin(), plan.budgets.end(),
                   [](const BudgetChoice& b) { return b.target.error != 0; })) {

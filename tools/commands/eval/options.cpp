@@ -21,7 +21,8 @@ std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
       if (std::find(out.begin(), out.end(), choice) == out.end()) out.push_back(choice);
     }
   }
-  return cross_budgets(out, options.budgets.tails, options.budgets.targets);
+  return with_numbers(cross_budgets(out, options.budgets.tails, options.budgets.targets),
+                      options.budgets.numbers);
 }
 
 std::vector<AttendSpec> all_specs(const EvalOptions& options) {

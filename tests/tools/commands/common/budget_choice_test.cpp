@@ -54,6 +54,60 @@ TEST(BudgetChoice, CrossesTheTargetFirst) {
                UsageError);
 }
 
+TEST(BudgetChoice, NumbersOfKeysAreOfTailsWithoutATarget) {
+  const auto attends = parse_attends({"topk:5"}, 100);
+  const auto crossed = cross_budgets(attends, {"none", "second", "codes"}, {"none", "error=0.1"});
+  BudgetNumbers numbers;
+  EXPECT_EQ(with_numbers(crossed, numbers), crossed);
+  numbers.min_keys = {16, 32};
+  numbers.max_keys = {64};
+  const auto all = with_numbers(crossed, numbers);
+  std::vector<std::string> texts;
+  for (const BudgetChoice& choice : all) texts.push_back(choice.text());
+  EXPECT_EQ(texts, (std::vector<std::string>{
+                       "topk:5", "topk:5 error=0.1", "topk:5 tail=second min=16 max=64",
+                       "topk:5 tail=second min=32 max=64", "topk:5 tail=second error=0.1",
+                       "topk:5 tail=codes", "topk:5 tail=codes error=0.1"}));
+  EXPECT_EQ(all[3].budget().min_keys, 32U);
+  EXPECT_EQ(all[3].budget().max_keys, 64U);
+  numbers.max_keys = {31};
+  EXPECT_THROW((void)with_numbers(crossed, numbers), UsageError);
+  EXPECT_THROW((void)with_numbers(cross_budgets(attends, {}, {}), numbers), UsageError);
+}
+
+TEST(BudgetChoice, ExactRowsAreOfCodes) {
+  BudgetNumbers numbers;
+  const auto crossed = cross_budgets(parse_attends({"topk"}, 100), {}, {});
+  const auto with_rows = [&](std::optional<uint32_t> rows, const std::string& spec) {
+    numbers.exact_rows = rows;
+    return for_index(with_numbers(crossed, numbers).front(), spec).budget();
+  };
+  EXPECT_EQ(with_rows({}, "codes").top_k, 16U);
+  EXPECT_EQ(with_rows(40, "codes").top_k, 40U);
+  EXPECT_EQ(with_rows(40, "codes").tail, KEYHOLE_TAIL_CODES);
+  EXPECT_EQ(with_rows(40, "flat").top_k, 100U);
+  EXPECT_EQ(with_rows(0, "codes").attend, KEYHOLE_ATTEND_NONE);
+  EXPECT_EQ(with_rows(0, "flat").attend, KEYHOLE_ATTEND_TOPK);
+}
+
+TEST(BudgetChoice, ComesBackFromABudget) {
+  for (const char* tail : {"none", "second", "codes"}) {
+    for (const char* attend : {"topk:7", "scored", "weight:0.01"}) {
+      for (const char* target : {"none", "error=0.1,min=3,max=9", "mass=0.5"}) {
+        const BudgetChoice choice =
+            cross_budgets(parse_attends({attend}, 70), {tail}, {target}).front();
+        const BudgetChoice back = choice_of(choice.budget());
+        EXPECT_EQ(back.text(), choice.text());
+        for (const Setting& row : kBudgetSettings) {
+          const keyhole_budget a = back.budget();
+          const keyhole_budget b = choice.budget();
+          EXPECT_TRUE(same_number(row, &a, &b)) << row.name;
+        }
+      }
+    }
+  }
+}
+
 TEST(BudgetChoice, BecomesABudgetAndOptions) {
   const BudgetChoice choice = cross_budgets(parse_attends({"weight:0.01"}, 70), {"centroid"},
                                             {"error=0.1,mass=0.8,min=3,max=9"})
