@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "tools/commands/common/context_warning.h"
+#include "tools/commands/common/gpu_memory.h"
 #include "tools/io/trace.h"
 #include "tools/llama/prefill.h"
 #include "tools/terminal/errors.h"
@@ -171,12 +172,16 @@ class LayerRecorder {
 }  // namespace
 
 std::string record_trace(const RecordOptions& options) {
-  Runner runner = make_runner(options.model, options.threads);
-  const LlamaConfig& model = runner.model().config;
+  const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   const Prompt prompt = make_prompt(options, model);
+  GpuMemoryRequest memory;
+  memory.prompt = prompt.tokens.size();
+  CacheFlags no_session;
+  (void)apply_gpu_memory(options.model, memory, no_session);
   const TraceInfo info = describe(options, model, prompt);
   const TraceWriter::Options positions = choose_positions(options, prompt.tokens.size());
   warn_of_context(model, prompt.tokens.size());
+  Runner runner = make_runner(options.model, options.threads);
   TraceWriter writer(options.out, info, positions);
   LayerRecorder recorder(info, positions, writer);
   {

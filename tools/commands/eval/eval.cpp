@@ -9,6 +9,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
+#include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -170,6 +171,7 @@ void add_eval(CLI::App& keyhole) {
                                              "how well a text is predicted, by index");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
+  add_gpu_memory_option(*command, options->model.gpu_memory);
   add_task_options(*command, options->task, {"kv", "passkey", "copy", "text"});
   command
       ->add_option("--prompt", options->prompt_file,

@@ -1,14 +1,33 @@
 #include "tools/commands/eval/run.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace keyhole::tools {
+
+namespace {
+
+/// The prompt is not there yet, but how long it may be at most, and what follows it.
+std::optional<GpuMemoryPlan> plan_memory(EvalOptions& options, const std::vector<AttendSpec>& specs,
+                                         const std::vector<BudgetChoice>& budgets) {
+  GpuMemoryRequest request;
+  request.prompt = length_of(options.task);
+  request.session = true;
+  request.context = request.prompt + std::max(options.bytes, 256U);
+  request.specs = specs;
+  request.budgets = budgets;
+  return apply_gpu_memory(options.model, std::move(request), options.cache);
+}
+
+}  // namespace
 
 EvalRun::EvalRun(const EvalOptions& options)
     : options_(options),
       budgets_(all_budgets(options)),
       specs_(all_specs(options)),
+      memory_(plan_memory(options_, specs_, budgets_)),
       runner_(make_runner(options.model, options.cache.threads)) {
   options_.cache.device = runner_.session_device(options_.cache.cache_device);
   set_kv_dtype(options_.cache, model());
@@ -33,8 +52,10 @@ void EvalRun::print(const std::string& what, const std::string& result) {
 
 nlohmann::ordered_json EvalRun::header() {
   const KeyholeCache& cache = caches_->main();
-  return eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_,
-                     prefill_seconds_);
+  nlohmann::ordered_json header =
+      eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_, prefill_seconds_);
+  if (memory_) header["gpu_memory"] = to_json(*memory_);
+  return header;
 }
 
 }  // namespace keyhole::tools

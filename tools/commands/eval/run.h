@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/eval/caches.h"
 
 namespace keyhole::tools {
@@ -33,6 +34,8 @@ class EvalRun {
   EvalOptions options_;  // with the device and the dtype of this machine and model in place of auto
   std::vector<BudgetChoice> budgets_;
   std::vector<AttendSpec> specs_;
+  std::optional<GpuMemoryPlan>
+      memory_;  ///< with --gpu-memory, which limits the session of options_
   Runner runner_;
   std::optional<EvalCaches> caches_;
   size_t prompt_tokens_ = 0;

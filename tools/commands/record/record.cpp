@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/recording.h"
 
 namespace keyhole::tools {
@@ -14,6 +15,7 @@ void add_record(CLI::App& keyhole) {
       "record", "Write the keys, values and queries of a prompt as a trace for `keyhole compare`");
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
+  add_gpu_memory_option(*command, options->model.gpu_memory);
   add_task_options(*command, options->task);
   command->add_option("--prompt", options->prompt_file, "Text file to run instead of a task")
       ->type_name("FILE");

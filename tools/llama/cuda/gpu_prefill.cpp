@@ -9,16 +9,12 @@
 #include "tools/llama/cuda/device_model.h"
 #include "tools/llama/cuda/gemm.h"
 #include "tools/llama/cuda/prefill_kernels.h"
+#include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
 namespace {
 
 using Bf16 = __nv_bfloat16;
-
-/// A chunk of 8192 tokens is 512 or more blocks of the attention for 8 heads: 2 waves on 132 multiprocessors of
-/// 2 blocks. Wider models have smaller ones, so that a chunk's activations stay below 1 GiB.
-constexpr size_t kLongestChunk = 8192;
-constexpr size_t kChunkBytes = size_t{1} << 30;
 
 struct SplitBuffer {
   cuda::Buffer<Bf16> high, low;
@@ -44,19 +40,20 @@ class GpuPrefill {
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
-        chunk_(chunk_tokens(config_, n_)),
+        sizes_(gpu_prefill_sizes(config_, n_, static_cast<bool>(sink))),
+        chunk_(sizes_.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
-        tokens_(n_),
-        hidden_(n_ * config_.hidden_size),
-        table_(n_ * config_.head_dim / 2),
-        k_(n_ * config_.kv_width()),
-        v_(n_ * config_.kv_width()),
-        q_(chunk_ * config_.q_width()),
-        wide_(chunk_ * std::max<size_t>(qkv_width_, 2 * size_t{config_.intermediate_size})),
-        normed_(chunk_ * config_.hidden_size),
-        attended_(chunk_ * config_.q_width()),
-        inner_(chunk_ * config_.intermediate_size),
-        exports_{Export(sink ? chunk_ * qkv_width_ : 0), Export(sink ? chunk_ * qkv_width_ : 0)} {
+        tokens_(sizes_.tokens),
+        hidden_(sizes_.hidden),
+        table_(sizes_.table),
+        k_(sizes_.kv),
+        v_(sizes_.kv),
+        q_(sizes_.q),
+        wide_(sizes_.wide),
+        normed_(sizes_.normed),
+        attended_(sizes_.attended),
+        inner_(sizes_.inner),
+        exports_{Export(sizes_.exported), Export(sizes_.exported)} {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
@@ -104,16 +101,6 @@ class GpuPrefill {
     size_t count = 0;
     size_t slot = 0;
   };
-
-  static size_t chunk_tokens(const LlamaConfig& config, size_t n) {
-    const size_t qkv = config.q_width() + 2 * config.kv_width();
-    const size_t inner = config.intermediate_size;
-    const size_t bytes_per_token = 4 * std::max(qkv, 2 * inner) +
-                                   4 * (config.hidden_size + config.q_width() + inner) +
-                                   2 * config.q_width() + 2 * 4 * qkv;
-    const size_t fitting = kChunkBytes / bytes_per_token / 128 * 128;
-    return std::min(n, std::clamp<size_t>(fitting, 128, kLongestChunk));
-  }
 
   [[nodiscard]] float* hidden(size_t token) const {
     return hidden_.get() + token * config_.hidden_size;
@@ -228,6 +215,7 @@ class GpuPrefill {
   const LayerSink& sink_;
   const PrefillProgress& progress_;
   const size_t n_;
+  const GpuPrefillSizes sizes_;
   const size_t chunk_;
   const size_t qkv_width_;
   cuda::OwnStream stream_, copies_;

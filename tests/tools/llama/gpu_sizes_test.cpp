@@ -1,0 +1,89 @@
+// Arithmetic of device memory against sums made by hand, and against the files that weights come from.
+#include "tools/llama/gpu_sizes.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/tools/llama/synthetic_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+LlamaConfig llama_8b() {
+  LlamaConfig config;
+  config.vocab_size = 128256;
+  config.hidden_size = 4096;
+  config.intermediate_size = 14336;
+  config.layers = 32;
+  config.q_heads = 32;
+  config.kv_heads = 8;
+  config.head_dim = 128;
+  return config;
+}
+
+TEST(OnCard, RoundsAsTheDriverHandsOut) {
+  EXPECT_EQ(on_card(0), 0U);
+  EXPECT_EQ(on_card(1), 512U);
+  EXPECT_EQ(on_card(512), 512U);
+  EXPECT_EQ(on_card(kMiB), 2 * kMiB);
+  EXPECT_EQ(on_card(2 * kMiB + 1), 4 * kMiB);
+}
+
+TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
+  const size_t n = 131072;
+  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, true);
+  // Of all tokens: hidden states, RoPE's table, K and V of a layer in 16 bits, ids.
+  const uint64_t all = n * (4096 * 4 + 64 * 8 + 2 * 1024 * 2 + 4);
+  // Of a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
+  const uint64_t chunk =
+      sizes.chunk * (28672 * 4 + 4096 * 2 + 4 * (4096 + 4096 + 14336) + 2 * 6144 * 4);
+  const uint64_t exact = all + chunk + 128256 * 4;
+  EXPECT_GE(sizes.device_bytes(), exact);
+  EXPECT_LT(sizes.device_bytes(), exact + 16 * 2 * kMiB);
+  EXPECT_EQ(sizes.chunk % 128, 0U);
+  EXPECT_LE(chunk, uint64_t{1} << 30);
+  const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, false);
+  EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.chunk * 6144 * 4));
+}
+
+TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, true).chunk, 5U);
+  EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, true).device_bytes(), 8 * kMiB);
+}
+
+TEST(GpuStepBytes, AreAFewMegabytes) {
+  const uint64_t floats = 4096 + 6144 + 4096 + 14336 + 128256 + 128 + 2;
+  EXPECT_GE(gpu_step_bytes(llama_8b()), 4 * floats);
+  EXPECT_LT(gpu_step_bytes(llama_8b()), 4 * floats + 7 * 512);
+}
+
+TEST(GpuWeightBytes, FollowTheDtypeOfTheFiles) {
+  using namespace testing;
+  nlohmann::json json = small_config();
+  for (const bool tied : {false, true}) {
+    json["tie_word_embeddings"] = tied;
+    for (const ElementType type : {ElementType::bf16, ElementType::f16, ElementType::f32}) {
+      const TemporaryFolder folder;
+      const SyntheticTensors tensors = random_weights(json, type, 1);
+      write_model(folder.path(), json, tensors, type, 2);
+      uint64_t expected = 0;
+      for (const auto& [name, tensor] : tensors) {
+        if (tied && name == "lm_head.weight") continue;
+        const uint64_t halves = on_card(tensor.values.size() * 2);
+        if (tensor.shape.size() == 1) {
+          expected += on_card(tensor.values.size() * 4);
+        } else {
+          expected += type == ElementType::bf16 ? halves : 2 * halves;
+        }
+      }
+      const LlamaConfig config = load_llama_config(folder / "config.json");
+      EXPECT_EQ(gpu_weight_bytes(folder.path(), config), expected) << tied;
+    }
+  }
+  const TemporaryFolder empty;
+  EXPECT_THROW((void)gpu_weight_bytes(empty.path(), llama_8b()), std::runtime_error);
+}
+
+}  // namespace
+}  // namespace keyhole::tools

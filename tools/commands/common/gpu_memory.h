@@ -1,0 +1,60 @@
+// `--gpu-memory`: what a model, its prompt and its session take on a GPU, added up before anything is loaded.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/decoding.h"
+
+namespace keyhole::tools {
+
+void add_gpu_memory_option(CLI::App& command, std::string& bytes);
+
+/// What is to be planned.
+struct GpuMemoryRequest {
+  LlamaConfig model;
+  std::filesystem::path folder;  ///< of the model
+  uint64_t limit = 0;            ///< bytes
+  std::string option;            ///< as it was given, for messages
+  uint64_t prompt = 0;           ///< tokens of the prefill
+  /// Of the session, if there is one on the GPU: its settings, tokens that it holds in the end, and ways to attend, the
+  /// largest of which counts.
+  bool session = false;
+  CacheFlags cache;
+  uint64_t context = 0;
+  std::vector<AttendSpec> specs;
+  std::vector<BudgetChoice> budgets;
+};
+
+/// Bytes of device memory.
+struct GpuMemoryPlan {
+  uint64_t limit = 0;
+  uint64_t driver =
+      0;  ///< an allowance for CUDA's context and modules, which no call tells beforehand
+  uint64_t weights = 0;  ///< at most
+  uint64_t prefill = 0;  ///< of the whole prompt; given back behind it
+  uint64_t steps = 0;
+  uint64_t session = 0;        ///< planned at the whole context
+  uint64_t session_limit = 0;  ///< what all others leave: the session's device_memory_limit
+
+  [[nodiscard]] uint64_t others() const { return driver + weights + prefill + steps; }
+};
+
+/// Throws UsageError where it does not fit: with what is too large, and the longest context that would fit. Warns (stderr) where
+/// the codes of some layers alone fit: with the context and the bits with which all would.
+[[nodiscard]] GpuMemoryPlan plan_gpu_memory(const GpuMemoryRequest& request);
+
+/// The plan of --gpu-memory, nothing without the option; `request` lacks only what the model options say. The session's
+/// limit is put into `cache`. Throws UsageError also where the model was asked to run on the host.
+[[nodiscard]] std::optional<GpuMemoryPlan> apply_gpu_memory(const ModelOptions& options,
+                                                            GpuMemoryRequest request,
+                                                            CacheFlags& cache);
+
+/// "GPU memory: 15 GiB of weights, ... of 24 GiB".
+[[nodiscard]] std::string to_text(const GpuMemoryPlan& plan);
+[[nodiscard]] nlohmann::ordered_json to_json(const GpuMemoryPlan& plan);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,95 @@
+#include "tools/llama/gpu_sizes.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "runtime/files/safetensors.h"
+
+namespace keyhole::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A chunk of 8192 tokens is 512 or more blocks of the attention for 8 heads: 2 waves on 132 multiprocessors of
+/// 2 blocks. Wider models have smaller ones, so that a chunk's activations stay below 1 GiB.
+constexpr size_t kLongestChunk = 8192;
+constexpr size_t kChunkBytes = size_t{1} << 30;
+
+size_t chunk_tokens(const LlamaConfig& config, size_t n) {
+  const size_t qkv = config.q_width() + 2 * config.kv_width();
+  const size_t inner = config.intermediate_size;
+  const size_t bytes_per_token = 4 * std::max(qkv, 2 * inner) +
+                                 4 * (config.hidden_size + config.q_width() + inner) +
+                                 2 * config.q_width() + 2 * 4 * qkv;
+  const size_t fitting = kChunkBytes / bytes_per_token / 128 * 128;
+  return std::min(n, std::clamp<size_t>(fitting, 128, kLongestChunk));
+}
+
+}  // namespace
+
+uint64_t on_card(uint64_t bytes) {
+  const uint64_t page = bytes < (uint64_t{1} << 20) ? 512 : uint64_t{2} << 20;
+  return (bytes + page - 1) / page * page;
+}
+
+GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, bool exports) {
+  const size_t qkv = config.q_width() + 2 * config.kv_width();
+  GpuPrefillSizes sizes;
+  sizes.chunk = chunk_tokens(config, tokens);
+  sizes.tokens = tokens;
+  sizes.hidden = tokens * config.hidden_size;
+  sizes.table = tokens * config.head_dim / 2;
+  sizes.kv = tokens * config.kv_width();
+  sizes.q = sizes.chunk * config.q_width();
+  sizes.wide = sizes.chunk * std::max<size_t>(qkv, 2 * size_t{config.intermediate_size});
+  sizes.normed = sizes.chunk * config.hidden_size;
+  sizes.attended = sizes.chunk * config.q_width();
+  sizes.inner = sizes.chunk * config.intermediate_size;
+  sizes.exported = exports ? sizes.chunk * qkv : 0;
+  sizes.logits = config.vocab_size;
+  return sizes;
+}
+
+uint64_t GpuPrefillSizes::device_bytes() const {
+  const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q) +
+                          2 * (on_card(2 * normed) + on_card(2 * attended) + on_card(2 * inner));
+  const uint64_t floats =
+      on_card(4 * hidden) + on_card(4 * wide) + 2 * on_card(4 * exported) + on_card(4 * logits);
+  return halves + floats + on_card(4 * tokens) + on_card(8 * table);
+}
+
+uint64_t gpu_step_bytes(const LlamaConfig& config) {
+  uint64_t bytes =
+      on_card(8) + on_card(4 * config.head_dim);  // the token and its place; RoPE's turns
+  for (const size_t floats :
+       {size_t{config.hidden_size}, config.q_width() + 2 * config.kv_width(), config.q_width(),
+        size_t{config.intermediate_size}, size_t{config.vocab_size}}) {
+    bytes += on_card(4 * floats);
+  }
+  return bytes;
+}
+
+uint64_t gpu_weight_bytes(const fs::path& folder, const LlamaConfig& config) {
+  uint64_t bytes = 0;
+  bool any = false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    if (entry.path().extension() != ".safetensors") continue;
+    any = true;
+    const SafetensorsFile file(entry.path());
+    for (const auto& [name, tensor] : file.tensors()) {
+      if (config.tied_output && name == "lm_head.weight") continue;
+      uint64_t numbers = 1;
+      for (const size_t side : tensor.shape) numbers *= side;
+      const bool matrix = tensor.shape.size() > 1;
+      if (matrix && tensor.type != ElementType::bf16) {
+        bytes += 2 * on_card(2 * numbers);  // the upper and the lower half of each number
+      } else {
+        bytes += on_card((matrix ? 2 : 4) * numbers);
+      }
+    }
+  }
+  if (!any) throw std::runtime_error(folder.string() + ": holds no safetensors files");
+  return bytes;
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,45 @@
+// How much memory a model takes on a GPU beside its session: the sizes that the code allocates by, known before anything of the
+// model is read. No CUDA here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+
+#include "tools/llama/config.h"
+
+namespace keyhole::tools {
+
+/// Device memory that an allocation of `bytes` takes from the card: cudaMalloc gives 512 bytes at a time, large ones in pages
+/// of 2 MiB.
+[[nodiscard]] uint64_t on_card(uint64_t bytes);
+
+/// Elements of the device buffers of gpu_prefill().
+struct GpuPrefillSizes {
+  size_t chunk = 0;   ///< tokens whose activations exist at a time
+  size_t tokens = 0;  ///< uint32_t
+  size_t hidden = 0;  ///< float `[n, hidden]`
+  size_t table = 0;   ///< float2 `[n, d / 2]`
+  size_t kv = 0;      ///< __half `[n, kv_heads, d]`, once for K and once for V
+  size_t q = 0;       ///< __half `[chunk, q_heads, d]`
+  size_t wide = 0;    ///< float `[chunk, qkv]` or `[chunk, gate and up]`
+  size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
+  size_t exported = 0;  ///< float `[chunk, qkv]`, twice; as much pinned host memory
+  size_t logits = 0;    ///< float `[vocab]`
+
+  [[nodiscard]] uint64_t device_bytes() const;
+};
+/// Of a prompt of `tokens` tokens; `exports`: a sink takes q, K and V of every layer.
+[[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
+                                                bool exports);
+
+/// Device memory of a GpuDecoder's buffers for one token.
+[[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);
+
+/// Device memory of a GpuModel, from the headers of the folder's safetensors files: 2 bytes a number of a bf16 matrix, 4 of
+/// others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them shows), 4 of vectors.
+/// Throws std::runtime_error for a folder whose files are missing or broken.
+[[nodiscard]] uint64_t gpu_weight_bytes(const std::filesystem::path& folder,
+                                        const LlamaConfig& config);
+
+}  // namespace keyhole::tools
