@@ -1,6 +1,7 @@
 #include "tests/tools/cli/run_command.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -14,6 +15,7 @@
 #include <stdexcept>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 namespace keyhole::tools {
 namespace {
@@ -69,25 +71,38 @@ bool handles_interrupt(pid_t pid) {
 }  // namespace
 
 Command::Command(const std::vector<std::string>& args,
-                 const std::map<std::string, std::string>& environment, Output output) {
+                 const std::map<std::string, std::string>& environment, Output output,
+                 const std::string& input) {
   std::vector<std::string> words = {KEYHOLE_COMMAND};
   words.insert(words.end(), args.begin(), args.end());
   std::vector<std::string> variables = environment_with(environment);
 
   std::string out = folder_ / "out";
   std::string err = folder_ / "err";
-  if (output == Output::terminal) {
+  std::string in = folder_ / "in";
+  write_file(in, input);
+  if (output != Output::files) {
     terminal_ = open_terminal();
     out = err = ptsname(terminal_);
   }
+  // The leader of a session owns the first terminal that it opens: Ctrl-C there is its signal.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  int in_flags = O_RDONLY;
+  if (output == Output::dialogue) {
+    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
+    in = out;
+    in_flags = O_RDWR;
+  }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 0, in.c_str(), in_flags, 0);
   constexpr int kFlags = O_WRONLY | O_CREAT | O_TRUNC | O_NOCTTY;
   posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), kFlags, 0600);
   posix_spawn_file_actions_addopen(&actions, 2, err.c_str(), kFlags, 0600);
-  const int error = posix_spawn(&pid_, KEYHOLE_COMMAND, &actions, nullptr, pointers(words).data(),
-                                pointers(variables).data());
+  const int error = posix_spawn(&pid_, KEYHOLE_COMMAND, &actions, &attributes,
+                                pointers(words).data(), pointers(variables).data());
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     throw std::runtime_error(std::string(KEYHOLE_COMMAND) +
@@ -108,9 +123,30 @@ void Command::interrupt() const {
   kill(pid_, SIGINT);
 }
 
+void Command::type(const std::string& keys) const {
+  if (write(terminal_, keys.data(), keys.size()) != static_cast<ssize_t>(keys.size())) {
+    throw std::runtime_error(std::string("the terminal takes no keys: ") + std::strerror(errno));
+  }
+}
+
+std::string Command::expect(const std::string& text) {
+  constexpr int kPatienceMs = 120000;
+  size_t at = 0;
+  while ((at = shown_.find(text, expected_)) == std::string::npos) {
+    pollfd terminal{terminal_, POLLIN, 0};
+    char buffer[4096];
+    ssize_t count = 0;
+    if (poll(&terminal, 1, kPatienceMs) > 0) count = read(terminal_, buffer, sizeof buffer);
+    if (count <= 0) throw std::runtime_error("no \"" + text + "\" in: " + shown_);
+    shown_.append(buffer, static_cast<size_t>(count));
+  }
+  const size_t begin = std::exchange(expected_, at + text.size());
+  return shown_.substr(begin, expected_ - begin);
+}
+
 Outcome Command::wait() {
   Outcome outcome;
-  if (terminal_ >= 0) outcome.out = read_to_end(terminal_);
+  if (terminal_ >= 0) outcome.out = shown_ + read_to_end(terminal_);
   int status = 0;
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
@@ -124,8 +160,9 @@ Outcome Command::wait() {
 }
 
 Outcome run_keyhole(const std::vector<std::string>& args,
-                    const std::map<std::string, std::string>& environment, Command::Output output) {
-  return Command(args, environment, output).wait();
+                    const std::map<std::string, std::string>& environment, Command::Output output,
+                    const std::string& input) {
+  return Command(args, environment, output, input).wait();
 }
 
 }  // namespace keyhole::tools

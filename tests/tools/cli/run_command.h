@@ -18,12 +18,14 @@ struct Outcome {
 
 class Command {
  public:
-  enum class Output { files, terminal };
+  /// `terminal`: both outputs go to one pseudo-terminal, and come back as `out`. `dialogue`: standard input is that terminal too,
+  /// and typed keys send signals; else it is `input`.
+  enum class Output { files, terminal, dialogue };
   /// Starts `keyhole ARGS` with the given variables added to an environment that decides nothing by
-  /// itself. `terminal`: both outputs go to one pseudo-terminal, and come back as `out`.
+  /// itself.
   explicit Command(const std::vector<std::string>& args,
                    const std::map<std::string, std::string>& environment = {},
-                   Output output = Output::files);
+                   Output output = Output::files, const std::string& input = "");
   ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
@@ -32,14 +34,23 @@ class Command {
   void interrupt() const;
   [[nodiscard]] Outcome wait();
 
+  /// Of a dialogue: what is typed, "\x03" for Ctrl-C and "\x04" for Ctrl-D.
+  void type(const std::string& keys) const;
+  /// Waits until the terminal shows `text` behind what was waited for before; returns what came up to its end. Throws
+  /// std::runtime_error with all that was shown where the process ends, or shows nothing more for two minutes.
+  std::string expect(const std::string& text);
+
  private:
   TemporaryFolder folder_;
   pid_t pid_ = -1;
   int terminal_ = -1;
+  std::string shown_;
+  size_t expected_ = 0;  ///< of shown_
 };
 
 [[nodiscard]] Outcome run_keyhole(const std::vector<std::string>& args,
                                   const std::map<std::string, std::string>& environment = {},
-                                  Command::Output output = Command::Output::files);
+                                  Command::Output output = Command::Output::files,
+                                  const std::string& input = "");
 
 }  // namespace keyhole::tools

@@ -444,7 +444,7 @@ TEST(ModelCommands, NameWhatIsWrong) {
       {{"eval", "--task", "kv", "--index", "flat", "--attend", "weight:2"}, 2, "weight:EPS"},
       {{"decode", "--prompt", "/nonexistent"}, 1, "/nonexistent"},
       {{"decode", "--model", "/nonexistent", "--task", "kv"}, 1, "/nonexistent"},
-      {{"decode", "--model", folder, "--task", "kv"}, 1, "37 rows"},
+      {{"decode", "--model", folder, "--task", "kv"}, 1, "37 tokens"},
       {{"decode", "--task", "kv", "--length", "600", "--index", "nonsense"}, 2, "nonsense"},
       {{"decode", "--task", "kv", "--length", "600", "--window", "0"}, 2, "window"},
       {{"decode", "--task", "kv", "--tail", "third"}, 2, "--tail third"},

@@ -1,0 +1,76 @@
+#include "tools/commands/decode/conversation.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "tools/terminal/interrupt.h"
+#include "tools/terminal/progress.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+
+Conversation::Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, BudgetChoice budget,
+                           const SamplingOptions& sampling, std::vector<uint32_t> taken, bool built)
+    : runner_(runner),
+      cache_(std::move(cache)),
+      decoder_(runner.decoder(cache_, static_cast<uint32_t>(taken.size()))),
+      sequence_(*decoder_, taken),
+      spec_(std::move(spec)),
+      budget_(budget),
+      sampler_(sampling),
+      tokens_(std::move(taken)),
+      capacity_(cache_.config().max_tokens),
+      built_(built) {}
+
+Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
+  if (tokens.size() >= capacity_) {
+    throw std::runtime_error("the context of " + format_count(capacity_) +
+                             " tokens has no room for " + format_count(tokens.size()) +
+                             " and an answer");
+  }
+  Taken taken;
+  {
+    Progress bar("prompt of " + format_count(tokens.size()) + " tokens");
+    taken.work = sequence_.bring_to(tokens, [&bar](double fraction) {
+      throw_if_interrupted();
+      bar.update(fraction);
+    });
+  }
+  if (taken.work.prefilled > 0) built_ = false;
+  if (!built_) taken.build_seconds = apply_spec(cache_, spec_, budget_);
+  built_ = true;
+  tokens_ = std::move(tokens);
+  sampler_.forget();
+  sampler_.saw(tokens_);
+  return taken;
+}
+
+Generator Conversation::answer(const Tokenizer* tokenizer, Stops stops, DecodeState follows) {
+  // The answer's last token is not taken, so that there is room for one more than the session can hold.
+  const auto room = static_cast<uint32_t>(capacity_ - tokens_.size());
+  stops.most_tokens = std::min(stops.most_tokens, room);
+  return {sequence_, sampler_, tokenizer, std::move(stops), follows};
+}
+
+void Conversation::add(const Generator& answer) {
+  tokens_.insert(tokens_.end(), answer.tokens().begin(), answer.tokens().end());
+}
+
+void Conversation::reset() {
+  sequence_.truncate(0);
+  sampler_.forget();
+  tokens_.clear();
+}
+
+void Conversation::save(const std::filesystem::path& path, SavedSession of) {
+  const std::vector<uint32_t>& taken = sequence_.tokens();
+  const auto same = std::mismatch(taken.begin(), taken.end(), tokens_.begin(), tokens_.end()).first;
+  // After a prompt that was interrupted the session holds what was not said in the end.
+  sequence_.truncate(static_cast<size_t>(same - taken.begin()));
+  if (taken.empty()) throw std::runtime_error("there is nothing to save yet");
+  of.tokens = tokens_;
+  of.taken = static_cast<uint32_t>(taken.size());
+  save_session(path, cache_, of);
+}
+
+}  // namespace keyhole::tools

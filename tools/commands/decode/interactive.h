@@ -1,0 +1,20 @@
+// decode --interactive: turns of a person and the model, which keep the session.
+#pragma once
+
+#include "tools/commands/decode/conversation.h"
+#include "tools/commands/decode/turns.h"
+
+namespace keyhole::tools {
+
+struct InteractiveOptions {
+  Stops stops;         ///< of each answer
+  SavedSession about;  ///< what /save says of the model
+};
+
+/// Reads lines of standard input until /quit or its end, and writes answers to standard output; prompt characters only where
+/// both are a terminal. There a failed turn is told and the conversation goes on; with a pipe it ends it. Ctrl-C ends the
+/// answer, or the line that is being typed. Throws what a turn throws with a pipe.
+void interact(Conversation& conversation, const Tokenizer& tokenizer, const Turns& turns,
+              const InteractiveOptions& options);
+
+}  // namespace keyhole::tools

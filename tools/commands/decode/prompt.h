@@ -1,0 +1,22 @@
+// What decode is asked to continue.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/commands/decode/options.h"
+#include "tools/tokenizer/tokenizer.h"
+
+namespace keyhole::tools {
+
+struct Prompt {
+  std::vector<uint32_t> tokens;  ///< empty: none was given
+  std::string expected;          ///< the task's answer; empty for other prompts
+};
+
+/// The prompt of --prompt, --tokens or --task. None is allowed with --interactive and --load-session. `tokenizer` may be
+/// null for --tokens. Throws UsageError, or std::exception for a file that cannot be read.
+[[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer);
+
+}  // namespace keyhole::tools
