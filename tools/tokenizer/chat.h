@@ -30,36 +30,35 @@ struct ChatText {
   }
 };
 
-/// A template of one of the known families, with what its own text varies. Templates are written in Jinja, which is not run here:
-/// a family is recognised by its special tokens, and refused where none is. Immutable.
+/// The model's own template, run: the part of Jinja that chat templates are written in is built in, without tools and documents.
+/// Immutable: any number of threads may use it.
 class ChatTemplate {
  public:
-  /// The template of a model folder: chat_template.jinja, or chat_template of tokenizer_config.json. Throws std::runtime_error where
-  /// there is none, and for one of no known family: names the folder and the families.
+  /// The template of a model folder: chat_template.jinja, or chat_template of tokenizer_config.json (of several, the one named
+  /// "default"). Throws std::runtime_error where there is none, or it uses what is not built in: names the file and the line.
   [[nodiscard]] static ChatTemplate load(const std::filesystem::path& folder);
   /// `source` is a template's text; bos and eos are how these tokens are written, "" where there are none. `place` is for errors.
-  [[nodiscard]] static ChatTemplate parse(std::string_view source, std::string bos, std::string eos,
-                                          const std::string& place);
+  [[nodiscard]] static ChatTemplate parse(std::string_view source, const std::string& bos,
+                                          const std::string& eos, const std::string& place);
 
-  /// "llama3", "chatml", "mistral", "llama2", "gemma", "phi3".
-  [[nodiscard]] const std::string& family() const;
-
-  /// A conversation from its beginning, and with `answer` what begins the answer that follows. Throws std::runtime_error for
-  /// messages that the family has no place for: a system message that is not the first, or two of one side in a row where it
-  /// takes turns.
+  /// A conversation from its beginning, and with `answer` what begins the answer that follows. Throws std::runtime_error with the
+  /// template's own words for messages that it refuses, a system message in most of Gemma's for example.
   [[nodiscard]] ChatText render(std::span<const ChatMessage> messages, bool answer = true) const;
 
   /// What follows an answer and its end_of_answer(): another message of the user, and what begins the next answer. A session that
-  /// holds the conversation so far goes on with these tokens.
+  /// holds the conversation so far goes on with these tokens. Throws as render() does.
   [[nodiscard]] ChatText next_turn(std::string_view user) const;
 
-  /// The special token that ends an answer, as it is written: "<|eot_id|>". A session whose answer was cut off takes it before
-  /// next_turn().
-  [[nodiscard]] const std::string& end_of_answer() const;
+  /// The token that ends an answer, as it is written: "<|eot_id|>", with white space before it where the template has some; empty where
+  /// a question follows an answer without one. A session whose answer was cut off takes it (Specials::parsed) before next_turn(). Throws
+  /// as render() does.
+  [[nodiscard]] std::string end_of_answer() const;
 
  private:
   struct Form;
   explicit ChatTemplate(std::shared_ptr<const Form> form);
+  /// What a conversation of two turns has between the first answer and the second question's end.
+  [[nodiscard]] ChatText between(std::string_view user) const;
   std::shared_ptr<const Form> form_;
 };
 

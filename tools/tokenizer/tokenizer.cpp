@@ -15,6 +15,20 @@ std::string Tokenizer::decode(std::span<const uint32_t> tokens) const {
   return bytes;
 }
 
+std::vector<uint32_t> Tokenizer::encode_inside(std::string_view text, Specials specials) const {
+  if (text.empty()) return {};
+  // Behind a text that stands apart from what follows, the following tokens are those of its inside.
+  for (const std::string before : {"\n", ".", "|", "a"}) {
+    const std::vector<uint32_t> alone = encode(before, specials);
+    std::vector<uint32_t> both = encode(before + std::string(text), specials);
+    if (both.size() <= alone.size() || !std::equal(alone.begin(), alone.end(), both.begin()))
+      continue;
+    both.erase(both.begin(), both.begin() + static_cast<ptrdiff_t>(alone.size()));
+    return both;
+  }
+  return encode(text, specials);
+}
+
 bool Tokenizer::ends(uint32_t token) const {
   return std::binary_search(end_tokens().begin(), end_tokens().end(), token);
 }

@@ -59,6 +59,11 @@ class Tokenizer {
   [[nodiscard]] virtual std::vector<uint32_t> encode_prompt(
       std::string_view text, Specials specials = Specials::as_text) const = 0;
 
+  /// The tokens of a text that continues another one: without the space that some vocabularies put before a text's first word, where
+  /// that can be told. Throws as encode() does.
+  [[nodiscard]] std::vector<uint32_t> encode_inside(std::string_view text,
+                                                    Specials specials = Specials::as_text) const;
+
   /// Appends the bytes of `token`, which follows what was decoded into `state`; special tokens, and ids that the vocabulary
   /// lacks, give none. A token may end inside a UTF-8 character: see StreamDecoder.
   virtual void decode_next(uint32_t token, DecodeState& state, std::string& bytes) const = 0;
