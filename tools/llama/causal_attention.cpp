@@ -20,8 +20,10 @@ constexpr size_t kTileKeys = 512;
 
 }  // namespace
 
-size_t causal_cells(size_t tokens, size_t first_query) {
-  return (tokens * (tokens + 1) - first_query * (first_query + 1)) / 2;
+size_t causal_cells(size_t tokens, size_t first_query, size_t window) {
+  // Rows before `split` hold all keys before them, those from there on a full window.
+  const size_t split = window == 0 ? tokens : std::clamp(window, first_query, tokens);
+  return (split * (split + 1) - first_query * (first_query + 1)) / 2 + (tokens - split) * window;
 }
 
 CausalAttention::CausalAttention(const AttentionShape& shape, Team& team)
@@ -40,7 +42,8 @@ CausalAttention::CausalAttention(const AttentionShape& shape, Team& team)
 }
 
 void CausalAttention::run(float* q, const float* k, const float* v, size_t tokens,
-                          size_t first_query, const std::function<void(size_t)>& on_cells) {
+                          size_t first_query, const std::function<void(size_t)>& on_cells,
+                          size_t window) {
   const size_t queries = tokens - first_query;
   const size_t tiles = (queries + tile_tokens_ - 1) / tile_tokens_;
   std::atomic<size_t> cells_x_heads{0};
@@ -56,15 +59,15 @@ void CausalAttention::run(float* q, const float* k, const float* v, size_t token
     const auto kv_head = static_cast<uint32_t>(item % shape_.kv_heads);
     const size_t first = first_query + index * tile_tokens_;
     const size_t count = std::min(tile_tokens_, tokens - first);
-    tile(q, k, v, first, count, kv_head, scratch_[member]);
-    cells_x_heads.fetch_add(causal_cells(first + count, first), std::memory_order_relaxed);
+    tile(q, k, v, first, count, window, kv_head, scratch_[member]);
+    cells_x_heads.fetch_add(causal_cells(first + count, first, window), std::memory_order_relaxed);
     if (member == 0) tell();
   });
   tell();
 }
 
 void CausalAttention::tile(float* q, const float* k, const float* v, size_t first, size_t count,
-                           uint32_t kv_head, Scratch& scratch) const {
+                           size_t window, uint32_t kv_head, Scratch& scratch) const {
   const size_t d = shape_.head_dim;
   const size_t group = shape_.group();
   const size_t q_stride = shape_.q_heads * d;
@@ -73,33 +76,47 @@ void CausalAttention::tile(float* q, const float* k, const float* v, size_t firs
   float* q_head = q + first * q_stride + kv_head * group * d;
 
   // The group's query heads become rows of one matrix, so that K and V are read once for all of them.
-  // Logits in base 2 save a multiplication per exponential.
-  const float to_base2 = 1.44269504F / std::sqrt(static_cast<float>(d));
+  // Logits in base 2 save a multiplication per exponential; a soft-cap works in base e.
+  constexpr float kLog2e = 1.44269504F;
+  const bool capped = shape_.softcap > 0.0;
+  const auto softcap = static_cast<float>(shape_.softcap);
+  const float logit_scale = shape_.scale > 0.0 ? static_cast<float>(shape_.scale)
+                                               : 1.0F / std::sqrt(static_cast<float>(d));
+  const float q_scale = capped ? logit_scale : logit_scale * kLog2e;
   for (size_t t = 0; t < count; ++t) {
     float* row = scratch.q.data() + t * group * d;
     std::memcpy(row, q_head + t * q_stride, group * d * sizeof(float));
-    scale(to_base2, group * d, row);
+    scale(q_scale, group * d, row);
   }
   std::fill_n(scratch.out.data(), rows * d, 0.0F);
   std::fill_n(scratch.maxima.data(), rows, -std::numeric_limits<float>::infinity());
   std::fill_n(scratch.sums.data(), rows, 0.0F);
 
   const size_t end = first + count;  // the last query of the tile sees the keys before this
-  for (size_t key = 0; key < end; key += kTileKeys) {
+  // The first query of the tile sees the earliest key.
+  const size_t begin = window == 0 || first < window ? 0 : first + 1 - window;
+  for (size_t key = begin; key < end; key += kTileKeys) {
     const size_t keys = std::min(kTileKeys, end - key);
     gemm_nt(rows, keys, d, scratch.q.data(), d, k + key * kv_stride + kv_head * d, kv_stride, 0.0F,
             scratch.scores.data(), keys);
+    if (capped) {
+      soft_cap(softcap, rows * keys, scratch.scores.data());
+      scale(kLog2e, rows * keys, scratch.scores.data());
+    }
     for (size_t row = 0; row < rows; ++row) {
-      // A token sees keys up to itself: on the diagonal, a part of the block or nothing of it.
+      // A token sees keys up to itself, and not those before its window: a part of the block or nothing of it.
       const size_t token = first + row / group;
+      const size_t oldest = window == 0 || token < window ? 0 : token + 1 - window;
+      const size_t hidden = oldest > key ? std::min(keys, oldest - key) : 0;
       const size_t visible = token + 1 > key ? std::min(keys, token + 1 - key) : 0;
       float* scores = scratch.scores.data() + row * keys;
-      if (visible == 0) {
+      if (visible <= hidden) {
         std::fill_n(scores, keys, 0.0F);
         continue;
       }
-      const float shrink =
-          online_softmax_row(scores, visible, keys, scratch.maxima[row], scratch.sums[row]);
+      std::fill_n(scores, hidden, 0.0F);
+      const float shrink = online_softmax_row(scores + hidden, visible - hidden, keys - hidden,
+                                              scratch.maxima[row], scratch.sums[row]);
       if (shrink != 1.0F) scale(shrink, d, scratch.out.data() + row * d);
     }
     gemm_nn(rows, d, keys, scratch.scores.data(), keys, v + key * kv_stride + kv_head * d,

@@ -14,13 +14,16 @@ struct AttentionShape {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
+  double scale = 0.0;    ///< of the logits; 0: 1 / sqrt(d)
+  double softcap = 0.0;  ///< c > 0: logit = c * tanh(scale * q.k / c)
 
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
 };
 
-/// Attention of tokens [first_query, tokens) to themselves and all tokens before them, scaled by
-/// 1 / sqrt(d). Tiles of queries x keys by single-threaded sgemm with an online softmax between the two
-/// products (FlashAttention's scheme), spread over the team; tiles above the diagonal are not computed.
+/// Attention of tokens [first_query, tokens) to themselves and all tokens before them, or with a window w > 0 to the w - 1
+/// before them (token i to j with i - j < w). Tiles of queries x keys by single-threaded sgemm with an online softmax between the two
+/// products (FlashAttention's scheme), spread over the team; tiles above the diagonal or before the window are not
+/// computed.
 ///   q    `[tokens, Hq, d]`, whose rows from first_query on are replaced by the output
 ///   k, v `[tokens, Hkv, d]`
 /// All after RoPE. SingleThreadedBlas must be alive. `on_cells` (may be empty) is called from the calling
@@ -31,14 +34,14 @@ class CausalAttention {
   CausalAttention(const AttentionShape& shape, Team& team);
 
   void run(float* q, const float* k, const float* v, size_t tokens, size_t first_query,
-           const std::function<void(size_t)>& on_cells);
+           const std::function<void(size_t)>& on_cells, size_t window = 0);
 
  private:
   struct Scratch {
     std::vector<float> q, scores, out, maxima, sums;
   };
-  void tile(float* q, const float* k, const float* v, size_t first, size_t count, uint32_t kv_head,
-            Scratch& scratch) const;
+  void tile(float* q, const float* k, const float* v, size_t first, size_t count, size_t window,
+            uint32_t kv_head, Scratch& scratch) const;
 
   AttentionShape shape_;
   Team& team_;
@@ -46,7 +49,7 @@ class CausalAttention {
   std::vector<Scratch> scratch_;  // one per member of the team
 };
 
-/// Cells of the causal triangle below the rows [first_query, tokens).
-[[nodiscard]] size_t causal_cells(size_t tokens, size_t first_query);
+/// Cells of the causal triangle below the rows [first_query, tokens); with a window at most so many of each row.
+[[nodiscard]] size_t causal_cells(size_t tokens, size_t first_query, size_t window = 0);
 
 }  // namespace keyhole::tools

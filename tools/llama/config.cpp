@@ -4,126 +4,145 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <stdexcept>
+
+#include "tools/llama/config_fields.h"
+#include "tools/llama/families.h"
 
 namespace keyhole::tools {
 namespace {
 
 using nlohmann::json;
 
-std::string shown(double value) {
-  std::ostringstream out;
-  out << value;
-  return out.str();
+/// Shapes; the bounds keep every product of two sizes far below 2^63, and no real model comes near them.
+void parse_shape(const Fields& fields, const Family& family, LlamaConfig& config) {
+  const auto given = [](uint32_t value) {
+    return value == 0 ? std::nullopt : std::optional<uint32_t>(value);
+  };
+  config.vocab_size = fields.count("vocab_size", 1U << 24, given(family.vocab_size));
+  config.hidden_size = fields.count("hidden_size", 1U << 20);
+  config.intermediate_size = fields.count("intermediate_size", 1U << 22);
+  config.layers = fields.count("num_hidden_layers", 1024);
+  config.q_heads = fields.count("num_attention_heads", 4096, given(family.q_heads));
+  config.kv_heads = fields.count("num_key_value_heads", 4096,
+                                 family.kv_heads == 0 ? config.q_heads : family.kv_heads);
+  if (config.q_heads % config.kv_heads != 0) {
+    fields.fail("num_key_value_heads", std::to_string(config.kv_heads),
+                "a divisor of num_attention_heads = " + std::to_string(config.q_heads));
+  }
+  const bool divided = fields.find("head_dim") == nullptr && family.head_dim == 0;
+  if (divided && config.hidden_size % config.q_heads != 0) {
+    fields.fail("hidden_size", std::to_string(config.hidden_size),
+                "a multiple of num_attention_heads = " + std::to_string(config.q_heads) +
+                    " where head_dim is not given");
+  }
+  config.head_dim = fields.count("head_dim", 1024,
+                                 divided ? config.hidden_size / config.q_heads : family.head_dim);
+  if (config.head_dim % 2 != 0 || config.head_dim == 0) {
+    fields.fail("head_dim", std::to_string(config.head_dim), "an even number (RoPE turns pairs)");
+  }
+  config.max_context = fields.count("max_position_embeddings", 1U << 31, family.max_context);
 }
 
-/// One JSON object of a config with the errors that its fields can have.
-class Fields {
- public:
-  Fields(const json& object, std::string source) : object_(object), source_(std::move(source)) {}
-
-  [[noreturn]] void fail(const std::string& field, const std::string& seen,
-                         const std::string& allowed) const {
-    throw std::runtime_error(source_ + ": " + field + " is " + seen + "; allowed: " + allowed);
+/// Windows of layers as layer_types says, or nothing.
+std::optional<std::vector<uint32_t>> windows_by_type(const Fields& fields, uint32_t layers,
+                                                     uint32_t window) {
+  const json* types = fields.find("layer_types");
+  if (types == nullptr) return {};
+  if (!types->is_array() || types->size() != layers) {
+    fields.fail("layer_types", types->dump(), "a list of " + std::to_string(layers) + " names");
   }
-
-  /// The field's value, or nullptr if it is absent or null (which Hugging Face uses alike).
-  const json* find(const std::string& field) const {
-    const auto it = object_.find(field);
-    return it == object_.end() || it->is_null() ? nullptr : &*it;
-  }
-
-  double number(const std::string& field, double low, double high,
-                std::optional<double> fallback = {}) const {
-    const json* value = find(field);
-    const std::string allowed = "a number from " + shown(low) + " to " + shown(high);
-    if (value == nullptr) {
-      if (fallback) return *fallback;
-      fail(field, "missing", allowed);
+  std::vector<uint32_t> windows;
+  for (const json& type : *types) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      fields.fail("layer_types", type.dump(), "\"full_attention\", \"sliding_attention\"");
     }
-    if (!value->is_number()) fail(field, value->dump(), allowed);
-    const double number = value->get<double>();
-    if (!(number >= low && number <= high)) fail(field, value->dump(), allowed);
-    return number;
+    windows.push_back(type == "sliding_attention" ? window : 0);
   }
-
-  uint32_t count(const std::string& field, uint32_t high,
-                 std::optional<uint32_t> fallback = {}) const {
-    const json* value = find(field);
-    const std::string allowed = "a whole number from 1 to " + std::to_string(high);
-    if (value == nullptr) {
-      if (fallback) return *fallback;
-      fail(field, "missing", allowed);
-    }
-    // is_number_unsigned is false for every negative and every fractional literal.
-    if (!value->is_number_unsigned()) fail(field, value->dump(), allowed);
-    const auto number = value->get<uint64_t>();
-    if (number < 1 || number > high) fail(field, value->dump(), allowed);
-    return static_cast<uint32_t>(number);
-  }
-
-  bool flag(const std::string& field, bool fallback) const {
-    const json* value = find(field);
-    if (value == nullptr) return fallback;
-    if (!value->is_boolean()) fail(field, value->dump(), "true or false");
-    return value->get<bool>();
-  }
-
-  std::string text(const std::string& field, const std::string& fallback) const {
-    const json* value = find(field);
-    if (value == nullptr) return fallback;
-    if (!value->is_string()) fail(field, value->dump(), "a string");
-    return value->get<std::string>();
-  }
-
-  const std::string& source() const { return source_; }
-
- private:
-  const json& object_;
-  std::string source_;
-};
-
-RopeScaling parse_rope_scaling(const Fields& fields) {
-  // "type" is what files older than "rope_type" say.
-  const std::string kind = fields.text("rope_type", fields.text("type", "default"));
-  RopeScaling scaling;
-  if (kind == "default") return scaling;
-  if (kind != "linear" && kind != "llama3") {
-    fields.fail("rope_type", '"' + kind + '"', "\"default\", \"linear\", \"llama3\"");
-  }
-  scaling.factor = fields.number("factor", 1e-3, 1e6);
-  if (kind == "linear") {
-    scaling.kind = RopeScaling::Kind::linear;
-    return scaling;
-  }
-  scaling.kind = RopeScaling::Kind::llama3;
-  scaling.low_freq_factor = fields.number("low_freq_factor", 1e-6, 1e6);
-  scaling.high_freq_factor = fields.number("high_freq_factor", 1e-6, 1e6);
-  scaling.original_context = fields.count("original_max_position_embeddings", 1U << 31);
-  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
-    fields.fail("high_freq_factor", shown(scaling.high_freq_factor),
-                "more than low_freq_factor, which is " + shown(scaling.low_freq_factor));
-  }
-  return scaling;
+  return windows;
 }
 
-/// RoPE's fields: `rope_theta` and `rope_scaling` at the top, or both inside `rope_parameters` (newer).
-void parse_rope(const Fields& fields, LlamaConfig& config) {
-  for (const char* name : {"rope_parameters", "rope_scaling"}) {
-    const json* object = fields.find(name);
-    if (object == nullptr) continue;
-    if (!object->is_object()) fields.fail(name, object->dump(), "an object or null");
-    const Fields inner(*object, fields.source() + ": " + name);
-    config.rope_scaling = parse_rope_scaling(inner);
-    config.rope_theta = inner.number("rope_theta", 1.0, 1e12, config.rope_theta);
-    break;
+/// sliding_window, where null is not the same as nothing.
+uint32_t parse_window(const Fields& fields, const Family& family) {
+  if (fields.has("sliding_window") && fields.find("sliding_window") == nullptr) return 0;
+  if (!fields.has("sliding_window")) return family.window;
+  return fields.count("sliding_window", 1U << 31);
+}
+
+void parse_windows(const Fields& fields, const Family& family, LlamaConfig& config) {
+  using Sliding = Family::Sliding;
+  uint32_t window = family.sliding == Sliding::none ? 0 : parse_window(fields, family);
+  // Windows that hold everything: no layer is treated as one that forgets.
+  if (window >= config.longest_context()) window = 0;
+  const uint32_t layers = config.layers;
+  config.windows.assign(layers, 0);
+  const auto by_type = windows_by_type(fields, layers, window);
+  switch (family.sliding) {
+    case Sliding::none:
+    case Sliding::every_layer:
+      if (family.sliding == Sliding::every_layer) config.windows.assign(layers, window);
+      if (by_type && *by_type != config.windows) {
+        fields.fail("layer_types", fields.find("layer_types")->dump(),
+                    "the same type for every layer of model_type \"" + config.model_type + '"');
+      }
+      break;
+    case Sliding::from_max_layer: {
+      if (!fields.flag("use_sliding_window", false)) break;
+      const auto first = static_cast<uint32_t>(fields.number("max_window_layers", 0, 1U << 31, 28));
+      for (uint32_t layer = first; layer < layers; ++layer) config.windows[layer] = window;
+      if (by_type) config.windows = *by_type;
+      break;
+    }
+    case Sliding::pattern: {
+      const uint32_t n = fields.count("sliding_window_pattern", 1U << 20, family.pattern);
+      for (uint32_t layer = 0; layer < layers; ++layer) {
+        if ((layer + 1) % n != 0) config.windows[layer] = window;
+      }
+      if (by_type) config.windows = *by_type;
+      break;
+    }
   }
-  config.rope_theta = fields.number("rope_theta", 1.0, 1e12, config.rope_theta);
-  if (fields.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
-    fields.fail("partial_rotary_factor", fields.find("partial_rotary_factor")->dump(), "1");
+}
+
+void parse_numerics(const Fields& fields, const Family& family, LlamaConfig& config) {
+  const std::string activation = fields.text(family.activation_field, family.activation);
+  if (activation != "silu" && activation != "gelu_pytorch_tanh") {
+    fields.fail(family.activation_field, '"' + activation + '"', "\"silu\", \"gelu_pytorch_tanh\"");
+  }
+  config.activation = activation == "silu" ? Activation::silu : Activation::gelu_tanh;
+  config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, family.rms_norm_eps);
+  config.attention_scale = 1.0 / std::sqrt(static_cast<double>(config.head_dim));
+  if (!family.gemma) return;
+  config.norm_adds_one = true;
+  config.output_norms = true;
+  config.embedding_scale = std::sqrt(static_cast<double>(config.hidden_size));
+  config.attention_scale = 1.0 / std::sqrt(fields.number("query_pre_attn_scalar", 1e-6, 1e9, 256));
+  const bool null_cap = fields.has("final_logit_softcapping");
+  config.final_softcap =
+      fields.number("final_logit_softcapping", 0.0, 1e6, null_cap ? 0.0 : family.final_softcap);
+  if (family.may_have_attention_softcap) {
+    const bool null = fields.has("attn_logit_softcapping");
+    config.attention_softcap = fields.number("attn_logit_softcapping", 0.0, 1e6, null ? 0.0 : 50.0);
+  }
+}
+
+/// Refuses what this decoder would silently compute wrongly.
+void refuse_what_is_not_computed(const Fields& fields, const Family& family) {
+  const auto never = [&](const char* field, const std::string& why) {
+    if (fields.flag(field, false)) fields.fail(field, "true", "false (" + why + ')');
+  };
+  const std::string type = family.model_type;
+  if (!family.may_have_attention_bias)
+    never("attention_bias", "model_type \"" + type + "\" has none");
+  if (!family.may_have_mlp_bias) never("mlp_bias", "model_type \"" + type + "\" has none");
+  never("use_bidirectional_attention", "attention to later tokens is not implemented");
+  if (!family.may_have_attention_softcap && fields.find("attn_logit_softcapping") != nullptr) {
+    fields.fail("attn_logit_softcapping", fields.find("attn_logit_softcapping")->dump(),
+                "null for model_type \"" + type + '"');
+  }
+  if (const json* quantised = fields.find("quantization_config")) {
+    fields.fail("quantization_config", quantised->dump(), "none (weights in F32, F16 or BF16)");
   }
 }
 
@@ -138,6 +157,7 @@ void parse_tokens(const Fields& fields, LlamaConfig& config) {
   };
   if (const json* bos = fields.find("bos_token_id")) config.bos_token = token("bos_token_id", *bos);
   if (const json* eos = fields.find("eos_token_id")) {
+    config.eos_tokens.clear();
     if (eos->is_array()) {
       for (const json& value : *eos) config.eos_tokens.push_back(token("eos_token_id", value));
     } else {
@@ -146,22 +166,43 @@ void parse_tokens(const Fields& fields, LlamaConfig& config) {
   }
 }
 
-/// Refuses what this decoder would silently compute wrongly.
-void refuse_other_architectures(const Fields& fields) {
-  const auto only = [&](const char* field, const std::string& wanted) {
-    const std::string seen = fields.text(field, wanted);
-    if (seen != wanted) fields.fail(field, '"' + seen + '"', '"' + wanted + '"');
-  };
-  only("model_type", "llama");
-  only("hidden_act", "silu");
-  for (const char* field : {"attention_bias", "mlp_bias"}) {
-    if (fields.flag(field, false)) {
-      fields.fail(field, "true", "false (projections with a bias are not implemented)");
-    }
-  }
+LlamaConfig parse_text_model(const Fields& fields, const Family& family) {
+  LlamaConfig config;
+  config.model_type = family.model_type;
+  refuse_what_is_not_computed(fields, family);
+  parse_shape(fields, family, config);
+  parse_numerics(fields, family, config);
+  config.head_norms = family.head_norms;
+  config.fused_tensors = family.fused_tensors;
+  const bool attention_bias = fields.flag("attention_bias", false);
+  config.qkv_bias = family.qkv_bias || attention_bias;
+  config.output_bias = attention_bias;
+  config.mlp_bias = fields.flag("mlp_bias", false);
+  config.tied_output = fields.flag("tie_word_embeddings", family.tied_output);
+  config.dtype = fields.text("dtype", fields.text("torch_dtype", ""));
+  const Ropes ropes =
+      parse_ropes(fields, {family.theta, family.sliding_theta, family.partial_rope,
+                           family.only_longrope, config.head_dim, config.max_context});
+  config.rope = ropes.full;
+  config.sliding_rope = ropes.sliding;
+  parse_windows(fields, family, config);
+  parse_tokens(fields, config);
+  return config;
+}
+
+/// Gemma 3 with pictures: its text model is described inside, what generation needs mostly outside.
+LlamaConfig parse_gemma3(const Fields& fields) {
+  const std::optional<Fields> text = fields.object("text_config");
+  if (!text) fields.fail("text_config", "missing", "an object with the text model's fields");
+  LlamaConfig config = parse_text_model(*text, *find_family("gemma3_text"));
   if (const json* quantised = fields.find("quantization_config")) {
     fields.fail("quantization_config", quantised->dump(), "none (weights in F32, F16 or BF16)");
   }
+  config.has_pictures = true;
+  config.tied_output = fields.flag("tie_word_embeddings", config.tied_output);
+  config.dtype = fields.text("dtype", fields.text("torch_dtype", config.dtype));
+  parse_tokens(fields, config);
+  return config;
 }
 
 }  // namespace
@@ -171,56 +212,74 @@ LlamaConfig parse_llama_config(std::string_view json_text, const std::string& so
   if (root.is_discarded()) throw std::runtime_error(source + ": not valid JSON");
   if (!root.is_object()) throw std::runtime_error(source + ": not a JSON object");
   const Fields fields(root, source);
-  refuse_other_architectures(fields);
-
-  LlamaConfig config;
-  // The bounds keep every product of two sizes far below 2^63; no real model comes near them.
-  config.vocab_size = fields.count("vocab_size", 1U << 24);
-  config.hidden_size = fields.count("hidden_size", 1U << 20);
-  config.intermediate_size = fields.count("intermediate_size", 1U << 22);
-  config.layers = fields.count("num_hidden_layers", 1024);
-  config.q_heads = fields.count("num_attention_heads", 4096);
-  config.kv_heads = fields.count("num_key_value_heads", 4096, config.q_heads);
-  if (config.q_heads % config.kv_heads != 0) {
-    fields.fail("num_key_value_heads", std::to_string(config.kv_heads),
-                "a divisor of num_attention_heads = " + std::to_string(config.q_heads));
+  const std::string model_type = fields.text("model_type", "llama");
+  if (model_type == "gemma3") return parse_gemma3(fields);
+  const Family* family = find_family(model_type);
+  if (family == nullptr) {
+    fields.fail("model_type", '"' + model_type + '"',
+                family_names() + " (the forward passes that are built in)");
   }
-  if (fields.find("head_dim") == nullptr && config.hidden_size % config.q_heads != 0) {
-    fields.fail("hidden_size", std::to_string(config.hidden_size),
-                "a multiple of num_attention_heads = " + std::to_string(config.q_heads) +
-                    " where head_dim is not given");
-  }
-  config.head_dim = fields.count("head_dim", 1024, config.hidden_size / config.q_heads);
-  if (config.head_dim % 2 != 0 || config.head_dim == 0) {
-    fields.fail("head_dim", std::to_string(config.head_dim), "an even number (RoPE turns pairs)");
-  }
-  config.max_context = fields.count("max_position_embeddings", 1U << 31, 2048);
-  config.rms_norm_eps = fields.number("rms_norm_eps", 0.0, 1.0, config.rms_norm_eps);
-  config.dtype = fields.text("dtype", fields.text("torch_dtype", ""));
-  config.tied_output = fields.flag("tie_word_embeddings", false);
-  parse_rope(fields, config);
-  parse_tokens(fields, config);
-  return config;
+  return parse_text_model(fields, *family);
 }
 
 uint64_t LlamaConfig::longest_context() const {
-  switch (rope_scaling.kind) {
+  const RopeScaling& scaling = rope.scaling;
+  switch (scaling.kind) {
     case RopeScaling::Kind::linear:
-      return static_cast<uint64_t>(max_context * std::max(rope_scaling.factor, 1.0));
+      // Gemma 3's files give the stretched context, and linear scaling all the same.
+      if (sliding_rope != rope) return max_context;
+      return static_cast<uint64_t>(max_context * std::max(scaling.factor, 1.0));
     case RopeScaling::Kind::llama3:
-      return std::max<uint64_t>(
-          max_context, static_cast<uint64_t>(rope_scaling.original_context * rope_scaling.factor));
+    case RopeScaling::Kind::yarn:
+      return std::max<uint64_t>(max_context,
+                                static_cast<uint64_t>(scaling.original_context * scaling.factor));
     case RopeScaling::Kind::none: break;
   }
   return max_context;
 }
 
+uint32_t LlamaConfig::full_layers() const {
+  return static_cast<uint32_t>(std::count(windows.begin(), windows.end(), 0U));
+}
+
+std::vector<std::optional<uint32_t>> LlamaConfig::places_among_full() const {
+  std::vector<std::optional<uint32_t>> places(layers);
+  uint32_t next = 0;
+  for (uint32_t layer = 0; layer < layers; ++layer) {
+    if (!slides(layer)) places[layer] = next++;
+  }
+  return places;
+}
+
 LlamaConfig load_llama_config(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file)
-    throw std::runtime_error(path.string() + ": cannot be opened (a Llama folder needs it)");
+    throw std::runtime_error(path.string() + ": cannot be opened (a Hugging Face folder needs it)");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
   return parse_llama_config(text, path.string());
+}
+
+std::string beyond_plain_llama(const LlamaConfig& config) {
+  const bool plain_scale =
+      std::abs(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)) - 1.0) <
+      1e-12;
+  const std::pair<bool, const char*> differences[] = {
+      {config.full_layers() != config.layers, "sliding windows"},
+      {config.qkv_bias || config.output_bias || config.mlp_bias, "biases"},
+      {config.head_norms, "normalised heads"},
+      {config.output_norms, "norms behind attention and MLP"},
+      {config.attention_softcap > 0.0 || config.final_softcap > 0.0, "soft-capped logits"},
+      {config.embedding_scale != 1.0, "a scaled embedding"},
+      {!plain_scale, "another scale of attention"},
+      {config.activation != Activation::silu, "another activation"},
+      {config.rope.scaling.kind == RopeScaling::Kind::yarn, "YaRN"},
+      {config.rope.dims != config.head_dim, "a partial RoPE"},
+  };
+  std::string text;
+  for (const auto& [differs, what] : differences) {
+    if (differs) text += (text.empty() ? "" : ", ") + std::string(what);
+  }
+  return text.empty() ? text : text + " (model_type \"" + config.model_type + "\")";
 }
 
 }  // namespace keyhole::tools

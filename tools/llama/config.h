@@ -1,4 +1,4 @@
-// config.json of a Hugging Face Llama folder, validated field by field.
+// What a model computes, as data: the config.json of a Hugging Face folder, validated field by field.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,16 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/llama/rope_config.h"
+
 namespace keyhole::tools {
 
-/// How RoPE's frequencies are changed for contexts longer than those of the first training.
-struct RopeScaling {
-  enum class Kind { none, linear, llama3 };
-  Kind kind = Kind::none;
-  double factor = 1.0;            ///< linear, llama3
-  double low_freq_factor = 1.0;   ///< llama3
-  double high_freq_factor = 4.0;  ///< llama3
-  uint32_t original_context = 0;  ///< llama3: original_max_position_embeddings
-};
+enum class Activation { silu, gelu_tanh };
 
-/// The shape of a Llama: RMSNorm, grouped-query attention with rotate-half RoPE, SwiGLU, no biases.
+/// A decoder with RMSNorm, grouped-query attention with rotate-half RoPE and a gated MLP. The families that are built in
+/// (llama, mistral, qwen2, qwen3, gemma2, gemma3, phi3) differ by what is set here, and run through one forward pass.
 struct LlamaConfig {
+  std::string model_type;  ///< "llama", "qwen3", ...; of a model with pictures that of its text
   uint32_t vocab_size = 0;
   uint32_t hidden_size = 0;
   uint32_t intermediate_size = 0;
@@ -31,19 +27,46 @@ struct LlamaConfig {
   uint32_t head_dim = 0;
   uint32_t max_context = 0;  ///< max_position_embeddings
   double rms_norm_eps = 1e-6;
-  double rope_theta = 10000.0;
-  RopeScaling rope_scaling;
-  bool tied_output = false;  ///< the output projection is the embedding table
+  RopeSettings rope;          ///< of layers that attend to all tokens
+  RopeSettings sliding_rope;  ///< of layers with a sliding window
+  bool tied_output = false;   ///< the output projection is the embedding table
   std::string dtype;  ///< torch_dtype (newer files: dtype), e.g. "bfloat16"; empty: not given
   std::optional<uint32_t> bos_token;
   std::vector<uint32_t> eos_tokens;
 
+  /// Of each layer: it attends to so many last tokens, itself included; 0: to all. Windows that are as long as the longest
+  /// context count as 0.
+  std::vector<uint32_t> windows;
+  double attention_scale = 0.0;    ///< logit = scale * q.k
+  double attention_softcap = 0.0;  ///< c > 0: logit = c * tanh(scale * q.k / c)
+  double final_softcap = 0.0;      ///< the same of the output's logits
+  double embedding_scale = 1.0;    ///< the embedding's rows are multiplied by it
+  Activation activation = Activation::silu;
+  bool norm_adds_one = false;  ///< files hold the norms' weights less 1
+  bool head_norms = false;     ///< q and k of each head are normalised before RoPE
+  bool output_norms =
+      false;  ///< attention's and the MLP's output are normalised before they are added
+  bool qkv_bias = false;
+  bool output_bias = false;
+  bool mlp_bias = false;
+  bool fused_tensors = false;  ///< files hold qkv_proj and gate_up_proj
+  bool has_pictures = false;   ///< files hold a vision tower as well, which is not read
+
   /// The longest context that the model was made for: max_position_embeddings. Linear RoPE scaling multiplies it by
-  /// its factor. With llama3 scaling it counts the extension already, and is at least factor times the original.
+  /// its factor. With llama3 and yarn it counts the extension already, and is at least factor times the original.
   [[nodiscard]] uint64_t longest_context() const;
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t q_width() const { return size_t{q_heads} * head_dim; }
   [[nodiscard]] size_t kv_width() const { return size_t{kv_heads} * head_dim; }
+
+  [[nodiscard]] bool slides(uint32_t layer) const { return windows[layer] != 0; }
+  [[nodiscard]] const RopeSettings& rope_of(uint32_t layer) const {
+    return slides(layer) ? sliding_rope : rope;
+  }
+  /// Layers that attend to all tokens, whose K and V Keyhole holds.
+  [[nodiscard]] uint32_t full_layers() const;
+  /// The place of each layer among those; of a sliding one nothing.
+  [[nodiscard]] std::vector<std::optional<uint32_t>> places_among_full() const;
 };
 
 /// Throws std::runtime_error that names `source`, the field, the value seen and the values allowed.
@@ -51,5 +74,9 @@ struct LlamaConfig {
 
 /// Reads `path` and parses it; throws as above, or says that the file cannot be read.
 [[nodiscard]] LlamaConfig load_llama_config(const std::filesystem::path& path);
+
+/// What this model has that a plain Llama has not, for people, or nothing: "normalised heads (model_type \"qwen3\")".
+/// A plain Llama is what the GPU's kernels compute.
+[[nodiscard]] std::string beyond_plain_llama(const LlamaConfig& config);
 
 }  // namespace keyhole::tools

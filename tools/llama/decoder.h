@@ -1,4 +1,4 @@
-// Decoding with a Llama whose KV cache is Keyhole's: what every decoder can do, wherever it computes.
+// Decoding with a model whose KV cache is Keyhole's: what every decoder can do, wherever it computes.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,15 @@ class Decoder {
   /// Appends one token; returns the logits `[vocab]` of the next, valid until the next call.
   virtual std::span<const float> step(uint32_t token) = 0;
 
-  /// Forgets all tokens from `tokens` on, so that another continuation can follow.
+  /// Forgets all tokens from `tokens` on, so that another continuation can follow. Throws std::runtime_error where layers
+  /// with a sliding window cannot go back so far (SlidingWindows::kSlack).
   virtual void truncate(uint32_t tokens) = 0;
 
   /// Number of tokens so far: the position of the next.
   [[nodiscard]] virtual uint32_t tokens() const = 0;
 
-  /// Called in each step after each layer's attention with its queries and output, `[Hq, d]`, in host memory; its
-  /// time is not counted in times(). It may attend again. Empty: none.
+  /// Called in each step after the attention of each layer that is Keyhole's with its queries and output, `[Hq, d]`, in
+  /// host memory; its time is not counted in times(). It may attend again. Empty: none.
   using AttentionHook = std::function<void(uint32_t layer, const float* q, const float* out)>;
   virtual void set_attention_hook(AttentionHook hook) = 0;
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tools/llama/vector_math.h"
-
 namespace keyhole::tools {
 namespace {
 
@@ -25,8 +23,17 @@ class Stopwatch {
 
 }  // namespace
 
+HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings)
+    : rope(head_dim, settings), cosines(rope.pairs()), sines(rope.pairs()) {}
+
 HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
-    : model_(model), cache_(cache), team_(team), rope_(model.config), tokens_(tokens) {
+    : model_(model),
+      cache_(cache),
+      team_(team),
+      math_(model.config),
+      full_(model.config.head_dim, model.config.rope),
+      sliding_(model.config.head_dim, model.config.sliding_rope),
+      tokens_(tokens) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
   normed_.resize(config.hidden_size);
@@ -35,8 +42,6 @@ HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& tea
   gate_up_.resize(2 * size_t{config.intermediate_size});
   update_.resize(config.hidden_size);
   logits_.resize(config.vocab_size);
-  cosines_.resize(config.head_dim / 2);
-  sines_.resize(config.head_dim / 2);
 }
 
 std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
@@ -48,42 +53,44 @@ std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
 }
 
 std::span<const float> HostDecoder::step(uint32_t token) {
-  check_tokens(model_.config, {&token, 1});
+  const LlamaConfig& config = model_.config;
+  check_tokens(config, {&token, 1});
   Stopwatch stopwatch;
-  model_.embedding.rows_to_f32(token, token + 1, hidden_.data());
-  rope_.angles(tokens_, cosines_.data(), sines_.data());
-  for (uint32_t layer = 0; layer < model_.config.layers; ++layer) {
+  math_.embed(model_.embedding, token, hidden_.data());
+  full_.set(tokens_);
+  if (config.full_layers() < config.layers) sliding_.set(tokens_);
+  for (uint32_t layer = 0; layer < config.layers; ++layer) {
     const LayerWeights& weights = model_.layers[layer];
-    float* q = qkv_.data();
-    float* k = q + model_.config.q_width();
-    float* v = k + model_.config.kv_width();
-    normalise(weights.attention_norm);
+    const Turn& turn = config.slides(layer) ? sliding_ : full_;
+    const float* q = qkv_.data();
+    const float* k = q + config.q_width();
+    const float* v = k + config.kv_width();
+    math_.normalise(weights.attention_norm, hidden_.data(), normed_.data());
     multiply(weights.qkv, normed_.data(), team_, qkv_.data());
-    rope_.rotate(q, model_.config.q_heads, cosines_.data(), sines_.data());
-    rope_.rotate(k, model_.config.kv_heads, cosines_.data(), sines_.data());
+    math_.finish_qkv(weights, turn.rope, turn.cosines.data(), turn.sines.data(), qkv_.data());
     stopwatch.add_to(times_.projections);
 
-    cache_.attend(layer, q, k, v, attended_.data());
+    cache_.attend(layer, q, k, v, attended_.data(), &team_);
     stopwatch.add_to(times_.attention);
-    if (hook_) {
+    if (hook_ && !config.slides(layer)) {
       hook_(layer, q, attended_.data());
       stopwatch.skip();
     }
 
     multiply(weights.output, attended_.data(), team_, update_.data());
-    add(update_.data(), update_.size(), hidden_.data());
+    math_.add_update(weights.output_bias, weights.output_norm, update_.data(), hidden_.data());
     stopwatch.add_to(times_.projections);
 
-    normalise(weights.mlp_norm);
+    math_.normalise(weights.mlp_norm, hidden_.data(), normed_.data());
     multiply(weights.gate_up, normed_.data(), team_, gate_up_.data());
-    const size_t inner = model_.config.intermediate_size;
-    silu_multiply(gate_up_.data(), gate_up_.data() + inner, inner, gate_up_.data());
+    math_.activate(weights, gate_up_.data(), gate_up_.data());
     multiply(weights.down, gate_up_.data(), team_, update_.data());
-    add(update_.data(), update_.size(), hidden_.data());
+    math_.add_update(weights.down_bias, weights.mlp_output_norm, update_.data(), hidden_.data());
     stopwatch.add_to(times_.mlp);
   }
-  normalise(model_.final_norm);
+  math_.normalise(model_.final_norm, hidden_.data(), normed_.data());
   multiply(model_.output_projection(), normed_.data(), team_, logits_.data());
+  math_.finish_logits(logits_.data());
   stopwatch.add_to(times_.logits);
   ++times_.steps;
   ++tokens_;
@@ -93,11 +100,6 @@ std::span<const float> HostDecoder::step(uint32_t token) {
 void HostDecoder::truncate(uint32_t tokens) {
   cache_.truncate(tokens);
   tokens_ = std::min(tokens_, tokens);
-}
-
-void HostDecoder::normalise(const std::vector<float>& weight) {
-  rms_norm(hidden_.data(), weight.data(), hidden_.size(),
-           static_cast<float>(model_.config.rms_norm_eps), normed_.data());
 }
 
 uint32_t greedy(std::span<const float> logits) {

@@ -5,6 +5,7 @@
 
 #include "tools/llama/decoder.h"
 #include "tools/llama/keyhole_cache.h"
+#include "tools/llama/layer_math.h"
 #include "tools/llama/rope.h"
 #include "tools/llama/team.h"
 #include "tools/llama/weights.h"
@@ -27,17 +28,23 @@ class HostDecoder final : public Decoder {
   void reset_times() override { times_ = {}; }
 
  private:
-  void normalise(const std::vector<float>& weight);
+  /// RoPE of one kind of layer, and its turn of this step.
+  struct Turn {
+    Rope rope;
+    std::vector<float> cosines, sines;
+    Turn(uint32_t head_dim, const RopeSettings& settings);
+    void set(uint32_t position) { rope.angles(position, cosines.data(), sines.data()); }
+  };
 
   const LlamaModel& model_;
   KeyholeCache& cache_;
   Team& team_;
-  Rope rope_;
+  LayerMath math_;
+  Turn full_, sliding_;
   uint32_t tokens_ = 0;
   AttentionHook hook_;
   StepTimes times_;
   std::vector<float> hidden_, normed_, qkv_, attended_, gate_up_, update_, logits_;
-  std::vector<float> cosines_, sines_;
 };
 
 }  // namespace keyhole::tools

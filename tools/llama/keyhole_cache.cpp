@@ -1,5 +1,6 @@
 #include "tools/llama/keyhole_cache.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <string>
@@ -18,13 +19,15 @@ keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
 keyhole_engine_config engine_config(const LlamaConfig& model) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
-  config.layers = model.layers;
+  config.layers = std::max(1U, model.full_layers());
   config.q_heads = model.q_heads;
   config.kv_heads = model.kv_heads;
   config.head_dim = model.head_dim;
   config.kv_dtype = kv_dtype_of(model);
-  config.rope_theta = static_cast<float>(model.rope_theta);
-  const RopeScaling& scaling = model.rope_scaling;
+  config.scale = static_cast<float>(model.attention_scale);
+  config.softcap = static_cast<float>(model.attention_softcap);
+  if (model.rope.dims != model.head_dim) return config;
+  const RopeScaling& scaling = model.rope.scaling;
   switch (scaling.kind) {
     case RopeScaling::Kind::none: break;
     case RopeScaling::Kind::linear:
@@ -38,9 +41,20 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
       config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
       config.rope_original_context = scaling.original_context;
       break;
+    case RopeScaling::Kind::yarn: return config;
   }
+  config.rope_theta = static_cast<float>(model.rope.theta);
   return config;
 }
+
+namespace {
+
+ElementType element_of(keyhole_dtype dtype) {
+  if (dtype == KEYHOLE_BF16) return ElementType::bf16;
+  return dtype == KEYHOLE_F32 ? ElementType::f32 : ElementType::f16;
+}
+
+}  // namespace
 
 KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
                                        const KeyholeCacheOptions& options) {
@@ -48,6 +62,8 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   cache.q_heads_ = model.q_heads;
   cache.kv_heads_ = model.kv_heads;
   cache.head_dim_ = model.head_dim;
+  cache.places_ = model.places_among_full();
+  cache.has_full_layers_ = model.full_layers() > 0;
   cache.format_ = options.kv_format;
   if (cache.format_ && cache.head_dim_ % kKvFormatBlock != 0) {
     throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
@@ -55,6 +71,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   }
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
+  if (model.full_layers() < model.layers) {
+    cache.windows_.emplace(model, element_of(engine.kv_dtype), options.max_tokens);
+  }
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
@@ -101,6 +120,7 @@ void apply_settings(const std::vector<SettingValue>& values, void* config) {
 KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
                                 const std::string& path) {
   if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
+  check_can_be_saved(model);
   KeyholeCache cache = with_engine(model, options);
   keyhole_session* session = nullptr;
   check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
@@ -109,7 +129,15 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
   return cache;
 }
 
+void KeyholeCache::check_can_be_saved(const LlamaConfig& model) {
+  if (model.full_layers() == model.layers) return;
+  throw std::runtime_error("sessions of models with sliding windows cannot be saved: " +
+                           std::to_string(model.layers - model.full_layers()) + " of " +
+                           std::to_string(model.layers) + " layers keep their tokens beside them");
+}
+
 void KeyholeCache::save(const std::string& path) const {
+  if (windows_) throw std::runtime_error("a cache with sliding windows cannot be saved");
   check(keyhole_save(session_.get(), path.c_str()));
 }
 
@@ -127,6 +155,9 @@ KeyholeCache KeyholeCache::fork() const {
   copy.head_dim_ = head_dim_;
   copy.audited_ = audited_;
   copy.on_device_ = on_device_;
+  copy.places_ = places_;
+  copy.has_full_layers_ = has_full_layers_;
+  if (windows_) copy.windows_.emplace(*windows_);
   copy.format_ = format_;
   keyhole_session* session = nullptr;
   check(keyhole_fork(session_.get(), &session));
@@ -139,35 +170,50 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
   const int64_t q_shape[] = {n, q_heads_, head_dim_};
   const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
-  const keyhole_tensor k =
-      keyhole_tensor_host(stored(chunk.k, numbers, stored_k_), KEYHOLE_F32, 3, kv_shape);
-  const keyhole_tensor v =
-      keyhole_tensor_host(stored(chunk.v, numbers, stored_v_), KEYHOLE_F32, 3, kv_shape);
+  const float* const keys = stored(chunk.k, numbers, stored_k_);
+  const float* const values = stored(chunk.v, numbers, stored_v_);
+  const std::optional<uint32_t> layer = place(chunk.layer);
+  if (!layer) {
+    windows_->append(chunk.layer, chunk.tokens, keys, values);
+    return;
+  }
+  const keyhole_tensor k = keyhole_tensor_host(keys, KEYHOLE_F32, 3, kv_shape);
+  const keyhole_tensor v = keyhole_tensor_host(values, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
   const auto start = std::chrono::steady_clock::now();
-  check(keyhole_prefill(session_.get(), chunk.layer, &k, &v, &q));
+  check(keyhole_prefill(session_.get(), *layer, &k, &v, &q));
   prefill_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
-  check(keyhole_build(session_.get(), progress, user));
+  if (has_full_layers_) check(keyhole_build(session_.get(), progress, user));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
-                          float* out) {
+                          float* out, Team* team) {
   const size_t numbers = size_t{kv_heads_} * head_dim_;
+  const float* const new_k = stored(k, numbers, stored_k_);
+  const float* const new_v = stored(v, numbers, stored_v_);
+  const std::optional<uint32_t> number = place(layer);
+  if (!number) {
+    windows_->append(layer, 1, new_k, new_v);
+    windows_->attend(layer, q, out, team);
+    return;
+  }
   const keyhole_tensor queries = heads(q, q_heads_);
-  const keyhole_tensor keys = heads(stored(k, numbers, stored_k_), kv_heads_);
-  const keyhole_tensor values = heads(stored(v, numbers, stored_v_), kv_heads_);
+  const keyhole_tensor keys = heads(new_k, kv_heads_);
+  const keyhole_tensor values = heads(new_v, kv_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
-  check(keyhole_attend(session_.get(), layer, &queries, &keys, &values, &result, nullptr));
+  check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
+  const std::optional<uint32_t> number = place(layer);
+  if (!number) return windows_->attend(layer, q, out, nullptr);
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
-  check(keyhole_attend(session_.get(), layer, &queries, nullptr, nullptr, &result, nullptr));
+  check(keyhole_attend(session_.get(), *number, &queries, nullptr, nullptr, &result, nullptr));
 }
 
 void KeyholeCache::use_stream(void* stream) {
@@ -180,7 +226,7 @@ void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k
   const keyhole_tensor keys = heads(k, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor values = heads(v, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor result = heads(out, q_heads_, KEYHOLE_DEVICE);
-  check(keyhole_attend(session_.get(), layer, &queries, &keys, &values, &result, nullptr));
+  check(keyhole_attend(session_.get(), *place(layer), &queries, &keys, &values, &result, nullptr));
 }
 
 void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
@@ -196,7 +242,10 @@ bool KeyholeCache::announce() {
   return true;
 }
 
-void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
+void KeyholeCache::truncate(uint32_t tokens) {
+  if (windows_) windows_->truncate(tokens);  // first: it may refuse
+  if (has_full_layers_) check(keyhole_truncate(session_.get(), tokens));
+}
 
 void KeyholeCache::set_index(const std::string& spec) {
   check(keyhole_session_set_index(session_.get(), spec.c_str()));
@@ -233,7 +282,7 @@ void KeyholeCache::reset_statistics() { check(keyhole_reset_statistics(session_.
 keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  check(keyhole_get_layer_tokens(session_.get(), layer, &tokens));
+  check(keyhole_get_layer_tokens(session_.get(), *place(layer), &tokens));
   return tokens;
 }
 

@@ -4,6 +4,10 @@
 // A decoder without Keyhole keeps a KV cache: it appends each token's K and V, and attends to all
 // of them with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a
 // keyhole_session keeps sink and window resident and finds the rest through an index.
+//
+// Layers that attend to a sliding window only (Mistral, Gemma) have nothing to find: their K and V lie in rings beside the
+// session, whose layers are the others, counted from 0. Layers are named by their number in the model here; by that of
+// the session in dense_layers, classifiers and budgets, which go to the library as they are.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -18,6 +22,7 @@
 #include "tools/llama/config.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
+#include "tools/llama/sliding_windows.h"
 
 namespace keyhole::tools {
 
@@ -68,6 +73,8 @@ class KeyholeCache {
   [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
                                          const KeyholeCacheOptions& options,
                                          const std::string& path);
+  /// Throws std::runtime_error for a model with sliding windows, whose layers keep tokens outside the session.
+  static void check_can_be_saved(const LlamaConfig& model);
   /// Writes tokens, indexes and settings to `path` by keyhole_save().
   void save(const std::string& path) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
@@ -82,8 +89,10 @@ class KeyholeCache {
   void build(keyhole_progress_fn progress, void* user);
 
   /// One layer of one decoding step: appends k and v `[Hkv, d]`, attends with q `[Hq, d]`, writes
-  /// out `[Hq, d]`; all fp32 after RoPE.
-  void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  /// out `[Hq, d]`; all fp32 after RoPE. Sliding layers share their work with `team`, if there is one; Keyhole has
+  /// workers of its own.
+  void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
+              Team* team = nullptr);
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
@@ -100,7 +109,7 @@ class KeyholeCache {
   [[nodiscard]] bool can_be_captured() const;
   [[nodiscard]] bool announce();
 
-  /// Forgets all tokens from `tokens` on.
+  /// Forgets all tokens from `tokens` on. Throws std::runtime_error for more than SlidingWindows can go back.
   void truncate(uint32_t tokens);
 
   /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
@@ -118,12 +127,15 @@ class KeyholeCache {
   [[nodiscard]] bool audited() const { return audited_; }
   [[nodiscard]] keyhole_audit audit() const;
   void reset_statistics();
+  /// Of a layer that is Keyhole's.
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
 
  private:
   KeyholeCache() = default;
   /// Without a session yet.
   static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
+  /// The session's number of a layer; nothing for a sliding one.
+  [[nodiscard]] std::optional<uint32_t> place(uint32_t layer) const { return places_[layer]; }
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
@@ -133,6 +145,9 @@ class KeyholeCache {
   bool audited_ = false;
   bool on_device_ = false;
   double prefill_seconds_ = 0.0;
+  std::vector<std::optional<uint32_t>> places_;
+  bool has_full_layers_ = true;
+  std::optional<SlidingWindows> windows_;  ///< absent in a model without sliding layers
   std::optional<KvFormat> format_;
   std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
@@ -143,7 +158,9 @@ class KeyholeCache {
 /// of these.
 [[nodiscard]] keyhole_dtype kv_dtype_of(const LlamaConfig& model);
 
-/// The engine's shape fields and kv_dtype for a model; everything else at its default.
+/// The engine's shape fields, kv_dtype, scale and soft-cap for a model, and RoPE where the library knows how to undo it
+/// (not YaRN nor a partial one); everything else at its default. Its layers are those that attend to all tokens; of a
+/// model that has none, one that stays empty.
 [[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
 
 }  // namespace keyhole::tools

@@ -9,8 +9,7 @@
 #include "tools/llama/blas.h"
 #include "tools/llama/causal_attention.h"
 #include "tools/llama/layer_f32.h"
-#include "tools/llama/rope.h"
-#include "tools/llama/vector_math.h"
+#include "tools/llama/layer_math.h"
 
 namespace keyhole::tools {
 namespace {
@@ -44,14 +43,18 @@ class Prefill {
         config_(model.config),
         team_(team),
         tokens_(tokens),
-        attention_({config_.q_heads, config_.kv_heads, config_.head_dim}, team),
+        math_(config_),
+        attention_({config_.q_heads, config_.kv_heads, config_.head_dim, config_.attention_scale,
+                    config_.attention_softcap},
+                   team),
         meter_(total_work(), progress),
         hidden_(tokens.size() * config_.hidden_size),
         q_(tokens.size() * config_.q_width()),
         k_(tokens.size() * config_.kv_width()),
         v_(tokens.size() * config_.kv_width()),
-        cosines_(tokens.size() * config_.head_dim / 2),
-        sines_(cosines_.size()),
+        full_(config_.head_dim, config_.rope, tokens.size()),
+        sliding_(config_.head_dim, config_.sliding_rope,
+                 config_.full_layers() < config_.layers ? tokens.size() : 0),
         scratch_(team.size()) {
     const size_t widest =
         std::max({config_.q_width() + 2 * config_.kv_width(), 2 * size_t{config_.intermediate_size},
@@ -71,12 +74,13 @@ class Prefill {
       const bool last = layer + 1 == config_.layers;
       const LayerWeights& weights = model_.layers[layer];
       matrices_.convert(weights, team_);
-      project_qkv(weights);
+      project_qkv(weights, config_.slides(layer) ? sliding_ : full_);
       hand_over(layer, sink);
       const size_t first = last ? n - 1 : 0;
-      attention_.run(q_.data(), k_.data(), v_.data(), n, first, [&](size_t cells) {
+      const auto on_cells = [&](size_t cells) {
         meter_.add(static_cast<double>(cells) * attention_work_per_cell());
-      });
+      };
+      attention_.run(q_.data(), k_.data(), v_.data(), n, first, on_cells, config_.windows[layer]);
       output_and_mlp(weights, first);
     }
     return logits();
@@ -85,6 +89,18 @@ class Prefill {
  private:
   struct Scratch {
     std::vector<float> input, output;
+  };
+  /// RoPE of one kind of layer, with cos and sin of every token, `[tokens, pairs]`.
+  struct Turns {
+    Rope rope;
+    std::vector<float> cosines, sines;
+    Turns(uint32_t head_dim, const RopeSettings& settings, size_t tokens)
+        : rope(head_dim, settings), cosines(tokens * rope.pairs()), sines(cosines.size()) {}
+    void set(size_t token) {
+      if (cosines.empty()) return;
+      const size_t at = token * rope.pairs();
+      rope.angles(static_cast<uint32_t>(token), &cosines[at], &sines[at]);
+    }
   };
 
   double qkv_work_per_token() const {
@@ -96,12 +112,16 @@ class Prefill {
   }
   double attention_work_per_cell() const { return 2.0 * static_cast<double>(config_.q_width()); }
   double total_work() const {
-    const auto n = static_cast<double>(tokens_.size());
-    const double full_layers = config_.layers - 1.0;
-    return config_.layers * n * qkv_work_per_token() +
-           (full_layers * n + 1) * mlp_work_per_token() +
-           (full_layers * static_cast<double>(causal_cells(tokens_.size(), 0)) + n) *
-               attention_work_per_cell();
+    const size_t n = tokens_.size();
+    double work = 0.0;
+    for (uint32_t layer = 0; layer < config_.layers; ++layer) {
+      const size_t first = layer + 1 == config_.layers ? n - 1 : 0;
+      const size_t cells = causal_cells(n, first, config_.windows[layer]);
+      work += static_cast<double>(n) * qkv_work_per_token() +
+              static_cast<double>(n - first) * mlp_work_per_token() +
+              static_cast<double>(cells) * attention_work_per_cell();
+    }
+    return work;
   }
 
   /// body(first token, count, scratch) over [first, tokens) in chunks, spread over the team.
@@ -115,26 +135,23 @@ class Prefill {
   }
 
   void embed() {
-    const Rope rope(config_);
-    const size_t half = config_.head_dim / 2;
     for_chunks(0, [&](size_t begin, size_t count, Scratch&) {
       for (size_t t = begin; t < begin + count; ++t) {
-        model_.embedding.rows_to_f32(tokens_[t], tokens_[t] + 1, hidden(t));
-        rope.angles(static_cast<uint32_t>(t), &cosines_[t * half], &sines_[t * half]);
+        math_.embed(model_.embedding, tokens_[t], hidden(t));
+        full_.set(t);
+        sliding_.set(t);
       }
     });
   }
 
   void normalise(size_t begin, size_t count, const std::vector<float>& weight, float* out) {
     for (size_t t = 0; t < count; ++t) {
-      rms_norm(hidden(begin + t), weight.data(), config_.hidden_size,
-               static_cast<float>(config_.rms_norm_eps), out + t * config_.hidden_size);
+      math_.normalise(weight, hidden(begin + t), out + t * config_.hidden_size);
     }
   }
 
-  void project_qkv(const LayerWeights& weights) {
-    const Rope rope(config_);
-    const size_t half = config_.head_dim / 2;
+  void project_qkv(const LayerWeights& weights, const Turns& turns) {
+    const size_t pairs = turns.rope.pairs();
     const size_t q_width = config_.q_width();
     const size_t kv_width = config_.kv_width();
     for_chunks(0, [&](size_t begin, size_t count, Scratch& scratch) {
@@ -142,14 +159,12 @@ class Prefill {
       const MatrixF32& w = matrices_.qkv;
       w.multiply(count, scratch.input.data(), w.cols(), 0.0F, scratch.output.data(), w.rows());
       for (size_t t = begin; t < begin + count; ++t) {
-        const float* from = scratch.output.data() + (t - begin) * w.rows();
-        std::copy_n(from, q_width, &q_[t * q_width]);
-        std::copy_n(from + q_width, kv_width, &k_[t * kv_width]);
-        std::copy_n(from + q_width + kv_width, kv_width, &v_[t * kv_width]);
-        const float* cosines = &cosines_[t * half];
-        const float* sines = &sines_[t * half];
-        rope.rotate(&q_[t * q_width], config_.q_heads, cosines, sines);
-        rope.rotate(&k_[t * kv_width], config_.kv_heads, cosines, sines);
+        float* row = scratch.output.data() + (t - begin) * w.rows();
+        math_.finish_qkv(weights, turns.rope, &turns.cosines[t * pairs], &turns.sines[t * pairs],
+                         row);
+        std::copy_n(row, q_width, &q_[t * q_width]);
+        std::copy_n(row + q_width, kv_width, &k_[t * kv_width]);
+        std::copy_n(row + q_width + kv_width, kv_width, &v_[t * kv_width]);
       }
     });
     meter_.add(static_cast<double>(tokens_.size()) * qkv_work_per_token());
@@ -164,21 +179,36 @@ class Prefill {
     }
   }
 
+  /// hidden += W x with its bias and norm, for `count` tokens; x `[count, cols]`. Where there is neither, the product adds
+  /// by itself.
+  void add_product(const MatrixF32& w, size_t begin, size_t count, const float* x,
+                   const std::vector<float>& bias, const std::vector<float>& norm,
+                   std::vector<float>& room) {
+    if (bias.empty() && norm.empty()) {
+      w.multiply(count, x, w.cols(), 1.0F, hidden(begin), w.rows());
+      return;
+    }
+    w.multiply(count, x, w.cols(), 0.0F, room.data(), w.rows());
+    for (size_t t = 0; t < count; ++t) {
+      math_.add_update(bias, norm, room.data() + t * w.rows(), hidden(begin + t));
+    }
+  }
+
   /// hidden += Wo * attention; hidden += MLP(hidden), for tokens from `first` on. q_ holds the attention.
   void output_and_mlp(const LayerWeights& weights, size_t first) {
     const size_t inner = config_.intermediate_size;
     for_chunks(first, [&](size_t begin, size_t count, Scratch& scratch) {
-      const MatrixF32& o = matrices_.output;
-      o.multiply(count, &q_[begin * o.cols()], o.cols(), 1.0F, hidden(begin), config_.hidden_size);
+      add_product(matrices_.output, begin, count, &q_[begin * config_.q_width()],
+                  weights.output_bias, weights.output_norm, scratch.output);
       normalise(begin, count, weights.mlp_norm, scratch.input.data());
       const MatrixF32& w = matrices_.gate_up;
       w.multiply(count, scratch.input.data(), w.cols(), 0.0F, scratch.output.data(), w.rows());
       for (size_t t = 0; t < count; ++t) {
-        const float* gate = scratch.output.data() + t * w.rows();
-        silu_multiply(gate, gate + inner, inner, scratch.input.data() + t * inner);
+        math_.activate(weights, scratch.output.data() + t * w.rows(),
+                       scratch.input.data() + t * inner);
       }
-      matrices_.down.multiply(count, scratch.input.data(), inner, 1.0F, hidden(begin),
-                              config_.hidden_size);
+      add_product(matrices_.down, begin, count, scratch.input.data(), weights.down_bias,
+                  weights.mlp_output_norm, scratch.output);
     });
     meter_.add(static_cast<double>(tokens_.size() - first) * mlp_work_per_token());
   }
@@ -186,10 +216,10 @@ class Prefill {
   std::vector<float> logits() {
     const Matrix& w = model_.output_projection();
     std::vector<float> normed(config_.hidden_size);
-    rms_norm(hidden(tokens_.size() - 1), model_.final_norm.data(), normed.size(),
-             static_cast<float>(config_.rms_norm_eps), normed.data());
+    math_.normalise(model_.final_norm, hidden(tokens_.size() - 1), normed.data());
     std::vector<float> out(w.rows);
     multiply(w, normed.data(), team_, out.data());
+    math_.finish_logits(out.data());
     return out;
   }
 
@@ -199,13 +229,14 @@ class Prefill {
   const LlamaConfig& config_;
   Team& team_;
   std::span<const uint32_t> tokens_;
+  LayerMath math_;
   CausalAttention attention_;
   Meter meter_;
-  LayerF32 matrices_;                   // of the current layer
-  std::vector<float> hidden_;           // [tokens, hidden]
-  std::vector<float> q_, k_, v_;        // of the current layer
-  std::vector<float> cosines_, sines_;  // [tokens, d/2]
-  std::vector<Scratch> scratch_;        // one per member of the team
+  LayerF32 matrices_;             // of the current layer
+  std::vector<float> hidden_;     // [tokens, hidden]
+  std::vector<float> q_, k_, v_;  // of the current layer
+  Turns full_, sliding_;          // the latter empty where no layer slides
+  std::vector<Scratch> scratch_;  // one per member of the team
 };
 
 }  // namespace

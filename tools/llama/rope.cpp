@@ -1,5 +1,6 @@
 #include "tools/llama/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -17,16 +18,51 @@ double llama3_frequency(double frequency, const RopeScaling& scaling) {
   return (1.0 - keep) * frequency / scaling.factor + keep * frequency;
 }
 
+/// YaRN: the same idea with a ramp that is linear in the number of the pair, between those that make beta_fast and
+/// beta_slow turns within the original context.
+class YarnRamp {
+ public:
+  YarnRamp(uint32_t dims, double theta, const RopeScaling& scaling) : factor_(scaling.factor) {
+    const auto pair_with_turns = [&](double turns) {
+      return dims * std::log(scaling.original_context / (turns * 2.0 * std::numbers::pi)) /
+             (2.0 * std::log(theta));
+    };
+    low_ = pair_with_turns(scaling.beta_fast);
+    high_ = pair_with_turns(scaling.beta_slow);
+    if (scaling.whole_pairs) {
+      low_ = std::floor(low_);
+      high_ = std::ceil(high_);
+    }
+    low_ = std::max(low_, 0.0);
+    high_ = std::min(high_, dims - 1.0);
+    if (low_ == high_) high_ += 0.001;
+  }
+  [[nodiscard]] double frequency(size_t pair, double frequency) const {
+    const double slowed = std::clamp((static_cast<double>(pair) - low_) / (high_ - low_), 0.0, 1.0);
+    return frequency * (1.0 - slowed) + frequency / factor_ * slowed;
+  }
+
+ private:
+  double factor_, low_ = 0.0, high_ = 0.0;
+};
+
 }  // namespace
 
-Rope::Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
-    : frequencies_(head_dim / 2) {
+Rope::Rope(uint32_t head_dim, const RopeSettings& settings)
+    : head_dim_(head_dim),
+      factor_(settings.scaling.kind == RopeScaling::Kind::yarn ? settings.scaling.attention_factor
+                                                               : 1.0),
+      frequencies_(settings.dims / 2) {
+  const RopeScaling& scaling = settings.scaling;
   for (size_t i = 0; i < frequencies_.size(); ++i) {
-    double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
+    double frequency = std::pow(settings.theta, -2.0 * static_cast<double>(i) / settings.dims);
     switch (scaling.kind) {
       case RopeScaling::Kind::none: break;
       case RopeScaling::Kind::linear: frequency /= scaling.factor; break;
       case RopeScaling::Kind::llama3: frequency = llama3_frequency(frequency, scaling); break;
+      case RopeScaling::Kind::yarn:
+        frequency = YarnRamp(settings.dims, settings.theta, scaling).frequency(i, frequency);
+        break;
     }
     frequencies_[i] = frequency;
   }
@@ -35,14 +71,14 @@ Rope::Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
 void Rope::angles(uint32_t position, float* cosines, float* sines) const {
   for (size_t i = 0; i < frequencies_.size(); ++i) {
     const double angle = position * frequencies_[i];
-    cosines[i] = static_cast<float>(std::cos(angle));
-    sines[i] = static_cast<float>(std::sin(angle));
+    cosines[i] = static_cast<float>(factor_ * std::cos(angle));
+    sines[i] = static_cast<float>(factor_ * std::sin(angle));
   }
 }
 
 void Rope::rotate(float* x, uint32_t heads, const float* cosines, const float* sines) const {
   const size_t half = frequencies_.size();
-  for (uint32_t head = 0; head < heads; ++head, x += 2 * half) {
+  for (uint32_t head = 0; head < heads; ++head, x += head_dim_) {
     for (size_t i = 0; i < half; ++i) {
       const float low = x[i];
       const float high = x[i + half];

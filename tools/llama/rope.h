@@ -1,4 +1,5 @@
-// Rotary position embedding, rotate-half form: component i is turned together with component i + d/2.
+// Rotary position embedding, rotate-half form: of the n first components of a head that are turned, component i is
+// turned together with component i + n/2.
 #pragma once
 
 #include <cstdint>
@@ -10,21 +11,27 @@ namespace keyhole::tools {
 
 class Rope {
  public:
-  explicit Rope(const LlamaConfig& config)
-      : Rope(config.head_dim, config.rope_theta, config.rope_scaling) {}
-  Rope(uint32_t head_dim, double theta, const RopeScaling& scaling);
+  /// That of the layers that attend to all tokens.
+  explicit Rope(const LlamaConfig& config) : Rope(config.head_dim, config.rope) {}
+  Rope(uint32_t head_dim, const RopeSettings& settings);
+  /// Of whole heads.
+  Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
+      : Rope(head_dim, RopeSettings{theta, scaling, head_dim}) {}
 
-  /// Radians per token of each of the d/2 pairs.
+  /// Radians per token of each pair: d/2 of whole heads.
   [[nodiscard]] const std::vector<double>& frequencies() const { return frequencies_; }
+  [[nodiscard]] size_t pairs() const { return frequencies_.size(); }
 
-  /// Writes cos and sin of position * frequency, `[d/2]` each. Computed in double: at position 131072 an
-  /// fp32 product is wrong by up to 0.008 rad in the fastest pair.
+  /// Writes cos and sin of position * frequency, `[pairs]` each, times YaRN's attention_factor. Computed in double: at
+  /// position 131072 an fp32 product is wrong by up to 0.008 rad in the fastest pair.
   void angles(uint32_t position, float* cosines, float* sines) const;
 
   /// Turns `heads` vectors that lie one after the other, `[heads, d]`, in place.
   void rotate(float* x, uint32_t heads, const float* cosines, const float* sines) const;
 
  private:
+  uint32_t head_dim_;
+  double factor_;
   std::vector<double> frequencies_;
 };
 

@@ -1,4 +1,4 @@
-// The weights of a Hugging Face Llama folder, in the dtype of their file, laid out for this decoder.
+// The weights of a Hugging Face folder, in the dtype of their file, laid out for this decoder.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,24 @@
 
 namespace keyhole::tools {
 
+/// Vectors and matrices of a layer; vectors are empty where the family has none.
 struct LayerWeights {
   std::vector<float> attention_norm;  ///< `[hidden]`
-  Matrix qkv;                   ///< `[(Hq + 2*Hkv)*d, hidden]`: q, k, v rows one below the other
-  Matrix output;                ///< `[hidden, Hq*d]`
-  std::vector<float> mlp_norm;  ///< `[hidden]`
-  Matrix gate_up;               ///< `[2*intermediate, hidden]`: gate rows, then up rows
-  Matrix down;                  ///< `[hidden, intermediate]`
+  Matrix qkv;  ///< `[(Hq + 2*Hkv)*d, hidden]`: q, k, v rows one below the other
+  std::vector<float> qkv_bias;
+  std::vector<float> q_norm, k_norm;  ///< `[d]`, of each head
+  Matrix output;                      ///< `[hidden, Hq*d]`
+  std::vector<float> output_bias;
+  std::vector<float> output_norm;  ///< `[hidden]`: of attention's output
+  std::vector<float> mlp_norm;     ///< `[hidden]`
+  Matrix gate_up;                  ///< `[2*intermediate, hidden]`: gate rows, then up rows
+  std::vector<float> gate_up_bias;
+  Matrix down;  ///< `[hidden, intermediate]`
+  std::vector<float> down_bias;
+  std::vector<float> mlp_output_norm;  ///< `[hidden]`: of the MLP's output
 };
 
-/// A model in memory: vectors in fp32, matrices as they lie in the mapped files, which live as long as the model does
+/// A model in memory: vectors in fp32 (norms as what they multiply by), matrices as they lie in the mapped files, which live as long as the model does
 /// and must not be changed meanwhile.
 struct LlamaModel {
   LlamaConfig config;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -16,12 +17,13 @@ struct Problem {
   AttentionShape shape;
   size_t tokens;
   std::vector<float> q, k, v;
+  size_t window = 0;
 };
 
 Problem random_problem(const AttentionShape& shape, size_t tokens, float spread, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0.0F, spread);
-  Problem problem{shape, tokens, {}, {}, {}};
+  Problem problem{shape, tokens, {}, {}, {}, 0};
   problem.q.resize(tokens * shape.q_heads * shape.head_dim);
   problem.k.resize(tokens * shape.kv_heads * shape.head_dim);
   problem.v.resize(problem.k.size());
@@ -37,17 +39,22 @@ std::vector<double> reference(const Problem& p, size_t token, size_t head) {
   const size_t kv_head = head / p.shape.group();
   const float* q = &p.q[(token * p.shape.q_heads + head) * d];
   std::vector<double> logits(token + 1);
+  const size_t oldest = p.window == 0 || token < p.window ? 0 : token + 1 - p.window;
   double best = -1e300;
-  for (size_t t = 0; t <= token; ++t) {
+  for (size_t t = oldest; t <= token; ++t) {
     const float* k = &p.k[(t * p.shape.kv_heads + kv_head) * d];
     double dot = 0.0;
     for (size_t i = 0; i < d; ++i) dot += static_cast<double>(q[i]) * k[i];
-    logits[t] = dot / std::sqrt(static_cast<double>(d));
+    logits[t] =
+        dot * (p.shape.scale > 0.0 ? p.shape.scale : 1.0 / std::sqrt(static_cast<double>(d)));
+    if (p.shape.softcap > 0.0) {
+      logits[t] = p.shape.softcap * std::tanh(logits[t] / p.shape.softcap);
+    }
     best = std::max(best, logits[t]);
   }
   double sum = 0.0;
   std::vector<double> out(d, 0.0);
-  for (size_t t = 0; t <= token; ++t) {
+  for (size_t t = oldest; t <= token; ++t) {
     const double weight = std::exp(logits[t] - best);
     sum += weight;
     const float* v = &p.v[(t * p.shape.kv_heads + kv_head) * d];
@@ -62,9 +69,10 @@ void expect_attention(const Problem& problem, size_t first_query, Team& team, do
   std::vector<float> out = problem.q;
   size_t cells = 0;
   CausalAttention(problem.shape, team)
-      .run(out.data(), problem.k.data(), problem.v.data(), problem.tokens, first_query,
-           [&](size_t more) { cells += more; });
-  EXPECT_EQ(cells, causal_cells(problem.tokens, first_query));
+      .run(
+          out.data(), problem.k.data(), problem.v.data(), problem.tokens, first_query,
+          [&](size_t more) { cells += more; }, problem.window);
+  EXPECT_EQ(cells, causal_cells(problem.tokens, first_query, problem.window));
   const size_t d = problem.shape.head_dim;
   const size_t width = problem.shape.q_heads * d;
   for (size_t i = 0; i < first_query * width; ++i) ASSERT_EQ(out[i], problem.q[i]);
@@ -102,6 +110,43 @@ TEST(CausalAttention, LongerThanABlockOfKeys) {
   const Problem problem = random_problem({4, 1, 64}, 1100, 1.0F, 11);
   expect_attention(problem, 0, team, 1e-5);
   expect_attention(problem, 777, team, 1e-5);
+}
+
+TEST(CausalAttention, WindowsThatSlide) {
+  Team team(2);
+  uint32_t seed = 100;
+  for (const size_t window : {1, 2, 64, 65, 300, 511, 512, 513, 1200}) {
+    SCOPED_TRACE(window);
+    Problem problem = random_problem({4, 2, 64}, 1100, 1.0F, ++seed);
+    problem.window = window;
+    expect_attention(problem, 0, team, 1e-5);
+    expect_attention(problem, 777, team, 1e-5);
+    expect_attention(problem, 1099, team, 1e-5);
+  }
+}
+
+TEST(CausalAttention, CellsOfAWindow) {
+  for (const size_t window : {0, 1, 3, 10, 11}) {
+    for (size_t first = 0; first <= 10; ++first) {
+      size_t expected = 0;
+      for (size_t token = first; token < 10; ++token) {
+        expected += window == 0 ? token + 1 : std::min<size_t>(token + 1, window);
+      }
+      EXPECT_EQ(causal_cells(10, first, window), expected) << window << " from " << first;
+    }
+  }
+}
+
+TEST(CausalAttention, SoftCapAndScale) {
+  Team team(2);
+  AttentionShape shape{4, 2, 64};
+  shape.scale = 0.3;
+  expect_attention(random_problem(shape, 600, 1.0F, 201), 0, team, 1e-5);
+  shape.softcap = 2.5;
+  Problem problem = random_problem(shape, 600, 1.0F, 202);
+  expect_attention(problem, 0, team, 1e-5);
+  problem.window = 100;
+  expect_attention(problem, 33, team, 1e-5);
 }
 
 TEST(CausalAttention, SharpLogits) {

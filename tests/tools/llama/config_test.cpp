@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <optional>
+
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/llama/keyhole_cache.h"
 
@@ -30,8 +33,8 @@ TEST(LlamaConfig, ReadsEveryField) {
   EXPECT_EQ(config.group(), 3U);
   EXPECT_EQ(config.max_context, 512U);
   EXPECT_DOUBLE_EQ(config.rms_norm_eps, 1e-5);
-  EXPECT_DOUBLE_EQ(config.rope_theta, 10000.0);
-  EXPECT_EQ(config.rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_DOUBLE_EQ(config.rope.theta, 10000.0);
+  EXPECT_EQ(config.rope.scaling.kind, RopeScaling::Kind::none);
   EXPECT_FALSE(config.tied_output);
   EXPECT_EQ(config.bos_token, 0U);
   EXPECT_EQ(config.eos_tokens, std::vector<uint32_t>{1});
@@ -46,7 +49,7 @@ TEST(LlamaConfig, FillsInWhatOlderFilesLeaveOut) {
   const LlamaConfig parsed = parse(config);
   EXPECT_EQ(parsed.kv_heads, 6U);  // multi-head attention
   EXPECT_EQ(parsed.head_dim, 4U);  // hidden_size / heads
-  EXPECT_DOUBLE_EQ(parsed.rope_theta, 10000.0);
+  EXPECT_DOUBLE_EQ(parsed.rope.theta, 10000.0);
   EXPECT_FALSE(parsed.bos_token.has_value());
   EXPECT_TRUE(parsed.eos_tokens.empty());
 }
@@ -73,15 +76,15 @@ TEST(LlamaConfig, ReadsSeveralEndTokens) {
 TEST(LlamaConfig, ReadsRopeScalingInOldAndNewSpelling) {
   json config = small_config();
   config["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
-  EXPECT_EQ(parse(config).rope_scaling.kind, RopeScaling::Kind::linear);
-  EXPECT_DOUBLE_EQ(parse(config).rope_scaling.factor, 4.0);
+  EXPECT_EQ(parse(config).rope.scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_DOUBLE_EQ(parse(config).rope.scaling.factor, 4.0);
 
   config["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", 8.0},
                             {"low_freq_factor", 1.0},
                             {"high_freq_factor", 4.0},
                             {"original_max_position_embeddings", 8192}};
-  const RopeScaling scaling = parse(config).rope_scaling;
+  const RopeScaling scaling = parse(config).rope.scaling;
   EXPECT_EQ(scaling.kind, RopeScaling::Kind::llama3);
   EXPECT_DOUBLE_EQ(scaling.high_freq_factor, 4.0);
   EXPECT_EQ(scaling.original_context, 8192U);
@@ -89,8 +92,8 @@ TEST(LlamaConfig, ReadsRopeScalingInOldAndNewSpelling) {
   config.erase("rope_scaling");
   config.erase("rope_theta");
   config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 500000.0}};
-  EXPECT_DOUBLE_EQ(parse(config).rope_theta, 500000.0);
-  EXPECT_EQ(parse(config).rope_scaling.kind, RopeScaling::Kind::none);
+  EXPECT_DOUBLE_EQ(parse(config).rope.theta, 500000.0);
+  EXPECT_EQ(parse(config).rope.scaling.kind, RopeScaling::Kind::none);
 }
 
 TEST(LlamaConfig, ItsContextGrowsWithRopeScaling) {
@@ -109,6 +112,9 @@ TEST(LlamaConfig, ItsContextGrowsWithRopeScaling) {
   EXPECT_EQ(parse(config).longest_context(), 131072U);
   config["max_position_embeddings"] = 8192;
   EXPECT_EQ(parse(config).longest_context(), 65536U);
+  config["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  EXPECT_EQ(parse(config).longest_context(), 32768U);
 }
 
 struct Refusal {
@@ -119,10 +125,13 @@ struct Refusal {
 
 TEST(LlamaConfig, NamesFieldValueAndWhatIsAllowed) {
   const std::vector<Refusal> refusals = {
-      {"model_type", "mistral", "\"llama\""},
+      {"model_type", "mixtral", "\"llama\", \"mistral\", \"qwen2\""},
       {"hidden_act", "gelu", "\"silu\""},
-      {"attention_bias", true, "false"},
-      {"mlp_bias", true, "false"},
+      {"use_bidirectional_attention", true, "false"},
+      {"attn_logit_softcapping", 50.0, "null for model_type \"llama\""},
+      {"layer_types", {"full_attention"}, "a list of 3 names"},
+      {"layer_types", json::array({"full_attention", "full_attention", "chunked_attention"}),
+       "\"full_attention\", \"sliding_attention\""},
       {"quantization_config", {{"bits", 4}}, "none"},
       {"vocab_size", 0, "1 to 16777216"},
       {"vocab_size", -5, "1 to 16777216"},
@@ -155,7 +164,9 @@ TEST(LlamaConfig, NamesFieldValueAndWhatIsAllowed) {
 
 TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
   const std::vector<std::pair<json, std::string>> refusals = {
-      {{{"rope_type", "yarn"}, {"factor", 4.0}}, "rope_type is \"yarn\""},
+      {{{"rope_type", "dynamic"}, {"factor", 4.0}}, "rope_type is \"dynamic\""},
+      {{{"rope_type", "longrope"}, {"factor", 4.0}}, "rope_type is \"longrope\""},
+      {{{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", 1.0}}, "more than beta_slow"},
       {{{"rope_type", "linear"}}, "factor is missing"},
       {{{"rope_type", "linear"}, {"factor", 0.0}}, "factor is 0"},
       {{{"rope_type", "llama3"},
@@ -177,6 +188,145 @@ TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
     EXPECT_NE(error.find(text), std::string::npos) << error;
     EXPECT_NE(error.find("rope_scaling"), std::string::npos) << error;
   }
+}
+
+json config_of(const char* model_type) {
+  json config = small_config();
+  config["model_type"] = model_type;
+  return config;
+}
+
+TEST(Families, AreWhatTheirConfigsSay) {
+  EXPECT_EQ(beyond_plain_llama(parse(small_config())), "");
+
+  LlamaConfig config = parse(config_of("qwen2"));
+  EXPECT_TRUE(config.qkv_bias);
+  EXPECT_FALSE(config.output_bias);
+  EXPECT_EQ(beyond_plain_llama(config), "biases (model_type \"qwen2\")");
+
+  config = parse(config_of("qwen3"));
+  EXPECT_TRUE(config.head_norms);
+  EXPECT_FALSE(config.qkv_bias);
+
+  json gemma = config_of("gemma2");
+  config = parse(gemma);
+  EXPECT_TRUE(config.norm_adds_one);
+  EXPECT_TRUE(config.output_norms);
+  EXPECT_TRUE(config.tied_output);
+  EXPECT_EQ(config.activation, Activation::gelu_tanh);
+  EXPECT_DOUBLE_EQ(config.embedding_scale, std::sqrt(24.0));
+  EXPECT_DOUBLE_EQ(config.attention_scale, 1.0 / 16);  // query_pre_attn_scalar 256
+  EXPECT_DOUBLE_EQ(config.attention_softcap, 50.0);
+  EXPECT_DOUBLE_EQ(config.final_softcap, 30.0);
+  const keyhole_engine_config engine = engine_config(config);
+  EXPECT_FLOAT_EQ(engine.scale, 1.0F / 16);
+  EXPECT_FLOAT_EQ(engine.softcap, 50.0F);
+  gemma["attn_logit_softcapping"] = nullptr;
+  gemma["final_logit_softcapping"] = nullptr;
+  EXPECT_EQ(parse(gemma).attention_softcap, 0.0);
+  EXPECT_EQ(parse(gemma).final_softcap, 0.0);
+
+  json phi = config_of("phi3");
+  EXPECT_TRUE(parse(phi).fused_tensors);
+  EXPECT_EQ(beyond_plain_llama(parse(phi)), "");
+  phi["partial_rotary_factor"] = 0.75;
+  EXPECT_EQ(parse(phi).rope.dims, 48U);
+  EXPECT_NE(beyond_plain_llama(parse(phi)).find("partial RoPE"), std::string::npos);
+  EXPECT_EQ(engine_config(parse(phi)).rope_theta, 0.0F);  // not undone by the library
+  for (const char* name : {"su", "yarn", "longrope"}) {
+    phi["rope_scaling"] = {{"type", name}, {"short_factor", json::array()}};
+    EXPECT_NE(parse_error(phi.dump()).find("LongRoPE"), std::string::npos) << name;
+  }
+}
+
+TEST(Families, WindowsOfLayers) {
+  using Windows = std::vector<uint32_t>;
+  json mistral = config_of("mistral");
+  EXPECT_EQ(parse(mistral).windows, (Windows{0, 0, 0}));  // 4096 hold the longest context, 512
+  mistral["sliding_window"] = 100;
+  EXPECT_EQ(parse(mistral).windows, (Windows{100, 100, 100}));
+  EXPECT_EQ(parse(mistral).full_layers(), 0U);
+  EXPECT_EQ(engine_config(parse(mistral)).layers, 1U);
+  mistral["sliding_window"] = nullptr;
+  EXPECT_EQ(parse(mistral).windows, (Windows{0, 0, 0}));
+  mistral["sliding_window"] = 0;
+  EXPECT_NE(parse_error(mistral.dump()).find("sliding_window is 0"), std::string::npos);
+
+  json qwen = config_of("qwen2");
+  qwen["sliding_window"] = 100;
+  qwen["max_window_layers"] = 1;
+  EXPECT_EQ(parse(qwen).windows, (Windows{0, 0, 0}));
+  qwen["use_sliding_window"] = true;
+  EXPECT_EQ(parse(qwen).windows, (Windows{0, 100, 100}));
+  qwen["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+  const LlamaConfig config = parse(qwen);
+  EXPECT_EQ(config.windows, (Windows{100, 0, 0}));
+  EXPECT_EQ(config.full_layers(), 2U);
+  EXPECT_EQ(engine_config(config).layers, 2U);
+  EXPECT_EQ(config.places_among_full(), (std::vector<std::optional<uint32_t>>{{}, 0U, 1U}));
+
+  json gemma = config_of("gemma2");
+  gemma["sliding_window"] = 100;
+  EXPECT_EQ(parse(gemma).windows, (Windows{100, 0, 100}));
+
+  // Mistral's layers are all alike.
+  mistral["sliding_window"] = 100;
+  mistral["layer_types"] = {"sliding_attention", "full_attention", "full_attention"};
+  EXPECT_NE(parse_error(mistral.dump()).find("the same type for every layer"), std::string::npos);
+}
+
+TEST(Families, Gemma3HasTwoRopes) {
+  json text = config_of("gemma3_text");
+  text["num_hidden_layers"] = 7;
+  text["sliding_window"] = 100;
+  text["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 8.0}};
+  text.erase("rope_theta");
+  LlamaConfig config = parse(text);
+  EXPECT_EQ(config.windows, (std::vector<uint32_t>{100, 100, 100, 100, 100, 0, 100}));
+  EXPECT_DOUBLE_EQ(config.rope.theta, 1e6);
+  EXPECT_EQ(config.rope.scaling.kind, RopeScaling::Kind::linear);
+  EXPECT_DOUBLE_EQ(config.sliding_rope.theta, 1e4);
+  EXPECT_EQ(config.sliding_rope.scaling.kind, RopeScaling::Kind::none);
+  EXPECT_EQ(config.rope_of(5).theta, 1e6);
+  EXPECT_EQ(config.rope_of(6).theta, 1e4);
+  EXPECT_EQ(config.longest_context(), 512U);  // its files count the scaling
+
+  // With pictures: the text model lies inside, and most of it may be left out.
+  const json outer = {{"model_type", "gemma3"},
+                      {"eos_token_id", {1, 106}},
+                      {"torch_dtype", "bfloat16"},
+                      {"text_config",
+                       {{"model_type", "gemma3_text"},
+                        {"hidden_size", 2560},
+                        {"intermediate_size", 10240},
+                        {"num_hidden_layers", 34},
+                        {"sliding_window", 1024}}},
+                      {"vision_config", {{"hidden_size", 1152}}}};
+  config = parse(outer);
+  EXPECT_TRUE(config.has_pictures);
+  EXPECT_EQ(config.vocab_size, 262208U);
+  EXPECT_EQ(config.q_heads, 8U);
+  EXPECT_EQ(config.kv_heads, 4U);
+  EXPECT_EQ(config.head_dim, 256U);
+  EXPECT_EQ(config.eos_tokens, (std::vector<uint32_t>{1, 106}));
+  EXPECT_EQ(config.dtype, "bfloat16");
+  EXPECT_EQ(config.full_layers(), 5U);
+  EXPECT_NE(parse_error(R"({"model_type": "gemma3"})").find("text_config is missing"),
+            std::string::npos);
+}
+
+TEST(Families, RefuseWhatTheyWouldIgnore) {
+  for (const char* type : {"mistral", "qwen2", "phi3"}) {
+    json config = config_of(type);
+    config["attention_bias"] = true;
+    EXPECT_NE(parse_error(config.dump()).find("attention_bias is true"), std::string::npos) << type;
+    config = config_of(type);
+    config["mlp_bias"] = true;
+    EXPECT_NE(parse_error(config.dump()).find("mlp_bias is true"), std::string::npos) << type;
+  }
+  json gemma = config_of("gemma2");
+  gemma["hidden_activation"] = "gelu";
+  EXPECT_NE(parse_error(gemma.dump()).find("hidden_activation is \"gelu\""), std::string::npos);
 }
 
 TEST(LlamaConfig, RefusesWhatIsNotJson) {

@@ -1,4 +1,4 @@
-// Prefill and decoding steps of random Llamas against an independent forward pass in double precision.
+// Prefill and decoding steps of random models against an independent forward pass in double precision.
 #include "tools/llama/host_decoder.h"
 
 #include <gtest/gtest.h>
@@ -34,6 +34,15 @@ json config_variant(const std::string& name) {
                               {"low_freq_factor", 1.0},
                               {"high_freq_factor", 4.0},
                               {"original_max_position_embeddings", 64}};
+  }
+  if (name == "biases") config["attention_bias"] = true;
+  if (name.starts_with("qwen3")) config["model_type"] = "qwen3";
+  if (name == "qwen3_sliding" || name == "qwen3_all_sliding") {
+    const bool all = name == "qwen3_all_sliding";
+    config["use_sliding_window"] = true;
+    config["sliding_window"] = 21;
+    config["layer_types"] = {"sliding_attention", all ? "sliding_attention" : "full_attention",
+                             "sliding_attention"};
   }
   return config;
 }
@@ -111,14 +120,18 @@ TEST_P(RandomLlama, AFlatIndexThatReturnsEveryKeyIsExact) {
   HostDecoder decoder(model_, cache, team_);
   expect_close(decoder.prefill({tokens_.data(), 100}), expected_[99]);
   cache.build(nullptr, nullptr);
-  EXPECT_GT(cache.layer_tokens(0).indexed, 0U);
+  if (model_.config.full_layers() > 0) {
+    const uint32_t full = model_.config.slides(0) ? 1 : 0;
+    EXPECT_GT(cache.layer_tokens(full).indexed, 0U);
+  }
   for (size_t t = 100; t < tokens_.size(); ++t)
     expect_close(decoder.step(tokens_[t]), expected_[t]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Variants, RandomLlama,
                          ::testing::Values("plain", "tied", "multi_head", "one_kv_head", "linear",
-                                           "llama3"),
+                                           "llama3", "biases", "qwen3", "qwen3_sliding",
+                                           "qwen3_all_sliding"),
                          [](const auto& variant) { return variant.param; });
 
 /// A model for what does not depend on its weights.
@@ -195,6 +208,40 @@ TEST(Decoder, AnAttentionHookSeesWhatTheStepUsed) {
   });
   (void)decoder.step(3);
   EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1, 2}));
+}
+
+TEST(Decoder, AnAttentionHookSeesKeyholesLayersOnly) {
+  const json config = config_variant("qwen3_sliding");
+  const TemporaryFolder folder;
+  write_model(folder.path(), config, random_weights(config, ElementType::f32, 2), ElementType::f32);
+  const LlamaModel model = load_llama(folder.path());
+  Team team(1);
+  KeyholeCache cache(model.config, exact_cache());
+  HostDecoder decoder(model, cache, team);
+  (void)decoder.prefill(random_tokens(50, 37, 8));
+  std::vector<uint32_t> layers;
+  decoder.set_attention_hook(
+      [&](uint32_t layer, const float*, const float*) { layers.push_back(layer); });
+  (void)decoder.step(3);
+  EXPECT_EQ(layers, std::vector<uint32_t>{1});
+}
+
+TEST(KeyholeCache, AForkOfSlidingLayersGoesOnByItself) {
+  const json config = config_variant("qwen3_all_sliding");
+  const SyntheticTensors tensors = random_weights(config, ElementType::f32, 2);
+  const TemporaryFolder folder;
+  write_model(folder.path(), config, tensors, ElementType::f32);
+  const LlamaModel model = load_llama(folder.path());
+  const std::vector<uint32_t> tokens = random_tokens(60, 37, 8);
+  const auto expected = reference_logits(config, tensors, tokens);
+  Team team(2);
+  KeyholeCache cache(model.config, exact_cache());
+  HostDecoder decoder(model, cache, team);
+  (void)decoder.prefill(std::span(tokens).first(50));
+  KeyholeCache copy = cache.fork();
+  HostDecoder other(model, copy, team, 50);
+  for (int i = 0; i < 5; ++i) (void)other.step(7);
+  for (size_t t = 50; t < 60; ++t) expect_close(decoder.step(tokens[t]), expected[t]);
 }
 
 TEST(KeyholeCache, PassesOnWhatTheLibrarySays) {

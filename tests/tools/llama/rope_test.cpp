@@ -31,7 +31,10 @@ Rope rope_of(const json& config) { return Rope(parse_llama_config(config.dump(),
 TEST(Rope, FrequenciesFollowTheFormulaOfEveryScaling) {
   json linear = testing::small_config();
   linear["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
-  for (const json& config : {testing::small_config(), linear, llama31_config()}) {
+  json yarn = testing::small_config();
+  yarn["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 4096}};
+  for (const json& config : {testing::small_config(), linear, llama31_config(), yarn}) {
     const Rope rope = rope_of(config);
     ASSERT_EQ(rope.frequencies().size(), config["head_dim"].get<size_t>() / 2);
     for (size_t i = 0; i < rope.frequencies().size(); ++i) {
@@ -54,6 +57,42 @@ TEST(Rope, Llama3KeepsFastPairsAndSlowsSlowOnes) {
   }
   // Wavelengths from 2048 to 8192 tokens: log(4) / log(500000) of 64 pairs, rounded down here.
   EXPECT_EQ(between, 6U);
+}
+
+TEST(Rope, YarnMultipliesByItsFactor) {
+  json config = testing::small_config();
+  config["rope_scaling"] = {
+      {"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 4096}};
+  const Rope rope = rope_of(config);
+  std::vector<float> cosines(32), sines(32);
+  rope.angles(1000, cosines.data(), sines.data());
+  for (size_t i = 0; i < 32; ++i) {
+    EXPECT_NEAR(std::hypot(cosines[i], sines[i]), 0.1 * std::log(4.0) + 1.0, 1e-6);
+  }
+}
+
+TEST(Rope, APartialOneLeavesTheRest) {
+  const Rope rope(64, RopeSettings{10000.0, {}, 48});
+  ASSERT_EQ(rope.pairs(), 24U);
+  std::vector<float> x(2 * 64), cosines(24), sines(24);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+  std::vector<float> turned = x;
+  rope.angles(3, cosines.data(), sines.data());
+  rope.rotate(turned.data(), 2, cosines.data(), sines.data());
+  for (size_t head = 0; head < 2; ++head) {
+    for (size_t i = 0; i < 64; ++i) {
+      const size_t at = head * 64 + i;
+      if (i >= 48) {
+        EXPECT_EQ(turned[at], x[at]);
+        continue;
+      }
+      const size_t pair = i % 24;
+      const double angle = 3.0 * std::pow(10000.0, -2.0 * static_cast<double>(pair) / 48.0);
+      const size_t low = head * 64 + pair;
+      const auto expected = std::complex<double>(x[low], x[low + 24]) * std::polar(1.0, angle);
+      EXPECT_NEAR(turned[at], i < 24 ? expected.real() : expected.imag(), 1e-4) << i;
+    }
+  }
 }
 
 TEST(Rope, RotatesPairsAsComplexNumbers) {

@@ -1,5 +1,6 @@
 #include "tests/tools/llama/synthetic_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -90,23 +91,44 @@ void rotate(const json& config, Vector& heads, size_t position) {
   }
 }
 
+bool is_qwen3(const json& config) { return config["model_type"] == "qwen3"; }
+
+/// Tokens that a layer's token attends to: all, or the last ones of a sliding window.
+size_t window(const json& config, size_t layer) {
+  const bool slides =
+      config.contains("layer_types") && config["layer_types"][layer] == "sliding_attention";
+  return slides ? config["sliding_window"].get<size_t>() : ~size_t{0};
+}
+
+/// Norm of each head.
+void normalise_heads(const SyntheticTensor& weight, Vector& heads, double eps) {
+  const size_t d = weight.values.size();
+  for (size_t start = 0; start < heads.size(); start += d) {
+    const auto begin = heads.begin() + static_cast<std::ptrdiff_t>(start);
+    const Vector normed =
+        normalised(weight, Vector(begin, begin + static_cast<std::ptrdiff_t>(d)), eps);
+    std::copy(normed.begin(), normed.end(), begin);
+  }
+}
+
 /// Attention of one token; keys and values of all tokens so far, `[token][Hkv * d]`.
-Vector attend(const json& config, const Vector& q, const std::vector<Vector>& keys,
+Vector attend(const json& config, size_t layer, const Vector& q, const std::vector<Vector>& keys,
               const std::vector<Vector>& values) {
   const size_t d = head_dim(config);
   const size_t q_heads = config["num_attention_heads"];
+  const size_t first = keys.size() - std::min(keys.size(), window(config, layer));
   Vector out(q.size(), 0.0);
   for (size_t head = 0; head < q_heads; ++head) {
     const size_t kv = head / (q_heads / kv_heads(config));
     Vector weights(keys.size());
     double sum = 0.0;
-    for (size_t t = 0; t < keys.size(); ++t) {
+    for (size_t t = first; t < keys.size(); ++t) {
       double dot = 0.0;
       for (size_t i = 0; i < d; ++i) dot += q[head * d + i] * keys[t][kv * d + i];
       weights[t] = std::exp(dot / std::sqrt(static_cast<double>(d)));
       sum += weights[t];
     }
-    for (size_t t = 0; t < keys.size(); ++t) {
+    for (size_t t = first; t < keys.size(); ++t) {
       for (size_t i = 0; i < d; ++i) out[head * d + i] += weights[t] / sum * values[t][kv * d + i];
     }
   }
@@ -159,6 +181,16 @@ SyntheticTensors random_weights(const json& config, ElementType type, uint64_t s
     add(prefix + "mlp.gate_proj.weight", {inner, hidden}, 0.0, 0.3);
     add(prefix + "mlp.up_proj.weight", {inner, hidden}, 0.0, 0.3);
     add(prefix + "mlp.down_proj.weight", {hidden, inner}, 0.0, 0.2);
+    if (config.value("attention_bias", false)) {
+      add(prefix + "self_attn.q_proj.bias", {q_width}, 0.0, 0.5);
+      add(prefix + "self_attn.k_proj.bias", {kv_width}, 0.0, 0.5);
+      add(prefix + "self_attn.v_proj.bias", {kv_width}, 0.0, 0.5);
+      add(prefix + "self_attn.o_proj.bias", {hidden}, 0.0, 0.5);
+    }
+    if (is_qwen3(config)) {
+      add(prefix + "self_attn.q_norm.weight", {head_dim(config)}, 1.0, 0.2);
+      add(prefix + "self_attn.k_norm.weight", {head_dim(config)}, 1.0, 0.2);
+    }
   }
   add("model.norm.weight", {hidden}, 1.0, 0.2);
   if (!config.value("tie_word_embeddings", false)) {
@@ -208,6 +240,20 @@ double reference_frequency(const json& config, size_t pair) {
   const json& scaling = config["rope_scaling"];
   const double factor = scaling["factor"];
   if (scaling["rope_type"] == "linear") return frequency / factor;
+  if (scaling["rope_type"] == "yarn") {
+    // The pair that makes n turns within the original context L has the frequency 2 pi n / L.
+    const double length = scaling["original_max_position_embeddings"];
+    const auto pair_of = [&](double turns) {
+      return -std::log(2 * kPi * turns / length) / std::log(theta) *
+             static_cast<double>(head_dim(config)) / 2;
+    };
+    const double low = std::max(0.0, std::floor(pair_of(32.0)));
+    const double high =
+        std::min(static_cast<double>(head_dim(config)) - 1, std::ceil(pair_of(1.0)));
+    const double slowed =
+        std::min(1.0, std::max(0.0, (static_cast<double>(pair) - low) / (high - low)));
+    return frequency * (1.0 - slowed) + frequency / factor * slowed;
+  }
   // Llama 3.1: full turns within the original context decide; fewer than low: slowed down, more than
   // high: kept, between: interpolated linearly in the number of turns.
   const double turns =
@@ -236,14 +282,26 @@ std::vector<Vector> reference_logits(const json& config, const SyntheticTensors&
       const auto weight = [&](const std::string& name) -> const SyntheticTensor& {
         return tensors.at("model.layers." + std::to_string(layer) + "." + name + ".weight");
       };
+      const auto project = [&](const std::string& name, const Vector& input) {
+        Vector y = multiply(weight(name), input);
+        const auto bias =
+            tensors.find("model.layers." + std::to_string(layer) + "." + name + ".bias");
+        if (bias == tensors.end()) return y;
+        for (size_t i = 0; i < y.size(); ++i) y[i] += bias->second.values[i];
+        return y;
+      };
       const Vector normed = normalised(weight("input_layernorm"), x, eps);
-      Vector q = multiply(weight("self_attn.q_proj"), normed);
-      Vector k = multiply(weight("self_attn.k_proj"), normed);
+      Vector q = project("self_attn.q_proj", normed);
+      Vector k = project("self_attn.k_proj", normed);
+      if (is_qwen3(config)) {
+        normalise_heads(weight("self_attn.q_norm"), q, eps);
+        normalise_heads(weight("self_attn.k_norm"), k, eps);
+      }
       rotate(config, q, position);
       rotate(config, k, position);
       keys[layer].push_back(k);
-      values[layer].push_back(multiply(weight("self_attn.v_proj"), normed));
-      add(multiply(weight("self_attn.o_proj"), attend(config, q, keys[layer], values[layer])));
+      values[layer].push_back(project("self_attn.v_proj", normed));
+      add(project("self_attn.o_proj", attend(config, layer, q, keys[layer], values[layer])));
 
       const Vector mlp_in = normalised(weight("post_attention_layernorm"), x, eps);
       const Vector gate = multiply(weight("mlp.gate_proj"), mlp_in);

@@ -1,4 +1,4 @@
-// Random Llama folders on disk, and an independent forward pass over them in double precision.
+// Random models on disk, and an independent forward pass over them in double precision.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,8 @@ void write_tensors(const std::filesystem::path& path, const SyntheticTensors& te
 void write_model(const std::filesystem::path& folder, const nlohmann::json& config,
                  const SyntheticTensors& tensors, ElementType type, size_t shards = 1);
 
-/// Logits `[tokens][vocab]` of every position: token by token, head by head, in double.
+/// Logits `[tokens][vocab]` of every position: token by token, head by head, in double. Of model_type llama and qwen3,
+/// with attention_bias and layer_types.
 [[nodiscard]] std::vector<std::vector<double>> reference_logits(
     const nlohmann::json& config, const SyntheticTensors& tensors,
     const std::vector<uint32_t>& tokens);

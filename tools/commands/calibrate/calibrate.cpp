@@ -193,10 +193,10 @@ ModelDims dims_of(const Options& options, const TraceInfo& info, bool recorded) 
       options.model.folder.empty() ? bundled_model_folder() : fs::path(options.model.folder);
   const LlamaConfig config = load_llama_config(folder / "config.json");
   if (config.q_heads != dims.q_heads || config.kv_heads != dims.kv_heads ||
-      config.head_dim != dims.head_dim || config.layers < dims.layers) {
+      config.head_dim != dims.head_dim || config.full_layers() < dims.layers) {
     throw UsageError("the traces are not of the model in " + folder.string());
   }
-  dims.layers = config.layers;
+  dims.layers = config.full_layers();
   return dims;
 }
 

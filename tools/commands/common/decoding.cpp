@@ -33,9 +33,11 @@ ModelTokens tokens_of(const LlamaConfig& model) {
 
 void add_model_options(CLI::App& command, ModelOptions& options) {
   command
-      .add_option("--model", options.folder,
-                  "Hugging Face Llama folder (config.json and safetensors); default: the bundled "
-                  "model, or the folder in KEYHOLE_MODEL")
+      .add_option(
+          "--model", options.folder,
+          "Hugging Face folder (config.json and safetensors): llama, mistral, qwen2, qwen3, "
+          "gemma2, gemma3 or phi3; default: the bundled "
+          "model, or the folder in KEYHOLE_MODEL")
       ->type_name("DIR");
 }
 
@@ -177,8 +179,10 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
   command
-      .add_option("--dense-layers", flags.dense_layers,
-                  "Layers that always attend exactly, e.g. 0,1")
+      .add_option(
+          "--dense-layers", flags.dense_layers,
+          "Layers that always attend exactly, e.g. 0,1; those with a sliding window are not "
+          "counted")
       ->delimiter(',')
       ->type_name("L,...");
   command

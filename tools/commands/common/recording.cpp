@@ -1,12 +1,13 @@
 #include "tools/commands/common/recording.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/io/trace.h"
+#include "tools/llama/keyhole_cache.h"
 #include "tools/llama/prefill.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -92,26 +93,35 @@ TraceInfo describe(const RecordOptions& options, const LlamaConfig& model, const
   info.q_heads = model.q_heads;
   info.kv_heads = model.kv_heads;
   info.head_dim = model.head_dim;
-  info.scale = 1.0F / std::sqrt(static_cast<float>(model.head_dim));
-  info.rope.theta = static_cast<float>(model.rope_theta);
-  const RopeScaling& scaling = model.rope_scaling;
-  if (scaling.kind != RopeScaling::Kind::none) {
+  // As the library takes them: a RoPE that it cannot undo is none.
+  const keyhole_engine_config engine = engine_config(model);
+  info.scale = engine.scale;
+  info.softcap = engine.softcap;
+  info.rope.theta = engine.rope_theta;
+  const RopeScaling& scaling = model.rope.scaling;
+  if (engine.rope_scaling != KEYHOLE_ROPE_NONE) {
     info.rope.scaling = scaling.kind == RopeScaling::Kind::linear ? "linear" : "llama3";
     info.rope.factor = static_cast<float>(scaling.factor);
     info.rope.low_freq_factor = static_cast<float>(scaling.low_freq_factor);
     info.rope.high_freq_factor = static_cast<float>(scaling.high_freq_factor);
     info.rope.original_context = scaling.original_context;
   }
+  const uint32_t layers = model.full_layers();
+  if (layers == 0) {
+    throw UsageError("every layer of this model has a sliding window: there is nothing to record");
+  }
   info.layers = options.layers;
   if (info.layers.empty()) {
-    info.layers.resize(model.layers);
+    info.layers.resize(layers);
     std::iota(info.layers.begin(), info.layers.end(), 0U);
   }
   std::sort(info.layers.begin(), info.layers.end());
   info.layers.erase(std::unique(info.layers.begin(), info.layers.end()), info.layers.end());
-  if (info.layers.back() >= model.layers) {
-    throw UsageError("--layers names layer " + std::to_string(info.layers.back()) +
-                     "; allowed: 0 to " + std::to_string(model.layers - 1));
+  if (info.layers.back() >= layers) {
+    throw UsageError(
+        "--layers names layer " + std::to_string(info.layers.back()) + "; allowed: 0 to " +
+        std::to_string(layers - 1) +
+        (layers < model.layers ? ", which count the layers without a sliding window" : ""));
   }
   info.tokens = static_cast<uint32_t>(prompt.tokens.size());
   info.model = model_name(options.model);
@@ -124,11 +134,16 @@ TraceInfo describe(const RecordOptions& options, const LlamaConfig& model, const
 /// Collects the chunks of a layer and writes its heads when the layer is complete.
 class LayerRecorder {
  public:
-  LayerRecorder(const TraceInfo& info, TraceWriter::Options positions, TraceWriter& writer)
-      : info_(info), positions_(std::move(positions)), writer_(writer) {}
+  LayerRecorder(const TraceInfo& info, const LlamaConfig& model, TraceWriter::Options positions,
+                TraceWriter& writer)
+      : info_(info),
+        places_(model.places_among_full()),
+        positions_(std::move(positions)),
+        writer_(writer) {}
 
   void take(const LayerChunk& chunk) {
-    if (!std::binary_search(info_.layers.begin(), info_.layers.end(), chunk.layer)) return;
+    const std::optional<uint32_t> place = places_[chunk.layer];
+    if (!place || !std::binary_search(info_.layers.begin(), info_.layers.end(), *place)) return;
     const size_t kv_width = size_t{info_.kv_heads} * info_.head_dim;
     keys_.insert(keys_.end(), chunk.k, chunk.k + chunk.tokens * kv_width);
     values_.insert(values_.end(), chunk.v, chunk.v + chunk.tokens * kv_width);
@@ -164,6 +179,7 @@ class LayerRecorder {
   }
 
   const TraceInfo& info_;
+  std::vector<std::optional<uint32_t>> places_;  // of the model's layers among those of a trace
   TraceWriter::Options positions_;
   TraceWriter& writer_;
   std::vector<float> keys_, values_, queries_, training_;
@@ -183,7 +199,7 @@ std::string record_trace(const RecordOptions& options) {
   warn_of_context(model, prompt.tokens.size());
   Runner runner = make_runner(options.model, options.threads);
   TraceWriter writer(options.out, info, positions);
-  LayerRecorder recorder(info, positions, writer);
+  LayerRecorder recorder(info, model, positions, writer);
   {
     Progress bar("recording " + format_count(info.tokens) + " tokens");
     (void)runner.prefill(

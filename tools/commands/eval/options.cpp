@@ -69,7 +69,8 @@ void for_each_way(EvalCaches& caches, const std::vector<AttendSpec>& specs,
 void measure_way(KeyholeCache& cache, const Decoder& decoder, const LlamaConfig& model,
                  size_t tokens, EvalWay& way) {
   if (const auto format = way.spec.format()) {
-    way.format_bytes = kv_format_bytes(*format, 2 * model.layers * model.kv_width() * tokens);
+    way.format_bytes =
+        kv_format_bytes(*format, 2 * model.full_layers() * model.kv_width() * tokens);
   }
   way.times = decoder.times();
   const keyhole_statistics statistics = cache.statistics();

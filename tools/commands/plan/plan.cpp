@@ -57,7 +57,11 @@ LlamaConfig take_shape_of_model(Options& options) {
   const auto set = [](uint32_t& option, uint32_t value) {
     if (option == 0) option = value;  // what is given on the command line goes first
   };
-  set(options.layers, config.layers);
+  if (config.full_layers() == 0 && options.layers == 0) {
+    throw UsageError(
+        "every layer of this model has a sliding window: a session would hold nothing");
+  }
+  set(options.layers, config.full_layers());
   set(options.heads, config.q_heads);
   set(options.kv_heads, config.kv_heads);
   set(options.head_dim, config.head_dim);

@@ -96,6 +96,9 @@ GpuModel::Device::Device(const LlamaModel& model, cuda::Upload&& weights_upload)
 }
 
 std::string gpu_refusal(const LlamaConfig& config) {
+  if (const std::string beyond = beyond_plain_llama(config); !beyond.empty()) {
+    return "the GPU's kernels do not know " + beyond;
+  }
   int devices = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     (void)cudaGetLastError();

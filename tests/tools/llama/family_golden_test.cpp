@@ -1,0 +1,202 @@
+// Every family of models against what Hugging Face transformers computed: logits behind a long prompt, and the tokens that
+// follow greedily, step by step through Keyhole's cache.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "tests/temporary_folder.h"
+#include "tests/tools/llama/synthetic_model.h"
+#include "tools/llama/blas.h"
+#include "tools/llama/gpu_decoder.h"
+#include "tools/llama/host_decoder.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::json;
+using namespace testing;
+
+/// splitmix64 of FNV-1a of a name plus a number, as golden/make.py has it.
+class Hashes {
+ public:
+  explicit Hashes(const std::string& name) {
+    for (const char byte : name) {
+      state_ = (state_ ^ static_cast<unsigned char>(byte)) * 0x100000001B3ULL;
+    }
+  }
+  uint64_t next() {
+    state_ += 0x9E3779B97F4A7C15ULL;
+    uint64_t z = state_;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  uint64_t state_ = 0xCBF29CE484222325ULL;
+};
+
+bool contains(const std::string& name, const char* part) {
+  return name.find(part) != std::string::npos;
+}
+
+std::vector<double> values(const std::string& name, size_t count, bool gemma) {
+  const bool norm = name.ends_with("norm.weight");
+  const bool head_norm = name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight");
+  double step = 0x1p-10;
+  if (norm) step = 0x1p-9;
+  if (contains(name, "embed_tokens")) step = gemma ? 0x1p-11 : 0x1p-8;
+  if (contains(name, "q_proj") || contains(name, "k_proj")) step = gemma ? 0x1p-8 : 0x1p-10;
+  if (contains(name, "lm_head")) step = 0x1p-9;
+  Hashes hashes(name);
+  std::vector<double> out(count);
+  for (double& value : out) {
+    const uint64_t bits = hashes.next();
+    if (norm && (!gemma || head_norm)) {
+      value = (128.0 + static_cast<double>(bits >> 57)) / (gemma ? 64.0 : 128.0);
+    } else {
+      value = (2.0 * static_cast<double>(bits >> 56) - 255.0) * step;
+    }
+  }
+  return out;
+}
+
+struct Golden {
+  json config;
+  SyntheticTensors tensors;
+  std::vector<uint32_t> prompt, generated;
+  std::vector<float> logits;
+};
+
+Golden load(const std::string& name) {
+  const std::filesystem::path folder = KEYHOLE_GOLDEN_FOLDER;
+  const json file = json::parse(read_file(folder / (name + ".json")));
+  Golden golden;
+  golden.config = file.at("config");
+  const bool gemma = name.starts_with("gemma");
+  for (const auto& [tensor, shape] : file.at("tensors").items()) {
+    const auto extents = shape.get<std::vector<size_t>>();
+    size_t count = 1;
+    for (const size_t extent : extents) count *= extent;
+    golden.tensors[tensor] = {extents, values(tensor, count, gemma)};
+  }
+  Hashes tokens("prompt " + std::to_string(file.at("seed").get<int>()));
+  for (size_t i = 0; i < file.at("prompt_tokens").get<size_t>(); ++i) {
+    golden.prompt.push_back(static_cast<uint32_t>(tokens.next() % 256));
+  }
+  golden.generated = file.at("generated").get<std::vector<uint32_t>>();
+  golden.logits = file.at("logits").get<std::vector<float>>();
+  return golden;
+}
+
+void expect_close(std::span<const float> logits, const std::vector<float>& expected) {
+  ASSERT_EQ(logits.size(), expected.size());
+  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 1e-3) << i;
+}
+
+class Family : public ::testing::TestWithParam<std::string> {
+ protected:
+  static LlamaModel loaded(const Golden& golden, ElementType type, size_t shards) {
+    const TemporaryFolder folder;
+    write_model(folder.path(), golden.config, golden.tensors, type, shards);
+    return load_llama(folder.path());
+  }
+  static KeyholeCacheOptions exact_cache() {
+    KeyholeCacheOptions options;
+    options.max_tokens = 2100;
+    options.sink = 16;
+    options.window = 64;
+    options.mode = KEYHOLE_MODE_EXACT;
+    options.kv_dtype = KEYHOLE_F32;
+    options.threads = 2;
+    return options;
+  }
+  static std::vector<uint32_t> continued(Decoder& decoder, std::span<const float> logits,
+                                         size_t count) {
+    std::vector<uint32_t> tokens{greedy(logits)};
+    while (tokens.size() < count) tokens.push_back(greedy(decoder.step(tokens.back())));
+    return tokens;
+  }
+  Team team_{2};
+};
+
+TEST_P(Family, ContinuesAsTransformersDoes) {
+  const Golden golden = load(GetParam());
+  const LlamaModel model = loaded(golden, ElementType::f32, 1);
+  KeyholeCache cache(model.config, exact_cache());
+  HostDecoder decoder(model, cache, team_);
+  const std::span<const float> logits = decoder.prefill(golden.prompt);
+  expect_close(logits, golden.logits);
+  cache.build(nullptr, nullptr);
+  EXPECT_EQ(continued(decoder, logits, golden.generated.size()), golden.generated);
+
+  // Back to the prompt's end, where the same follows, in a copy too.
+  const auto prompt = static_cast<uint32_t>(golden.prompt.size());
+  decoder.truncate(prompt - 1);
+  KeyholeCache copy = cache.fork();
+  HostDecoder other(model, copy, team_, prompt - 1);
+  expect_close(other.step(golden.prompt.back()), golden.logits);
+  const std::span<const float> again = decoder.step(golden.prompt.back());
+  expect_close(again, golden.logits);
+  EXPECT_EQ(continued(decoder, again, 8),
+            std::vector<uint32_t>(golden.generated.begin(), golden.generated.begin() + 8));
+}
+
+/// The same weights in 16 bits, in shards; most of the prompt in steps.
+TEST_P(Family, AlsoFromFilesOf16Bits) {
+  const Golden golden = load(GetParam());
+  const size_t first = golden.prompt.size() - 40;
+  for (const ElementType type : {ElementType::bf16, ElementType::f16}) {
+    const LlamaModel model = loaded(golden, type, 2);
+    KeyholeCache cache(model.config, exact_cache());
+    HostDecoder decoder(model, cache, team_);
+    (void)decoder.prefill(std::span(golden.prompt).first(first));
+    cache.build(nullptr, nullptr);
+    std::span<const float> logits;
+    for (size_t i = first; i < golden.prompt.size(); ++i) logits = decoder.step(golden.prompt[i]);
+    expect_close(logits, golden.logits);
+    EXPECT_EQ(greedy(logits), golden.generated.front());
+  }
+}
+
+/// What the GPU's kernels do not know has to be refused with its name, and nothing else of it.
+TEST_P(Family, TheGpuKnowsPlainLlamasOnly) {
+  const Golden golden = load(GetParam());
+  const LlamaConfig config = parse_llama_config(golden.config.dump(), "config.json");
+  const std::string beyond = beyond_plain_llama(config);
+  EXPECT_EQ(beyond.empty(), GetParam() == "llama" || GetParam() == "mistral") << beyond;
+}
+
+TEST_P(Family, TheGpuGeneratesTheSame) {
+  const Golden golden = load(GetParam());
+  const LlamaModel model = loaded(golden, ElementType::bf16, 1);
+  if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
+    GTEST_SKIP() << refusal;
+  }
+  const GpuModel gpu(model);
+  KeyholeCacheOptions options = exact_cache();
+  options.device = KEYHOLE_DEVICE_AUTO;
+  KeyholeCache cache(model.config, options);
+  GpuDecoder decoder(gpu, cache);
+  const std::span<const float> logits = decoder.prefill(golden.prompt);
+  // A prompt's attention is in fp16 there.
+  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], golden.logits[i], 0.1) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Family,
+                         ::testing::Values("llama", "llama_biases", "mistral", "mistral_sliding",
+                                           "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma3",
+                                           "phi3", "phi3_sliding"),
+                         [](const auto& name) { return name.param; });
+
+}  // namespace
+}  // namespace keyhole::tools
+
+/// Thousands of tokens of prefill: with OpenBLAS's kernels for this CPU, as the command has them.
+int main(int argc, char** argv) {
+  keyhole::tools::restart_with_matching_blas_kernels(argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
