@@ -68,7 +68,14 @@ Task make_kv_task(const KvTaskOptions& options) {
   for (size_t i = 0; i < options.questions; ++i) {
     std::swap(order[i], order[i + random.below(order.size() - i)]);
     const size_t line = order[i];
-    task.questions.push_back({"?" + lines[line].key + "=", resolve(lines, line_of, line)});
+    const std::string answer = resolve(lines, line_of, line);
+    const std::string value = answer.substr(answer.size() - 1 - kValueDigits, kValueDigits);
+    task.questions.push_back(
+        {"?" + lines[line].key + "=", answer,
+         "Every line has the form key=value. What is the value of the key " + lines[line].key +
+             "? A value that begins with @ is the name of another key: give that key's value, a "
+             "number, instead. Answer with the number alone.",
+         value});
   }
   return task;
 }

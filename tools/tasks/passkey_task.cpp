@@ -58,7 +58,8 @@ Task make_passkey_task(const PasskeyTaskOptions& options) {
     sentences.push_back("\n[The pass key of " + name + " is " + digits + ".]\n");
     sentence_bytes += sentences.back().size();
     task.questions.push_back(
-        {"\n[Question: what is the pass key of " + name + "? Answer: ", digits + ".]"});
+        {"\n[Question: what is the pass key of " + name + "? Answer: ", digits + ".]",
+         "What is the pass key of " + name + "? Answer with the number alone.", digits});
   }
 
   const size_t prose_bytes = options.context_bytes - sentence_bytes;

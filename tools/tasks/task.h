@@ -11,6 +11,8 @@ namespace keyhole::tools {
 struct Question {
   std::string prompt;
   std::string answer;
+  std::string spoken = {};  ///< the question as one asks a person or an instruct model
+  std::string value = {};   ///< what any right answer to it contains
 };
 
 struct Task {

@@ -11,6 +11,7 @@
 
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/setting_options.h"
+#include "tools/llama/config.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
@@ -97,6 +98,14 @@ std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options,
   return load_tokenizer(model_folder(options), tokens_of(model));
 }
 
+std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options) {
+  return load_tokenizer(options, load_llama_config(model_folder(options) / "config.json"));
+}
+
+ChatTemplate load_chat(const ModelOptions& options) {
+  return ChatTemplate::load(model_folder(options));
+}
+
 std::string model_name(const ModelOptions& options) {
   if (options.folder.empty() && std::getenv("KEYHOLE_MODEL") == nullptr) return "bundled";
   const fs::path folder = fs::absolute(model_folder(options)).lexically_normal();
@@ -112,7 +121,9 @@ void add_task_options(CLI::App& command, TaskOptions& options,
   if (has("copy")) help += " or copy (prose, passages of which are to be continued)";
   if (has("text")) help += "; or text: take it from a file";
   command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
-  command.add_option("--length", options.length, "Tokens of the task's context, e.g. 8192 or 32k")
+  command
+      .add_option("--length", options.length,
+                  "Tokens of the task's context, by the model's vocabulary, e.g. 8192 or 32k")
       ->type_name("N")
       ->capture_default_str();
   command.add_option("--seed", options.seed, "Seed of the task")->capture_default_str();

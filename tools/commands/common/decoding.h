@@ -14,7 +14,7 @@
 #include "tools/commands/common/runner.h"
 #include "tools/commands/common/ways.h"
 #include "tools/tasks/task.h"
-#include "tools/tokenizer/tokenizer.h"
+#include "tools/tokenizer/chat.h"
 
 namespace keyhole::tools {
 
@@ -45,6 +45,12 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 /// The same; throws std::runtime_error where there is none.
 [[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options,
                                                               const LlamaConfig& model);
+
+/// The same by the folder's config.json alone: what is wrong with text is said before gigabytes of weights are read.
+[[nodiscard]] std::unique_ptr<const Tokenizer> load_tokenizer(const ModelOptions& options);
+
+/// The chat template of the model's folder. Throws std::runtime_error where there is none, or none that is known.
+[[nodiscard]] ChatTemplate load_chat(const ModelOptions& options);
 
 /// The bytes of a file. Throws std::runtime_error that names it.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path);

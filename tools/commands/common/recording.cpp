@@ -4,8 +4,10 @@
 #include <numeric>
 #include <optional>
 
+#include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
+#include "tools/commands/common/task_fit.h"
 #include "tools/io/trace.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/llama/prefill.h"
@@ -24,46 +26,53 @@ struct Prompt {
   std::string description;
 };
 
-/// Shorter than any question with its answer.
-constexpr size_t kMinExchangeBytes = 13;
+/// Fewer tokens than any question with its answer has.
+constexpr size_t kMinExchangeTokens = 13;
 
 /// A context of the task, followed by questions with their answers until `length` is full: its last
 /// tokens are those of decoding steps that retrieve.
-std::string task_transcript(const RecordOptions& options, size_t bytes) {
+std::vector<uint32_t> task_transcript(const RecordOptions& options, const Tokenizer& tokenizer,
+                                      uint32_t length) {
   const std::string& kind = options.task.task;
-  // One question and answer more than the queries cover, because the last may not fit.
-  const size_t reserve = options.queries + max_question_bytes(kind) + 48;
-  if (bytes < 2 * reserve) {
+  const Asking asking(tokenizer,
+                      options.chat ? std::optional(load_chat(options.model)) : std::nullopt);
+  // One question and answer more than the queries cover, because the last may not fit. In a chat they have more words.
+  const size_t reserve = options.queries + max_question_bytes(kind) + 48 + (options.chat ? 256 : 0);
+  if (length < 2 * reserve + 1) {
     throw UsageError("--length is too short for --queries " + std::to_string(options.queries) +
                      "; allowed: " + std::to_string(2 * reserve + 1) + " or more");
   }
-  const size_t context_bytes = bytes - reserve;
-  const size_t questions = fitting_questions(kind, context_bytes, reserve / kMinExchangeBytes + 1);
-  const Task task = make_task(options.task, context_bytes, questions);
-  std::string text = task.context;
+  FittedTask fitted =
+      fit_task(options.task, static_cast<uint32_t>(length - reserve), 0,
+               reserve / kMinExchangeTokens + 1, token_density(tokenizer, options.task),
+               [&](const std::string& context) { return asking.context(context); });
+  std::vector<uint32_t>& tokens = fitted.tokens;
   for (size_t i = 0;; ++i) {
-    const Question& question = task.questions[i % task.questions.size()];
-    const std::string exchange = question.prompt + question.answer;
-    if (text.size() + exchange.size() > bytes) return text;
-    text += exchange;
+    const Question& question = fitted.task.questions[i % fitted.task.questions.size()];
+    std::vector<uint32_t> exchange =
+        i == 0 ? asking.first_question(question) : asking.next_question(question);
+    const std::vector<uint32_t> answer = asking.answer(question);
+    exchange.insert(exchange.end(), answer.begin(), answer.end());
+    if (tokens.size() + exchange.size() > length) return std::move(tokens);
+    tokens.insert(tokens.end(), exchange.begin(), exchange.end());
   }
 }
 
-Prompt make_prompt(const RecordOptions& options, const LlamaConfig& model) {
+Prompt make_prompt(const RecordOptions& options) {
   const int sources = static_cast<int>(!options.prompt_file.empty()) +
                       static_cast<int>(!options.token_file.empty()) +
                       static_cast<int>(!options.task.task.empty());
   if (sources != 1) throw UsageError("name exactly one of --prompt, --tokens and --task");
+  if (options.chat && options.task.task.empty()) throw UsageError("--chat is of --task");
   if (!options.token_file.empty()) {
     return {read_token_file(options.token_file), "prompt", options.token_file};
   }
-  const auto tokenizer = load_tokenizer(options.model, model);
+  const auto tokenizer = load_tokenizer(options.model);
   if (!options.prompt_file.empty()) {
     return {tokenizer->encode_prompt(read_text_file(options.prompt_file)), "prompt",
             options.prompt_file};
   }
-  const uint32_t length = length_of(options.task);
-  return {tokenizer->encode_prompt(task_transcript(options, length - 1)), options.task.task,
+  return {task_transcript(options, *tokenizer, length_of(options.task)), options.task.task,
           options.task.task + " context with questions and answers at its end"};
 }
 
@@ -189,7 +198,7 @@ class LayerRecorder {
 
 std::string record_trace(const RecordOptions& options) {
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
-  const Prompt prompt = make_prompt(options, model);
+  const Prompt prompt = make_prompt(options);
   GpuMemoryRequest memory;
   memory.prompt = prompt.tokens.size();
   CacheFlags no_session;

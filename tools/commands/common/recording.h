@@ -21,6 +21,7 @@ struct RecordOptions {
   uint32_t training = 1024;      ///< earlier positions whose queries may guide an index
   uint32_t threads = 0;
   std::string dtype = "f16";
+  bool chat = false;  ///< a task as a conversation in the model's chat template
 };
 
 /// Shows progress on a terminal. Returns a line for people about what was written. Throws UsageError for options

@@ -8,8 +8,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
+#include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -39,35 +41,36 @@ struct Row {
   }
 };
 
-std::string answer_question(Decoder& decoder, const Tokenizer& tokenizer,
-                            const Question& question) {
+std::string answer_question(Decoder& decoder, const Tokenizer& tokenizer, const Asking& asking,
+                            const Question& question, uint32_t most) {
   const uint32_t context = decoder.tokens();
   uint32_t next = 0;
-  for (const uint32_t token : tokenizer.encode(question.prompt)) next = greedy(decoder.step(token));
+  for (const uint32_t token : asking.first_question(question)) next = greedy(decoder.step(token));
   std::string answer;
-  const char end = question.answer.back();
-  // A wrong answer may be longer than the right one; a few tokens more show what it was.
-  const size_t most = question.answer.size() + 8;
+  // As a text, no answer that counts has more tokens than bytes.
+  const size_t bound = asking.chats() ? most : question.answer.size() + 8;
   StreamDecoder text(tokenizer, DecodeState::in_text());
-  while (!tokenizer.is_special(next)) {
+  for (size_t tokens = 1; !tokenizer.is_special(next) && !tokenizer.ends(next); ++tokens) {
     answer += text.push(next);
-    if (answer.find(end) != std::string::npos || answer.size() >= most) break;
+    if (tokens == bound || asking.complete(question, answer)) break;
     next = greedy(decoder.step(next));
   }
+  answer += text.finish();
   decoder.truncate(context);
   return answer;
 }
 
 void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenizer,
-                const LlamaConfig& model, const Task& task, Row& row) {
+                const Asking& asking, const LlamaConfig& model, const Task& task, uint32_t most,
+                Row& row) {
   const size_t context = decoder.tokens();
   Progress bar(row.way.name());
   cache.reset_statistics();
   decoder.reset_times();
   for (const Question& question : task.questions) {
     throw_if_interrupted();
-    row.answers.push_back(answer_question(decoder, tokenizer, question));
-    row.right.push_back(row.answers.back() == question.answer);
+    row.answers.push_back(answer_question(decoder, tokenizer, asking, question, most));
+    row.right.push_back(asking.right(question, row.answers.back()));
     bar.update(static_cast<double>(row.answers.size()) /
                static_cast<double>(task.questions.size()));
   }
@@ -97,12 +100,13 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
   return table.text(style_of(stdout)) + (exact == nullptr ? "" : kSwapsNote);
 }
 
-Json to_json(const Row& row, const Row* exact, const Task& task) {
+Json to_json(const Row& row, const Row* exact, const Task& task, bool chats) {
   Json wrong = Json::array();
   for (size_t i = 0; i < task.questions.size(); ++i) {
     if (row.right[i]) continue;
-    wrong.push_back({{"question", task.questions[i].prompt},
-                     {"expected", task.questions[i].answer},
+    const Question& question = task.questions[i];
+    wrong.push_back({{"question", chats ? question.spoken : question.prompt},
+                     {"expected", chats ? question.value : question.answer},
                      // Bytes of a wrong answer need not be UTF-8.
                      {"answer", printable(row.answers[i])}});
   }
@@ -117,36 +121,47 @@ Json to_json(const Row& row, const Row* exact, const Task& task) {
 }
 
 void eval_questions(const EvalOptions& options) {
-  EvalRun run(options);
-  const LlamaConfig& model = run.model();
-  const auto tokenizer = load_tokenizer(options.model, model);
+  const auto tokenizer = load_tokenizer(options.model);
   const uint32_t length = length_of(options.task);
   const size_t usual = options.task.task == "kv" ? 64 : 16;
-  const size_t questions = options.questions != 0
-                               ? options.questions
-                               : fitting_questions(options.task.task, length - 1, usual);
-  const Task task = make_task(options.task, length - 1, questions);
-  const std::vector<uint32_t> tokens = tokenizer->encode_prompt(task.context);
+  const Asking asking(*tokenizer,
+                      options.chat ? std::optional(load_chat(options.model)) : std::nullopt);
+  const FittedTask fitted = fit_task(
+      options.task, length, options.questions, usual, token_density(*tokenizer, options.task),
+      [&](const std::string& context) { return asking.context(context); });
+  const Task& task = fitted.task;
+  const std::vector<uint32_t>& tokens = fitted.tokens;
+  const size_t questions = task.questions.size();
+  EvalRun run(options);
+  const LlamaConfig& model = run.model();
 
-  warn_of_context(model, tokens.size());
   // A question is truncated away before the next one, so the cache holds one of them at a time.
-  run.prefill(tokens, 256);
+  size_t longest = 0;
+  for (const Question& question : task.questions) {
+    longest = std::max(longest, asking.first_question(question).size());
+  }
+  const auto more = std::max(256U, static_cast<uint32_t>(longest) + options.answer_tokens);
+  warn_of_context(model, tokens.size());
+  run.prefill(tokens, more);
 
   std::vector<Row> rows;
   run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
     Row& row = rows.emplace_back();
     row.way = way;
     const auto decoder = run.runner().decoder(cache, static_cast<uint32_t>(tokens.size()));
-    answer_all(*decoder, cache, *tokenizer, model, task, row);
+    answer_all(*decoder, cache, *tokenizer, asking, model, task, options.answer_tokens, row);
   });
 
-  run.print(options.task.task + ", " + format_count(tokens.size()) + " tokens, " +
-                std::to_string(questions) + " questions, seed " + std::to_string(options.task.seed),
+  run.print(options.task.task + (options.chat ? " as a chat, " : ", ") +
+                format_count(tokens.size()) + " tokens, " + std::to_string(questions) +
+                " questions, seed " + std::to_string(options.task.seed),
             table_text(rows, questions) + way_notes(rows));
   if (!options.json.empty()) {
     Json results = Json::array();
-    for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), task));
+    for (const Row& row : rows)
+      results.push_back(to_json(row, find_exact(rows), task, asking.chats()));
     Json json = run.header();
+    json["chat"] = options.chat;
     json["results"] = results;
     write_json(options.json, json);
   }
@@ -155,9 +170,11 @@ void eval_questions(const EvalOptions& options) {
 void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
   if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, copy, text");
+  if (task == "text" && options.chat) throw UsageError("--chat is of --task kv and passkey");
   if (task == "text") return eval_text(options);
   if (!options.prompt_file.empty() || !options.token_file.empty())
     throw UsageError("--prompt and --tokens are of --task text");
+  if (task == "copy" && options.chat) throw UsageError("--chat is of --task kv and passkey");
   if (task == "copy") return eval_copy(options);
   eval_questions(options);
 }
@@ -203,6 +220,13 @@ void add_eval(CLI::App& keyhole) {
                    "Keys that a search is asked for per query head, e.g. 25,50,100")
       ->delimiter(',')
       ->check(CLI::Range(1U, 1U << 30))
+      ->capture_default_str();
+  command->add_flag(
+      "--chat", options->chat,
+      "Ask kv and passkey in the model's chat template, as instruct models are asked; "
+      "right is an answer that contains the value");
+  command->add_option("--answer-tokens", options->answer_tokens, "Tokens of an answer at most")
+      ->check(CLI::Range(1U, 1U << 16))
       ->capture_default_str();
   add_budget_lists(*command, options->budgets);
   add_cache_options(*command, options->cache);

@@ -26,6 +26,8 @@ struct EvalOptions {
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;
   uint32_t questions = 0;  ///< 0: the task's usual number
+  bool chat = false;       ///< in the model's chat template
+  uint32_t answer_tokens = 64;
   std::string json;
 };
 

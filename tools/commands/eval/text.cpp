@@ -23,8 +23,18 @@ using Json = nlohmann::ordered_json;
 struct Text {
   std::vector<uint32_t> context;
   std::vector<uint32_t> decoded;
-  bool bytes = true;  ///< a token is a byte
+  size_t bytes = 0;  ///< of the predicted tokens; 0 where nobody knows
+  /// Whether a token is a byte.
+  [[nodiscard]] bool of_bytes() const { return bytes == decoded.size() - 1; }
 };
+
+/// Bytes of the text of `tokens`, which continue another one.
+size_t bytes_of(const Tokenizer& tokenizer, std::span<const uint32_t> tokens) {
+  std::string text;
+  DecodeState state = DecodeState::in_text();
+  for (const uint32_t token : tokens) tokenizer.decode_next(token, state, text);
+  return text.size();
+}
 
 /// The text decoded in one way.
 struct Row {
@@ -32,6 +42,9 @@ struct Row {
   std::vector<double> bits;  ///< of each predicted token
 
   double mean() const { return mean_of(bits); }
+  double per_byte(const Text& text) const {
+    return mean() * static_cast<double>(bits.size()) / static_cast<double>(text.bytes);
+  }
   /// Token by token; absent for exact attention itself.
   std::optional<Difference> above(const Row* exact) const {
     if (exact == nullptr) return std::nullopt;
@@ -39,22 +52,23 @@ struct Row {
   }
 };
 
-Text make_text(const EvalOptions& options, const LlamaConfig& model) {
+Text make_text(const EvalOptions& options) {
   if (!options.prompt_file.empty() && !options.token_file.empty())
     throw UsageError("--prompt and --tokens: one of them is allowed");
   const uint32_t length = length_of(options.task);
   std::vector<uint32_t> tokens;
   Text text;
-  text.bytes = options.token_file.empty();
+  std::unique_ptr<const Tokenizer> tokenizer;
   std::string name = options.token_file;
-  if (!text.bytes) {
+  if (!options.token_file.empty()) {
     tokens = read_token_file(options.token_file);
   } else {
     const std::filesystem::path path = options.prompt_file.empty()
                                            ? bundled_model_folder() / "haystack.txt"
                                            : std::filesystem::path(options.prompt_file);
     name = path.string();
-    tokens = load_tokenizer(options.model, model)->encode_prompt(read_text_file(path));
+    tokenizer = load_tokenizer(options.model);
+    tokens = tokenizer->encode_prompt(read_text_file(path));
   }
   const uint64_t needed = uint64_t{length} + options.bytes + 1;
   if (tokens.size() < needed) {
@@ -65,6 +79,7 @@ Text make_text(const EvalOptions& options, const LlamaConfig& model) {
   const auto end = tokens.begin() + length;
   text.context.assign(tokens.begin(), end);
   text.decoded.assign(end, end + options.bytes + 1);
+  if (tokenizer) text.bytes = bytes_of(*tokenizer, std::span(text.decoded).subspan(1));
   return text;
 }
 
@@ -84,9 +99,9 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
   Table table({{"index", Table::Align::left},
                {"k"},
                {"attend", Table::Align::left},
-               {text.bytes ? "bits/byte" : "bits/token"},
+               {text.of_bytes() ? "bits/byte" : "bits/token"},
                {"above exact"},
-               {"perplexity"},
+               {text.bytes == 0 || text.of_bytes() ? "perplexity" : "bits/byte"},
                {"scanned"},
                {"read/token"},
                {"tokens/s"},
@@ -98,7 +113,8 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
     std::vector<std::string> cells = way_cells(row.way);
     cells.push_back(format_number(row.mean(), 5));
     cells.push_back(above_exact_cell(row.above(exact == &row ? nullptr : exact)));
-    cells.push_back(format_number(std::exp2(row.mean()), 5));
+    cells.push_back(format_number(
+        text.bytes == 0 || text.of_bytes() ? std::exp2(row.mean()) : row.per_byte(text), 5));
     for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
     table.add_row(std::move(cells));
   }
@@ -107,7 +123,7 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
 
 Json to_json(const Row& row, const Row* exact, const Text& text) {
   Json json = {{"bits_per_token", row.mean()}, {"perplexity", std::exp2(row.mean())}};
-  if (text.bytes) json["bits_per_byte"] = row.mean();
+  if (text.bytes != 0) json["bits_per_byte"] = row.per_byte(text);
   if (const auto d = row.above(exact)) {
     json["above_exact"] = {{"bits_per_token", d->mean}, {"standard_error", d->error}};
   }
@@ -117,9 +133,9 @@ Json to_json(const Row& row, const Row* exact, const Text& text) {
 }  // namespace
 
 void eval_text(const EvalOptions& options) {
+  const Text text = make_text(options);
   EvalRun run(options);
   const LlamaConfig& model = run.model();
-  const Text text = make_text(options, model);
   const auto context = static_cast<uint32_t>(text.context.size());
   warn_of_context(model, uint64_t{context} + options.bytes);
   run.prefill(text.context, options.bytes);
@@ -136,7 +152,7 @@ void eval_text(const EvalOptions& options) {
     measure_way(copy, *decoder, model, context, row.way);
   });
 
-  run.print("text, " + std::to_string(options.bytes) + (text.bytes ? " bytes" : " tokens") +
+  run.print("text, " + std::to_string(options.bytes) + (text.of_bytes() ? " bytes" : " tokens") +
                 " decoded after " + format_count(context) + " tokens",
             table_text(rows, text) + way_notes(rows));
   if (!options.json.empty()) {

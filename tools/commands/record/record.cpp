@@ -21,8 +21,10 @@ void add_record(CLI::App& keyhole) {
       ->type_name("FILE");
   command
       ->add_option("--tokens", options->token_file,
-                   "File of token ids, for models whose vocabulary is not bytes")
+                   "File of token ids, for models without a tokenizer.json")
       ->type_name("FILE");
+  command->add_flag("--chat", options->chat,
+                    "The task as a conversation in the model's chat template");
   command->add_option("--out", options->out, "The trace to write")->required()->type_name("FILE");
   command->add_option("--layers", options->layers, "Layers to record; default: all")
       ->delimiter(',')

@@ -159,7 +159,7 @@ none
   {{- "trimmed" -}}   
    {# gone #}
    {% raw %}{{ raw }}{% endraw %}
-{{ {'a': 'é', 'b': [1]} | tojson(indent=2) }}
+{{ {'a': '\\u00e9', 'b': [1]} | tojson(indent=2) }}
 {% generation %}generated{% endgeneration %}
 {{ "tail" }}
 """,
