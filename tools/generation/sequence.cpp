@@ -37,6 +37,15 @@ void Sequence::truncate(size_t tokens) {
   logits_ = {};
 }
 
+bool Sequence::can_go_back_to(size_t tokens) {
+  try {
+    truncate(tokens);
+  } catch (const std::runtime_error&) {
+    return false;  // layers with a sliding window have not kept enough
+  }
+  return tokens > 0;
+}
+
 void Sequence::prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress) {
   truncate(0);
   try {
@@ -64,7 +73,8 @@ Sequence::Work Sequence::bring_to(std::span<const uint32_t> tokens,
   const bool nothing_missing = same == tokens.size() && same == had && !logits_.empty();
   if (!nothing_missing && same == tokens.size()) --same;
   const size_t missing = tokens.size() - same;
-  if (same == 0 || missing * kPrefilledTokensPerStep > tokens.size() + kPrefilledTokensPerStep) {
+  if (missing * kPrefilledTokensPerStep > tokens.size() + kPrefilledTokensPerStep ||
+      !can_go_back_to(same)) {
     work.forgotten = had;
     work.prefilled = tokens.size();
     prefill(tokens, progress);
@@ -72,7 +82,6 @@ Sequence::Work Sequence::bring_to(std::span<const uint32_t> tokens,
     work.reused = same;
     work.forgotten = had - same;
     work.stepped = missing;
-    truncate(same);
     for (size_t i = same; i < tokens.size(); ++i) {
       if (progress) progress(static_cast<double>(i - same) / static_cast<double>(missing));
       step(tokens[i]);

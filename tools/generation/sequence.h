@@ -25,8 +25,8 @@ class Sequence {
   };
   /// Makes `tokens` (at least one) the sequence: keeps the longest beginning that both have, forgets the rest, and takes
   /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, unless to forget all and to
-  /// prefill is less work. logits() are there afterwards: the last token is taken again where nothing else is missing.
-  /// Where `progress` or the decoder throws, the sequence is what has been taken.
+  /// prefill is less work, or the decoder cannot go back so far. logits() are there afterwards: the last token is taken
+  /// again where nothing else is missing. Where `progress` or the decoder throws, the sequence is what has been taken.
   Work bring_to(std::span<const uint32_t> tokens, const PrefillProgress& progress = {});
 
   /// Appends a token; returns the logits that follow it.
@@ -39,6 +39,8 @@ class Sequence {
   void truncate(size_t tokens);
 
  private:
+  /// Goes back; false where the decoder cannot, or nothing would be left.
+  bool can_go_back_to(size_t tokens);
   void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
 
   Decoder& decoder_;

@@ -30,7 +30,10 @@ class FakeDecoder final : public Decoder {
     taken.push_back(token);
     return logits();
   }
-  void truncate(uint32_t tokens) override { taken.resize(std::min<size_t>(taken.size(), tokens)); }
+  void truncate(uint32_t tokens) override {
+    if (tokens > 0 && tokens < least_tokens) throw std::runtime_error("not so far");
+    taken.resize(std::min<size_t>(taken.size(), tokens));
+  }
   [[nodiscard]] uint32_t tokens() const override { return static_cast<uint32_t>(taken.size()); }
   void set_attention_hook(AttentionHook) override {}
   [[nodiscard]] const StepTimes& times() const override { return times_; }
@@ -46,6 +49,7 @@ class FakeDecoder final : public Decoder {
 
   std::vector<uint32_t> taken, script;
   int prefills = 0, steps = 0;
+  uint32_t least_tokens = 0;  ///< it can go back to so many, or to none
 
  private:
   std::span<const float> logits() {

@@ -90,6 +90,19 @@ TEST(Sequence, PrefillsAgainWhereThatIsLessWork) {
   expect_at(sequence, decoder, numbers(30, 1));
 }
 
+TEST(Sequence, PrefillsAgainWhereTheDecoderCannotGoBack) {
+  FakeDecoder decoder;
+  Sequence sequence(decoder);
+  (void)sequence.bring_to(numbers(100));
+  decoder.least_tokens = 98;
+  std::vector<uint32_t> other = numbers(100);
+  other[97] = 5;
+  const Sequence::Work work = sequence.bring_to(other);
+  EXPECT_EQ(work.prefilled, 100U);
+  EXPECT_EQ(decoder.steps, 0);
+  expect_at(sequence, decoder, other);
+}
+
 TEST(Sequence, IsWhatWasTakenWhereItIsStopped) {
   FakeDecoder decoder;
   Sequence sequence(decoder);
