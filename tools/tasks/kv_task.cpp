@@ -71,11 +71,12 @@ Task make_kv_task(const KvTaskOptions& options) {
     const std::string answer = resolve(lines, line_of, line);
     const std::string value = answer.substr(answer.size() - 1 - kValueDigits, kValueDigits);
     task.questions.push_back(
-        {"?" + lines[line].key + "=", answer,
+        {"?" + lines[line].key + "=",
+         answer,
          "Every line has the form key=value. What is the value of the key " + lines[line].key +
              "? A value that begins with @ is the name of another key: give that key's value, a "
              "number, instead. Answer with the number alone.",
-         value});
+         {value}});
   }
   return task;
 }

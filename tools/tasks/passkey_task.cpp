@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "tools/tasks/prose.h"
 #include "tools/tasks/random.h"
 #include "tools/terminal/errors.h"
 
@@ -10,25 +11,6 @@ namespace keyhole::tools {
 namespace {
 
 constexpr size_t kBytesPerPasskey = 256;
-
-/// A text without end, read from a place of the haystack on.
-class Prose {
- public:
-  Prose(std::string_view text, size_t start) : text_(text), at_(start) {}
-
-  void append(size_t bytes, std::string& out) {
-    while (bytes > 0) {
-      const size_t piece = std::min(bytes, text_.size() - at_);
-      out.append(text_.substr(at_, piece));
-      bytes -= piece;
-      at_ = (at_ + piece) % text_.size();
-    }
-  }
-
- private:
-  std::string_view text_;
-  size_t at_;
-};
 
 }  // namespace
 
@@ -57,9 +39,10 @@ Task make_passkey_task(const PasskeyTaskOptions& options) {
     const std::string digits = random.digits(5 + random.below(3));
     sentences.push_back("\n[The pass key of " + name + " is " + digits + ".]\n");
     sentence_bytes += sentences.back().size();
-    task.questions.push_back(
-        {"\n[Question: what is the pass key of " + name + "? Answer: ", digits + ".]",
-         "What is the pass key of " + name + "? Answer with the number alone.", digits});
+    task.questions.push_back({"\n[Question: what is the pass key of " + name + "? Answer: ",
+                              digits + ".]",
+                              "What is the pass key of " + name + "? Answer with the number alone.",
+                              {digits}});
   }
 
   const size_t prose_bytes = options.context_bytes - sentence_bytes;
@@ -67,15 +50,8 @@ Task make_passkey_task(const PasskeyTaskOptions& options) {
   for (size_t& place : places) place = random.below(prose_bytes + 1);
   std::sort(places.begin(), places.end());
 
-  Prose prose(options.haystack, random.below(options.haystack.size()));
-  task.context.reserve(options.context_bytes);
-  size_t prose_done = 0;
-  for (size_t i = 0; i < places.size(); ++i) {
-    prose.append(places[i] - prose_done, task.context);
-    task.context += sentences[i];
-    prose_done = places[i];
-  }
-  prose.append(prose_bytes - prose_done, task.context);
+  const Prose prose(options.haystack, random.below(options.haystack.size()));
+  task.context = hidden_in_prose(prose, prose_bytes, sentences, places);
 
   for (size_t i = 0; i + 1 < options.questions; ++i) {
     std::swap(task.questions[i], task.questions[i + random.below(options.questions - i)]);

@@ -7,12 +7,12 @@
 namespace keyhole::tools {
 
 /// Asked by appending `prompt` to the context; answered by continuing with exactly `answer`, which ends
-/// with a character that occurs nowhere else in it.
+/// with a character that occurs nowhere else in it, or with a free text where `answer` is empty.
 struct Question {
   std::string prompt;
   std::string answer;
-  std::string spoken = {};  ///< the question as one asks a person or an instruct model
-  std::string value = {};   ///< what any right answer to it contains
+  std::string spoken = {};               ///< the question as one asks a person or an instruct model
+  std::vector<std::string> values = {};  ///< what any right answer to it contains, all of it
 };
 
 struct Task {

@@ -1,6 +1,7 @@
 #include "tools/commands/common/asking.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace keyhole::tools {
 namespace {
@@ -30,17 +31,23 @@ Opening opening(const ChatTemplate& chat, const std::string& context, const std:
   return cut;
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_part(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
-/// Whether `text` has `value` somewhere that is no part of a longer number.
+/// Whether `text` has `value` somewhere that is no part of a longer number or word.
 bool contains_value(const std::string& text, const std::string& value) {
   for (size_t at = text.find(value); at != std::string::npos; at = text.find(value, at + 1)) {
     const size_t end = at + value.size();
-    const bool longer = (at > 0 && is_digit(text[at - 1]) && is_digit(value.front())) ||
-                        (end < text.size() && is_digit(text[end]) && is_digit(value.back()));
+    const bool longer =
+        (at > 0 && is_part(text[at - 1])) || (end < text.size() && is_part(text[end]));
     if (!longer) return true;
   }
   return false;
+}
+
+std::string all_values(const Question& question) {
+  std::string all;
+  for (const std::string& value : question.values) all += (all.empty() ? "" : ", ") + value;
+  return all;
 }
 
 }  // namespace
@@ -62,20 +69,32 @@ std::vector<uint32_t> Asking::next_question(const Question& question) const {
 }
 
 std::vector<uint32_t> Asking::answer(const Question& question) const {
-  return chat_
-             ? tokenizer_->encode_inside(question.value + chat_->end_of_answer(), Specials::parsed)
-             : tokenizer_->encode_inside(question.answer);
+  return chat_ ? tokenizer_->encode_inside(all_values(question) + chat_->end_of_answer(),
+                                           Specials::parsed)
+               : tokenizer_->encode_inside(question.answer.empty() ? all_values(question) + ".\n"
+                                                                   : question.answer);
 }
 
 bool Asking::complete(const Question& question, const std::string& text) const {
   if (chat_) return false;
+  if (question.answer.empty()) {  // one line, up to the bracket that a question began with
+    const size_t begin = text.find_first_not_of(" \n");
+    return begin != std::string::npos && text.find_first_of("]\n", begin) != std::string::npos;
+  }
   // A wrong answer may be longer than the right one; a few bytes more show what it was.
   return text.find(question.answer.back()) != std::string::npos ||
          text.size() >= question.answer.size() + 8;
 }
 
 bool Asking::right(const Question& question, const std::string& text) const {
-  return chat_ ? contains_value(text, question.value) : text.starts_with(question.answer);
+  return free(question) ? found(question, text) == 1.0 : text.starts_with(question.answer);
+}
+
+double Asking::found(const Question& question, const std::string& text) {
+  const auto count =
+      std::count_if(question.values.begin(), question.values.end(),
+                    [&](const std::string& value) { return contains_value(text, value); });
+  return static_cast<double>(count) / static_cast<double>(question.values.size());
 }
 
 }  // namespace keyhole::tools

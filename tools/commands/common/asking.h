@@ -11,8 +11,8 @@
 
 namespace keyhole::tools {
 
-/// Context, then questions. As a text, the answer has to begin with exactly the task's answer; in a chat it has to contain the value, as
-/// models put it in sentences of their own.
+/// Context, then questions. As a text, the answer has to begin with exactly the task's answer; in a chat, and where the task has none, it
+/// has to contain all values, as models put them in sentences of their own.
 class Asking {
  public:
   /// The tokenizer lives longer. `chat`: nothing for a text.
@@ -29,10 +29,15 @@ class Asking {
   /// The right answer as the model would write it, with what ends it.
   [[nodiscard]] std::vector<uint32_t> answer(const Question& question) const;
 
-  /// Whether an answer of so many bytes or tokens says all that counts: as a text, one that reached the task's end of an answer or is too
-  /// long for it.
+  /// Whether the answer may have any length.
+  [[nodiscard]] bool free(const Question& question) const {
+    return chat_ || question.answer.empty();
+  }
+  /// Whether an answer so far says all that counts: one that reached the task's end of an answer, or is too long for it.
   [[nodiscard]] bool complete(const Question& question, const std::string& text) const;
   [[nodiscard]] bool right(const Question& question, const std::string& text) const;
+  /// The share of the question's values that an answer contains.
+  [[nodiscard]] static double found(const Question& question, const std::string& text);
 
  private:
   const Tokenizer* tokenizer_;

@@ -15,6 +15,7 @@
 #include "tools/tasks/copy_task.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
+#include "tools/tasks/ruler_task.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -25,6 +26,14 @@ namespace keyhole::tools {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The kind of a task in the manner of RULER.
+std::optional<RulerKind> ruler_kind(const std::string& task) {
+  if (task == "needles") return RulerKind::needles;
+  if (task == "variables") return RulerKind::variables;
+  if (task == "words") return RulerKind::words;
+  return std::nullopt;
+}
 
 ModelTokens tokens_of(const LlamaConfig& model) {
   return {.vocab_size = model.vocab_size, .bos = model.bos_token, .end_tokens = model.eos_tokens};
@@ -119,6 +128,11 @@ void add_task_options(CLI::App& command, TaskOptions& options,
   };
   std::string help = "Make the prompt: kv (key=value lines) or passkey (numbers hidden in prose)";
   if (has("copy")) help += " or copy (prose, passages of which are to be continued)";
+  if (has("needles")) {
+    help +=
+        ", needles (several numbers of a name), variables (chains of assignments), words (the most "
+        "frequent of a list)";
+  }
   if (has("text")) help += "; or text: take it from a file";
   command.add_option("--task", options.task, help)->check(CLI::IsMember(tasks));
   command
@@ -129,7 +143,7 @@ void add_task_options(CLI::App& command, TaskOptions& options,
   command.add_option("--seed", options.seed, "Seed of the task")->capture_default_str();
   command
       .add_option("--haystack", options.haystack,
-                  "Text file of the prose of passkey and copy; default: the bundled prose")
+                  "Text file of the prose of tasks that have some; default: the bundled prose")
       ->type_name("FILE");
 }
 
@@ -151,7 +165,14 @@ Task make_task(const TaskOptions& options, size_t context_bytes, size_t question
     return make_kv_task(
         {.context_bytes = context_bytes, .questions = questions, .seed = options.seed});
   }
-  const std::string haystack = haystack_of(options);
+  const std::string haystack = options.task == "words" ? "" : haystack_of(options);
+  if (const auto kind = ruler_kind(options.task)) {
+    return make_ruler_task({.kind = *kind,
+                            .context_bytes = context_bytes,
+                            .questions = questions,
+                            .seed = options.seed,
+                            .haystack = haystack});
+  }
   return make_passkey_task({.context_bytes = context_bytes,
                             .questions = questions,
                             .seed = options.seed,
@@ -163,9 +184,10 @@ size_t max_question_bytes(const std::string& task) {
 }
 
 size_t fitting_questions(const std::string& task, size_t context_bytes, size_t wanted) {
-  const size_t most = task == "kv"     ? min_kv_lines(context_bytes)
-                      : task == "copy" ? max_copy_passages(context_bytes)
-                                       : max_passkeys(context_bytes);
+  const size_t most = task == "kv"       ? min_kv_lines(context_bytes)
+                      : task == "copy"   ? max_copy_passages(context_bytes)
+                      : ruler_kind(task) ? max_ruler_questions(context_bytes)
+                                         : max_passkeys(context_bytes);
   return std::max<size_t>(1, std::min(wanted, most));
 }
 

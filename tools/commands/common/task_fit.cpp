@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tools/tasks/kv_task.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
@@ -45,12 +44,9 @@ double token_density(const Tokenizer& tokenizer, std::string_view sample) {
 
 double token_density(const Tokenizer& tokenizer, const TaskOptions& options) {
   constexpr size_t kSample = 8192;
-  if (options.task == "kv") {
-    return token_density(
-        tokenizer,
-        make_kv_task({.context_bytes = kSample, .questions = 1, .seed = options.seed}).context);
-  }
-  return token_density(tokenizer, haystack_of(options).substr(0, kSample));
+  if (options.task == "copy")
+    return token_density(tokenizer, haystack_of(options).substr(0, kSample));
+  return token_density(tokenizer, make_task(options, kSample, 1).context);
 }
 
 FittedTask fit_task(const TaskOptions& options, uint32_t tokens, size_t questions, size_t usual,

@@ -30,6 +30,7 @@ struct Row {
   EvalWay way;
   std::vector<std::string> answers;
   std::vector<bool> right;
+  double found = 0.0;  ///< the mean share of what an answer should contain
 
   [[nodiscard]] size_t correct() const {
     return static_cast<size_t>(std::count(right.begin(), right.end(), true));
@@ -48,7 +49,7 @@ std::string answer_question(Decoder& decoder, const Tokenizer& tokenizer, const 
   for (const uint32_t token : asking.first_question(question)) next = greedy(decoder.step(token));
   std::string answer;
   // As a text, no answer that counts has more tokens than bytes.
-  const size_t bound = asking.chats() ? most : question.answer.size() + 8;
+  const size_t bound = asking.free(question) ? most : question.answer.size() + 8;
   StreamDecoder text(tokenizer, DecodeState::in_text());
   for (size_t tokens = 1; !tokenizer.is_special(next) && !tokenizer.ends(next); ++tokens) {
     answer += text.push(next);
@@ -71,17 +72,22 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenize
     throw_if_interrupted();
     row.answers.push_back(answer_question(decoder, tokenizer, asking, question, most));
     row.right.push_back(asking.right(question, row.answers.back()));
+    row.found +=
+        Asking::found(question, row.answers.back()) / static_cast<double>(task.questions.size());
     bar.update(static_cast<double>(row.answers.size()) /
                static_cast<double>(task.questions.size()));
   }
   measure_way(cache, decoder, model, context, row.way);
 }
 
-std::string table_text(const std::vector<Row>& rows, size_t questions) {
+std::string table_text(const std::vector<Row>& rows, const Task& task) {
+  const size_t questions = task.questions.size();
+  // Where an answer has several parts, some of them count for something.
+  const bool parts = task.questions.front().values.size() > 1;
   Table table({{"index", Table::Align::left},
                {"k"},
                {"attend", Table::Align::left},
-               {"correct"},
+               {parts ? "correct, found" : "correct"},
                {"lost / won"},
                {"scanned"},
                {"read/token"},
@@ -92,7 +98,8 @@ std::string table_text(const std::vector<Row>& rows, size_t questions) {
   const Row* exact = find_exact(rows);
   for (const Row& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
-    cells.push_back(std::to_string(row.correct()) + "/" + std::to_string(questions));
+    cells.push_back(std::to_string(row.correct()) + "/" + std::to_string(questions) +
+                    (parts ? ", " + format_number(100.0 * row.found) + " %" : ""));
     cells.push_back(swaps_cell(row.swaps(exact == &row ? nullptr : exact)));
     for (std::string& cell : cost_cells(row.way)) cells.push_back(std::move(cell));
     table.add_row(std::move(cells));
@@ -105,8 +112,14 @@ Json to_json(const Row& row, const Row* exact, const Task& task, bool chats) {
   for (size_t i = 0; i < task.questions.size(); ++i) {
     if (row.right[i]) continue;
     const Question& question = task.questions[i];
+    Json expected = question.answer;
+    if (question.values.size() > 1) {
+      expected = question.values;
+    } else if (chats) {
+      expected = question.values.front();
+    }
     wrong.push_back({{"question", chats ? question.spoken : question.prompt},
-                     {"expected", chats ? question.value : question.answer},
+                     {"expected", expected},
                      // Bytes of a wrong answer need not be UTF-8.
                      {"answer", printable(row.answers[i])}});
   }
@@ -115,6 +128,7 @@ Json to_json(const Row& row, const Row* exact, const Task& task, bool chats) {
   return to_json(row.way, {{"correct", row.correct()},
                            {"questions", task.questions.size()},
                            {"accuracy", static_cast<double>(row.correct()) / questions},
+                           {"found", row.found},
                            {"lost", swaps ? Json(swaps->lost) : Json(nullptr)},
                            {"won", swaps ? Json(swaps->won) : Json(nullptr)},
                            {"wrong", wrong}});
@@ -155,7 +169,7 @@ void eval_questions(const EvalOptions& options) {
   run.print(options.task.task + (options.chat ? " as a chat, " : ", ") +
                 format_count(tokens.size()) + " tokens, " + std::to_string(questions) +
                 " questions, seed " + std::to_string(options.task.seed),
-            table_text(rows, questions) + way_notes(rows));
+            table_text(rows, task) + way_notes(rows));
   if (!options.json.empty()) {
     Json results = Json::array();
     for (const Row& row : rows)
@@ -169,12 +183,16 @@ void eval_questions(const EvalOptions& options) {
 
 void eval(const EvalOptions& options) {
   const std::string& task = options.task.task;
-  if (task.empty()) throw UsageError("--task is missing; allowed: kv, passkey, copy, text");
-  if (task == "text" && options.chat) throw UsageError("--chat is of --task kv and passkey");
+  if (task.empty())
+    throw UsageError(
+        "--task is missing; allowed: kv, passkey, needles, variables, words, copy, text");
+  if (task == "text" && options.chat)
+    throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
   if (task == "text") return eval_text(options);
   if (!options.prompt_file.empty() || !options.token_file.empty())
     throw UsageError("--prompt and --tokens are of --task text");
-  if (task == "copy" && options.chat) throw UsageError("--chat is of --task kv and passkey");
+  if (task == "copy" && options.chat)
+    throw UsageError("--chat is of tasks with questions: kv, passkey, needles, variables, words");
   if (task == "copy") return eval_copy(options);
   eval_questions(options);
 }
@@ -189,7 +207,8 @@ void add_eval(CLI::App& keyhole) {
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
   add_gpu_memory_option(*command, options->model.gpu_memory);
-  add_task_options(*command, options->task, {"kv", "passkey", "copy", "text"});
+  add_task_options(*command, options->task,
+                   {"kv", "passkey", "needles", "variables", "words", "copy", "text"});
   command
       ->add_option("--prompt", options->prompt_file,
                    "Text file of --task text; default: the bundled prose")
@@ -206,8 +225,9 @@ void add_eval(CLI::App& keyhole) {
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command
-      ->add_option("--questions", options->questions,
-                   "Number of questions, or of passages to copy; default: 64, of passkey 16")
+      ->add_option(
+          "--questions", options->questions,
+          "Number of questions, or of passages to copy; default: 64 of kv and copy, 16 of others")
       ->check(CLI::Range(1U, 1U << 20));
   command
       ->add_option("--index", options->indexes,
@@ -223,9 +243,11 @@ void add_eval(CLI::App& keyhole) {
       ->capture_default_str();
   command->add_flag(
       "--chat", options->chat,
-      "Ask kv and passkey in the model's chat template, as instruct models are asked; "
-      "right is an answer that contains the value");
-  command->add_option("--answer-tokens", options->answer_tokens, "Tokens of an answer at most")
+      "Ask in the model's chat template, as instruct models are asked; right is an answer that "
+      "contains the values");
+  command
+      ->add_option("--answer-tokens", options->answer_tokens,
+                   "Tokens of an answer at most, in a chat and of needles, variables and words")
       ->check(CLI::Range(1U, 1U << 16))
       ->capture_default_str();
   add_budget_lists(*command, options->budgets);

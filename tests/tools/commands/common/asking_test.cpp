@@ -8,7 +8,7 @@
 namespace keyhole::tools {
 namespace {
 
-const Question kQuestion{"\n?abcde=", "@fghij=12345\n", "What is abcde?", "12345"};
+const Question kQuestion{"\n?abcde=", "@fghij=12345\n", "What is abcde?", {"12345"}};
 
 /// A template whose every part can be seen in bytes.
 ChatTemplate chat() {
@@ -61,6 +61,20 @@ TEST(Asking, AnAnswerInAChatContainsTheNumber) {
   EXPECT_FALSE(asking.right(kQuestion, "123456"));
   EXPECT_FALSE(asking.right(kQuestion, "1234"));
   EXPECT_FALSE(asking.complete(kQuestion, "12345\n"));
+}
+
+TEST(Asking, AFreeAnswerContainsAllValues) {
+  const ByteTokenizer tokenizer({.vocab_size = 264, .bos = 256, .end_tokens = {257}});
+  const Question question{"\nWhich are", "", "Which?", {"123", "ABC"}};
+  const Asking asking(tokenizer, std::nullopt);
+  EXPECT_TRUE(asking.right(question, " ABC and 123."));
+  EXPECT_FALSE(asking.right(question, "ABCD and 123"));
+  EXPECT_EQ(Asking::found(question, "ABCD and 123"), 0.5);
+  EXPECT_EQ(Asking::found(question, ""), 0.0);
+  EXPECT_FALSE(asking.complete(question, " \n 123, ABC"));
+  EXPECT_TRUE(asking.complete(question, " 123]"));
+  EXPECT_TRUE(asking.complete(question, " 123\n"));
+  EXPECT_EQ(tokenizer.decode(asking.answer(question)), "123, ABC.\n");
 }
 
 }  // namespace
