@@ -1,10 +1,12 @@
-// Thousands of damaged tokenizer.json files: each is refused with a text, or encodes and decodes without harm.
+// Thousands of damaged tokenizer.json files and chat templates: each is refused with a text, or works without harm.
 #include <gtest/gtest.h>
 
 #include <random>
 
 #include "tests/sanitized.h"
+#include "tests/temporary_folder.h"
 #include "tests/tools/tokenizer/small_tokenizer.h"
+#include "tools/tokenizer/chat.h"
 
 namespace keyhole::tools {
 namespace {
@@ -126,6 +128,73 @@ TEST(TokenizerMutations, DamagedBytesAreRefusedOrHarmless) {
       ASSERT_STRNE(e.what(), "");
     }
   }
+}
+
+TEST(ChatTemplateMutations, AreRefusedOrHarmless) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Random random(seed);
+  std::vector<std::string> originals;
+  const json golden = json::parse(read_file(KEYHOLE_GOLDEN "/chat.json"));
+  for (const json& entry : golden.at("templates")) originals.push_back(entry.at("source"));
+  const std::vector<ChatMessage> messages{{ChatMessage::Role::user, " a\n"},
+                                          {ChatMessage::Role::assistant, "b"}};
+  const char* const words[] = {"{{",
+                               "}}",
+                               "{%",
+                               "%}",
+                               "-",
+                               "(",
+                               ")",
+                               "[",
+                               "]",
+                               " if ",
+                               " else ",
+                               "messages",
+                               "loop",
+                               "|",
+                               "~",
+                               "'",
+                               "{% endif %}",
+                               "{% set x = [x] %}",
+                               "{% for m in messages %}",
+                               "{% endfor %}",
+                               " * 9",
+                               "range(99)",
+                               " is ",
+                               " in ",
+                               ".x",
+                               "none",
+                               "\\",
+                               "{#",
+                               "{% macro f() %}",
+                               "f()"};
+  size_t accepted = 0, refused = 0;
+  for (int i = 0; i < static_cast<int>(test::unless_sanitized(8000, 1000)); ++i) {
+    std::string text = originals[pick(random, originals.size())];
+    for (size_t n = 1 + pick(random, 3); n > 0 && !text.empty(); --n) {
+      const size_t at = pick(random, text.size());
+      switch (pick(random, 4)) {
+        case 0: text[at] = static_cast<char>(32 + pick(random, 95)); break;
+        case 1: text.erase(at, 1 + pick(random, 12)); break;
+        case 2: text.insert(at, words[pick(random, std::size(words))]); break;
+        default:
+          text.insert(at, text.substr(pick(random, text.size()), 1 + pick(random, 40)));
+          break;
+      }
+    }
+    try {
+      const ChatTemplate chat = ChatTemplate::parse(text, "<s>", "</s>", "template");
+      const ChatText out = chat.render(messages);
+      ++accepted;
+      for (const TextRange& range : out.literal) EXPECT_LE(range.end, out.text.size());
+    } catch (const std::runtime_error& e) {
+      ASSERT_STRNE(e.what(), "");
+      ++refused;
+    }
+  }
+  EXPECT_GT(accepted, 100U);
+  EXPECT_GT(refused, 100U);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "tools/tokenizer/jinja/syntax.h"
+#include "tools/tokenizer/jinja/texts.h"
 
 namespace keyhole::tools::jinja {
 namespace {
@@ -23,98 +24,6 @@ constexpr std::array<std::string_view, 21> kTests{
     "eq",      "sameas",    "in",    "odd",     "even",    "divisibleby", "callable"};
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
-
-const Text& text_of(const Value& value, std::string_view who) {
-  if (value.text() == nullptr)
-    fail(std::string(who) + " of " + value.kind() + "; allowed: of a string");
-  return *value.text();
-}
-
-std::string bytes_of(const Value& value, std::string_view who) { return text_of(value, who).bytes; }
-
-/// Without the characters of `set` at its ends; white space where there is no set.
-Text stripped(const Text& text, const Value& set, bool left, bool right) {
-  const std::string characters =
-      set.undefined() || set.none() ? " \t\n\r\v\f" : bytes_of(set, "strip");
-  size_t begin = 0;
-  size_t end = text.bytes.size();
-  while (left && begin < end && characters.find(text.bytes[begin]) != std::string::npos) ++begin;
-  while (right && end > begin && characters.find(text.bytes[end - 1]) != std::string::npos) --end;
-  return text.part(begin, end);
-}
-
-template <class Function>
-Text each_byte(Text text, const Function& function) {
-  for (char& c : text.bytes) {
-    if (static_cast<unsigned char>(c) < 0x80)
-      c = static_cast<char>(function(static_cast<unsigned char>(c)));
-  }
-  return text;
-}
-Text upper(const Text& text) {
-  return each_byte(text, [](unsigned char c) { return std::toupper(c); });
-}
-Text lower(const Text& text) {
-  return each_byte(text, [](unsigned char c) { return std::tolower(c); });
-}
-
-Text title(const Text& text, bool all_words) {
-  bool begins = true;
-  return each_byte(text, [&](unsigned char c) {
-    const int changed = begins ? std::toupper(c) : std::tolower(c);
-    begins = all_words && std::isalpha(c) == 0;
-    return changed;
-  });
-}
-
-Text replaced(const Text& text, const Text& wanted, const Text& by, int64_t most) {
-  if (wanted.bytes.empty()) fail("replace of an empty string");
-  Text out;
-  size_t at = 0;
-  for (size_t found = text.bytes.find(wanted.bytes); found != std::string::npos && most != 0;
-       found = text.bytes.find(wanted.bytes, at), --most) {
-    out += text.part(at, found);
-    out += by;
-    at = found + wanted.bytes.size();
-  }
-  return out += text.part(at, text.bytes.size());
-}
-
-List split(const Text& text, const Value& separator, int64_t most) {
-  List out;
-  size_t at = 0;
-  if (separator.undefined() || separator.none()) {
-    const auto space = [&](size_t i) {
-      return std::isspace(static_cast<unsigned char>(text.bytes[i])) != 0;
-    };
-    while (true) {
-      while (at < text.bytes.size() && space(at)) ++at;
-      if (at == text.bytes.size()) return out;
-      size_t end = at;
-      while (end < text.bytes.size() && !space(end)) ++end;
-      out.push_back(text.part(at, end));
-      at = end;
-    }
-  }
-  const std::string mark = bytes_of(separator, "split");
-  if (mark.empty()) fail("split at an empty string");
-  for (size_t found = text.bytes.find(mark); found != std::string::npos && most != 0;
-       found = text.bytes.find(mark, at), --most) {
-    out.push_back(text.part(at, found));
-    at = found + mark.size();
-  }
-  out.push_back(text.part(at, text.bytes.size()));
-  return out;
-}
-
-Text joined(const List& list, const Text& separator) {
-  Text out;
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (i > 0) out += separator;
-    out += list[i].shown();
-  }
-  return out;
-}
 
 int64_t length(const Value& value) {
   if (value.text() != nullptr)
@@ -145,11 +54,11 @@ List chosen(std::string_view name, const Value& value, const Arguments& argument
     rest.values.push_back(arguments.values[i]);
   List out;
   for (const Value& element : elements_of(value)) {
-    const Value tested = by_attribute ? element.get(bytes_of(attribute, name)) : element;
+    const Value tested = by_attribute ? element.get(text_of(attribute, name).bytes) : element;
     if (test.text() != nullptr && !is_test(test.text()->bytes))
       fail("the test " + test.text()->bytes + " is not built in");
     const bool passed =
-        test.undefined() ? tested.truth() : apply_test(bytes_of(test, name), tested, rest);
+        test.undefined() ? tested.truth() : apply_test(text_of(test, name).bytes, tested, rest);
     if (passed == keeps) out.push_back(element);
   }
   return out;
@@ -160,32 +69,16 @@ List mapped(const Value& value, const Arguments& arguments) {
   List out;
   for (const Value& element : elements_of(value)) {
     if (!attribute.undefined()) {
-      Value entry = element.get(bytes_of(attribute, "map"));
+      Value entry = element.get(text_of(attribute, "map").bytes);
       const Value fallback = arguments.get(SIZE_MAX, "default");
       out.push_back(entry.undefined() && !fallback.undefined() ? fallback : entry);
       continue;
     }
-    const std::string filter = bytes_of(arguments.get(0, ""), "map");
+    const std::string filter = text_of(arguments.get(0, ""), "map").bytes;
     if (!is_filter(filter)) fail("the filter " + filter + " is not built in");
     Arguments rest;
     rest.values.assign(arguments.values.begin() + 1, arguments.values.end());
     out.push_back(apply_filter(filter, element, rest));
-  }
-  return out;
-}
-
-Text indented(const Text& text, const Arguments& arguments) {
-  const Value width = arguments.get(0, "width");
-  const int64_t columns = width.undefined() ? 4 : width.integer();
-  if (columns < 0 || columns > 1000) fail("indent by " + std::to_string(columns));
-  const std::string spaces(static_cast<size_t>(columns), ' ');
-  Text out;
-  if (arguments.get(1, "first").truth()) out += std::string_view(spaces);
-  for (size_t i = 0; i < text.bytes.size(); ++i) {
-    out += text.part(i, i + 1);
-    const bool line_begins =
-        text.bytes[i] == '\n' && i + 1 < text.bytes.size() && text.bytes[i + 1] != '\n';
-    if (line_begins) out += std::string_view(spaces);
   }
   return out;
 }
@@ -310,7 +203,7 @@ Value apply_filter(std::string_view name, const Value& value, const Arguments& a
     const Value attribute = arguments.get(1, "attribute");
     List list = elements_of(value);
     if (!attribute.undefined()) {
-      for (Value& element : list) element = element.get(bytes_of(attribute, name));
+      for (Value& element : list) element = element.get(text_of(attribute, name).bytes);
     }
     return joined(list, separator.undefined() ? Text() : separator.shown());
   }
@@ -362,7 +255,11 @@ Value apply_filter(std::string_view name, const Value& value, const Arguments& a
   }
   if (name == "min" || name == "max") return extreme(value, name == "max");
   if (name == "map") return mapped(value, arguments);
-  if (name == "indent") return indented(value.shown(), arguments);
+  if (name == "indent") {
+    const Value width = arguments.get(0, "width");
+    return indented(value.shown(), width.undefined() ? 4 : width.integer(),
+                    arguments.get(1, "first").truth());
+  }
   return chosen(name, value, arguments);
 }
 
@@ -377,8 +274,8 @@ Value call_method(const Value& value, std::string_view name, const Arguments& ar
       return split(
           *text, arguments.get(0, "sep"),
           arguments.get(1, "maxsplit").undefined() ? -1 : arguments.get(1, "maxsplit").integer());
-    if (name == "startswith") return text->bytes.starts_with(bytes_of(first, name));
-    if (name == "endswith") return text->bytes.ends_with(bytes_of(first, name));
+    if (name == "startswith") return text->bytes.starts_with(text_of(first, name).bytes);
+    if (name == "endswith") return text->bytes.ends_with(text_of(first, name).bytes);
     if (name == "upper") return upper(*text);
     if (name == "lower") return lower(*text);
     if (name == "title") return title(*text, true);
@@ -390,25 +287,25 @@ Value call_method(const Value& value, std::string_view name, const Arguments& ar
     if (name == "join") return joined(elements_of(first), *text);
     if (name == "count") return static_cast<int64_t>(split(*text, first, -1).size()) - 1;
     if (name == "find") {
-      const size_t found = text->bytes.find(bytes_of(first, name));
+      const size_t found = text->bytes.find(text_of(first, name).bytes);
       if (found == std::string::npos) return int64_t{-1};
       return static_cast<int64_t>(
                  character_starts(std::string_view(text->bytes).substr(0, found)).size()) -
              1;
     }
     if (name == "removeprefix")
-      return text->bytes.starts_with(bytes_of(first, name))
+      return text->bytes.starts_with(text_of(first, name).bytes)
                  ? text->part(first.text()->bytes.size(), text->bytes.size())
                  : *text;
     if (name == "removesuffix")
-      return text->bytes.ends_with(bytes_of(first, name))
+      return text->bytes.ends_with(text_of(first, name).bytes)
                  ? text->part(0, text->bytes.size() - first.text()->bytes.size())
                  : *text;
   } else if (value.dict() != nullptr) {
     if (name == "items") return items(value);
     if (name == "keys") return elements_of(value);
     if (name == "get") {
-      const Value entry = value.get(bytes_of(first, name));
+      const Value entry = value.get(text_of(first, name).bytes);
       return !entry.undefined() ? entry : arguments.values.size() > 1 ? second : Value(None{});
     }
     if (name == "values") {
