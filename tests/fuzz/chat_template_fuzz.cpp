@@ -1,4 +1,5 @@
-// libFuzzer: any bytes are either a chat template, which writes a text or fails with a text, or refused by an exception with one.
+// libFuzzer: any bytes are either a chat template, which writes a text or fails with a text, or refused by an
+// exception with one.
 #include <cstdint>
 #include <cstdlib>
 #include <stdexcept>

@@ -11,7 +11,8 @@ namespace keyhole::tools {
 namespace {
 
 constexpr size_t kBytesPerQuestion = 1024;
-// Words of a list that are not frequent, and how often each kind is drawn among 64: a frequent one is 10 times as likely.
+// Words of a list that are not frequent, and how often each kind is drawn among 64: a frequent one is 10 times as
+// likely.
 constexpr size_t kOtherWords = 34;
 constexpr size_t kFrequentShare = 10;
 constexpr size_t kWordsOfLine = 8;
@@ -111,7 +112,8 @@ struct WordList {
   std::vector<size_t> counts;
 };
 
-/// The next word: frequent ones often, others so seldom that none ever has more than half of the rarest frequent one's count.
+/// The next word: frequent ones often, others so seldom that none ever has more than half of the rarest frequent one's
+/// count.
 size_t draw_word(Random& random, WordList& list) {
   constexpr size_t kShares = kRulerWords * kFrequentShare + kOtherWords;
   const size_t share = random.below(kShares);

@@ -30,9 +30,9 @@ struct RulerTaskOptions {
 /// Most questions of a context of this size: one in 1024 bytes.
 [[nodiscard]] size_t max_ruler_questions(size_t context_bytes);
 
-/// An answer is free text that contains all of a question's values; `answer` is empty. A frequent word occurs at least twice as often as any
-/// other of its list. The same options give the same task on every platform. Throws UsageError for more questions than
-/// max_ruler_questions, and for a haystack that is empty where prose is needed.
+/// An answer is free text that contains all of a question's values; `answer` is empty. A frequent word occurs at least
+/// twice as often as any other of its list. The same options give the same task on every platform. Throws UsageError
+/// for more questions than max_ruler_questions, and for a haystack that is empty where prose is needed.
 [[nodiscard]] Task make_ruler_task(const RulerTaskOptions& options);
 
 }  // namespace keyhole::tools

@@ -25,13 +25,14 @@ struct TextPiece {
 /// Immutable.
 class AddedTokens {
  public:
-  /// `list` is absent where there are none. Tokens whose ids the model has no row for (`rows`) are left out: some vocabularies have
-  /// tokens for images that their text models lack. Throws std::runtime_error with the place of what is wrong.
+  /// `list` is absent where there are none. Tokens whose ids the model has no row for (`rows`) are left out: some
+  /// vocabularies have tokens for images that their text models lack. Throws std::runtime_error with the place of what
+  /// is wrong.
   AddedTokens(const std::optional<JsonPart>& list, const Bpe& model, const Normalizer* normalizer,
               uint32_t rows);
 
-  /// `text` cut at the tokens that are looked for in it as it is, or in what the normalizer made of it. Special ones only where
-  /// `specials` says so, and outside `literal`.
+  /// `text` cut at the tokens that are looked for in it as it is, or in what the normalizer made of it. Special ones
+  /// only where `specials` says so, and outside `literal`.
   [[nodiscard]] std::vector<TextPiece> cut(std::string_view text, bool normalized,
                                            Specials specials,
                                            std::span<const TextRange> literal) const;

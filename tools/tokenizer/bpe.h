@@ -1,4 +1,5 @@
-// Byte pair encoding (Sennrich, Haddow, Birch 2016): words to tokens by merging pairs in the order of the vocabulary's merges.
+// Byte pair encoding (Sennrich, Haddow, Birch 2016): words to tokens by merging pairs in the order of the vocabulary's
+// merges.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +17,16 @@ namespace keyhole::tools {
 /// model of tokenizer.json, of type BPE. Immutable.
 class Bpe {
  public:
-  /// `rows` is the number of the model's tokens: ids are below. Throws std::runtime_error with the place of what is wrong or not
-  /// built in (dropout, prefixes of continued words, suffixes of ended ones).
+  /// `rows` is the number of the model's tokens: ids are below. Throws std::runtime_error with the place of what is
+  /// wrong or not built in (dropout, prefixes of continued words, suffixes of ended ones).
   Bpe(const JsonPart& part, uint32_t rows);
 
   /// What words became, for as long as one text is encoded: most words come again.
   using Cache = std::unordered_map<std::string, std::vector<uint32_t>>;
 
-  /// Appends the tokens of `word`, valid UTF-8. A character without a token becomes its bytes' tokens, where the vocabulary falls
-  /// back to bytes, else the unknown token; where there is none it is lost, as it is in Hugging Face's library.
+  /// Appends the tokens of `word`, valid UTF-8. A character without a token becomes its bytes' tokens, where the
+  /// vocabulary falls back to bytes, else the unknown token; where there is none it is lost, as it is in Hugging
+  /// Face's library.
   void encode(const std::string& word, Cache& cache, std::vector<uint32_t>& tokens) const;
 
   [[nodiscard]] std::optional<uint32_t> id(std::string_view token) const;

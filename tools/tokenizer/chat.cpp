@@ -51,7 +51,8 @@ ChatText part_of(const ChatText& whole, size_t begin, size_t end) {
   return out;
 }
 
-/// The token that `text` begins with, with white space before it: tokens of templates are written <...> or [...]. Empty where there is none.
+/// The token that `text` begins with, with white space before it: tokens of templates are written <...> or [...].
+/// Empty where there is none.
 std::string leading_token(const std::string& text) {
   constexpr size_t kLongest = 64;
   const size_t begin = text.find_first_not_of(" \t\r\n");

@@ -9,12 +9,12 @@
 
 namespace keyhole::tools {
 
-/// Decoders of whole texts are done token by token here, which gives the same text: what cannot be done so is refused. Bytes that
-/// form no UTF-8 stay as they are, where Hugging Face's library has U+FFFD. Immutable.
+/// Decoders of whole texts are done token by token here, which gives the same text: what cannot be done so is refused.
+/// Bytes that form no UTF-8 stay as they are, where Hugging Face's library has U+FFFD. Immutable.
 class DecoderChain {
  public:
-  /// ByteLevel, ByteFallback, Fuse, Metaspace, Replace of a text, Strip, Sequence. Throws std::runtime_error that names another
-  /// type, or an order that needs the whole text, and its place.
+  /// ByteLevel, ByteFallback, Fuse, Metaspace, Replace of a text, Strip, Sequence. Throws std::runtime_error that
+  /// names another type, or an order that needs the whole text, and its place.
   explicit DecoderChain(const JsonPart& part);
 
   /// Appends the bytes of a token that is written `token`.

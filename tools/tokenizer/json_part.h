@@ -11,8 +11,9 @@
 
 namespace keyhole::tools {
 
-/// A view: the document lives longer. All calls that return a value throw std::runtime_error with the place ("tokenizer.json:
-/// decoder.decoders[1].type"), the value seen and the values allowed. null and an absent field are the same.
+/// A view: the document lives longer. All calls that return a value throw std::runtime_error with the place
+/// ("tokenizer.json: decoder.decoders[1].type"), the value seen and the values allowed. null and an absent field are
+/// the same.
 class JsonPart {
  public:
   JsonPart(const nlohmann::json& value, std::string place)
@@ -57,7 +58,8 @@ class JsonPart {
 /// What an error shows of a text from a file: in quotes, shortened, nothing that a terminal would obey.
 [[nodiscard]] std::string shown_text(std::string_view text);
 
-/// `path` parsed; throws std::runtime_error that names it where it cannot be read, has more than 256 MiB or is no JSON object.
+/// `path` parsed; throws std::runtime_error that names it where it cannot be read, has more than 256 MiB or is no JSON
+/// object.
 [[nodiscard]] nlohmann::json read_json_file(const std::string& path);
 /// `text` parsed; errors call it `source`.
 [[nodiscard]] nlohmann::json parse_json(std::string_view text, const std::string& source);

@@ -16,8 +16,8 @@ class Normalizer {
   [[nodiscard]] virtual std::string normalize(std::string text) const = 0;
 };
 
-/// NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip, Sequence. Throws std::runtime_error that names another
-/// type and its place.
+/// NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Replace, Prepend, Strip, Sequence. Throws std::runtime_error that
+/// names another type and its place.
 [[nodiscard]] std::unique_ptr<const Normalizer> make_normalizer(const JsonPart& part,
                                                                 int depth = 0);
 

@@ -38,7 +38,8 @@ enum class SplitBehavior : uint8_t {
 /// "Removed", "Isolated", ...
 [[nodiscard]] SplitBehavior split_behavior(const JsonPart& part);
 
-/// The pieces of a text of `bytes` bytes between and at `matches`; `invert` takes what lies between for the matches. None is empty.
+/// The pieces of a text of `bytes` bytes between and at `matches`; `invert` takes what lies between for the matches.
+/// None is empty.
 [[nodiscard]] std::vector<TextRange> split_at(size_t bytes, const std::vector<TextRange>& matches,
                                               SplitBehavior behavior, bool invert);
 

@@ -6,7 +6,8 @@
 
 namespace keyhole::tools {
 
-/// TemplateProcessing, ByteLevel, Sequence; ids are below `rows`. Throws std::runtime_error that names another type and its place.
+/// TemplateProcessing, ByteLevel, Sequence; ids are below `rows`. Throws std::runtime_error that names another type
+/// and its place.
 [[nodiscard]] PromptFrame read_post_processor(const JsonPart& part, uint32_t rows, int depth = 0);
 
 }  // namespace keyhole::tools

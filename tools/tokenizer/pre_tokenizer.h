@@ -22,8 +22,8 @@ class PreTokenizer {
   [[nodiscard]] virtual std::vector<Word> cut(std::vector<Word> words) const = 0;
 };
 
-/// ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit, Sequence. Throws std::runtime_error that names
-/// another type and its place.
+/// ByteLevel, Split, Digits, Punctuation, Metaspace, Whitespace, WhitespaceSplit, Sequence. Throws std::runtime_error
+/// that names another type and its place.
 [[nodiscard]] std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const JsonPart& part,
                                                                      int depth = 0);
 

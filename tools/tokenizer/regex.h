@@ -8,8 +8,8 @@
 
 namespace keyhole::tools {
 
-/// An expression in the syntax of Oniguruma, which Hugging Face uses, as far as PCRE2 means the same by it or it can be rewritten.
-/// Immutable: any number of threads may search with it.
+/// An expression in the syntax of Oniguruma, which Hugging Face uses, as far as PCRE2 means the same by it or it can
+/// be rewritten. Immutable: any number of threads may search with it.
 class Regex {
  public:
   /// Throws std::runtime_error that begins with `place` for what is no expression, or means something else to PCRE2.

@@ -48,9 +48,10 @@ class Tokenizer {
   Tokenizer(const Tokenizer&) = delete;
   Tokenizer& operator=(const Tokenizer&) = delete;
 
-  /// The tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes U+FFFD
-  /// where the vocabulary has no bytes. In `literal`, ascending and without overlap, no special token is parsed even
-  /// where `specials` asks for it. Throws for what the vocabulary cannot write (no byte, no unknown token).
+  /// The tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes U+FFFD,
+  /// but where every byte is a token. A character without a token becomes the unknown token, and is lost where there is
+  /// none. In `literal`, ascending and without overlap, no special token is parsed even where `specials` asks for it.
+  /// Throws where an expression of the vocabulary's file takes too many steps.
   [[nodiscard]] virtual std::vector<uint32_t> encode(
       std::string_view text, Specials specials = Specials::as_text,
       std::span<const TextRange> literal = {}) const = 0;
@@ -59,13 +60,13 @@ class Tokenizer {
   [[nodiscard]] virtual std::vector<uint32_t> encode_prompt(
       std::string_view text, Specials specials = Specials::as_text) const = 0;
 
-  /// The tokens of a text that continues another one: without the space that some vocabularies put before a text's first word, where
-  /// that can be told. Throws as encode() does.
+  /// The tokens of a text that continues another one: without the space that some vocabularies put before a text's
+  /// first word, where that can be told. Throws as encode() does.
   [[nodiscard]] std::vector<uint32_t> encode_inside(std::string_view text,
                                                     Specials specials = Specials::as_text) const;
 
-  /// Appends the bytes of `token`, which follows what was decoded into `state`; special tokens, and ids that the vocabulary
-  /// lacks, give none. A token may end inside a UTF-8 character: see StreamDecoder.
+  /// Appends the bytes of `token`, which follows what was decoded into `state`; special tokens, and ids that the
+  /// vocabulary lacks, give none. A token may end inside a UTF-8 character: see StreamDecoder.
   virtual void decode_next(uint32_t token, DecodeState& state, std::string& bytes) const = 0;
 
   /// The bytes of `tokens` as a text of their own.
@@ -85,11 +86,12 @@ class Tokenizer {
   [[nodiscard]] bool ends(uint32_t token) const;
 };
 
-/// Text from tokens as they come, never half a UTF-8 character. Bytes that cannot become a character are given as they are.
+/// Text from tokens as they come, never half a UTF-8 character. Bytes that cannot become a character are given as they
+/// are.
 class StreamDecoder {
  public:
-  /// `state`: DecodeState() for a text of its own, as an answer is; in_text() for one that continues a prompt. The tokenizer
-  /// lives longer.
+  /// `state`: DecodeState() for a text of its own, as an answer is; in_text() for one that continues a prompt. The
+  /// tokenizer lives longer.
   explicit StreamDecoder(const Tokenizer& tokenizer, DecodeState state = {})
       : tokenizer_(&tokenizer), state_(state) {}
 
@@ -104,12 +106,13 @@ class StreamDecoder {
   std::string held_;
 };
 
-/// Bytes of the beginning of `bytes` that end with a whole character, or in bytes that cannot become one: all but the at most
-/// 3 last ones that more bytes may complete.
+/// Bytes of the beginning of `bytes` that end with a whole character, or in bytes that cannot become one: all but the
+/// at most 3 last ones that more bytes may complete.
 [[nodiscard]] size_t complete_utf8(std::string_view bytes);
 
-/// The tokenizer of a model folder: its tokenizer.json, else bytes where the vocabulary is one of bytes. nullptr where it is
-/// neither. Throws std::runtime_error for a file that is broken, or asks for what is not known here, and names it.
+/// The tokenizer of a model folder: its tokenizer.json, else bytes where the vocabulary is one of bytes. nullptr where
+/// it is neither. Throws std::runtime_error for a file that is broken, or asks for what is not known here, and names
+/// it.
 [[nodiscard]] std::unique_ptr<const Tokenizer> find_tokenizer(const std::filesystem::path& folder,
                                                               const ModelTokens& model);
 /// The same; where there is none throws std::runtime_error that says what to do.

@@ -73,8 +73,8 @@ std::vector<uint32_t> JsonTokenizer::encode(std::string_view text, Specials spec
       continue;
     }
     std::string part(text.substr(piece.range.begin, piece.range.end - piece.range.begin));
-    // Tokens that are looked for in normalized text are not special in what people said either: ranges of the text mean nothing
-    // behind the normalizer, so there a piece is literal as a whole or not at all.
+    // Tokens that are looked for in normalized text are not special in what people said either: ranges of the text
+    // mean nothing behind the normalizer, so there a piece is literal as a whole or not at all.
     const bool said = std::any_of(literal.begin(), literal.end(), [&](const TextRange& range) {
       return range.begin < piece.range.end && range.end > piece.range.begin;
     });

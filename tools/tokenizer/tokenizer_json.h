@@ -1,5 +1,5 @@
-// tokenizer.json of Hugging Face's tokenizers library: byte-level BPE (Llama 3, Qwen, GPT-2) and BPE with byte fallback (Llama 2,
-// Mistral, Gemma).
+// tokenizer.json of Hugging Face's tokenizers library: byte-level BPE (Llama 3, Qwen, GPT-2) and BPE with byte
+// fallback (Llama 2, Mistral, Gemma).
 #pragma once
 
 #include "tools/tokenizer/added_tokens.h"
@@ -16,11 +16,12 @@ struct PromptFrame {
   std::vector<uint32_t> before, after;
 };
 
-/// A text becomes tokens in the library's order: added tokens are found, the rest is normalized, cut into words, and merged.
+/// A text becomes tokens in the library's order: added tokens are found, the rest is normalized, cut into words, and
+/// merged.
 class JsonTokenizer final : public Tokenizer {
  public:
-  /// `root` is the file's object, with the file's name as its place. Throws std::runtime_error with the place of what is wrong or not
-  /// built in, and for a vocabulary with more tokens than the model.
+  /// `root` is the file's object, with the file's name as its place. Throws std::runtime_error with the place of what
+  /// is wrong or not built in, and for a vocabulary with more tokens than the model.
   JsonTokenizer(const JsonPart& root, const ModelTokens& model);
 
   [[nodiscard]] std::vector<uint32_t> encode(

@@ -17,7 +17,8 @@ namespace keyhole::tools {
 void append_character(uint32_t character, std::string& text);
 
 [[nodiscard]] bool is_utf8(std::string_view text);
-/// `text` with U+FFFD for every longest piece that cannot begin a character (as Unicode recommends and Python's "replace" does).
+/// `text` with U+FFFD for every longest piece that cannot begin a character (as Unicode recommends and Python's
+/// "replace" does).
 [[nodiscard]] std::string to_utf8(std::string_view text);
 
 /// Unicode's White_Space.

@@ -1,4 +1,5 @@
-// Tasks with several facts: what is asked can be found, followed and counted in the context, by another way than it was made.
+// Tasks with several facts: what is asked can be found, followed and counted in the context, by another way than it
+// was made.
 #include "tools/tasks/ruler_task.h"
 
 #include <gtest/gtest.h>

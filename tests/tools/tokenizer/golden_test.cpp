@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/temporary_folder.h"
 #include "tools/tokenizer/tokenizer_json.h"
@@ -85,6 +86,27 @@ TEST_P(Golden, TextIsTheLibrarysAtOnceAndTokenByToken) {
     }
     EXPECT_EQ(text + stream.finish(), tokenizer_.decode(ids)) << "line " << i;
   }
+}
+
+TEST_P(Golden, ManyThreadsUseOneTokenizer) {
+  std::vector<Ids> found(4);
+  std::vector<std::thread> threads;
+  for (Ids& ids : found) {
+    threads.emplace_back([&] {
+      for (size_t i = 0; i < std::min<size_t>(lines(), 60); ++i) {
+        const Ids one = tokenizer_.encode(line(i), Specials::parsed);
+        ids.insert(ids.end(), one.begin(), one.end());
+        (void)tokenizer_.decode(one);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  Ids expected;
+  for (size_t i = 0; i < std::min<size_t>(lines(), 60); ++i) {
+    const Ids one = expected_.at("parsed").at(i).get<Ids>();
+    expected.insert(expected.end(), one.begin(), one.end());
+  }
+  for (const Ids& ids : found) EXPECT_EQ(ids, expected);
 }
 
 TEST_P(Golden, PromptsHaveTheirFrame) {

@@ -11,8 +11,8 @@
 
 namespace keyhole::tools {
 
-/// Context, then questions. As a text, the answer has to begin with exactly the task's answer; in a chat, and where the task has none, it
-/// has to contain all values, as models put them in sentences of their own.
+/// Context, then questions. As a text, the answer has to begin with exactly the task's answer; in a chat, and where
+/// the task has none, it has to contain all values, as models put them in sentences of their own.
 class Asking {
  public:
   /// The tokenizer lives longer. `chat`: nothing for a text.
@@ -33,7 +33,8 @@ class Asking {
   [[nodiscard]] bool free(const Question& question) const {
     return chat_ || question.answer.empty();
   }
-  /// Whether an answer so far says all that counts: one that reached the task's end of an answer, or is too long for it.
+  /// Whether an answer so far says all that counts: one that reached the task's end of an answer, or is too long for
+  /// it.
   [[nodiscard]] bool complete(const Question& question, const std::string& text) const;
   [[nodiscard]] bool right(const Question& question, const std::string& text) const;
   /// The share of the question's values that an answer contains.

@@ -11,8 +11,9 @@
 
 namespace keyhole::tools {
 
-/// The most bytes, of those tried, whose `count(bytes)` tokens are at most `tokens`; it is tried last. `density` is the tokens of a byte,
-/// about, where the search begins. Stops where fewer than 17 tokens, or a thousandth, are free. 0 where not even one byte fits.
+/// The most bytes, of those tried, whose `count(bytes)` tokens are at most `tokens`; it is tried last. `density` is
+/// the tokens of a byte, about, where the search begins. Stops where fewer than 17 tokens, or a thousandth, are free.
+/// 0 where not even one byte fits.
 [[nodiscard]] size_t fit_bytes(size_t tokens, double density,
                                const std::function<size_t(size_t bytes)>& count);
 
@@ -27,9 +28,9 @@ struct FittedTask {
   std::vector<uint32_t> tokens;
 };
 
-/// A task whose context has at most `tokens` tokens with all that stands around it, and hardly fewer; with `questions` questions, or with
-/// 0 as many as fit, `usual` at most. `encode` makes the prompt of a context: Tokenizer::encode_prompt, or a chat. Throws UsageError as
-/// make_task() does.
+/// A task whose context has at most `tokens` tokens with all that stands around it, and hardly fewer; with `questions`
+/// questions, or with 0 as many as fit, `usual` at most. `encode` makes the prompt of a context:
+/// Tokenizer::encode_prompt, or a chat. Throws UsageError as make_task() does.
 using EncodeContext = std::function<std::vector<uint32_t>(const std::string& context)>;
 [[nodiscard]] FittedTask fit_task(const TaskOptions& options, uint32_t tokens, size_t questions,
                                   size_t usual, double density, const EncodeContext& encode);

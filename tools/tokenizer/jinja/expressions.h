@@ -11,7 +11,8 @@
 
 namespace keyhole::tools::jinja {
 
-/// A place among the words. Functions that expect something throw std::runtime_error with the line where it is not there.
+/// A place among the words. Functions that expect something throw std::runtime_error with the line where it is not
+/// there.
 class Words {
  public:
   explicit Words(std::string_view source) : tokens_(tokens_of(source)) {}

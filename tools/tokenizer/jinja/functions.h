@@ -28,7 +28,8 @@ struct Arguments {
 [[nodiscard]] Value call_method(const Value& value, std::string_view name,
                                 const Arguments& arguments);
 
-/// The elements of a list, the keys of a dictionary, the characters of a text; none of what is undefined. Throws for others.
+/// The elements of a list, the keys of a dictionary, the characters of a text; none of what is undefined. Throws for
+/// others.
 [[nodiscard]] List elements_of(const Value& value);
 /// value[index]: undefined where there is nothing.
 [[nodiscard]] Value item_of(const Value& value, const Value& index);

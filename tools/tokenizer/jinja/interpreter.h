@@ -11,11 +11,12 @@ namespace keyhole::tools::jinja {
 /// A parsed template. Immutable: any number of threads may render it.
 class Template {
  public:
-  /// Throws std::runtime_error that begins with `place` and names the line for what is no template, or uses what is not built in.
+  /// Throws std::runtime_error that begins with `place` and names the line for what is no template, or uses what is
+  /// not built in.
   Template(std::string_view source, std::string place);
 
-  /// What it writes with these global names. Throws std::runtime_error with the place and the line where it fails, calls
-  /// raise_exception(), or takes more than a million steps.
+  /// What it writes with these global names. Throws std::runtime_error with the place and the line where it fails,
+  /// calls raise_exception(), or takes more than a million steps.
   [[nodiscard]] Text render(const Dict& globals) const;
 
  private:

@@ -1,5 +1,5 @@
-// Chat templates as trees: the part of Jinja 2 that they are written in, with the settings of Hugging Face (blocks take the white space
-// around them).
+// Chat templates as trees: the part of Jinja 2 that they are written in, with the settings of Hugging Face (blocks
+// take the white space around them).
 #pragma once
 
 #include <memory>

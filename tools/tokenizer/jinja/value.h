@@ -40,8 +40,8 @@ struct Namespace {
   Dict entries;
 };
 
-/// Lists and dictionaries are shared and never change, so that no value holds itself. They are at most kMaxNesting deep: more throws
-/// std::runtime_error. A namespace is held by names alone.
+/// Lists and dictionaries are shared and never change, so that no value holds itself. They are at most kMaxNesting
+/// deep: more throws std::runtime_error. A namespace is held by names alone.
 class Value {
  public:
   Value() : data_(Undefined{}) {}
