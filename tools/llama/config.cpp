@@ -180,9 +180,9 @@ LlamaConfig parse_text_model(const Fields& fields, const Family& family) {
   config.mlp_bias = fields.flag("mlp_bias", false);
   config.tied_output = fields.flag("tie_word_embeddings", family.tied_output);
   config.dtype = fields.text("dtype", fields.text("torch_dtype", ""));
-  const Ropes ropes =
-      parse_ropes(fields, {family.theta, family.sliding_theta, family.partial_rope,
-                           family.only_longrope, config.head_dim, config.max_context});
+  const Ropes ropes = parse_ropes(
+      fields, {family.theta, family.sliding_theta, family.partial_rope, family.only_longrope,
+               config.head_dim, config.max_context, family.original_context});
   config.rope = ropes.full;
   config.sliding_rope = ropes.sliding;
   parse_windows(fields, family, config);
@@ -233,6 +233,7 @@ uint64_t LlamaConfig::longest_context() const {
     case RopeScaling::Kind::yarn:
       return std::max<uint64_t>(max_context,
                                 static_cast<uint64_t>(scaling.original_context * scaling.factor));
+    case RopeScaling::Kind::longrope:
     case RopeScaling::Kind::none: break;
   }
   return max_context;
@@ -273,6 +274,7 @@ std::string beyond_plain_llama(const LlamaConfig& config) {
       {!plain_scale, "another scale of attention"},
       {config.activation != Activation::silu, "another activation"},
       {config.rope.scaling.kind == RopeScaling::Kind::yarn, "YaRN"},
+      {config.rope.scaling.kind == RopeScaling::Kind::longrope, "LongRoPE"},
       {config.rope.dims != config.head_dim, "a partial RoPE"},
   };
   std::string text;

@@ -62,6 +62,7 @@ constexpr Family kFamilies[] = {
      .only_longrope = true,
      .sliding = Family::Sliding::every_layer,
      .max_context = 4096,
+     .original_context = 4096,
      .rms_norm_eps = 1e-5},
 };
 

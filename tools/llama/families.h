@@ -39,6 +39,7 @@ struct Family {
   uint32_t kv_heads = 0;  ///< 0: as many as query heads
   uint32_t head_dim = 0;  ///< 0: hidden_size / heads
   uint32_t max_context = 2048;
+  uint32_t original_context = 0;  ///< of LongRoPE
   uint32_t window = 0;
   double rms_norm_eps = 1e-6;
   double theta = 10000.0;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <string>
 
 namespace keyhole::tools {
 namespace {
@@ -23,16 +25,26 @@ class Stopwatch {
 
 }  // namespace
 
-HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings)
-    : rope(head_dim, settings), cosines(rope.pairs()), sines(rope.pairs()) {}
+HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens)
+    : rope(head_dim, settings, prompt_tokens), cosines(rope.pairs()), sines(rope.pairs()) {}
+
+void HostDecoder::Turn::set(uint32_t position) {
+  // Every key before it would have to be turned anew.
+  if (position >= rope.end()) {
+    throw std::runtime_error("the sequence has reached " + std::to_string(rope.end()) +
+                             " tokens, where this model's LongRoPE takes other frequencies; "
+                             "allowed: to end there, or to begin with a longer prompt");
+  }
+  rope.angles(position, cosines.data(), sines.data());
+}
 
 HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
     : model_(model),
       cache_(cache),
       team_(team),
       math_(model.config),
-      full_(model.config.head_dim, model.config.rope),
-      sliding_(model.config.head_dim, model.config.sliding_rope),
+      full_(model.config.head_dim, model.config.rope, tokens),
+      sliding_(model.config.head_dim, model.config.sliding_rope, tokens),
       tokens_(tokens) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
@@ -48,6 +60,9 @@ std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
                                             const PrefillProgress& progress) {
   logits_ = tools::prefill(
       model_, team_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress);
+  const LlamaConfig& config = model_.config;
+  full_ = Turn(config.head_dim, config.rope, tokens.size());
+  sliding_ = Turn(config.head_dim, config.sliding_rope, tokens.size());
   tokens_ = static_cast<uint32_t>(tokens.size());
   return logits_;
 }

@@ -14,7 +14,7 @@ namespace keyhole::tools {
 
 class HostDecoder final : public Decoder {
  public:
-  /// Borrows all three. The cache holds `tokens` tokens.
+  /// Borrows all three. The cache holds the `tokens` tokens of a prompt.
   HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0);
 
   using Decoder::prefill;
@@ -32,8 +32,8 @@ class HostDecoder final : public Decoder {
   struct Turn {
     Rope rope;
     std::vector<float> cosines, sines;
-    Turn(uint32_t head_dim, const RopeSettings& settings);
-    void set(uint32_t position) { rope.angles(position, cosines.data(), sines.data()); }
+    Turn(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens);
+    void set(uint32_t position);
   };
 
   const LlamaModel& model_;

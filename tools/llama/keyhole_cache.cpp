@@ -41,7 +41,8 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
       config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
       config.rope_original_context = scaling.original_context;
       break;
-    case RopeScaling::Kind::yarn: return config;
+    case RopeScaling::Kind::yarn:
+    case RopeScaling::Kind::longrope: return config;
   }
   config.rope_theta = static_cast<float>(model.rope.theta);
   return config;

@@ -159,7 +159,7 @@ class KeyholeCache {
 [[nodiscard]] keyhole_dtype kv_dtype_of(const LlamaConfig& model);
 
 /// The engine's shape fields, kv_dtype, scale and soft-cap for a model, and RoPE where the library knows how to undo it
-/// (not YaRN nor a partial one); everything else at its default. Its layers are those that attend to all tokens; of a
+/// (not YaRN, LongRoPE nor a partial one); everything else at its default. Its layers are those that attend to all tokens; of a
 /// model that has none, one that stays empty.
 [[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
 

@@ -52,9 +52,9 @@ class Prefill {
         q_(tokens.size() * config_.q_width()),
         k_(tokens.size() * config_.kv_width()),
         v_(tokens.size() * config_.kv_width()),
-        full_(config_.head_dim, config_.rope, tokens.size()),
-        sliding_(config_.head_dim, config_.sliding_rope,
-                 config_.full_layers() < config_.layers ? tokens.size() : 0),
+        full_(config_.head_dim, config_.rope, tokens.size(), true),
+        sliding_(config_.head_dim, config_.sliding_rope, tokens.size(),
+                 config_.full_layers() < config_.layers),
         scratch_(team.size()) {
     const size_t widest =
         std::max({config_.q_width() + 2 * config_.kv_width(), 2 * size_t{config_.intermediate_size},
@@ -94,8 +94,10 @@ class Prefill {
   struct Turns {
     Rope rope;
     std::vector<float> cosines, sines;
-    Turns(uint32_t head_dim, const RopeSettings& settings, size_t tokens)
-        : rope(head_dim, settings), cosines(tokens * rope.pairs()), sines(cosines.size()) {}
+    Turns(uint32_t head_dim, const RopeSettings& settings, size_t tokens, bool used)
+        : rope(head_dim, settings, tokens),
+          cosines(used ? tokens * rope.pairs() : 0),
+          sines(cosines.size()) {}
     void set(size_t token) {
       if (cosines.empty()) return;
       const size_t at = token * rope.pairs();

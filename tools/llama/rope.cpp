@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace keyhole::tools {
@@ -48,12 +49,14 @@ class YarnRamp {
 
 }  // namespace
 
-Rope::Rope(uint32_t head_dim, const RopeSettings& settings)
+Rope::Rope(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens)
     : head_dim_(head_dim),
-      factor_(settings.scaling.kind == RopeScaling::Kind::yarn ? settings.scaling.attention_factor
-                                                               : 1.0),
+      factor_(settings.scaling.attention_factor),
+      end_(std::numeric_limits<size_t>::max()),
       frequencies_(settings.dims / 2) {
   const RopeScaling& scaling = settings.scaling;
+  const bool is_long = prompt_tokens > scaling.original_context;
+  if (scaling.kind == RopeScaling::Kind::longrope && !is_long) end_ = scaling.original_context;
   for (size_t i = 0; i < frequencies_.size(); ++i) {
     double frequency = std::pow(settings.theta, -2.0 * static_cast<double>(i) / settings.dims);
     switch (scaling.kind) {
@@ -62,6 +65,9 @@ Rope::Rope(uint32_t head_dim, const RopeSettings& settings)
       case RopeScaling::Kind::llama3: frequency = llama3_frequency(frequency, scaling); break;
       case RopeScaling::Kind::yarn:
         frequency = YarnRamp(settings.dims, settings.theta, scaling).frequency(i, frequency);
+        break;
+      case RopeScaling::Kind::longrope:
+        frequency /= (is_long ? scaling.long_factors : scaling.short_factors)[i];
         break;
     }
     frequencies_[i] = frequency;

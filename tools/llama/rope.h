@@ -2,6 +2,7 @@
 // turned together with component i + n/2.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -13,7 +14,8 @@ class Rope {
  public:
   /// That of the layers that attend to all tokens.
   explicit Rope(const LlamaConfig& config) : Rope(config.head_dim, config.rope) {}
-  Rope(uint32_t head_dim, const RopeSettings& settings);
+  /// `prompt_tokens` chooses between LongRoPE's frequencies.
+  Rope(uint32_t head_dim, const RopeSettings& settings, size_t prompt_tokens = 0);
   /// Of whole heads.
   Rope(uint32_t head_dim, double theta, const RopeScaling& scaling)
       : Rope(head_dim, RopeSettings{theta, scaling, head_dim}) {}
@@ -22,9 +24,13 @@ class Rope {
   [[nodiscard]] const std::vector<double>& frequencies() const { return frequencies_; }
   [[nodiscard]] size_t pairs() const { return frequencies_.size(); }
 
-  /// Writes cos and sin of position * frequency, `[pairs]` each, times YaRN's attention_factor. Computed in double: at
+  /// Writes cos and sin of position * frequency, `[pairs]` each, times attention_factor. Computed in double: at
   /// position 131072 an fp32 product is wrong by up to 0.008 rad in the fastest pair.
   void angles(uint32_t position, float* cosines, float* sines) const;
+
+  /// The position from which these frequencies are not the model's: LongRoPE's short factors end with the original
+  /// context.
+  [[nodiscard]] size_t end() const { return end_; }
 
   /// Turns `heads` vectors that lie one after the other, `[heads, d]`, in place.
   void rotate(float* x, uint32_t heads, const float* cosines, const float* sines) const;
@@ -32,6 +38,7 @@ class Rope {
  private:
   uint32_t head_dim_;
   double factor_;
+  size_t end_;
   std::vector<double> frequencies_;
 };
 

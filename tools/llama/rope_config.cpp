@@ -54,17 +54,49 @@ void parse_yarn(const Fields& fields, const Fields& root, uint32_t max_context,
   scaling.attention_factor = fields.number("attention_factor", 1e-3, 1e3, inferred);
 }
 
-RopeScaling parse_scaling(const Fields& fields, const Fields& root, const RopeRules& rules) {
+std::vector<double> pair_factors(const Fields& fields, const char* name, uint32_t pairs) {
+  const nlohmann::json* list = fields.find(name);
+  const std::string allowed = "a list of " + std::to_string(pairs) + " numbers above 0";
+  if (list == nullptr) fields.fail(name, "missing", allowed);
+  if (!list->is_array() || list->size() != pairs) fields.fail(name, list->dump(), allowed);
+  std::vector<double> factors;
+  for (const nlohmann::json& factor : *list) {
+    if (!factor.is_number() || !(factor.get<double>() > 0.0))
+      fields.fail(name, factor.dump(), allowed);
+    factors.push_back(factor.get<double>());
+  }
+  return factors;
+}
+
+/// LongRoPE (arXiv:2402.13753), as Phi-3 has it.
+void parse_longrope(const Fields& fields, const Fields& root, const RopeRules& rules, uint32_t dims,
+                    RopeScaling& scaling) {
+  for (const char* name : {"short_mscale", "long_mscale"}) {
+    if (const auto* value = fields.find(name)) fields.fail(name, value->dump(), "no such field");
+  }
+  scaling.kind = RopeScaling::Kind::longrope;
+  scaling.short_factors = pair_factors(fields, "short_factor", dims / 2);
+  scaling.long_factors = pair_factors(fields, "long_factor", dims / 2);
+  scaling.original_context = original_context(
+      fields, root, rules.original_context != 0 ? rules.original_context : rules.max_context);
+  scaling.factor = fields.number("factor", 1e-3, 1e6,
+                                 static_cast<double>(rules.max_context) / scaling.original_context);
+  const double inferred =
+      scaling.factor <= 1.0
+          ? 1.0
+          : std::sqrt(1.0 + std::log(scaling.factor) / std::log(scaling.original_context));
+  scaling.attention_factor = fields.number("attention_factor", 1e-3, 1e3, inferred);
+}
+
+RopeScaling parse_scaling(const Fields& fields, const Fields& root, const RopeRules& rules,
+                          uint32_t dims) {
   // "type" is what files older than "rope_type" say.
   const std::string kind = fields.text("rope_type", fields.text("type", "default"));
   RopeScaling scaling;
   if (kind == "default") return scaling;
-  if (rules.only_longrope) {
-    fields.fail("rope_type", '"' + kind + '"',
-                "\"default\" (LongRoPE, whose frequencies depend on the length of the prompt, is "
-                "not implemented)");
-  }
-  if (kind == "linear") {
+  if (kind == "longrope" || rules.only_longrope) {
+    parse_longrope(fields, root, rules, dims, scaling);
+  } else if (kind == "linear") {
     scaling.kind = RopeScaling::Kind::linear;
     scaling.factor = fields.number("factor", 1e-3, 1e6);
   } else if (kind == "llama3") {
@@ -72,8 +104,9 @@ RopeScaling parse_scaling(const Fields& fields, const Fields& root, const RopeRu
   } else if (kind == "yarn") {
     parse_yarn(fields, root, rules.max_context, scaling);
   } else {
-    fields.fail("rope_type", '"' + kind + '"',
-                "\"default\", \"linear\", \"llama3\", \"yarn\" (others are not implemented)");
+    fields.fail(
+        "rope_type", '"' + kind + '"',
+        "\"default\", \"linear\", \"llama3\", \"yarn\", \"longrope\" (others are not implemented)");
   }
   return scaling;
 }
@@ -81,7 +114,6 @@ RopeScaling parse_scaling(const Fields& fields, const Fields& root, const RopeRu
 RopeSettings parse_one(const Fields& fields, const Fields& root, const RopeRules& rules,
                        double theta) {
   RopeSettings rope;
-  rope.scaling = parse_scaling(fields, root, rules);
   rope.theta = fields.number("rope_theta", 1.0, kLargestTheta, theta);
   const double share = fields.number("partial_rotary_factor", 0.0, 1.0,
                                      root.number("partial_rotary_factor", 0.0, 1.0, 1.0));
@@ -92,6 +124,7 @@ RopeSettings parse_one(const Fields& fields, const Fields& root, const RopeRules
                 "an even number of the head's " + std::to_string(rules.head_dim) +
                     " components (RoPE turns pairs), but these are " + std::to_string(rope.dims));
   }
+  rope.scaling = parse_scaling(fields, root, rules, rope.dims);
   return rope;
 }
 

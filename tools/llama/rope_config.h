@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace keyhole::tools {
 
@@ -9,16 +10,19 @@ class Fields;
 
 /// How RoPE's frequencies are changed for contexts longer than those of the first training.
 struct RopeScaling {
-  enum class Kind { none, linear, llama3, yarn };
+  enum class Kind { none, linear, llama3, yarn, longrope };
   Kind kind = Kind::none;
   double factor = 1.0;            ///< linear, llama3, yarn
   double low_freq_factor = 1.0;   ///< llama3
   double high_freq_factor = 4.0;  ///< llama3
-  uint32_t original_context = 0;  ///< llama3, yarn: original_max_position_embeddings
+  uint32_t original_context = 0;  ///< llama3, yarn, longrope: original_max_position_embeddings
   double beta_fast = 32.0;  ///< yarn: turns within the original context above which pairs stay
   double beta_slow = 1.0;   ///< yarn: turns below which they are slowed down by the factor
   bool whole_pairs = true;  ///< yarn: the borders between the two are rounded outwards
-  double attention_factor = 1.0;  ///< yarn: what cos and sin are multiplied by
+  double attention_factor = 1.0;  ///< yarn, longrope: what cos and sin are multiplied by
+  /// longrope: each pair is slowed down by its own factor; another one where the prompt is longer than the original
+  /// context. As many as pairs.
+  std::vector<double> short_factors, long_factors;
 
   bool operator==(const RopeScaling&) const = default;
 };
@@ -39,7 +43,8 @@ struct RopeRules {
   bool partial = false;        ///< partial_rotary_factor may be below 1
   bool only_longrope = false;  ///< every scaling is LongRoPE, by whatever name
   uint32_t head_dim = 0;
-  uint32_t max_context = 0;  ///< max_position_embeddings
+  uint32_t max_context = 0;       ///< max_position_embeddings
+  uint32_t original_context = 0;  ///< LongRoPE's where config.json gives none; 0: max_context
 };
 
 struct Ropes {

@@ -165,7 +165,7 @@ TEST(LlamaConfig, NamesFieldValueAndWhatIsAllowed) {
 TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
   const std::vector<std::pair<json, std::string>> refusals = {
       {{{"rope_type", "dynamic"}, {"factor", 4.0}}, "rope_type is \"dynamic\""},
-      {{{"rope_type", "longrope"}, {"factor", 4.0}}, "rope_type is \"longrope\""},
+      {{{"rope_type", "longrope"}, {"factor", 4.0}}, "short_factor is missing"},
       {{{"rope_type", "yarn"}, {"factor", 4.0}, {"beta_fast", 1.0}}, "more than beta_slow"},
       {{{"rope_type", "linear"}}, "factor is missing"},
       {{{"rope_type", "linear"}, {"factor", 0.0}}, "factor is 0"},
@@ -233,9 +233,20 @@ TEST(Families, AreWhatTheirConfigsSay) {
   EXPECT_EQ(parse(phi).rope.dims, 48U);
   EXPECT_NE(beyond_plain_llama(parse(phi)).find("partial RoPE"), std::string::npos);
   EXPECT_EQ(engine_config(parse(phi)).rope_theta, 0.0F);  // not undone by the library
-  for (const char* name : {"su", "yarn", "longrope"}) {
-    phi["rope_scaling"] = {{"type", name}, {"short_factor", json::array()}};
-    EXPECT_NE(parse_error(phi.dump()).find("LongRoPE"), std::string::npos) << name;
+  phi["max_position_embeddings"] = 131072;
+  for (const char* name : {"su", "yarn", "longrope"}) {  // all the same in this family
+    json& scaling = phi["rope_scaling"];
+    scaling = {{"type", name}, {"short_factor", std::vector<double>(24, 1.5)}};
+    EXPECT_NE(parse_error(phi.dump()).find("long_factor is missing"), std::string::npos) << name;
+    scaling["long_factor"] = std::vector<double>(23, 3.0);
+    EXPECT_NE(parse_error(phi.dump()).find("a list of 24 numbers"), std::string::npos) << name;
+    scaling["long_factor"] = std::vector<double>(24, 3.0);
+    const RopeScaling parsed = parse(phi).rope.scaling;
+    EXPECT_EQ(parsed.kind, RopeScaling::Kind::longrope) << name;
+    EXPECT_EQ(parsed.original_context, 4096U);
+    EXPECT_DOUBLE_EQ(parsed.attention_factor, std::sqrt(1.0 + std::log(32.0) / std::log(4096.0)));
+    scaling["long_mscale"] = 1.2;
+    EXPECT_NE(parse_error(phi.dump()).find("long_mscale"), std::string::npos) << name;
   }
 }
 

@@ -226,6 +226,38 @@ TEST(Decoder, AnAttentionHookSeesKeyholesLayersOnly) {
   EXPECT_EQ(layers, std::vector<uint32_t>{1});
 }
 
+TEST(Decoder, LongRopeEndsWhereItsFrequenciesChange) {
+  json config = small_config();
+  config["rope_scaling"] = {{"rope_type", "longrope"},
+                            {"short_factor", std::vector<double>(32, 1.0)},
+                            {"long_factor", std::vector<double>(32, 2.0)},
+                            {"original_max_position_embeddings", 60},
+                            {"attention_factor", 1.0}};
+  const SyntheticTensors tensors = random_weights(config, ElementType::f32, 2);
+  const TemporaryFolder folder;
+  write_model(folder.path(), config, tensors, ElementType::f32);
+  const LlamaModel model = load_llama(folder.path());
+  const std::vector<uint32_t> tokens = random_tokens(70, 37, 8);
+  Team team(2);
+  KeyholeCache cache(model.config, exact_cache());
+  HostDecoder decoder(model, cache, team);
+  (void)decoder.prefill(std::span(tokens).first(58));
+  (void)decoder.step(1);
+  (void)decoder.step(2);
+  const std::string error = error_of([&] { (void)decoder.step(3); });
+  EXPECT_NE(error.find("has reached 60 tokens"), std::string::npos) << error;
+  EXPECT_EQ(decoder.tokens(), 60U);
+
+  // From a longer prompt on it is linear scaling by 2, as all long factors are 2 here.
+  json linear = config;
+  linear["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+  const auto expected = reference_logits(linear, tensors, tokens);
+  KeyholeCache other(model.config, exact_cache());
+  HostDecoder longer(model, other, team);
+  expect_close(longer.prefill(std::span(tokens).first(61)), expected[60]);
+  for (size_t t = 61; t < 70; ++t) expect_close(longer.step(tokens[t]), expected[t]);
+}
+
 TEST(KeyholeCache, AForkOfSlidingLayersGoesOnByItself) {
   const json config = config_variant("qwen3_all_sliding");
   const SyntheticTensors tensors = random_weights(config, ElementType::f32, 2);

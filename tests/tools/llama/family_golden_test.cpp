@@ -188,7 +188,7 @@ TEST_P(Family, TheGpuGeneratesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Models, Family,
                          ::testing::Values("llama", "llama_biases", "mistral", "mistral_sliding",
                                            "qwen2", "qwen3", "gemma2", "gemma3_text", "gemma3",
-                                           "phi3", "phi3_sliding"),
+                                           "phi3", "phi3_longrope", "phi3_sliding"),
                          [](const auto& name) { return name.param; });
 
 }  // namespace

@@ -71,6 +71,26 @@ TEST(Rope, YarnMultipliesByItsFactor) {
   }
 }
 
+TEST(Rope, LongRopeGoesByThePromptsLength) {
+  RopeScaling scaling;
+  scaling.kind = RopeScaling::Kind::longrope;
+  scaling.original_context = 100;
+  scaling.attention_factor = 1.25;
+  scaling.short_factors = {1.0, 2.0};
+  scaling.long_factors = {3.0, 5.0};
+  const RopeSettings settings{10000.0, scaling, 4};
+  for (const size_t prompt : {1, 100, 101}) {
+    const Rope rope(4, settings, prompt);
+    const bool is_long = prompt > 100;
+    EXPECT_DOUBLE_EQ(rope.frequencies()[0], is_long ? 1.0 / 3 : 1.0);
+    EXPECT_DOUBLE_EQ(rope.frequencies()[1], is_long ? 0.01 / 5 : 0.01 / 2);
+    EXPECT_EQ(rope.end() > 1000, is_long);
+    float cosines[2], sines[2];
+    rope.angles(0, cosines, sines);
+    EXPECT_EQ(cosines[0], 1.25F);
+  }
+}
+
 TEST(Rope, APartialOneLeavesTheRest) {
   const Rope rope(64, RopeSettings{10000.0, {}, 48});
   ASSERT_EQ(rope.pairs(), 24U);

@@ -26,7 +26,10 @@ void add_record(CLI::App& keyhole) {
   command->add_flag("--chat", options->chat,
                     "The task as a conversation in the model's chat template");
   command->add_option("--out", options->out, "The trace to write")->required()->type_name("FILE");
-  command->add_option("--layers", options->layers, "Layers to record; default: all")
+  command
+      ->add_option(
+          "--layers", options->layers,
+          "Layers to record, counted without those that have a sliding window; default: all")
       ->delimiter(',')
       ->type_name("L,...");
   command

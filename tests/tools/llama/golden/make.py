@@ -76,6 +76,12 @@ MODELS = {
     "phi3": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(
         **without("head_dim", hidden_size=256, num_hidden_layers=3, sliding_window=None,
                   rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}))),
+    # The prompt is longer than the original context: the long factors.
+    "phi3_longrope": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(
+        **without("head_dim", hidden_size=256, num_hidden_layers=2, original_max_position_embeddings=1024,
+                  rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+                                   "short_factor": [1.0 + i / 64 for i in range(24)],
+                                   "long_factor": [1.0 + i / 8 for i in range(24)]}))),
     "phi3_sliding": lambda: tf.Phi3ForCausalLM(tf.Phi3Config(
         **without("head_dim", hidden_size=256, num_hidden_layers=2, sliding_window=500))),
 }
@@ -142,6 +148,7 @@ def in_double(model):
         for module in twin.modules():
             if "RotaryEmbedding" in type(module).__name__ and hasattr(module, "config"):
                 module.__init__(module.config)
+                module.long_inv_freq = None  # LongRoPE's, kept from the pass in fp32
                 assert all(buffer.dtype == torch.float64 for buffer in module.buffers())
             if hasattr(module, "scalar_embed_scale"):
                 module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
