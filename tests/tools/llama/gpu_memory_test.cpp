@@ -17,19 +17,14 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 class Folder8B {
  public:
   Folder8B() {
-    const nlohmann::json config = {{"model_type", "llama"},
-                                   {"architectures", {"LlamaForCausalLM"}},
-                                   {"hidden_act", "silu"},
-                                   {"vocab_size", 128256},
-                                   {"hidden_size", 4096},
-                                   {"intermediate_size", 14336},
-                                   {"num_hidden_layers", 32},
-                                   {"num_attention_heads", 32},
-                                   {"num_key_value_heads", 8},
-                                   {"max_position_embeddings", 131072},
-                                   {"rms_norm_eps", 1e-5},
-                                   {"rope_theta", 500000.0},
-                                   {"torch_dtype", "bfloat16"}};
+    const nlohmann::json config = {
+        {"model_type", "llama"},    {"architectures", {"LlamaForCausalLM"}},
+        {"hidden_act", "silu"},     {"vocab_size", 128256},
+        {"hidden_size", 4096},      {"intermediate_size", 14336},
+        {"num_hidden_layers", 32},  {"num_attention_heads", 32},
+        {"num_key_value_heads", 8}, {"max_position_embeddings", 131072},
+        {"rms_norm_eps", 1e-5},     {"rope_theta", 500000.0},
+        {"torch_dtype", "bfloat16"}};
     write_file(folder_ / "config.json", config.dump());
     nlohmann::json header = nlohmann::json::object();
     uint64_t at = 0;
@@ -160,8 +155,7 @@ TEST(GpuMemory, IsRefusedBeforeAnythingIsLoaded) {
     EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
   };
   const std::string model = folder.path();
-  refused({"decode", "--model", model, "--tokens", ids, "--gpu-memory", "15GiB"},
-          "of weights");
+  refused({"decode", "--model", model, "--tokens", ids, "--gpu-memory", "15GiB"}, "of weights");
   refused({"record", "--model", model, "--tokens", ids, "--queries", "1", "--out",
            folder.path() / "trace", "--gpu-memory", "15GiB"},
           "of weights");

@@ -28,19 +28,20 @@ void show(const std::string& text) {
   std::fflush(stdout);
 }
 
-Stops stops_of(const DecodeOptions& options, const LlamaConfig& model, const Tokenizer* tokenizer) {
+Stops stops_of(const DecodeOptions& options, const LlamaConfig& model, const Turns* turns) {
   Stops stops;
   stops.most_tokens = options.most_tokens();
   stops.texts = options.stops;
   if (options.ignore_end) return stops;
-  stops.end_tokens = tokenizer != nullptr ? tokenizer->end_tokens() : model.eos_tokens;
+  stops.end_tokens = turns != nullptr ? turns->end_tokens() : model.eos_tokens;
   return stops;
 }
 
 /// One answer, shown as it comes; ids where there is no tokenizer. The session is saved behind it, as one of `about`, where
 /// that was asked for.
 DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
-                 const Tokenizer* tokenizer, Conversation::Taken taken, const SavedSession& about) {
+                 const Tokenizer* tokenizer, const Turns* turns, Conversation::Taken taken,
+                 const SavedSession& about) {
   const LlamaConfig& model = conversation.runner().model().config;
   KeyholeCache& cache = conversation.cache();
   Decoder& decoder = conversation.decoder();
@@ -60,7 +61,8 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
   DecodeRun run;
   run.taken = taken;
   Generator generator =
-      conversation.answer(tokenizer, stops_of(options, model, tokenizer), DecodeState::in_text());
+      conversation.answer(tokenizer, stops_of(options, model, turns),
+                          turns != nullptr ? turns->answer_state() : DecodeState::in_text());
   const Clock::time_point start = Clock::now();
   while (const auto piece = generator.next()) {
     throw_if_interrupted();
@@ -85,6 +87,12 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
   return run;
 }
 
+std::optional<Turns> turns_of(const DecodeOptions& options, const Tokenizer* tokenizer) {
+  if (tokenizer == nullptr) return std::nullopt;
+  if (!options.chat) return Turns(*tokenizer);
+  return Turns(*tokenizer, ChatTemplate::load(model_folder(options.model)), options.system);
+}
+
 std::optional<GpuMemoryPlan> plan_memory(DecodeOptions& options, size_t prompt_tokens,
                                          uint32_t capacity) {
   GpuMemoryRequest request;
@@ -105,11 +113,13 @@ void decode(DecodeOptions options) {
   set_kv_dtype(options.cache, model);
   if (!options.save_session.empty()) KeyholeCache::check_can_be_saved(model);
   // Token ids are what a model without a tokenizer can be given.
-  const bool has_text = options.interactive || !options.stops.empty() ||
+  const bool has_text = options.interactive || options.chat || !options.stops.empty() ||
                         (options.has_prompt() && options.token_file.empty());
   const auto tokenizer =
       has_text ? load_tokenizer(options.model, model) : find_tokenizer(options.model, model);
-  Prompt prompt = make_prompt(options, tokenizer.get());
+  const std::optional<Turns> turns = turns_of(options, tokenizer.get());
+  Prompt prompt = make_prompt(options, turns ? &*turns : nullptr,
+                              saved ? saved->tokens : std::vector<uint32_t>());
   warn_of_context(model, std::max(prompt.tokens.size(), saved ? saved->tokens.size() : 0) +
                              options.most_tokens());
   const uint32_t capacity = capacity_of(options, model, prompt.tokens.size());
@@ -125,8 +135,8 @@ void decode(DecodeOptions options) {
   Conversation::Taken taken;
   if (!prompt.tokens.empty()) taken = conversation->take(prompt.tokens);
   if (options.interactive) {
-    interact(*conversation, *tokenizer, Turns(*tokenizer),
-             {stops_of(options, model, tokenizer.get()), about});
+    interact(*conversation, *tokenizer, *turns,
+             {stops_of(options, model, &*turns), options.chat && options.has_prompt(), about});
     if (options.save_session.empty()) return;
     if (conversation->tokens().empty()) {
       warn("nothing was said: " + options.save_session + " is not written");
@@ -135,7 +145,8 @@ void decode(DecodeOptions options) {
     }
     return;
   }
-  DecodeRun run = answer(options, *conversation, tokenizer.get(), taken, about);
+  DecodeRun run =
+      answer(options, *conversation, tokenizer.get(), turns ? &*turns : nullptr, taken, about);
   run.memory = memory;
   if (options.json != "-") show(report_text(options, runner, run, prompt));
   if (!options.json.empty()) {
@@ -159,6 +170,7 @@ void add_decode(CLI::App& keyhole) {
        "keyhole decode --prompt book.txt --generate 200 --temperature 0.8 --top-p 0.95 --seed 7",
        "keyhole decode --prompt book.txt --save-session book.session --generate 1",
        "keyhole decode --load-session book.session --interactive",
+       "keyhole decode --model DIR --interactive --chat --temperature 0.7 --top-p 0.9",
        "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));
   command->callback([options] { decode(*options); });
 }

@@ -43,6 +43,9 @@ class Dialogue {
 
   void run() {
     if (terminal_) show("/help tells what can be said beside text\n");
+    if (options_.answer_first) {
+      guarded([this] { answer(); });
+    }
     std::string line;
     std::string said;
     while (true) {
@@ -71,12 +74,20 @@ class Dialogue {
 
  private:
   void take(const std::string& turn) {
+    guarded([&] {
+      if (turn.starts_with("/") && !turn.starts_with("//")) return command(turn);
+      if (turn.empty()) return;
+      const std::string said = turn.starts_with("//") ? turn.substr(1) : turn;
+      taken_ = conversation_.take(turns_.with(conversation_.tokens(), said));
+      answer();
+    });
+  }
+
+  /// A turn, told where it fails: on a terminal the conversation goes on.
+  template <class Turn>
+  void guarded(const Turn& turn) {
     try {
-      if (turn.starts_with("/") && !turn.starts_with("//")) {
-        command(turn);
-      } else if (!turn.empty()) {
-        answer(turn.starts_with("//") ? turn.substr(1) : turn);
-      }
+      turn();
     } catch (const Interrupted&) {
       forget_interrupt();
       if (!terminal_) throw;
@@ -88,8 +99,7 @@ class Dialogue {
     }
   }
 
-  void answer(const std::string& said) {
-    taken_ = conversation_.take(turns_.with(conversation_.tokens(), said));
+  void answer() {
     conversation_.cache().reset_statistics();
     conversation_.decoder().reset_times();
     Generator generator = conversation_.answer(&tokenizer_, options_.stops, turns_.answer_state());

@@ -7,7 +7,9 @@
 namespace keyhole::tools {
 
 struct InteractiveOptions {
-  Stops stops;         ///< of each answer
+  Stops stops;  ///< of each answer
+  bool answer_first =
+      false;  ///< what was taken before is a message: it is answered before the first line is read
   SavedSession about;  ///< what /save says of the model
 };
 

@@ -74,6 +74,14 @@ void add_sessions(CLI::App& command, DecodeOptions& options) {
   command.add_flag("--interactive", options.interactive,
                    "Answer line after line of standard input; /help tells more. Ctrl-C ends an "
                    "answer, Ctrl-D the program");
+  CLI::Option* chat =
+      command.add_flag("--chat", options.chat,
+                       "What is said are messages in the form of the model's chat template "
+                       "(tokenizer_config.json): a "
+                       "prompt is one, and behind a session that is loaded the next one");
+  command.add_option("--system", options.system, "The system's message of a --chat")
+      ->type_name("TEXT")
+      ->needs(chat);
   command
       .add_option("--save-session", options.save_session,
                   "Write the session and its tokens here in the end, for --load-session")
@@ -181,6 +189,10 @@ void understand(DecodeOptions& options) {
     throw UsageError(
         "--check compares the answer with the most likely tokens of exact attention: allowed "
         "without --temperature and --interactive");
+  }
+  if (options.chat && !options.token_file.empty()) {
+    throw UsageError(
+        "--tokens with --chat: allowed are --prompt and --task, whose text is a message");
   }
   if (options.interactive && !options.json.empty()) {
     throw UsageError("--json with --interactive: allowed is one of them");

@@ -23,6 +23,8 @@ struct DecodeOptions {
   std::vector<std::string> stops;
   bool ignore_end = false;
   bool interactive = false;
+  bool chat = false;
+  std::string system;  ///< of a chat
   std::string load_session, save_session;
   AttendSpec index{kAutoIndex, ""};
   uint32_t k = 100;

@@ -5,15 +5,17 @@
 
 namespace keyhole::tools {
 
-Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer) {
+Prompt make_prompt(const DecodeOptions& options, const Turns* turns,
+                   const std::vector<uint32_t>& conversation) {
   const int sources = static_cast<int>(!options.prompt_file.empty()) +
                       static_cast<int>(!options.token_file.empty()) +
                       static_cast<int>(!options.task.task.empty());
   if (sources == 0 && (options.interactive || !options.load_session.empty())) return {};
   if (sources != 1) throw UsageError("name exactly one of --prompt, --tokens and --task");
   if (!options.token_file.empty()) return {read_token_file(options.token_file), ""};
+  const std::vector<uint32_t> before = options.chat ? conversation : std::vector<uint32_t>();
   if (!options.prompt_file.empty()) {
-    return {tokenizer->encode_prompt(read_text_file(options.prompt_file)), ""};
+    return {turns->with(before, read_text_file(options.prompt_file)), ""};
   }
   const size_t question_bytes = max_question_bytes(options.task.task);
   const uint32_t length = length_of(options.task);
@@ -23,7 +25,7 @@ Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer) {
   }
   const Task task = make_task(options.task, length - 1 - question_bytes, 1);
   const Question& question = task.questions.front();
-  return {tokenizer->encode_prompt(task.context + question.prompt), question.answer};
+  return {turns->with(before, task.context + question.prompt), question.answer};
 }
 
 }  // namespace keyhole::tools

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/commands/decode/options.h"
+#include "tools/commands/decode/turns.h"
 #include "tools/tokenizer/tokenizer.h"
 
 namespace keyhole::tools {
@@ -15,8 +16,10 @@ struct Prompt {
   std::string expected;          ///< the task's answer; empty for other prompts
 };
 
-/// The prompt of --prompt, --tokens or --task. None is allowed with --interactive and --load-session. `tokenizer` may be
-/// null for --tokens. Throws UsageError, or std::exception for a file that cannot be read.
-[[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer);
+/// The prompt of --prompt, --tokens or --task. None is allowed with --interactive and --load-session. In a chat its text is the
+/// next message behind `conversation`; else it is all there is. `turns` may be null for --tokens. Throws UsageError, or
+/// std::exception for a file that cannot be read.
+[[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Turns* turns,
+                                 const std::vector<uint32_t>& conversation);
 
 }  // namespace keyhole::tools
