@@ -240,7 +240,9 @@ uint64_t LlamaConfig::longest_context() const {
 }
 
 uint32_t LlamaConfig::full_layers() const {
-  return static_cast<uint32_t>(std::count(windows.begin(), windows.end(), 0U));
+  uint32_t full = 0;
+  for (uint32_t layer = 0; layer < layers; ++layer) full += slides(layer) ? 0 : 1;
+  return full;
 }
 
 std::vector<std::optional<uint32_t>> LlamaConfig::places_among_full() const {

@@ -59,7 +59,9 @@ struct LlamaConfig {
   [[nodiscard]] size_t q_width() const { return size_t{q_heads} * head_dim; }
   [[nodiscard]] size_t kv_width() const { return size_t{kv_heads} * head_dim; }
 
-  [[nodiscard]] bool slides(uint32_t layer) const { return windows[layer] != 0; }
+  [[nodiscard]] bool slides(uint32_t layer) const {
+    return layer < windows.size() && windows[layer] != 0;
+  }
   [[nodiscard]] const RopeSettings& rope_of(uint32_t layer) const {
     return slides(layer) ? sliding_rope : rope;
   }
