@@ -62,11 +62,27 @@ std::unique_ptr<Expression> make(Kind kind, int line, std::string text = "") {
   return expression;
 }
 
+/// With its depth, which what walks the tree can bear: a long chain of operators is a deep tree.
+ExpressionPtr finished(std::unique_ptr<Expression> expression) {
+  constexpr int kMaxTree = 500;
+  const auto count = [&](const ExpressionPtr& part) {
+    if (part) expression->depth = std::max(expression->depth, part->depth + 1);
+  };
+  for (const ExpressionPtr& part : expression->parts) count(part);
+  for (const auto& argument : expression->named) count(argument.second);
+  if (expression->depth > kMaxTree) {
+    throw std::runtime_error("line " + std::to_string(expression->line) +
+                             ": an expression of more than " + std::to_string(kMaxTree) +
+                             " operations in a row");
+  }
+  return expression;
+}
+
 template <class... Parts>
 ExpressionPtr join(Kind kind, int line, std::string text, Parts... parts) {
   auto expression = make(kind, line, std::move(text));
   (expression->parts.push_back(std::move(parts)), ...);
-  return expression;
+  return finished(std::move(expression));
 }
 
 class ExpressionParser {
@@ -235,7 +251,7 @@ class ExpressionParser {
         words_.expect_sign(":");
         dict->parts.push_back(parse_expression());
       }
-      return dict;
+      return finished(std::move(dict));
     }
     words_.fail("\"" + token.text + "\" where an expression is needed");
   }
@@ -248,7 +264,7 @@ class ExpressionParser {
       if (words_.take_sign(end)) break;
       list->parts.push_back(parse_expression());
     }
-    return list;
+    return finished(std::move(list));
   }
 
   ExpressionPtr parse_postfix(ExpressionPtr value) {
@@ -264,7 +280,7 @@ class ExpressionParser {
         auto call = make(Kind::call, line);
         call->parts.push_back(std::move(value));
         parse_arguments(*call);
-        value = std::move(call);
+        value = finished(std::move(call));
       } else {
         return value;
       }
@@ -287,11 +303,11 @@ class ExpressionParser {
     words_.expect_sign("]");
     if (sliced) {
       slice->parts.resize(4);
-      return slice;
+      return finished(std::move(slice));
     }
     if (slice->parts[1] == nullptr) words_.fail("an index is missing");
     slice->kind = Kind::item;
-    return slice;
+    return finished(std::move(slice));
   }
 
   /// ( a, b, name=c ) into parts and named.
@@ -322,7 +338,7 @@ class ExpressionParser {
           words_.fail("the filter " + filter->text + " is not built in");
         filter->parts.push_back(std::move(value));
         if (words_.is_sign("(")) parse_arguments(*filter);
-        value = std::move(filter);
+        value = finished(std::move(filter));
       } else if (words_.take_word("is")) {
         const bool negated = words_.take_word("not");
         auto test = make(Kind::test, line, words_.expect_name());
@@ -334,7 +350,7 @@ class ExpressionParser {
                    test->text == "sameas") {
           test->parts.push_back(parse_postfix(parse_primary()));
         }
-        value = std::move(test);
+        value = finished(std::move(test));
         if (negated) value = join(Kind::negation, line, "", std::move(value));
       } else {
         return value;

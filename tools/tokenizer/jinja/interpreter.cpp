@@ -14,6 +14,7 @@ using Kind = Expression::Kind;
 
 constexpr int64_t kMaxSteps = 1'000'000;
 constexpr int kMaxCalls = 50;
+constexpr int kMaxDepth = 1000;
 constexpr int64_t kMaxRange = 100'000;
 
 /// An error that knows its line.
@@ -48,6 +49,20 @@ class Interpreter {
  private:
   using Scope = std::map<std::string, Value, std::less<>>;
 
+  /// While one lives, what is run is one level deeper.
+  struct Deeper {
+    explicit Deeper(Interpreter& run) : run_(run) {
+      if (++run_.depth_ <= kMaxDepth) return;
+      --run_.depth_;
+      throw std::runtime_error("more than " + std::to_string(kMaxDepth) +
+                               " levels of blocks and operations");
+    }
+    ~Deeper() { --run_.depth_; }
+    Deeper(const Deeper&) = delete;
+    Deeper& operator=(const Deeper&) = delete;
+    Interpreter& run_;
+  };
+
   void count_step() {
     if (++steps_ > kMaxSteps) throw std::runtime_error("more than a million steps");
   }
@@ -67,6 +82,7 @@ class Interpreter {
   }
 
   Flow run(const Statement& statement, Text& out) {
+    const Deeper deeper(*this);
     count_step();
     switch (statement.kind) {
       case Statement::Kind::text: out += std::string_view(statement.text); break;
@@ -151,6 +167,7 @@ class Interpreter {
   // --- expressions
 
   Value evaluate(const Expression& e) {
+    const Deeper deeper(*this);
     count_step();
     const auto part = [&](size_t i) { return evaluate(*e.parts[i]); };
     switch (e.kind) {
@@ -343,6 +360,7 @@ class Interpreter {
   std::vector<Scope> scopes_;
   std::map<std::string, const Statement*, std::less<>> macros_;
   int64_t steps_ = 0;
+  int depth_ = 0;
   int calls_ = 0;
 };
 

@@ -36,6 +36,7 @@ struct Expression {
   };
   Kind kind = Kind::constant;
   int line = 0;
+  int depth = 1;  // of the tree from here on
   Value value;
   std::string text;
   std::vector<ExpressionPtr> parts;
