@@ -2,7 +2,8 @@
 // follow greedily, step by step through Keyhole's cache.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,11 @@ namespace {
 
 using nlohmann::json;
 using namespace testing;
+
+/// The source tree's, or for a program that was carried to a machine with a GPU, $KEYHOLE_GOLDEN.
+const std::filesystem::path kGolden = std::getenv("KEYHOLE_GOLDEN") != nullptr
+                                          ? std::getenv("KEYHOLE_GOLDEN")
+                                          : KEYHOLE_GOLDEN_FOLDER;
 
 /// splitmix64 of FNV-1a of a name plus a number, as golden/make.py has it.
 class Hashes {
@@ -71,8 +77,7 @@ struct Golden {
 };
 
 Golden load(const std::string& name) {
-  const std::filesystem::path folder = KEYHOLE_GOLDEN_FOLDER;
-  const json file = json::parse(read_file(folder / (name + ".json")));
+  const json file = json::parse(read_file(kGolden / (name + ".json")));
   Golden golden;
   golden.config = file.at("config");
   const bool gemma = name.starts_with("gemma");
@@ -181,8 +186,13 @@ TEST_P(Family, TheGpuGeneratesTheSame) {
   KeyholeCache cache(model.config, options);
   GpuDecoder decoder(gpu, cache);
   const std::span<const float> logits = decoder.prefill(golden.prompt);
-  // A prompt's attention is in fp16 there.
-  for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], golden.logits[i], 0.1) << i;
+  // A prompt's attention is in fp16 there: the difference as a whole is small, a single logit's may not be.
+  double difference = 0.0, norm = 0.0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    difference += std::pow(logits[i] - golden.logits[i], 2);
+    norm += std::pow(golden.logits[i], 2);
+  }
+  EXPECT_LE(std::sqrt(difference / norm), 1e-2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Family,
