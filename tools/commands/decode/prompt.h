@@ -17,9 +17,9 @@ struct Prompt {
 };
 
 /// The prompt of --prompt, --tokens or --task. None is allowed with --interactive and --load-session. In a chat its text is the
-/// next message behind `conversation`; else it is all there is. `turns` may be null for --tokens. Throws UsageError, or
+/// next message behind `conversation`; else it is all there is. Tokenizer and turns may be null for --tokens. Throws UsageError, or
 /// std::exception for a file that cannot be read.
-[[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Turns* turns,
-                                 const std::vector<uint32_t>& conversation);
+[[nodiscard]] Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer,
+                                 const Turns* turns, const std::vector<uint32_t>& conversation);
 
 }  // namespace keyhole::tools
