@@ -90,7 +90,7 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
 std::optional<Turns> turns_of(const DecodeOptions& options, const Tokenizer* tokenizer) {
   if (tokenizer == nullptr) return std::nullopt;
   if (!options.chat) return Turns(*tokenizer);
-  return Turns(*tokenizer, ChatTemplate::load(model_folder(options.model)), options.system);
+  return Turns(*tokenizer, load_chat(options.model), options.system);
 }
 
 std::optional<GpuMemoryPlan> plan_memory(DecodeOptions& options, size_t prompt_tokens,
@@ -116,9 +116,9 @@ void decode(DecodeOptions options) {
   const bool has_text = options.interactive || options.chat || !options.stops.empty() ||
                         (options.has_prompt() && options.token_file.empty());
   const auto tokenizer =
-      has_text ? load_tokenizer(options.model, model) : find_tokenizer(options.model, model);
+      has_text ? load_tokenizer(options.model) : find_tokenizer(options.model, model);
   const std::optional<Turns> turns = turns_of(options, tokenizer.get());
-  Prompt prompt = make_prompt(options, turns ? &*turns : nullptr,
+  Prompt prompt = make_prompt(options, tokenizer.get(), turns ? &*turns : nullptr,
                               saved ? saved->tokens : std::vector<uint32_t>());
   warn_of_context(model, std::max(prompt.tokens.size(), saved ? saved->tokens.size() : 0) +
                              options.most_tokens());

@@ -16,7 +16,7 @@ void add_prompt(CLI::App& command, DecodeOptions& options) {
   command.add_option("--prompt", options.prompt_file, "Text file to continue")->type_name("FILE");
   command
       .add_option("--tokens", options.token_file,
-                  "File of token ids to continue, for models without a tokenizer")
+                  "File of token ids to continue, for models without a tokenizer.json")
       ->type_name("FILE");
   add_task_options(command, options.task);
   command.get_option("--seed")->description("Seed of the task, and of what is drawn");

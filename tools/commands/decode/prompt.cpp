@@ -1,11 +1,12 @@
 #include "tools/commands/decode/prompt.h"
 
+#include "tools/commands/common/task_fit.h"
 #include "tools/terminal/errors.h"
 #include "tools/tokenizer/token_file.h"
 
 namespace keyhole::tools {
 
-Prompt make_prompt(const DecodeOptions& options, const Turns* turns,
+Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer, const Turns* turns,
                    const std::vector<uint32_t>& conversation) {
   const int sources = static_cast<int>(!options.prompt_file.empty()) +
                       static_cast<int>(!options.token_file.empty()) +
@@ -23,9 +24,12 @@ Prompt make_prompt(const DecodeOptions& options, const Turns* turns,
     throw UsageError("--length is " + std::to_string(length) +
                      "; allowed with --task: " + std::to_string(question_bytes + 300) + " or more");
   }
-  const Task task = make_task(options.task, length - 1 - question_bytes, 1);
-  const Question& question = task.questions.front();
-  return {turns->with(before, task.context + question.prompt), question.answer};
+  const FittedTask fitted =
+      fit_task(options.task, static_cast<uint32_t>(length - question_bytes), 1, 1,
+               token_density(*tokenizer, options.task),
+               [&](const std::string& context) { return turns->with(before, context); });
+  const Question& question = fitted.task.questions.front();
+  return {turns->with(before, fitted.task.context + question.prompt), question.answer};
 }
 
 }  // namespace keyhole::tools
