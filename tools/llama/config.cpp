@@ -198,6 +198,10 @@ LlamaConfig parse_gemma3(const Fields& fields) {
   if (const json* quantised = fields.find("quantization_config")) {
     fields.fail("quantization_config", quantised->dump(), "none (weights in F32, F16 or BF16)");
   }
+  if (config.final_softcap > 0.0) {
+    text->fail("final_logit_softcapping", shown(config.final_softcap),
+               "null for model_type \"gemma3\"");
+  }
   config.has_pictures = true;
   config.tied_output = fields.flag("tie_word_embeddings", config.tied_output);
   config.dtype = fields.text("dtype", fields.text("torch_dtype", config.dtype));

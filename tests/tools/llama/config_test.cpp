@@ -324,6 +324,11 @@ TEST(Families, Gemma3HasTwoRopes) {
   EXPECT_EQ(config.full_layers(), 5U);
   EXPECT_NE(parse_error(R"({"model_type": "gemma3"})").find("text_config is missing"),
             std::string::npos);
+  // Which transformers would ignore.
+  json capped = outer;
+  capped["text_config"]["final_logit_softcapping"] = 30.0;
+  EXPECT_NE(parse_error(capped.dump()).find("text_config: final_logit_softcapping is 30"),
+            std::string::npos);
 }
 
 TEST(Families, RefuseWhatTheyWouldIgnore) {

@@ -101,7 +101,7 @@ void expect_close(std::span<const float> logits, const std::vector<float>& expec
   for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 1e-3) << i;
 }
 
-class Family : public ::testing::TestWithParam<std::string> {
+class FamilyTest : public ::testing::Test {
  protected:
   static LlamaModel loaded(const Golden& golden, ElementType type, size_t shards) {
     const TemporaryFolder folder;
@@ -126,6 +126,8 @@ class Family : public ::testing::TestWithParam<std::string> {
   }
   Team team_{2};
 };
+
+class Family : public FamilyTest, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(Family, ContinuesAsTransformersDoes) {
   const Golden golden = load(GetParam());
@@ -164,6 +166,23 @@ TEST_P(Family, AlsoFromFilesOf16Bits) {
     expect_close(logits, golden.logits);
     EXPECT_EQ(greedy(logits), golden.generated.front());
   }
+}
+
+/// transformers has written the text model of Gemma 3 under two names.
+TEST_F(FamilyTest, Gemma3UnderItsOtherNames) {
+  const Golden golden = load("gemma3");
+  Golden renamed = golden;
+  renamed.tensors.clear();
+  const std::string old_prefix = "language_model.model.";
+  for (const auto& [name, tensor] : golden.tensors) {
+    const bool text = name.starts_with(old_prefix);
+    renamed.tensors[text ? "model.language_model." + name.substr(old_prefix.size())
+                         : "model." + name] = tensor;
+  }
+  const auto tokens = std::span(golden.prompt).first(20);
+  const LlamaModel model = loaded(golden, ElementType::bf16, 1);
+  const LlamaModel other = loaded(renamed, ElementType::bf16, 1);
+  EXPECT_EQ(prefill(model, team_, tokens, {}), prefill(other, team_, tokens, {}));
 }
 
 /// What the GPU's kernels do not know has to be refused with its name, and nothing else of it.
