@@ -134,6 +134,11 @@ void SlidingWindows::attend(uint32_t layer, const float* q, float* out, Team* te
 }
 
 void SlidingWindows::truncate(uint32_t tokens) {
+  // Nothing to attend to: a ring that has turned can begin again.
+  if (tokens == 0) {
+    for (Ring& ring : rings_) ring.count = ring.oldest = 0;
+    return;
+  }
   for (const Ring& ring : rings_) {
     // The next token attends to itself and the window - 1 before it.
     if (tokens < ring.count && ring.oldest > 0 && tokens + 1 < ring.oldest + ring.window) {

@@ -28,7 +28,7 @@ class SlidingWindows {
   /// The newest token's attention: q and out `[Hq, d]`. Spread over the team's threads where there is one.
   void attend(uint32_t layer, const float* q, float* out, Team* team);
   /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a window would begin before
-  /// what is kept.
+  /// what is kept; to 0 it can always go.
   void truncate(uint32_t tokens);
 
   [[nodiscard]] bool empty() const { return rings_.empty(); }

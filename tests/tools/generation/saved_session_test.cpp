@@ -22,6 +22,8 @@ LlamaConfig small_shape() {
   config.head_dim = 64;
   config.vocab_size = 100;
   config.dtype = "float32";
+  config.attention_scale = 0.125;
+  config.windows.assign(config.layers, 0);
   return config;
 }
 

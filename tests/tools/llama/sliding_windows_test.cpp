@@ -139,6 +139,14 @@ TEST(SlidingWindows, GoBackAsFarAsTheyHold) {
   // What was forgotten is not to be had again.
   EXPECT_NE(error_of([&] { windows.truncate(furthest - 1); }), "");
   windows.truncate(furthest + 10);
+  // But to begin again is always possible.
+  windows.truncate(0);
+  for (size_t token = 0; token < 20; ++token) {
+    for (const uint32_t layer : {0U, 2U}) {
+      windows.append(layer, 1, rows.k_of(token), rows.v_of(token));
+    }
+    check(token);
+  }
 }
 
 TEST(SlidingWindows, AShortSequenceGoesBackToItsBegin) {

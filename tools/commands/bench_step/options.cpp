@@ -153,8 +153,12 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
              "that is not idle",
              0, 1024);
   command
-      .add_option("--device-cap,--gpu-memory", options.device_cap,
+      .add_option("--device-cap", options.device_cap,
                   "Device memory for weights and session together, e.g. 24GiB")
+      ->type_name("BYTES");
+  command
+      .add_option("--gpu-memory", options.device_cap,
+                  "The same as --device-cap, as other commands name it")
       ->type_name("BYTES");
   command.add_option("--host-cap", options.host_cap, "Host memory of the session, e.g. 64GiB")
       ->type_name("BYTES");
