@@ -24,8 +24,8 @@ class Beam {
     nodes_ = nodes;
     visited_.reserve(nodes);
     if (pending_.size() < degree) {
-      pending_.resize(degree);
       scores_.resize(degree);
+      pending_.resize(degree);  // last: what is asked above has grown only if both have
     }
     beam_.reserve(ef);
   }

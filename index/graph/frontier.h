@@ -18,10 +18,10 @@ class Frontier {
   void reserve(size_t ef) {
     const size_t capacity = open_capacity(ef);
     if (open_scores_.size() >= capacity) return;
-    open_scores_.resize(capacity);
     open_rows_.resize(capacity);
     closed_.resize(capacity);
     spare_.resize(2 * capacity);
+    open_scores_.resize(capacity);  // last: what is asked above has grown only if all have
   }
 
   /// Empties the frontier. A walk is over when the `ef` best rows seen have been expanded.

@@ -30,8 +30,8 @@ class GroupWalk {
     for (Frontier& frontier : frontiers_) frontier.reserve(ef);
     const size_t most = std::max(kListsAtOnce * width, starts);
     if (scores_.size() >= most * kMaxGroup) return;
-    scores_.resize(most * kMaxGroup);
-    for (Expansion& e : expansions_) e.pending.resize(most);
+    for (Expansion& e : expansions_) e.pending.resize(std::max(e.pending.size(), most));
+    scores_.resize(most * kMaxGroup);  // last: what is asked above has grown only if all have
   }
 
   /// Walks from `starts` for the heads [begin, end) of a group. keys.score(rows, n, out, stride) scores rows for

@@ -55,12 +55,13 @@ void add_importance(const float* scores, size_t n, float* importance) {
 
 void ListRanking::reserve(uint32_t max_group, size_t lists) {
   if (room_ >= lists) return;
-  room_ = lists + lists / 4;  // lists grow as rows are appended
-  scores_.resize(max_group * room_);
-  importance_.resize(room_);
-  ranks_.resize(room_);
-  spare_.resize(room_);
-  chosen_.resize(room_);
+  const size_t room = lists + lists / 4;  // lists grow as rows are appended
+  scores_.resize(max_group * room);
+  importance_.resize(room);
+  ranks_.resize(room);
+  spare_.resize(room);
+  chosen_.resize(room);
+  room_ = room;  // last: where an allocation fails, the next call tries again
 }
 
 void ListRanking::combine(uint32_t group, size_t lists) {

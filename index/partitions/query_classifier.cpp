@@ -88,8 +88,8 @@ void QueryClassifier::Scratch::reserve(uint32_t max_group, size_t partitions) {
   const size_t size = max_group * partitions;
   if (logits_.size() >= size) return;
   hidden_.resize(size_t{max_group} * kWidest);
-  logits_.resize(size);
   partial_.resize(size);
+  logits_.resize(size);  // last: what is asked above has grown only if all have
 }
 
 void QueryClassifier::add_hidden_logits(const float* queries, uint32_t group,

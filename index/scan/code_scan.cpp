@@ -59,15 +59,19 @@ CodeCut code_cut(size_t blocks) {
 }
 
 void CodeParts::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) {
-  wanted_ = std::max(wanted_, std::min(wanted, kMostExactRows));
-  group_ = std::max(group_, group);
-  o_stride_ = std::max(o_stride_, size_t{group} * shape.dim);
-  grow(o_, kMostCodeParts * o_stride_);
-  grow(tops_, size_t{kMostCodeParts} * group_);
-  grow(sums_, size_t{kMostCodeParts} * group_);
-  grow(counts_, size_t{kMostCodeParts} * group_);
-  grow(best_, size_t{kMostCodeParts} * group_ * wanted_);
+  wanted = std::max(wanted_, std::min(wanted, kMostExactRows));
+  const size_t o_stride = std::max(o_stride_, size_t{group} * shape.dim);
+  group = std::max(group_, group);
+  grow(o_, kMostCodeParts * o_stride);
+  grow(tops_, size_t{kMostCodeParts} * group);
+  grow(sums_, size_t{kMostCodeParts} * group);
+  grow(counts_, size_t{kMostCodeParts} * group);
+  grow(best_, size_t{kMostCodeParts} * group * wanted);
   if (floors_ == nullptr) floors_ = std::make_unique<std::atomic<float>[]>(kMaxGroup);
+  // Last: nothing claims to have grown that has not.
+  wanted_ = wanted;
+  o_stride_ = o_stride;
+  group_ = group;
   begin();
 }
 

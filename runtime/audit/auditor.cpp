@@ -45,8 +45,8 @@ void Auditor::reserve(uint32_t top_k) {
   if (top_k <= top_k_) return;
   finish();
   wait_for_thread();
-  top_k_ = top_k;
   for (const auto& truth : truths_) truth->prepare(top_k, capacity_);
+  top_k_ = top_k;
 }
 
 HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uint32_t top_k,
