@@ -2,7 +2,9 @@
 // are shorter under them; what is asserted stays, and so does every path.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace keyhole::test {
 
@@ -15,6 +17,15 @@ inline constexpr bool kSanitized = false;
 /// `all`; under a sanitizer `fewer`.
 constexpr uint32_t unless_sanitized(uint32_t all, uint32_t fewer) {
   return kSanitized ? fewer : all;
+}
+
+/// `all`; under a sanitizer every n-th of them.
+template <class T>
+std::vector<T> unless_sanitized(std::vector<T> all, size_t n) {
+  if (!kSanitized) return all;
+  std::vector<T> some;
+  for (size_t i = 0; i < all.size(); i += n) some.push_back(all[i]);
+  return some;
 }
 
 /// How many random cases a property test tries: under a sanitizer a quarter.
