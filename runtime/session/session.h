@@ -140,7 +140,6 @@ class Session {
   /// The heads that a layer and KV head, each perhaps KEYHOLE_ALL, name; throws
   /// Error(invalid_argument).
   [[nodiscard]] std::vector<size_t> named_heads(uint32_t layer, uint32_t kv_head) const;
-  /// Another budget for heads()[i]; what audits have done to the old one is forgotten.
   /// What set_mode(), set_attend() and set_budget() change.
   struct Settings {
     keyhole_mode mode;
