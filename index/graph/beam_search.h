@@ -13,6 +13,7 @@
 
 #include "index/graph/row_marks.h"
 #include "index/graph/sorted_beam.h"
+#include "index/grow.h"
 
 namespace keyhole::index {
 
@@ -23,10 +24,8 @@ class Beam {
   void reserve(size_t nodes, size_t degree, size_t ef) {
     nodes_ = nodes;
     visited_.reserve(nodes);
-    if (pending_.size() < degree) {
-      scores_.resize(degree);
-      pending_.resize(degree);  // last: what is asked above has grown only if both have
-    }
+    grow(pending_, degree);
+    grow(scores_, degree);
     beam_.reserve(ef);
   }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "index/grow.h"
 #include "index/scan/select.h"
 #include "index/scan/sixteen.h"
 
@@ -17,11 +18,10 @@ class Frontier {
   /// Reserves memory for beams of `ef`; allocates only where that is more than before.
   void reserve(size_t ef) {
     const size_t capacity = open_capacity(ef);
-    if (open_scores_.size() >= capacity) return;
-    open_rows_.resize(capacity);
-    closed_.resize(capacity);
-    spare_.resize(2 * capacity);
-    open_scores_.resize(capacity);  // last: what is asked above has grown only if all have
+    grow(open_scores_, capacity);
+    grow(open_rows_, capacity);
+    grow(closed_, capacity);
+    grow(spare_, 2 * capacity);
   }
 
   /// Empties the frontier. A walk is over when the `ef` best rows seen have been expanded.

@@ -14,6 +14,7 @@
 
 #include "index/graph/frontier.h"
 #include "index/graph/graph.h"
+#include "index/grow.h"
 #include "index/scan/collector.h"
 
 namespace keyhole::index {
@@ -26,12 +27,11 @@ class GroupWalk {
       tags_.assign(nodes + nodes / 4, 0);  // appends grow an index in steps
       tag_ = 0;
     }
-    if (frontiers_.size() < group) frontiers_.resize(group);
+    grow(frontiers_, group);
     for (Frontier& frontier : frontiers_) frontier.reserve(ef);
     const size_t most = std::max(kListsAtOnce * width, starts);
-    if (scores_.size() >= most * kMaxGroup) return;
-    for (Expansion& e : expansions_) e.pending.resize(std::max(e.pending.size(), most));
-    scores_.resize(most * kMaxGroup);  // last: what is asked above has grown only if all have
+    grow(scores_, most * kMaxGroup);
+    for (Expansion& e : expansions_) grow(e.pending, most);
   }
 
   /// Walks from `starts` for the heads [begin, end) of a group. keys.score(rows, n, out, stride) scores rows for

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "index/grow.h"
+
 namespace keyhole::index {
 namespace {
 
@@ -86,10 +88,9 @@ size_t QueryClassifier::network_bytes() const {
 
 void QueryClassifier::Scratch::reserve(uint32_t max_group, size_t partitions) {
   const size_t size = max_group * partitions;
-  if (logits_.size() >= size) return;
-  hidden_.resize(size_t{max_group} * kWidest);
-  partial_.resize(size);
-  logits_.resize(size);  // last: what is asked above has grown only if all have
+  grow(hidden_, size_t{max_group} * kWidest);
+  grow(logits_, size);
+  grow(partial_, size);
 }
 
 void QueryClassifier::add_hidden_logits(const float* queries, uint32_t group,

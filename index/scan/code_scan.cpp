@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "cpu/half.h"
+#include "index/grow.h"
 
 namespace keyhole::index {
 namespace {
@@ -41,11 +42,6 @@ void raise(std::atomic<float>& to, float x) {
   float seen = to.load(std::memory_order_relaxed);
   while (seen < x && !to.compare_exchange_weak(seen, x, std::memory_order_relaxed)) {
   }
-}
-
-template <class Vector>
-void grow(Vector& v, size_t n) {
-  if (v.size() < n) v.resize(n);
 }
 
 }  // namespace

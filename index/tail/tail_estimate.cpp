@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cpu/attention_state.h"
+#include "index/grow.h"
 #include "index/scan/topk.h"
 
 namespace keyhole::index {
@@ -56,7 +57,6 @@ void TailEstimate::reserve(const TailTree& tree, uint32_t group) {
   const size_t rows =
       tree.count() > row_capacity_ ? tree.count() + tree.count() / 4 : row_capacity_;
   const uint32_t heads = std::max(group, group_capacity_);
-  const auto grow = [](auto& array, size_t size) { array.resize(std::max(array.size(), size)); };
   for (auto* v : {&scores_, &weights_, &uncertainties_, &removed_scores_, &kept_weights_}) {
     grow(*v, heads * capacity);
   }

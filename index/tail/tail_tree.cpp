@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 
+#include "index/grow.h"
 #include "index/progress.h"
 #include "index/scan/balance.h"
 #include "index/tail/tail_cluster.h"
@@ -15,14 +16,7 @@ namespace {
 // are near in space anyway.
 constexpr size_t kSegmentRows = 8192;
 
-/// Capacity for `more` further elements, which are appended without throwing then.
-template <class T>
-void make_room(std::vector<T>& to, size_t more) {
-  const size_t needed = to.size() + more;
-  if (needed > to.capacity()) to.reserve(std::max(needed, 2 * to.capacity()));
-}
-
-void make_room(TailLevel& to, const TailLevel& more) {
+void make_level_room(TailLevel& to, const TailLevel& more) {
   make_room(to.sizes, more.sizes.size());
   make_room(to.variances, more.variances.size());
   make_room(to.keys, more.keys.size());
@@ -141,8 +135,8 @@ std::unique_ptr<TailSegment> TailTree::prepare_append(const KvView& kv,
 
 void TailTree::make_room(const TailSegment& segment) {
   index::make_room(segments_, 1);
-  index::make_room(coarse_, segment.coarse);
-  index::make_room(fine_, segment.fine);
+  make_level_room(coarse_, segment.coarse);
+  make_level_room(fine_, segment.fine);
   index::make_room(fine_begin_, segment.fine_begin.size());
   index::make_room(row_begin_, segment.row_begin.size());
   index::make_room(rows_, segment.rows.size());

@@ -2,17 +2,9 @@
 
 #include <algorithm>
 
+#include "index/grow.h"
+
 namespace keyhole::runtime {
-namespace {
-
-/// A capacity for `more` further elements: as it is, or twice as much.
-size_t grown(const std::vector<float>& rows, size_t more) {
-  const size_t needed = rows.size() + more;
-  return needed <= rows.capacity() ? rows.capacity() : std::max(needed, 2 * rows.capacity());
-}
-
-}  // namespace
-
 int QuerySample::wanted_head(uint32_t position) const {
   if (capacity_ == 0 || position % stride_ != 0) return -1;
   // A hash and not position % group: strides are powers of two, so that with a group of 4 every
@@ -23,7 +15,7 @@ int QuerySample::wanted_head(uint32_t position) const {
 void QuerySample::add(uint32_t position, const float* query) {
   if (positions_.size() == capacity_) thin();
   if (position % stride_ != 0) return;
-  rows_.reserve(grown(rows_, dim_));
+  index::make_room(rows_, dim_);
   positions_.push_back(position);
   rows_.insert(rows_.end(), query, query + dim_);
 }
