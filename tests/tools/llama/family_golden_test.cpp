@@ -9,7 +9,6 @@
 
 #include "tests/temporary_folder.h"
 #include "tests/tools/llama/synthetic_model.h"
-#include "tools/llama/blas.h"
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/host_decoder.h"
 
@@ -222,10 +221,3 @@ INSTANTIATE_TEST_SUITE_P(Models, Family,
 
 }  // namespace
 }  // namespace keyhole::tools
-
-/// Thousands of tokens of prefill: with OpenBLAS's kernels for this CPU, as the command has them.
-int main(int argc, char** argv) {
-  keyhole::tools::restart_with_matching_blas_kernels(argv);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

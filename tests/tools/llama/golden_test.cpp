@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/temporary_folder.h"
-#include "tools/llama/blas.h"
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/host_decoder.h"
 #include "tools/tokenizer/byte_tokenizer.h"
@@ -130,10 +129,3 @@ INSTANTIATE_TEST_SUITE_P(Prompts, GoldenTest, ::testing::Values(0, 1, 2), prompt
 
 }  // namespace
 }  // namespace keyhole::tools
-
-/// Thousands of tokens of prefill: with OpenBLAS's kernels for this CPU, as the command has them.
-int main(int argc, char** argv) {
-  keyhole::tools::restart_with_matching_blas_kernels(argv);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}

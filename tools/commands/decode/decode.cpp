@@ -116,7 +116,7 @@ void decode(DecodeOptions options) {
   const bool has_text = options.interactive || options.chat || !options.stops.empty() ||
                         (options.has_prompt() && options.token_file.empty());
   const auto tokenizer =
-      has_text ? load_tokenizer(options.model) : find_tokenizer(options.model, model);
+      has_text ? load_tokenizer(options.model, model) : find_tokenizer(options.model, model);
   const std::optional<Turns> turns = turns_of(options, tokenizer.get());
   Prompt prompt = make_prompt(options, tokenizer.get(), turns ? &*turns : nullptr,
                               saved ? saved->tokens : std::vector<uint32_t>());
