@@ -97,11 +97,11 @@ TEST_P(TokenStreams, HandOutTheTokensRows) {
 
 TEST_P(TokenStreams, GraphsReadTheTokenThatIsLaunched) {
   for (const uint32_t layers : {2U, 3U}) {
-    stream_->begin_capture(false);
+    stream_->begin_capture(true);
     enqueue(0, layers);
     stream_->end_capture();
     for (const uint32_t token : {1U, 4U, 2U}) {
-      stream_->launch(token, false);
+      stream_->launch(token, true);
       stream_->synchronize();
       expect_outputs(token, layers);
       expect_clocks(layers);

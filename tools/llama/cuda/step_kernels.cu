@@ -1,3 +1,4 @@
+#include "tools/cuda/early_launch.cuh"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/reduce.cuh"
 #include "tools/llama/cuda/step_kernels.h"
@@ -38,46 +39,80 @@ __device__ inline float dot8(const uint4& w, const float4& x, const float4& y, f
   return fmaf(high(w.w), y.w, sum);
 }
 
-/// Two rows of W times x, in every lane of the warp; x in shared memory.
-__device__ float2 two_rows(const StepMatrix& w, uint32_t row0, uint32_t row1, const float* x) {
-  const uint32_t lane = threadIdx.x % 32;
-  const uint32_t pieces = w.columns / 8;
-  const auto at = [&](const __nv_bfloat16* base, uint32_t row) {
-    return reinterpret_cast<const uint4*>(base + size_t{row} * w.columns);
-  };
-  float2 sum = make_float2(0.0F, 0.0F);
-  for (int part = 0; part < (w.w.low == nullptr ? 1 : 2); ++part) {
-    const __nv_bfloat16* const base = part == 0 ? w.w.high : w.w.low;
-    const uint4* const w0 = at(base, row0);
-    const uint4* const w1 = at(base, row1);
-#pragma unroll 4
-    for (uint32_t i = lane; i < pieces; i += 32) {
-      const float4 a = reinterpret_cast<const float4*>(x)[2 * i];
-      const float4 b = reinterpret_cast<const float4*>(x)[2 * i + 1];
-      sum.x = dot8(__ldg(w0 + i), a, b, sum.x);
-      sum.y = dot8(__ldg(w1 + i), a, b, sum.y);
+/// A vector in shared memory: of every 8 numbers the first four, then the other four of every 8, so that neighbouring lanes
+/// find theirs in different banks.
+struct SharedVector {
+  float4* quads;
+  float scale = 1.0F;  ///< that the numbers are still to be multiplied by
+
+  /// By all threads of a block: x, times the weights of `norm` where there is one.
+  __device__ SharedVector(const float* x, uint32_t n, const Norm& norm, void* shared)
+      : quads(static_cast<float4*>(shared)) {
+    float squares = 0.0F;
+    for (uint32_t i = threadIdx.x; i < n / 4; i += kThreads) {
+      float4 v = reinterpret_cast<const float4*>(x)[i];
+      if (norm.weight != nullptr) {
+        const float4 by = reinterpret_cast<const float4*>(norm.weight)[i];
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        v = make_float4(v.x * by.x, v.y * by.y, v.z * by.z, v.w * by.w);
+      }
+      quads[i % 2 * (n / 8) + i / 2] = v;
+    }
+    if (norm.weight != nullptr) {
+      scale = 1.0F / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(n) + norm.eps);
+    } else {
+      __syncthreads();
     }
   }
-  return make_float2(warp_sum(sum.x), warp_sum(sum.y));
-}
+};
 
-/// x to shared memory, normalised where there is a norm.
-__device__ void load_input(const float* x, uint32_t n, const Norm& norm, float* shared) {
-  if (norm.weight == nullptr) {
-    for (uint32_t i = threadIdx.x; i < n; i += kThreads) shared[i] = x[i];
-    __syncthreads();
-    return;
+/// Two rows of a matrix on their way to a warp: kPieces times 16 bytes of each for every lane are asked for at once, as what
+/// is under way decides the speed. Two blocks of a multiprocessor have 128 KB.
+class RowPair {
+ public:
+  __device__ RowPair(const __nv_bfloat16* base, uint2 rows, uint32_t columns)
+      : row0_(reinterpret_cast<const uint4*>(base + size_t{rows.x} * columns)),
+        row1_(reinterpret_cast<const uint4*>(base + size_t{rows.y} * columns)),
+        pieces_(columns / 8) {
+    load();
   }
-  float squares = 0.0F;
-  for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
-    const float value = x[i];
-    squares += value * value;
-    shared[i] = value * norm.weight[i];
+
+  /// sum += the rows times the vector; each lane's part.
+  __device__ void multiply(const SharedVector& x, float2& sum) {
+    for (;;) {
+#pragma unroll
+      for (uint32_t i = 0; i < kPieces; ++i) {
+        const uint32_t at = at_ + i * 32;
+        if (at >= pieces_) break;
+        const float4 a = x.quads[at], b = x.quads[pieces_ + at];
+        sum.x = dot8(first_[i], a, b, sum.x);
+        sum.y = dot8(second_[i], a, b, sum.y);
+      }
+      at_ += kPieces * 32;
+      if (at_ >= pieces_) return;
+      load();
+    }
   }
-  const float scale = 1.0F / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(n) + norm.eps);
-  for (uint32_t i = threadIdx.x; i < n; i += kThreads) shared[i] *= scale;
-  __syncthreads();
-}
+
+ private:
+  static constexpr uint32_t kPieces = 8;
+
+  __device__ void load() {
+#pragma unroll
+    for (uint32_t i = 0; i < kPieces; ++i) {
+      const uint32_t at = at_ + i * 32;
+      if (at >= pieces_) break;
+      first_[i] = load_once(row0_ + at);
+      second_[i] = load_once(row1_ + at);
+    }
+  }
+
+  const uint4* row0_;
+  const uint4* row1_;
+  uint32_t pieces_;
+  uint32_t at_ = threadIdx.x % 32;
+  uint4 first_[kPieces], second_[kPieces];
+};
 
 /// Which rows of W a warp takes, and what becomes of the two numbers (y0 is a row's, y1 the other's).
 struct Rotate {
@@ -116,16 +151,24 @@ struct Neighbours {
   }
 };
 
+/// Launched early: weights are asked for before the kernel in front has ended.
 template <class Pairs>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     step_kernel(StepMatrix w, const float* x, Norm norm, Pairs pairs, float* y) {
-  extern __shared__ __align__(16) float input[];
-  load_input(x, w.columns, norm, input);
+  extern __shared__ __align__(16) unsigned char memory[];
+  start_next_kernel();
+  const uint32_t count = (w.rows + 1) / 2;
   const uint32_t pair = blockIdx.x * kWarps + threadIdx.x / 32;
-  if (pair >= (w.rows + 1) / 2) return;
-  const uint2 rows = pairs.rows(pair, w.rows);
-  const float2 value = two_rows(w, rows.x, rows.y, input);
-  if (threadIdx.x % 32 == 0) pairs.write(y, rows, value);
+  const uint2 rows = pairs.rows(min(pair, count - 1), w.rows);
+  RowPair high(w.w.high, rows, w.columns);
+  wait_for_inputs();
+  const SharedVector input(x, w.columns, norm, memory);
+  if (pair >= count) return;
+  float2 sum = make_float2(0.0F, 0.0F);
+  high.multiply(input, sum);
+  if (w.w.low != nullptr) RowPair(w.w.low, rows, w.columns).multiply(input, sum);
+  sum = make_float2(warp_sum(sum.x) * input.scale, warp_sum(sum.y) * input.scale);
+  if (threadIdx.x % 32 == 0) pairs.write(y, rows, sum);
 }
 
 template <class Pairs>
@@ -138,8 +181,9 @@ void launch(const StepMatrix& w, const float* x, const Norm& norm, const Pairs& 
           "shared memory of a step's product");
   }
   const uint32_t count = (w.rows + 1) / 2;
-  step_kernel<<<(count + kWarps - 1) / kWarps, kThreads, shared, stream>>>(w, x, norm, pairs, y);
-  check_launch("a step's product");
+  check(early_launch(step_kernel<Pairs>, dim3((count + kWarps - 1) / kWarps), dim3(kThreads), shared,
+                     stream, w, x, norm, pairs, y),
+        "a step's product");
 }
 
 }  // namespace

@@ -1,0 +1,63 @@
+// Products of one token follow each other by the microsecond: each kernel is started before the one in front of it in the
+// stream has ended (programmatic dependent launch, compute capability 9.0 or newer), asks for its weights, which nothing
+// writes, and only then waits for what the kernels in front of it write.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace keyhole::tools {
+
+/// In every block of a kernel launched by early_launch(), before it reads what other kernels write or writes anything: waits
+/// until the kernels in front of it have ended.
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Lets the next kernel start once all blocks of this one have called, as far as there is space.
+__device__ inline void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// 16 bytes that are read once: they shall not push the vector out of the L1 cache.
+__device__ inline uint4 load_once(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+
+/// Whether the current device starts kernels early.
+inline cudaError_t starts_early(bool& early) {
+  int device = 0, major = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  early = major >= 9;
+  return status;
+}
+
+/// kernel<<<grid, block, shared, stream>>>(arguments...), early where the device can.
+template <class... Parameters, class... Arguments>
+cudaError_t early_launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+                         cudaStream_t stream, const Arguments&... arguments) {
+  bool early = false;
+  if (const cudaError_t status = starts_early(early); status != cudaSuccess) return status;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+}  // namespace keyhole::tools
