@@ -90,10 +90,12 @@ class CudaTokenStream final : public TokenStream {
     must(cudaMemsetAsync(inputs_.bytes(), 0, token_bytes() * (shape.tokens + 1), stream_.get),
          "clearing inputs");
     if (shape.weights) {
-      must(enqueue_random(scratch_[0]->halves(), shape.hidden, 1.0F, 1, stream_.get), "an input");
-      // Deviation 1 / sqrt(columns): products keep the size of their input.
-      must(enqueue_random(weights_.halves(), weight_bytes(shape) / sizeof(uint16_t), 0.027F, 2,
+      must(enqueue_random(scratch_[0]->halves(), NumberType::f16, shape.hidden, 1.0F, 1,
                           stream_.get),
+           "an input");
+      // Deviation 1 / sqrt(columns): products keep the size of their input.
+      must(enqueue_random(weights_.halves(), NumberType::bf16,
+                          weight_bytes(shape) / sizeof(uint16_t), 0.027F, 2, stream_.get),
            "random weights");
     }
     synchronize();

@@ -15,7 +15,7 @@ struct TokenStreamShape {
   uint32_t tokens = 0;  ///< whose queries, keys and values are uploaded
   int ordinal = 0;      ///< which CUDA device
 
-  /// The products of a Llama: fp16 matrices of random numbers, `[q + 2 kv heads, hidden]`, `[hidden, q heads]`,
+  /// The products of a Llama: bf16 matrices of random numbers, `[q + 2 kv heads, hidden]`, `[hidden, q heads]`,
   /// `[2 intermediate, hidden]`, `[hidden, intermediate]` in each layer and `[vocabulary, hidden]` at the end.
   bool weights = false;
   uint32_t hidden = 0, intermediate = 0, vocabulary = 0;  ///< hidden = q_heads * head_dim

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -50,7 +51,9 @@ TEST_F(Gemv, IsTheProduct) {
     for (const uint32_t columns : {8U, 64U, 248U, 264U, 2048U, 4096U, 4104U, 14336U}) {
       std::vector<uint16_t> w(size_t{rows} * columns);
       std::vector<uint16_t> x(columns);
-      for (uint16_t& h : w) h = f32_to_f16(normal(random));
+      // The upper half of a float is a bf16 number.
+      for (uint16_t& h : w)
+        h = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
       for (uint16_t& h : x) h = f32_to_f16(normal(random));
       const Halves dw = on_device(w);
       const Halves dx = on_device(x);
@@ -62,7 +65,7 @@ TEST_F(Gemv, IsTheProduct) {
         double sum = 0;
         double squares = 0;
         for (uint32_t c = 0; c < columns; ++c) {
-          const double product = double{f16_to_f32(w[size_t{r} * columns + c])} * f16_to_f32(x[c]);
+          const double product = double{bf16_to_f32(w[size_t{r} * columns + c])} * f16_to_f32(x[c]);
           sum += product;
           squares += product * product;
         }
@@ -76,18 +79,20 @@ TEST_F(Gemv, IsTheProduct) {
 
 TEST_F(Gemv, RandomNumbersFillTheirRange) {
   constexpr size_t kCount = 100003;
-  const Halves device = on_device(std::vector<uint16_t>(kCount, 0x7e01));
-  ASSERT_EQ(enqueue_random(device.get(), kCount, 0.5F, 3, nullptr), cudaSuccess);
-  double sum = 0;
-  double squares = 0;
-  for (const uint16_t h : on_host(device, kCount)) {
-    const double x = f16_to_f32(h);
-    ASSERT_LE(std::abs(x), 0.5);
-    sum += x;
-    squares += x * x;
+  for (const NumberType type : {NumberType::f16, NumberType::bf16}) {
+    const Halves device = on_device(std::vector<uint16_t>(kCount, 0x7e01));
+    ASSERT_EQ(enqueue_random(device.get(), type, kCount, 0.5F, 3, nullptr), cudaSuccess);
+    double sum = 0;
+    double squares = 0;
+    for (const uint16_t h : on_host(device, kCount)) {
+      const double x = type == NumberType::f16 ? f16_to_f32(h) : bf16_to_f32(h);
+      ASSERT_LE(std::abs(x), 0.5);
+      sum += x;
+      squares += x * x;
+    }
+    EXPECT_NEAR(sum / kCount, 0, 0.01);
+    EXPECT_NEAR(squares / kCount, 0.25 / 3, 0.005);
   }
-  EXPECT_NEAR(sum / kCount, 0, 0.01);
-  EXPECT_NEAR(squares / kCount, 0.25 / 3, 0.005);
 }
 
 }  // namespace

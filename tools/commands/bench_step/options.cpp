@@ -145,7 +145,7 @@ void add_places(CLI::App& command, BenchStepOptions& options) {
                    "Tensors in host memory and calls that wait, also on a CUDA device");
   command.add_flag("--graph", options.graph, "Replay a token as a CUDA graph");
   command.add_flag("--weights", options.weights,
-                   "The model's matrix products between the attends (CUDA): fp16, random, in the "
+                   "The model's matrix products between the attends (CUDA): bf16, random, in the "
                    "proportions of Llama-3-8B");
   add_number(command, "--threads", options.threads, "Worker threads; 0: one per core", 0, 1024);
   add_number(command, "--busy", options.busy,

@@ -1,4 +1,5 @@
 #include "tools/cuda/early_launch.cuh"
+#include "tools/cuda/row_pair.cuh"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/reduce.cuh"
 #include "tools/llama/cuda/step_kernels.h"
@@ -25,22 +26,7 @@ __global__ void begin_kernel(const StepInput* input, Split table, uint32_t width
   }
 }
 
-/// Adds 8 products; the weights are 16 bytes of bf16, the upper halves of fp32 numbers.
-__device__ inline float dot8(const uint4& w, const float4& x, const float4& y, float sum) {
-  const auto low = [](uint32_t pair) { return __uint_as_float(pair << 16); };
-  const auto high = [](uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000U); };
-  sum = fmaf(low(w.x), x.x, sum);
-  sum = fmaf(high(w.x), x.y, sum);
-  sum = fmaf(low(w.y), x.z, sum);
-  sum = fmaf(high(w.y), x.w, sum);
-  sum = fmaf(low(w.z), y.x, sum);
-  sum = fmaf(high(w.z), y.y, sum);
-  sum = fmaf(low(w.w), y.z, sum);
-  return fmaf(high(w.w), y.w, sum);
-}
-
-/// A vector in shared memory: of every 8 numbers the first four, then the other four of every 8, so that neighbouring lanes
-/// find theirs in different banks.
+/// A vector in shared memory, as RowPair wants it.
 struct SharedVector {
   float4* quads;
   float scale = 1.0F;  ///< that the numbers are still to be multiplied by
@@ -56,7 +42,7 @@ struct SharedVector {
         squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         v = make_float4(v.x * by.x, v.y * by.y, v.z * by.z, v.w * by.w);
       }
-      quads[i % 2 * (n / 8) + i / 2] = v;
+      quads[place_of_quad(i, n)] = v;
     }
     if (norm.weight != nullptr) {
       scale = 1.0F / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(n) + norm.eps);
@@ -64,54 +50,6 @@ struct SharedVector {
       __syncthreads();
     }
   }
-};
-
-/// Two rows of a matrix on their way to a warp: kPieces times 16 bytes of each for every lane are asked for at once, as what
-/// is under way decides the speed. Two blocks of a multiprocessor have 128 KB.
-class RowPair {
- public:
-  __device__ RowPair(const __nv_bfloat16* base, uint2 rows, uint32_t columns)
-      : row0_(reinterpret_cast<const uint4*>(base + size_t{rows.x} * columns)),
-        row1_(reinterpret_cast<const uint4*>(base + size_t{rows.y} * columns)),
-        pieces_(columns / 8) {
-    load();
-  }
-
-  /// sum += the rows times the vector; each lane's part.
-  __device__ void multiply(const SharedVector& x, float2& sum) {
-    for (;;) {
-#pragma unroll
-      for (uint32_t i = 0; i < kPieces; ++i) {
-        const uint32_t at = at_ + i * 32;
-        if (at >= pieces_) break;
-        const float4 a = x.quads[at], b = x.quads[pieces_ + at];
-        sum.x = dot8(first_[i], a, b, sum.x);
-        sum.y = dot8(second_[i], a, b, sum.y);
-      }
-      at_ += kPieces * 32;
-      if (at_ >= pieces_) return;
-      load();
-    }
-  }
-
- private:
-  static constexpr uint32_t kPieces = 8;
-
-  __device__ void load() {
-#pragma unroll
-    for (uint32_t i = 0; i < kPieces; ++i) {
-      const uint32_t at = at_ + i * 32;
-      if (at >= pieces_) break;
-      first_[i] = load_once(row0_ + at);
-      second_[i] = load_once(row1_ + at);
-    }
-  }
-
-  const uint4* row0_;
-  const uint4* row1_;
-  uint32_t pieces_;
-  uint32_t at_ = threadIdx.x % 32;
-  uint4 first_[kPieces], second_[kPieces];
 };
 
 /// Which rows of W a warp takes, and what becomes of the two numbers (y0 is a row's, y1 the other's).
@@ -165,8 +103,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   const SharedVector input(x, w.columns, norm, memory);
   if (pair >= count) return;
   float2 sum = make_float2(0.0F, 0.0F);
-  high.multiply(input, sum);
-  if (w.w.low != nullptr) RowPair(w.w.low, rows, w.columns).multiply(input, sum);
+  high.multiply(input.quads, sum);
+  if (w.w.low != nullptr) RowPair(w.w.low, rows, w.columns).multiply(input.quads, sum);
   sum = make_float2(warp_sum(sum.x) * input.scale, warp_sum(sum.y) * input.scale);
   if (threadIdx.x % 32 == 0) pairs.write(y, rows, sum);
 }
@@ -181,8 +119,8 @@ void launch(const StepMatrix& w, const float* x, const Norm& norm, const Pairs& 
           "shared memory of a step's product");
   }
   const uint32_t count = (w.rows + 1) / 2;
-  check(early_launch(step_kernel<Pairs>, dim3((count + kWarps - 1) / kWarps), dim3(kThreads), shared,
-                     stream, w, x, norm, pairs, y),
+  check(early_launch(step_kernel<Pairs>, dim3((count + kWarps - 1) / kWarps), dim3(kThreads),
+                     shared, stream, w, x, norm, pairs, y),
         "a step's product");
 }
 
