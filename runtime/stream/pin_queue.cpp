@@ -62,12 +62,11 @@ void PinQueue::drop(uint64_t batch, const std::vector<Range>& ranges) noexcept {
   size_t pinned = ranges.size();
   {
     std::unique_lock lock(mutex_);
+    is_held_ = true;  // the next range may need what this batch gives back
     const auto at = std::find_if(queue_.begin(), queue_.end(),
                                  [&](const Batch& b) { return b.number == batch; });
     if (at == queue_.begin() && at != queue_.end() && is_working_) {
-      is_held_ = true;
       changed_.wait(lock, [this] { return !is_working_; });
-      is_held_ = false;
     }
     // The range under way may have been its last.
     const auto still = std::find_if(queue_.begin(), queue_.end(),
@@ -79,8 +78,12 @@ void PinQueue::drop(uint64_t batch, const std::vector<Range>& ranges) noexcept {
       publish();
     }
   }
-  changed_.notify_all();
   unpin(ranges, pinned);
+  {
+    const std::lock_guard lock(mutex_);
+    is_held_ = false;
+  }
+  changed_.notify_all();
 }
 
 void PinQueue::unpin(const std::vector<Range>& ranges, size_t count) noexcept {
