@@ -30,6 +30,7 @@ class RandomStreamCalls final : public RandomCalls {
       sc_.index = pick_spec();
       sc_.budget = pick_budget();
       sc_.flush_block = kCodeBlock;
+      sc_.window += 2;  // a graph of three tokens finds room whatever the window has
       longest_prompt_ = 600;
     } else if (random_.below(2) == 0) {
       sc_.budget = on_partitions();
