@@ -35,7 +35,13 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
       s.wait_idle();
     }
     if (needs == Needs::no_step) s.check_failure();
-    body(s);
+    try {
+      body(s);
+    } catch (const Error& e) {
+      // Of a copy it may be the copy's device that has failed.
+      if (needs != Needs::nothing && needs != Needs::copy) s.keep_device_failure(e);
+      throw;
+    }
   });
 }
 

@@ -71,8 +71,11 @@ class Session {
   void wait_idle();
   /// Waits until the host's part of all steps is done, without touching the stream: also during a capture.
   void wait_for_host();
-  /// Throws the first error of stream steps.
+  /// Throws the first error of stream steps, or of the device.
   void check_failure();
+  /// What a call has thrown: where the device failed, nothing is known of its tokens any more, and the session takes no
+  /// more steps or changes. During a capture only the graph is lost.
+  void keep_device_failure(const Error& e);
 
   // What a stream step asks of the session that it belongs to.
   /// What the KV heads of a layer do in a step whose token is at `position`. on_device: of a
@@ -159,6 +162,8 @@ class Session {
   void make_stream_runner();
   /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
   void place_codes();
+  /// After a change that failed. Throws nothing: the first error is the one to tell, the next step finds this one again.
+  void place_codes_again() noexcept;
   /// Begins to pin the rows of a session that was loaded or copied.
   void pin_all_codes();
   /// The codes that a step attends on the device in place of the offloaded rows; null: none.

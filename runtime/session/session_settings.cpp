@@ -38,11 +38,25 @@ void Session::set_index(const std::string& wanted) {
     return completed(has_codes && wanted == kAutoIndex ? with_code_tail(kept) : kept, spec);
   };
   std::vector<Budget> budgets;
-  for (const HeadIndex& h : keeper_.heads()) budgets.push_back(with(h.params.budget));
+  std::vector<HeadParams> heads;
+  for (const HeadIndex& h : keeper_.heads()) {
+    budgets.push_back(with(h.params.budget));
+    heads.push_back(h.params);
+    heads.back().index = spec;
+    heads.back().budget = budgets.back();
+  }
+  std::vector<const HeadParams*> planned;
+  for (const HeadParams& head : heads) planned.push_back(&head);
   common = with(params_.budget);
   audits_.reserve(largest_top_k(budgets));
-  keeper_.set_index(spec);
-  // From here on nothing of the session's own can fail.
+  try {
+    if (codes_ != nullptr) codes_->plan(planned);
+    keeper_.set_index(spec);
+  } catch (...) {
+    place_codes_again();
+    throw;
+  }
+  // From here on nothing can fail.
   for (size_t i = 0; i < budgets.size(); ++i) (void)keeper_.set_budget(i, budgets[i]);
   params_.index = std::move(spec);
   params_.budget = common;
@@ -70,11 +84,7 @@ void Session::change(const Settings& settings, bool anew) {
     reserve_searches(anew);
   } catch (...) {
     put(before);
-    try {
-      place_codes();
-    } catch (
-        ...) {  // NOLINT: the first error is the one to tell; the next step finds this one again
-    }
+    place_codes_again();
     throw;
   }
   if (settings.mode != before.mode && stream_ != nullptr) stream_->invalidate_graphs();

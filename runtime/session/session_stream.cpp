@@ -152,6 +152,13 @@ void Session::place_codes() {
   }
 }
 
+void Session::place_codes_again() noexcept {
+  try {
+    place_codes();
+  } catch (...) {  // NOLINT: see the header
+  }
+}
+
 StreamRunner& Session::runner(const char* what) {
   if (stream_ == nullptr) {
     throw Error(Status::unsupported, std::string(what) + ": the session's device is the host");
@@ -193,6 +200,11 @@ void Session::wait_for_host() {
 
 void Session::check_failure() {
   if (stream_ != nullptr) stream_->check_failure();
+}
+
+void Session::keep_device_failure(const Error& e) {
+  const bool is_the_device = e.status() == Status::device_error || e.status() == Status::timeout;
+  if (stream_ != nullptr && is_the_device && !stream_->is_capturing()) stream_->fail(e);
 }
 
 void Session::set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }

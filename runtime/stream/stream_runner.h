@@ -133,6 +133,8 @@ class StreamRunner {
   void check_not_capturing() const;
   /// Throws the first error of the steps. After one there are no more steps.
   void check_failure() const { failure_.rethrow(); }
+  /// Ends the session's steps with an error of the device, unless one has ended them before.
+  void fail(const Error& e) { failure_.set(e.status(), e.what()); }
 
   /// Graphs that were captured before are not valid any more.
   void invalidate_graphs() { settings_version_ += 1; }

@@ -30,6 +30,7 @@ class FakePinned final : public runtime::PinnedMemory {
   explicit FakePinned(const std::atomic<size_t>* limit, const std::atomic<uint32_t>* pause_us)
       : limit_(limit), pause_us_(pause_us) {}
   void add(const std::byte* data, size_t bytes) override {
+    on_call();
     while (*pause_us_ == kNever) std::this_thread::sleep_for(std::chrono::microseconds(100));
     if (*pause_us_ != 0) std::this_thread::sleep_for(std::chrono::microseconds(*pause_us_));
     const std::lock_guard lock(mutex_);
@@ -56,6 +57,8 @@ class FakePinned final : public runtime::PinnedMemory {
     const std::lock_guard lock(mutex_);
     return bytes_;
   }
+  std::function<void()> on_call = [] {};  ///< before memory is pinned, on any thread: may throw
+
   [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const {
     const std::lock_guard lock(mutex_);
     return holds(data, bytes);
@@ -97,6 +100,7 @@ class FakeCodes final : public gpu::Codes {
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override {
+    on_call();
     name(layer);
     index::Balance& balance = head(layer, kv_head).balance;
     balance.key_scale.assign(key_scale, key_scale + shape_.code.dim);
@@ -104,6 +108,7 @@ class FakeCodes final : public gpu::Codes {
   }
   void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
                 const uint16_t* scales) override {
+    on_call();
     if ((scales != nullptr) != (shape_.dtype == DType::i8)) {
       throw Error(Status::invalid_argument, "planted: scales of rows that have none, or none");
     }
@@ -119,6 +124,7 @@ class FakeCodes final : public gpu::Codes {
     }
   }
   void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override {
+    on_call();
     if (!layers_[layer].is_named) throw Error(Status::invalid_argument, "planted: no memory");
     if (first > layers_[layer].wanted || first + count > shape_.blocks) {
       throw Error(Status::invalid_argument,
@@ -142,6 +148,7 @@ class FakeCodes final : public gpu::Codes {
     });
   }
   void truncate(uint32_t layer, uint32_t blocks, gpu::Stream) override {
+    on_call();
     layers_[layer].wanted = blocks;
     push_([this, layer, blocks] { layers_[layer].count = blocks; });
   }
@@ -162,7 +169,8 @@ class FakeCodes final : public gpu::Codes {
   /// Attends nothing from now on: for tests that look at the codes alone.
   void rest() { rests_ = true; }
 
-  std::atomic<bool> unpinned{false};  ///< rows were encoded that were not pinned
+  std::function<void()> on_call = [] {};  ///< before a copy or a launch: may throw
+  std::atomic<bool> unpinned{false};      ///< rows were encoded that were not pinned
 
   /// Exact attention over the rows that have codes, now. From the stream's thread.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {

@@ -5,190 +5,36 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
-#include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
-#include <map>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "cpu/attention.h"
 #include "gpu/device.h"
 #include "runtime/engine/host_device.h"
 #include "tests/runtime/fake_codes.h"
+#include "tests/runtime/fake_partitions.h"
+#include "tests/runtime/fake_stream.h"
 
 namespace keyhole::test {
 
-/// Launches in their order, on a thread.
-class FakeStream {
- public:
-  FakeStream() : thread_([this] { work(); }) {}
-  ~FakeStream() {
-    push({});
-    thread_.join();
-  }
-  void push(std::function<void()> launch) {
-    if (capture_ != 0 && launch) {
-      graph_.push_back(std::move(launch));
-      return;
-    }
-    const std::lock_guard lock(mutex_);
-    queue_.push_back(std::move(launch));
-    changed_.notify_all();
-  }
-  /// What is pushed from here to end_capture() is recorded, in place of the graph before, and does not run.
-  void begin_capture() {
-    capture_ = ++captures_;
-    graph_.clear();
-  }
-  void end_capture() { capture_ = 0; }
-  /// 0: none.
-  uint64_t capture_id() const { return capture_; }
-  void launch_graph() {
-    for (const auto& f : graph_) push(f);
-  }
-  /// Throws during a capture, and ends it, as CUDA does.
-  void synchronize() {
-    if (capture_ != 0) {
-      capture_ = gpu::kLostCapture;
-      throw Error(Status::device_error, "a stream that is captured cannot be waited for");
-    }
-    wait();
-  }
-  void wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
-  }
-
- private:
-  void work() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return !queue_.empty(); });
-      auto launch = std::move(queue_.front());
-      queue_.pop_front();
-      if (!launch) return;
-      busy_ = true;
-      lock.unlock();
-      launch();
-      lock.lock();
-      busy_ = false;
-      changed_.notify_all();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  bool busy_ = false;
-  uint64_t capture_ = 0, captures_ = 0;
-  std::vector<std::function<void()>> graph_;
-  std::thread thread_;
-};
-
-/// Partitions that are chosen by their share of the weight of means, and stand for their keys by it.
-class FakePartitions final : public gpu::Partitions {
- public:
-  explicit FakePartitions(const gpu::PartitionsShape& shape)
-      : shape_(shape), heads_(size_t{shape.layers} * shape.kv_heads) {}
-
-  void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
-              const gpu::PartitionRows& rows) override {
-    Head& h = head(layer, kv_head);
-    const uint32_t d = shape_.head_dim;
-    if (first + rows.count > shape_.partitions)
-      throw Error(Status::invalid_argument, "planted: beyond the capacity");
-    h.keys.resize(size_t{first} * d);
-    h.values.resize(size_t{first} * d * dtype_size(shape_.dtype));
-    h.sizes.resize(first);
-    for (size_t i = 0; i < rows.count; ++i) {
-      h.sizes.push_back(rows.sizes[i]);
-      for (uint32_t j = 0; j < d; ++j) {
-        h.keys.push_back(rows.center[j] +
-                         rows.scales[j] * static_cast<float>(rows.keys[i * d + j]));
-      }
-    }
-    h.values.insert(h.values.end(), rows.values,
-                    rows.values + size_t{rows.count} * d * dtype_size(shape_.dtype));
-  }
-  uint32_t count(uint32_t layer, uint32_t kv_head) const override {
-    return static_cast<uint32_t>(
-        const_cast<FakePartitions*>(this)->head(layer, kv_head).sizes.size());
-  }
-  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::PartitionsTail tail) override {
-    head(layer, kv_head).chosen = chosen;
-    head(layer, kv_head).tail = tail;
-  }
-  size_t bytes() const override { return gpu::partitions_bytes(shape_); }
-
-  /// The ids chosen, and the state of the others.
-  std::vector<uint32_t> run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group,
-                            const cpu::Kernels& kernels, StateView tail) {
-    const Head& h = head(layer, kv_head);
-    const uint32_t d = shape_.head_dim;
-    const size_t n = h.sizes.size();
-    std::vector<double> logits(group * n), share(n, 0.0);
-    for (uint32_t g = 0; g < group; ++g) {
-      double most = -INFINITY, sum = 0.0;
-      for (size_t i = 0; i < n; ++i) {
-        double dot = 0.0;
-        for (uint32_t j = 0; j < d; ++j) dot += double{q[g * d + j]} * h.keys[i * d + j];
-        logits[g * n + i] = shape_.logits.scale * dot + std::log(h.sizes[i]);
-        most = std::max(most, logits[g * n + i]);
-      }
-      for (size_t i = 0; i < n; ++i) sum += std::exp(logits[g * n + i] - most);
-      for (size_t i = 0; i < n; ++i) share[i] += std::exp(logits[g * n + i] - most) / sum;
-    }
-    std::vector<uint32_t> ids(n);
-    for (uint32_t i = 0; i < n; ++i) ids[i] = i;
-    std::stable_sort(ids.begin(), ids.end(),
-                     [&](uint32_t a, uint32_t b) { return share[a] > share[b]; });
-    ids.resize(std::min<size_t>(n, h.chosen));
-    std::sort(ids.begin(), ids.end());
-    for (uint32_t g = 0; g < group; ++g) {
-      std::vector<double> o(d, 0.0);
-      double most = -INFINITY, sum = 0.0;
-      const auto counts = [&](uint32_t i) {
-        return h.tail != gpu::PartitionsTail::none &&
-               !std::binary_search(ids.begin(), ids.end(), i);
-      };
-      for (uint32_t i = 0; i < n; ++i) {
-        if (counts(i)) most = std::max(most, logits[g * n + i]);
-      }
-      std::vector<float> value(d);
-      for (uint32_t i = 0; i < n; ++i) {
-        if (!counts(i)) continue;
-        const double w = std::exp(logits[g * n + i] - most);
-        sum += w;
-        kernels.to_f32[static_cast<int>(shape_.dtype)](
-            h.values.data() + size_t{i} * d * dtype_size(shape_.dtype), value.data(), d);
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
-      }
-      tail.lse[g] = sum == 0.0 ? kMinusInf : static_cast<float>(most + std::log(sum));
-      for (uint32_t j = 0; j < d; ++j) {
-        tail.o[g * d + j] = sum == 0.0 ? 0.0F : static_cast<float>(o[j] / sum);
-      }
-    }
-    return ids;
-  }
-
- private:
-  struct Head {
-    std::vector<float> keys, sizes;
-    std::vector<std::byte> values;
-    uint32_t chosen = 0;
-    gpu::PartitionsTail tail = gpu::PartitionsTail::none;
-  };
-  Head& head(uint32_t layer, uint32_t kv_head) {
-    return heads_[size_t{layer} * shape_.kv_heads + kv_head];
-  }
-  gpu::PartitionsShape shape_;
-  std::vector<Head> heads_;
+/// What a device may refuse.
+enum class DeviceCall {
+  memory,  ///< to take device memory
+  pinned,  ///< to pin host memory
+  command  ///< a launch or a copy
 };
 
 struct FakeFaults {
+  /// Called before each of them, and may throw what the device would.
+  std::function<void(DeviceCall)> on_call = [](DeviceCall) {};
   std::atomic<bool> loses_queries{false};  ///< q never arrives
   std::atomic<bool> stalls{
       false};  ///< a head's state is never handed over, as of a worker that hangs
@@ -237,21 +83,25 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
 
   // Resident: both copies alike.
   void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    command();
     wait_idle(l);
     host_.append_sink(l, k, v, n);
     device_.append_sink(l, k, v, n);
   }
   void append_window(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {
+    command();
     wait_idle(l);
     host_.append_window(l, k, v, n);
     device_.append_window(l, k, v, n);
   }
   void evict(uint32_t l, std::byte* k, std::byte* v, uint32_t n) override {
+    command();
     wait_idle(l);
     host_.evict(l, k, v, n);
     device_.evict(l, k, v, n);
   }
   void truncate(uint32_t l, uint32_t sink, uint32_t window) override {
+    command();
     wait_idle(l);
     host_.truncate(l, sink, window);
     device_.truncate(l, sink, window);
@@ -260,6 +110,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   uint32_t window_count(uint32_t l) const override { return host_.window_count(l); }
   using gpu::Resident::attend_begin;
   void attend_begin(uint32_t l, const float* q, gpu::Codes* codes) override {
+    command();
     device_.attend_begin(l, q);
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) device_.run_host_task(h);
     host_codes_ = static_cast<FakeCodes*>(codes);
@@ -270,6 +121,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void run_host_task(uint32_t) override {}
   StateView host_state(uint32_t) override { return {}; }
   void attend_end(StateView out) override {
+    command();
     device_.attend_end(out);
     if (host_codes_ == nullptr) return;
     const uint32_t group = shape_.q_heads / shape_.kv_heads;
@@ -297,6 +149,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
       while (awaited_ < begun_) std::this_thread::yield();
       throw Error(Status::device_error, "planted: a launch failed");
     }
+    command();
     Launch launch{layer,
                   q,
                   {},
@@ -316,6 +169,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     stream_->push([this, launch] { run_first_half(launch); });
   }
   void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override {
+    command();
     if (faults_->fails_to_end) throw Error(Status::device_error, "planted: a launch failed");
     stream_->push([this, layer, out, lse] { run_second_half(layer, out, lse); });
   }
@@ -392,7 +246,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
                             std::byte* v) override {
     return take_in(host_, layer, p.k, p.v, k, v);
   }
-  void synchronize(gpu::Stream) override { stream_->synchronize(); }
+  void synchronize(gpu::Stream) override {
+    stream_->synchronize();
+    command();
+  }
   Status failure(std::string& text) override {
     const std::lock_guard lock(mutex_);
     text = std::exchange(failure_text_, {});
@@ -436,6 +293,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   [[nodiscard]] size_t token_bytes() const {
     return size_t{shape_.kv_heads} * shape_.head_dim * dtype_size(shape_.dtype);
   }
+  void command() const { faults_->on_call(DeviceCall::command); }
   static bool reached(uint32_t value, uint32_t wanted) {
     return static_cast<int32_t>(value - wanted) >= 0;
   }

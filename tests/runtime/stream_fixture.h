@@ -27,24 +27,31 @@ struct StreamEngine {
       if (limit != 0 && gpu::cuda_resident_bytes(shape) > limit) {
         throw Error(Status::out_of_device_memory, "planted: no memory");
       }
+      faults.on_call(DeviceCall::memory);
       return std::make_unique<FakeDevice>(shape, kernels, stream, faults);
     };
-    device.make_partitions = [](gpu::Resident&, const gpu::PartitionsShape& shape) {
-      return std::make_unique<FakePartitions>(shape);
+    device.make_partitions = [this](gpu::Resident&, const gpu::PartitionsShape& shape) {
+      faults.on_call(DeviceCall::memory);
+      auto made = std::make_unique<FakePartitions>(shape);
+      made->on_call = [this] { faults.on_call(DeviceCall::command); };
+      return made;
     };
     device.make_codes = [this, &kernels](gpu::Resident&, const gpu::CodesShape& shape) {
       if (gpu::codes_bytes(shape) > codes_room) {
         throw Error(Status::out_of_device_memory, "planted: no memory for codes");
       }
+      faults.on_call(DeviceCall::memory);
       auto made = std::make_unique<FakeCodes>(
           shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
           [this] { stream.wait(); }, pinned);
+      made->on_call = [this] { faults.on_call(DeviceCall::command); };
       codes = made.get();
       if (codes_rest) codes->rest();
       return made;
     };
     device.make_pin = [this] {
       auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);
+      made->on_call = [this] { faults.on_call(DeviceCall::pinned); };
       pinned = made.get();
       return made;
     };

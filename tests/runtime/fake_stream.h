@@ -1,0 +1,84 @@
+// A stream that needs no GPU: a thread takes one launch after the other. Launches can be captured and launched again.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cpu/types.h"
+#include "gpu/step.h"
+
+namespace keyhole::test {
+
+/// Launches in their order, on a thread.
+class FakeStream {
+ public:
+  FakeStream() : thread_([this] { work(); }) {}
+  ~FakeStream() {
+    push({});
+    thread_.join();
+  }
+  void push(std::function<void()> launch) {
+    if (capture_ != 0 && launch) {
+      graph_.push_back(std::move(launch));
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    queue_.push_back(std::move(launch));
+    changed_.notify_all();
+  }
+  /// What is pushed from here to end_capture() is recorded, in place of the graph before, and does not run.
+  void begin_capture() {
+    capture_ = ++captures_;
+    graph_.clear();
+  }
+  void end_capture() { capture_ = 0; }
+  /// 0: none.
+  uint64_t capture_id() const { return capture_; }
+  void launch_graph() {
+    for (const auto& f : graph_) push(f);
+  }
+  /// Throws during a capture, and ends it, as CUDA does.
+  void synchronize() {
+    if (capture_ != 0) {
+      capture_ = gpu::kLostCapture;
+      throw Error(Status::device_error, "a stream that is captured cannot be waited for");
+    }
+    wait();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return !queue_.empty(); });
+      auto launch = std::move(queue_.front());
+      queue_.pop_front();
+      if (!launch) return;
+      busy_ = true;
+      lock.unlock();
+      launch();
+      lock.lock();
+      busy_ = false;
+      changed_.notify_all();
+    }
+  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  bool busy_ = false;
+  uint64_t capture_ = 0, captures_ = 0;
+  std::vector<std::function<void()>> graph_;
+  std::thread thread_;
+};
+
+}  // namespace keyhole::test
