@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <cstring>
+#include <span>
 
-#include "runtime/files/mapped_file.h"
+#include "runtime/files/input_file.h"
 #include "runtime/files/safetensors.h"
 
 namespace keyhole::runtime {
@@ -19,7 +19,7 @@ constexpr uint32_t kVersion = 1;
 /// One file being read.
 class File {
  public:
-  File(const SafetensorsFile& file, const ModelShape& model) : file_(file), model_(model) {}
+  File(const SafetensorsReader& file, const ModelShape& model) : file_(file), model_(model) {}
 
   void check_version() const {
     if (file_.metadata().count("keyhole_classifiers") == 0) {
@@ -52,7 +52,7 @@ class File {
   [[nodiscard]] std::unique_ptr<index::QueryClassifier> head(uint32_t layer, uint32_t kv_head,
                                                              const cpu::Kernels& kernels) {
     prefix_ = "layer." + std::to_string(layer) + ".kv." + std::to_string(kv_head) + ".";
-    if (!file_.contains(prefix_ + "centroids")) return nullptr;
+    if (file_.tensors().count(prefix_ + "centroids") == 0) return nullptr;
     const size_t d = model_.head_dim;
     const size_t c = partitions_;
     const size_t h = hidden_;
@@ -107,18 +107,18 @@ class File {
   [[nodiscard]] std::vector<Element> tensor(const char* name, const std::vector<size_t>& shape) {
     const auto found = file_.tensors().find(prefix_ + name);
     if (found == file_.tensors().end()) corrupt("there is no tensor \"" + prefix_ + name + "\"");
-    const TensorView& view = found->second;
+    const TensorEntry& entry = found->second;
     constexpr ElementType kType = sizeof(Element) == 2 ? ElementType::f16 : ElementType::f32;
-    if (view.type != kType || view.shape != shape) {
+    if (entry.type != kType || entry.shape != shape) {
       corrupt("tensor \"" + prefix_ + name + "\" has another type or shape than the metadata say");
     }
     ++tensors_read_;
-    std::vector<Element> out(view.elements());
-    if (!out.empty()) std::memcpy(out.data(), view.bytes.data(), view.bytes.size());
+    std::vector<Element> out(entry.bytes / sizeof(Element));
+    file_.read(entry, std::as_writable_bytes(std::span(out)));
     return out;
   }
 
-  const SafetensorsFile& file_;
+  const SafetensorsReader& file_;
   const ModelShape& model_;
   uint32_t partitions_ = 0, hidden_ = 0;
   std::string prefix_;
@@ -135,7 +135,7 @@ Classifiers::Classifiers(const std::string& path, const ModelShape& model,
     throw Error(status, text.starts_with(path) ? text : path + ": " + text);
   };
   try {
-    const SafetensorsFile tensors(path);
+    const SafetensorsReader tensors(path);
     File file(tensors, model);
     file.check_version();
     file.check_model(rope);

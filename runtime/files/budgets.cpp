@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "runtime/files/mapped_file.h"
+#include "runtime/files/input_file.h"
 #include "runtime/files/strict_json.h"
 
 namespace keyhole {
@@ -20,6 +20,12 @@ constexpr uint32_t kVersion = 1;
 constexpr int kMaxDepth = 5;
 
 [[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
+
+void check_size(size_t bytes) {
+  if (bytes <= kMaxBudgetsBytes) return;
+  fail("it has " + std::to_string(bytes) + " bytes; allowed: up to " +
+       std::to_string(kMaxBudgetsBytes));
+}
 
 /// A value and where it stands: "heads[3].tail".
 class Node {
@@ -219,17 +225,19 @@ void BudgetFields::apply_to(keyhole_budget& budget) const {
 }
 
 BudgetsFile parse_budgets(std::span<const std::byte> bytes) {
-  if (bytes.size() > kMaxBudgetsBytes) {
-    fail("it has " + std::to_string(bytes.size()) + " bytes; allowed: up to " +
-         std::to_string(kMaxBudgetsBytes));
-  }
+  check_size(bytes.size());
   return parse(parse_strict_json(bytes, kMaxDepth, "the file"));
 }
 
 BudgetsFile read_budgets(const std::filesystem::path& path) {
-  const MappedFile file(path);
+  const InputFile file(path);
   try {
-    return parse_budgets(file.bytes());
+    check_size(file.size());
+    std::vector<std::byte> bytes(file.size());
+    file.read(0, bytes);
+    return parse_budgets(bytes);
+  } catch (const CannotRead&) {
+    throw;
   } catch (const AnotherFormat& e) {
     throw AnotherFormat(path.string() + ": " + e.what());
   } catch (const std::runtime_error& e) {

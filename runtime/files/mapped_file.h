@@ -4,18 +4,14 @@
 #include <cstddef>
 #include <filesystem>
 #include <span>
-#include <stdexcept>
+
+#include "runtime/files/input_file.h"
 
 namespace keyhole {
 
-/// A file that cannot be opened or mapped, independent of its content.
-class CannotRead : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
-/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The
-/// file must not shrink while it is mapped.
+/// Maps a regular file. Throws CannotRead that names the file and the system's reason. The file must not shrink while it
+/// is mapped: the system ends a process (SIGBUS) that reads behind its end. So the library maps no file, it reads them
+/// (InputFile); its tools map what is large.
 class MappedFile {
  public:
   explicit MappedFile(const std::filesystem::path& path);

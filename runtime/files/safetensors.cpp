@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <optional>
 #include <stdexcept>
 
@@ -21,8 +22,9 @@ constexpr size_t kLengthBytes = 8;
 // A file is {"name": {"shape": [n]}}; anything deeper is not a tensor list.
 constexpr int kMaxDepth = 4;
 
+/// What a header says.
 struct Parsed {
-  std::map<std::string, TensorView> tensors;
+  std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
 };
 
@@ -37,19 +39,20 @@ std::optional<ElementType> element_by_name(const std::string& name) {
   return std::nullopt;
 }
 
-size_t read_header_length(std::span<const std::byte> bytes) {
-  if (bytes.size() < kLengthBytes) {
-    fail("the file has " + std::to_string(bytes.size()) +
+/// begin: the first kLengthBytes bytes of a file of `size`, or as many as it has.
+size_t read_header_length(std::span<const std::byte> begin, size_t size) {
+  if (size < kLengthBytes) {
+    fail("the file has " + std::to_string(size) +
          " bytes; a safetensors file begins with 8 bytes that hold the header's length");
   }
   uint64_t length = 0;
   for (size_t i = kLengthBytes; i-- > 0;)
-    length = length << 8U | std::to_integer<uint64_t>(bytes[i]);
+    length = length << 8U | std::to_integer<uint64_t>(begin[i]);
   if (length > kMaxHeaderBytes) {
     fail("the header's length is " + std::to_string(length) + " bytes; at most " +
          std::to_string(kMaxHeaderBytes) + " are allowed (is this a safetensors file?)");
   }
-  const uint64_t rest = bytes.size() - kLengthBytes;
+  const uint64_t rest = size - kLengthBytes;
   if (length > rest) {
     fail("the header's length is " + std::to_string(length) + " bytes, but only " +
          std::to_string(rest) + " follow: the file is cut short or not a safetensors file");
@@ -87,8 +90,7 @@ size_t byte_count(ElementType type, const std::vector<size_t>& shape, const std:
   return bytes;
 }
 
-TensorView parse_tensor(const std::string& name, const json& entry,
-                        std::span<const std::byte> data) {
+TensorEntry parse_tensor(const std::string& name, const json& entry, size_t data_bytes) {
   const std::string what = "tensor " + quoted_name(name);
   if (!entry.is_object()) fail(what + " is not described by an object");
   for (const auto& [key, value] : entry.items()) {
@@ -101,7 +103,7 @@ TensorView parse_tensor(const std::string& name, const json& entry,
     if (!entry.contains(key)) fail(what + " has no " + key);
   }
 
-  TensorView view;
+  TensorEntry out;
   const json& dtype = entry["dtype"];
   if (!dtype.is_string()) fail(what + ": dtype is not a string");
   const std::optional<ElementType> type = element_by_name(dtype.get_ref<const std::string&>());
@@ -109,75 +111,94 @@ TensorView parse_tensor(const std::string& name, const json& entry,
     fail(what + " has the dtype " + quoted_name(dtype.get_ref<const std::string&>()) +
          "; supported are F32, F16, BF16, I32, U32, I64, U8 and I8");
   }
-  view.type = *type;
+  out.type = *type;
 
   const json& shape = entry["shape"];
   if (!shape.is_array()) fail(what + ": shape is not an array");
   for (const json& axis : shape)
-    view.shape.push_back(unsigned_number(axis, what + ": an axis of its shape"));
+    out.shape.push_back(unsigned_number(axis, what + ": an axis of its shape"));
 
   const json& offsets = entry["data_offsets"];
   if (!offsets.is_array() || offsets.size() != 2)
     fail(what + ": data_offsets is not an array of two numbers");
   const size_t begin = unsigned_number(offsets[0], what + ": its first offset");
   const size_t end = unsigned_number(offsets[1], what + ": its second offset");
-  if (begin > end || end > data.size()) {
+  if (begin > end || end > data_bytes) {
     fail(what + " has the offsets [" + std::to_string(begin) + ", " + std::to_string(end) +
-         "), which must ascend and end within the file's " + std::to_string(data.size()) +
+         "), which must ascend and end within the file's " + std::to_string(data_bytes) +
          " bytes of data (is the file cut short?)");
   }
-  const size_t needed = byte_count(view.type, view.shape, what);
+  const size_t needed = byte_count(out.type, out.shape, what);
   if (needed != end - begin) {
     fail(what + " takes " + std::to_string(needed) +
          " bytes by its shape and dtype, but its offsets span " + std::to_string(end - begin));
   }
-  view.bytes = data.subspan(begin, end - begin);
-  return view;
+  out.begin = begin;
+  out.bytes = needed;
+  return out;
 }
 
 // Together the tensors must tile the data: what no tensor names could hide anything, and overlap
 // would make a file that expands when it is loaded.
-void check_tiling(const std::map<std::string, TensorView>& tensors,
-                  std::span<const std::byte> data) {
-  std::vector<std::pair<std::span<const std::byte>, const std::string*>> parts;
+void check_tiling(const std::map<std::string, TensorEntry>& tensors, size_t data_bytes) {
+  std::vector<std::pair<const TensorEntry*, const std::string*>> parts;
   parts.reserve(tensors.size());
-  for (const auto& [name, view] : tensors) parts.emplace_back(view.bytes, &name);
+  for (const auto& [name, entry] : tensors) parts.emplace_back(&entry, &name);
   std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) {
-    return std::pair(a.first.data(), a.first.size()) < std::pair(b.first.data(), b.first.size());
+    return std::pair(a.first->begin, a.first->bytes) < std::pair(b.first->begin, b.first->bytes);
   });
   size_t end = 0;
-  for (const auto& [bytes, name] : parts) {
-    const auto begin = static_cast<size_t>(bytes.data() - data.data());
-    if (begin != end) {
-      fail("tensor " + quoted_name(*name) + " begins at byte " + std::to_string(begin) +
+  for (const auto& [entry, name] : parts) {
+    if (entry->begin != end) {
+      fail("tensor " + quoted_name(*name) + " begins at byte " + std::to_string(entry->begin) +
            " of the data, but " +
-           (begin < end ? "overlaps the tensor before it, which ends at "
-                        : "leaves a hole after the tensor before it, which ends at ") +
+           (entry->begin < end ? "overlaps the tensor before it, which ends at "
+                               : "leaves a hole after the tensor before it, which ends at ") +
            std::to_string(end));
     }
-    end += bytes.size();
+    end += entry->bytes;
   }
-  if (end != data.size()) {
+  if (end != data_bytes) {
     fail("the tensors end at byte " + std::to_string(end) + " of the data, but the file holds " +
-         std::to_string(data.size()));
+         std::to_string(data_bytes));
   }
 }
 
-Parsed parse(std::span<const std::byte> bytes) {
-  const size_t header_length = read_header_length(bytes);
-  const json header =
-      parse_strict_json(bytes.subspan(kLengthBytes, header_length), kMaxDepth, "the header");
-  const std::span<const std::byte> data = bytes.subspan(kLengthBytes + header_length);
+/// data_bytes: what follows the header.
+Parsed parse(std::span<const std::byte> header_bytes, size_t data_bytes) {
+  const json header = parse_strict_json(header_bytes, kMaxDepth, "the header");
   Parsed out;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       out.metadata = parse_metadata(entry);
     } else {
-      out.tensors.emplace(name, parse_tensor(name, entry, data));
+      out.tensors.emplace(name, parse_tensor(name, entry, data_bytes));
     }
   }
-  check_tiling(out.tensors, data);
+  check_tiling(out.tensors, data_bytes);
   return out;
+}
+
+/// Of a whole file; data: what follows the header.
+Parsed parse(std::span<const std::byte> file, std::span<const std::byte>& data) {
+  const size_t length =
+      read_header_length(file.first(std::min(file.size(), kLengthBytes)), file.size());
+  data = file.subspan(kLengthBytes + length);
+  return parse(file.subspan(kLengthBytes, length), data.size());
+}
+
+/// What `body` returns; where it throws for what the file holds, the text begins with the path.
+template <class Body>
+auto of_file(const std::string& path, const Body& body) {
+  try {
+    return body();
+  } catch (const CannotRead&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& e) {
+    fail(path + ": " + e.what());
+  }
 }
 
 }  // namespace
@@ -192,15 +213,17 @@ std::vector<float> TensorView::to_f32() const {
 
 struct SafetensorsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path), path_text(path.string()) {
-    try {
-      parsed = parse(file.bytes());
-    } catch (const std::exception& e) {
-      fail(path_text + ": " + e.what());
+    std::span<const std::byte> data;
+    Parsed parsed = of_file(path_text, [&] { return parse(file.bytes(), data); });
+    for (auto& [name, entry] : parsed.tensors) {
+      tensors[name] = {entry.type, std::move(entry.shape), data.subspan(entry.begin, entry.bytes)};
     }
+    metadata = std::move(parsed.metadata);
   }
   MappedFile file;
   std::string path_text;
-  Parsed parsed;
+  std::map<std::string, TensorView> tensors;
+  std::map<std::string, std::string> metadata;
 };
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
@@ -208,32 +231,64 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
 SafetensorsFile::~SafetensorsFile() = default;
 
 bool SafetensorsFile::contains(const std::string& name) const {
-  return impl_->parsed.tensors.count(name) != 0;
+  return impl_->tensors.count(name) != 0;
 }
 
 const TensorView& SafetensorsFile::tensor(const std::string& name) const {
-  const auto found = impl_->parsed.tensors.find(name);
-  if (found != impl_->parsed.tensors.end()) return found->second;
+  const auto found = impl_->tensors.find(name);
+  if (found != impl_->tensors.end()) return found->second;
   constexpr size_t kListed = 5;
   std::string there;
   size_t listed = 0;
-  for (const auto& [other, view] : impl_->parsed.tensors) {
+  for (const auto& [other, view] : impl_->tensors) {
     if (listed++ == kListed) break;
     there += (there.empty() ? "" : ", ") + quoted_name(other);
   }
-  const size_t total = impl_->parsed.tensors.size();
+  const size_t total = impl_->tensors.size();
   fail(impl_->path_text + ": there is no tensor " + quoted_name(name) + "; it holds " +
        (total == 0 ? "none" : there) +
        (total > kListed ? " and " + std::to_string(total - kListed) + " more" : ""));
 }
 
-const std::map<std::string, TensorView>& SafetensorsFile::tensors() const {
-  return impl_->parsed.tensors;
-}
+const std::map<std::string, TensorView>& SafetensorsFile::tensors() const { return impl_->tensors; }
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
-  return impl_->parsed.metadata;
+  return impl_->metadata;
 }
 
-void validate_safetensors(std::span<const std::byte> bytes) { (void)parse(bytes); }
+struct SafetensorsReader::Impl {
+  explicit Impl(const std::filesystem::path& path) : file(path) {
+    parsed = of_file(path.string(), [&] {
+      std::vector<std::byte> begin(std::min(file.size(), kLengthBytes));
+      file.read(0, begin);
+      const size_t length = read_header_length(begin, file.size());
+      std::vector<std::byte> header(length);
+      file.read(kLengthBytes, header);
+      data = kLengthBytes + length;
+      return parse(header, file.size() - data);
+    });
+  }
+  InputFile file;
+  size_t data = 0;  ///< where it begins
+  Parsed parsed;
+};
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path)
+    : impl_(std::make_unique<Impl>(path)) {}
+SafetensorsReader::~SafetensorsReader() = default;
+
+const std::map<std::string, TensorEntry>& SafetensorsReader::tensors() const {
+  return impl_->parsed.tensors;
+}
+const std::map<std::string, std::string>& SafetensorsReader::metadata() const {
+  return impl_->parsed.metadata;
+}
+void SafetensorsReader::read(const TensorEntry& tensor, std::span<std::byte> to) const {
+  impl_->file.read(impl_->data + tensor.begin, to.first(tensor.bytes));
+}
+
+void validate_safetensors(std::span<const std::byte> bytes) {
+  std::span<const std::byte> data;
+  (void)parse(bytes, data);
+}
 
 }  // namespace keyhole

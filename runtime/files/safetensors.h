@@ -50,6 +50,32 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
+/// What a file's header says of a tensor: where it lies in the data behind the header.
+struct TensorEntry {
+  ElementType type = ElementType::f32;
+  std::vector<size_t> shape;
+  size_t begin = 0, bytes = 0;
+};
+
+/// A file that others may write to while it is read: validated in the same way, and never mapped. Throws as
+/// SafetensorsFile; CannotRead also where the file has been cut meanwhile.
+class SafetensorsReader {
+ public:
+  explicit SafetensorsReader(const std::filesystem::path& path);
+  ~SafetensorsReader();
+  SafetensorsReader(const SafetensorsReader&) = delete;
+  SafetensorsReader& operator=(const SafetensorsReader&) = delete;
+
+  [[nodiscard]] const std::map<std::string, TensorEntry>& tensors() const;
+  [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  ///< __metadata__
+  /// Copies a tensor of this file; `to` has its bytes.
+  void read(const TensorEntry& tensor, std::span<std::byte> to) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 /// Validates a file's bytes without a file (what SafetensorsFile does after mapping): for fuzzing.
 /// Throws as above.
 void validate_safetensors(std::span<const std::byte> bytes);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/files/input_file.h"
 #include "tests/runtime/files/safetensors_bytes.h"
 #include "tests/temporary_folder.h"
 
@@ -40,6 +41,32 @@ TEST(Safetensors, ReadsTensorsInPlace) {
   EXPECT_NE(error_of([&] { (void)file.tensor("i").to_f32(); }).find("I64"), std::string::npos);
 }
 
+TEST(Safetensors, ReaderCopiesTensorsOfAFileThatOthersMayCut) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a.safetensors";
+  write_file(path, safetensors_bytes(R"({"__metadata__":{"format":"pt"},)"
+                                     R"("w":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]},)"
+                                     R"("e":{"dtype":"F32","shape":[0],"data_offsets":[12,12]},)"
+                                     R"("b":{"dtype":"U8","shape":[5],"data_offsets":[12,17]}})",
+                                     17));
+  const SafetensorsReader reader(path);
+  EXPECT_EQ(reader.metadata().at("format"), "pt");
+  ASSERT_EQ(reader.tensors().size(), 3U);
+  const TensorEntry& b = reader.tensors().at("b");
+  EXPECT_EQ(b.shape, (std::vector<size_t>{5}));
+  std::vector<std::byte> bytes(5);
+  reader.read(b, bytes);
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(std::to_integer<int>(bytes[i]), 12 + i);
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
+  EXPECT_THROW(reader.read(b, bytes), CannotRead);
+  EXPECT_NE(error_of([&] { reader.read(b, bytes); }).find("was cut meanwhile"), std::string::npos);
+  std::vector<std::byte> others(12);
+  EXPECT_NO_THROW(reader.read(reader.tensors().at("w"), others));
+  EXPECT_NO_THROW(reader.read(reader.tensors().at("e"), {}));
+  EXPECT_NE(error_of([&] { const SafetensorsReader again(path); }).find("a.safetensors"),
+            std::string::npos);
+}
+
 TEST(Safetensors, NamesAbsentTensorsAndWhatIsThere) {
   const TemporaryFolder folder;
   write_file(folder / "a.safetensors",
@@ -60,6 +87,11 @@ TEST(Safetensors, NamesFilesThatCannotBeOpened) {
   EXPECT_NE(open(".").find("not a regular file"), std::string::npos) << open(".");
   write_file(folder / "empty", std::string());
   EXPECT_NE(open("empty").find("0 bytes"), std::string::npos) << open("empty");
+  const auto read = [&](const char* name) {
+    return error_of([&] { const SafetensorsReader reader(folder / name); });
+  };
+  EXPECT_NE(read("absent").find("No such file"), std::string::npos) << read("absent");
+  EXPECT_NE(read("empty").find("0 bytes"), std::string::npos) << read("empty");
 }
 
 struct Malformed {
