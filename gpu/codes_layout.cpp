@@ -91,10 +91,12 @@ std::string why_no_codes(const CodesShape& shape) {
   const auto no = [](const std::string& what) {
     return "no device has kernels for codes with " + what;
   };
-  if (shape.code.dim == 256) return no("a head dimension of 256; allowed are 64, 80, 96, 128");
   if (shape.code.key_bits != shape.code.value_bits) {
     return no(std::to_string(shape.code.key_bits) + " bits of keys and " +
               std::to_string(shape.code.value_bits) + " of values; allowed are as many of both");
+  }
+  if (shape.code.dim == 256 && shape.code.key_bits == 1) {
+    return no("1 bit and a head dimension of 256; allowed are 2 and 4 bits");
   }
   return {};
 }

@@ -1,12 +1,15 @@
 // Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
-// heads of 4 query heads, d = 128.
+// heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head, as on GPUs
+// without clusters; `d=256` or another head dimension; `4/2` or other bits of keys and of values, instead of 2/2 and 4/4.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "cpu/half.h"
@@ -93,8 +96,21 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool
 }  // namespace
 
 int main(int argc, char** argv) {
-  // `single`: rows are chosen by one thread block per KV head, as on GPUs without clusters.
-  const bool cluster = argc < 2 || std::strcmp(argv[1], "single") != 0;
+  bool cluster = true;
+  uint32_t dim = 128;
+  std::vector<std::pair<uint32_t, uint32_t>> bits;
+  for (int i = 1; i < argc; ++i) {
+    uint32_t keys = 0, values = 0;
+    if (std::strcmp(argv[i], "single") == 0) {
+      cluster = false;
+    } else if (std::sscanf(argv[i], "%u/%u", &keys, &values) == 2) {
+      bits.emplace_back(keys, values);
+    } else if (std::sscanf(argv[i], "d=%u", &dim) != 1) {
+      std::fprintf(stderr, "%s: allowed are single, d=<components>, <bits>/<bits>\n", argv[i]);
+      return 1;
+    }
+  }
+  if (bits.empty()) bits = {{2, 2}, {4, 4}};
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "device");
   std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
@@ -106,9 +122,9 @@ int main(int argc, char** argv) {
   std::byte* pinned = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
         "cudaHostAlloc");
-  constexpr uint32_t kKvHeads = 8, kGroup = 4, kDim = 128;
-  for (const uint32_t bits : {2U, 4U}) {
-    const CodeShape shape{kDim, bits, bits};
+  constexpr uint32_t kKvHeads = 8, kGroup = 4;
+  for (const auto& [key_bits, value_bits] : bits) {
+    const CodeShape shape{dim, key_bits, value_bits};
     for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
       const uint32_t blocks = tokens / kCodeBlock;
       const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
@@ -121,7 +137,7 @@ int main(int argc, char** argv) {
             cudaMemcpy(data + l * layer_bytes, sample.data(), layer_bytes, cudaMemcpyHostToDevice),
             "copy");
       }
-      std::vector<float> ones(kKvHeads * kDim, 1.0F), q(kKvHeads * kGroup * kDim);
+      std::vector<float> ones(kKvHeads * dim, 1.0F), q(kKvHeads * kGroup * dim);
       std::mt19937 rng(2);
       std::normal_distribution<float> normal;
       for (float& x : q) x = normal(rng);
@@ -131,12 +147,13 @@ int main(int argc, char** argv) {
       s.group = kGroup;
       s.block_capacity = blocks;
       s.splits = code_splits(shape, kKvHeads, kGroup, blocks,
-                             static_cast<uint32_t>(prop.multiProcessorCount));
-      s.logits.scale = 0.0884F;
+                             static_cast<uint32_t>(prop.multiProcessorCount),
+                             prop.sharedMemPerMultiprocessor);
+      s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
       s.head_stride = head_bytes;
       s.cluster = cluster;
       check(prepare_codes(s, 0), "prepare");
-      auto* scales = device<float>(kKvHeads * kDim);
+      auto* scales = device<float>(kKvHeads * dim);
       check(cudaMemcpy(scales, ones.data(), ones.size() * 4, cudaMemcpyHostToDevice), "copy");
       s.key_scale = scales;
       s.value_scale = scales;
@@ -145,10 +162,10 @@ int main(int argc, char** argv) {
       s.block_count = count;
       auto* dq = device<float>(q.size());
       check(cudaMemcpy(dq, q.data(), q.size() * 4, cudaMemcpyHostToDevice), "copy");
-      s.q = {dq, kDim, DType::f32};
+      s.q = {dq, dim, DType::f32};
       s.work = device<std::byte>(codes_work_bytes(s));
       auto* out = device<float>(q.size());
-      s.out = {out, kDim, DType::f32};
+      s.out = {out, dim, DType::f32};
       std::vector<CodesStep> steps;
       for (uint32_t l = 0; l < layers; ++l) {
         s.blocks = data + l * layer_bytes;
@@ -159,7 +176,7 @@ int main(int argc, char** argv) {
         for (size_t l = 0; l < steps.size(); ++l) {
           CodesStep& e = steps[l];
           e.exact_rows = exact_rows;
-          e.row_stride = kDim * 2;
+          e.row_stride = dim * 2;
           e.kv_head_stride = size_t{tokens} * e.row_stride;
           const size_t all = 2 * kKvHeads * e.kv_head_stride;
           e.keys = pinned + l * all % (pinned_bytes - all + 1) / all * all;
@@ -188,9 +205,10 @@ int main(int argc, char** argv) {
         check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
         best = std::min(best, ms);
       }
-      std::printf("%8u %3u/%-2u %10.1f %10.1f %11.1f %10.1f %10.1f %10.1f %8.2f\n", tokens, bits,
-                  bits, static_cast<double>(layer_bytes) * 1e-6, 1000.0 * best / layers, attend,
-                  none, sixteen, all, static_cast<double>(layer_bytes) / attend * 1e-6);
+      std::printf("%8u %3u/%-2u %10.1f %10.1f %11.1f %10.1f %10.1f %10.1f %8.2f\n", tokens,
+                  key_bits, value_bits, static_cast<double>(layer_bytes) * 1e-6,
+                  1000.0 * best / layers, attend, none, sixteen, all,
+                  static_cast<double>(layer_bytes) / attend * 1e-6);
       std::fflush(stdout);
       for (void* p : {static_cast<void*>(data), static_cast<void*>(scales), static_cast<void*>(dq),
                       static_cast<void*>(count), static_cast<void*>(s.work),

@@ -76,6 +76,11 @@ struct Case {
   uint32_t spare = 0;  ///< blocks that there is space for beside
   float q_size = 1.0F;
   bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
+  int value_bits = -1;  ///< -1: as many as of keys
+
+  [[nodiscard]] CodeShape shape() const {
+    return {dim, bits, value_bits < 0 ? bits : static_cast<uint32_t>(value_bits)};
+  }
 };
 
 /// Clusters, and launches ahead.
@@ -126,7 +131,7 @@ class Layer {
  public:
   explicit Layer(const Case& c)
       : case_(c),
-        shape_{c.dim, c.bits, c.bits},
+        shape_{c.shape()},
         logits_{c.scale / std::sqrt(static_cast<float>(c.dim)), c.softcap} {
     std::mt19937_64 rng(c.dim * 131 + c.bits * 17 + c.group + c.blocks);
     std::normal_distribution<float> normal;
@@ -364,7 +369,18 @@ class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
   void SetUp() override {
     if (cuda_devices().empty()) GTEST_SKIP() << cuda_status();
-    if (of_test().cluster && !has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
+    const Case c = of_test();
+    if (c.cluster && !has_clusters()) GTEST_SKIP() << "no clusters of thread blocks";
+    CodesStep step;
+    step.shape = c.shape();
+    step.kv_heads = kKvHeads;
+    step.group = c.group;
+    step.block_capacity = c.blocks + c.spare + 3;
+    step.cluster = c.cluster;
+    size_t needs = 0;
+    if (prepare_codes(step, 0, &needs) == cudaErrorNotSupported || step.cluster != c.cluster) {
+      GTEST_SKIP() << "a thread block takes " << needs << " bytes of shared memory";
+    }
   }
   static Case of_test() {
     Case c = std::get<0>(GetParam());
@@ -447,6 +463,10 @@ INSTANTIATE_TEST_SUITE_P(
             Case{64, 1, 1, 5, 1.0F},
             Case{80, 2, 4, 21, 1.0F}, Case{80, 4, 2, 5, 1.0F}, Case{80, 1, 16, 5, 1.0F},
             Case{96, 2, 4, 21, 1.0F}, Case{96, 4, 5, 5, 1.0F}, Case{96, 1, 4, 5, 1.0F},
+            Case{256, 2, 4, 33, 1.0F}, Case{256, 2, 1, 5, 2.0F}, Case{256, 2, 5, 9, 1.0F},
+            Case{256, 2, 8, 70, 1.0F}, Case{256, 2, 12, 9, 1.0F}, Case{256, 2, 16, 33, 4.0F},
+            Case{256, 4, 4, 33, 1.0F}, Case{256, 4, 2, 1, 1.0F}, Case{256, 4, 8, 9, 1.0F},
+            Case{256, 4, 16, 17, 1.0F},
             // More groups of rows than one round of loads of a thread block takes: 4096, and 1024 of 16 heads.
             Case{64, 2, 4, 520, 2.0F}, Case{64, 2, 16, 140, 1.0F}),
         testing::Bool()),
@@ -469,7 +489,11 @@ INSTANTIATE_TEST_SUITE_P(
                         Case{128, 2, 4, 7, 1.0F, 0.0F, DType::i8, DType::f16, DType::f16, true},
                         Case{64, 4, 8, 5, 2.0F, 0.0F, DType::i8, DType::f32, DType::f32, false, 1},
                         Case{80, 2, 16, 9, 1.0F, 4.0F, DType::i8, DType::bf16, DType::f32, true},
-                        Case{96, 1, 3, 21, 1.0F, 0.0F, DType::i8}),
+                        Case{96, 1, 3, 21, 1.0F, 0.0F, DType::i8}, Case{256, 2, 4, 7, 3.0F, 5.0F},
+                        Case{256, 4, 3, 7, 1.0F, 0.0F, DType::bf16, DType::bf16, DType::bf16, true},
+                        Case{256, 2, 8, 9, 1.0F, 0.0F, DType::f32, DType::f16, DType::f32, true, 2},
+                        Case{256, 2, 11, 7, 1.0F, 4.0F, DType::i8, DType::f16, DType::f16, true},
+                        Case{256, 4, 1, 5, 1.0F, 0.0F, DType::i8, DType::f32, DType::bf16}),
         testing::Bool()),
     [](const auto& test) {
       return "kind" + std::to_string(test.index / 2) + kernel_of(std::get<1>(test.param));

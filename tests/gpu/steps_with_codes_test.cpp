@@ -302,26 +302,34 @@ TEST_P(StepsWithCodes, AttendEveryToken) {
     set.exact_rows = exact[i];
     set.way = i % 3 == 0 ? CodesWay::begin_end : i % 3 == 1 ? CodesWay::graph : CodesWay::step;
     ++i;
-    run_session(set);
+    try {
+      run_session(set);
+    } catch (const Error& e) {
+      // Of many heads of 256 components, where there are 99 KiB.
+      ASSERT_EQ(e.status(), Status::unsupported) << e.what();
+      ASSERT_NE(std::string(e.what()).find("bytes of shared memory; the device has 101376"),
+                std::string::npos)
+          << e.what();
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, StepsWithCodes,
-                         testing::Values(StepCase{64, 2, DType::f16, DType::f16},
-                                         StepCase{80, 4, DType::bf16, DType::bf16},
-                                         StepCase{96, 2, DType::f16, DType::f32},
-                                         StepCase{128, 2, DType::f16, DType::f16},
-                                         StepCase{128, 4, DType::bf16, DType::bf16},
-                                         StepCase{128, 1, DType::f32, DType::f32},
-                                         StepCase{128, 2, DType::f32, DType::f16},
-                                         StepCase{128, 2, DType::bf16, DType::f32},
-                                         StepCase{128, 2, DType::f16, DType::f16, true},
-                                         StepCase{80, 4, DType::bf16, DType::f32, true}),
-                         [](const auto& c) {
-                           return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) +
-                                  "_" + dtype_name(c.param.dtype) + "_" +
-                                  dtype_name(c.param.caller) + (c.param.int8 ? "_int8" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, StepsWithCodes,
+    testing::Values(
+        StepCase{64, 2, DType::f16, DType::f16}, StepCase{80, 4, DType::bf16, DType::bf16},
+        StepCase{96, 2, DType::f16, DType::f32}, StepCase{128, 2, DType::f16, DType::f16},
+        StepCase{128, 4, DType::bf16, DType::bf16}, StepCase{128, 1, DType::f32, DType::f32},
+        StepCase{128, 2, DType::f32, DType::f16}, StepCase{128, 2, DType::bf16, DType::f32},
+        StepCase{128, 2, DType::f16, DType::f16, true},
+        StepCase{80, 4, DType::bf16, DType::f32, true}, StepCase{256, 2, DType::f16, DType::f16},
+        StepCase{256, 4, DType::bf16, DType::bf16}, StepCase{256, 2, DType::f32, DType::f32},
+        StepCase{256, 4, DType::bf16, DType::f16, true}),
+    [](const auto& c) {
+      return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) + "_" +
+             dtype_name(c.param.dtype) + "_" + dtype_name(c.param.caller) +
+             (c.param.int8 ? "_int8" : "");
+    });
 
 TEST(StepsWithCodesOnce, CapLogits) {
   KEYHOLE_NEEDS_GPU();

@@ -72,22 +72,34 @@ __device__ inline void prefetch_means(const std::byte* block, int lane) {
 /// four heads of a warp then lie in different banks.
 template <int kDim>
 struct WarpStates {
-  float o[kAttendWarps][4][kDim + 8];
+  float o[kAttendWarps<kDim>][4][kDim + 8];
 };
 
 /// Thread blocks that share a multiprocessor. One of 16 warps in the place of two of 8 takes 2 us more at 128k: its warps wait
-/// for memory, and compute, at the same times.
-template <int kDim, int kHeadTiles>
+/// for memory, and compute, at the same times. Those of 256 components have half as many warps, and three of them have the
+/// shared memory where codes are small.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
 constexpr int attend_resident() {
-  return kHeadTiles == 1 && kDim <= 128 ? 2 : 1;
+  if (kDim > 128) return kHeadTiles == 1 && kKeyBits + kValueBits <= 4 ? 3 : 2;
+  return kHeadTiles == 1 ? 2 : 1;
+}
+
+/// Shared memory that attend_kernel() declares, in bytes.
+template <int kDim, int kKeyBits, int kHeadTiles>
+constexpr size_t attend_fixed() {
+  return sizeof(SharedQueries<kDim, kKeyBits, kHeadTiles>) +
+         sizeof(ResidentShared<kDim, 4 * kHeadTiles>) +
+         2 * sizeof(float[kAttendWarps<kDim>][4 * kHeadTiles]);
 }
 
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHeadTiles>())
+__global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
+                                  attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
     attend_kernel(const __grid_constant__ CodesParams s) {
   constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   constexpr int kHeads = 4 * kHeadTiles;
+  constexpr int kWarps = kAttendWarps<kDim>;
   constexpr int kProducts = kDim / 16;  // of values, 16 components each
   constexpr size_t kBlockBytes = kShape.block_bytes();
   using Units = ValueUnits<kValueBits == 0 ? 2 : kValueBits>;
@@ -95,11 +107,14 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
   extern __shared__ __align__(16) unsigned char memory[];
   __shared__ SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
   __shared__ ResidentShared<kDim, kHeads> resident;
-  __shared__ float shared_max[kAttendWarps][kHeads], shared_sum[kAttendWarps][kHeads];
+  __shared__ float shared_max[kWarps][kHeads], shared_sum[kWarps][kHeads];  // see attend_fixed()
 
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t kv_head = blockIdx.y;
+  // Up to 128 components, a thread block has all heads of the group.
+  const uint32_t first_head = kDim <= 128 ? 0 : blockIdx.z * kHeads;
+  const uint32_t all_heads = kDim <= 128 ? kHeads : gridDim.z * kHeads;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
   using Ring = TileRing<kDim, kKeyBits, kValueBits>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +
@@ -112,8 +127,8 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
     ++ahead;
   };
   const auto start = [&] {
-    const uint32_t pairs = blocks * kBlockMaxima, warps = gridDim.x * kAttendWarps;
-    const uint32_t number = blockIdx.x * kAttendWarps + warp;
+    const uint32_t pairs = blocks * kBlockMaxima, warps = gridDim.x * kWarps;
+    const uint32_t number = blockIdx.x * kWarps + warp;
     const uint32_t each = pairs / warps, more = pairs - each * warps;
     first = number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
@@ -130,8 +145,8 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
   let_next_kernel_start();
-  RawQueries<kDim, kHeads, kAttendWarps> raw_queries;
-  raw_queries.load(s, kv_head);
+  RawQueries<kDim, kHeads, kWarps> raw_queries;
+  raw_queries.load(s, kv_head, first_head);
   if (const uint32_t now = __ldcv(s.block_count); now != blocks) {
     blocks = now;
     ring.restart();
@@ -139,10 +154,10 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
   }
   if (s.has_resident) {
     ResidentShare<kDim, kHeadTiles> share(s, kv_head, resident);
-    queries.prepare(s, raw_queries, resident.rows);
+    queries.prepare(s, raw_queries, resident.rows, first_head);
     share.attend(value_scale);
   } else {
-    queries.prepare(s, raw_queries, resident.rows);
+    queries.prepare(s, raw_queries, resident.rows, first_head);
     __syncthreads();
   }
 
@@ -245,7 +260,7 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
           const float best = max_of_head(largest[t]);
           if (lane < 4) {
             const size_t to = size_t{kv_head} * s.block_capacity * kBlockMaxima + at;
-            s.maxima[to * (4 * kHeadTiles) + 4 * t + lane] = best;
+            s.maxima[to * all_heads + first_head + 4 * t + lane] = best;
           }
         }
       }
@@ -278,7 +293,7 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
       shared_sum[warp][4 * t + lane] = sum[t];
     }
   }
-  const size_t part = (size_t{kv_head} * s.splits + blockIdx.x) * s.group;
+  const size_t part = (size_t{kv_head} * s.splits + blockIdx.x) * s.group + first_head;
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     const float levels = static_cast<float>((1 << kValueBits) - 1);
@@ -292,18 +307,18 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
       row[j + 8] = 2.0F * Units::kOdd * (acc[t][m][2] + acc[t][m][3]) - odd;
     }
     __syncthreads();
-    for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kAttendWarps * 32) {
+    for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kWarps * 32) {
       const int h = 4 * t + i / kDim;
-      if (h >= static_cast<int>(s.group)) break;
+      if (h >= static_cast<int>(s.group - first_head)) break;
       float largest = kMinusInf;
 #pragma unroll 4
-      for (int w = 0; w < kAttendWarps; ++w) largest = fmaxf(largest, shared_max[w][h]);
+      for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared_max[w][h]);
       const float overall = s.has_resident ? fmaxf(largest, resident.top[h]) : largest;
       // Warps without a tile have a maximum of -inf and a state of zeros.
       const float top_base = finite_base(overall);
       float o = 0.0F, total = 0.0F;
 #pragma unroll 4
-      for (int w = 0; w < kAttendWarps; ++w) {
+      for (int w = 0; w < kWarps; ++w) {
         const float keep = exp2_fast(shared_max[w][h] - top_base);
         o = fmaf(keep, states.o[w][i / kDim][i % kDim], o);
         total = fmaf(keep, shared_sum[w][h], total);
@@ -311,7 +326,7 @@ __global__ void __launch_bounds__(kAttendWarps * 32, attend_resident<kDim, kHead
       if (i % kDim == 0) {
         float of_codes = 0.0F;
 #pragma unroll 4
-        for (int w = 0; w < kAttendWarps; ++w) {
+        for (int w = 0; w < kWarps; ++w) {
           of_codes = fmaf(exp2_fast(shared_max[w][h] - finite_base(largest)), shared_sum[w][h], of_codes);
         }
         s.part_lse[part + h] = largest + log2f(of_codes);

@@ -12,9 +12,11 @@ namespace codes {
 namespace {
 
 constexpr uint32_t kMostHeads = 16;
+constexpr int kReservedShared = 1024;  // bytes of every thread block, by CUDA
 
 Kernels kernels_of(const CodeShape& shape, uint32_t group) {
   if (shape.key_bits != shape.value_bits || group == 0 || group > kMostHeads) return {};
+  if (shape.dim == 256) return kernels_of_256(shape.key_bits, group);
   switch (shape.key_bits) {
     case 1: return kernels_of_1_bit(shape.dim, group);
     case 2: return kernels_of_2_bits(shape.dim, group);
@@ -24,7 +26,7 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
 }
 
 /// Parts of the work space one after the other, from step.work on; returns their end.
-size_t lay_out(const CodesStep& step, CodesParams& params) {
+size_t lay_out(const CodesStep& step, const Kernels& kernels, CodesParams& params) {
   static_cast<CodesStep&>(params) = step;
   size_t end = 0;
   const auto take = [&](size_t bytes) {
@@ -32,10 +34,9 @@ size_t lay_out(const CodesStep& step, CodesParams& params) {
     end += (bytes + 127) / 128 * 128;
     return step.work == nullptr ? nullptr : step.work + at;
   };
-  const size_t heads = step.group <= 4 ? 4 : step.group <= 8 ? 8 : 16;
   const size_t states = size_t{step.kv_heads} * step.splits * step.group;
-  params.maxima = reinterpret_cast<float*>(
-      take(size_t{step.kv_heads} * step.block_capacity * kBlockMaxima * heads * sizeof(float)));
+  params.maxima = reinterpret_cast<float*>(take(size_t{step.kv_heads} * step.block_capacity *
+                                                kBlockMaxima * kernels.heads * sizeof(float)));
   params.part_o = reinterpret_cast<float*>(take(states * step.shape.dim * sizeof(float)));
   params.part_sum = reinterpret_cast<float2*>(take(states * sizeof(float2)));
   params.part_lse = reinterpret_cast<float*>(take(states * sizeof(float)));
@@ -53,8 +54,8 @@ size_t attend_bytes(const CodesStep& step, const Kernels& kernels) {
   return std::max(kernels.attend_shared, static_cast<size_t>(step.stages) * kernels.attend_stage);
 }
 
-/// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages.
-cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device) {
+/// Lets attend_codes() have all shared memory of a multiprocessor, and chooses the stages. needs: bytes that it takes at least.
+cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, size_t& needs) {
   int per_block = 0, per_processor = 0;
   cudaError_t status =
       cudaDeviceGetAttribute(&per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
@@ -65,15 +66,13 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device) 
   cudaFuncAttributes attributes{};
   status = cudaFuncGetAttributes(&attributes, kernels.attend);
   if (status != cudaSuccess) return status;
-  constexpr int kReserved = 1024;  // of every thread block, by CUDA
   const int fixed = static_cast<int>(attributes.sharedSizeBytes);
-  const int share = std::min(per_block, per_processor / kernels.attend_resident - kReserved);
+  const int share = std::min(per_block, per_processor / kernels.attend_resident - kReservedShared);
   step.stages = std::clamp((share - fixed) / static_cast<int>(kernels.attend_stage), kLeastStages,
                            kMostStages);
-  // 4 bits, d = 128 and groups above 8 take 105 KiB, more than the 99 of 8.6, 8.9 and 12.0.
-  if (fixed + static_cast<int>(attend_bytes(step, kernels)) > per_block) {
-    return cudaErrorNotSupported;
-  }
+  // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
+  needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
+  if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
   return cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
                               per_block - fixed);
 }
@@ -94,19 +93,29 @@ bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
 }
 
 uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                     uint32_t block_capacity, uint32_t multiprocessors) {
-  const auto resident = static_cast<uint32_t>(codes::kernels_of(shape, group).attend_resident);
-  const uint32_t most = std::clamp(multiprocessors * resident / kv_heads, 1U, codes::kMostSplits);
+                     uint32_t block_capacity, uint32_t multiprocessors,
+                     size_t shared_of_multiprocessor) {
+  const codes::Kernels kernels = codes::kernels_of(shape, group);
+  if (kernels.attend == nullptr) return 1;
+  CodesStep least;
+  least.stages = codes::kLeastStages;
+  const size_t shared =
+      kernels.attend_fixed + codes::attend_bytes(least, kernels) + codes::kReservedShared;
+  const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
+                                             static_cast<size_t>(kernels.attend_resident));
+  const uint32_t blocks = multiprocessors * static_cast<uint32_t>(resident);
+  const uint32_t most =
+      std::clamp(blocks / (kv_heads * kernels.attend_passes()), 1U, codes::kMostSplits);
   // A warp has 32 rows or more.
-  return std::clamp(block_capacity * codes::kBlockMaxima / codes::kAttendWarps, 1U, most);
+  return std::clamp(block_capacity * codes::kBlockMaxima / kernels.attend_warps, 1U, most);
 }
 
 size_t codes_work_bytes(const CodesStep& step) {
   codes::CodesParams params;
-  return codes::lay_out(step, params);
+  return codes::lay_out(step, codes::kernels_of(step.shape, step.group), params);
 }
 
-cudaError_t prepare_codes(CodesStep& step, int device) {
+cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (kernels.attend == nullptr) return cudaErrorInvalidValue;
   int major = 0, most = 0;
@@ -114,10 +123,15 @@ cudaError_t prepare_codes(CodesStep& step, int device) {
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   if (status != cudaSuccess) return status;
-  status = codes::prepare_attend(step, kernels, device);
-  if (status != cudaSuccess) return status;
+  size_t least = 0;
+  status = codes::prepare_attend(step, kernels, device, least);
   step.cluster = step.cluster && major >= 9;
   step.cluster = step.cluster && codes::shared_bytes(step, kernels) <= static_cast<size_t>(most);
+  least = std::max(least, codes::shared_bytes(step, kernels));
+  if (needs != nullptr) *needs = least;
+  if (status != cudaSuccess) return status;
+  // One thread block has more than 99 KiB for groups above 8 with d = 256.
+  if (least > static_cast<size_t>(most)) return cudaErrorNotSupported;
   // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
   return cudaFuncSetAttribute(step.cluster ? kernels.finish : kernels.finish_single,
                               cudaFuncAttributeMaxDynamicSharedMemorySize, most);
@@ -127,10 +141,10 @@ cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
-  codes::lay_out(step, params);
+  codes::lay_out(step, kernels, params);
   void* arguments[] = {&params};
-  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads),
-                      dim3(codes::kAttendWarps * 32), codes::attend_bytes(step, kernels), stream,
+  return launch_ahead(kernels.attend, dim3(step.splits, step.kv_heads, kernels.attend_passes()),
+                      dim3(kernels.attend_warps * 32), codes::attend_bytes(step, kernels), stream,
                       arguments, ahead);
 }
 
@@ -138,7 +152,7 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   const codes::Kernels kernels = codes::kernels_of(step.shape, step.group);
   if (!codes::valid(step, kernels)) return cudaErrorInvalidValue;
   codes::CodesParams params;
-  codes::lay_out(step, params);
+  codes::lay_out(step, kernels, params);
   const size_t bytes = codes::shared_bytes(step, kernels);
   void* arguments[] = {&params};
   const bool publishes = step.has_resident && step.resident.counts;

@@ -1,8 +1,8 @@
 // Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass over all
 // codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Instantiated for as many bits of keys as of values (1, 2, 4), head dimensions 64, 80, 96 and 128, any group; other shapes
-// give cudaErrorInvalidValue, see codes_have_kernels().
+// Instantiated for as many bits of keys as of values (1, 2, 4) with head dimensions 64, 80, 96 and 128, (2, 4) with 256; any
+// group. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
 // ORDER on the stream: what writes `block_count` and the codes; resident_step, where it makes the resident state;
 // attend_codes(); finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read
@@ -81,9 +81,10 @@ struct CodesStep {
 /// Whether kernels for the shape exist.
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
-/// Thread blocks per KV head that fill `multiprocessors`.
+/// Thread blocks per KV head that fill `multiprocessors`, which have so many bytes of shared memory each.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                                   uint32_t block_capacity, uint32_t multiprocessors);
+                                   uint32_t block_capacity, uint32_t multiprocessors,
+                                   size_t shared_of_multiprocessor = SIZE_MAX);
 
 /// Bytes of CodesStep::work: from the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
@@ -91,9 +92,10 @@ struct CodesStep {
 /// Before the first step on device `device`, the current one, of steps of this shape, group, block_capacity and
 /// `cluster`: chooses the kernel (step.cluster) and the number of stages, and lets both kernels have all of the device's
 /// shared memory, once for all steps of all sessions. A cluster that needs more (compute capability 12.0 gives 99 KiB) is
-/// not wanted; one thread block never does.
+/// not wanted; one thread block does for groups above 8 with d = 256 alone. needs: gets the bytes of shared memory that the
+/// largest thread block takes.
 /// cudaErrorInvalidValue: no kernels for the shape; cudaErrorNotSupported: the device has too little shared memory for it.
-[[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device);
+[[nodiscard]] cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs = nullptr);
 
 /// Enqueues the pass over the codes, and over resident tokens. `ahead`: it is set up before the kernel in front of it on the
 /// stream has ended (gpu/cuda/common/launch.h; compute capability 9.0 or newer), and waits for that kernel's end.

@@ -57,10 +57,22 @@ struct CudaCodes::Impl {
     const DeviceScope scope(ordinal);
     const BesideCapture beside;
     splits = std::min(code_splits(shape.code, shape.kv_heads, group(), capacity(),
-                                  attribute(cudaDevAttrMultiProcessorCount, ordinal)),
+                                  attribute(cudaDevAttrMultiProcessorCount, ordinal),
+                                  attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal)),
                       most_code_splits(shape.kv_heads));
     CodesStep sizes = step_sizes();
-    check(prepare_codes(sizes, ordinal), "the kernels of codes");
+    size_t needs = 0;
+    const cudaError_t status = prepare_codes(sizes, ordinal, &needs);
+    if (status == cudaErrorNotSupported) {
+      throw Error(Status::unsupported,
+                  "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
+                      ", " + std::to_string(shape.code.key_bits) + " and " +
+                      std::to_string(shape.code.value_bits) + " bits and " +
+                      std::to_string(group()) + " query heads for a KV head take " +
+                      std::to_string(needs) + " bytes of shared memory; the device has " +
+                      std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
+    }
+    check(status, "the kernels of codes");
     cluster = sizes.cluster;
     stages = sizes.stages;
     ahead = attribute(cudaDevAttrComputeCapabilityMajor, ordinal) >= 9;

@@ -6,13 +6,13 @@
 
 namespace keyhole::gpu::codes {
 
-/// Components 4 lane .. 4 lane + 3 of a row's value as its code has it.
+/// Components 4 quad .. 4 quad + 3 of a row's value as its code has it.
 template <int kDim, int kKeyBits, int kValueBits>
-__device__ inline float4 coded_value(const std::byte* block, uint32_t row, int lane) {
+__device__ inline float4 coded_value(const std::byte* block, uint32_t row, int quad) {
   constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
   const float factor =
       __half2float(reinterpret_cast<const __half*>(block + kShape.factors_at())[2 * row + 1]);
-  const auto* means = reinterpret_cast<const __half2*>(block + kShape.value_mean_at()) + 2 * lane;
+  const auto* means = reinterpret_cast<const __half2*>(block + kShape.value_mean_at()) + 2 * quad;
   const float2 low = __half22float2(means[0]), high = __half22float2(means[1]);
   float x[4] = {low.x, low.y, high.x, high.y};
   if constexpr (kValueBits != 0) {
@@ -21,7 +21,7 @@ __device__ inline float4 coded_value(const std::byte* block, uint32_t row, int l
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const CodePlace place =
-          kShape.value_place(row % kCodeTile, static_cast<uint32_t>(4 * lane + i));
+          kShape.value_place(row % kCodeTile, static_cast<uint32_t>(4 * quad + i));
       const auto code =
           static_cast<int>(words[place.word] >> place.shift & ((1U << kValueBits) - 1));
       x[i] = fmaf(factor, static_cast<float>(2 * code - ((1 << kValueBits) - 1)), x[i]);
@@ -39,10 +39,11 @@ struct RowShared {
   float coded_logits[kRows][kHeads];
 };
 
-/// A row as it lies in memory, four components of K and of V in a lane; zeros in lanes beyond the head dimension.
+/// A row as it lies in memory, a lane's quads of K and of V; zeros in lanes beyond the head dimension.
 template <int kDim>
 struct RawRow {
-  RawQuad key{}, value{};
+  static constexpr uint32_t kQuads = kLaneQuads<kDim>;
+  RawQuad key[kQuads] = {}, value[kQuads] = {};
 
   __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row) {
     const uint32_t lane = threadIdx.x % 32;
@@ -50,11 +51,17 @@ struct RawRow {
     if (4 * lane < kDim && s.dtype == DType::i8) {
       const uint16_t* scales =
           s.row_scales + (size_t{row / kCodeBlock} * s.kv_heads + kv_head) * 2 * kDim;
-      key = load_int8(s.keys + at, scales, lane);
-      value = load_int8(s.values + at, scales + kDim, lane);
+#pragma unroll
+      for (uint32_t u = 0; u < kQuads; ++u) {
+        key[u] = load_int8(s.keys + at, scales, 32 * u + lane);
+        value[u] = load_int8(s.values + at, scales + kDim, 32 * u + lane);
+      }
     } else if (4 * lane < kDim) {
-      key = load_aligned(s.keys + at, s.dtype, size_t(4) * lane);
-      value = load_aligned(s.values + at, s.dtype, size_t(4) * lane);
+#pragma unroll
+      for (uint32_t u = 0; u < kQuads; ++u) {
+        key[u] = load_aligned(s.keys + at, s.dtype, size_t(4) * (32 * u + lane));
+        value[u] = load_aligned(s.values + at, s.dtype, size_t(4) * (32 * u + lane));
+      }
     }
   }
 };
@@ -74,24 +81,36 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
   if (inside) {
     const std::byte* block =
         s.blocks + kv_head * s.head_stride + size_t{row / kCodeBlock} * kShape.block_bytes();
-    *reinterpret_cast<float4*>(&rows.coded_values[slot][4 * lane]) =
-        coded_value<kDim, kKeyBits, kValueBits>(block, row % kCodeBlock, lane);
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      *reinterpret_cast<float4*>(&rows.coded_values[slot][128 * u + 4 * lane]) =
+          coded_value<kDim, kKeyBits, kValueBits>(block, row % kCodeBlock, 32 * u + lane);
+    }
   }
   if (lane < 4 * kHeadTiles) rows.coded_logits[slot][lane] = coded[lane];
-  float k[4], v[4];
-  convert_row(raw.key, s.dtype, k);
-  convert_row(raw.value, s.dtype, v);
-  if (inside)
-    *reinterpret_cast<float4*>(&rows.exact_values[slot][4 * lane]) = {v[0], v[1], v[2], v[3]};
+  float k[kLaneQuads<kDim>][4];
+#pragma unroll
+  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+    float v[4];
+    convert_row(raw.key[u], s.dtype, k[u]);
+    convert_row(raw.value[u], s.dtype, v);
+    if (inside) {
+      *reinterpret_cast<float4*>(&rows.exact_values[slot][128 * u + 4 * lane]) = {v[0], v[1], v[2],
+                                                                                  v[3]};
+    }
+  }
   const float cap = s.logits.softcap * kLog2E;
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     float dots[4] = {};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (inside) {
-        const float4 x = *reinterpret_cast<const float4*>(&q[4 * t + i][4 * lane]);
-        dots[i] = fmaf(x.x, k[0], fmaf(x.y, k[1], fmaf(x.z, k[2], x.w * k[3])));
+#pragma unroll
+      for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+        if (!inside) continue;
+        const float4 x = *reinterpret_cast<const float4*>(&q[4 * t + i][128 * u + 4 * lane]);
+        const float last = u == 0 ? x.w * k[u][3] : fmaf(x.w, k[u][3], dots[i]);
+        dots[i] = fmaf(x.x, k[u][0], fmaf(x.y, k[u][1], fmaf(x.z, k[u][2], last)));
       }
     }
     const float dot = sum_of_own_head(dots, lane);

@@ -69,23 +69,33 @@ __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t c
 /// The state of head `h` from what `sources` blocks have sent, by a warp.
 template <int kDim, int kKeyBits, int kHeadTiles>
 __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32_t h,
-                                  uint32_t sources, float value_scale, const ResidentHead& resident,
+                                  uint32_t sources, float value_scale,
+                                  const ResidentHead<kDim>& resident,
                                   FinishShared<kDim, kKeyBits, kHeadTiles>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t own = h / kFinishBlocks;
   const bool inside = 4 * lane < kDim;
-  const auto quad = [&](const float(&row)[kDim]) {
-    return inside ? *reinterpret_cast<const float4*>(&row[4 * lane])
+  const auto quad = [&](const float(&row)[kDim], int u) {
+    return inside ? *reinterpret_cast<const float4*>(&row[128 * u + 4 * lane])
                   : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   };
-  const float4 all = quad(shared.split_o[own]);
-  PartOfHead codes{shared.top[h], shared.total[h], {all.x, all.y, all.z, all.w}};
-  PartOfHead exact{kMinusInf, 0.0F, {}};
+  PartOfHead<kDim> codes{shared.top[h], shared.total[h], {}};
+#pragma unroll
+  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+    const float4 all = quad(shared.split_o[own], u);
+    float* o = codes.o + 4 * u;
+    o[0] = all.x, o[1] = all.y, o[2] = all.z, o[3] = all.w;
+  }
+  PartOfHead<kDim> exact{kMinusInf, 0.0F, {}};
 #pragma unroll
   for (uint32_t b = 0; b < kFinishBlocks; ++b) {
     if (b >= sources) break;
-    const float4 x = quad(shared.coded_o[b][own]);
-    codes.o[0] -= x.x, codes.o[1] -= x.y, codes.o[2] -= x.z, codes.o[3] -= x.w;
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      const float4 x = quad(shared.coded_o[b][own], u);
+      float* o = codes.o + 4 * u;
+      o[0] -= x.x, o[1] -= x.y, o[2] -= x.z, o[3] -= x.w;
+    }
     codes.total -= shared.coded_sum[b][own];
     exact.top = fmaxf(exact.top, shared.exact_max[b][own]);
   }
@@ -94,9 +104,13 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
   for (uint32_t b = 0; b < kFinishBlocks; ++b) {
     if (b >= sources) break;
     const float weight = exp2_fast(shared.exact_max[b][own] - base);
-    const float4 x = quad(shared.exact_o[b][own]);
-    exact.o[0] = fmaf(weight, x.x, exact.o[0]), exact.o[1] = fmaf(weight, x.y, exact.o[1]);
-    exact.o[2] = fmaf(weight, x.z, exact.o[2]), exact.o[3] = fmaf(weight, x.w, exact.o[3]);
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      const float4 x = quad(shared.exact_o[b][own], u);
+      float* o = exact.o + 4 * u;
+      o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]);
+      o[2] = fmaf(weight, x.z, o[2]), o[3] = fmaf(weight, x.w, o[3]);
+    }
     exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
   }
   merge_head<kDim>(s, size_t{kv_head} * s.group + h, codes, exact, value_scale, resident,
@@ -104,7 +118,7 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
 }
 
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kFinishThreads)
+__global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   using Shared = FinishShared<kDim, kKeyBits, kHeadTiles>;
@@ -144,9 +158,9 @@ __global__ void __launch_bounds__(kFinishThreads)
   SplitSums<kFinishBlocks, kFinishThreads> sums;
   sums.load<kDim>(s, kv_head, deal.rank);
   const uint32_t own_head = deal.rank + warp * kFinishBlocks;  // that this warp merges
-  ResidentHead resident;
+  ResidentHead<kDim> resident;
   if (s.resident_o != nullptr && own_head < s.group) {
-    resident.load<kDim>(s, size_t{kv_head} * s.group + own_head);
+    resident.load(s, size_t{kv_head} * s.group + own_head);
   }
   // To the block that merges the head.
   const auto send_sum = [&](uint32_t h, uint32_t at, float4 sum) {

@@ -21,6 +21,10 @@ namespace keyhole::gpu::codes {
 
 constexpr size_t kLeastOptIn = size_t{99} << 10U;  ///< bytes of shared memory, of 8.6 and 8.9
 
+/// Exact rows in shared memory: one of each warp, or of every other.
+template <int kDim>
+constexpr uint32_t kRowsAtOnce = kDim <= 128 ? kSingleWarps : kSingleWarps / 2;
+
 template <int kDim, int kKeyBits, int kHeadTiles>
 struct SingleShared {
   static constexpr int kHeads = 4 * kHeadTiles;
@@ -29,7 +33,7 @@ struct SingleShared {
   alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
   SplitShared<kHeads, kSingleThreads> splits;
   SingleChoice<kHeads> choice;
-  RowShared<kDim, kHeads, kSingleWarps> rows;
+  RowShared<kDim, kHeads, kRowsAtOnce<kDim>> rows;
   alignas(16) float split_o[kHeads][kDim];
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
 };
@@ -38,9 +42,8 @@ template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
 __global__ void __launch_bounds__(kSingleThreads, 1)
     finish_single_kernel(const __grid_constant__ CodesParams s) {
   using Shared = SingleShared<kDim, kKeyBits, kHeadTiles>;
-  static_assert(sizeof(Shared) <= kLeastOptIn);
+  static_assert(sizeof(Shared) <= kLeastOptIn || kDim * kHeadTiles > 512);
   static_assert(Shared::kHeads <= static_cast<int>(kSingleWarps), "a warp merges a head");
-  static_assert(Shared::kHeads * kDim / 4 <= static_cast<int>(kSingleThreads), "a thread a column");
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   auto& choice = shared.choice;
@@ -63,20 +66,31 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   wait_for_kernels_before();
 
   // ---- weigh
-  SplitSums<1, kSingleThreads> sums;
-  sums.load<kDim>(s, kv_head, 0);
+  // Of a part of the columns at a time, where there are more of them than threads.
+  constexpr uint32_t kParts = (Shared::kHeads * kDim / 4 + kSingleThreads - 1) / kSingleThreads;
+  SplitSums<kParts, kSingleThreads> sums;
+  sums.template load<kDim>(s, kv_head, 0);
   const bool merges = warp < s.group;
-  ResidentHead resident;
-  if (s.resident_o != nullptr && merges) {
-    resident.load<kDim>(s, size_t{kv_head} * s.group + warp);
-  }
+  ResidentHead<kDim> resident;
+  // Asked for ahead, where there are registers to keep it in.
+  const auto load_resident = [&] {
+    if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
+  };
+  if (kDim <= 128) load_resident();
   weigh_splits(s, kv_head, shared.splits, shared);
   __syncthreads();
-  sums.add<kDim>(s, kv_head, shared.splits);
-  __syncthreads();
-  sums.send<kDim>(shared.splits, [&](uint32_t h, uint32_t at, float4 sum) {
-    *reinterpret_cast<float4*>(&shared.split_o[h][at]) = sum;
-  });
+#pragma unroll
+  for (uint32_t part = 0; part < kParts; ++part) {
+    if (part != 0) {
+      __syncthreads();
+      sums.template load<kDim>(s, kv_head, part);
+    }
+    sums.template add<kDim>(s, kv_head, shared.splits);
+    __syncthreads();
+    sums.template send<kDim>(shared.splits, [&](uint32_t h, uint32_t at, float4 sum) {
+      *reinterpret_cast<float4*>(&shared.split_o[h][at]) = sum;
+    });
+  }
 
   // ---- choose
   if (wanted != 0) {
@@ -89,45 +103,63 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
 
   // ---- read
   constexpr uint32_t kRounds = (kMostExactRows + kSingleWarps - 1) / kSingleWarps;
-  RawRow<kDim> raw[kRounds];
+  // Rounds whose rows are under way at once, as far as there are registers.
+  constexpr uint32_t kAhead = kDim <= 128 ? kRounds : 1;
+  constexpr uint32_t kAtOnce = kRowsAtOnce<kDim>;
+  RawRow<kDim> raw[kAhead];
+  const auto ask = [&](uint32_t round) {
+    const uint32_t number = warp + round * kSingleWarps;
+    if (number < wanted) raw[round % kAhead].load(s, kv_head, row_of(choice.chosen[number]));
+  };
+#pragma unroll
+  for (uint32_t i = 0; i < kAhead; ++i) ask(i);
+  RowSums of_rows[kLaneQuads<kDim>];
 #pragma unroll
   for (uint32_t i = 0; i < kRounds; ++i) {
-    const uint32_t number = warp + i * kSingleWarps;
-    if (number < wanted) raw[i].load(s, kv_head, row_of(choice.chosen[number]));
-  }
-  RowSums of_rows;
+    if (i * kSingleWarps >= wanted) break;
+    const uint32_t number = i * kSingleWarps + warp;
 #pragma unroll
-  for (uint32_t i = 0; i < kRounds; ++i) {
-    const uint32_t begin = i * kSingleWarps;
-    if (begin >= wanted) break;
-    const uint32_t number = begin + warp;
-    if (number < wanted) {
-      attend_row<kDim, kKeyBits, kValueBits, kHeadTiles>(
-          s, kv_head, number, row_of(choice.chosen[number]), raw[i], shared.q,
-          choice.logits[choice.places[number]], shared.rows, warp);
+    for (uint32_t some = 0; some < kSingleWarps; some += kAtOnce) {
+      const bool here = kAtOnce == kSingleWarps || warp / kAtOnce == some / kAtOnce;
+      const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
+      if (here && number < wanted) {
+        attend_row<kDim, kKeyBits, kValueBits, kHeadTiles>(
+            s, kv_head, number, row_of(choice.chosen[number]), raw[i % kAhead], shared.q,
+            choice.logits[choice.places[number]], shared.rows, slot);
+      }
+      __syncthreads();
+      const uint32_t begin = i * kSingleWarps + some;
+      if (merges && 4 * lane < kDim && (kAtOnce == kSingleWarps || begin < wanted)) {
+#pragma unroll
+        for (uint32_t u = 0; u < kLaneQuads<kDim>; ++u) {
+          of_rows[u].add(shared.rows, min(wanted - begin, kAtOnce), warp, 128 * u + 4 * lane,
+                         finite_base(shared.top[warp]));
+        }
+      }
+      __syncthreads();
     }
-    __syncthreads();
-    if (merges && 4 * lane < kDim) {
-      of_rows.add(shared.rows, min(wanted - begin, kSingleWarps), warp, 4 * lane,
-                  finite_base(shared.top[warp]));
-    }
-    __syncthreads();
+    if (i + kAhead < kRounds) ask(i + kAhead);
   }
   __syncthreads();  // the splits' sum, where no row was read
 
   // ---- merge
   if (!merges) return;
+  if (kDim > 128) load_resident();
   // Lanes beyond the head dimension added no row up: their sums of weights are not used.
   const bool inside = 4 * lane < kDim;
-  const float4 all = inside ? *reinterpret_cast<const float4*>(&shared.split_o[warp][4 * lane])
-                            : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  const PartOfHead codes{shared.top[warp],
-                         shared.total[warp] - of_rows.coded_sum,
-                         {all.x - of_rows.coded.x, all.y - of_rows.coded.y, all.z - of_rows.coded.z,
-                          all.w - of_rows.coded.w}};
-  const PartOfHead exact{of_rows.exact_max,
-                         of_rows.exact_sum,
-                         {of_rows.exact.x, of_rows.exact.y, of_rows.exact.z, of_rows.exact.w}};
+  PartOfHead<kDim> codes{shared.top[warp], shared.total[warp] - of_rows[0].coded_sum, {}};
+  PartOfHead<kDim> exact{of_rows[0].exact_max, of_rows[0].exact_sum, {}};
+#pragma unroll
+  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+    const auto* row = &shared.split_o[warp][128 * u + 4 * lane];
+    const float4 all =
+        inside ? *reinterpret_cast<const float4*>(row) : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+    const float4 coded = of_rows[u].coded, exactly = of_rows[u].exact;
+    float* o = codes.o + 4 * u;
+    o[0] = all.x - coded.x, o[1] = all.y - coded.y, o[2] = all.z - coded.z, o[3] = all.w - coded.w;
+    o = exact.o + 4 * u;
+    o[0] = exactly.x, o[1] = exactly.y, o[2] = exactly.z, o[3] = exactly.w;
+  }
   merge_head<kDim>(s, size_t{kv_head} * s.group + warp, codes, exact, value_scale, resident,
                    shared.split_o[warp]);
 }

@@ -7,23 +7,34 @@
 
 namespace keyhole::gpu::codes {
 
-template <int kDim, int kBits, int kHeadTiles>
+/// kAttendTiles: tiles of 4 heads that a thread block of the pass has registers for; others of the group are other blocks'.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, int kAttendTiles = kHeadTiles>
 Kernels kernels() {
-  return {reinterpret_cast<const void*>(&attend_kernel<kDim, kBits, kBits, kHeadTiles>),
-          attend_resident<kDim, kHeadTiles>(),
-          sizeof(WarpStates<kDim>),
-          size_t{kAttendWarps} * TilePair<kDim, kBits, kBits>::kBytes,
-          reinterpret_cast<const void*>(&finish_kernel<kDim, kBits, kBits, kHeadTiles>),
-          sizeof(FinishShared<kDim, kBits, kHeadTiles>),
-          reinterpret_cast<const void*>(&finish_single_kernel<kDim, kBits, kBits, kHeadTiles>),
-          sizeof(SingleShared<kDim, kBits, kHeadTiles>)};
+  static_assert(kHeadTiles % kAttendTiles == 0);
+  static_assert(kAttendTiles == kHeadTiles || kDim > 128, "attend_kernel() has the whole group");
+  Kernels k;
+  k.attend =
+      reinterpret_cast<const void*>(&attend_kernel<kDim, kKeyBits, kValueBits, kAttendTiles>);
+  k.attend_warps = kAttendWarps<kDim>;
+  k.attend_heads = 4 * kAttendTiles;
+  k.attend_resident = attend_resident<kDim, kKeyBits, kValueBits, kAttendTiles>();
+  k.attend_fixed = attend_fixed<kDim, kKeyBits, kAttendTiles>();
+  k.attend_shared = sizeof(WarpStates<kDim>);
+  k.attend_stage = size_t{kAttendWarps<kDim>} * TilePair<kDim, kKeyBits, kValueBits>::kBytes;
+  k.finish = reinterpret_cast<const void*>(&finish_kernel<kDim, kKeyBits, kValueBits, kHeadTiles>);
+  k.finish_shared = sizeof(FinishShared<kDim, kKeyBits, kHeadTiles>);
+  k.finish_single =
+      reinterpret_cast<const void*>(&finish_single_kernel<kDim, kKeyBits, kValueBits, kHeadTiles>);
+  k.single_shared = sizeof(SingleShared<kDim, kKeyBits, kHeadTiles>);
+  k.heads = 4 * kHeadTiles;
+  return k;
 }
 
 template <int kDim, int kBits>
 Kernels kernels_for_group(uint32_t group) {
-  if (group <= 4) return kernels<kDim, kBits, 1>();
-  if (group <= 8) return kernels<kDim, kBits, 2>();
-  return kernels<kDim, kBits, 4>();
+  if (group <= 4) return kernels<kDim, kBits, kBits, 1>();
+  if (group <= 8) return kernels<kDim, kBits, kBits, 2>();
+  return kernels<kDim, kBits, kBits, 4, kDim <= 128 ? 4 : 2>();
 }
 
 template <int kBits>

@@ -16,10 +16,10 @@ __device__ inline float load_number(const void* row, DType dtype, size_t at) {
   return load_element(row, dtype, at);
 }
 
-/// Components 4 lane .. 4 lane + 3 of an int8 row, and behind them their scales, which begin at `scales`.
-__device__ inline RawQuad load_int8(const std::byte* row, const uint16_t* scales, uint32_t lane) {
-  const uint2 two = reinterpret_cast<const uint2*>(scales)[lane];
-  return {{reinterpret_cast<const uint32_t*>(row)[lane], two.x, two.y, 0}};
+/// Components 4 quad .. 4 quad + 3 of an int8 row, and behind them their scales, which begin at `scales`.
+__device__ inline RawQuad load_int8(const std::byte* row, const uint16_t* scales, uint32_t quad) {
+  const uint2 two = reinterpret_cast<const uint2*>(scales)[quad];
+  return {{reinterpret_cast<const uint32_t*>(row)[quad], two.x, two.y, 0}};
 }
 
 /// What load_int8(), or load_raw() of another dtype, has left.

@@ -6,32 +6,38 @@
 
 namespace keyhole::gpu::codes {
 
-/// The resident state of a head that a warp merges, components 4 lane .. 4 lane + 3; empty where there is none.
+/// The resident state of a head that a warp merges, a lane's quads; empty where there is none.
+template <int kDim>
 struct ResidentHead {
-  float4 o = {0.0F, 0.0F, 0.0F, 0.0F};
+  float4 o[kLaneQuads<kDim>] = {};
   float lse = kMinusInf;
 
-  template <int kDim>
   __device__ void load(const CodesParams& s, size_t head) {
     const uint32_t lane = threadIdx.x % 32;
-    if (4 * lane < kDim) o = reinterpret_cast<const float4*>(s.resident_o + head * kDim)[lane];
+#pragma unroll
+    for (uint32_t u = 0; u < kLaneQuads<kDim>; ++u) {
+      if (4 * lane >= kDim) continue;
+      o[u] = reinterpret_cast<const float4*>(s.resident_o + head * kDim)[32 * u + lane];
+    }
     lse = s.resident_lse[head];
   }
 };
 
 /// Sums of weights, and of weights times values, of a set of rows; weights are 2^(logit - top), so a set without rows has
-/// top -inf. o: components 4 lane .. 4 lane + 3.
+/// top -inf. o: a lane's quads.
+template <int kDim>
 struct PartOfHead {
   float top, total;
-  float o[4];
+  float o[kLaneParts<kDim>];
 };
 
 /// Writes the state of query head `head`, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
 /// in shared memory, which is overwritten.
 template <int kDim>
-__device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead codes,
-                                  const PartOfHead& exact, float value_scale,
-                                  const ResidentHead& resident, float* row) {
+__device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead<kDim> codes,
+                                  const PartOfHead<kDim>& exact, float value_scale,
+                                  const ResidentHead<kDim>& resident, float* row) {
+  constexpr int kParts = kLaneParts<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   rotate_quads<kDim>(codes.o, row, lane, true);
   const float base = finite_base(fmaxf(codes.top, exact.top));
@@ -41,21 +47,30 @@ __device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead 
   const float total = fmaf(weight, exact.total, fmaxf(codes.total, 0.0F) * keep);
   const float inverse = total > 0.0F ? __fdividef(1.0F, total) : 0.0F;
   float lse = total > 0.0F ? (base + log2f(total)) * kLn2 : kMinusInf;
-  float o[4];
+  float o[kParts];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) o[i] = fmaf(weight, exact.o[i], codes.o[i] * unit) * inverse;
+  for (int i = 0; i < kParts; ++i) o[i] = fmaf(weight, exact.o[i], codes.o[i] * unit) * inverse;
   if (s.resident_o != nullptr) {
     const float natural = finite_base(fmaxf(lse, resident.lse));
     const float a = natural_weight(lse, natural), b = natural_weight(resident.lse, natural);
     const float sum = a + b;
     const float part = sum > 0.0F ? __fdividef(1.0F, sum) : 0.0F;
     const float to_a = a * part, to_b = b * part;
-    o[0] = fmaf(to_a, o[0], to_b * resident.o.x), o[1] = fmaf(to_a, o[1], to_b * resident.o.y);
-    o[2] = fmaf(to_a, o[2], to_b * resident.o.z), o[3] = fmaf(to_a, o[3], to_b * resident.o.w);
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      const float4 x = resident.o[u];
+      float* quad = o + 4 * u;
+      quad[0] = fmaf(to_a, quad[0], to_b * x.x), quad[1] = fmaf(to_a, quad[1], to_b * x.y);
+      quad[2] = fmaf(to_a, quad[2], to_b * x.z), quad[3] = fmaf(to_a, quad[3], to_b * x.w);
+    }
     lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;
   }
-  if (4 * lane < kDim) {
-    store_elements(s.out.data, s.out.dtype, head * s.out.head_stride + size_t(4) * lane, o);
+#pragma unroll
+  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+    if (4 * lane >= kDim) continue;
+    const float quad[4] = {o[4 * u], o[4 * u + 1], o[4 * u + 2], o[4 * u + 3]};
+    const size_t at = head * s.out.head_stride + size_t(4) * lane + 128 * u;
+    store_elements(s.out.data, s.out.dtype, at, quad);
   }
   if (s.lse != nullptr && lane == 0) s.lse[head] = lse;
 }

@@ -20,24 +20,36 @@ struct CodesParams : CodesStep {
 /// Maxima of a block.
 inline constexpr uint32_t kBlockMaxima = kCodeBlock / kMaximumRows;
 inline constexpr uint32_t kMostSplits = 256;
-inline constexpr int kAttendWarps = 8;                   ///< of a thread block of attend_codes()
 inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stages
+/// Of a thread block of attend_codes(). Warps of 256 components have the registers and the shared memory of two.
+template <int kDim>
+constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 
 /// The kernels of one shape.
 struct Kernels {
   const void* attend = nullptr;
+  uint32_t attend_warps = 0;  ///< of its thread blocks
+  uint32_t attend_heads =
+      0;  ///< of a group that a thread block has; others are other blocks' (blockIdx.z)
   int attend_resident = 1;       ///< its thread blocks that a multiprocessor has registers for
-  size_t attend_shared = 0;      ///< bytes at least
+  size_t attend_fixed = 0;       ///< bytes of shared memory that the kernel declares,
+  size_t attend_shared = 0;      ///< and those beside them, at least
   size_t attend_stage = 0;       ///< bytes of one of CodesStep::stages
   const void* finish = nullptr;  ///< by a cluster
   size_t finish_shared = 0;  ///< bytes, beside a float for every 32 rows of a block of the cluster
   const void* finish_single = nullptr;  ///< by a thread block
   size_t single_shared = 0;             ///< bytes
+  uint32_t heads =
+      0;  ///< of a group with those that are there to fill tiles: as many maxima has every 32 rows
+
+  /// Thread blocks that share a group's heads.
+  [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// Null where there are none. One file of instances for each number of bits, so that compilers run side by side.
+/// Null where there are none. Files of instances are for bits, or for heads of 256 components, so that compilers run side by side.
 [[nodiscard]] Kernels kernels_of_1_bit(uint32_t dim, uint32_t group);
 [[nodiscard]] Kernels kernels_of_2_bits(uint32_t dim, uint32_t group);
 [[nodiscard]] Kernels kernels_of_4_bits(uint32_t dim, uint32_t group);
+[[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);  ///< components
 
 }  // namespace keyhole::gpu::codes

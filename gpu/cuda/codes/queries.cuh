@@ -118,12 +118,20 @@ __device__ inline void rotate_in_shared(float* row, uint32_t dim, bool back) {
   }
 }
 
-/// One warp rotates a row of which lane l has the components 4 l .. 4 l + 3, or back; `row`: the same in shared memory, for
-/// dimensions that are no power of 2, whose passes overlap.
+/// What a lane has of a row that a warp works on: quads of components, number u is 128 u + 4 lane .. + 3. One up to a
+/// dimension of 128, where lanes may have none.
 template <int kDim>
-__device__ inline void rotate_quads(float (&x)[4], float* row, int lane, bool back) {
-  static_assert(kDim <= 128, "a lane has four components");
+constexpr int kLaneQuads = (kDim + 127) / 128;
+/// Components of a lane.
+template <int kDim>
+constexpr int kLaneParts = 4 * kLaneQuads<kDim>;
+
+/// One warp rotates a row of which each lane has its quads, or back; `row`: the same in shared memory, for dimensions that
+/// are no power of 2, whose passes overlap.
+template <int kDim>
+__device__ inline void rotate_quads(float (&x)[kLaneParts<kDim>], float* row, int lane, bool back) {
   if constexpr ((kDim & (kDim - 1)) != 0) {
+    static_assert(kDim <= 128, "a lane has one quad");
     if (4 * lane < kDim) *reinterpret_cast<float4*>(row + 4 * lane) = {x[0], x[1], x[2], x[3]};
     __syncwarp();
     rotate_in_shared(row, kDim, back);
@@ -132,26 +140,56 @@ __device__ inline void rotate_quads(float (&x)[4], float* row, int lane, bool ba
       x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
     }
   } else {
-    float signs[4];
+    constexpr int kParts = kLaneParts<kDim>;
+    float signs[kParts];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      signs[i] = code_sign(0, static_cast<uint32_t>(4 * lane + i));
+    for (int i = 0; i < kParts; ++i) {
+      signs[i] = code_sign(0, static_cast<uint32_t>(i / 4 * 128 + 4 * lane + i % 4));
       if (!back) x[i] *= signs[i];
     }
-    const float a = x[0] + x[1], b = x[0] - x[1], c = x[2] + x[3], d = x[2] - x[3];
-    x[0] = a + c, x[1] = b + d, x[2] = a - c, x[3] = b - d;
 #pragma unroll
-    for (int step = 1; step < kDim / 4; step *= 2) {
+    for (int i = 0; i < kParts; i += 4) {
+      const float a = x[i] + x[i + 1], b = x[i] - x[i + 1];
+      const float c = x[i + 2] + x[i + 3], d = x[i + 2] - x[i + 3];
+      x[i] = a + c, x[i + 1] = b + d, x[i + 2] = a - c, x[i + 3] = b - d;
+    }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+    for (int step = 1; step < kDim / kParts; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
         const float other = __shfl_xor_sync(kWholeWarp, x[i], step);
         x[i] = (lane & step) != 0 ? other - x[i] : x[i] + other;
       }
     }
+    if constexpr (kParts == 8) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float a = x[i], b = x[i + 4];
+        x[i] = a + b, x[i + 4] = a - b;
+      }
+    }
     const float norm = rsqrtf(static_cast<float>(kDim));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] *= back ? norm * signs[i] : norm;
+    for (int i = 0; i < kParts; ++i) x[i] *= back ? norm * signs[i] : norm;
   }
+}
+
+/// A lane's quads of a row, times `unit`, to shared memory.
+template <int kDim>
+__device__ inline void store_quads(float* row, int lane, const float (&x)[kLaneParts<kDim>],
+                                   float unit) {
+#pragma unroll
+  for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+    *reinterpret_cast<float4*>(row + 128 * u + 4 * lane) = {x[4 * u] * unit, x[4 * u + 1] * unit,
+                                                            x[4 * u + 2] * unit,
+                                                            x[4 * u + 3] * unit};
+  }
+}
+__device__ inline void convert_quad(const RawQuad& raw, DType dtype, float* x) {
+  float y[4];
+  convert(raw, dtype, y);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = y[i];
 }
 
 /// What all tiles need of a head's query.
@@ -175,19 +213,30 @@ __device__ inline float capped(float logit, float cap, float& slope) {
 template <int kDim, int kHeads, int kBlockWarps>
 struct RawQueries {
   static constexpr int kOwn = (kHeads + kBlockWarps - 1) / kBlockWarps;
-  RawQuad q[kOwn] = {};
-  float4 scale = {1.0F, 1.0F, 1.0F, 1.0F};  ///< of the head's channels
+  RawQuad q[kOwn][kLaneQuads<kDim>] = {};
+  float scale[kLaneParts<kDim>];  ///< of the head's channels
 
-  __device__ void load(const CodesParams& s, uint32_t kv_head) {
+  /// first: the group's head that is number 0 here.
+  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t first = 0) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (float& x : scale) x = 1.0F;
     if (4 * lane >= kDim) return;
-    scale = *reinterpret_cast<const float4*>(s.key_scale + size_t{kv_head} * kDim + 4 * lane);
+#pragma unroll
+    for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+      const size_t at = size_t{kv_head} * kDim + 128 * u + 4 * lane;
+      const float4 x = *reinterpret_cast<const float4*>(s.key_scale + at);
+      scale[4 * u] = x.x, scale[4 * u + 1] = x.y, scale[4 * u + 2] = x.z, scale[4 * u + 3] = x.w;
+    }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t h = warp + static_cast<uint32_t>(i) * kBlockWarps;
+      const uint32_t h = first + warp + static_cast<uint32_t>(i) * kBlockWarps;
       if (h >= s.group) break;
-      q[i] = load_raw(s.q.data, s.q.dtype,
-                      (size_t{kv_head} * s.group + h) * s.q.head_stride + size_t(4) * lane);
+#pragma unroll
+      for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+        const size_t at = (size_t{kv_head} * s.group + h) * s.q.head_stride + size_t(4) * lane;
+        q[i][u] = load_raw(s.q.data, s.q.dtype, at + 128 * u);
+      }
     }
   }
 };
@@ -200,34 +249,38 @@ struct SharedQueries {
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
   HeadConstants constants[kHeads];
 
-  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated.
+  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated. first: as load() had
+  /// it.
   template <int kBlockWarps>
   __device__ void prepare(const CodesParams& s, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
-                          float (*as_they_came)[kDim]) {
+                          float (*as_they_came)[kDim], uint32_t first = 0) {
+    constexpr int kParts = kLaneParts<kDim>;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float unit = s.logits.scale * kLog2E;
     const bool inside = 4 * lane < kDim;
-    const float scale[4] = {raw.scale.x, raw.scale.y, raw.scale.z, raw.scale.w};
 #pragma unroll
     for (int own = 0; own < raw.kOwn; ++own) {
       const int h = warp + own * kBlockWarps;
       if (h >= kHeads) break;
       float* row = rows[h];
-      float x[4] = {};
-      if (inside && h < static_cast<int>(s.group)) convert(raw.q[own], s.q.dtype, x);
-      if (inside) {
-        *reinterpret_cast<float4*>(&as_they_came[h][4 * lane]) = {x[0] * unit, x[1] * unit,
-                                                                  x[2] * unit, x[3] * unit};
+      float x[kParts] = {};
+      if (inside && h < static_cast<int>(s.group - first)) {
+#pragma unroll
+        for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], s.q.dtype, &x[4 * u]);
       }
+      if (inside) store_quads<kDim>(as_they_came[h], lane, x, unit);
       // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = __fdividef(x[i], scale[i]);
+      for (int i = 0; i < kParts; ++i) x[i] = __fdividef(x[i], raw.scale[i]);
       rotate_quads<kDim>(x, row, lane, false);
-      if (!inside) x[0] = x[1] = x[2] = x[3] = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        if (!inside) x[i] = 0.0F;
+      }
       float square = 0.0F, largest = 0.0F;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kParts; ++i) {
         square = fmaf(x[i], x[i], square);
         largest = fmaxf(largest, fabsf(x[i]));
       }
@@ -235,27 +288,28 @@ struct SharedQueries {
       square = warp_sum(square);
       // 127 * 128: the high part of 8 bits and 7 bits below it.
       const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
+      // The same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of those of a word.
       const int shift = key_shift<kKeyBits>(lane / 4);
       const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
-      uint32_t high = 0, low = 0;
+      uint32_t high[kLaneQuads<kDim>] = {}, low[kLaneQuads<kDim>] = {};
       int sum = 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kParts; ++i) {
         const int y = __float2int_rn(x[i] * inverse);
         const int upper = (y + 64) >> 7;
-        high |= (static_cast<uint32_t>(upper) & 0xFFU) << (8 * i);
-        low |= (static_cast<uint32_t>(y - upper * 128) & 0xFFU) << (8 * i);
+        high[i / 4] |= (static_cast<uint32_t>(upper) & 0xFFU) << (8 * (i % 4));
+        low[i / 4] |= (static_cast<uint32_t>(y - upper * 128) & 0xFFU) << (8 * (i % 4));
         sum += y << shift;
       }
       sum = __reduce_add_sync(kWholeWarp, sum);
       if (lane < kSteps * 8) {
-        *reinterpret_cast<uint32_t*>(&parts[2 * h][4 * lane]) = high;
-        *reinterpret_cast<uint32_t*>(&parts[2 * h + 1][4 * lane]) = low;
+#pragma unroll
+        for (int u = 0; u < kLaneQuads<kDim>; ++u) {
+          *reinterpret_cast<uint32_t*>(&parts[2 * h][128 * u + 4 * lane]) = high[u];
+          *reinterpret_cast<uint32_t*>(&parts[2 * h + 1][128 * u + 4 * lane]) = low[u];
+        }
       }
-      if (inside) {
-        *reinterpret_cast<float4*>(row + 4 * lane) = {x[0] * unit, x[1] * unit, x[2] * unit,
-                                                      x[3] * unit};
-      }
+      if (inside) store_quads<kDim>(row, lane, x, unit);
       if (lane == 0) {
         constants[h] = {
             2.0F * unit * step,

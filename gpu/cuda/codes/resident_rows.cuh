@@ -12,16 +12,18 @@
 
 namespace keyhole::gpu::codes {
 
-/// Rows that a thread block has at hand at once take that many bytes for each component: 32 rows of 16 bits, 16 of 32.
-constexpr uint32_t kResidentBytes = 64;
+/// Rows that a thread block has at hand at once take that many bytes for each component: 32 rows of 16 bits, 16 of 32. Half
+/// as many of 256 components.
+template <int kDim>
+constexpr uint32_t kResidentBytes = kDim <= 128 ? 64 : 32;
 
 template <int kDim, int kHeads>
 struct ResidentShared {
   /// Queries as they came, times scale log2(e); then the share's sums, rotated, divided by the value scale.
   alignas(16) float rows[kHeads][kDim];
-  alignas(16) std::byte keys[kResidentBytes * kDim];
-  alignas(16) std::byte values[kResidentBytes * kDim];
-  float logits[kResidentBytes / 2][kHeads];
+  alignas(16) std::byte keys[kResidentBytes<kDim> * kDim];
+  alignas(16) std::byte values[kResidentBytes<kDim> * kDim];
+  float logits[kResidentBytes<kDim> / 2][kHeads];
   float top[kHeads], sum[kHeads];  ///< of the share, base 2
 };
 
@@ -35,12 +37,13 @@ __device__ inline float4 quad_of(const std::byte* rows, DType dtype, uint32_t ro
   return {y[0], y[1], y[2], y[3]};
 }
 
-/// The share of a thread block of kAttendWarps warps. Code that runs once is slow, as each of its instructions comes from
+/// The share of a thread block of attend_codes(). Code that runs once is slow, as each of its instructions comes from
 /// memory: loops are not unrolled here, and rows go to shared memory as they are.
 template <int kDim, int kHeadTiles>
 class ResidentShare {
  public:
   static constexpr uint32_t kHeads = 4 * kHeadTiles;
+  static constexpr uint32_t kQuads = kLaneQuads<kDim>;
   using Shared = ResidentShared<kDim, kHeads>;
 
   /// Asks for the first rows.
@@ -66,7 +69,7 @@ class ResidentShare {
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        if (warp + i * kAttendWarps < kHeads) add(warp + i * kAttendWarps, sums_[i]);
+        if (warp + i * kWarps < kHeads) add(warp + i * kWarps, sums_[i]);
       }
       next_ += count_;
       if (next_ >= end_) break;
@@ -76,14 +79,11 @@ class ResidentShare {
     const float unit = __fdividef(1.0F, value_scale);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t h = warp + static_cast<uint32_t>(i) * kAttendWarps;
+      const uint32_t h = warp + static_cast<uint32_t>(i) * kWarps;
       if (h >= kHeads) break;
       Sums& own = sums_[i];
       rotate_quads<kDim>(own.o, shared_.rows[h], static_cast<int>(lane), false);
-      if (4 * lane < kDim) {
-        *reinterpret_cast<float4*>(&shared_.rows[h][4 * lane]) = {
-            own.o[0] * unit, own.o[1] * unit, own.o[2] * unit, own.o[3] * unit};
-      }
+      if (4 * lane < kDim) store_quads<kDim>(shared_.rows[h], static_cast<int>(lane), own.o, unit);
       if (lane == 0) {
         shared_.top[h] = own.top;
         shared_.sum[h] = own.sum;
@@ -92,9 +92,10 @@ class ResidentShare {
   }
 
  private:
-  static constexpr int kOwn = (kHeads + kAttendWarps - 1) / kAttendWarps;  ///< heads of a warp
+  static constexpr uint32_t kWarps = kAttendWarps<kDim>;
+  static constexpr int kOwn = (kHeads + kWarps - 1) / kWarps;  ///< heads of a warp
   struct Sums {
-    float o[4] = {};  ///< components 4 lane .. 4 lane + 3
+    float o[kLaneParts<kDim>] = {};
     float top = kMinusInf, sum = 0.0F;
   };
 
@@ -106,9 +107,9 @@ class ResidentShare {
     const uint32_t row_bytes = kDim * element, pieces = row_bytes / 16;
     const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row_bytes;
     const std::byte* const keys = p.kv + size_t{kv_head_} * 2 * plane;
-    count_ = min(end_ - next_, kResidentBytes / element);
+    count_ = min(end_ - next_, kResidentBytes<kDim> / element);
 #pragma unroll 1
-    for (uint32_t row = warp; row < count_; row += kAttendWarps) {
+    for (uint32_t row = warp; row < count_; row += kWarps) {
       if (next_ + row >= stored_) {
         take_new(row);
         continue;
@@ -142,18 +143,28 @@ class ResidentShare {
     const uint32_t lane = threadIdx.x % 32;
     const float cap = s_.logits.softcap * kLog2E;
 #pragma unroll 1
-    for (uint32_t row = threadIdx.x / 32; row < count_; row += kAttendWarps) {
-      float4 k = {0.0F, 0.0F, 0.0F, 0.0F};
-      if (4 * lane < kDim) k = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, lane);
+    for (uint32_t row = threadIdx.x / 32; row < count_; row += kWarps) {
+      float4 k[kQuads];
+#pragma unroll
+      for (uint32_t u = 0; u < kQuads; ++u) {
+        k[u] = {0.0F, 0.0F, 0.0F, 0.0F};
+        if (4 * lane < kDim) {
+          k[u] = quad_of<kDim>(shared_.keys, s_.resident.dtype, row, 32 * u + lane);
+        }
+      }
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) {
         float dots[4];
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
-          // Lanes beyond the head dimension read what is there, times 0.
-          const uint32_t at = 4 * lane < kDim ? 4 * lane : 0;
-          const float4 q = *reinterpret_cast<const float4*>(&shared_.rows[4 * t + h][at]);
-          dots[h] = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, q.w * k.w)));
+#pragma unroll
+          for (uint32_t u = 0; u < kQuads; ++u) {
+            // Lanes beyond the head dimension read what is there, times 0.
+            const uint32_t at = 4 * lane < kDim ? 128 * u + 4 * lane : 0;
+            const float4 q = *reinterpret_cast<const float4*>(&shared_.rows[4 * t + h][at]);
+            const float last = u == 0 ? q.w * k[u].w : fmaf(q.w, k[u].w, dots[h]);
+            dots[h] = fmaf(q.x, k[u].x, fmaf(q.y, k[u].y, fmaf(q.z, k[u].z, last)));
+          }
         }
         const float dot = sum_of_own_head(dots, static_cast<int>(lane));
         float slope;
@@ -178,10 +189,14 @@ class ResidentShare {
 #pragma unroll 2
     for (uint32_t row = 0; row < count_; ++row) {
       const float w = __shfl_sync(kWholeWarp, weight, static_cast<int>(row));
-      const float4 v =
-          quad_of<kDim>(shared_.values, s_.resident.dtype, row, 4 * lane < kDim ? lane : 0);
-      own.o[0] = fmaf(w, v.x, own.o[0]), own.o[1] = fmaf(w, v.y, own.o[1]);
-      own.o[2] = fmaf(w, v.z, own.o[2]), own.o[3] = fmaf(w, v.w, own.o[3]);
+#pragma unroll
+      for (uint32_t u = 0; u < kQuads; ++u) {
+        float* o = own.o + 4 * u;
+        const float4 v = quad_of<kDim>(shared_.values, s_.resident.dtype, row,
+                                       4 * lane < kDim ? 32 * u + lane : 0);
+        o[0] = fmaf(w, v.x, o[0]), o[1] = fmaf(w, v.y, o[1]);
+        o[2] = fmaf(w, v.z, o[2]), o[3] = fmaf(w, v.w, o[3]);
+      }
     }
   }
 
