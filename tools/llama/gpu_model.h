@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,6 +40,14 @@ class GpuModel {
   std::unique_ptr<Device> device_;
 };
 
+/// Who takes q, K and V of a prompt where they are.
+struct DeviceSink {
+  ElementType type = ElementType::f32;  ///< that k and v are wanted in: f32, f16 or bf16
+  void* stream = nullptr;  ///< a cudaStream_t: what is enqueued on it during a call finds the chunk
+  /// Called as a LayerSink; the chunk may change as soon as it returns.
+  std::function<void(const DeviceLayerChunk&)> take;
+};
+
 /// As prefill() of prefill.h, computed on the GPU: the same logits but for rounding (attention in fp16 with fp32
 /// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on.
 ///
@@ -48,5 +57,10 @@ class GpuModel {
                                              std::span<const uint32_t> tokens,
                                              const LayerSink& sink,
                                              const PrefillProgress& progress = {});
+/// The same for a sink on the GPU: a third to a half of the bytes, which leave the card at most once.
+[[nodiscard]] std::vector<float> gpu_prefill_to_device(const GpuModel& model,
+                                                       std::span<const uint32_t> tokens,
+                                                       const DeviceSink& sink,
+                                                       const PrefillProgress& progress = {});
 
 }  // namespace keyhole::tools

@@ -32,7 +32,7 @@ uint64_t on_card(uint64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, bool exports) {
+GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes) {
   const size_t qkv = config.q_width() + 2 * config.kv_width();
   GpuPrefillSizes sizes;
   sizes.chunk = chunk_tokens(config, tokens);
@@ -45,7 +45,8 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, bool
   sizes.normed = sizes.chunk * config.hidden_size;
   sizes.attended = sizes.chunk * config.q_width();
   sizes.inner = sizes.chunk * config.intermediate_size;
-  sizes.exported = exports ? sizes.chunk * qkv : 0;
+  sizes.exported = export_bytes == 0 ? 0 : sizes.chunk * qkv;
+  sizes.export_bytes = export_bytes;
   sizes.logits = config.vocab_size;
   return sizes;
 }
@@ -53,9 +54,9 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, bool
 uint64_t GpuPrefillSizes::device_bytes() const {
   const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q) +
                           2 * (on_card(2 * normed) + on_card(2 * attended) + on_card(2 * inner));
-  const uint64_t floats =
-      on_card(4 * hidden) + on_card(4 * wide) + 2 * on_card(4 * exported) + on_card(4 * logits);
-  return halves + floats + on_card(4 * tokens) + on_card(8 * table);
+  const uint64_t floats = on_card(4 * hidden) + on_card(4 * wide) + on_card(4 * logits);
+  return halves + floats + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
+         on_card(8 * table) + on_card(kProductWorkspace);
 }
 
 uint64_t gpu_step_bytes(const LlamaConfig& config) {

@@ -14,6 +14,9 @@ namespace keyhole::tools {
 /// of 2 MiB.
 [[nodiscard]] uint64_t on_card(uint64_t bytes);
 
+/// Device memory that products of matrices may use beside their arrays, in bytes.
+inline constexpr size_t kProductWorkspace = size_t{32} << 20;
+
 /// Elements of the device buffers of gpu_prefill().
 struct GpuPrefillSizes {
   size_t chunk = 0;   ///< tokens whose activations exist at a time
@@ -24,14 +27,16 @@ struct GpuPrefillSizes {
   size_t q = 0;       ///< __half `[chunk, q_heads, d]`
   size_t wide = 0;    ///< float `[chunk, qkv]` or `[chunk, gate and up]`
   size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
-  size_t exported = 0;  ///< float `[chunk, qkv]`, twice; as much pinned host memory
-  size_t logits = 0;    ///< float `[vocab]`
+  size_t exported = 0;      ///< `[chunk, qkv]`, twice; to a sink on the host as much pinned memory
+  size_t export_bytes = 0;  ///< of one of these
+  size_t logits = 0;        ///< float `[vocab]`
 
   [[nodiscard]] uint64_t device_bytes() const;
 };
-/// Of a prompt of `tokens` tokens; `exports`: a sink takes q, K and V of every layer.
+/// Of a prompt of `tokens` tokens; a sink takes q, K and V of every layer in numbers of `export_bytes` bytes: 4 or 2, or 0
+/// without one. Chunks are the same for all of them.
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
-                                                bool exports);
+                                                size_t export_bytes);
 
 /// Device memory of a GpuDecoder's buffers for one token.
 [[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);

@@ -25,6 +25,11 @@ std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const
   throw std::runtime_error(kReason);
 }
 
+std::vector<float> gpu_prefill_to_device(const GpuModel&, std::span<const uint32_t>,
+                                         const DeviceSink&, const PrefillProgress&) {
+  throw std::runtime_error(kReason);
+}
+
 GpuDecoder::GpuDecoder(const GpuModel&, KeyholeCache&, uint32_t) {
   throw std::runtime_error(kReason);
 }

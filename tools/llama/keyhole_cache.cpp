@@ -54,6 +54,10 @@ ElementType element_of(keyhole_dtype dtype) {
   if (dtype == KEYHOLE_BF16) return ElementType::bf16;
   return dtype == KEYHOLE_F32 ? ElementType::f32 : ElementType::f16;
 }
+keyhole_dtype dtype_of(ElementType type) {
+  if (type == ElementType::bf16) return KEYHOLE_BF16;
+  return type == ElementType::f32 ? KEYHOLE_F32 : KEYHOLE_F16;
+}
 
 }  // namespace
 
@@ -72,8 +76,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   }
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
+  cache.kv_type_ = element_of(engine.kv_dtype);
   if (model.full_layers() < model.layers) {
-    cache.windows_.emplace(model, element_of(engine.kv_dtype), options.max_tokens);
+    cache.windows_.emplace(model, cache.kv_type_, options.max_tokens);
   }
   engine.threads = options.threads;
   engine.device = options.device;
@@ -156,6 +161,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.head_dim_ = head_dim_;
   copy.audited_ = audited_;
   copy.on_device_ = on_device_;
+  copy.kv_type_ = kv_type_;
   copy.places_ = places_;
   copy.has_full_layers_ = has_full_layers_;
   if (windows_) copy.windows_.emplace(*windows_);
@@ -181,8 +187,28 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const keyhole_tensor k = keyhole_tensor_host(keys, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor v = keyhole_tensor_host(values, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
+  append(*layer, k, v, q);
+}
+
+void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
+  const auto n = static_cast<int64_t>(chunk.tokens);
+  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
+  const int64_t q_shape[] = {n, q_heads_, head_dim_};
+  const keyhole_dtype dtype = dtype_of(chunk.type);
+  const auto on_device = [](const void* data, keyhole_dtype numbers, const int64_t* shape) {
+    keyhole_tensor tensor = keyhole_tensor_host(data, numbers, 3, shape);
+    tensor.memory = KEYHOLE_DEVICE;
+    return tensor;
+  };
+  append(*place(chunk.layer), on_device(chunk.k, dtype, kv_shape),
+         on_device(chunk.v, dtype, kv_shape),
+         on_device(chunk.q, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16, q_shape));
+}
+
+void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
+                          const keyhole_tensor& q) {
   const auto start = std::chrono::steady_clock::now();
-  check(keyhole_prefill(session_.get(), *layer, &k, &v, &q));
+  check(keyhole_prefill(session_.get(), layer, &k, &v, &q));
   prefill_seconds_ +=
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }

@@ -83,6 +83,9 @@ class KeyholeCache {
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from
   /// them.
   void prefill(const LayerChunk& chunk);
+  /// The same from device memory, where on_device(): the caller's work on the stream of use_stream() makes the chunk, and the
+  /// call waits for it. Of layers that attend to all tokens.
+  void prefill(const DeviceLayerChunk& chunk);
   /// Wall time of those calls.
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
   /// Brings what the prefill appended into the index. `progress` may be null.
@@ -96,6 +99,8 @@ class KeyholeCache {
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
+  /// What K and V are stored in: f32, f16 or bf16.
+  [[nodiscard]] ElementType kv_type() const { return kv_type_; }
   /// Whether sink and window lie on a GPU and steps may come from there. If so, a step may be enqueued on a stream of it (a
   /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory.
   /// synchronize() waits for all that was enqueued, and throws what went wrong with it.
@@ -136,6 +141,8 @@ class KeyholeCache {
   static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
   /// The session's number of a layer; nothing for a sliding one.
   [[nodiscard]] std::optional<uint32_t> place(uint32_t layer) const { return places_[layer]; }
+  void append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
+              const keyhole_tensor& q);
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
                                      keyhole_memory memory = KEYHOLE_HOST) const;
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
@@ -144,6 +151,7 @@ class KeyholeCache {
   uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
   bool audited_ = false;
   bool on_device_ = false;
+  ElementType kv_type_ = ElementType::f32;
   double prefill_seconds_ = 0.0;
   std::vector<std::optional<uint32_t>> places_;
   bool has_full_layers_ = true;

@@ -22,6 +22,17 @@ struct LayerChunk {
   const float* v = nullptr;  ///< `[tokens, Hkv, d]`
 };
 
+/// The same in the memory of a GPU, for a cache that lies there, too.
+struct DeviceLayerChunk {
+  uint32_t layer = 0;
+  size_t first_token = 0;
+  size_t tokens = 0;
+  ElementType type = ElementType::f32;  ///< of k and v: f32, f16 or bf16
+  const void* q = nullptr;              ///< f16, or f32 where k and v are
+  const void* k = nullptr;
+  const void* v = nullptr;
+};
+
 /// Receives every chunk of every layer once, layers and tokens in rising order, on the calling thread.
 using LayerSink = std::function<void(const LayerChunk&)>;
 /// Called on the calling thread with the share of the work that is done, 0..1, rising.

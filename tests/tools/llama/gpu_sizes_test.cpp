@@ -32,24 +32,27 @@ TEST(OnCard, RoundsAsTheDriverHandsOut) {
 
 TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   const size_t n = 131072;
-  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, true);
+  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, 4);
   // Of all tokens: hidden states, RoPE's table, K and V of a layer in 16 bits, ids.
   const uint64_t all = n * (4096 * 4 + 64 * 8 + 2 * 1024 * 2 + 4);
   // Of a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
   const uint64_t chunk =
       sizes.chunk * (28672 * 4 + 4096 * 2 + 4 * (4096 + 4096 + 14336) + 2 * 6144 * 4);
-  const uint64_t exact = all + chunk + 128256 * 4;
+  const uint64_t exact = all + chunk + 128256 * 4 + 32 * kMiB;  // and the products' workspace
   EXPECT_GE(sizes.device_bytes(), exact);
   EXPECT_LT(sizes.device_bytes(), exact + 16 * 2 * kMiB);
   EXPECT_EQ(sizes.chunk % 128, 0U);
   EXPECT_LE(chunk, uint64_t{1} << 30);
-  const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, false);
+  const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, 0);
   EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.chunk * 6144 * 4));
+  const GpuPrefillSizes halves = gpu_prefill_sizes(llama_8b(), n, 2);
+  EXPECT_EQ(halves.chunk, sizes.chunk);
+  EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.chunk * 6144 * 2));
 }
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {
-  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, true).chunk, 5U);
-  EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, true).device_bytes(), 8 * kMiB);
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4).chunk, 5U);
+  EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, 4).device_bytes(), 40 * kMiB);
 }
 
 TEST(GpuStepBytes, AreAFewMegabytes) {

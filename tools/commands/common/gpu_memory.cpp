@@ -53,7 +53,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.limit = request.limit;
   plan.driver = kDriverBytes;
   plan.weights = weights;
-  plan.prefill = gpu_prefill_sizes(request.model, prompt, true).device_bytes();
+  plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float)).device_bytes();
   plan.steps = request.session ? gpu_step_bytes(request.model) : 0;
   plan.session_limit = plan.limit > plan.others() ? plan.limit - plan.others() : 0;
   return plan;

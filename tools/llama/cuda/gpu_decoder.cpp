@@ -72,8 +72,14 @@ class GpuDecoder::Steps {
 
   std::span<const float> prefill(std::span<const uint32_t> tokens,
                                  const PrefillProgress& progress) {
-    logits_ = gpu_prefill(
-        model_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress);
+    if (cache_.on_device()) {
+      const auto take = [this](const DeviceLayerChunk& chunk) { cache_.prefill(chunk); };
+      logits_ =
+          gpu_prefill_to_device(model_, tokens, {cache_.kv_type(), stream_.get(), take}, progress);
+    } else {
+      const auto take = [this](const LayerChunk& chunk) { cache_.prefill(chunk); };
+      logits_ = gpu_prefill(model_, tokens, take, progress);
+    }
     tokens_ = static_cast<uint32_t>(tokens.size());
     return logits_;
   }

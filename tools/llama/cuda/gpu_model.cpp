@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "tools/llama/cuda/attention.h"
+#include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/device_model.h"
 #include "tools/llama/rope.h"
 
@@ -124,7 +125,7 @@ std::string gpu_refusal(const LlamaConfig& config) {
              "; allowed on the GPU: multiples of 8";
     }
   }
-  return {};
+  return cuda::blas_lt_refusal();
 }
 
 GpuModel::GpuModel(const LlamaModel& model, const LoadProgress& progress) : model_(model) {

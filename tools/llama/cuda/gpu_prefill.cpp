@@ -7,8 +7,8 @@
 
 #include "tools/llama/cuda/attention.h"
 #include "tools/llama/cuda/device_model.h"
-#include "tools/llama/cuda/gemm.h"
 #include "tools/llama/cuda/prefill_kernels.h"
+#include "tools/llama/cuda/products.h"
 #include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
@@ -23,24 +23,41 @@ struct SplitBuffer {
   [[nodiscard]] cuda::Split in() const { return {high.get(), low.get()}; }
 };
 
-/// q, k and v of a chunk on their way to the host.
-struct Export {
-  cuda::Buffer<float> device;
-  cuda::Pinned<float> host;
-  cuda::Event ready, copied;
-  explicit Export(size_t count) : device(count), host(count) {}
+/// Who takes q, k and v: one of the two, or nobody.
+struct Sink {
+  const LayerSink* host = nullptr;
+  const DeviceSink* device = nullptr;
+
+  [[nodiscard]] bool any() const { return host != nullptr || device != nullptr; }
+  [[nodiscard]] ElementType type() const {
+    return device == nullptr ? ElementType::f32 : device->type;
+  }
+  [[nodiscard]] size_t bytes() const { return any() ? element_size(type()) : 0; }
 };
+
+/// q, k and v of a chunk on their way to the sink.
+struct Export {
+  cuda::Buffer<std::byte> device;
+  cuda::Pinned<std::byte> host;
+  cuda::Event ready, copied;
+  Export(size_t bytes, size_t host_bytes) : device(bytes), host(host_bytes) {}
+};
+
+cuda::KvNumbers numbers_of(ElementType type) {
+  if (type == ElementType::f32) return cuda::KvNumbers::f32;
+  return type == ElementType::f16 ? cuda::KvNumbers::f16 : cuda::KvNumbers::bf16;
+}
 
 class GpuPrefill {
  public:
-  GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const LayerSink& sink,
+  GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
              const PrefillProgress& progress)
       : config_(model.host().config),
         device_(model.device()),
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
-        sizes_(gpu_prefill_sizes(config_, n_, static_cast<bool>(sink))),
+        sizes_(gpu_prefill_sizes(config_, n_, sink.bytes())),
         chunk_(sizes_.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
         tokens_(sizes_.tokens),
@@ -53,7 +70,7 @@ class GpuPrefill {
         normed_(sizes_.normed),
         attended_(sizes_.attended),
         inner_(sizes_.inner),
-        exports_{Export(sizes_.exported), Export(sizes_.exported)} {
+        exports_{make_export(), make_export()} {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
@@ -67,9 +84,9 @@ class GpuPrefill {
   std::vector<float> run() {
     const cudaStream_t s = stream_.get();
     const auto n = static_cast<uint32_t>(n_);
-    cuda::embed_tokens(tokens_.get(), n, device_.embedding.split(), config_.hidden_size,
+    cuda::embed_tokens(tokens_.get(), n, device_.embedding.split(), config_.hidden_size, 1.0F,
                        hidden_.get(), s);
-    cuda::rope_table(device_.frequencies.get(), config_.head_dim / 2, n, table_.get(), s);
+    cuda::rope_table(device_.frequencies.get(), pairs(), 1.0, 0, n, table_.get(), s);
 
     Item former;
     size_t number = 0;
@@ -107,6 +124,21 @@ class GpuPrefill {
   }
   [[nodiscard]] bool last(const Item& item) const { return item.layer + 1 == config_.layers; }
 
+  [[nodiscard]] Export make_export() const {
+    const size_t bytes = sizes_.exported * sizes_.export_bytes;
+    return {bytes, sink_.host != nullptr ? bytes : 0};
+  }
+
+  /// Where a chunk's q, k and v lie in an export of it.
+  struct Parts {
+    std::byte *q, *k, *v;
+  };
+  [[nodiscard]] Parts parts(std::byte* data, size_t count) const {
+    const size_t size = sizes_.export_bytes;
+    std::byte* const k = data + count * config_.q_width() * size;
+    return {data, k, k + count * config_.kv_width() * size};
+  }
+
   void enqueue(const Item& item) {
     const cudaStream_t s = stream_.get();
     const DeviceLayer& layer = device_.layers[item.layer];
@@ -114,19 +146,8 @@ class GpuPrefill {
     cuda::normalise_tokens(hidden(item.first), layer.attention_norm.get(), device_.eps, count,
                            config_.hidden_size, normed_.out(), s);
     multiply(layer.qkv, normed_, count, wide_.get(), false);
-    rotate(item);
-    if (sink_) {
-      const Export& out = exports_[item.slot];
-      out.ready.record(s);
-      cuda::check(cudaStreamWaitEvent(copies_.get(), out.ready.get(), 0), "an event");
-      cuda::check(
-          cudaMemcpyAsync(out.host.get(), out.device.get(), item.count * qkv_width_ * sizeof(float),
-                          cudaMemcpyDeviceToHost, copies_.get()),
-          "keys and values to the host");
-      out.copied.record(copies_.get());
-    } else {
-      exports_[item.slot].copied.record(s);
-    }
+    finish_heads(item);
+    hand_on(item);
 
     // Of the last layer, nothing but the last token's output is ever read.
     if (last(item) && item.first + item.count < n_) return;
@@ -135,23 +156,39 @@ class GpuPrefill {
                    q_.get() + skipped * config_.q_width());
   }
 
-  void rotate(const Item& item) {
+  void finish_heads(const Item& item) {
     cuda::Heads heads;
     heads.qkv = wide_.get();
-    heads.table = table_.get() + item.first * config_.head_dim / 2;
+    heads.table = table_.get() + item.first * pairs();
     heads.n = static_cast<uint32_t>(item.count);
     heads.q_heads = config_.q_heads;
     heads.kv_heads = config_.kv_heads;
     heads.head_dim = config_.head_dim;
+    heads.pairs = pairs();
     heads.q = q_.get();
     heads.k = k_.get() + item.first * config_.kv_width();
     heads.v = v_.get() + item.first * config_.kv_width();
-    if (sink_) {
-      heads.q_out = exports_[item.slot].device.get();
-      heads.k_out = heads.q_out + item.count * config_.q_width();
-      heads.v_out = heads.k_out + item.count * config_.kv_width();
+    if (sink_.any()) {
+      const Parts out = parts(exports_[item.slot].device.get(), item.count);
+      heads.numbers = numbers_of(sink_.type());
+      heads.q_out = out.q;
+      heads.k_out = out.k;
+      heads.v_out = out.v;
     }
-    cuda::rotate_heads(heads, stream_.get());
+    cuda::finish_heads(heads, stream_.get());
+  }
+
+  /// What a sink takes is ready: on its way to the host, or where the sink's stream waits for it.
+  void hand_on(const Item& item) {
+    const Export& out = exports_[item.slot];
+    out.ready.record(stream_.get());
+    if (sink_.host == nullptr) return;
+    cuda::check(cudaStreamWaitEvent(copies_.get(), out.ready.get(), 0), "an event");
+    cuda::check(cudaMemcpyAsync(out.host.get(), out.device.get(),
+                                item.count * qkv_width_ * sizes_.export_bytes,
+                                cudaMemcpyDeviceToHost, copies_.get()),
+                "keys and values to the host");
+    out.copied.record(copies_.get());
   }
 
   void attend_and_mlp(const DeviceLayer& layer, size_t first, uint32_t count, const __half* q) {
@@ -171,22 +208,33 @@ class GpuPrefill {
     cuda::normalise_tokens(hidden(first), layer.mlp_norm.get(), device_.eps, count,
                            config_.hidden_size, normed_.out(), s);
     multiply(layer.gate_up, normed_, count, wide_.get(), false);
-    cuda::silu_multiply_tokens(wide_.get(), count, config_.intermediate_size, inner_.out(), s);
+    cuda::activate_tokens({wide_.get(), nullptr, count, config_.intermediate_size, false},
+                          inner_.out(), s);
     multiply(layer.down, inner_, count, hidden(first), true);
   }
 
   void multiply(const DeviceMatrix& w, const SplitBuffer& x, uint32_t count, float* y, bool add) {
-    cuda::gemm({x.in(), w.split(), y, count, w.rows, w.columns, add}, stream_.get());
+    products_.multiply({x.in(), w.split(), y, count, w.rows, w.columns, add}, stream_.get());
   }
 
   /// Waits for the item's keys and values and hands them over; the GPU is at its attention meanwhile.
   void finish(const Item& item) {
     const Export& out = exports_[item.slot];
-    out.copied.wait();
-    if (sink_) {
-      const float* const q = out.host.get();
-      const float* const k = q + item.count * config_.q_width();
-      sink_({item.layer, item.first, item.count, q, k, k + item.count * config_.kv_width()});
+    if (sink_.host != nullptr) {
+      out.copied.wait();
+      const Parts p = parts(out.host.get(), item.count);
+      const auto floats = [](const std::byte* data) {
+        return reinterpret_cast<const float*>(data);
+      };
+      (*sink_.host)({item.layer, item.first, item.count, floats(p.q), floats(p.k), floats(p.v)});
+    } else if (sink_.device != nullptr) {
+      cuda::check(
+          cudaStreamWaitEvent(static_cast<cudaStream_t>(sink_.device->stream), out.ready.get(), 0),
+          "an event");
+      const Parts p = parts(out.device.get(), item.count);
+      sink_.device->take({item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v});
+    } else {
+      out.ready.wait();  // for the progress
     }
     if (!progress_) return;
     // The item's own attention is still to come.
@@ -195,6 +243,7 @@ class GpuPrefill {
     progress_(std::min(1.0, done_ / total_work()));
   }
 
+  [[nodiscard]] uint32_t pairs() const { return config_.head_dim / 2; }
   [[nodiscard]] double work(const Item& item) const {
     const auto count = static_cast<double>(item.count);
     const double projections = static_cast<double>(config_.hidden_size) * qkv_width_;
@@ -212,7 +261,7 @@ class GpuPrefill {
 
   const LlamaConfig& config_;
   const GpuModel::Device& device_;
-  const LayerSink& sink_;
+  const Sink sink_;
   const PrefillProgress& progress_;
   const size_t n_;
   const GpuPrefillSizes sizes_;
@@ -227,16 +276,27 @@ class GpuPrefill {
   cuda::Buffer<float> wide_;    // [chunk, qkv] or [chunk, gate and up]
   SplitBuffer normed_, attended_, inner_;
   std::array<Export, 2> exports_;
+  cuda::Products products_;
   double done_ = 0.0, work_of_former_ = 0.0;
 };
+
+std::vector<float> run_prefill(const GpuModel& model, std::span<const uint32_t> tokens,
+                               const Sink& sink, const PrefillProgress& progress) {
+  if (tokens.empty()) throw std::runtime_error("the prompt is empty; at least one token is needed");
+  check_tokens(model.host().config, tokens);
+  return GpuPrefill(model, tokens, sink, progress).run();
+}
 
 }  // namespace
 
 std::vector<float> gpu_prefill(const GpuModel& model, std::span<const uint32_t> tokens,
                                const LayerSink& sink, const PrefillProgress& progress) {
-  if (tokens.empty()) throw std::runtime_error("the prompt is empty; at least one token is needed");
-  check_tokens(model.host().config, tokens);
-  return GpuPrefill(model, tokens, sink, progress).run();
+  return run_prefill(model, tokens, {sink ? &sink : nullptr, nullptr}, progress);
+}
+
+std::vector<float> gpu_prefill_to_device(const GpuModel& model, std::span<const uint32_t> tokens,
+                                         const DeviceSink& sink, const PrefillProgress& progress) {
+  return run_prefill(model, tokens, {nullptr, &sink}, progress);
 }
 
 }  // namespace keyhole::tools

@@ -1,3 +1,4 @@
+#include "tools/llama/cuda/activation.cuh"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/prefill_kernels.h"
 #include "tools/llama/cuda/reduce.cuh"
@@ -6,106 +7,163 @@ namespace keyhole::tools::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
 
 __device__ inline float joined(const Split& numbers, size_t i) {
   const float high = __bfloat162float(numbers.high[i]);
   return numbers.low == nullptr ? high : high + __bfloat162float(numbers.low[i]);
 }
-__device__ inline void write_split(const SplitOut& out, size_t i, float x) {
-  const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  out.high[i] = high;
-  out.low[i] = __float2bfloat16_rn(x - __bfloat162float(high));
+
+/// Four bf16 at once, 8 bytes.
+struct alignas(8) Bf16x4 {
+  __nv_bfloat162 first, second;
+};
+/// Writes elements [i, i + 4); i a multiple of 4.
+__device__ inline void write_split(const SplitOut& out, size_t i, const float4& x) {
+  const Bf16x4 high{__floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w)};
+  *reinterpret_cast<Bf16x4*>(out.high + i) = high;
+  *reinterpret_cast<Bf16x4*>(out.low + i) = {
+      __floats2bfloat162_rn(x.x - __low2float(high.first), x.y - __high2float(high.first)),
+      __floats2bfloat162_rn(x.z - __low2float(high.second), x.w - __high2float(high.second))};
 }
-__device__ inline __half rounded(float x) {
-  return __float2half_rn(fminf(fmaxf(x, -65504.0F), 65504.0F));
+__device__ inline float4 four(const float* x, size_t i) {
+  return *reinterpret_cast<const float4*>(x + i);
 }
 
-__global__ void embed_kernel(const uint32_t* tokens, Split table, uint32_t width, float* hidden) {
+__device__ inline float within_half(float x) { return fminf(fmaxf(x, -65504.0F), 65504.0F); }
+
+__global__ void embed_kernel(const uint32_t* tokens, Split table, uint32_t width, float scale,
+                             float* hidden) {
   const size_t from = size_t{tokens[blockIdx.x]} * width;
   for (uint32_t i = threadIdx.x; i < width; i += blockDim.x) {
-    hidden[size_t{blockIdx.x} * width + i] = joined(table, from + i);
+    hidden[size_t{blockIdx.x} * width + i] = scale * joined(table, from + i);
   }
 }
 
-__global__ void rope_table_kernel(const double* frequencies, uint32_t half, float2* table) {
-  for (uint32_t i = threadIdx.x; i < half; i += blockDim.x) {
+__global__ void rope_table_kernel(const double* frequencies, uint32_t pairs, double factor,
+                                  uint32_t first, float2* table) {
+  for (uint32_t i = threadIdx.x; i < pairs; i += blockDim.x) {
     double sine, cosine;
-    sincos(blockIdx.x * frequencies[i], &sine, &cosine);
-    table[size_t{blockIdx.x} * half + i] =
-        make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+    sincos((first + blockIdx.x) * frequencies[i], &sine, &cosine);
+    table[size_t{blockIdx.x} * pairs + i] =
+        make_float2(static_cast<float>(factor * cosine), static_cast<float>(factor * sine));
   }
 }
 
-__global__ void normalise_kernel(const float* x, const float* weight, float eps, uint32_t width,
-                                 SplitOut out) {
+__global__ void __launch_bounds__(kThreads)
+    normalise_kernel(const float* x, const float* weight, float eps, uint32_t width, SplitOut out) {
   const size_t row = size_t{blockIdx.x} * width;
   float squares = 0.0F;
-  for (uint32_t i = threadIdx.x; i < width; i += kThreads) squares += x[row + i] * x[row + i];
+  for (uint32_t i = threadIdx.x * 4; i < width; i += kThreads * 4) {
+    const float4 a = four(x, row + i);
+    squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w;
+  }
   const float scale = 1.0F / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(width) + eps);
-  for (uint32_t i = threadIdx.x; i < width; i += kThreads) {
-    write_split(out, row + i, x[row + i] * scale * weight[i]);
+  for (uint32_t i = threadIdx.x * 4; i < width; i += kThreads * 4) {
+    const float4 a = four(x, row + i);
+    const float4 w = four(weight, i);
+    write_split(
+        out, row + i,
+        make_float4(a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w));
   }
 }
 
-__global__ void rotate_kernel(Heads a) {
+/// Two numbers for the KV cache; `at` is even.
+__device__ inline void write_numbers(void* to, KvNumbers numbers, size_t at, float x, float y) {
+  switch (numbers) {
+    case KvNumbers::f32:
+      *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(x, y);
+      break;
+    case KvNumbers::f16:
+      *reinterpret_cast<__half2*>(static_cast<__half*>(to) + at) = __floats2half2_rn(x, y);
+      break;
+    case KvNumbers::bf16:
+      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(to) + at) =
+          __floats2bfloat162_rn(x, y);
+      break;
+  }
+}
+
+/// A block has one token, a warp one head after another.
+__global__ void __launch_bounds__(kThreads) heads_kernel(const Heads a) {
   const uint32_t d = a.head_dim;
-  const uint32_t half = d / 2;
   const uint32_t heads = a.q_heads + 2 * a.kv_heads;
+  const uint32_t lane = threadIdx.x % 32;
   const size_t token = blockIdx.x;
-  const float* const from = a.qkv + token * heads * d;
-  const float2* const turns = a.table + token * half;
-  for (uint32_t pair = threadIdx.x; pair < heads * half; pair += blockDim.x) {
-    const uint32_t head = pair / half;
-    const uint32_t i = pair % half;
-    float low = from[head * d + i];
-    float high = from[head * d + i + half];
-    if (head < a.q_heads + a.kv_heads) {
-      const float2 turn = turns[i];
-      const float turned = low * turn.x - high * turn.y;
-      high = high * turn.x + low * turn.y;
-      low = turned;
+  const float2* const turns = a.table + token * a.pairs;
+  for (uint32_t head = threadIdx.x / 32; head < heads; head += kWarps) {
+    const float* const from = a.qkv + (token * heads + head) * d;
+    const float* const bias = a.bias == nullptr ? nullptr : a.bias + size_t{head} * d;
+    const bool query = head < a.q_heads;
+    const bool value = head >= a.q_heads + a.kv_heads;
+    const float* const weight = query ? a.q_norm : value ? nullptr : a.k_norm;
+    float scale = 1.0F;
+    if (weight != nullptr) {
+      float squares = 0.0F;
+      for (uint32_t i = lane; i < d; i += 32) {
+        const float x = from[i] + (bias == nullptr ? 0.0F : bias[i]);
+        squares += x * x;
+      }
+      scale = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(d) + a.eps);
     }
-    __half* to;
-    float* out;
-    size_t at;
-    if (head < a.q_heads) {
-      to = a.q;
-      out = a.q_out;
-      at = (token * a.q_heads + head) * d + i;
-    } else {
-      const bool key = head < a.q_heads + a.kv_heads;
-      to = key ? a.k : a.v;
-      out = key ? a.k_out : a.v_out;
-      at = (token * a.kv_heads + head - a.q_heads - (key ? 0 : a.kv_heads)) * d + i;
-    }
-    to[at] = rounded(low);
-    to[at + half] = rounded(high);
-    if (out != nullptr) {
-      out[at] = low;
-      out[at + half] = high;
+    const auto component = [&](uint32_t i) {
+      const float x = from[i] + (bias == nullptr ? 0.0F : bias[i]);
+      return weight == nullptr ? x : x * scale * weight[i];
+    };
+    const auto turned = [&](uint32_t i) {
+      const float x = component(i);
+      if (value || i >= 2 * a.pairs) return x;
+      if (i < a.pairs) return x * turns[i].x - component(i + a.pairs) * turns[i].y;
+      const float2 turn = turns[i - a.pairs];
+      return x * turn.x + component(i - a.pairs) * turn.y;
+    };
+    const uint32_t place = query ? head : value ? head - a.q_heads - a.kv_heads : head - a.q_heads;
+    const size_t at = (token * (query ? a.q_heads : a.kv_heads) + place) * d;
+    __half* const to = query ? a.q : value ? a.v : a.k;
+    void* const out = query ? a.q_out : value ? a.v_out : a.k_out;
+    for (uint32_t i = 2 * lane; i < d; i += 64) {
+      const float x = turned(i);
+      const float y = turned(i + 1);
+      const __half2 rounded = __floats2half2_rn(within_half(x), within_half(y));
+      *reinterpret_cast<__half2*>(to + at + i) = rounded;
+      if (out == nullptr) continue;
+      if (query && a.numbers != KvNumbers::f32) {
+        *reinterpret_cast<__half2*>(static_cast<__half*>(out) + at + i) = rounded;
+      } else {
+        write_numbers(out, a.numbers, at + i, x, y);
+      }
     }
   }
 }
 
-__global__ void silu_kernel(const float* gate_up, uint32_t inner, SplitOut out) {
-  const float* const gate = gate_up + size_t{blockIdx.x} * 2 * inner;
-  for (uint32_t i = threadIdx.x; i < inner; i += blockDim.x) {
-    const float x = gate[i];
-    write_split(out, size_t{blockIdx.x} * inner + i, x / (1.0F + __expf(-x)) * gate[inner + i]);
+__global__ void __launch_bounds__(kThreads) activate_kernel(const GateUp a, SplitOut out) {
+  const uint32_t i = (blockIdx.y * kThreads + threadIdx.x) * 4;
+  if (i >= a.inner) return;
+  const size_t row = size_t{blockIdx.x} * 2 * a.inner;
+  float4 gate = four(a.gate_up, row + i);
+  float4 up = four(a.gate_up, row + a.inner + i);
+  if (a.bias != nullptr) {
+    const float4 g = four(a.bias, i);
+    const float4 u = four(a.bias, a.inner + i);
+    gate = make_float4(gate.x + g.x, gate.y + g.y, gate.z + g.z, gate.w + g.w);
+    up = make_float4(up.x + u.x, up.y + u.y, up.z + u.z, up.w + u.w);
   }
+  write_split(out, size_t{blockIdx.x} * a.inner + i,
+              make_float4(activated(a.gelu, gate.x) * up.x, activated(a.gelu, gate.y) * up.y,
+                          activated(a.gelu, gate.z) * up.z, activated(a.gelu, gate.w) * up.w));
 }
 
 }  // namespace
 
 void embed_tokens(const uint32_t* tokens, uint32_t n, const Split& table, uint32_t width,
-                  float* hidden, cudaStream_t stream) {
-  embed_kernel<<<n, kThreads, 0, stream>>>(tokens, table, width, hidden);
+                  float scale, float* hidden, cudaStream_t stream) {
+  embed_kernel<<<n, kThreads, 0, stream>>>(tokens, table, width, scale, hidden);
   check_launch("embedding");
 }
 
-void rope_table(const double* frequencies, uint32_t half, uint32_t n, float2* table,
-                cudaStream_t stream) {
-  rope_table_kernel<<<n, 64, 0, stream>>>(frequencies, half, table);
+void rope_table(const double* frequencies, uint32_t pairs, double factor, uint32_t first,
+                uint32_t n, float2* table, cudaStream_t stream) {
+  rope_table_kernel<<<n, 64, 0, stream>>>(frequencies, pairs, factor, first, table);
   check_launch("RoPE's table");
 }
 
@@ -115,15 +173,15 @@ void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n
   check_launch("norm");
 }
 
-void rotate_heads(const Heads& heads, cudaStream_t stream) {
-  rotate_kernel<<<heads.n, kThreads, 0, stream>>>(heads);
+void finish_heads(const Heads& heads, cudaStream_t stream) {
+  heads_kernel<<<heads.n, kThreads, 0, stream>>>(heads);
   check_launch("RoPE");
 }
 
-void silu_multiply_tokens(const float* gate_up, uint32_t n, uint32_t inner, const SplitOut& out,
-                          cudaStream_t stream) {
-  silu_kernel<<<n, kThreads, 0, stream>>>(gate_up, inner, out);
-  check_launch("SiLU");
+void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream) {
+  const dim3 grid(from.n, (from.inner + 4 * kThreads - 1) / (4 * kThreads));
+  activate_kernel<<<grid, kThreads, 0, stream>>>(from, out);
+  check_launch("activation");
 }
 
 }  // namespace keyhole::tools::cuda

@@ -1,4 +1,5 @@
-// What prefill does between its products: a token at a time, all of them side by side. All enqueue.
+// What prefill does between its products: a token at a time, all of them side by side. All enqueue; rows are dense, widths
+// multiples of 4, head dimensions even.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -11,38 +12,56 @@
 
 namespace keyhole::tools::cuda {
 
-/// hidden `[n, width]` = rows of the table `[vocab, width]`.
+/// hidden `[n, width]` = scale * rows of the table `[vocab, width]`.
 void embed_tokens(const uint32_t* tokens, uint32_t n, const Split& table, uint32_t width,
-                  float* hidden, cudaStream_t stream);
+                  float scale, float* hidden, cudaStream_t stream);
 
-/// (cos, sin) of position * frequency, `[n, half]`, for positions 0..n-1; the angle in double.
-void rope_table(const double* frequencies, uint32_t half, uint32_t n, float2* table,
-                cudaStream_t stream);
+/// (cos, sin) of position * frequency, times `factor`, `[n, pairs]`, for positions first..first+n-1; the angle in double.
+void rope_table(const double* frequencies, uint32_t pairs, double factor, uint32_t first,
+                uint32_t n, float2* table, cudaStream_t stream);
 
 /// out `[n, width]` = x / sqrt(mean(x^2) + eps) * weight.
 void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n, uint32_t width,
                       const SplitOut& out, cudaStream_t stream);
 
-/// Where the queries, keys and values of n tokens go.
+/// What an array of a KV cache's numbers holds.
+enum class KvNumbers { f32, f16, bf16 };
+
+/// Where the queries, keys and values of n tokens come from and go.
 struct Heads {
   const float* qkv = nullptr;     ///< `[n, (q_heads + 2 kv_heads) * d]`
   const float2* table = nullptr;  ///< of rope_table(), from the first token's row on
   uint32_t n = 0;
   uint32_t q_heads = 0, kv_heads = 0, head_dim = 0;
+  uint32_t pairs =
+      0;  ///< components i and i + pairs of a head are turned together; from 2 * pairs on they stay
+  // Null: none.
+  const float* bias = nullptr;    ///< `[(q_heads + 2 kv_heads) * d]`
+  const float* q_norm = nullptr;  ///< `[d]`: weights of a norm of each head of q
+  const float* k_norm = nullptr;
+  float eps = 0.0F;  ///< of these norms
   // For attention, rounded to fp16 (beyond its range: to its largest number):
   __half* q = nullptr;  ///< `[n, q_heads, d]`
   __half* k = nullptr;  ///< `[n, kv_heads, d]`
   __half* v = nullptr;
-  // For the KV cache, as they are; null: not wanted:
-  float* q_out = nullptr;
-  float* k_out = nullptr;
-  float* v_out = nullptr;
+  // For the KV cache; null: not wanted. k and v rounded to `numbers` as the library rounds (what is too large for fp16
+  // becomes infinite, and is refused there). q, which only guides indexes, as f32, or where those have 16 bits as it is
+  // above.
+  KvNumbers numbers = KvNumbers::f32;
+  void* q_out = nullptr;
+  void* k_out = nullptr;
+  void* v_out = nullptr;
 };
-/// Turns q and k by RoPE (rotate-half) and hands all three out.
-void rotate_heads(const Heads& heads, cudaStream_t stream);
+/// Adds the bias, normalises heads, turns q and k by RoPE (rotate-half) and hands all three out.
+void finish_heads(const Heads& heads, cudaStream_t stream);
 
-/// out `[n, inner]` = silu(gate) * up, of gate_up `[n, 2 inner]`.
-void silu_multiply_tokens(const float* gate_up, uint32_t n, uint32_t inner, const SplitOut& out,
-                          cudaStream_t stream);
+/// out `[n, inner]` = activation(gate) * up, of gate_up `[n, 2 inner]` plus bias.
+struct GateUp {
+  const float* gate_up = nullptr;
+  const float* bias = nullptr;  ///< `[2 inner]`; null: none
+  uint32_t n = 0, inner = 0;
+  bool gelu = false;  ///< GELU by tanh; else SiLU
+};
+void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream);
 
 }  // namespace keyhole::tools::cuda

@@ -1,0 +1,97 @@
+// The hand-over of a prompt to a sink on the GPU: what one on the host gets, rounded.
+#include <random>
+
+#include "tests/tools/llama/gpu_arrays.h"
+#include "tests/tools/llama/synthetic_model.h"
+#include "tools/llama/gpu_model.h"
+
+namespace keyhole::tools {
+namespace {
+
+using namespace testing;
+
+/// One layer's rows, in fp32.
+struct Rows {
+  std::vector<float> q, k, v;
+};
+
+template <class Number>
+float as_float(Number x) {
+  return static_cast<float>(x);
+}
+
+template <class Number>
+void append(std::vector<float>& to, const void* device, size_t count, void* stream) {
+  std::vector<Number> numbers(count);
+  cuda::check(cudaMemcpyAsync(numbers.data(), device, count * sizeof(Number),
+                              cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)),
+              "a copy");
+  cuda::check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "a copy");
+  for (const Number x : numbers) to.push_back(as_float(x));
+}
+
+template <class Number>
+std::vector<float> rounded(const std::vector<float>& x) {
+  std::vector<float> out;
+  out.reserve(x.size());
+  for (const float number : x) out.push_back(as_float(static_cast<Number>(number)));
+  return out;
+}
+
+template <class Kv, class Query>
+void expect_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens, ElementType type,
+                 const std::vector<float>& logits, const std::vector<Rows>& expected) {
+  const LlamaConfig& config = gpu.host().config;
+  std::vector<Rows> layers(config.layers);
+  const cuda::OwnStream stream;
+  DeviceSink sink;
+  sink.type = type;
+  sink.stream = stream.get();
+  sink.take = [&](const DeviceLayerChunk& chunk) {
+    Rows& rows = layers[chunk.layer];
+    EXPECT_EQ(chunk.first_token * config.kv_width(), rows.k.size());
+    EXPECT_EQ(chunk.type, type);
+    append<Query>(rows.q, chunk.q, chunk.tokens * config.q_width(), stream.get());
+    append<Kv>(rows.k, chunk.k, chunk.tokens * config.kv_width(), stream.get());
+    append<Kv>(rows.v, chunk.v, chunk.tokens * config.kv_width(), stream.get());
+  };
+  EXPECT_EQ(gpu_prefill_to_device(gpu, tokens, sink), logits);
+  for (uint32_t layer = 0; layer < config.layers; ++layer) {
+    SCOPED_TRACE(layer);
+    EXPECT_TRUE(layers[layer].q == rounded<Query>(expected[layer].q));
+    EXPECT_TRUE(layers[layer].k == rounded<Kv>(expected[layer].k));
+    EXPECT_TRUE(layers[layer].v == rounded<Kv>(expected[layer].v));
+  }
+}
+
+/// One chunk, and several, whose last is a part of one.
+TEST(GpuPrefillToDevice, IsThatToTheHostRounded) {
+  KEYHOLE_NEEDS_GPU();
+  const TemporaryFolder folder;
+  write_model(folder.path(), small_config(), random_weights(small_config(), ElementType::bf16, 2),
+              ElementType::bf16);
+  const LlamaModel model = load_llama(folder.path());
+  if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
+    GTEST_SKIP() << refusal;
+  }
+  const GpuModel gpu(model);
+  std::mt19937 random(8);
+  for (const size_t length : {100, 2 * 8192 + 77}) {
+    SCOPED_TRACE(length);
+    std::vector<uint32_t> tokens(length);
+    for (uint32_t& token : tokens) token = random() % 37;
+    std::vector<Rows> expected(model.config.layers);
+    const std::vector<float> logits = gpu_prefill(gpu, tokens, [&](const LayerChunk& chunk) {
+      Rows& rows = expected[chunk.layer];
+      rows.q.insert(rows.q.end(), chunk.q, chunk.q + chunk.tokens * model.config.q_width());
+      rows.k.insert(rows.k.end(), chunk.k, chunk.k + chunk.tokens * model.config.kv_width());
+      rows.v.insert(rows.v.end(), chunk.v, chunk.v + chunk.tokens * model.config.kv_width());
+    });
+    expect_rows<float, float>(gpu, tokens, ElementType::f32, logits, expected);
+    expect_rows<__half, __half>(gpu, tokens, ElementType::f16, logits, expected);
+    expect_rows<__nv_bfloat16, __half>(gpu, tokens, ElementType::bf16, logits, expected);
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::tools

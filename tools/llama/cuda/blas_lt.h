@@ -1,0 +1,32 @@
+// cuBLASLt as a library that is loaded when a model first runs on a GPU. Linked, it would keep the command from starting
+// where it is not installed, and cost every start half a gigabyte of mapped file and thousands of initialisers.
+#pragma once
+
+#include <cublasLt.h>
+
+#include <string>
+
+namespace keyhole::tools::cuda {
+
+/// Its functions, as cublasLt.h declares them.
+struct BlasLt {
+  decltype(&cublasLtCreate) create = nullptr;
+  decltype(&cublasLtGetStatusString) status_string = nullptr;
+  decltype(&cublasLtMatmul) matmul = nullptr;
+  decltype(&cublasLtMatmulAlgoGetHeuristic) get_heuristic = nullptr;
+  decltype(&cublasLtMatmulDescCreate) create_desc = nullptr;
+  decltype(&cublasLtMatmulDescDestroy) destroy_desc = nullptr;
+  decltype(&cublasLtMatmulDescSetAttribute) set_desc = nullptr;
+  decltype(&cublasLtMatrixLayoutCreate) create_layout = nullptr;
+  decltype(&cublasLtMatrixLayoutDestroy) destroy_layout = nullptr;
+  decltype(&cublasLtMatmulPreferenceCreate) create_preference = nullptr;
+  decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
+  decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
+};
+
+/// Why it cannot be loaded, for people; empty if it is there. Loads it (some tenths of a second, once).
+[[nodiscard]] std::string blas_lt_refusal();
+/// Throws std::runtime_error: blas_lt_refusal(). Stays loaded until the program ends. Any thread.
+[[nodiscard]] const BlasLt& blas_lt();
+
+}  // namespace keyhole::tools::cuda

@@ -1,0 +1,45 @@
+// The products of many tokens with a weight matrix, by cuBLASLt.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "tools/llama/cuda/split.h"
+
+namespace keyhole::tools::cuda {
+
+/// c = x w^T, or c += x w^T; all row-major and dense, each array aligned to 16 bytes.
+struct Product {
+  Split x;             ///< `[m, k]`
+  Split w;             ///< `[n, k]`; low is null for bf16 weights
+  float* c = nullptr;  ///< `[m, n]`
+  uint32_t m = 0;
+  uint32_t n = 0;  ///< a multiple of 8, as k is
+  uint32_t k = 0;
+  bool add = false;
+};
+
+/// A workspace of kProductWorkspace (gpu_sizes.h), and the algorithm for each shape that has come, chosen once by the library's
+/// own heuristics. One thread and one stream at a time.
+class Products {
+ public:
+  /// Throws std::runtime_error where cuBLASLt is missing or there is no memory.
+  Products();
+  ~Products();
+  Products(const Products&) = delete;
+  Products& operator=(const Products&) = delete;
+
+  /// Enqueues x.high w.high + x.low w.high (+ x.high w.low): each product of two numbers exact, sums in fp32 and in the same
+  /// order each time. One call of the library for each term: stored as 2 k columns against w beside itself they would be
+  /// one, but that w takes twice the memory. Throws std::runtime_error with the shape and the library's reason.
+  void multiply(const Product& product, cudaStream_t stream);
+
+ private:
+  class Library;
+  std::unique_ptr<Library> library_;
+};
+
+}  // namespace keyhole::tools::cuda
