@@ -23,10 +23,10 @@ Sequence::Sequence(Decoder& decoder, std::vector<uint32_t> taken)
   }
 }
 
-std::span<const float> Sequence::step(uint32_t token) {
+std::span<const float> Sequence::extend(std::span<const uint32_t> tokens) {
   logits_ = {};
-  logits_ = decoder_.step(token);
-  tokens_.push_back(token);
+  logits_ = tokens.size() == 1 ? decoder_.step(tokens.front()) : decoder_.extend(tokens);
+  tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   return logits_;
 }
 
@@ -82,9 +82,11 @@ Sequence::Work Sequence::bring_to(std::span<const uint32_t> tokens,
     work.reused = same;
     work.forgotten = had - same;
     work.stepped = missing;
-    for (size_t i = same; i < tokens.size(); ++i) {
+    for (size_t i = same; i < tokens.size();) {
       if (progress) progress(static_cast<double>(i - same) / static_cast<double>(missing));
-      step(tokens[i]);
+      const size_t count = std::min(decoder_.tokens_at_once(), tokens.size() - i);
+      extend(tokens.subspan(i, count));
+      i += count;
     }
   }
   work.seconds = seconds_since(start);

@@ -20,17 +20,18 @@ class Sequence {
     size_t reused = 0;     ///< tokens that were there and stayed
     size_t forgotten = 0;  ///< tokens that were there and went
     size_t prefilled = 0;  ///< tokens of a prefill: all, or none. Its indexes are not built
-    size_t stepped = 0;    ///< tokens taken by steps
+    size_t stepped = 0;    ///< tokens taken behind those, by steps or several at once
     double seconds = 0.0;
   };
   /// Makes `tokens` (at least one) the sequence: keeps the longest beginning that both have, forgets the rest, and takes
-  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, unless to forget all and to
+  /// what is missing. Decoders prefill a whole prompt or nothing, so that this goes by steps, or by as many
+  /// tokens as the decoder takes at once, unless to forget all and to
   /// prefill is less work, or the decoder cannot go back so far. logits() are there afterwards: the last token is taken
   /// again where nothing else is missing. Where `progress` or the decoder throws, the sequence is what has been taken.
   Work bring_to(std::span<const uint32_t> tokens, const PrefillProgress& progress = {});
 
   /// Appends a token; returns the logits that follow it.
-  std::span<const float> step(uint32_t token);
+  std::span<const float> step(uint32_t token) { return extend({&token, 1}); }
   /// What follows the last token, `[vocab]`; empty where no token has been taken since the beginning or forget().
   [[nodiscard]] std::span<const float> logits() const { return logits_; }
   /// What the cache holds.
@@ -41,6 +42,7 @@ class Sequence {
  private:
   /// Goes back; false where the decoder cannot, or nothing would be left.
   bool can_go_back_to(size_t tokens);
+  std::span<const float> extend(std::span<const uint32_t> tokens);
   void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
 
   Decoder& decoder_;

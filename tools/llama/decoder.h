@@ -34,6 +34,12 @@ class Decoder {
   /// Appends one token; returns the logits `[vocab]` of the next, valid until the next call.
   virtual std::span<const float> step(uint32_t token) = 0;
 
+  /// Appends tokens as steps do, up to tokens_at_once() of them; returns the logits that follow the last. Neither hook nor
+  /// times() hear of those that go together. Where it throws, as many tokens are there as tokens() says.
+  virtual std::span<const float> extend(std::span<const uint32_t> tokens);
+  /// How many tokens extend() takes together rather than one after the other; 1: there is nothing to gain.
+  [[nodiscard]] virtual size_t tokens_at_once() const { return 1; }
+
   /// Forgets all tokens from `tokens` on, so that another continuation can follow. Throws std::runtime_error where layers
   /// with a sliding window cannot go back so far (SlidingWindows::kSlack).
   virtual void truncate(uint32_t tokens) = 0;

@@ -22,6 +22,10 @@ class GpuDecoder final : public Decoder {
   std::span<const float> prefill(std::span<const uint32_t> tokens,
                                  const PrefillProgress& progress) override;
   std::span<const float> step(uint32_t token) override;
+  /// Products of all tokens together, so that the weights are read once; attention through the cache, token by token. With
+  /// a hook by steps.
+  std::span<const float> extend(std::span<const uint32_t> tokens) override;
+  [[nodiscard]] size_t tokens_at_once() const override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override;
   void set_attention_hook(AttentionHook hook) override;

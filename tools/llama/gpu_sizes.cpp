@@ -25,6 +25,12 @@ size_t chunk_tokens(const LlamaConfig& config, size_t n) {
   return std::min(n, std::clamp<size_t>(fitting, 128, kLongestChunk));
 }
 
+/// Of all kinds of layers together.
+size_t rope_pairs(const LlamaConfig& config) {
+  const bool slides = config.full_layers() < config.layers;
+  return config.rope.dims / 2 + (slides ? config.sliding_rope.dims / 2 : 0);
+}
+
 }  // namespace
 
 uint64_t on_card(uint64_t bytes) {
@@ -32,31 +38,51 @@ uint64_t on_card(uint64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
+GpuChunkSizes gpu_chunk_sizes(const LlamaConfig& config, size_t tokens) {
+  GpuChunkSizes sizes;
+  sizes.chunk = tokens;
+  sizes.wide = tokens * std::max<size_t>(config.q_width() + 2 * config.kv_width(),
+                                         2 * size_t{config.intermediate_size});
+  sizes.normed = tokens * config.hidden_size;
+  sizes.attended = tokens * config.q_width();
+  sizes.inner = tokens * config.intermediate_size;
+  return sizes;
+}
+
+uint64_t GpuChunkSizes::device_bytes() const {
+  return on_card(4 * wide) +
+         2 * (on_card(2 * normed) + on_card(2 * attended) + on_card(2 * inner)) +
+         on_card(kProductWorkspace);
+}
+
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes) {
-  const size_t qkv = config.q_width() + 2 * config.kv_width();
   GpuPrefillSizes sizes;
-  sizes.chunk = chunk_tokens(config, tokens);
+  sizes.rows = gpu_chunk_sizes(config, chunk_tokens(config, tokens));
+  const size_t chunk = sizes.rows.chunk;
   sizes.tokens = tokens;
   sizes.hidden = tokens * config.hidden_size;
-  sizes.table = tokens * config.head_dim / 2;
+  sizes.table = tokens * rope_pairs(config);
   sizes.kv = tokens * config.kv_width();
-  sizes.q = sizes.chunk * config.q_width();
-  sizes.wide = sizes.chunk * std::max<size_t>(qkv, 2 * size_t{config.intermediate_size});
-  sizes.normed = sizes.chunk * config.hidden_size;
-  sizes.attended = sizes.chunk * config.q_width();
-  sizes.inner = sizes.chunk * config.intermediate_size;
-  sizes.exported = export_bytes == 0 ? 0 : sizes.chunk * qkv;
+  sizes.q = chunk * config.q_width();
+  sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());
   sizes.export_bytes = export_bytes;
   sizes.logits = config.vocab_size;
   return sizes;
 }
 
 uint64_t GpuPrefillSizes::device_bytes() const {
-  const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q) +
-                          2 * (on_card(2 * normed) + on_card(2 * attended) + on_card(2 * inner));
-  const uint64_t floats = on_card(4 * hidden) + on_card(4 * wide) + on_card(4 * logits);
-  return halves + floats + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
-         on_card(8 * table) + on_card(kProductWorkspace);
+  return rows.device_bytes() + 2 * on_card(2 * kv) + on_card(2 * q) + on_card(4 * hidden) +
+         on_card(4 * logits) + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
+         2 * on_card(4 * table);  // one or two tables
+}
+
+uint64_t gpu_extension_bytes(const LlamaConfig& config) {
+  const size_t n = kGpuTokensAtOnce;
+  const size_t qkv = config.q_width() + 2 * config.kv_width();
+  return gpu_chunk_sizes(config, n).device_bytes() + on_card(4 * n) +
+         2 * on_card(4 * n * rope_pairs(config)) + on_card(4 * n * config.hidden_size) +
+         on_card(4 * n * qkv) + on_card(4 * n * config.q_width()) +
+         on_card(4 * size_t{config.vocab_size});
 }
 
 uint64_t gpu_step_bytes(const LlamaConfig& config) {

@@ -17,16 +17,25 @@ namespace keyhole::tools {
 /// Device memory that products of matrices may use beside their arrays, in bytes.
 inline constexpr size_t kProductWorkspace = size_t{32} << 20;
 
+/// Elements of the device buffers for the layers of a chunk of tokens.
+struct GpuChunkSizes {
+  size_t chunk = 0;                            ///< tokens
+  size_t wide = 0;                             ///< float `[chunk, qkv]` or `[chunk, gate and up]`
+  size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
+
+  /// With the products' workspace.
+  [[nodiscard]] uint64_t device_bytes() const;
+};
+[[nodiscard]] GpuChunkSizes gpu_chunk_sizes(const LlamaConfig& config, size_t tokens);
+
 /// Elements of the device buffers of gpu_prefill().
 struct GpuPrefillSizes {
-  size_t chunk = 0;   ///< tokens whose activations exist at a time
-  size_t tokens = 0;  ///< uint32_t
-  size_t hidden = 0;  ///< float `[n, hidden]`
-  size_t table = 0;   ///< float2 `[n, d / 2]`
-  size_t kv = 0;      ///< __half `[n, kv_heads, d]`, once for K and once for V
-  size_t q = 0;       ///< __half `[chunk, q_heads, d]`
-  size_t wide = 0;    ///< float `[chunk, qkv]` or `[chunk, gate and up]`
-  size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
+  GpuChunkSizes rows;       ///< of the tokens whose activations exist at a time
+  size_t tokens = 0;        ///< uint32_t
+  size_t hidden = 0;        ///< float `[n, hidden]`
+  size_t table = 0;         ///< float2 `[n, pairs]`, of all kinds of layers
+  size_t kv = 0;            ///< __half `[n, kv_heads, d]`, once for K and once for V
+  size_t q = 0;             ///< __half `[chunk, q_heads, d]`
   size_t exported = 0;      ///< `[chunk, qkv]`, twice; to a sink on the host as much pinned memory
   size_t export_bytes = 0;  ///< of one of these
   size_t logits = 0;        ///< float `[vocab]`
@@ -37,6 +46,12 @@ struct GpuPrefillSizes {
 /// without one. Chunks are the same for all of them.
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
                                                 size_t export_bytes);
+
+/// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights are read seldom, few enough that a
+/// person who interrupts waits but a moment.
+inline constexpr size_t kGpuTokensAtOnce = 256;
+/// Device memory that this takes while it lasts.
+[[nodiscard]] uint64_t gpu_extension_bytes(const LlamaConfig& config);
 
 /// Device memory of a GpuDecoder's buffers for one token.
 [[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
-#include <string>
 
 namespace keyhole::tools {
 namespace {
@@ -29,12 +27,7 @@ HostDecoder::Turn::Turn(uint32_t head_dim, const RopeSettings& settings, size_t 
     : rope(head_dim, settings, prompt_tokens), cosines(rope.pairs()), sines(rope.pairs()) {}
 
 void HostDecoder::Turn::set(uint32_t position) {
-  // Every key before it would have to be turned anew.
-  if (position >= rope.end()) {
-    throw std::runtime_error("the sequence has reached " + std::to_string(rope.end()) +
-                             " tokens, where this model's LongRoPE takes other frequencies; "
-                             "allowed: to end there, or to begin with a longer prompt");
-  }
+  check_rope_end(size_t{position} + 1, rope.end());
   rope.angles(position, cosines.data(), sines.data());
 }
 
@@ -115,6 +108,12 @@ std::span<const float> HostDecoder::step(uint32_t token) {
 void HostDecoder::truncate(uint32_t tokens) {
   cache_.truncate(tokens);
   tokens_ = std::min(tokens_, tokens);
+}
+
+std::span<const float> Decoder::extend(std::span<const uint32_t> tokens) {
+  std::span<const float> logits;
+  for (const uint32_t token : tokens) logits = step(token);
+  return logits;
 }
 
 uint32_t greedy(std::span<const float> logits) {

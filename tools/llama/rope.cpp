@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <stdexcept>
+#include <string>
 
 namespace keyhole::tools {
 namespace {
@@ -92,6 +94,13 @@ void Rope::rotate(float* x, uint32_t heads, const float* cosines, const float* s
       x[i + half] = high * cosines[i] + low * sines[i];
     }
   }
+}
+
+void check_rope_end(size_t tokens, size_t end) {
+  if (tokens <= end) return;
+  throw std::runtime_error("the sequence has reached " + std::to_string(end) +
+                           " tokens, where this model's LongRoPE takes other frequencies; "
+                           "allowed: to end there, or to begin with a longer prompt");
 }
 
 }  // namespace keyhole::tools

@@ -42,4 +42,8 @@ class Rope {
   std::vector<double> frequencies_;
 };
 
+/// Throws std::runtime_error where a sequence of `tokens` tokens passes `end`, a Rope's end(): every key before it would
+/// have to be turned anew.
+void check_rope_end(size_t tokens, size_t end);
+
 }  // namespace keyhole::tools

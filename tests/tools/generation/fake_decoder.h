@@ -30,6 +30,13 @@ class FakeDecoder final : public Decoder {
     taken.push_back(token);
     return logits();
   }
+  std::span<const float> extend(std::span<const uint32_t> tokens) override {
+    if (tokens.size() > at_once) throw std::logic_error("more tokens than at once");
+    ++extensions;
+    taken.insert(taken.end(), tokens.begin(), tokens.end());
+    return logits();
+  }
+  [[nodiscard]] size_t tokens_at_once() const override { return at_once; }
   void truncate(uint32_t tokens) override {
     if (tokens > 0 && tokens < least_tokens) throw std::runtime_error("not so far");
     taken.resize(std::min<size_t>(taken.size(), tokens));
@@ -48,7 +55,8 @@ class FakeDecoder final : public Decoder {
   }
 
   std::vector<uint32_t> taken, script;
-  int prefills = 0, steps = 0;
+  int prefills = 0, steps = 0, extensions = 0;
+  size_t at_once = 1;
   uint32_t least_tokens = 0;  ///< it can go back to so many, or to none
 
  private:

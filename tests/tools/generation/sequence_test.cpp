@@ -120,6 +120,22 @@ TEST(Sequence, IsWhatWasTakenWhereItIsStopped) {
   expect_at(sequence, decoder, numbers(104));
 }
 
+TEST(Sequence, TakesAsManyTokensTogetherAsTheDecoderCan) {
+  FakeDecoder decoder;
+  decoder.at_once = 4;
+  Sequence sequence(decoder);
+  (void)sequence.bring_to(numbers(400));
+  std::vector<double> told;
+  const Sequence::Work work =
+      sequence.bring_to(numbers(409), [&](double fraction) { told.push_back(fraction); });
+  EXPECT_EQ(work.reused, 400U);
+  EXPECT_EQ(work.stepped, 9U);
+  EXPECT_EQ(decoder.extensions, 2);
+  EXPECT_EQ(decoder.steps, 1);  // of one token
+  EXPECT_EQ(told, (std::vector<double>{0.0, 4.0 / 9.0, 8.0 / 9.0}));
+  expect_at(sequence, decoder, numbers(409));
+}
+
 TEST(Sequence, RefusesNoTokensAndADecoderOfOthers) {
   FakeDecoder decoder;
   EXPECT_THROW(Sequence(decoder, numbers(3)), std::invalid_argument);

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "tests/tools/llama/synthetic_model.h"
+#include "tools/llama/gpu_sizes.h"
 #include "tools/llama/host_decoder.h"
 
 namespace keyhole::tools {
@@ -136,6 +137,47 @@ TEST_P(GpuRandomLlama, StepsWithAHostSessionGiveTheReferenceLogits) {
 TEST_P(GpuRandomLlama, StepsWithADeviceSessionGiveTheReferenceLogits) {
   // Where the library has no such device, the host's.
   expect_steps(KEYHOLE_DEVICE_AUTO);
+}
+
+/// Later prompts: several tokens at once, and steps between them.
+TEST_P(GpuRandomLlama, TokensTakenTogetherAreThoseOfSteps) {
+  for (const keyhole_device device : {KEYHOLE_DEVICE_HOST, KEYHOLE_DEVICE_AUTO}) {
+    KeyholeCache cache(model_.config, exact_cache(device));
+    GpuDecoder decoder(*gpu_, cache);
+    (void)decoder.prefill({tokens_.data(), 20});
+    cache.build(nullptr, nullptr);
+    size_t taken = 20;
+    for (const size_t count : {2, 37, 1, 64, 5}) {
+      SCOPED_TRACE(std::to_string(taken) + " and " + std::to_string(count));
+      expect_close(decoder.extend({&tokens_[taken], count}), expected_[taken + count - 1],
+                   kAfterPrefill);
+      taken += count;
+      EXPECT_EQ(decoder.tokens(), taken);
+      expect_close(decoder.step(tokens_[taken]), expected_[taken], kAfterPrefill);
+      ++taken;
+    }
+    decoder.truncate(50);
+    expect_close(decoder.extend({&tokens_[50], 30}), expected_[79], kAfterPrefill);
+    const std::vector<uint32_t> too_many(kGpuTokensAtOnce + 1);
+    EXPECT_THROW((void)decoder.extend(too_many), std::runtime_error);
+    // A token that there is not: nothing of the chunk stays.
+    EXPECT_THROW((void)decoder.extend(std::vector<uint32_t>{1, 37}), std::runtime_error);
+    EXPECT_EQ(decoder.tokens(), 80U);
+    expect_close(decoder.step(tokens_[80]), expected_[80], kAfterPrefill);
+  }
+}
+
+/// A session that fails in the middle, layer by layer: it holds what was there before.
+TEST_P(GpuRandomLlama, AFailedExtensionLeavesNothing) {
+  KeyholeCacheOptions options = exact_cache(KEYHOLE_DEVICE_HOST);
+  options.max_tokens = 40;
+  KeyholeCache cache(model_.config, options);
+  GpuDecoder decoder(*gpu_, cache);
+  (void)decoder.prefill({tokens_.data(), 30});
+  EXPECT_ANY_THROW((void)decoder.extend({&tokens_[30], 20}));
+  EXPECT_EQ(decoder.tokens(), 30U);
+  EXPECT_EQ(cache.layer_tokens(0).total, 30U);
+  expect_close(decoder.extend({&tokens_[30], 10}), expected_[39], kAfterPrefill);
 }
 
 TEST_P(GpuRandomLlama, AHookSeesWhatTheStepUsed) {

@@ -19,6 +19,7 @@ LlamaConfig llama_8b() {
   config.q_heads = 32;
   config.kv_heads = 8;
   config.head_dim = 128;
+  config.rope.dims = 128;
   return config;
 }
 
@@ -37,22 +38,42 @@ TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   const uint64_t all = n * (4096 * 4 + 64 * 8 + 2 * 1024 * 2 + 4);
   // Of a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
   const uint64_t chunk =
-      sizes.chunk * (28672 * 4 + 4096 * 2 + 4 * (4096 + 4096 + 14336) + 2 * 6144 * 4);
+      sizes.rows.chunk * (28672 * 4 + 4096 * 2 + 4 * (4096 + 4096 + 14336) + 2 * 6144 * 4);
   const uint64_t exact = all + chunk + 128256 * 4 + 32 * kMiB;  // and the products' workspace
   EXPECT_GE(sizes.device_bytes(), exact);
   EXPECT_LT(sizes.device_bytes(), exact + 16 * 2 * kMiB);
-  EXPECT_EQ(sizes.chunk % 128, 0U);
+  EXPECT_EQ(sizes.rows.chunk % 128, 0U);
   EXPECT_LE(chunk, uint64_t{1} << 30);
   const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, 0);
-  EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.chunk * 6144 * 4));
+  EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 4));
   const GpuPrefillSizes halves = gpu_prefill_sizes(llama_8b(), n, 2);
-  EXPECT_EQ(halves.chunk, sizes.chunk);
-  EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.chunk * 6144 * 2));
+  EXPECT_EQ(halves.rows.chunk, sizes.rows.chunk);
+  EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 2));
 }
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {
-  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4).chunk, 5U);
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4).rows.chunk, 5U);
   EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, 4).device_bytes(), 40 * kMiB);
+}
+
+/// Two kinds of layers have a table of RoPE each.
+TEST(GpuPrefillSizes, CountBothRopes) {
+  LlamaConfig config = llama_8b();
+  const uint64_t one = gpu_prefill_sizes(config, 65536, 0).device_bytes();
+  config.windows.assign(config.layers, 0);
+  config.windows[3] = 4096;
+  config.sliding_rope.dims = 64;
+  EXPECT_EQ(gpu_prefill_sizes(config, 65536, 0).device_bytes() - one, 65536U * 32 * 8);
+}
+
+TEST(GpuExtensionBytes, AreThoseOfAChunk) {
+  // As above, of 256 tokens: hidden states, q, K and V and attention in fp32, RoPE, and the chunk's activations.
+  const uint64_t n = 256;
+  const uint64_t exact =
+      n * (4096 * 4 + 64 * 8 + 6144 * 4 + 4096 * 4 + 4 + 28672 * 4 + 4 * (4096 + 4096 + 14336)) +
+      128256 * 4 + 32 * kMiB;
+  EXPECT_GE(gpu_extension_bytes(llama_8b()), exact);
+  EXPECT_LT(gpu_extension_bytes(llama_8b()), exact + 16 * 2 * kMiB);
 }
 
 TEST(GpuStepBytes, AreAFewMegabytes) {

@@ -54,6 +54,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.driver = kDriverBytes;
   plan.weights = weights;
   plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float)).device_bytes();
+  if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
   plan.steps = request.session ? gpu_step_bytes(request.model) : 0;
   plan.session_limit = plan.limit > plan.others() ? plan.limit - plan.others() : 0;
   return plan;

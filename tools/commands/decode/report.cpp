@@ -57,7 +57,7 @@ std::string prompt_line(const Runner& runner, const DecodeRun& run) {
   std::string text = "weights loaded in " + format_duration(runner.load_seconds()) + "\nprompt ";
   if (work.reused > 0) {
     text += format_count(work.reused + work.stepped) + " tokens, " + format_count(work.reused) +
-            " of them from the session and " + format_count(work.stepped) + " by steps, in " +
+            " of them from the session and " + format_count(work.stepped) + " new, in " +
             format_duration(work.seconds) + " on " + runner.device();
   } else {
     text += format_count(work.prefilled) + " tokens in " + format_duration(work.seconds) + " (" +

@@ -6,7 +6,9 @@
 #include <vector>
 
 #include "tools/llama/cuda/device_model.h"
+#include "tools/llama/cuda/gpu_extension.h"
 #include "tools/llama/cuda/graph.h"
+#include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
 namespace {
@@ -42,6 +44,7 @@ class GpuDecoder::Steps {
         device_(model.device()),
         cache_(cache),
         tokens_(tokens),
+        prompt_tokens_(tokens),
         logits_(config_.vocab_size),
         input_(1),
         hidden_(config_.hidden_size),
@@ -81,6 +84,15 @@ class GpuDecoder::Steps {
       logits_ = gpu_prefill(model_, tokens, take, progress);
     }
     tokens_ = static_cast<uint32_t>(tokens.size());
+    prompt_tokens_ = tokens_;
+    return logits_;
+  }
+
+  [[nodiscard]] size_t tokens_at_once() const { return hook_ ? 1 : kGpuTokensAtOnce; }
+
+  std::span<const float> extend(std::span<const uint32_t> tokens) {
+    logits_ = gpu_extend(model_, cache_, tokens, tokens_, prompt_tokens_, stream_.get());
+    tokens_ += static_cast<uint32_t>(tokens.size());
     return logits_;
   }
 
@@ -218,6 +230,7 @@ class GpuDecoder::Steps {
   const GpuModel::Device& device_;
   KeyholeCache& cache_;
   uint32_t tokens_;
+  uint32_t prompt_tokens_;  ///< of the first prompt
   std::vector<float> logits_;
   AttentionHook hook_;
   StepTimes times_, latest_;
@@ -244,6 +257,15 @@ std::span<const float> GpuDecoder::prefill(std::span<const uint32_t> tokens,
   return steps_->prefill(tokens, progress);
 }
 std::span<const float> GpuDecoder::step(uint32_t token) { return steps_->step(token); }
+std::span<const float> GpuDecoder::extend(std::span<const uint32_t> tokens) {
+  if (tokens.size() < 2 || tokens_at_once() == 1) return Decoder::extend(tokens);
+  if (tokens.size() > kGpuTokensAtOnce) {
+    throw std::runtime_error(std::to_string(tokens.size()) +
+                             " tokens at once; allowed: " + std::to_string(kGpuTokensAtOnce));
+  }
+  return steps_->extend(tokens);
+}
+size_t GpuDecoder::tokens_at_once() const { return steps_->tokens_at_once(); }
 void GpuDecoder::truncate(uint32_t tokens) { steps_->truncate(tokens); }
 uint32_t GpuDecoder::tokens() const { return steps_->tokens(); }
 void GpuDecoder::set_attention_hook(AttentionHook hook) { steps_->set_hook(std::move(hook)); }

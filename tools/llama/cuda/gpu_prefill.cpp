@@ -2,26 +2,13 @@
 // host takes this one's keys and values, so that neither waits for the other longer than it must.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <stdexcept>
 
 #include "tools/llama/cuda/attention.h"
-#include "tools/llama/cuda/device_model.h"
-#include "tools/llama/cuda/prefill_kernels.h"
-#include "tools/llama/cuda/products.h"
-#include "tools/llama/gpu_sizes.h"
+#include "tools/llama/cuda/token_rows.h"
 
 namespace keyhole::tools {
 namespace {
-
-using Bf16 = __nv_bfloat16;
-
-struct SplitBuffer {
-  cuda::Buffer<Bf16> high, low;
-  explicit SplitBuffer(size_t count) : high(count), low(count) {}
-  [[nodiscard]] cuda::SplitOut out() const { return {high.get(), low.get()}; }
-  [[nodiscard]] cuda::Split in() const { return {high.get(), low.get()}; }
-};
 
 /// Who takes q, k and v: one of the two, or nobody.
 struct Sink {
@@ -53,24 +40,20 @@ class GpuPrefill {
   GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
              const PrefillProgress& progress)
       : config_(model.host().config),
-        device_(model.device()),
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
         sizes_(gpu_prefill_sizes(config_, n_, sink.bytes())),
-        chunk_(sizes_.chunk),
+        chunk_(sizes_.rows.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
         tokens_(sizes_.tokens),
         hidden_(sizes_.hidden),
-        table_(sizes_.table),
+        ropes_(config_, n_, n_),
         k_(sizes_.kv),
         v_(sizes_.kv),
         q_(sizes_.q),
-        wide_(sizes_.wide),
-        normed_(sizes_.normed),
-        attended_(sizes_.attended),
-        inner_(sizes_.inner),
-        exports_{make_export(), make_export()} {
+        exports_{make_export(), make_export()},
+        rows_(model, sizes_.rows, stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
@@ -82,11 +65,8 @@ class GpuPrefill {
   GpuPrefill& operator=(const GpuPrefill&) = delete;
 
   std::vector<float> run() {
-    const cudaStream_t s = stream_.get();
-    const auto n = static_cast<uint32_t>(n_);
-    cuda::embed_tokens(tokens_.get(), n, device_.embedding.split(), config_.hidden_size, 1.0F,
-                       hidden_.get(), s);
-    cuda::rope_table(device_.frequencies.get(), pairs(), 1.0, 0, n, table_.get(), s);
+    rows_.embed(tokens_.get(), n_, hidden_.get());
+    ropes_.fill(0, n_, stream_.get());
 
     Item former;
     size_t number = 0;
@@ -101,11 +81,7 @@ class GpuPrefill {
     finish(former);
 
     std::vector<float> logits(config_.vocab_size);
-    cuda::Buffer<float> result(logits.size());
-    cuda::step_logits(device_.output_projection().step(), hidden(n_ - 1),
-                      device_.norm(device_.final_norm), result.get(), s);
-    cuda::check(cudaStreamSynchronize(s), "prefill");
-    cuda::copy_now(logits.data(), result.get(), logits.size());
+    rows_.logits(hidden(n_ - 1), logits);
     if (progress_) progress_(1.0);
     return logits;
   }
@@ -140,31 +116,8 @@ class GpuPrefill {
   }
 
   void enqueue(const Item& item) {
-    const cudaStream_t s = stream_.get();
-    const DeviceLayer& layer = device_.layers[item.layer];
-    const auto count = static_cast<uint32_t>(item.count);
-    cuda::normalise_tokens(hidden(item.first), layer.attention_norm.get(), device_.eps, count,
-                           config_.hidden_size, normed_.out(), s);
-    multiply(layer.qkv, normed_, count, wide_.get(), false);
-    finish_heads(item);
-    hand_on(item);
-
-    // Of the last layer, nothing but the last token's output is ever read.
-    if (last(item) && item.first + item.count < n_) return;
-    const size_t skipped = last(item) ? item.count - 1 : 0;
-    attend_and_mlp(layer, item.first + skipped, count - static_cast<uint32_t>(skipped),
-                   q_.get() + skipped * config_.q_width());
-  }
-
-  void finish_heads(const Item& item) {
-    cuda::Heads heads;
-    heads.qkv = wide_.get();
-    heads.table = table_.get() + item.first * pairs();
-    heads.n = static_cast<uint32_t>(item.count);
-    heads.q_heads = config_.q_heads;
-    heads.kv_heads = config_.kv_heads;
-    heads.head_dim = config_.head_dim;
-    heads.pairs = pairs();
+    cuda::Heads heads =
+        rows_.project(item.layer, hidden(item.first), item.count, ropes_, item.first);
     heads.q = q_.get();
     heads.k = k_.get() + item.first * config_.kv_width();
     heads.v = v_.get() + item.first * config_.kv_width();
@@ -176,6 +129,13 @@ class GpuPrefill {
       heads.v_out = out.v;
     }
     cuda::finish_heads(heads, stream_.get());
+    hand_on(item);
+
+    // Of the last layer, nothing but the last token's output is ever read.
+    if (last(item) && item.first + item.count < n_) return;
+    const size_t skipped = last(item) ? item.count - 1 : 0;
+    attend(item, skipped);
+    rows_.output_and_mlp(item.layer, hidden(item.first + skipped), item.count - skipped);
   }
 
   /// What a sink takes is ready: on its way to the host, or where the sink's stream waits for it.
@@ -191,30 +151,19 @@ class GpuPrefill {
     out.copied.record(copies_.get());
   }
 
-  void attend_and_mlp(const DeviceLayer& layer, size_t first, uint32_t count, const __half* q) {
-    const cudaStream_t s = stream_.get();
+  /// All queries of the item but the first `skipped`.
+  void attend(const Item& item, size_t skipped) {
     cuda::AttentionArgs attention;
-    attention.q = q;
+    attention.q = q_.get() + skipped * config_.q_width();
     attention.k = k_.get();
     attention.v = v_.get();
-    attention.out = attended_.out();
-    attention.first = static_cast<uint32_t>(first);
-    attention.queries = count;
+    attention.out = rows_.attended();
+    attention.first = static_cast<uint32_t>(item.first + skipped);
+    attention.queries = static_cast<uint32_t>(item.count - skipped);
     attention.q_heads = config_.q_heads;
     attention.kv_heads = config_.kv_heads;
-    attention.scale = 1.0F / std::sqrt(static_cast<float>(config_.head_dim));
-    cuda::causal_attention(attention, config_.head_dim, s);
-    multiply(layer.output, attended_, count, hidden(first), true);
-    cuda::normalise_tokens(hidden(first), layer.mlp_norm.get(), device_.eps, count,
-                           config_.hidden_size, normed_.out(), s);
-    multiply(layer.gate_up, normed_, count, wide_.get(), false);
-    cuda::activate_tokens({wide_.get(), nullptr, count, config_.intermediate_size, false},
-                          inner_.out(), s);
-    multiply(layer.down, inner_, count, hidden(first), true);
-  }
-
-  void multiply(const DeviceMatrix& w, const SplitBuffer& x, uint32_t count, float* y, bool add) {
-    products_.multiply({x.in(), w.split(), y, count, w.rows, w.columns, add}, stream_.get());
+    attention.scale = static_cast<float>(config_.attention_scale);
+    cuda::causal_attention(attention, config_.head_dim, stream_.get());
   }
 
   /// Waits for the item's keys and values and hands them over; the GPU is at its attention meanwhile.
@@ -243,7 +192,6 @@ class GpuPrefill {
     progress_(std::min(1.0, done_ / total_work()));
   }
 
-  [[nodiscard]] uint32_t pairs() const { return config_.head_dim / 2; }
   [[nodiscard]] double work(const Item& item) const {
     const auto count = static_cast<double>(item.count);
     const double projections = static_cast<double>(config_.hidden_size) * qkv_width_;
@@ -260,7 +208,6 @@ class GpuPrefill {
   }
 
   const LlamaConfig& config_;
-  const GpuModel::Device& device_;
   const Sink sink_;
   const PrefillProgress& progress_;
   const size_t n_;
@@ -270,13 +217,11 @@ class GpuPrefill {
   cuda::OwnStream stream_, copies_;
   cuda::Buffer<uint32_t> tokens_;
   cuda::Buffer<float> hidden_;  // [n, hidden]
-  cuda::Buffer<float2> table_;  // [n, d/2]
+  cuda::RopeTables ropes_;
   cuda::Buffer<__half> k_, v_;  // [n, kv_heads, d] of the current layer
   cuda::Buffer<__half> q_;      // [chunk, q_heads, d]
-  cuda::Buffer<float> wide_;    // [chunk, qkv] or [chunk, gate and up]
-  SplitBuffer normed_, attended_, inner_;
   std::array<Export, 2> exports_;
-  cuda::Products products_;
+  cuda::TokenRows rows_;
   double done_ = 0.0, work_of_former_ = 0.0;
 };
 

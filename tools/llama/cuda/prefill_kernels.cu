@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Heads a) {
       const float x = turned(i);
       const float y = turned(i + 1);
       const __half2 rounded = __floats2half2_rn(within_half(x), within_half(y));
-      *reinterpret_cast<__half2*>(to + at + i) = rounded;
+      if (to != nullptr) *reinterpret_cast<__half2*>(to + at + i) = rounded;
       if (out == nullptr) continue;
       if (query && a.numbers != KvNumbers::f32) {
         *reinterpret_cast<__half2*>(static_cast<__half*>(out) + at + i) = rounded;
@@ -134,6 +134,12 @@ __global__ void __launch_bounds__(kThreads) heads_kernel(const Heads a) {
       }
     }
   }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    split_kernel(const float* x, size_t count, SplitOut out) {
+  const size_t i = (size_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+  if (i < count) write_split(out, i, four(x, i));
 }
 
 __global__ void __launch_bounds__(kThreads) activate_kernel(const GateUp a, SplitOut out) {
@@ -176,6 +182,12 @@ void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n
 void finish_heads(const Heads& heads, cudaStream_t stream) {
   heads_kernel<<<heads.n, kThreads, 0, stream>>>(heads);
   check_launch("RoPE");
+}
+
+void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream_t stream) {
+  const size_t blocks = (count / 4 + kThreads - 1) / kThreads;
+  split_kernel<<<static_cast<uint32_t>(blocks), kThreads, 0, stream>>>(x, count, out);
+  check_launch("attention's split");
 }
 
 void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream) {

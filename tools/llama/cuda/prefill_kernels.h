@@ -40,7 +40,7 @@ struct Heads {
   const float* q_norm = nullptr;  ///< `[d]`: weights of a norm of each head of q
   const float* k_norm = nullptr;
   float eps = 0.0F;  ///< of these norms
-  // For attention, rounded to fp16 (beyond its range: to its largest number):
+  // For attention, rounded to fp16 (beyond its range: to its largest number); null: not wanted:
   __half* q = nullptr;  ///< `[n, q_heads, d]`
   __half* k = nullptr;  ///< `[n, kv_heads, d]`
   __half* v = nullptr;
@@ -54,6 +54,9 @@ struct Heads {
 };
 /// Adds the bias, normalises heads, turns q and k by RoPE (rotate-half) and hands all three out.
 void finish_heads(const Heads& heads, cudaStream_t stream);
+
+/// out `[count]` = x; count a multiple of 4.
+void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream_t stream);
 
 /// out `[n, inner]` = activation(gate) * up, of gate_up `[n, 2 inner]` plus bias.
 struct GateUp {

@@ -1,0 +1,22 @@
+// Tokens behind those of a session, a chunk at a time: the products of all of them together, as in a prompt; attention as
+// in steps, one token after the other, through the session. Its rows of earlier tokens stay where they are: the library
+// has no call that gives them back.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tools/llama/gpu_model.h"
+#include "tools/llama/keyhole_cache.h"
+
+namespace keyhole::tools {
+
+/// Takes `tokens`, at most kGpuTokensAtOnce, behind the `before` that the cache has, and returns the logits that follow the
+/// last. `prompt_tokens` of the first prompt choose RoPE's frequencies. `stream` is the cache's, see use_stream(). What it
+/// needs it takes for the call alone (gpu_extension_bytes()). Where it throws, the cache holds `before` tokens again.
+[[nodiscard]] std::vector<float> gpu_extend(const GpuModel& model, KeyholeCache& cache,
+                                            std::span<const uint32_t> tokens, uint32_t before,
+                                            size_t prompt_tokens, void* stream);
+
+}  // namespace keyhole::tools

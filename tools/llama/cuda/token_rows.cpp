@@ -1,0 +1,64 @@
+#include "tools/llama/cuda/token_rows.h"
+
+namespace keyhole::tools::cuda {
+
+TokenRows::TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream)
+    : config_(model.host().config),
+      device_(model.device()),
+      stream_(stream),
+      wide_(sizes.wide),
+      normed_(sizes.normed),
+      attended_(sizes.attended),
+      inner_(sizes.inner) {}
+
+void TokenRows::embed(const uint32_t* tokens, size_t n, float* hidden) const {
+  embed_tokens(tokens, static_cast<uint32_t>(n), device_.embedding.split(), config_.hidden_size,
+               1.0F, hidden, stream_);
+}
+
+Heads TokenRows::project(uint32_t layer, const float* hidden, size_t count, const RopeTables& ropes,
+                         size_t first_turn) {
+  const DeviceLayer& weights = device_.layers[layer];
+  normalise_tokens(hidden, weights.attention_norm.get(), device_.eps, static_cast<uint32_t>(count),
+                   config_.hidden_size, normed_.out(), stream_);
+  multiply(weights.qkv, normed_, count, wide_.get(), false);
+  Heads heads;
+  heads.qkv = wide_.get();
+  heads.table = ropes.of(layer, first_turn);
+  heads.pairs = ropes.pairs(layer);
+  heads.n = static_cast<uint32_t>(count);
+  heads.q_heads = config_.q_heads;
+  heads.kv_heads = config_.kv_heads;
+  heads.head_dim = config_.head_dim;
+  return heads;
+}
+
+void TokenRows::output_and_mlp(uint32_t layer, float* hidden, size_t count) {
+  const DeviceLayer& weights = device_.layers[layer];
+  const auto n = static_cast<uint32_t>(count);
+  multiply(weights.output, attended_, count, hidden, true);
+  normalise_tokens(hidden, weights.mlp_norm.get(), device_.eps, n, config_.hidden_size,
+                   normed_.out(), stream_);
+  multiply(weights.gate_up, normed_, count, wide_.get(), false);
+  activate_tokens({wide_.get(), nullptr, n, config_.intermediate_size, false}, inner_.out(),
+                  stream_);
+  multiply(weights.down, inner_, count, hidden, true);
+}
+
+void TokenRows::logits(const float* hidden, std::span<float> out) const {
+  const Buffer<float> result(out.size());
+  step_logits(device_.output_projection().step(), hidden, device_.norm(device_.final_norm),
+              result.get(), stream_);
+  check(
+      cudaMemcpyAsync(out.data(), result.get(), out.size_bytes(), cudaMemcpyDeviceToHost, stream_),
+      "the logits");
+  check(cudaStreamSynchronize(stream_), "a prompt");
+}
+
+void TokenRows::multiply(const DeviceMatrix& w, const SplitBuffer& x, size_t count, float* y,
+                         bool add) {
+  products_.multiply({x.in(), w.split(), y, static_cast<uint32_t>(count), w.rows, w.columns, add},
+                     stream_);
+}
+
+}  // namespace keyhole::tools::cuda

@@ -1,0 +1,51 @@
+// What a chunk of tokens goes through but for attention: what a prompt and the tokens behind one have in common.
+#pragma once
+
+#include <span>
+
+#include "tools/llama/cuda/device_model.h"
+#include "tools/llama/cuda/prefill_kernels.h"
+#include "tools/llama/cuda/products.h"
+#include "tools/llama/cuda/rope_tables.h"
+#include "tools/llama/gpu_sizes.h"
+
+namespace keyhole::tools::cuda {
+
+/// Device memory for a number that is the sum of two bf16, many times.
+struct SplitBuffer {
+  Buffer<__nv_bfloat16> high, low;
+  explicit SplitBuffer(size_t count) : high(count), low(count) {}
+  [[nodiscard]] SplitOut out() const { return {high.get(), low.get()}; }
+  [[nodiscard]] Split in() const { return {high.get(), low.get()}; }
+};
+
+/// Enqueues everything on one stream. `hidden` are the tokens' hidden states, fp32 `[count, hidden]`; counts are at most
+/// sizes.chunk. Borrows the model.
+class TokenRows {
+ public:
+  TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream);
+
+  /// Hidden states of n tokens (any number), whose ids are in device memory.
+  void embed(const uint32_t* tokens, size_t n, float* hidden) const;
+  /// q, k and v of a layer: what finish_heads() takes, but for where they go.
+  [[nodiscard]] Heads project(uint32_t layer, const float* hidden, size_t count,
+                              const RopeTables& ropes, size_t first_turn);
+  /// Where attention leaves its result, `[count, q_heads, d]`.
+  [[nodiscard]] SplitOut attended() const { return attended_.out(); }
+  /// hidden += W_o * attended; hidden += MLP(hidden).
+  void output_and_mlp(uint32_t layer, float* hidden, size_t count);
+  /// The logits `[vocab]` that follow one token. Waits for the stream.
+  void logits(const float* hidden, std::span<float> out) const;
+
+ private:
+  void multiply(const DeviceMatrix& w, const SplitBuffer& x, size_t count, float* y, bool add);
+
+  const LlamaConfig& config_;
+  const GpuModel::Device& device_;
+  cudaStream_t stream_;
+  Products products_;
+  Buffer<float> wide_;  // [chunk, qkv] or [chunk, gate and up]
+  SplitBuffer normed_, attended_, inner_;
+};
+
+}  // namespace keyhole::tools::cuda
