@@ -1,6 +1,7 @@
 #include "tools/generation/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -30,23 +31,38 @@ double sum_of(const std::vector<Candidate>& candidates) {
 }
 
 /// The token of the largest logit, the first of equal ones. Throws where there is none to choose.
+/// Integers in the order of floats, -0 below 0; NaNs lie beyond the infinities of their sign.
+int32_t rank_of(float x) {
+  const auto bits = std::bit_cast<int32_t>(x);
+  return bits >= 0 ? bits : bits ^ std::numeric_limits<int32_t>::max();
+}
+
+/// The first of the largest logits; throws where one is NaN or +inf, or all are -inf.
 uint32_t check_and_find_best(std::span<const float> logits) {
   if (logits.empty()) throw std::runtime_error("there are no logits to choose a token by");
-  size_t best = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (std::isnan(logits[i]) || logits[i] == std::numeric_limits<float>::infinity()) {
-      throw std::runtime_error("the logit of token " + std::to_string(i) + " is " +
-                               number(logits[i]) +
-                               ", allowed: numbers and -inf; the model's weights or the format of "
-                               "its K and V do not hold what it computes");
-    }
-    if (logits[i] > logits[best]) best = i;
+  // Extremes of integers, which compilers turn into vector code: a large vocabulary is 128,000 logits for every token.
+  constexpr auto kInfinity = std::numeric_limits<float>::infinity();
+  int32_t highest = rank_of(-kInfinity), lowest = rank_of(kInfinity);
+  for (const float x : logits) {
+    highest = std::max(highest, rank_of(x));
+    lowest = std::min(lowest, rank_of(x));
   }
-  if (std::isinf(logits[best])) {
+  if (highest >= rank_of(kInfinity) || lowest < rank_of(-kInfinity)) {
+    const auto bad = std::find_if(logits.begin(), logits.end(),
+                                  [](float x) { return std::isnan(x) || x == kInfinity; });
+    throw std::runtime_error("the logit of token " + std::to_string(bad - logits.begin()) + " is " +
+                             number(*bad) +
+                             ", allowed: numbers and -inf; the model's weights or the format of "
+                             "its K and V do not hold what it computes");
+  }
+  if (highest == rank_of(-kInfinity)) {
     throw std::runtime_error("the logits of all " + std::to_string(logits.size()) +
                              " tokens are -inf, allowed: at least one number");
   }
-  return static_cast<uint32_t>(best);
+  // By value, so that 0 and -0 are one.
+  const float largest = std::bit_cast<float>(
+      highest >= 0 ? highest : highest ^ std::numeric_limits<int32_t>::max());
+  return static_cast<uint32_t>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
 }
 
 }  // namespace
@@ -127,9 +143,9 @@ void Sampler::keep_share(double share) {
 
 double Sampler::filter(std::span<const float> given) {
   // Before the penalty as well: it would hide whose fault a NaN is.
-  (void)check_and_find_best(given);
+  uint32_t best = check_and_find_best(given);
   const std::span<const float> logits = penalised(given);
-  const uint32_t best = check_and_find_best(logits);
+  if (logits.data() != given.data()) best = check_and_find_best(logits);
   candidates_.clear();
   if (options_.greedy()) {
     candidates_.push_back({best, 1.0});

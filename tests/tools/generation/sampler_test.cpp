@@ -157,6 +157,9 @@ TEST(Sampler, GreedyTakesTheFirstOfTheLargest) {
   EXPECT_EQ(sampler.next(std::vector<float>{1.0F, 3.0F, 3.0F, -1.0F}), 1U);
   const float low = -std::numeric_limits<float>::infinity();
   EXPECT_EQ(sampler.next(std::vector<float>{low, low, -5.0F}), 2U);
+  EXPECT_EQ(sampler.next(std::vector<float>{low, -0.0F, 0.0F, -1e-40F}), 1U);
+  EXPECT_EQ(sampler.next(std::vector<float>{-3.0F, -2.0F, -2.5F}), 1U);
+  EXPECT_EQ(sampler.next(std::vector<float>{-1e-40F, 1e-40F, 3e38F, -3e38F}), 2U);
 }
 
 TEST(Sampler, TokensOfMinusInfinityNeverCome) {
