@@ -60,8 +60,8 @@ uint32_t check_and_find_best(std::span<const float> logits) {
                              " tokens are -inf, allowed: at least one number");
   }
   // By value, so that 0 and -0 are one.
-  const float largest = std::bit_cast<float>(
-      highest >= 0 ? highest : highest ^ std::numeric_limits<int32_t>::max());
+  const float largest =
+      std::bit_cast<float>(highest >= 0 ? highest : highest ^ std::numeric_limits<int32_t>::max());
   return static_cast<uint32_t>(std::find(logits.begin(), logits.end(), largest) - logits.begin());
 }
 

@@ -2,6 +2,7 @@
 // machine, gpu_refusal() says so and the constructor throws the same.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,6 +32,11 @@ class GpuModel {
   /// e.g. "NVIDIA H200".
   [[nodiscard]] const std::string& device_name() const { return device_name_; }
 
+  /// Takes note of how much of the card's memory is in use, by this program and others. Any thread.
+  void note_memory() const noexcept;
+  /// The most that was noted, bytes: after loading, at each layer of a prompt, and at one step of 64.
+  [[nodiscard]] uint64_t memory_peak() const { return memory_peak_; }
+
   struct Device;
   [[nodiscard]] const Device& device() const { return *device_; }
 
@@ -38,6 +44,7 @@ class GpuModel {
   const LlamaModel& model_;
   std::string device_name_;
   std::unique_ptr<Device> device_;
+  mutable std::atomic<uint64_t> memory_peak_ = 0;
 };
 
 /// Who takes q, K and V of a prompt where they are.

@@ -19,6 +19,7 @@ GpuModel::GpuModel(const LlamaModel& model, const LoadProgress&) : model_(model)
   throw std::runtime_error(kReason);
 }
 GpuModel::~GpuModel() = default;
+void GpuModel::note_memory() const noexcept {}
 
 std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const LayerSink&,
                                const PrefillProgress&) {

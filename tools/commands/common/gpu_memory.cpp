@@ -187,21 +187,23 @@ std::optional<GpuMemoryPlan> apply_gpu_memory(const ModelOptions& options, GpuMe
   return plan;
 }
 
-std::string to_text(const GpuMemoryPlan& plan) {
+std::string to_text(const GpuMemoryPlan& plan, uint64_t seen) {
   return "GPU memory: " + format_bytes(plan.weights) + " of weights, " +
          format_bytes(plan.prefill) + " for the prompt, " + format_bytes(plan.session) +
          " of session and " + format_bytes(plan.driver + plan.steps) + " for CUDA and steps of " +
-         format_bytes(plan.limit) + "\n";
+         format_bytes(plan.limit) + "; at most " + format_bytes(seen) +
+         " of the card were in use\n";
 }
 
-nlohmann::ordered_json to_json(const GpuMemoryPlan& plan) {
+nlohmann::ordered_json to_json(const GpuMemoryPlan& plan, uint64_t seen) {
   return {{"limit", plan.limit},
           {"driver", plan.driver},
           {"weights", plan.weights},
           {"prefill", plan.prefill},
           {"steps", plan.steps},
           {"session", plan.session},
-          {"session_limit", plan.session_limit}};
+          {"session_limit", plan.session_limit},
+          {"card_peak", seen}};
 }
 
 }  // namespace keyhole::tools

@@ -53,8 +53,8 @@ struct GpuMemoryPlan {
                                                             GpuMemoryRequest request,
                                                             CacheFlags& cache);
 
-/// "GPU memory: 15 GiB of weights, ... of 24 GiB".
-[[nodiscard]] std::string to_text(const GpuMemoryPlan& plan);
-[[nodiscard]] nlohmann::ordered_json to_json(const GpuMemoryPlan& plan);
+/// "GPU memory: 15 GiB of weights, ... of 24 GiB; at most 22 GiB of the card were in use". seen: GpuModel::memory_peak().
+[[nodiscard]] std::string to_text(const GpuMemoryPlan& plan, uint64_t seen);
+[[nodiscard]] nlohmann::ordered_json to_json(const GpuMemoryPlan& plan, uint64_t seen);
 
 }  // namespace keyhole::tools

@@ -31,6 +31,8 @@ class Runner {
   [[nodiscard]] double load_seconds() const { return load_seconds_; }
   /// For people: "NVIDIA H200", or "host".
   [[nodiscard]] std::string device() const;
+  /// GpuModel::memory_peak(); 0 on the host.
+  [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 

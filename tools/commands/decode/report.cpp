@@ -88,7 +88,7 @@ std::string report_text(const DecodeOptions& options, const Runner& runner, cons
     text += "\nK and V of all tokens went through " + options.index.text +
             " and back; the times are not those of such a cache";
   }
-  if (run.memory) text += "\n" + to_text(*run.memory);
+  if (run.memory) text += "\n" + to_text(*run.memory, runner.gpu_memory_peak());
   text += "\n\n" + time_table(run) + worker_line(run.statistics, run.times.steps);
   if (run.audit) text += "\n" + audit_text(*run.audit);
   if (run.check) text += "\n" + to_text(*run.check);
@@ -149,7 +149,7 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
     json["expected"] = prompt.expected;
     json["correct"] = is_right(run, prompt);
   }
-  if (run.memory) json["gpu_memory"] = to_json(*run.memory);
+  if (run.memory) json["gpu_memory"] = to_json(*run.memory, runner.gpu_memory_peak());
   if (run.audit) json["audit"] = audit_json(*run.audit);
   if (run.check) json["check"] = to_json(*run.check);
   return json;

@@ -54,7 +54,7 @@ nlohmann::ordered_json EvalRun::header() {
   const KeyholeCache& cache = caches_->main();
   nlohmann::ordered_json header =
       eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_, prefill_seconds_);
-  if (memory_) header["gpu_memory"] = to_json(*memory_);
+  if (memory_) header["gpu_memory"] = to_json(*memory_, runner_.gpu_memory_peak());
   return header;
 }
 

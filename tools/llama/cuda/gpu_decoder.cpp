@@ -207,6 +207,7 @@ class GpuDecoder::Steps {
   }
 
   void measure() {
+    model_.note_memory();
     latest_ = {};
     for (const LayerMarks& marks : marks_) {
       latest_.projections += seconds_between(marks.begin, marks.projected) +

@@ -136,7 +136,19 @@ GpuModel::GpuModel(const LlamaModel& model, const LoadProgress& progress) : mode
   cuda::check(cudaGetDeviceProperties(&properties, 0), "its properties");
   device_name_ = properties.name;
   device_ = std::make_unique<Device>(model, cuda::Upload(bytes_of(model), progress));
+  note_memory();
 }
 GpuModel::~GpuModel() = default;
+
+void GpuModel::note_memory() const noexcept {
+  size_t free = 0, total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) {
+    (void)cudaGetLastError();
+    return;
+  }
+  uint64_t seen = memory_peak_;
+  while (seen < total - free && !memory_peak_.compare_exchange_weak(seen, total - free)) {
+  }
+}
 
 }  // namespace keyhole::tools

@@ -39,7 +39,8 @@ class GpuPrefill {
  public:
   GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
              const PrefillProgress& progress)
-      : config_(model.host().config),
+      : model_(model),
+        config_(model.host().config),
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
@@ -168,6 +169,7 @@ class GpuPrefill {
 
   /// Waits for the item's keys and values and hands them over; the GPU is at its attention meanwhile.
   void finish(const Item& item) {
+    if (item.first == 0) model_.note_memory();
     const Export& out = exports_[item.slot];
     if (sink_.host != nullptr) {
       out.copied.wait();
@@ -207,6 +209,7 @@ class GpuPrefill {
     return (config_.layers - 1.0) * work(all) + work(end);
   }
 
+  const GpuModel& model_;
   const LlamaConfig& config_;
   const Sink sink_;
   const PrefillProgress& progress_;
