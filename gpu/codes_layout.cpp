@@ -88,15 +88,22 @@ size_t codes_bytes(const CodesShape& shape) { return CodesLayout(shape).bytes; }
 
 std::string why_no_codes(const CodesShape& shape) {
   check(shape);
-  const auto no = [](const std::string& what) {
-    return "no device has kernels for codes with " + what;
+  const uint32_t keys = shape.code.key_bits, values = shape.code.value_bits, dim = shape.code.dim;
+  const std::string bits =
+      std::to_string(keys) + " bits of keys and " + std::to_string(values) + " of values";
+  const auto no = [](const std::string& what, const std::string& allowed) {
+    return "no device has kernels for codes with " + what + "; allowed are " + allowed;
   };
-  if (shape.code.key_bits != shape.code.value_bits) {
-    return no(std::to_string(shape.code.key_bits) + " bits of keys and " +
-              std::to_string(shape.code.value_bits) + " of values; allowed are as many of both");
+  if (keys == values) {
+    if (keys == 1 && dim == 256) return no(bits + " and a head dimension of 256", "2 or 4 bits");
+    return {};
   }
-  if (shape.code.dim == 256 && shape.code.key_bits == 1) {
-    return no("1 bit and a head dimension of 256; allowed are 2 and 4 bits");
+  if (keys == 1 || values == 1) {
+    return no(bits, "as many of both, or 2 and 4, 4 and 2, 2 and 0, 4 and 0");
+  }
+  if (dim == 80 || dim == 96) {
+    return no(bits + " and a head dimension of " + std::to_string(dim),
+              "as many of both, or head dimensions of 64, 128, 256");
   }
   return {};
 }

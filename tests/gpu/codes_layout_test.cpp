@@ -90,6 +90,30 @@ TEST(CodesLayout, RefusesWhatNoSessionHas) {
   EXPECT_EQ(with([](S& s) { s.blocks = 0; }), Status::ok);
 }
 
+TEST(CodesLayout, SaysWhichShapesHaveNoKernels) {
+  const auto why = [](uint32_t dim, uint32_t key_bits, uint32_t value_bits) {
+    CodesShape s = of_8b(16);
+    s.code = {dim, key_bits, value_bits};
+    return why_no_codes(s);
+  };
+  for (const uint32_t dim : {64U, 128U, 256U}) {
+    EXPECT_EQ(why(dim, 2, 2), "");
+    EXPECT_EQ(why(dim, 4, 2), "");
+    EXPECT_EQ(why(dim, 2, 4), "");
+    EXPECT_EQ(why(dim, 4, 0), "");
+    EXPECT_NE(why(dim, 1, 2).find("1 bits of keys and 2 of values; allowed are as many of both"),
+              std::string::npos)
+        << why(dim, 1, 2);
+    EXPECT_NE(why(dim, 4, 1), "");
+  }
+  EXPECT_EQ(why(96, 4, 4), "");
+  EXPECT_NE(why(96, 4, 2).find("head dimension of 96"), std::string::npos) << why(96, 4, 2);
+  EXPECT_EQ(why(128, 1, 1), "");
+  EXPECT_NE(why(256, 1, 1).find("head dimension of 256; allowed are 2 or 4 bits"),
+            std::string::npos)
+      << why(256, 1, 1);
+}
+
 TEST(HostPin, SaysThatThereIsNoDevice) {
   if (!cuda_devices().empty()) GTEST_SKIP() << "there is one";
   try {

@@ -92,6 +92,11 @@ constexpr size_t attend_fixed() {
          2 * sizeof(float[kAttendWarps<kDim>][4 * kHeadTiles]);
 }
 
+/// Whether a group's heads may be several thread blocks', by blockIdx.z: where those of 16 heads have no registers, or would
+/// be compiled for few.
+template <int kDim, int kKeyBits, int kValueBits>
+constexpr bool kDividesGroup = kDim > 128 || kKeyBits != kValueBits;
+
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
                                   attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
@@ -112,9 +117,9 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t kv_head = blockIdx.y;
-  // Up to 128 components, a thread block has all heads of the group.
-  const uint32_t first_head = kDim <= 128 ? 0 : blockIdx.z * kHeads;
-  const uint32_t all_heads = kDim <= 128 ? kHeads : gridDim.z * kHeads;
+  constexpr bool kDivides = kDividesGroup<kDim, kKeyBits, kValueBits>;
+  const uint32_t first_head = kDivides ? blockIdx.z * kHeads : 0;
+  const uint32_t all_heads = kDivides ? gridDim.z * kHeads : kHeads;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
   using Ring = TileRing<kDim, kKeyBits, kValueBits>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +

@@ -63,17 +63,17 @@ template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Choice>
 __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_t group,
                                  const SharedQueries<kDim, kKeyBits, kHeadTiles>& queries,
                                  const float* lse, Choice& c) {
-  constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
-  constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
+  const CodeShape shape = shape_of<kDim, kKeyBits, kValueBits>(s);
+  constexpr int kSteps = static_cast<int>(CodeShape{kDim, kKeyBits, 0}.key_steps()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::byte* block =
-      s.blocks + kv_head * s.head_stride + size_t{group / kBlockMaxima} * kShape.block_bytes();
+      s.blocks + kv_head * s.head_stride + size_t{group / kBlockMaxima} * shape.block_bytes();
   CodeTile<kDim, kKeyBits, 0> tiles[2];  // keys and factors alone
   const int first = static_cast<int>(group % kBlockMaxima) * 2;
-  tiles[0].load_keys(kShape, block, first, lane);
-  tiles[1].load_keys(kShape, block, first + 1, lane);
-  const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
-  const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
+  tiles[0].load_keys(shape, block, first, lane);
+  tiles[1].load_keys(shape, block, first + 1, lane);
+  const auto* key_mean = reinterpret_cast<const __half*>(block + shape.key_mean_at());
+  const float noise = *reinterpret_cast<const float*>(block + shape.noise_at());
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
   load_products<kDim, kKeyBits, kHeadTiles>(queries, lane, q, head);

@@ -15,7 +15,14 @@ constexpr uint32_t kMostHeads = 16;
 constexpr int kReservedShared = 1024;  // bytes of every thread block, by CUDA
 
 Kernels kernels_of(const CodeShape& shape, uint32_t group) {
-  if (shape.key_bits != shape.value_bits || group == 0 || group > kMostHeads) return {};
+  if (group == 0 || group > kMostHeads) return {};
+  if (shape.key_bits != shape.value_bits) {
+    switch (shape.key_bits) {
+      case 2: return kernels_of_2_and(shape.value_bits, shape.dim, group);
+      case 4: return kernels_of_4_and(shape.value_bits, shape.dim, group);
+      default: return {};
+    }
+  }
   if (shape.dim == 256) return kernels_of_256(shape.key_bits, group);
   switch (shape.key_bits) {
     case 1: return kernels_of_1_bit(shape.dim, group);

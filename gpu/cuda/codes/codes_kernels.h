@@ -1,8 +1,10 @@
 // Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass over all
 // codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Instantiated for as many bits of keys as of values (1, 2, 4) with head dimensions 64, 80, 96 and 128, (2, 4) with 256; any
-// group. Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
+// Instantiated for any group and, of keys and of values,
+//   as many bits        1, 2, 4 with head dimensions 64, 80, 96, 128; 2, 4 with 256
+//   2/0, 2/4, 4/0, 4/2  with head dimensions 64, 128, 256
+// Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
 // ORDER on the stream: what writes `block_count` and the codes; resident_step, where it makes the resident state;
 // attend_codes(); finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read

@@ -51,5 +51,7 @@ struct Kernels {
 [[nodiscard]] Kernels kernels_of_2_bits(uint32_t dim, uint32_t group);
 [[nodiscard]] Kernels kernels_of_4_bits(uint32_t dim, uint32_t group);
 [[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);  ///< components
+[[nodiscard]] Kernels kernels_of_2_and(uint32_t value_bits, uint32_t dim, uint32_t group);
+[[nodiscard]] Kernels kernels_of_4_and(uint32_t value_bits, uint32_t dim, uint32_t group);
 
 }  // namespace keyhole::gpu::codes

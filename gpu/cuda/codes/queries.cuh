@@ -16,6 +16,15 @@
 
 namespace keyhole::gpu::codes {
 
+/// In the place of a kernel's value bits: they are read from the step. What follows the pass sees few values by their codes, and
+/// is compiled once for all numbers of bits that go with other numbers of keys.
+constexpr int kAnyBits = -1;
+template <int kDim, int kKeyBits, int kValueBits>
+__device__ inline CodeShape shape_of(const CodesParams& s) {
+  if constexpr (kValueBits == kAnyBits) return {kDim, kKeyBits, s.shape.value_bits};
+  else return {kDim, kKeyBits, kValueBits};
+}
+
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
