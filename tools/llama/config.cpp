@@ -266,28 +266,4 @@ LlamaConfig load_llama_config(const std::filesystem::path& path) {
   return parse_llama_config(text, path.string());
 }
 
-std::string beyond_plain_llama(const LlamaConfig& config) {
-  const bool plain_scale =
-      std::abs(config.attention_scale * std::sqrt(static_cast<double>(config.head_dim)) - 1.0) <
-      1e-12;
-  const std::pair<bool, const char*> differences[] = {
-      {config.full_layers() != config.layers, "sliding windows"},
-      {config.qkv_bias || config.output_bias || config.mlp_bias, "biases"},
-      {config.head_norms, "normalised heads"},
-      {config.output_norms, "norms behind attention and MLP"},
-      {config.attention_softcap > 0.0 || config.final_softcap > 0.0, "soft-capped logits"},
-      {config.embedding_scale != 1.0, "a scaled embedding"},
-      {!plain_scale, "another scale of attention"},
-      {config.activation != Activation::silu, "another activation"},
-      {config.rope.scaling.kind == RopeScaling::Kind::yarn, "YaRN"},
-      {config.rope.scaling.kind == RopeScaling::Kind::longrope, "LongRoPE"},
-      {config.rope.dims != config.head_dim, "a partial RoPE"},
-  };
-  std::string text;
-  for (const auto& [differs, what] : differences) {
-    if (differs) text += (text.empty() ? "" : ", ") + std::string(what);
-  }
-  return text.empty() ? text : text + " (model_type \"" + config.model_type + "\")";
-}
-
 }  // namespace keyhole::tools

@@ -77,8 +77,4 @@ struct LlamaConfig {
 /// Reads `path` and parses it; throws as above, or says that the file cannot be read.
 [[nodiscard]] LlamaConfig load_llama_config(const std::filesystem::path& path);
 
-/// What this model has that a plain Llama has not, for people, or nothing: "normalised heads (model_type \"qwen3\")".
-/// A plain Llama is what the GPU's kernels compute.
-[[nodiscard]] std::string beyond_plain_llama(const LlamaConfig& config);
-
 }  // namespace keyhole::tools

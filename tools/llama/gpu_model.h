@@ -50,8 +50,7 @@ class GpuModel {
 /// Who takes q, K and V of a prompt where they are.
 struct DeviceSink {
   ElementType type = ElementType::f32;  ///< that k and v are wanted in: f32, f16 or bf16
-  void* stream = nullptr;  ///< a cudaStream_t: what is enqueued on it during a call finds the chunk
-  /// Called as a LayerSink; the chunk may change as soon as it returns.
+  /// Called as a LayerSink. The chunk is there, and may change as soon as the call returns.
   std::function<void(const DeviceLayerChunk&)> take;
 };
 

@@ -4,6 +4,8 @@
 #include <stdexcept>
 
 #include "runtime/files/safetensors.h"
+#include "tools/llama/sliding_windows.h"
+#include "tools/llama/weights.h"
 
 namespace keyhole::tools {
 namespace {
@@ -41,8 +43,9 @@ uint64_t on_card(uint64_t bytes) {
 GpuChunkSizes gpu_chunk_sizes(const LlamaConfig& config, size_t tokens) {
   GpuChunkSizes sizes;
   sizes.chunk = tokens;
-  sizes.wide = tokens * std::max<size_t>(config.q_width() + 2 * config.kv_width(),
-                                         2 * size_t{config.intermediate_size});
+  sizes.wide =
+      tokens * std::max({config.q_width() + 2 * config.kv_width(),
+                         2 * size_t{config.intermediate_size}, size_t{config.hidden_size}});
   sizes.normed = tokens * config.hidden_size;
   sizes.attended = tokens * config.q_width();
   sizes.inner = tokens * config.intermediate_size;
@@ -62,6 +65,7 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
   sizes.tokens = tokens;
   sizes.hidden = tokens * config.hidden_size;
   sizes.table = tokens * rope_pairs(config);
+  sizes.fine = tokens <= kFineTokens || config.dtype == "float32";
   sizes.kv = tokens * config.kv_width();
   sizes.q = chunk * config.q_width();
   sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());
@@ -71,8 +75,9 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
 }
 
 uint64_t GpuPrefillSizes::device_bytes() const {
-  return rows.device_bytes() + 2 * on_card(2 * kv) + on_card(2 * q) + on_card(4 * hidden) +
-         on_card(4 * logits) + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
+  const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q);
+  return rows.device_bytes() + (fine ? 2 : 1) * halves + on_card(4 * hidden) + on_card(4 * logits) +
+         2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
          2 * on_card(4 * table);  // one or two tables
 }
 
@@ -86,14 +91,25 @@ uint64_t gpu_extension_bytes(const LlamaConfig& config) {
 }
 
 uint64_t gpu_step_bytes(const LlamaConfig& config) {
-  uint64_t bytes =
-      on_card(8) + on_card(4 * config.head_dim);  // the token and its place; RoPE's turns
-  for (const size_t floats :
-       {size_t{config.hidden_size}, config.q_width() + 2 * config.kv_width(), config.q_width(),
-        size_t{config.intermediate_size}, size_t{config.vocab_size}}) {
+  // The token and its place; RoPE's turns and frequencies, twice where there are two kinds of layers.
+  uint64_t bytes = on_card(8) + 4 * on_card(8 * rope_pairs(config));
+  for (const size_t floats : {size_t{config.hidden_size}, config.q_width() + 2 * config.kv_width(),
+                              config.q_width(), size_t{config.intermediate_size},
+                              size_t{config.vocab_size}, gpu_chunk_sizes(config, 1).wide}) {
     bytes += on_card(4 * floats);
   }
   return bytes;
+}
+
+uint64_t gpu_window_bytes(const LlamaConfig& config, size_t number_bytes, uint32_t max_tokens) {
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < config.layers; ++layer) {
+    if (!config.slides(layer)) continue;
+    const size_t slots = SlidingWindows::slots(config.windows[layer], max_tokens);
+    bytes += 2 * on_card(slots * config.kv_width() * number_bytes);
+  }
+  if (bytes == 0) return 0;
+  return bytes + on_card(4 * config.q_heads * kWindowParts * (config.head_dim + size_t{2}));
 }
 
 uint64_t gpu_weight_bytes(const fs::path& folder, const LlamaConfig& config) {
@@ -104,7 +120,7 @@ uint64_t gpu_weight_bytes(const fs::path& folder, const LlamaConfig& config) {
     any = true;
     const SafetensorsFile file(entry.path());
     for (const auto& [name, tensor] : file.tensors()) {
-      if (config.tied_output && name == "lm_head.weight") continue;
+      if (stays_in_file(name, config)) continue;
       uint64_t numbers = 1;
       for (const size_t side : tensor.shape) numbers *= side;
       const bool matrix = tensor.shape.size() > 1;

@@ -19,8 +19,8 @@ inline constexpr size_t kProductWorkspace = size_t{32} << 20;
 
 /// Elements of the device buffers for the layers of a chunk of tokens.
 struct GpuChunkSizes {
-  size_t chunk = 0;                            ///< tokens
-  size_t wide = 0;                             ///< float `[chunk, qkv]` or `[chunk, gate and up]`
+  size_t chunk = 0;  ///< tokens
+  size_t wide = 0;   ///< float `[chunk, qkv]`, `[chunk, gate and up]` or `[chunk, hidden]`
   size_t normed = 0, attended = 0, inner = 0;  ///< two __nv_bfloat16 each, `[chunk, ...]`
 
   /// With the products' workspace.
@@ -30,18 +30,23 @@ struct GpuChunkSizes {
 
 /// Elements of the device buffers of gpu_prefill().
 struct GpuPrefillSizes {
-  GpuChunkSizes rows;       ///< of the tokens whose activations exist at a time
-  size_t tokens = 0;        ///< uint32_t
-  size_t hidden = 0;        ///< float `[n, hidden]`
-  size_t table = 0;         ///< float2 `[n, pairs]`, of all kinds of layers
-  size_t kv = 0;            ///< __half `[n, kv_heads, d]`, once for K and once for V
-  size_t q = 0;             ///< __half `[chunk, q_heads, d]`
+  GpuChunkSizes rows;  ///< of the tokens whose activations exist at a time
+  size_t tokens = 0;   ///< uint32_t
+  size_t hidden = 0;   ///< float `[n, hidden]`
+  size_t table = 0;    ///< float2 `[n, pairs]`, of all kinds of layers
+  bool fine = false;   ///< attention has operands of two fp16, not one
+  size_t kv = 0;  ///< __half `[n, kv_heads, d]`, once for K and once for V, twice that where fine
+  size_t q = 0;   ///< __half `[chunk, q_heads, d]`, likewise
   size_t exported = 0;      ///< `[chunk, qkv]`, twice; to a sink on the host as much pinned memory
   size_t export_bytes = 0;  ///< of one of these
   size_t logits = 0;        ///< float `[vocab]`
 
   [[nodiscard]] uint64_t device_bytes() const;
 };
+/// Attention of a prompt of so many tokens, or of any of a model in fp32, is computed as in fp32: with operands of two fp16. It
+/// takes three times as long as with one, but of so short a prompt a tenth of all.
+inline constexpr size_t kFineTokens = 4096;
+
 /// Of a prompt of `tokens` tokens; a sink takes q, K and V of every layer in numbers of `export_bytes` bytes: 4 or 2, or 0
 /// without one. Chunks are the same for all of them.
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
@@ -56,8 +61,16 @@ inline constexpr size_t kGpuTokensAtOnce = 256;
 /// Device memory of a GpuDecoder's buffers for one token.
 [[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);
 
+/// Parts that attention over a sliding window is cut into, for which there is room for states.
+inline constexpr uint32_t kWindowParts = 16;
+/// Device memory of DeviceWindows for a session on the GPU of at most `max_tokens` tokens, whose K and V take `number_bytes` bytes
+/// each; 0 for a model without sliding windows.
+[[nodiscard]] uint64_t gpu_window_bytes(const LlamaConfig& config, size_t number_bytes,
+                                        uint32_t max_tokens);
+
 /// Device memory of a GpuModel, from the headers of the folder's safetensors files: 2 bytes a number of a bf16 matrix, 4 of
-/// others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them shows), 4 of vectors.
+/// others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them shows), 4 of vectors;
+/// nothing of what is not run (weights.h: stays_in_file()).
 /// Throws std::runtime_error for a folder whose files are missing or broken.
 [[nodiscard]] uint64_t gpu_weight_bytes(const std::filesystem::path& folder,
                                         const LlamaConfig& config);

@@ -77,9 +77,6 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   cache.kv_type_ = element_of(engine.kv_dtype);
-  if (model.full_layers() < model.layers) {
-    cache.windows_.emplace(model, cache.kv_type_, options.max_tokens);
-  }
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
@@ -87,6 +84,13 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   check(keyhole_engine_get_config(cache.engine_.get(), &engine));
   // A format works on host memory, which the rows of a step then come through.
   cache.on_device_ = engine.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
+  if (model.full_layers() == model.layers) return cache;
+  if (cache.on_device_) {
+    cache.device_windows_ =
+        std::make_unique<DeviceWindows>(model, cache.kv_type_, options.max_tokens);
+  } else {
+    cache.windows_.emplace(model, cache.kv_type_, options.max_tokens);
+  }
   return cache;
 }
 
@@ -143,7 +147,8 @@ void KeyholeCache::check_can_be_saved(const LlamaConfig& model) {
 }
 
 void KeyholeCache::save(const std::string& path) const {
-  if (windows_) throw std::runtime_error("a cache with sliding windows cannot be saved");
+  if (windows_ || device_windows_)
+    throw std::runtime_error("a cache with sliding windows cannot be saved");
   check(keyhole_save(session_.get(), path.c_str()));
 }
 
@@ -165,6 +170,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.places_ = places_;
   copy.has_full_layers_ = has_full_layers_;
   if (windows_) copy.windows_.emplace(*windows_);
+  if (device_windows_) copy.device_windows_ = std::make_unique<DeviceWindows>(*device_windows_);
   copy.format_ = format_;
   keyhole_session* session = nullptr;
   check(keyhole_fork(session_.get(), &session));
@@ -180,6 +186,10 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const float* const keys = stored(chunk.k, numbers, stored_k_);
   const float* const values = stored(chunk.v, numbers, stored_v_);
   const std::optional<uint32_t> layer = place(chunk.layer);
+  if (!layer && device_windows_) {
+    device_windows_->append(chunk.layer, chunk.tokens, keys, values);
+    return;
+  }
   if (!layer) {
     windows_->append(chunk.layer, chunk.tokens, keys, values);
     return;
@@ -191,6 +201,7 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
 }
 
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
+  if (!place(chunk.layer)) return device_windows_->append(chunk, stream_);
   const auto n = static_cast<int64_t>(chunk.tokens);
   const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
   const int64_t q_shape[] = {n, q_heads_, head_dim_};
@@ -223,6 +234,10 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   const float* const new_k = stored(k, numbers, stored_k_);
   const float* const new_v = stored(v, numbers, stored_v_);
   const std::optional<uint32_t> number = place(layer);
+  if (!number && device_windows_) {
+    device_windows_->attend(layer, q, new_k, new_v, out);
+    return;
+  }
   if (!number) {
     windows_->append(layer, 1, new_k, new_v);
     windows_->attend(layer, q, out, team);
@@ -237,6 +252,9 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   const std::optional<uint32_t> number = place(layer);
+  if (!number && device_windows_) {
+    return device_windows_->attend(layer, q, nullptr, nullptr, out);
+  }
   if (!number) return windows_->attend(layer, q, out, nullptr);
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
@@ -245,15 +263,25 @@ void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
 
 void KeyholeCache::use_stream(void* stream) {
   check(keyhole_session_set_stream(session_.get(), stream));
+  stream_ = stream;
 }
 
 void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
-                                  float* out) {
+                                  float* out, const uint32_t* position) {
+  const std::optional<uint32_t> number = place(layer);
+  if (!number) {
+    device_windows_->enqueue_attend(layer, q, k, v, out, position, stream_);
+    return;
+  }
   const keyhole_tensor queries = heads(q, q_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor keys = heads(k, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor values = heads(v, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor result = heads(out, q_heads_, KEYHOLE_DEVICE);
-  check(keyhole_attend(session_.get(), *place(layer), &queries, &keys, &values, &result, nullptr));
+  check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
+}
+
+void KeyholeCache::will_hold(uint32_t tokens) {
+  if (device_windows_) device_windows_->will_hold(tokens);
 }
 
 void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
@@ -263,6 +291,7 @@ bool KeyholeCache::can_be_captured() const {
 }
 
 bool KeyholeCache::announce() {
+  if (!has_full_layers_) return true;  // the session has no part in it
   const keyhole_status status = keyhole_session_announce(session_.get());
   if (status == KEYHOLE_INVALID_ARGUMENT) return false;
   check(status);
@@ -271,6 +300,7 @@ bool KeyholeCache::announce() {
 
 void KeyholeCache::truncate(uint32_t tokens) {
   if (windows_) windows_->truncate(tokens);  // first: it may refuse
+  if (device_windows_) device_windows_->truncate(tokens);
   if (has_full_layers_) check(keyhole_truncate(session_.get(), tokens));
 }
 

@@ -13,6 +13,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "runtime/files/settings.h"
 #include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
+#include "tools/llama/device_windows.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
 #include "tools/llama/sliding_windows.h"
@@ -83,8 +85,7 @@ class KeyholeCache {
   /// Appends a chunk of the prompt to one layer. Its queries guide index types that learn from
   /// them.
   void prefill(const LayerChunk& chunk);
-  /// The same from device memory, where on_device(): the caller's work on the stream of use_stream() makes the chunk, and the
-  /// call waits for it. Of layers that attend to all tokens.
+  /// The same from device memory, where on_device(). The chunk is there, and its type is kv_type().
   void prefill(const DeviceLayerChunk& chunk);
   /// Wall time of those calls.
   [[nodiscard]] double prefill_seconds() const { return prefill_seconds_; }
@@ -102,15 +103,17 @@ class KeyholeCache {
   /// What K and V are stored in: f32, f16 or bf16.
   [[nodiscard]] ElementType kv_type() const { return kv_type_; }
   /// Whether sink and window lie on a GPU and steps may come from there. If so, a step may be enqueued on a stream of it (a
-  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory.
-  /// synchronize() waits for all that was enqueued, and throws what went wrong with it.
+  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory, where sliding layers find the token's
+  /// position as well. synchronize() waits for all that was enqueued, and throws what went wrong with it. will_hold() comes
+  /// before a step or a graph's launch, with the tokens that there are behind it; throws for more than max_tokens.
   [[nodiscard]] bool on_device() const { return on_device_; }
   void use_stream(void* stream);
-  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
+                      const uint32_t* position);
+  void will_hold(uint32_t tokens);
   void synchronize();
   /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of
-  /// it. False where the session has changed since (or nothing was captured): the steps are to be
-  /// captured again, after synchronize().
+  /// it. False where the session has changed since: the steps are to be captured again, after synchronize().
   [[nodiscard]] bool can_be_captured() const;
   [[nodiscard]] bool announce();
 
@@ -155,7 +158,10 @@ class KeyholeCache {
   double prefill_seconds_ = 0.0;
   std::vector<std::optional<uint32_t>> places_;
   bool has_full_layers_ = true;
-  std::optional<SlidingWindows> windows_;  ///< absent in a model without sliding layers
+  // One of the two in a model with sliding layers, by on_device_.
+  std::optional<SlidingWindows> windows_;
+  std::unique_ptr<DeviceWindows> device_windows_;
+  void* stream_ = nullptr;  ///< of use_stream()
   std::optional<KvFormat> format_;
   std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine

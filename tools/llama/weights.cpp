@@ -133,15 +133,14 @@ LayerWeights load_layer(Loader& loader, const LlamaConfig& config, const std::st
   return weights;
 }
 
-/// Whether a tensor may be left in the file: it follows from what was read, or is of a part that is not run.
-bool is_harmless(const std::string& name, const LlamaConfig& config) {
+}  // namespace
+
+bool stays_in_file(const std::string& name, const LlamaConfig& config) {
   if (name.ends_with("rotary_emb.inv_freq")) return true;  // stored by old exporters
   if (config.tied_output && name.ends_with("lm_head.weight")) return true;
   return config.has_pictures && (name.find("vision_tower.") != std::string::npos ||
                                  name.find("multi_modal_projector.") != std::string::npos);
 }
-
-}  // namespace
 
 LlamaModel load_llama(const fs::path& folder) {
   if (!fs::is_directory(folder)) {
@@ -166,7 +165,8 @@ LlamaModel load_llama(const fs::path& folder) {
   if (!config.tied_output) {
     model.lm_head = loader.matrix(config.hidden_size, {{names.output(), config.vocab_size}});
   }
-  checkpoint->refuse_leftovers([&](const std::string& name) { return is_harmless(name, config); });
+  checkpoint->refuse_leftovers(
+      [&](const std::string& name) { return stays_in_file(name, config); });
   model.files = checkpoint;
   return model;
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "tools/llama/checkpoint.h"
@@ -64,5 +65,8 @@ struct LlamaModel {
 /// missing or has another shape or dtype, and tensors that this architecture has no use for (weights that were ignored
 /// would silently give wrong text).
 [[nodiscard]] LlamaModel load_llama(const std::filesystem::path& folder);
+
+/// Whether a tensor may be left in its file: it follows from what is read, or is of a part that is not run.
+[[nodiscard]] bool stays_in_file(const std::string& name, const LlamaConfig& config);
 
 }  // namespace keyhole::tools

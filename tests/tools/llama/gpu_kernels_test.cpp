@@ -1,53 +1,17 @@
 // The GPU decoder's products and what lies between them against double precision.
 #include <array>
-#include <numbers>
 #include <random>
 
 #include "tests/tools/llama/gpu_arrays.h"
+#include "tests/tools/llama/gpu_references.h"
 #include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/prefill_kernels.h"
 #include "tools/llama/cuda/products.h"
-#include "tools/llama/cuda/step_kernels.h"
 
 namespace keyhole::tools {
 namespace {
 
 using namespace testing;
-
-/// Sums of up to 1024 products in fp32 of numbers with 16 bits.
-constexpr double kTolerance = 2e-5;
-
-double silu(double x) { return x / (1.0 + std::exp(-x)); }
-double gelu_tanh(double x) {
-  return 0.5 * x *
-         (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
-}
-
-std::vector<double> normed(const std::vector<float>& x, const std::vector<float>& weight,
-                           double eps) {
-  std::vector<double> out(x.size());
-  const size_t width = weight.size();
-  for (size_t row = 0; row < x.size(); row += width) {
-    double squares = 0.0;
-    for (size_t i = 0; i < width; ++i) squares += static_cast<double>(x[row + i]) * x[row + i];
-    for (size_t i = 0; i < width; ++i) {
-      out[row + i] = x[row + i] / std::sqrt(squares / static_cast<double>(width) + eps) * weight[i];
-    }
-  }
-  return out;
-}
-
-/// y `[m, n]` = x `[m, k]` w^T.
-std::vector<double> product(const std::vector<double>& x, const std::vector<double>& w, size_t m,
-                            size_t n, size_t k) {
-  std::vector<double> y(m * n, 0.0);
-  for (size_t i = 0; i < m; ++i) {
-    for (size_t j = 0; j < n; ++j) {
-      for (size_t c = 0; c < k; ++c) y[i * n + j] += x[i * k + c] * w[j * k + c];
-    }
-  }
-  return y;
-}
 
 TEST(GpuProducts, AreThoseOfDoublePrecision) {
   KEYHOLE_NEEDS_GPU();
@@ -203,6 +167,7 @@ void expect_heads(const HeadsCase& c) {
       device_k_norm(k_norm);
   const size_t q_size = size_t{n} * q_heads * c.d, kv_size = size_t{n} * kv_heads * c.d;
   const GpuArray<__half> q16(q_size), k16(kv_size), v16(kv_size);
+  const GpuArray<__half> q_low(q_size), k_low(kv_size), v_low(kv_size);
   const GpuArray<uint32_t> q(q_size), k(kv_size), v(kv_size);  // room for the widest numbers
   cuda::Heads args;
   args.qkv = device_qkv.get();
@@ -221,6 +186,9 @@ void expect_heads(const HeadsCase& c) {
   args.q = q16.get();
   args.k = k16.get();
   args.v = v16.get();
+  args.q_low = q_low.get();
+  args.k_low = k_low.get();
+  args.v_low = v_low.get();
   args.numbers = c.numbers;
   args.q_out = q.get();
   args.k_out = k.get();
@@ -255,6 +223,17 @@ void expect_heads(const HeadsCase& c) {
   EXPECT_LT(relative_error(q16.read(), expected_q), 5e-4);
   EXPECT_LT(relative_error(k16.read(), expected_k), 5e-4);
   EXPECT_LT(relative_error(v16.read(), expected_v), 5e-4);
+  const auto both = [](const GpuArray<__half>& high, const GpuArray<__half>& low) {
+    std::vector<double> sums;
+    const std::vector<__half> upper = high.read(), lower = low.read();
+    for (size_t i = 0; i < upper.size(); ++i) {
+      sums.push_back(double{__half2float(upper[i])} + __half2float(lower[i]));
+    }
+    return sums;
+  };
+  EXPECT_LT(relative_error(both(q16, q_low), expected_q), 2e-6);
+  EXPECT_LT(relative_error(both(k16, k_low), expected_k), 2e-6);
+  EXPECT_LT(relative_error(both(v16, v_low), expected_v), 2e-6);
   const auto numbers = [&](const GpuArray<uint32_t>& array, cuda::KvNumbers type) {
     const std::vector<uint32_t> words = array.read();
     std::vector<double> out(words.size());
@@ -290,81 +269,6 @@ TEST(GpuPrefillKernels, FinishAndHandOutHeads) {
     expect_heads({d, d / 2, true, true, KvNumbers::f32});
     expect_heads({d, d / 8 * 3, false, true, KvNumbers::f32});  // a part of the head
     expect_heads({d, 5, true, true, KvNumbers::bf16});          // an odd number of pairs
-  }
-}
-
-/// Everything of a step, on one random layer.
-TEST(GpuStepKernels, AreThoseOfDoublePrecision) {
-  KEYHOLE_NEEDS_GPU();
-  std::mt19937 random(4);
-  for (const bool low : {false, true}) {
-    for (const uint32_t width : {24, 384, 14336}) {
-      SCOPED_TRACE(width);
-      const uint32_t half = 40, heads = 5, rotated = 3;
-      const std::vector<float> x = random_floats(width, 1.0F, random);
-      const std::vector<float> weight = random_floats(width, 1.0F, random);
-      const GpuArray<float> device_x(x), device_weight(weight);
-      const cuda::Norm norm{device_weight.get(), 1e-5F};
-      const auto matrix = [&](uint32_t rows) {
-        return SplitArray(random_floats(size_t{rows} * width, 0.1F, random), low);
-      };
-      const std::vector<double> input = normed(x, weight, 1e-5);
-
-      // RoPE's turns come from the step's beginning.
-      const SplitArray table(random_floats(size_t{7} * width, 1.0F, random), low);
-      std::vector<double> frequencies(half);
-      for (uint32_t i = 0; i < half; ++i) frequencies[i] = std::pow(10000.0, -1.0 * i / half);
-      const GpuArray<double> device_frequencies(frequencies);
-      const GpuArray<cuda::StepInput> in(std::vector<cuda::StepInput>{{5, 70001}});
-      const GpuArray<float> hidden(width);
-      const GpuArray<float2> turns(half);
-      cuda::begin_step(in.get(), table.in(), width, device_frequencies.get(), half, hidden.get(),
-                       turns.get(), nullptr);
-      const std::vector<double> rows = table.read();
-      EXPECT_LT(relative_error(hidden.read(), {&rows[5 * width], &rows[5 * width] + width}), 1e-7);
-
-      const uint32_t qkv_rows = heads * 2 * half;
-      const SplitArray qkv = matrix(qkv_rows);
-      const GpuArray<float> y(qkv_rows);
-      cuda::step_qkv({qkv.in(), qkv_rows, width}, device_x.get(), norm, turns.get(), half, rotated,
-                     y.get(), nullptr);
-      std::vector<double> expected = product(input, qkv.read(), 1, qkv_rows, width);
-      for (uint32_t h = 0; h < rotated; ++h) {
-        for (uint32_t i = 0; i < half; ++i) {
-          const double angle = 70001 * frequencies[i];
-          double& a = expected[h * 2 * half + i];
-          double& b = expected[h * 2 * half + i + half];
-          const double turned = a * std::cos(angle) - b * std::sin(angle);
-          b = b * std::cos(angle) + a * std::sin(angle);
-          a = turned;
-        }
-      }
-      EXPECT_LT(relative_error(y.read(), expected), kTolerance);
-
-      const uint32_t odd = 37;
-      const SplitArray output = matrix(odd);
-      const std::vector<float> before = random_floats(odd, 1.0F, random);
-      const GpuArray<float> sum(before);
-      cuda::step_add({output.in(), odd, width}, device_x.get(), sum.get(), nullptr);
-      expected = product({x.begin(), x.end()}, output.read(), 1, odd, width);
-      for (uint32_t i = 0; i < odd; ++i) expected[i] += before[i];
-      EXPECT_LT(relative_error(sum.read(), expected), kTolerance);
-
-      const GpuArray<float> logits(odd);
-      cuda::step_logits({output.in(), odd, width}, device_x.get(), norm, logits.get(), nullptr);
-      EXPECT_LT(relative_error(logits.read(), product(input, output.read(), 1, odd, width)),
-                kTolerance);
-
-      const uint32_t inner = 23;
-      const SplitArray gate_up = matrix(2 * inner);
-      const GpuArray<float> gated(inner);
-      cuda::step_gate_up({gate_up.in(), 2 * inner, width}, device_x.get(), norm, gated.get(),
-                         nullptr);
-      const std::vector<double> both = product(input, gate_up.read(), 1, 2 * inner, width);
-      expected.resize(inner);
-      for (uint32_t i = 0; i < inner; ++i) expected[i] = silu(both[i]) * both[inner + i];
-      EXPECT_LT(relative_error(gated.read(), expected), kTolerance);
-    }
   }
 }
 

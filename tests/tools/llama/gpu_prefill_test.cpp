@@ -21,12 +21,9 @@ float as_float(Number x) {
 }
 
 template <class Number>
-void append(std::vector<float>& to, const void* device, size_t count, void* stream) {
+void append(std::vector<float>& to, const void* device, size_t count) {
   std::vector<Number> numbers(count);
-  cuda::check(cudaMemcpyAsync(numbers.data(), device, count * sizeof(Number),
-                              cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)),
-              "a copy");
-  cuda::check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "a copy");
+  cuda::copy_now(numbers.data(), static_cast<const Number*>(device), count);
   for (const Number x : numbers) to.push_back(as_float(x));
 }
 
@@ -43,17 +40,15 @@ void expect_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens, Eleme
                  const std::vector<float>& logits, const std::vector<Rows>& expected) {
   const LlamaConfig& config = gpu.host().config;
   std::vector<Rows> layers(config.layers);
-  const cuda::OwnStream stream;
   DeviceSink sink;
   sink.type = type;
-  sink.stream = stream.get();
   sink.take = [&](const DeviceLayerChunk& chunk) {
     Rows& rows = layers[chunk.layer];
     EXPECT_EQ(chunk.first_token * config.kv_width(), rows.k.size());
     EXPECT_EQ(chunk.type, type);
-    append<Query>(rows.q, chunk.q, chunk.tokens * config.q_width(), stream.get());
-    append<Kv>(rows.k, chunk.k, chunk.tokens * config.kv_width(), stream.get());
-    append<Kv>(rows.v, chunk.v, chunk.tokens * config.kv_width(), stream.get());
+    append<Query>(rows.q, chunk.q, chunk.tokens * config.q_width());
+    append<Kv>(rows.k, chunk.k, chunk.tokens * config.kv_width());
+    append<Kv>(rows.v, chunk.v, chunk.tokens * config.kv_width());
   };
   EXPECT_EQ(gpu_prefill_to_device(gpu, tokens, sink), logits);
   for (uint32_t layer = 0; layer < config.layers; ++layer) {

@@ -76,10 +76,34 @@ TEST(GpuExtensionBytes, AreThoseOfAChunk) {
   EXPECT_LT(gpu_extension_bytes(llama_8b()), exact + 16 * 2 * kMiB);
 }
 
+/// K, V and queries of 4,096 tokens, or of a model in fp32, are two fp16 each.
+TEST(GpuPrefillSizes, CountBothHalvesOfFineAttention) {
+  LlamaConfig config = llama_8b();
+  const GpuPrefillSizes rounded = gpu_prefill_sizes(config, 4097, 0);
+  EXPECT_FALSE(rounded.fine);
+  EXPECT_TRUE(gpu_prefill_sizes(config, 4096, 0).fine);
+  config.dtype = "float32";
+  const GpuPrefillSizes fine = gpu_prefill_sizes(config, 4097, 0);
+  EXPECT_TRUE(fine.fine);
+  EXPECT_EQ(fine.device_bytes() - rounded.device_bytes(),
+            2 * on_card(2 * 4097 * 1024) + on_card(2 * fine.rows.chunk * 4096));
+}
+
 TEST(GpuStepBytes, AreAFewMegabytes) {
-  const uint64_t floats = 4096 + 6144 + 4096 + 14336 + 128256 + 128 + 2;
+  // Hidden state, qkv, attention, the MLP's inside, logits, a product of gate and up, RoPE's turns and their frequencies.
+  const uint64_t floats = 4096 + 6144 + 4096 + 14336 + 128256 + 28672 + 4 * 64 + 2;
   EXPECT_GE(gpu_step_bytes(llama_8b()), 4 * floats);
-  EXPECT_LT(gpu_step_bytes(llama_8b()), 4 * floats + 7 * 512);
+  EXPECT_LT(gpu_step_bytes(llama_8b()), 4 * floats + 12 * 512);
+}
+
+TEST(GpuWindowBytes, AreThoseOfTheRings) {
+  LlamaConfig config = llama_8b();
+  EXPECT_EQ(gpu_window_bytes(config, 2, 0), 0U);
+  config.windows.assign(config.layers, 0);
+  config.windows[1] = config.windows[3] = 4096;
+  const uint64_t parts = on_card(4 * 32 * 16 * 130);
+  EXPECT_EQ(gpu_window_bytes(config, 2, 0), 4 * on_card(8192 * 1024 * 2) + parts);
+  EXPECT_EQ(gpu_window_bytes(config, 4, 1000), 4 * on_card(1000 * 1024 * 4) + parts);
 }
 
 TEST(GpuWeightBytes, FollowTheDtypeOfTheFiles) {

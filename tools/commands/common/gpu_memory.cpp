@@ -55,7 +55,13 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.weights = weights;
   plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float)).device_bytes();
   if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
-  plan.steps = request.session ? gpu_step_bytes(request.model) : 0;
+  if (request.session) {
+    const keyhole_dtype dtype = request.cache.kv_dtype == "auto" ? kv_dtype_of(request.model)
+                                                                 : dtype_of(request.cache.kv_dtype);
+    const size_t number = dtype == KEYHOLE_F32 ? 4 : 2;
+    plan.steps = gpu_step_bytes(request.model) +
+                 gpu_window_bytes(request.model, number, static_cast<uint32_t>(request.context));
+  }
   plan.session_limit = plan.limit > plan.others() ? plan.limit - plan.others() : 0;
   return plan;
 }

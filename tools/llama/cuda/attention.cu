@@ -1,6 +1,8 @@
 // FlashAttention-2's scheme: a block keeps 128 (64 where d = 256) queries of one head, walks over the keys 64 at a
 // time, and never writes a logit to memory. Each of the 4 warps has 32 (16) query rows: the fragments of K and V that
 // it loads from shared memory serve two products, so that tensor cores rather than shared memory are the limit.
+// With operands of two fp16 each product is three, and tiles are smaller.
+#include "tools/llama/cuda/activation.cuh"
 #include "tools/llama/cuda/attention.h"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/mma.cuh"
@@ -10,18 +12,31 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / 32;
-constexpr int kKeys = 64;  // of a tile
+
+/// bounded: with a window or a soft-cap, which cost plain ones nothing. fine: operands of two fp16, bounded or not.
+enum class Kind { plain, bounded, fine };
 
 /// Rows of d + 8 elements: 16 bytes more than a multiple of 32, so that the 8 rows of an ldmatrix hit 8 different
 /// groups of banks.
 template <int d>
 constexpr int kPitch = d + 8;
-template <int d>
-constexpr int kRowTiles = d > 128 ? 1 : 2;  // of 16 query rows, per warp
-template <int d>
-constexpr int kRows = kWarps * 16 * kRowTiles<d>;
-template <int d>
-constexpr size_t kSharedBytes = (kRows<d> + 2 * kKeys) * kPitch<d> * sizeof(__half);
+/// Tiles of 16 query rows, per warp.
+template <int d, Kind kind>
+constexpr int kRowTiles = d > 128 || kind == Kind::fine ? 1 : 2;
+template <int d, Kind kind>
+constexpr int kRows = kWarps * 16 * kRowTiles<d, kind>;
+/// Keys of a tile. Of fine ones as many as fit into 99 KB, which GPUs for desktops have, and as are copied by all threads
+/// alike.
+template <int d, Kind kind>
+constexpr int kKeys = kind != Kind::fine || d == 80 ? 64
+                      : d > 128                     ? 16
+                                                    : 32;
+/// Elements of queries, keys and values in shared memory; the lower halves of fine ones lie behind these.
+template <int d, Kind kind>
+constexpr int kTileElements = (kRows<d, kind> + 2 * kKeys<d, kind>)*kPitch<d>;
+template <int d, Kind kind>
+constexpr size_t kSharedBytes = sizeof(__half) * kTileElements<d, kind>*(kind == Kind::fine ? 2
+                                                                                            : 1);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
 template <int d, int rows>
@@ -59,14 +74,24 @@ __device__ inline uint32_t pack(float low, float high) {
   const __half2 both = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&both);
 }
+/// What pack() loses of the two.
+__device__ inline uint32_t pack_rest(float low, float high, uint32_t packed) {
+  const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&packed));
+  return pack(low - both.x, high - both.y);
+}
 
-template <int d>
-__global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
+template <int d, Kind kind>
+__global__ void __launch_bounds__(kThreads, d > 128 || kind == Kind::fine ? 1 : 2)
     causal_attention_kernel(const AttentionArgs a) {
-  constexpr int kTiles = kRowTiles<d>;
+  constexpr bool bounded = kind != Kind::plain;
+  constexpr bool fine = kind == Kind::fine;
+  constexpr int kTiles = kRowTiles<d, kind>;
+  constexpr int kRows = cuda::kRows<d, kind>;
+  constexpr int kKeys = cuda::kKeys<d, kind>;
+  constexpr int kLow = kTileElements<d, kind>;  // from an element to its lower half
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   auto* const q_rows = reinterpret_cast<__half*>(shared_bytes);
-  __half* const k_rows = q_rows + kRows<d> * kPitch<d>;
+  __half* const k_rows = q_rows + kRows * kPitch<d>;
   __half* const v_rows = k_rows + kKeys * kPitch<d>;
 
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -74,23 +99,46 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
   const uint32_t head = blockIdx.x;
   const uint32_t kv_head = head / (a.q_heads / a.kv_heads);
   // The last queries have the most keys before them: beginning with them evens out the blocks' ends.
-  const uint32_t first_row = (gridDim.y - 1 - blockIdx.y) * kRows<d>;
+  const uint32_t first_row = (gridDim.y - 1 - blockIdx.y) * kRows;
   const size_t q_stride = size_t{a.q_heads} * d;
   const size_t kv_stride = size_t{a.kv_heads} * d;
-  const __half* const k = a.k + size_t{kv_head} * d;
-  const __half* const v = a.v + size_t{kv_head} * d;
-  const uint32_t end = a.first + min(first_row + kRows<d>, a.queries);  // keys that some row sees
+  const size_t kv_column = size_t{kv_head} * d;
+  const uint32_t end = a.first + min(first_row + kRows, a.queries);  // keys that some row sees
   const uint32_t tiles = (end + kKeys - 1) / kKeys;
+  // The first tile of which the block's first row sees a key.
+  const uint32_t seen = a.first + first_row + 1;
+  const uint32_t first_tile =
+      bounded && a.window != 0 && seen > a.window ? (seen - a.window) / kKeys : 0;
 
-  fetch_rows<d, kRows<d>>(q_rows, a.q + size_t{head} * d, q_stride, first_row, a.queries);
-  fetch_rows<d, kKeys>(k_rows, k, kv_stride, 0, end);
+  const auto fetch_keys = [&](uint32_t tile) {
+    fetch_rows<d, kKeys>(k_rows, a.k + kv_column, kv_stride, tile * kKeys, end);
+    if constexpr (fine) {
+      fetch_rows<d, kKeys>(k_rows + kLow, a.k_low + kv_column, kv_stride, tile * kKeys, end);
+    }
+    commit_copies();
+  };
+  const auto fetch_values = [&](uint32_t tile) {
+    fetch_rows<d, kKeys>(v_rows, a.v + kv_column, kv_stride, tile * kKeys, end);
+    if constexpr (fine) {
+      fetch_rows<d, kKeys>(v_rows + kLow, a.v_low + kv_column, kv_stride, tile * kKeys, end);
+    }
+    commit_copies();
+  };
+
+  const size_t q_column = size_t{head} * d;
+  fetch_rows<d, kRows>(q_rows, a.q + q_column, q_stride, first_row, a.queries);
+  if constexpr (fine) {
+    fetch_rows<d, kRows>(q_rows + kLow, a.q_low + q_column, q_stride, first_row, a.queries);
+  }
+  fetch_keys(first_tile);
   commit_copies();
 
   float out[kTiles][d / 8][4] = {};
   float maxima[kTiles][2], sums[kTiles][2] = {};
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) maxima[t][0] = maxima[t][1] = -INFINITY;
-  const float to_base2 = a.scale * 1.44269504F;
+  constexpr float kLog2e = 1.44269504F;
+  const float to_base2 = bounded ? kLog2e : a.scale * kLog2e;  // bounded logits are scaled before
 
   // Rows of ldmatrix: of q and of transposed v, lanes 0-15 name 16 rows, lanes 16-31 the same rows 8 columns on; of
   // k, lanes 0-7 and 8-15 name 8 rows at two columns, lanes 16-31 the next 8 rows.
@@ -99,19 +147,21 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
   const __half* const k_lane = k_rows + (lane / 16 * 8 + lane % 8) * kPitch<d> + lane / 8 % 2 * 8;
   const __half* const v_lane = v_rows + lane % 16 * kPitch<d> + lane / 16 * 8;
 
-  for (uint32_t tile = 0; tile < tiles; ++tile) {
+  for (uint32_t tile = first_tile; tile < tiles; ++tile) {
     wait_copies<0>();
     __syncthreads();  // k has come, and all warps are done with v
-    fetch_rows<d, kKeys>(v_rows, v, kv_stride, tile * kKeys, end);
-    commit_copies();
+    fetch_values(tile);
 
     float s[kTiles][kKeys / 8][4] = {};
 #pragma unroll
     for (int step = 0; step < d / 16; ++step) {
-      uint32_t q_part[kTiles][4];
+      uint32_t q_part[kTiles][4], q_low[kTiles][4];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         load_matrices(q_part[t], q_lane + t * 16 * kPitch<d> + step * 16);
+        if constexpr (fine) {
+          load_matrices(q_low[t], q_lane + kLow + t * 16 * kPitch<d> + step * 16);
+        }
       }
 #pragma unroll
       for (int pair = 0; pair < kKeys / 16; ++pair) {
@@ -122,17 +172,43 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
           multiply_add(s[t][2 * pair], q_part[t], k_part[0], k_part[1], a.q);
           multiply_add(s[t][2 * pair + 1], q_part[t], k_part[2], k_part[3], a.q);
         }
+        if constexpr (fine) {
+          uint32_t k_low[4];
+          load_matrices(k_low, k_lane + kLow + pair * 16 * kPitch<d> + step * 16);
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            multiply_add(s[t][2 * pair], q_low[t], k_part[0], k_part[1], a.q);
+            multiply_add(s[t][2 * pair + 1], q_low[t], k_part[2], k_part[3], a.q);
+            multiply_add(s[t][2 * pair], q_part[t], k_low[0], k_low[1], a.q);
+            multiply_add(s[t][2 * pair + 1], q_part[t], k_low[2], k_low[3], a.q);
+          }
+        }
       }
     }
 
     wait_copies<0>();
     __syncthreads();  // v has come, and all warps are done with k
-    if (tile + 1 < tiles) {
-      fetch_rows<d, kKeys>(k_rows, k, kv_stride, (tile + 1) * kKeys, end);
-      commit_copies();
-    }
+    if (tile + 1 < tiles) fetch_keys(tile + 1);
 
     const uint32_t warp_first = a.first + first_row + warp * 16 * kTiles;
+    if constexpr (bounded) {
+      const uint32_t window = a.window == 0 ? end : a.window;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+        for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const uint32_t position = warp_first + t * 16 + lane / 4 + i / 2 * 8;
+            const uint32_t key = tile * kKeys + n * 8 + lane % 4 * 2 + i % 2;
+            const float logit = a.scale * s[t][n][i];
+            s[t][n][i] = key + window <= position ? -INFINITY
+                         : a.softcap > 0.0F       ? soft_capped(a.softcap, logit)
+                                                  : logit;
+          }
+        }
+      }
+    }
     if ((tile + 1) * kKeys > warp_first + 1) {  // on the diagonal: a row sees keys up to its own
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -148,7 +224,8 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
       }
     }
 
-    // Online softmax. Key 0 is seen by every row, so that all maxima are finite from the first tile on.
+    // Online softmax. Key 0 is seen by every row, so that all maxima are finite from the first tile on; with a window a row's
+    // first tiles may hold nothing that it sees, and weigh nothing.
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float shrink[2];
@@ -160,9 +237,10 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
           largest = fmaxf(largest, fmaxf(s[t][n][2 * half], s[t][n][2 * half + 1]));
         }
         largest = fmaxf(maxima[t][half], quad_max(largest));
-        shrink[half] = power_of_2((maxima[t][half] - largest) * to_base2);
+        const float base = bounded && largest == -INFINITY ? 0.0F : largest;
+        shrink[half] = power_of_2((maxima[t][half] - base) * to_base2);
         maxima[t][half] = largest;
-        const float offset = largest * to_base2;
+        const float offset = base * to_base2;
         float sum = 0.0F;
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
@@ -186,13 +264,16 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
 
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
-      uint32_t weights[kTiles][4];
+      uint32_t weights[kTiles][4], weights_low[kTiles][4];
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
-        weights[t][0] = pack(s[t][2 * step][0], s[t][2 * step][1]);
-        weights[t][1] = pack(s[t][2 * step][2], s[t][2 * step][3]);
-        weights[t][2] = pack(s[t][2 * step + 1][0], s[t][2 * step + 1][1]);
-        weights[t][3] = pack(s[t][2 * step + 1][2], s[t][2 * step + 1][3]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float x = s[t][2 * step + i / 2][i % 2 * 2];
+          const float y = s[t][2 * step + i / 2][i % 2 * 2 + 1];
+          weights[t][i] = pack(x, y);
+          if constexpr (fine) weights_low[t][i] = pack_rest(x, y, weights[t][i]);
+        }
       }
 #pragma unroll
       for (int pair = 0; pair < d / 16; ++pair) {
@@ -202,6 +283,17 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
         for (int t = 0; t < kTiles; ++t) {
           multiply_add(out[t][2 * pair], weights[t], v_part[0], v_part[1], a.q);
           multiply_add(out[t][2 * pair + 1], weights[t], v_part[2], v_part[3], a.q);
+        }
+        if constexpr (fine) {
+          uint32_t v_low[4];
+          load_matrices_transposed(v_low, v_lane + kLow + step * 16 * kPitch<d> + pair * 16);
+#pragma unroll
+          for (int t = 0; t < kTiles; ++t) {
+            multiply_add(out[t][2 * pair], weights_low[t], v_part[0], v_part[1], a.q);
+            multiply_add(out[t][2 * pair + 1], weights_low[t], v_part[2], v_part[3], a.q);
+            multiply_add(out[t][2 * pair], weights[t], v_low[0], v_low[1], a.q);
+            multiply_add(out[t][2 * pair + 1], weights[t], v_low[2], v_low[3], a.q);
+          }
         }
       }
     }
@@ -228,15 +320,26 @@ __global__ void __launch_bounds__(kThreads, d > 128 ? 1 : 2)
   }
 }
 
+template <int d, Kind kind>
+void launch_kernel(const AttentionArgs& args, cudaStream_t stream) {
+  constexpr size_t kBytes = kSharedBytes<d, kind>;
+  check(cudaFuncSetAttribute(causal_attention_kernel<d, kind>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
+        "shared memory of the attention");
+  const dim3 grid(args.q_heads, (args.queries + kRows<d, kind> - 1) / kRows<d, kind>);
+  causal_attention_kernel<d, kind><<<grid, kThreads, kBytes, stream>>>(args);
+  check_launch("attention");
+}
+
 template <int d>
 void launch(const AttentionArgs& args, cudaStream_t stream) {
-  check(
-      cudaFuncSetAttribute(causal_attention_kernel<d>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(kSharedBytes<d>)),
-      "shared memory of the attention");
-  const dim3 grid(args.q_heads, (args.queries + kRows<d> - 1) / kRows<d>);
-  causal_attention_kernel<d><<<grid, kThreads, kSharedBytes<d>, stream>>>(args);
-  check_launch("attention");
+  if (args.q_low != nullptr) {
+    launch_kernel<d, Kind::fine>(args, stream);
+  } else if (args.window != 0 || args.softcap > 0.0F) {
+    launch_kernel<d, Kind::bounded>(args, stream);
+  } else {
+    launch_kernel<d, Kind::plain>(args, stream);
+  }
 }
 
 }  // namespace

@@ -22,8 +22,11 @@ struct DeviceMatrix {
   [[nodiscard]] cuda::StepMatrix step() const { return {split(), rows, columns}; }
 };
 
+/// As LayerWeights: vectors are null where the family has none.
 struct DeviceLayer {
   cuda::Buffer<float> attention_norm, mlp_norm;
+  cuda::Buffer<float> qkv_bias, output_bias, gate_up_bias, down_bias;
+  cuda::Buffer<float> q_norm, k_norm, output_norm, mlp_output_norm;
   DeviceMatrix qkv, output, gate_up, down;
 };
 
@@ -33,8 +36,7 @@ struct GpuModel::Device {
   DeviceMatrix embedding;
   std::vector<DeviceLayer> layers;
   cuda::Buffer<float> final_norm;
-  DeviceMatrix lm_head;              ///< empty if tied
-  cuda::Buffer<double> frequencies;  ///< of RoPE, `[d / 2]`
+  DeviceMatrix lm_head;  ///< empty if tied
   float eps = 0.0F;
   bool tied = false;
 

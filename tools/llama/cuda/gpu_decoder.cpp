@@ -8,6 +8,7 @@
 #include "tools/llama/cuda/device_model.h"
 #include "tools/llama/cuda/gpu_extension.h"
 #include "tools/llama/cuda/graph.h"
+#include "tools/llama/cuda/step_layers.h"
 #include "tools/llama/gpu_sizes.h"
 
 namespace keyhole::tools {
@@ -41,18 +42,15 @@ class GpuDecoder::Steps {
   Steps(const GpuModel& model, KeyholeCache& cache, uint32_t tokens)
       : model_(model),
         config_(model.host().config),
-        device_(model.device()),
         cache_(cache),
         tokens_(tokens),
         prompt_tokens_(tokens),
         logits_(config_.vocab_size),
+        layers_(model, tokens),
         input_(1),
-        hidden_(config_.hidden_size),
         qkv_(config_.q_width() + 2 * config_.kv_width()),
         attended_(config_.q_width()),
-        inner_(config_.intermediate_size),
         device_logits_(config_.vocab_size),
-        turns_(config_.head_dim / 2),
         host_input_(1),
         host_qkv_(qkv_.size()),
         host_attended_(attended_.size()),
@@ -77,14 +75,14 @@ class GpuDecoder::Steps {
                                  const PrefillProgress& progress) {
     if (cache_.on_device()) {
       const auto take = [this](const DeviceLayerChunk& chunk) { cache_.prefill(chunk); };
-      logits_ =
-          gpu_prefill_to_device(model_, tokens, {cache_.kv_type(), stream_.get(), take}, progress);
+      logits_ = gpu_prefill_to_device(model_, tokens, {cache_.kv_type(), take}, progress);
     } else {
       const auto take = [this](const LayerChunk& chunk) { cache_.prefill(chunk); };
       logits_ = gpu_prefill(model_, tokens, take, progress);
     }
     tokens_ = static_cast<uint32_t>(tokens.size());
     prompt_tokens_ = tokens_;
+    layers_.set_prompt(tokens.size());
     return logits_;
   }
 
@@ -98,6 +96,8 @@ class GpuDecoder::Steps {
 
   std::span<const float> step(uint32_t token) {
     check_tokens(config_, {&token, 1});
+    layers_.check_position(tokens_);
+    if (cache_.on_device()) cache_.will_hold(tokens_ + 1);
     const Clock::time_point start = Clock::now();
     hook_seconds_ = 0.0;
     measuring_ = times_.steps % kStepsPerMeasurement == 0;
@@ -131,8 +131,9 @@ class GpuDecoder::Steps {
     if (capture_next_) {
       capture_next_ = false;
       graph_.capture(stream_.get(), [this] { run_step(); });
+      captured_ = true;
     }
-    if (!cache_.announce()) {
+    if (!captured_ || !cache_.announce()) {
       capture_next_ = true;
       return false;
     }
@@ -146,12 +147,9 @@ class GpuDecoder::Steps {
     cuda::check(cudaMemcpyAsync(input_.get(), host_input_.get(), sizeof(cuda::StepInput),
                                 cudaMemcpyHostToDevice, s),
                 "the token");
-    cuda::begin_step(input_.get(), device_.embedding.split(), config_.hidden_size,
-                     device_.frequencies.get(), config_.head_dim / 2, hidden_.get(), turns_.get(),
-                     s);
+    layers_.begin(input_.get(), s);
     for (uint32_t layer = 0; layer < config_.layers; ++layer) run_layer(layer);
-    cuda::step_logits(device_.output_projection().step(), hidden_.get(),
-                      device_.norm(device_.final_norm), device_logits_.get(), s);
+    layers_.logits(device_logits_.get(), s);
     mark(end_);
     cuda::check(cudaMemcpyAsync(host_logits_.get(), device_logits_.get(),
                                 logits_.size() * sizeof(float), cudaMemcpyDeviceToHost, s),
@@ -159,26 +157,23 @@ class GpuDecoder::Steps {
   }
 
   void run_layer(uint32_t number) {
-    const DeviceLayer& layer = device_.layers[number];
     const LayerMarks& marks = marks_[number];
     const cudaStream_t s = stream_.get();
     mark(marks.begin);
-    cuda::step_qkv(layer.qkv.step(), hidden_.get(), device_.norm(layer.attention_norm),
-                   turns_.get(), config_.head_dim / 2, config_.q_heads + config_.kv_heads,
-                   qkv_.get(), s);
+    layers_.project(number, qkv_.get(), s);
     mark(marks.projected);
-    if (enqueued()) {
+    // A hook has no part in sliding layers, whose rings are where the session is.
+    if (enqueued() || (cache_.on_device() && config_.slides(number))) {
       const float* const k = qkv_.get() + config_.q_width();
-      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get());
+      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get(),
+                            &input_.get()->position);
     } else {
       attend_on_host(number);
     }
     mark(marks.attended);
-    cuda::step_add(layer.output.step(), attended_.get(), hidden_.get(), s);
+    layers_.add_attended(number, attended_.get(), s);
     mark(marks.added);
-    cuda::step_gate_up(layer.gate_up.step(), hidden_.get(), device_.norm(layer.mlp_norm),
-                       inner_.get(), s);
-    cuda::step_add(layer.down.step(), inner_.get(), hidden_.get(), s);
+    layers_.mlp(number, s);
     mark(marks.end);
   }
 
@@ -192,7 +187,7 @@ class GpuDecoder::Steps {
     const float* const q = host_qkv_.get();
     const float* const k = q + config_.q_width();
     cache_.attend(layer, q, k, k + config_.kv_width(), host_attended_.get());
-    if (hook_) {
+    if (hook_ && !config_.slides(layer)) {
       const Clock::time_point start = Clock::now();
       hook_(layer, q, host_attended_.get());
       hook_seconds_ += seconds_since(start);
@@ -228,7 +223,6 @@ class GpuDecoder::Steps {
 
   const GpuModel& model_;
   const LlamaConfig& config_;
-  const GpuModel::Device& device_;
   KeyholeCache& cache_;
   uint32_t tokens_;
   uint32_t prompt_tokens_;  ///< of the first prompt
@@ -237,11 +231,11 @@ class GpuDecoder::Steps {
   StepTimes times_, latest_;
   double hook_seconds_ = 0.0;
   bool measuring_ = false;
-  bool capturable_ = false, capture_next_ = false;
+  bool capturable_ = false, capture_next_ = false, captured_ = false;
   cuda::OwnStream stream_;
+  cuda::StepLayers layers_;
   cuda::Buffer<cuda::StepInput> input_;
-  cuda::Buffer<float> hidden_, qkv_, attended_, inner_, device_logits_;
-  cuda::Buffer<float2> turns_;
+  cuda::Buffer<float> qkv_, attended_, device_logits_;
   cuda::Pinned<cuda::StepInput> host_input_;
   cuda::Pinned<float> host_qkv_, host_attended_, host_logits_;
   std::vector<LayerMarks> marks_;

@@ -7,7 +7,6 @@
 #include "tools/llama/cuda/attention.h"
 #include "tools/llama/cuda/blas_lt.h"
 #include "tools/llama/cuda/device_model.h"
-#include "tools/llama/rope.h"
 
 namespace keyhole::tools {
 namespace {
@@ -80,7 +79,6 @@ DeviceMatrix::DeviceMatrix(const Matrix& matrix, cuda::Upload& upload)
 GpuModel::Device::Device(const LlamaModel& model, cuda::Upload&& weights_upload)
     : embedding(model.embedding, weights_upload),
       final_norm(upload(model.final_norm)),
-      frequencies(upload(Rope(model.config).frequencies())),
       eps(static_cast<float>(model.config.rms_norm_eps)),
       tied(model.config.tied_output) {
   for (const LayerWeights& weights : model.layers) {
@@ -91,15 +89,20 @@ GpuModel::Device::Device(const LlamaModel& model, cuda::Upload&& weights_upload)
     layer.mlp_norm = upload(weights.mlp_norm);
     layer.gate_up = DeviceMatrix(weights.gate_up, weights_upload);
     layer.down = DeviceMatrix(weights.down, weights_upload);
+    layer.qkv_bias = upload(weights.qkv_bias);
+    layer.output_bias = upload(weights.output_bias);
+    layer.gate_up_bias = upload(weights.gate_up_bias);
+    layer.down_bias = upload(weights.down_bias);
+    layer.q_norm = upload(weights.q_norm);
+    layer.k_norm = upload(weights.k_norm);
+    layer.output_norm = upload(weights.output_norm);
+    layer.mlp_output_norm = upload(weights.mlp_output_norm);
   }
   if (!tied) lm_head = DeviceMatrix(model.lm_head, weights_upload);
   weights_upload.wait();
 }
 
 std::string gpu_refusal(const LlamaConfig& config) {
-  if (const std::string beyond = beyond_plain_llama(config); !beyond.empty()) {
-    return "the GPU's kernels do not know " + beyond;
-  }
   int devices = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&devices); error != cudaSuccess) {
     (void)cudaGetLastError();

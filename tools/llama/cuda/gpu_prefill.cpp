@@ -30,11 +30,6 @@ struct Export {
   Export(size_t bytes, size_t host_bytes) : device(bytes), host(host_bytes) {}
 };
 
-cuda::KvNumbers numbers_of(ElementType type) {
-  if (type == ElementType::f32) return cuda::KvNumbers::f32;
-  return type == ElementType::f16 ? cuda::KvNumbers::f16 : cuda::KvNumbers::bf16;
-}
-
 class GpuPrefill {
  public:
   GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
@@ -53,6 +48,9 @@ class GpuPrefill {
         k_(sizes_.kv),
         v_(sizes_.kv),
         q_(sizes_.q),
+        k_low_(sizes_.fine ? sizes_.kv : 0),
+        v_low_(sizes_.fine ? sizes_.kv : 0),
+        q_low_(sizes_.fine ? sizes_.q : 0),
         exports_{make_export(), make_export()},
         rows_(model, sizes_.rows, stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
@@ -122,9 +120,14 @@ class GpuPrefill {
     heads.q = q_.get();
     heads.k = k_.get() + item.first * config_.kv_width();
     heads.v = v_.get() + item.first * config_.kv_width();
+    if (sizes_.fine) {
+      heads.q_low = q_low_.get();
+      heads.k_low = k_low_.get() + item.first * config_.kv_width();
+      heads.v_low = v_low_.get() + item.first * config_.kv_width();
+    }
     if (sink_.any()) {
       const Parts out = parts(exports_[item.slot].device.get(), item.count);
-      heads.numbers = numbers_of(sink_.type());
+      heads.numbers = cuda::numbers_of(sink_.type());
       heads.q_out = out.q;
       heads.k_out = out.k;
       heads.v_out = out.v;
@@ -139,7 +142,7 @@ class GpuPrefill {
     rows_.output_and_mlp(item.layer, hidden(item.first + skipped), item.count - skipped);
   }
 
-  /// What a sink takes is ready: on its way to the host, or where the sink's stream waits for it.
+  /// What a sink takes is ready; to one on the host it is on its way.
   void hand_on(const Item& item) {
     const Export& out = exports_[item.slot];
     out.ready.record(stream_.get());
@@ -158,12 +161,19 @@ class GpuPrefill {
     attention.q = q_.get() + skipped * config_.q_width();
     attention.k = k_.get();
     attention.v = v_.get();
+    if (sizes_.fine) {
+      attention.q_low = q_low_.get() + skipped * config_.q_width();
+      attention.k_low = k_low_.get();
+      attention.v_low = v_low_.get();
+    }
     attention.out = rows_.attended();
     attention.first = static_cast<uint32_t>(item.first + skipped);
     attention.queries = static_cast<uint32_t>(item.count - skipped);
     attention.q_heads = config_.q_heads;
     attention.kv_heads = config_.kv_heads;
     attention.scale = static_cast<float>(config_.attention_scale);
+    attention.softcap = static_cast<float>(config_.attention_softcap);
+    attention.window = config_.windows[item.layer];
     cuda::causal_attention(attention, config_.head_dim, stream_.get());
   }
 
@@ -178,14 +188,12 @@ class GpuPrefill {
         return reinterpret_cast<const float*>(data);
       };
       (*sink_.host)({item.layer, item.first, item.count, floats(p.q), floats(p.k), floats(p.v)});
-    } else if (sink_.device != nullptr) {
-      cuda::check(
-          cudaStreamWaitEvent(static_cast<cudaStream_t>(sink_.device->stream), out.ready.get(), 0),
-          "an event");
-      const Parts p = parts(out.device.get(), item.count);
-      sink_.device->take({item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v});
     } else {
-      out.ready.wait();  // for the progress
+      out.ready.wait();
+      if (sink_.device != nullptr) {
+        const Parts p = parts(out.device.get(), item.count);
+        sink_.device->take({item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v});
+      }
     }
     if (!progress_) return;
     // The item's own attention is still to come.
@@ -223,6 +231,7 @@ class GpuPrefill {
   cuda::RopeTables ropes_;
   cuda::Buffer<__half> k_, v_;  // [n, kv_heads, d] of the current layer
   cuda::Buffer<__half> q_;      // [chunk, q_heads, d]
+  cuda::Buffer<__half> k_low_, v_low_, q_low_;
   std::array<Export, 2> exports_;
   cuda::TokenRows rows_;
   double done_ = 0.0, work_of_former_ = 0.0;

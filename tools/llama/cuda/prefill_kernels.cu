@@ -1,4 +1,5 @@
 #include "tools/llama/cuda/activation.cuh"
+#include "tools/llama/cuda/kv_numbers.cuh"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/prefill_kernels.h"
 #include "tools/llama/cuda/reduce.cuh"
@@ -68,70 +69,59 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// Two numbers for the KV cache; `at` is even.
-__device__ inline void write_numbers(void* to, KvNumbers numbers, size_t at, float x, float y) {
-  switch (numbers) {
-    case KvNumbers::f32:
-      *reinterpret_cast<float2*>(static_cast<float*>(to) + at) = make_float2(x, y);
-      break;
-    case KvNumbers::f16:
-      *reinterpret_cast<__half2*>(static_cast<__half*>(to) + at) = __floats2half2_rn(x, y);
-      break;
-    case KvNumbers::bf16:
-      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(to) + at) =
-          __floats2bfloat162_rn(x, y);
-      break;
-  }
-}
-
-/// A block has one token, a warp one head after another.
+/// A block has kWarps heads of one token.
 __global__ void __launch_bounds__(kThreads) heads_kernel(const Heads a) {
   const uint32_t d = a.head_dim;
   const uint32_t heads = a.q_heads + 2 * a.kv_heads;
   const uint32_t lane = threadIdx.x % 32;
   const size_t token = blockIdx.x;
   const float2* const turns = a.table + token * a.pairs;
-  for (uint32_t head = threadIdx.x / 32; head < heads; head += kWarps) {
-    const float* const from = a.qkv + (token * heads + head) * d;
-    const float* const bias = a.bias == nullptr ? nullptr : a.bias + size_t{head} * d;
-    const bool query = head < a.q_heads;
-    const bool value = head >= a.q_heads + a.kv_heads;
-    const float* const weight = query ? a.q_norm : value ? nullptr : a.k_norm;
-    float scale = 1.0F;
-    if (weight != nullptr) {
-      float squares = 0.0F;
-      for (uint32_t i = lane; i < d; i += 32) {
-        const float x = from[i] + (bias == nullptr ? 0.0F : bias[i]);
-        squares += x * x;
-      }
-      scale = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(d) + a.eps);
-    }
-    const auto component = [&](uint32_t i) {
+  const uint32_t head = blockIdx.y * kWarps + threadIdx.x / 32;
+  if (head >= heads) return;
+  const float* const from = a.qkv + (token * heads + head) * d;
+  const float* const bias = a.bias == nullptr ? nullptr : a.bias + size_t{head} * d;
+  const bool query = head < a.q_heads;
+  const bool value = head >= a.q_heads + a.kv_heads;
+  const float* const weight = query ? a.q_norm : value ? nullptr : a.k_norm;
+  float scale = 1.0F;
+  if (weight != nullptr) {
+    float squares = 0.0F;
+    for (uint32_t i = lane; i < d; i += 32) {
       const float x = from[i] + (bias == nullptr ? 0.0F : bias[i]);
-      return weight == nullptr ? x : x * scale * weight[i];
-    };
-    const auto turned = [&](uint32_t i) {
-      const float x = component(i);
-      if (value || i >= 2 * a.pairs) return x;
-      if (i < a.pairs) return x * turns[i].x - component(i + a.pairs) * turns[i].y;
-      const float2 turn = turns[i - a.pairs];
-      return x * turn.x + component(i - a.pairs) * turn.y;
-    };
-    const uint32_t place = query ? head : value ? head - a.q_heads - a.kv_heads : head - a.q_heads;
-    const size_t at = (token * (query ? a.q_heads : a.kv_heads) + place) * d;
-    __half* const to = query ? a.q : value ? a.v : a.k;
-    void* const out = query ? a.q_out : value ? a.v_out : a.k_out;
-    for (uint32_t i = 2 * lane; i < d; i += 64) {
-      const float x = turned(i);
-      const float y = turned(i + 1);
-      const __half2 rounded = __floats2half2_rn(within_half(x), within_half(y));
-      if (to != nullptr) *reinterpret_cast<__half2*>(to + at + i) = rounded;
-      if (out == nullptr) continue;
-      if (query && a.numbers != KvNumbers::f32) {
-        *reinterpret_cast<__half2*>(static_cast<__half*>(out) + at + i) = rounded;
-      } else {
-        write_numbers(out, a.numbers, at + i, x, y);
-      }
+      squares += x * x;
+    }
+    scale = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(d) + a.eps);
+  }
+  const auto component = [&](uint32_t i) {
+    const float x = from[i] + (bias == nullptr ? 0.0F : bias[i]);
+    return weight == nullptr ? x : x * scale * weight[i];
+  };
+  const auto turned = [&](uint32_t i) {
+    const float x = component(i);
+    if (value || i >= 2 * a.pairs) return x;
+    if (i < a.pairs) return x * turns[i].x - component(i + a.pairs) * turns[i].y;
+    const float2 turn = turns[i - a.pairs];
+    return x * turn.x + component(i - a.pairs) * turn.y;
+  };
+  const uint32_t place = query ? head : value ? head - a.q_heads - a.kv_heads : head - a.q_heads;
+  const size_t at = (token * (query ? a.q_heads : a.kv_heads) + place) * d;
+  __half* const to = query ? a.q : value ? a.v : a.k;
+  __half* const to_low = query ? a.q_low : value ? a.v_low : a.k_low;
+  void* const out = query ? a.q_out : value ? a.v_out : a.k_out;
+  for (uint32_t i = 2 * lane; i < d; i += 64) {
+    const float x = turned(i);
+    const float y = turned(i + 1);
+    const __half2 rounded = __floats2half2_rn(within_half(x), within_half(y));
+    if (to != nullptr) *reinterpret_cast<__half2*>(to + at + i) = rounded;
+    if (to_low != nullptr) {
+      *reinterpret_cast<__half2*>(to_low + at + i) = __floats2half2_rn(
+          within_half(x - __low2float(rounded)), within_half(y - __high2float(rounded)));
+    }
+    if (out == nullptr) continue;
+    if (query && a.numbers != KvNumbers::f32) {
+      *reinterpret_cast<__half2*>(static_cast<__half*>(out) + at + i) = rounded;
+    } else {
+      write_pair(out, a.numbers, at + i, make_float2(x, y));
     }
   }
 }
@@ -180,7 +170,8 @@ void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n
 }
 
 void finish_heads(const Heads& heads, cudaStream_t stream) {
-  heads_kernel<<<heads.n, kThreads, 0, stream>>>(heads);
+  const uint32_t all = heads.q_heads + 2 * heads.kv_heads;
+  heads_kernel<<<dim3(heads.n, (all + kWarps - 1) / kWarps), kThreads, 0, stream>>>(heads);
   check_launch("RoPE");
 }
 

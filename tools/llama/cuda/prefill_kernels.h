@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "tools/llama/cuda/kv_numbers.h"
 #include "tools/llama/cuda/split.h"
 
 namespace keyhole::tools::cuda {
@@ -23,9 +24,6 @@ void rope_table(const double* frequencies, uint32_t pairs, double factor, uint32
 /// out `[n, width]` = x / sqrt(mean(x^2) + eps) * weight.
 void normalise_tokens(const float* x, const float* weight, float eps, uint32_t n, uint32_t width,
                       const SplitOut& out, cudaStream_t stream);
-
-/// What an array of a KV cache's numbers holds.
-enum class KvNumbers { f32, f16, bf16 };
 
 /// Where the queries, keys and values of n tokens come from and go.
 struct Heads {
@@ -44,6 +42,9 @@ struct Heads {
   __half* q = nullptr;  ///< `[n, q_heads, d]`
   __half* k = nullptr;  ///< `[n, kv_heads, d]`
   __half* v = nullptr;
+  __half* q_low = nullptr;  ///< what the rounded numbers lack, likewise
+  __half* k_low = nullptr;
+  __half* v_low = nullptr;
   // For the KV cache; null: not wanted. k and v rounded to `numbers` as the library rounds (what is too large for fp16
   // becomes infinite, and is refused there). q, which only guides indexes, as f32, or where those have 16 bits as it is
   // above.

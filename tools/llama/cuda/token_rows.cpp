@@ -1,5 +1,7 @@
 #include "tools/llama/cuda/token_rows.h"
 
+#include "tools/llama/cuda/family_kernels.h"
+
 namespace keyhole::tools::cuda {
 
 TokenRows::TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStream_t stream)
@@ -13,7 +15,7 @@ TokenRows::TokenRows(const GpuModel& model, const GpuChunkSizes& sizes, cudaStre
 
 void TokenRows::embed(const uint32_t* tokens, size_t n, float* hidden) const {
   embed_tokens(tokens, static_cast<uint32_t>(n), device_.embedding.split(), config_.hidden_size,
-               1.0F, hidden, stream_);
+               static_cast<float>(config_.embedding_scale), hidden, stream_);
 }
 
 Heads TokenRows::project(uint32_t layer, const float* hidden, size_t count, const RopeTables& ropes,
@@ -30,19 +32,36 @@ Heads TokenRows::project(uint32_t layer, const float* hidden, size_t count, cons
   heads.q_heads = config_.q_heads;
   heads.kv_heads = config_.kv_heads;
   heads.head_dim = config_.head_dim;
+  heads.bias = weights.qkv_bias.get();
+  heads.q_norm = weights.q_norm.get();
+  heads.k_norm = weights.k_norm.get();
+  heads.eps = device_.eps;
   return heads;
 }
 
 void TokenRows::output_and_mlp(uint32_t layer, float* hidden, size_t count) {
   const DeviceLayer& weights = device_.layers[layer];
   const auto n = static_cast<uint32_t>(count);
-  multiply(weights.output, attended_, count, hidden, true);
+  add_product(weights.output, attended_, count, weights.output_bias, weights.output_norm, hidden);
   normalise_tokens(hidden, weights.mlp_norm.get(), device_.eps, n, config_.hidden_size,
                    normed_.out(), stream_);
   multiply(weights.gate_up, normed_, count, wide_.get(), false);
-  activate_tokens({wide_.get(), nullptr, n, config_.intermediate_size, false}, inner_.out(),
-                  stream_);
-  multiply(weights.down, inner_, count, hidden, true);
+  activate_tokens({wide_.get(), weights.gate_up_bias.get(), n, config_.intermediate_size,
+                   config_.activation == Activation::gelu_tanh},
+                  inner_.out(), stream_);
+  add_product(weights.down, inner_, count, weights.down_bias, weights.mlp_output_norm, hidden);
+}
+
+void TokenRows::add_product(const DeviceMatrix& w, const SplitBuffer& x, size_t count,
+                            const Buffer<float>& bias, const Buffer<float>& norm, float* hidden) {
+  if (!bias && !norm) {
+    multiply(w, x, count, hidden, true);
+    return;
+  }
+  multiply(w, x, count, wide_.get(), false);  // what lay there has been used
+  add_update({wide_.get(), bias.get(), norm.get(), device_.eps, static_cast<uint32_t>(count),
+              config_.hidden_size},
+             hidden, stream_);
 }
 
 void TokenRows::logits(const float* hidden, std::span<float> out) const {

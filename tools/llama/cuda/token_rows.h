@@ -38,6 +38,9 @@ class TokenRows {
   void logits(const float* hidden, std::span<float> out) const;
 
  private:
+  /// hidden += W x with its bias and norm.
+  void add_product(const DeviceMatrix& w, const SplitBuffer& x, size_t count,
+                   const Buffer<float>& bias, const Buffer<float>& norm, float* hidden);
   void multiply(const DeviceMatrix& w, const SplitBuffer& x, size_t count, float* y, bool add);
 
   const LlamaConfig& config_;
