@@ -169,18 +169,18 @@ __global__ void __launch_bounds__(kThreads, d > 128 || kind == Kind::fine ? 1 : 
         load_matrices(k_part, k_lane + pair * 16 * kPitch<d> + step * 16);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(s[t][2 * pair], q_part[t], k_part[0], k_part[1], a.q);
-          multiply_add(s[t][2 * pair + 1], q_part[t], k_part[2], k_part[3], a.q);
+          multiply_add(s[t][2 * pair], q_part[t], k_part[0], k_part[1]);
+          multiply_add(s[t][2 * pair + 1], q_part[t], k_part[2], k_part[3]);
         }
         if constexpr (fine) {
           uint32_t k_low[4];
           load_matrices(k_low, k_lane + kLow + pair * 16 * kPitch<d> + step * 16);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            multiply_add(s[t][2 * pair], q_low[t], k_part[0], k_part[1], a.q);
-            multiply_add(s[t][2 * pair + 1], q_low[t], k_part[2], k_part[3], a.q);
-            multiply_add(s[t][2 * pair], q_part[t], k_low[0], k_low[1], a.q);
-            multiply_add(s[t][2 * pair + 1], q_part[t], k_low[2], k_low[3], a.q);
+            multiply_add(s[t][2 * pair], q_low[t], k_part[0], k_part[1]);
+            multiply_add(s[t][2 * pair + 1], q_low[t], k_part[2], k_part[3]);
+            multiply_add(s[t][2 * pair], q_part[t], k_low[0], k_low[1]);
+            multiply_add(s[t][2 * pair + 1], q_part[t], k_low[2], k_low[3]);
           }
         }
       }
@@ -281,18 +281,18 @@ __global__ void __launch_bounds__(kThreads, d > 128 || kind == Kind::fine ? 1 : 
         load_matrices_transposed(v_part, v_lane + step * 16 * kPitch<d> + pair * 16);
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-          multiply_add(out[t][2 * pair], weights[t], v_part[0], v_part[1], a.q);
-          multiply_add(out[t][2 * pair + 1], weights[t], v_part[2], v_part[3], a.q);
+          multiply_add(out[t][2 * pair], weights[t], v_part[0], v_part[1]);
+          multiply_add(out[t][2 * pair + 1], weights[t], v_part[2], v_part[3]);
         }
         if constexpr (fine) {
           uint32_t v_low[4];
           load_matrices_transposed(v_low, v_lane + kLow + step * 16 * kPitch<d> + pair * 16);
 #pragma unroll
           for (int t = 0; t < kTiles; ++t) {
-            multiply_add(out[t][2 * pair], weights_low[t], v_part[0], v_part[1], a.q);
-            multiply_add(out[t][2 * pair + 1], weights_low[t], v_part[2], v_part[3], a.q);
-            multiply_add(out[t][2 * pair], weights[t], v_low[0], v_low[1], a.q);
-            multiply_add(out[t][2 * pair + 1], weights[t], v_low[2], v_low[3], a.q);
+            multiply_add(out[t][2 * pair], weights_low[t], v_part[0], v_part[1]);
+            multiply_add(out[t][2 * pair + 1], weights_low[t], v_part[2], v_part[3]);
+            multiply_add(out[t][2 * pair], weights[t], v_low[0], v_low[1]);
+            multiply_add(out[t][2 * pair + 1], weights[t], v_low[2], v_low[3]);
           }
         }
       }

@@ -1,9 +1,8 @@
-// The tensor core instructions that prefill's kernels share: 16 x 8 x 16 products (sm_80 and later), loads of
+// The tensor core instructions of prefill's attention: 16 x 8 x 16 products of fp16 (sm_80 and later), loads of
 // their operands from shared memory, and asynchronous copies into it. The library has the like in gpu/cuda/common; the
 // decoder is an example of what embeds the library through its public header, and includes nothing else of it.
 #pragma once
 
-#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
@@ -12,18 +11,10 @@ namespace keyhole::tools::cuda {
 
 /// c += a b: a 16 x 16 row-major, b 16 x 8 column-major. c[0], c[1] are row lane / 4, columns 2 (lane % 4) and the
 /// next; c[2], c[3] those of row lane / 4 + 8.
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                    const __half*) {
+__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ inline void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
-                                    const __nv_bfloat16*) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
