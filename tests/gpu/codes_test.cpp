@@ -153,7 +153,8 @@ class Layer {
     for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
       std::vector<float> k = draw(rows * c.dim, 1.0F, 0.0F), v = draw(rows * c.dim, 3.0F, 1.0F);
       std::vector<float> heads = draw(size_t{c.group} * c.dim, c.q_size, 0.0F);
-      std::vector<float> some = draw(size_t{c.group} * c.dim, 1.0F, 0.0F);
+      // Of one query alone, a channel that it hardly has would outweigh all others of the next query: of 1,510 where 16 are usual.
+      std::vector<float> some = draw(size_t{64} * c.dim, 1.0F, 0.0F);
       for (const auto& [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}}) {
         const std::vector<std::byte> bytes =
             c.rows == DType::i8
@@ -284,9 +285,7 @@ class Layer {
         if (std::isinf(true_lse)) {
           EXPECT_EQ(seen_lse[number], kMinusInf);
         } else {
-          // A query's components are rounded to 15 bits of the largest: of a logit, a sum of dim such errors.
-          const double wide = std::sqrt(std::max(c.dim, 128U) / 128.0);
-          EXPECT_NEAR(seen_lse[number], true_lse, 2e-3 + 2e-3 * c.scale * wide) << "head " << h;
+          EXPECT_NEAR(seen_lse[number], true_lse, 2e-3 + 2e-3 * c.scale) << "head " << h;
         }
       }
     }
@@ -471,7 +470,7 @@ INSTANTIATE_TEST_SUITE_P(
             Case{80, 2, 4, 21, 1.0F}, Case{80, 4, 2, 5, 1.0F}, Case{80, 1, 16, 5, 1.0F},
             Case{96, 2, 4, 21, 1.0F}, Case{96, 4, 5, 5, 1.0F}, Case{96, 1, 4, 5, 1.0F},
             Case{256, 2, 4, 17, 1.0F}, Case{256, 2, 1, 5, 2.0F}, Case{256, 2, 5, 9, 1.0F},
-            Case{256, 2, 8, 21, 1.0F}, Case{256, 2, 12, 9, 1.0F}, Case{256, 2, 16, 9, 4.0F},
+            Case{256, 2, 8, 21, 1.0F}, Case{256, 2, 12, 9, 1.0F}, Case{256, 2, 16, 9, 1.0F},
             Case{256, 4, 4, 17, 1.0F}, Case{256, 4, 2, 1, 1.0F}, Case{256, 4, 8, 9, 1.0F},
             Case{256, 4, 16, 5, 1.0F}, unequal(4, {128, 2, 4, 33, 1.0F}),
             unequal(4, {128, 2, 8, 9, 1.0F}), unequal(4, {128, 2, 16, 17, 1.0F}),

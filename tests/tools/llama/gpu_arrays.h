@@ -38,6 +38,7 @@ class GpuArray {
   /// All bytes 0xFF: NaN in every format.
   explicit GpuArray(size_t count) : buffer_(count) {
     cuda::check(cudaMemset(buffer_.get(), 0xFF, count * sizeof(T)), "poison");
+    cuda::check(cudaStreamSynchronize(cudaStreamLegacy), "poison");
   }
   [[nodiscard]] T* get() const { return buffer_.get(); }
   [[nodiscard]] std::vector<T> read() const {

@@ -68,6 +68,9 @@ template <class T>
 void copy_now(T* to, const T* from, size_t count) {
   if (count == 0) return;
   check(cudaMemcpy(to, from, count * sizeof(T), cudaMemcpyDefault), "a copy");
+  // From memory that is not pinned, cudaMemcpy may return while the bytes are still on their way from the driver's buffer, and
+  // streams like OwnStream do not wait for them.
+  check(cudaStreamSynchronize(cudaStreamLegacy), "a copy");
 }
 
 /// A stream that waits for no other.
