@@ -50,7 +50,7 @@ endif()
 # command take these options. What is uninitialised, -Og cannot tell: the other builds do.
 set(KEYHOLE_QUICK_OPTIONS)
 if(KEYHOLE_SANITIZE AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
-  set(KEYHOLE_QUICK_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-Og> $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+  set(KEYHOLE_QUICK_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-Og> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
 endif()
 
 # What `ninja unit_tests` builds: every test program labelled unit, and nothing that they do not need.
