@@ -3,6 +3,8 @@
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90 120)
 endif()
+set(KEYHOLE_CUDA_INSTANCE_ARCHITECTURES "" CACHE STRING
+  "Architectures for kernels with many instances, where fewer will do than CMAKE_CUDA_ARCHITECTURES; empty: the same")
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
   message(FATAL_ERROR "KEYHOLE_CUDA needs CUDA 13.0 or newer, found ${CMAKE_CUDA_COMPILER_VERSION}")
