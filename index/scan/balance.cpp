@@ -13,6 +13,8 @@ namespace {
 constexpr double kOutlier = 4.0;
 // Channels further apart than this are taken to be so: squares of their sums stay in range.
 constexpr double kWidest = 1e6;
+// So many queries' worth of belief that all channels weigh alike.
+constexpr double kPriorQueries = 4.0;
 // Neither a scale nor its inverse may leave the range of floats, whatever fp32 keys are.
 constexpr float kLeast = 1e-30F;
 
@@ -65,6 +67,26 @@ std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& ro
   return squares;
 }
 
+/// Few queries say little of a channel: one that the only query hardly has would get an s near 0, and outweigh all others in the
+/// next query. Means of squares are drawn to those with which the channel would add as much to logits as the others do on
+/// average, which no scaling of channels changes.
+void draw_to_average(const std::vector<double>& spread, size_t queries, std::vector<double>& rms) {
+  double share = 0.0;
+  uint32_t known = 0;
+  for (size_t j = 0; j < rms.size(); ++j) {
+    if (spread[j] <= 0.0 || rms[j] <= 0.0) continue;
+    share += rms[j] * spread[j];
+    ++known;
+  }
+  if (known == 0) return;
+  share /= known;
+  const auto n = static_cast<double>(queries);
+  for (size_t j = 0; j < rms.size(); ++j) {
+    if (spread[j] <= 0.0 || rms[j] <= 0.0) continue;
+    rms[j] = (n * rms[j] + kPriorQueries * share / spread[j]) / (n + kPriorQueries);
+  }
+}
+
 /// s without queries: see learn_balance().
 void narrow_outliers(const std::vector<double>& spread, std::vector<double>& scale) {
   std::vector<double> known;
@@ -94,7 +116,8 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
   if (queries.count == 0) {
     narrow_outliers(spread, scale);
   } else {
-    const std::vector<double> rms = mean_squares(kernels, queries);
+    std::vector<double> rms = mean_squares(kernels, queries);
+    draw_to_average(spread, queries.count, rms);
     double log_sum = 0.0;
     uint32_t known = 0;
     const auto usable = [&](uint32_t j) { return spread[j] > 0.0 && rms[j] > 0.0; };

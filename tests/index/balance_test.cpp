@@ -202,6 +202,31 @@ TEST(Balanced, ScalesUndoTheChannels) {
   EXPECT_EQ(changed, 6U);
 }
 
+// What rounding a key costs grows with the size of the query that it meets, in this space.
+TEST(Balanced, OneQueryLeavesTheNextOnesAsLargeAsMany) {
+  std::mt19937 random(9);
+  const std::vector<float> keys = gaussian(1024, kDim, random);
+  KvRows kv(1024, kDim, DType::f32);
+  kv.add(keys, keys);
+  const std::vector<float> others = gaussian(64, kDim, random);
+  const auto size_of_others = [&](size_t queries) {
+    const std::vector<float> known = gaussian(queries, kDim, random);
+    const RowsView view{reinterpret_cast<const std::byte*>(known.data()), kDim * sizeof(float),
+                        queries, kDim, DType::f32};
+    const Balance b = learn_balance(*context().kernels, kv.view(), view);
+    double squares = 0.0;
+    for (size_t i = 0; i < others.size(); ++i) {
+      const double x = others[i] / b.key_scale[i % kDim];
+      squares += x * x;
+    }
+    return squares;
+  };
+  const double of_many = size_of_others(4096);
+  for (int i = 0; i < 20; ++i) {
+    for (const size_t few : {1, 2, 5}) EXPECT_LT(size_of_others(few), 1.5 * of_many);
+  }
+}
+
 TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
   std::mt19937 random(6);
   std::vector<float> keys = gaussian(1024, kDim, random);
