@@ -59,6 +59,23 @@ TEST_F(Build, CancelLosesNothingAndCanBeRepeated) {
   expect_all_exact();
 }
 
+TEST_F(Build, TokensAreIndexedWhereTheyAreInEveryHead) {
+  sc_.index = "ivf:C=8,probe=16777216";
+  make(600);
+  // After the first head of the first layer.
+  EXPECT_EQ(
+      KEYHOLE_CANCELLED,
+      keyhole_build(
+          session_.get(),
+          [](void*, double fraction, const char*) -> int32_t { return fraction > 0.25; }, nullptr));
+  EXPECT_GT(statistics(session_.get()).index_bytes, 0U);
+  EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed) << "not in the other heads";
+  expect_all_exact();
+  EXPECT_GT(statistics(session_.get()).keys_scored, 0U) << "which the first one searches";
+  ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
+  EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
+}
+
 TEST_F(Build, ChangingTheIndexMakesAllPending) {
   make(300);
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));

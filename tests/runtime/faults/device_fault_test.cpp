@@ -1,5 +1,5 @@
 // Every call that touches the device, with the n-th request for device memory, pinned memory, or the n-th launch or copy
-// refused, for every n until none is, on the device of tests/runtime/stream_device.h.
+// refused, for every n until none is (under a sanitizer every fourth), on the device of tests/runtime/stream_device.h.
 //   memory   The call goes on with the host, or says that memory ran out and has changed nothing; made again it succeeds.
 //   command  The call goes on with the host, or says that the device failed. The session then answers the truth, or every
 //            call says the same; a copy of it has a beginning of its tokens.
@@ -22,7 +22,7 @@ class DeviceFault : public ::testing::TestWithParam<Way> {
     for (const DeviceCall kind : {DeviceCall::memory, DeviceCall::pinned, DeviceCall::command}) {
       auto world = std::make_unique<DeviceWorld>(GetParam());
       bool is_over = false;
-      for (int64_t n = 0; !is_over && !HasFailure(); ++n) {
+      for (int64_t n = 0; !is_over && !HasFailure(); n += unless_sanitized(1, 4)) {
         SCOPED_TRACE("kind " + std::to_string(static_cast<int>(kind)) + ", " + std::to_string(n) +
                      " calls before");
         try_one(world, kind, n, call, is_over);
