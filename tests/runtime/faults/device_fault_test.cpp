@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "tests/runtime/faults/device_world.h"
 
@@ -157,11 +158,13 @@ TEST_P(DeviceFault, Copies) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, DeviceFault,
-    ::testing::Values(Way{"flat", "flat", KEYHOLE_PLACE_AUTO},
-                      Way{"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
-                      Way{"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
-                      Way{"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true},
-                      Way{"partitions_required", "flat", KEYHOLE_PLACE_DEVICE, false, true}),
+    ::testing::ValuesIn(unless_sanitized(
+        std::vector<Way>{{"flat", "flat", KEYHOLE_PLACE_AUTO},
+                         {"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
+                         {"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
+                         {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true},
+                         {"partitions_required", "flat", KEYHOLE_PLACE_DEVICE, false, true}},
+        2)),
     [](const auto& p) { return std::string(p.param.name); });
 
 }  // namespace
