@@ -25,8 +25,10 @@
  * ERRORS  Every function that can fail returns a keyhole_status: KEYHOLE_OK or a negative code. The
  *         text of the last failure (what was wrong, the value seen, the values allowed) is read
  *         with keyhole_last_error(), kept per thread. A failed call changes nothing unless its
- *         comment says what it changes: the object stays usable. The library never prints, aborts,
- *         exits or throws.
+ *         comment says what it changes: the object stays usable. After DEVICE_ERROR or TIMEOUT
+ *         nothing is known of the tokens on the device: the session can be read, saved, forked and
+ *         destroyed, and every other call returns that error (docs/embedding.md, Errors that come
+ *         later). The library never prints, aborts, exits or throws.
  *
  * THREADS An engine is immutable and may be used from any number of threads. A session is used by
  *         one thread at a time; different sessions may run at once. A call into a session that
@@ -486,7 +488,8 @@ keyhole_session_get_config(const keyhole_session* session, keyhole_session_confi
  * session's own appends have indexed them. Budgets that the index type chose, and tails of codes that
  * the new one has not, become its own. "auto" stands for what it stands for in the config of a session
  * with these budgets: where that is codes, they become the tail of every budget without a tail. Errors:
- * INVALID_ARGUMENT (the spec; nothing changes), OUT_OF_MEMORY, BUSY. */
+ * INVALID_ARGUMENT (the spec), OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY (codes that must lie on the device),
+ * BUSY; nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_index(keyhole_session* session,
                                                                       const char* index);
 /* Changes mode and, for every head, also those that a budgets file names, top_k (1..max_tokens; 0:
@@ -605,9 +608,10 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* se
                                                              uint32_t n_tokens);
 
 /* An independent copy of the session (K, V, resident tokens, config); its indexes are rebuilt from
- * the saved form, so both give the same answers. The caller destroys *out. BUSY leaves *out as it
- * was; it is NULL on other failures. Errors: OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
- * BUSY. */
+ * the saved form, so both give the same answers, to the last bit, as long as they have indexed the
+ * same tokens (with KEYHOLE_APPEND_BACKGROUND a block is indexed when it is ready). The caller
+ * destroys *out. BUSY leaves *out as it was; it is NULL on other failures. Errors: OUT_OF_MEMORY,
+ * OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* session,
                                                          keyhole_session** out);
 
@@ -624,7 +628,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine,
                                                          keyhole_session** out);
 
 /* Tokens that a layer holds: all, and how many of them are sink, window, indexed, pending (these
- * add up to total). */
+ * add up to total). A token is indexed here when it is so in every KV head that has an index: after a
+ * build that was cancelled or failed, heads that it had finished search tokens that are pending in
+ * others. */
 typedef struct keyhole_layer_tokens {
   size_t struct_size;
   uint32_t total, sink, window, indexed, pending;
