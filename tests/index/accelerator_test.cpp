@@ -193,7 +193,7 @@ TEST(Accelerator, OneThatDeclinesChangesNothing) {
 }
 
 TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
-  const Head head(3000);
+  const Head head(unless_sanitized(3000, 1500));
   const char* spec = "roargraph:M=8,ef=100,beam=60,Nq=40,codec=none";
   MadeUp made_up;
   const auto theirs = head.build(spec, &made_up);

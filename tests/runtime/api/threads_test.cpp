@@ -18,7 +18,7 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
   Model model(ec);
   const Shape shape(ec);
   for (uint32_t l = 0; l < ec.layers; ++l)
-    prefill_both(session.get(), model, shape, l, unless_sanitized(2500, 1200), numbers);
+    prefill_both(session.get(), model, shape, l, unless_sanitized(2500, 900), numbers);
   EXPECT_OK(keyhole_build(session.get(), nullptr, nullptr));
   for (uint32_t l = 0; l < ec.layers; ++l)
     prefill_both(session.get(), model, shape, l, 400, numbers);
@@ -37,7 +37,7 @@ TEST(Threads, TheBitsDoNotDependOnTheirNumber) {
   for (const char* index :
        {"flat", "ivf:C=16,probe=3", "hnsw:M=8,ef=32", "roargraph:M=8,ef=8", "sparq:r=8", "codes"}) {
     const auto one = run(1, index);
-    for (const uint32_t threads : {2U, 5U}) {
+    for (const uint32_t threads : unless_sanitized(std::vector<uint32_t>{5, 2}, 2)) {
       const auto many = run(threads, index);
       for (size_t i = 0; i < one.size(); ++i) {
         EXPECT_EQ(one[i].o, many[i].o) << index << ", " << threads << " threads, answer " << i;
@@ -88,8 +88,11 @@ TEST(Threads, PartsOfOneHeadGiveTheSameBits) {
     }
     return answers;
   };
-  for (const char* index : {"flat", "flat:codec=int8", "ivf:C=40,probe=9", "hnsw:M=2,ef=8,efc=4",
-                            "roargraph:M=4,ef=16,Nq=5,beam=4,queries=50", "sparq:r=8"}) {
+  for (const char* index : unless_sanitized(
+           std::vector<const char*>{"flat", "flat:codec=int8", "ivf:C=40,probe=9",
+                                    "hnsw:M=2,ef=8,efc=4",
+                                    "roargraph:M=4,ef=16,Nq=5,beam=4,queries=50", "sparq:r=8"},
+           2)) {
     const auto one = run_one_head(1, index);
     const auto many = run_one_head(5, index);
     for (size_t m = 0; m < one.size(); ++m) {

@@ -206,7 +206,7 @@ TEST_F(BudgetFile, WhatIsRefusedSaysWhyAndWhere) {
 TEST_F(BudgetFile, ThePlanCountsEveryHeadsIndex) {
   keyhole_session_config c = small_session();
   c.budget.top_k = 10;
-  constexpr uint32_t kTokens = unless_sanitized(5000, 2000);
+  constexpr uint32_t kTokens = unless_sanitized(5000, 1000);
   const auto index_bytes = [&](const char* spec, const char* budgets) {
     c.index = spec;
     c.budgets = budgets;
