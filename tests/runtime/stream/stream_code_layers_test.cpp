@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "tests/runtime/code_layers_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
@@ -116,9 +117,8 @@ TEST_F(CodeLayers, InAnyOrderOfCallsKeepEveryTokenOnce) {
     SessionPtr s = make_session(device.handle.get(), c);
     Model model(engine_config_);
     prefill(s.get(), model, 1 + numbers_.below(900));
-    const std::string path =
-        (std::filesystem::temp_directory_path() / ("keyhole_layers_" + std::to_string(seed)))
-            .string();
+    const TemporaryFolder folder;
+    const std::string path = (folder / "session").string();
     for (int i = 0; i < 25; ++i) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
       switch (numbers_.below(8)) {
@@ -146,7 +146,6 @@ TEST_F(CodeLayers, InAnyOrderOfCallsKeepEveryTokenOnce) {
       if (HasFatalFailure() || HasFailure()) return;
       expect_layers(device, s.get(), statistics(s.get()).code_layers);
     }
-    std::filesystem::remove(path);
   }
 }
 
@@ -176,8 +175,8 @@ TEST_F(CodeLayers, HaveAnIndexOnTheHostOrCodesOnTheDeviceNeverBoth) {
   ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
   EXPECT_EQ(static_cast<double>(statistics(s.get()).index_bytes), held);
   device.codes_room = SIZE_MAX;
-  const std::string path =
-      (std::filesystem::temp_directory_path() / "keyhole_layers_host").string();
+  const TemporaryFolder folder;
+  const std::string path = (folder / "session").string();
   ASSERT_OK(keyhole_save(s.get(), path.c_str()));
   for (const bool loads : {false, true}) {
     keyhole_session* again = nullptr;
@@ -190,7 +189,6 @@ TEST_F(CodeLayers, HaveAnIndexOnTheHostOrCodesOnTheDeviceNeverBoth) {
     for (int i = 0; i < 5; ++i) step(copy.get(), same, false);
     expect_layers(device, copy.get(), kLayers);
   }
-  std::filesystem::remove(path);
 }
 
 TEST_F(CodeLayers, AreWhatAutoChoosesTwoBitsFor) {

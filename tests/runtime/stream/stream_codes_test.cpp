@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "tests/runtime/codes_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
@@ -77,14 +78,13 @@ TEST_P(StoredCodes, StepsWithTensorsOfTheHostAttendThemToo) {
 
 TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
   StreamEngine device(engine_config_);
+  const TemporaryFolder folder;
   for (uint64_t seed = 0; seed < 3; ++seed) {
     numbers_ = Numbers(seed);
     SessionPtr s = make_session(device.handle.get(), coded());
     StoredModel model(engine_config_, GetParam());
     prefill(s.get(), model, 1 + numbers_.below(900));
-    const std::string path =
-        (std::filesystem::temp_directory_path() / ("keyhole_codes_" + std::to_string(seed)))
-            .string();
+    const std::string path = (folder / "session").string();
     for (int i = 0; i < 25; ++i) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
       switch (numbers_.below(8)) {
@@ -114,7 +114,6 @@ TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
       if (HasFatalFailure()) return;
       expect_same_codes(*device.codes, model, s.get());
     }
-    std::filesystem::remove(path);
   }
 }
 
