@@ -4,7 +4,9 @@
 //
 // The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
 // thread is in a step's path. 16 rows of 8 KV heads take 5 us over PCIe 5; beyond 64 a head they fall off a cliff (512:
-// 205 us).
+// 205 us). Where the memory of rows cannot be pinned (CodesShape::rows_by_host) a step asks the host for the rows that it has
+// chosen, and a thread of the host puts them where the device reads them (serve_rows()): the same bits, one exchange over the
+// bus later.
 //
 // 128k tokens at 2 bits and d = 128 are 70.5 bytes a row and KV head: 2.3 GB for 256 heads.
 #pragma once
@@ -36,6 +38,8 @@ struct CodesShape {
       0;  ///< N, 0..kMostExactRows: the heaviest rows of a KV head, read exactly in every step
   LogitParams logits;
   uint32_t coded_layers = 0;  ///< of them that have codes, at most; 0: all
+  /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
+  bool rows_by_host = false;
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
@@ -51,8 +55,8 @@ class Codes {
   /// and the number that values are divided by. Before the head's first block; codes made with another one are void.
   virtual void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                            float value_scale) = 0;
-  /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), aligned to 16 bytes; row i of KV head
-  /// h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
+  /// Where K and V of the layer's offloaded rows lie: pinned host memory (HostPin), or any with rows_by_host, aligned to
+  /// 16 bytes; row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes. Steps read any row below kCodeBlock * count(layer),
   /// encode() those of its blocks: they stay where they are, and as they are, until the stream has done so. scales: of rows
   /// of dtype i8, pinned likewise, `[blocks, kv_heads, 2, head_dim]` bf16, of K and then of V (RowScales of cpu/types.h);
   /// encode() alone reads them, and keeps a copy for the steps. Else null.
@@ -60,12 +64,23 @@ class Codes {
                         size_t head_stride, const uint16_t* scales) = 0;
   /// Enqueues: blocks [first, first + count) of the layer are encoded from their rows; the layer has first + count blocks
   /// after that, for steps that are enqueued later on the stream. first <= count(layer): also replaces. 128k rows of 8
-  /// KV heads take about as long as their bytes take over the bus.
+  /// KV heads take about as long as their bytes take over the bus; with rows_by_host, as copies of pageable memory take,
+  /// which may wait for what was enqueued before.
   virtual void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) = 0;
   /// Enqueues: the layer has `blocks` blocks, no more than now.
   virtual void truncate(uint32_t layer, uint32_t blocks, Stream stream) = 0;
   /// Blocks of the layer after all that was enqueued.
   [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
+
+  /// Of a shape with rows_by_host, else 0. The device counts the steps over these codes, of all layers together, from 1 in the
+  /// order of the stream, and each asks for the rows of every KV head. Puts the rows that the newest step of a KV head has
+  /// asked for where it reads them, and lets it go on; returns the number of the head's newest step that was served (cyclic;
+  /// the same as before where none has asked). Any thread, one at a time for a KV head; beside all other calls. Does not wait,
+  /// and must be called again and again while a step is under way, by a thread that waits for no work of the device.
+  virtual uint32_t serve_rows(uint32_t kv_head) = 0;
+  /// Steps up to this number wait for no rows any more: what they write is NaN, and StreamSteps::failure() says why. Any
+  /// thread.
+  virtual void give_up_rows(uint32_t step) = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
   /// device. For tests and audits.
@@ -76,6 +91,8 @@ class Codes {
 /// Device memory that a Codes of this shape takes, all of it from the start. Throws Error(invalid_argument) for a shape
 /// that no session has, or whose size exceeds 2^64 - 1.
 [[nodiscard]] size_t codes_bytes(const CodesShape& shape);
+/// Pinned host memory that it takes: 0 but with rows_by_host, when K and V need none. Throws likewise.
+[[nodiscard]] size_t codes_pinned_bytes(const CodesShape& shape);
 /// Why no device has kernels for the shape; empty: they do. Says what is supported. Throws as codes_bytes().
 [[nodiscard]] std::string why_no_codes(const CodesShape& shape);
 [[nodiscard]] inline bool codes_supported(const CodesShape& shape) {

@@ -1,5 +1,6 @@
 #include "gpu/codes_layout.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 
@@ -8,6 +9,8 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 constexpr size_t kWorkBeside = size_t{1} << 16U;  // alignment of its parts, counters
+constexpr uint32_t kCopiedBlocks = 4;             // 4 MiB for 8 heads of 128 components in 16 bits
+constexpr size_t kLineBytes = 128;                // no two KV heads share one
 constexpr uint32_t kMaximaOfBlock = 8;            // one for every 32 rows
 // 4M tokens: the choice of the heaviest rows has shared memory for a little more.
 constexpr uint32_t kMostBlocks = 1U << 14;
@@ -76,12 +79,31 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   if (shape.dtype == DType::i8) {
     row_scales = take({layers, capacity, kv_heads, 2, dim, sizeof(uint16_t)});
   }
+  if (shape.rows_by_host) {
+    row_steps = take({kv_heads, sizeof(uint32_t)});
+    copied_blocks = static_cast<uint32_t>(std::min<size_t>(capacity, kCopiedBlocks));
+    copied = take({2, kv_heads, copied_blocks, kCodeBlock, dim, dtype_size(shape.dtype)});
+  }
   // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
   const size_t padded = group <= 4 ? 4 : group <= 8 ? 8 : 16;
   work_bytes = kWorkBeside +
                aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
                aligned_product({kv_heads, splits, group, dim + 3, sizeof(float)});
   work = take({work_bytes});
+}
+
+RowExchangeLayout::RowExchangeLayout(const CodesShape& shape) {
+  check(shape);
+  constexpr uint32_t kWordsOfLine = kLineBytes / sizeof(uint64_t);
+  request_words = (1 + shape.exact_rows + kWordsOfLine - 1) / kWordsOfLine * kWordsOfLine;
+  row_bytes = size_t{shape.code.dim} * dtype_size(shape.dtype);
+  answers = aligned_product({shape.kv_heads, request_words, sizeof(uint64_t)});
+  rows = answers + aligned_product({shape.kv_heads, kLineBytes});
+  bytes = rows + aligned_product({shape.kv_heads, shape.exact_rows, 2, row_bytes});
+}
+
+size_t codes_pinned_bytes(const CodesShape& shape) {
+  return shape.rows_by_host ? RowExchangeLayout(shape).bytes : 0;
 }
 
 size_t codes_bytes(const CodesShape& shape) { return CodesLayout(shape).bytes; }

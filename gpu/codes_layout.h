@@ -30,8 +30,27 @@ struct CodesLayout {
   size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;
   size_t head_stride = 0;   ///< bytes of a KV head's blocks
   size_t layer_stride = 0;  ///< of all its KV heads'
+  size_t row_steps =
+      0;  ///< with rows_by_host, `[kv_heads]` uint32: HostRows::steps of gpu/cuda/codes/host_rows.h
+  size_t copied =
+      0;  ///< likewise, rows that are about to be encoded: K and V `[2, kv_heads, copied_blocks * 256, dim]`
+  uint32_t copied_blocks = 0;
   size_t work = 0;  ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
   size_t work_bytes = 0;  ///< no less than codes_work_bytes()
+  size_t bytes = 0;
+};
+
+/// What a step and the host exchange of rows that the host reads, in pinned memory, in bytes from its beginning.
+struct RowExchangeLayout {
+  /// Throws as codes_bytes().
+  explicit RowExchangeLayout(const CodesShape& shape);
+
+  /// 64-bit words of a KV head's request: (step, layer), and exact_rows times (step, row), the step in the upper half.
+  uint32_t request_words = 0;
+  size_t requests = 0;  ///< `[kv_heads, request_words]`
+  size_t answers = 0;   ///< `[kv_heads]` DeliveredLine of gpu/cuda/resident/layout.h
+  size_t rows = 0;      ///< `[kv_heads, exact_rows, 2 (K, V), row_bytes]`
+  size_t row_bytes = 0;
   size_t bytes = 0;
 };
 

@@ -1,4 +1,5 @@
-// For tests of a Codes on the device: offloaded rows in pinned memory, and the reference about them.
+// For tests of a Codes on the device: offloaded rows in host memory, pinned but where the host reads them, and the reference
+// about them.
 #pragma once
 
 #include <sys/mman.h>
@@ -35,7 +36,7 @@ class Pages {
   std::byte* data_;
 };
 
-/// K and V of a layer's offloaded rows, `[kv_heads, capacity, dim]` in pinned memory, and what the host makes of them.
+/// K and V of a layer's offloaded rows, `[kv_heads, capacity, dim]`, and what the host makes of them.
 class OffloadedLayer {
  public:
   OffloadedLayer(const CodesShape& shape, uint32_t capacity_rows)
@@ -45,10 +46,12 @@ class OffloadedLayer {
         keys_(shape.kv_heads * head_stride_),
         values_(shape.kv_heads * head_stride_),
         scales_(capacity_rows / kCodeBlock * block_scales() * sizeof(uint16_t) + 1) {
-    pin_.add(keys_.data(), keys_.bytes());
-    pin_.add(values_.data(), values_.bytes());
+    if (!shape.rows_by_host) {
+      pin_.add(keys_.data(), keys_.bytes());
+      pin_.add(values_.data(), values_.bytes());
+      if (is_int8()) pin_.add(scales_.data(), scales_.bytes());
+    }
     if (!is_int8()) return;
-    pin_.add(scales_.data(), scales_.bytes());
     given_.resize(2 * shape.kv_heads * size_t{capacity_rows} * shape.code.dim);
   }
 

@@ -48,6 +48,31 @@ TEST(CodesLayout, TakesMemoryForTheLayersThatHaveCodes) {
   EXPECT_EQ(codes_bytes(some), codes_bytes(of_8b(64)));
 }
 
+TEST(CodesLayout, RowsByTheHostTakeALittlePinnedMemory) {
+  CodesShape shape = of_8b(512);
+  EXPECT_EQ(codes_pinned_bytes(shape), 0U);
+  const size_t without = codes_bytes(shape);
+  shape.rows_by_host = true;
+  const CodesLayout l(shape);
+  EXPECT_EQ(l.copied_blocks, 4U);
+  EXPECT_GE(l.copied, l.row_steps + 8 * sizeof(uint32_t));
+  EXPECT_GE(l.work, l.copied + size_t{2} * 8 * 4 * 256 * 128 * 2);
+  EXPECT_GT(codes_bytes(shape), without);
+  for (const uint32_t n : {0U, 1U, 16U, 64U}) {
+    shape.exact_rows = n;
+    const RowExchangeLayout e(shape);
+    EXPECT_GE(e.request_words, 1 + n);
+    EXPECT_EQ(e.request_words % 16, 0U) << "heads share a line";
+    EXPECT_EQ(e.row_bytes, 256U);
+    EXPECT_GE(e.answers, e.requests + size_t{8} * e.request_words * 8);
+    EXPECT_GE(e.rows, e.answers + size_t{8} * 128);
+    EXPECT_GE(e.bytes, e.rows + size_t{8} * n * 2 * 256);
+    EXPECT_EQ(codes_pinned_bytes(shape), e.bytes);
+    EXPECT_EQ(e.answers % 256, 0U);
+    EXPECT_EQ(e.rows % 256, 0U);
+  }
+}
+
 TEST(CodesLayout, PartsDoNotOverlap) {
   const CodesShape shape = of_8b(3);
   const CodesLayout l(shape);

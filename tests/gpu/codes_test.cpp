@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,6 +14,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,6 +22,7 @@
 #include "cpu/half.h"
 #include "cpu/quantise.h"
 #include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/device.h"
 #include "index/scan/kv_codes.h"
 
@@ -219,6 +223,19 @@ class Layer {
 
   [[nodiscard]] size_t q_heads() const { return size_t{kKvHeads} * case_.group; }
   CodesStep& step() { return step_; }
+  [[nodiscard]] CodesShape codes_shape() const {
+    CodesShape s;
+    s.layers = 1;
+    s.q_heads = static_cast<uint32_t>(q_heads());
+    s.kv_heads = kKvHeads;
+    s.code = shape_;
+    s.dtype = case_.rows;
+    s.blocks = step_.block_capacity;
+    s.exact_rows = step_.exact_rows;
+    s.logits = logits_;
+    s.rows_by_host = true;
+    return s;
+  }
   void set_count(uint32_t blocks) const {
     EXPECT_EQ(cudaMemcpy(count_, &blocks, 4, cudaMemcpyHostToDevice), cudaSuccess);
   }
@@ -233,6 +250,7 @@ class Layer {
   }
 
   [[nodiscard]] std::vector<std::byte> out() const { return out_->read(); }
+  [[nodiscard]] std::vector<float> lse() const { return lse_->read(); }
   void clear_out() const { out_->write(std::vector<std::byte>(out_->read().size())); }
 
   /// The rows that the last run read exactly, rising.
@@ -371,6 +389,67 @@ class Layer {
   std::optional<Device<uint32_t>> chosen_;
 };
 
+/// While it lives a thread of the host reads the rows of a layer's steps, in place of the device, which does not know where
+/// they lie.
+class RowsByHost {
+ public:
+  explicit RowsByHost(Layer& layer, std::chrono::milliseconds delay = {},
+                      const RowWaits& waits = {})
+      : layer_(&layer),
+        source_{layer.step().keys, layer.step().values, layer.step().kv_head_stride,
+                layer.step().block_capacity * kCodeBlock},
+        steps_(std::vector<uint32_t>(kKvHeads, 0)),
+        exchange_(layer.codes_shape(), steps_.get()) {
+    CodesStep& step = layer.step();
+    step.host_rows = exchange_.params(kLayer, waits);
+    step.keys = step.values = nullptr;
+    if (delay.count() < 0) return;
+    thread_ = std::thread([this, delay] {
+      while (!stop_) {
+        for (uint32_t h = 0; h < kKvHeads; ++h) {
+          served_[h] = exchange_.serve(h, [&](uint32_t of) {
+            EXPECT_EQ(of, kLayer);
+            std::this_thread::sleep_for(delay);
+            return source_;
+          });
+        }
+      }
+    });
+  }
+  ~RowsByHost() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    CodesStep& step = layer_->step();
+    step.host_rows = {};
+    step.keys = source_.keys;
+    step.values = source_.values;
+  }
+  RowsByHost(const RowsByHost&) = delete;
+  RowsByHost& operator=(const RowsByHost&) = delete;
+
+  /// Every KV head has asked in as many steps, and was served.
+  void expect_served(uint32_t steps) const {
+    const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    for (const auto& head : served_) {
+      while (head < steps && std::chrono::steady_clock::now() < patience) std::this_thread::yield();
+      EXPECT_EQ(head, steps);
+    }
+    EXPECT_EQ(steps_.read(), std::vector<uint32_t>(kKvHeads, steps));
+  }
+  RowExchange& exchange() { return exchange_; }
+
+  static constexpr uint32_t kLayer = 5;
+
+ private:
+  Layer* layer_;
+  RowExchange::Source source_;
+  Device<uint32_t> steps_;
+  RowExchange exchange_;
+  std::atomic<uint32_t> served_[kKvHeads]{};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
 class CodesOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
  protected:
   void SetUp() override {
@@ -442,6 +521,112 @@ TEST_P(CodesOnDevice, AGraphIsReplayedWhileBlocksCome) {
   EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
   EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_P(CodesOnDevice, RowsThatTheHostReadsGiveTheSameBits) {
+  Layer layer(of_test());
+  for (const uint32_t exact_rows : {0U, 1U, 7U, 16U, 64U}) {
+    SCOPED_TRACE("exact rows " + std::to_string(exact_rows));
+    layer.clear_out();
+    layer.run(exact_rows);
+    const std::vector<std::byte> out = layer.out();
+    const std::vector<float> lse = layer.lse();
+    const std::vector<uint32_t> chosen = layer.chosen(1);
+    const RowsByHost host(layer, std::chrono::milliseconds(exact_rows == 7 ? 5 : 0));
+    for (uint32_t i = 1; i <= 3; ++i) {
+      layer.clear_out();
+      layer.run(exact_rows, i != 1);
+      EXPECT_EQ(layer.out(), out);
+      EXPECT_EQ(layer.lse(), lse);
+      EXPECT_EQ(layer.chosen(1), chosen);
+      host.expect_served(i);
+    }
+  }
+}
+
+TEST_P(CodesOnDevice, RowsThatTheHostReadsComeInGraphs) {
+  Case c = of_test();
+  c.blocks = std::min(c.blocks, 9U);
+  Layer layer(c);
+  layer.step().exact_rows = 16;
+  std::vector<std::vector<std::byte>> out;
+  for (uint32_t blocks = 0; blocks <= c.blocks; ++blocks) {
+    layer.set_count(blocks);
+    layer.clear_out();
+    layer.run(16);
+    out.push_back(layer.out());
+  }
+  const RowsByHost host(layer);
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  for (int i = 0; i < 3; ++i) layer.enqueue(stream, true);
+  cudaGraph_t graph;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  for (uint32_t blocks = 0; blocks <= c.blocks; ++blocks) {
+    layer.set_count(blocks);
+    layer.clear_out();
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(layer.out(), out[blocks]) << blocks << " blocks";
+  }
+  host.expect_served(3 * (c.blocks + 1));
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_P(CodesOnDevice, AHostThatReadsNoRowsIsNoted) {
+  Case c = of_test();
+  c.blocks = std::min(c.blocks, 9U);
+  Layer layer(c);
+  layer.run(16);
+  const std::vector<std::byte> right = layer.out();
+  const PinnedBuffer line(sizeof(FailureLine));
+  Device<uint64_t> sums(std::vector<uint64_t>(2 * kKvHeads, 0));
+  const auto failure = [&] { return std::exchange(line.as<FailureLine>()->word, uint64_t{0}); };
+  const auto is_nan = [&] {
+    // Rows of `out` are further apart than they are long.
+    const std::vector<std::byte> bytes = layer.out();
+    for (size_t h = 0; h < layer.q_heads(); ++h) {
+      std::vector<float> row(c.dim);
+      const std::byte* from = bytes.data() + h * (c.dim + 8) * (c.out == DType::f32 ? 4 : 2);
+      if (c.out == DType::f32) {
+        std::memcpy(row.data(), from, c.dim * 4);
+      } else {
+        cpu::select_kernels().to_f32[static_cast<size_t>(c.out)](from, row.data(), c.dim);
+      }
+      for (const float x : row) {
+        if (!std::isnan(x)) return false;
+      }
+    }
+    return true;
+  };
+  const RowWaits waits{line.device<FailureLine>(), reinterpret_cast<WaitSums*>(sums.get()),
+                       20'000'000};
+  {
+    const RowsByHost nobody(layer, std::chrono::milliseconds(-1), waits);
+    layer.run(16);
+    EXPECT_TRUE(is_nan());
+    const uint64_t word = failure();
+    EXPECT_EQ(word >> 56U, static_cast<uint64_t>(FailureKind::rows_in_time));
+    EXPECT_EQ((word >> 44U) & 0xfffU, RowsByHost::kLayer);
+    EXPECT_EQ(static_cast<uint32_t>(word), 1U);
+    for (uint32_t h = 0; h < kKvHeads; ++h) EXPECT_GE(sums.read()[2 * h], 20'000'000U);
+  }
+  {
+    RowsByHost gone(layer, std::chrono::milliseconds(-1), RowWaits{waits.failure, nullptr});
+    gone.exchange().give_up(1);
+    layer.run(16);  // at once: it would wait for 20 seconds
+    EXPECT_TRUE(is_nan());
+    EXPECT_EQ(failure() >> 56U, static_cast<uint64_t>(FailureKind::rows_given_up));
+  }
+  const RowsByHost host(layer);
+  layer.run(16);
+  EXPECT_EQ(layer.out(), right);
+  EXPECT_EQ(failure(), 0U);
 }
 
 TEST_P(CodesOnDevice, OfEqualWeightsTheFirstRowsAreExact) {

@@ -1,7 +1,9 @@
 // Encoding on the device against encode_block() of the host, bit for bit; the life of a Codes; pinned ranges.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <thread>
+#include <tuple>
 
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/encode.h"
@@ -180,18 +182,20 @@ TEST(CodesShapes, ThatAreSupportedHaveKernels) {
   }
 }
 
-class CodesBlocks : public testing::TestWithParam<DType> {};
+/// dtype, and whether rows are not pinned.
+class CodesBlocks : public testing::TestWithParam<std::tuple<DType, bool>> {};
 
 TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
   KEYHOLE_NEEDS_GPU();
-  const CodesShape shape = shape_of(128, 2, 2, GetParam(), 5);
+  CodesShape shape = shape_of(128, 2, 2, std::get<0>(GetParam()), 9);
+  shape.rows_by_host = std::get<1>(GetParam());
   std::mt19937 rng(5);
   const Stuff stuff(shape);
   const auto codes = make_cuda_codes(*stuff.resident, shape);
   EXPECT_EQ(codes->bytes(), codes_bytes(shape));
-  OffloadedLayer rows(shape, 5 * kCodeBlock);
+  OffloadedLayer rows(shape, 9 * kCodeBlock);
   const size_t row = size_t{shape.kv_heads} * shape.code.dim;
-  for (uint32_t i = 0; i < 5 * kCodeBlock; ++i) {
+  for (uint32_t i = 0; i < 9 * kCodeBlock; ++i) {
     rows.append(random_floats(rng, row), random_floats(rng, row));
   }
   rows.learn(random_floats(rng, size_t{shape.q_heads} * shape.code.dim));
@@ -210,9 +214,9 @@ TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   codes->encode(1, 0, 2, stream);
-  codes->encode(1, 2, 3, stream);
+  codes->encode(1, 2, 7, stream);
   EXPECT_EQ(codes->count(0), 0U);
-  expect_blocks(5);
+  expect_blocks(9);
   for (uint32_t i = 2 * kCodeBlock; i < 4 * kCodeBlock; ++i) {
     rows.write(i, random_floats(rng, row, 0.3F), random_floats(rng, row, 7.0F));
   }
@@ -225,14 +229,19 @@ TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
   expect_blocks(1);
   EXPECT_THROW(codes->read(1, 0, 1, seen.data()), Error);
   EXPECT_THROW(codes->encode(1, 2, 1, stream), Error);  // a hole
-  EXPECT_THROW(codes->encode(1, 1, 5, stream), Error);  // beyond the capacity
+  EXPECT_THROW(codes->encode(1, 1, 9, stream), Error);  // beyond the capacity
   EXPECT_THROW(codes->encode(0, 0, 1, stream), Error);  // no rows
   EXPECT_THROW(codes->truncate(1, 2, stream), Error);
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-INSTANTIATE_TEST_SUITE_P(DTypes, CodesBlocks, testing::Values(DType::bf16, DType::i8),
-                         [](const auto& c) { return dtype_name(c.param); });
+INSTANTIATE_TEST_SUITE_P(DTypes, CodesBlocks,
+                         testing::Combine(testing::Values(DType::bf16, DType::f32, DType::i8),
+                                          testing::Bool()),
+                         [](const auto& c) {
+                           return std::string(dtype_name(std::get<0>(c.param))) +
+                                  (std::get<1>(c.param) ? "_copied" : "_pinned");
+                         });
 
 TEST(CodesOfSomeLayers, TakeTheMemoryOfThese) {
   KEYHOLE_NEEDS_GPU();

@@ -26,6 +26,7 @@ struct CodesSetting {
   Signal signal = Signal::device_wait;
   milliseconds delay{};
   uint32_t steps = 2;  ///< of a round
+  bool rows_by_host = false;
 };
 
 /// A session of two layers.
@@ -47,6 +48,7 @@ class CodesSession {
     codes_shape_.blocks = kCapacity;
     codes_shape_.exact_rows = set.exact_rows;
     codes_shape_.logits = shape_.logits;
+    codes_shape_.rows_by_host = set.rows_by_host;
     CudaConfig config;
     config.probe_signal = false;
     config.signal = set.signal;
@@ -64,6 +66,7 @@ class CodesSession {
   ~CodesSession() {
     stop_ = true;
     if (host_.joinable()) host_.join();
+    if (reader_.joinable()) reader_.join();
     if (graph_ != nullptr) (void)cudaGraphExecDestroy(graph_);
   }
   CodesSession(const CodesSession&) = delete;
@@ -93,8 +96,15 @@ class CodesSession {
     }
   }
 
-  /// The host takes `rounds` rounds of steps, in their order.
+  /// The host takes `rounds` rounds of steps, in their order, and reads their rows where it is to.
   void serve(uint32_t rounds) {
+    if (set_.rows_by_host) {
+      reader_ = std::thread([this] {
+        while (!stop_) {
+          for (uint32_t h = 0; h < shape_.kv_heads; ++h) rows_served_ = codes_->serve_rows(h);
+        }
+      });
+    }
     host_ = std::thread([this, rounds] {
       std::vector<std::byte> k(shape_.window_capacity * row_ * 4), v(k.size());
       for (uint32_t i = 1; i <= rounds * set_.steps; ++i) {
@@ -153,6 +163,11 @@ class CodesSession {
       std::this_thread::yield();
     }
     ASSERT_EQ(served_, rounds_ * set_.steps);
+    const uint32_t asked = set_.rows_by_host ? rounds_ * set_.steps * shape_.layers : 0;
+    while (rows_served_ != asked && std::chrono::steady_clock::now() < patience) {
+      std::this_thread::yield();
+    }
+    ASSERT_EQ(rows_served_, asked);
     std::string text;
     EXPECT_EQ(steps().failure(text), Status::ok) << text;
     EXPECT_EQ(left_, 0U);
@@ -259,7 +274,8 @@ class CodesSession {
   std::atomic<bool> stop_{false};
   std::atomic<uint32_t> served_{0}, left_{0};
   std::vector<Token> taken_;
-  std::thread host_;
+  std::atomic<uint32_t> rows_served_{0};
+  std::thread host_, reader_;
 };
 
 /// A prompt, two rounds, a flush, and more rounds.
@@ -384,6 +400,35 @@ TEST(StepsWithCodesOnce, HostLaunchGivesTheSame) {
   }
 }
 
+TEST(StepsWithCodesOnce, TheHostReadsRows) {
+  KEYHOLE_NEEDS_GPU();
+  CodesSetting set;
+  set.rows_by_host = true;
+  for (const auto& [dtype, int8] : {std::pair{DType::f16, false}, std::pair{DType::bf16, false},
+                                    std::pair{DType::f32, false}, std::pair{DType::f16, true}}) {
+    set.dtype = dtype;
+    set.int8 = int8;
+    for (const uint32_t exact_rows : {0U, 5U, 64U}) {
+      set.exact_rows = exact_rows;
+      for (CodesWay way : {CodesWay::step, CodesWay::begin_end, CodesWay::graph}) {
+        set.way = way;
+        run_session(set);
+      }
+    }
+  }
+}
+
+TEST(StepsWithCodesOnce, TheHostReadsRowsWhereKernelsAreLaunchedOneAtATime) {
+  KEYHOLE_NEEDS_GPU();
+  CodesSetting set;
+  set.signal = Signal::host_launch;
+  set.rows_by_host = true;
+  for (CodesWay way : {CodesWay::step, CodesWay::begin_end}) {
+    set.way = way;
+    run_session(set);
+  }
+}
+
 TEST(StepsWithCodesOnce, NeitherBothNorAnother) {
   KEYHOLE_NEEDS_GPU();
   CodesSession session({}, 6);
@@ -398,7 +443,7 @@ TEST(StepsWithCodesOnce, NeitherBothNorAnother) {
 /// Steps of layer 0 without a host.
 class AloneWithCodes : public testing::Test {
  protected:
-  void start(CudaConfig config) {
+  void start(CudaConfig config, bool rows_by_host = false) {
     shape_ = small_shape(128, DType::f16, 4);
     resident_ = make_cuda_resident(shape_, config);
     steps_ = resident_->stream_steps();
@@ -409,7 +454,22 @@ class AloneWithCodes : public testing::Test {
     codes.code = {128, 2, 2};
     codes.blocks = 1;
     codes.logits = shape_.logits;
+    if (rows_by_host) {
+      codes.exact_rows = 8;
+      codes.rows_by_host = true;
+    }
     codes_ = make_cuda_codes(*resident_, codes);
+    if (rows_by_host) {
+      rows_ = std::make_unique<OffloadedLayer>(codes, kCodeBlock);
+      std::mt19937 rng(2);
+      const size_t row = size_t{shape_.kv_heads} * 128;
+      for (uint32_t i = 0; i < kCodeBlock; ++i) {
+        rows_->append(random_floats(rng, row), random_floats(rng, row));
+      }
+      rows_->learn(random_floats(rng, size_t{shape_.q_heads} * 128));
+      rows_->tell(*codes_, 0);
+      codes_->encode(0, 0, 1, stream_.get());
+    }
     t_ = std::make_unique<LayerTensors>(shape_, DType::f16, 0);
     std::mt19937 rng(1);
     t_->q.write(random_floats(rng, size_t{shape_.q_heads} * 128));
@@ -434,6 +494,7 @@ class AloneWithCodes : public testing::Test {
   OwnedStream stream_;
   std::unique_ptr<Resident> resident_;
   std::unique_ptr<Codes> codes_;
+  std::unique_ptr<OffloadedLayer> rows_;
   StreamSteps* steps_ = nullptr;
   std::unique_ptr<LayerTensors> t_;
   std::atomic<bool> stop_{false};
@@ -477,6 +538,42 @@ TEST_F(AloneWithCodes, AHostThatDoesNotTakeRowsIsNoted) {
   steps_->synchronize(stream_.get());
   EXPECT_EQ(steps_->failure(text), Status::cancelled);
   EXPECT_NE(text.find("step 2 of layer 0"), std::string::npos) << text;
+}
+
+TEST_F(AloneWithCodes, AHostThatReadsNoRowsIsNoted) {
+  KEYHOLE_NEEDS_GPU();
+  CudaConfig config;
+  config.timeout_ms = 50;
+  start(config, true);
+  if (steps_->signal() != Signal::device_wait) GTEST_SKIP() << "kernels are launched one at a time";
+  step();
+  steps_->synchronize(stream_.get());
+  std::string text;
+  EXPECT_EQ(steps_->failure(text), Status::timeout);
+  EXPECT_NE(text.find("step 1 of layer 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("has not read the rows that it chose within 50 ms"), std::string::npos)
+      << text;
+  for (float x : t_->out.read()) ASSERT_TRUE(std::isnan(x));
+  EXPECT_GE(steps_->wait_nanoseconds(), 40'000'000U);
+  take(1);
+  codes_->give_up_rows(2);
+  step();
+  steps_->synchronize(stream_.get());
+  EXPECT_EQ(steps_->failure(text), Status::cancelled);
+  EXPECT_NE(text.find("gave it up"), std::string::npos) << text;
+  take(2);
+  step();
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+    while (codes_->serve_rows(h) != 3 && std::chrono::steady_clock::now() < patience) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(codes_->serve_rows(h), 3U);
+  }
+  steps_->synchronize(stream_.get());
+  EXPECT_EQ(steps_->failure(text), Status::ok) << text;
+  for (float x : t_->out.read()) ASSERT_FALSE(std::isnan(x));
+  take(3);
 }
 
 TEST_F(AloneWithCodes, HostLaunchWaitsOnTheCallersThread) {

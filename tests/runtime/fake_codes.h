@@ -1,6 +1,7 @@
 // Codes on the device of tests/runtime/stream_device.h: encoded by the reference, in the order of the stream, from rows
 // that were pinned. Attention over them reads the rows themselves, so that a step is exact and every row that is attended
-// twice or never shows.
+// twice or never shows. With rows_by_host some of them are asked for, as the device does, and what the host has handed over is
+// attended in their place.
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,9 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -95,8 +98,39 @@ class FakeCodes final : public gpu::Codes {
         wait_(std::move(wait)),
         pinned_(pinned),
         layers_(shape.layers),
-        heads_(size_t{shape.layers} * shape.kv_heads) {}
+        heads_(size_t{shape.layers} * shape.kv_heads) {
+    for (uint32_t h = 0; h < shape.kv_heads; ++h) requests_.push_back(std::make_unique<Request>());
+  }
   ~FakeCodes() override { wait_(); }
+
+  /// Rows of a KV head that a step asks for.
+  static constexpr uint32_t kAsked = 16;
+  std::atomic<uint32_t> requests{0};       ///< of heads, so far
+  std::atomic<uint32_t> rows_served{0};    ///< of all requests
+  std::atomic<uint32_t> answer_pause{0};   ///< microseconds, before a request is answered
+  std::atomic<bool> wrong_request{false};  ///< names a layer that there is not
+  uint32_t timeout_ms = 10000;             ///< of waits for rows
+  std::function<void(const std::string&)> on_failure = [](const std::string&) {};
+
+  uint32_t serve_rows(uint32_t kv_head) override {
+    if (!shape_.rows_by_host) return 0;
+    Request& r = *requests_[kv_head];
+    const uint32_t step = r.asked.load(std::memory_order_acquire);
+    if (step == r.served) return step;
+    if (wrong_request) throw Error(Status::invalid_argument, "planted: no such layer");
+    if (answer_pause != 0) std::this_thread::sleep_for(std::chrono::microseconds(answer_pause));
+    const Head& own = head(r.layer, kv_head);
+    const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
+    for (size_t i = 0; i < r.rows.size(); ++i) {
+      std::memcpy(r.bytes.data() + 2 * i * bytes, own.keys + r.rows[i] * bytes, bytes);
+      std::memcpy(r.bytes.data() + (2 * i + 1) * bytes, own.values + r.rows[i] * bytes, bytes);
+    }
+    rows_served += static_cast<uint32_t>(r.rows.size());
+    r.served = step;
+    r.answered.store(step, std::memory_order_release);
+    return step;
+  }
+  void give_up_rows(uint32_t step) override { abandoned_.store(step, std::memory_order_release); }
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
                    float value_scale) override {
@@ -173,17 +207,29 @@ class FakeCodes final : public gpu::Codes {
   std::atomic<bool> unpinned{false};      ///< rows were encoded that were not pinned
 
   /// Exact attention over the rows that have codes, now. From the stream's thread.
-  void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
+  void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) {
     const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
     const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
     const uint32_t d = shape_.code.dim;
+    std::map<size_t, size_t> asked;  // places of rows in what the host hands over
+    if (!ask(layer, kv_head, n, asked)) {
+      std::fill_n(out.o, size_t{group} * d, std::nanf(""));
+      std::fill_n(out.lse, group, std::nanf(""));
+      return;
+    }
+    const size_t row_bytes = d * dtype_size(shape_.dtype);
     std::vector<float> key(d), value(d);
     for (uint32_t g = 0; g < group; ++g) {
       std::vector<double> logits(n), o(d, 0.0);
       double most = -INFINITY, sum = 0.0;
       const KvView kv = rows(own, n);
       const auto read = [&](const RowsView& from, size_t i, std::vector<float>& to) {
-        cpu::read_row(*kernels_, from, i, to.data());
+        const auto at = asked.find(i);
+        if (at == asked.end()) return cpu::read_row(*kernels_, from, i, to.data());
+        RowsView one = from.slice(i, 1);
+        one.data = requests_[kv_head]->bytes.data() + 2 * at->second * row_bytes +
+                   (from.data == own.keys ? 0 : row_bytes);
+        cpu::read_row(*kernels_, one, 0, to.data());
       };
       for (size_t i = 0; i < n; ++i) {
         read(kv.keys, i, key);
@@ -208,12 +254,45 @@ class FakeCodes final : public gpu::Codes {
   }
 
  private:
+  /// Of one KV head.
+  struct Request {
+    uint32_t layer = 0;
+    std::vector<size_t> rows;
+    std::vector<std::byte> bytes;  // `[rows, 2, row_bytes]`
+    uint32_t served = 0;           // the host's
+    std::atomic<uint32_t> asked{0}, answered{0};
+  };
+  /// A step of the layer asks for rows of its first n, and waits for them. False: they will not come.
+  bool ask(uint32_t layer, uint32_t kv_head, size_t n, std::map<size_t, size_t>& asked) {
+    if (!shape_.rows_by_host || shape_.exact_rows == 0) return true;
+    Request& r = *requests_[kv_head];
+    const uint32_t step = r.asked.load(std::memory_order_relaxed) + 1;
+    r.layer = layer;
+    r.rows.clear();
+    for (uint32_t i = 0; i < kAsked && n != 0; ++i) r.rows.push_back((i * 97 + step * 31) % n);
+    r.bytes.assign(r.rows.size() * 2 * shape_.code.dim * dtype_size(shape_.dtype), std::byte{0x7F});
+    for (size_t i = 0; i < r.rows.size(); ++i) asked[r.rows[i]] = i;
+    requests += 1;
+    r.asked.store(step, std::memory_order_release);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    while (r.answered.load(std::memory_order_acquire) != step) {
+      const uint32_t abandoned = abandoned_.load(std::memory_order_acquire);
+      const bool is_late = std::chrono::steady_clock::now() > end;
+      if (is_late || (abandoned != 0 && static_cast<int32_t>(abandoned - step) >= 0)) {
+        on_failure(is_late ? "planted: the rows have not come" : "planted: the rows were given up");
+        return false;
+      }
+      std::this_thread::yield();
+    }
+    return true;
+  }
   struct Layer {
     uint32_t wanted = 0;  // after all that was enqueued
     uint32_t count = 0;   // the stream's
     bool is_named = false;
   };
   void check_pinned(uint32_t layer, uint32_t first, uint32_t count) {
+    if (shape_.rows_by_host) return;
     const size_t block = kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
     for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
       for (const std::byte* rows : {head(layer, h).keys, head(layer, h).values}) {
@@ -254,6 +333,8 @@ class FakeCodes final : public gpu::Codes {
   std::vector<Layer> layers_;
   uint32_t named_ = 0;
   std::vector<Head> heads_;
+  std::vector<std::unique_ptr<Request>> requests_;  // [kv_head]
+  std::atomic<uint32_t> abandoned_{0};
   bool rests_ = false;
 };
 

@@ -257,6 +257,12 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   }
   uint64_t wait_nanoseconds() const override { return 0; }
   uint64_t merges() const override { return merges_.load(); }
+  /// As of a wait of its codes that ended in vain.
+  void note_failure(Status status, const std::string& text) {
+    const std::lock_guard lock(mutex_);
+    failure_ = status;
+    failure_text_ = text;
+  }
 
  private:
   struct Rows {

@@ -36,7 +36,7 @@ struct StreamEngine {
       made->on_call = [this] { faults.on_call(DeviceCall::command); };
       return made;
     };
-    device.make_codes = [this, &kernels](gpu::Resident&, const gpu::CodesShape& shape) {
+    device.make_codes = [this, &kernels](gpu::Resident& resident, const gpu::CodesShape& shape) {
       if (gpu::codes_bytes(shape) > codes_room) {
         throw Error(Status::out_of_device_memory, "planted: no memory for codes");
       }
@@ -45,6 +45,10 @@ struct StreamEngine {
           shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
           [this] { stream.wait(); }, pinned);
       made->on_call = [this] { faults.on_call(DeviceCall::command); };
+      made->timeout_ms = faults.timeout_ms;
+      made->on_failure = [&resident](const std::string& text) {
+        static_cast<FakeDevice&>(resident).note_failure(Status::cancelled, text);
+      };
       codes = made.get();
       if (codes_rest) codes->rest();
       return made;

@@ -19,6 +19,7 @@
 #include "cpu/code_layout.h"
 #include "cpu/types.h"
 #include "gpu/codes.h"
+#include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/rows.h"
 #include "gpu/cuda/resident/step_params.h"
 
@@ -59,6 +60,8 @@ struct CodesStep {
   const std::byte* values = nullptr;
   size_t kv_head_stride = 0;  ///< bytes
   size_t row_stride = 0;      ///< bytes
+  /// Or the host reads them, and `keys` and `values` are not used.
+  HostRows host_rows;
   /// Of rows of dtype i8: the device's copy of their scales, `[block_capacity, kv_heads, 2, dim]` bf16; else null.
   const uint16_t* row_scales = nullptr;
 

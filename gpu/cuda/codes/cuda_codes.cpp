@@ -10,6 +10,8 @@
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/cuda/codes/encode.h"
+#include "gpu/cuda/codes/encode_copied.h"
+#include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
@@ -52,8 +54,12 @@ struct CudaCodes::Impl {
     bool is_used = false;     ///< something was enqueued that reads its balance
   };
 
-  Impl(const CodesShape& wanted, int device)
-      : shape(with_kernels(wanted)), layout(wanted), ordinal(device), layers(wanted.layers) {
+  Impl(const CodesShape& wanted, int device, const RowWaits& row_waits)
+      : shape(with_kernels(wanted)),
+        layout(wanted),
+        ordinal(device),
+        waits(row_waits),
+        layers(wanted.layers) {
     const DeviceScope scope(ordinal);
     const BesideCapture beside;
     splits = std::min(code_splits(shape.code, shape.kv_heads, group(), capacity(),
@@ -86,6 +92,9 @@ struct CudaCodes::Impl {
     memory.clear(layout.key_scales,
                  layout.bytes);  // counts are 0; blocks beyond them are never read
     encoder = std::make_unique<EncodeLauncher>(shape.code, shape.dtype);
+    if (shape.rows_by_host) {
+      exchange = std::make_unique<RowExchange>(shape, memory.as<uint32_t>(layout.row_steps));
+    }
     own = std::make_unique<OwnStream>();
     changed = std::make_unique<Event>();
     if (shape.coded_layers != 0) return;
@@ -179,6 +188,7 @@ struct CudaCodes::Impl {
     s.values = layers[layer].values;
     s.kv_head_stride = layers[layer].rows_stride;
     s.row_scales = row_scales(layer);
+    if (exchange != nullptr) s.host_rows = exchange->params(layer, waits);
     s.work = memory.data() + layout.work;
     return s;
   }
@@ -196,6 +206,7 @@ struct CudaCodes::Impl {
   CodesShape shape;
   CodesLayout layout;
   int ordinal;
+  RowWaits waits;
   std::vector<Layer> layers;
   uint32_t slots = 0;  // that are taken
   uint32_t splits = 1;
@@ -204,12 +215,13 @@ struct CudaCodes::Impl {
   bool ahead = false;   // kernels start before those in front of them have ended
   DeviceBuffer memory;
   std::unique_ptr<EncodeLauncher> encoder;
-  std::unique_ptr<OwnStream> own;  // of balances, and of what is read back
-  std::unique_ptr<Event> changed;  // the newest change of blocks
+  std::unique_ptr<RowExchange> exchange;  // null: the device reads rows itself
+  std::unique_ptr<OwnStream> own;         // of balances, and of what is read back
+  std::unique_ptr<Event> changed;         // the newest change of blocks
 };
 
-CudaCodes::CudaCodes(const CodesShape& shape, int ordinal)
-    : impl_(std::make_unique<Impl>(shape, ordinal)) {}
+CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits)
+    : impl_(std::make_unique<Impl>(shape, ordinal, waits)) {}
 
 CudaCodes::~CudaCodes() {
   impl_.reset();
@@ -289,7 +301,13 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   p.value_scale = m.value_scales(layer);
   p.blocks = m.blocks(layer);
   p.head_stride = m.layout.head_stride;
-  m.encoder->launch(p, stream_of(stream));
+  if (m.exchange == nullptr) {
+    m.encoder->launch(p, stream_of(stream));
+  } else {
+    const BesideCapture beside;
+    encode_copied(*m.encoder, p, m.shape.code.dim * dtype_size(m.shape.dtype),
+                  {m.memory.data() + m.layout.copied, m.layout.copied_blocks}, stream_of(stream));
+  }
   m.set_count(layer, first + count, stream);
 }
 
@@ -306,6 +324,20 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
 uint32_t CudaCodes::count(uint32_t layer) const {
   impl_->check_layer(layer);
   return impl_->layers[layer].count;
+}
+
+uint32_t CudaCodes::serve_rows(uint32_t kv_head) {
+  Impl& m = *impl_;
+  m.check_head(kv_head);
+  if (m.exchange == nullptr) return 0;
+  return m.exchange->serve(kv_head, [&](uint32_t layer) -> RowExchange::Source {
+    const Impl::Layer& l = m.layer_at(layer);
+    return {l.keys, l.values, l.rows_stride, m.shape.blocks * kCodeBlock};
+  });
+}
+
+void CudaCodes::give_up_rows(uint32_t step) {
+  if (impl_->exchange != nullptr) impl_->exchange->give_up(step);
 }
 
 void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const {
@@ -364,7 +396,7 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   const size_t bytes = codes_bytes(shape);
   own.claim(bytes, "codes of keys and values");
   try {
-    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal());
+    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits());
     codes->at_end([&own, bytes] { own.release(bytes); });
     return codes;
   } catch (...) {

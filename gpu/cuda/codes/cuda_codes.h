@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpu/codes.h"
+#include "gpu/cuda/codes/host_rows.h"
 
 namespace keyhole::gpu {
 
@@ -14,7 +15,8 @@ struct StepParams;  // gpu/cuda/resident/step_params.h
 class CudaCodes final : public Codes {
  public:
   /// In the memory of device `ordinal`. Throws Error: unsupported, invalid_argument, out_of_device_memory, device_error.
-  explicit CudaCodes(const CodesShape& shape, int ordinal = 0);
+  /// waits: of steps for rows that the host reads.
+  explicit CudaCodes(const CodesShape& shape, int ordinal = 0, const RowWaits& waits = {});
   ~CudaCodes() override;
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
@@ -24,6 +26,8 @@ class CudaCodes final : public Codes {
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
+  uint32_t serve_rows(uint32_t kv_head) override;
+  void give_up_rows(uint32_t step) override;
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   [[nodiscard]] size_t bytes() const override;
 

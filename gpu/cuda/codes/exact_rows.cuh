@@ -1,6 +1,7 @@
 // The heaviest rows: read where they lie, attended exactly and by their codes.
 #pragma once
 
+#include "gpu/cuda/codes/host_rows.cuh"
 #include "gpu/cuda/codes/int8_rows.cuh"
 #include "gpu/cuda/codes/queries.cuh"
 
@@ -44,22 +45,29 @@ struct RawRow {
   static constexpr uint32_t kQuads = kLaneQuads<kDim>;
   RawQuad key[kQuads] = {}, value[kQuads] = {};
 
-  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row) {
+  /// number: the row's place among those chosen.
+  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t row, uint32_t number) {
     const uint32_t lane = threadIdx.x % 32;
     const size_t at = kv_head * s.kv_head_stride + row * s.row_stride;
+    const std::byte* k = s.keys + at;
+    const std::byte* v = s.values + at;
+    if (s.host_rows.requests != nullptr) {
+      k = host_row(s, kv_head, number);
+      v = k + s.host_rows.row_bytes;
+    }
     if (4 * lane < kDim && s.dtype == DType::i8) {
       const uint16_t* scales =
           s.row_scales + (size_t{row / kCodeBlock} * s.kv_heads + kv_head) * 2 * kDim;
 #pragma unroll
       for (uint32_t u = 0; u < kQuads; ++u) {
-        key[u] = load_int8(s.keys + at, scales, 32 * u + lane);
-        value[u] = load_int8(s.values + at, scales + kDim, 32 * u + lane);
+        key[u] = load_int8(k, scales, 32 * u + lane);
+        value[u] = load_int8(v, scales + kDim, 32 * u + lane);
       }
     } else if (4 * lane < kDim) {
 #pragma unroll
       for (uint32_t u = 0; u < kQuads; ++u) {
-        key[u] = load_aligned(s.keys + at, s.dtype, size_t(4) * (32 * u + lane));
-        value[u] = load_aligned(s.values + at, s.dtype, size_t(4) * (32 * u + lane));
+        key[u] = load_aligned(k, s.dtype, size_t(4) * (32 * u + lane));
+        value[u] = load_aligned(v, s.dtype, size_t(4) * (32 * u + lane));
       }
     }
   }

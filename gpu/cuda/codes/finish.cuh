@@ -3,7 +3,7 @@
 //
 //   weigh    the log-sum-exp of each head, and what each split weighs
 //   choose   this step's N heaviest rows (gpu/cuda/codes/choose.cuh), while the splits' rows are summed up
-//   read     K and V of the N rows, one warp a row, from pinned host memory or the device's
+//   read     K and V of the N rows, one warp a row, from pinned host memory or the device's, or as the host has read them
 //   merge    splits - N rows by their codes + N rows exactly + resident tokens; the blocks have the heads in turn
 //
 // The chain is one of latencies: a trip to memory takes half a microsecond, over the bus two, a barrier of the cluster a
@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
   weigh_splits(s, kv_head, shared.splits, shared);
   __syncthreads();
   if (wanted == 0) {
+    if (s.host_rows.requests != nullptr) ask_host(s, kv_head, choice.chosen, 0, deal.rank, shared.top);
     cluster_wait();  // all blocks have started
     sums.add<kDim>(s, kv_head, shared.splits);
     __syncthreads();
@@ -238,13 +239,16 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
     }
     // ---- read
     wanted = choice.found;
+    if (s.host_rows.requests != nullptr) {
+      ask_host(s, kv_head, choice.chosen, wanted, deal.rank, shared.top);
+    }
     const uint32_t rows =
         wanted > deal.rank ? (wanted - deal.rank + kFinishBlocks - 1) / kFinishBlocks : 0;
     if (warp < rows) {
       const uint32_t number = deal.rank + warp * kFinishBlocks;
       const uint32_t row = row_of(choice.chosen[number]), place = choice.places[number];
       RawRow<kDim> raw;
-      raw.load(s, kv_head, row);
+      raw.load(s, kv_head, row, number);
       const float* coded = in_block(choice.logits[place % kMostListed], place / kMostListed);
       attend_row<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, number, row, raw, shared.q,
                                                          coded, shared.rows, warp);
@@ -255,6 +259,7 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
 
   // ---- merge
   cluster_barrier();
+  if (deal.rank == 0) count_host_step(s, kv_head);  // all blocks have asked
   if (warp < Shared::kOwn && own_head < s.group) {
     merge_sent(s, kv_head, own_head, min(wanted, kFinishBlocks), value_scale, resident, shared);
   }

@@ -106,10 +106,15 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   // Rounds whose rows are under way at once, as far as there are registers.
   constexpr uint32_t kAhead = kDim <= 128 ? kRounds : 1;
   constexpr uint32_t kAtOnce = kRowsAtOnce<kDim>;
+  if (s.host_rows.requests != nullptr) {
+    ask_host(s, kv_head, choice.chosen, wanted, 0, shared.top);
+    count_host_step(s, kv_head);
+  }
   RawRow<kDim> raw[kAhead];
   const auto ask = [&](uint32_t round) {
     const uint32_t number = warp + round * kSingleWarps;
-    if (number < wanted) raw[round % kAhead].load(s, kv_head, row_of(choice.chosen[number]));
+    if (number >= wanted) return;
+    raw[round % kAhead].load(s, kv_head, row_of(choice.chosen[number]), number);
   };
 #pragma unroll
   for (uint32_t i = 0; i < kAhead; ++i) ask(i);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cuda/codes/host_rows.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
 #include "gpu/cuda/common/stream.h"
@@ -75,6 +76,12 @@ class CudaResident final : public Resident, public StreamSteps {
   // For what shares the device with it.
   [[nodiscard]] int ordinal() const { return config_.ordinal; }
   [[nodiscard]] const ResidentShape& shape() const { return shape_; }
+  /// How kernels of steps wait for rows that the host reads.
+  [[nodiscard]] RowWaits row_waits() const {
+    return {pinned_.device<FailureLine>(layout_.failure()),
+            scratch_.as<WaitSums>(scratch_layout_.waited()),
+            uint64_t{config_.timeout_ms} * 1'000'000};
+  }
   /// Counts `bytes` more of device memory for `what`. Throws Error(out_of_device_memory) beyond the limit, or
   /// beyond what is free.
   void claim(size_t bytes, const char* what);

@@ -342,6 +342,14 @@ Status CudaResident::failure(std::string& text) {
              (in_time ? "" : ", but gave it up");
       return in_time ? Status::timeout : Status::cancelled;
     }
+    if (kind == FailureKind::rows_in_time || kind == FailureKind::rows_given_up) {
+      const bool in_time = kind == FailureKind::rows_in_time;
+      text =
+          where + " (of all over codes): the host has not read the rows that it chose" +
+          (in_time ? " within " + std::to_string(config_.timeout_ms) + " ms" : ", but gave it up") +
+          "; its output is NaN";
+      return in_time ? Status::timeout : Status::cancelled;
+    }
     if (kind == FailureKind::given_up) {
       text = where + ": the host gave it up; its output is NaN";
       return Status::cancelled;

@@ -15,24 +15,30 @@ struct Waited {
   uint64_t nanoseconds = 0;
 };
 
-/// Polls the head's line until step `sequence` is delivered, given up, or too late. One thread.
-__device__ inline Waited wait_for_host(const MergeParams& m, uint32_t head, uint32_t sequence) {
+/// Polls a line until step `sequence` is delivered, given up, or too late. One thread.
+__device__ inline Waited wait_for_line(const DeliveredLine* line, uint32_t sequence,
+                                       uint64_t timeout_ns) {
   Waited waited;
-  if (!m.wait) return waited;
   const uint64_t start = nanoseconds();
   while (true) {
-    const uint64_t words = load_acquire_system(m.delivered + head);
+    const uint64_t words = load_acquire_system(line);
     waited.nanoseconds = nanoseconds() - start;
     if (static_cast<int32_t>(static_cast<uint32_t>(words) - sequence) >= 0) return waited;
     if (static_cast<int32_t>(static_cast<uint32_t>(words >> 32U) - sequence) >= 0) {
       waited.failure = FailureKind::given_up;
       return waited;
     }
-    if (waited.nanoseconds > m.timeout_ns) {
+    if (waited.nanoseconds > timeout_ns) {
       waited.failure = FailureKind::timed_out;
       return waited;
     }
   }
+}
+
+/// The same of a KV head's line.
+__device__ inline Waited wait_for_host(const MergeParams& m, uint32_t head, uint32_t sequence) {
+  if (!m.wait) return {};
+  return wait_for_line(m.delivered + head, sequence, m.timeout_ns);
 }
 
 /// Adds the wait to the sums, and notes a failure. Last in a kernel, as no other block waits for it. One thread.

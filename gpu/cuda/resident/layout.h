@@ -40,13 +40,16 @@ struct alignas(kLine) FailureLine {
   uint64_t word;
 };
 
-/// The last two: of steps with codes, whose rows the host did not take, in time or because it gave the step up.
+/// `untaken`: of steps with codes, whose q, k and v the host did not take. `rows`: of steps that asked the host for rows; the
+/// sequence is that of Codes::serve_rows().
 enum class FailureKind : uint32_t {
   none = 0,
   timed_out = 1,
   given_up = 2,
   untaken_in_time = 3,
-  untaken = 4
+  untaken = 4,
+  rows_in_time = 5,
+  rows_given_up = 6
 };
 
 /// kind in 8 bits, layer in 12, KV head in 12, sequence in 32: written at once.

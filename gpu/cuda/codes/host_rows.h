@@ -1,0 +1,34 @@
+// What a step is told of rows that the host reads for it (Codes::serve_rows()): where it asks for them, and where they are
+// put. Pointers are the device's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/cuda/resident/layout.h"
+
+namespace keyhole::gpu {
+
+/// How steps wait for rows, and where they say that they waited in vain.
+struct RowWaits {
+  FailureLine* failure = nullptr;  ///< pinned; null: nobody is told
+  WaitSums* sums = nullptr;        ///< `[kv_heads]`; null: not added up
+  uint64_t timeout_ns = 20'000'000'000;
+};
+
+struct HostRows {
+  uint64_t* requests =
+      nullptr;  ///< pinned, see RowExchangeLayout; null: the device reads rows itself
+  const DeliveredLine* answers = nullptr;  ///< pinned, per KV head
+  const std::byte* rows = nullptr;         ///< pinned, `[kv_heads, exact_rows, 2, row_bytes]`
+  uint32_t* steps = nullptr;               ///< per KV head: steps that have asked; zero at first
+  uint32_t request_words = 0;
+  uint32_t row_bytes = 0;
+  RowWaits waits;
+  uint32_t layer = 0;  ///< of this step
+};
+
+/// In a request, of a place among the exact rows that has none: there are fewer.
+inline constexpr uint32_t kNoRow = ~0U;
+
+}  // namespace keyhole::gpu
