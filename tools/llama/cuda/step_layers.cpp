@@ -107,12 +107,17 @@ void StepLayers::mlp(uint32_t layer, cudaStream_t stream) {
   add_product(weights.down, inner_.get(), weights.down_bias, weights.mlp_output_norm, stream);
 }
 
-void StepLayers::logits(float* out, cudaStream_t stream) {
-  step_logits(device_.output_projection().step(), hidden_.get(), device_.norm(device_.final_norm),
-              out, stream);
-  if (config_.final_softcap > 0.0) {
-    soft_cap(static_cast<float>(config_.final_softcap), config_.vocab_size, out, stream);
+void output_logits(const LlamaConfig& config, const GpuModel::Device& device, const float* hidden,
+                   float* out, cudaStream_t stream) {
+  step_logits(device.output_projection().step(), hidden, device.norm(device.final_norm), out,
+              stream);
+  if (config.final_softcap > 0.0) {
+    soft_cap(static_cast<float>(config.final_softcap), config.vocab_size, out, stream);
   }
+}
+
+void StepLayers::logits(float* out, cudaStream_t stream) {
+  output_logits(config_, device_, hidden_.get(), out, stream);
 }
 
 void StepLayers::add_product(const DeviceMatrix& w, const float* x, const Buffer<float>& bias,

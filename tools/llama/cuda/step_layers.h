@@ -7,6 +7,10 @@
 
 namespace keyhole::tools::cuda {
 
+/// Enqueues: logits `[vocab]` of a token's last hidden state `[hidden]`, with the model's soft-cap.
+void output_logits(const LlamaConfig& config, const GpuModel::Device& device, const float* hidden,
+                   float* out, cudaStream_t stream);
+
 /// Holds a token's hidden state. Everything is enqueued and can be captured: arrays stay where they are. Borrows the model.
 class StepLayers {
  public:

@@ -1,6 +1,7 @@
 #include "tools/llama/cuda/token_rows.h"
 
 #include "tools/llama/cuda/family_kernels.h"
+#include "tools/llama/cuda/step_layers.h"
 
 namespace keyhole::tools::cuda {
 
@@ -66,8 +67,7 @@ void TokenRows::add_product(const DeviceMatrix& w, const SplitBuffer& x, size_t 
 
 void TokenRows::logits(const float* hidden, std::span<float> out) const {
   const Buffer<float> result(out.size());
-  step_logits(device_.output_projection().step(), hidden, device_.norm(device_.final_norm),
-              result.get(), stream_);
+  output_logits(config_, device_, hidden, result.get(), stream_);
   check(
       cudaMemcpyAsync(out.data(), result.get(), out.size_bytes(), cudaMemcpyDeviceToHost, stream_),
       "the logits");
