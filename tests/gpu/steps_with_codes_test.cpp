@@ -101,7 +101,11 @@ class CodesSession {
     if (set_.rows_by_host) {
       reader_ = std::thread([this] {
         while (!stop_) {
-          for (uint32_t h = 0; h < shape_.kv_heads; ++h) rows_served_ = codes_->serve_rows(h);
+          uint32_t least = codes_->serve_rows(0);
+          for (uint32_t h = 1; h < shape_.kv_heads; ++h) {
+            least = std::min(least, codes_->serve_rows(h));
+          }
+          rows_served_ = least;
         }
       });
     }
