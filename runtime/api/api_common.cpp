@@ -179,6 +179,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
     result.pinned_kv_bytes = p.pinned_kv_bytes;
     result.code_layers = p.code_layers;
     result.first_code_layer = p.first_code_layer;
+    result.rows_by_host = p.rows_by_host ? 1 : 0;
     params.index.copy(result.index, sizeof result.index - 1);
     result.fits =
         plan_fits(p, device_limit, host_limit, params.pinned_memory_limit, host_device) ? 1 : 0;

@@ -106,6 +106,11 @@ inline constexpr SettingWord kKvHostWords[] = {
     {"same", "KEYHOLE_KV_HOST_SAME", "as they come"},
     {"int8", "KEYHOLE_KV_HOST_INT8", "in int8, a scale for each channel of 256 tokens"}};
 
+inline constexpr SettingWord kRowsByWords[] = {
+    {"auto", "KEYHOLE_ROWS_BY_AUTO", "the device, or the host where memory cannot be pinned"},
+    {"device", "KEYHOLE_ROWS_BY_DEVICE", "the device, from pinned memory"},
+    {"host", "KEYHOLE_ROWS_BY_HOST", "the host, for the device"}};
+
 inline constexpr Range kBelowOne{0, 1, true};
 
 // clang-format off
@@ -174,6 +179,8 @@ inline constexpr Setting kSession[] = {
      .help = "How K and V of offloaded tokens lie in host memory"},
     {KEYHOLE_SESSION(pinned_memory_limit), .zero = Zero::none,
      .help = "Bytes of pinned host memory"},
+    {KEYHOLE_SESSION(exact_rows_by), .words = kRowsByWords,
+     .help = "Who reads the tokens that codes on the device attend exactly"},
 };
 #undef KEYHOLE_SESSION
 #undef KEYHOLE_BUDGET

@@ -38,6 +38,7 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
                     std::span<const HeadParams* const> heads, CodeSpecs& specs) {
   CodePlan plan;
   plan.layers.assign(model.layers, 0);
+  plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
   if (params.partitions == KEYHOLE_PLACE_HOST) return plan;
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
     if (params.is_dense(layer)) continue;
@@ -81,12 +82,14 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.exact_rows = plan.exact_rows;
   shape.logits = model.logits;
   shape.coded_layers = plan.count();
+  shape.rows_by_host = plan.rows_by_host;
   return shape;
 }
 
 CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
                      const ModelShape& model) {
   const gpu::CodesShape shape = codes_shape(plan, tokens, params, model);
+  if (plan.rows_by_host) return {gpu::codes_bytes(shape), gpu::codes_pinned_bytes(shape)};
   const uint64_t rows = coded_rows(tokens, params);
   return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, rows)};
 }
@@ -98,8 +101,20 @@ uint64_t pinned_room(const SessionParams& params, const ModelShape& model) {
   return limit > exchange ? limit - exchange : 0;
 }
 
-CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens, const SessionParams& params,
-                 const ModelShape& model) {
+CodePlan with_rows_placed(CodePlan plan, uint64_t pinned, uint64_t tokens,
+                          const SessionParams& params, const ModelShape& model) {
+  if (params.exact_rows_by != KEYHOLE_ROWS_BY_AUTO || !plan.any()) return plan;
+  if (!plan.rows_by_host && code_bytes(plan, tokens, params, model).pinned > pinned) {
+    plan.rows_by_host = true;
+  }
+  return plan;
+}
+
+namespace {
+
+/// As many layers as fit, with the rows read as the plan says.
+CodePlan last_layers(CodePlan plan, const CodeBytes& room, uint64_t tokens,
+                     const SessionParams& params, const ModelShape& model) {
   const auto fits = [&] {
     try {
       if (!gpu::codes_supported(codes_shape(plan, tokens, params, model))) return false;
@@ -115,6 +130,18 @@ CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens, const Se
     layer = 0;
   }
   return plan;
+}
+
+}  // namespace
+
+CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens, const SessionParams& params,
+                 const ModelShape& model) {
+  CodePlan by_host = plan;
+  by_host.rows_by_host = true;
+  plan = last_layers(std::move(plan), room, tokens, params, model);
+  if (plan.rows_by_host || params.exact_rows_by != KEYHOLE_ROWS_BY_AUTO) return plan;
+  by_host = last_layers(std::move(by_host), room, tokens, params, model);
+  return by_host.count() > plan.count() ? by_host : plan;
 }
 
 }  // namespace keyhole::runtime

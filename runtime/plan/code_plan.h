@@ -25,8 +25,9 @@ namespace keyhole::runtime {
 
 struct CodePlan {
   CodeShape shape;
-  uint32_t exact_rows = 0;   ///< N: rows of a KV head that a step reads exactly
-  std::vector<char> layers;  ///< [layer] it has codes
+  uint32_t exact_rows = 0;    ///< N: rows of a KV head that a step reads exactly
+  bool rows_by_host = false;  ///< who reads these (keyhole_rows_by)
+  std::vector<char> layers;   ///< [layer] it has codes
 
   [[nodiscard]] bool any() const { return count() != 0; }
   [[nodiscard]] uint32_t count() const {
@@ -39,7 +40,7 @@ struct CodePlan {
 
   bool operator==(const CodePlan& o) const {
     return shape.key_bits == o.shape.key_bits && shape.value_bits == o.shape.value_bits &&
-           exact_rows == o.exact_rows && layers == o.layers;
+           exact_rows == o.exact_rows && rows_by_host == o.rows_by_host && layers == o.layers;
   }
 };
 
@@ -68,13 +69,17 @@ struct CodeBytes {
   uint64_t pinned = 0;
 };
 
-/// What the codes of the plan's layers take, and K and V of their rows, in sessions of at most so many tokens. Throws
-/// Error(invalid_argument) for a shape that no device has.
+/// What the codes of the plan's layers take, and K and V of their rows, or where the host reads these the exchange with it, in
+/// sessions of at most so many tokens. Throws Error(invalid_argument) for a shape that no device has.
 [[nodiscard]] CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens,
                                    const SessionParams& params, const ModelShape& model);
 /// What pinned_memory_limit leaves for K and V beside the exchange with the device; UINT64_MAX: no limit.
 [[nodiscard]] uint64_t pinned_room(const SessionParams& params, const ModelShape& model);
-/// The plan with as many of its layers, the last ones, as there is room for.
+/// The plan, whose exact rows the host reads where exact_rows_by leaves that open and there is less room than `pinned` for what
+/// the device would read.
+[[nodiscard]] CodePlan with_rows_placed(CodePlan plan, uint64_t pinned, uint64_t tokens,
+                                        const SessionParams& params, const ModelShape& model);
+/// The plan with as many of its layers, the last ones, as there is room for; by with_rows_placed() if those are more.
 [[nodiscard]] CodePlan fitting(CodePlan plan, const CodeBytes& room, uint64_t tokens,
                                const SessionParams& params, const ModelShape& model);
 

@@ -162,7 +162,9 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     }
   }
   CodePlan coded = host_device ? CodePlan{} : code_plan(m, s);
-  if (s.partitions != KEYHOLE_PLACE_DEVICE) {
+  if (s.partitions == KEYHOLE_PLACE_DEVICE) {
+    coded = with_rows_placed(std::move(coded), pinned_room(s, m), context, s, m);
+  } else {
     const uint64_t left = device_limit > plan.device_bytes ? device_limit - plan.device_bytes : 0;
     coded = fitting(std::move(coded), {device_limit == 0 ? UINT64_MAX : left, pinned_room(s, m)},
                     context, s, m);
@@ -172,9 +174,10 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     const CodeBytes bytes = code_bytes(coded, context, s, m);
     plan.code_bytes = bytes.device;
     plan.device_bytes += bytes.device;
-    plan.pinned_kv_bytes = bytes.pinned;
+    (coded.rows_by_host ? plan.pinned_bytes : plan.pinned_kv_bytes) += bytes.pinned;
     plan.code_layers = coded.count();
     plan.first_code_layer = coded.first();
+    plan.rows_by_host = coded.rows_by_host;
     on_device = heads_by_spec(coded, m, s);
   }
   Wide index = 0;

@@ -15,6 +15,8 @@ struct MemoryPlan {
   uint64_t pinned_kv_bytes = 0;  ///< of host_bytes
   uint32_t code_layers = 0;      ///< whose codes lie on the device
   uint32_t first_code_layer = 0;
+  bool rows_by_host =
+      false;  ///< the exact ones of these layers; pinned_bytes has their exchange then
 };
 
 /// The plan at `context` tokens (at most kMaxTokens), with a CUDA device or the host as the device;

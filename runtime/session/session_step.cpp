@@ -34,6 +34,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     step_layer_ = layer;
     step_appended_ = k != nullptr;
     step_began_ = began;
+    if (codes_of_step(layer) != nullptr) codes_->expect_step();
     step_.start(layer, sequence_.resident(), codes_of_step(layer));
   } catch (...) {
     // The caller will bring the token again.

@@ -133,7 +133,9 @@ void Session::make_stream_runner() {
         return engine_->code_room_of(params_.resident_shape(engine_->model()),
                                      params_.device_memory_limit, held);
       },
-      *code_source_, engine_->log());
+      *code_source_, engine_->log(),
+      RowServer::Waits{engine_->effective_config().spin_us,
+                       engine_->effective_config().timeout_ms});
   stream_client_ = std::make_unique<Client>(*this, *steps);
   stream_ = std::make_unique<StreamRunner>(
       *engine_, params_, *steps,

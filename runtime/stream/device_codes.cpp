@@ -21,7 +21,8 @@ constexpr size_t kMostOfACall = size_t{64} << 20U;
 }  // namespace
 
 DeviceCodes::DeviceCodes(const SessionParams& params, const ModelShape& model, Make make,
-                         MakePin make_pin, Room room, CodeSource& source, const Log& log)
+                         MakePin make_pin, Room room, CodeSource& source, const Log& log,
+                         const RowServer::Waits& waits)
     : params_(&params),
       model_(model),
       make_(std::move(make)),
@@ -30,6 +31,7 @@ DeviceCodes::DeviceCodes(const SessionParams& params, const ModelShape& model, M
       source_(&source),
       log_(log),
       given_up_(model.layers),
+      waits_(waits),
       layers_(model.layers) {
   wanted_.layers.assign(model.layers, 0);
   plan_ = wanted_;
@@ -50,11 +52,16 @@ void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
   } else {
     wanted_ = wanted;
     given_up_.assign(model_.layers, 0);
+    cannot_pin_ = false;
   }
   drop();
-  if (!this->wanted().any()) return;
+  if (this->wanted().any()) try_to_make();
+}
+
+void DeviceCodes::try_to_make(const std::string& why_by_host) {
   try {
-    make(this->wanted());
+    make(wanted());
+    if (!why_by_host.empty()) tell_reader(why_by_host);
   } catch (const Error& e) {
     drop();
     if (must_be_here()) {
@@ -67,6 +74,7 @@ void DeviceCodes::plan(std::span<const HeadParams* const> heads) {
 
 CodePlan DeviceCodes::wanted() const {
   CodePlan plan = wanted_;
+  plan.rows_by_host = plan.rows_by_host || cannot_pin_;
   for (uint32_t l = 0; l < model_.layers; ++l) plan.layers[l] &= given_up_[l] == 0 ? 1 : 0;
   return plan;
 }
@@ -76,14 +84,17 @@ CodePlan DeviceCodes::fitting_room(size_t held) const {
                  params_->max_tokens, *params_, model_);
 }
 
+std::string DeviceCodes::too_much_to_pin(const CodePlan& plan) const {
+  const CodeBytes bytes = code_bytes(plan, params_->max_tokens, *params_, model_);
+  return "codes on the device need " + std::to_string(bytes.pinned) +
+         " bytes of pinned host memory, pinned_memory_limit is " +
+         std::to_string(params_->pinned_memory_limit);
+}
+
 void DeviceCodes::check_room(const CodePlan& plan) const {
   const CodeBytes bytes = code_bytes(plan, params_->max_tokens, *params_, model_);
   const uint64_t pinned = pinned_room(*params_, model_);
-  if (bytes.pinned > pinned) {
-    throw Error(Status::out_of_memory, "codes on the device need " + std::to_string(bytes.pinned) +
-                                           " bytes of pinned host memory, pinned_memory_limit is " +
-                                           std::to_string(params_->pinned_memory_limit));
-  }
+  if (bytes.pinned > pinned) throw Error(Status::out_of_memory, too_much_to_pin(plan));
   const size_t limit = params_->device_memory_limit;
   const size_t held = gpu::cuda_resident_bytes(params_->resident_shape(model_));
   if (limit != 0 && held + bytes.device > limit) {
@@ -106,16 +117,32 @@ void DeviceCodes::make(CodePlan plan) {
   if (const std::string why = gpu::why_no_codes(shape); !why.empty()) {
     throw Error(Status::unsupported, why);
   }
-  std::string why_not_all;
+  std::string why_not_all, why_by_host;
+  if (must_be_here()) {
+    CodePlan placed = with_rows_placed(plan, pinned_room(*params_, model_), params_->max_tokens,
+                                       *params_, model_);
+    if (placed.rows_by_host != plan.rows_by_host) why_by_host = too_much_to_pin(plan);
+    plan = std::move(placed);
+  }
   try {
     check_room(plan);
   } catch (const Error& e) {
     if (must_be_here()) throw;
-    plan = fitting_room(0);
-    if (!plan.any()) throw;
-    why_not_all = e.what();
+    CodePlan fits = fitting_room(0);
+    if (!fits.any()) throw;
+    if (fits.rows_by_host != plan.rows_by_host) why_by_host = too_much_to_pin(plan);
+    if (fits.count() != plan.count()) why_not_all = e.what();
+    plan = std::move(fits);
   }
-  pins_ = std::make_unique<PinQueue>(make_pin_());
+  if (!plan.rows_by_host) {
+    try {
+      pins_ = std::make_unique<PinQueue>(make_pin_());
+    } catch (const Error& e) {
+      if (params_->exact_rows_by != KEYHOLE_ROWS_BY_AUTO) throw;
+      cannot_pin_ = plan.rows_by_host = true;
+      why_by_host = e.what();
+    }
+  }
   for (;;) {
     try {
       codes_ = make_(codes_shape(plan, params_->max_tokens, *params_, model_));
@@ -130,6 +157,13 @@ void DeviceCodes::make(CodePlan plan) {
   }
   plan_ = plan;
   bytes_peak_ = std::max(bytes_peak_, this->bytes());
+  if (plan.rows_by_host) {
+    exchange_bytes_ = code_bytes(plan, params_->max_tokens, *params_, model_).pinned;
+    // A step that reads no row asks for none.
+    if (plan.exact_rows != 0) {
+      reader_ = std::make_unique<RowServer>(*codes_, model_.kv_heads, waits_);
+    }
+  }
   const size_t row_bytes = this->row_bytes();
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     if (!layer_has(layer)) continue;
@@ -141,6 +175,11 @@ void DeviceCodes::make(CodePlan plan) {
     codes_->set_rows(layer, first.keys.data, first.values.data, stride, source_->scales(layer));
   }
   tell(why_not_all);
+  if (!why_by_host.empty()) tell_reader(why_by_host);
+}
+
+void DeviceCodes::tell_reader(const std::string& why) const {
+  log_(KEYHOLE_LOG_WARNING, "the host reads the tokens that the device attends exactly: " + why);
 }
 
 void DeviceCodes::tell(const std::string& why_not_all) const {
@@ -150,12 +189,21 @@ void DeviceCodes::tell(const std::string& why_not_all) const {
     return;
   }
   const std::string there = "codes on the device: layers " + plan_.text() + ", " +
-                            std::to_string(codes_->bytes()) + " bytes";
+                            std::to_string(codes_->bytes()) + " bytes, rows read by the " +
+                            (plan_.rows_by_host ? "host" : "device");
   if (why_not_all.empty()) return log_(KEYHOLE_LOG_INFO, there);
   CodePlan host = wanted_;
   for (uint32_t l = 0; l < model_.layers; ++l) host.layers[l] &= plan_.layers[l] == 0 ? 1 : 0;
   log_(KEYHOLE_LOG_WARNING,
        there + "; the host attends layers " + host.text() + ": " + why_not_all);
+}
+
+bool DeviceCodes::let_host_read(const std::string& why) {
+  if (params_->exact_rows_by != KEYHOLE_ROWS_BY_AUTO || plan_.rows_by_host) return false;
+  cannot_pin_ = true;
+  drop();
+  try_to_make(why);
+  return true;
 }
 
 void DeviceCodes::give_up_first(const std::string& why) {
@@ -166,7 +214,7 @@ void DeviceCodes::give_up_first(const std::string& why) {
   plan_.layers[layer] = 0;
   given_up_[layer] = 1;
   if (plan_.any()) {
-    pins_->resume();
+    if (pins_ != nullptr) pins_->resume();
   } else {
     drop();
   }
@@ -180,7 +228,9 @@ void DeviceCodes::give_up(const std::string& why) {
 
 void DeviceCodes::drop() {
   version_ += 1;
+  reader_.reset();
   codes_.reset();
+  exchange_bytes_ = 0;
   pins_.reset();  // with all that it has pinned
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     if (layers_[layer].end() != 0) source_->set_pinned(layer, 0);
@@ -207,7 +257,7 @@ void DeviceCodes::pin_beside(uint32_t layer) {
 void DeviceCodes::encode_pinned(gpu::Stream stream) {
   if (codes_ == nullptr) return;
   try {
-    pins_->check(last_batch());
+    if (pins_ != nullptr) pins_->check(last_batch());
   } catch (...) {
     if (must_be_here()) pins_->resume();
     throw;
@@ -224,7 +274,7 @@ void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   const size_t rows = source_->rows(layer, 0).keys.count;
   pin(layer, rows);
   if (!layers_[layer].has_balance) set_balance(layer);
-  if (must_be_here()) pins_->resume();
+  if (must_be_here() && pins_ != nullptr) pins_->resume();
   for (const Piece& piece : layers_[layer].pieces) {
     if (piece.begin < rows) pins_->wait(piece.batch);
   }
@@ -266,6 +316,7 @@ std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& pi
 }
 
 void DeviceCodes::pin(uint32_t layer, size_t rows) {
+  if (pins_ == nullptr) return;
   Layer& l = layers_[layer];
   Piece piece{l.end(), piece_end(rows), 0};
   if (piece.end <= piece.begin) return;
@@ -282,6 +333,7 @@ void DeviceCodes::pin(uint32_t layer, size_t rows) {
 }
 
 size_t DeviceCodes::pinned_rows(uint32_t layer) const {
+  if (pins_ == nullptr) return source_->rows(layer, 0).keys.count;
   size_t rows = 0;
   for (const Piece& piece : layers_[layer].pieces) {
     if (!pins_->is_pinned(piece.batch)) break;

@@ -7,6 +7,9 @@
 // reads them there, in the order of the session's stream. So a step needs nothing of the host, and a graph of steps
 // stays valid while tokens come. A prompt waits for none of it: its rows are pinned beside it (PinQueue), and encoded while
 // the host takes the next ones in, of whatever layer, or before the next step.
+//
+// Where memory cannot be pinned, or not for all layers, a thread of the host reads the rows of a step (RowServer), of all
+// layers of the session, and the device copies those that it encodes (keyhole_rows_by). Nothing is pinned then.
 #pragma once
 
 #include <functional>
@@ -22,6 +25,7 @@
 #include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/code_plan.h"
 #include "runtime/stream/pin_queue.h"
+#include "runtime/stream/row_server.h"
 
 namespace keyhole::runtime {
 
@@ -56,7 +60,7 @@ class DeviceCodes {
 
   /// All that it is given outlives it; the params may change. Nothing is made before plan().
   DeviceCodes(const SessionParams& params, const ModelShape& model, Make make, MakePin make_pin,
-              Room room, CodeSource& source, const Log& log);
+              Room room, CodeSource& source, const Log& log, const RowServer::Waits& waits = {});
 
   /// Takes the memory for the codes of a session with these heads (`[layers, kv_heads]`), all of it, where it does not
   /// have it already. Layers for which there is no room, or all where the device has no kernel for their shape, stay
@@ -74,6 +78,10 @@ class DeviceCodes {
   }
   /// Whether all rows of a layer that has codes are encoded.
   [[nodiscard]] bool is_current(uint32_t layer) const;
+  /// A step over the codes of a layer is about to be enqueued, or to be announced.
+  void expect_step() {
+    if (reader_ != nullptr) reader_->expect();
+  }
   /// Begins to pin the layer's rows that have come, and waits for nothing. Throws Error(out_of_memory | device_error).
   void pin_beside(uint32_t layer);
   /// Enqueues the encoding of all rows, of any layer, that are pinned by now. Throws Error(device_error), and what has kept
@@ -84,6 +92,9 @@ class DeviceCodes {
   void update(uint32_t layer, gpu::Stream stream);
   /// The layer is about to keep its first `rows` rows. No work on the stream is under way.
   void truncate(uint32_t layer, size_t rows, gpu::Stream stream);
+  /// Memory could not be pinned: the host reads rows from now on, if it may, and all of them are encoded anew; the log says
+  /// `why`. False: it may not, or does so already. No work on the stream is under way.
+  [[nodiscard]] bool let_host_read(const std::string& why);
   /// The host attends the first of the layers that have codes from now on, whose memory is not pinned any more; the log
   /// says `why`. Other heads or budgets, or a copy of the session, try again. No work on the stream is under way, and some
   /// layer has codes.
@@ -98,7 +109,11 @@ class DeviceCodes {
   [[nodiscard]] size_t bytes_peak() const { return bytes_peak_; }
   /// Specs of heads that plan() has parsed so far.
   [[nodiscard]] size_t parsed_specs() const { return specs_.parsed(); }
-  [[nodiscard]] size_t pinned_bytes() const { return pins_ == nullptr ? 0 : pins_->bytes(); }
+  [[nodiscard]] size_t pinned_bytes() const {
+    return exchange_bytes_ + (pins_ == nullptr ? 0 : pins_->bytes());
+  }
+  /// Whether the host reads the rows that steps attend exactly.
+  [[nodiscard]] bool rows_by_host() const { return plan_.rows_by_host; }
   [[nodiscard]] uint32_t layers() const { return plan_.count(); }
 
  private:
@@ -119,9 +134,13 @@ class DeviceCodes {
   [[nodiscard]] CodePlan fitting_room(size_t held) const;
   /// Throws Error(out_of_device_memory | out_of_memory) where there is room for fewer layers than the plan has.
   void check_room(const CodePlan& plan) const;
+  [[nodiscard]] std::string too_much_to_pin(const CodePlan& plan) const;
   void make(CodePlan plan);
+  /// make(); where it fails there are none, which the log says, or, where they must be here, it throws.
+  void try_to_make(const std::string& why_by_host = {});
   void drop();
   void tell(const std::string& why_not_all) const;
+  void tell_reader(const std::string& why) const;
   /// Where the piece ends that holds the last of so many rows.
   [[nodiscard]] size_t piece_end(size_t rows) const;
   /// The memory of a piece of the layer, of all heads.
@@ -154,11 +173,16 @@ class DeviceCodes {
   CodeSource* source_;
   Log log_;
   CodeSpecs specs_;
-  CodePlan wanted_;                    ///< of the last plan(), were there room for all
-  std::vector<char> given_up_;         ///< [layer] of wanted_
-  CodePlan plan_;                      ///< what has codes
-  std::unique_ptr<PinQueue> pins_;     ///< with codes_, which read its memory until they end
+  CodePlan wanted_;             ///< of the last plan(), were there room for all
+  std::vector<char> given_up_;  ///< [layer] of wanted_
+  bool cannot_pin_ = false;     ///< memory for wanted_
+  CodePlan plan_;               ///< what has codes
+  std::unique_ptr<PinQueue>
+      pins_;  ///< with codes_, which read its memory until they end; null: rows_by_host()
   std::unique_ptr<gpu::Codes> codes_;  ///< null: no layer has any
+  std::unique_ptr<RowServer> reader_;  ///< with codes_, of rows_by_host()
+  RowServer::Waits waits_;
+  size_t exchange_bytes_ = 0;  ///< pinned, of codes_
   std::vector<Layer> layers_;
   bool tries_again_ = false;
   uint64_t version_ = 1;

@@ -256,8 +256,16 @@ void StreamRunner::keep_codes(uint32_t layer, F&& update) {
     try {
       return update();
     } catch (const Error& e) {
-      if (params_->partitions == KEYHOLE_PLACE_DEVICE) throw;
+      const bool may_go = params_->partitions != KEYHOLE_PLACE_DEVICE;
+      if (!may_go && params_->exact_rows_by != KEYHOLE_ROWS_BY_AUTO) throw;
       wait_idle();
+      const bool cannot_pin =
+          e.status() == Status::out_of_memory || e.status() == Status::unsupported;
+      if (cannot_pin && codes_->let_host_read(e.what())) {
+        client_->codes_gone();
+        continue;
+      }
+      if (!may_go) throw;
       // Where no more memory can be pinned, what one layer gives back serves the others.
       if (e.status() == Status::out_of_memory) {
         codes_->give_up_first(e.what());
@@ -325,6 +333,7 @@ StreamStep StreamRunner::counted(StreamStep step) {
 
 void StreamRunner::submit(StreamStep step) {
   step.sequence = ++sequences_[step.layer];
+  if (step.coded) codes_->expect_step();
   tickets_[step.layer] = server_.submit(step);
   if (!step.appends || !knows_held_) return;
   held_bytes_ += forecast_.offloaded(step.layer, 1) * 2 * model_.kv_heads * model_.row_bytes();
@@ -499,6 +508,7 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.partition_bytes = partitions_.bytes();
   s.code_bytes = codes_->bytes();
   s.code_layers = codes_->layers();
+  s.rows_by_host = codes_->rows_by_host() ? 1 : 0;
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
   s.stream_steps += steps_served_;
   s.attend_seconds += serve_seconds_;

@@ -29,6 +29,7 @@ class CodeLayers : public StreamCodes {
     keyhole_session_config c = coded();
     c.partitions = KEYHOLE_PLACE_AUTO;
     c.append_block = 100000;
+    c.exact_rows_by = KEYHOLE_ROWS_BY_DEVICE;
     return c;
   }
   static gpu::ResidentShape resident() {

@@ -189,8 +189,8 @@ enum {
 /* Where a part of a session works. */
 typedef int32_t keyhole_placement;
 enum {
-  /* On the device where there is one and device_memory_limit suffices, else on the host; codes of as many layers as it and
-   * pinned_memory_limit suffice for. */
+  /* On the device where there is one and device_memory_limit suffices, else on the host; codes of as many layers as it
+   * suffices for, and pinned_memory_limit (but see exact_rows_by). */
   KEYHOLE_PLACE_AUTO = 0,
   KEYHOLE_PLACE_HOST = 1,
   /* On the device, or the call fails. */
@@ -393,6 +393,19 @@ enum {
   KEYHOLE_KV_HOST_INT8 = 1
 };
 
+/* Who reads the offloaded tokens that a step over codes on a CUDA device attends exactly. The answers have the same bits. */
+typedef int32_t keyhole_rows_by;
+enum {
+  /* The device, where memory of all layers' tokens can be pinned for it; else the host. */
+  KEYHOLE_ROWS_BY_AUTO = 0,
+  /* The device by itself, over the bus, from pinned memory: no host thread is in a step's path. Layers whose memory cannot be
+   * pinned are attended by the host. */
+  KEYHOLE_ROWS_BY_DEVICE = 1,
+  /* A thread of the session, to which the device names them and which hands them over; next to nothing is pinned. Each step
+   * waits for that thread. */
+  KEYHOLE_ROWS_BY_HOST = 2
+};
+
 typedef struct keyhole_session_config {
   size_t struct_size;
   /* The longest context that the session can hold, in tokens, 1..2^31. Only address space is
@@ -447,10 +460,11 @@ typedef struct keyhole_session_config {
   float audit_bound;
   keyhole_kv_host kv_host;
   /* Bytes of host memory that this session may pin for a CUDA device, which reads offloaded tokens there beside their
-   * codes; 0: as much as the system lets it. Where it is too little for all layers at max_tokens, the first layers are
-   * attended by the host (docs/embedding.md, Codes on the device). A session whose exchange with the device alone needs
-   * more is refused: OUT_OF_MEMORY. */
+   * codes; 0: as much as the system lets it. Where it is too little for all layers at max_tokens, exact_rows_by decides
+   * (docs/embedding.md, Codes on the device). A session whose exchange with the device alone needs more is refused:
+   * OUT_OF_MEMORY. */
   size_t pinned_memory_limit;
+  keyhole_rows_by exact_rows_by;
 } keyhole_session_config;
 
 KEYHOLE_API void keyhole_session_config_init_sized(keyhole_session_config* config, size_t size);
@@ -719,6 +733,8 @@ typedef struct keyhole_statistics {
   uint64_t code_bytes;
   /* Now: layers that the device attends by these codes. */
   uint32_t code_layers;
+  /* Now: 1 where the host reads the tokens that they attend exactly, see exact_rows_by. */
+  uint32_t rows_by_host;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);
 static inline void keyhole_statistics_init(keyhole_statistics* statistics) {
@@ -809,6 +825,8 @@ typedef struct keyhole_memory_plan {
    * layers below first_code_layer (0 if code_layers is 0) are attended by the host. */
   uint32_t code_layers;
   uint32_t first_code_layer;
+  /* 1 where the host reads the tokens that these layers attend exactly, see exact_rows_by; pinned_kv_bytes is 0 then. */
+  uint32_t rows_by_host;
 } keyhole_memory_plan;
 KEYHOLE_API void keyhole_memory_plan_init_sized(keyhole_memory_plan* plan, size_t size);
 static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
@@ -820,7 +838,7 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
  * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
  * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
  * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action,
- * kv_host and pinned_memory_limit of `session` (NULL: defaults).
+ * kv_host, pinned_memory_limit and exact_rows_by of `session` (NULL: defaults).
  * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,

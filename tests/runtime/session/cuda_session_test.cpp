@@ -237,6 +237,120 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
   }
 }
 
+TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
+  EnginePtr engine = make_engine(cuda_config_);
+  keyhole_session_config c = small_session();
+  c.index = "codes:k=2,v=2";
+  c.flush_block = 256;
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  DeviceVector q(q_size()), k(kv_size()), v(kv_size()), out(q_size());
+  const keyhole_tensor tq = q.tensor({hq(), d()}), tk = k.tensor({hkv(), d()}),
+                       tv = v.tensor({hkv(), d()}), to = out.tensor({hq(), d()});
+  /// A step of every layer in each of the ways; what the layers answered.
+  const auto answers = [&](keyhole_session* s, const Rows& r, int way, cudaGraphExec_t graph) {
+    std::vector<std::vector<float>> seen;
+    for (uint32_t l = 0; l < host_config_.layers; ++l) {
+      if (way == 2) {
+        seen.push_back(attend_host(s, l, r, nullptr));
+        continue;
+      }
+      q.set(r.q, stream_);
+      k.set(r.k, stream_);
+      v.set(r.v, stream_);
+      if (way == 0) {
+        EXPECT_OK(keyhole_attend(s, l, &tq, &tk, &tv, &to, nullptr));
+      } else if (way == 1) {
+        EXPECT_OK(keyhole_attend_begin(s, l, &tq, &tk, &tv));
+        EXPECT_OK(keyhole_attend_end(s, &to, nullptr));
+      } else if (l == 0) {
+        EXPECT_OK(keyhole_session_announce(s));
+        EXPECT_EQ(cudaGraphLaunch(graph, stream_), cudaSuccess);
+      }
+      EXPECT_OK(keyhole_session_synchronize(s));
+      seen.push_back(out.get());
+    }
+    return seen;
+  };
+  for (const keyhole_kv_host how : {KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8}) {
+    for (const uint32_t exact_rows : {3U, 16U, 64U}) {
+      SCOPED_TRACE(std::to_string(how) + ", exact rows " + std::to_string(exact_rows));
+      c.kv_host = how;
+      c.budget.top_k = exact_rows;
+      SessionPtr sessions[2];
+      cudaGraphExec_t graphs[2] = {};
+      for (int i = 0; i < 2; ++i) {
+        c.exact_rows_by = i == 0 ? KEYHOLE_ROWS_BY_DEVICE : KEYHOLE_ROWS_BY_HOST;
+        sessions[i] = make_session(engine.get(), c);
+        ASSERT_OK(keyhole_session_set_stream(sessions[i].get(), stream_));
+        prefill(sessions[i].get(), 1500, 5, true);
+        ASSERT_OK(keyhole_session_synchronize(sessions[i].get()));
+        EXPECT_EQ(statistics(sessions[i].get()).rows_by_host, static_cast<uint32_t>(i));
+      }
+      EXPECT_LT(statistics(sessions[1].get()).pinned_bytes + (1U << 20U),
+                statistics(sessions[0].get()).pinned_bytes);
+      const bool has_graphs = std::strcmp(statistics(sessions[1].get()).signal, "wait") == 0;
+      for (int i = 0; i < 2 && has_graphs; ++i) {
+        cudaGraph_t graph = nullptr;
+        ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+        for (uint32_t l = 0; l < host_config_.layers; ++l) {
+          EXPECT_OK(keyhole_attend(sessions[i].get(), l, &tq, &tk, &tv, &to, nullptr));
+        }
+        ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+        ASSERT_CUDA(cudaGraphInstantiate(&graphs[i], graph, 0));
+        ASSERT_CUDA(cudaGraphDestroy(graph));
+      }
+      for (int t = 0; t < 320; ++t) {
+        const Rows r = rows();
+        const int way = has_graphs ? t % 4 : t % 3;
+        const auto a = answers(sessions[0].get(), r, way, graphs[0]);
+        ASSERT_EQ(answers(sessions[1].get(), r, way, graphs[1]), a) << "token " << t;
+      }
+      for (int i = 0; i < 2; ++i) {
+        if (graphs[i] != nullptr) {
+          ASSERT_CUDA(cudaGraphExecDestroy(graphs[i]));
+        }
+        ASSERT_OK(keyhole_truncate(sessions[i].get(), 900));
+        keyhole_session* copy = nullptr;
+        ASSERT_OK(keyhole_fork(sessions[i].get(), &copy));
+        sessions[i].reset(copy);
+        ASSERT_OK(keyhole_session_set_stream(sessions[i].get(), stream_));
+        EXPECT_EQ(statistics(sessions[i].get()).rows_by_host, static_cast<uint32_t>(i));
+      }
+      for (int t = 0; t < 6; ++t) {
+        const Rows r = rows();
+        const auto a = answers(sessions[0].get(), r, t % 3, nullptr);
+        ASSERT_EQ(answers(sessions[1].get(), r, t % 3, nullptr), a) << "token " << t;
+      }
+    }
+  }
+}
+
+TEST_F(CudaSession, PinningThatMayNotBeLeavesRowsToTheHost) {
+  EnginePtr engine = make_engine(cuda_config_);
+  keyhole_session_config c = small_session();
+  c.index = "codes:k=4,v=4";
+  c.flush_block = 256;
+  c.budget.top_k = 16;
+  c.budget.tail = KEYHOLE_TAIL_CODES;
+  SessionPtr free = make_session(engine.get(), c);
+  c.pinned_memory_limit = statistics(free.get()).pinned_bytes + (1U << 20U);
+  SessionPtr bound = make_session(engine.get(), c);
+  for (keyhole_session* s : {free.get(), bound.get()}) prefill(s, 1500, 6);
+  EXPECT_EQ(statistics(free.get()).rows_by_host, 0U);
+  EXPECT_EQ(statistics(bound.get()).rows_by_host, 1U);
+  EXPECT_EQ(statistics(bound.get()).code_layers, host_config_.layers);
+  for (int t = 0; t < 20; ++t) {
+    const Rows r = rows();
+    for (uint32_t l = 0; l < host_config_.layers; ++l) {
+      const auto a = attend_host(free.get(), l, r, nullptr);
+      ASSERT_EQ(attend_host(bound.get(), l, r, nullptr), a);
+    }
+  }
+  EXPECT_LE(statistics(bound.get()).pinned_bytes, c.pinned_memory_limit);
+  EXPECT_GT(statistics(free.get()).pinned_bytes, c.pinned_memory_limit);
+}
+
 TEST_F(CudaSession, GraphsAreCapturedOnceAndLaunchedOften) {
   cuda_config_.signal = KEYHOLE_SIGNAL_WAIT;
   for (const bool partitions : {false, true}) {

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <string>
+#include <tuple>
 
 #include "tests/runtime/codes_fixture.h"
 #include "tests/temporary_folder.h"
@@ -10,12 +12,17 @@
 namespace keyhole::test {
 namespace {
 
-/// With offloaded rows as they come, and in int8.
-class StoredCodes : public StreamCodes, public testing::WithParamInterface<keyhole_kv_host> {
+/// With offloaded rows as they come, and in int8; which the device reads, or the host for it.
+class StoredCodes
+    : public StreamCodes,
+      public testing::WithParamInterface<std::tuple<keyhole_kv_host, keyhole_rows_by>> {
  protected:
+  static keyhole_kv_host kept() { return std::get<0>(GetParam()); }
+  static bool by_host() { return std::get<1>(GetParam()) == KEYHOLE_ROWS_BY_HOST; }
   static keyhole_session_config coded() {
     keyhole_session_config c = StreamCodes::coded();
-    c.kv_host = GetParam();
+    c.kv_host = kept();
+    c.exact_rows_by = std::get<1>(GetParam());
     return c;
   }
 };
@@ -23,7 +30,7 @@ class StoredCodes : public StreamCodes, public testing::WithParamInterface<keyho
 TEST_P(StoredCodes, AttendEveryTokenOnceWhileTokensCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 1000);
   // (1000 - 4 - 16) / 256 whole blocks; the rest waits in the window.
   EXPECT_EQ(layer_tokens(s.get(), 0).indexed, 768U);
@@ -38,13 +45,20 @@ TEST_P(StoredCodes, AttendEveryTokenOnceWhileTokensCome) {
   EXPECT_EQ(st.stream_steps, 1200U);
   EXPECT_EQ(st.index_bytes, 0U) << "the host indexes what the device has codes of";
   EXPECT_GE(st.device_bytes, device.codes->bytes());
-  EXPECT_GE(st.pinned_bytes, device.pinned->bytes());
+  EXPECT_EQ(st.rows_by_host, by_host() ? 1U : 0U);
+  if (by_host()) {
+    EXPECT_EQ(device.pinned, nullptr) << "nothing is pinned";
+    EXPECT_GE(device.codes->rows_served, 600U * 2 * 2 * (FakeCodes::kAsked - 1));
+  } else {
+    EXPECT_GE(st.pinned_bytes, device.pinned->bytes());
+    EXPECT_EQ(device.codes->requests, 0U);
+  }
 }
 
 TEST_P(StoredCodes, BlocksAreThoseOfTheReference) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 700);
   for (int i = 0; i < 300; ++i) step(s.get(), model, false);
   const runtime::Session& session = *s->session;
@@ -64,7 +78,7 @@ TEST_P(StoredCodes, BlocksAreThoseOfTheReference) {
 TEST_P(StoredCodes, StepsWithTensorsOfTheHostAttendThemToo) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 500);
   for (int i = 0; i < 560; ++i) {
     if (i % 3 == 0) {
@@ -82,7 +96,7 @@ TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
   for (uint64_t seed = 0; seed < 3; ++seed) {
     numbers_ = Numbers(seed);
     SessionPtr s = make_session(device.handle.get(), coded());
-    StoredModel model(engine_config_, GetParam());
+    StoredModel model(engine_config_, kept());
     prefill(s.get(), model, 1 + numbers_.below(900));
     const std::string path = (folder / "session").string();
     for (int i = 0; i < 25; ++i) {
@@ -120,7 +134,7 @@ TEST_P(StoredCodes, AnyOrderOfCallsKeepsEveryTokenOnce) {
 TEST_P(StoredCodes, GraphsStayValidWhileBlocksCome) {
   StreamEngine device(engine_config_);
   SessionPtr s = make_session(device.handle.get(), coded());
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 520);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   // Three tokens of every layer in a graph.
@@ -167,7 +181,7 @@ TEST_P(StoredCodes, NoCallWaitsForTheThreadOfTheSession) {
   std::atomic<int> held{0};
   StreamEngine device(engine_config_, 60000);
   SessionPtr s = make_session(device.handle.get(), coded());
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 520);
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   std::vector<Token> tokens(engine_config_.layers);
@@ -238,17 +252,26 @@ TEST_P(StoredCodes, MemoryThatCannotBePinnedLosesNoToken) {
   keyhole_session_config c = coded();
   c.partitions = KEYHOLE_PLACE_AUTO;
   SessionPtr s = make_session(device.handle.get(), c);
-  StoredModel model(engine_config_, GetParam());
+  StoredModel model(engine_config_, kept());
   prefill(s.get(), model, 300);
   prefill(s.get(), model, 1000);
   for (int i = 0; i < 5; ++i) step(s.get(), model, false);
-  EXPECT_EQ(statistics(s.get()).pinned_bytes,
-            gpu::cuda_pinned_bytes({2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}}));
+  const keyhole_statistics st = statistics(s.get());
+  const uint64_t exchange =
+      gpu::cuda_pinned_bytes({2, 4, 2, 64, DType::f16, 4, 16 + kCodeBlock, 16, {}});
+  EXPECT_EQ(st.code_layers, by_host() ? 2U : 0U);
+  EXPECT_GE(st.pinned_bytes, exchange);
+  EXPECT_LE(st.pinned_bytes, exchange + (by_host() ? 65536U : 0U));
 }
 
-INSTANTIATE_TEST_SUITE_P(KvHost, StoredCodes,
-                         testing::Values(KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8),
-                         [](const auto& p) { return p.param == 0 ? "Same" : "Int8"; });
+INSTANTIATE_TEST_SUITE_P(
+    KvHost, StoredCodes,
+    testing::Combine(testing::Values(KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8),
+                     testing::Values(KEYHOLE_ROWS_BY_DEVICE, KEYHOLE_ROWS_BY_HOST)),
+    [](const auto& p) {
+      return std::string(std::get<0>(p.param) == KEYHOLE_KV_HOST_SAME ? "Same" : "Int8") +
+             (std::get<1>(p.param) == KEYHOLE_ROWS_BY_HOST ? "ByHost" : "ByDevice");
+    });
 
 }  // namespace
 }  // namespace keyhole::test
