@@ -132,7 +132,8 @@ TEST(Plan, TellsWhichLayersTheDeviceAttendsAndWhatAllWouldTake) {
   EXPECT_NE(outcome.out.find(text), std::string::npos) << outcome.out;
 
   // 4 GiB may be pinned, a quarter of K and V: fewer bits would not help.
-  args = {"--context", "128k", "--gpu-memory", "24GiB", "--pinned-memory", "4GiB"};
+  args = {"--context",       "128k",   "--gpu-memory",    "24GiB",
+          "--exact-rows-by", "device", "--pinned-memory", "4GiB"};
   const json pinned = plan_json(args);
   ASSERT_EQ(pinned["plans"].size(), 2U);
   EXPECT_EQ(pinned["pinned_memory"], 4 * kGib);
@@ -143,6 +144,29 @@ TEST(Plan, TellsWhichLayersTheDeviceAttendsAndWhatAllWouldTake) {
   EXPECT_EQ(pinned["plans"][1]["pinned_kv_bytes"], (131072 - 640) / 256 * 256 * kTokenBytes);
   args.back() = "0";
   EXPECT_EQ(plan_json(args)["plans"][0]["code_layers"], 0);
+}
+
+TEST(Plan, TellsWhoReadsTheRowsThatTheDeviceAttendsExactly) {
+  std::vector<std::string> args = {"--context", "128k", "--gpu-memory", "24GiB"};
+  const json plain = plan_json(args)["plans"][0];
+  EXPECT_EQ(plain["rows_by_host"], false);
+  EXPECT_EQ(plain["code_layers"], 32);
+  // A quarter of K and V may be pinned.
+  args.insert(args.end(), {"--pinned-memory", "4GiB"});
+  const json some = plan_json(args)["plans"][0];
+  EXPECT_EQ(some["rows_by_host"], true);
+  EXPECT_EQ(some["code_layers"], 32);
+  EXPECT_EQ(some["pinned_kv_bytes"], 0);
+  EXPECT_LT(some["pinned_bytes"], plain["pinned_bytes"].get<uint64_t>() + (1U << 20U));
+  EXPECT_EQ(some["host_bytes"], plain["host_bytes"]);
+  EXPECT_EQ(some["fits"], true);
+  const std::string head = plan(args).out;
+  EXPECT_NE(head.find("rows read by"), std::string::npos) << head;
+  args.insert(args.end(), {"--exact-rows-by", "host"});
+  EXPECT_EQ(plan_json(args)["plans"][0], some);
+  args.back() = "device";
+  EXPECT_EQ(plan_json(args)["plans"][0]["rows_by_host"], false);
+  EXPECT_EQ(plan_json(args)["plans"][0]["code_layers"], 8);
 }
 
 TEST(Plan, PrintsARowPerIndex) {

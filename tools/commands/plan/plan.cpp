@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/settings.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/context_warning.h"
@@ -25,11 +26,14 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr const Setting& kRowsBy = setting(kSessionSettings, "exact_rows_by");
+
 struct Options {
   std::string model;
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::string dtype = "auto";
   std::string kv_host = "same";
+  std::string exact_rows_by = "auto";
   std::string context;
   std::vector<std::string> indexes;
   std::string budgets;
@@ -113,6 +117,7 @@ keyhole_memory_plan plan_one(const Request& request, const Options& options,
   session.sink = options.sink;
   session.window = options.window;
   session.kv_host = kv_host_of(options.kv_host);
+  session.exact_rows_by = number_of_word(kRowsBy, options.exact_rows_by).value_or(0);
   session.index = index.c_str();
   if (!budgets.empty()) session.budgets = budgets.c_str();
   // As above, 0 bytes are a limit here.
@@ -146,6 +151,12 @@ std::string layers_text(const keyhole_memory_plan& plan, uint32_t layers) {
          std::to_string(plan.first_code_layer);
 }
 
+/// Who reads the tokens that these layers attend exactly.
+const char* reader_of_rows(const keyhole_memory_plan& plan) {
+  if (plan.code_layers == 0) return "";
+  return plan.rows_by_host != 0 ? "host" : "device";
+}
+
 void print(const Request& request, const std::vector<Row>& rows) {
   const Style style = style_of(stdout);
   const keyhole_engine_config& e = request.engine;
@@ -160,6 +171,7 @@ void print(const Request& request, const std::vector<Row>& rows) {
                {"device"},
                {"of it codes"},
                {"in layers"},
+               {"rows read by"},
                {"pinned"},
                {"host"},
                {"of it indexes"},
@@ -168,8 +180,9 @@ void print(const Request& request, const std::vector<Row>& rows) {
   for (const auto& [index, plan] : rows) {
     table.add_row(
         {index, format_bytes(plan.device_bytes), format_bytes(plan.code_bytes),
-         layers_text(plan, e.layers), format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes),
-         format_bytes(plan.host_bytes), format_bytes(plan.index_bytes),
+         layers_text(plan, e.layers), reader_of_rows(plan),
+         format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes), format_bytes(plan.host_bytes),
+         format_bytes(plan.index_bytes),
          plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
          format_count(plan.longest_context)});
   }
@@ -194,6 +207,7 @@ ordered_json to_json(const Request& request, const Options& options, const std::
                      {"code_bytes", plan.code_bytes},
                      {"code_layers", plan.code_layers},
                      {"first_code_layer", plan.first_code_layer},
+                     {"rows_by_host", plan.rows_by_host != 0},
                      {"pinned_bytes", plan.pinned_bytes},
                      {"pinned_kv_bytes", plan.pinned_kv_bytes},
                      {"fits", plan.fits != 0},
@@ -310,6 +324,12 @@ void add_plan(CLI::App& keyhole) {
       ->add_option("--pinned-memory", options->pinned_memory,
                    "Bytes of host memory that a session may pin for the GPU")
       ->type_name("BYTES");
+  command
+      ->add_option("--exact-rows-by", options->exact_rows_by,
+                   std::string(kRowsBy.help) + ": " + words_help(kRowsBy))
+      ->type_name("WHAT")
+      ->check(CLI::IsMember(words_of(kRowsBy)))
+      ->capture_default_str();
   command->add_option("--sink", options->sink, "Resident tokens at the beginning")
       ->type_name("N")
       ->capture_default_str();
