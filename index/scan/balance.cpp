@@ -14,7 +14,7 @@ constexpr double kOutlier = 4.0;
 // Channels further apart than this are taken to be so: squares of their sums stay in range.
 constexpr double kWidest = 1e6;
 // So many queries' worth of belief that all channels weigh alike.
-constexpr double kPriorQueries = 4.0;
+constexpr double kPriorQueries = 1.0;
 // Neither a scale nor its inverse may leave the range of floats, whatever fp32 keys are.
 constexpr float kLeast = 1e-30F;
 

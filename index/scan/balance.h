@@ -30,7 +30,7 @@ struct Balance {
 
 /// Learns from the complete blocks of `kv` (at most kBalanceBlocks, evenly spread; all rows where there is none), and
 /// the queries of the head's group `[count, dim]`. Channels in which queries or keys never differ from 0 get the s of an
-/// average channel. kv.values may be empty. Few queries count less: as if there were four more in which all channels add as much
+/// average channel. kv.values may be empty. Few queries count less: as if there were one more in which all channels add as much
 /// to logits.
 ///
 /// Without queries s is the same for all channels, but those wider than 4 times the median one are narrowed to that:
