@@ -106,7 +106,7 @@ TEST_F(CodeLayers, OfADeviceThatDoesNotTellWhatIsFreeAreFound) {
 }
 
 TEST_F(CodeLayers, InAnyOrderOfCallsKeepEveryTokenOnce) {
-  for (uint64_t seed = 0; seed < 4; ++seed) {
+  for (uint64_t seed = 0; seed < unless_sanitized(4, 2); ++seed) {
     StreamEngine device(engine_config_);
     numbers_ = Numbers(seed + 100);
     keyhole_session_config c = mixed();
