@@ -61,6 +61,7 @@ TEST_F(Build, CancelLosesNothingAndCanBeRepeated) {
 
 TEST_F(Build, TokensAreIndexedWhereTheyAreInEveryHead) {
   sc_.index = "ivf:C=8,probe=16777216";
+  ec_.threads = 1;  // several would share the progress among heads of which none is done
   make(600);
   // After the first head of the first layer.
   EXPECT_EQ(
@@ -68,11 +69,10 @@ TEST_F(Build, TokensAreIndexedWhereTheyAreInEveryHead) {
       keyhole_build(
           session_.get(),
           [](void*, double fraction, const char*) -> int32_t { return fraction > 0.25; }, nullptr));
-  // Which heads were done by then is a matter of threads.
-  const bool some = statistics(session_.get()).index_bytes > 0U;
+  EXPECT_GT(statistics(session_.get()).index_bytes, 0U);
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).indexed) << "not in the other heads";
   expect_all_exact();
-  EXPECT_EQ(statistics(session_.get()).keys_scored > 0U, some) << "those that are done search";
+  EXPECT_GT(statistics(session_.get()).keys_scored, 0U) << "which the first one searches";
   ASSERT_OK(keyhole_build(session_.get(), nullptr, nullptr));
   EXPECT_EQ(0U, layer_tokens(session_.get(), 0).pending);
 }
