@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 
 #include "tests/runtime/code_layers_fixture.h"
 #include "tests/temporary_folder.h"

@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <filesystem>
 #include <thread>
 
 #include "runtime/stream/row_server.h"
 #include "tests/runtime/code_layers_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
@@ -40,9 +40,8 @@ TEST_F(HostRows, InAnyOrderOfCallsKeepEveryTokenOnce) {
     SessionPtr s = make_session(device.handle.get(), with(KEYHOLE_ROWS_BY_HOST));
     Model model(engine_config_);
     prefill(s.get(), model, 1 + numbers_.below(900));
-    const std::string path =
-        (std::filesystem::temp_directory_path() / ("keyhole_rows_" + std::to_string(seed)))
-            .string();
+    const TemporaryFolder folder;
+    const std::string path = (folder / "session").string();
     for (int i = 0; i < 20; ++i) {
       SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
       switch (numbers_.below(7)) {
@@ -64,7 +63,6 @@ TEST_F(HostRows, InAnyOrderOfCallsKeepEveryTokenOnce) {
       expect_by_host(device, s.get());
       EXPECT_EQ(saved(s.get()), KEYHOLE_ROWS_BY_HOST);
     }
-    std::filesystem::remove(path);
     EXPECT_GT(device.codes->rows_served + device.codes->requests, 0U);
   }
 }
@@ -188,9 +186,8 @@ TEST_F(HostRows, ThatCannotBeReadEndTheSteps) {
   for (const float x : out) EXPECT_TRUE(std::isnan(x));
   EXPECT_EQ(enqueue(s.get(), 1, t, out, nullptr), KEYHOLE_CANCELLED);
   // What it holds can be saved.
-  const std::string path = (std::filesystem::temp_directory_path() / "keyhole_rows_end").string();
-  ASSERT_OK(keyhole_save(s.get(), path.c_str()));
-  std::filesystem::remove(path);
+  const TemporaryFolder folder;
+  ASSERT_OK(keyhole_save(s.get(), (folder / "session").c_str()));
 }
 
 /// Requests that a test makes.
