@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cpu/affinity.h"
+#include "cpu/spin_pause.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -31,16 +32,6 @@ constexpr size_t kCacheLine = 64;
 // spins), the one with work to do waits for the other's time slice otherwise, 4 ms.
 constexpr uint32_t kAwakeSpinUs = 5;
 
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb");  // about as long as x86's pause; `yield` is a no-op on most cores
-#else
-  std::this_thread::yield();
-#endif
-}
-
 /// Spins until ready() or until `micros` have passed; returns ready().
 template <class Ready>
 bool spin_until(uint32_t micros, Ready&& ready) {
@@ -49,7 +40,7 @@ bool spin_until(uint32_t micros, Ready&& ready) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(micros);
   do {
     for (int i = 0; i < 16; ++i) {  // reading the clock costs as much as a pause or two
-      pause();
+      spin_pause();
       if (ready()) return true;
     }
   } while (std::chrono::steady_clock::now() < end);

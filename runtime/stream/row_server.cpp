@@ -4,7 +4,9 @@
 #include <string>
 #include <system_error>
 
+#include "cpu/spin_pause.h"
 #include "cpu/types.h"
+#include "runtime/stream/cyclic_count.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -17,18 +19,6 @@ constexpr std::chrono::microseconds kSpin{3000};
 constexpr std::chrono::microseconds kNap{20};
 // After so long without a request the thread yields: what the device waits for may need this core.
 constexpr std::chrono::microseconds kAlone{20};
-
-int difference(int a, int b) {
-  return static_cast<int>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
-}
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
-}
 
 }  // namespace
 
@@ -78,7 +68,7 @@ void RowServer::work() {
       continue;
     }
     if (is_idle) {
-      pause();
+      cpu::spin_pause();
       continue;
     }
     try {
@@ -96,7 +86,7 @@ void RowServer::work() {
     } else if (alone >= kAlone) {
       std::this_thread::yield();
     } else {
-      pause();
+      cpu::spin_pause();
     }
   }
 }

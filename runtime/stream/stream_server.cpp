@@ -4,7 +4,9 @@
 #include <string>
 #include <system_error>
 
+#include "cpu/spin_pause.h"
 #include "cpu/types.h"
+#include "runtime/stream/cyclic_count.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -14,22 +16,10 @@ using Clock = std::chrono::steady_clock;
 // How long a caller sleeps that could serve the step which it waits for, once its queries are here: a fraction of a token.
 constexpr std::chrono::microseconds kNap{100};
 
-int difference(int a, int b) {
-  return static_cast<int>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
-}
-
 int next_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) + 1); }
 
 bool has_reached(int served, uint32_t ticket) {
   return difference(served, static_cast<int>(ticket)) >= 0;
-}
-
-void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#else
-  std::this_thread::yield();
-#endif
 }
 
 }  // namespace
@@ -108,7 +98,7 @@ void StreamServer::work() {
     if (submitted == at) {
       const auto end = Clock::now() + std::chrono::microseconds(spin_us_);
       while ((submitted = submitted_.load(std::memory_order_acquire)) == at && Clock::now() < end) {
-        for (int i = 0; i < 16; ++i) pause();
+        for (int i = 0; i < 16; ++i) cpu::spin_pause();
       }
       if (submitted == at) {
         awake.reset();
