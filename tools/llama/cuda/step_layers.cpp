@@ -70,18 +70,11 @@ void StepLayers::project(uint32_t layer, float* qkv, cudaStream_t stream) {
     return;
   }
   step_logits(weights.qkv.step(), hidden_.get(), norm, product_.get(), stream);
-  Heads heads;
+  Heads heads = heads_of(config_, device_, layer);
   heads.qkv = product_.get();
   heads.table = turn.turns.get();
-  heads.n = 1;
-  heads.q_heads = config_.q_heads;
-  heads.kv_heads = config_.kv_heads;
-  heads.head_dim = config_.head_dim;
   heads.pairs = turn.pairs;
-  heads.bias = weights.qkv_bias.get();
-  heads.q_norm = weights.q_norm.get();
-  heads.k_norm = weights.k_norm.get();
-  heads.eps = device_.eps;
+  heads.n = 1;
   heads.q_out = qkv;
   heads.k_out = qkv + config_.q_width();
   heads.v_out = qkv + config_.q_width() + config_.kv_width();
@@ -105,6 +98,19 @@ void StepLayers::mlp(uint32_t layer, cudaStream_t stream) {
                   inner_.get(), stream);
   }
   add_product(weights.down, inner_.get(), weights.down_bias, weights.mlp_output_norm, stream);
+}
+
+Heads heads_of(const LlamaConfig& config, const GpuModel::Device& device, uint32_t layer) {
+  const DeviceLayer& weights = device.layers[layer];
+  Heads heads;
+  heads.q_heads = config.q_heads;
+  heads.kv_heads = config.kv_heads;
+  heads.head_dim = config.head_dim;
+  heads.bias = weights.qkv_bias.get();
+  heads.q_norm = weights.q_norm.get();
+  heads.k_norm = weights.k_norm.get();
+  heads.eps = device.eps;
+  return heads;
 }
 
 void output_logits(const LlamaConfig& config, const GpuModel::Device& device, const float* hidden,

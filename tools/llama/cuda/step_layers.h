@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tools/llama/cuda/device_model.h"
+#include "tools/llama/cuda/prefill_kernels.h"
 #include "tools/llama/rope.h"
 
 namespace keyhole::tools::cuda {
@@ -10,6 +11,10 @@ namespace keyhole::tools::cuda {
 /// Enqueues: logits `[vocab]` of a token's last hidden state `[hidden]`, with the model's soft-cap.
 void output_logits(const LlamaConfig& config, const GpuModel::Device& device, const float* hidden,
                    float* out, cudaStream_t stream);
+
+/// What finish_heads() is told of a layer; what it reads, how much of it, and where it writes is left to say.
+[[nodiscard]] Heads heads_of(const LlamaConfig& config, const GpuModel::Device& device,
+                             uint32_t layer);
 
 /// Holds a token's hidden state. Everything is enqueued and can be captured: arrays stay where they are. Borrows the model.
 class StepLayers {

@@ -25,18 +25,11 @@ Heads TokenRows::project(uint32_t layer, const float* hidden, size_t count, cons
   normalise_tokens(hidden, weights.attention_norm.get(), device_.eps, static_cast<uint32_t>(count),
                    config_.hidden_size, normed_.out(), stream_);
   multiply(weights.qkv, normed_, count, wide_.get(), false);
-  Heads heads;
+  Heads heads = heads_of(config_, device_, layer);
   heads.qkv = wide_.get();
   heads.table = ropes.of(layer, first_turn);
   heads.pairs = ropes.pairs(layer);
   heads.n = static_cast<uint32_t>(count);
-  heads.q_heads = config_.q_heads;
-  heads.kv_heads = config_.kv_heads;
-  heads.head_dim = config_.head_dim;
-  heads.bias = weights.qkv_bias.get();
-  heads.q_norm = weights.q_norm.get();
-  heads.k_norm = weights.k_norm.get();
-  heads.eps = device_.eps;
   return heads;
 }
 
