@@ -67,6 +67,9 @@ std::vector<double> mean_squares(const cpu::Kernels& kernels, const RowsView& ro
   return squares;
 }
 
+/// Whether a channel's scale can be told: its keys differ, and queries have it.
+bool is_known(double spread, double rms) { return spread > 0.0 && rms > 0.0; }
+
 /// Few queries say little of a channel: one that the only query hardly has would get an s near 0, and outweigh all others in the
 /// next query. Means of squares are drawn to those with which the channel would add as much to logits as the others do on
 /// average, which no scaling of channels changes.
@@ -74,7 +77,7 @@ void draw_to_average(const std::vector<double>& spread, size_t queries, std::vec
   double share = 0.0;
   uint32_t known = 0;
   for (size_t j = 0; j < rms.size(); ++j) {
-    if (spread[j] <= 0.0 || rms[j] <= 0.0) continue;
+    if (!is_known(spread[j], rms[j])) continue;
     share += rms[j] * spread[j];
     ++known;
   }
@@ -82,7 +85,7 @@ void draw_to_average(const std::vector<double>& spread, size_t queries, std::vec
   share /= known;
   const auto n = static_cast<double>(queries);
   for (size_t j = 0; j < rms.size(); ++j) {
-    if (spread[j] <= 0.0 || rms[j] <= 0.0) continue;
+    if (!is_known(spread[j], rms[j])) continue;
     rms[j] = (n * rms[j] + kPriorQueries * share / spread[j]) / (n + kPriorQueries);
   }
 }
@@ -120,7 +123,7 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
     draw_to_average(spread, queries.count, rms);
     double log_sum = 0.0;
     uint32_t known = 0;
-    const auto usable = [&](uint32_t j) { return spread[j] > 0.0 && rms[j] > 0.0; };
+    const auto usable = [&](uint32_t j) { return is_known(spread[j], rms[j]); };
     for (uint32_t j = 0; j < dim; ++j) {
       if (!usable(j)) continue;
       scale[j] = std::pow(rms[j] / spread[j], 0.25);
