@@ -1,14 +1,17 @@
 // Host memory for the K and V of offloaded tokens: per (layer, KV head) two arrays `[rows,
 // head_dim]` that never move while they grow, so that indexes can keep views of them.
 //
+// A copy of a session shares the pages of the rows that there are (cpu/shared_arrays.h): each owns what it adds, and who
+// cuts shared rows and adds others takes pages of its own for them.
+//
 // Rows of dtype i8 come in blocks of kScaleRows, each with its own scales: per layer one array `[blocks, kv_heads, 2,
 // head_dim]` of bf16, of K and then of V, that does not move either.
 #pragma once
 
 #include <vector>
 
-#include "cpu/memory.h"
 #include "cpu/quantise.h"
+#include "cpu/shared_arrays.h"
 #include "cpu/types.h"
 
 namespace keyhole::runtime {
@@ -28,6 +31,7 @@ class OffloadStore {
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const;
 
   /// Adding n rows: prepare(), write them through key() and value(), or write_block(), for every head, then grow().
+  /// prepare() throws Error(out_of_memory), and then the rows are what they were.
   void prepare(uint32_t layer, uint32_t n);
   [[nodiscard]] std::byte* key(uint32_t layer, uint32_t kv_head, size_t row);
   [[nodiscard]] std::byte* value(uint32_t layer, uint32_t kv_head, size_t row);
@@ -62,29 +66,41 @@ class OffloadStore {
   }
 
   /// The first `pinned` rows of the layer's arrays are pinned, or about to be, whether they are held or not: their memory
-  /// is not given back. Where fewer are than before, what is neither pinned nor held goes back.
+  /// is not given back. Where fewer are than before, what is neither pinned nor held goes back, else it throws as
+  /// prepare().
   void set_pinned(uint32_t layer, size_t pinned);
   /// Drops rows >= rows and gives their memory back. Rows that are i8 are cut between blocks.
   void truncate(uint32_t layer, uint32_t rows);
+  /// Gives the layer, which is empty, the rows of `from`, a store of the same shape that nobody uses meanwhile. Throws
+  /// Error(out_of_memory).
+  void share(uint32_t layer, const OffloadStore& from);
+  /// Whether other rows in the place of those from `row` on would lie on other pages: those that are there, others read,
+  /// too. What is pinned of them must be unpinned before.
+  [[nodiscard]] bool is_shared(uint32_t layer, uint32_t row) const;
 
-  /// Bytes of the rows held, all layers.
+  /// Bytes of the rows held, all layers, whether others share them or not.
   [[nodiscard]] size_t bytes() const;
+  /// Of these, those that another store counts: of rows that several share, the first that still has them does.
+  [[nodiscard]] size_t bytes_of_others() const;
 
  private:
-  /// Byte offset of a head's K (which = 0) or V (which = 1).
-  [[nodiscard]] size_t offset(uint32_t layer, uint32_t kv_head, uint32_t which) const {
-    return ((size_t{layer} * kv_heads_ + kv_head) * 2 + which) * array_bytes_;
+  /// Number of a head's K (which = 0) or V (which = 1) among the layer's arrays.
+  [[nodiscard]] static size_t array(uint32_t kv_head, uint32_t which) {
+    return size_t{kv_head} * 2 + which;
   }
   /// Numbers between the scales of a block and of the next one.
   [[nodiscard]] size_t scale_stride() const { return size_t{2} * kv_heads_ * head_dim_; }
-  /// The layer's arrays are about to be touched up to row `after`, and were up to row `before`.
-  void advise_pages(uint32_t layer, size_t before, size_t after);
-  /// Gives the memory of rows [from, to) of the layer's arrays back.
-  void release(uint32_t layer, size_t from, size_t to);
+  [[nodiscard]] size_t scale_bytes(size_t rows) const {
+    return scale_count(rows) * sizeof(uint16_t);
+  }
+  /// Rows [from, to) are about to be written, or their memory to be pinned.
+  void take(uint32_t layer, size_t from, size_t to);
+  /// Gives the memory of rows from `from` on back.
+  void release(uint32_t layer, size_t from);
   [[nodiscard]] uint16_t* scales_at(uint32_t layer, uint32_t kv_head, uint32_t which,
                                     size_t row) const {
-    return reinterpret_cast<uint16_t*>(scales_.data() + layer * layer_scale_bytes_) +
-           row / kScaleRows * scale_stride() + (size_t{kv_head} * 2 + which) * head_dim_;
+    return reinterpret_cast<uint16_t*>(scales_.at(layer, 0)) + row / kScaleRows * scale_stride() +
+           (size_t{kv_head} * 2 + which) * head_dim_;
   }
 
   uint32_t kv_heads_;
@@ -92,11 +108,8 @@ class OffloadStore {
   DType dtype_;
   size_t capacity_;
   size_t row_bytes_;
-  size_t array_bytes_;        ///< reserved for the K or V of one head, whole huge pages
-  size_t layer_scale_bytes_;  ///< reserved for the scales of one layer, whole pages
-  // One mapping for all heads: hundreds of them would come near the system's limit on mappings.
-  cpu::ReservedBuffer memory_;
-  cpu::ReservedBuffer scales_;
+  cpu::SharedArrays arrays_;    ///< per layer K and V of each head
+  cpu::SharedArrays scales_;    ///< per layer one array
   std::vector<uint32_t> rows_;  ///< [layer]
   std::vector<size_t> pinned_;  ///< [layer] rows
 };
