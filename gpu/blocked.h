@@ -1,0 +1,76 @@
+// Exact attention of many new tokens at once: a turn behind a context, a chunk of a prompt. FlashAttention's scheme with a
+// state that is carried from piece to piece, as the keys come from several places: the new tokens' own, the resident tokens on
+// the device, and offloaded ones, which pass through the device in pieces while the piece before is attended.
+//
+//     begin(q) - attend(rows) for each place, in any order - attend_new(k, v) - finish(out)
+//
+// FLOOR. Offloaded rows cross the bus once for all queries: 512 MiB a layer at 128k of 8 KV heads, d = 128 and 16 bits, 9.8 ms
+// at 55 GB/s, in which tensor cores attend some 1,000 tokens.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cpu/types.h"
+#include "gpu/step.h"
+
+namespace keyhole::gpu {
+
+class Resident;
+
+struct BlockedShape {
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType dtype = DType::f16;   ///< of resident and of new rows: f16 or bf16
+  bool rows_in_int8 = false;  ///< rows of the host may be
+};
+
+/// What differs from layer to layer.
+struct BlockedLayer {
+  LogitParams logits;
+  const float* sinks =
+      nullptr;  ///< learned sinks `[q_heads]`, natural log, in host memory, copied; null: none
+};
+
+/// One at a time on a stream; calls enqueue, in order, and are not captured. All throw Error: invalid_argument,
+/// out_of_device_memory, device_error.
+class BlockedAttention {
+ public:
+  virtual ~BlockedAttention() = default;
+
+  /// Queries of n tokens. They are copied: q may change once the stream has come past this.
+  virtual void begin(const DeviceTokens& q, uint32_t n, const BlockedLayer& layer,
+                     Stream stream) = 0;
+  /// All queries attend all of these rows, which stay as they are until the stream has come past it.
+  virtual void attend(const KvRows& rows, Stream stream) = 0;
+  /// The new tokens' own rows, rounded to the shape's dtype: token i attends tokens 0..i, or, with a mask (`[n]` words in host
+  /// memory, n <= 64), those whose bit word i has.
+  virtual void attend_new(const DeviceTokens& k, const DeviceTokens& v, const uint64_t* mask,
+                          Stream stream) = 0;
+  /// Writes out, and lse `[n, q_heads]` in natural log or null, with the layer's learned sinks.
+  virtual void finish(const DeviceTokens& out, float* lse, Stream stream) = 0;
+  /// Whether a query was not finite; waits for the stream.
+  [[nodiscard]] virtual bool saw_bad_queries(Stream stream) = 0;
+
+  /// Device memory that it holds now; it grows with n, and counts against the Resident's limit.
+  [[nodiscard]] virtual size_t bytes() const = 0;
+  /// Gives that back; waits for what was enqueued.
+  virtual void release() = 0;
+};
+
+/// Most new tokens of one begin().
+inline constexpr uint32_t kMostBlockedTokens = 4096;
+/// Device memory for n tokens at once.
+[[nodiscard]] size_t blocked_bytes(const BlockedShape& shape, uint32_t n);
+/// Why no device has kernels for the shape; empty: they do.
+[[nodiscard]] std::string why_no_blocked(const BlockedShape& shape);
+
+/// On the device of a CUDA Resident, before which it is destroyed. Takes memory when it is used. Throws Error(unsupported):
+/// why_no_blocked(), or no CUDA.
+[[nodiscard]] std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident& resident,
+                                                                  const BlockedShape& shape);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,63 @@
+// The kernels of BlockedAttention (gpu/blocked.h).
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <vector_types.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gpu/blocked.h"
+
+namespace keyhole::gpu {
+
+/// One piece of keys and values, for all queries. T: the shape's dtype. All pointers are the device's.
+struct BlockedParams {
+  // Queries `[n, q_heads, head_dim]` of T, in two parts whose sum they are.
+  const void* q = nullptr;
+  const void* q_low = nullptr;
+  uint32_t n = 0;
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  LogitParams logits;
+
+  const void* keys =
+      nullptr;  ///< of T: row i of KV head h at h * head_stride + i * head_dim elements
+  const void* values = nullptr;
+  size_t head_stride = 0;
+  uint32_t rows = 0;
+  bool causal = false;             ///< rows are the new tokens: query i attends rows 0..i
+  const uint64_t* mask = nullptr;  ///< `[n]`: of these, those whose bit is set; null: all of them
+
+  // What was attended before, and is after: sums of weights times values `[n, q_heads, head_dim]`, and (largest, sum of weights)
+  // `[n, q_heads]`. Largest: of the logits, or without a soft-cap of the products that these are `scale` times. Weights are
+  // relative to it.
+  float* o = nullptr;
+  float2* sums = nullptr;
+  bool is_first = false;  ///< nothing was: o and sums are not read
+};
+
+[[nodiscard]] bool blocked_has(uint32_t head_dim);
+void launch_blocked_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
+void launch_blocked_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
+
+/// q to its two parts. bad: set to 1 where an element is not finite.
+void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uint32_t dim, DType to,
+                          void* high, void* low, uint32_t* bad, cudaStream_t stream);
+/// `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without gaps: by a kernel,
+/// as a copy must not pass from one range that was pinned by itself to the next.
+void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,
+                  cudaStream_t stream);
+/// New rows `[n, heads, dim]` to `[heads][n, dim]` of `to`.
+void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
+                        DType to, void* rows, cudaStream_t stream);
+/// Rows in int8 `[heads][rows, dim]` times their scales; which: 0 of keys, 1 of values. `scales` begins with the first row's block.
+void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
+                        uint32_t rows, uint32_t heads, uint32_t dim, DType to, void* out,
+                        cudaStream_t stream);
+/// o / sum to out, and lse; unit: what makes a logit of `largest`. sinks: learned, `[heads]` in natural log, or null.
+void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,
+                           uint32_t dim, float unit, const float* sinks, const DeviceTokens& out,
+                           float* lse, cudaStream_t stream);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,292 @@
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "gpu/blocked_layout.h"
+#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/resident/cuda_resident.h"
+
+namespace keyhole::gpu {
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Status::invalid_argument, "blocked attention: " + text);
+}
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+class CudaBlocked final : public BlockedAttention {
+ public:
+  CudaBlocked(CudaResident& resident, const BlockedShape& shape)
+      : resident_(&resident), shape_(shape), layout_(shape, 0) {
+    if (const std::string why = why_no_blocked(shape); !why.empty()) {
+      throw Error(Status::unsupported, "blocked attention on a CUDA device: " + why);
+    }
+    const DeviceScope device(ordinal());
+    const BesideCapture beside;
+    copies_ = std::make_unique<OwnStream>();
+    for (Piece& p : pieces_) {
+      p.filled = std::make_unique<Event>();
+      p.used = std::make_unique<Event>();
+    }
+    finished_ = std::make_unique<Event>();
+  }
+  ~CudaBlocked() override {
+    try {
+      release();
+    } catch (const Error&) {  // NOLINT: the device has failed, and the memory goes with it
+    }
+  }
+  CudaBlocked(const CudaBlocked&) = delete;
+  CudaBlocked& operator=(const CudaBlocked&) = delete;
+
+  void begin(const DeviceTokens& q, uint32_t n, const BlockedLayer& layer, Stream stream) override {
+    if (n == 0 || n > kMostBlockedTokens) {
+      refuse(std::to_string(n) + " tokens at once, allowed: 1.." +
+             std::to_string(kMostBlockedTokens));
+    }
+    const DeviceScope device(ordinal());
+    reserve(n);
+    n_ = n;
+    is_first_ = true;
+    logits_ = layer.logits;
+    has_sinks_ = layer.sinks != nullptr;
+    if (has_sinks_) {
+      // Pageable: it has been read when the call returns.
+      check(cudaMemcpyAsync(at(layout_.sinks), layer.sinks, shape_.q_heads * sizeof(float),
+                            cudaMemcpyHostToDevice, stream_of(stream)),
+            "learned sinks");
+    }
+    check(cudaMemsetAsync(at<uint32_t>(layout_.bad), 0, sizeof(uint32_t), stream_of(stream)),
+          "queries of blocked attention");
+    launch_split_queries(q, n, shape_.q_heads, shape_.head_dim, shape_.dtype, at(layout_.q),
+                         at(layout_.q_low), at<uint32_t>(layout_.bad), stream_of(stream));
+  }
+
+  void attend(const KvRows& rows, Stream stream) override {
+    if (n_ == 0) refuse("rows before begin()");
+    if (rows.count == 0) return;
+    const bool packed = rows.dtype == DType::i8;
+    if (packed ? rows.on_device || !shape_.rows_in_int8 || rows.scales == nullptr
+               : rows.dtype != shape_.dtype) {
+      refuse(std::string("rows in ") + dtype_name(rows.dtype) + " of a shape in " +
+             dtype_name(shape_.dtype) +
+             (shape_.rows_in_int8 ? ", or of the host in int8 with scales" : ""));
+    }
+    const DeviceScope device(ordinal());
+    if (rows.on_device) return launch(rows.keys, rows.values, rows.head_stride, rows.count, stream);
+    for (uint32_t first = 0; first < rows.count; first += layout_.piece_rows) {
+      attend_piece(rows, first, std::min(layout_.piece_rows, rows.count - first), stream);
+    }
+  }
+
+  void attend_new(const DeviceTokens& k, const DeviceTokens& v, const uint64_t* mask,
+                  Stream stream) override {
+    if (n_ == 0) refuse("new tokens before begin()");
+    constexpr uint32_t kMostMasked = 64;
+    if (mask != nullptr && n_ > kMostMasked) {
+      refuse("a mask of " + std::to_string(n_) +
+             " tokens, allowed: " + std::to_string(kMostMasked));
+    }
+    const DeviceScope device(ordinal());
+    auto* const s = stream_of(stream);
+    launch_gather_rows(k, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.keys), s);
+    launch_gather_rows(v, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.values),
+                       s);
+    if (mask != nullptr) {
+      // Pageable: it has been read when the call returns.
+      check(cudaMemcpyAsync(at(layout_.mask), mask, n_ * sizeof *mask, cudaMemcpyHostToDevice, s),
+            "a mask");
+    }
+    BlockedParams p = params();
+    p.keys = at(layout_.keys);
+    p.values = at(layout_.values);
+    p.head_stride = size_t{n_} * shape_.head_dim;
+    p.rows = n_;
+    p.causal = true;
+    p.mask = mask == nullptr ? nullptr : at<uint64_t>(layout_.mask);
+    launch(p, s);
+  }
+
+  void finish(const DeviceTokens& out, float* lse, Stream stream) override {
+    if (is_first_) refuse("an end without rows");
+    const DeviceScope device(ordinal());
+    launch_finish_blocked(at<float>(layout_.o), at<float2>(layout_.sums), n_, shape_.q_heads,
+                          shape_.head_dim, logits_.softcap > 0.0F ? 1.0F : logits_.scale,
+                          has_sinks_ ? at<float>(layout_.sinks) : nullptr, out, lse,
+                          stream_of(stream));
+    finished_->record(stream_of(stream));
+  }
+
+  bool saw_bad_queries(Stream stream) override {
+    const DeviceScope device(ordinal());
+    uint32_t bad = 0;
+    check(cudaMemcpyAsync(&bad, at<uint32_t>(layout_.bad), sizeof bad, cudaMemcpyDeviceToHost,
+                          stream_of(stream)),
+          "queries of blocked attention");
+    check(cudaStreamSynchronize(stream_of(stream)), "blocked attention");
+    return bad != 0;
+  }
+
+  size_t bytes() const override { return memory_.bytes(); }
+
+  void release() override {
+    if (memory_.bytes() == 0) return;
+    const DeviceScope device(ordinal());
+    const BesideCapture beside;
+    finished_->wait("blocked attention");
+    copies_->wait("rows of blocked attention");
+    const size_t bytes = memory_.bytes();
+    memory_ = DeviceBuffer();
+    staging_ = PinnedBuffer();
+    resident_->release(bytes);
+    capacity_ = n_ = 0;
+  }
+
+ private:
+  struct Piece {
+    std::unique_ptr<Event> filled, used;
+  };
+
+  [[nodiscard]] int ordinal() const { return resident_->ordinal(); }
+  template <class T = std::byte>
+  [[nodiscard]] T* at(size_t offset) const {
+    return memory_.as<T>(offset);
+  }
+
+  void reserve(uint32_t n) {
+    if (n <= capacity_) return;
+    release();
+    const BlockedLayout layout(shape_, n);
+    const BesideCapture beside;
+    resident_->claim(layout.bytes, "attention of many tokens");
+    try {
+      memory_ = DeviceBuffer(layout.bytes);
+    } catch (...) {
+      resident_->release(layout.bytes);
+      throw;
+    }
+    layout_ = layout;
+    capacity_ = n;
+  }
+
+  [[nodiscard]] BlockedParams params() const {
+    BlockedParams p;
+    p.q = at(layout_.q);
+    p.q_low = at(layout_.q_low);
+    p.n = n_;
+    p.q_heads = shape_.q_heads;
+    p.kv_heads = shape_.kv_heads;
+    p.logits = logits_;
+    p.o = at<float>(layout_.o);
+    p.sums = at<float2>(layout_.sums);
+    p.is_first = is_first_;
+    return p;
+  }
+  void launch(const BlockedParams& p, cudaStream_t stream) {
+    if (shape_.dtype == DType::f16) {
+      launch_blocked_f16(p, shape_.head_dim, stream);
+    } else {
+      launch_blocked_bf16(p, shape_.head_dim, stream);
+    }
+    is_first_ = false;
+  }
+  /// head_stride: bytes.
+  void launch(const std::byte* keys, const std::byte* values, size_t head_stride, uint32_t rows,
+              Stream stream) {
+    BlockedParams p = params();
+    p.keys = keys;
+    p.values = values;
+    p.head_stride = head_stride / dtype_size(shape_.dtype);
+    p.rows = rows;
+    launch(p, stream_of(stream));
+  }
+
+  /// Rows [first, first + n) of the host's by way of a buffer.
+  void attend_piece(const KvRows& rows, uint32_t first, uint32_t n, Stream stream) {
+    const uint32_t number = next_++ % 2;
+    const Piece& piece = pieces_[number];
+    const bool packed = rows.dtype == DType::i8;
+    const size_t row = shape_.head_dim * dtype_size(rows.dtype);
+    const size_t head = size_t{n} * row, plane = head * shape_.kv_heads;
+    std::byte* const keys = at(layout_.pieces + number * layout_.piece_bytes);
+    std::byte* const scales = at(layout_.scales + number * layout_.scale_bytes);
+    const size_t block = size_t{2} * shape_.kv_heads * shape_.head_dim;
+    const size_t scale_bytes =
+        packed ? (n + kScaleRows - 1) / kScaleRows * block * sizeof(uint16_t) : 0;
+    const auto* const first_scales =
+        packed ? reinterpret_cast<const std::byte*>(rows.scales + first / kScaleRows * block)
+               : nullptr;
+    copies_->wait_for(piece.used->get());
+    if (rows.pinned) {
+      launch_fetch(rows.keys + first * row, rows.head_stride, shape_.kv_heads, head, keys,
+                   copies_->get());
+      launch_fetch(rows.values + first * row, rows.head_stride, shape_.kv_heads, head, keys + plane,
+                   copies_->get());
+      if (packed) launch_fetch(first_scales, 0, 1, scale_bytes, scales, copies_->get());
+    } else {
+      // As copies of pageable memory do; but these must not pass from memory that is pinned to such that is not.
+      if (staging_.bytes() == 0) {
+        const BesideCapture beside;
+        staging_ = PinnedBuffer(2 * (layout_.piece_bytes + layout_.scale_bytes));
+      }
+      piece.filled->wait("rows of blocked attention");
+      std::byte* const staged =
+          staging_.data() + number * (layout_.piece_bytes + layout_.scale_bytes);
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const size_t from = h * rows.head_stride + first * row;
+        std::memcpy(staged + h * head, rows.keys + from, head);
+        std::memcpy(staged + plane + h * head, rows.values + from, head);
+      }
+      if (packed) std::memcpy(staged + layout_.piece_bytes, first_scales, scale_bytes);
+      copy(keys, staged, 2 * plane);
+      if (packed) copy(scales, staged + layout_.piece_bytes, scale_bytes);
+    }
+    piece.filled->record(copies_->get());
+    auto* const s = stream_of(stream);
+    check(cudaStreamWaitEvent(s, piece.filled->get()), "rows of blocked attention");
+    if (packed) {
+      const auto* const read = reinterpret_cast<const uint16_t*>(scales);
+      const size_t unpacked = size_t{n} * shape_.head_dim * dtype_size(shape_.dtype);
+      std::byte* const to = at(layout_.unpacked);
+      std::byte* const to_values = to + unpacked * shape_.kv_heads;
+      launch_unpack_rows(keys, read, 0, n, shape_.kv_heads, shape_.head_dim, shape_.dtype, to, s);
+      launch_unpack_rows(keys + plane, read, 1, n, shape_.kv_heads, shape_.head_dim, shape_.dtype,
+                         to_values, s);
+      launch(to, to_values, unpacked, n, stream);
+    } else {
+      launch(keys, keys + plane, head, n, stream);
+    }
+    piece.used->record(s);
+  }
+  void copy(std::byte* to, const std::byte* from, size_t bytes) const {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, copies_->get()),
+          "copying rows to the device");
+  }
+
+  CudaResident* resident_;
+  BlockedShape shape_;
+  BlockedLayout layout_;
+  uint32_t capacity_ = 0;  // tokens
+  uint32_t n_ = 0;
+  bool is_first_ = true;
+  LogitParams logits_;
+  bool has_sinks_ = false;
+  uint32_t next_ = 0;  // pieces
+  DeviceBuffer memory_;
+  PinnedBuffer staging_;  // of rows that are not pinned
+  std::unique_ptr<OwnStream> copies_;
+  Piece pieces_[2];
+  std::unique_ptr<Event> finished_;
+};
+
+}  // namespace
+
+std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident& resident, const BlockedShape& shape) {
+  return std::make_unique<CudaBlocked>(static_cast<CudaResident&>(resident), shape);
+}
+
+}  // namespace keyhole::gpu

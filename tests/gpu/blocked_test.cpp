@@ -1,0 +1,319 @@
+// Attention of many tokens at once beside double precision: shapes, dtypes, numbers of tokens around tiles and pieces, rows of
+// every place, masks, int8.
+#include "gpu/blocked.h"
+
+#include <limits>
+
+#include "gpu/blocked_layout.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace keyhole::gpu {
+namespace {
+
+using namespace test;  // NOLINT
+
+struct Case {
+  uint32_t dim, kv_heads, group;
+  DType dtype;
+  float softcap = 0.0F;
+};
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return "dim" + std::to_string(c.dim) + "heads" + std::to_string(c.kv_heads) + "group" +
+         std::to_string(c.group) + dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
+}
+
+/// Rows `[kv_heads][n, dim]`, rounded to the dtype.
+struct HeadRows {
+  std::vector<float> k, v;
+  uint32_t n = 0;
+};
+
+class BlockedTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    KEYHOLE_NEEDS_GPU();
+    const Case& c = GetParam();
+    shape_ = {c.kv_heads * c.group, c.kv_heads, c.dim, c.dtype};
+    logits_.scale = 1.3F / std::sqrt(static_cast<float>(c.dim));
+    logits_.softcap = c.softcap;
+    shape_.rows_in_int8 = true;
+    ResidentShape r = small_shape(c.dim, c.dtype, c.group, c.kv_heads);
+    resident_ = make_cuda_resident(r, {});
+    blocked_ = make_cuda_blocked(*resident_, shape_);
+    check(cudaStreamCreate(&stream_), "stream");
+  }
+  void TearDown() override {
+    blocked_.reset();
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+
+  HeadRows rows(uint32_t n, DType dtype) {
+    HeadRows r;
+    r.n = n;
+    r.k = random_floats(rng_, size_t{shape_.kv_heads} * n * shape_.head_dim);
+    r.v = random_floats(rng_, r.k.size());
+    for (auto* x : {&r.k, &r.v}) {
+      for (float& y : *x) y = rounded(y, dtype);
+    }
+    return r;
+  }
+  /// `[n, heads, dim]` from `[heads][n, dim]`.
+  static std::vector<float> by_token(const std::vector<float>& x, uint32_t heads, uint32_t n,
+                                     uint32_t dim) {
+    std::vector<float> y(x.size());
+    for (uint32_t h = 0; h < heads; ++h) {
+      for (uint32_t t = 0; t < n; ++t) {
+        std::copy_n(x.begin() + (size_t{h} * n + t) * dim, dim,
+                    y.begin() + (size_t{t} * heads + h) * dim);
+      }
+    }
+    return y;
+  }
+
+  /// Query head h of token t over all rows of `all`, and of the last of them those that `sees` says.
+  template <class Sees>
+  void expect_truth(const std::vector<float>& q, uint32_t n, const std::vector<HeadRows>& all,
+                    const HeadRows& own, const Sees& sees, const std::vector<float>& out,
+                    const std::vector<float>& lse) {
+    const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
+    const double bound = shape_.dtype == DType::f16 ? 1e-3 : 2e-4;
+    double worst = 0.0, worst_sum = 0.0;
+    for (uint32_t t = 0; t < n; ++t) {
+      for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+        const float* const query = &q[(size_t{t} * shape_.q_heads + h) * d];
+        std::vector<double> logits;
+        std::vector<const float*> values;
+        const auto add = [&](const HeadRows& r, uint32_t i) {
+          const size_t at = (size_t{h / group} * r.n + i) * d;
+          double x = 0;
+          for (uint32_t j = 0; j < d; ++j) x += double{query[j]} * double{r.k[at + j]};
+          x *= double{logits_.scale};
+          const double cap = double{logits_.softcap};
+          logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
+          values.push_back(&r.v[at]);
+        };
+        for (const HeadRows& r : all) {
+          for (uint32_t i = 0; i < r.n; ++i) add(r, i);
+        }
+        for (uint32_t i = 0; i < own.n; ++i) {
+          if (sees(t, i)) add(own, i);
+        }
+        const double sink =
+            sinks_.empty() ? -std::numeric_limits<double>::infinity() : double{sinks_[h]};
+        const double top = std::max(sink, *std::max_element(logits.begin(), logits.end()));
+        double sum = std::exp(sink - top);
+        std::vector<double> o(d);
+        for (size_t i = 0; i < logits.size(); ++i) {
+          const double w = std::exp(logits[i] - top);
+          sum += w;
+          for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][j]};
+        }
+        double difference = 0, norm = 0;
+        for (uint32_t j = 0; j < d; ++j) {
+          const double x = double{out[(size_t{t} * shape_.q_heads + h) * d + j]} - o[j] / sum;
+          ASSERT_FALSE(std::isnan(x)) << "token " << t << " head " << h;
+          difference += x * x;
+          norm += o[j] / sum * (o[j] / sum);
+        }
+        worst = std::max(worst, std::sqrt(difference / norm));
+        worst_sum = std::max(
+            worst_sum, std::abs(double{lse[size_t{t} * shape_.q_heads + h]} - top - std::log(sum)));
+      }
+    }
+    EXPECT_LT(worst, bound);
+    EXPECT_LT(worst_sum, 1e-3);
+  }
+
+  template <class T>
+  T* upload(const std::vector<T>& x) {
+    uploads_.emplace_back(x.size() * sizeof(T));
+    check(
+        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
+        "upload");
+    return uploads_.back().template as<T>();
+  }
+  DeviceTokens tokens(const std::vector<float>& x, uint32_t heads, DType dtype) {
+    return {upload(as_bytes(x, dtype)), size_t{heads} * shape_.head_dim, shape_.head_dim, dtype};
+  }
+
+  /// The answers of n tokens with queries of `q_dtype` over rows of the host, of the device, and their own.
+  void run(uint32_t n, uint32_t on_host, uint32_t on_device, DType q_dtype,
+           const uint64_t* mask = nullptr) {
+    SCOPED_TRACE(std::to_string(n) + " tokens, " + std::to_string(on_host) + " rows of the host, " +
+                 std::to_string(on_device) + " of the device, queries in " + dtype_name(q_dtype));
+    const uint32_t d = shape_.head_dim;
+    std::vector<float> q = random_floats(rng_, size_t{n} * shape_.q_heads * d);
+    for (float& x : q) x = rounded(x, q_dtype);
+    const HeadRows host = rows(on_host, shape_.dtype), device = rows(on_device, shape_.dtype);
+    const HeadRows own = rows(n, shape_.dtype);
+    const auto host_k = as_bytes(host.k, shape_.dtype), host_v = as_bytes(host.v, shape_.dtype);
+    PinnedBuffer pinned(std::max<size_t>(host_k.size() * 2, 1));
+    std::copy(host_k.begin(), host_k.end(), pinned.data());
+    std::copy(host_v.begin(), host_v.end(), pinned.data() + host_k.size());
+    const size_t row = d * dtype_size(shape_.dtype);
+
+    blocked_->begin(tokens(q, shape_.q_heads, q_dtype), n,
+                    {logits_, sinks_.empty() ? nullptr : sinks_.data()}, stream_);
+    blocked_->attend({pinned.data(), pinned.data() + host_k.size(), on_host * row, on_host,
+                      shape_.dtype, nullptr, false, on_host % 2 == 0},
+                     stream_);
+    if (on_device != 0) {
+      blocked_->attend(
+          {upload(as_bytes(device.k, shape_.dtype)), upload(as_bytes(device.v, shape_.dtype)),
+           on_device * row, on_device, shape_.dtype, nullptr, true},
+          stream_);
+    }
+    blocked_->attend_new(
+        tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
+        tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, shape_.dtype), mask,
+        stream_);
+    std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
+    float* const device_out = upload(out);
+    float* const device_lse = upload(lse);
+    blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
+    EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
+    check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
+    check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+    expect_truth(
+        q, n, {host, device}, own,
+        [&](uint32_t t, uint32_t i) { return mask == nullptr ? i <= t : (mask[t] >> i & 1U) != 0; },
+        out, lse);
+    uploads_.clear();
+  }
+
+  std::mt19937 rng_{7};
+  BlockedShape shape_;
+  LogitParams logits_;
+  std::vector<float> sinks_;  // learned; empty: none
+  std::unique_ptr<Resident> resident_;
+  std::unique_ptr<BlockedAttention> blocked_;
+  cudaStream_t stream_ = nullptr;
+  std::vector<DeviceBuffer> uploads_;
+};
+
+TEST_P(BlockedTest, EqualsDoublePrecision) {
+  for (const uint32_t n : {1U, 5U, 64U, 65U, 150U}) run(n, 0, 0, DType::f32);
+  run(3, 1, 0, DType::f32);
+  run(70, 63, 65, DType::f32);
+  run(70, 200, 1, GetParam().dtype);
+  run(2, 1000, 700, DType::f32);
+}
+
+TEST_P(BlockedTest, RowsOfTheHostComeInPieces) {
+  const uint32_t piece = BlockedLayout(shape_, 1).piece_rows;
+  if (piece > 9000) GTEST_SKIP() << "double precision would take long over " << piece << " rows";
+  run(3, 2 * piece + 77, 10, DType::f32);
+}
+
+TEST_P(BlockedTest, TreesOfDrafts) {
+  uint64_t mask[64];
+  for (uint32_t i = 0; i < 64; ++i)
+    mask[i] = (uint64_t{rng_()} << 32U | rng_()) % (2ULL << i | uint64_t{i == 63}) | 1ULL << i;
+  mask[63] |= 1ULL << 63U;
+  run(64, 40, 30, DType::f32, mask);
+  run(7, 0, 30, DType::f32, mask);
+}
+
+TEST_P(BlockedTest, LearnedSinks) {
+  sinks_ = random_floats(rng_, shape_.q_heads);
+  for (float& sink : sinks_) sink *= 8.0F;
+  sinks_[0] = -INFINITY;
+  run(70, 63, 65, DType::f32);
+  run(1, 0, 0, DType::f32);
+}
+
+TEST_P(BlockedTest, RowsInInt8) {
+  const uint32_t n = 9, rows = 256 * 3, d = shape_.head_dim;
+  std::vector<int8_t> k(size_t{shape_.kv_heads} * rows * d), v(k.size());
+  for (auto* x : {&k, &v}) {
+    for (int8_t& y : *x) y = static_cast<int8_t>(static_cast<int>(rng_() % 255) - 127);
+  }
+  std::vector<__nv_bfloat16> scales(size_t{3} * shape_.kv_heads * 2 * d);
+  for (auto& s : scales)
+    s = __float2bfloat16_rn(0.002F + 0.00001F * static_cast<float>(rng_() % 1000));
+  HeadRows meant;
+  meant.n = rows;
+  for (uint32_t which = 0; which < 2; ++which) {
+    for (size_t i = 0; i < k.size(); ++i) {
+      const size_t head = i / d / rows, row = i / d % rows;
+      const float s =
+          __bfloat162float(scales[((row / 256 * shape_.kv_heads + head) * 2 + which) * d + i % d]);
+      (which == 0 ? meant.k : meant.v)
+          .push_back(rounded(static_cast<float>((which == 0 ? k : v)[i]) * s, shape_.dtype));
+    }
+  }
+  const std::vector<float> q = random_floats(rng_, size_t{n} * shape_.q_heads * d);
+  const HeadRows own = this->rows(n, shape_.dtype);
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), n, {logits_}, stream_);
+  // Pageable memory.
+  blocked_->attend(
+      {reinterpret_cast<const std::byte*>(k.data()), reinterpret_cast<const std::byte*>(v.data()),
+       size_t{rows} * d, rows, DType::i8, reinterpret_cast<const uint16_t*>(scales.data()), false},
+      stream_);
+  blocked_->attend_new(tokens(by_token(own.k, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
+                       tokens(by_token(own.v, shape_.kv_heads, n, d), shape_.kv_heads, DType::f32),
+                       nullptr, stream_);
+  std::vector<float> out(q.size()), lse(size_t{n} * shape_.q_heads);
+  float* const device_out = upload(out);
+  float* const device_lse = upload(lse);
+  blocked_->finish({device_out, size_t{shape_.q_heads} * d, d, DType::f32}, device_lse, stream_);
+  check(cudaStreamSynchronize(stream_), "stream");
+  check(cudaMemcpy(out.data(), device_out, out.size() * 4, cudaMemcpyDeviceToHost), "out");
+  check(cudaMemcpy(lse.data(), device_lse, lse.size() * 4, cudaMemcpyDeviceToHost), "lse");
+  expect_truth(
+      q, n, {meant}, own, [](uint32_t t, uint32_t i) { return i <= t; }, out, lse);
+}
+
+TEST_P(BlockedTest, TellsOfQueriesThatAreNotFinite) {
+  std::vector<float> q = random_floats(rng_, size_t{2} * shape_.q_heads * shape_.head_dim);
+  q.back() = NAN;
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), 2, {logits_}, stream_);
+  EXPECT_TRUE(blocked_->saw_bad_queries(stream_));
+  q.back() = 1.0F;
+  blocked_->begin(tokens(q, shape_.q_heads, DType::f32), 2, {logits_}, stream_);
+  EXPECT_FALSE(blocked_->saw_bad_queries(stream_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, BlockedTest,
+                         testing::Values(Case{64, 2, 1, DType::f16}, Case{80, 1, 3, DType::bf16},
+                                         Case{96, 2, 2, DType::f16}, Case{128, 8, 4, DType::f16},
+                                         Case{128, 2, 4, DType::bf16, 20.0F},
+                                         Case{256, 1, 16, DType::f16, 30.0F},
+                                         Case{256, 2, 2, DType::bf16}, Case{64, 1, 7, DType::bf16}),
+                         name_of);
+
+TEST(Blocked, MemoryStaysWithinTheLimit) {
+  KEYHOLE_NEEDS_GPU();
+  const BlockedShape shape{8, 2, 128, DType::f16};
+  ResidentShape r = small_shape(128, DType::f16, 4);
+  CudaConfig config;
+  config.memory_limit = cuda_resident_bytes(r) + blocked_bytes(shape, 100);
+  const auto resident = make_cuda_resident(r, config);
+  const auto blocked = make_cuda_blocked(*resident, shape);
+  DeviceBuffer q(size_t{200} * 8 * 128 * 4);
+  q.clear();
+  const DeviceTokens rows{q.data(), 8 * 128, 128, DType::f32};
+  EXPECT_EQ(blocked->bytes(), 0U);
+  blocked->begin(rows, 100, {}, nullptr);
+  EXPECT_EQ(blocked->bytes(), blocked_bytes(shape, 100));
+  try {
+    blocked->begin(rows, 200, {}, nullptr);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::out_of_device_memory);
+  }
+  blocked->begin(rows, 100, {}, nullptr);
+  blocked->release();
+  EXPECT_EQ(blocked->bytes(), 0U);
+}
+
+TEST(Blocked, ShapesWithoutKernels) {
+  EXPECT_NE(why_no_blocked({8, 2, 128, DType::f32}), "");
+  EXPECT_NE(why_no_blocked({8, 2, 112, DType::f16}), "");
+  EXPECT_EQ(why_no_blocked({8, 2, 80, DType::bf16}), "");
+}
+
+}  // namespace
+}  // namespace keyhole::gpu
