@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cpu/code_layout.h"
 #include "cpu/types.h"
@@ -40,6 +41,14 @@ struct CodesShape {
   uint32_t coded_layers = 0;  ///< of them that have codes, at most; 0: all
   /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
   bool rows_by_host = false;
+  std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+  /// Learned sinks, `[layers, q_heads]` in host memory, copied: every step over these codes, of a stream or of
+  /// Resident::attend_begin(), counts the state (0, sink) of each head. null: none.
+  const float* sinks = nullptr;
+
+  [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
+    return logits_of_layer(logits, layer_logits, layer);
+  }
 };
 
 /// Codes of the offloaded tokens of all heads of a session, in device memory. One thread at a time; calls that do not
@@ -81,6 +90,10 @@ class Codes {
   /// Steps up to this number wait for no rows any more: what they write is NaN, and StreamSteps::failure() says why. Any
   /// thread.
   virtual void give_up_rows(uint32_t step) = 0;
+
+  /// Tokens that a step may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
+  /// memory. Their exact rows are chosen together, exact_rows for each, kMostExactRows at most (with rows_by_host exact_rows).
+  [[nodiscard]] virtual uint32_t most_tokens() const = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
   /// device. For tests and audits.

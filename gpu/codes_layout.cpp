@@ -84,11 +84,14 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
     copied_blocks = static_cast<uint32_t>(std::min<size_t>(capacity, kCopiedBlocks));
     copied = take({2, kv_heads, copied_blocks, kCodeBlock, dim, dtype_size(shape.dtype)});
   }
+  if (shape.sinks != nullptr) sinks = take({shape.layers, shape.q_heads, sizeof(float)});
   // A maximum of every 32 rows and padded head, and the splits' states: o, a maximum, a sum, and the codes' log-sum-exp.
-  const size_t padded = group <= 4 ? 4 : group <= 8 ? 8 : 16;
+  // Of several tokens as many heads as the largest step has.
+  const size_t heads = std::max<size_t>(group * most_step_tokens(static_cast<uint32_t>(group)), 1);
+  const size_t padded = heads <= 4 ? 4 : heads <= 8 ? 8 : 16;
   work_bytes = kWorkBeside +
                aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
-               aligned_product({kv_heads, splits, group, dim + 3, sizeof(float)});
+               aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   work = take({work_bytes});
 }
 

@@ -35,7 +35,8 @@ struct CodesLayout {
   size_t copied =
       0;  ///< likewise, rows that are about to be encoded: K and V `[2, kv_heads, copied_blocks * 256, dim]`
   uint32_t copied_blocks = 0;
-  size_t work = 0;  ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
+  size_t sinks = 0;  ///< where there are any, of all layers of the model: `[layers, q_heads]` fp32
+  size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
   size_t work_bytes = 0;  ///< no less than codes_work_bytes()
   size_t bytes = 0;
 };

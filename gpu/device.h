@@ -25,7 +25,12 @@ struct ResidentShape {
   uint32_t window_capacity = 0;  ///< slots of the window: W plus one flush block
   uint32_t window = 0;           ///< W: what a full window falls back to in StreamSteps
   LogitParams logits;
-  bool keeps_answers = false;  ///< there is memory for StreamSteps::answer()
+  bool keeps_answers = false;               ///< there is memory for StreamSteps::answer()
+  std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+
+  [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
+    return logits_of_layer(logits, layer_logits, layer);
+  }
 };
 
 /// Resident K and V of one session. One thread at a time. Every layer counts for itself.
@@ -60,6 +65,11 @@ class Resident {
   /// number is the KV head's, has run, until the next begin(). Null where the device computes by itself.
   [[nodiscard]] virtual StateView host_state(uint32_t kv_head) = 0;
   virtual void attend_end(StateView out) = 0;
+  /// K and V of a KV head's resident tokens, sink then window, oldest first, where they lie in host memory for the host to
+  /// attend without begin() and end(); no data where the device attends them. Valid until tokens come or go.
+  [[nodiscard]] virtual KvView contiguous_rows(uint32_t /*layer*/, uint32_t /*kv_head*/) const {
+    return {};
+  }
 
   /// Copies the layer's resident tokens, sink then window, oldest first, to k and v
   /// (`[sink_count + window_count, kv_heads, head_dim]`); for saving and forking.
@@ -67,6 +77,12 @@ class Resident {
 
   /// Steps in the order of a stream; null where the device has no streams.
   [[nodiscard]] virtual StreamSteps* stream_steps() { return nullptr; }
+
+  /// A KV head's resident tokens in host memory, sink first, oldest first, until the layer has others: with streams the
+  /// host's copy of them (no step may be under way).
+  [[nodiscard]] virtual ResidentRows host_rows(uint32_t layer, uint32_t kv_head) {
+    return stream_steps()->host_copy(layer, kv_head);
+  }
 };
 
 /// How a CUDA device works for one session.

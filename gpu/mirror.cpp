@@ -85,20 +85,27 @@ void Mirror::read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std:
   }
 }
 
+void Mirror::keep_newest(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) {
+  RingState& state = states_[layer];
+  const uint32_t first = state.tokens() - of;
+  for (uint32_t i = 0; i < kept.size(); ++i) {
+    if (kept[i] == i) continue;
+    for (uint32_t which = 0; which < 2; ++which) {
+      std::memcpy(row(layer, token_slot(shape_, state, first + i), which),
+                  row(layer, token_slot(shape_, state, first + kept[i]), which), row_bytes_);
+    }
+  }
+  state = without_newest(state, of - static_cast<uint32_t>(kept.size()));
+}
+
 ResidentRows Mirror::rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const {
-  const RingState& state = states_[layer];
   ResidentRows all;
-  const auto add = [&](uint32_t slot, uint32_t n) {
-    if (n == 0) return;
+  for_pieces(layer, [&](uint32_t slot, uint32_t n) {
     const auto view = [&](uint32_t which) {
       return RowsView{row(layer, slot, which) + offset, row_bytes_, n, dim, dtype};
     };
     all.pieces[all.count++] = {view(0), view(1)};
-  };
-  add(0, state.sink);
-  const uint32_t to_the_end = std::min(state.window, shape_.capacity - state.begin);
-  add(shape_.sink + state.begin, to_the_end);
-  add(shape_.sink, state.window - to_the_end);
+  });
   return all;
 }
 

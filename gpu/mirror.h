@@ -2,8 +2,10 @@
 // already, so that nothing is ever copied back.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "gpu/cuda/resident/ring.h"
@@ -33,8 +35,19 @@ class Mirror {
   /// how many.
   uint32_t update_host_copy(uint32_t layer, const std::byte* new_k, const std::byte* new_v,
                             std::byte* k, std::byte* v);
+  /// Of the newest `of` tokens those remain that `kept` names, rising numbers below `of`.
+  void keep_newest(uint32_t layer, uint32_t of, std::span<const uint32_t> kept);
   /// Copies tokens [first, first + n) of the layer (sink first, oldest first) to k and v.
   void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
+  /// piece(first slot, tokens) for each of the up to three pieces that the layer's tokens lie in, oldest first.
+  template <class F>
+  void for_pieces(uint32_t layer, F&& piece) const {
+    const RingState& state = states_[layer];
+    const uint32_t to_the_end = std::min(state.window, shape_.capacity - state.begin);
+    if (state.sink != 0) piece(0U, state.sink);
+    if (to_the_end != 0) piece(shape_.sink + state.begin, to_the_end);
+    if (state.window != to_the_end) piece(shape_.sink, state.window - to_the_end);
+  }
   /// The resident tokens where they lie, of each row the `dim` elements of `dtype` from byte `offset` on.
   [[nodiscard]] ResidentRows rows(uint32_t layer, size_t offset, uint32_t dim, DType dtype) const;
 

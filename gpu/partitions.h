@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "cpu/types.h"
 
@@ -23,6 +24,11 @@ struct PartitionsShape {
   uint32_t partitions = 0;   ///< capacity of a (layer, KV head)
   uint32_t most_chosen = 0;  ///< so many can be chosen for a KV head, at most 1024
   LogitParams logits;
+  std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+
+  [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
+    return logits_of_layer(logits, layer_logits, layer);
+  }
 };
 
 /// Partitions of one KV head, in host memory.

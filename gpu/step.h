@@ -17,6 +17,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "cpu/types.h"
@@ -33,6 +34,35 @@ struct DeviceRows {
   DType dtype = DType::f16;
 };
 
+/// Tokens of one step over codes, at most: as many as the tensor cores take query heads of at once, 16 of a KV head.
+[[nodiscard]] constexpr uint32_t most_step_tokens(uint32_t group) {
+  constexpr uint32_t kMost = 8;
+  const uint32_t tokens = kMaxGroup / (group == 0 ? 1 : group);
+  return tokens < 1 ? 1 : tokens > kMost ? kMost : tokens;
+}
+/// Tokens that masks of drafts are about, at most.
+inline constexpr uint32_t kMostDrafts = 64;
+
+/// Rows of several tokens in device memory, `[tokens, heads, head_dim]`.
+struct DeviceTokens {
+  void* data = nullptr;
+  size_t token_stride = 0;  ///< elements, as head_stride; negative ones in two's complement
+  size_t head_stride = 0;
+  DType dtype = DType::f16;
+};
+
+/// Several new tokens of a layer, in device memory: q and out `[tokens, q_heads, head_dim]`, k and v `[tokens, kv_heads,
+/// head_dim]`, lse `[tokens, q_heads]` fp32 or null.
+struct ManyTokens {
+  DeviceTokens q, k, v, out;
+  float* lse = nullptr;
+  uint32_t tokens = 0;  ///< 1..Codes::most_tokens()
+  /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of those to
+  /// the ones that its word of `sees` has: bit j is the j-th.
+  uint32_t drafts = 0;
+  std::array<uint64_t, kMaxGroup> sees{};
+};
+
 /// How a stream comes to know that the host's states are there.
 enum class Signal : uint8_t {
   device_wait,  ///< the merge kernel polls the host's flags: lowest latency, can be captured
@@ -45,9 +75,9 @@ inline constexpr uint64_t kLostCapture = UINT64_MAX;
 
 /// What a step has sent to the host; valid until the layer's next step is awaited.
 struct Published {
-  const float* q = nullptr;  ///< `[q_heads, head_dim]`
+  const float* q = nullptr;  ///< `[tokens, q_heads, head_dim]`
   const std::byte* k =
-      nullptr;  ///< `[kv_heads, head_dim]` of the session's dtype, after rounding to it
+      nullptr;  ///< `[tokens, kv_heads, head_dim]` of the session's dtype, after rounding to it
   const std::byte* v = nullptr;
 };
 
@@ -74,6 +104,26 @@ struct ResidentRows {
   uint32_t count = 0;
 };
 
+/// K and V of all KV heads, rows without gaps: row i of KV head h at h * head_stride + i * head_dim * dtype_size(dtype) bytes.
+struct KvRows {
+  const std::byte* keys = nullptr;
+  const std::byte* values = nullptr;
+  size_t head_stride = 0;  ///< bytes
+  uint32_t count = 0;
+  DType dtype = DType::f16;  ///< that of the shape, or i8 (host memory alone)
+  const uint16_t* scales =
+      nullptr;  ///< of i8: `[blocks of 256, kv_heads, 2, head_dim]` bf16, of K and then of V
+  bool on_device = false;  ///< else host memory,
+  bool pinned =
+      false;  ///< of which all of these rows, and scales, are pinned (HostPin), or no matter which
+};
+
+/// A layer's resident tokens in device memory, in as many pieces as they lie in.
+struct ResidentPieces {
+  std::array<KvRows, 3> pieces;
+  uint32_t count = 0;
+};
+
 /// The stream's side of a Resident. begin() and end() come from one thread at a time; await() from any; chosen(), deliver(),
 /// answer() and host_copy() from the threads that serve the host's part, for layers that were begun, in their order.
 class StreamSteps {
@@ -95,6 +145,13 @@ class StreamSteps {
   /// Both at once; one kernel does all of it with nothing on the device and with Signal::device_wait.
   virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
                     const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) = 0;
+
+  /// A step of several tokens over codes of this layer; the window has room for them.
+  virtual void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes,
+                           Stream stream) = 0;
+  /// Enqueues: of the newest `of` resident tokens of these layers those remain that `kept` names, rising numbers below `of`.
+  virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,
+                           std::span<const uint32_t> kept, Stream stream) = 0;
 
   [[nodiscard]] virtual Signal signal() const = 0;
   /// The number of the capture, never used twice, while the stream records a graph (then a step counts when the graph
@@ -133,6 +190,12 @@ class StreamSteps {
   /// says. The tokens that left the window are copied to k and v (`[n, kv_heads, head_dim]`); returns n.
   virtual uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                                     std::byte* v) = 0;
+
+  /// Does to the host's copy of a layer what keep_newest() does.
+  virtual void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) = 0;
+
+  /// The resident tokens of a layer on the device, while no step of the session is under way.
+  [[nodiscard]] virtual ResidentPieces device_rows(uint32_t layer) = 0;
 
   /// Waits for all that was enqueued on the stream.
   virtual void synchronize(Stream stream) = 0;

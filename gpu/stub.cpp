@@ -1,10 +1,12 @@
 // What the device interface answers in a build without CUDA.
+#include "gpu/blocked.h"
 #include "gpu/codes.h"
 #include "gpu/copy.h"
 #include "gpu/device.h"
 #include "gpu/host_pin.h"
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
+#include "gpu/states.h"
 
 namespace keyhole::gpu {
 
@@ -29,6 +31,11 @@ std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
   throw Error(Status::unsupported, "codes on a CUDA device: this build has no CUDA in it");
 }
 
+std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident&, const BlockedShape&) {
+  throw Error(Status::unsupported,
+              "blocked attention on a CUDA device: this build has no CUDA in it");
+}
+
 HostPin::HostPin(int) : ordinal_(0) {
   throw Error(Status::unsupported, "host memory for a CUDA device: this build has no CUDA in it");
 }
@@ -42,6 +49,10 @@ std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig&) {
 
 std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig&) {
   throw Error(Status::unsupported, "k-means on a CUDA device: this build has no CUDA in it");
+}
+
+void merge_states(const StateMerge&, Stream) {
+  throw Error(Status::unsupported, "merging states in device memory: this build has no CUDA in it");
 }
 
 }  // namespace keyhole::gpu

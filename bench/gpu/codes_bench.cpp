@@ -1,6 +1,7 @@
 // Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
 // heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head, as on GPUs
-// without clusters; `d=256` or another head dimension; `4/2` or other bits of keys and of values, instead of 2/2 and 4/4.
+// without clusters; `d=256` or another head dimension; `g=16` or another number of query heads of a KV head, which several
+// tokens of a step are, too; `4/2` or other bits of keys and of values, instead of 2/2 and 4/4.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -97,7 +98,7 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool
 
 int main(int argc, char** argv) {
   bool cluster = true;
-  uint32_t dim = 128;
+  uint32_t dim = 128, group = 4;
   std::vector<std::pair<uint32_t, uint32_t>> bits;
   for (int i = 1; i < argc; ++i) {
     uint32_t keys = 0, values = 0;
@@ -105,8 +106,11 @@ int main(int argc, char** argv) {
       cluster = false;
     } else if (std::sscanf(argv[i], "%u/%u", &keys, &values) == 2) {
       bits.emplace_back(keys, values);
-    } else if (std::sscanf(argv[i], "d=%u", &dim) != 1) {
-      std::fprintf(stderr, "%s: allowed are single, d=<components>, <bits>/<bits>\n", argv[i]);
+    } else if (std::sscanf(argv[i], "d=%u", &dim) != 1 &&
+               std::sscanf(argv[i], "g=%u", &group) != 1) {
+      std::fprintf(stderr,
+                   "%s: allowed are single, d=<components>, g=<query heads>, <bits>/<bits>\n",
+                   argv[i]);
       return 1;
     }
   }
@@ -122,7 +126,7 @@ int main(int argc, char** argv) {
   std::byte* pinned = nullptr;
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
         "cudaHostAlloc");
-  constexpr uint32_t kKvHeads = 8, kGroup = 4;
+  constexpr uint32_t kKvHeads = 8;
   for (const auto& [key_bits, value_bits] : bits) {
     const CodeShape shape{dim, key_bits, value_bits};
     for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
@@ -137,16 +141,16 @@ int main(int argc, char** argv) {
             cudaMemcpy(data + l * layer_bytes, sample.data(), layer_bytes, cudaMemcpyHostToDevice),
             "copy");
       }
-      std::vector<float> ones(kKvHeads * dim, 1.0F), q(kKvHeads * kGroup * dim);
+      std::vector<float> ones(kKvHeads * dim, 1.0F), q(kKvHeads * group * dim);
       std::mt19937 rng(2);
       std::normal_distribution<float> normal;
       for (float& x : q) x = normal(rng);
       CodesStep s;
       s.shape = shape;
       s.kv_heads = kKvHeads;
-      s.group = kGroup;
+      s.group = group;
       s.block_capacity = blocks;
-      s.splits = code_splits(shape, kKvHeads, kGroup, blocks,
+      s.splits = code_splits(shape, kKvHeads, group, blocks,
                              static_cast<uint32_t>(prop.multiProcessorCount),
                              prop.sharedMemPerMultiprocessor);
       s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));

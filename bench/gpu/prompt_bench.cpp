@@ -14,49 +14,19 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu/session_rows.h"
+
 namespace {
+
+using namespace keyhole::bench;  // NOLINT
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kDim = 128, kGroup = 4;
+constexpr uint32_t kGroup = 4;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-
-void must(bool is_well, const char* what) {
-  if (is_well) return;
-  std::printf("failed: %s: %s, %s\n", what, keyhole_last_error(),
-              cudaGetErrorString(cudaGetLastError()));
-  std::exit(1);
-}
-
-/// `[tokens, heads, kDim]` f16 in device memory, between -2 and 2.
-class Rows {
- public:
-  Rows(uint32_t tokens, uint32_t heads) : tokens_(tokens), heads_(heads) {
-    std::vector<uint16_t> numbers(size_t{tokens} * heads * kDim);
-    std::mt19937 rng(1);
-    for (uint16_t& x : numbers) x = static_cast<uint16_t>((rng() & 0x83ffU) | 0x3800U);
-    must(cudaMalloc(&data_, numbers.size() * 2) == cudaSuccess, "memory");
-    must(cudaMemcpy(data_, numbers.data(), numbers.size() * 2, cudaMemcpyHostToDevice) ==
-             cudaSuccess,
-         "copy");
-  }
-  ~Rows() { (void)cudaFree(data_); }
-  Rows(const Rows&) = delete;
-  Rows& operator=(const Rows&) = delete;
-  [[nodiscard]] keyhole_tensor tensor() const {
-    const int64_t shape[] = {tokens_, heads_, kDim};
-    keyhole_tensor t = keyhole_tensor_host(data_, KEYHOLE_F16, 3, shape);
-    t.memory = KEYHOLE_DEVICE;
-    return t;
-  }
-
- private:
-  int64_t tokens_, heads_;
-  void* data_ = nullptr;
-};
 
 void prompt(keyhole_engine* engine, const keyhole_engine_config& model, uint32_t tokens,
             uint32_t chunk, bool layer_by_layer, keyhole_placement placement) {

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     start();
   }
   if (s.has_resident) {
-    ResidentShare<kDim, kHeadTiles> share(s, kv_head, resident);
+    ResidentShare<kDim, kHeadTiles> share(s, kv_head, first_head, resident);
     queries.prepare(s, raw_queries, resident.rows, first_head);
     share.attend(value_scale);
   } else {

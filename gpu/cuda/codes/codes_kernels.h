@@ -32,7 +32,9 @@ inline constexpr uint32_t kMaximumRows = 32;
 struct CodesStep {
   CodeShape shape;
   uint32_t kv_heads = 0;
-  uint32_t group = 0;           ///< query heads of a KV head, 1..16
+  uint32_t group =
+      0;  ///< query heads of a KV head, 1..16; of several tokens all of theirs, token by token
+  uint32_t tokens = 1;          ///< that the step is of; divides `group`
   uint32_t block_capacity = 0;  ///< blocks of 256 rows that a KV head has space for
   uint32_t splits = 0;          ///< thread blocks of a KV head, see code_splits()
   LogitParams logits;
@@ -49,7 +51,7 @@ struct CodesStep {
   size_t head_stride = 0;              ///< bytes between KV heads
   const float* key_scale = nullptr;    ///< `[kv_heads, dim]` of the balanced space
   const float* value_scale = nullptr;  ///< `[kv_heads]`
-  InputRows q;                         ///< `[kv_heads * group, dim]`
+  InputRows q;                         ///< `[tokens, kv_heads * group / tokens, dim]`
 
   /// The `exact_rows` (0..kMostExactRows) rows of a KV head with the largest weight in any head of its group are read from
   /// `keys` and `values` and attended exactly, in place of their codes. Pinned host memory, or the device's: row i of KV
@@ -74,11 +76,13 @@ struct CodesStep {
   const float* resident_o = nullptr;    ///< `[kv_heads * group, dim]`
   const float* resident_lse = nullptr;  ///< `[kv_heads * group]`
 
+  const float* sinks = nullptr;  ///< `[kv_heads * group]` learned sinks, natural log; null: none
+
   /// Of codes_work_bytes(), aligned to 16; its contents before do not matter. Steps of one stream can share it.
   std::byte* work = nullptr;
 
-  OutputRows out;        ///< `[kv_heads * group, dim]`
-  float* lse = nullptr;  ///< `[kv_heads * group]`, natural log; null: not wanted
+  OutputRows out;        ///< as q
+  float* lse = nullptr;  ///< `[tokens, kv_heads * group / tokens]`, natural log; null: not wanted
   uint32_t* chosen =
       nullptr;  ///< `[kv_heads, exact_rows]`, the rows read exactly, in no order; null: not wanted
 };

@@ -41,6 +41,8 @@ constexpr uint32_t kNoSlot = ~0U;
 
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
+InputRows input(const DeviceRows& rows) { return {rows.data, rows.head_stride, rows.dtype}; }
+
 }  // namespace
 
 struct CudaCodes::Impl {
@@ -62,13 +64,8 @@ struct CudaCodes::Impl {
         layers(wanted.layers) {
     const DeviceScope scope(ordinal);
     const BesideCapture beside;
-    splits = std::min(code_splits(shape.code, shape.kv_heads, group(), capacity(),
-                                  attribute(cudaDevAttrMultiProcessorCount, ordinal),
-                                  attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal)),
-                      most_code_splits(shape.kv_heads));
-    CodesStep sizes = step_sizes();
     size_t needs = 0;
-    const cudaError_t status = prepare_codes(sizes, ordinal, &needs);
+    const cudaError_t status = prepare(1, &needs);
     if (status == cudaErrorNotSupported) {
       throw Error(Status::unsupported,
                   "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
@@ -79,11 +76,15 @@ struct CudaCodes::Impl {
                       std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
     }
     check(status, "the kernels of codes");
-    cluster = sizes.cluster;
-    stages = sizes.stages;
     ahead = attribute(cudaDevAttrComputeCapabilityMajor, ordinal) >= 9;
-    const size_t work = codes_work_bytes(step_sizes());
-    if (work > layout.work_bytes) {
+    while (variants.size() < most_step_tokens(group())) {
+      const cudaError_t more = prepare(static_cast<uint32_t>(variants.size()) + 1, nullptr);
+      if (more == cudaErrorNotSupported || more == cudaErrorInvalidValue) break;
+      check(more, "the kernels of codes");
+    }
+    for (uint32_t tokens = 1; tokens <= variants.size(); ++tokens) {
+      const size_t work = codes_work_bytes(step_sizes(tokens));
+      if (work <= layout.work_bytes) continue;
       throw Error(Status::internal, "codes on a CUDA device: a step's work space takes " +
                                         std::to_string(work) + " bytes, and " +
                                         std::to_string(layout.work_bytes) + " were planned");
@@ -91,6 +92,12 @@ struct CudaCodes::Impl {
     memory = DeviceBuffer(layout.bytes);
     memory.clear(layout.key_scales,
                  layout.bytes);  // counts are 0; blocks beyond them are never read
+    if (shape.sinks != nullptr) {
+      check(
+          cudaMemcpy(memory.data() + layout.sinks, shape.sinks,
+                     size_t{shape.layers} * shape.q_heads * sizeof(float), cudaMemcpyHostToDevice),
+          "copying learned sinks to the device");
+    }
     encoder = std::make_unique<EncodeLauncher>(shape.code, shape.dtype);
     if (shape.rows_by_host) {
       exchange = std::make_unique<RowExchange>(shape, memory.as<uint32_t>(layout.row_steps));
@@ -159,35 +166,64 @@ struct CudaCodes::Impl {
     return memory.as<uint32_t>(layout.counts) + layers[layer].slot;
   }
 
-  /// What all steps have in common.
-  [[nodiscard]] CodesStep step_sizes() const {
+  /// What depends on the number of a step's tokens.
+  struct Variant {
+    uint32_t splits = 1;
+    int stages = CodesStep{}.stages;
+    bool cluster = true;  // before it is known: as prepare_codes() wants it
+  };
+  /// Adds the variant of so many tokens, one more than there are.
+  cudaError_t prepare(uint32_t tokens, size_t* needs) {
+    Variant& v = variants.emplace_back();
+    v.splits =
+        std::min(code_splits(shape.code, shape.kv_heads, group() * tokens, capacity(),
+                             attribute(cudaDevAttrMultiProcessorCount, ordinal),
+                             attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal)),
+                 most_code_splits(shape.kv_heads));
+    CodesStep sizes = step_sizes(tokens);
+    const cudaError_t status = prepare_codes(sizes, ordinal, needs);
+    v.cluster = sizes.cluster;
+    v.stages = sizes.stages;
+    if (status != cudaSuccess) variants.pop_back();
+    return status;
+  }
+
+  /// What all steps of so many tokens have in common.
+  [[nodiscard]] CodesStep step_sizes(uint32_t tokens) const {
+    const Variant& v = variants[tokens - 1];
     CodesStep s;
     s.shape = shape.code;
     s.kv_heads = shape.kv_heads;
-    s.group = group();
+    s.group = group() * tokens;
+    s.tokens = tokens;
     s.block_capacity = capacity();
-    s.splits = splits;
-    s.cluster = cluster;
-    s.stages = stages;
-    s.logits = shape.logits;
+    s.splits = v.splits;
+    s.cluster = v.cluster;
+    s.stages = v.stages;
     s.head_stride = layout.head_stride;
-    s.exact_rows = shape.exact_rows;
+    // What the host reads has places for one token's.
+    s.exact_rows =
+        shape.rows_by_host ? shape.exact_rows : std::min(shape.exact_rows * tokens, kMostExactRows);
     s.dtype = shape.dtype;
     s.row_stride = shape.code.dim * dtype_size(shape.dtype);
     return s;
   }
-  [[nodiscard]] CodesStep step(uint32_t layer, const DeviceRows& q) const {
+  [[nodiscard]] CodesStep step(uint32_t layer, const InputRows& q, uint32_t tokens = 1) const {
     (void)layer_at(layer);
-    CodesStep s = step_sizes();
+    CodesStep s = step_sizes(tokens);
     s.block_count = device_count(layer);
     s.blocks = blocks(layer);
     s.key_scale = key_scales(layer);
     s.value_scale = value_scales(layer);
-    s.q = {q.data, q.head_stride, q.dtype};
+    s.q = q;
     s.keys = layers[layer].keys;
     s.values = layers[layer].values;
     s.kv_head_stride = layers[layer].rows_stride;
     s.row_scales = row_scales(layer);
+    s.logits = shape.logits_of(layer);
+    if (shape.sinks != nullptr) {
+      s.sinks = memory.as<float>(layout.sinks) + size_t{layer} * shape.q_heads;
+    }
     if (exchange != nullptr) s.host_rows = exchange->params(layer, waits);
     s.work = memory.data() + layout.work;
     return s;
@@ -208,11 +244,9 @@ struct CudaCodes::Impl {
   int ordinal;
   RowWaits waits;
   std::vector<Layer> layers;
-  uint32_t slots = 0;  // that are taken
-  uint32_t splits = 1;
-  int stages = CodesStep{}.stages;
-  bool cluster = true;  // before it is known: as prepare_codes() wants it
-  bool ahead = false;   // kernels start before those in front of them have ended
+  uint32_t slots = 0;             // that are taken
+  std::vector<Variant> variants;  // of 1, 2, ... tokens
+  bool ahead = false;             // kernels start before those in front of them have ended
   DeviceBuffer memory;
   std::unique_ptr<EncodeLauncher> encoder;
   std::unique_ptr<RowExchange> exchange;  // null: the device reads rows itself
@@ -360,7 +394,7 @@ size_t CudaCodes::bytes() const { return impl_->layout.bytes; }
 
 void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
                      const DeviceRows& out, float* lse, Stream stream) {
-  CodesStep s = impl_->step(layer, q);
+  CodesStep s = impl_->step(layer, input(q));
   s.has_resident = true;
   s.resident = resident;
   s.out = {out.data, out.head_stride, out.dtype};
@@ -369,14 +403,28 @@ void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resi
   check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
 }
 
+void CudaCodes::step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out,
+                            float* lse, Stream stream) {
+  CodesStep s = impl_->step(layer, resident.q, resident.tokens);
+  s.has_resident = true;
+  s.resident = resident;
+  s.out = out;
+  s.lse = lse;
+  check(attend_codes(s, stream_of(stream), impl_->ahead), "attending codes");
+  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+}
+
+uint32_t CudaCodes::most_tokens() const { return static_cast<uint32_t>(impl_->variants.size()); }
+
 void CudaCodes::attend(uint32_t layer, const DeviceRows& q, Stream stream) {
-  check(attend_codes(impl_->step(layer, q), stream_of(stream), impl_->ahead), "attending codes");
+  check(attend_codes(impl_->step(layer, input(q)), stream_of(stream), impl_->ahead),
+        "attending codes");
 }
 
 void CudaCodes::finish(uint32_t layer, const DeviceRows& q, const float* resident_o,
                        const float* resident_lse, const DeviceRows& out, float* lse,
                        Stream stream) {
-  CodesStep s = impl_->step(layer, q);
+  CodesStep s = impl_->step(layer, input(q));
   s.resident_o = resident_o;
   s.resident_lse = resident_lse;
   s.out = {out.data, out.head_stride, out.dtype};
@@ -389,7 +437,7 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   const ResidentShape& r = own.shape();
   if (shape.layers != r.layers || shape.q_heads != r.q_heads || shape.kv_heads != r.kv_heads ||
       shape.code.dim != r.head_dim || (shape.dtype != r.dtype && shape.dtype != DType::i8) ||
-      shape.logits.scale != r.logits.scale || shape.logits.softcap != r.logits.softcap) {
+      shape.logits != r.logits || shape.layer_logits != r.layer_logits) {
     refuse("layers, heads, head dimension, dtype or logits are not those of the resident tokens");
   }
   (void)with_kernels(shape);

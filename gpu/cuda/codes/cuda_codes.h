@@ -7,6 +7,7 @@
 
 #include "gpu/codes.h"
 #include "gpu/cuda/codes/host_rows.h"
+#include "gpu/cuda/common/rows.h"
 
 namespace keyhole::gpu {
 
@@ -28,6 +29,7 @@ class CudaCodes final : public Codes {
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
   uint32_t serve_rows(uint32_t kv_head) override;
   void give_up_rows(uint32_t step) override;
+  [[nodiscard]] uint32_t most_tokens() const override;
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   [[nodiscard]] size_t bytes() const override;
 
@@ -38,6 +40,9 @@ class CudaCodes final : public Codes {
   /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null.
   void step(uint32_t layer, const DeviceRows& q, const StepParams& resident, const DeviceRows& out,
             float* lse, Stream stream);
+  /// The same of resident.tokens tokens, whose q `resident` has, at once.
+  void step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out, float* lse,
+                   Stream stream);
   /// Or in halves: the pass over the layer's codes alone,
   void attend(uint32_t layer, const DeviceRows& q, Stream stream);
   /// and, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all

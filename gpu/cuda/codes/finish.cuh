@@ -113,7 +113,7 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
     }
     exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
   }
-  merge_head<kDim>(s, size_t{kv_head} * s.group + h, codes, exact, value_scale, resident,
+  merge_head<kDim>(s, kv_head, h, codes, exact, value_scale, resident,
                    shared.split_o[own]);
 }
 

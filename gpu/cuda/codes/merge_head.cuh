@@ -1,5 +1,5 @@
-// A head's state made of what its parts left: the codes without the rows that were read exactly, those rows, and resident
-// tokens.
+// A head's state made of what its parts left: the codes without the rows that were read exactly, those rows, resident
+// tokens, and the learned sink.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -31,10 +31,10 @@ struct PartOfHead {
   float o[kLaneParts<kDim>];
 };
 
-/// Writes the state of query head `head`, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
+/// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
 /// in shared memory, which is overwritten.
 template <int kDim>
-__device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead<kDim> codes,
+__device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32_t h, PartOfHead<kDim> codes,
                                   const PartOfHead<kDim>& exact, float value_scale,
                                   const ResidentHead<kDim>& resident, float* row) {
   constexpr int kParts = kLaneParts<kDim>;
@@ -65,14 +65,28 @@ __device__ inline void merge_head(const CodesParams& s, size_t head, PartOfHead<
     }
     lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;
   }
+  const QueryHead head = query_head(s, kv_head, h);
+  if (s.sinks != nullptr) {
+    // The state (0, sink).
+    const float sink = s.sinks[head.head];
+    const float natural = finite_base(fmaxf(lse, sink));
+    const float a = natural_weight(lse, natural);
+    const float sum = a + natural_weight(sink, natural);
+    const float keep_o = sum > 0.0F ? __fdividef(a, sum) : 0.0F;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) o[i] *= keep_o;
+    lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;
+  }
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {
     if (4 * lane >= kDim) continue;
     const float quad[4] = {o[4 * u], o[4 * u + 1], o[4 * u + 2], o[4 * u + 3]};
-    const size_t at = head * s.out.head_stride + size_t(4) * lane + 128 * u;
+    const size_t at = row_at(s.out, head) + size_t(4) * lane + 128 * u;
     store_elements(s.out.data, s.out.dtype, at, quad);
   }
-  if (s.lse != nullptr && lane == 0) s.lse[head] = lse;
+  if (s.lse != nullptr && lane == 0) {
+    s.lse[head.token * (s.kv_heads * s.group / s.tokens) + head.head] = lse;
+  }
 }
 
 }  // namespace keyhole::gpu::codes

@@ -3,23 +3,25 @@
 // over the bus.
 #pragma once
 
-#include "gpu/cuda/codes/params.h"
+#include "gpu/cuda/codes/resident_rows.cuh"
 #include "gpu/cuda/common/element.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 #include "gpu/cuda/resident/host_merge.cuh"
 
 namespace keyhole::gpu::codes {
 
-/// Rows k and v of a KV head, rounded to `dtype`, to `to_k` and `to_v`, both `[kDim]`, by the thread block.
+/// Rows k and v of a KV head of new token `token`, rounded to `dtype`, to `to_k` and `to_v`, both `[kDim]`, by the thread
+/// block.
 template <int kDim>
-__device__ inline void copy_new_token(const StepParams& p, uint32_t head, DType dtype, void* to_k,
-                                      void* to_v) {
+__device__ inline void copy_new_token(const StepParams& p, uint32_t token, uint32_t head,
+                                      DType dtype, void* to_k, void* to_v) {
   constexpr uint32_t kQuads = kDim / 4;
   for (uint32_t i = threadIdx.x; i < 2 * kQuads; i += blockDim.x) {
     const InputRows& rows = i < kQuads ? p.k : p.v;
     const uint32_t at = i % kQuads * 4;
     float x[4];
-    convert(load_raw(rows.data, rows.dtype, head * rows.head_stride + at), rows.dtype, x);
+    const size_t from = token * rows.token_stride + head * rows.head_stride + at;
+    convert(load_raw(rows.data, rows.dtype, from), rows.dtype, x);
     store_elements(i < kQuads ? to_k : to_v, dtype, at, x);
   }
 }
@@ -32,17 +34,21 @@ __device__ inline void publish_head(const CodesParams& s, uint32_t head) {
   const uint32_t sequence = p.numbers[head] + 1;
   std::byte* rows = p.rows + (sequence & 1U) * p.rows_bytes;
   const uint32_t quads = p.group * (kDim / 4);
-  for (uint32_t i = threadIdx.x; i < quads; i += blockDim.x) {
-    float x[4];
-    convert(load_raw(p.q.data, p.q.dtype,
-                     (size_t{head} * p.group + i / (kDim / 4)) * p.q.head_stride +
-                         i % (kDim / 4) * 4),
-            p.q.dtype, x);
-    reinterpret_cast<float4*>(rows)[size_t{head} * quads + i] = make_float4(x[0], x[1], x[2], x[3]);
-  }
-  if (p.k.data != nullptr) {
-    std::byte* k = rows + p.q_bytes + size_t{head} * kDim * element_bytes(p.dtype);
-    copy_new_token<kDim>(p, head, p.dtype, k, k + p.kv_bytes);
+  for (uint32_t token = 0; token < p.tokens; ++token) {
+    for (uint32_t i = threadIdx.x; i < quads; i += blockDim.x) {
+      float x[4];
+      convert(load_raw(p.q.data, p.q.dtype,
+                       token * p.q.token_stride +
+                           (size_t{head} * p.group + i / (kDim / 4)) * p.q.head_stride +
+                           i % (kDim / 4) * 4),
+              p.q.dtype, x);
+      reinterpret_cast<float4*>(rows)[(size_t{token} * p.kv_heads + head) * quads + i] =
+          make_float4(x[0], x[1], x[2], x[3]);
+    }
+    if (p.k.data == nullptr) continue;
+    std::byte* k = rows + p.q_bytes +
+                   (size_t{token} * p.kv_heads + head) * kDim * element_bytes(p.dtype);
+    copy_new_token<kDim>(p, token, head, p.dtype, k, k + p.kv_bytes);
   }
   // The barrier and the release together order the rows of all threads before the flag, with one fence over the bus.
   __syncthreads();
@@ -56,12 +62,13 @@ __device__ inline void publish_head(const CodesParams& s, uint32_t head) {
 template <int kDim>
 __device__ inline void advance_head(const CodesParams& s, uint32_t head) {
   const StepParams& p = s.resident;
-  const RingState now = after_step(p.ring, p.states[head], p.k.data != nullptr);
-  if (p.k.data != nullptr) {
+  const RingState now = after_append(p, p.states[head]);
+  for (uint32_t token = 0; p.k.data != nullptr && token < p.tokens; ++token) {
     const size_t row = size_t{kDim} * element_bytes(p.dtype);
     const size_t plane = (size_t{p.ring.sink} + p.ring.capacity) * row;
-    std::byte* k = p.kv + size_t{head} * 2 * plane + token_slot(p.ring, now, now.tokens() - 1) * row;
-    copy_new_token<kDim>(p, head, p.dtype, k, k + plane);
+    const uint32_t number = now.tokens() - p.tokens + token;
+    std::byte* k = p.kv + size_t{head} * 2 * plane + token_slot(p.ring, now, number) * row;
+    copy_new_token<kDim>(p, token, head, p.dtype, k, k + plane);
   }
   __syncthreads();
   if (threadIdx.x == 0) p.states[head] = now;

@@ -69,6 +69,22 @@ __device__ inline void load_words(const std::byte* tile, int lane, uint32_t (&wo
   }
 }
 
+/// A query head of a step: of which token, and which of the model's.
+struct QueryHead {
+  uint32_t token, head;
+};
+/// Number h of a KV head's group: heads of one token, or of several, token by token.
+__device__ inline QueryHead query_head(const CodesParams& s, uint32_t kv_head, uint32_t h) {
+  if (s.tokens == 1) return {0, kv_head * s.group + h};
+  const uint32_t heads = s.group / s.tokens, token = h / heads;
+  return {token, kv_head * heads + h - token * heads};
+}
+/// Where its row begins, in elements.
+template <class Rows>
+__device__ inline size_t row_at(const Rows& rows, const QueryHead& q) {
+  return q.token * rows.token_stride + q.head * rows.head_stride;
+}
+
 /// What values of a head are divided by; it is 0 where the head has not had a block yet.
 __device__ inline float value_scale_of(const CodesParams& s, uint32_t kv_head) {
   const float scale = s.value_scale[kv_head];
@@ -243,7 +259,7 @@ struct RawQueries {
       if (h >= s.group) break;
 #pragma unroll
       for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-        const size_t at = (size_t{kv_head} * s.group + h) * s.q.head_stride + size_t(4) * lane;
+        const size_t at = row_at(s.q, query_head(s, kv_head, h)) + size_t(4) * lane;
         q[i][u] = load_raw(s.q.data, s.q.dtype, at + 128 * u);
       }
     }

@@ -12,6 +12,13 @@
 
 namespace keyhole::gpu::codes {
 
+/// The layer's state with the step's tokens.
+__device__ inline RingState after_append(const StepParams& p, const RingState& before) {
+  const bool appends = p.k.data != nullptr;
+  return p.tokens == 1 || !appends ? after_step(p.ring, before, appends)
+                                   : after_tokens(p.ring, before, p.tokens);
+}
+
 /// Rows that a thread block has at hand at once take that many bytes for each component: 32 rows of 16 bits, 16 of 32. Half
 /// as many of 256 components.
 template <int kDim>
@@ -47,13 +54,15 @@ class ResidentShare {
   using Shared = ResidentShared<kDim, kHeads>;
 
   /// Asks for the first rows.
-  __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, Shared& shared)
-      : s_(s), shared_(shared), kv_head_(kv_head) {
+  /// first_head: the group's head that is number 0 here.
+  __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
+                           Shared& shared)
+      : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {
     const StepParams& p = s.resident;
     const RingState before = p.states[kv_head];
-    state_ = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
+    state_ = p.counts ? after_append(p, before) : before;
     const uint32_t tokens = state_.tokens();
-    stored_ = tokens - (p.k.data != nullptr ? 1 : 0);
+    stored_ = tokens - (p.k.data != nullptr ? p.tokens : 0);
     next_ = blockIdx.x * tokens / gridDim.x;
     end_ = (blockIdx.x + 1) * tokens / gridDim.x;
     load();
@@ -125,7 +134,7 @@ class ResidentShare {
     }
     commit_copies();
   }
-  /// The step's own token, by a warp.
+  /// One of the step's own tokens, by a warp.
   __device__ void take_new(uint32_t row) {
     const StepParams& p = s_.resident;
 #pragma unroll 1
@@ -134,7 +143,8 @@ class ResidentShare {
       const InputRows& rows = value ? p.v : p.k;
       const uint32_t at = (value ? i - kDim / 4 : i) * 4;
       float x[4];
-      convert(load_raw(rows.data, rows.dtype, kv_head_ * rows.head_stride + at), rows.dtype, x);
+      const size_t from = (next_ + row - stored_) * rows.token_stride + kv_head_ * rows.head_stride;
+      convert(load_raw(rows.data, rows.dtype, from + at), rows.dtype, x);
       store_elements(value ? shared_.values : shared_.keys, s_.resident.dtype, row * kDim + at, x);
     }
   }
@@ -169,10 +179,20 @@ class ResidentShare {
         const float dot = sum_of_own_head(dots, static_cast<int>(lane));
         float slope;
         if (lane < 4) {
-          shared_.logits[row][4 * t + lane] = cap == 0.0F ? dot : capped(dot, cap, slope);
+          const float logit = cap == 0.0F ? dot : capped(dot, cap, slope);
+          shared_.logits[row][4 * t + lane] = sees(4 * t + lane, next_ + row) ? logit : kMinusInf;
         }
       }
     }
+  }
+
+  /// Whether head h here is of a token that attends to resident token number `token`.
+  __device__ bool sees(uint32_t h, uint32_t token) const {
+    const StepParams& p = s_.resident;
+    const uint32_t first = state_.tokens() - p.drafts;
+    if (p.drafts == 0 || token < first) return true;
+    const uint32_t own = min((first_head_ + h) / (s_.group / s_.tokens), s_.tokens - 1);
+    return (p.sees[own] >> (token - first) & 1U) != 0;
   }
 
   /// Adds the rows at hand to head h's sums, by a warp.
@@ -202,9 +222,9 @@ class ResidentShare {
 
   const CodesParams& s_;
   Shared& shared_;
-  uint32_t kv_head_;
+  uint32_t kv_head_, first_head_;
   RingState state_;  ///< after the step
-  uint32_t stored_;  ///< tokens in K and V: all but the new one, which is the last
+  uint32_t stored_;  ///< tokens in K and V: all but the new ones, which are the last
   uint32_t next_, end_, count_;
   Sums sums_[kOwn];
 };

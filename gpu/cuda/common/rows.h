@@ -1,4 +1,4 @@
-// Rows of one token in device memory, as callers have them: any dtype, heads at a stride.
+// Rows of one token, or of several, in device memory, as callers have them: any dtype, heads and tokens at a stride.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@ struct InputRows {
   const void* data = nullptr;
   size_t head_stride = 0;  ///< elements
   DType dtype = DType::f16;
+  size_t token_stride = 0;  ///< elements; of several tokens
 };
 
 /// What a kernel writes.
@@ -19,6 +20,7 @@ struct OutputRows {
   void* data = nullptr;
   size_t head_stride = 0;  ///< elements
   DType dtype = DType::f16;
+  size_t token_stride = 0;  ///< elements; of several tokens
 };
 
 }  // namespace keyhole::gpu

@@ -77,7 +77,7 @@ struct CudaPartitions::Impl {
     l.padded = layout.padded;
     l.capacity = layout.capacity;
     l.most_chosen = ids_stride;
-    l.logits = shape.logits;
+    l.logits = shape.logits_of(layer);
     l.dtype = shape.dtype;
     l.heads = memory.as<PartitionsHead>(layout.heads) + first;
     l.codes = memory.as<int8_t>(layout.codes) + partitions * shape.head_dim;

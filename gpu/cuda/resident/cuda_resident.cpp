@@ -287,7 +287,7 @@ void CudaResident::attend_end(StateView out) {
 StepParams CudaResident::step_params(uint32_t layer) const {
   StepParams p;
   p.ring = ring_;
-  p.logits = shape_.logits;
+  p.logits = shape_.logits_of(layer);
   p.kv_heads = shape_.kv_heads;
   p.group = shape_.q_heads / shape_.kv_heads;
   p.kv = kv_.data() + layer * layer_bytes();
@@ -296,8 +296,8 @@ StepParams CudaResident::step_params(uint32_t layer) const {
   p.published = pinned_.device<PublishedLine>(layout_.published(layer, 0));
   p.rows = pinned_.device(layout_.rows(layer, 0));
   p.rows_bytes = layout_.rows_bytes();
-  p.q_bytes = layout_.q_bytes();
-  p.kv_bytes = layout_.kv_bytes();
+  p.q_bytes = layout_.q_place();
+  p.kv_bytes = layout_.kv_place();
   p.arrivals = scratch_.as<uint32_t>(scratch_layout_.arrivals(StepQueue::stream));
   p.ready = scratch_.as<uint32_t>(scratch_layout_.ready());
   p.host_states = scratch_.as<float>(scratch_layout_.host_states());

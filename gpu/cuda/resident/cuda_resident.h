@@ -53,6 +53,12 @@ class CudaResident final : public Resident, public StreamSteps {
   void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override;
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
             const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override;
+  void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes, Stream stream) override;
+  void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
+                   Stream stream) override;
+  void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) override {
+    mirror_.keep_newest(layer, of, kept);
+  }
   [[nodiscard]] Signal signal() const override { return signal_; }
   [[nodiscard]] uint64_t capture_id(Stream stream) const override;
   [[nodiscard]] bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
@@ -68,6 +74,7 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override;
   uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                             std::byte* v) override;
+  [[nodiscard]] ResidentPieces device_rows(uint32_t layer) override;
   void synchronize(Stream stream) override;
   [[nodiscard]] Status failure(std::string& text) override;
   [[nodiscard]] uint64_t wait_nanoseconds() const override;

@@ -227,6 +227,58 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
   if (keeps) hand_answer_over(layer, out, lse, stream);
 }
 
+void CudaResident::step_tokens(uint32_t layer, const ManyTokens& t, Codes& codes, Stream stream) {
+  const auto first = [](const DeviceTokens& x) {
+    return DeviceRows{x.data, x.head_stride, x.dtype};
+  };
+  const DeviceRows q = first(t.q), k = first(t.k), v = first(t.v);
+  check_rows(first(t.out), "out");
+  if (t.tokens == 0 || t.tokens > codes.most_tokens() || t.drafts < t.tokens ||
+      t.drafts > kMostDrafts) {
+    throw Error(Status::invalid_argument,
+                "a step of " + std::to_string(t.tokens) + " tokens and " +
+                    std::to_string(t.drafts) + " drafts; allowed are 1.." +
+                    std::to_string(codes.most_tokens()) + ", and " + std::to_string(kMostDrafts));
+  }
+  const DeviceScope device(config_.ordinal);
+  OnDevice on_device;
+  on_device.codes = &codes;
+  StepParams p = params_with_codes(layer, open_step(layer, q, &k, &v, on_device, stream));
+  p.q.token_stride = t.q.token_stride;
+  p.k.token_stride = t.k.token_stride;
+  p.v.token_stride = t.v.token_stride;
+  p.tokens = t.tokens;
+  p.drafts = t.drafts;
+  std::copy(t.sees.begin(), t.sees.end(), p.sees);
+  layers_[layer].codes->step_tokens(
+      layer, p, {t.out.data, t.out.head_stride, t.out.dtype, t.out.token_stride}, t.lse, stream);
+}
+
+void CudaResident::keep_newest(std::span<const uint32_t> layers, uint32_t of,
+                               std::span<const uint32_t> kept, Stream stream) {
+  if (of > kMostDrafts || kept.size() > of) {
+    throw Error(Status::invalid_argument, std::to_string(kept.size()) + " tokens of " +
+                                              std::to_string(of) + " are to be kept; allowed are " +
+                                              std::to_string(kMostDrafts));
+  }
+  const DeviceScope device(config_.ordinal);
+  finish_own();
+  KeepParams p;
+  p.ring = ring_;
+  p.kv_heads = shape_.kv_heads;
+  p.row_bytes = static_cast<uint32_t>(row_bytes_ / shape_.kv_heads);
+  p.of = of;
+  p.kept = static_cast<uint32_t>(kept.size());
+  for (uint32_t i = 0; i < p.kept; ++i) p.numbers[i] = static_cast<uint8_t>(kept[i]);
+  p.layers = shape_.layers;
+  p.states = scratch_.as<RingState>(scratch_layout_.states(0));
+  p.states_bytes = scratch_layout_.states(1) - scratch_layout_.states(0);
+  p.kv = kv_.data();
+  p.layer_bytes = layer_bytes();
+  for (const uint32_t layer : layers) p.takes_part[layer / 64] |= uint64_t{1} << layer % 64;
+  launch_keep_newest(p, stream_of(stream));
+}
+
 void CudaResident::set_keeps_answer(Layer& layer, bool keeps) const {
   if (keeps && !shape_.keeps_answers) {
     throw Error(Status::invalid_argument,
@@ -277,8 +329,8 @@ bool CudaResident::await(uint32_t layer, uint32_t sequence, uint32_t spin_us, ui
   }
   const std::byte* rows = pinned_.data() + layout_.rows(layer, sequence);
   out.q = reinterpret_cast<const float*>(rows);
-  out.k = rows + layout_.q_bytes();
-  out.v = out.k + layout_.kv_bytes();
+  out.k = rows + layout_.q_place();
+  out.v = out.k + layout_.kv_place();
   return true;
 }
 
@@ -321,6 +373,24 @@ ResidentRows CudaResident::host_copy(uint32_t layer, uint32_t kv_head) {
 uint32_t CudaResident::update_host_copy(uint32_t layer, const Published& published, std::byte* k,
                                         std::byte* v) {
   return mirror_.update_host_copy(layer, published.k, published.v, k, v);
+}
+
+ResidentPieces CudaResident::device_rows(uint32_t layer) {
+  finish_own();
+  const size_t row = row_bytes_ / shape_.kv_heads;
+  const size_t plane = (size_t{shape_.sink} + shape_.window_capacity) * row;
+  const std::byte* const base = kv_.data() + layer * layer_bytes();
+  ResidentPieces all;
+  mirror_.for_pieces(layer, [&](uint32_t slot, uint32_t n) {
+    KvRows& piece = all.pieces[all.count++];
+    piece.keys = base + slot * row;
+    piece.values = piece.keys + plane;
+    piece.head_stride = 2 * plane;
+    piece.count = n;
+    piece.dtype = shape_.dtype;
+    piece.on_device = true;
+  });
+  return all;
 }
 
 void CudaResident::synchronize(Stream stream) {

@@ -16,7 +16,8 @@ PinnedLayout::PinnedLayout(const ResidentShape& shape) {
   const size_t group = heads == 0 ? 0 : shape.q_heads / heads;
   q_bytes_ = size_t{shape.q_heads} * shape.head_dim * sizeof(float);
   kv_bytes_ = heads * shape.head_dim * dtype_size(shape.dtype);
-  rows_bytes_ = aligned(q_bytes_ + 2 * kv_bytes_);
+  step_tokens_ = most_step_tokens(static_cast<uint32_t>(group));
+  rows_bytes_ = aligned(q_place() + 2 * kv_place());
   slot_bytes_ = aligned(group * (size_t{shape.head_dim} + 1) * sizeof(float));
   delivered_ = heads * kLine;
   rows_ = 2 * heads * kLine;

@@ -2,7 +2,7 @@
 //
 // Pinned memory, one block per layer:
 //   lines     one 128-byte line per KV head for each direction, so that no two flags share a line
-//   rows      q, k, v of two steps (a step's are valid until the layer's next one is awaited)
+//   rows      q, k, v of two steps (a step's are valid until the layer's next one is awaited), of most_step_tokens() each
 //   slots     the host's states, per KV head o `[group, head_dim]`, lse `[group]`
 //   answers   with keeps_answers, what two steps wrote, likewise, and a line per KV head that says of which step
 // and behind the layers what the session has once.
@@ -80,7 +80,8 @@ class PinnedLayout {
   [[nodiscard]] size_t delivered(uint32_t layer, uint32_t kv_head) const {
     return layer * layer_ + delivered_ + kv_head * kLine;
   }
-  /// q `[q_heads, head_dim]` fp32, then k and v `[kv_heads, head_dim]`; of the step's parity.
+  /// q `[tokens, q_heads, head_dim]` fp32, k and v `[tokens, kv_heads, head_dim]` q_place() and kv_place() further; of the
+  /// step's parity.
   [[nodiscard]] size_t rows(uint32_t layer, uint32_t sequence) const {
     return layer * layer_ + rows_ + (sequence & 1U) * rows_bytes_;
   }
@@ -100,6 +101,8 @@ class PinnedLayout {
   [[nodiscard]] size_t rows_bytes() const { return rows_bytes_; }
   [[nodiscard]] size_t q_bytes() const { return q_bytes_; }
   [[nodiscard]] size_t kv_bytes() const { return kv_bytes_; }  ///< of k, or of v, of one token
+  [[nodiscard]] size_t q_place() const { return step_tokens_ * q_bytes_; }
+  [[nodiscard]] size_t kv_place() const { return step_tokens_ * kv_bytes_; }
   [[nodiscard]] size_t slot_bytes() const { return slot_bytes_; }
 
   /// Once per session.
@@ -117,7 +120,7 @@ class PinnedLayout {
 
  private:
   size_t delivered_, rows_, slots_, answers_, answer_bytes_, answered_, layer_;
-  size_t rows_bytes_, q_bytes_, kv_bytes_, slot_bytes_;
+  size_t step_tokens_, rows_bytes_, q_bytes_, kv_bytes_, slot_bytes_;
   size_t failure_, host_done_, host_q_, host_o_, host_lse_, copied_, bytes_;
 };
 

@@ -78,4 +78,24 @@ struct alignas(16) RingState {
   return state;
 }
 
+/// State after a step that appends n tokens, for which the window has room.
+[[nodiscard]] KEYHOLE_HOST_DEVICE inline RingState after_tokens(const RingShape& shape,
+                                                                RingState state, uint32_t n) {
+  ++state.sequence;
+  const uint32_t free = shape.sink - state.sink;
+  const uint32_t to_sink = n < free ? n : free;
+  state.sink += to_sink;
+  state.window += n - to_sink;
+  return state;
+}
+
+/// The newest n tokens are gone; there are as many.
+[[nodiscard]] KEYHOLE_HOST_DEVICE inline RingState without_newest(RingState state, uint32_t n) {
+  const uint32_t of_window = n < state.window ? n : state.window;
+  state.window -= of_window;
+  state.sink -= n - of_window;
+  if (state.window == 0) state.begin = 0;
+  return state;
+}
+
 }  // namespace keyhole::gpu

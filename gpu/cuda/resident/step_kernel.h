@@ -67,6 +67,24 @@ struct AppendParams {
 };
 void launch_append(const AppendParams& params, cudaStream_t stream);
 
+/// See StreamSteps::keep_newest().
+struct KeepParams {
+  static constexpr uint32_t kMostLayers = 1024;
+
+  RingShape ring;
+  RingState* states = nullptr;  ///< of layer 0, per KV head,
+  size_t states_bytes = 0;      ///< and to the next layer's
+  std::byte* kv = nullptr;      ///< of layer 0
+  size_t layer_bytes = 0;
+  uint32_t layers = 0;
+  uint32_t kv_heads = 0;
+  uint32_t row_bytes = 0;  ///< of one head, a multiple of 16
+  uint32_t of = 0, kept = 0;
+  uint8_t numbers[kMostDrafts] = {};           ///< `[kept]`
+  uint64_t takes_part[kMostLayers / 64] = {};  ///< a bit for each layer
+};
+void launch_keep_newest(const KeepParams& params, cudaStream_t stream);
+
 /// Whether a kernel can wait for the host on this device: one is launched and must see a flag that is raised after
 /// its launch. Takes some milliseconds at most. Throws Error(device_error).
 [[nodiscard]] bool probe_device_wait(cudaStream_t stream);

@@ -50,13 +50,18 @@ struct StepParams {
   DType dtype = DType::f16;     ///< of those, and of k and v as they are published
   RingState* states = nullptr;  ///< of the layer, per KV head
   InputRows q, k, v;
+  /// Of steps over codes: the tokens that k and v hold, each of which sees those before it, and of the newest `drafts` tokens,
+  /// its own among them, those whose bit `sees` has: bit j is the j-th of them.
+  uint32_t tokens = 1;
+  uint32_t drafts = 0;
+  uint64_t sees[kMaxGroup] = {};
 
   bool counts = true;                  ///< the step advances the layer's state, and is published
   PublishedLine* published = nullptr;  ///< of the layer
   uint32_t* numbers = nullptr;         ///< of the layer, per KV head: steps that were published
   std::byte* rows = nullptr;           ///< of the layer, even sequence numbers
   size_t rows_bytes = 0;               ///< to those of odd ones
-  size_t q_bytes = 0, kv_bytes = 0;
+  size_t q_bytes = 0, kv_bytes = 0;    ///< from q to k, from k to v
 
   uint32_t* arrivals = nullptr;              ///< per KV head, zero between launches
   float* partial_o = nullptr;                ///< `[kv_heads, splits, group, head_dim]` numerators

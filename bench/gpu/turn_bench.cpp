@@ -1,0 +1,126 @@
+// Several new tokens at once in a session with codes on the device, tensors in device memory, shape of Llama-3-8B (8 KV heads
+// with 4 query heads each, 128 components, f16): drafts in a graph, none of which is accepted, so that the context stays as
+// long; and turns, which are attended at once or a few tokens at a time, as the library chooses. Microseconds a layer, beside
+// one token; resident attention included.
+//
+//   gpu_turn_bench [tokens] [layers] [bits]
+#include <cuda_runtime_api.h>
+#include <keyhole/keyhole.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "bench/gpu/session_rows.h"
+
+namespace {
+
+using namespace keyhole::bench;  // NOLINT
+
+using Clock = std::chrono::steady_clock;
+constexpr uint32_t kHeads = 32, kKvHeads = 8;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint32_t tokens = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 131072;
+  const uint32_t layers = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 8;
+  const std::string bits = argc > 3 ? argv[3] : "2";
+  constexpr uint32_t kMost = 2048, kChunk = 8192;
+  keyhole_engine_config e;
+  keyhole_engine_config_init(&e);
+  e.layers = layers;
+  e.q_heads = kHeads;
+  e.kv_heads = kKvHeads;
+  e.head_dim = kDim;
+  e.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_engine* engine = nullptr;
+  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = tokens + 2 * kMost;
+  const std::string spec = "codes:k=" + bits + ",v=" + bits;
+  c.index = spec.c_str();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  keyhole_session* session = nullptr;
+  must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+  cudaStream_t stream;
+  must(cudaStreamCreate(&stream) == cudaSuccess, "stream");
+  must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");
+  const Rows q(kChunk, kHeads), k(kChunk, kKvHeads), v(kChunk, kKvHeads), out(kMost, kHeads);
+  for (uint32_t l = 0; l < layers; ++l) {
+    for (uint32_t at = 0; at < tokens; at += kChunk) {
+      const uint32_t n = std::min(kChunk, tokens - at);
+      const keyhole_tensor tk = k.tensor(n), tv = v.tensor(n), tq = q.tensor(n);
+      must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
+    }
+  }
+  must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
+  must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+  const auto extend = [&](uint32_t n) {
+    const keyhole_tensor tq = q.tensor(n), tk = k.tensor(n), tv = v.tensor(n), to = out.tensor(n);
+    for (uint32_t l = 0; l < layers; ++l) {
+      must(keyhole_extend(session, l, &tq, &tk, &tv, nullptr, &to, nullptr) == KEYHOLE_OK,
+           "extend");
+    }
+  };
+
+  std::printf("%u tokens before, %u layers, %s\n%8s %12s %8s\n", tokens, layers, spec.c_str(),
+              "drafts", "us a layer", "/ one");
+  double one = 0;
+  for (const uint32_t n : {1U, 2U, 4U, 8U, 16U}) {
+    cudaGraph_t graph;
+    must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
+         "capture");
+    extend(n);
+    must(cudaStreamEndCapture(stream, &graph) == cudaSuccess, "capture");
+    cudaGraphExec_t exec;
+    must(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "graph");
+    cudaEvent_t begin, end;
+    must(cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess, "event");
+    std::vector<float> times;
+    for (int i = 0; i < 25; ++i) {
+      must(keyhole_session_announce(session) == KEYHOLE_OK, "announce");
+      (void)cudaEventRecord(begin, stream);
+      must(cudaGraphLaunch(exec, stream) == cudaSuccess, "launch");
+      (void)cudaEventRecord(end, stream);
+      must(keyhole_session_accept(session, 0, nullptr) == KEYHOLE_OK, "accept");
+      must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+      float ms = 0;
+      (void)cudaEventElapsedTime(&ms, begin, end);
+      if (i >= 5) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    const double us = 1000.0 * static_cast<double>(times[times.size() / 2]) / layers;
+    if (n == 1) one = us;
+    std::printf("%8u %12.1f %8.2f\n", n, us, us / one);
+    std::fflush(stdout);
+    (void)cudaGraphExecDestroy(exec);
+    (void)cudaGraphDestroy(graph);
+  }
+  std::printf("%8s %12s %8s %14s\n", "turn", "us a layer", "/ one", "as single steps");
+  for (const uint32_t n : {32U, 128U, 256U, 512U, 1024U, 2048U}) {
+    double best = 1e12;
+    for (int i = 0; i < 3; ++i) {
+      const auto begin = Clock::now();
+      extend(n);
+      must(cudaStreamSynchronize(stream) == cudaSuccess, "synchronize");
+      best = std::min(best, us_since(begin) / layers);
+      must(keyhole_truncate(session, tokens) == KEYHOLE_OK, "truncate");
+      must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+    }
+    std::printf("%8u %12.0f %8.1f %14.0f\n", n, best, best / one, n * one);
+    std::fflush(stdout);
+  }
+  keyhole_session_destroy(session);
+  keyhole_engine_destroy(engine);
+  return 0;
+}
