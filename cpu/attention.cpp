@@ -98,6 +98,18 @@ void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t di
   }
 }
 
+void add_sinks(const float* sinks, uint32_t heads, uint32_t dim, StateView state) {
+  for (uint32_t h = 0; h < heads; ++h) {
+    if (sinks[h] == kMinusInf) continue;
+    const double lse = add_logs<double>(state.lse[h], sinks[h]);
+    const auto weight = static_cast<float>(std::exp(state.lse[h] - lse));
+    float* o = state.o + size_t{h} * dim;
+    // An empty set's o need not be 0.
+    for (uint32_t j = 0; j < dim; ++j) o[j] = weight > 0.0F ? weight * o[j] : 0.0F;
+    state.lse[h] = static_cast<float>(lse);
+  }
+}
+
 void clear_state(StateView out, uint32_t heads, uint32_t dim) {
   std::fill_n(out.o, static_cast<size_t>(heads) * dim, 0.0F);
   std::fill_n(out.lse, heads, kMinusInf);

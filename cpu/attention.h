@@ -30,6 +30,11 @@ void attend_ids(const Kernels& kernels, const KvView& kv, std::span<const uint32
 /// (0, -inf); never NaN. `out` may be one of the inputs. An empty list gives (0, -inf).
 void merge_states(std::span<const StateView> states, uint32_t heads, uint32_t dim, StateView out);
 
+/// Adds the state (0, sinks[h]) to that of each head, in place:
+///   lse' = ln(e^lse + e^sinks[h]),  o' = e^(lse - lse') * o.
+/// sinks `[heads]`: finite, or -inf for none.
+void add_sinks(const float* sinks, uint32_t heads, uint32_t dim, StateView state);
+
 /// Writes (0, -inf).
 void clear_state(StateView out, uint32_t heads, uint32_t dim);
 

@@ -4,6 +4,8 @@
 //                     o = sum exp(scale*q.k - lse)*v. Natural log. Empty set: lse = -inf, o = 0.
 //   sink              tokens [0, S): exact, on the device.
 //   window            the newest tokens (at least W of them): exact, on the device.
+//   sliding layer     a layer that attends to its newest W tokens alone: no sink, nothing offloaded.
+//   learned sink      a logit of a query head without key and value: the attention state (0, logit).
 //   resident          sink or window.
 //   offloaded         every other token: host memory.
 //   indexed           offloaded and found through an index.
@@ -21,6 +23,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace keyhole {
 
@@ -125,7 +128,16 @@ struct KvView {
 struct LogitParams {
   float scale = 1.0F;
   float softcap = 0.0F;  ///< 0: none
+
+  bool operator==(const LogitParams&) const = default;
 };
+
+/// Those of a layer, where layers may differ: its own, or where there are none those of all.
+[[nodiscard]] inline const LogitParams& logits_of_layer(const LogitParams& all,
+                                                        const std::vector<LogitParams>& own,
+                                                        uint32_t layer) {
+  return own.empty() ? all : own[layer];
+}
 
 /// Borrowed attention states of a group: o is `[group, dim]` fp32 contiguous, lse is `[group]` fp32.
 struct StateView {

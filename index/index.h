@@ -183,6 +183,10 @@ class Index {
   /// True: the best k of all parts are those of the whole search, bit for bit, however many parts there are.
   [[nodiscard]] virtual bool same_in_parts() const { return false; }
 
+  /// True: what a search finds for a head depends neither on the other heads of the group nor on the position, so that
+  /// heads of several tokens can be searched as one group.
+  [[nodiscard]] virtual bool finds_per_head() const { return false; }
+
   /// Scratch for searches of up to `max_group` heads and `max_k` results.
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;

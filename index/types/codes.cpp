@@ -52,6 +52,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   using TypedIndex::TypedIndex;
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
+  [[nodiscard]] bool finds_per_head() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return codes_ ? codes_->bytes() : 0; }
   [[nodiscard]] const KvCodes* codes() const override {
     return codes_ && has_values_ ? &*codes_ : nullptr;

@@ -14,7 +14,10 @@ void check_shape(const BudgetsFile& file, const ModelShape& model) {
                                               std::to_string(seen) + ", the engine has " +
                                               std::to_string(needed));
   };
-  check("layers", file.layers, model.layers);
+  // Sliding layers have no budgets: a file may leave out those at the end.
+  uint32_t layers = model.layers;
+  while (layers > file.layers && model.slides(layers - 1)) --layers;
+  check("layers", file.layers, layers == file.layers ? layers : model.layers);
   check("q_heads", file.q_heads, model.q_heads);
   check("kv_heads", file.kv_heads, model.kv_heads);
   check("head_dim", file.head_dim, model.head_dim);

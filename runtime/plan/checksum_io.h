@@ -1,24 +1,31 @@
-// Binary streams with a running XXH3 checksum, so that damage anywhere in a file is noticed.
+// Saved sessions as bytes, with a checksum of all of them (chunk_sums.h) at the end. Arrays that are large, many together,
+// are written, read and summed by all threads of a pool.
 #pragma once
 
-#include <fstream>
+#include <functional>
+#include <iosfwd>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "cpu/pool.h"
 #include "cpu/types.h"
-#include "index/serial.h"
+#include "runtime/plan/byte_source.h"
+#include "runtime/plan/chunk_sums.h"
 
 namespace keyhole::runtime {
 
+/// Large arrays begin at a multiple of it in the file, behind zeros: if their lengths are multiples of 4, no element of
+/// up to 4 bytes lies in two chunks.
+inline constexpr size_t kArrayAlignment = 64;
+
 class ChecksumWriter {
  public:
-  explicit ChecksumWriter(std::ostream& out) : out_(&out) {}
+  /// Both outlive it; pool null: the calling thread does everything.
+  explicit ChecksumWriter(std::ostream& out, cpu::Pool* pool = nullptr) : out_(&out), pool_(pool) {}
 
-  void bytes(const std::byte* data, size_t n) {
-    sum_.update(data, n);
-    out_->write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(n));
-  }
+  void bytes(const std::byte* data, size_t n);
   template <class T>
   void value(const T& v) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -28,29 +35,25 @@ class ChecksumWriter {
     value(static_cast<uint64_t>(s.size()));
     bytes(reinterpret_cast<const std::byte*>(s.data()), s.size());
   }
-  void finish() {
-    const uint64_t sum = sum_.value();
-    out_->write(reinterpret_cast<const char*>(&sum), sizeof sum);
-  }
+  /// Large arrays, one after the other. The reader knows their lengths.
+  void arrays(std::span<const std::span<const std::byte>> all);
+  void finish();
 
  private:
   std::ostream* out_;
-  index::Checksum sum_;
+  cpu::Pool* pool_;
+  uint64_t at_ = 0;
+  ChunkSums sums_;
 };
 
 /// Every read is checked against what is left of the file, so that a damaged length can neither
 /// read past the end nor allocate more than the file's size.
 class ChecksumReader {
  public:
-  ChecksumReader(std::istream& in, uint64_t size) : in_(&in), left_(size) {}
+  /// The source outlives it; pool null: the calling thread reads everything.
+  explicit ChecksumReader(const ByteSource& source, cpu::Pool* pool = nullptr);
 
-  void bytes(std::byte* data, size_t n, const char* what) {
-    need(n, what);
-    in_->read(reinterpret_cast<char*>(data), static_cast<std::streamsize>(n));
-    if (!*in_) throw Error(Status::io, std::string("reading ") + what + " failed");
-    sum_.update(data, n);
-    left_ -= n;
-  }
+  void bytes(std::byte* data, size_t n, const char* what);
   template <class T>
   T value(const char* what) {
     static_assert(std::is_trivially_copyable_v<T>);
@@ -67,34 +70,30 @@ class ChecksumReader {
   }
   template <class T>
   std::vector<T> array(uint64_t n, const char* what) {
-    if (n > left_ / sizeof(T)) need(UINT64_MAX, what);
+    if (n > left() / sizeof(T)) need(UINT64_MAX, what);
     std::vector<T> v(n);
     bytes(reinterpret_cast<std::byte*>(v.data()), n * sizeof(T), what);
     return v;
   }
+  /// Throws Error(corrupt) where fewer than n bytes are left, for memory that is taken before it is read into.
+  void need(uint64_t n, const char* what) const;
+  /// What ChecksumWriter::arrays() wrote. check(number, data, n): part of array `number` is here, still in a cache; on any
+  /// thread. It throws what arrays() then throws.
+  using Check = std::function<void(size_t number, const std::byte* data, size_t n)>;
+  void arrays(std::span<const std::span<std::byte>> all, const char* what, const Check& check = {});
   /// The file must end here with the right sum.
-  void finish() {
-    const uint64_t computed = sum_.value();
-    if (left_ != sizeof computed) {
-      throw Error(Status::corrupt, std::to_string(left_) + " bytes are left at the end, needed: " +
-                                       std::to_string(sizeof computed));
-    }
-    uint64_t stored = 0;
-    in_->read(reinterpret_cast<char*>(&stored), sizeof stored);
-    if (!*in_ || (index::kChecksSums && stored != computed))
-      throw Error(Status::corrupt, "the checksum does not match");
-  }
+  void finish();
 
  private:
-  void need(uint64_t n, const char* what) const {
-    if (n > left_) {
-      throw Error(Status::corrupt, std::string("the file ends inside ") + what + " (" +
-                                       std::to_string(left_) + " bytes are left)");
-    }
-  }
-  std::istream* in_;
-  uint64_t left_;
-  index::Checksum sum_;
+  static constexpr size_t kAhead = size_t{64} << 10;  // that small values are read from
+
+  [[nodiscard]] uint64_t left() const { return source_->size() - at_; }
+  const ByteSource* source_;
+  cpu::Pool* pool_;
+  uint64_t at_ = 0;
+  std::vector<std::byte> ahead_;  // bytes [ahead_at_, ahead_at_ + size) of the file
+  uint64_t ahead_at_ = 0;
+  ChunkSums sums_;
 };
 
 }  // namespace keyhole::runtime

@@ -81,6 +81,8 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
       static_cast<uint32_t>(std::max<uint64_t>(1, coded_rows(tokens, params) / kCodeBlock));
   shape.exact_rows = plan.exact_rows;
   shape.logits = model.logits;
+  shape.layer_logits = model.layer_logits;
+  shape.sinks = model.sinks.empty() ? nullptr : model.sinks.data();
   shape.coded_layers = plan.count();
   shape.rows_by_host = plan.rows_by_host;
   return shape;

@@ -8,6 +8,7 @@
 #include "index/types/factory.h"
 #include "runtime/plan/auto_index.h"
 #include "runtime/plan/budget_file.h"
+#include "runtime/plan/layer_shape.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -18,13 +19,6 @@ void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high)
   if (value < low || value > high) {
     bad(std::string(field) + " is " + std::to_string(value) + ", allowed: " + std::to_string(low) +
         ".." + std::to_string(high));
-  }
-}
-
-void check_finite_number(const char* field, float value, float low) {
-  if (!std::isfinite(value) || value < low) {
-    bad(std::string(field) + " is " + std::to_string(value) + ", allowed: finite and at least " +
-        std::to_string(low));
   }
 }
 
@@ -47,7 +41,14 @@ void check_struct(const void* p, size_t struct_size, size_t known_size, const ch
 }
 
 bool SessionParams::is_dense(uint32_t layer) const {
-  return std::binary_search(dense_layers.begin(), dense_layers.end(), layer);
+  return std::binary_search(dense_layers.begin(), dense_layers.end(), layer) ||
+         std::binary_search(sliding_layers.begin(), sliding_layers.end(), layer);
+}
+
+uint32_t ModelShape::sliding_layers() const {
+  uint32_t n = 0;
+  for (const Window& w : windows) n += w.tokens != 0 ? 1 : 0;
+  return n;
 }
 
 float ModelShape::largest_element() const {
@@ -74,16 +75,20 @@ uint64_t SessionParams::staging_tokens() const {
 uint32_t SessionParams::row_block() const { return flush_block % kCodeBlock == 0 ? kCodeBlock : 1; }
 
 gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
-  return {model.layers, model.q_heads,        model.kv_heads, model.head_dim, model.kv_dtype,
-          sink,         window + flush_block, window,         model.logits,   audit_share > 0.0};
+  return {model.layers,         model.q_heads,
+          model.kv_heads,       model.head_dim,
+          model.kv_dtype,       sink,
+          window + flush_block, window,
+          model.logits,         audit_share > 0.0,
+          model.layer_logits};
 }
 
 gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
                                                      uint32_t capacity) const {
   // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
   constexpr uint32_t kMostChosen = 1024;
-  return {model.layers,   model.q_heads, model.kv_heads, model.head_dim,
-          model.kv_dtype, capacity,      kMostChosen,    model.logits};
+  return {model.layers, model.q_heads, model.kv_heads, model.head_dim,    model.kv_dtype,
+          capacity,     kMostChosen,   model.logits,   model.layer_logits};
 }
 
 ModelShape check_model(const keyhole_engine_config& c) {
@@ -102,54 +107,31 @@ ModelShape check_model(const keyhole_engine_config& c) {
     bad("kv_dtype is " + std::to_string(c.kv_dtype) +
         ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
   }
-  check_finite_number("scale", c.scale, 0.0F);
-  check_finite_number("softcap", c.softcap, 0.0F);
   ModelShape m;
   m.layers = c.layers;
   m.q_heads = c.q_heads;
   m.kv_heads = c.kv_heads;
   m.head_dim = c.head_dim;
   m.kv_dtype = static_cast<DType>(c.kv_dtype);
+  check_layer_shape(layer_of(c), "");
   m.logits.scale = c.scale > 0.0F ? c.scale : 1.0F / std::sqrt(static_cast<float>(c.head_dim));
   m.logits.softcap = c.softcap;
+  for (const keyhole_layer_config& layer : read_layers(c)) {
+    m.layer_logits.push_back({layer.scale, layer.softcap});
+    m.windows.push_back({layer.window, layer.window_slack});
+  }
+  if (c.sink_logits != nullptr) {
+    m.sinks.assign(c.sink_logits, c.sink_logits + size_t{c.layers} * c.q_heads);
+    const auto is_bad = [](float s) { return !std::isfinite(s) && s != kMinusInf; };
+    const auto bad_sink = std::find_if(m.sinks.begin(), m.sinks.end(), is_bad);
+    if (bad_sink != m.sinks.end()) {
+      const auto at = static_cast<size_t>(bad_sink - m.sinks.begin());
+      bad("sink_logits of layer " + std::to_string(at / c.q_heads) + ", head " +
+          std::to_string(at % c.q_heads) + " is " + std::to_string(*bad_sink) +
+          ", allowed: finite numbers, and -inf for none");
+    }
+  }
   return m;
-}
-
-index::RopeParams check_rope(const keyhole_engine_config& c) {
-  index::RopeParams rope;
-  check_finite_number("rope_theta", c.rope_theta, 0.0F);
-  rope.theta = c.rope_theta;
-  rope.rotary_dim = c.head_dim;
-  if (c.rope_theta == 0.0F || c.rope_scaling == KEYHOLE_ROPE_NONE) return rope;
-  const uint32_t half = c.head_dim / 2;
-  if (!(std::isfinite(c.rope_factor) && c.rope_factor > 0.0F)) {
-    bad("rope_factor is " + std::to_string(c.rope_factor) + ", allowed: finite and above 0");
-  }
-  if (c.rope_scaling == KEYHOLE_ROPE_LINEAR) {
-    rope.inv_freq_scale.assign(half, 1.0F / c.rope_factor);
-    return rope;
-  }
-  if (c.rope_scaling != KEYHOLE_ROPE_LLAMA3) {
-    bad("rope_scaling is " + std::to_string(c.rope_scaling) +
-        ", allowed: KEYHOLE_ROPE_NONE (0), KEYHOLE_ROPE_LINEAR (1), KEYHOLE_ROPE_LLAMA3 (2)");
-  }
-  const double low = c.rope_low_freq_factor;
-  const double high = c.rope_high_freq_factor;
-  if (!(low > 0.0 && high > low && std::isfinite(high)) || c.rope_original_context == 0) {
-    bad("llama3 RoPE scaling needs 0 < rope_low_freq_factor < rope_high_freq_factor and "
-        "rope_original_context > 0, seen: " +
-        std::to_string(low) + ", " + std::to_string(high) + ", " +
-        std::to_string(c.rope_original_context));
-  }
-  // Wavelengths beyond original/low are divided by the factor, those below original/high are kept,
-  // in between a linear blend (Llama 3.1's rule).
-  for (uint32_t i = 0; i < half; ++i) {
-    const double inv_freq = std::pow(static_cast<double>(c.rope_theta), -2.0 * i / c.head_dim);
-    const double turns = c.rope_original_context * inv_freq / (2.0 * 3.14159265358979323846);
-    const double blend = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-    rope.inv_freq_scale.push_back(static_cast<float>((1.0 - blend) / c.rope_factor + blend));
-  }
-  return rope;
 }
 
 void check_mode(keyhole_mode mode) {
@@ -190,6 +172,9 @@ SessionParams check_session(const keyhole_session_config& c, const ModelShape& m
     p.dense_layers.push_back(c.dense_layers[i]);
   }
   std::sort(p.dense_layers.begin(), p.dense_layers.end());
+  for (uint32_t layer = 0; layer < model.layers; ++layer) {
+    if (model.slides(layer)) p.sliding_layers.push_back(layer);
+  }
   p.dense_layers.erase(std::unique(p.dense_layers.begin(), p.dense_layers.end()),
                        p.dense_layers.end());
   resolve_auto(p.index, p.budget, p, model, room);

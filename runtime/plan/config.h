@@ -21,6 +21,19 @@ inline constexpr uint32_t kMaxTokens = 1U << 31;
 /// Device memory that is there for codes of a session's offloaded rows, beside its resident tokens of this shape.
 using CodeRoom = std::function<uint64_t(const gpu::ResidentShape&)>;
 
+/// Of a sliding layer.
+struct Window {
+  uint32_t tokens = 0;  ///< W, that a step attends to; 0: the layer does not slide
+  uint32_t slack = 0;   ///< tokens behind it that are kept
+
+  /// Slots of a ring for sequences of at most max_tokens. One more than the window at least: the step that takes it fails
+  /// perhaps, and gives it back.
+  [[nodiscard]] uint32_t slots(uint32_t max_tokens) const {
+    const uint64_t most = uint64_t{tokens} + (slack == 0 ? 1 : slack);
+    return static_cast<uint32_t>(most < max_tokens ? most : max_tokens);
+  }
+};
+
 /// Shape of the model, as every part of the runtime needs it.
 struct ModelShape {
   uint32_t layers = 0;
@@ -29,7 +42,23 @@ struct ModelShape {
   uint32_t head_dim = 0;
   DType kv_dtype = DType::f16;
   LogitParams logits;
+  std::vector<LogitParams> layer_logits;  ///< `[layers]`; empty: `logits` of all
+  std::vector<float> sinks;               ///< learned, `[layers, q_heads]`; empty: none
+  std::vector<Window> windows;            ///< `[layers]`; empty: no layer slides
 
+  [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
+    return logits_of_layer(logits, layer_logits, layer);
+  }
+  /// Learned sinks of a layer `[q_heads]`, or of a KV head's group; null: none.
+  [[nodiscard]] const float* sinks_of(uint32_t layer, uint32_t kv_head = 0) const {
+    if (sinks.empty()) return nullptr;
+    return sinks.data() + size_t{layer} * q_heads + size_t{kv_head} * group();
+  }
+  [[nodiscard]] bool slides(uint32_t layer) const {
+    return !windows.empty() && windows[layer].tokens != 0;
+  }
+  /// Layers that slide.
+  [[nodiscard]] uint32_t sliding_layers() const;
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
   /// The largest number that kv_dtype has.
@@ -53,6 +82,8 @@ struct SessionParams : keyhole_session_config {
   Budget budget;
   std::string budgets;                 ///< path; empty: none
   std::vector<uint32_t> dense_layers;  ///< ascending
+  /// Of the model, ascending: they have no index either.
+  std::vector<uint32_t> sliding_layers;
   /// `[layer * kv_heads + kv_head]`; empty: all of `index` and `budget`.
   std::vector<HeadParams> heads;
 
@@ -65,6 +96,7 @@ struct SessionParams : keyhole_session_config {
     return head.error_target > 0.0F ? kAuditBoundPerTarget * head.error_target : kDefaultAuditBound;
   }
 
+  /// Whether a layer is attended exactly, by the caller's wish or as it slides.
   [[nodiscard]] bool is_dense(uint32_t layer) const;
   /// Offloaded rows come in multiples of it: those of a block of codes where flush_block is made of such, else 1 (then the
   /// device has no codes, and rows are not int8).
@@ -100,7 +132,12 @@ void write_struct(T* to, T value, const char* name);
 
 /// Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
-[[nodiscard]] index::RopeParams check_rope(const keyhole_engine_config& config);
+/// One for all layers, or `[layers]`.
+[[nodiscard]] std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& config);
+/// layer_configs as the library has them: of this version, with what is AUTO chosen; empty: all layers are alike.
+[[nodiscard]] std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& config);
+/// What the engine's fields say of a layer.
+[[nodiscard]] keyhole_layer_config layer_of(const keyhole_engine_config& config);
 /// room: what the index "auto" may take of a device, see auto_index.h; null: there is no such device.
 [[nodiscard]] SessionParams check_session(const keyhole_session_config& config,
                                           const ModelShape& model, const CodeRoom& room = nullptr);

@@ -51,10 +51,19 @@ Wide tail_scratch(const ModelShape& m, const SessionParams& s, uint64_t rows) {
   return numbers * sizeof(float) * 5 / 4;
 }
 
+uint32_t indexed_layers(const ModelShape& m, const SessionParams& s) {
+  const auto both =
+      std::count_if(s.sliding_layers.begin(), s.sliding_layers.end(), [&](uint32_t l) {
+        return std::binary_search(s.dense_layers.begin(), s.dense_layers.end(), l);
+      });
+  return m.layers - static_cast<uint32_t>(s.dense_layers.size() + s.sliding_layers.size() -
+                                          static_cast<size_t>(both));
+}
+
 Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
   Kinds kinds;
   if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
-    kinds.specs[s.index] = Wide{m.layers - s.dense_layers.size()} * m.kv_heads;
+    kinds.specs[s.index] = Wide{indexed_layers(m, s)} * m.kv_heads;
     if (s.budget.needs_partitions()) kinds.partitioned = kinds.specs[s.index];
     if (s.budget.can_choose_on_device()) kinds.chosen = kinds.specs[s.index];
     kinds.top_k = s.budget.top_k;
@@ -97,6 +106,15 @@ Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kin
   return selections + logs + codes + tails;
 }
 
+/// K and V of the sliding layers.
+Wide sliding_memory(const ModelShape& m, uint64_t context) {
+  Wide tokens = 0;
+  for (const Window& w : m.windows) {
+    if (w.tokens != 0) tokens += std::min<uint64_t>(context, w.slots(kMaxTokens));
+  }
+  return tokens * 2 * m.kv_heads * m.row_bytes();
+}
+
 /// Of all heads as the session begins; the same for all of them unless they have their own.
 CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   if (s.row_block() != kCodeBlock) return {};
@@ -132,24 +150,26 @@ uint64_t estimate_search_bytes(const ModelShape& m, const SessionParams& s, uint
 
 MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
                        uint32_t threads, bool host_device, uint64_t device_limit) {
-  const Wide token = Wide{2} * m.layers * m.kv_heads * m.row_bytes();
-  const Wide heads = Wide{m.layers} * m.kv_heads;
+  const uint32_t layers = m.layers - m.sliding_layers();
+  const Wide token = Wide{2} * layers * m.kv_heads * m.row_bytes();
+  const Wide heads = Wide{layers} * m.kv_heads;
   const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
   // A full window holds between W and W + one block tokens; W is the case that offloads most.
   const uint64_t resident = uint64_t{s.sink} + s.window;
   const uint64_t rows = context > resident ? context - resident : 0;
 
-  const Wide offloaded = Wide{m.layers} * s.offload_bytes(m, rows);
+  const Wide offloaded = Wide{layers} * s.offload_bytes(m, rows);
+  const Wide sliding = sliding_memory(m, context);
 
   MemoryPlan plan;
-  plan.kv_bytes = narrow(token * context, "K and V");
+  plan.kv_bytes = narrow(token * context + sliding, "K and V");
   plan.device_bytes = narrow(token * slots, "sink and window");
 
   const Kinds kinds = count_kinds(m, s);
   Wide mirror = 0;
   if (!host_device) {
     const gpu::ResidentShape shape = s.resident_shape(m);
-    mirror = plan.device_bytes;
+    mirror = gpu::resident_bytes(shape);
     plan.device_bytes = gpu::cuda_resident_bytes(shape);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
     if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
@@ -199,8 +219,9 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
-  plan.host_bytes = narrow(
-      mirror + offloaded + index + samples + staging + searches + states + audits, "host memory");
+  plan.host_bytes =
+      narrow(mirror + offloaded + sliding + index + samples + staging + searches + states + audits,
+             "host memory");
   return plan;
 }
 

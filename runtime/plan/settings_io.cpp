@@ -150,4 +150,30 @@ void check_shape(ChecksumReader& in, const ModelShape& m) {
   check("kv_dtype", static_cast<uint32_t>(m.kv_dtype));
 }
 
+void save_windows(const ModelShape& m, ChecksumWriter& out) {
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    const Window w = m.windows.empty() ? Window{} : m.windows[layer];
+    out.value(w.tokens);
+    out.value(w.slack);
+  }
+}
+
+void check_windows(ChecksumReader& in, const ModelShape& m) {
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    const Window needed = m.windows.empty() ? Window{} : m.windows[layer];
+    const auto tokens = in.value<uint32_t>("windows");
+    const auto slack = in.value<uint32_t>("windows");
+    if (tokens == needed.tokens && slack == needed.slack) continue;
+    const auto text = [](uint32_t window, uint32_t behind) {
+      return window == 0 ? std::string("no window")
+                         : "a window of " + std::to_string(window) + " and " +
+                               std::to_string(behind) + " tokens behind it";
+    };
+    throw Error(Status::invalid_argument, "the file was saved with " + text(tokens, slack) +
+                                              " in layer " + std::to_string(layer) +
+                                              ", the engine has " +
+                                              text(needed.tokens, needed.slack));
+  }
+}
+
 }  // namespace keyhole::runtime

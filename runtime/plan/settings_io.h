@@ -23,4 +23,8 @@ void save_params(const SessionParams& params, ChecksumWriter& out);
 void save_heads(std::span<const HeadParams* const> heads, ChecksumWriter& out);
 [[nodiscard]] std::vector<HeadParams> load_heads(ChecksumReader& in, size_t heads);
 
+/// Windows of all layers. check_windows() throws Error(invalid_argument) where they are not the model's.
+void save_windows(const ModelShape& model, ChecksumWriter& out);
+void check_windows(ChecksumReader& in, const ModelShape& model);
+
 }  // namespace keyhole::runtime

@@ -10,6 +10,7 @@
  *     keyhole_prefill(session, layer, k, v, q)      for each layer and chunk of the prompt
  *     keyhole_build(session, ...)                   once after the prefill
  *     keyhole_attend(session, layer, q, k, v, out)  for each layer of each decoding step
+ *     keyhole_extend(session, layer, q, k, v, ...)  the same with several tokens: later turns, drafts
  *
  * WORDS   sink: the first S tokens. window: the newest tokens, W of them or up to a flush block
  *         more. resident: sink or window. offloaded: all others. indexed / pending: offloaded
@@ -33,7 +34,7 @@
  * THREADS An engine is immutable and may be used from any number of threads. A session is used by
  *         one thread at a time; different sessions may run at once. A call into a session that
  *         another thread is using returns KEYHOLE_BUSY and changes nothing (detected at every
- *         entry). keyhole_plan, keyhole_merge_states and the text functions may be called from
+ *         entry). keyhole_plan, the functions that merge states and the text functions may be called from
  *         any thread.
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function,
@@ -198,7 +199,36 @@ enum {
 };
 
 typedef int32_t keyhole_rope_scaling;
-enum { KEYHOLE_ROPE_NONE = 0, KEYHOLE_ROPE_LINEAR = 1, KEYHOLE_ROPE_LLAMA3 = 2 };
+enum {
+  KEYHOLE_ROPE_NONE = 0,
+  KEYHOLE_ROPE_LINEAR = 1,
+  KEYHOLE_ROPE_LLAMA3 = 2,
+  /* arXiv:2309.00071. The factor that it puts on cos and sin is part of q and K as they come here. */
+  KEYHOLE_ROPE_YARN = 3
+};
+
+/* What one layer has of its own; see LAYERS below. Fields that keyhole_engine_config has as well mean
+ * the same here. */
+typedef struct keyhole_layer_config {
+  size_t struct_size;
+  /* 0: the layer attends to all tokens. W > 0, up to 2^29: to its newest W, the new one included. */
+  uint32_t window;
+  /* Of a window: tokens behind it that are kept so that keyhole_truncate can take as many back, 0..2^29.
+   * AUTO: 16. */
+  uint32_t window_slack;
+  float scale;
+  float softcap;
+  float rope_theta;
+  keyhole_rope_scaling rope_scaling;
+  float rope_factor;
+  float rope_low_freq_factor;
+  float rope_high_freq_factor;
+  uint32_t rope_original_context;
+  uint32_t rope_dim;
+  float rope_beta_fast;
+  float rope_beta_slow;
+  int32_t rope_whole_pairs;
+} keyhole_layer_config;
 
 typedef struct keyhole_engine_config {
   size_t struct_size;
@@ -254,12 +284,49 @@ typedef struct keyhole_engine_config {
   /* Of a CUDA device alone: milliseconds that device and host wait for each other before
    * KEYHOLE_TIMEOUT. AUTO: 10000. */
   uint32_t timeout_ms;
+  /* Learned sinks: `[layers, Hq]` or NULL: none. Copied. A head's number is a logit s without key and value that
+   * stands in the softmax of every step beside those of the tokens: with (o, lse) of the tokens, the step
+   * returns o * e^(lse - lse') and lse' = ln(e^lse + e^s). Its weight counts as read in targets and audits.
+   * -inf: the head has none; NaN and +inf are refused. Never in keyhole_merge_states. */
+  const float* sink_logits;
+  /* LAYERS: `[layer_count]` or NULL: all layers are alike. Copied. Each element is as long as its struct_size says, all
+   * of them alike. */
+  const keyhole_layer_config* layer_configs;
+  /* 0 with NULL, else `layers`. */
+  uint32_t layer_count;
+  /* Partial RoPE: so many first components of a head are turned, an even number up to d. AUTO: d. */
+  uint32_t rope_dim;
+  /* Of yarn scaling, beside rope_factor and rope_original_context: pairs that turn more than beta_fast times within
+   * the original context stay as they are, those that turn less than beta_slow times are slowed down by rope_factor.
+   * AUTO: 32 and 1. */
+  float rope_beta_fast;
+  float rope_beta_slow;
+  /* Of yarn scaling, "truncate" of config.json: 1: the borders between the two lie on whole pairs; -1: they do not.
+   * AUTO: 1. */
+  int32_t rope_whole_pairs;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
 KEYHOLE_API void keyhole_engine_config_init_sized(keyhole_engine_config* config, size_t size);
 static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
   keyhole_engine_config_init_sized(config, sizeof *config);
+}
+
+/* LAYERS. A model whose layers differ gives an array of keyhole_layer_config, one for each layer. The fields that the engine
+ * has too (scale, softcap, RoPE) then count in the array alone.
+ *
+ * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
+ * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens in host memory, on every device (fewer,
+ * where max_tokens is less). sink, window, flush_block and budgets of sessions do not concern it. Steps take its tensors in host or
+ * pinned memory; device memory: UNSUPPORTED. It is saved, loaded and forked with its session, and load wants an engine with the same
+ * windows. keyhole_truncate refuses what would leave it without tokens of its window. */
+
+/* Fills in struct_size and what `engine` says for all layers; NULL: zeros. window becomes 0. */
+KEYHOLE_API void keyhole_layer_config_init_sized(keyhole_layer_config* layer, size_t size,
+                                                 const keyhole_engine_config* engine);
+static inline void keyhole_layer_config_init(keyhole_layer_config* layer,
+                                             const keyhole_engine_config* engine) {
+  keyhole_layer_config_init_sized(layer, sizeof *layer, engine);
 }
 
 /* Makes an engine; *out is NULL on failure. Copies the config. INVALID_ARGUMENT names the field; it
@@ -270,7 +337,7 @@ keyhole_engine_create(const keyhole_engine_config* config, keyhole_engine** out)
 /* Accepts NULL. Sessions keep what they need of their engine: the order of destruction is free. */
 KEYHOLE_API void keyhole_engine_destroy(keyhole_engine* engine);
 /* Reads the values in effect into *config, whose struct_size the caller has set (by *_init). The
- * cpu_level string lives as long as the library. */
+ * cpu_level string lives as long as the library, what other pointers point to as long as the engine. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
 keyhole_engine_get_config(const keyhole_engine* engine, keyhole_engine_config* config);
 
@@ -594,6 +661,123 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
                                                                const keyhole_tensor* out,
                                                                float* lse);
 
+/* SEVERAL TOKENS. A turn of a chat, a chunk of a prompt after the build, drafts that are to be verified: n new tokens of
+ * one layer at once. See docs/embedding.md, Several tokens, several sequences. */
+
+/* Attends with n >= 1 new tokens of one layer, then appends them. Each attends to all tokens before the call, as mode and
+ * budget say (audits and targets see them together with the new ones), and exactly to the new ones: all up to itself, as
+ * they are stored in kv_dtype. keyhole_attend is n = 1, up to rounding.
+ *   q     `[n, Hq, d]`, any dtype
+ *   k, v  `[n, Hkv, d]`
+ *   mask  NULL: causal. Else, for trees of drafts, n words, n <= 64: bit j of word i says that new token i attends to new
+ *         token j. Bit i must be set, bits above i must not.
+ *   out   `[n, Hq, d]`, any dtype, rows that do not overlap; may be q
+ *   lse   NULL, or `[n, Hq]` floats: log-sum-exp of the logits of all tokens attended
+ * Tokens are appended as by keyhole_prefill, so that n is not bound to the window; no queries are sampled. Small n on a
+ * host device read keys and codes once for as many tokens as make up 16 query heads of a KV head, where the index type
+ * searches for each query head by itself (flat, codes), without partitions and without audits; with codes the heavy rows
+ * of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the other, each
+ * to the newest `window` tokens that it sees, of those before the call and the new ones together. May allocate.
+ * With a CUDA device q, k, v, out and lse may all lie in device memory (not of sliding layers): the work is enqueued on the session's stream. A few
+ * tokens are steps over codes (16 query heads of a KV head at once, their heavy rows chosen together, 64 at most), or one step
+ * each where a layer has no codes on the device; these may be captured in a graph, and steps of several tokens are not audited.
+ * Where that is faster, and not in a capture, all are attended at once and exactly, whatever the budget: offloaded K and V
+ * cross the bus once, and the call waits for the stream (K and V in f16 or bf16; device memory for it is taken then and kept,
+ * within device_memory_limit). A mask in a layer without codes on the device, or of more tokens than
+ * `window`, needs that: else UNSUPPORTED.
+ * Errors: as keyhole_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of a capture:
+ * the graph is lost) and out and lse are unspecified. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
+    keyhole_session* session, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+    const keyhole_tensor* v, const uint64_t* mask, const keyhole_tensor* out, float* lse);
+
+/* After one keyhole_extend of the same n tokens in every layer that took part, or one launch of a graph that extends
+ * layers so: keeps m of them, and drops the others in all these layers.
+ *   path  NULL: the first m (0..n). Else m rising indexes below n, a path of the tree: they become the tokens that follow
+ *         those before the call, in this order.
+ * Drops as keyhole_truncate does: what was offloaded stays offloaded, and with KEYHOLE_KV_HOST_INT8 tokens that had left
+ * the window come back rounded. One accept for each extend. Of up to 64 tokens in device memory, no more than `window`, it is
+ * enqueued on the session's stream, waits for nothing, and graphs stay valid. Not during a capture. Errors: INVALID_ARGUMENT
+ * (m, path; no keyhole_extend before; another call has changed a layer's tokens since; layers with another n or other tokens
+ * before it; a sliding layer that no longer holds its window before the tokens that go: window_slack is as many as can be),
+ * OUT_OF_MEMORY, BUSY,
+ * or the error of an earlier stream step; nothing changes then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_accept(keyhole_session* session,
+                                                                   uint32_t m,
+                                                                   const uint32_t* path);
+
+/* keyhole_extend (without masks) of `count` different sessions of one engine, whose work the engine's threads share. With
+ * tensors in device memory each is enqueued on the stream of its session.
+ * Sequences may join and leave between calls.
+ *   q, out       `[total, Hq, d]`, total = query_start[count]: the tokens of session 0, then those of session 1, ...
+ *   k, v         `[total, Hkv, d]`
+ *   query_start  `[count + 1]`, rising from 0: tokens query_start[i] to query_start[i + 1] are session i's; none: the
+ *                session is left alone
+ *   lse          NULL, or `[total, Hq]` floats
+ *   statuses     NULL, or `[count]`: what keyhole_extend would have returned for each
+ * What fails for one session (NOT_FINITE in its rows, its OUT_OF_MEMORY, BUSY, ...) leaves that session as it was and its
+ * rows of out and lse unspecified; the others go on. Returns KEYHOLE_OK if all succeeded, else the first failure in
+ * the order of the sessions, whose text keyhole_last_error() gives. Arguments that concern all (tensors, query_start,
+ * layer, a NULL session, sessions of several engines) are checked first: INVALID_ARGUMENT or UNSUPPORTED, and no session has
+ * changed; statuses then hold that status. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
+    keyhole_session* const* sessions, uint32_t count, uint32_t layer, const keyhole_tensor* q,
+    const keyhole_tensor* k, const keyhole_tensor* v, const uint32_t* query_start,
+    const keyhole_tensor* out, float* lse, keyhole_status* statuses);
+/* ENGINES WITH ATTENTION OF THEIR OWN keep sink and window themselves, append with keyhole_prefill, and
+ * merge what these two calls return with their own states (keyhole_merge_states_base and
+ * keyhole_merge_states_device). Tensors and arrays lie in host memory, whatever the engine's device; lse
+ * is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
+ * `sink` and the last `window` of them. Learned sinks are in none of these states: the caller adds them once.
+ * UNSUPPORTED in sliding layers, which have nothing offloaded. See docs/embedding.md, Engines with attention of their
+ * own. */
+
+/* The state of a layer's offloaded tokens alone, pending and indexed, as mode and budget say, without
+ * sink and window. Nothing is appended; as in a step, blocks of pending tokens are taken into the index.
+ *   q    `[Hq, d]`, any dtype
+ *   out  `[Hq, d]`, any dtype;  lse NULL, or Hq floats
+ * Where nothing is offloaded (or attended: KEYHOLE_MODE_RESIDENT) out is 0 and lse -inf, also in a layer
+ * without tokens. Targets of a budget are relative to the offloaded tokens; the call is not audited.
+ * Errors: INVALID_ARGUMENT, NOT_FINITE, BUSY, or the error of an earlier stream step; UNSUPPORTED where
+ * the device attends the layer by codes (keyhole_session_config.partitions = KEYHOLE_PLACE_HOST keeps them
+ * on the host). out is unspecified then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_offloaded(keyhole_session* session,
+                                                                     uint32_t layer,
+                                                                     const keyhole_tensor* q,
+                                                                     const keyhole_tensor* out,
+                                                                     float* lse);
+
+/* The state of tokens that the caller has chosen, each exactly, in place of a search.
+ *   counts  `[Hkv]`: how many tokens each KV head attends, 0 allowed
+ *   ids     their positions, 0..total - 1 of keyhole_layer_tokens, those of KV head 0 first; of each head
+ *           distinct, in any order (which changes results by rounding alone); NULL where all counts are 0
+ *   with_resident  non-zero: sink and window are attended as well, by every head; ids of them count once
+ *   q, out, lse    as in keyhole_attend_offloaded
+ * Mode and budget do not matter. A head that attends nothing has (0, -inf). May allocate. Errors:
+ * INVALID_ARGUMENT (names KV head, id and the ids allowed; an id that comes twice), NOT_FINITE,
+ * OUT_OF_MEMORY, BUSY, or the error of an earlier stream step. out is unspecified then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_tokens(
+    keyhole_session* session, uint32_t layer, const keyhole_tensor* q, const uint32_t* ids,
+    const uint32_t* counts, int32_t with_resident, const keyhole_tensor* out, float* lse);
+
+/* The ids that a search chooses: of every query head the offloaded tokens with the largest inner products
+ * q . k, best first, equal ones by position.
+ *   q       `[Hq, d]`, any dtype;  top_k 1..max_tokens
+ *   ids     `[Hq, top_k]` out: positions, as keyhole_attend_tokens takes them
+ *   scores  NULL, or `[Hq, top_k]` out: q . k of the key as it is stored, unscaled
+ *   counts  `[Hq]` out: how many each head has, min(top_k, offloaded tokens) or fewer where its index finds
+ *           no more; what lies behind them is left as it was
+ * Indexed tokens are sought in the head's index, with the effort that the index's parameters and top_k
+ * give; pending tokens, and all of a head without an index (dense layers, layers that the device attends
+ * by codes) and of a session in KEYHOLE_MODE_EXACT, are scored one by one. As in a step, blocks of pending
+ * tokens are taken into the index. May allocate. Errors: INVALID_ARGUMENT, NOT_FINITE, OUT_OF_MEMORY, BUSY,
+ * or the error of an earlier stream step; what was written is unspecified then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_search_tokens(keyhole_session* session,
+                                                                  uint32_t layer,
+                                                                  const keyhole_tensor* q,
+                                                                  uint32_t top_k, uint32_t* ids,
+                                                                  float* scores, uint32_t* counts);
+
 /* STREAM STEPS. With a CUDA device the calls above also take q, k, v, out and lse in device memory:
  * the step is enqueued on the session's stream, and can be captured. Other than the borrowed arrays of
  * a call, these tensors are read and written when the stream comes to the step: q, k and v must stay
@@ -617,7 +801,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_
 
 /* Drops all tokens >= n_tokens, in every layer. Offloaded tokens stay offloaded: the window may be
  * shorter than W until it has filled again. A layer of at most n_tokens tokens is left alone.
- * Errors: BUSY, or the error of an earlier stream step. */
+ * Errors: BUSY, or the error of an earlier stream step; INVALID_ARGUMENT where a sliding layer no longer holds
+ * all of its window before n_tokens (window_slack), unless n_tokens is 0: nothing changes then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
                                                              uint32_t n_tokens);
 
@@ -641,8 +826,42 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_save(keyhole_session* sessio
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_load(keyhole_engine* engine, const char* path,
                                                          keyhole_session** out);
 
-/* Tokens that a layer holds: all, and how many of them are sink, window, indexed, pending (these
- * add up to total). A token is indexed here when it is so in every KV head that has an index: after a
+/* What a session's tokens are, so that a saved context is not taken for another one: the id of a model and
+ * the ids of the tokens, from the first one on. The caller sets it, save writes it, fork copies it, a
+ * truncation below token_count forgets the tokens (not the model). The library keeps their hash alone. */
+typedef struct keyhole_identity {
+  size_t struct_size;
+  /* Ends with 0; "": not known. */
+  char model[256];
+  /* Tokens that were named; 0: not known. */
+  uint64_t token_count;
+  /* XXH3 (64 bits) of their ids as little-endian int32; 0 where token_count is 0. */
+  uint64_t token_hash;
+} keyhole_identity;
+KEYHOLE_API void keyhole_identity_init_sized(keyhole_identity* identity, size_t size);
+static inline void keyhole_identity_init(keyhole_identity* identity) {
+  keyhole_identity_init_sized(identity, sizeof *identity);
+}
+/* model: up to 255 bytes; NULL: keeps the one there is. tokens: the ids of all tokens that the session
+ * holds, `count` of them; NULL with count 0: not known. INVALID_ARGUMENT, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_identity(keyhole_session* session,
+                                                                         const char* model,
+                                                                         const int32_t* tokens,
+                                                                         uint64_t count);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_session_get_identity(const keyhole_session* session, keyhole_identity* identity);
+/* keyhole_load of a file whose model is `model` (NULL: any) and whose tokens are the first of `tokens`, a
+ * prompt that it may be continued with (NULL: any). Anything else, also a file that does not say what it
+ * holds, or that holds more tokens than it names: INVALID_ARGUMENT, with what the file says and what was
+ * asked for, before K and V are read. How many of the tokens the session holds
+ * keyhole_session_get_identity tells. Other errors as keyhole_load. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_load_expecting(keyhole_engine* engine, const char* path, const char* model,
+                       const int32_t* tokens, uint64_t count, keyhole_session** out);
+
+/* Tokens of a layer: all, and how many of them are sink, window, indexed, pending (these add up to
+ * total; of a sliding layer total counts all tokens that came, window those that it attends). A token is
+ * indexed here when it is so in every KV head that has an index: after a
  * build that was cancelled or failed, heads that it had finished search tokens that are pending in
  * others. */
 typedef struct keyhole_layer_tokens {
@@ -857,6 +1076,38 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_merge_states(uint32_t n, con
                                                                  const float* const* lse,
                                                                  uint32_t heads, uint32_t head_dim,
                                                                  float* out, float* out_lse);
+
+/* The base of the logarithm that is an lse. */
+typedef int32_t keyhole_lse_base;
+enum {
+  /* ln of the sum of e^logit: all of this library's. */
+  KEYHOLE_LSE_NATURAL = 0,
+  /* log2 of the same sum, i.e. the natural one times log2(e): FlashInfer's. */
+  KEYHOLE_LSE_LOG2 = 1
+};
+
+/* keyhole_merge_states with the base of lse and out_lse. States with lse = -inf are empty, and their o is
+ * not read; a NaN in a lse gives a NaN in the head's out and out_lse. INVALID_ARGUMENT also: base;
+ * OUT_OF_MEMORY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_merge_states_base(
+    uint32_t n, const float* const* o, const float* const* lse, uint32_t heads, uint32_t head_dim,
+    keyhole_lse_base base, float* out, float* out_lse);
+
+/* The same on a CUDA device, enqueued: returns at once, allocates nothing, can be captured in a graph.
+ *   o        n pointers, in host memory, to `[rows, head_dim]` of o_dtype in device memory
+ *   lse      n pointers, in host memory, to `[rows]` fp32 in device memory, to `base`
+ *   rows     tokens * heads: each is merged by itself
+ *   out      `[rows, head_dim]` of out_dtype, out_lse `[rows]` fp32, to `base`, in device memory; may be
+ *            one of the inputs (out where the dtypes are equal)
+ *   stream   a cudaStream_t of the thread's current device; NULL: the default stream
+ * Any head_dim and rows from 1 on, n 0..2000; tensors are contiguous, aligned to their elements. Sums in
+ * fp32. Empty states and NaN as in keyhole_merge_states_base. The arrays o and lse may go when the call
+ * returns. Errors: INVALID_ARGUMENT; UNSUPPORTED: a build without CUDA, a machine without a device;
+ * DEVICE_ERROR: the launch failed. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_merge_states_device(
+    uint32_t n, const void* const* o, const float* const* lse, uint32_t rows, uint32_t head_dim,
+    keyhole_dtype o_dtype, keyhole_lse_base base, void* out, keyhole_dtype out_dtype,
+    float* out_lse, void* stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

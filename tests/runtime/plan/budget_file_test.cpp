@@ -44,6 +44,23 @@ class BudgetFile : public ::testing::Test {
   Shape shape_{ec_};
 };
 
+TEST_F(BudgetFile, MayLeaveOutSlidingLayersAtTheEnd) {
+  write(R"({"layer": 1, "kv_head": "all", "top_k": 20})");
+  std::vector<keyhole_layer_config> layers(4);
+  for (keyhole_layer_config& l : layers) keyhole_layer_config_init(&l, &ec_);
+  ec_.layers = ec_.layer_count = 4;
+  ec_.layer_configs = layers.data();
+  layers[2].window = layers[3].window = 10;
+  engine_ = make_engine(ec_);
+  ASSERT_EQ(open(), KEYHOLE_OK) << keyhole_last_error();
+  EXPECT_EQ(get(1, 1).top_k, 20U);
+  layers[2].window = 0;
+  engine_ = make_engine(ec_);
+  EXPECT_EQ(open(), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(keyhole_last_error()).find("layers 2, the engine has 4"), std::string::npos)
+      << keyhole_last_error();
+}
+
 TEST_F(BudgetFile, LaterEntriesWinFieldByField) {
   write(R"({"layer": "all", "kv_head": "all", "top_k": 10, "min_weight": 0.01},
            {"layer": 1, "kv_head": "all", "attend": "weight", "top_k": 20},

@@ -1,0 +1,14 @@
+// What is the same in the checks of an engine and of its layers.
+#pragma once
+
+#include <string>
+
+#include "keyhole/keyhole.h"
+
+namespace keyhole::runtime {
+
+/// Throws Error(invalid_argument) where scale, softcap or the window of a layer is outside what is allowed; `prefix` stands
+/// before the names of fields.
+void check_layer_shape(const keyhole_layer_config& layer, const std::string& prefix);
+
+}  // namespace keyhole::runtime
