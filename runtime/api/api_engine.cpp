@@ -12,6 +12,19 @@ void keyhole_engine_config_init_sized(keyhole_engine_config* config, size_t size
   init_struct(config, size, value);
 }
 
+void keyhole_layer_config_init_sized(keyhole_layer_config* layer, size_t size,
+                                     const keyhole_engine_config* engine) {
+  keyhole_layer_config value{};
+  if (engine != nullptr) {
+    // Of an engine config of another version what it has; a size that none has gives zeros.
+    try {
+      value = layer_of(read_struct(engine, keyhole_engine_config{}, "engine"));
+    } catch (...) {  // NOLINT: init functions report nothing
+    }
+  }
+  init_struct(layer, size, value);
+}
+
 keyhole_status keyhole_engine_create(const keyhole_engine_config* config, keyhole_engine** out) {
   return guarded([&] {
     require(out, "out");

@@ -274,7 +274,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     input.keys = ix->view(ix->keys);
     input.values = ix->view(ix->values);
     input.first_position = first_position;
-    input.rope = &engine.rope();
+    input.rope = &engine.rope(ix->layer);
     std::vector<float> queries;
     if (training_queries != nullptr) {
       const RowsView q = check_matrix(training_queries, "training_queries", m.head_dim);

@@ -1,64 +1,14 @@
+#include <algorithm>
+
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
+#include "runtime/api/session_call.h"
 #include "runtime/session/session_file.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
 using namespace keyhole::runtime;  // NOLINT
 
 namespace {
-
-/// What a call needs of the session's steps.
-enum class Needs {
-  nothing,  ///< it reads counts and figures: waits for steps on a stream, during a capture for their host's part only
-  no_step,  ///< it changes the session: refused inside a step and during a capture, waits for steps on a stream
-  copy,  ///< it reads what no step may change meanwhile: likewise, but also after stream steps have failed
-  stream,  ///< it may come while a stream has steps under way
-  end      ///< it ends a step
-};
-
-/// Runs `body(Session&)` with the session locked, when it is as the call needs it.
-template <class F>
-keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body) noexcept {
-  return guarded([&] {
-    require(handle, "session");
-    const UseLock lock(handle->in_use, "the session");
-    Session& s = *handle->session;
-    const bool between_steps = needs != Needs::nothing && needs != Needs::end;
-    if (between_steps && (s.in_step() || s.in_stream_step())) {
-      throw Error(Status::busy,
-                  "a step is under way: keyhole_attend_begin without keyhole_attend_end");
-    }
-    if (needs == Needs::nothing && s.is_capturing()) {
-      s.wait_for_host();
-    } else if (needs != Needs::stream && needs != Needs::end) {
-      s.check_not_capturing();
-      s.wait_idle();
-    }
-    if (needs == Needs::no_step) s.check_failure();
-    try {
-      body(s);
-    } catch (const Error& e) {
-      // Of a copy it may be the copy's device that has failed.
-      if (needs != Needs::nothing && needs != Needs::copy) s.keep_device_failure(e);
-      throw;
-    }
-  });
-}
-
-/// Logs once per session that K or V come in another 16-bit dtype than they are stored in: f16
-/// refuses what bf16 has beyond 65504, bf16 drops three bits of f16.
-void tell_dtype(keyhole_session& handle, const RowsIn& rows) {
-  const DType stored = handle.session->engine().model().kv_dtype;
-  if (handle.told_dtype || rows.dtype == stored || rows.dtype == DType::f32 ||
-      stored == DType::f32) {
-    return;
-  }
-  handle.told_dtype = true;
-  handle.session->engine().log()(KEYHOLE_LOG_INFO,
-                                 std::string("K and V come as ") + dtype_name(rows.dtype) +
-                                     " and are stored as " + dtype_name(stored) +
-                                     ": keyhole_engine_config.kv_dtype should be the model's");
-}
 
 /// The tensors of a step, checked.
 struct StepTensors {
@@ -100,6 +50,15 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
                                               " memory and q does not, allowed: both in the same");
   }
   return rows;
+}
+
+/// Query and output of a call that takes host memory alone.
+RowsIn check_host_q(Session& s, uint32_t layer, const keyhole_tensor* q) {
+  s.check_layer(layer);
+  return check_rows(q, "q", s.engine().model().q_heads, s.engine().model().head_dim, true, false);
+}
+RowsOut check_host_out(Session& s, const keyhole_tensor* out) {
+  return check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim, false);
 }
 
 /// A step with tensors in host memory comes after those on the stream.
@@ -255,6 +214,47 @@ keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor
   });
 }
 
+keyhole_status keyhole_attend_offloaded(keyhole_session* session, uint32_t layer,
+                                        const keyhole_tensor* q, const keyhole_tensor* out,
+                                        float* lse) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    const RowsIn queries = check_host_q(s, layer, q);
+    s.attend_offloaded(layer, queries, check_host_out(s, out), lse);
+  });
+}
+
+keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
+                                     const keyhole_tensor* q, const uint32_t* ids,
+                                     const uint32_t* counts, int32_t with_resident,
+                                     const keyhole_tensor* out, float* lse) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    const RowsIn queries = check_host_q(s, layer, q);
+    require(counts, "counts");
+    const uint32_t kv_heads = s.engine().model().kv_heads;
+    if (std::any_of(counts, counts + kv_heads, [](uint32_t n) { return n != 0; })) {
+      require(ids, "ids");
+    }
+    s.attend_tokens(layer, queries, {ids, counts, with_resident != 0}, check_host_out(s, out), lse);
+  });
+}
+
+keyhole_status keyhole_search_tokens(keyhole_session* session, uint32_t layer,
+                                     const keyhole_tensor* q, uint32_t top_k, uint32_t* ids,
+                                     float* scores, uint32_t* counts) {
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    const RowsIn queries = check_host_q(s, layer, q);
+    require(ids, "ids");
+    require(counts, "counts");
+    if (top_k == 0 || top_k > s.params().max_tokens) {
+      throw Error(Status::invalid_argument, "top_k is " + std::to_string(top_k) + ", allowed: 1.." +
+                                                std::to_string(s.params().max_tokens) +
+                                                " (max_tokens)");
+    }
+    s.search_tokens(layer, queries,
+                    {.ids = ids, .scores = scores, .counts = counts, .top_k = top_k});
+  });
+}
+
 keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream) {
   return with_session(session, Needs::no_step, [&](Session& s) { s.set_stream(stream); });
 }
@@ -289,12 +289,40 @@ keyhole_status keyhole_save(keyhole_session* session, const char* path) {
 }
 
 keyhole_status keyhole_load(keyhole_engine* engine, const char* path, keyhole_session** out) {
+  return keyhole_load_expecting(engine, path, nullptr, nullptr, 0, out);
+}
+
+keyhole_status keyhole_load_expecting(keyhole_engine* engine, const char* path, const char* model,
+                                      const int32_t* tokens, uint64_t count,
+                                      keyhole_session** out) {
   return guarded([&] {
     require(out, "out");
     *out = nullptr;
     require(engine, "engine");
     require(path, "path");
-    *out = new keyhole_session(load_session(engine->engine, path));
+    *out = new keyhole_session(load_session(engine->engine, path, {model, tokens, count}));
+  });
+}
+
+void keyhole_identity_init_sized(keyhole_identity* identity, size_t size) {
+  init_struct(identity, size, {});
+}
+
+keyhole_status keyhole_session_set_identity(keyhole_session* session, const char* model,
+                                            const int32_t* tokens, uint64_t count) {
+  return with_session(session, Needs::copy,
+                      [&](Session& s) { s.identity().set(model, tokens, count); });
+}
+
+keyhole_status keyhole_session_get_identity(const keyhole_session* session,
+                                            keyhole_identity* identity) {
+  return with_session(session, Needs::nothing, [&](const Session& s) {
+    keyhole_identity found{};
+    const Identity& own = s.identity();
+    std::copy(own.model.begin(), own.model.end(), found.model);
+    found.token_count = own.token_count;
+    found.token_hash = own.token_hash;
+    write_struct(identity, found, "identity");
   });
 }
 

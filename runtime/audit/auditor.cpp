@@ -136,8 +136,8 @@ void Auditor::complete(uint64_t end, bool waiting) {
   engine_->pool().run(static_cast<uint32_t>(own_.size()), [&](uint32_t i, uint32_t worker) {
     Slot& s = *own_[i];
     s.waited_for = waiting;
-    (void)truths_[worker]->compute(s.record, engine_->kernels(), engine_->model().logits, never_,
-                                   s.result);
+    (void)truths_[worker]->compute(s.record, engine_->kernels(),
+                                   engine_->model().logits_of(s.record.layer), never_, s.result);
   });
   for (; taken_in_ < end; ++taken_in_) take_in(slot(taken_in_));
   if (taken_away == nullptr) return;
@@ -177,7 +177,8 @@ void Auditor::work() {
     running_ = &s;
     lock.unlock();
     AuditResult result{};
-    (void)truth.compute(s.record, engine_->kernels(), engine_->model().logits, s.cancelled, result);
+    (void)truth.compute(s.record, engine_->kernels(), engine_->model().logits_of(s.record.layer),
+                        s.cancelled, result);
     lock.lock();
     if (!s.cancelled.load(std::memory_order_relaxed)) {
       s.result = result;

@@ -1,6 +1,8 @@
 #include "runtime/build/head_indexes.h"
 
+#include <istream>
 #include <sstream>
+#include <streambuf>
 
 #include "index/types/factory.h"
 
@@ -10,6 +12,16 @@ namespace {
 [[noreturn]] void corrupt(uint32_t layer, const std::string& text) {
   throw Error(Status::corrupt, "layer " + std::to_string(layer) + " has " + text);
 }
+
+/// Bytes as a stream, without a copy of them.
+class MemoryBuffer final : public std::streambuf {
+ public:
+  explicit MemoryBuffer(std::span<const std::byte> bytes) {
+    // Nothing is written to a get area.
+    auto* begin = const_cast<char*>(reinterpret_cast<const char*>(bytes.data()));
+    setg(begin, begin, begin + bytes.size());
+  }
+};
 
 std::string saved(const index::Index& index) {
   std::ostringstream out;
@@ -96,7 +108,7 @@ BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv,
   input.values = kv.values;
   input.queries = hd.queries.view();
   input.first_position = params_->sink;
-  input.rope = &engine_->rope();
+  input.rope = &engine_->rope(layer);
   input.balance = &built.balance;
   built.index->build(input, progress);
   if (with_tail) {
@@ -130,8 +142,7 @@ void HeadIndexes::count_bytes() {
   for (const HeadIndex& h : heads_) bytes_ += h.bytes();
 }
 
-void HeadIndexes::save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) const {
-  const HeadIndex& hd = at(layer, kv_head);
+void HeadIndexes::save_sample(const HeadIndex& hd, ChecksumWriter& out) const {
   out.value(hd.queries.stride());
   out.value(static_cast<uint64_t>(hd.queries.size()));
   out.bytes(reinterpret_cast<const std::byte*>(hd.queries.positions().data()),
@@ -144,13 +155,30 @@ void HeadIndexes::save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) co
               hd.balance->key_scale.size() * sizeof(float));
     out.value(hd.balance->value_scale);
   }
-  out.text(hd.index == nullptr ? std::string() : saved(*hd.index));
-  out.value(static_cast<uint64_t>(hd.tail == nullptr ? 0 : hd.tail->count()));
-  out.text(hd.tail == nullptr ? std::string() : saved(*hd.tail));
 }
 
-void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
-                       ChecksumReader& in) {
+void HeadIndexes::save(uint32_t layer, ChecksumWriter& out) const {
+  std::vector<std::string> indexes(kv_heads_), tails(kv_heads_);
+  engine_->pool().run(kv_heads_, [&](uint32_t h, uint32_t) {
+    const HeadIndex& hd = at(layer, h);
+    if (hd.index != nullptr) indexes[h] = saved(*hd.index);
+    if (hd.tail != nullptr) tails[h] = saved(*hd.tail);
+  });
+  std::vector<std::span<const std::byte>> forms;
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    const HeadIndex& hd = at(layer, h);
+    save_sample(hd, out);
+    out.value(static_cast<uint64_t>(indexes[h].size()));
+    out.value(static_cast<uint64_t>(hd.tail == nullptr ? 0 : hd.tail->count()));
+    out.value(static_cast<uint64_t>(tails[h].size()));
+    forms.push_back(std::as_bytes(std::span(indexes[h])));
+    forms.push_back(std::as_bytes(std::span(tails[h])));
+  }
+  out.arrays(forms);
+}
+
+void HeadIndexes::load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
+                              ChecksumReader& in) {
   const auto stride = in.value<uint32_t>("query sample");
   const auto count = in.value<uint64_t>("query sample");
   if (count > params_->training_queries || !QuerySample::is_stride(stride)) {
@@ -179,25 +207,52 @@ void HeadIndexes::load(uint32_t layer, uint32_t kv_head, const KvView& kv, uint3
     }
     at(layer, kv_head).balance = std::move(balance);
   }
-  const std::string index = in.text("index");
-  if (!index.empty()) load_index(layer, kv_head, kv, index);
-  const auto tail_rows = in.value<uint64_t>("tail");
-  const std::string tail = in.text("tail");
-  if (tail.empty()) return;
-  if (tail_rows > kv.keys.count) {
-    corrupt(layer, "a tail of " + std::to_string(tail_rows) + " keys over " +
-                       std::to_string(kv.keys.count) + " rows");
+}
+
+void HeadIndexes::load(uint32_t layer, std::span<const KvView> kv, uint32_t tokens,
+                       ChecksumReader& in) {
+  std::vector<uint64_t> tail_rows(kv_heads_);
+  std::vector<uint64_t> sizes;  // of each head's index and partitions
+  uint64_t sum = 0;
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    load_sample(layer, h, kv[h], tokens, in);
+    const auto size = [&](const char* what) {
+      sizes.push_back(in.value<uint64_t>(what));
+      in.need(sizes.back(), what);  // so that the sum stays below 2^64
+      in.need(sum += sizes.back(), what);
+    };
+    size("index");
+    tail_rows[h] = in.value<uint64_t>("tail");
+    size("tail");
+    if (sizes.back() != 0 && tail_rows[h] > kv[h].keys.count) {
+      corrupt(layer, "a tail of " + std::to_string(tail_rows[h]) + " keys over " +
+                         std::to_string(kv[h].keys.count) + " rows");
+    }
   }
-  load_tail(layer, kv_head, tail_rows, tail);
+  // Not a vector, which would write zeros first, on one thread.
+  const std::unique_ptr<std::byte[]> bytes(new std::byte[sum]);
+  std::vector<std::span<std::byte>> forms;
+  std::byte* at = bytes.get();
+  for (const uint64_t size : sizes) {
+    forms.emplace_back(at, size);
+    at += size;
+  }
+  in.arrays(forms, "indexes");
+  engine_->pool().run(kv_heads_, [&](uint32_t h, uint32_t) {
+    const auto index = forms[size_t{h} * 2], tail = forms[size_t{h} * 2 + 1];
+    if (!index.empty()) load_index(layer, h, kv[h], index);
+    if (!tail.empty()) load_tail(layer, h, tail_rows[h], tail);
+  });
 }
 
 void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
-                             const std::string& bytes) {
+                             std::span<const std::byte> bytes) {
   const ModelShape& m = engine_->model();
   HeadIndex& hd = at(layer, kv_head);
   auto index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
                                  engine_->index_context(layer, kv_head));
-  std::istringstream in(bytes);
+  MemoryBuffer buffer(bytes);
+  std::istream in(&buffer);
   index->load(in, kv.keys);
   if (index->count() > kv.keys.count) {
     corrupt(layer, "an index of " + std::to_string(index->count()) + " keys over " +
@@ -207,9 +262,10 @@ void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
 }
 
 void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
-                            const std::string& bytes) {
+                            std::span<const std::byte> bytes) {
   auto tail = make_tail(layer, kv_head, at(layer, kv_head).balance.value_or(index::Balance{}));
-  std::istringstream in(bytes);
+  MemoryBuffer buffer(bytes);
+  std::istream in(&buffer);
   index::Reader reader(in);
   tail->load(reader, rows);
   reader.finish();
@@ -219,8 +275,14 @@ void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
 void HeadIndexes::copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from) {
   at(layer, kv_head).queries = from.queries;
   at(layer, kv_head).balance = from.balance;
-  if (from.index != nullptr) load_index(layer, kv_head, kv, saved(*from.index));
-  if (from.tail != nullptr) load_tail(layer, kv_head, from.tail->count(), saved(*from.tail));
+  if (from.index != nullptr) {
+    const std::string bytes = saved(*from.index);
+    load_index(layer, kv_head, kv, std::as_bytes(std::span(bytes)));
+  }
+  if (from.tail != nullptr) {
+    const std::string bytes = saved(*from.tail);
+    load_tail(layer, kv_head, from.tail->count(), std::as_bytes(std::span(bytes)));
+  }
 }
 
 }  // namespace keyhole::runtime

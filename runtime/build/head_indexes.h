@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -117,17 +118,20 @@ class HeadIndexes {
   [[nodiscard]] uint64_t bytes() const { return bytes_; }
   void count_bytes();
 
-  /// A head's query sample, balance, index and partitions; kv: the rows that the sequence has offloaded.
-  void save(uint32_t layer, uint32_t kv_head, ChecksumWriter& out) const;
-  /// Throws Error(corrupt | io). `tokens` of the layer.
-  void load(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
-            ChecksumReader& in);
+  /// Query samples, balances, indexes and partitions of a layer's heads.
+  void save(uint32_t layer, ChecksumWriter& out) const;
+  /// Throws Error(corrupt | io). kv: the rows that the sequence has offloaded, of every head; `tokens` of the layer.
+  void load(uint32_t layer, std::span<const KvView> kv, uint32_t tokens, ChecksumReader& in);
   void copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from);
 
  private:
+  void save_sample(const HeadIndex& hd, ChecksumWriter& out) const;
+  void load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv, uint32_t tokens,
+                   ChecksumReader& in);
   [[nodiscard]] index::Balance learn(const HeadIndex& hd, const KvView& rows) const;
-  void load_index(uint32_t layer, uint32_t kv_head, const KvView& kv, const std::string& bytes);
-  void load_tail(uint32_t layer, uint32_t kv_head, size_t rows, const std::string& bytes);
+  void load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
+                  std::span<const std::byte> bytes);
+  void load_tail(uint32_t layer, uint32_t kv_head, size_t rows, std::span<const std::byte> bytes);
 
   const Engine* engine_;
   const SessionParams* params_;

@@ -161,16 +161,16 @@ void IndexKeeper::reset_figures() {
 
 void IndexKeeper::save(ChecksumWriter& out) const {
   for (uint32_t l = 0; l < heads_.layers(); ++l) {
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) heads_.save(l, h, out);
+    heads_.save(l, out);
     blocks_.save(l, out);
   }
 }
 
 void IndexKeeper::load(ChecksumReader& in) {
   for (uint32_t l = 0; l < heads_.layers(); ++l) {
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
-      heads_.load(l, h, sequence_->view(l, h), sequence_->tokens(l), in);
-    }
+    std::vector<KvView> kv;
+    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) kv.push_back(sequence_->view(l, h));
+    heads_.load(l, kv, sequence_->tokens(l), in);
     blocks_.load(l, in);
   }
   heads_.count_bytes();

@@ -128,7 +128,7 @@ class File {
 }  // namespace
 
 Classifiers::Classifiers(const std::string& path, const ModelShape& model,
-                         const index::RopeParams& rope, const cpu::Kernels& kernels)
+                         std::span<const index::RopeParams> ropes, const cpu::Kernels& kernels)
     : kv_heads_(model.kv_heads), heads_(size_t{model.layers} * model.kv_heads) {
   const auto refuse = [&](Status status, const char* what) {
     const std::string text = what;
@@ -138,7 +138,9 @@ Classifiers::Classifiers(const std::string& path, const ModelShape& model,
     const SafetensorsReader tensors(path);
     File file(tensors, model);
     file.check_version();
-    file.check_model(rope);
+    size_t first = 0;
+    while (first + 1 < ropes.size() && model.slides(static_cast<uint32_t>(first))) ++first;
+    file.check_model(ropes[first]);
     for (uint32_t layer = 0; layer < model.layers; ++layer) {
       for (uint32_t h = 0; h < model.kv_heads; ++h) {
         heads_[size_t{layer} * kv_heads_ + h] = file.head(layer, h, kernels);

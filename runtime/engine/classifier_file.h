@@ -19,8 +19,9 @@ class Classifiers {
   /// Reads a file for a model. Throws Error(io) where it cannot be read, Error(corrupt) where it contradicts
   /// itself, Error(version) for a newer format, Error(invalid_argument) where it is of another model. Every
   /// text begins with the path.
-  Classifiers(const std::string& path, const ModelShape& model, const index::RopeParams& rope,
-              const cpu::Kernels& kernels);
+  /// ropes: one for all layers, or `[layers]`; the file is of the first layer's that does not slide.
+  Classifiers(const std::string& path, const ModelShape& model,
+              std::span<const index::RopeParams> ropes, const cpu::Kernels& kernels);
 
   /// Null where the head has none.
   [[nodiscard]] const index::QueryClassifier* of(uint32_t layer, uint32_t kv_head) const {

@@ -39,26 +39,27 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
   config.signal =
       signal == KEYHOLE_SIGNAL_LAUNCH ? gpu::Signal::host_launch : gpu::Signal::device_wait;
   config.timeout_ms = timeout_ms;
-  return {gpu::cuda_devices()[ordinal].name,
-          [config](const gpu::ResidentShape& shape, size_t memory_limit) {
-            gpu::CudaConfig limited = config;
-            limited.memory_limit = memory_limit;
-            return gpu::make_cuda_resident(shape, limited);
-          },
-          gpu::make_cuda_partitions,
-          gpu::make_cuda_codes,
-          [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
-          [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
-          [ordinal](const Log& log) {
-            return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log);
-          }};
+  return {
+      gpu::cuda_devices()[ordinal].name,
+      [config](const gpu::ResidentShape& shape, size_t memory_limit) {
+        gpu::CudaConfig limited = config;
+        limited.memory_limit = memory_limit;
+        return gpu::make_cuda_resident(shape, limited);
+      },
+      gpu::make_cuda_partitions,
+      gpu::make_cuda_codes,
+      [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
+      [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
+      [ordinal](const Log& log) { return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log); },
+      gpu::make_cuda_blocked};
 }
 
 }  // namespace
 
 Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
-    : model_(check_model(config)),
-      rope_(check_rope(config)),
+    : layer_configs_(read_layers(config)),
+      model_(check_model(config)),
+      ropes_(check_ropes(config)),
       log_{config.log, config.log_user},
       device_(std::move(device)) {
   if (config.threads > kMaxThreads) {
@@ -86,7 +87,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
                              (why_host.empty() ? std::string() : " (" + why_host + ")"));
   if (config.classifiers != nullptr) {
     classifiers_path_ = config.classifiers;
-    classifiers_ = Classifiers(classifiers_path_, model_, rope_, *kernels_);
+    classifiers_ = Classifiers(classifiers_path_, model_, ropes_, *kernels_);
     log_(KEYHOLE_LOG_INFO, "classifiers: " + std::to_string(classifiers_.count()) + " of " +
                                std::to_string(size_t{model_.layers} * model_.kv_heads) +
                                " heads, from " + classifiers_path_);
@@ -103,6 +104,8 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
 
   effective_ = config;
   effective_.scale = model_.logits.scale;
+  effective_.sink_logits = model_.sinks.empty() ? nullptr : model_.sinks.data();
+  effective_.layer_configs = layer_configs_.empty() ? nullptr : layer_configs_.data();
   effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
   effective_.signal = signal;
   effective_.timeout_ms = timeout_ms;

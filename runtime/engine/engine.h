@@ -4,10 +4,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "gpu/blocked.h"
 #include "gpu/codes.h"
+#include "gpu/copy.h"
 #include "gpu/device.h"
 #include "index/accelerator.h"
 #include "index/index.h"
@@ -31,6 +34,9 @@ struct StreamDevice {
   std::function<size_t()> free_bytes;  ///< of its memory; null: not known
   std::function<std::unique_ptr<index::Accelerator>(const Log&)> make_accelerator =
       nullptr;  ///< null: none
+  std::function<std::unique_ptr<gpu::BlockedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
+      make_blocked = nullptr;  ///< null: tokens are attended one by one
+  std::function<std::unique_ptr<gpu::HostCopies>()> make_copies = gpu::make_host_copies;
 };
 
 class Engine {
@@ -40,7 +46,10 @@ class Engine {
   explicit Engine(const keyhole_engine_config& config, StreamDevice device = {});
 
   [[nodiscard]] const ModelShape& model() const { return model_; }
-  [[nodiscard]] const index::RopeParams& rope() const { return rope_; }
+  /// Of a layer.
+  [[nodiscard]] const index::RopeParams& rope(uint32_t layer) const {
+    return ropes_.size() == 1 ? ropes_.front() : ropes_[layer];
+  }
   [[nodiscard]] const cpu::Kernels& kernels() const { return *kernels_; }
   [[nodiscard]] cpu::Pool& pool() const { return *pool_; }
   [[nodiscard]] const Log& log() const { return log_; }
@@ -53,7 +62,7 @@ class Engine {
   [[nodiscard]] const StreamDevice& stream_device() const { return device_; }
   /// What an index of this layer and KV head works with.
   [[nodiscard]] index::Context index_context(uint32_t layer, uint32_t kv_head) const {
-    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits,
+    return {kernels_, pool_.get(), classifiers_.of(layer, kv_head), model_.logits_of(layer),
             accelerator_.get()};
   }
   /// Memory that codes of a new session may take beside its resident tokens: within the limit and what is free, or half of
@@ -71,8 +80,9 @@ class Engine {
                                                              size_t device_memory_limit) const;
 
  private:
+  std::vector<keyhole_layer_config> layer_configs_;  ///< `[layers]` in effect; empty: all are alike
   ModelShape model_;
-  index::RopeParams rope_;
+  std::vector<index::RopeParams> ropes_;  ///< one, or `[layers]`
   Log log_;
   const cpu::Kernels* kernels_ = nullptr;
   std::unique_ptr<cpu::Pool> pool_;

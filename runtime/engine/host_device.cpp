@@ -92,19 +92,27 @@ void HostDevice::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it h
   step_q_ = q;
 }
 
+gpu::ResidentRows HostDevice::host_rows(uint32_t layer, uint32_t kv_head) {
+  return {{contiguous_rows(layer, kv_head)}, 1};
+}
+
 void HostDevice::run_host_task(uint32_t kv_head) {
-  const Layer& l = layers_[step_layer_];
   const uint32_t group = shape_.q_heads / shape_.kv_heads;
   const float* q = step_q_ + size_t{kv_head} * group * shape_.head_dim;
   StateView out{o_.data() + size_t{kv_head} * group * shape_.head_dim,
                 lse_.data() + kv_head * group};
+  cpu::attend_range(*kernels_, contiguous_rows(step_layer_, kv_head), q, group,
+                    shape_.logits_of(step_layer_), out);
+}
 
+KvView HostDevice::contiguous_rows(uint32_t layer, uint32_t kv_head) const {
+  const Layer& l = layers_[layer];
   // A window is begun only after the sink is full, so both are one range.
   const auto rows = [&](uint32_t which) {
-    return RowsView{base(step_layer_, kv_head, which), row_bytes_, size_t{l.sink} + l.window,
+    return RowsView{base(layer, kv_head, which), row_bytes_, size_t{l.sink} + l.window,
                     shape_.head_dim, shape_.dtype};
   };
-  cpu::attend_range(*kernels_, {rows(0), rows(1)}, q, group, shape_.logits, out);
+  return {rows(0), rows(1)};
 }
 
 StateView HostDevice::host_state(uint32_t kv_head) {

@@ -31,7 +31,9 @@ class HostDevice final : public gpu::Resident {
   void run_host_task(uint32_t task) override;
   [[nodiscard]] StateView host_state(uint32_t kv_head) override;
   void attend_end(StateView out) override;
+  [[nodiscard]] KvView contiguous_rows(uint32_t layer, uint32_t kv_head) const override;
   void read(uint32_t layer, std::byte* k, std::byte* v) const override;
+  [[nodiscard]] gpu::ResidentRows host_rows(uint32_t layer, uint32_t kv_head) override;
 
  private:
   struct Layer {

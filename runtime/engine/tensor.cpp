@@ -103,6 +103,38 @@ RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uin
   return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device};
 }
 
+RowsOut check_many_out(const keyhole_tensor* t, const char* name, uint32_t tokens, uint32_t heads,
+                       uint32_t dim, bool device) {
+  const RowsIn rows = check_rows(t, name, heads, dim, false, device);
+  const std::string who = std::string("tensor ") + name;
+  if (rows.tokens != tokens) {
+    bad(who + " has " + std::to_string(rows.tokens) + " tokens, needed: " + std::to_string(tokens));
+  }
+  // Rows lie token by token, or head by head; a stride of an axis of length 1 counts for nothing.
+  const size_t row_bytes = dim * dtype_size(rows.dtype);
+  const auto apart = [&](size_t inner, uint32_t n, size_t outer, uint32_t m) {
+    const size_t reach = n > 1 ? size_t{n - 1} * inner + row_bytes : row_bytes;
+    return (n == 1 || inner >= row_bytes) && (m == 1 || outer >= reach) &&
+           inner <= INT64_MAX / (uint64_t{n} + 1);
+  };
+  if (tokens != 0 && !apart(rows.head_stride, heads, rows.token_stride, tokens) &&
+      !apart(rows.token_stride, tokens, rows.head_stride, heads)) {
+    bad(who + ": strides of " + std::to_string(rows.token_stride / dtype_size(rows.dtype)) +
+        " and " + std::to_string(rows.head_stride / dtype_size(rows.dtype)) +
+        " elements make rows overlap, or run backwards; allowed: rows of " + std::to_string(dim) +
+        " elements side by side, token by token or head by head");
+  }
+  return {static_cast<std::byte*>(t->data), rows.head_stride, rows.dtype, rows.on_device,
+          rows.token_stride};
+}
+
+RowsIn slice(const RowsIn& rows, uint32_t begin, uint32_t n) {
+  RowsIn part = rows;
+  part.data = rows.row(begin, 0);
+  part.tokens = n;
+  return part;
+}
+
 RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim) {
   const DType dtype = check_common(t, name);
   if (t->rank != 2 || t->shape[1] != dim || t->shape[0] > INT32_MAX) {

@@ -34,9 +34,21 @@ struct RowsOut {
   size_t head_stride = 0;  ///< bytes
   DType dtype = DType::f32;
   bool on_device = false;
+  size_t token_stride = 0;  ///< bytes
+
+  [[nodiscard]] std::byte* row(size_t token, size_t head) const {
+    return data + token * token_stride + head * head_stride;
+  }
 };
 [[nodiscard]] RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads,
                                 uint32_t dim, bool device = false);
+
+/// The same for `[tokens, heads, dim]`.
+[[nodiscard]] RowsOut check_many_out(const keyhole_tensor* t, const char* name, uint32_t tokens,
+                                     uint32_t heads, uint32_t dim, bool device = false);
+
+/// Tokens [begin, begin + n) of `rows`.
+[[nodiscard]] RowsIn slice(const RowsIn& rows, uint32_t begin, uint32_t n);
 
 /// `[n, dim]` host tensor.
 [[nodiscard]] RowsView check_matrix(const keyhole_tensor* t, const char* name, uint32_t dim);

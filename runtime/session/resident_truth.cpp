@@ -24,7 +24,8 @@ StateView ResidentTruth::state(uint32_t layer, uint32_t kv_head, const float* qu
   std::array<StateView, 3> states;
   for (uint32_t i = 0; i < rows.count; ++i) {
     states[i] = pieces_[i].view();
-    cpu::attend_range(engine_->kernels(), rows.pieces[i], queries, m.group(), m.logits, states[i]);
+    cpu::attend_range(engine_->kernels(), rows.pieces[i], queries, m.group(), m.logits_of(layer),
+                      states[i]);
   }
   cpu::merge_states(std::span(states).first(rows.count), m.group(), m.head_dim, merged_.view());
   return merged_.view();

@@ -29,10 +29,12 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
              params.max_tokens),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
+      rings_(engine, params.max_tokens),
       staging_k_(checked_product({params.staging_tokens(), token_bytes()}, "staged tokens"), false),
       staging_v_(staging_k_.bytes(), false) {}
 
 void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
+  if (slides(layer)) return append_to_ring(layer, k, v);
   const uint32_t n = k.tokens;
   uint32_t at = 0;
   while (at < n && sink(layer) < sink_) {
@@ -67,6 +69,18 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
     stage(k, at, n - at, staging_k_.data());
     stage(v, at, n - at, staging_v_.data());
     resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n - at);
+  }
+}
+
+void Sequence::append_to_ring(uint32_t layer, const RowsIn& k, const RowsIn& v) {
+  uint32_t at = rings_.first_kept(layer, k.tokens);
+  rings_.skip(layer, at);
+  while (at < k.tokens) {
+    const uint32_t piece = std::min(k.tokens - at, window_capacity());
+    stage(k, at, piece, staging_k_.data());
+    stage(v, at, piece, staging_v_.data());
+    rings_.append_window(layer, staging_k_.data(), staging_v_.data(), piece);
+    at += piece;
   }
 }
 
@@ -163,6 +177,7 @@ void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn&
 }
 
 void Sequence::drop_newest(uint32_t layer) {
+  if (slides(layer)) return rings_.truncate_to(layer, tokens(layer) - 1);
   if (window(layer) != 0) {
     resident_->truncate(layer, sink(layer), window(layer) - 1);
   } else {
@@ -170,8 +185,40 @@ void Sequence::drop_newest(uint32_t layer) {
   }
 }
 
+void Sequence::read(uint32_t layer, std::span<const uint32_t> tokens, std::byte* k,
+                    std::byte* v) const {
+  if (slides(layer)) {
+    for (const uint32_t token : tokens) {
+      rings_.read_token(layer, token, k, v);
+      k += token_bytes();
+      v += token_bytes();
+    }
+    return;
+  }
+  std::vector<std::byte> resident_k((sink(layer) + window(layer)) * token_bytes());
+  std::vector<std::byte> resident_v(resident_k.size());
+  resident_->read(layer, resident_k.data(), resident_v.data());
+  const uint32_t first_row = sink(layer), first_of_window = first_row + rows(layer);
+  for (const uint32_t token : tokens) {
+    const bool offloaded = token >= first_row && token < first_of_window;
+    const size_t at = (token < first_row ? token : token - rows(layer)) * token_bytes();
+    for (uint32_t h = 0; h < kv_heads_; ++h, k += row_bytes_, v += row_bytes_) {
+      if (offloaded) {
+        const KvView kv = view(layer, h);
+        const DType dtype = engine_->model().kv_dtype;
+        cpu::copy_row(engine_->kernels(), kv.keys, token - first_row, dtype, k);
+        cpu::copy_row(engine_->kernels(), kv.values, token - first_row, dtype, v);
+      } else {
+        std::copy_n(resident_k.data() + at + h * row_bytes_, row_bytes_, k);
+        std::copy_n(resident_v.data() + at + h * row_bytes_, row_bytes_, v);
+      }
+    }
+  }
+}
+
 Sequence::Split Sequence::split(uint32_t layer, uint32_t tokens) const {
   Split s;
+  if (slides(layer)) return s;
   s.sink = std::min(tokens, sink(layer));
   const uint32_t others = tokens - s.sink;
   if (others >= rows(layer)) {
@@ -185,6 +232,7 @@ Sequence::Split Sequence::split(uint32_t layer, uint32_t tokens) const {
 }
 
 void Sequence::truncate(uint32_t layer, uint32_t tokens) {
+  if (slides(layer)) return rings_.truncate_to(layer, tokens);
   const Split kept = split(layer, tokens);
   if (kept.rows == rows(layer)) return resident_->truncate(layer, kept.sink, kept.window);
   resident_->truncate(layer, kept.sink, 0);
@@ -209,28 +257,24 @@ void Sequence::fill(uint32_t layer, const Split& counts, const std::byte* k, con
   resident_->append_sink(layer, k, v, counts.sink);
   const size_t sink_bytes = counts.sink * token_bytes();
   resident_->append_window(layer, k + sink_bytes, v + sink_bytes, counts.window);
-  store_.prepare(layer, counts.rows);
-  store_.grow(layer, counts.rows);
 }
 
 void Sequence::copy_from(const Sequence& from) {
   row_block_ = from.row_block_;
+  rings_.copy_from(from.rings_);
   for (uint32_t layer = 0; layer < layers_; ++layer) {
+    if (slides(layer)) continue;
     const Split counts = from.split(layer, from.tokens(layer));
     std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
     from.resident_->read(layer, k.data(), v.data());
     fill(layer, counts, k.data(), v.data());
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      const KvView kv = from.view(layer, h);
-      std::copy_n(kv.keys.data, counts.rows * store_.row_bytes(), store_.key(layer, h, 0));
-      std::copy_n(kv.values.data, counts.rows * store_.row_bytes(), store_.value(layer, h, 0));
-    }
-    std::copy_n(from.store_.scales(layer), store_.scale_count(counts.rows), store_.scales(layer));
+    store_.share(layer, from.store_);
   }
 }
 
 void Sequence::save(ChecksumWriter& out) const {
   for (uint32_t layer = 0; layer < layers_; ++layer) {
+    if (slides(layer)) continue;
     const Split counts = split(layer, tokens(layer));
     out.value(counts.sink);
     out.value(counts.rows);
@@ -239,25 +283,29 @@ void Sequence::save(ChecksumWriter& out) const {
     resident_->read(layer, k.data(), v.data());
     out.bytes(k.data(), k.size());
     out.bytes(v.data(), v.size());
+    std::vector<std::span<const std::byte>> rows;
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       const KvView kv = view(layer, h);
-      out.bytes(kv.keys.data, counts.rows * store_.row_bytes());
-      out.bytes(kv.values.data, counts.rows * store_.row_bytes());
+      rows.emplace_back(kv.keys.data, counts.rows * store_.row_bytes());
+      rows.emplace_back(kv.values.data, counts.rows * store_.row_bytes());
     }
+    out.arrays(rows);
     out.bytes(reinterpret_cast<const std::byte*>(store_.scales(layer)),
               store_.scale_count(counts.rows) * sizeof(uint16_t));
   }
+  rings_.save(out);
 }
 
-void Sequence::check_finite(uint32_t layer, const std::byte* rows, size_t n, DType dtype) const {
-  if (dtype == DType::i8) return;  // whose scales are looked at
-  if (engine_->kernels().all_finite[static_cast<size_t>(dtype)](rows, n * head_dim_)) return;
+void Sequence::check_finite(uint32_t layer, const std::byte* elements, size_t n,
+                            DType dtype) const {
+  if (engine_->kernels().all_finite[static_cast<size_t>(dtype)](elements, n)) return;
   throw Error(Status::corrupt,
               "layer " + std::to_string(layer) + " has an element of K or V that is not finite");
 }
 
 void Sequence::load(ChecksumReader& in) {
   for (uint32_t layer = 0; layer < layers_; ++layer) {
+    if (slides(layer)) continue;
     Split counts;
     counts.sink = in.value<uint32_t>("token counts");
     counts.rows = in.value<uint32_t>("token counts");
@@ -282,15 +330,21 @@ void Sequence::load(ChecksumReader& in) {
     const uint64_t resident = uint64_t{counts.sink} + counts.window;
     const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
     const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");
-    check_finite(layer, k.data(), resident * kv_heads_, engine_->model().kv_dtype);
-    check_finite(layer, v.data(), resident * kv_heads_, engine_->model().kv_dtype);
+    check_finite(layer, k.data(), resident * kv_heads_ * head_dim_, engine_->model().kv_dtype);
+    check_finite(layer, v.data(), resident * kv_heads_ * head_dim_, engine_->model().kv_dtype);
     fill(layer, counts, k.data(), v.data());
+    store_.prepare(layer, counts.rows);
+    store_.grow(layer, counts.rows);
+    std::vector<std::span<std::byte>> rows;
     for (uint32_t h = 0; h < kv_heads_; ++h) {
-      in.bytes(store_.key(layer, h, 0), counts.rows * store_.row_bytes(), "keys");
-      in.bytes(store_.value(layer, h, 0), counts.rows * store_.row_bytes(), "values");
-      check_finite(layer, store_.key(layer, h, 0), counts.rows, store_.dtype());
-      check_finite(layer, store_.value(layer, h, 0), counts.rows, store_.dtype());
+      rows.emplace_back(store_.key(layer, h, 0), counts.rows * store_.row_bytes());
+      rows.emplace_back(store_.value(layer, h, 0), counts.rows * store_.row_bytes());
     }
+    // Of int8 the scales are looked at.
+    const bool is_int8 = store_.dtype() == DType::i8;
+    in.arrays(rows, "keys and values", [&](size_t, const std::byte* data, size_t n) {
+      if (!is_int8) check_finite(layer, data, n / dtype_size(store_.dtype()), store_.dtype());
+    });
     uint16_t* scales = store_.scales(layer);
     const size_t n = store_.scale_count(counts.rows);
     in.bytes(reinterpret_cast<std::byte*>(scales), n * sizeof *scales, "scales");
@@ -300,6 +354,7 @@ void Sequence::load(ChecksumReader& in) {
                   "layer " + std::to_string(layer) + " has a scale that is no finite number >= 0");
     }
   }
+  rings_.load(in);
 }
 
 }  // namespace keyhole::runtime

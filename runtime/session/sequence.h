@@ -6,12 +6,15 @@
 // the host's OffloadStore), by construction. Which offloaded rows are indexed, others know
 // (build/index_keeper.h).
 //
+// A sliding layer has a ring in host memory instead (session/sliding_rings.h), and nothing offloaded.
+//
 // Where codes stand for the offloaded rows, these come in whole blocks (SessionParams::row_block(), 256
 // rows as in cpu/code_layout.h): what is left over waits in the window, and returns to it when a
 // truncation cuts a block.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cpu/memory.h"
@@ -20,6 +23,7 @@
 #include "runtime/engine/tensor.h"
 #include "runtime/plan/checksum_io.h"
 #include "runtime/session/offload_store.h"
+#include "runtime/session/sliding_rings.h"
 
 namespace keyhole::runtime {
 
@@ -29,17 +33,22 @@ class Sequence {
   /// Error(out_of_memory | out_of_device_memory). The engine outlives it.
   Sequence(const Engine& engine, const SessionParams& params);
 
+  [[nodiscard]] bool slides(uint32_t layer) const { return engine_->model().slides(layer); }
   [[nodiscard]] uint32_t sink(uint32_t layer) const { return resident_->sink_count(layer); }
   [[nodiscard]] uint32_t rows(uint32_t layer) const { return store_.rows(layer); }
-  [[nodiscard]] uint32_t window(uint32_t layer) const { return resident_->window_count(layer); }
+  /// Of a sliding layer the tokens that it attends to.
+  [[nodiscard]] uint32_t window(uint32_t layer) const {
+    return slides(layer) ? rings_.window_count(layer) : resident_->window_count(layer);
+  }
+  /// Of a sliding layer all that have come.
   [[nodiscard]] uint32_t tokens(uint32_t layer) const {
-    return sink(layer) + rows(layer) + window(layer);
+    return slides(layer) ? rings_.tokens(layer) : sink(layer) + rows(layer) + window(layer);
   }
   /// Offloaded rows are a multiple of it: 1, or those of a block of codes.
   [[nodiscard]] uint32_t row_block() const { return row_block_; }
   /// The next token makes the window fall back to its `window` newest; the others are offloaded.
   [[nodiscard]] bool window_is_full(uint32_t layer) const {
-    return window(layer) == window_capacity();
+    return !slides(layer) && window(layer) == window_capacity();
   }
   /// K and V of the offloaded rows; they stay where they are while rows are added.
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const {
@@ -48,6 +57,13 @@ class Sequence {
   /// Of rows in int8: `[blocks, kv_heads, 2, head_dim]`; else null. See OffloadStore.
   [[nodiscard]] const uint16_t* scales(uint32_t layer) const { return store_.scales(layer); }
   [[nodiscard]] gpu::Resident& resident() { return *resident_; }
+  /// Where the layer's resident tokens, or those of its sliding window, lie.
+  [[nodiscard]] gpu::Resident& resident_of(uint32_t layer) {
+    if (slides(layer)) return rings_;
+    return *resident_;
+  }
+  [[nodiscard]] SlidingRings& rings() { return rings_; }
+  [[nodiscard]] const SlidingRings& rings() const { return rings_; }
 
   /// Appends the tokens of k and v, which hold equally many, all finite, and no more than
   /// max_tokens allows.
@@ -57,17 +73,23 @@ class Sequence {
   /// Takes the newest token away, which is resident: the one that a failed step has appended.
   void drop_newest(uint32_t layer);
 
-  /// How many tokens of each kind remain of the first `tokens`.
+  /// Copies some tokens, which of a sliding layer are still here, as they are held, in the model's dtype, to k and v `[tokens, kv_heads, head_dim]`.
+  void read(uint32_t layer, std::span<const uint32_t> tokens, std::byte* k, std::byte* v) const;
+
+  /// How many tokens of each kind remain of the first `tokens`. Of a sliding layer: none of these.
   struct Split {
     uint32_t sink = 0, rows = 0, window = 0;
   };
   [[nodiscard]] Split split(uint32_t layer, uint32_t tokens) const;
-  /// Forgets all tokens but the first `tokens`.
+  /// Forgets all tokens but the first `tokens`. Of a sliding layer SlidingRings::can_truncate() says so.
   void truncate(uint32_t layer, uint32_t tokens);
 
   /// Rows of a head that there can be at most.
   [[nodiscard]] size_t row_capacity() const { return store_.capacity(); }
   /// See OffloadStore.
+  [[nodiscard]] bool is_shared(uint32_t layer, uint32_t row) const {
+    return store_.is_shared(layer, row);
+  }
   void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging
@@ -77,15 +99,18 @@ class Sequence {
   [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
   void store_staged(uint32_t layer, uint32_t n);
 
-  /// Bytes of host memory: offloaded rows and staging buffers.
+  /// Bytes of host memory: offloaded rows, sliding windows and staging buffers.
   [[nodiscard]] uint64_t bytes() const {
-    return store_.bytes() + staging_k_.bytes() + staging_v_.bytes();
+    return store_.bytes() + rings_.bytes() + staging_k_.bytes() + staging_v_.bytes();
   }
+  /// Of these, rows that another sequence counts, see OffloadStore.
+  [[nodiscard]] uint64_t bytes_of_others() const { return store_.bytes_of_others(); }
 
-  /// Becomes a copy of `from`, a sequence with the same parameters. It is empty before.
+  /// Becomes a copy of `from`, a sequence with the same parameters, and shares its offloaded rows. It is empty before.
   void copy_from(const Sequence& from);
-  /// Per layer the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and
-  /// per KV head the offloaded K and V `[rows, head_dim]`; then, where these are int8, the scales of their blocks.
+  /// Per layer that does not slide the token counts, the resident K and V `[sink + window, kv_heads, head_dim]`, and
+  /// per KV head the offloaded K and V `[rows, head_dim]`; then, where these are int8, the scales of their blocks. Then
+  /// the sliding layers, see SlidingRings.
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
@@ -99,6 +124,7 @@ class Sequence {
   [[nodiscard]] uint32_t overflow(uint32_t tokens) const {
     return (tokens - window_) / row_block_ * row_block_;
   }
+  void append_to_ring(uint32_t layer, const RowsIn& k, const RowsIn& v);
   void offload_from_window(uint32_t layer, uint32_t n);
   /// Writes n rows in int8, in whole blocks, behind those that there are; read(which, t, head, to) writes the K
   /// (which = 0) or V (which = 1) of the t-th of them in fp32, on any worker.
@@ -110,9 +136,9 @@ class Sequence {
   void return_to_window(uint32_t layer, uint32_t row, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
                           uint32_t n);
-  /// Throws Error(corrupt) where one of n rows of the layer holds an infinity or a NaN.
-  void check_finite(uint32_t layer, const std::byte* rows, size_t n, DType dtype) const;
-  /// Gives an empty layer these resident tokens, sink first, and offloaded rows still to be written.
+  /// Throws Error(corrupt) where one of n elements of the layer is an infinity or a NaN.
+  void check_finite(uint32_t layer, const std::byte* elements, size_t n, DType dtype) const;
+  /// Gives an empty layer these resident tokens, sink first.
   void fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v);
 
   const Engine* engine_;
@@ -122,6 +148,7 @@ class Sequence {
   uint32_t row_block_;  ///< offloaded rows are a multiple of it
   OffloadStore store_;
   std::unique_ptr<gpu::Resident> resident_;
+  SlidingRings rings_;
   // Address space for the longest window that the config allows; memory comes as tokens do.
   cpu::ReservedBuffer staging_k_, staging_v_;
 };

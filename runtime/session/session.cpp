@@ -29,7 +29,8 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       keeper_(*engine_, params_, sequence_,
               [this](uint64_t bytes, const char* what) { check_index_memory(bytes, what); }),
       audits_(*engine_, params_, largest_top_k(keeper_.heads())),
-      step_bytes_(step_.bytes()) {
+      step_bytes_(step_.bytes()),
+      extended_(engine_->model().layers) {
   params_.heads.clear();  // from here on each head has its own
   make_stream_runner();
 }
@@ -82,17 +83,7 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
                                               " tokens, needed: as many as k, " +
                                               std::to_string(n));
   }
-  const uint64_t total = uint64_t{tokens(layer)} + n;
-  if (total > params_.max_tokens) {
-    throw Error(Status::invalid_argument,
-                "layer " + std::to_string(layer) + " would hold " + std::to_string(total) +
-                    " tokens, allowed: max_tokens = " + std::to_string(params_.max_tokens));
-  }
-  const uint64_t slots = uint64_t{params_.sink} + params_.window + params_.flush_block;
-  if (params_.host_memory_limit != 0 && total > slots) {
-    check_memory(params_.offload_bytes(engine_->model(), std::max(n, params_.flush_block)),
-                 "appending tokens");
-  }
+  check_room(layer, n);
   const DType to = engine_->model().kv_dtype;
   const auto check = [&](uint32_t task, uint32_t) {
     const uint32_t begin = task * kTokensPerTask;
@@ -107,6 +98,35 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
   }
 }
 
+void Session::check_queries(const RowsIn& q) const {
+  const auto check = [&](uint32_t task, uint32_t) {
+    const uint32_t begin = task * kTokensPerTask;
+    check_finite(engine_->kernels(), q, "q", begin, std::min(q.tokens, begin + kTokensPerTask),
+                 DType::f32);
+  };
+  if (q.tokens <= kTokensPerTask) {
+    if (q.tokens != 0) check(0, 0);
+  } else {
+    engine_->pool().run(pieces(q.tokens, kTokensPerTask), check);
+  }
+}
+
+void Session::check_room(uint32_t layer, uint32_t n) const {
+  const uint64_t total = uint64_t{tokens(layer)} + n;
+  if (total > params_.max_tokens) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " would hold " + std::to_string(total) +
+                    " tokens, allowed: max_tokens = " + std::to_string(params_.max_tokens));
+  }
+  const uint64_t slots = uint64_t{params_.sink} + params_.window + params_.flush_block;
+  if (sequence_.slides(layer)) {
+    check_memory(sequence_.rings().more_bytes(layer, n), "appending tokens");
+  } else if (params_.host_memory_limit != 0 && total > slots) {
+    check_memory(params_.offload_bytes(engine_->model(), std::max(n, params_.flush_block)),
+                 "appending tokens");
+  }
+}
+
 void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
   check_append(layer, k, v);
   // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from the
@@ -118,34 +138,49 @@ void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const Ro
                                                 " tokens, needed: as many as k, " +
                                                 std::to_string(k.tokens));
     }
-    const RowsIn& rows = *q;
-    engine_->pool().run(pieces(k.tokens, kTokensPerTask), [&](uint32_t task, uint32_t) {
-      const uint32_t begin = task * kTokensPerTask;
-      check_finite(engine_->kernels(), rows, "q", begin,
-                   std::min(rows.tokens, begin + kTokensPerTask), DType::f32);
-    });
+    check_queries(*q);
   }
   const uint32_t before = tokens(layer);
   try {
-    if (q != nullptr) keeper_.sample_queries(layer, *q, before);
+    if (q != nullptr && !sequence_.slides(layer)) keeper_.sample_queries(layer, *q, before);
     sequence_.append(layer, k, v);
   } catch (...) {
     keeper_.forget_queries(layer, before);
     throw;
   }
+  forget_extended(layer);
   if (stream_ != nullptr) stream_->pin_codes(layer);
 }
 
-void Session::truncate(uint32_t n) {
+void Session::truncate_layer(uint32_t layer, uint32_t n) {
+  const uint32_t rows = sequence_.split(layer, n).rows;
+  audits_.finish_reading(layer, rows);
+  keeper_.truncate(layer, rows, n);
+  if (codes_ != nullptr) codes_->truncate(layer, rows, stream_->stream());
+  sequence_.truncate(layer, n);
+  forget_extended(layer);
+}
+
+void Session::check_truncation(uint32_t n) const {
   for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
-    if (tokens(layer) <= n) continue;
-    const uint32_t rows = sequence_.split(layer, n).rows;
-    audits_.finish_reading(layer, rows);
-    keeper_.truncate(layer, rows, n);
-    if (codes_ != nullptr) codes_->truncate(layer, rows, stream_->stream());
-    sequence_.truncate(layer, n);
+    if (!sequence_.slides(layer) || sequence_.rings().can_truncate(layer, n)) continue;
+    throw Error(Status::invalid_argument,
+                "n_tokens is " + std::to_string(n) + ", layer " + std::to_string(layer) +
+                    " has a sliding window of " +
+                    std::to_string(engine_->model().windows[layer].tokens) + " and of its " +
+                    std::to_string(tokens(layer)) +
+                    " tokens no longer those before; allowed: 0, and from " +
+                    std::to_string(sequence_.rings().least_truncation(layer)) + " on");
+  }
+}
+
+void Session::truncate(uint32_t n) {
+  check_truncation(n);
+  for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
+    if (tokens(layer) > n) truncate_layer(layer, n);
   }
   if (stream_ != nullptr) stream_->partitions().drop();
+  identity_.truncate(n);
 }
 
 // ---- Indexes ------------------------------------------------------------------------------------
@@ -188,9 +223,15 @@ keyhole_layer_tokens Session::layer_tokens(uint32_t layer) const {
   return t;
 }
 
+uint32_t Session::most_tokens() const {
+  uint32_t most = 0;
+  for (uint32_t l = 0; l < engine_->model().layers; ++l) most = std::max(most, tokens(l));
+  return most;
+}
+
 uint64_t Session::host_bytes() const {
   uint64_t bytes = sequence_.bytes() + keeper_.index_bytes() + keeper_.sample_bytes() +
-                   step_bytes_ + audits_.bytes();
+                   step_bytes_ + audits_.bytes() + new_rows_.capacity() + token_call_bytes();
   // On a CUDA device the resident tokens have a copy here.
   if (stream_ != nullptr) bytes += gpu::resident_bytes(params_.resident_shape(engine_->model()));
   return bytes;
@@ -199,8 +240,7 @@ uint64_t Session::host_bytes() const {
 keyhole_statistics Session::statistics() const {
   keyhole_statistics s = totals_;
   s.struct_size = sizeof s;
-  for (uint32_t l = 0; l < engine_->model().layers; ++l)
-    s.tokens = std::max<uint64_t>(s.tokens, tokens(l));
+  s.tokens = most_tokens();
   s.host_bytes = host_bytes();
   s.index_bytes = keeper_.index_bytes();
   s.tail_bytes = keeper_.tail_bytes();
@@ -268,6 +308,7 @@ void Session::load(ChecksumReader& in) {
 }
 
 void Session::copy_from(const Session& from) {
+  identity_ = from.identity_;
   audits_.copy_from(from.audits_);
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);

@@ -14,8 +14,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,14 +25,27 @@
 #include "runtime/build/index_keeper.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/tensor.h"
+#include "runtime/session/identity.h"
 #include "runtime/session/resident_truth.h"
 #include "runtime/session/sequence.h"
+#include "runtime/step/chosen_tokens.h"
 #include "runtime/step/decode_step.h"
+#include "runtime/step/token_search.h"
 #include "runtime/stream/device_codes.h"
 #include "runtime/stream/device_rows.h"
 #include "runtime/stream/stream_runner.h"
 
 namespace keyhole::runtime {
+
+/// The tensors of keyhole_extend, all in host memory or all on the device: q and out have as many tokens as k.
+struct ExtendArgs {
+  RowsIn q, k, v;
+  const uint64_t* mask = nullptr;
+  RowsOut out;
+  float* lse = nullptr;
+};
+/// Tokens [begin, begin + n) of `args`.
+[[nodiscard]] ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n);
 
 class Session {
  public:
@@ -50,8 +65,27 @@ class Session {
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
   void attend_end(const RowsOut& out, float* lse);
   void truncate(uint32_t tokens);
+  // session_states.cpp: for engines with attention of their own. Nothing is appended, no step is under way.
+  /// See keyhole_attend_offloaded, keyhole_attend_tokens, keyhole_search_tokens (found: all but first_token).
+  void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
+  void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
+                     float* lse);
+  void search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found found);
   /// Ends a step without a result (before the session goes).
   void abandon_step() noexcept;
+
+  // Several tokens, session_extend.cpp and session_accept.cpp; see keyhole_extend, keyhole_session_accept, keyhole_extend_batch.
+  void extend(uint32_t layer, const ExtendArgs& args);
+  /// With tensors in device memory, session_extend_stream.cpp: on the session's stream.
+  void extend_on_device(uint32_t layer, const ExtendArgs& args);
+  void accept(uint32_t tokens, const uint32_t* path);
+  struct BatchMember {
+    Session* session = nullptr;
+    ExtendArgs args;
+    std::exception_ptr error = nullptr;  ///< why it has failed; the session has not changed then
+  };
+  /// Different sessions of one engine. Throws nothing that is a member's.
+  static void extend_batch(uint32_t layer, std::span<BatchMember> members);
 
   // Stream steps, see the public header. All throw Error(unsupported) on a host device.
   /// q, k, v and out in device memory; with out null the first half of a step, else all of it.
@@ -80,8 +114,9 @@ class Session {
   // What a stream step asks of the session that it belongs to.
   /// What the KV heads of a layer do in a step whose token is at `position`. on_device: of a
   /// stream step whose device chooses partitions.
-  void prepare_work(uint32_t layer, uint32_t position, bool on_device);
-  void prepare_codes(HeadWork& work, const HeadIndex& head, uint32_t position);
+  void prepare_work(uint32_t layer, uint32_t position, bool on_device) {
+    prepare_work(step_, layer, position, on_device, 1);
+  }
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
   /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what
   /// fails.
@@ -93,7 +128,7 @@ class Session {
   }
   /// Throws Error(out_of_memory) where so many bytes more would pass host_memory_limit.
   void check_memory(uint64_t more_bytes, const char* what) const;
-  void add_cost(const StepCost& cost);
+  void add_cost(const StepCost& cost, uint32_t tokens = 1);
 
   // session/session_settings.cpp
   void set_index(const std::string& spec);
@@ -115,6 +150,11 @@ class Session {
   /// Waits for audits under way. After it the session can be copied.
   void finish_audits() { audits_.finish(); }
 
+  [[nodiscard]] Identity& identity() { return identity_; }
+  [[nodiscard]] const Identity& identity() const { return identity_; }
+  /// Of the longest layer.
+  [[nodiscard]] uint32_t most_tokens() const;
+
   // Copies, see session_file.h. No step and no audit may be under way; load() and copy_from() are
   // for a new session with the parameters, and the settings of heads, of the one that was saved or
   // is copied.
@@ -128,7 +168,18 @@ class Session {
   void check_layer(uint32_t layer) const;
 
  private:
+  /// Of a step that answers `tokens` tokens, the first of which is at `position`.
+  void prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, bool on_device,
+                    uint32_t tokens);
+  void prepare_codes(DecodeStep& step, HeadWork& work, const HeadIndex& head, uint32_t position,
+                     uint32_t tokens);
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  /// Throws Error where max_tokens or host_memory_limit have no room for n tokens more.
+  void check_room(uint32_t layer, uint32_t n) const;
+  /// Drops the layer's tokens >= n; there are more.
+  void truncate_layer(uint32_t layer, uint32_t n);
+  /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before token n.
+  void check_truncation(uint32_t n) const;
   /// The same for indexes, with what searches in them take.
   void check_index_memory(uint64_t more_bytes, const char* what) const;
   /// What searches will take once there is a first index; 0 after that.
@@ -155,6 +206,55 @@ class Session {
   /// Reserves memory for searches in the indexes that there are; `anew`: even where it seems to
   /// suffice.
   void reserve_searches(bool anew);
+  void count_step_bytes() {
+    step_bytes_ = step_.bytes() + (joint_step_ == nullptr ? 0 : joint_step_->bytes());
+  }
+
+  // session_extend.cpp, session_accept.cpp
+  class Extension;
+  /// The tokens that a layer's last keyhole_extend has appended.
+  struct Extended {
+    uint32_t before = 0;     ///< tokens that there were
+    uint32_t tokens = 0;     ///< 0: none
+    bool changed = false;    ///< another call has changed the layer's tokens since
+    bool on_stream = false;  ///< enqueued: not all of it may have been done
+  };
+  /// Whether the tensors have as many tokens, and the mask is one.
+  static void check_counts(const ExtendArgs& args);
+  void check_extend(uint32_t layer, const ExtendArgs& args) const;
+  /// Throws Error(not_finite) for queries of the host.
+  void check_queries(const RowsIn& q) const;
+  /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before new token `prefix`, or the
+  /// tokens that move up.
+  void check_rings(const Extended& e, uint32_t prefix, std::span<const uint32_t> moved) const;
+  void accept_on_host(const Extended& e, uint32_t m, const uint32_t* path);
+  void accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path);
+  /// What answers several tokens of the layer as one group; null: its tokens are answered one by one, because they may not
+  /// be searched for together, or there is no memory for it.
+  [[nodiscard]] DecodeStep* joint_step(uint32_t layer);
+  /// The tokens of the layer change otherwise than by keyhole_extend.
+  void forget_extended(uint32_t layer) { extended_[layer].changed = true; }
+  /// The extend of all layers that took part; throws Error(invalid_argument) where they do not agree.
+  [[nodiscard]] Extended agreed_extended() const;
+
+  // session_extend_stream.cpp
+  [[nodiscard]] gpu::BlockedShape blocked_shape() const;
+  /// Offloaded rows of a layer, the first ones, that are pinned for the device.
+  [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
+  /// Whether n new tokens are attended by blocks, or a few at a time by steps.
+  [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
+  void extend_by_steps(uint32_t layer, const ExtendArgs& args);
+  /// Enqueues a step of the tokens from `first` on; returns how many it took.
+  [[nodiscard]] uint32_t enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first);
+  /// Exactly, and appends them. No step is under way.
+  void extend_blocked(uint32_t layer, const ExtendArgs& args);
+
+  // session_states.cpp
+  [[nodiscard]] size_t token_call_bytes() const;
+  /// Checks q and puts it where a step reads it. Throws Error(unsupported) of a sliding layer.
+  void take_queries(uint32_t layer, const RowsIn& q);
+  /// Writes o and lse `[q_heads, head_dim]`, `[q_heads]` to the caller's; throws Error(internal) for what is not finite.
+  void give_state(const float* o, const float* lse, const RowsOut& out, float* out_lse) const;
 
   // session_stream.cpp
   class Client;
@@ -171,6 +271,8 @@ class Session {
     const bool attends = codes_ != nullptr && params_.mode == KEYHOLE_MODE_INDEXED;
     return attends ? codes_->of_layer(layer) : nullptr;
   }
+  /// Throws Error(unsupported) of a sliding layer.
+  void check_takes_device_tensors(uint32_t layer) const;
   [[nodiscard]] StreamRunner& runner(const char* what);
   /// Whether the device holds the partitions of a head and chooses among them.
   [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
@@ -182,9 +284,12 @@ class Session {
   SessionParams params_;
   Sequence sequence_;
   DecodeStep step_;
+  std::unique_ptr<DecodeStep> joint_step_;  ///< null: there was no use for it yet
   // Last, so that they end before anything that they read.
   IndexKeeper keeper_;
   SessionAudits audits_;
+
+  Identity identity_;
 
   bool in_step_ = false;
   uint32_t step_layer_ = 0;
@@ -192,17 +297,24 @@ class Session {
   std::chrono::steady_clock::time_point step_began_;
   double step_append_seconds_ = 0.0;
   std::atomic<uint64_t> step_bytes_ =
-      0;  ///< step_.bytes() when no worker wrote to it; read by any thread
+      0;  ///< of the steps when no worker wrote to them; read by any thread
+
+  std::vector<Extended> extended_;   ///< [layer]
+  std::vector<std::byte> new_rows_;  ///< K and V of an extension under way
 
   keyhole_statistics totals_{};
   uint64_t host_bytes_peak_ = 0;
   mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
   std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
   RowBuffer prompt_rows_[3];  ///< k, v and q of a chunk, until a step or a build
+  // Null: no call has needed it.
+  std::unique_ptr<ChosenTokens> chosen_tokens_;
+  std::unique_ptr<TokenSearch> token_search_;
   // Null where the device has no streams.
   std::unique_ptr<ResidentTruth> resident_truth_;
   std::unique_ptr<CodeSource> code_source_;
   std::unique_ptr<DeviceCodes> codes_;
+  std::unique_ptr<gpu::BlockedAttention> blocked_;  ///< null: not used yet
   std::unique_ptr<StreamClient> stream_client_;
   std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above
 };

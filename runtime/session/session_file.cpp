@@ -1,12 +1,9 @@
 #include "runtime/session/session_file.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <fstream>
 #include <system_error>
 
-#include "runtime/files/replace_file.h"
+#include "runtime/files/new_file.h"
 #include "runtime/plan/checksum_io.h"
 #include "runtime/plan/settings_io.h"
 
@@ -14,35 +11,35 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 8;
-
-std::string errno_text() { return std::generic_category().message(errno); }
+constexpr uint32_t kFormatVersion = 10;
 
 [[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
 }  // namespace
 
 void save_session(const Session& session, const std::string& path) {
-  const auto write = [&](std::ostream& file) {
-    ChecksumWriter out(file);
+  try {
+    NewFile file(path, NewFile::Access::owner);
+    ChecksumWriter out(file.stream(), &session.engine().pool());
     out.bytes(reinterpret_cast<const std::byte*>(kMagic), sizeof kMagic);
     out.value(kFormatVersion);
     save_shape(session.engine().model(), out);
+    save_windows(session.engine().model(), out);
+    session.identity().save(out);
+    out.value(session.most_tokens());
     save_params(session.params(), out);
     save_heads(session.head_params(), out);
     session.save(out);
     out.finish();
-  };
-  try {
-    replace_file(path, write, NewFile::Access::owner);
+    file.commit();
   } catch (const std::system_error& e) {
     throw Error(Status::io, e.what());
   }
 }
 
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                      std::istream& bytes, uint64_t size) {
-  ChecksumReader in(bytes, size);
+                                      const ByteSource& source, const ExpectedIdentity& expected) {
+  ChecksumReader in(source, &engine->pool());
   char magic[sizeof kMagic];
   in.bytes(reinterpret_cast<std::byte*>(magic), sizeof magic, "magic");
   if (!std::equal(std::begin(magic), std::end(magic), std::begin(kMagic))) {
@@ -54,25 +51,31 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
                                      ", this library reads " + std::to_string(kFormatVersion));
   }
   check_shape(in, engine->model());
+  check_windows(in, engine->model());
+  Identity identity = Identity::load(in);
+  const auto held = in.value<uint32_t>("identity");
+  expected.check(identity, held);
   const ModelShape& m = engine->model();
   SessionParams params = load_params(in, m);
   params.heads = load_heads(in, size_t{m.layers} * m.kv_heads);
   auto session = std::make_unique<Session>(engine, std::move(params));
   session->load(in);
+  if (session->most_tokens() != held) {
+    corrupt("it says that it holds " + std::to_string(held) + " tokens, it holds " +
+            std::to_string(session->most_tokens()));
+  }
+  session->identity() = std::move(identity);
   return session;
 }
 
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                      const std::string& path) {
-  std::error_code error;
-  const uint64_t size = std::filesystem::file_size(path, error);
-  if (error) throw Error(Status::io, "cannot read " + path + ": " + error.message());
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw Error(Status::io, "cannot read " + path + ": " + errno_text());
+                                      const std::string& path, const ExpectedIdentity& expected) {
+  const FileSource file(path);
   try {
-    return load_session(engine, file, size);
+    return load_session(engine, file, expected);
   } catch (const Error& e) {
-    throw Error(e.status(), path + ": " + e.what());
+    // What the system says names the file already.
+    throw e.status() == Status::io ? e : Error(e.status(), path + ": " + e.what());
   }
 }
 

@@ -1,14 +1,14 @@
 // A session as a file: save, load; and the copy that fork makes.
 //
-// Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape and parameters, those of
-// every head (index, budget); then what the parts save of themselves: SessionAudits, Sequence,
-// IndexKeeper; last a 64-bit checksum of all that came before.
+// Layout, little-endian: magic "KEYHOLE\x1a", u32 format version, shape, identity and number of tokens,
+// parameters, those of every head (index, budget); then what the parts save of themselves: SessionAudits, Sequence,
+// IndexKeeper; last a 64-bit checksum of all that came before (plan/chunk_sums.h).
 #pragma once
 
-#include <iosfwd>
 #include <memory>
 #include <string>
 
+#include "runtime/plan/byte_source.h"
 #include "runtime/session/session.h"
 
 namespace keyhole::runtime {
@@ -20,12 +20,14 @@ namespace keyhole::runtime {
 void save_session(const Session& session, const std::string& path);
 
 /// Throws Error(io | corrupt | version), and Error(invalid_argument) for an engine of another
-/// shape.
+/// shape, and for another identity than is expected.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                                    const std::string& path);
-/// The same of a stream of `size` bytes.
+                                                    const std::string& path,
+                                                    const ExpectedIdentity& expected = {});
+/// The same of bytes that need not be a file's.
 [[nodiscard]] std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                                    std::istream& bytes, uint64_t size);
+                                                    const ByteSource& source,
+                                                    const ExpectedIdentity& expected = {});
 
 /// A session that answers as `session` does, with the same bits.
 [[nodiscard]] std::unique_ptr<Session> fork_session(const Session& session);

@@ -184,6 +184,7 @@ void Session::reserve_searches(bool anew) {
   };
   uint32_t needed = 0;
   uint32_t k = 0;
+  uint32_t code_rows = 0;  // that a token's step over codes reads exactly
   for (size_t i = 0; i < keeper_.heads().size(); ++i) {
     const HeadIndex& h = keeper_.heads()[i];
     if (h.indexed() == 0) continue;
@@ -193,6 +194,8 @@ void Session::reserve_searches(bool anew) {
     // For what the index will hold soon, so that a k which covers everything does not allocate at
     // every block.
     k = std::max(k, std::min(top_k, std::bit_ceil(h.indexed())));
+    if (budget.reads_codes())
+      code_rows = std::max(code_rows, std::min(top_k, index::kMostExactRows));
     const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
       return *spec == h.params.index;
     });
@@ -221,11 +224,25 @@ void Session::reserve_searches(bool anew) {
     use.tail = finest[at];
     uses.push_back(use);
   }
-  const bool has_all =
-      std::all_of(uses.begin(), uses.end(), [&](const Selection::Use& u) { return step_.fits(u); });
-  if (!anew && has_all && step_.capacity_k() >= needed) return;
-  step_.reserve(uses, k);
-  step_bytes_ = step_.bytes();
+  const auto reserve = [anew](DecodeStep& step, std::span<const Selection::Use> of, uint32_t least,
+                              uint32_t most) {
+    const bool has_all =
+        std::all_of(of.begin(), of.end(), [&](const Selection::Use& u) { return step.fits(u); });
+    if (anew || !has_all || step.capacity_k() < least) step.reserve(of, most);
+  };
+  reserve(step_, uses, needed, k);
+  if (joint_step_ != nullptr) {
+    std::erase_if(uses, [](const Selection::Use& u) {
+      return !u.index->finds_per_head() || u.tail != nullptr;
+    });
+    const uint32_t rows = std::min(code_rows * joint_step_->most_tokens(), index::kMostExactRows);
+    try {
+      reserve(*joint_step_, uses, std::max(needed, rows), std::max(k, rows));
+    } catch (const std::bad_alloc&) {
+      joint_step_.reset();  // one token at a time needs none of it
+    }
+  }
+  count_step_bytes();
 }
 
 }  // namespace keyhole::runtime

@@ -1,12 +1,24 @@
 // Steps with tensors in host memory: append the token, find out what every KV head does, let the
 // step run, take its result.
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <string>
 
 #include "runtime/session/session.h"
+#include "runtime/step/recording.h"
 
 namespace keyhole::runtime {
+namespace {
+
+/// Rows that a step over codes attends exactly for `tokens` tokens together.
+uint32_t rows_of_codes(const Budget& budget, uint32_t tokens) {
+  if (tokens == 1) return budget.top_k;
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(uint64_t{budget.top_k} * tokens, index::kMostExactRows));
+}
+
+}  // namespace
 
 void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
   const auto began = std::chrono::steady_clock::now();
@@ -20,7 +32,10 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
         "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
   }
   advance_append(layer);
-  if (k != nullptr) sequence_.append(layer, *k, *v);
+  if (k != nullptr) {
+    sequence_.append(layer, *k, *v);
+    forget_extended(layer);
+  }
   try {
     if (codes_of_step(layer) != nullptr) stream_->finish_codes(layer);
     step_append_seconds_ =
@@ -35,7 +50,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
     step_appended_ = k != nullptr;
     step_began_ = began;
     if (codes_of_step(layer) != nullptr) codes_->expect_step();
-    step_.start(layer, sequence_.resident(), codes_of_step(layer));
+    step_.start(layer, sequence_.resident_of(layer), codes_of_step(layer));
   } catch (...) {
     // The caller will bring the token again.
     audits_.discard();
@@ -45,11 +60,12 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
   in_step_ = true;
 }
 
-void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
+void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, bool on_device,
+                           uint32_t tokens) {
   const ModelShape& m = engine_->model();
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     const HeadIndex& hd = keeper_.head(layer, h);
-    HeadWork& work = step_.work(h);
+    HeadWork& work = step.work(h);
     work.kv = sequence_.view(layer, h);
     work.index = nullptr;
     work.exact_begin = 0;
@@ -65,14 +81,14 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
       continue;
     }
     if (budget.reads_codes()) {
-      prepare_codes(work, hd, position);
+      prepare_codes(step, work, hd, position, tokens);
       continue;
     }
     const index::TailTree* tail = budget.needs_partitions() ? hd.full_tail() : nullptr;
     // Capacity can only be missing where there was no memory for it.
     const bool searches = hd.indexed() != 0 &&
                           (tail != nullptr || budget.attend != KEYHOLE_ATTEND_NONE) &&
-                          step_.fits({hd.index.get(), budget.attend, tail});
+                          step.fits({hd.index.get(), budget.attend, tail});
     work.exact_begin = searches ? hd.indexed() : 0;
     if (!searches) continue;
     work.index = hd.index.get();
@@ -82,16 +98,18 @@ void Session::prepare_work(uint32_t layer, uint32_t position, bool on_device) {
   }
 }
 
-void Session::prepare_codes(HeadWork& work, const HeadIndex& head, uint32_t position) {
+void Session::prepare_codes(DecodeStep& step, HeadWork& work, const HeadIndex& head,
+                            uint32_t position, uint32_t tokens) {
   const Budget& budget = head.params.budget;
   const index::KvCodes* codes = head.index == nullptr ? nullptr : head.index->codes();
   // Rows of the last block that are indexed and have no code yet are attended like pending ones.
   const bool reads = codes != nullptr && codes->count() != 0 &&
-                     step_.fits({head.index.get(), budget.attend, nullptr, codes});
+                     step.fits({head.index.get(), budget.attend, nullptr, codes});
   work.exact_begin = reads ? static_cast<uint32_t>(codes->count()) : 0;
   if (!reads) return;
   work.index = head.index.get();
-  work.search = {.k = budget.top_k, .attend = budget.attend, .codes = codes};
+  // Each token of the step may have heavy rows of its own.
+  work.search = {.k = rows_of_codes(budget, tokens), .attend = budget.attend, .codes = codes};
   work.position = position;
 }
 
@@ -122,7 +140,14 @@ void Session::end_coded_audits() {
     if (record == nullptr) continue;
     // The state that the step took for the resident one is that of all tokens.
     record->knows_rows = false;
-    record->set_resident(resident_truth_->state(step_layer_, h, record->queries.data()));
+    const StateView resident = resident_truth_->state(step_layer_, h, record->queries.data());
+    const StateView fresh = step_.fresh_state(h);
+    if (fresh.o != nullptr) {
+      const std::array<StateView, 2> both{resident, fresh};
+      cpu::merge_states(both, m.group(), m.head_dim, resident);
+    }
+    record->set_resident(resident);
+    add_sinks(*record, m.sinks_of(step_layer_, h));
     std::copy_n(step_.lse() + size_t{h} * m.group(), m.group(), record->read_lse.data());
   }
 }
@@ -140,7 +165,7 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   } catch (...) {
     audits_.discard();
     if (step_appended_) sequence_.drop_newest(step_layer_);
-    step_bytes_ = step_.bytes();
+    count_step_bytes();
     throw;
   }
   if (audits_.on() && codes_of_step(step_layer_) != nullptr) end_coded_audits();
@@ -157,8 +182,8 @@ void Session::attend_end(const RowsOut& out, float* lse) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - step_began_).count();
 }
 
-void Session::add_cost(const StepCost& cost) {
-  totals_.attends += 1;
+void Session::add_cost(const StepCost& cost, uint32_t tokens) {
+  totals_.attends += tokens;
   totals_.keys_scored += cost.keys_scored;
   totals_.keys_offered += cost.keys_offered;
   totals_.keys_attended += cost.keys_attended;
@@ -169,7 +194,7 @@ void Session::add_cost(const StepCost& cost) {
   totals_.tail_seconds += cost.tail_seconds;
   totals_.keys_opened += cost.keys_opened;
   totals_.targets_missed += cost.targets_missed;
-  step_bytes_ = step_.bytes();
+  count_step_bytes();
 }
 
 void Session::abandon_step() noexcept {

@@ -46,13 +46,21 @@ class Session::Client final : public StreamClient {
   void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) override {
     s_->prepare_work(layer, position, device_chooses);
   }
-  void start_step(const float* q, Delivery& delivery) override { s_->step_.start(q, delivery); }
+  void start_step(uint32_t layer, const float* q, Delivery& delivery) override {
+    s_->step_.start(layer, q, delivery);
+  }
   void finish_step() override { s_->add_cost(s_->step_.finish()); }
-  void append_published(uint32_t layer, const gpu::Published& published) override {
+  void append_published(uint32_t layer, const gpu::Published& published, uint32_t tokens) override {
+    const ModelShape& m = s_->engine_->model();
     Sequence& sequence = s_->sequence_;
-    const uint32_t left =
-        steps_->update_host_copy(layer, published, sequence.staging_k(), sequence.staging_v());
-    if (left != 0) sequence.store_staged(layer, left);
+    gpu::Published one = published;
+    for (uint32_t i = 0; i < tokens; ++i) {
+      const uint32_t left =
+          steps_->update_host_copy(layer, one, sequence.staging_k(), sequence.staging_v());
+      if (left != 0) sequence.store_staged(layer, left);
+      one.k += m.kv_heads * m.row_bytes();
+      one.v += m.kv_heads * m.row_bytes();
+    }
   }
 
   bool has_audits() const override { return audits_.on(); }
@@ -105,6 +113,9 @@ class Session::Rows final : public CodeSource {
     return s_->keeper_.fix_balance(layer, kv_head, rows(layer, kv_head));
   }
   void set_pinned(uint32_t layer, size_t rows) override { s_->sequence_.set_pinned(layer, rows); }
+  bool is_shared(uint32_t layer, size_t row) const override {
+    return s_->sequence_.is_shared(layer, static_cast<uint32_t>(row));
+  }
 
  private:
   Session* s_;
@@ -175,10 +186,21 @@ bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
 
 // ---- Calls ---------------------------------------------------------------------------------------
 
+void Session::check_takes_device_tensors(uint32_t layer) const {
+  if (!sequence_.slides(layer)) return;
+  throw Error(Status::unsupported,
+              "layer " + std::to_string(layer) +
+                  " has a sliding window, which lies in host memory: its steps take tensors there, "
+                  "and these lie in device memory");
+}
+
 void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                       const RowsOut* out, float* lse) {
+  StreamRunner& stream = runner("tensors in device memory");
+  check_takes_device_tensors(layer);
   for (RowBuffer& buffer : prompt_rows_) buffer.release();
-  runner("tensors in device memory").enqueue(layer, q, k, v, out, lse);
+  stream.enqueue(layer, q, k, v, out, lse);
+  if (k != nullptr) forget_extended(layer);
 }
 
 void Session::enqueue_end(const RowsOut& out, float* lse) {
@@ -211,7 +233,17 @@ void Session::keep_device_failure(const Error& e) {
 
 void Session::set_stream(gpu::Stream stream) { runner("a stream").set_stream(stream); }
 
-void Session::announce() { runner("a graph").announce(); }
+void Session::announce() {
+  StreamRunner& graph = runner("a graph");
+  graph.wait_for_host();
+  std::vector<uint32_t> before(engine_->model().layers);
+  for (uint32_t layer = 0; layer < before.size(); ++layer) before[layer] = tokens(layer);
+  graph.announce();
+  for (uint32_t layer = 0; layer < before.size(); ++layer) {
+    const uint32_t n = graph.announced_tokens(layer);
+    if (n != 0) extended_[layer] = {before[layer], n, false, true};
+  }
+}
 
 void Session::synchronize() {
   if (stream_ != nullptr) stream_->synchronize();
@@ -221,7 +253,8 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
                                   const RowsIn* q) {
   const gpu::Stream stream = runner("tensors in device memory").stream();
   if (device_rows_ == nullptr) {
-    device_rows_ = std::make_unique<DeviceRowsReader>(gpu::make_host_copies(), engine_->pool());
+    device_rows_ =
+        std::make_unique<DeviceRowsReader>(engine_->stream_device().make_copies(), engine_->pool());
   }
   const RowsIn hk = device_rows_->read(k, "k", stream, prompt_rows_[0]);
   const RowsIn hv = device_rows_->read(v, "v", stream, prompt_rows_[1]);
@@ -231,9 +264,14 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
 }
 
 uint64_t Session::device_bytes() const {
-  const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
-  if (stream_ == nullptr) return gpu::resident_bytes(shape);
-  return gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() + codes_->bytes();
+  gpu::ResidentShape shape = params_.resident_shape(engine_->model());
+  if (stream_ == nullptr) {
+    shape.layers -= engine_->model().sliding_layers();
+    return gpu::resident_bytes(shape);
+  }
+  const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();
+  return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
+         codes_->bytes();
 }
 
 }  // namespace keyhole::runtime

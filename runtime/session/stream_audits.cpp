@@ -34,7 +34,7 @@ void StreamAudits::take_coded(uint32_t kv_head, const float* queries, const KvVi
                          .kv = rows,
                          .queries = queries,
                          .group = record.group,
-                         .logits = engine_->model().logits};
+                         .logits = engine_->model().logits_of(step_.layer)};
   begin_record(record, query, 0);
 }
 
@@ -43,11 +43,12 @@ void StreamAudits::take_resident() {
     HeadRecord* record = heads_[h].record;
     if (record == nullptr) continue;
     record->set_resident(resident_.state(step_.layer, h, record->queries.data()));
-    if (!record->knows_rows) continue;
-    for (uint32_t g = 0; g < record->group; ++g) {
+    // What the host's part has read has the sinks.
+    for (uint32_t g = 0; g < record->group && record->knows_rows; ++g) {
       record->read_lse[g] =
           static_cast<float>(cpu::add_logs<double>(record->read_lse[g], record->resident_lse[g]));
     }
+    add_sinks(*record, engine_->model().sinks_of(step_.layer, h));
   }
 }
 

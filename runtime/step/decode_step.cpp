@@ -7,18 +7,20 @@
 
 namespace keyhole::runtime {
 
-DecodeStep::DecodeStep(const Engine& engine)
+DecodeStep::DecodeStep(const Engine& engine, uint32_t most_tokens)
     : engine_(&engine),
       kv_heads_(engine.model().kv_heads),
-      group_(engine.model().group()),
+      model_group_(engine.model().group()),
+      most_group_(most_tokens * model_group_),
       dim_(engine.model().head_dim),
-      queries_(size_t{engine.model().q_heads} * dim_),
+      group_(model_group_),
+      queries_(size_t{kv_heads_} * most_group_ * dim_),
       work_(kv_heads_),
       workers_(engine.pool().threads()),
-      results_(engine.model().q_heads, group_, dim_),
-      slots_(kv_heads_, group_, dim_),
-      plan_(kv_heads_, group_, engine.pool().threads()),
-      resident_(engine.model().q_heads, group_, dim_),
+      results_(kv_heads_ * most_group_, most_group_, dim_),
+      slots_(kv_heads_, most_group_, dim_),
+      plan_(kv_heads_, engine.pool().threads()),
+      resident_(kv_heads_, most_group_, dim_),
       progress_(std::make_unique<Progress[]>(kv_heads_)) {
   count_bytes();
 }
@@ -28,16 +30,16 @@ DecodeStep::DecodeStep(const Engine& engine)
 void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   // All of it is made before any of it is used: a worker that stayed small beside others would run past its end.
   std::vector<Selection> selections(workers_.size());
-  for (Selection& s : selections) s.reserve(uses, group_, k);
+  for (Selection& s : selections) s.reserve(uses, most_group_, k);
   std::vector<PartHits> hits(plan_.most_parts() > 1 ? kv_heads_ : 0);
-  for (PartHits& h : hits) h.reserve(plan_.most_parts(), group_, k);
+  for (PartHits& h : hits) h.reserve(plan_.most_parts(), most_group_, k);
 
   std::vector<index::CodeParts> codes;
   for (const Selection::Use& use : uses) {
     if (use.codes == nullptr) continue;
     codes.resize(kv_heads_);
     for (index::CodeParts& c : codes) {
-      c.reserve(use.codes->shape(), group_, std::min(k, index::kMostExactRows));
+      c.reserve(use.codes->shape(), most_group_, std::min(k, index::kMostExactRows));
     }
   }
 
@@ -67,20 +69,42 @@ void DecodeStep::count_bytes() {
 
 // ---- Start and end -------------------------------------------------------------------------------
 
-void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes) {
+void DecodeStep::set_tokens(uint32_t tokens) {
+  group_ = tokens * model_group_;
+  results_.set_group(group_);
+  slots_.set_group(group_);
+}
+
+void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes,
+                       const NewTokens* fresh) {
+  set_tokens(fresh != nullptr ? fresh->asking : 1);
+  layer_ = layer;
   q_ = queries_.data();
   delivery_ = nullptr;
   begin_records();
-  resident_.begin(resident, layer, q_, codes);
+  resident_.begin(resident, layer, q_, group_, codes, fresh, engine_->model().sinks_of(layer));
   start_tasks(results_);
 }
 
-void DecodeStep::start(const float* q, Delivery& delivery) {
+void DecodeStep::start(uint32_t layer, const float* q, Delivery& delivery) {
+  layer_ = layer;
   q_ = q;
   delivery_ = &delivery;
+  start_without_resident(delivery, engine_->model().sinks_of(layer));
+}
+
+void DecodeStep::start_offloaded(uint32_t layer) {
+  layer_ = layer;
+  q_ = queries_.data();
+  delivery_ = nullptr;
+  start_without_resident(results_, nullptr);
+}
+
+void DecodeStep::start_without_resident(ResultSink& sink, const float* learned_sinks) {
+  set_tokens(1);
   begin_records();
-  resident_.begin_without();
-  start_tasks(delivery);
+  resident_.begin_without(group_, learned_sinks);
+  start_tasks(sink);
   // There is no resident part to wait for.
   for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
 }
@@ -96,7 +120,7 @@ void DecodeStep::start_tasks(ResultSink& sink) {
   sink_ = &sink;
   for (HeadWork& work : work_) work.search.k = std::min(work.search.k, capacity_k_);
   for (Worker& w : workers_) w.cost = {};
-  plan_.make(work_);
+  plan_.make(work_, group_);
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadPlan& head = plan_.head(h);
     progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);
@@ -161,7 +185,7 @@ GroupQuery DecodeStep::query_of(uint32_t kv_head) const {
           .kv = work_[kv_head].kv,
           .queries = q_ + size_t{kv_head} * group_ * dim_,
           .group = group_,
-          .logits = engine_->model().logits,
+          .logits = engine_->model().logits_of(layer_),
           .position = work_[kv_head].position};
 }
 
@@ -271,6 +295,8 @@ HeadStates DecodeStep::states_of(uint32_t kv_head) {
   if (resident_.is_there()) {
     s.resident = resident_.state(kv_head);
     s.add(s.resident);
+  } else if (resident_.has_state()) {
+    s.add(resident_.state(kv_head));
   }
   for (uint32_t p = 0; p < head.part_states(); ++p) s.add(slots_.part(kv_head, p));
   for (uint32_t c = 0; c < head.chunks; ++c) s.add(slots_.chunk(kv_head, c));

@@ -28,7 +28,8 @@ namespace keyhole::runtime {
 
 class DecodeStep {
  public:
-  DecodeStep(const Engine& engine);
+  /// most_tokens: that may be answered by one step, as one group of that many times the model's, at most kMaxGroup.
+  explicit DecodeStep(const Engine& engine, uint32_t most_tokens = 1);
   DecodeStep(const DecodeStep&) = delete;
   DecodeStep& operator=(const DecodeStep&) = delete;
 
@@ -43,22 +44,31 @@ class DecodeStep {
   /// Takes the memory for heads whose chosen partitions have so many rows together.
   void reserve_chosen_rows(size_t rows);
 
-  /// Where the caller puts q `[q_heads, head_dim]` fp32 and the work of every KV head before start().
+  [[nodiscard]] uint32_t most_tokens() const { return most_group_ / model_group_; }
+  /// Where the caller puts q `[kv_heads, tokens, group, head_dim]` fp32 and the work of every KV head before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
   /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
   /// lse(). codes, where not null: the device attends the offloaded rows, too, see gpu::Resident::attend_begin().
-  void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes = nullptr);
-  /// The same without a resident part: results go to `delivery`, and records and targets are relative to the offloaded
-  /// tokens alone. q `[q_heads, head_dim]` stays valid until finish().
-  void start(const float* q, Delivery& delivery);
+  void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes = nullptr) {
+    start(layer, resident, codes, nullptr);
+  }
+  /// The same with new tokens, which stay valid until finish(): a step of those that ask, see ResidentPart::begin().
+  void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes, const NewTokens* fresh);
+  /// The same without resident tokens: results go to `delivery`, and records and targets are relative to the offloaded
+  /// tokens and the learned sinks. q `[q_heads, head_dim]` stays valid until finish().
+  void start(uint32_t layer, const float* q, Delivery& delivery);
+  /// The offloaded tokens alone, without learned sinks, of queries(); results go to o() and lse().
+  void start_offloaded(uint32_t layer);
 
   /// Helps, waits, takes in the resident part. Rethrows what a task threw; the step is over in any case.
   StepCost finish();
-  /// The results of the last step with a resident part: `[q_heads, head_dim]`, `[q_heads]`.
+  /// The results of the last step without a delivery: `[kv_heads, tokens, group, head_dim]`, without head_dim.
   [[nodiscard]] const float* o() const { return results_.o(); }
   [[nodiscard]] const float* lse() const { return results_.lse(); }
+  /// See ResidentPart; until the next start().
+  [[nodiscard]] StateView fresh_state(uint32_t kv_head) { return resident_.fresh_state(kv_head); }
 
   /// Held by it; counted at the end of steps, so that it may be asked for while one is under way.
   [[nodiscard]] size_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
@@ -76,8 +86,10 @@ class DecodeStep {
     std::atomic<bool> failed{false};
   };
 
+  void set_tokens(uint32_t tokens);
   void begin_records();
   void start_tasks(ResultSink& sink);
+  void start_without_resident(ResultSink& sink, const float* learned_sinks);
   void run_task(uint32_t task, Worker& worker);
   void run_task(const StepTask& task, Worker& worker);
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
@@ -97,7 +109,8 @@ class DecodeStep {
   void count_bytes();
 
   const Engine* engine_;
-  uint32_t kv_heads_, group_, dim_;
+  uint32_t kv_heads_, model_group_, most_group_, dim_;
+  uint32_t group_;  ///< of the step under way
   std::vector<float> queries_;
   std::vector<HeadWork> work_;  // [kv_heads]
   std::vector<Worker> workers_;
@@ -111,6 +124,7 @@ class DecodeStep {
 
   // The step under way.
   StepPlan plan_;
+  uint32_t layer_ = 0;
   const float* q_ = nullptr;
   ResultSink* sink_ = nullptr;
   Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does

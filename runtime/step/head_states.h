@@ -35,6 +35,8 @@ class StateSlots {
         o_(size_t{kv_heads} * kSlots * group * dim),
         lse_(size_t{kv_heads} * kSlots * group) {}
 
+  /// Of the states from now on: at most the group that there was memory for at first.
+  void set_group(uint32_t group) { group_ = group; }
   [[nodiscard]] StateView part(uint32_t kv_head, uint32_t number) { return at(kv_head, number); }
   [[nodiscard]] StateView chunk(uint32_t kv_head, uint32_t number) {
     return at(kv_head, kMaxParts + number);

@@ -26,6 +26,12 @@ void record_unread(HeadRecord& record, const float* read_lse, StateView other,
   }
 }
 
+void add_sinks(HeadRecord& record, const float* sinks) {
+  if (sinks == nullptr) return;
+  const auto dim = static_cast<uint32_t>(record.queries.size() / record.group);
+  cpu::add_sinks(sinks, record.group, dim, {record.resident_o.data(), record.resident_lse.data()});
+}
+
 void end_record(HeadRecord& record, const HeadStates& states, StateView out) {
   if (states.resident.o != nullptr) record.set_resident(states.resident);
   std::copy_n(out.o, record.o.size(), record.o.data());

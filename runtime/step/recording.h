@@ -17,6 +17,9 @@ void begin_record(HeadRecord& record, const GroupQuery& query, uint32_t exact_be
 void record_unread(HeadRecord& record, const float* read_lse, StateView other,
                    const float* missing);
 
+/// The record's resident state gets the learned sinks `[group]`, which are part of the truth; null: there are none.
+void add_sinks(HeadRecord& record, const float* sinks);
+
 /// After the merge: the output and what it was merged from; without the resident state where the step has none.
 void end_record(HeadRecord& record, const HeadStates& states, StateView out);
 

@@ -1,4 +1,5 @@
-// The resident tokens' share of a step: tasks where the host computes it, nothing but a wait where the device does.
+// The resident tokens' share of a step, and the learned sinks: tasks where the host computes it, nothing but a wait where the
+// device does. New tokens of the step (step/new_tokens.h) count with them; the host attends these.
 #pragma once
 
 #include <atomic>
@@ -7,42 +8,68 @@
 
 #include "gpu/device.h"
 #include "runtime/step/cost.h"
+#include "runtime/step/new_tokens.h"
 #include "runtime/step/result_sink.h"
 
 namespace keyhole::runtime {
 
 class ResidentPart {
  public:
-  ResidentPart(uint32_t q_heads, uint32_t group, uint32_t dim);
+  /// For groups of up to `group` query heads.
+  ResidentPart(uint32_t kv_heads, uint32_t group, uint32_t dim);
 
-  /// Begins a step, with codes as gpu::Resident::attend_begin(); q `[q_heads, head_dim]` stays valid until end().
-  void begin(gpu::Resident& resident, uint32_t layer, const float* q, gpu::Codes* codes);
-  /// Begins a step that has no resident part.
-  void begin_without() { resident_ = nullptr; }
+  /// Begins a step, with codes as gpu::Resident::attend_begin(); q `[kv_heads, group, head_dim]` stays valid until end().
+  /// fresh, where not null: new tokens of the step, likewise valid; more than one of them may ask where the resident
+  /// tokens lie in host memory (gpu::Resident::contiguous_rows()), and the group is that of all. sinks, where not null:
+  /// one for each query head of the model (Codes have their own), likewise valid; the states have them.
+  void begin(gpu::Resident& resident, uint32_t layer, const float* q, uint32_t group,
+             gpu::Codes* codes, const NewTokens* fresh, const float* sinks);
+  /// Begins a step of one token that has no resident part; its states are those of the sinks, if there are any.
+  void begin_without(uint32_t group, const float* sinks);
   [[nodiscard]] bool is_there() const { return resident_ != nullptr; }
+  [[nodiscard]] bool has_state() const { return is_there() || sinks_ != nullptr; }
 
   /// Tasks for the host, one for each KV head, or none.
-  [[nodiscard]] uint32_t tasks() const { return is_there() ? resident_->host_tasks() : 0; }
+  [[nodiscard]] uint32_t tasks() const {
+    if (!is_there()) return 0;
+    return fresh_ != nullptr ? kv_heads_ : resident_->host_tasks();
+  }
   /// Runs a task unless a worker has begun it.
   void run(uint32_t task, StepCost& cost);
   /// The state of a KV head while the step is under way: run here unless a worker has begun it. Null where the device
-  /// computes it.
+  /// computes it, and where there is none.
   [[nodiscard]] StateView state_now(uint32_t kv_head, StepCost& cost);
 
   /// After the tasks: waits for the device, and makes all states known.
-  void end() { resident_->attend_end(states_.all()); }
+  void end();
   [[nodiscard]] StateView state(uint32_t kv_head) { return states_.slot(kv_head); }
-  [[nodiscard]] size_t bytes() const { return states_.bytes(); }
+  /// Of the new tokens alone, after their task; null: the step has none, or they are in state() by then.
+  [[nodiscard]] StateView fresh_state(uint32_t kv_head) {
+    return fresh_ != nullptr && !is_here_ ? fresh_states_.slot(kv_head) : StateView{};
+  }
+  [[nodiscard]] size_t bytes() const { return states_.bytes() + fresh_states_.bytes(); }
 
  private:
   struct Task {
     std::atomic<bool> taken{false}, done{false};
   };
   [[nodiscard]] bool run_untaken(uint32_t task, StepCost& cost);
+  /// Attends the new tokens, and the resident ones where the host does.
+  void attend_fresh(uint32_t kv_head);
+  void attend_here(uint32_t kv_head, StateView out);
+  /// Adds the head's sinks to the states of its asking tokens.
+  void add_sinks(uint32_t kv_head, StateView states) const;
 
   gpu::Resident* resident_ = nullptr;
-  ResultArrays states_;
-  uint32_t kv_heads_;
+  ResultArrays states_, fresh_states_;
+  uint32_t kv_heads_, group_, dim_;
+  // The step under way.
+  uint32_t layer_ = 0;
+  const float* q_ = nullptr;
+  const float* sinks_ = nullptr;
+  const NewTokens* fresh_ = nullptr;
+  bool is_here_ = false;  ///< of a step with new tokens: its tasks attend the resident ones as well
+  bool has_begun_ = false;         ///< Resident::attend_begin() was called
   std::unique_ptr<Task[]> tasks_;  // [kv_heads]
 };
 

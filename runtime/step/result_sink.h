@@ -27,12 +27,14 @@ class Delivery : public ResultSink {
   [[nodiscard]] virtual std::span<const uint32_t> chosen(uint32_t kv_head) = 0;
 };
 
-/// Arrays o `[q_heads, head_dim]`, lse `[q_heads]`.
+/// Arrays o `[kv_heads, group, head_dim]`, lse `[kv_heads, group]`.
 class ResultArrays final : public ResultSink {
  public:
   ResultArrays(uint32_t q_heads, uint32_t group, uint32_t dim)
       : group_(group), dim_(dim), o_(size_t{q_heads} * dim), lse_(q_heads) {}
 
+  /// Of the results from now on: at most the group that there was memory for at first.
+  void set_group(uint32_t group) { group_ = group; }
   [[nodiscard]] StateView slot(uint32_t kv_head) override {
     const size_t head = size_t{kv_head} * group_;
     return {o_.data() + head * dim_, lse_.data() + head};

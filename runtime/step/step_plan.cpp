@@ -16,9 +16,8 @@ constexpr uint32_t kMinChunk = 1024;
 
 }  // namespace
 
-StepPlan::StepPlan(uint32_t kv_heads, uint32_t group, uint32_t threads)
+StepPlan::StepPlan(uint32_t kv_heads, uint32_t threads)
     : kv_heads_(kv_heads),
-      group_(group),
       threads_(threads),
       most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / kv_heads, 1U, kMaxParts)),
       heads_(kv_heads) {
@@ -65,7 +64,8 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
   return p;
 }
 
-void StepPlan::make(std::span<const HeadWork> works) {
+void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
+  group_ = group;
   for (uint32_t h = 0; h < kv_heads_; ++h) heads_[h] = plan(works[h]);
   tasks_.clear();
   // Searches first: they take longest. The first parts of all heads before the second ones: where the device

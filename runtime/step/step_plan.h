@@ -41,10 +41,10 @@ struct StepTask {
 
 class StepPlan {
  public:
-  StepPlan(uint32_t kv_heads, uint32_t group, uint32_t threads);
+  StepPlan(uint32_t kv_heads, uint32_t threads);
 
-  /// Plans a step of `[kv_heads]` works; allocates nothing.
-  void make(std::span<const HeadWork> works);
+  /// Plans a step of `[kv_heads]` works of groups of `group` query heads; allocates nothing.
+  void make(std::span<const HeadWork> works, uint32_t group);
 
   [[nodiscard]] const HeadPlan& head(uint32_t kv_head) const { return heads_[kv_head]; }
   /// In the order in which they are to begin.
@@ -56,7 +56,7 @@ class StepPlan {
   [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
   [[nodiscard]] HeadPlan plan(const HeadWork& work) const;
 
-  uint32_t kv_heads_, group_, threads_, most_parts_;
+  uint32_t kv_heads_, group_ = 1, threads_, most_parts_;
   std::vector<HeadPlan> heads_;
   std::vector<StepTask> tasks_;
 };

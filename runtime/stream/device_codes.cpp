@@ -243,7 +243,9 @@ void DeviceCodes::drop() {
 // ---- Rows that come and go -----------------------------------------------------------------------
 
 bool DeviceCodes::is_current(uint32_t layer) const {
-  return size_t{codes_->count(layer)} * kCodeBlock == source_->rows(layer, 0).keys.count;
+  const size_t rows = source_->rows(layer, 0).keys.count;
+  const bool is_pinned = pins_ == nullptr || layers_[layer].end() >= rows;
+  return is_pinned && size_t{codes_->count(layer)} * kCodeBlock == rows;
 }
 
 void DeviceCodes::pin_beside(uint32_t layer) {
@@ -376,6 +378,21 @@ void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
   // With no rows left, the head's balance is learned anew.
   if (rows == 0) layers_[layer].has_balance = false;
   drop_pieces(layer, rows);
+  // The next step pins again what is left of them.
+  if (pins_ != nullptr && source_->is_shared(layer, rows)) unpin_across(layer, rows);
+}
+
+void DeviceCodes::unpin_across(uint32_t layer, size_t rows) {
+  // Blocks of rows fill whole pages, their scales do not.
+  const size_t scales = source_->scales(layer) == nullptr
+                            ? 0
+                            : rows / kScaleRows * 2 * model_.kv_heads * model_.head_dim *
+                                  sizeof(uint16_t) / gpu::kPinAlignment * gpu::kPinAlignment;
+  const std::vector<Piece>& pieces = layers_[layer].pieces;
+  while (!pieces.empty() &&
+         (pieces.back().end > rows || scale_bytes(layer, pieces.back().end) > scales)) {
+    drop_pieces(layer, pieces.back().begin);
+  }
 }
 
 void DeviceCodes::drop_pieces(uint32_t layer, size_t rows) {

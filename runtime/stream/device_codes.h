@@ -46,8 +46,12 @@ class CodeSource {
   virtual void learn_balances(uint32_t layer) = 0;
   /// Of a head that has one.
   [[nodiscard]] virtual const index::Balance& balance(uint32_t layer, uint32_t kv_head) = 0;
-  /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back.
+  /// Memory of the first `rows` rows of the layer's heads is pinned, or about to be: it cannot be given back. Throws
+  /// Error(out_of_memory) where it is more than before.
   virtual void set_pinned(uint32_t layer, size_t rows) = 0;
+  /// Whether rows that come in the place of those from `row` on will lie on other pages: copies of the session read those
+  /// that are there.
+  [[nodiscard]] virtual bool is_shared(uint32_t layer, size_t row) const = 0;
 };
 
 /// From one thread at a time, and not while a step is under way; but for of_layer().
@@ -76,7 +80,7 @@ class DeviceCodes {
   [[nodiscard]] gpu::Codes* of_layer(uint32_t layer) const {
     return layer_has(layer) ? codes_.get() : nullptr;
   }
-  /// Whether all rows of a layer that has codes are encoded.
+  /// Whether all rows of a layer that has codes are encoded, and pinned where the device is to read them.
   [[nodiscard]] bool is_current(uint32_t layer) const;
   /// A step over the codes of a layer is about to be enqueued, or to be announced.
   void expect_step() {
@@ -159,6 +163,8 @@ class DeviceCodes {
   [[nodiscard]] uint64_t last_batch() const;
   /// Drops pieces that begin at `rows` or later.
   void drop_pieces(uint32_t layer, size_t rows);
+  /// Unpins the pages that rows from `rows` on, a multiple of the block, lie on.
+  void unpin_across(uint32_t layer, size_t rows);
   /// No layer is given up: what fails is tried again by the next call.
   [[nodiscard]] bool must_be_here() const { return params_->partitions == KEYHOLE_PLACE_DEVICE; }
   /// Enqueues the encoding of the layer's first `rows` rows, but for those that are encoded.

@@ -22,6 +22,16 @@ gpu::DeviceRows device_rows(const RowsOut& rows) {
   return {rows.data, in_elements(rows.head_stride, rows.dtype), rows.dtype};
 }
 
+gpu::DeviceTokens device_tokens(const RowsIn& rows) {
+  return {const_cast<std::byte*>(rows.data), in_elements(rows.token_stride, rows.dtype),
+          in_elements(rows.head_stride, rows.dtype), rows.dtype};
+}
+
+gpu::DeviceTokens device_tokens(const RowsOut& rows) {
+  return {rows.data, in_elements(rows.token_stride, rows.dtype),
+          in_elements(rows.head_stride, rows.dtype), rows.dtype};
+}
+
 RowsIn DeviceRowsReader::read(const RowsIn& rows, const char* name, gpu::Stream stream,
                               RowBuffer& buffer) {
   if (!rows.on_device) return rows;

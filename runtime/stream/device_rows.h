@@ -16,6 +16,10 @@ namespace keyhole::runtime {
 [[nodiscard]] gpu::DeviceRows device_rows(const RowsIn& rows);
 [[nodiscard]] gpu::DeviceRows device_rows(const RowsOut& rows);
 
+/// The same of all tokens.
+[[nodiscard]] gpu::DeviceTokens device_tokens(const RowsIn& rows);
+[[nodiscard]] gpu::DeviceTokens device_tokens(const RowsOut& rows);
+
 /// Memory that is taken once for the chunks of a prompt. Taken anew for each, and cleared by one thread, it cost chunks of
 /// 8 MiB a third of their time.
 class RowBuffer {

@@ -51,7 +51,7 @@ StreamRunner::~StreamRunner() {
 // ---- The host's part -----------------------------------------------------------------------------
 
 bool StreamRunner::can_serve(const StreamStep& step, bool waits) {
-  if (failure_) return true;
+  if (failure_ || step.keeps != nullptr) return true;
   gpu::Published published;
   const uint32_t spin_us = waits ? kAwaitSpinUs : 0;
   const uint64_t timeout_us = waits ? timeout_us_ : 0;
@@ -60,6 +60,13 @@ bool StreamRunner::can_serve(const StreamStep& step, bool waits) {
 }
 
 void StreamRunner::serve(const StreamStep& step) {
+  if (step.keeps != nullptr) {
+    if (failure_) return;
+    for (const uint32_t layer : step.keeps->layers) {
+      steps_->keep_newest_of_copy(layer, step.keeps->of, step.keeps->kept);
+    }
+    return;
+  }
   if (failure_) return steps_->give_up(step.layer, step.sequence);
   try {
     gpu::Published published;
@@ -87,7 +94,7 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
   client_->close_audit(true);  // the stream comes here after the steps before have ended
   check_finite_rows(step, published);
   if (step.coded) {
-    if (step.appends) client_->append_published(step.layer, published);
+    if (step.appends != 0) client_->append_published(step.layer, published, step.appends);
     for (uint32_t h = 0; h < model_.kv_heads; ++h) steps_->deliver(step.layer, h, step.sequence);
     steps_served_ += 1;
     // After all that the device could wait for. q stays until the host has taken the layer's next step.
@@ -97,18 +104,18 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
     return;
   }
   // A full window gives tokens to the host, which this very step attends there.
-  const bool overflows = step.appends && client_->resident_counts(step.layer).window ==
-                                             params_->window + params_->flush_block;
-  if (overflows) client_->append_published(step.layer, published);
-  const uint32_t appended = step.appends && !overflows ? 1 : 0;
+  const bool overflows = step.appends != 0 && client_->resident_counts(step.layer).window ==
+                                                  params_->window + params_->flush_block;
+  if (overflows) client_->append_published(step.layer, published, 1);
+  const uint32_t appended = step.appends != 0 && !overflows ? 1 : 0;
   client_->prepare_work(step.layer, client_->tokens(step.layer) + appended - 1,
                         step.device_chooses);
   if (step.audited) client_->begin_audit(step, published);
   StreamDelivery delivery(*steps_, step, timeout_us_, gives_up_);
-  client_->start_step(published.q, delivery);
+  client_->start_step(step.layer, published.q, delivery);
   std::exception_ptr error;
   try {
-    if (appended != 0) client_->append_published(step.layer, published);  // while workers search
+    if (appended != 0) client_->append_published(step.layer, published, 1);  // while workers search
   } catch (...) {
     error = std::current_exception();
   }
@@ -121,23 +128,25 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
 
 void StreamRunner::check_finite_rows(const StreamStep& step,
                                      const gpu::Published& published) const {
+  const uint32_t tokens = std::max(step.appends, 1U);
   const auto check = [&](const char* name, const void* data, uint32_t heads, DType dtype) {
     RowsIn rows;
     rows.data = static_cast<const std::byte*>(data);
     rows.head_stride = model_.head_dim * dtype_size(dtype);
-    rows.tokens = 1;
+    rows.token_stride = heads * rows.head_stride;
+    rows.tokens = tokens;
     rows.heads = heads;
     rows.dim = model_.head_dim;
     rows.dtype = dtype;
     // Rows lie one after the other: one look at all of them, and at each only where that finds something.
-    if (engine_->kernels().all_finite[static_cast<int>(dtype)](rows.data,
-                                                               size_t{heads} * model_.head_dim)) {
+    if (engine_->kernels().all_finite[static_cast<int>(dtype)](
+            rows.data, size_t{tokens} * heads * model_.head_dim)) {
       return;
     }
-    check_finite(engine_->kernels(), rows, name, 0, 1, dtype);
+    check_finite(engine_->kernels(), rows, name, 0, tokens, dtype);
   };
   check("q", published.q, model_.q_heads, DType::f32);
-  if (!step.appends) return;
+  if (step.appends == 0) return;
   check("k", published.k, model_.kv_heads, model_.kv_dtype);
   check("v", published.v, model_.kv_heads, model_.kv_dtype);
 }
@@ -187,6 +196,11 @@ void StreamRunner::check_not_capturing() const {
               "device memory and calls that read can be made: end the capture first");
 }
 
+void StreamRunner::check_no_open_step() const {
+  if (!is_open_) return;
+  throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+}
+
 void StreamRunner::synchronize() {
   check_not_capturing();
   wait_idle();
@@ -204,14 +218,14 @@ void StreamRunner::set_stream(gpu::Stream stream) {
 
 // ---- What a step needs before it is submitted ----------------------------------------------------
 
-void StreamRunner::check_tokens(uint32_t layer, bool appends, uint32_t ahead) const {
+void StreamRunner::check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const {
   const uint64_t held = uint64_t{client_->tokens(layer)} + ahead;
-  if (appends && held >= params_->max_tokens) {
+  if (appends != 0 && held + appends > params_->max_tokens) {
     throw Error(Status::invalid_argument,
-                "layer " + std::to_string(layer) + " would hold " + std::to_string(held + 1) +
+                "layer " + std::to_string(layer) + " would hold " + std::to_string(held + appends) +
                     " tokens, allowed: max_tokens = " + std::to_string(params_->max_tokens));
   }
-  if (!appends && held == 0) {
+  if (appends == 0 && held == 0) {
     throw Error(
         Status::invalid_argument,
         "layer " + std::to_string(layer) + " holds no token to attend to: append one with k and v");
@@ -310,18 +324,18 @@ void StreamRunner::check_memory(uint64_t offloaded_tokens) const {
                     "appending tokens");
 }
 
-void StreamRunner::prepare(uint32_t layer, bool appends) {
+void StreamRunner::prepare(uint32_t layer, uint32_t appends) {
   // The tokens of a layer are those of its last step: the caller is at most one token ahead of the host.
   server_.wait(tickets_[layer]);
   failure_.rethrow();
   check_tokens(layer, appends, 0);
   update_index(layer);
   if (partitions_.is_stale()) update_partitions();
-  make_room(layer, appends ? 1 : 0);
+  make_room(layer, appends);
   update_codes(layer);
-  if (!appends || params_->host_memory_limit == 0) return;
+  if (appends == 0 || params_->host_memory_limit == 0) return;
   know_held_bytes();
-  check_memory(forecast_.offloaded(layer, 1));
+  check_memory(forecast_.offloaded(layer, appends));
 }
 
 StreamStep StreamRunner::counted(StreamStep step) {
@@ -335,9 +349,25 @@ void StreamRunner::submit(StreamStep step) {
   step.sequence = ++sequences_[step.layer];
   if (step.coded) codes_->expect_step();
   tickets_[step.layer] = server_.submit(step);
-  if (!step.appends || !knows_held_) return;
-  held_bytes_ += forecast_.offloaded(step.layer, 1) * 2 * model_.kv_heads * model_.row_bytes();
-  forecast_.append(step.layer);
+  if (!knows_held_) return;
+  for (uint32_t i = 0; i < step.appends; ++i) {
+    held_bytes_ += forecast_.offloaded(step.layer, 1) * 2 * model_.kv_heads * model_.row_bytes();
+    forecast_.append(step.layer);
+  }
+}
+
+void StreamRunner::keep_newest(KeptTokens tokens) {
+  check_no_open_step();
+  check_not_capturing();
+  failure_.rethrow();
+  StreamStep step;
+  step.coded = true;  // light
+  step.keeps = std::make_shared<const KeptTokens>(std::move(tokens));
+  const KeptTokens& k = *step.keeps;
+  launch(false, [&] { steps_->keep_newest(k.layers, k.of, k.kept, stream_); });
+  const uint32_t ticket = server_.submit(step);
+  for (const uint32_t layer : k.layers) tickets_[layer] = ticket;
+  knows_held_ = false;  // counts are others now
 }
 
 // ---- Steps ---------------------------------------------------------------------------------------
@@ -384,12 +414,8 @@ void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
   }
 }
 
-void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                           const RowsOut* out, float* lse) {
-  if (is_open_) {
-    throw Error(Status::busy,
-                "a step is under way: keyhole_attend_begin without keyhole_attend_end");
-  }
+uint64_t StreamRunner::open(uint32_t layer, uint32_t appends) {
+  check_no_open_step();
   failure_.rethrow();
   const uint64_t id = steps_->capture_id(stream_);
   if (id == gpu::kLostCapture) {
@@ -397,20 +423,40 @@ void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, con
                 "the capture on the session's stream has failed, or another stream is being "
                 "captured and the session's is the default stream: end that capture first");
   }
-  const bool is_captured = id != 0;
-  if (is_captured) {
+  if (id != 0) {
     prepare_capture(id, layer);
   } else {
-    prepare(layer, k != nullptr);
+    prepare(layer, appends);
   }
+  return id;
+}
+
+bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens) {
+  const bool is_captured = open(layer, tokens.tokens) != 0;
+  if (!is_coded(layer)) return false;
+  const StreamStep step{layer, 0, tokens.tokens, false, true};
+  if (is_captured) {
+    capture_.add(step);
+  } else {
+    submit(step);
+  }
+  launch(is_captured,
+         [&] { steps_->step_tokens(layer, tokens, *codes_->of_layer(layer), stream_); });
+  return true;
+}
+
+void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                           const RowsOut* out, float* lse) {
+  const uint32_t appends = k != nullptr ? 1 : 0;
+  const uint64_t id = open(layer, appends);
+  const bool is_captured = id != 0;
   gpu::OnDevice on_device;
   if (is_coded(layer)) {
     on_device.codes = codes_->of_layer(layer);
   } else if (params_->mode == KEYHOLE_MODE_INDEXED) {
     on_device.partitions = partitions_.of_layer(layer);
   }
-  StreamStep step{layer, 0, k != nullptr, on_device.partitions != nullptr,
-                  on_device.codes != nullptr};
+  StreamStep step{layer, 0, appends, on_device.partitions != nullptr, on_device.codes != nullptr};
   if (is_captured) {
     on_device.keeps_answer = client_->has_audits();  // which launches are audited is not known yet
     capture_.add(step);
@@ -461,10 +507,7 @@ void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
 void StreamRunner::announce() {
   failure_.rethrow();
   check_not_capturing();
-  if (is_open_) {
-    throw Error(Status::busy,
-                "a step is under way: keyhole_attend_begin without keyhole_attend_end");
-  }
+  check_no_open_step();
   const auto captured = capture_.steps();
   if (capture_.is_spoiled()) {
     throw Error(Status::invalid_argument,
@@ -480,7 +523,7 @@ void StreamRunner::announce() {
   std::fill(ahead_.begin(), ahead_.end(), 0U);
   for (const StreamStep& step : captured) {
     check_tokens(step.layer, step.appends, ahead_[step.layer]);
-    ahead_[step.layer] += step.appends ? 1 : 0;
+    ahead_[step.layer] += step.appends;
   }
   for (const StreamStep& step : captured) update_index(step.layer);
   if (partitions_.is_stale()) update_partitions();

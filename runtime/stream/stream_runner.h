@@ -77,12 +77,13 @@ class StreamClient {
   /// partitions the device holds read those that it chooses.
   virtual void prepare_work(uint32_t layer, uint32_t position, bool device_chooses) = 0;
   /// Hands the step to the pool; q `[q_heads, head_dim]` stays valid until finish_step().
-  virtual void start_step(const float* q, Delivery& delivery) = 0;
+  virtual void start_step(uint32_t layer, const float* q, Delivery& delivery) = 0;
   /// Waits for the step and adds what it cost to the session's statistics. Throws what a task threw.
   virtual void finish_step() = 0;
-  /// Brings the host's copy of the layer's resident tokens up to the step (StreamSteps::update_host_copy), and
-  /// offloads the tokens that left the window.
-  virtual void append_published(uint32_t layer, const gpu::Published& published) = 0;
+  /// Brings the host's copy of the layer's resident tokens up to the step of so many tokens
+  /// (StreamSteps::update_host_copy), and offloads those that left the window.
+  virtual void append_published(uint32_t layer, const gpu::Published& published,
+                                uint32_t tokens) = 0;
 };
 
 class StreamRunner {
@@ -100,6 +101,22 @@ class StreamRunner {
   /// invalid_argument, out_of_memory (host_memory_limit), busy; those of update(); device_error where a launch fails.
   void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                const RowsOut* out, float* lse);
+  /// Several tokens of a layer at once, at most most_tokens(layer) of them. False: the layer is not attended by codes on the
+  /// device (any more), and nothing was done. Throws as enqueue().
+  [[nodiscard]] bool enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens);
+  [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
+    return is_coded(layer) ? codes_->of_layer(layer)->most_tokens() : 1;
+  }
+  /// Enqueues that of the newest tokens of these layers, which are resident, some remain; waits for nothing, and graphs stay
+  /// valid. Throws Error: busy, device_error, or that of an earlier step.
+  void keep_newest(KeptTokens tokens);
+  /// Tokens of a layer after all steps that were enqueued: waits for the host's part of them.
+  [[nodiscard]] uint32_t settled_tokens(uint32_t layer) {
+    server_.wait(tickets_[layer]);
+    return client_->tokens(layer);
+  }
+  /// Tokens that the graph announced last appends to a layer.
+  [[nodiscard]] uint32_t announced_tokens(uint32_t layer) const { return ahead_[layer]; }
   /// The second half.
   void enqueue_end(const RowsOut& out, float* lse);
   /// Between enqueue() of a first half and enqueue_end().
@@ -149,10 +166,14 @@ class StreamRunner {
   [[nodiscard]] GraphVersion graph_version() const {
     return {settings_version_, partitions_.version(), codes_->version()};
   }
+  /// Throws Error(busy) between enqueue() of a first half and enqueue_end().
+  void check_no_open_step() const;
   /// A step outside of captures: waits until it can be submitted, and checks that it may be.
-  void prepare(uint32_t layer, bool appends);
+  void prepare(uint32_t layer, uint32_t appends);
+  /// What every step begins with; the number of the capture that it is recorded in, 0: none.
+  uint64_t open(uint32_t layer, uint32_t appends);
   void prepare_capture(uint64_t id, uint32_t layer);
-  void check_tokens(uint32_t layer, bool appends, uint32_t ahead) const;
+  void check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
   void update_partitions();
   /// Where rows leave the window in blocks: makes room for `appended` tokens, so that the device's own rule, which

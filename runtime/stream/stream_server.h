@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -19,14 +20,23 @@
 
 namespace keyhole::runtime {
 
+/// Which of the newest tokens of some layers remain, see gpu::StreamSteps::keep_newest().
+struct KeptTokens {
+  std::vector<uint32_t> layers;
+  uint32_t of = 0;
+  std::vector<uint32_t> kept;
+};
+
 struct StreamStep {
   uint32_t layer = 0;
-  uint32_t sequence = 0;  ///< the layer's step number
-  bool appends = false;
+  uint32_t sequence = 0;        ///< the layer's step number
+  uint32_t appends = 0;         ///< tokens
   bool device_chooses = false;  ///< the device chooses partitions for the host to read
   bool coded = false;    ///< the device attends everything: the host takes k and v in, no more
   bool audited = false;  ///< in a KV head or more
   uint64_t number = 0;   ///< of an audited step: see StreamClient::count_step()
+  /// Not null: no step, and nothing to wait for: the host's copy of these layers loses tokens.
+  std::shared_ptr<const KeptTokens> keeps = nullptr;
 };
 
 class StreamServer {

@@ -52,7 +52,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bytes.append(filled, static_cast<char>(data[header]));
   file.set(bytes);
   try {
-    (void)keyhole::runtime::Classifiers(file.path(), model, {},
+    static const std::vector<keyhole::index::RopeParams> rope(1);
+    (void)keyhole::runtime::Classifiers(file.path(), model, rope,
                                         keyhole::cpu::select_kernels(nullptr));
   } catch (const keyhole::Error& e) {
     require(*e.what() != '\0' && e.status() != keyhole::Status::internal);

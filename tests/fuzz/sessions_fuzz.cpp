@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -111,10 +111,10 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  std::istringstream bytes(std::string(reinterpret_cast<const char*>(data), size));
+  const keyhole::runtime::MemorySource bytes(std::as_bytes(std::span(data, size)));
   std::unique_ptr<keyhole::runtime::Session> session;
   try {
-    session = keyhole::runtime::load_session(engine()->engine, bytes, size);
+    session = keyhole::runtime::load_session(engine()->engine, bytes);
   } catch (const Error& e) {
     require(*e.what() != '\0' && e.status() != Status::internal);
     return 0;

@@ -4,6 +4,9 @@
 // attended in their place.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -45,17 +48,28 @@ class FakePinned final : public runtime::PinnedMemory {
     if (holds(data, 1) || holds(data + bytes - 1, 1)) {
       throw Error(Status::internal, "planted: pinned already");
     }
-    ranges_[data] = bytes;
+    // The same pages at addresses that stay with them, as a device's do; one by one, as some may be a copy's own.
+    Range& range = ranges_[data];
+    range.bytes = bytes;
+    for (size_t at = 0; at < bytes; at += gpu::kPinAlignment) {
+      void* const page =
+          mremap(const_cast<std::byte*>(data) + at, 0, gpu::kPinAlignment, MREMAP_MAYMOVE);
+      range.pages.push_back(page == MAP_FAILED ? nullptr : static_cast<std::byte*>(page));
+    }
     bytes_ += bytes;
   }
   void drop(const std::byte* from, const std::byte* to) noexcept override {
     const std::lock_guard lock(mutex_);
     for (auto at = ranges_.lower_bound(from);
          at != ranges_.end() && (to == nullptr || at->first < to);) {
-      bytes_ -= at->second;
+      bytes_ -= at->second.bytes;
+      for (std::byte* page : at->second.pages) {
+        if (page != nullptr) munmap(page, gpu::kPinAlignment);
+      }
       at = ranges_.erase(at);
     }
   }
+  ~FakePinned() override { drop(nullptr, nullptr); }
   [[nodiscard]] size_t bytes() const override {
     const std::lock_guard lock(mutex_);
     return bytes_;
@@ -66,15 +80,31 @@ class FakePinned final : public runtime::PinnedMemory {
     const std::lock_guard lock(mutex_);
     return holds(data, bytes);
   }
+  /// Whether the device would read what the host does: pages were not exchanged under it.
+  [[nodiscard]] bool sees_what_the_host_sees() const {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [data, range] : ranges_) {
+      for (size_t i = 0; i < range.pages.size(); ++i) {
+        const std::byte* const page = data + i * gpu::kPinAlignment;
+        if (range.pages[i] == nullptr) return false;
+        if (std::memcmp(page, range.pages[i], gpu::kPinAlignment) != 0) return false;
+      }
+    }
+    return true;
+  }
 
  private:
+  struct Range {
+    size_t bytes = 0;
+    std::vector<std::byte*> pages;
+  };
   [[nodiscard]] bool holds(const std::byte* data, size_t bytes) const {
     for (const std::byte* end = data + bytes; data < end;) {
       auto at = ranges_.upper_bound(data);
       if (at == ranges_.begin()) return false;
       --at;
-      if (at->first + at->second <= data) return false;
-      data = at->first + at->second;
+      if (at->first + at->second.bytes <= data) return false;
+      data = at->first + at->second.bytes;
     }
     return true;
   }
@@ -82,7 +112,7 @@ class FakePinned final : public runtime::PinnedMemory {
   const std::atomic<size_t>* limit_;
   const std::atomic<uint32_t>* pause_us_;
   mutable std::mutex mutex_;
-  std::map<const std::byte*, size_t> ranges_;
+  std::map<const std::byte*, Range> ranges_;
   size_t bytes_ = 0;
 };
 
@@ -100,6 +130,9 @@ class FakeCodes final : public gpu::Codes {
         layers_(shape.layers),
         heads_(size_t{shape.layers} * shape.kv_heads) {
     for (uint32_t h = 0; h < shape.kv_heads; ++h) requests_.push_back(std::make_unique<Request>());
+    if (shape.sinks != nullptr) {
+      sinks_.assign(shape.sinks, shape.sinks + size_t{shape.layers} * shape.q_heads);
+    }
   }
   ~FakeCodes() override { wait_(); }
 
@@ -129,6 +162,9 @@ class FakeCodes final : public gpu::Codes {
     r.served = step;
     r.answered.store(step, std::memory_order_release);
     return step;
+  }
+  uint32_t most_tokens() const override {
+    return gpu::most_step_tokens(shape_.q_heads / shape_.kv_heads);
   }
   void give_up_rows(uint32_t step) override { abandoned_.store(step, std::memory_order_release); }
 
@@ -206,13 +242,15 @@ class FakeCodes final : public gpu::Codes {
   std::function<void()> on_call = [] {};  ///< before a copy or a launch: may throw
   std::atomic<bool> unpinned{false};      ///< rows were encoded that were not pinned
 
-  /// Exact attention over the rows that have codes, now. From the stream's thread.
-  void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out) {
+  /// Exact attention over the rows that have codes, now. From the stream's thread. asks: the host for rows, where it reads
+  /// them.
+  void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out,
+           bool asks = true) {
     const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
     const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
     const uint32_t d = shape_.code.dim;
     std::map<size_t, size_t> asked;  // places of rows in what the host hands over
-    if (!ask(layer, kv_head, n, asked)) {
+    if (asks && !ask(layer, kv_head, n, asked)) {
       std::fill_n(out.o, size_t{group} * d, std::nanf(""));
       std::fill_n(out.lse, group, std::nanf(""));
       return;
@@ -234,10 +272,9 @@ class FakeCodes final : public gpu::Codes {
       for (size_t i = 0; i < n; ++i) {
         read(kv.keys, i, key);
         for (uint32_t j = 0; j < d; ++j) logits[i] += double{q[g * d + j]} * key[j];
-        logits[i] *= shape_.logits.scale;
-        if (shape_.logits.softcap > 0) {
-          logits[i] = shape_.logits.softcap * std::tanh(logits[i] / shape_.logits.softcap);
-        }
+        const LogitParams& p = shape_.logits_of(layer);
+        logits[i] *= p.scale;
+        if (p.softcap > 0) logits[i] = p.softcap * std::tanh(logits[i] / p.softcap);
         most = std::max(most, logits[i]);
       }
       for (size_t i = 0; i < n; ++i) {
@@ -250,6 +287,17 @@ class FakeCodes final : public gpu::Codes {
       for (uint32_t j = 0; j < d; ++j) {
         out.o[g * d + j] = n == 0 ? 0.0F : static_cast<float>(o[j] / sum);
       }
+      if (sinks_.empty()) continue;
+      // The state (0, sink), by its definition.
+      const double sink = sinks_[(size_t{layer} * shape_.kv_heads + kv_head) * group + g];
+      const double weight =
+          out.lse[g] == kMinusInf ? 0.0 : 1.0 / (1.0 + std::exp(sink - out.lse[g]));
+      for (uint32_t j = 0; j < d; ++j) {
+        out.o[g * d + j] = static_cast<float>(out.o[g * d + j] * weight);
+      }
+      out.lse[g] = static_cast<float>(weight == 0.0       ? sink
+                                      : sink == -INFINITY ? out.lse[g]
+                                                          : out.lse[g] - std::log(weight));
     }
   }
 
@@ -325,6 +373,7 @@ class FakeCodes final : public gpu::Codes {
     return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype, head.key_scales},
             {head.values, bytes, n, shape_.code.dim, shape_.dtype, head.value_scales}};
   }
+  std::vector<float> sinks_;  // [layers, q_heads]; empty: none
   gpu::CodesShape shape_;
   const cpu::Kernels* kernels_;
   std::function<void(std::function<void()>)> push_;

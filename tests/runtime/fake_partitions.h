@@ -64,7 +64,7 @@ class FakePartitions final : public gpu::Partitions {
       for (size_t i = 0; i < n; ++i) {
         double dot = 0.0;
         for (uint32_t j = 0; j < d; ++j) dot += double{q[g * d + j]} * h.keys[i * d + j];
-        logits[g * n + i] = shape_.logits.scale * dot + std::log(h.sizes[i]);
+        logits[g * n + i] = shape_.logits_of(layer).scale * dot + std::log(h.sizes[i]);
         most = std::max(most, logits[g * n + i]);
       }
       for (size_t i = 0; i < n; ++i) sum += std::exp(logits[g * n + i] - most);

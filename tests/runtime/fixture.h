@@ -88,13 +88,20 @@ inline keyhole_tensor tensor(const std::vector<float>& v, std::initializer_list<
                              shape.begin());
 }
 
-/// All tokens of all layers, attended in double precision.
+/// All tokens of all layers, attended in double precision, with learned sinks and what layers have of their own.
 class Model {
  public:
   explicit Model(const keyhole_engine_config& c)
       : c_(c),
         scale_(c.scale > 0 ? c.scale : 1.0 / std::sqrt(double{1} * c.head_dim)),
-        layers_(c.layers) {}
+        layers_(c.layers) {
+    if (c.sink_logits != nullptr) {
+      sinks_.assign(c.sink_logits, c.sink_logits + size_t{c.layers} * c.q_heads);
+    }
+    if (c.layer_configs != nullptr) {
+      own_.assign(c.layer_configs, c.layer_configs + c.layers);
+    }
+  }
 
   void append(uint32_t layer, const std::vector<float>& k, const std::vector<float>& v) {
     layers_[layer].k.insert(layers_[layer].k.end(), k.begin(), k.end());
@@ -107,6 +114,12 @@ class Model {
       l.v.resize(keep);
     }
   }
+  /// The same tokens without learned sinks.
+  [[nodiscard]] Model without_sinks() const {
+    Model m = *this;
+    m.sinks_.clear();
+    return m;
+  }
   /// `[tokens, Hkv, d]`, to change.
   std::vector<float>& keys(uint32_t layer) { return layers_[layer].k; }
   std::vector<float>& values(uint32_t layer) { return layers_[layer].v; }
@@ -114,7 +127,8 @@ class Model {
     return static_cast<uint32_t>(layers_[layer].k.size() / (size_t{c_.kv_heads} * c_.head_dim));
   }
 
-  /// Attention of q `[Hq, d]` over the tokens for which `use(token)`; returns o and fills lse.
+  /// Attention of q `[Hq, d]` over the tokens for which `use(token)`, of a sliding layer the newest of these; returns o and
+  /// fills lse.
   template <class Use>
   std::vector<double> attend(uint32_t layer, const std::vector<float>& q, std::vector<double>& lse,
                              Use use) const {
@@ -122,28 +136,37 @@ class Model {
     const uint32_t group = c_.q_heads / c_.kv_heads;
     std::vector<double> out(size_t{c_.q_heads} * d, 0.0);
     lse.assign(c_.q_heads, -INFINITY);
+    double scale = scale_, softcap = c_.softcap;
+    std::vector<uint32_t> used;
+    for (uint32_t t = 0; t < tokens(layer); ++t) {
+      if (use(t)) used.push_back(t);
+    }
+    if (!own_.empty()) {
+      if (own_[layer].scale > 0) scale = own_[layer].scale;
+      softcap = own_[layer].softcap;
+      const uint32_t window = own_[layer].window;
+      if (window != 0 && used.size() > window) used.erase(used.begin(), used.end() - window);
+    }
     for (uint32_t h = 0; h < c_.q_heads; ++h) {
       std::vector<double> logits;
-      std::vector<uint32_t> ids;
-      double top = -INFINITY;
-      for (uint32_t t = 0; t < tokens(layer); ++t) {
-        if (!use(t)) continue;
+      const double sink = sinks_.empty() ? -INFINITY : sinks_[size_t{layer} * c_.q_heads + h];
+      double top = sink;
+      for (const uint32_t t : used) {
         double dot = 0.0;
         const float* k = &layers_[layer].k[(size_t{t} * c_.kv_heads + h / group) * d];
         for (uint32_t i = 0; i < d; ++i) dot += double{q[size_t{h} * d + i]} * k[i];
-        double logit = scale_ * dot;
-        if (c_.softcap > 0) logit = c_.softcap * std::tanh(logit / c_.softcap);
+        double logit = scale * dot;
+        if (softcap > 0) logit = softcap * std::tanh(logit / softcap);
         logits.push_back(logit);
-        ids.push_back(t);
         top = std::max(top, logit);
       }
-      double sum = 0.0;
+      double sum = top == -INFINITY ? 0.0 : std::exp(sink - top);
       for (const double l : logits) sum += std::exp(l - top);
-      if (ids.empty()) continue;
+      if (sum == 0.0) continue;
       lse[h] = top + std::log(sum);
-      for (size_t j = 0; j < ids.size(); ++j) {
+      for (size_t j = 0; j < used.size(); ++j) {
         const double w = std::exp(logits[j] - lse[h]);
-        const float* v = &layers_[layer].v[(size_t{ids[j]} * c_.kv_heads + h / group) * d];
+        const float* v = &layers_[layer].v[(size_t{used[j]} * c_.kv_heads + h / group) * d];
         for (uint32_t i = 0; i < d; ++i) out[size_t{h} * d + i] += w * v[i];
       }
     }
@@ -160,6 +183,8 @@ class Model {
   };
   keyhole_engine_config c_;
   double scale_;
+  std::vector<float> sinks_;               ///< `[layers, q_heads]`; empty: none
+  std::vector<keyhole_layer_config> own_;  ///< `[layers]`; empty: layers are alike
   std::vector<Layer> layers_;
 };
 
@@ -202,8 +227,10 @@ inline void expect_near(const Answer& seen, const std::vector<double>& o,
                         const std::vector<double>& lse, double tolerance = 1e-4) {
   ASSERT_EQ(seen.o.size(), o.size());
   for (size_t i = 0; i < o.size(); ++i) ASSERT_NEAR(seen.o[i], o[i], tolerance) << "element " << i;
-  for (size_t h = 0; h < lse.size(); ++h)
+  for (size_t h = 0; h < lse.size(); ++h) {
+    if (seen.lse[h] == lse[h]) continue;  // both of no token
     ASSERT_NEAR(seen.lse[h], lse[h], tolerance) << "head " << h;
+  }
 }
 
 inline void expect_exact(keyhole_session* s, const Model& model, const Shape& shape, uint32_t layer,

@@ -39,8 +39,9 @@ struct FakeFaults {
   std::atomic<bool> stalls{
       false};  ///< a head's state is never handed over, as of a worker that hangs
   std::atomic<bool> fails{false};  ///< no half of a step can be launched, as after a CUDA error
-  std::atomic<bool> fails_to_end{false};  ///< a first half can, a second one cannot
-  uint32_t timeout_ms = 2000;             ///< of waits on the device
+  std::atomic<bool> fails_to_end{false};     ///< a first half can, a second one cannot
+  uint32_t timeout_ms = 2000;                ///< of waits on the device
+  std::atomic<uint64_t> steps_of_tokens{0};  ///< of several tokens each
   /// Called by threads that wait for the queries of a step, while they do: to hold them up.
   std::function<void()> on_await = [] {};
   std::atomic<uint64_t> answers_kept{
@@ -64,9 +65,10 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     for (Layer& l : layers_) {
       l.o.resize(size_t{shape.q_heads} * shape.head_dim);
       for (Rows& rows : l.rows) {
-        rows.q.resize(l.o.size());
-        rows.k.resize(token_bytes());
-        rows.v.resize(token_bytes());
+        const uint32_t tokens = gpu::most_step_tokens(shape.q_heads / shape.kv_heads);
+        rows.q.resize(tokens * l.o.size());
+        rows.k.resize(tokens * token_bytes());
+        rows.v.resize(tokens * token_bytes());
       }
       l.lse.resize(shape.q_heads);
       l.delivered = std::vector<std::atomic<uint32_t>>(shape.kv_heads);
@@ -179,6 +181,30 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
   }
+  void step_tokens(uint32_t layer, const gpu::ManyTokens& tokens, gpu::Codes& codes,
+                   gpu::Stream) override {
+    if (stream_->capture_id() == 0) begun_ += 1;
+    if (faults_->fails) {
+      while (awaited_ < begun_) std::this_thread::yield();
+      throw Error(Status::device_error, "planted: a launch failed");
+    }
+    command();
+    faults_->steps_of_tokens += 1;
+    stream_->push([this, layer, tokens, &codes] {
+      run_tokens(layer, tokens, static_cast<FakeCodes&>(codes));
+    });
+  }
+  void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
+                   gpu::Stream) override {
+    command();
+    stream_->push([this, layers = std::vector<uint32_t>(layers.begin(), layers.end()), of,
+                   kept = std::vector<uint32_t>(kept.begin(), kept.end())] {
+      for (const uint32_t layer : layers) keep(device_, layer, of, kept);
+    });
+  }
+  void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) override {
+    keep(host_, layer, of, kept);
+  }
   gpu::Signal signal() const override { return gpu::Signal::device_wait; }
   uint64_t capture_id(gpu::Stream) const override { return stream_->capture_id(); }
   bool await(uint32_t layer, uint32_t sequence, uint32_t, uint64_t timeout_us,
@@ -245,6 +271,30 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   uint32_t update_host_copy(uint32_t layer, const gpu::Published& p, std::byte* k,
                             std::byte* v) override {
     return take_in(host_, layer, p.k, p.v, k, v);
+  }
+  gpu::ResidentPieces device_rows(uint32_t layer) override {
+    // In two pieces, as if a ring's; `[kv_heads][n, head_dim]` of both K and V.
+    const uint32_t n = device_.sink_count(layer) + device_.window_count(layer);
+    std::vector<std::byte> k(n * token_bytes()), v(k.size());
+    device_.read(layer, k.data(), v.data());
+    const size_t row = shape_.head_dim * dtype_size(shape_.dtype);
+    pieces_.assign(2 * k.size(), std::byte{});
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      for (uint32_t t = 0; t < n; ++t) {
+        const size_t to = (size_t{h} * n + t) * row, from = t * token_bytes() + h * row;
+        std::copy_n(k.data() + from, row, pieces_.data() + to);
+        std::copy_n(v.data() + from, row, pieces_.data() + k.size() + to);
+      }
+    }
+    gpu::ResidentPieces all;
+    const auto add = [&](uint32_t first, uint32_t count) {
+      if (count == 0) return;
+      const std::byte* const at = pieces_.data() + first * row;
+      all.pieces[all.count++] = {at, at + k.size(), n * row, count, shape_.dtype, nullptr, true};
+    };
+    add(0, n / 3);
+    add(n / 3, n - n / 3);
+    return all;
   }
   void synchronize(gpu::Stream) override {
     stream_->synchronize();
@@ -325,6 +375,109 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     }
     device.append_window(layer, tk, tv, 1);
     return left;
+  }
+  void keep(runtime::HostDevice& device, uint32_t layer, uint32_t of,
+            std::span<const uint32_t> kept) const {
+    const uint32_t sink = device.sink_count(layer), window = device.window_count(layer);
+    const uint32_t first = sink + window - of;
+    std::vector<std::byte> k((sink + window) * token_bytes()), v(k.size());
+    device.read(layer, k.data(), v.data());
+    device.truncate(layer, std::min(sink, first), first - std::min(sink, first));
+    for (const uint32_t number : kept) {
+      const size_t at = (first + number) * token_bytes();
+      if (device.sink_count(layer) < shape_.sink) {
+        device.append_sink(layer, k.data() + at, v.data() + at, 1);
+      } else {
+        device.append_window(layer, k.data() + at, v.data() + at, 1);
+      }
+    }
+  }
+  /// Heads of a token in fp32, without gaps.
+  void read_token(const gpu::DeviceTokens& from, uint32_t token, uint32_t heads, float* to) const {
+    const size_t d = shape_.head_dim, element = dtype_size(from.dtype);
+    for (uint32_t h = 0; h < heads; ++h) {
+      const auto* row = static_cast<const std::byte*>(from.data) +
+                        (token * from.token_stride + h * from.head_stride) * element;
+      kernels_->to_f32[static_cast<int>(from.dtype)](row, to + h * d, d);
+    }
+  }
+  void run_tokens(uint32_t layer, const gpu::ManyTokens& t, FakeCodes& codes) {
+    if (faults_->loses_queries) return;
+    Layer& l = layers_[layer];
+    if (!await_host(l)) note_timeout();
+    Rows& rows = l.rows[(l.sequence + 1) % 2];
+    const size_t d = shape_.head_dim, q_size = l.o.size();
+    const size_t kv_size = size_t{shape_.kv_heads} * d;
+    std::vector<float> scratch(kv_size);
+    for (uint32_t i = 0; i < t.tokens; ++i) {
+      read_token(t.q, i, shape_.q_heads, rows.q.data() + i * q_size);
+      for (const bool is_key : {true, false}) {
+        std::byte* const to = (is_key ? rows.k : rows.v).data() + i * token_bytes();
+        read_token(is_key ? t.k : t.v, i, shape_.kv_heads, scratch.data());
+        kernels_->from_f32[static_cast<int>(shape_.dtype)](scratch.data(), to, kv_size);
+      }
+      std::vector<std::byte> k(token_bytes() * shape_.window_capacity), v(k.size());
+      const std::byte* const key = rows.k.data() + i * token_bytes();
+      (void)take_in(device_, layer, key, rows.v.data() + i * token_bytes(), k.data(), v.data());
+    }
+    l.sequence += 1;
+    l.has_codes = true;
+    l.published.store(l.sequence, std::memory_order_release);
+
+    const uint32_t n = device_.sink_count(layer) + device_.window_count(layer);
+    std::vector<std::byte> stored_k(n * token_bytes()), stored_v(stored_k.size());
+    device_.read(layer, stored_k.data(), stored_v.data());
+    std::vector<float> k(n * kv_size), v(n * kv_size);
+    kernels_->to_f32[static_cast<int>(shape_.dtype)](stored_k.data(), k.data(), k.size());
+    kernels_->to_f32[static_cast<int>(shape_.dtype)](stored_v.data(), v.data(), v.size());
+    const uint32_t group = shape_.q_heads / shape_.kv_heads;
+    for (uint32_t i = 0; i < t.tokens; ++i) {
+      const float* const q = rows.q.data() + i * q_size;
+      std::vector<float> o(q_size), lse(shape_.q_heads), coded(q_size), coded_lse(shape_.q_heads);
+      for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+        std::vector<double> logits;
+        std::vector<const float*> values;
+        for (uint32_t token = 0; token < n; ++token) {
+          const uint32_t first = n - t.drafts;
+          if (token >= first && (t.sees[i] >> (token - first) & 1U) == 0) continue;
+          const size_t at = token * kv_size + h / group * d;
+          double x = 0;
+          for (uint32_t j = 0; j < d; ++j) x += double{q[h * d + j]} * double{k[at + j]};
+          const LogitParams& of_layer = shape_.logits_of(layer);
+          x *= double{of_layer.scale};
+          const double cap = double{of_layer.softcap};
+          logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
+          values.push_back(v.data() + at);
+        }
+        const double top = *std::max_element(logits.begin(), logits.end());
+        std::vector<double> sums(d);
+        double sum = 0;
+        for (size_t token = 0; token < logits.size(); ++token) {
+          const double w = std::exp(logits[token] - top);
+          sum += w;
+          for (uint32_t j = 0; j < d; ++j) sums[j] += w * double{values[token][j]};
+        }
+        for (uint32_t j = 0; j < d; ++j) o[h * d + j] = static_cast<float>(sums[j] / sum);
+        lse[h] = static_cast<float>(top + std::log(sum));
+      }
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        const size_t at = size_t{h} * group;
+        codes.run(layer, h, q + at * d, group, {coded.data() + at * d, coded_lse.data() + at},
+                  i == 0);
+      }
+      const std::array<StateView, 2> states{StateView{o.data(), lse.data()},
+                                            StateView{coded.data(), coded_lse.data()}};
+      std::vector<float> all(q_size), all_lse(shape_.q_heads);
+      cpu::merge_states(states, shape_.q_heads, shape_.head_dim, {all.data(), all_lse.data()});
+      for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+        auto* row = static_cast<std::byte*>(t.out.data) +
+                    (i * t.out.token_stride + h * t.out.head_stride) * dtype_size(t.out.dtype);
+        kernels_->from_f32[static_cast<int>(t.out.dtype)](all.data() + h * d, row, d);
+      }
+      if (t.lse != nullptr) std::copy(all_lse.begin(), all_lse.end(), t.lse + i * shape_.q_heads);
+    }
+    l.attended.store(l.sequence, std::memory_order_release);
+    merges_.fetch_add(1);
   }
   void run_first_half(const Launch& launch) {
     if (faults_->loses_queries) return;
@@ -453,6 +606,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   Status failure_ = Status::ok;
   std::string failure_text_;
   std::vector<std::byte> copy_k_, copy_v_;  // of host_copy()
+  std::vector<std::byte> pieces_;           // of device_rows()
   FakeCodes* host_codes_ = nullptr;         // of the step with tensors of the host
   uint32_t host_layer_ = 0;
   const float* host_q_ = nullptr;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/api/api_objects.h"
+#include "tests/runtime/fake_blocked.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/stream_device.h"
 
@@ -53,6 +54,17 @@ struct StreamEngine {
       if (codes_rest) codes->rest();
       return made;
     };
+    device.make_blocked = [this](gpu::Resident&, const gpu::BlockedShape& shape) {
+      auto made = std::make_unique<FakeBlocked>(
+          shape, [this](std::function<void()> f) { stream.push(std::move(f)); },
+          [this] { stream.wait(); });
+      made->on_call = [this](bool memory) {
+        faults.on_call(memory ? DeviceCall::memory : DeviceCall::command);
+      };
+      made->calls = &blocked_calls;
+      return made;
+    };
+    device.make_copies = [this] { return std::make_unique<FakeCopies>([this] { stream.wait(); }); };
     device.make_pin = [this] {
       auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);
       made->on_call = [this] { faults.on_call(DeviceCall::pinned); };
@@ -70,6 +82,7 @@ struct StreamEngine {
   bool codes_rest = false;                 ///< see FakeCodes::rest(); of sessions made from then on
   FakeCodes* codes = nullptr;              ///< of the session made last
   FakePinned* pinned = nullptr;            ///< likewise
+  std::atomic<uint64_t> blocked_calls = 0;  ///< of BlockedAttention::begin(), all sessions
   std::unique_ptr<keyhole_engine> handle;
 };
 

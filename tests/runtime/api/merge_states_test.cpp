@@ -1,4 +1,6 @@
-// keyhole_merge_states through the C API: sizes are the caller's, so any of them must be safe.
+// Merges of states through the C API: sizes are the caller's, so any of them must be safe.
+#include <array>
+
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -37,6 +39,107 @@ TEST(MergeStates, SizesThatOverflowAreRefused) {
       << keyhole_last_error();
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_merge_states(1, os, lses, 0, 64, &o, &lse));
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_merge_states(1, os, lses, 1, 0, &o, &lse));
+}
+
+TEST(MergeStates, TheBaseIsTheCallers) {
+  Numbers numbers(52);
+  const uint32_t heads = 5, dim = 70;
+  for (const keyhole_lse_base base : {KEYHOLE_LSE_NATURAL, KEYHOLE_LSE_LOG2}) {
+    const double unit = base == KEYHOLE_LSE_LOG2 ? std::log(2.0) : 1.0;
+    for (const uint32_t n : {0U, 1U, 2U, 7U}) {
+      std::vector<std::vector<float>> o, lse;
+      for (uint32_t i = 0; i < n; ++i) {
+        o.push_back(numbers.many(size_t{heads} * dim));
+        lse.push_back(numbers.many(heads));
+        for (float& x : lse.back()) x *= 3.0F;
+        lse.back()[1] = -INFINITY;  // in all states
+        lse.back()[i % heads] = -INFINITY;
+        for (const uint32_t h : {1U, i % heads}) std::fill_n(o.back().begin() + h * dim, dim, NAN);
+      }
+      std::vector<const float*> os, lses;
+      for (uint32_t i = 0; i < n; ++i) {
+        os.push_back(o[i].data());
+        lses.push_back(lse[i].data());
+      }
+      std::vector<float> out(size_t{heads} * dim, NAN), out_lse(heads, NAN);
+      ASSERT_OK(keyhole_merge_states_base(n, os.data(), lses.data(), heads, dim, base, out.data(),
+                                          out_lse.data()));
+      for (uint32_t h = 0; h < heads; ++h) {
+        double sum = 0.0;
+        std::vector<double> o_sum(dim, 0.0);
+        for (uint32_t i = 0; i < n; ++i) {
+          if (lse[i][h] == -INFINITY) continue;
+          const double w = std::exp(unit * double{lse[i][h]});
+          sum += w;
+          for (uint32_t j = 0; j < dim; ++j) o_sum[j] += w * double{o[i][h * dim + j]};
+        }
+        if (sum == 0.0) {
+          EXPECT_EQ(out_lse[h], -INFINITY);
+        } else {
+          EXPECT_NEAR(out_lse[h], std::log(sum) / unit, 1e-5);
+        }
+        for (uint32_t j = 0; j < dim; ++j) {
+          ASSERT_NEAR(out[h * dim + j], sum == 0.0 ? 0.0 : o_sum[j] / sum, 2e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST(MergeStates, ANaNIsNotHidden) {
+  const std::vector<float> o(4, 1.0F);
+  const std::vector<float> a = {NAN, 1.0F}, b = {-INFINITY, 2.0F};
+  const float* os[] = {o.data(), o.data()};
+  const float* lses[] = {a.data(), b.data()};
+  for (const keyhole_lse_base base : {KEYHOLE_LSE_NATURAL, KEYHOLE_LSE_LOG2}) {
+    std::vector<float> out(4), out_lse(2);
+    ASSERT_OK(keyhole_merge_states_base(2, os, lses, 2, 2, base, out.data(), out_lse.data()));
+    EXPECT_TRUE(std::isnan(out_lse[0]) && std::isnan(out[0]) && std::isnan(out[1]));
+    EXPECT_FALSE(std::isnan(out_lse[1]) || std::isnan(out[2]) || std::isnan(out[3]));
+  }
+}
+
+TEST(MergeStates, ArgumentsAreNamed) {
+  std::array<float, 4> x{};
+  const float* os[] = {x.data()};
+  const void* device_os[] = {x.data()};
+  const auto refused = [](keyhole_status status, const char* name) {
+    EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, status);
+    EXPECT_NE(std::string(keyhole_last_error()).find(name), std::string::npos)
+        << keyhole_last_error();
+  };
+  refused(keyhole_merge_states_base(1, os, os, 1, 4, 2, x.data(), x.data()), "base is 2");
+  refused(keyhole_merge_states_base(1, os, os, 0, 4, 0, x.data(), x.data()), "heads is 0");
+  refused(keyhole_merge_states_base(1, os, nullptr, 1, 4, 0, x.data(), x.data()), "lse");
+  const auto on_device = [&](uint32_t n, uint32_t rows, int o_dtype, int base, int out_dtype) {
+    return keyhole_merge_states_device(n, device_os, os, rows, 4, o_dtype, base, x.data(),
+                                       out_dtype, x.data(), nullptr);
+  };
+  refused(on_device(1, 0, 0, 0, 0), "rows is 0");
+  refused(on_device(1, 1, 3, 0, 0), "o_dtype is 3");
+  refused(on_device(1, 1, 0, 7, 0), "base is 7");
+  refused(on_device(1, 1, 0, 0, -1), "out_dtype is -1");
+  std::vector<const void*> many(2001, x.data());
+  std::vector<const float*> lses(2001, x.data());
+  refused(keyhole_merge_states_device(2001, many.data(), lses.data(), 1, 4, 0, 0, x.data(), 0,
+                                      x.data(), nullptr),
+          "n is 2001, allowed: 0..2000");
+}
+
+TEST(MergeStates, WithoutADeviceItIsUnsupported) {
+  keyhole_engine_config config = small_engine();
+  config.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_engine* engine = nullptr;
+  const keyhole_status status = keyhole_engine_create(&config, &engine);
+  keyhole_engine_destroy(engine);
+  if (status != KEYHOLE_UNSUPPORTED) GTEST_SKIP() << "there is a device";
+  std::array<float, 4> x{};
+  const void* os[] = {x.data()};
+  const float* lses[] = {x.data()};
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED,
+            keyhole_merge_states_device(1, os, lses, 1, 4, KEYHOLE_F32, KEYHOLE_LSE_NATURAL,
+                                        x.data(), KEYHOLE_F32, x.data(), nullptr));
+  EXPECT_NE(std::string(keyhole_last_error()).find("CUDA"), std::string::npos);
 }
 
 }  // namespace

@@ -1,8 +1,9 @@
 // The same bits for any number of threads; sessions at once; wrong use noticed.
 #include <atomic>
+#include <numeric>
 #include <thread>
 
-#include "tests/runtime/fixture.h"
+#include "tests/runtime/states_calls.h"
 
 namespace keyhole::test {
 namespace {
@@ -26,8 +27,15 @@ std::vector<Answer> run(uint32_t threads, const char* index) {
   for (const keyhole_mode mode : {KEYHOLE_MODE_INDEXED, KEYHOLE_MODE_EXACT}) {
     EXPECT_OK(keyhole_session_set_mode(session.get(), mode, 0));
     for (int i = 0; i < 5; ++i) {
-      answers.push_back(attend_only(session.get(), shape, static_cast<uint32_t>(i % 2),
-                                    numbers.many(shape.q(1))));
+      const auto layer = static_cast<uint32_t>(i % 2);
+      const auto q = numbers.many(shape.q(1));
+      answers.push_back(attend_only(session.get(), shape, layer, q));
+      answers.push_back(attend_offloaded(session.get(), shape, layer, q));
+      std::vector<uint32_t> ids(unless_sanitized(4400, 1800));  // half of them of each KV head
+      const auto half = static_cast<uint32_t>(ids.size() / 2);
+      std::iota(ids.begin(), ids.begin() + half, 0);
+      std::iota(ids.begin() + half, ids.end(), 50);
+      answers.push_back(attend_tokens(session.get(), shape, layer, q, ids, {half, half}, true));
     }
   }
   return answers;

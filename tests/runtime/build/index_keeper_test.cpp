@@ -231,7 +231,9 @@ TEST_P(IndexKeeperTest, IndexesWhatTheRuleSays) {
         kept->keeper.save(out);
         out.finish();
         auto copy = std::make_unique<Kept>(*engine_, p);
-        ChecksumReader in(file, file.str().size());
+        const std::string bytes = file.str();
+        const MemorySource source(bytes);
+        ChecksumReader in(source);
         copy->sequence.load(in);
         copy->keeper.load(in);
         in.finish();
@@ -315,8 +317,8 @@ TEST_P(IndexKeeperTest, RefusesBlocksThatNoSessionHas) {
     bytes.resize(bytes.size() - 4 * sizeof(uint32_t));
     for (const uint32_t v : block) bytes.append(reinterpret_cast<const char*>(&v), sizeof v);
     bytes.append(sizeof(uint32_t), '\0');  // no first index has failed
-    std::istringstream damaged(bytes);
-    ChecksumReader in(damaged, bytes.size());
+    const MemorySource source(bytes);
+    ChecksumReader in(source);
     Kept kept(*engine_, p);
     EXPECT_THROW(kept.keeper.load(in), Error);
   }

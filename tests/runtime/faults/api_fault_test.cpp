@@ -100,6 +100,91 @@ class World {
     return status;
   }
 
+  keyhole_status extend(uint32_t layer, uint32_t n) {
+    const auto k = numbers_.many(shape_.kv(n)), v = numbers_.many(shape_.kv(n)),
+               q = numbers_.many(shape_.q(n));
+    std::vector<float> o(shape_.q(n)), lse(size_t{n} * ec_.q_heads);
+    const auto tk = tensor(k, {n, shape_.hkv, shape_.d}), tv = tensor(v, {n, shape_.hkv, shape_.d}),
+               tq = tensor(q, {n, shape_.hq, shape_.d}), out = tensor(o, {n, shape_.hq, shape_.d});
+    const keyhole_status status = under_fault([&] {
+      return keyhole_extend(session_.get(), layer, &tq, &tk, &tv, nullptr, &out, lse.data());
+    });
+    if (status == KEYHOLE_OK) model_.append(layer, k, v);
+    return status;
+  }
+  /// A batch of this session and a copy of it, of which one alone may fail.
+  keyhole_status extend_batch(uint32_t layer, uint32_t n) {
+    if (other_ == nullptr || layer_tokens(other_.get(), layer).total > 1500) {
+      keyhole_session* copy = nullptr;
+      EXPECT_OK(keyhole_fork(session_.get(), &copy));
+      other_.reset(copy);
+    }
+    keyhole_session* const other = other_.get();
+    const uint32_t start[] = {0, n, 2 * n};
+    const auto k = numbers_.many(shape_.kv(2 * n)), v = numbers_.many(shape_.kv(2 * n)),
+               q = numbers_.many(shape_.q(2 * n));
+    std::vector<float> o(shape_.q(2 * n));
+    const int64_t all = 2 * n;
+    const auto tk = tensor(k, {all, shape_.hkv, shape_.d}),
+               tv = tensor(v, {all, shape_.hkv, shape_.d}),
+               tq = tensor(q, {all, shape_.hq, shape_.d}),
+               out = tensor(o, {all, shape_.hq, shape_.d});
+    keyhole_session* const both[] = {session_.get(), other};
+    keyhole_status statuses[] = {1, 1};
+    const uint32_t before = layer_tokens(other, layer).total;
+    const keyhole_status status = under_fault([&] {
+      return keyhole_extend_batch(both, 2, layer, &tq, &tk, &tv, start, &out, nullptr, statuses);
+    });
+    EXPECT_EQ(status, statuses[0] != KEYHOLE_OK ? statuses[0] : statuses[1]);
+    EXPECT_EQ(layer_tokens(other, layer).total, before + (statuses[1] == KEYHOLE_OK ? n : 0));
+    if (statuses[0] == KEYHOLE_OK) {
+      const auto half = static_cast<std::ptrdiff_t>(shape_.kv(n));
+      model_.append(layer, {k.begin(), k.begin() + half}, {v.begin(), v.begin() + half});
+    }
+    return status;
+  }
+  keyhole_status accept(uint32_t n, const std::vector<uint32_t>& path) {
+    const keyhole_status status = under_fault([&] {
+      return keyhole_session_accept(session_.get(), static_cast<uint32_t>(path.size()),
+                                    path.data());
+    });
+    if (status != KEYHOLE_OK) return status;
+    const size_t token = shape_.kv(1);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const uint32_t before = model_.tokens(l) - n;
+      for (std::vector<float>* rows : {&model_.keys(l), &model_.values(l)}) {
+        for (size_t i = 0; i < path.size(); ++i) {
+          std::copy_n(rows->data() + (before + path[i]) * token, token,
+                      rows->data() + (before + i) * token);
+        }
+        rows->resize((before + path.size()) * token);
+      }
+    }
+    return status;
+  }
+
+  /// The state of the offloaded tokens; that of some of them, and of sink and window; the ids that a search chooses.
+  enum class State { offloaded, chosen, search };
+  keyhole_status state(State what, uint32_t layer) {
+    const auto q = numbers_.many(shape_.q(1));
+    std::vector<float> o(shape_.q(1)), lse(ec_.q_heads), scores(size_t{ec_.q_heads} * 40);
+    std::vector<uint32_t> ids(scores.size()), counts(ec_.q_heads);
+    const auto tq = tensor(q, {shape_.hq, shape_.d}), out = tensor(o, {shape_.hq, shape_.d});
+    keyhole_session* const s = session_.get();
+    std::vector<uint32_t> chosen(200);  // 100 of each KV head
+    for (uint32_t i = 0; i < 200; ++i) chosen[i] = i % 100;
+    const std::vector<uint32_t> chosen_counts(ec_.kv_heads, 100);
+    return under_fault([&] {
+      switch (what) {
+        case State::offloaded: return keyhole_attend_offloaded(s, layer, &tq, &out, lse.data());
+        case State::chosen:
+          return keyhole_attend_tokens(s, layer, &tq, chosen.data(), chosen_counts.data(), 1, &out,
+                                       lse.data());
+        default:
+          return keyhole_search_tokens(s, layer, &tq, 40, ids.data(), scores.data(), counts.data());
+      }
+    });
+  }
   keyhole_status build() {
     return under_fault([&] { return keyhole_build(session_.get(), nullptr, nullptr); });
   }
@@ -132,7 +217,7 @@ class World {
   std::string spec_;
   keyhole_engine_config ec_ = small_engine(2);
   EnginePtr engine_;
-  SessionPtr session_;
+  SessionPtr session_, other_;
   Numbers numbers_{31};
   Model model_{ec_};
   Shape shape_{ec_};
@@ -190,6 +275,31 @@ TEST_P(ApiFault, Attend) {
   try_all([](World& w) { return w.step(0, true); }, shorter);
 }
 
+TEST_P(ApiFault, Extend) {
+  const auto shorter = [](World& w) { return w.tokens() < 900 ? KEYHOLE_OK : w.truncate(kPrompt); };
+  try_all([](World& w) { return w.extend(0, 6); }, shorter);
+  try_all([](World& w) { return w.extend(0, 80); }, shorter);
+}
+
+TEST_P(ApiFault, ExtendBatch) {
+  try_all([](World& w) { return w.extend_batch(0, 5); },
+          [](World& w) { return w.tokens() < 900 ? KEYHOLE_OK : w.truncate(kPrompt); });
+}
+
+TEST_P(ApiFault, Accept) {
+  try_all(
+      [extended = false](World& w) mutable -> keyhole_status {
+        for (uint32_t l = 0; l < 2 && !extended; ++l) {
+          if (w.extend(l, 7) != KEYHOLE_OK && w.extend(l, 7) != KEYHOLE_OK) return KEYHOLE_INTERNAL;
+        }
+        extended = true;
+        const keyhole_status status = w.accept(7, {0, 2, 3, 6});
+        extended = status != KEYHOLE_OK;
+        return status;
+      },
+      [](World& w) { return w.tokens() < 900 ? KEYHOLE_OK : w.truncate(kPrompt); });
+}
+
 TEST_P(ApiFault, ManySteps) {
   // Blocks leave the window and reach indexes meanwhile.
   try_all(
@@ -203,6 +313,24 @@ TEST_P(ApiFault, ManySteps) {
         return KEYHOLE_OK;
       },
       [](World& w) { return w.tokens() < 1500 ? KEYHOLE_OK : w.truncate(kPrompt); });
+}
+
+TEST_P(ApiFault, StatesOfTokens) {
+  const auto longer = [](World& w) {
+    return w.tokens() < 3000 ? w.prefill(0, 40) : w.truncate(kPrompt);
+  };
+  try_all([](World& w) { return w.state(World::State::offloaded, 0); }, longer);
+  try_all([](World& w) { return w.state(World::State::chosen, 0); });
+  try_all([](World& w) { return w.state(World::State::search, 0); });
+  try_all([](World&) {
+    const float o[4] = {}, lse[2] = {};
+    float out[4], out_lse[2];
+    const float* os[] = {o, o};
+    const float* lses[] = {lse, lse};
+    return under_fault([&] {
+      return keyhole_merge_states_base(2, os, lses, 2, 2, KEYHOLE_LSE_LOG2, out, out_lse);
+    });
+  });
 }
 
 TEST_P(ApiFault, Build) {
@@ -297,6 +425,20 @@ TEST_P(ApiFault, SaveAndLoad) {
     if (copy != nullptr) w.check(copy);
     return status;
   });
+}
+
+TEST_P(ApiFault, Identity) {
+  std::string model(100, 'm');
+  const int32_t tokens[] = {1, 2, 3};
+  try_all(
+      [&](World& w) {
+        return under_fault(
+            [&] { return keyhole_session_set_identity(w.session(), model.c_str(), tokens, 3); });
+      },
+      [&](World&) {
+        model += "longer";
+        return KEYHOLE_OK;
+      });
 }
 
 TEST_P(ApiFault, CreateAndRead) {

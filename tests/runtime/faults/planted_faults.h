@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdarg>
 #include <cstdint>
 
 #include "tests/replaced_new.h"
@@ -72,6 +73,17 @@ extern "C" void* mmap(void* at, size_t n, int prot, int flags, int fd, off_t off
     return MAP_FAILED;
   }
   return reinterpret_cast<void*>(syscall(SYS_mmap, at, n, prot, flags, fd, offset));
+}
+extern "C" void* mremap(void* at, size_t n, size_t n_then, int flags, ...) noexcept {
+  if (keyhole::test::Planted::strikes(keyhole::test::Fault::mapping)) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  va_list more;
+  va_start(more, flags);
+  void* const to = va_arg(more, void*);
+  va_end(more);
+  return reinterpret_cast<void*>(syscall(SYS_mremap, at, n, n_then, flags, to));
 }
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*start)(void*), void* argument) noexcept {

@@ -14,6 +14,7 @@
 
 #include "tests/runtime/faults/random_tensor.h"
 #include "tests/runtime/fixture.h"
+#include "tests/runtime/states_calls.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
@@ -31,7 +32,8 @@ struct StepUnderWay {
 /// a stream.
 class RandomCalls {
  public:
-  explicit RandomCalls(uint64_t seed) : random_(seed) {
+  /// slides: some layers may have a sliding window.
+  explicit RandomCalls(uint64_t seed, bool slides = true) : random_(seed) {
     constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
     constexpr keyhole_dtype kTypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
     ec_ = small_engine(1 + random_.below(3));
@@ -53,7 +55,10 @@ class RandomCalls {
     sc_.append_mode = random_.below(2) == 0 ? KEYHOLE_APPEND_BACKGROUND : KEYHOLE_APPEND_IN_STEP;
     sc_.audit_share = random_.below(3) == 0 ? 0.2 : 0.0;
     sc_.training_queries = random_.below(2) == 0 ? 32 : 0;
+    pick_layers(slides);
   }
+  RandomCalls(const RandomCalls&) = delete;
+  RandomCalls& operator=(const RandomCalls&) = delete;
   virtual ~RandomCalls() = default;
 
   void run(keyhole_engine* engine) {
@@ -61,7 +66,7 @@ class RandomCalls {
     sequences_.reserve(kMostSequences);  // references stay valid
     sequences_.push_back({{}, Model(ec_), make_session(engine, sc_)});
     for (int i = 0; i < 60 && !::testing::Test::HasFailure(); ++i) {
-      const uint32_t what = random_.below(20);
+      const uint32_t what = random_.below(25);
       SCOPED_TRACE("call " + std::to_string(i) + ", of kind " + std::to_string(what));
       Sequence& s = sequences_[random_.below(static_cast<uint32_t>(sequences_.size()))];
       call(what, s);
@@ -111,6 +116,123 @@ class RandomCalls {
     expect_truth(s, l, q, a);
   }
 
+  /// Several tokens at once of every layer, causal or as a tree; then perhaps some of them stay.
+  void extend(Sequence& s, bool accepts) {
+    const uint32_t n = 1 + random_.below(random_.below(4) == 0 ? longest_prompt_ : 9);
+    if (!has_room(s, n)) return;
+    const uint32_t before = s.model.tokens(0);
+    std::vector<uint64_t> mask;
+    if (n <= 64 && random_.below(2) == 0) {
+      for (uint32_t i = 0; i < n; ++i) {
+        const uint64_t bits = uint64_t{random_.below(UINT32_MAX)} << 32 | random_.below(UINT32_MAX);
+        const uint64_t self = uint64_t{1} << i;
+        mask.push_back((bits & (self - 1)) | self);
+      }
+    }
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const NewRows rows = new_rows(n);
+      std::vector<float> o(rows.q.size()), lse(size_t{n} * ec_.q_heads);
+      const keyhole_tensor out = tensor(o, {n, ec_.q_heads, ec_.head_dim});
+      ASSERT_OK(keyhole_extend(s.session.get(), l, &rows.tq.tensor, &rows.tk.tensor,
+                               &rows.tv.tensor, mask.empty() ? nullptr : mask.data(), &out,
+                               lse.data()));
+      s.model.append(l, rows.k, rows.v);
+      expect_truth_of_many(s, l, before, rows.q, mask, o.data(), lse.data());
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    if (accepts) accept(s, n);
+  }
+
+  /// Some of the n newest tokens stay: the first of them, or others.
+  void accept(Sequence& s, uint32_t n) {
+    keyhole_session* const session = s.session.get();
+    ASSERT_EQ(keyhole_session_accept(session, n + 1, nullptr), KEYHOLE_INVALID_ARGUMENT);
+    if (random_.below(6) == 0) {
+      const keyhole_budget b = pick_budget();  // changes no token
+      ASSERT_OK(keyhole_session_set_budget(session, KEYHOLE_ALL, KEYHOLE_ALL, &b));
+    }
+    const uint32_t before = s.model.tokens(0) - n;
+    std::vector<uint32_t> path;
+    keyhole_status status = KEYHOLE_OK;
+    if (random_.below(3) == 0) {
+      const uint32_t m = random_.below(n + 1);
+      for (uint32_t i = 0; i < m; ++i) path.push_back(i);
+      status = keyhole_session_accept(session, m, nullptr);
+    } else {
+      const uint32_t one_in = 1 + random_.below(3);
+      for (uint32_t i = 0; i < n; ++i) {
+        if (random_.below(one_in) == 0) path.push_back(i);
+      }
+      path.reserve(1);  // not NULL
+      status = keyhole_session_accept(session, static_cast<uint32_t>(path.size()), path.data());
+    }
+    // As a truncation.
+    if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_) return;
+    ASSERT_OK(status);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const size_t token = shape().kv(1);
+      for (std::vector<float>* rows : {&s.model.keys(l), &s.model.values(l)}) {
+        std::vector<float> kept(rows->begin(),
+                                rows->begin() + static_cast<std::ptrdiff_t>(before * token));
+        for (const uint32_t i : path) {
+          const auto at = rows->begin() + static_cast<std::ptrdiff_t>((before + i) * token);
+          kept.insert(kept.end(), at, at + static_cast<std::ptrdiff_t>(token));
+        }
+        rows->swap(kept);
+      }
+    }
+    ASSERT_EQ(keyhole_session_accept(session, 0, nullptr), KEYHOLE_INVALID_ARGUMENT) << "once more";
+  }
+
+  /// All sequences at once, perhaps with one that fails.
+  void extend_batch() {
+    std::vector<uint32_t> start{0}, before;
+    std::vector<keyhole_session*> sessions;
+    for (Sequence& s : sequences_) {
+      const uint32_t n = random_.below(random_.below(6) == 0 ? 80 : 6);
+      start.push_back(start.back() + (has_room(s, n) ? n : 0));
+      sessions.push_back(s.session.get());
+      before.push_back(s.model.tokens(0));
+    }
+    const uint32_t total = start.back();
+    const size_t token = shape().kv(1);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      NewRows rows = new_rows(total);
+      // The last layer's, so that all of a sequence fail or none.
+      const bool breaks =
+          l + 1 == ec_.layers && ec_.layers == 1 && total != 0 && random_.below(2) == 0;
+      const uint32_t broken = breaks ? random_.below(total) : total;
+      if (breaks) {
+        std::vector<float> bad = rows.q;
+        bad[broken * shape().q(1) + random_.below(static_cast<uint32_t>(shape().q(1)))] = NAN;
+        rows.tq.set(bad);
+      }
+      std::vector<float> o(rows.q.size()), lse(size_t{total} * ec_.q_heads);
+      std::vector<keyhole_status> statuses(sessions.size(), 1);
+      const keyhole_tensor out = tensor(o, {total, ec_.q_heads, ec_.head_dim});
+      const keyhole_status status = keyhole_extend_batch(
+          sessions.data(), static_cast<uint32_t>(sessions.size()), l, &rows.tq.tensor,
+          &rows.tk.tensor, &rows.tv.tensor, start.data(), &out, lse.data(), statuses.data());
+      ASSERT_EQ(status, breaks ? KEYHOLE_NOT_FINITE : KEYHOLE_OK) << keyhole_last_error();
+      for (size_t i = 0; i < sessions.size(); ++i) {
+        const bool fails = broken >= start[i] && broken < start[i + 1];
+        ASSERT_EQ(statuses[i], fails ? KEYHOLE_NOT_FINITE : KEYHOLE_OK);
+        if (fails || start[i] == start[i + 1]) continue;
+        const auto part = [&](const std::vector<float>& all, size_t of_token) {
+          return std::vector<float>(
+              all.begin() + static_cast<std::ptrdiff_t>(start[i] * of_token),
+              all.begin() + static_cast<std::ptrdiff_t>(start[i + 1] * of_token));
+        };
+        Sequence& s = sequences_[i];
+        s.model.append(l, part(rows.k, token), part(rows.v, token));
+        expect_truth_of_many(s, l, before[i], part(rows.q, shape().q(1)), {},
+                             o.data() + start[i] * shape().q(1),
+                             lse.data() + start[i] * ec_.q_heads);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+
   void prefill(Sequence& s, uint32_t n) {
     if (!has_room(s, n)) return;
     for (uint32_t l = 0; l < ec_.layers; ++l) {
@@ -131,10 +253,41 @@ class RandomCalls {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const keyhole_layer_tokens t = layer_tokens(s.session.get(), l);
       ASSERT_EQ(t.total, s.model.tokens(l));
-      ASSERT_EQ(t.total, t.sink + t.window + t.indexed + t.pending);
+      if (const uint32_t window = window_of(l); window != 0) {
+        ASSERT_EQ(t.sink + t.indexed + t.pending, 0U);
+        ASSERT_EQ(t.window, std::min(window, t.total));
+      } else {
+        ASSERT_EQ(t.total, t.sink + t.window + t.indexed + t.pending);
+      }
       if (t.total == 0) continue;
       const auto q = random_.many(shape().q(1));
       expect_truth(s, l, q, attend_only(s.session.get(), shape(), l, q));
+    }
+  }
+  /// Of new tokens that the model has by now, the first, the last and some between.
+  void expect_truth_of_many(const Sequence& s, uint32_t layer, uint32_t before,
+                            const std::vector<float>& q, const std::vector<uint64_t>& mask,
+                            const float* o, const float* lse) {
+    const auto n = static_cast<uint32_t>(q.size() / shape().q(1));
+    const size_t width = shape().q(1);
+    for (uint32_t i = 0; i < n;
+         i += i + 1 < n ? std::min(n - 1 - i, 1 + random_.below(1 + n / 4)) : 1) {
+      SCOPED_TRACE("new token " + std::to_string(i) + " of " + std::to_string(n));
+      const auto sees = [&](uint32_t t) {
+        if (t < before) return true;
+        const uint32_t j = t - before;
+        return mask.empty() ? j <= i : j < 64 && (mask[i] >> j & 1) != 0;
+      };
+      const auto at = static_cast<std::ptrdiff_t>(i * width);
+      std::vector<double> true_lse;
+      const auto true_o = s.model.attend(
+          layer,
+          std::vector<float>(q.begin() + at, q.begin() + at + static_cast<std::ptrdiff_t>(width)),
+          true_lse, sees);
+      const Answer seen{std::vector<float>(o + i * width, o + (i + 1) * width),
+                        std::vector<float>(lse + i * ec_.q_heads, lse + (i + 1) * ec_.q_heads)};
+      expect_truth(seen, true_o, true_lse);
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
   void expect_truth(const Sequence& s, uint32_t layer, const std::vector<float>& q,
@@ -148,6 +301,18 @@ class RandomCalls {
     heads_checked_ += lse.size();
   }
 
+  struct NewRows {
+    std::vector<float> k, v, q;
+    RandomTensor tk, tv, tq;
+  };
+  [[nodiscard]] NewRows new_rows(uint32_t n) {
+    auto k = random_.many(shape().kv(n)), v = random_.many(k.size()),
+         q = random_.many(shape().q(n));
+    RandomTensor tk(k, n, ec_.kv_heads, ec_.head_dim, random_, false),
+        tv(v, n, ec_.kv_heads, ec_.head_dim, random_, false),
+        tq(q, n, ec_.q_heads, ec_.head_dim, random_, false);
+    return {std::move(k), std::move(v), std::move(q), std::move(tk), std::move(tv), std::move(tq)};
+  }
   [[nodiscard]] RandomTensor row(const std::vector<float>& numbers, uint32_t heads) {
     return {numbers, 1, heads, ec_.head_dim, random_, true};
   }
@@ -167,8 +332,39 @@ class RandomCalls {
   /// A call that must be refused.
   void break_a_rule(Sequence& s);
 
+  /// Learned sinks, and layers of their own, in some of the sequences.
+  void pick_layers(bool slides) {
+    if (random_.below(3) == 0) {
+      sinks_ = random_.many(size_t{ec_.layers} * ec_.q_heads);
+      if (random_.below(2) == 0) sinks_[0] = -INFINITY;
+      ec_.sink_logits = sinks_.data();
+    }
+    if (random_.below(2) == 0) return;
+    layers_.resize(ec_.layers);
+    for (keyhole_layer_config& l : layers_) {
+      keyhole_layer_config_init(&l, &ec_);
+      l.scale = 0.02F * static_cast<float>(1 + random_.below(4));
+      l.softcap = random_.below(3) == 0 ? 7.0F : 0.0F;
+      l.rope_dim = 2 * random_.below(ec_.head_dim / 2);
+      if (!slides || random_.below(2) == 0) continue;
+      l.window = 1 + random_.below(80);
+      const bool keeps_all = random_.below(2) == 0;
+      l.window_slack = keeps_all ? sc_.max_tokens : random_.below(60);
+      can_refuse_truncation_ = can_refuse_truncation_ || !keeps_all;
+    }
+    ec_.layer_configs = layers_.data();
+    ec_.layer_count = ec_.layers;
+  }
+  /// 0: the layer does not slide.
+  [[nodiscard]] uint32_t window_of(uint32_t layer) const {
+    return layers_.empty() ? 0 : layers_[layer].window;
+  }
+
   Numbers random_;
   keyhole_engine_config ec_;
+  std::vector<float> sinks_;
+  std::vector<keyhole_layer_config> layers_;
+  bool can_refuse_truncation_ = false;
   keyhole_session_config sc_;
   uint32_t longest_prompt_ = 150;
 
@@ -214,7 +410,10 @@ class RandomCalls {
       case 9:
       case 10: {
         const uint32_t n = random_.below(s.model.tokens(0) + 4);
-        ASSERT_OK(keyhole_truncate(session, n));
+        const keyhole_status status = keyhole_truncate(session, n);
+        // Where a sliding layer has let go of tokens it can refuse; check() sees that nothing has changed then.
+        if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_ && n != 0) return;
+        ASSERT_OK(status);
         s.model.truncate(n);
         return;
       }
@@ -227,8 +426,36 @@ class RandomCalls {
         return;
       }
       case 15: return set_budget(s);
+      case 16: return extend(s, false);
+      case 17:
+      case 18: return extend(s, true);
+      case 19: return extend_batch();
+      case 20: return states(s);
       default: return break_a_rule(s);
     }
+  }
+
+  /// What engines with attention of their own ask for.
+  void states(Sequence& s) {
+    settle(s);
+    const uint32_t layer = random_.below(ec_.layers);
+    const Model model = s.model.without_sinks();
+    if (window_of(layer) == 0) {
+      expect_tokens_exact(s.session.get(), model, ec_, layer, random_);
+      expect_search_sound(s.session.get(), model, ec_, layer, 1 + random_.below(60), random_);
+    }
+    const auto q = random_.many(shape().q(1));
+    Answer a{std::vector<float>(q.size()), std::vector<float>(ec_.q_heads)};
+    const keyhole_tensor tq = tensor(q, {ec_.q_heads, ec_.head_dim}),
+                         out = tensor(a.o, {ec_.q_heads, ec_.head_dim});
+    const keyhole_status status =
+        keyhole_attend_offloaded(s.session.get(), layer, &tq, &out, a.lse.data());
+    if (window_of(layer) != 0) {
+      ASSERT_EQ(status, KEYHOLE_UNSUPPORTED);
+    }
+    if (status == KEYHOLE_UNSUPPORTED) return;  // codes on the device, too
+    expect_offloaded_exact(s.session.get(), model, ec_, layer, q);
+    heads_checked_ += ec_.q_heads;
   }
 
   void copy(Sequence& s, bool in_memory) {

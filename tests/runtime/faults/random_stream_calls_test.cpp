@@ -19,7 +19,7 @@ struct Seen {
 
 class RandomStreamCalls final : public RandomCalls {
  public:
-  RandomStreamCalls(uint64_t seed, Seen& seen) : RandomCalls(seed), seen_(&seen) {
+  RandomStreamCalls(uint64_t seed, Seen& seen) : RandomCalls(seed, false), seen_(&seen) {
     // The test's device attends rows that it has codes of exactly.
     coded_ = ec_.head_dim != 256 && random_.below(3) == 0;
     constexpr keyhole_placement kPlaces[] = {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_HOST,

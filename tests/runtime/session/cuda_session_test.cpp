@@ -237,6 +237,50 @@ TEST_F(CudaSession, CodesOnTheDeviceAttendAsThoseOfTheHost) {
   }
 }
 
+TEST_F(CudaSession, LearnedSinksAndLayersOfTheirOwnAgree) {
+  std::vector<float> sinks(size_t{host_config_.layers} * host_config_.q_heads);
+  for (size_t i = 0; i < sinks.size(); ++i) sinks[i] = static_cast<float>(i % 7) * 2.0F - 4.0F;
+  sinks[1] = -INFINITY;
+  std::vector<keyhole_layer_config> layers(host_config_.layers);
+  for (keyhole_layer_config& l : layers) {
+    keyhole_layer_config_init(&l, &host_config_);
+    l.scale = &l == &layers[0] ? 0.02F : 0.03F;
+    l.softcap = &l == &layers[0] ? 0.0F : 5.0F;
+  }
+  for (keyhole_engine_config* c : {&host_config_, &cuda_config_}) {
+    c->sink_logits = sinks.data();
+    c->layer_configs = layers.data();
+    c->layer_count = c->layers;
+  }
+  EnginePtr a = make_engine(host_config_), b = make_engine(cuda_config_);
+  for (const bool codes : {false, true}) {
+    SCOPED_TRACE(codes ? "codes" : "flat");
+    keyhole_session_config c = small_session();
+    c.append_mode = KEYHOLE_APPEND_IN_STEP;
+    if (codes) {
+      c.index = "codes:k=4,v=4";
+      c.flush_block = c.append_block = 256;
+      c.budget.top_k = 16;
+      c.budget.tail = KEYHOLE_TAIL_CODES;
+    }
+    SessionPtr host = make_session(a.get(), c);
+    if (codes) c.partitions = KEYHOLE_PLACE_DEVICE;
+    c.audit_share = 1.0;
+    SessionPtr cuda = make_session(b.get(), c);
+    for (keyhole_session* s : {host.get(), cuda.get()}) {
+      prefill(s, 700, 3);
+      ASSERT_OK(keyhole_build(s, nullptr, nullptr));
+    }
+    compare(host.get(), cuda.get(), 60, codes ? 0.05 : 1e-3);
+    keyhole_audit audit;
+    keyhole_audit_init(&audit);
+    ASSERT_OK(keyhole_get_audit(cuda.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
+    EXPECT_EQ(audit.audits, uint64_t{60} * 2 * host_config_.q_heads);
+    EXPECT_LT(audit.error_max, codes ? 0.3 : 1e-2);
+    EXPECT_GT(audit.mass_mean, 0.98);
+  }
+}
+
 TEST_F(CudaSession, RowsThatTheHostReadsGiveTheSameBits) {
   EnginePtr engine = make_engine(cuda_config_);
   keyhole_session_config c = small_session();

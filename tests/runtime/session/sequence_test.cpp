@@ -166,7 +166,9 @@ TEST_F(SequenceTest, HoldsEveryTokenInOnePlace) {
         sequence->save(out);
         out.finish();
         auto copy = std::make_unique<Sequence>(*engine_, params_);
-        ChecksumReader in(file, file.str().size());
+        const std::string bytes = file.str();
+        const MemorySource source(bytes);
+        ChecksumReader in(source, &engine_->pool());
         copy->load(in);
         in.finish();
         sequence = std::move(copy);
@@ -217,7 +219,9 @@ TEST_F(SequenceTest, RefusesCountsThatNoSequenceHas) {
     for (const uint32_t c : counts) out.value(c);
     out.finish();
     Sequence sequence(*engine_, params_);
-    ChecksumReader in(file, file.str().size());
+    const std::string bytes = file.str();
+    const MemorySource source(bytes);
+    ChecksumReader in(source);
     sequence.load(in);
   };
   for (const auto& counts : {std::initializer_list<uint32_t>{kSink + 1, 0, 0},

@@ -195,6 +195,40 @@ TEST_P(SessionFileTest, ErrorsLeaveTheSessionAlone) {
   EXPECT_NE(std::string(keyhole_last_error()).find("head_dim"), std::string::npos);
 }
 
+TEST_P(SessionFileTest, LayersOfManyChunksAreReadByAllThreads) {
+  for (uint32_t l = 0; l < ec_.layers; ++l) {
+    prefill_both(session_.get(), model_, shape_, l, 3000, numbers_);
+  }
+  ASSERT_OK(keyhole_save(session_.get(), path_.c_str()));
+  ASSERT_GT(std::filesystem::file_size(path_), size_t{3} << 20) << "12 chunks";
+  for (const uint32_t threads : {1U, 4U}) {
+    auto ec = ec_;
+    ec.threads = threads;
+    const EnginePtr engine = make_engine(ec);
+    keyhole_session* loaded = nullptr;
+    ASSERT_OK(keyhole_load(engine.get(), path_.c_str(), &loaded));
+    const SessionPtr guard(loaded);
+    // Saved by so many threads it has the same bytes.
+    const std::string again = path_ + "2";
+    EXPECT_OK(keyhole_save(loaded, again.c_str()));
+    std::ifstream a(path_, std::ios::binary), b(again, std::ios::binary);
+    EXPECT_TRUE(std::string((std::istreambuf_iterator<char>(a)), {}) ==
+                std::string((std::istreambuf_iterator<char>(b)), {}));
+    std::filesystem::remove(again);
+    expect_same(loaded);
+  }
+  // An infinity far from the first chunk is seen where it is read, not by the sum alone.
+  std::fstream file(path_, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(1000000);
+  file.write("\x00\x7C\x00\x7C\x00\x7C", 6);
+  file.close();
+  keyhole_session* loaded = nullptr;
+  EXPECT_EQ(KEYHOLE_CORRUPT, keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  EXPECT_NE(std::string(keyhole_last_error()).find("layer 0 has an element of K or V"),
+            std::string::npos)
+      << keyhole_last_error();
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, SessionFileTest,
                          ::testing::Values("flat", "ivf:C=8,probe=2", "hnsw:M=8,ef=40",
                                            "roargraph:M=8,ef=8", "sparq:r=8,codec=int8"),

@@ -170,7 +170,7 @@ TEST(RopeParams, Llama3ScalingStretchesOnlyTheLongWaves) {
   c.rope_low_freq_factor = 1.0F;
   c.rope_high_freq_factor = 4.0F;
   c.rope_original_context = 8192;
-  const auto rope = check_rope(c);
+  const auto rope = check_ropes(c).front();
   ASSERT_EQ(64U, rope.inv_freq_scale.size());
   for (size_t i = 0; i < 64; ++i) {
     const double wavelength = 2 * M_PI * std::pow(500000.0, 2.0 * static_cast<double>(i) / 128);

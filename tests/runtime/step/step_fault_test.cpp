@@ -28,7 +28,7 @@ std::vector<float> run(DecodeStep& step, const Engine& engine, const StepRows& r
                        const std::string& spec, const SearchParams& search) {
   StepArrays out(engine.model());
   for (uint32_t h = 0; h < engine.model().kv_heads; ++h) step.work(h) = rows.work(spec, search);
-  step.start(rows.queries().data(), out);
+  step.start(0, rows.queries().data(), out);
   (void)step.finish();
   return out.o();
 }

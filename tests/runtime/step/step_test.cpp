@@ -30,14 +30,14 @@ TEST(DecodeStepBytes, StayTheSameWhileAStepIsUnderWay) {
     step.work(h) = large.work("flat", {.k = 10, .attend = KEYHOLE_ATTEND_SCORED});
   }
   StepArrays out(engine.model());
-  step.start(large.queries().data(), out);
+  step.start(0, large.queries().data(), out);
   // The other thread of the pool does all of it: this one takes part in finish() only.
   while (out.delivered() < engine.model().kv_heads) std::this_thread::yield();
   EXPECT_EQ(step.bytes(), reserved);
   (void)step.finish();
   EXPECT_GT(step.bytes(), reserved + 5000 * sizeof(float));
   const size_t grown = step.bytes();
-  step.start(large.queries().data(), out);
+  step.start(0, large.queries().data(), out);
   (void)step.finish();
   EXPECT_GE(step.bytes(), grown);
 }

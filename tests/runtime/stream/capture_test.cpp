@@ -20,7 +20,7 @@ TEST(Capture, HoldsTheStepsOfOneCaptureInTheirOrder) {
   ASSERT_EQ(capture.steps().size(), 3U);
   for (uint32_t i = 0; i < 3; ++i) {
     EXPECT_EQ(capture.steps()[i].layer, i);
-    EXPECT_EQ(capture.steps()[i].appends, i != 1);
+    EXPECT_EQ(capture.steps()[i].appends, i != 1 ? 1U : 0U);
     EXPECT_EQ(capture.steps()[i].device_chooses, i == 2);
   }
   EXPECT_EQ(capture.version(), (GraphVersion{2, 5}));

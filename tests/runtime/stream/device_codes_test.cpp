@@ -20,6 +20,7 @@ struct EmptyRows final : CodeSource {
     throw Error(Status::internal, "planted: no rows");
   }
   void set_pinned(uint32_t, size_t) override {}
+  bool is_shared(uint32_t, size_t) const override { return false; }
 };
 
 TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {

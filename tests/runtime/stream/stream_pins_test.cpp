@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/runtime/code_layers_fixture.h"
+#include "tests/runtime/stored_model.h"
 
 namespace keyhole::test {
 namespace {
@@ -145,6 +146,54 @@ TEST_F(CodePins, WhatCannotBePinnedGoesToTheHostFirstLayersFirst) {
   device.pinned_limit = SIZE_MAX;
   ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
   EXPECT_EQ(statistics(s.get()).code_layers, 0U) << "a build asks again for what was refused";
+}
+
+TEST_F(CodePins, FollowRowsThatLeavePagesWhichACopyReads) {
+  for (const keyhole_kv_host kv : {KEYHOLE_KV_HOST_SAME, KEYHOLE_KV_HOST_INT8}) {
+    StreamEngine device(engine_config_);
+    keyhole_session_config c = mixed();
+    c.kv_host = kv;
+    SessionPtr s = make_session(device.handle.get(), c);
+    StoredModel model(engine_config_, kv);
+    prefill(s.get(), model, 1900);
+    step(s.get(), model, false);
+    FakeCodes* const parents_codes = device.codes;
+    FakePinned* const parents_pinned = device.pinned;
+    keyhole_session* copied = nullptr;
+    ASSERT_OK(keyhole_fork(s.get(), &copied));
+    const SessionPtr copy(copied);
+    StoredModel copys = model;
+    step(copied, copys, false);
+    expect_layers(device, copied, kLayers);
+    // Both write where they shared pages, first the one that was copied.
+    ASSERT_OK(keyhole_truncate(s.get(), 800));
+    model.truncate(800);
+    follow(model, s.get());
+    prefill(s.get(), model, 700);
+    step(s.get(), model, true);
+    EXPECT_FALSE(parents_codes->unpinned);
+    EXPECT_TRUE(parents_pinned->sees_what_the_host_sees());
+    EXPECT_TRUE(device.pinned->sees_what_the_host_sees());
+    step(copied, copys, true);
+    for (const uint32_t kept : {1500U, 900U, 300U}) {
+      keyhole_session* other = nullptr;
+      ASSERT_OK(keyhole_fork(copied, &other));
+      const SessionPtr owner(other);
+      FakePinned* const pinned = device.pinned;
+      FakeCodes* const codes = device.codes;
+      StoredModel others = copys;
+      ASSERT_OK(keyhole_truncate(other, kept));
+      others.truncate(kept);
+      follow(others, other);
+      step(other, others, false);
+      EXPECT_TRUE(pinned->sees_what_the_host_sees());
+      prefill(other, others, 1000);
+      step(other, others, false);
+      EXPECT_TRUE(pinned->sees_what_the_host_sees()) << kept;
+      EXPECT_FALSE(codes->unpinned);
+      step(copied, copys, false);
+    }
+  }
 }
 
 TEST_F(CodePins, ThatGoInTheMiddleOfAGraphSayThatItIsToBeCapturedAgain) {

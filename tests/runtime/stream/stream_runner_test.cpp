@@ -52,7 +52,7 @@ class CountingClient final : public StreamClient {
     EXPECT_FALSE(device_chooses);
     say("work", layer, position);
   }
-  void start_step(const float* q, Delivery& delivery) override {
+  void start_step(uint32_t /*layer*/, const float* q, Delivery& delivery) override {
     EXPECT_TRUE(std::isfinite(q[0]));
     for (uint32_t h = 0; h < model_.kv_heads; ++h) {
       const StateView slot = delivery.slot(h);
@@ -62,7 +62,8 @@ class CountingClient final : public StreamClient {
     }
   }
   void finish_step() override { finished += 1; }
-  void append_published(uint32_t layer, const gpu::Published& published) override {
+  void append_published(uint32_t layer, const gpu::Published& published, uint32_t tokens) override {
+    EXPECT_EQ(tokens, 1U);
     offloaded_[layer] += steps_->update_host_copy(layer, published, k_.data(), v_.data());
   }
   bool has_audits() const override { return false; }
@@ -101,6 +102,7 @@ struct NoRows final : CodeSource {
     throw Error(Status::internal, "planted: no codes");
   }
   void set_pinned(uint32_t, size_t) override {}
+  bool is_shared(uint32_t, size_t) const override { return false; }
 };
 
 class StreamRunnerTest : public testing::Test {

@@ -1,0 +1,176 @@
+// Several tokens at once: of one session, of several, and which of them stay.
+#include <deque>
+#include <vector>
+
+#include "runtime/api/session_call.h"
+
+using namespace keyhole;           // NOLINT: the C functions live outside the namespace
+using namespace keyhole::runtime;  // NOLINT
+
+namespace {
+
+bool is_on_device(const ExtendArgs& a) {
+  const bool on_device = a.q.on_device;
+  if (a.k.on_device != on_device || a.v.on_device != on_device || a.out.on_device != on_device) {
+    throw Error(Status::invalid_argument,
+                "q, k, v and out: some lie in device memory, allowed: all of them or none");
+  }
+  return on_device;
+}
+
+/// The tensors of n new tokens, but for the mask.
+ExtendArgs check_extend_tensors(const Engine& engine, const keyhole_tensor* q,
+                                const keyhole_tensor* k, const keyhole_tensor* v,
+                                const keyhole_tensor* out, float* lse) {
+  const ModelShape& m = engine.model();
+  const bool device = engine.has_streams();
+  ExtendArgs a;
+  a.q = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
+  a.k = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
+  a.v = check_rows(v, "v", m.kv_heads, m.head_dim, false, device);
+  a.out = check_many_out(out, "out", a.q.tokens, m.q_heads, m.head_dim, device);
+  a.lse = lse;
+  (void)is_on_device(a);
+  return a;
+}
+
+/// The token where each session's begin, checked.
+void check_query_start(const uint32_t* query_start, uint32_t count, uint32_t tokens) {
+  const auto bad = [](const std::string& text) { throw Error(Status::invalid_argument, text); };
+  if (query_start[0] != 0) {
+    bad("query_start[0] is " + std::to_string(query_start[0]) + ", needed: 0");
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    if (query_start[i + 1] >= query_start[i]) continue;
+    bad("query_start[" + std::to_string(i + 1) + "] is " + std::to_string(query_start[i + 1]) +
+        ", needed: at least query_start[" + std::to_string(i) +
+        "] = " + std::to_string(query_start[i]));
+  }
+  if (query_start[count] != tokens) {
+    bad("q, k and v hold " + std::to_string(tokens) + " tokens, needed: query_start[" +
+        std::to_string(count) + "] = " + std::to_string(query_start[count]));
+  }
+}
+
+/// The sessions of a batch: those that can be used are locked as long as it lives.
+class Batch {
+ public:
+  Batch(keyhole_session* const* sessions, uint32_t count) : handles_(sessions), members_(count) {}
+
+  /// Throws Error where the arguments that concern all sessions are not right.
+  void check(uint32_t layer, const ExtendArgs& all, const uint32_t* query_start) {
+    const auto count = static_cast<uint32_t>(members_.size());
+    const Engine& engine = handles_[0]->session->engine();
+    for (uint32_t i = 0; i < count; ++i) {
+      if (&handles_[i]->session->engine() == &engine) continue;
+      throw Error(Status::invalid_argument,
+                  "sessions[" + std::to_string(i) + "] is of another engine than sessions[0]");
+    }
+    handles_[0]->session->check_layer(layer);
+    for (const RowsIn* rows : {&all.k, &all.v}) {
+      if (rows->tokens == all.q.tokens) continue;
+      throw Error(Status::invalid_argument, std::string("tensor ") + (rows == &all.k ? "k" : "v") +
+                                                " has " + std::to_string(rows->tokens) +
+                                                " tokens, needed: as many as q, " +
+                                                std::to_string(all.q.tokens));
+    }
+    check_query_start(query_start, count, all.q.tokens);
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint32_t begin = query_start[i], n = query_start[i + 1] - begin;
+      members_[i].args = slice(all, begin, n);
+    }
+  }
+
+  void run(uint32_t layer) {
+    for (size_t i = 0; i < members_.size(); ++i) {
+      Session::BatchMember& member = members_[i];
+      member.session = handles_[i]->session.get();
+      if (member.args.k.tokens == 0) continue;
+      try {
+        locks_.emplace_back(handles_[i]->in_use, "the session");
+        const bool on_device = is_on_device(member.args);
+        make_ready(*member.session, on_device ? Needs::stream : Needs::no_step);
+        tell_dtype(*handles_[i], member.args.k);
+        // Each on its stream: what one waits for, others do meanwhile.
+        if (!on_device) continue;
+        member.session->extend_on_device(layer, member.args);
+        member.args.k.tokens = 0;  // done
+      } catch (...) {
+        member.error = std::current_exception();
+      }
+    }
+    Session::extend_batch(layer, members_);
+  }
+
+  /// The first failure, whose text becomes the thread's last error.
+  keyhole_status take_statuses(keyhole_status* statuses) noexcept {
+    keyhole_status first = KEYHOLE_OK;
+    // From the last on, so that the text that remains is the first one's.
+    for (size_t i = members_.size(); i-- > 0;) {
+      Session::BatchMember& member = members_[i];
+      const keyhole_status status = guarded([&] {
+        if (member.error == nullptr) return;
+        try {
+          std::rethrow_exception(member.error);
+        } catch (const Error& e) {
+          member.session->keep_device_failure(e);
+          throw;
+        }
+      });
+      if (status != KEYHOLE_OK) first = status;
+      if (statuses != nullptr) statuses[i] = status;
+    }
+    return first;
+  }
+
+ private:
+  keyhole_session* const* handles_;
+  std::vector<Session::BatchMember> members_;
+  std::deque<UseLock> locks_;
+};
+
+}  // namespace
+
+extern "C" {
+
+keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
+                              const keyhole_tensor* k, const keyhole_tensor* v,
+                              const uint64_t* mask, const keyhole_tensor* out, float* lse) {
+  return with_session(session, Needs::stream, [&](Session& s) {
+    s.check_layer(layer);
+    ExtendArgs a = check_extend_tensors(s.engine(), q, k, v, out, lse);
+    a.mask = mask;
+    tell_dtype(*session, a.k);
+    if (is_on_device(a)) return s.extend_on_device(layer, a);
+    make_ready(s, Needs::no_step);
+    s.extend(layer, a);
+  });
+}
+
+keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, const uint32_t* path) {
+  return with_session(session, Needs::stream, [&](Session& s) { s.accept(m, path); });
+}
+
+keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t count,
+                                    uint32_t layer, const keyhole_tensor* q,
+                                    const keyhole_tensor* k, const keyhole_tensor* v,
+                                    const uint32_t* query_start, const keyhole_tensor* out,
+                                    float* lse, keyhole_status* statuses) {
+  keyhole_status of_members = KEYHOLE_OK;
+  const keyhole_status of_all = guarded([&] {
+    if (count == 0) return;
+    require(sessions, "sessions");
+    require(query_start, "query_start");
+    for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
+    Batch batch(sessions, count);
+    const ExtendArgs all = check_extend_tensors(sessions[0]->session->engine(), q, k, v, out, lse);
+    batch.check(layer, all, query_start);
+    batch.run(layer);
+    of_members = batch.take_statuses(statuses);
+  });
+  if (of_all == KEYHOLE_OK) return of_members;
+  for (uint32_t i = 0; statuses != nullptr && i < count; ++i) statuses[i] = of_all;
+  return of_all;
+}
+
+}  // extern "C"

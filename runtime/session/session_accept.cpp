@@ -1,0 +1,137 @@
+// Acceptance (keyhole_session_accept): cuts and reorders what an extension of all layers has appended.
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpu/step.h"
+#include "runtime/session/session.h"
+
+namespace keyhole::runtime {
+namespace {
+
+std::string layer_text(uint32_t layer) { return "layer " + std::to_string(layer); }
+
+}  // namespace
+
+Session::Extended Session::agreed_extended() const {
+  const auto bad = [](const std::string& text) { throw Error(Status::invalid_argument, text); };
+  Extended agreed;
+  uint32_t agreed_layer = 0;
+  for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
+    const Extended& e = extended_[layer];
+    if (e.tokens == 0) continue;
+    if (e.changed || (!e.on_stream && tokens(layer) != e.before + e.tokens)) {
+      bad(layer_text(layer) + ": another call has changed its tokens since keyhole_extend");
+    }
+    if (agreed.tokens == 0) {
+      agreed = e;
+      agreed_layer = layer;
+    } else if (e.tokens != agreed.tokens || e.before != agreed.before) {
+      bad(layer_text(layer) + " was extended by " + std::to_string(e.tokens) + " tokens after " +
+          std::to_string(e.before) + ", " + layer_text(agreed_layer) + " by " +
+          std::to_string(agreed.tokens) + " after " + std::to_string(agreed.before) +
+          ", needed: the same tokens in all layers");
+    }
+  }
+  if (agreed.tokens == 0) bad("there is no keyhole_extend whose tokens could be accepted");
+  return agreed;
+}
+
+void Session::accept(uint32_t m, const uint32_t* path) {
+  check_not_capturing();
+  const Extended e = agreed_extended();
+  if (m > e.tokens) {
+    throw Error(Status::invalid_argument, "m is " + std::to_string(m) + ", allowed: 0.." +
+                                              std::to_string(e.tokens) +
+                                              ", the tokens of keyhole_extend");
+  }
+  for (uint32_t i = 0; path != nullptr && i < m; ++i) {
+    if (path[i] >= e.tokens || (i > 0 && path[i] <= path[i - 1])) {
+      throw Error(Status::invalid_argument,
+                  "path[" + std::to_string(i) + "] is " + std::to_string(path[i]) +
+                      ", allowed: rising indexes below " + std::to_string(e.tokens));
+    }
+  }
+  if (e.on_stream && e.tokens <= params_.window && e.tokens <= gpu::kMostDrafts &&
+      engine_->model().sliding_layers() == 0) {
+    accept_on_stream(e, m, path);
+  } else {
+    wait_idle();
+    check_failure();
+    accept_on_host(e, m, path);
+  }
+}
+
+void Session::accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path) {
+  KeptTokens tokens;
+  for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
+    if (extended_[layer].tokens != 0) tokens.layers.push_back(layer);
+  }
+  tokens.of = e.tokens;
+  for (uint32_t i = 0; i < m; ++i) tokens.kept.push_back(path == nullptr ? i : path[i]);
+  if (m != e.tokens) stream_->keep_newest(tokens);
+  for (const uint32_t layer : tokens.layers) extended_[layer] = {};
+}
+
+void Session::check_rings(const Extended& e, uint32_t prefix,
+                          std::span<const uint32_t> moved) const {
+  const SlidingRings& rings = sequence_.rings();
+  for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
+    if (extended_[layer].tokens == 0 || !sequence_.slides(layer)) continue;
+    const uint32_t left = e.before + prefix;
+    const bool has_moved = moved.empty() || rings.holds(layer, moved.front());
+    if (rings.can_truncate(layer, left) && has_moved) continue;
+    const Window& window = engine_->model().windows[layer];
+    throw Error(Status::invalid_argument,
+                layer_text(layer) + " has a sliding window of " + std::to_string(window.tokens) +
+                    " and of the tokens before no longer those that dropping some of " +
+                    std::to_string(e.tokens) + " new ones needs; allowed: to drop up to its " +
+                    "slack, " + std::to_string(window.slack));
+  }
+}
+
+void Session::accept_on_host(const Extended& e, uint32_t m, const uint32_t* path) {
+  uint32_t prefix = 0;  // of the path that stays where it is
+  for (uint32_t i = 0; path != nullptr && i < m; ++i) {
+    if (path[i] == i) prefix = i + 1;
+  }
+  if (path == nullptr) prefix = m;
+
+  // All memory is taken before any layer changes.
+  const ModelShape& model = engine_->model();
+  std::vector<uint32_t> moved;
+  for (uint32_t i = prefix; i < m; ++i) moved.push_back(e.before + path[i]);
+  const auto n = static_cast<uint32_t>(moved.size());
+  if (prefix < e.tokens) check_rings(e, prefix, moved);
+  struct Kept {
+    std::vector<std::byte> k, v;
+  };
+  std::vector<Kept> kept(n != 0 ? extended_.size() : 0);
+  for (uint32_t layer = 0; layer < kept.size(); ++layer) {
+    if (extended_[layer].tokens == 0) continue;
+    kept[layer].k.resize(size_t{n} * model.kv_heads * model.row_bytes());
+    kept[layer].v.resize(kept[layer].k.size());
+    sequence_.read(layer, moved, kept[layer].k.data(), kept[layer].v.data());
+  }
+
+  for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
+    if (extended_[layer].tokens == 0) continue;
+    extended_[layer] = {};
+    if (prefix < e.tokens) truncate_layer(layer, e.before + prefix);
+    if (n == 0) continue;
+    RowsIn k{.data = kept[layer].k.data(),
+             .token_stride = model.kv_heads * model.row_bytes(),
+             .head_stride = model.row_bytes(),
+             .tokens = n,
+             .heads = model.kv_heads,
+             .dim = model.head_dim,
+             .dtype = model.kv_dtype};
+    RowsIn v = k;
+    v.data = kept[layer].v.data();
+    sequence_.append(layer, k, v);
+    if (stream_ != nullptr) stream_->pin_codes(layer);
+  }
+  if (stream_ != nullptr) stream_->partitions().drop();
+}
+
+}  // namespace keyhole::runtime

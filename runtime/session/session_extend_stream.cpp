@@ -1,0 +1,176 @@
+// Several new tokens of a layer with tensors in device memory: attention of blocks (gpu/blocked.h), for which the offloaded
+// rows cross the bus once for all of them; or, where that takes longer, one step on the stream after the other.
+#include <algorithm>
+#include <string>
+
+#include "gpu/codes.h"
+#include "runtime/session/session.h"
+
+namespace keyhole::runtime {
+namespace {
+
+// Which of the two is faster is estimated from what a machine of today does, PCIe 4 to 5 and 16 bits: an error of a factor of
+// two costs as much where both take about as long, and little elsewhere.
+constexpr double kBusBytesPerUs = 40e3, kCopyBytesPerUs = 6e3;  // of memory that is not pinned
+constexpr double kBlockedFixedUs = 300.0;  // waiting for the stream, handing K and V over
+constexpr double kCodedStepUs = 25.0, kCodeBytesPerUs = 1.9e6;
+constexpr double kHostStepUs = 300.0;
+constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for each of them
+
+}  // namespace
+
+gpu::BlockedShape Session::blocked_shape() const {
+  const ModelShape& m = engine_->model();
+  return {m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, params_.kv_host == KEYHOLE_KV_HOST_INT8};
+}
+
+uint32_t Session::pinned_rows(uint32_t layer) const {
+  const gpu::Codes* const codes = codes_->of_layer(layer);
+  const bool pinned = codes != nullptr && !codes_->rows_by_host();
+  return pinned ? std::min(codes->count(layer) * kCodeBlock, sequence_.rows(layer)) : 0;
+}
+
+bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
+  if (stream_->is_capturing() || !engine_->stream_device().make_blocked ||
+      !gpu::why_no_blocked(blocked_shape()).empty()) {
+    return false;
+  }
+  const uint32_t at_once = stream_->most_tokens(layer);
+  // Steps need the tokens of a mask in the window until the last of them.
+  if (masked && (at_once == 1 || n > params_.window)) return true;
+  const ModelShape& m = engine_->model();
+  const bool reads_rows = params_.mode != KEYHOLE_MODE_RESIDENT;
+  const double rows = reads_rows ? sequence_.rows(layer) : 0.0;
+  const double row_bytes = 2.0 * m.kv_heads * m.head_dim * dtype_size(params_.offload_dtype(m));
+  double step = reads_rows ? kHostStepUs : kCodedStepUs;
+  if (const gpu::Codes* codes = codes_of_step(layer); codes != nullptr) {
+    const double row = static_cast<double>(codes_->bytes()) / codes_->layers() / params_.max_tokens;
+    step = (kCodedStepUs + rows * row / kCodeBytesPerUs) / (at_once == 1 ? 1.0 : kAtOnceGain);
+  }
+  const double pinned = reads_rows ? pinned_rows(layer) : 0.0;
+  return n * step > kBlockedFixedUs +
+                        (pinned / kBusBytesPerUs + (rows - pinned) / kCopyBytesPerUs) * row_bytes;
+}
+
+void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
+  check_takes_device_tensors(layer);
+  const uint32_t n = args.k.tokens;
+  const bool masked = args.mask != nullptr;
+  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  check_counts(args);
+  if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);
+  if (!attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
+  wait_idle();
+  check_failure();
+  check_room(layer, n);
+  const uint32_t before = tokens(layer);
+  for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
+    try {
+      extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)));
+    } catch (const Error& e) {
+      if (tokens(layer) != before) truncate_layer(layer, before);
+      if (e.status() != Status::out_of_device_memory) throw;
+      engine_->log()(KEYHOLE_LOG_INFO,
+                     std::string("several tokens are attended a few at a time: ") + e.what());
+      return extend_by_steps(layer, args);
+    }
+  }
+  extended_[layer] = {before, n, false, true};
+}
+
+void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
+  if (args.mask != nullptr && n > params_.window) {
+    throw Error(Status::unsupported,
+                "a mask for " + std::to_string(n) + " tokens in device memory, and a window of " +
+                    std::to_string(params_.window) +
+                    ": not in a capture, and with K and V in f16 or bf16 alone");
+  }
+  const bool captured = stream_->is_capturing();
+  const uint32_t before = captured ? 0 : stream_->settled_tokens(layer);
+  try {
+    for (uint32_t i = 0; i < n;) i += enqueue_some(layer, args, i);
+  } catch (...) {
+    if (captured) throw;
+    wait_idle();
+    if (tokens(layer) > before) truncate_layer(layer, before);
+    throw;
+  }
+  if (!captured) extended_[layer] = {before, n, false, true};
+}
+
+uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first) {
+  const uint32_t n = std::min(args.k.tokens - first, stream_->most_tokens(layer));
+  if (n > 1 || args.mask != nullptr) {
+    const ExtendArgs some = slice(args, first, n);
+    gpu::ManyTokens t;
+    t.q = device_tokens(some.q);
+    t.k = device_tokens(some.k);
+    t.v = device_tokens(some.v);
+    t.out = device_tokens(some.out);
+    t.lse = some.lse;
+    t.tokens = n;
+    t.drafts = args.mask == nullptr ? n : first + n;
+    for (uint32_t i = 0; i < n; ++i) {
+      t.sees[i] = args.mask == nullptr ? (uint64_t{2} << i) - 1 : args.mask[first + i];
+    }
+    if (stream_->enqueue_tokens(layer, t)) return n;
+    if (args.mask != nullptr) {
+      throw Error(
+          Status::unsupported,
+          "layer " + std::to_string(layer) +
+              ": a mask for tokens in device memory, in a layer without codes there: not in a "
+              "capture, and with K and V in f16 or bf16 alone");
+    }
+  }
+  const ExtendArgs one = slice(args, first, 1);
+  stream_->enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse);
+  return 1;
+}
+
+void Session::extend_blocked(uint32_t layer, const ExtendArgs& args) {
+  const gpu::Stream stream = stream_->stream();
+  const ModelShape& m = engine_->model();
+  if (blocked_ == nullptr) {
+    blocked_ = engine_->stream_device().make_blocked(sequence_.resident(), blocked_shape());
+  }
+  blocked_->begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
+                  stream);
+  if (params_.mode != KEYHOLE_MODE_RESIDENT && sequence_.rows(layer) != 0) {
+    const KvView first = sequence_.view(layer, 0);
+    gpu::KvRows rows;
+    rows.keys = first.keys.data;
+    rows.values = first.values.data;
+    rows.head_stride =
+        m.kv_heads == 1 ? 0
+                        : static_cast<size_t>(sequence_.view(layer, 1).keys.data - first.keys.data);
+    rows.dtype = first.keys.dtype;
+    rows.scales = sequence_.scales(layer);
+    // What has codes is pinned; what comes behind it may be in part.
+    rows.pinned = true;
+    rows.count = pinned_rows(layer);
+    blocked_->attend(rows, stream);
+    const size_t skip = size_t{rows.count} * m.head_dim * dtype_size(rows.dtype);
+    rows.keys += skip;
+    rows.values += skip;
+    if (rows.scales != nullptr) {
+      rows.scales += size_t{rows.count / kScaleRows} * m.kv_heads * 2 * m.head_dim;
+    }
+    rows.count = sequence_.rows(layer) - rows.count;
+    rows.pinned = false;
+    blocked_->attend(rows, stream);
+  }
+  const gpu::ResidentPieces resident = sequence_.resident().stream_steps()->device_rows(layer);
+  for (uint32_t i = 0; i < resident.count; ++i) blocked_->attend(resident.pieces[i], stream);
+  blocked_->attend_new(device_tokens(args.k), device_tokens(args.v), args.mask, stream);
+  blocked_->finish(device_tokens(args.out), args.lse, stream);
+  if (blocked_->saw_bad_queries(stream)) {
+    throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
+  }
+  prefill_from_device(layer, args.k, args.v, nullptr);
+  totals_.attends += args.q.tokens;
+  const uint64_t rows = params_.mode == KEYHOLE_MODE_RESIDENT ? 0 : sequence_.rows(layer);
+  totals_.keys_attended += rows * m.q_heads * args.q.tokens;
+}
+
+}  // namespace keyhole::runtime

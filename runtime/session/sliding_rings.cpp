@@ -1,0 +1,237 @@
+#include "runtime/session/sliding_rings.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "cpu/attention.h"
+#include "runtime/engine/sizes.h"
+
+namespace keyhole::runtime {
+
+SlidingRings::SlidingRings(const Engine& engine, uint32_t max_tokens)
+    : engine_(&engine),
+      kv_heads_(engine.model().kv_heads),
+      group_(engine.model().group()),
+      head_dim_(engine.model().head_dim),
+      max_tokens_(max_tokens),
+      row_bytes_(engine.model().row_bytes()),
+      places_(engine.model().layers) {
+  const ModelShape& m = engine.model();
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    if (!m.slides(layer)) continue;
+    places_[layer] = static_cast<uint32_t>(rings_.size());
+    const Window& window = m.windows[layer];
+    const uint32_t slots = window.slots(max_tokens);
+    const size_t bytes = checked_product({2, kv_heads_, slots, row_bytes_}, "a sliding window");
+    rings_.push_back({cpu::ReservedBuffer(bytes), window.tokens, slots});
+  }
+  if (rings_.empty()) return;
+  o_.resize(size_t{m.q_heads} * head_dim_);
+  piece_o_.resize(o_.size());
+  lse_.resize(m.q_heads);
+  piece_lse_.resize(m.q_heads);
+}
+
+std::byte* SlidingRings::slot(const Ring& ring, uint32_t kv_head, uint32_t which,
+                              uint32_t slot) const {
+  const size_t row = (size_t{which} * kv_heads_ + kv_head) * ring.slots + slot;
+  return ring.memory.data() + row * row_bytes_;
+}
+
+// ---- Tokens come and go ---------------------------------------------------------------------------
+
+void SlidingRings::append(Ring& ring, const std::byte* k, const std::byte* v, uint32_t n) {
+  const size_t token = kv_heads_ * row_bytes_;
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t to = ring.tokens % ring.slots;
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      std::memcpy(slot(ring, h, 0, to), k + i * token + h * row_bytes_, row_bytes_);
+      std::memcpy(slot(ring, h, 1, to), v + i * token + h * row_bytes_, row_bytes_);
+    }
+    ring.touched = std::max(ring.touched, to + 1);
+    ring.tokens += 1;
+    if (ring.tokens - ring.oldest > ring.slots) ring.oldest = ring.tokens - ring.slots;
+  }
+}
+
+void SlidingRings::append_window(uint32_t layer, const std::byte* k, const std::byte* v,
+                                 uint32_t n) {
+  append(at(layer), k, v, n);
+}
+
+uint32_t SlidingRings::first_kept(uint32_t layer, uint32_t n) const {
+  return n > at(layer).slots ? n - at(layer).slots : 0;
+}
+
+void SlidingRings::skip(uint32_t layer, uint32_t n) {
+  Ring& ring = at(layer);
+  ring.tokens += n;
+  if (n != 0) ring.oldest = ring.tokens;
+}
+
+bool SlidingRings::can_truncate(uint32_t layer, uint32_t tokens) const {
+  const Ring& ring = at(layer);
+  if (tokens == 0 || tokens >= ring.tokens || ring.oldest == 0) return true;
+  return tokens >= least_truncation(layer);
+}
+
+uint32_t SlidingRings::least_truncation(uint32_t layer) const {
+  const Ring& ring = at(layer);
+  return ring.oldest == 0 ? 1 : ring.oldest + ring.window;
+}
+
+void SlidingRings::truncate_to(uint32_t layer, uint32_t tokens) {
+  Ring& ring = at(layer);
+  ring.tokens = std::min(ring.tokens, tokens);
+  if (tokens == 0) ring.oldest = 0;
+}
+
+uint32_t SlidingRings::window_count(uint32_t layer) const {
+  const Ring& ring = at(layer);
+  return std::min(ring.tokens - ring.oldest, ring.window);
+}
+
+namespace {
+
+[[noreturn]] void not_of_a_ring(const char* call) {
+  throw Error(Status::internal, std::string(call) + " of a sliding layer");
+}
+
+}  // namespace
+
+void SlidingRings::append_sink(uint32_t, const std::byte*, const std::byte*, uint32_t) {
+  not_of_a_ring("append_sink");
+}
+void SlidingRings::evict(uint32_t, std::byte*, std::byte*, uint32_t) { not_of_a_ring("evict"); }
+void SlidingRings::truncate(uint32_t, uint32_t, uint32_t) { not_of_a_ring("truncate"); }
+
+uint64_t SlidingRings::bytes() const {
+  uint64_t bytes = 0;
+  for (const Ring& ring : rings_) bytes += uint64_t{2} * kv_heads_ * ring.touched * row_bytes_;
+  return bytes;
+}
+
+uint64_t SlidingRings::more_bytes(uint32_t layer, uint32_t n) const {
+  const Ring& ring = at(layer);
+  return uint64_t{2} * kv_heads_ * std::min(n, ring.slots - ring.touched) * row_bytes_;
+}
+
+// ---- Attention ------------------------------------------------------------------------------------
+
+void SlidingRings::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it has none*/) {
+  step_layer_ = layer;
+  step_q_ = q;
+  step_ahead_ = std::exchange(ahead_, 0);
+}
+
+void SlidingRings::run_host_task(uint32_t kv_head) {
+  const Ring& ring = at(step_layer_);
+  const size_t head = size_t{kv_head} * group_;
+  const std::array<StateView, 2> states{
+      StateView{o_.data() + head * head_dim_, lse_.data() + head},
+      StateView{piece_o_.data() + head * head_dim_, piece_lse_.data() + head}};
+  const uint32_t n =
+      std::min(window_count(step_layer_), ring.window - std::min(ring.window, step_ahead_));
+  if (n == 0) return cpu::clear_state(states[0], group_, head_dim_);
+  const uint32_t first = (ring.tokens - n) % ring.slots;
+  const uint32_t straight = std::min(n, ring.slots - first);
+  const auto attend = [&](uint32_t from, uint32_t count, StateView out) {
+    const auto rows = [&](uint32_t which) {
+      return RowsView{slot(ring, kv_head, which, from), row_bytes_, count, head_dim_,
+                      engine_->model().kv_dtype};
+    };
+    cpu::attend_range(engine_->kernels(), {rows(0), rows(1)}, step_q_ + head * head_dim_, group_,
+                      engine_->model().logits_of(step_layer_), out);
+  };
+  attend(first, straight, states[0]);
+  if (straight == n) return;
+  attend(0, n - straight, states[1]);
+  cpu::merge_states(states, group_, head_dim_, states[0]);
+}
+
+StateView SlidingRings::host_state(uint32_t kv_head) {
+  const size_t head = size_t{kv_head} * group_;
+  return {o_.data() + head * head_dim_, lse_.data() + head};
+}
+
+void SlidingRings::attend_end(StateView out) {
+  std::copy(o_.begin(), o_.end(), out.o);
+  std::copy(lse_.begin(), lse_.end(), out.lse);
+}
+
+void SlidingRings::read_tokens(const Ring& ring, uint32_t first, uint32_t n, std::byte* k,
+                               std::byte* v) const {
+  for (uint32_t i = 0; i < n; ++i) {
+    for (uint32_t h = 0; h < kv_heads_; ++h) {
+      const size_t to = (size_t{i} * kv_heads_ + h) * row_bytes_;
+      std::memcpy(k + to, slot(ring, h, 0, (first + i) % ring.slots), row_bytes_);
+      std::memcpy(v + to, slot(ring, h, 1, (first + i) % ring.slots), row_bytes_);
+    }
+  }
+}
+
+void SlidingRings::read(uint32_t layer, std::byte* k, std::byte* v) const {
+  const uint32_t n = window_count(layer);
+  read_tokens(at(layer), at(layer).tokens - n, n, k, v);
+}
+
+// ---- Copies ---------------------------------------------------------------------------------------
+
+void SlidingRings::copy_from(const SlidingRings& from) {
+  const size_t token = kv_heads_ * row_bytes_;
+  for (size_t i = 0; i < rings_.size(); ++i) {
+    const Ring& ring = from.rings_[i];
+    const uint32_t kept = ring.tokens - ring.oldest;
+    std::vector<std::byte> k(kept * token), v(k.size());
+    from.read_tokens(ring, ring.oldest, kept, k.data(), v.data());
+    rings_[i].tokens = rings_[i].oldest = ring.oldest;
+    append(rings_[i], k.data(), v.data(), kept);
+  }
+}
+
+void SlidingRings::save(ChecksumWriter& out) const {
+  const size_t token = kv_heads_ * row_bytes_;
+  for (const Ring& ring : rings_) {
+    const uint32_t kept = ring.tokens - ring.oldest;
+    std::vector<std::byte> k(kept * token), v(k.size());
+    read_tokens(ring, ring.oldest, kept, k.data(), v.data());
+    out.value(ring.tokens);
+    out.value(kept);
+    out.bytes(k.data(), k.size());
+    out.bytes(v.data(), v.size());
+  }
+}
+
+void SlidingRings::load(ChecksumReader& in) {
+  const size_t token = kv_heads_ * row_bytes_;
+  for (Ring& ring : rings_) {
+    const auto tokens = in.value<uint32_t>("tokens of a sliding layer");
+    const auto kept = in.value<uint32_t>("tokens of a sliding layer");
+    // A truncation leaves fewer than slots, but never fewer than the window.
+    if (tokens > max_tokens_ || kept > tokens || kept > ring.slots ||
+        kept < std::min(tokens, ring.window)) {
+      throw Error(Status::corrupt,
+                  "a sliding layer keeps " + std::to_string(kept) + " of " +
+                      std::to_string(tokens) + " tokens, allowed: those of its window of " +
+                      std::to_string(ring.window) + " and up to " +
+                      std::to_string(ring.slots - std::min(ring.slots, ring.window)) + " more");
+    }
+    const auto k = in.array<std::byte>(kept * token, "keys of a sliding layer");
+    const auto v = in.array<std::byte>(kept * token, "values of a sliding layer");
+    for (const auto* rows : {&k, &v}) {
+      const auto dtype = static_cast<size_t>(engine_->model().kv_dtype);
+      if (!engine_->kernels().all_finite[dtype](rows->data(),
+                                                size_t{kept} * kv_heads_ * head_dim_)) {
+        throw Error(Status::corrupt, "a sliding layer has an element of K or V that is not finite");
+      }
+    }
+    ring.tokens = ring.oldest = tokens - kept;
+    append(ring, k.data(), v.data(), kept);
+  }
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,469 @@
+// Several new tokens at once: every answer is exact attention over what came before and the new tokens that each may see,
+// whatever borders of sink, window and blocks they cross; what is accepted stays, and nothing else.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/runtime/fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+struct New {
+  std::vector<float> k, v, q;
+};
+
+/// A session beside its model.
+class Pair {
+ public:
+  Pair(const keyhole_engine_config& ec, const keyhole_session_config& sc, uint64_t seed)
+      : ec_(ec), shape_(ec), model_(ec), numbers_(seed), engine_(make_engine(ec)) {
+    session_ = make_session(engine_.get(), sc);
+  }
+
+  [[nodiscard]] keyhole_session* session() { return session_.get(); }
+  [[nodiscard]] Model& model() { return model_; }
+  [[nodiscard]] Numbers& numbers() { return numbers_; }
+  [[nodiscard]] const Shape& shape() const { return shape_; }
+  [[nodiscard]] keyhole_engine* engine() { return engine_.get(); }
+  [[nodiscard]] uint32_t layers() const { return ec_.layers; }
+
+  void prefill(uint32_t n) {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      prefill_both(session(), model_, shape_, l, n, numbers_);
+    }
+  }
+  [[nodiscard]] New new_tokens(uint32_t n) {
+    return {numbers_.many(shape_.kv(n)), numbers_.many(shape_.kv(n)), numbers_.many(shape_.q(n))};
+  }
+  [[nodiscard]] keyhole_status extend(uint32_t layer, const New& t, const uint64_t* mask,
+                                      Answer& a) {
+    const auto n = static_cast<int64_t>(t.k.size() / shape_.kv(1));
+    a = {std::vector<float>(t.q.size()), std::vector<float>(static_cast<size_t>(n * shape_.hq))};
+    const auto tk = tensor(t.k, {n, shape_.hkv, shape_.d}),
+               tv = tensor(t.v, {n, shape_.hkv, shape_.d}),
+               tq = tensor(t.q, {n, shape_.hq, shape_.d}),
+               out = tensor(a.o, {n, shape_.hq, shape_.d});
+    return keyhole_extend(session(), layer, &tq, &tk, &tv, mask, &out, a.lse.data());
+  }
+  /// Of every layer; each `step`-th answer and the last are compared with the truth.
+  void extend_and_check(uint32_t n, const std::vector<uint64_t>& mask, double tolerance,
+                        uint32_t step = 1) {
+    const uint32_t before = model_.tokens(0);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const New t = new_tokens(n);
+      Answer a;
+      ASSERT_OK(extend(l, t, mask.empty() ? nullptr : mask.data(), a));
+      model_.append(l, t.k, t.v);
+      for (uint32_t i = 0; i < n; i = i + 1 == n ? n : std::min(n - 1, i + step)) {
+        SCOPED_TRACE("layer " + std::to_string(l) + ", token " + std::to_string(i) + " of " +
+                     std::to_string(n) + " after " + std::to_string(before));
+        check_one(l, t, a, i, before, mask, tolerance);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+  void check_one(uint32_t l, const New& t, const Answer& a, uint32_t i, uint32_t before,
+                 const std::vector<uint64_t>& mask, double tolerance) {
+    const size_t width = shape_.q(1), heads = static_cast<size_t>(shape_.hq);
+    const std::vector<float> q(t.q.begin() + static_cast<std::ptrdiff_t>(i * width),
+                               t.q.begin() + static_cast<std::ptrdiff_t>((i + 1) * width));
+    std::vector<double> lse;
+    const auto o = model_.attend(l, q, lse, [&](uint32_t token) {
+      if (token < before) return true;
+      const uint32_t j = token - before;
+      return mask.empty() ? j <= i : (mask[i] >> j & 1) != 0;
+    });
+    const Answer seen{{a.o.begin() + static_cast<std::ptrdiff_t>(i * width),
+                       a.o.begin() + static_cast<std::ptrdiff_t>((i + 1) * width)},
+                      {a.lse.begin() + static_cast<std::ptrdiff_t>(i * heads),
+                       a.lse.begin() + static_cast<std::ptrdiff_t>((i + 1) * heads)}};
+    expect_near(seen, o, lse, tolerance);
+  }
+  /// What the model has of the newest n tokens becomes those at `path`.
+  void keep(uint32_t n, const std::vector<uint32_t>& path) {
+    const size_t token = shape_.kv(1);
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const uint32_t before = model_.tokens(l) - n;
+      for (std::vector<float>* rows : {&model_.keys(l), &model_.values(l)}) {
+        for (size_t i = 0; i < path.size(); ++i) {
+          std::copy_n(rows->begin() + static_cast<std::ptrdiff_t>((before + path[i]) * token),
+                      token, rows->begin() + static_cast<std::ptrdiff_t>((before + i) * token));
+        }
+        rows->resize((before + path.size()) * token);
+      }
+    }
+  }
+  void expect_all_exact(double tolerance) {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      const keyhole_layer_tokens t = layer_tokens(session(), l);
+      ASSERT_EQ(t.total, model_.tokens(l));
+      ASSERT_EQ(t.total, t.sink + t.window + t.indexed + t.pending);
+      if (t.total == 0) continue;
+      const auto q = numbers_.many(shape_.q(1));
+      std::vector<double> lse;
+      const auto o = model_.attend_all(l, q, lse);
+      expect_near(attend_only(session(), shape_, l, q), o, lse, tolerance);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+
+ private:
+  keyhole_engine_config ec_;
+  Shape shape_;
+  Model model_;
+  Numbers numbers_;
+  EnginePtr engine_;
+  SessionPtr session_;
+};
+
+/// Each token sees some of those before it.
+std::vector<uint64_t> random_tree(uint32_t n, Numbers& numbers) {
+  std::vector<uint64_t> mask;
+  for (uint32_t i = 0; i < n; ++i) {
+    uint64_t bits = uint64_t{1} << i;
+    for (uint32_t j = 0; j < i; ++j) bits |= uint64_t{numbers.below(2)} << j;
+    mask.push_back(bits);
+  }
+  return mask;
+}
+
+struct Case {
+  const char* name;
+  const char* index;
+  keyhole_mode mode;
+  keyhole_tail_mode tail;
+  keyhole_kv_host kv_host;
+  double tolerance;
+};
+void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+
+class Extend : public ::testing::TestWithParam<Case> {
+ protected:
+  [[nodiscard]] keyhole_session_config config(Numbers& numbers) const {
+    const Case& c = GetParam();
+    keyhole_session_config sc = small_session();
+    sc.index = c.index;
+    sc.mode = c.mode;
+    sc.budget.tail = c.tail;
+    // The budget covers all: so many rows are read exactly at most, and no test has more.
+    if (c.tail == KEYHOLE_TAIL_CODES) sc.budget.top_k = 1024, sc.max_tokens = 1024;
+    if (c.tail == KEYHOLE_TAIL_SECOND) sc.budget.min_keys = sc.max_tokens;
+    sc.kv_host = c.kv_host;
+    sc.sink = numbers.below(9);
+    sc.window = 1 + numbers.below(40);
+    sc.flush_block = c.kv_host == KEYHOLE_KV_HOST_INT8 ? 256 : 1 + numbers.below(24);
+    sc.append_block = 1 + numbers.below(40);
+    return sc;
+  }
+};
+
+TEST_P(Extend, EveryAnswerIsExactAcrossAllBorders) {
+  const double tolerance = GetParam().tolerance;
+  for (uint64_t seed = 1; seed <= unless_sanitized(6, 1); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Numbers numbers(seed);
+    constexpr uint32_t kDims[] = {64, 80, 96, 128};
+    constexpr keyhole_dtype kTypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
+    auto ec = small_engine(1 + numbers.below(3));
+    ec.layers = 1 + numbers.below(2);
+    ec.head_dim = kDims[numbers.below(4)];
+    ec.kv_heads = 1 + numbers.below(2);
+    ec.q_heads = ec.kv_heads * (1 + numbers.below(16));
+    ec.kv_dtype = kTypes[numbers.below(3)];
+    ec.softcap = numbers.below(2) == 0 ? 0.0F : 10.0F;
+    ec.scale = 0.05F;
+    Pair p(ec, config(numbers), seed);
+    for (uint32_t i = 0; i < unless_sanitized(14, 6); ++i) {
+      SCOPED_TRACE("call " + std::to_string(i));
+      switch (numbers.below(5)) {
+        case 0: p.prefill(1 + numbers.below(60)); break;
+        case 1: ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr)); break;
+        case 2: {
+          const uint32_t n = numbers.below(p.model().tokens(0) + 1);
+          ASSERT_OK(keyhole_truncate(p.session(), n));
+          p.model().truncate(n);
+          break;
+        }
+        default: break;
+      }
+      const bool is_long = numbers.below(5) == 0 && !kSanitized;
+      const uint32_t n =
+          std::min(1 + numbers.below(is_long ? 600 : 20), 1000 - p.model().tokens(0));
+      if (n == 0) continue;
+      const bool is_tree = n <= 64 && numbers.below(2) == 0;
+      const auto mask = is_tree ? random_tree(n, numbers) : std::vector<uint64_t>{};
+      p.extend_and_check(n, mask, tolerance, 1 + n / 6);
+      if (HasFatalFailure()) return;
+      if (numbers.below(2) == 0) {
+        std::vector<uint32_t> path;
+        const uint32_t one_in = 1 + numbers.below(4);
+        for (uint32_t j = 0; j < n; ++j) {
+          if (numbers.below(one_in) == 0) path.push_back(j);
+        }
+        path.reserve(1);
+        ASSERT_OK(
+            keyhole_session_accept(p.session(), static_cast<uint32_t>(path.size()), path.data()));
+        p.keep(n, path);
+      }
+      p.expect_all_exact(tolerance);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ways, Extend,
+    ::testing::Values(
+        Case{"flat", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"exact", "flat", KEYHOLE_MODE_EXACT, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"codes", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
+             KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"tail", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_SECOND, KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"hnsw", "hnsw:M=6,ef=100000,efc=20", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE,
+             KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"int8", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_INT8, 0.2},
+        Case{"codes_int8", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
+             KEYHOLE_KV_HOST_INT8, 0.2}),
+    [](const auto& p) { return p.param.name; });
+
+// One by one, in one call, and as steps of keyhole_attend.
+TEST(ExtendCall, IsWhatSingleStepsGive) {
+  for (const char* index : {"flat", "codes:k=4,v=4", "ivf:C=4,probe=16777216"}) {
+    SCOPED_TRACE(index);
+    auto ec = small_engine();
+    auto sc = small_session();
+    sc.index = index;
+    if (std::string(index).find("codes") == 0)
+      sc.budget.tail = KEYHOLE_TAIL_CODES, sc.budget.top_k = 1024;
+    Pair once(ec, sc, 7), each(ec, sc, 7), steps(ec, sc, 7);
+    for (Pair* p : {&once, &each, &steps}) {
+      p->prefill(unless_sanitized(700, 200));
+      ASSERT_OK(keyhole_build(p->session(), nullptr, nullptr));
+    }
+    const auto tokens = unless_sanitized(70, 12);
+    for (uint32_t l = 0; l < ec.layers; ++l) {
+      const New all = once.new_tokens(tokens);
+      Answer of_all;
+      ASSERT_OK(once.extend(l, all, nullptr, of_all));
+      const Shape& s = once.shape();
+      for (uint32_t i = 0; i < tokens; ++i) {
+        const auto part = [&](const std::vector<float>& x, size_t size) {
+          const auto at = x.begin() + static_cast<std::ptrdiff_t>(i * size);
+          return std::vector<float>(at, at + static_cast<std::ptrdiff_t>(size));
+        };
+        const New one{part(all.k, s.kv(1)), part(all.v, s.kv(1)), part(all.q, s.q(1))};
+        Answer a, b{std::vector<float>(s.q(1)), std::vector<float>(ec.q_heads)};
+        ASSERT_OK(each.extend(l, one, nullptr, a));
+        const auto tk = tensor(one.k, {s.hkv, s.d}), tv = tensor(one.v, {s.hkv, s.d}),
+                   tq = tensor(one.q, {s.hq, s.d}), out = tensor(b.o, {s.hq, s.d});
+        ASSERT_OK(keyhole_attend(steps.session(), l, &tq, &tk, &tv, &out, b.lse.data()));
+        for (size_t j = 0; j < a.o.size(); ++j) {
+          ASSERT_NEAR(a.o[j], of_all.o[i * a.o.size() + j], 2e-5);
+          ASSERT_NEAR(a.o[j], b.o[j], 2e-5);
+        }
+        for (uint32_t h = 0; h < ec.q_heads; ++h) {
+          ASSERT_NEAR(a.lse[h], of_all.lse[i * ec.q_heads + h], 2e-5);
+          ASSERT_NEAR(a.lse[h], b.lse[h], 2e-5);
+        }
+      }
+    }
+    EXPECT_EQ(statistics(once.session()).attends, uint64_t{tokens} * ec.layers);
+  }
+}
+
+TEST(ExtendCall, HasTheSameBitsForAnyNumberOfThreads) {
+  for (const char* index : {"flat", "codes:k=2,v=2"}) {
+    std::vector<std::vector<float>> seen;
+    for (const uint32_t threads : {1U, 2U, 5U}) {
+      auto sc = small_session();
+      sc.index = index;
+      sc.budget.top_k = 20;
+      if (std::string(index).find("codes") == 0) sc.budget.tail = KEYHOLE_TAIL_CODES;
+      sc.append_mode = KEYHOLE_APPEND_IN_STEP;
+      Pair p(small_engine(threads), sc, 11);
+      p.prefill(unless_sanitized(2500, 1100));
+      ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+      std::vector<float> all;
+      for (const uint32_t n : {1U, 3U, 8U, 100U}) {
+        Answer a;
+        ASSERT_OK(p.extend(0, p.new_tokens(n), nullptr, a));
+        all.insert(all.end(), a.o.begin(), a.o.end());
+        all.insert(all.end(), a.lse.begin(), a.lse.end());
+      }
+      seen.push_back(all);
+    }
+    EXPECT_EQ(seen[0], seen[1]) << index;
+    EXPECT_EQ(seen[0], seen[2]) << index;
+  }
+}
+
+// Where all is attended, an audit finds no error: it counts the new tokens as the step did.
+TEST(ExtendCall, IsAuditedWithItsNewTokens) {
+  auto sc = small_session();
+  sc.audit_share = 1.0;
+  Pair p(small_engine(), sc, 3);
+  p.prefill(300);
+  ASSERT_OK(keyhole_build(p.session(), nullptr, nullptr));
+  p.extend_and_check(20, {}, 1e-4);
+  keyhole_audit a;
+  keyhole_audit_init(&a);
+  ASSERT_OK(keyhole_get_audit(p.session(), KEYHOLE_ALL, KEYHOLE_ALL, &a));
+  EXPECT_EQ(a.audits, 20U * 2 * 4);
+  EXPECT_LT(a.error_max, 1e-4);
+  EXPECT_GT(a.mass_mean, 0.9999);
+}
+
+TEST(ExtendCall, AttendsInALayerWithoutTokens) {
+  Pair p(small_engine(), small_session(), 5);
+  p.extend_and_check(40, {}, 1e-4);
+  p.expect_all_exact(1e-4);
+}
+
+TEST(ExtendCall, WritesItsAnswersWhereTheQueriesWere) {
+  Pair p(small_engine(), small_session(), 6);
+  p.prefill(100);
+  New t = p.new_tokens(9);
+  const Shape& s = p.shape();
+  Model& model = p.model();
+  const New kept = t;
+  const auto tk = tensor(t.k, {9, s.hkv, s.d}), tv = tensor(t.v, {9, s.hkv, s.d}),
+             tq = tensor(t.q, {9, s.hq, s.d});
+  Answer a{{}, std::vector<float>(9 * static_cast<size_t>(s.hq))};
+  ASSERT_OK(keyhole_extend(p.session(), 0, &tq, &tk, &tv, nullptr, &tq, a.lse.data()));
+  a.o = t.q;
+  model.append(0, t.k, t.v);
+  for (uint32_t i = 0; i < 9; ++i) p.check_one(0, kept, a, i, 100, {}, 1e-4);
+}
+
+TEST(ExtendCall, RefusesWhatItCannotDoAndChangesNothing) {
+  auto sc = small_session();
+  sc.max_tokens = 200;
+  Pair p(small_engine(), sc, 8);
+  p.prefill(150);
+  const Shape& s = p.shape();
+  const auto refused =
+      [&](keyhole_status expected, uint32_t n,
+          const std::function<void(New&, keyhole_tensor*, std::vector<uint64_t>&, uint32_t&)>&
+              spoil) {
+        New t = p.new_tokens(n);
+        std::vector<float> o(t.q.size() + 1);
+        // q, k, v, out
+        keyhole_tensor x[] = {tensor(t.q, {n, s.hq, s.d}), tensor(t.k, {n, s.hkv, s.d}),
+                              tensor(t.v, {n, s.hkv, s.d}), tensor(o, {n, s.hq, s.d})};
+        std::vector<uint64_t> mask;
+        uint32_t layer = 0;
+        spoil(t, x, mask, layer);
+        EXPECT_EQ(keyhole_extend(p.session(), layer, &x[0], &x[1], &x[2],
+                                 mask.empty() ? nullptr : mask.data(), &x[3], nullptr),
+                  expected)
+            << keyhole_last_error();
+        p.expect_all_exact(1e-4);
+      };
+  using Mask = std::vector<uint64_t>;
+  const auto bad = KEYHOLE_INVALID_ARGUMENT;
+  refused(bad, 3, [](New&, keyhole_tensor*, Mask&, uint32_t& layer) { layer = 2; });
+  refused(bad, 0, [](New&, keyhole_tensor*, Mask&, uint32_t&) {});
+  refused(bad, 51, [](New&, keyhole_tensor*, Mask&, uint32_t&) {});
+  for (const int which : {0, 1, 2, 3}) {
+    refused(bad, 3, [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[0] = 2; });
+    refused(bad, 3, [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].shape[1] += 1; });
+    refused(KEYHOLE_UNSUPPORTED, 3,
+            [&](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[which].memory = KEYHOLE_DEVICE; });
+  }
+  refused(bad, 3, [](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[0] = 64; });
+  refused(bad, 3, [](New&, keyhole_tensor* x, Mask&, uint32_t&) { x[3].strides[1] = 0; });
+  refused(bad, 3, [](New&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 2, 3}; });
+  refused(bad, 3, [](New&, keyhole_tensor*, Mask& m, uint32_t&) { m = {1, 3, 12}; });
+  refused(KEYHOLE_NOT_FINITE, 3,
+          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.q.back() = NAN; });
+  refused(KEYHOLE_NOT_FINITE, 3,
+          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.k.back() = NAN; });
+  refused(KEYHOLE_NOT_FINITE, 3,
+          [](New& t, keyhole_tensor*, Mask&, uint32_t&) { t.v.back() = INFINITY; });
+  p.extend_and_check(50, {}, 1e-4, 7);  // and there is room for 50
+}
+
+TEST(ExtendCall, KeepsToTheMemoryLimit) {
+  auto sc = small_session();
+  sc.host_memory_limit = 1500000;
+  Pair p(small_engine(), sc, 9);
+  p.prefill(400);
+  const New t = p.new_tokens(3000);
+  Answer a;
+  EXPECT_EQ(p.extend(0, t, nullptr, a), KEYHOLE_OUT_OF_MEMORY);
+  p.expect_all_exact(1e-4);
+  p.extend_and_check(30, {}, 1e-4, 5);
+  EXPECT_LE(statistics(p.session()).host_bytes, sc.host_memory_limit);
+}
+
+TEST(Accept, RefusesWhatWasNotExtended) {
+  Pair p(small_engine(), small_session(), 10);
+  keyhole_session* const s = p.session();
+  const auto bad = KEYHOLE_INVALID_ARGUMENT;
+  EXPECT_EQ(keyhole_session_accept(s, 0, nullptr), bad) << "nothing at all";
+  p.prefill(60);
+  EXPECT_EQ(keyhole_session_accept(s, 0, nullptr), bad) << "a prompt alone";
+  p.extend_and_check(6, {}, 1e-4);
+  EXPECT_EQ(keyhole_session_accept(s, 7, nullptr), bad);
+  const uint32_t falling[] = {3, 2}, beyond[] = {0, 6};
+  EXPECT_EQ(keyhole_session_accept(s, 2, falling), bad);
+  EXPECT_EQ(keyhole_session_accept(s, 2, beyond), bad);
+  p.expect_all_exact(1e-4);
+  p.prefill(1);
+  EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "after other tokens";
+  p.extend_and_check(6, {}, 1e-4);
+  New t = p.new_tokens(6);
+  Answer a;
+  ASSERT_OK(p.extend(1, t, nullptr, a));
+  p.model().append(1, t.k, t.v);
+  EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "layers of other tokens";
+  ASSERT_OK(keyhole_truncate(s, 67));
+  p.model().truncate(67);
+  p.extend_and_check(5, {}, 1e-4);
+  ASSERT_OK(keyhole_truncate(s, 71));
+  p.model().truncate(71);
+  EXPECT_EQ(keyhole_session_accept(s, 2, nullptr), bad) << "after a truncation";
+  p.expect_all_exact(1e-4);
+}
+
+// One layer was extended: another keeps its tokens.
+TEST(Accept, LeavesLayersAloneThatTookNoPart) {
+  Pair p(small_engine(), small_session(), 12);
+  p.prefill(50);
+  const New t = p.new_tokens(5);
+  Answer a;
+  ASSERT_OK(p.extend(1, t, nullptr, a));
+  ASSERT_OK(keyhole_session_accept(p.session(), 2, nullptr));
+  EXPECT_EQ(layer_tokens(p.session(), 0).total, 50U);
+  EXPECT_EQ(layer_tokens(p.session(), 1).total, 52U);
+}
+
+// Drafts: the accepted path goes on as if nothing else had ever been there.
+TEST(Accept, GoesOnAsIfTheOthersHadNeverBeen) {
+  Pair drafts(small_engine(), small_session(), 13), plain(small_engine(), small_session(), 13);
+  for (Pair* p : {&drafts, &plain}) {
+    p->prefill(40);
+    ASSERT_OK(keyhole_build(p->session(), nullptr, nullptr));
+  }
+  for (uint32_t round = 0; round < unless_sanitized(30, 8); ++round) {
+    const uint32_t n = 1 + drafts.numbers().below(7);
+    std::vector<uint32_t> path;
+    for (uint32_t i = 0; i < n; ++i) {
+      if (drafts.numbers().below(2) == 0) path.push_back(i);
+    }
+    path.reserve(1);
+    drafts.extend_and_check(n, random_tree(n, drafts.numbers()), 1e-4);
+    if (HasFatalFailure()) return;
+    ASSERT_OK(
+        keyhole_session_accept(drafts.session(), static_cast<uint32_t>(path.size()), path.data()));
+    drafts.keep(n, path);
+    drafts.expect_all_exact(1e-4);
+    if (HasFatalFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace keyhole::test

@@ -1,0 +1,158 @@
+// Of which model and text a saved session is: set, saved, copied, forgotten, and what is not asked for refused.
+#include <filesystem>
+#include <numeric>
+
+#include "tests/runtime/fixture.h"
+#include "tests/temporary_folder.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace keyhole::test {
+namespace {
+
+class IdentityTest : public ::testing::Test {
+ protected:
+  IdentityTest() {
+    std::iota(tokens_.begin(), tokens_.end(), 1000);
+    prefill(60);
+  }
+  void prefill(uint32_t n) {
+    for (uint32_t l = 0; l < ec_.layers; ++l) {
+      prefill_both(session_.get(), model_, shape_, l, n, numbers_);
+    }
+  }
+  static keyhole_identity identity_of(const keyhole_session* s) {
+    keyhole_identity identity;
+    keyhole_identity_init(&identity);
+    EXPECT_OK(keyhole_session_get_identity(s, &identity));
+    return identity;
+  }
+  void set(const char* model, uint64_t count) {
+    EXPECT_OK(keyhole_session_set_identity(session_.get(), model,
+                                           count == 0 ? nullptr : tokens_.data(), count));
+  }
+  keyhole_status load(const char* model, const std::vector<int32_t>* tokens) {
+    keyhole_session* loaded = nullptr;
+    const keyhole_status status = keyhole_load_expecting(
+        engine_.get(), path_.c_str(), model, tokens == nullptr ? nullptr : tokens->data(),
+        tokens == nullptr ? 0 : tokens->size(), &loaded);
+    EXPECT_EQ(loaded != nullptr, status == KEYHOLE_OK);
+    loaded_.reset(loaded);
+    return status;
+  }
+  void expect_refused(keyhole_status status, const std::vector<const char*>& texts) {
+    EXPECT_EQ(status, KEYHOLE_INVALID_ARGUMENT) << keyhole_last_error();
+    for (const char* text : texts) {
+      EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
+          << keyhole_last_error();
+    }
+  }
+  void save() { ASSERT_OK(keyhole_save(session_.get(), path_.c_str())); }
+
+  keyhole_engine_config ec_ = small_engine();
+  EnginePtr engine_ = make_engine(ec_);
+  SessionPtr session_ = make_session(engine_.get(), small_session());
+  Numbers numbers_{5};
+  Model model_{ec_};
+  Shape shape_{ec_};
+  std::vector<int32_t> tokens_ = std::vector<int32_t>(100);
+  TemporaryFolder folder_;
+  std::string path_ = (folder_ / "session").string();
+  SessionPtr loaded_;
+};
+
+TEST_F(IdentityTest, IsWhatTheCallerHasSaid) {
+  EXPECT_STREQ(identity_of(session_.get()).model, "");
+  EXPECT_EQ(identity_of(session_.get()).token_count, 0U);
+  set("some/model", 60);
+  const keyhole_identity a = identity_of(session_.get());
+  EXPECT_STREQ(a.model, "some/model");
+  EXPECT_EQ(a.token_count, 60U);
+  EXPECT_EQ(a.token_hash, XXH3_64bits(tokens_.data(), 240));
+  set(nullptr, 61);
+  const keyhole_identity b = identity_of(session_.get());
+  EXPECT_STREQ(b.model, "some/model");
+  EXPECT_EQ(b.token_count, 61U);
+  EXPECT_NE(b.token_hash, a.token_hash);
+  set("", 0);
+  EXPECT_STREQ(identity_of(session_.get()).model, "");
+  EXPECT_EQ(identity_of(session_.get()).token_hash, 0U);
+}
+
+TEST_F(IdentityTest, IsSavedAndCopied) {
+  set(std::string(255, 'm').c_str(), 60);
+  save();
+  ASSERT_EQ(load(nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
+  keyhole_session* forked = nullptr;
+  ASSERT_OK(keyhole_fork(session_.get(), &forked));
+  const SessionPtr owner(forked);
+  for (keyhole_session* s : {loaded_.get(), forked}) {
+    EXPECT_EQ(std::string(identity_of(s).model), std::string(255, 'm'));
+    EXPECT_EQ(identity_of(s).token_count, 60U);
+    EXPECT_EQ(identity_of(s).token_hash, identity_of(session_.get()).token_hash);
+  }
+}
+
+TEST_F(IdentityTest, ATruncationForgetsTheTokens) {
+  set("model", 60);
+  ASSERT_OK(keyhole_truncate(session_.get(), 60));
+  EXPECT_EQ(identity_of(session_.get()).token_count, 60U);
+  ASSERT_OK(keyhole_truncate(session_.get(), 59));
+  EXPECT_EQ(identity_of(session_.get()).token_count, 0U);
+  EXPECT_EQ(identity_of(session_.get()).token_hash, 0U);
+  EXPECT_STREQ(identity_of(session_.get()).model, "model");
+}
+
+TEST_F(IdentityTest, AnotherModelIsRefused) {
+  save();
+  expect_refused(load("model", nullptr), {path_.c_str(), "does not say of which model", "'model'"});
+  set("model", 0);
+  save();
+  EXPECT_EQ(load("model", nullptr), KEYHOLE_OK) << keyhole_last_error();
+  EXPECT_EQ(load(nullptr, nullptr), KEYHOLE_OK) << keyhole_last_error();
+  expect_refused(load("model2", nullptr), {"'model'", "'model2'"});
+  expect_refused(load("mode", nullptr), {"'model'", "'mode'"});
+  expect_refused(load("", nullptr), {"'model'", "''"});
+}
+
+TEST_F(IdentityTest, OtherTokensAreRefused) {
+  save();
+  expect_refused(load(nullptr, &tokens_), {"does not say which tokens"});
+  set("model", 60);
+  save();
+  std::vector<int32_t> asked = tokens_;
+  EXPECT_EQ(load("model", &asked), KEYHOLE_OK) << "the first 60 of 100: " << keyhole_last_error();
+  asked.resize(60);
+  EXPECT_EQ(load(nullptr, &asked), KEYHOLE_OK) << keyhole_last_error();
+  asked.resize(59);
+  expect_refused(load(nullptr, &asked), {"60 tokens", "the first of 59"});
+  for (const size_t other : {size_t{0}, size_t{59}}) {
+    asked = tokens_;
+    ++asked[other];
+    expect_refused(load(nullptr, &asked), {"60 tokens which are not the first of the 100"});
+  }
+  ++(asked = tokens_)[60];
+  EXPECT_EQ(load(nullptr, &asked), KEYHOLE_OK) << "a token behind those of the file";
+  prefill(1);
+  save();
+  expect_refused(load(nullptr, &tokens_), {"has 61 tokens and names 60"});
+}
+
+TEST_F(IdentityTest, ArgumentsAreNamed) {
+  const auto set_model = [&](const std::string& model) {
+    return keyhole_session_set_identity(session_.get(), model.c_str(), nullptr, 0);
+  };
+  set("model", 60);
+  expect_refused(set_model(std::string(256, 'm')), {"255 bytes"});
+  expect_refused(keyhole_session_set_identity(session_.get(), "other", nullptr, 3),
+                 {"tokens is NULL, count is 3"});
+  expect_refused(keyhole_session_set_identity(session_.get(), "other", tokens_.data(), 0),
+                 {"count is 0"});
+  EXPECT_STREQ(identity_of(session_.get()).model, "model");
+  EXPECT_EQ(identity_of(session_.get()).token_count, 60U);
+  EXPECT_EQ(keyhole_session_set_identity(nullptr, "m", nullptr, 0), KEYHOLE_INVALID_ARGUMENT);
+}
+
+}  // namespace
+}  // namespace keyhole::test

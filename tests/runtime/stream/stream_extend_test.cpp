@@ -1,0 +1,406 @@
+// Several new tokens with tensors in device memory: by steps over codes, one by one, or by blocks; drafts that are accepted on
+// the stream, in graphs, too. Beside exact attention in double precision.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/runtime/codes_fixture.h"
+
+namespace keyhole::test {
+namespace {
+
+struct Way {
+  keyhole_dtype dtype;  ///< f32 has no attention of blocks
+  keyhole_kv_host kept;
+  bool coded;  ///< the index is codes, on the device
+};
+
+class StreamExtend : public StreamCodes, public testing::WithParamInterface<Way> {
+ protected:
+  StreamExtend() { engine_config_.kv_dtype = GetParam().dtype; }
+
+  keyhole_session_config config() {
+    keyhole_session_config c = coded();
+    c.kv_host = GetParam().kept;
+    if (!GetParam().coded) {
+      c.index = "flat";
+      c.budget = {};
+      keyhole_budget_init(&c.budget);
+      c.mode = KEYHOLE_MODE_EXACT;
+    }
+    return c;
+  }
+  StoredModel model() { return StoredModel(engine_config_, GetParam().kept); }
+  /// As they are stored.
+  std::vector<float> stored(std::vector<float> x) const {
+    for (float& e : x) e = rounded_to(e, GetParam().dtype);
+    return x;
+  }
+
+  struct Turn {
+    std::vector<float> q, k, v, out, lse;
+    uint32_t n = 0;
+  };
+  Turn turn(uint32_t n) {
+    Turn t;
+    t.n = n;
+    t.q = numbers_.many(static_cast<size_t>(n * hq() * d()));
+    t.k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+    t.v = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+    t.out.assign(t.q.size(), NAN);
+    t.lse.assign(static_cast<size_t>(n * hq()), NAN);
+    return t;
+  }
+  keyhole_status enqueue_turn(keyhole_session* s, uint32_t layer, Turn& t, const uint64_t* mask) {
+    const keyhole_tensor q = on_device(t.q, {t.n, hq(), d()}),
+                         k = on_device(t.k, {t.n, hkv(), d()}),
+                         v = on_device(t.v, {t.n, hkv(), d()}),
+                         o = on_device(t.out, {t.n, hq(), d()});
+    return keyhole_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
+  }
+  /// The model has the turn's tokens as its newest.
+  void expect_turn(const Model& model, uint32_t layer, const Turn& t, const uint64_t* mask) {
+    const uint32_t before = model.tokens(layer) - t.n;
+    const auto width = static_cast<size_t>(hq() * d()), heads = static_cast<size_t>(hq());
+    for (uint32_t i = 0; i < t.n; ++i) {
+      SCOPED_TRACE("layer " + std::to_string(layer) + ", token " + std::to_string(i) + " of " +
+                   std::to_string(t.n) + " after " + std::to_string(before));
+      const std::vector<float> q(t.q.data() + i * width, t.q.data() + (i + 1) * width);
+      std::vector<double> sums;
+      const auto truth = model.attend(layer, q, sums, [&](uint32_t token) {
+        if (token < before) return true;
+        return mask == nullptr ? token - before <= i : (mask[i] >> (token - before) & 1) != 0;
+      });
+      expect_near({{t.out.data() + i * width, t.out.data() + (i + 1) * width},
+                   {t.lse.data() + i * heads, t.lse.data() + (i + 1) * heads}},
+                  truth, sums, 3e-4);
+      if (HasFatalFailure()) return;
+    }
+  }
+  void extend(keyhole_session* s, StoredModel& m, uint32_t n, const uint64_t* mask = nullptr) {
+    std::vector<Turn> turns;
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) turns.push_back(turn(n));
+    for (uint32_t l = 0; l < engine_config_.layers; ++l)
+      ASSERT_OK(enqueue_turn(s, l, turns[l], mask));
+    ASSERT_OK(keyhole_session_synchronize(s));
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      // Answers are about what there was when they were made: rows that leave the window meanwhile become int8 later.
+      StoredModel before = m;
+      before.append(l, turns[l].k, turns[l].v);
+      if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(before, l, turns[l], mask);
+      m.append(l, turns[l].k, turns[l].v);
+      if (HasFatalFailure()) return;
+    }
+    m.follow(s);
+  }
+  /// The newest n tokens become those at `path`.
+  void keep(StoredModel& m, uint32_t n, const std::vector<uint32_t>& path) {
+    const auto token = static_cast<size_t>(hkv() * d());
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const size_t first = m.tokens(l) - n;
+      for (std::vector<float>* rows : {&m.keys(l), &m.values(l)}) {
+        for (size_t i = 0; i < path.size(); ++i) {
+          std::copy_n(rows->data() + (first + path[i]) * token, token,
+                      rows->data() + (first + i) * token);
+        }
+        rows->resize((first + path.size()) * token);
+      }
+    }
+  }
+  void step(keyhole_session* s, StoredModel& m) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      Token t = token();
+      t.k = stored(t.k);
+      t.v = stored(t.v);
+      std::vector<float> out(t.q.size(), NAN), lse(engine_config_.q_heads, NAN);
+      ASSERT_OK(enqueue(s, l, t, out, lse.data(), false));
+      ASSERT_OK(keyhole_session_synchronize(s));
+      m.append(l, t.k, t.v);
+      m.follow(s);
+      expect_truth(m, l, t.q, out, lse);
+    }
+  }
+  void prompt(keyhole_session* s, StoredModel& m, uint32_t n) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const auto k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+      const auto v = stored(numbers_.many(k.size()));
+      const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
+      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, nullptr));
+      m.append(l, k, v);
+      m.follow(s);
+    }
+  }
+  std::vector<uint64_t> tree(uint32_t n) {
+    std::vector<uint64_t> mask(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      mask[i] = uint64_t{1} << i;
+      if (i != 0 && numbers_.below(4) != 0) mask[i] |= mask[numbers_.below(i)];
+    }
+    return mask;
+  }
+  std::vector<uint32_t> path_of(uint32_t n) {
+    std::vector<uint32_t> path;
+    for (uint32_t i = 0; i < n; ++i) {
+      if (numbers_.below(2) != 0) path.push_back(i);
+    }
+    return path;
+  }
+  /// Random calls with seeds 0.., every answer checked.
+  void run_any_calls(uint64_t seeds);
+};
+
+void StreamExtend::run_any_calls(uint64_t seeds) {
+  StreamEngine device(engine_config_);
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    numbers_ = Numbers(seed);
+    SessionPtr s = make_session(device.handle.get(), config());
+    StoredModel m = model();
+    if (seed % 3 != 0) prompt(s.get(), m, 1 + numbers_.below(900));
+    for (int i = 0; i < 14; ++i) {
+      SCOPED_TRACE("seed " + std::to_string(seed) + ", call " + std::to_string(i));
+      switch (numbers_.below(7)) {
+        case 0: extend(s.get(), m, 1 + numbers_.below(120)); break;
+        case 1: {
+          const uint32_t n = 1 + numbers_.below(16);
+          extend(s.get(), m, n);
+          const uint32_t kept = numbers_.below(n + 1);
+          ASSERT_OK(keyhole_session_accept(s.get(), kept, nullptr));
+          std::vector<uint32_t> path(kept);
+          for (uint32_t j = 0; j < kept; ++j) path[j] = j;
+          keep(m, n, path);
+          break;
+        }
+        case 2: {
+          // A mask needs codes on the device, or attention of blocks.
+          if (!GetParam().coded && GetParam().dtype == KEYHOLE_F32) break;
+          // More than the window holds need blocks.
+          const bool many = GetParam().dtype != KEYHOLE_F32 && numbers_.below(2) != 0;
+          const uint32_t n = 1 + numbers_.below(many ? 64 : 16);
+          const auto mask = tree(n);
+          extend(s.get(), m, n, mask.data());
+          const auto path = path_of(n);
+          ASSERT_OK(
+              keyhole_session_accept(s.get(), static_cast<uint32_t>(path.size()), path.data()));
+          keep(m, n, path);
+          m.follow(s.get());
+          break;
+        }
+        case 3: prompt(s.get(), m, 1 + numbers_.below(300)); break;
+        case 4: {
+          if (m.tokens(0) < 2) break;
+          const uint32_t n = 1 + numbers_.below(m.tokens(0));
+          ASSERT_OK(keyhole_truncate(s.get(), n));
+          m.truncate(n);
+          m.follow(s.get());
+          break;
+        }
+        case 5: extend(s.get(), m, 1 + numbers_.below(8)); break;
+        default: fork(s);
+      }
+      if (HasFatalFailure()) return;
+      ASSERT_OK(keyhole_session_synchronize(s.get()));
+      m.follow(s.get());
+      for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+        ASSERT_EQ(layer_tokens(s.get(), l).total, m.tokens(l));
+      }
+      step(s.get(), m);
+      if (HasFatalFailure()) return;
+    }
+  }
+  if (seeds < 2) return;  // of one sequence it depends on the calls
+  EXPECT_EQ(device.faults.steps_of_tokens != 0, GetParam().coded);
+  EXPECT_EQ(device.blocked_calls != 0, GetParam().dtype != KEYHOLE_F32);
+}
+
+TEST_P(StreamExtend, AnyOrderOfCallsKeepsEveryTokenOnce) {
+  run_any_calls(unless_sanitized(4U, 2U));
+}
+
+TEST_P(StreamExtend, LayersHaveSinksAndLogitsOfTheirOwn) {
+  if (kSanitized && GetParam().dtype != KEYHOLE_F16) GTEST_SKIP() << "takes long here";
+  std::vector<float> sinks = numbers_.many(size_t{engine_config_.layers} * engine_config_.q_heads);
+  sinks[1] = -INFINITY;
+  sinks[2] = 20.0F;
+  engine_config_.sink_logits = sinks.data();
+  std::vector<keyhole_layer_config> layers(engine_config_.layers);
+  for (keyhole_layer_config& layer : layers) keyhole_layer_config_init(&layer, &engine_config_);
+  layers[1].scale = 0.07F;
+  layers[1].softcap = 6.0F;
+  engine_config_.layer_configs = layers.data();
+  engine_config_.layer_count = engine_config_.layers;
+  run_any_calls(unless_sanitized(3U, 1U));
+}
+
+TEST_P(StreamExtend, ManyTokensAreAttendedByBlocks) {
+  if (GetParam().dtype == KEYHOLE_F32) GTEST_SKIP() << "there are none for f32";
+  if (kSanitized && GetParam().kept != KEYHOLE_KV_HOST_SAME) GTEST_SKIP() << "takes long here";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 700);
+  EXPECT_EQ(statistics(s.get()).device_bytes, statistics(s.get()).device_bytes_peak);
+  extend(s.get(), m, 200);
+  EXPECT_EQ(device.blocked_calls, uint64_t{engine_config_.layers});
+  step(s.get(), m);
+  extend(s.get(), m, unless_sanitized(600U, 300U));
+  step(s.get(), m);
+  EXPECT_GE(statistics(s.get()).attends,
+            uint64_t{engine_config_.layers} * unless_sanitized(800U, 500U));
+}
+
+TEST_P(StreamExtend, WithoutMemoryForBlocksTokensComeAFewAtATime) {
+  if (GetParam().dtype == KEYHOLE_F32) GTEST_SKIP() << "there are no blocks for f32";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 300);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  device.faults.on_call = [](DeviceCall call) {
+    if (call == DeviceCall::memory) throw Error(Status::out_of_device_memory, "planted: no memory");
+  };
+  extend(s.get(), m, 150);
+  EXPECT_EQ(device.blocked_calls, 0U);
+  device.faults.on_call = [](DeviceCall) {};
+  step(s.get(), m);
+}
+
+TEST_P(StreamExtend, RefusedCallsChangeNothing) {
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = config();
+  c.max_tokens = 1000;
+  SessionPtr s = make_session(device.handle.get(), c);
+  StoredModel m = model();
+  prompt(s.get(), m, 800);
+  const auto refused = [&](Turn& t, const uint64_t* mask, keyhole_status status, const char* text) {
+    EXPECT_EQ(enqueue_turn(s.get(), 0, t, mask), status);
+    EXPECT_NE(std::string(keyhole_last_error()).find(text), std::string::npos)
+        << keyhole_last_error();
+    EXPECT_EQ(layer_tokens(s.get(), 0).total, 800U);
+  };
+  Turn many = turn(201);
+  refused(many, nullptr, KEYHOLE_INVALID_ARGUMENT, "max_tokens");
+  const uint64_t wrong[] = {1, 1};
+  Turn two = turn(2);
+  refused(two, wrong, KEYHOLE_INVALID_ARGUMENT, "mask");
+  const keyhole_tensor q = on_device(two.q, {2, hq(), d()}), k = on_device(two.k, {2, hkv(), d()}),
+                       v = tensor(two.v, {2, hkv(), d()}), o = on_device(two.out, {2, hq(), d()});
+  EXPECT_EQ(keyhole_extend(s.get(), 0, &q, &k, &v, nullptr, &o, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_session_accept(s.get(), 0, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  if (GetParam().dtype != KEYHOLE_F32) {
+    for (const bool in_q : {true, false}) {
+      Turn bad = turn(150);
+      (in_q ? bad.q : bad.k)[3] = NAN;
+      refused(bad, nullptr, KEYHOLE_NOT_FINITE, in_q ? "tensor q" : "tensor k");
+    }
+  }
+  if (GetParam().dtype == KEYHOLE_F32) {
+    Turn wide = turn(17);
+    const auto mask = tree(17);
+    refused(wide, mask.data(), KEYHOLE_UNSUPPORTED, "window of 16");
+  }
+  extend(s.get(), m, 3);
+  step(s.get(), m);
+}
+
+TEST_P(StreamExtend, GraphsStayValidWhileDraftsAreAccepted) {
+  if (!GetParam().coded) GTEST_SKIP() << "codes alone";
+  StreamEngine device(engine_config_);
+  SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 520);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  constexpr uint32_t kDrafts = 11;
+  const auto mask = tree(kDrafts);
+  std::vector<Turn> turns;
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) turns.push_back(turn(kDrafts));
+  device.stream.begin_capture();
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+    ASSERT_OK(enqueue_turn(s.get(), l, turns[l], mask.data()));
+  }
+  EXPECT_EQ(keyhole_session_accept(s.get(), 1, nullptr), KEYHOLE_BUSY);
+  device.stream.end_capture();
+  for (uint32_t round = 0; round < unless_sanitized(70U, 50U); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    for (Turn& t : turns) {
+      const Turn fresh = turn(kDrafts);
+      // Where the graph reads them.
+      std::copy(fresh.q.begin(), fresh.q.end(), t.q.begin());
+      std::copy(fresh.k.begin(), fresh.k.end(), t.k.begin());
+      std::copy(fresh.v.begin(), fresh.v.end(), t.v.begin());
+    }
+    ASSERT_OK(keyhole_session_announce(s.get()));
+    device.stream.launch_graph();
+    const auto path = path_of(kDrafts);
+    ASSERT_OK(keyhole_session_accept(s.get(), static_cast<uint32_t>(path.size()), path.data()));
+    device.stream.wait();
+    m.follow(s.get());  // what the announcement has offloaded
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      m.append(l, turns[l].k, turns[l].v);
+      expect_turn(m, l, turns[l], mask.data());
+      if (HasFatalFailure()) return;
+    }
+    keep(m, kDrafts, path);
+    EXPECT_EQ(layer_tokens(s.get(), 0).total, m.tokens(0));
+  }
+  step(s.get(), m);
+}
+
+TEST_P(StreamExtend, BatchesGoOnWhereOneFails) {
+  StreamEngine device(engine_config_);
+  std::vector<SessionPtr> sessions;
+  std::vector<StoredModel> models;
+  std::vector<keyhole_session*> handles;
+  const uint32_t counts[] = {5, 1, 40, 3};
+  std::vector<uint32_t> start{0};
+  for (const uint32_t n : counts) {
+    keyhole_session_config c = config();
+    if (n == 1) c.max_tokens = 300;
+    sessions.push_back(make_session(device.handle.get(), c));
+    handles.push_back(sessions.back().get());
+    models.push_back(model());
+    prompt(handles.back(), models.back(), 300);
+    start.push_back(start.back() + n);
+  }
+  for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+    Turn all = turn(start.back());
+    const keyhole_tensor q = on_device(all.q, {all.n, hq(), d()}),
+                         k = on_device(all.k, {all.n, hkv(), d()}),
+                         v = on_device(all.v, {all.n, hkv(), d()}),
+                         o = on_device(all.out, {all.n, hq(), d()});
+    keyhole_status statuses[4];
+    EXPECT_EQ(keyhole_extend_batch(handles.data(), 4, l, &q, &k, &v, start.data(), &o,
+                                   all.lse.data(), statuses),
+              KEYHOLE_INVALID_ARGUMENT);
+    for (uint32_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(statuses[i], i == 1 ? KEYHOLE_INVALID_ARGUMENT : KEYHOLE_OK);
+      ASSERT_OK(keyhole_session_synchronize(handles[i]));
+      if (i == 1) continue;
+      const auto piece = [&](const std::vector<float>& x, int64_t heads) {
+        const auto row = static_cast<size_t>(heads);
+        return std::vector<float>(x.data() + start[i] * row, x.data() + start[i + 1] * row);
+      };
+      Turn own{piece(all.q, hq() * d()),   piece(all.k, hkv() * d()), piece(all.v, hkv() * d()),
+               piece(all.out, hq() * d()), piece(all.lse, hq()),      counts[i]};
+      models[i].append(l, own.k, own.v);
+      if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(models[i], l, own, nullptr);
+    }
+  }
+}
+
+std::string name_of(const testing::TestParamInfo<Way>& info) {
+  const Way& w = info.param;
+  return std::string(w.dtype == KEYHOLE_F32   ? "f32"
+                     : w.dtype == KEYHOLE_F16 ? "f16"
+                                              : "bf16") +
+         (w.kept == KEYHOLE_KV_HOST_INT8 ? "int8" : "") + (w.coded ? "codes" : "exact");
+}
+INSTANTIATE_TEST_SUITE_P(Ways, StreamExtend,
+                         testing::Values(Way{KEYHOLE_F32, KEYHOLE_KV_HOST_SAME, true},
+                                         Way{KEYHOLE_F16, KEYHOLE_KV_HOST_SAME, true},
+                                         Way{KEYHOLE_BF16, KEYHOLE_KV_HOST_SAME, false},
+                                         Way{KEYHOLE_F32, KEYHOLE_KV_HOST_SAME, false},
+                                         Way{KEYHOLE_F16, KEYHOLE_KV_HOST_INT8, true}),
+                         name_of);
+
+}  // namespace
+}  // namespace keyhole::test
