@@ -87,6 +87,11 @@ std::vector<uint32_t> take_tokens(const json& root, const fs::path& path) {
 
 }  // namespace
 
+KeyholeCache::Contents contents_of(const SavedSession& session) {
+  return {"weights " + session.identity.weights + ", vocabulary " + session.identity.vocabulary,
+          {session.tokens.begin(), session.tokens.begin() + session.taken}};
+}
+
 void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession& session) {
   const ForOwnerAlone guard;
   const fs::path kv = next_kv_of(path);
@@ -95,7 +100,8 @@ void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession&
   for (const fs::path& old : {fs::path(path.string() + ".tmp"), fs::path(kv.string() + ".tmp")}) {
     fs::remove(old, ignored);
   }
-  cache.save(kv.string());
+  const KeyholeCache::Contents contents = contents_of(session);
+  cache.save(kv.string(), &contents);
   const json root = {{"keyhole_session", kVersion},
                      {"keyhole", keyhole_version()},
                      {"model", session.model},

@@ -25,6 +25,9 @@ struct SavedSession {
   std::filesystem::path kv;  ///< the library's file; of read_session() alone
 };
 
+/// What the library is told of a session: the model by both fingerprints, and the tokens that were taken.
+[[nodiscard]] KeyholeCache::Contents contents_of(const SavedSession& session);
+
 /// Throws LibraryError or std::exception with the name of the file that cannot be written. The old PATH is as it was then.
 void save_session(const std::filesystem::path& path, KeyholeCache& cache,
                   const SavedSession& session);

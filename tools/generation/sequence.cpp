@@ -7,13 +7,6 @@
 #include "tools/terminal/clock.h"
 
 namespace keyhole::tools {
-namespace {
-
-/// A step takes the time that a prefill takes for so many tokens, at least: it reads every weight for one token. Of the
-/// bundled model on 2 cores some 10, of an 8B on a GPU 50 and more.
-constexpr size_t kPrefilledTokensPerStep = 16;
-
-}  // namespace
 
 Sequence::Sequence(Decoder& decoder, std::vector<uint32_t> taken)
     : decoder_(decoder), tokens_(std::move(taken)) {
@@ -73,7 +66,7 @@ Sequence::Work Sequence::bring_to(std::span<const uint32_t> tokens,
   const bool nothing_missing = same == tokens.size() && same == had && !logits_.empty();
   if (!nothing_missing && same == tokens.size()) --same;
   const size_t missing = tokens.size() - same;
-  if (missing * kPrefilledTokensPerStep > tokens.size() + kPrefilledTokensPerStep ||
+  if (decoder_.worth_in_prefill(missing) > tokens.size() + Decoder::kPrefilledTokensPerStep ||
       !can_go_back_to(same)) {
     work.forgotten = had;
     work.prefilled = tokens.size();

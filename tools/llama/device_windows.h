@@ -1,4 +1,4 @@
-// SlidingWindows in the memory of a GPU, for a session that lies there, too. No CUDA in this header.
+// K and V of sliding layers in the memory of a GPU, for a session that lies there, too. No CUDA in this header.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace keyhole::tools {
 
-/// The same rings with the same slack. Steps may be enqueued, and captured in graphs: then they take their token's position
+/// One ring for each sliding layer, with WindowSpan::kSlack tokens behind the window. Steps may be enqueued, and captured in graphs: then they take their token's position
 /// from device memory, and will_hold() tells how far the sequence goes. One thread and one stream at a time; copies go on by
 /// themselves, and want that nothing enqueued is under way. Throws std::runtime_error with what CUDA says.
 class DeviceWindows {
@@ -35,7 +35,8 @@ class DeviceWindows {
   /// What is enqueued next brings the sequence to so many tokens. Throws for more than max_tokens.
   void will_hold(uint32_t tokens);
 
-  /// As SlidingWindows::truncate().
+  /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a window would begin before
+  /// what is kept; to 0 it can always go.
   void truncate(uint32_t tokens);
 
  private:

@@ -4,8 +4,8 @@
 #include <stdexcept>
 
 #include "runtime/files/safetensors.h"
-#include "tools/llama/sliding_windows.h"
 #include "tools/llama/weights.h"
+#include "tools/llama/window_span.h"
 
 namespace keyhole::tools {
 namespace {
@@ -105,7 +105,7 @@ uint64_t gpu_window_bytes(const LlamaConfig& config, size_t number_bytes, uint32
   uint64_t bytes = 0;
   for (uint32_t layer = 0; layer < config.layers; ++layer) {
     if (!config.slides(layer)) continue;
-    const size_t slots = SlidingWindows::slots(config.windows[layer], max_tokens);
+    const size_t slots = WindowSpan::slots_of(config.windows[layer], max_tokens);
     bytes += 2 * on_card(slots * config.kv_width() * number_bytes);
   }
   if (bytes == 0) return 0;

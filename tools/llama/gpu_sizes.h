@@ -52,9 +52,9 @@ inline constexpr size_t kFineTokens = 4096;
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
                                                 size_t export_bytes);
 
-/// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights are read seldom, few enough that a
-/// person who interrupts waits but a moment.
-inline constexpr size_t kGpuTokensAtOnce = 256;
+/// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights, and the offloaded keys and
+/// values, are read seldom, few enough that a person who interrupts waits but a moment.
+inline constexpr size_t kGpuTokensAtOnce = 512;
 /// Device memory that this takes while it lasts.
 [[nodiscard]] uint64_t gpu_extension_bytes(const LlamaConfig& config);
 

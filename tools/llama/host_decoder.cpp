@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
+#include <string>
+
+#include "tools/llama/host_extension.h"
 
 namespace keyhole::tools {
 namespace {
@@ -78,7 +82,7 @@ std::span<const float> HostDecoder::step(uint32_t token) {
     math_.finish_qkv(weights, turn.rope, turn.cosines.data(), turn.sines.data(), qkv_.data());
     stopwatch.add_to(times_.projections);
 
-    cache_.attend(layer, q, k, v, attended_.data(), &team_);
+    cache_.attend(layer, q, k, v, attended_.data());
     stopwatch.add_to(times_.attention);
     if (hook_ && !config.slides(layer)) {
       hook_(layer, q, attended_.data());
@@ -103,6 +107,34 @@ std::span<const float> HostDecoder::step(uint32_t token) {
   ++times_.steps;
   ++tokens_;
   return logits_;
+}
+
+std::span<const float> HostDecoder::extend(std::span<const uint32_t> tokens) {
+  if (tokens.size() < kFewestHostTokens || tokens_at_once() == 1) return Decoder::extend(tokens);
+  if (tokens.size() > kHostTokensAtOnce) {
+    throw std::runtime_error(std::to_string(tokens.size()) +
+                             " tokens at once; allowed: " + std::to_string(kHostTokensAtOnce));
+  }
+  check_tokens(model_.config, tokens);
+  const size_t end = tokens_ + tokens.size();
+  check_rope_end(end, full_.rope.end());
+  if (model_.config.full_layers() < model_.config.layers) check_rope_end(end, sliding_.rope.end());
+  try {
+    logits_ = host_extend(model_, cache_, team_, tokens, tokens_, full_.rope, sliding_.rope);
+  } catch (...) {
+    cache_.truncate(tokens_);  // some layers have them
+    throw;
+  }
+  tokens_ += static_cast<uint32_t>(tokens.size());
+  return logits_;
+}
+
+size_t HostDecoder::tokens_at_once() const { return hook_ ? 1 : kHostTokensAtOnce; }
+
+size_t HostDecoder::worth_in_prefill(size_t tokens) const {
+  if (tokens < kFewestHostTokens || tokens_at_once() == 1) return Decoder::worth_in_prefill(tokens);
+  // The same products. A layer's matrices are turned into fp32 for every 256 tokens, not once.
+  return 2 * tokens;
 }
 
 void HostDecoder::truncate(uint32_t tokens) {

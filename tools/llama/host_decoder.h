@@ -21,6 +21,9 @@ class HostDecoder final : public Decoder {
   std::span<const float> prefill(std::span<const uint32_t> tokens,
                                  const PrefillProgress& progress) override;
   std::span<const float> step(uint32_t token) override;
+  std::span<const float> extend(std::span<const uint32_t> tokens) override;
+  [[nodiscard]] size_t tokens_at_once() const override;
+  [[nodiscard]] size_t worth_in_prefill(size_t tokens) const override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override { return tokens_; }
   void set_attention_hook(AttentionHook hook) override { hook_ = std::move(hook); }

@@ -7,12 +7,47 @@
 #include <string_view>
 #include <type_traits>
 
+#include "tools/llama/window_span.h"
+
 namespace keyhole::tools {
 
 keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
   if (model.dtype == "bfloat16") return KEYHOLE_BF16;
   return model.dtype == "float32" ? KEYHOLE_F32 : KEYHOLE_F16;
 }
+
+namespace {
+
+/// RoPE's fields, the same in an engine and in a layer.
+template <class Config>
+void set_rope(const RopeSettings& rope, Config& config) {
+  const RopeScaling& scaling = rope.scaling;
+  config.rope_theta = 0.0F;
+  config.rope_scaling = KEYHOLE_ROPE_NONE;
+  switch (scaling.kind) {
+    case RopeScaling::Kind::none: break;
+    case RopeScaling::Kind::linear: config.rope_scaling = KEYHOLE_ROPE_LINEAR; break;
+    case RopeScaling::Kind::llama3:
+      config.rope_scaling = KEYHOLE_ROPE_LLAMA3;
+      config.rope_low_freq_factor = static_cast<float>(scaling.low_freq_factor);
+      config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
+      break;
+    case RopeScaling::Kind::yarn:
+      config.rope_scaling = KEYHOLE_ROPE_YARN;
+      config.rope_beta_fast = static_cast<float>(scaling.beta_fast);
+      config.rope_beta_slow = static_cast<float>(scaling.beta_slow);
+      config.rope_whole_pairs = scaling.whole_pairs ? 1 : -1;
+      break;
+    case RopeScaling::Kind::longrope: return;
+  }
+  config.rope_theta = static_cast<float>(rope.theta);
+  config.rope_dim = rope.dims;
+  if (scaling.kind == RopeScaling::Kind::none) return;
+  config.rope_factor = static_cast<float>(scaling.factor);
+  config.rope_original_context = scaling.original_context;
+}
+
+}  // namespace
 
 // An engine knows the shape of the model. K and q reach the library after RoPE; its parameters are
 // given so that an index may undo it.
@@ -26,26 +61,25 @@ keyhole_engine_config engine_config(const LlamaConfig& model) {
   config.kv_dtype = kv_dtype_of(model);
   config.scale = static_cast<float>(model.attention_scale);
   config.softcap = static_cast<float>(model.attention_softcap);
-  if (model.rope.dims != model.head_dim) return config;
-  const RopeScaling& scaling = model.rope.scaling;
-  switch (scaling.kind) {
-    case RopeScaling::Kind::none: break;
-    case RopeScaling::Kind::linear:
-      config.rope_scaling = KEYHOLE_ROPE_LINEAR;
-      config.rope_factor = static_cast<float>(scaling.factor);
-      break;
-    case RopeScaling::Kind::llama3:
-      config.rope_scaling = KEYHOLE_ROPE_LLAMA3;
-      config.rope_factor = static_cast<float>(scaling.factor);
-      config.rope_low_freq_factor = static_cast<float>(scaling.low_freq_factor);
-      config.rope_high_freq_factor = static_cast<float>(scaling.high_freq_factor);
-      config.rope_original_context = scaling.original_context;
-      break;
-    case RopeScaling::Kind::yarn:
-    case RopeScaling::Kind::longrope: return config;
-  }
-  config.rope_theta = static_cast<float>(model.rope.theta);
+  set_rope(model.rope, config);
   return config;
+}
+
+std::vector<keyhole_layer_config> add_sliding_layers(const LlamaConfig& model,
+                                                     keyhole_engine_config& config) {
+  std::vector<keyhole_layer_config> layers(model.layers);
+  uint32_t place = model.full_layers();
+  for (keyhole_layer_config& layer : layers) keyhole_layer_config_init(&layer, &config);
+  for (uint32_t layer = 0; layer < model.layers; ++layer) {
+    if (!model.slides(layer)) continue;
+    keyhole_layer_config& own = layers[place++];
+    own.window = model.windows[layer];
+    own.window_slack = WindowSpan::kSlack;
+    set_rope(model.sliding_rope, own);
+  }
+  config.layers = config.layer_count = model.layers;
+  config.layer_configs = layers.data();
+  return layers;
 }
 
 namespace {
@@ -68,7 +102,7 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   cache.kv_heads_ = model.kv_heads;
   cache.head_dim_ = model.head_dim;
   cache.places_ = model.places_among_full();
-  cache.has_full_layers_ = model.full_layers() > 0;
+  cache.has_layers_ = model.full_layers() > 0;
   cache.format_ = options.kv_format;
   if (cache.format_ && cache.head_dim_ % kKvFormatBlock != 0) {
     throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
@@ -80,17 +114,29 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
-  cache.engine_ = make_engine(engine);
-  check(keyhole_engine_get_config(cache.engine_.get(), &engine));
-  // A format works on host memory, which the rows of a step then come through.
-  cache.on_device_ = engine.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
-  if (model.full_layers() == model.layers) return cache;
+  const bool slides = model.full_layers() != model.layers;
+  const bool to_host = options.device == KEYHOLE_DEVICE_HOST || cache.format_.has_value();
+  if (!slides || !to_host) {
+    cache.engine_ = make_engine(engine);
+    keyhole_engine_config made;
+    keyhole_engine_config_init(&made);
+    check(keyhole_engine_get_config(cache.engine_.get(), &made));
+    // A format works on host memory, which the rows of a step then come through.
+    cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
+  }
+  if (!slides) return cache;
   if (cache.on_device_) {
     cache.device_windows_ =
         std::make_unique<DeviceWindows>(model, cache.kv_type_, options.max_tokens);
-  } else {
-    cache.windows_.emplace(model, cache.kv_type_, options.max_tokens);
+    return cache;
   }
+  const std::vector<keyhole_layer_config> layers = add_sliding_layers(model, engine);
+  cache.engine_ = make_engine(engine);
+  uint32_t place = model.full_layers();
+  for (std::optional<uint32_t>& own : cache.places_) {
+    if (!own) own = place++;
+  }
+  cache.has_layers_ = true;
   return cache;
 }
 
@@ -127,28 +173,44 @@ void apply_settings(const std::vector<SettingValue>& values, void* config) {
   }
 }
 
+namespace {
+
+[[noreturn]] void refuse_to_save() {
+  throw std::runtime_error(
+      "sessions with sliding windows on a GPU cannot be saved or loaded: these layers keep their "
+      "tokens beside them; allowed: sessions of --device cpu");
+}
+
+}  // namespace
+
 KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
-                                const std::string& path) {
+                                const std::string& path, const Contents* contents) {
   if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
-  check_can_be_saved(model);
   KeyholeCache cache = with_engine(model, options);
+  if (cache.device_windows_) refuse_to_save();
   keyhole_session* session = nullptr;
-  check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
+  if (contents == nullptr) {
+    check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
+  } else {
+    check(keyhole_load_expecting(cache.engine_.get(), path.c_str(), contents->model.c_str(),
+                                 contents->tokens.data(), contents->tokens.size(), &session));
+  }
   cache.session_.reset(session);
   cache.audited_ = cache.config().audit_share > 0.0;
   return cache;
 }
 
-void KeyholeCache::check_can_be_saved(const LlamaConfig& model) {
-  if (model.full_layers() == model.layers) return;
-  throw std::runtime_error("sessions of models with sliding windows cannot be saved: " +
-                           std::to_string(model.layers - model.full_layers()) + " of " +
-                           std::to_string(model.layers) + " layers keep their tokens beside them");
+void KeyholeCache::check_can_be_saved(const LlamaConfig& model, keyhole_device device) {
+  if (model.full_layers() != model.layers && device == KEYHOLE_DEVICE_CUDA) refuse_to_save();
 }
 
-void KeyholeCache::save(const std::string& path) const {
-  if (windows_ || device_windows_)
-    throw std::runtime_error("a cache with sliding windows cannot be saved");
+void KeyholeCache::save(const std::string& path, const Contents* contents) const {
+  if (device_windows_) refuse_to_save();
+  if (contents != nullptr) {
+    const std::vector<int32_t>& tokens = contents->tokens;
+    check(keyhole_session_set_identity(session_.get(), contents->model.c_str(),
+                                       tokens.empty() ? nullptr : tokens.data(), tokens.size()));
+  }
   check(keyhole_save(session_.get(), path.c_str()));
 }
 
@@ -168,8 +230,7 @@ KeyholeCache KeyholeCache::fork() const {
   copy.on_device_ = on_device_;
   copy.kv_type_ = kv_type_;
   copy.places_ = places_;
-  copy.has_full_layers_ = has_full_layers_;
-  if (windows_) copy.windows_.emplace(*windows_);
+  copy.has_layers_ = has_layers_;
   if (device_windows_) copy.device_windows_ = std::make_unique<DeviceWindows>(*device_windows_);
   copy.format_ = format_;
   keyhole_session* session = nullptr;
@@ -186,12 +247,8 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const float* const keys = stored(chunk.k, numbers, stored_k_);
   const float* const values = stored(chunk.v, numbers, stored_v_);
   const std::optional<uint32_t> layer = place(chunk.layer);
-  if (!layer && device_windows_) {
-    device_windows_->append(chunk.layer, chunk.tokens, keys, values);
-    return;
-  }
   if (!layer) {
-    windows_->append(chunk.layer, chunk.tokens, keys, values);
+    device_windows_->append(chunk.layer, chunk.tokens, keys, values);
     return;
   }
   const keyhole_tensor k = keyhole_tensor_host(keys, KEYHOLE_F32, 3, kv_shape);
@@ -225,22 +282,17 @@ void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
-  if (has_full_layers_) check(keyhole_build(session_.get(), progress, user));
+  if (has_layers_) check(keyhole_build(session_.get(), progress, user));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
-                          float* out, Team* team) {
+                          float* out) {
   const size_t numbers = size_t{kv_heads_} * head_dim_;
   const float* const new_k = stored(k, numbers, stored_k_);
   const float* const new_v = stored(v, numbers, stored_v_);
   const std::optional<uint32_t> number = place(layer);
-  if (!number && device_windows_) {
-    device_windows_->attend(layer, q, new_k, new_v, out);
-    return;
-  }
   if (!number) {
-    windows_->append(layer, 1, new_k, new_v);
-    windows_->attend(layer, q, out, team);
+    device_windows_->attend(layer, q, new_k, new_v, out);
     return;
   }
   const keyhole_tensor queries = heads(q, q_heads_);
@@ -250,12 +302,30 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
 }
 
+void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
+  const size_t q_width = size_t{q_heads_} * head_dim_, kv_width = size_t{kv_heads_} * head_dim_;
+  const std::optional<uint32_t> layer = place(chunk.layer);
+  for (size_t t = 0; t < chunk.tokens && !layer; ++t) {
+    attend(chunk.layer, chunk.q + t * q_width, chunk.k + t * kv_width, chunk.v + t * kv_width,
+           out + t * q_width);
+  }
+  if (!layer) return;
+  const auto n = static_cast<int64_t>(chunk.tokens);
+  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
+  const int64_t q_shape[] = {n, q_heads_, head_dim_};
+  const size_t numbers = chunk.tokens * kv_width;
+  const auto tensor = [](const float* data, const int64_t* shape) {
+    return keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
+  };
+  const keyhole_tensor q = tensor(chunk.q, q_shape), result = tensor(out, q_shape);
+  const keyhole_tensor k = tensor(stored(chunk.k, numbers, stored_k_), kv_shape);
+  const keyhole_tensor v = tensor(stored(chunk.v, numbers, stored_v_), kv_shape);
+  check(keyhole_extend(session_.get(), *layer, &q, &k, &v, nullptr, &result, nullptr));
+}
+
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   const std::optional<uint32_t> number = place(layer);
-  if (!number && device_windows_) {
-    return device_windows_->attend(layer, q, nullptr, nullptr, out);
-  }
-  if (!number) return windows_->attend(layer, q, out, nullptr);
+  if (!number) return device_windows_->attend(layer, q, nullptr, nullptr, out);
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
   check(keyhole_attend(session_.get(), *number, &queries, nullptr, nullptr, &result, nullptr));
@@ -280,6 +350,27 @@ void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k
   check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
 }
 
+void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k,
+                                  const float* v, float* out, const uint32_t* positions) {
+  const std::optional<uint32_t> number = place(layer);
+  const size_t q_width = size_t{q_heads_} * head_dim_, kv_width = size_t{kv_heads_} * head_dim_;
+  for (uint32_t i = 0; i < n && !number; ++i) {
+    device_windows_->enqueue_attend(layer, q + i * q_width, k + i * kv_width, v + i * kv_width,
+                                    out + i * q_width, positions + i, stream_);
+  }
+  if (!number) return;
+  const auto tokens = [&](const float* data, uint32_t heads) {
+    const int64_t shape[] = {n, heads, head_dim_};
+    keyhole_tensor t = keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
+    t.memory = KEYHOLE_DEVICE;
+    return t;
+  };
+  const keyhole_tensor queries = tokens(q, q_heads_), keys = tokens(k, kv_heads_);
+  const keyhole_tensor values = tokens(v, kv_heads_), result = tokens(out, q_heads_);
+  check(
+      keyhole_extend(session_.get(), *number, &queries, &keys, &values, nullptr, &result, nullptr));
+}
+
 void KeyholeCache::will_hold(uint32_t tokens) {
   if (device_windows_) device_windows_->will_hold(tokens);
 }
@@ -291,7 +382,7 @@ bool KeyholeCache::can_be_captured() const {
 }
 
 bool KeyholeCache::announce() {
-  if (!has_full_layers_) return true;  // the session has no part in it
+  if (!has_layers_) return true;  // the session has no part in it
   const keyhole_status status = keyhole_session_announce(session_.get());
   if (status == KEYHOLE_INVALID_ARGUMENT) return false;
   check(status);
@@ -299,9 +390,8 @@ bool KeyholeCache::announce() {
 }
 
 void KeyholeCache::truncate(uint32_t tokens) {
-  if (windows_) windows_->truncate(tokens);  // first: it may refuse
-  if (device_windows_) device_windows_->truncate(tokens);
-  if (has_full_layers_) check(keyhole_truncate(session_.get(), tokens));
+  if (device_windows_) device_windows_->truncate(tokens);  // first: it may refuse
+  if (has_layers_) check(keyhole_truncate(session_.get(), tokens));
 }
 
 void KeyholeCache::set_index(const std::string& spec) {

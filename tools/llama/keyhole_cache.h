@@ -5,9 +5,10 @@
 // of them with each query. KeyholeCache has the same two verbs, prefill and attend; behind them a
 // keyhole_session keeps sink and window resident and finds the rest through an index.
 //
-// Layers that attend to a sliding window only (Mistral, Gemma) have nothing to find: their K and V lie in rings beside the
-// session, whose layers are the others, counted from 0. Layers are named by their number in the model here; by that of
-// the session in dense_layers, classifiers and budgets, which go to the library as they are.
+// Layers that attend to a sliding window only (Mistral, Gemma) have nothing to find. The session's first layers are the others,
+// counted from 0; sliding ones follow them where steps come through host memory, and lie in rings of the GPU beside the session
+// where they do not. Layers are named by their number in the model here; by that of the session in dense_layers, classifiers and
+// budgets, which go to the library as they are.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -24,7 +25,6 @@
 #include "tools/llama/device_windows.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
-#include "tools/llama/sliding_windows.h"
 
 namespace keyhole::tools {
 
@@ -70,15 +70,22 @@ void apply_settings(const std::vector<SettingValue>& values, void* config);
 class KeyholeCache {
  public:
   KeyholeCache(const LlamaConfig& model, const KeyholeCacheOptions& options);
+  /// What a saved cache is of, for the library to check: the model's id and the tokens that it holds.
+  struct Contents {
+    std::string model;
+    std::vector<int32_t> tokens;
+  };
   /// The cache that save() wrote to `path`. Of the options the engine's hold: kv_dtype, threads, device, classifiers; all
-  /// others are the saved ones. kv_format is not allowed.
+  /// others are the saved ones. kv_format is not allowed. Other contents than these are refused; null: any.
   [[nodiscard]] static KeyholeCache load(const LlamaConfig& model,
                                          const KeyholeCacheOptions& options,
-                                         const std::string& path);
-  /// Throws std::runtime_error for a model with sliding windows, whose layers keep tokens outside the session.
-  static void check_can_be_saved(const LlamaConfig& model);
-  /// Writes tokens, indexes and settings to `path` by keyhole_save().
-  void save(const std::string& path) const;
+                                         const std::string& path,
+                                         const Contents* contents = nullptr);
+  /// Throws std::runtime_error for a model with sliding windows on a GPU, which lie outside the session.
+  static void check_can_be_saved(const LlamaConfig& model, keyhole_device device);
+  /// Writes tokens, indexes and settings to `path` by keyhole_save(); and what they are, where it is known. Throws
+  /// likewise.
+  void save(const std::string& path, const Contents* contents = nullptr) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
   [[nodiscard]] keyhole_session_config config() const;
 
@@ -93,10 +100,11 @@ class KeyholeCache {
   void build(keyhole_progress_fn progress, void* user);
 
   /// One layer of one decoding step: appends k and v `[Hkv, d]`, attends with q `[Hq, d]`, writes
-  /// out `[Hq, d]`; all fp32 after RoPE. Sliding layers share their work with `team`, if there is one; Keyhole has
-  /// workers of its own.
-  void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
-              Team* team = nullptr);
+  /// out `[Hq, d]`; all fp32 after RoPE.
+  void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  /// The same for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`. Where it throws, the
+  /// layer may hold some of them if it slides on a GPU.
+  void extend(const LayerChunk& chunk, float* out);
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
 
@@ -110,6 +118,10 @@ class KeyholeCache {
   void use_stream(void* stream);
   void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
                       const uint32_t* position);
+  /// The same for n tokens behind those there are, each of which attends to those before it: q, out `[n, Hq, d]`, k, v
+  /// `[n, Hkv, d]`, positions `[n]`.
+  void enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k, const float* v,
+                      float* out, const uint32_t* positions);
   void will_hold(uint32_t tokens);
   void synchronize();
   /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of
@@ -117,7 +129,8 @@ class KeyholeCache {
   [[nodiscard]] bool can_be_captured() const;
   [[nodiscard]] bool announce();
 
-  /// Forgets all tokens from `tokens` on. Throws std::runtime_error for more than SlidingWindows can go back.
+  /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a sliding window would begin
+  /// before what is kept (WindowSpan::kSlack tokens behind it).
   void truncate(uint32_t tokens);
 
   /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
@@ -142,7 +155,7 @@ class KeyholeCache {
   KeyholeCache() = default;
   /// Without a session yet.
   static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
-  /// The session's number of a layer; nothing for a sliding one.
+  /// The session's number of a layer; nothing for one that lies beside it.
   [[nodiscard]] std::optional<uint32_t> place(uint32_t layer) const { return places_[layer]; }
   void append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
               const keyhole_tensor& q);
@@ -157,11 +170,9 @@ class KeyholeCache {
   ElementType kv_type_ = ElementType::f32;
   double prefill_seconds_ = 0.0;
   std::vector<std::optional<uint32_t>> places_;
-  bool has_full_layers_ = true;
-  // One of the two in a model with sliding layers, by on_device_.
-  std::optional<SlidingWindows> windows_;
-  std::unique_ptr<DeviceWindows> device_windows_;
-  void* stream_ = nullptr;  ///< of use_stream()
+  bool has_layers_ = true;                         ///< the session has layers of the model
+  std::unique_ptr<DeviceWindows> device_windows_;  ///< on_device_, in a model with sliding layers
+  void* stream_ = nullptr;                         ///< of use_stream()
   std::optional<KvFormat> format_;
   std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine
@@ -173,8 +184,13 @@ class KeyholeCache {
 [[nodiscard]] keyhole_dtype kv_dtype_of(const LlamaConfig& model);
 
 /// The engine's shape fields, kv_dtype, scale and soft-cap for a model, and RoPE where the library knows how to undo it
-/// (not YaRN, LongRoPE nor a partial one); everything else at its default. Its layers are those that attend to all tokens; of a
+/// (not LongRoPE); everything else at its default. Its layers are those that attend to all tokens; of a
 /// model that has none, one that stays empty.
 [[nodiscard]] keyhole_engine_config engine_config(const LlamaConfig& model);
+
+/// Gives the config of engine_config() the sliding layers as well, behind the others, in the order of the model. The structs of
+/// all layers, to which it points then.
+[[nodiscard]] std::vector<keyhole_layer_config> add_sliding_layers(const LlamaConfig& model,
+                                                                   keyhole_engine_config& config);
 
 }  // namespace keyhole::tools

@@ -87,11 +87,75 @@ TEST(SavedSession, ComesBackAsItWas) {
   EXPECT_EQ(read.kv_dtype, "f32");
   EXPECT_EQ(read.tokens, tokens);
   EXPECT_EQ(read.taken, 60U);
-  KeyholeCache loaded = KeyholeCache::load(small_shape(), small_options(), read.kv);
+  const KeyholeCache::Contents contents = contents_of(read);
+  KeyholeCache loaded = KeyholeCache::load(small_shape(), small_options(), read.kv, &contents);
   EXPECT_EQ(loaded.layer_tokens(0).total, 60U);
   EXPECT_EQ(loaded.config().window, 16U);
   EXPECT_STREQ(loaded.config().index, "flat");
   EXPECT_EQ(attend(loaded), attend(cache));
+}
+
+TEST(SavedSession, TheSessionFileSaysWhatItHolds) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "talk.session";
+  KeyholeCache cache = filled_cache(60, 1);
+  save_session(path, cache, about(std::vector<uint32_t>(61, 7), 60));
+  SavedSession other = read_session(path);
+  const auto error = [&] {
+    const KeyholeCache::Contents contents = contents_of(other);
+    return error_of(
+        [&] { (void)KeyholeCache::load(small_shape(), small_options(), other.kv, &contents); });
+  };
+  EXPECT_EQ(error(), "");
+  other.tokens[59] = 8;
+  EXPECT_NE(error().find("not the first of the 60"), std::string::npos) << error();
+  other.tokens[59] = 7;
+  other.identity.weights = "fedcba9876543210";
+  EXPECT_NE(error().find("fedcba9876543210"), std::string::npos) << error();
+}
+
+TEST(SavedSession, HoldsSlidingWindows) {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "talk.session";
+  LlamaConfig config = small_shape();
+  config.layers = 3;
+  config.windows = {9, 0, 30};
+  KeyholeCache cache(config, small_options());
+  std::mt19937_64 random(4);
+  std::normal_distribution<float> normal;
+  std::vector<float> rows(60 * config.q_width());
+  for (float& x : rows) x = normal(random);
+  for (uint32_t layer = 0; layer < 3; ++layer) {
+    cache.prefill({layer, 0, 60, rows.data(), rows.data() + layer, rows.data() + 7});
+  }
+  cache.build(nullptr, nullptr);
+  save_session(path, cache, about(std::vector<uint32_t>(60, 7), 60));
+  KeyholeCache loaded = KeyholeCache::load(config, small_options(), read_session(path).kv);
+  KeyholeCache fork = cache.fork();
+  EXPECT_EQ(loaded.layer_tokens(0).window, 9U);
+  EXPECT_EQ(loaded.layer_tokens(2).total, 60U);
+  for (int step = 0; step < 40; ++step) {
+    if (step == 20) {
+      for (KeyholeCache* each : {&cache, &loaded, &fork}) each->truncate(65);
+    }
+    for (uint32_t layer = 0; layer < 3; ++layer) {
+      const float* at = rows.data() + 64 * (step + layer);
+      std::vector<float> out[3];
+      size_t i = 0;
+      for (KeyholeCache* each : {&cache, &loaded, &fork}) {
+        out[i].resize(config.q_width());
+        each->attend(layer, at, at + 256, at + 512, out[i++].data());
+      }
+      EXPECT_EQ(out[0], out[1]) << "layer " << layer << ", step " << step;
+      EXPECT_EQ(out[0], out[2]) << "layer " << layer << ", step " << step;
+    }
+  }
+  EXPECT_NE(error_of([&] {
+              KeyholeCache::check_can_be_saved(config, KEYHOLE_DEVICE_CUDA);
+            }).find("sliding windows on a GPU"),
+            std::string::npos);
+  KeyholeCache::check_can_be_saved(config, KEYHOLE_DEVICE_HOST);
+  KeyholeCache::check_can_be_saved(small_shape(), KEYHOLE_DEVICE_CUDA);
 }
 
 TEST(SavedSession, IsForItsOwnerAlone) {

@@ -227,7 +227,8 @@ TEST(Families, AreWhatTheirConfigsSay) {
   EXPECT_TRUE(parse(phi).fused_tensors);
   phi["partial_rotary_factor"] = 0.75;
   EXPECT_EQ(parse(phi).rope.dims, 48U);
-  EXPECT_EQ(engine_config(parse(phi)).rope_theta, 0.0F);  // not undone by the library
+  EXPECT_EQ(engine_config(parse(phi)).rope_theta, 10000.0F);
+  EXPECT_EQ(engine_config(parse(phi)).rope_dim, 48U);
   phi["max_position_embeddings"] = 131072;
   for (const char* name : {"su", "yarn", "longrope"}) {  // all the same in this family
     json& scaling = phi["rope_scaling"];

@@ -167,6 +167,38 @@ TEST_P(Family, AlsoFromFilesOf16Bits) {
   }
 }
 
+/// A prompt of which the last 290 tokens come later, as turns of a chat do: 250 at once, some by steps, the rest at once.
+TEST_P(Family, TakesTheRestOfAPromptLater) {
+  const Golden golden = load(GetParam());
+  const auto prompt = std::span(golden.prompt);
+  const size_t first = prompt.size() - 290;
+  for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
+    const LlamaModel model = loaded(golden, type, 1);
+    KeyholeCache cache(model.config, exact_cache());
+    HostDecoder decoder(model, cache, team_);
+    (void)decoder.prefill(prompt.first(first));
+    cache.build(nullptr, nullptr);
+    ASSERT_GE(decoder.tokens_at_once(), 250U);
+    (void)decoder.extend(prompt.subspan(first, 250));
+    EXPECT_EQ(decoder.tokens(), first + 250);
+    (void)decoder.extend(prompt.subspan(first + 250, 3));
+    const std::span<const float> logits = decoder.extend(prompt.subspan(first + 253));
+    expect_close(logits, golden.logits);
+    EXPECT_EQ(continued(decoder, logits, golden.generated.size()), golden.generated);
+
+    // What fails leaves the tokens as they were.
+    const std::vector<uint32_t> more(decoder.tokens_at_once() + 1, prompt.front());
+    EXPECT_THROW((void)decoder.extend(more), std::runtime_error);
+    const auto fill = [&] {
+      for (int i = 0; i < 20; ++i) (void)decoder.extend(std::span(more).first(150));
+    };
+    EXPECT_ANY_THROW(fill());
+    EXPECT_EQ((decoder.tokens() - golden.generated.size() - prompt.size() + 1) % 150, 0U);
+    decoder.truncate(static_cast<uint32_t>(prompt.size()) - 1);
+    expect_close(decoder.step(prompt.back()), golden.logits);
+  }
+}
+
 /// transformers has written the text model of Gemma 3 under two names.
 TEST_F(FamilyTest, Gemma3UnderItsOtherNames) {
   const Golden golden = load("gemma3");

@@ -67,8 +67,8 @@ TEST(GpuPrefillSizes, CountBothRopes) {
 }
 
 TEST(GpuExtensionBytes, AreThoseOfAChunk) {
-  // As above, of 256 tokens: hidden states, q, K and V and attention in fp32, RoPE, and the chunk's activations.
-  const uint64_t n = 256;
+  // As above, of 512 tokens: hidden states, q, K and V and attention in fp32, RoPE, and the chunk's activations.
+  const uint64_t n = 512;
   const uint64_t exact =
       n * (4096 * 4 + 64 * 8 + 6144 * 4 + 4096 * 4 + 4 + 28672 * 4 + 4 * (4096 + 4096 + 14336)) +
       128256 * 4 + 32 * kMiB;

@@ -2,9 +2,9 @@
 #include <random>
 
 #include "tests/tools/llama/gpu_arrays.h"
+#include "tests/tools/llama/host_windows.h"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/device_windows.h"
-#include "tools/llama/sliding_windows.h"
 
 namespace keyhole::tools {
 namespace {

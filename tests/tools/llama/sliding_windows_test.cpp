@@ -1,5 +1,5 @@
 // K and V of sliding layers: what is attended to, across the ring's end and after going back, against double precision.
-#include "tools/llama/sliding_windows.h"
+#include "tests/tools/llama/host_windows.h"
 
 #include <gtest/gtest.h>
 

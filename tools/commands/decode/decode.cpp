@@ -111,7 +111,6 @@ void decode(DecodeOptions options) {
   const std::optional<SavedSession> saved = find_session(options);
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   set_kv_dtype(options.cache, model);
-  if (!options.save_session.empty()) KeyholeCache::check_can_be_saved(model);
   // Token ids are what a model without a tokenizer can be given.
   const bool has_text = options.interactive || options.chat || !options.stops.empty() ||
                         (options.has_prompt() && options.token_file.empty());
@@ -128,6 +127,7 @@ void decode(DecodeOptions options) {
 
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
+  if (!options.save_session.empty()) KeyholeCache::check_can_be_saved(model, options.cache.device);
   const std::unique_ptr<Conversation> conversation =
       saved ? resume(options, runner, *saved) : begin(options, runner, capacity);
 

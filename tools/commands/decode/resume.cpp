@@ -49,7 +49,9 @@ std::unique_ptr<Conversation> resume(DecodeOptions& options, Runner& runner,
   engine.device = options.cache.device;
   engine.kv_dtype = dtype_of(saved.kv_dtype);
   engine.classifiers = options.cache.classifiers;
-  KeyholeCache cache = KeyholeCache::load(runner.model().config, engine, saved.kv.string());
+  const KeyholeCache::Contents contents = contents_of(saved);
+  KeyholeCache cache =
+      KeyholeCache::load(runner.model().config, engine, saved.kv.string(), &contents);
   const keyhole_session_config config = cache.config();
   take_over(config, options);
   const uint32_t held = cache.layer_tokens(0).total;

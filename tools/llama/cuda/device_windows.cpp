@@ -8,7 +8,7 @@
 #include "runtime/files/element.h"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/window_kernels.h"
-#include "tools/llama/sliding_windows.h"
+#include "tools/llama/window_span.h"
 
 namespace keyhole::tools {
 
@@ -27,7 +27,7 @@ class DeviceWindows::Rings {
     for (uint32_t layer = 0; layer < model.layers; ++layer) {
       if (!model.slides(layer)) continue;
       places_[layer] = rings_.size();
-      const size_t slots = SlidingWindows::slots(model.windows[layer], max_tokens);
+      const size_t slots = WindowSpan::slots_of(model.windows[layer], max_tokens);
       rings_.push_back({{model.windows[layer], slots, 0, 0}, bytes(slots), bytes(slots)});
     }
   }
@@ -117,7 +117,7 @@ class DeviceWindows::Rings {
   }
 
   void will_hold(uint32_t tokens) {
-    SlidingWindows::check_room(tokens, max_tokens_);
+    WindowSpan::check_room(tokens, max_tokens_);
     for (Ring& ring : rings_) {
       if (ring.span.count < tokens) ring.span.add(tokens - ring.span.count);
     }
@@ -140,7 +140,7 @@ class DeviceWindows::Rings {
   Ring& ring(uint32_t layer) { return rings_[places_[layer]]; }
 
   void check_room(const Ring& ring, size_t tokens) const {
-    SlidingWindows::check_room(ring.span.count + tokens, max_tokens_);
+    WindowSpan::check_room(ring.span.count + tokens, max_tokens_);
   }
 
   /// body(first of the new tokens, its slot, how many) for the runs of slots that `tokens` tokens take; of more than the ring

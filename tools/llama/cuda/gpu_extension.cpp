@@ -81,19 +81,15 @@ class Extension {
   }
 
   void attend_on_device(uint32_t layer) {
-    for (size_t i = 0; i < n_; ++i) {
-      cache_.enqueue_attend(layer, q(qkv_, i), k(qkv_, i), v(qkv_, i),
-                            attended_.get() + i * config_.q_width(), positions_.get() + i);
-    }
+    cache_.enqueue_extend(layer, static_cast<uint32_t>(n_), q(qkv_, 0), k(qkv_, 0), v(qkv_, 0),
+                          attended_.get(), positions_.get());
   }
 
   void attend_on_host(uint32_t layer) {
     copy(host_qkv_.get(), qkv_.get(), qkv_.size(), cudaMemcpyDeviceToHost);
     cuda::check(cudaStreamSynchronize(stream_), "tokens behind a prompt");
-    for (size_t i = 0; i < n_; ++i) {
-      cache_.attend(layer, q(host_qkv_, i), k(host_qkv_, i), v(host_qkv_, i),
-                    host_attended_.get() + i * config_.q_width());
-    }
+    cache_.extend({layer, before_, n_, q(host_qkv_, 0), k(host_qkv_, 0), v(host_qkv_, 0)},
+                  host_attended_.get());
     copy(attended_.get(), host_attended_.get(), attended_.size(), cudaMemcpyHostToDevice);
   }
   void copy(float* to, const float* from, size_t count, cudaMemcpyKind kind) const {

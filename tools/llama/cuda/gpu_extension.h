@@ -1,6 +1,5 @@
-// Tokens behind those of a session, a chunk at a time: the products of all of them together, as in a prompt; attention as
-// in steps, one token after the other, through the session. Its rows of earlier tokens stay where they are: the library
-// has no call that gives them back.
+// Tokens behind those of a session, a chunk at a time: the products of all of them together, as in a prompt; attention
+// through the session, which chooses between all of them at once and a few at a time (keyhole_extend).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// K and V of the layers that attend to their last tokens only, beside Keyhole, which holds those of the other layers.
+// Rings of sliding layers on the host, written plainly: what those on a GPU are compared with.
 #pragma once
 
 #include <cstddef>
@@ -10,33 +10,15 @@
 #include "runtime/files/safetensors.h"
 #include "tools/llama/config.h"
 #include "tools/llama/team.h"
+#include "tools/llama/window_span.h"
 
 namespace keyhole::tools {
-
-/// Which tokens a ring holds.
-struct WindowSpan {
-  size_t window;
-  size_t slots;       ///< token t lies in slot t % slots
-  size_t count = 0;   ///< tokens so far
-  size_t oldest = 0;  ///< the first that is still there
-
-  void add(size_t tokens);
-  /// Throws std::runtime_error where a window would begin before what is there; to 0 it can always go.
-  void check_truncation(size_t tokens) const;
-  void truncate(size_t tokens);
-};
 
 /// One ring for each sliding layer of a model: of a window of W tokens the last W + kSlack, so that the sequence can be
 /// taken back by as many. Token i attends to j with i - j < W. Copies go on by themselves. One thread at a time.
 class SlidingWindows {
  public:
-  /// Tokens behind the window that are kept for truncate().
-  static constexpr uint32_t kSlack = 4096;
-
-  /// Slots of a ring for a window; max_tokens as below.
-  [[nodiscard]] static size_t slots(size_t window, uint32_t max_tokens);
-  /// Throws std::runtime_error for a sequence of more than max_tokens, where these are known.
-  static void check_room(size_t tokens, uint32_t max_tokens);
+  static constexpr uint32_t kSlack = WindowSpan::kSlack;
 
   /// K and V are stored as `type`: f32, f16 or bf16. `max_tokens`: the longest sequence; 0: not known.
   SlidingWindows(const LlamaConfig& model, ElementType type, uint32_t max_tokens);

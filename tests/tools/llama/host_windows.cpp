@@ -1,4 +1,4 @@
-#include "tools/llama/sliding_windows.h"
+#include "tests/tools/llama/host_windows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,38 +13,6 @@
 #include "tools/llama/vector_math.h"
 
 namespace keyhole::tools {
-
-void WindowSpan::add(size_t tokens) {
-  count += tokens;
-  if (count > slots) oldest = std::max(oldest, count - slots);
-}
-
-void WindowSpan::check_truncation(size_t tokens) const {
-  // The next token attends to itself and the window - 1 before it.
-  if (tokens == 0 || tokens >= count || oldest == 0 || tokens + 1 >= oldest + window) return;
-  throw std::runtime_error("the sequence cannot be cut to " + std::to_string(tokens) +
-                           " tokens: layers with a sliding window of " + std::to_string(window) +
-                           " hold tokens " + std::to_string(oldest) + " to " +
-                           std::to_string(count - 1) +
-                           "; allowed: " + std::to_string(oldest + window - 1) + " or more");
-}
-
-void WindowSpan::truncate(size_t tokens) {
-  count = std::min(count, tokens);
-  // Nothing to attend to: a ring that has turned can begin again.
-  if (tokens == 0) oldest = 0;
-}
-
-size_t SlidingWindows::slots(size_t window, uint32_t max_tokens) {
-  const size_t slots = window + kSlack;
-  return max_tokens == 0 ? slots : std::min<size_t>(slots, max_tokens);
-}
-
-void SlidingWindows::check_room(size_t tokens, uint32_t max_tokens) {
-  if (max_tokens == 0 || tokens <= max_tokens) return;
-  throw std::runtime_error("a sequence of " + std::to_string(tokens) +
-                           " tokens; allowed: " + std::to_string(max_tokens) + " (max_tokens)");
-}
 
 SlidingWindows::Bytes::Bytes(size_t size)
     : size_(size), data_(static_cast<std::byte*>(std::calloc(std::max<size_t>(size, 1), 1))) {
@@ -69,7 +37,7 @@ SlidingWindows::SlidingWindows(const LlamaConfig& model, ElementType type, uint3
     if (!model.slides(layer)) continue;
     places_[layer] = static_cast<uint32_t>(rings_.size());
     const size_t window = model.windows[layer];
-    const size_t slots = SlidingWindows::slots(window, max_tokens);
+    const size_t slots = WindowSpan::slots_of(window, max_tokens);
     const size_t bytes = kv_heads_ * slots * head_dim_ * element_size(type_);
     rings_.push_back({{window, slots, 0, 0}, Bytes(bytes), Bytes(bytes)});
     longest = std::max(longest, std::min(window, slots));
@@ -85,7 +53,7 @@ size_t SlidingWindows::bytes() const {
 
 void SlidingWindows::append(uint32_t layer, size_t tokens, const float* k, const float* v) {
   Ring& ring = this->ring(layer);
-  check_room(ring.count + tokens, max_tokens_);
+  WindowSpan::check_room(ring.count + tokens, max_tokens_);
   const size_t row = head_dim_ * element_size(type_);
   // Of a prompt that is longer than the ring only the end stays.
   const size_t skipped = tokens > ring.slots ? tokens - ring.slots : 0;
