@@ -106,6 +106,34 @@ struct Layer {
   }
 };
 
+/// n new tokens of one layer at once, which do not stay.
+class NewTokens {
+ public:
+  NewTokens(Layer& layer, int64_t n)
+      : layer_(&layer),
+        n_(n),
+        q_(static_cast<size_t>(n * layer.q_heads * kDim)),
+        kv_(static_cast<size_t>(n * layer.kv_heads * kDim)),
+        out_(q_.size()) {}
+  void fill() {
+    layer_->fill(q_);
+    layer_->fill(kv_);
+  }
+  void extend() {
+    const int64_t shape[] = {n_, layer_->q_heads, kDim}, kv_shape[] = {n_, layer_->kv_heads, kDim};
+    const keyhole_tensor tq = keyhole_tensor_host(q_.data(), KEYHOLE_F32, 3, shape),
+                         t = keyhole_tensor_host(kv_.data(), KEYHOLE_F32, 3, kv_shape),
+                         to = keyhole_tensor_host(out_.data(), KEYHOLE_F32, 3, shape);
+    must(keyhole_extend(layer_->session, 0, &tq, &t, &t, nullptr, &to, nullptr));
+  }
+  void forget() { must(keyhole_session_accept(layer_->session, 0, nullptr)); }
+
+ private:
+  Layer* layer_;
+  int64_t n_;
+  std::vector<float> q_, kv_, out_;
+};
+
 /// Seconds to read `bytes` once with all threads: the floor of any exact attention.
 class ReadFloor {
  public:
@@ -199,6 +227,38 @@ BENCHMARK(indexed)
         }
       }
     })
+    ->Unit(benchmark::kMicrosecond)
+    ->UseRealTime();
+
+// Several tokens at once over 32k tokens, by the time of one call: drafts (1 to 16) by codes and by the best 100 keys,
+// and a turn of 512 tokens exactly.
+void several(benchmark::State& state) {
+  constexpr const char* kWays[] = {"codes", "flat", "exact"};
+  const auto way = static_cast<size_t>(state.range(0));
+  const int64_t n = state.range(1);
+  const bool is_exact = way == 2;
+  Layer layer(32768, is_exact ? KEYHOLE_MODE_EXACT : KEYHOLE_MODE_INDEXED,
+              static_cast<uint32_t>(state.range(2)), is_exact ? nullptr : kWays[way], 8, 0,
+              static_cast<uint32_t>(n) + 16);
+  NewTokens tokens(layer, n);
+  state.SetLabel(kWays[way]);
+  for (auto _ : state) {
+    state.PauseTiming();
+    tokens.fill();
+    state.ResumeTiming();
+    tokens.extend();
+    state.PauseTiming();
+    tokens.forget();
+    state.ResumeTiming();
+  }
+  state.counters["us/token"] =
+      benchmark::Counter(static_cast<double>(state.iterations() * n) / 1e6,
+                         benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+BENCHMARK(several)
+    ->ArgNames({"way", "tokens", "threads"})
+    ->ArgsProduct({{0, 1}, {1, 4, 8, 16}, {1, 2}})
+    ->ArgsProduct({{2}, {1, 512}, {2}})
     ->Unit(benchmark::kMicrosecond)
     ->UseRealTime();
 
