@@ -1,0 +1,215 @@
+// One token of several sequences at once (keyhole_extend_batch) with codes on the device, shape of Llama-3-8B (8 KV heads with
+// 4 query heads each, 128 components, f16), captured in one graph: all sessions on one stream, or each on its own; beside
+// full attention on the card, which is a window as long as the context. Sequences are built one by one, or are forks of
+// one. Microseconds a layer for all sequences together; tokens reach a session from one buffer of 8192.
+//
+//   gpu_batch_bench [layers] [bits] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks; e.g. 16x32768 16f131072
+#include <cuda_runtime_api.h>
+#include <keyhole/keyhole.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/gpu/session_rows.h"
+
+namespace {
+
+using namespace keyhole::bench;  // NOLINT
+
+using Clock = std::chrono::steady_clock;
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kChunk = 8192, kReserve = 512;
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+struct Shape {
+  uint32_t layers;
+  std::string bits;
+};
+
+/// Sequences of one length, and the tensors of a step.
+class Sequences {
+ public:
+  Sequences(keyhole_engine* engine, const Shape& shape, uint32_t count, uint32_t tokens,
+            bool is_full, bool are_forks)
+      : layers_(shape.layers),
+        q_(std::max(count, kChunk), kHeads),
+        k_(std::max(count, kChunk), kKvHeads),
+        v_(std::max(count, kChunk), kKvHeads),
+        out_(count, kHeads) {
+    for (uint32_t i = 0; i <= count; ++i) starts_.push_back(i);
+    streams_.resize(count);
+    for (cudaStream_t& s : streams_) must(cudaStreamCreate(&s) == cudaSuccess, "stream");
+    keyhole_session_config c;
+    keyhole_session_config_init(&c);
+    c.max_tokens = tokens + kReserve;
+    const std::string spec = "codes:k=" + shape.bits + ",v=" + shape.bits;
+    c.index = spec.c_str();
+    c.partitions = KEYHOLE_PLACE_DEVICE;
+    if (is_full) c.window = tokens + kReserve;
+    for (uint32_t i = 0; i < count; ++i) {
+      keyhole_session* session = nullptr;
+      const auto begin = Clock::now();
+      if (are_forks && i > 0) {
+        must(keyhole_fork(sessions_[0], &session) == KEYHOLE_OK, "fork");
+        must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+        fork_us_ += us_since(begin) / (count - 1);
+      } else {
+        must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+      }
+      sessions_.push_back(session);
+      must(keyhole_session_set_stream(session, streams_[i]) == KEYHOLE_OK, "stream");
+      if (!are_forks || i == 0) fill(session, tokens);
+    }
+  }
+  ~Sequences() {
+    for (size_t i = sessions_.size(); i-- > 0;) keyhole_session_destroy(sessions_[i]);
+    for (cudaStream_t s : streams_) (void)cudaStreamDestroy(s);
+  }
+  Sequences(const Sequences&) = delete;
+  Sequences& operator=(const Sequences&) = delete;
+
+  [[nodiscard]] double fork_us() const { return fork_us_; }
+
+  /// Device and host bytes of all sessions.
+  [[nodiscard]] std::pair<double, double> gib() const {
+    double device = 0, host = 0;
+    for (keyhole_session* session : sessions_) {
+      keyhole_statistics stats;
+      keyhole_statistics_init(&stats);
+      must(keyhole_get_statistics(session, &stats) == KEYHOLE_OK, "statistics");
+      device += static_cast<double>(stats.device_bytes) / kGiB;
+      host += static_cast<double>(stats.host_bytes) / kGiB;
+    }
+    return {device, host};
+  }
+
+  /// The median time of a layer in a graph; `host_us`, of the calls that enqueue it.
+  double us(bool on_own_streams, double& host_us) {
+    for (size_t i = 0; i < sessions_.size(); ++i) {
+      must(keyhole_session_set_stream(sessions_[i], streams_[on_own_streams ? i : 0]) == KEYHOLE_OK,
+           "stream");
+    }
+    cudaStream_t first = streams_[0];
+    cudaEvent_t begin, end, fork, join;
+    for (cudaEvent_t* e : {&begin, &end, &fork, &join}) {
+      must(cudaEventCreate(e) == cudaSuccess, "event");
+    }
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    must(cudaStreamBeginCapture(first, cudaStreamCaptureModeThreadLocal) == cudaSuccess, "capture");
+    host_us = 1e12;
+    const auto at = Clock::now();
+    for (uint32_t l = 0; l < layers_; ++l) {
+      // As a model has it: all sequences' rows of a layer are there at once, and its product waits for all outputs.
+      (void)cudaEventRecord(fork, first);
+      for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
+        (void)cudaStreamWaitEvent(streams_[i], fork, 0);
+      }
+      const auto n = static_cast<uint32_t>(sessions_.size());
+      const keyhole_tensor q = q_.tensor(n), k = k_.tensor(n), v = v_.tensor(n), o = out_.tensor();
+      must(keyhole_extend_batch(sessions_.data(), n, l, &q, &k, &v, starts_.data(), &o, nullptr,
+                                nullptr) == KEYHOLE_OK,
+           "extend_batch");
+      for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
+        (void)cudaEventRecord(join, streams_[i]);
+        (void)cudaStreamWaitEvent(first, join, 0);
+      }
+    }
+    host_us = us_since(at) / layers_;
+    must(cudaStreamEndCapture(first, &graph) == cudaSuccess, "capture");
+    must(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "graph");
+    std::vector<float> times;
+    for (int i = 0; i < 25; ++i) {
+      for (keyhole_session* s : sessions_) {
+        must(keyhole_session_announce(s) == KEYHOLE_OK, "announce");
+      }
+      (void)cudaEventRecord(begin, first);
+      must(cudaGraphLaunch(exec, first) == cudaSuccess, "launch");
+      (void)cudaEventRecord(end, first);
+      for (keyhole_session* s : sessions_) {
+        must(keyhole_session_synchronize(s) == KEYHOLE_OK, "synchronize");
+      }
+      must(cudaStreamSynchronize(first) == cudaSuccess, "synchronize");
+      float ms = 0;
+      (void)cudaEventElapsedTime(&ms, begin, end);
+      if (i >= 5) times.push_back(ms);
+    }
+    std::sort(times.begin(), times.end());
+    (void)cudaGraphExecDestroy(exec);
+    (void)cudaGraphDestroy(graph);
+    for (cudaEvent_t e : {begin, end, fork, join}) (void)cudaEventDestroy(e);
+    return 1000.0 * static_cast<double>(times[times.size() / 2]) / layers_;
+  }
+
+ private:
+  void fill(keyhole_session* session, uint32_t tokens) {
+    for (uint32_t l = 0; l < layers_; ++l) {
+      for (uint32_t at = 0; at < tokens; at += kChunk) {
+        const uint32_t n = std::min(kChunk, tokens - at);
+        const keyhole_tensor tk = k_.tensor(n), tv = v_.tensor(n), tq = q_.tensor(n);
+        must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
+      }
+    }
+    must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
+    must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+  }
+
+  uint32_t layers_;
+  Rows q_, k_, v_, out_;
+  std::vector<uint32_t> starts_;
+  std::vector<cudaStream_t> streams_;
+  std::vector<keyhole_session*> sessions_;
+  double fork_us_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Shape shape = {argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 4,
+                       argc > 2 ? argv[2] : "2"};
+  std::vector<std::string> cases(argv + std::min(argc, 3), argv + argc);
+  if (cases.empty()) cases = {"1x32768", "4x32768", "16x32768", "1x131072", "4x131072"};
+  keyhole_engine_config e;
+  keyhole_engine_config_init(&e);
+  e.layers = shape.layers;
+  e.q_heads = kHeads;
+  e.kv_heads = kKvHeads;
+  e.head_dim = kDim;
+  e.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_engine* engine = nullptr;
+  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  std::printf("%u layers, codes of %s bits; us a layer, GiB of all layers\n", shape.layers,
+              shape.bits.c_str());
+  std::printf("%12s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one stream", "own streams",
+              "full", "enqueue", "device", "host", "fork ms");
+  for (const std::string& text : cases) {
+    const size_t mark = text.find_first_of("xf");
+    must(mark != std::string::npos, "a case is SEQUENCESxTOKENS or SEQUENCESfTOKENS");
+    const bool are_forks = text[mark] == 'f';
+    const auto count = static_cast<uint32_t>(std::atoi(text.c_str()));
+    const auto tokens = static_cast<uint32_t>(std::atoi(text.c_str() + mark + 1));
+    double enqueue = 0, full_enqueue = 0;
+    Sequences codes(engine, shape, count, tokens, false, are_forks);
+    const auto [device, host] = codes.gib();
+    const double one = codes.us(false, enqueue), own = codes.us(true, enqueue);
+    double full = 0;
+    if (!are_forks) {
+      Sequences all(engine, shape, count, tokens, true, false);
+      full = all.us(true, full_enqueue);
+      full = std::min(full, all.us(false, full_enqueue));
+    }
+    std::printf("%12s %11.1f %11.1f %11.1f %8.1f %8.2f %8.2f %8.2f\n", text.c_str(), one, own, full,
+                enqueue, device, host, codes.fork_us() / 1000.0);
+    std::fflush(stdout);
+  }
+  keyhole_engine_destroy(engine);
+  return 0;
+}
