@@ -8,6 +8,7 @@
 #include "cpu/row_access.h"
 #include "index/graph/training_neighbours.h"
 #include "tests/index/keys.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -193,6 +194,7 @@ TEST(Accelerator, OneThatDeclinesChangesNothing) {
 }
 
 TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
+  KEYHOLE_SKIP_WITH_TSAN();
   const Head head(unless_sanitized(3000, 1500));
   const char* spec = "roargraph:M=8,ef=100,beam=60,Nq=40,codec=none";
   MadeUp made_up;

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "tests/index/keys.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -56,6 +57,7 @@ TEST(Build, DoesNotDependOnThreads) {
 }
 
 TEST(Build, DoesNotDependOnTheKernelsLevelBeyondRounding) {
+  KEYHOLE_SKIP_WITH_TSAN();
   std::mt19937 random(72);
   Keys keys(800, 64, DType::f16);
   keys.put(0, integers(800, 64, random));
@@ -137,6 +139,7 @@ TEST_P(Cancel, LeavesTheIndexAsItWas) {
 INSTANTIATE_TEST_SUITE_P(Types, Cancel, ::testing::ValuesIn(kSpecs));
 
 TEST(Bytes, AreWhatTheEstimateSays) {
+  KEYHOLE_SKIP_WITH_TSAN();
   std::mt19937 random(74);
   for (const size_t n : {size_t{0}, size_t{700}, size_t{2000}}) {
     for (const DType dtype : key_dtypes()) {

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "tests/index/classifiers.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -248,6 +249,7 @@ TEST_F(SaapTest, RefusesAClassifierOfAnotherHeadDimension) {
 
 // Topics that come back anywhere in the text: with RoPE undone, a topic is a partition.
 TEST(RopeUndoProbing, FindsTopicsWhereverTheyStand) {
+  KEYHOLE_SKIP_WITH_TSAN();
   std::mt19937 random(92);
   constexpr size_t kRows = 4000;
   const auto topics = gaussian(40, kDim, random);

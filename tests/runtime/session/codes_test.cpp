@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "tests/runtime/fixture.h"
+#include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
@@ -136,6 +137,7 @@ TEST(Codes, AsManyExactRowsAsThereAreIsExactAttention) {
 }
 
 TEST(Codes, ErrorsFallWithBitsAndRows) {
+  KEYHOLE_SKIP_WITH_TSAN();
   Numbers numbers(6);
   auto ec = small_engine();
   ec.q_heads = 8;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/runtime/stored_model.h"
+#include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
@@ -295,6 +296,7 @@ std::vector<float> normal(std::mt19937_64& rng, size_t n) {
 }
 
 TEST(KvHost, Int8IsNearExactAttentionWithOutlierChannelsToo) {
+  KEYHOLE_SKIP_WITH_TSAN();
   auto ec = small_engine();
   ec.head_dim = 128;
   ec.kv_dtype = KEYHOLE_F16;
@@ -341,6 +343,7 @@ TEST(KvHost, Int8IsNearExactAttentionWithOutlierChannelsToo) {
 }
 
 TEST(KvHost, NumbersAtTheEndsOfTheirDtypeStayFinite) {
+  KEYHOLE_SKIP_WITH_TSAN();
   struct End {
     keyhole_dtype dtype;
     float most;
