@@ -58,6 +58,12 @@ ReservedBuffer::~ReservedBuffer() {
   if (data_ != nullptr) munmap(data_, mapped_bytes(bytes_));
 }
 
+ReservedBuffer ReservedBuffer::copy(size_t used) const {
+  ReservedBuffer other(bytes_);
+  if (used > 0) std::memcpy(other.data_, data_, used);
+  return other;
+}
+
 void ReservedBuffer::release(size_t begin, size_t end) {
   const size_t first = round_up(begin, page_size());
   const size_t last = end >= bytes_ ? mapped_bytes(bytes_) : end / page_size() * page_size();

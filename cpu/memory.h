@@ -27,6 +27,9 @@ class ReservedBuffer {
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] size_t bytes() const { return bytes_; }
 
+  /// A buffer of the same size that begins with the first `used` bytes of this one. Throws Error(out_of_memory).
+  [[nodiscard]] ReservedBuffer copy(size_t used) const;
+
   /// Gives the pages that lie wholly in [begin, end) back to the system; they read as zero again.
   void release(size_t begin, size_t end);
 

@@ -120,6 +120,14 @@ void BasicIndex::truncate(size_t new_count) {
   ++version_;
 }
 
+std::unique_ptr<Index> BasicIndex::share(const RowsView& keys) const {
+  check_keys(keys, count());
+  std::unique_ptr<BasicIndex> copy = do_share();
+  copy->keys_ = keys;
+  copy->keys_.count = count();
+  return copy;
+}
+
 SearchScratch& BasicIndex::check_search(const SearchArgs& args, Scratch& scratch) const {
   auto* own = dynamic_cast<SearchScratch*>(&scratch);
   if (own == nullptr || args.group == 0 || args.group > own->max_group || args.k > own->max_k) {

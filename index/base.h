@@ -53,6 +53,7 @@ class BasicIndex : public Index {
                                                             const Progress& progress) const final;
   std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) final;
   void truncate(size_t count) final;
+  [[nodiscard]] std::unique_ptr<Index> share(const RowsView& keys) const final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
   [[nodiscard]] const TypeDecl& type() const final { return spec_.type(); }
   using Index::search;
@@ -65,6 +66,8 @@ class BasicIndex : public Index {
   void load(std::istream& in, const RowsView& keys) final;
 
  protected:
+  BasicIndex(const BasicIndex&) = default;
+
   /// The scale of each channel (`[dim]`, see scan/balance.h) in which an index whose first rows are input.keys compares
   /// keys with each other; empty: it never does. What an append brings to an index without rows has no queries.
   [[nodiscard]] virtual std::vector<float> learn_scale(const BuildInput& input) const;
@@ -93,6 +96,8 @@ class BasicIndex : public Index {
                          SearchCost& cost) const = 0;
   /// Reserves what a search with a logging collector needs beside the collector's own memory.
   virtual void do_reserve_log(SearchScratch& /*scratch*/) const {}
+  /// A copy of the object, over the same keys: its big parts are cpu::Shared, so that it copies little.
+  [[nodiscard]] virtual std::unique_ptr<BasicIndex> do_share() const = 0;
   /// Adds diagnostics, and what `auto` parameters have become.
   virtual void describe(IndexInfo& info) const = 0;
   virtual void save_body(Writer& out) const = 0;

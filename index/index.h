@@ -3,7 +3,8 @@
 //
 // An index never owns K and V: it is given a view of rows that stay where they are while the index
 // lives (the offload store reserves its space once), and answers with row numbers of that view. What it
-// copies for its own use (regrouped keys, graph edges, codes) counts in IndexInfo::bytes.
+// copies for its own use (regrouped keys, graph edges, codes) counts in IndexInfo::bytes. Indexes of copies of the rows
+// can hold that together, see share().
 #pragma once
 
 #include <functional>
@@ -171,8 +172,15 @@ class Index {
   }
   virtual std::unique_ptr<Addition> commit_append(std::unique_ptr<Addition> addition) = 0;
 
-  /// Forgets rows >= count; they are never returned again, and may be appended anew with other content.
+  /// Forgets rows >= count; they are never returned again, and may be appended anew with other content. Throws
+  /// Error(out_of_memory), and then the index is as it was or can only be destroyed.
   virtual void truncate(size_t count) = 0;
+
+  /// An index of the same rows, of which `keys` is a copy of at least count(), that finds the same. What both hold in memory
+  /// they share until one of them changes it, which takes a copy of its own first. From then on they are two objects: either
+  /// may be used, changed and destroyed by a thread of its own, in any order. Others may search this index meanwhile, or
+  /// prepare an append.
+  [[nodiscard]] virtual std::unique_ptr<Index> share(const RowsView& keys) const = 0;
 
   [[nodiscard]] virtual size_t count() const = 0;
 
@@ -217,6 +225,8 @@ class Index {
   /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;
   [[nodiscard]] virtual size_t bytes() const = 0;
+  /// Of bytes(), those that another index counts: of what several share, the first that still has it does.
+  [[nodiscard]] virtual size_t bytes_of_others() const = 0;
 
   /// Takes the parameters of `spec` that only searches read. Throws Error(invalid_argument), and changes
   /// nothing, where the spec is of another type or differs in what the build has fixed. No search may run

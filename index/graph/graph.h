@@ -31,6 +31,19 @@ class Graph {
   /// reserved, and not yet used, for `capacity` rows where that is more.
   Graph(size_t nodes, uint32_t width, uint32_t upper_width, size_t capacity = 0);
 
+  /// Of the rows that are there; with room for as many.
+  Graph(const Graph& o)
+      : nodes_(o.nodes_),
+        width_(o.width_),
+        upper_width_(o.upper_width_),
+        links_(o.links_.copy(nodes_ * width_ * sizeof(uint32_t))),
+        towers_(o.towers_),
+        upper_(o.upper_),
+        entry_row_(o.entry_row_),
+        entry_tower_(o.entry_tower_) {}
+  Graph(Graph&&) = default;
+  Graph& operator=(Graph&&) = default;
+
   /// Adds rows without links up to `nodes`; moves the lists where they exceed the capacity.
   void resize(size_t nodes);
 

@@ -126,6 +126,12 @@ size_t IvfLists::bytes() const {
   return bytes;
 }
 
+size_t IvfLists::bytes_of_others() const {
+  size_t bytes = tail_.bytes_of_others();
+  for (const Part& part : parts_) bytes += part.lists.bytes_of_others();
+  return bytes;
+}
+
 size_t IvfLists::estimate(size_t rows, size_t lists, uint32_t dim, DType dtype, bool coded) {
   const size_t row_bytes = dim * dtype_size(dtype);
   return KeyLists::estimate(rows, lists, coded ? dim : row_bytes) +

@@ -81,6 +81,8 @@ class IvfLists {
   void truncate(size_t rows);
 
   [[nodiscard]] size_t bytes() const;
+  /// Of these, those that a copy counts: copies share the keys in the lists.
+  [[nodiscard]] size_t bytes_of_others() const;
   /// bytes() of `rows` rows in `lists` lists without a tail.
   [[nodiscard]] static size_t estimate(size_t rows, size_t lists, uint32_t dim, DType dtype,
                                        bool coded);

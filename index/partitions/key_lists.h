@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/memory.h"
+#include "cpu/shared.h"
 #include "cpu/types.h"
 #include "index/scan/key_codes.h"
 
@@ -18,7 +19,7 @@ struct KeyList {
 };
 
 /// The rows [first, first + labels.size()) of a view, copied list by list (Off and Idx of an inverted
-/// file). Lists only ever get shorter.
+/// file). Lists only ever get shorter. Copies share the keys and the rows, which stay where they are for all of them.
 class KeyLists {
  public:
   KeyLists() = default;
@@ -33,17 +34,27 @@ class KeyLists {
 
   [[nodiscard]] size_t count() const { return sizes_.size(); }
   [[nodiscard]] KeyList list(size_t l) const {
-    return {keys_.data() + offsets_[l] * row_bytes_, rows_.data() + offsets_[l], sizes_[l]};
+    if (!arrays_) return {};
+    return {arrays_->keys.data() + offsets_[l] * row_bytes_, arrays_->rows.data() + offsets_[l],
+            sizes_[l]};
   }
   /// Drops the rows >= row. Rows rise within a list, so each just ends sooner; nothing is copied.
   void truncate(size_t row);
   [[nodiscard]] size_t bytes() const;
+  /// Of these, those that a copy counts, see cpu/shared.h.
+  [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(arrays_); }
   /// What bytes() will be for `rows` rows in `lists` lists.
   [[nodiscard]] static size_t estimate(size_t rows, size_t lists, size_t row_bytes);
 
  private:
-  cpu::ReservedBuffer keys_;
-  std::vector<uint32_t> rows_;
+  struct Arrays {
+    cpu::ReservedBuffer keys;
+    std::vector<uint32_t> rows;
+
+    [[nodiscard]] size_t bytes() const { return keys.bytes() + rows.size() * sizeof(uint32_t); }
+  };
+
+  cpu::Shared<Arrays> arrays_;     // none: no rows
   std::vector<uint32_t> offsets_;  // of each list, in rows
   std::vector<uint32_t> sizes_;
   size_t row_bytes_ = 0;

@@ -1,5 +1,6 @@
 #include "index/scan/component_blocks.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -33,6 +34,16 @@ void transpose(const std::byte* rows, size_t stride, size_t n, uint32_t dim, std
 ComponentBlocks::ComponentBlocks(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool coded)
     : kernels_(&kernels), dim_(dim), element_(coded ? DType::i8 : dtype), codes_(kernels, dim) {
   chunks_.reserve(kMostChunks);  // take() must not throw
+}
+
+ComponentBlocks::ComponentBlocks(const ComponentBlocks& o)
+    : kernels_(o.kernels_), dim_(o.dim_), element_(o.element_), count_(o.count_), codes_(o.codes_) {
+  chunks_.reserve(kMostChunks);
+  const size_t used = blocks_of(count_);
+  for (const Chunk& c : o.chunks_) {
+    const size_t blocks = used > c.first_block ? std::min(used - c.first_block, c.blocks) : 0;
+    chunks_.push_back({c.memory.copy(blocks * block_bytes()), c.first_block, c.blocks});
+  }
 }
 
 std::byte* ComponentBlocks::block(size_t b) const {

@@ -23,6 +23,10 @@ class ComponentBlocks {
   /// A copy of no key yet. Keys are `[*, dim]` of `dtype`, copied as int8 codes where `coded`.
   ComponentBlocks(const cpu::Kernels& kernels, uint32_t dim, DType dtype, bool coded);
 
+  ComponentBlocks(const ComponentBlocks& o);
+  ComponentBlocks(ComponentBlocks&&) = default;
+  ComponentBlocks& operator=(ComponentBlocks&&) = default;
+
   /// Rows that have been copied and not yet taken in.
   struct Growth {
     size_t first = 0, count = 0;  ///< rows [first, count)

@@ -18,6 +18,16 @@ class KeyCodes {
   KeyCodes() = default;
   KeyCodes(const cpu::Kernels& kernels, uint32_t dim) : kernels_(&kernels), dim_(dim) {}
 
+  KeyCodes(const KeyCodes& o)
+      : kernels_(o.kernels_),
+        dim_(o.dim_),
+        count_(o.count_),
+        center_(o.center_),
+        scales_(o.scales_),
+        codes_(o.codes_.copy(count_ * dim_)) {}
+  KeyCodes(KeyCodes&&) = default;
+  KeyCodes& operator=(KeyCodes&&) = default;
+
   /// Learns centre and scales from all of `keys`; holds no codes.
   void learn(const RowsView& keys);
   /// Takes over centre and scales; holds no codes.

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "cpu/row_access.h"
+#include "cpu/shared.h"
 #include "index/scan/code_scan.h"
 #include "index/scan/shortlist.h"
 #include "index/types/typed_index.h"
@@ -42,9 +42,9 @@ struct CodesScratch final : SearchScratch {
 };
 
 struct CodesGrowth final : Addition {
-  std::optional<KvCodes> first;  // where there was none
-  std::vector<std::byte> more;   // blocks to add to those that are there
-  bool has_values = false;       // of `first`
+  cpu::Shared<KvCodes> first;   // where there was none
+  std::vector<std::byte> more;  // blocks to add to those that are there
+  bool has_values = false;      // of `first`
 };
 
 class CodesIndex final : public TypedIndex<CodesScratch> {
@@ -54,8 +54,9 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] bool finds_per_head() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return codes_ ? codes_->bytes() : 0; }
+  [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(codes_); }
   [[nodiscard]] const KvCodes* codes() const override {
-    return codes_ && has_values_ ? &*codes_ : nullptr;
+    return has_values_ ? codes_.get() : nullptr;
   }
 
  protected:
@@ -65,9 +66,10 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
                 const Progress& progress) override {
     const bool has_values = input.values.count != 0;
     if (has_values) check_values({input.keys, input.values});
-    std::optional<KvCodes> codes;
+    cpu::Shared<KvCodes> codes;
     if (input.keys.count != 0) {
-      codes = encode_all({input.keys, input.values}, input.queries.rows, input.balance, progress);
+      codes = cpu::Shared(
+          encode_all({input.keys, input.values}, input.queries.rows, input.balance, progress));
     }
     codes_ = std::move(codes);
     has_values_ = has_values;
@@ -85,11 +87,14 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
       has_values_ = growth.has_values;
       codes_ = std::move(growth.first);
     } else {
-      codes_->append(growth.more);
+      codes_.own().append(growth.more);
     }
   }
   void do_truncate(size_t count) override {
-    if (codes_) codes_->truncate(count);
+    if (codes_) codes_.own().truncate(count);
+  }
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<CodesIndex>(*this);
   }
   void reserve(CodesScratch& scratch) const override {
     if (!codes_) return;
@@ -125,7 +130,7 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     return {shape, std::move(own), blocks};
   }
 
-  std::optional<KvCodes> codes_;  // none before there is a row
+  cpu::Shared<KvCodes> codes_;  // none before there is a row
   bool has_values_ = false;
 };
 
@@ -149,7 +154,7 @@ std::unique_ptr<Addition> CodesIndex::do_prepare_kv(const KvView& kv, const std:
   auto growth = std::make_unique<CodesGrowth>();
   if (kv.values.count != 0) check_values(kv);
   if (!codes_) {
-    growth->first = encode_all(kv, {}, nullptr, progress);
+    growth->first = cpu::Shared(encode_all(kv, {}, nullptr, progress));
     growth->has_values = kv.values.count != 0;
     return growth;
   }
@@ -235,7 +240,7 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(kind <= 2 && (kind != 0 || keys.count == 0), "impossible codes");
   if (kind == 0) {
     in.finish();
-    codes_.reset();
+    codes_ = {};
     has_values_ = false;
     return;
   }
@@ -251,7 +256,7 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(blocks == keys.count / kCodeBlock, "codes of other rows");
   KvCodes codes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes()));
   in.finish();
-  codes_.emplace(std::move(codes));
+  codes_ = cpu::Shared(std::move(codes));
   has_values_ = kind == 2;
 }
 

@@ -1,5 +1,6 @@
 #include "index/types/flat.h"
 
+#include "cpu/shared.h"
 #include "index/scan/rerank.h"
 #include "index/types/codec.h"
 #include "index/types/typed_index.h"
@@ -31,15 +32,17 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
   // With codes, each part ranks some more than k again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
   [[nodiscard]] bool finds_per_head() const override { return true; }
-  [[nodiscard]] size_t bytes() const override { return coded() ? codes_.bytes() : 0; }
+  [[nodiscard]] size_t bytes() const override { return coded() ? codes_->bytes() : 0; }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    return coded() ? cpu::bytes_of_others(codes_) : 0;
+  }
 
  protected:
   // Codes have a scale per channel, and keys are never compared with each other.
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput&) const override { return {}; }
   void do_build(const BuildInput& input, const std::vector<float>&,
                 const Progress& progress) override {
-    KeyCodes codes = encode_all(input.keys, progress);
-    codes_ = std::move(codes);
+    codes_ = cpu::Shared(encode_all(input.keys, progress));
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                      const std::vector<float>&,
@@ -49,32 +52,37 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
       growth->first = encode_all(keys, progress);
     } else {
       ProgressMeter(progress, 1.0).advance(1.0);
-      if (coded()) growth->more = codes_.encode(keys, count());
+      if (coded()) growth->more = codes_->encode(keys, count());
     }
     return growth;
   }
   void do_commit(Addition& addition) override {
     auto& growth = static_cast<FlatGrowth&>(addition);
     if (count() == 0) {
-      codes_ = std::move(growth.first);
+      codes_ = cpu::Shared(std::move(growth.first));
     } else if (coded()) {
-      codes_.append(growth.more);
+      codes_.own().append(growth.more);
     }
   }
-  void do_truncate(size_t count) override { codes_.truncate(count); }
+  void do_truncate(size_t count) override {
+    if (coded()) codes_.own().truncate(count);
+  }
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<FlatIndex>(*this);
+  }
   void reserve(FlatScratch& scratch) const override {
     if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
   }
   void find(const SearchArgs& args, FlatScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo&) const override {}
   void save_body(Writer& out) const override {
-    if (coded() && count() > 0) codes_.save(out);
+    if (coded() && count() > 0) codes_->save(out);
   }
   void load_body(Reader& in, const RowsView& keys) override {
     KeyCodes codes(kernels(), dim());
     if (coded() && keys.count > 0) codes.load(in, keys);
     in.finish();
-    codes_ = std::move(codes);
+    codes_ = cpu::Shared(std::move(codes));
   }
 
  private:
@@ -86,23 +94,23 @@ class FlatIndex final : public TypedIndex<FlatScratch> {
     return codes;
   }
 
-  KeyCodes codes_;
+  cpu::Shared<KeyCodes> codes_{KeyCodes()};  // empty without a codec
 };
 
 void FlatIndex::find(const SearchArgs& args, FlatScratch& scratch, SearchCost& cost) const {
   if (!coded()) return scan_all(args, scratch, cost);
-  scratch.rerank.begin(codes_, args, count(), scratch.collector);
+  scratch.rerank.begin(*codes_, args, count(), scratch.collector);
   const size_t begin = args.begin_of(count());
   const size_t end = args.end_of(count());
   for (size_t first = begin; first < end; first += kScanBlock) {
     const size_t n = std::min(kScanBlock, end - first);
-    codes_.score(scratch.rerank.queries(), codes_.row(first), nullptr, n, scratch.scores.data(),
-                 kScanBlock);
+    codes_->score(scratch.rerank.queries(), codes_->row(first), nullptr, n, scratch.scores.data(),
+                  kScanBlock);
     scratch.rerank.offer(scratch.scores.data(), kScanBlock, static_cast<uint32_t>(first), n);
   }
   scratch.rerank.finish(kernels(), keys(), args, cost);
   cost.keys_scored += args.group * (end - begin);
-  cost.bytes_read += (end - begin) * codes_.stride();
+  cost.bytes_read += (end - begin) * codes_->stride();
 }
 
 }  // namespace

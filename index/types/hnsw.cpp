@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "cpu/row_access.h"
+#include "cpu/shared.h"
 #include "index/graph/beam_search.h"
 #include "index/graph/graph_repair.h"
 #include "index/graph/hnsw_builder.h"
@@ -41,7 +42,7 @@ struct HnswScratch final : SearchScratch {
 };
 
 struct HnswGrowth final : Addition {
-  Graph graph;
+  cpu::Shared<Graph> graph;
   Lift lift;
 };
 
@@ -67,7 +68,8 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] bool same_in_parts() const override { return true; }
-  [[nodiscard]] size_t bytes() const override { return graph_.bytes(); }
+  [[nodiscard]] size_t bytes() const override { return graph_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(graph_); }
 
  protected:
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override {
@@ -80,9 +82,12 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<HnswIndex>(*this);
+  }
   void reserve(HnswScratch& scratch) const override {
     for (Beam& beam : scratch.beams) {
-      beam.reserve(count(), graph_.width(), beam_width(scratch.max_k));
+      beam.reserve(count(), graph_->width(), beam_width(scratch.max_k));
     }
   }
   void reserve_log(HnswScratch& scratch) const override { scratch.logged.begin(count()); }
@@ -106,7 +111,7 @@ class HnswIndex final : public TypedIndex<HnswScratch> {
   /// Walks the upper levels greedily and returns the row where level 0 starts.
   [[nodiscard]] uint32_t descend(const HeadScore& score, SearchCost& cost) const;
 
-  Graph graph_;
+  cpu::Shared<Graph> graph_{Graph()};
   Lift lift_;  // of the build's keys
 };
 
@@ -128,7 +133,7 @@ void HnswIndex::do_build(const BuildInput& input, const std::vector<float>& scal
     ProgressMeter meter(progress, static_cast<double>(keys.count));
     graph = grow(graph, keys, lift, scale, meter);
   }
-  graph_ = std::move(graph);
+  graph_ = cpu::Shared(std::move(graph));
   lift_ = std::move(lift);
 }
 
@@ -139,7 +144,8 @@ std::unique_ptr<Addition> HnswIndex::do_prepare(const RowsView& keys,
   grown->lift = count() == 0 ? lift_of(keys, scale) : lift_;
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   const Graph nothing(0, 2 * m(), m());
-  grown->graph = grow(count() == 0 ? nothing : graph_, keys, grown->lift, scale, meter);
+  grown->graph =
+      cpu::Shared(grow(count() == 0 ? nothing : *graph_, keys, grown->lift, scale, meter));
   return grown;
 }
 
@@ -150,18 +156,19 @@ void HnswIndex::do_commit(Addition& addition) {
 }
 
 void HnswIndex::do_truncate(size_t new_count) {
-  if (!lifted()) return graph_.truncate(new_count);
+  Graph& graph = graph_.own();
+  if (!lifted()) return graph.truncate(new_count);
   RowsView rest = keys();
   rest.count = new_count;
   const LiftedKeys lifted_keys(kernels(), rest, lift_, channel_scale());
-  remove_rows(graph_, lifted_keys);
-  connect_all(graph_, lifted_keys);
+  remove_rows(graph, lifted_keys);
+  connect_all(graph, lifted_keys);
 }
 
 uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
-  uint32_t tower = graph_.entry_tower();
-  if (tower == kNoLink) return graph_.entry_row();
-  const auto towers = graph_.towers();
+  uint32_t tower = graph_->entry_tower();
+  if (tower == kNoLink) return graph_->entry_row();
+  const auto towers = graph_->towers();
   float best;
   score(&towers[tower].row, 1, &best);
   ++cost.keys_scored;
@@ -171,11 +178,11 @@ uint32_t HnswIndex::descend(const HeadScore& score, SearchCost& cost) const {
       moved = false;
       uint32_t rows[kMaxM];
       float scores[kMaxM];
-      const auto links = graph_.upper_links(tower, level);
+      const auto links = graph_->upper_links(tower, level);
       std::transform(links.begin(), links.end(), rows, [&](uint32_t t) { return towers[t].row; });
       score(rows, links.size(), scores);
       cost.keys_scored += links.size();
-      cost.bytes_read += graph_.upper_width() * sizeof(uint32_t);
+      cost.bytes_read += graph_->upper_width() * sizeof(uint32_t);
       for (size_t i = 0; i < links.size(); ++i) {
         if (!(scores[i] > best)) continue;  // a NaN (an overflowed sum) ends the walk
         best = scores[i];
@@ -194,14 +201,14 @@ void HnswIndex::find(const SearchArgs& args, HnswScratch& scratch, SearchCost& c
   const auto begin = static_cast<uint32_t>(args.begin_of(args.group));
   const auto end = static_cast<uint32_t>(args.end_of(args.group));
   const size_t ef = beam_width(args.k);
-  const GraphLinks links{&graph_};
+  const GraphLinks links{graph_.get()};
   uint32_t active[kMaxGroup];
   uint32_t walking = end - begin;
   Collector& collector = scratch.collector;
   for (uint32_t h = begin; h < end; ++h) {
     const HeadScore score(kernels(), keys(), args.queries + size_t{h} * dim());
-    const std::array starts = {descend(score, cost), graph_.entry_row()};
-    scratch.beams[h].reserve(count(), graph_.width(), ef);
+    const std::array starts = {descend(score, cost), graph_->entry_row()};
+    scratch.beams[h].reserve(count(), graph_->width(), ef);
     scratch.beams[h].start(starts, ef);
     active[h - begin] = h;
   }
@@ -235,22 +242,22 @@ void HnswIndex::find(const SearchArgs& args, HnswScratch& scratch, SearchCost& c
     cost.keys_scored += beam.scored();
     lists += beam.expanded();
   }
-  cost.bytes_read += cost.keys_scored * row_bytes() + lists * graph_.width() * sizeof(uint32_t);
+  cost.bytes_read += cost.keys_scored * row_bytes() + lists * graph_->width() * sizeof(uint32_t);
   if (collector.logging()) score_log(args, collector, cost);
 }
 
 void HnswIndex::describe(IndexInfo& info) const {
-  const GraphShape shape = measure(graph_);
+  const GraphShape shape = measure(*graph_);
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},
                       {"reachable_share", shape.reachable_share},
-                      {"towers", static_cast<double>(graph_.towers().size())}};
+                      {"towers", static_cast<double>(graph_->towers().size())}};
   info.warning = warning_of(shape);
 }
 
 void HnswIndex::save_body(Writer& out) const {
   lift_.save(out);
-  graph_.save(out);
+  graph_->save(out);
 }
 
 void HnswIndex::load_body(Reader& in, const RowsView& keys) {
@@ -258,7 +265,7 @@ void HnswIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(lifted() || lift.radius == 0.0, "an impossible radius");
   Graph graph = Graph::load(in, keys.count, 2 * m(), m());
   in.finish();
-  graph_ = std::move(graph);
+  graph_ = cpu::Shared(std::move(graph));
   lift_ = std::move(lift);
 }
 

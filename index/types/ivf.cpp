@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cpu/shared.h"
 #include "index/partitions/ivf_lists.h"
 #include "index/partitions/undone_scale.h"
 #include "index/types/codec.h"
@@ -78,7 +79,10 @@ class IvfIndex final : public TypedIndex<ListScratch> {
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   // With codes, each part ranks some more than k again.
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
-  [[nodiscard]] size_t bytes() const override { return lists_.bytes(); }
+  [[nodiscard]] size_t bytes() const override { return lists_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    return lists_.is_first() ? lists_->bytes_of_others() : lists_->bytes();
+  }
 
  protected:
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override;
@@ -88,9 +92,12 @@ class IvfIndex final : public TypedIndex<ListScratch> {
                                                      const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
-  void do_truncate(size_t count) override { lists_.truncate(count); }
+  void do_truncate(size_t count) override { lists_.own().truncate(count); }
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<IvfIndex>(*this);
+  }
   void reserve(ListScratch& scratch) const override {
-    scratch.reserve(dim(), lists_.count());
+    scratch.reserve(dim(), lists_->count());
     if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
   }
   void find(const SearchArgs& args, ListScratch& scratch, SearchCost& cost) const override;
@@ -101,9 +108,9 @@ class IvfIndex final : public TypedIndex<ListScratch> {
  private:
   [[nodiscard]] size_t probe() const {
     const auto asked = static_cast<size_t>(spec()[kProbe]);
-    if (asked != 0) return std::min(asked, lists_.count());
-    return std::min(std::max(rounded_share(lists_.count(), kAutoProbeShare), kLeastAutoProbe),
-                    lists_.count());
+    if (asked != 0) return std::min(asked, lists_->count());
+    return std::min(std::max(rounded_share(lists_->count(), kAutoProbeShare), kLeastAutoProbe),
+                    lists_->count());
   }
   [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
   [[nodiscard]] RopeUndo rope_of(const BuildInput& input) const {
@@ -127,7 +134,7 @@ class IvfIndex final : public TypedIndex<ListScratch> {
   };
 
   RopeUndo rope_;
-  IvfLists lists_{kernels(), dim(), dtype(), true, coded()};
+  cpu::Shared<IvfLists> lists_{IvfLists(kernels(), dim(), dtype(), true, coded())};
   size_t rows_per_list_ = kKeysPerList;  // what appended parts aim at
 };
 
@@ -163,11 +170,11 @@ std::vector<uint32_t> IvfIndex::assign(const RowsView& keys, size_t begin, size_
                                        ProgressMeter& meter) const {
   std::vector<uint32_t> labels(end - begin);
   const std::vector<float> means =
-      rows_as_f32(kernels(), lists_.means(), 0, lists_.count(), {}, channel_scale());
+      rows_as_f32(kernels(), lists_->means(), 0, lists_->count(), {}, channel_scale());
   const std::vector<float> points =
       rows_as_f32(kernels(), keys, begin, end, rope_, channel_scale());
   NearestCentroid nearest(kernels(), Nearness::l2, dim());
-  nearest.set(means.data(), lists_.count());
+  nearest.set(means.data(), lists_->count());
   assign_points(nearest, context().pool, points.data(), labels.size(), dim(), labels.data(), meter);
   return labels;
 }
@@ -197,7 +204,7 @@ void IvfIndex::build_lists(const RowsView& keys, RopeUndo rope, const std::vecto
     next.apply(next.with_parts(train(keys, 0, n, segments, lists, rope, scale, meter)));
     if (spec()[kC] != 0) rows_per_list = std::max(n / lists, kLeastKeysPerAppendedList);
   }
-  lists_ = std::move(next);
+  lists_ = cpu::Shared(std::move(next));
   rows_per_list_ = rows_per_list;
   rope_ = std::move(rope);
 }
@@ -206,7 +213,7 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
                                                const std::vector<float>& scale,
                                                const Progress& progress) const {
   auto growth = std::make_unique<IvfGrowth>();
-  const size_t trained = lists_.trained_rows();
+  const size_t trained = lists_->trained_rows();
   if (trained == 0) {
     growth->first = std::make_unique<IvfIndex>(spec(), dim(), dtype(), context());
     growth->first->build_lists(keys, rope_, scale, progress);
@@ -219,15 +226,15 @@ std::unique_ptr<Addition> IvfIndex::do_prepare(const RowsView& keys,
   if (waiting >= std::min(segment, trained)) {
     const size_t lists = std::min(rounded_share(waiting, rows_per_list_), waiting);
     ProgressMeter meter(progress, part_work(waiting, lists, static_cast<uint32_t>(spec()[kIters])));
-    growth->change = lists_.with_parts(train(
+    growth->change = lists_->with_parts(train(
         keys, trained, keys.count, rounded_share(waiting, segment), lists, rope_, scale, meter));
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
-  std::vector<uint32_t> labels = lists_.tail_labels();
+  std::vector<uint32_t> labels = lists_->tail_labels();
   const std::vector<uint32_t> more = assign(keys, count(), keys.count, meter);
   labels.insert(labels.end(), more.begin(), more.end());
-  growth->change = lists_.with_tail(keys, std::move(labels));
+  growth->change = lists_->with_tail(keys, std::move(labels));
   return growth;
 }
 
@@ -237,14 +244,14 @@ void IvfIndex::do_commit(Addition& addition) {
     std::swap(lists_, growth.first->lists_);
     rows_per_list_ = growth.first->rows_per_list_;
   } else {
-    lists_.apply(std::move(growth.change));
+    lists_.own().apply(std::move(growth.change));
   }
 }
 
 void IvfIndex::find(const SearchArgs& args, ListScratch& scratch, SearchCost& cost) const {
-  scratch.reserve(dim(), lists_.count());
+  scratch.reserve(dim(), lists_->count());
   ListRanking& ranking = scratch.ranking;
-  const RowsView means = lists_.means();
+  const RowsView means = lists_->means();
   const float* queries = rope_.queries(args, count(), scratch.queries.data());
   kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
                                                  .group = args.group,
@@ -256,17 +263,17 @@ void IvfIndex::find(const SearchArgs& args, ListScratch& scratch, SearchCost& co
                                                  .scores = ranking.scores(),
                                                  .score_stride = ranking.stride()});
   cost.bytes_read += means.count * means.stride;
-  const auto is_empty = [this](size_t l) { return lists_.size(l) == 0; };
+  const auto is_empty = [this](size_t l) { return lists_->size(l) == 0; };
   // Every part ranks all lists, which is cheap against scanning the best; they deal them out in turn.
-  const auto chosen = ranking.best(args.group, lists_.count(), probe(), is_empty);
-  lists_.scan(chosen, args, keys(), scratch, cost);
+  const auto chosen = ranking.best(args.group, lists_->count(), probe(), is_empty);
+  lists_->scan(chosen, args, keys(), scratch, cost);
 }
 
 void IvfIndex::describe(IndexInfo& info) const {
-  lists_.describe(info);
+  lists_->describe(info);
   if (count() == 0) return;
   Spec effective = spec();
-  if (spec()[kC] == 0) effective.set(kC, static_cast<int64_t>(lists_.count()));
+  if (spec()[kC] == 0) effective.set(kC, static_cast<int64_t>(lists_->count()));
   if (spec()[kProbe] == 0) effective.set(kProbe, static_cast<int64_t>(probe()));
   info.params = effective.text();
 }
@@ -274,7 +281,7 @@ void IvfIndex::describe(IndexInfo& info) const {
 void IvfIndex::save_body(Writer& out) const {
   out.put(static_cast<uint64_t>(rows_per_list_));
   rope_.save(out);
-  lists_.save(out);
+  lists_->save(out);
 }
 
 void IvfIndex::load_body(Reader& in, const RowsView& keys) {
@@ -284,8 +291,8 @@ void IvfIndex::load_body(Reader& in, const RowsView& keys) {
   IvfLists lists(kernels(), dim(), dtype(), true, coded());
   lists.load(in, keys);
   in.finish();
+  lists_ = cpu::Shared(std::move(lists));
   rope_ = std::move(rope);
-  lists_ = std::move(lists);
   rows_per_list_ = rows_per_list;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/shared.h"
 #include "index/graph/beam_search.h"
 #include "index/graph/graph_repair.h"
 #include "index/graph/group_walk.h"
@@ -48,7 +49,10 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::heads; }
   [[nodiscard]] size_t bytes() const override {
-    return graph_.bytes() + (coded() ? codes_.bytes() : 0);
+    return graph_->bytes() + (coded() ? codes_->bytes() : 0);
+  }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    return cpu::bytes_of_others(graph_) + (coded() ? cpu::bytes_of_others(codes_) : 0);
   }
 
  protected:
@@ -59,6 +63,9 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<RoarGraphIndex>(*this);
+  }
   void reserve(RoarScratch& scratch) const override {
     reserve_walk(scratch, scratch.max_group);
     if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
@@ -75,7 +82,7 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
     return {static_cast<uint32_t>(spec()[kM]), static_cast<uint32_t>(spec()[kBeam])};
   }
   void reserve_walk(RoarScratch& scratch, uint32_t group) const {
-    scratch.walk.reserve(count(), graph_.width(), group, ef(), guidance_.entries.size());
+    scratch.walk.reserve(count(), graph_->width(), group, ef(), guidance_.entries.size());
   }
   [[nodiscard]] static uint32_t first_head(const SearchArgs& args) {
     return static_cast<uint32_t>(args.begin_of(args.group));
@@ -85,7 +92,7 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
   }
   void walk_codes(const SearchArgs& args, RoarScratch& scratch, SearchCost& cost) const;
   void walk_keys(const SearchArgs& args, RoarScratch& scratch) const;
-  void choose_entry();
+  static void choose_entry(Guidance& guidance, Graph& graph);
 
   struct RoarGrowth final : Addition {
     GraphEdits edits;
@@ -93,10 +100,10 @@ class RoarGraphIndex final : public TypedIndex<RoarScratch> {
     std::unique_ptr<RoarGraphIndex> first;  // the whole index, where there was none
   };
 
-  Graph graph_{0, 2, 0};
+  cpu::Shared<Graph> graph_{Graph(0, 2, 0)};
   Guidance guidance_;
-  Lift lift_;  // of the build's keys
-  KeyCodes codes_;
+  Lift lift_;                                // of the build's keys
+  cpu::Shared<KeyCodes> codes_{KeyCodes()};  // empty without a codec
 };
 
 void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>& scale,
@@ -114,10 +121,11 @@ void RoarGraphIndex::do_build(const BuildInput& input, const std::vector<float>&
   KeyCodes codes(kernels(), dim());
   if (coded()) codes.build(keys, 2 * keys.count);
 
-  graph_ = std::move(built.graph);
+  cpu::Shared shared_graph(std::move(built.graph));
+  codes_ = cpu::Shared(std::move(codes));
+  graph_ = std::move(shared_graph);
   guidance_ = std::move(built.guidance);
   lift_ = std::move(lift);
-  codes_ = std::move(codes);
 }
 
 std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
@@ -133,8 +141,8 @@ std::unique_ptr<Addition> RoarGraphIndex::do_prepare(const RowsView& keys,
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   const LiftedKeys lifted(kernels(), keys, lift_, scale);
-  growth->edits = connect_rows(graph_, lifted, guidance_.entries, config(), meter);
-  if (coded()) growth->codes = codes_.encode(keys, count());
+  growth->edits = connect_rows(*graph_, lifted, guidance_.entries, config(), meter);
+  if (coded()) growth->codes = codes_->encode(keys, count());
   return growth;
 }
 
@@ -148,25 +156,30 @@ void RoarGraphIndex::do_commit(Addition& addition) {
     codes_ = std::move(first.codes_);
     return;
   }
-  codes_.truncate(count());  // if the graph found no memory in an earlier attempt
-  if (coded()) codes_.append(growth.codes);
-  apply(growth.edits, graph_);
+  Graph& graph = graph_.own();
+  if (coded()) {
+    KeyCodes& codes = codes_.own();
+    codes.truncate(count());  // if the graph found no memory in an earlier attempt
+    codes.append(growth.codes);
+  }
+  apply(growth.edits, graph);
 }
 
 void RoarGraphIndex::do_truncate(size_t new_count) {
   RowsView rest = keys();
   rest.count = new_count;
   const LiftedKeys lifted(kernels(), rest, lift_, channel_scale());
-  remove_rows(graph_, lifted);
+  Graph& graph = graph_.own();
+  if (coded()) codes_.own().truncate(new_count);
+  remove_rows(graph, lifted);
   std::erase_if(guidance_.entries, [&](uint32_t row) { return row >= new_count; });
-  choose_entry();
-  connect_all(graph_, lifted);
-  codes_.truncate(new_count);
+  choose_entry(guidance_, graph);
+  connect_all(graph, lifted);
 }
 
-void RoarGraphIndex::choose_entry() {
-  if (guidance_.entries.empty()) guidance_.entries.push_back(0);
-  graph_.set_entry(guidance_.entries[0]);
+void RoarGraphIndex::choose_entry(Guidance& guidance, Graph& graph) {
+  if (guidance.entries.empty()) guidance.entries.push_back(0);
+  graph.set_entry(guidance.entries[0]);
 }
 
 // ---- Search --------------------------------------------------------------------------------------------
@@ -180,7 +193,7 @@ void RoarGraphIndex::walk_keys(const SearchArgs& args, RoarScratch& scratch) con
     }
     void prefetch(uint32_t row) const { index::prefetch(index.keys().row(row), index.row_bytes()); }
   };
-  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
+  scratch.walk.run(*graph_, guidance_.entries, first_head(args), end_head(args), ef(),
                    Keys{*this, args},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.collector.offer(scores, stride, rows, n);
@@ -197,9 +210,9 @@ void RoarGraphIndex::walk_codes(const SearchArgs& args, RoarScratch& scratch,
     }
     void prefetch(uint32_t row) const { index::prefetch(codes.row(row), codes.stride()); }
   };
-  scratch.rerank.begin(codes_, args, count(), scratch.collector);
-  scratch.walk.run(graph_, guidance_.entries, first_head(args), end_head(args), ef(),
-                   Codes{codes_, scratch.rerank.queries()},
+  scratch.rerank.begin(*codes_, args, count(), scratch.collector);
+  scratch.walk.run(*graph_, guidance_.entries, first_head(args), end_head(args), ef(),
+                   Codes{*codes_, scratch.rerank.queries()},
                    [&](const uint32_t* rows, const float* scores, size_t stride, size_t n) {
                      scratch.rerank.offer(scores, stride, rows, n);
                    });
@@ -218,14 +231,14 @@ void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCo
   }
   const GroupWalk& walk = scratch.walk;
   cost.keys_scored += uint64_t{args.group} * walk.scored();
-  cost.bytes_read += walk.scored() * (coded() ? codes_.stride() : row_bytes()) +
-                     walk.lists() * graph_.width() * sizeof(uint32_t);
+  cost.bytes_read += walk.scored() * (coded() ? codes_->stride() : row_bytes()) +
+                     walk.lists() * graph_->width() * sizeof(uint32_t);
 }
 
 // ---- Figures, files ------------------------------------------------------------------------------------
 
 void RoarGraphIndex::describe(IndexInfo& info) const {
-  const GraphShape shape = measure(graph_);
+  const GraphShape shape = measure(*graph_);
   const auto rows = static_cast<double>(std::max<size_t>(count(), 1));
   info.diagnostics = {{"mean_degree", shape.mean_degree},
                       {"max_degree", shape.max_degree},
@@ -246,8 +259,8 @@ void RoarGraphIndex::save_body(Writer& out) const {
   out.put(static_cast<uint64_t>(guidance_.hit));
   out.put(static_cast<uint32_t>(guidance_.entries.size()));
   out.put_array(guidance_.entries.data(), guidance_.entries.size());
-  graph_.save(out);
-  if (coded() && count() > 0) codes_.save(out);
+  graph_->save(out);
+  if (coded() && count() > 0) codes_->save(out);
 }
 
 void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
@@ -269,11 +282,12 @@ void RoarGraphIndex::load_body(Reader& in, const RowsView& keys) {
   KeyCodes codes(kernels(), dim());
   if (coded() && keys.count > 0) codes.load(in, keys);
   in.finish();
+  if (keys.count > 0) choose_entry(guidance, graph);
+  cpu::Shared shared_graph(std::move(graph));
+  codes_ = cpu::Shared(std::move(codes));
+  graph_ = std::move(shared_graph);
   lift_ = std::move(lift);
   guidance_ = std::move(guidance);
-  graph_ = std::move(graph);
-  codes_ = std::move(codes);
-  if (keys.count > 0) choose_entry();
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "cpu/shared.h"
 #include "index/partitions/ivf_lists.h"
 #include "index/partitions/key_partitions.h"
 #include "index/partitions/query_classifier.h"
@@ -59,8 +60,9 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
  public:
   using TypedIndex::TypedIndex;
 
-  [[nodiscard]] size_t bytes() const override {
-    return state_.lists.bytes() + state_.own.bytes() + state_.means.capacity();
+  [[nodiscard]] size_t bytes() const override { return state_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    return state_.is_first() ? state_->lists.bytes_of_others() : state_->bytes();
   }
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] bool same_in_parts() const override { return !coded(); }
@@ -69,13 +71,16 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   [[nodiscard]] std::vector<float> learn_scale(const BuildInput& input) const override;
   void do_build(const BuildInput& input, const std::vector<float>& scale,
                 const Progress& progress) override {
-    state_ = build_state(input.keys, rope_of(input), scale, progress);
+    state_ = cpu::Shared(build_state(input.keys, rope_of(input), scale, progress));
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                      const std::vector<float>& scale,
                                                      const Progress& progress) const override;
   void do_commit(Addition& addition) override;
   void do_truncate(size_t count) override;
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<SaapIndex>(*this);
+  }
   void reserve(SaapScratch& scratch) const override {
     reserve_ranking(scratch);
     if (coded()) scratch.rerank.reserve(scratch.max_group, scratch.max_k, count());
@@ -100,10 +105,11 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
     std::vector<float> log_sizes;
 
     void count_sizes();
+    [[nodiscard]] size_t bytes() const { return lists.bytes() + own.bytes() + means.capacity(); }
   };
   struct SaapGrowth final : Addition {
     IvfLists::Change change;
-    std::unique_ptr<State> first;  // the whole index, where there was none
+    cpu::Shared<State> first;  // the whole index, where there was none
   };
 
   [[nodiscard]] bool coded() const { return spec()[kCodec] == kInt8; }
@@ -121,19 +127,19 @@ class SaapIndex final : public TypedIndex<SaapScratch> {
   }
   [[nodiscard]] size_t probe() const {
     const auto asked = static_cast<size_t>(spec()[kProbe]);
-    const size_t share = (state_.partitions + kAutoProbeShare / 2) / kAutoProbeShare;
-    return std::min(asked != 0 ? asked : std::max<size_t>(share, 1), state_.partitions);
+    const size_t share = (state_->partitions + kAutoProbeShare / 2) / kAutoProbeShare;
+    return std::min(asked != 0 ? asked : std::max<size_t>(share, 1), state_->partitions);
   }
   [[nodiscard]] State build_state(const RowsView& keys, RopeUndo rope,
                                   const std::vector<float>& scale, const Progress& progress) const;
   void reserve_ranking(SaapScratch& scratch) const {
-    scratch.reserve(dim(), state_.partitions);
-    scratch.chosen.reserve(state_.lists.count());
-    if (state_.means.empty()) scratch.network.reserve(scratch.max_group, state_.partitions);
+    scratch.reserve(dim(), state_->partitions);
+    scratch.chosen.reserve(state_->lists.count());
+    if (state_->means.empty()) scratch.network.reserve(scratch.max_group, state_->partitions);
   }
   void rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const;
 
-  State state_{kernels(), dim(), dtype(), coded()};
+  cpu::Shared<State> state_{State(kernels(), dim(), dtype(), coded())};
 };
 
 void SaapIndex::State::count_sizes() {
@@ -148,7 +154,7 @@ void SaapIndex::State::count_sizes() {
 std::vector<float> SaapIndex::learn_scale(const BuildInput& input) const {
   if (uses_trained()) return {};  // partitions and their space are the classifier's
   // Rows that are appended to none come without RoPE's parameters: those of the build over no row hold.
-  const RopeUndo rope = input.rope != nullptr ? rope_of(input) : state_.rope;
+  const RopeUndo rope = input.rope != nullptr ? rope_of(input) : state_->rope;
   return rope.changes() ? undone_scale(kernels(), input, rope) : BasicIndex::learn_scale(input);
 }
 
@@ -189,23 +195,23 @@ std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
                                                 const std::vector<float>& scale,
                                                 const Progress& progress) const {
   auto growth = std::make_unique<SaapGrowth>();
-  const IvfLists& lists = state_.lists;
+  const IvfLists& lists = state_->lists;
   const size_t trained = lists.trained_rows();
   if (trained == 0) {
-    growth->first = std::make_unique<State>(build_state(keys, state_.rope, scale, progress));
+    growth->first = cpu::Shared(build_state(keys, state_->rope, scale, progress));
     return growth;
   }
   ProgressMeter meter(progress, static_cast<double>(keys.count - count()));
   std::vector<uint32_t> labels = lists.tail_labels();
-  const std::vector<uint32_t> more =
-      partition_rows(context(), partitions(state_), keys, count(), keys.count, state_.rope, meter);
+  const std::vector<uint32_t> more = partition_rows(context(), partitions(*state_), keys, count(),
+                                                    keys.count, state_->rope, meter);
   labels.insert(labels.end(), more.begin(), more.end());
   // After a short build parts double, so that there are never many.
   if (labels.size() >= std::min(kRowsOfPart, trained)) {
     std::vector<Part> parts(1);
     parts[0].begin = trained;
     parts[0].end = keys.count;
-    parts[0].lists = KeyLists(kernels(), dtype(), keys, trained, labels, state_.partitions);
+    parts[0].lists = KeyLists(kernels(), dtype(), keys, trained, labels, state_->partitions);
     growth->change = lists.with_parts(std::move(parts));
   } else {
     growth->change = lists.with_tail(keys, std::move(labels));
@@ -215,30 +221,32 @@ std::unique_ptr<Addition> SaapIndex::do_prepare(const RowsView& keys,
 
 void SaapIndex::do_commit(Addition& addition) {
   auto& growth = static_cast<SaapGrowth&>(addition);
-  if (growth.first != nullptr) {
-    std::swap(state_, *growth.first);
+  if (growth.first) {
+    std::swap(state_, growth.first);
     return;
   }
-  state_.lists.apply(std::move(growth.change));
-  state_.count_sizes();
+  State& state = state_.own();
+  state.lists.apply(std::move(growth.change));
+  state.count_sizes();
 }
 
 void SaapIndex::do_truncate(size_t count) {
   if (count == 0) {  // partitions are of the rows: new ones get their own
     State empty(kernels(), dim(), dtype(), coded());
-    empty.rope = std::move(state_.rope);
-    state_ = std::move(empty);
+    empty.rope = state_->rope;
+    state_ = cpu::Shared(std::move(empty));
     return;
   }
-  state_.lists.truncate(count);
-  state_.count_sizes();
+  State& state = state_.own();
+  state.lists.truncate(count);
+  state.count_sizes();
 }
 
 void SaapIndex::rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const {
-  const float* queries = state_.rope.queries(args, count(), scratch.queries.data());
-  if (state_.means.empty()) {
+  const float* queries = state_->rope.queries(args, count(), scratch.queries.data());
+  if (state_->means.empty()) {
     const QueryClassifier& classifier = *context().classifier;
-    classifier.densities(queries, args.group, state_.log_sizes.data(), scratch.network,
+    classifier.densities(queries, args.group, state_->log_sizes.data(), scratch.network,
                          scratch.ranking.importance());
     cost.bytes_read += classifier.network_bytes();
     return;
@@ -246,49 +254,49 @@ void SaapIndex::rank(const SearchArgs& args, SaapScratch& scratch, SearchCost& c
   kernels().score[static_cast<size_t>(dtype())]({.queries = queries,
                                                  .group = args.group,
                                                  .dim = dim(),
-                                                 .keys = state_.means.data(),
+                                                 .keys = state_->means.data(),
                                                  .key_stride = mean_bytes(),
                                                  .ids = nullptr,
-                                                 .count = state_.partitions,
+                                                 .count = state_->partitions,
                                                  .scores = scratch.ranking.scores(),
                                                  .score_stride = scratch.ranking.stride()});
-  scratch.ranking.combine(args.group, state_.partitions);
-  cost.bytes_read += state_.means.size();
+  scratch.ranking.combine(args.group, state_->partitions);
+  cost.bytes_read += state_->means.size();
 }
 
 void SaapIndex::find(const SearchArgs& args, SaapScratch& scratch, SearchCost& cost) const {
   reserve_ranking(scratch);
   rank(args, scratch, cost);
-  const auto is_empty = [this](size_t c) { return state_.sizes[c] == 0; };
+  const auto is_empty = [this](size_t c) { return state_->sizes[c] == 0; };
   scratch.chosen.clear();
-  for (const uint32_t c : scratch.ranking.best(state_.partitions, probe(), is_empty)) {
-    for (size_t l = c; l < state_.lists.count(); l += state_.partitions) {
+  for (const uint32_t c : scratch.ranking.best(state_->partitions, probe(), is_empty)) {
+    for (size_t l = c; l < state_->lists.count(); l += state_->partitions) {
       scratch.chosen.push_back(static_cast<uint32_t>(l));
     }
   }
-  state_.lists.scan(scratch.chosen, args, keys(), scratch, cost);
+  state_->lists.scan(scratch.chosen, args, keys(), scratch, cost);
 }
 
 void SaapIndex::describe(IndexInfo& info) const {
-  state_.lists.describe(info);
+  state_->lists.describe(info);
   if (count() == 0) return;
-  info.diagnostics.emplace_back("trained_partitions", state_.trained ? 1.0 : 0.0);
+  info.diagnostics.emplace_back("trained_partitions", state_->trained ? 1.0 : 0.0);
   Spec effective = spec();
-  if (spec()[kC] == 0 && !state_.trained) {
-    effective.set(kC, static_cast<int64_t>(state_.partitions));
+  if (spec()[kC] == 0 && !state_->trained) {
+    effective.set(kC, static_cast<int64_t>(state_->partitions));
   }
   if (spec()[kProbe] == 0) effective.set(kProbe, static_cast<int64_t>(probe()));
   info.params = effective.text();
 }
 
 void SaapIndex::save_body(Writer& out) const {
-  out.put(static_cast<uint64_t>(state_.trained ? context().classifier->digest() : 0));
-  out.put(static_cast<uint8_t>(state_.trained ? 1 : 0));
-  state_.rope.save(out);
-  state_.own.save(out);
-  out.put(static_cast<uint64_t>(state_.means.size()));
-  out.put_array(state_.means.data(), state_.means.size());
-  state_.lists.save(out);
+  out.put(static_cast<uint64_t>(state_->trained ? context().classifier->digest() : 0));
+  out.put(static_cast<uint8_t>(state_->trained ? 1 : 0));
+  state_->rope.save(out);
+  state_->own.save(out);
+  out.put(static_cast<uint64_t>(state_->means.size()));
+  out.put_array(state_->means.data(), state_->means.size());
+  state_->lists.save(out);
 }
 
 void SaapIndex::load_body(Reader& in, const RowsView& keys) {
@@ -318,7 +326,7 @@ void SaapIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(state.lists.has_parts_of(state.partitions), "a part with other partitions");
   in.finish();
   state.count_sizes();
-  state_ = std::move(state);
+  state_ = cpu::Shared(std::move(state));
 }
 
 }  // namespace

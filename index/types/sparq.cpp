@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/shared.h"
 #include "index/scan/component_blocks.h"
 #include "index/scan/component_choice.h"
 #include "index/scan/shortlist.h"
@@ -93,12 +94,12 @@ class ApproximateSoftmax {
 class SparqIndex final : public TypedIndex<SparqScratch> {
  public:
   SparqIndex(Spec spec, uint32_t dim, DType dtype, const Context& context)
-      : TypedIndex(std::move(spec), dim, dtype, context),
-        blocks_(kernels(), dim, dtype, this->spec()[kCodecOfComponents] == kInt8) {}
+      : TypedIndex(std::move(spec), dim, dtype, context), blocks_(no_blocks()) {}
 
   // In one part: coverage is about all keys, and each part would read k keys whole.
   [[nodiscard]] Sharing sharing() const override { return Sharing::none; }
-  [[nodiscard]] size_t bytes() const override { return blocks_.bytes(); }
+  [[nodiscard]] size_t bytes() const override { return blocks_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(blocks_); }
 
  protected:
   void do_build(const BuildInput& input, const std::vector<float>&,
@@ -108,17 +109,22 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
       ComponentBlocks::Growth all = blocks.grow(input.keys, context().pool, progress);
       blocks.take(all);
     }
-    blocks_ = std::move(blocks);
+    blocks_ = cpu::Shared(std::move(blocks));
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
                                                      const std::vector<float>&,
                                                      const Progress& progress) const override {
     auto rows = std::make_unique<Rows>();
-    rows->growth = blocks_.grow(keys, context().pool, progress);
+    rows->growth = blocks_->grow(keys, context().pool, progress);
     return rows;
   }
-  void do_commit(Addition& addition) override { blocks_.take(static_cast<Rows&>(addition).growth); }
-  void do_truncate(size_t count) override { blocks_.truncate(count); }
+  void do_commit(Addition& addition) override {
+    blocks_.own().take(static_cast<Rows&>(addition).growth);
+  }
+  void do_truncate(size_t count) override { blocks_.own().truncate(count); }
+  [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
+    return std::make_unique<SparqIndex>(*this);
+  }
   void reserve(SparqScratch& scratch) const override {
     scratch.others.begin(scratch.max_group, scratch.max_k, count());
     scratch.reserve(scratch.max_group, scratch.max_k, count());
@@ -129,11 +135,11 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
     effective.set(kR, components());
     info.params = effective.text();
   }
-  void save_body(Writer& out) const override { blocks_.save(out); }
+  void save_body(Writer& out) const override { blocks_->save(out); }
   void load_body(Reader& in, const RowsView& keys) override {
     ComponentBlocks blocks = no_blocks();
     blocks.load(in, keys, context().pool);
-    blocks_ = std::move(blocks);
+    blocks_ = cpu::Shared(std::move(blocks));
   }
 
  private:
@@ -163,7 +169,7 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
   void fill_coverage(const SearchArgs& args, SparqScratch& scratch, std::span<const uint32_t> rows,
                      const ApproximateSoftmax& softmax, float* coverage) const;
 
-  ComponentBlocks blocks_;
+  cpu::Shared<ComponentBlocks> blocks_;
 };
 
 void SparqIndex::scan(SparqScratch& scratch, size_t local, ApproximateSoftmax* softmax) const {
@@ -172,7 +178,7 @@ void SparqIndex::scan(SparqScratch& scratch, size_t local, ApproximateSoftmax* s
   static_assert(ComponentBlocks::kRows % kScanBlock == 0);
   for (size_t first = 0; first < count(); first += kScanBlock) {
     const size_t n = std::min(kScanBlock, count() - first);
-    blocks_.score(scratch.queries, first, n, scores, kScanBlock);
+    blocks_->score(scratch.queries, first, n, scores, kScanBlock);
     if (first < offered) {
       scratch.shortlist.offer(scores, kScanBlock, static_cast<uint32_t>(first),
                               std::min(n, offered - first));
@@ -236,7 +242,7 @@ void SparqIndex::find(const SearchArgs& args, SparqScratch& scratch, SearchCost&
   queries.chosen = components();
   choose_components(args.queries, args.group, dim(), channel_scale(), queries.chosen,
                     queries.components);
-  blocks_.encode_queries(args.queries, queries);
+  blocks_->encode_queries(args.queries, queries);
   ApproximateSoftmax softmax(kernels(), logits(), args, dim(), channel_scale(), queries);
   const bool covers = cost.coverage != nullptr;
   if (local < args.k || covers) scan(scratch, local, covers ? &softmax : nullptr);
@@ -246,7 +252,8 @@ void SparqIndex::find(const SearchArgs& args, SparqScratch& scratch, SearchCost&
   if (covers) fill_coverage(args, scratch, rows, softmax, cost.coverage);
   collect(args, scratch, rows, local);
   cost.keys_scored += args.group * rows.size();
-  cost.bytes_read += count() * queries.chosen * blocks_.element_bytes() + rows.size() * row_bytes();
+  cost.bytes_read +=
+      count() * queries.chosen * blocks_->element_bytes() + rows.size() * row_bytes();
 }
 
 }  // namespace

@@ -223,9 +223,9 @@ void AppendBlocks::take_in_part(uint32_t layer, AppendJob::Part& part) {
     return;
   }
   // Index and tree grow together, or neither does: a tree that covers fewer rows is not read.
-  if (part.segment != nullptr) hd.tail->make_room(*part.segment);
+  if (part.segment != nullptr) hd.tail.own().make_room(*part.segment);
   part.addition = hd.index->commit_append(std::move(part.addition));
-  if (part.segment != nullptr) hd.tail->commit_append(*part.segment);
+  if (part.segment != nullptr) hd.tail.own().commit_append(*part.segment);
 }
 
 void AppendBlocks::cancel(uint32_t layer) noexcept {

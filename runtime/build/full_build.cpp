@@ -49,7 +49,7 @@ class SharedProgress {
 };
 
 uint32_t tail_rows(const HeadIndex& hd) {
-  return hd.tail == nullptr ? 0 : static_cast<uint32_t>(hd.tail->count());
+  return hd.tail ? static_cast<uint32_t>(hd.tail->count()) : 0;
 }
 
 }  // namespace
@@ -102,13 +102,14 @@ void FullBuild::build_head(const Job& job, const index::Progress& progress) {
   }
   // Partitions take a tenth of the time of an index, come last and report no progress.
   if (!hd.params.budget.needs_partitions()) return;
-  if (hd.tail == nullptr) {
-    auto tail =
+  if (!hd.tail) {
+    index::TailTree tail =
         heads_->make_tail(job.layer, job.kv_head, heads_->fix_balance(job.layer, job.kv_head, kv));
-    tail->build(kv, {});
-    hd.tail = std::move(tail);
+    tail.build(kv, {});
+    hd.tail = cpu::Shared(std::move(tail));
   } else if (hd.tail->count() < kv.keys.count) {
-    hd.tail->commit_append(*hd.tail->prepare_append(kv, {}));
+    const auto segment = hd.tail->prepare_append(kv, {});
+    hd.tail.own().commit_append(*segment);
   }
 }
 

@@ -50,14 +50,17 @@ HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
   const ModelShape& m = engine.model();
   heads_.reserve(size_t{layers_} * kv_heads_);
   for (size_t i = 0; i < size_t{layers_} * kv_heads_; ++i) {
-    heads_.push_back({nullptr, nullptr, QuerySample(params.training_queries, m.group(), m.head_dim),
-                      params.head(i), std::nullopt});
+    heads_.push_back({nullptr,
+                      {},
+                      QuerySample(params.training_queries, m.group(), m.head_dim),
+                      params.head(i),
+                      std::nullopt});
   }
 }
 
 bool HeadIndexes::has_index(uint32_t layer) const {
   for (uint32_t h = 0; h < kv_heads_; ++h) {
-    if (at(layer, h).index != nullptr || at(layer, h).tail != nullptr) return true;
+    if (at(layer, h).index != nullptr || at(layer, h).tail) return true;
   }
   return false;
 }
@@ -70,7 +73,7 @@ void HeadIndexes::set_on_device(uint32_t layer, bool on_device) {
 void HeadIndexes::drop(uint32_t layer) {
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     at(layer, h).index.reset();
-    at(layer, h).tail.reset();
+    at(layer, h).tail = {};
   }
   count_bytes();
 }
@@ -112,18 +115,18 @@ BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv,
   input.balance = &built.balance;
   built.index->build(input, progress);
   if (with_tail) {
-    built.tail = make_tail(layer, kv_head, built.balance);
-    built.tail->build(kv, progress);
+    index::TailTree tail = make_tail(layer, kv_head, built.balance);
+    tail.build(kv, progress);
+    built.tail = cpu::Shared(std::move(tail));
   }
   return built;
 }
 
-std::unique_ptr<index::TailTree> HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head,
-                                                        const index::Balance& balance) const {
+index::TailTree HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head,
+                                       const index::Balance& balance) const {
   const ModelShape& m = engine_->model();
-  return std::make_unique<index::TailTree>(
-      engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
-      index::TailParams{.keys_per_partition = params_->tail_partition}, balance.key_scale);
+  return {engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
+          index::TailParams{.keys_per_partition = params_->tail_partition}, balance.key_scale};
 }
 
 uint64_t HeadIndexes::estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const {
@@ -162,14 +165,14 @@ void HeadIndexes::save(uint32_t layer, ChecksumWriter& out) const {
   engine_->pool().run(kv_heads_, [&](uint32_t h, uint32_t) {
     const HeadIndex& hd = at(layer, h);
     if (hd.index != nullptr) indexes[h] = saved(*hd.index);
-    if (hd.tail != nullptr) tails[h] = saved(*hd.tail);
+    if (hd.tail) tails[h] = saved(*hd.tail);
   });
   std::vector<std::span<const std::byte>> forms;
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadIndex& hd = at(layer, h);
     save_sample(hd, out);
     out.value(static_cast<uint64_t>(indexes[h].size()));
-    out.value(static_cast<uint64_t>(hd.tail == nullptr ? 0 : hd.tail->count()));
+    out.value(static_cast<uint64_t>(hd.tail ? hd.tail->count() : 0));
     out.value(static_cast<uint64_t>(tails[h].size()));
     forms.push_back(std::as_bytes(std::span(indexes[h])));
     forms.push_back(std::as_bytes(std::span(tails[h])));
@@ -267,22 +270,17 @@ void HeadIndexes::load_tail(uint32_t layer, uint32_t kv_head, size_t rows,
   MemoryBuffer buffer(bytes);
   std::istream in(&buffer);
   index::Reader reader(in);
-  tail->load(reader, rows);
+  tail.load(reader, rows);
   reader.finish();
-  at(layer, kv_head).tail = std::move(tail);
+  at(layer, kv_head).tail = cpu::Shared(std::move(tail));
 }
 
 void HeadIndexes::copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from) {
-  at(layer, kv_head).queries = from.queries;
-  at(layer, kv_head).balance = from.balance;
-  if (from.index != nullptr) {
-    const std::string bytes = saved(*from.index);
-    load_index(layer, kv_head, kv, std::as_bytes(std::span(bytes)));
-  }
-  if (from.tail != nullptr) {
-    const std::string bytes = saved(*from.tail);
-    load_tail(layer, kv_head, from.tail->count(), std::as_bytes(std::span(bytes)));
-  }
+  HeadIndex& hd = at(layer, kv_head);
+  hd.queries = from.queries;
+  hd.balance = from.balance;
+  if (from.index != nullptr) hd.index = from.index->share(kv.keys);
+  hd.tail = from.tail;
 }
 
 }  // namespace keyhole::runtime

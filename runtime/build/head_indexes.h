@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/shared.h"
 #include "index/index.h"
 #include "index/scan/balance.h"
 #include "index/tail/tail_tree.h"
@@ -21,14 +22,14 @@ namespace keyhole::runtime {
 /// An index of a head's rows, and its partitions where they are wanted.
 struct BuiltHead {
   std::unique_ptr<index::Index> index;
-  std::unique_ptr<index::TailTree> tail;
-  index::Balance balance;  ///< of both: the head's, or the one that it is to take
+  cpu::Shared<index::TailTree> tail;  ///< none: not wanted
+  index::Balance balance;             ///< of both: the head's, or the one that it is to take
   std::string warning;  ///< what makes the index a poor one; empty: nothing is known, or was asked
 };
 
 struct HeadIndex {
-  std::unique_ptr<index::Index> index;    ///< null: nothing is indexed
-  std::unique_ptr<index::TailTree> tail;  ///< of rows [0, tail->count()); null: no partitions
+  std::unique_ptr<index::Index> index;  ///< null: nothing is indexed
+  cpu::Shared<index::TailTree> tail;    ///< of rows [0, tail->count()); none: no partitions
   QuerySample queries;
   HeadParams params;
   /// The space in which the head's keys are compared, averaged and rounded. Learned once, with the first index or
@@ -49,10 +50,16 @@ struct HeadIndex {
   }
   /// The tree, where it covers what is indexed.
   [[nodiscard]] const index::TailTree* full_tail() const {
-    return tail != nullptr && tail->count() == indexed() ? tail.get() : nullptr;
+    return tail && tail->count() == indexed() ? tail.get() : nullptr;
   }
   [[nodiscard]] uint64_t bytes() const {
-    return (index == nullptr ? 0 : index->bytes()) + (tail == nullptr ? 0 : tail->bytes());
+    return (index == nullptr ? 0 : index->bytes()) + (tail ? tail->bytes() : 0);
+  }
+  /// Of index, tail and query sample, bytes that a copy of the session counts: of what several share, the first that
+  /// still has it does.
+  [[nodiscard]] uint64_t bytes_of_others() const {
+    return (index == nullptr ? 0 : index->bytes_of_others()) + cpu::bytes_of_others(tail) +
+           queries.bytes_of_others();
   }
 };
 
@@ -106,8 +113,8 @@ class HeadIndexes {
   /// Logs, once a session, that an index of a head was built without queries.
   void tell_unguided(const HeadIndex& hd);
   /// An empty tree in the given balance.
-  [[nodiscard]] std::unique_ptr<index::TailTree> make_tail(uint32_t layer, uint32_t kv_head,
-                                                           const index::Balance& balance) const;
+  [[nodiscard]] index::TailTree make_tail(uint32_t layer, uint32_t kv_head,
+                                          const index::Balance& balance) const;
 
   /// Bytes that an index of `rows` rows, or its partitions, will have, about.
   [[nodiscard]] uint64_t estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const;
@@ -122,6 +129,7 @@ class HeadIndexes {
   void save(uint32_t layer, ChecksumWriter& out) const;
   /// Throws Error(corrupt | io). kv: the rows that the sequence has offloaded, of every head; `tokens` of the layer.
   void load(uint32_t layer, std::span<const KvView> kv, uint32_t tokens, ChecksumReader& in);
+  /// Shares what the head `from` has, whose rows `kv` is a copy of, until one of the two changes it.
   void copy(uint32_t layer, uint32_t kv_head, const KvView& kv, const HeadIndex& from);
 
  private:

@@ -72,7 +72,7 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
   // before. A first index reads the query sample, which may shrink.
   if (blocks_.block_end(layer) > rows) blocks_.cancel(layer);
   const auto shrinks = [&](uint32_t h) {
-    const std::vector<uint32_t>& positions = head(layer, h).queries.positions();
+    const std::span<const uint32_t> positions = head(layer, h).queries.positions();
     return !positions.empty() && positions.back() >= tokens;
   };
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
@@ -98,8 +98,8 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
 void IndexKeeper::cut(uint32_t layer, uint32_t rows) {
   for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
     HeadIndex& hd = head(layer, h);
-    if (hd.tail != nullptr && hd.tail->count() > rows) {
-      hd.tail->truncate(rows, sequence_->view(layer, h));
+    if (hd.tail && hd.tail->count() > rows) {
+      hd.tail.own().truncate(rows, sequence_->view(layer, h));
     }
     if (hd.index == nullptr || hd.indexed() <= rows) continue;
     if (rows == 0) {
@@ -123,7 +123,7 @@ void IndexKeeper::set_index(const std::string& spec) {
   for (uint32_t layer = 0; layer < heads_.layers(); ++layer) blocks_.cancel(layer);
   for (HeadIndex& h : heads_.all()) {
     h.index.reset();
-    h.tail.reset();
+    h.tail = {};
     h.params.index = std::move(specs.back());
     specs.pop_back();
     h.params.dense = false;
@@ -144,13 +144,19 @@ bool IndexKeeper::set_budget(size_t i, const Budget& budget) {
 
 uint64_t IndexKeeper::tail_bytes() const {
   uint64_t bytes = 0;
-  for (const HeadIndex& h : heads()) bytes += h.tail == nullptr ? 0 : h.tail->bytes();
+  for (const HeadIndex& h : heads()) bytes += h.tail ? h.tail->bytes() : 0;
   return bytes;
 }
 
 uint64_t IndexKeeper::sample_bytes() const {
   uint64_t bytes = 0;
   for (const HeadIndex& h : heads()) bytes += h.queries.bytes();
+  return bytes;
+}
+
+uint64_t IndexKeeper::bytes_of_others() const {
+  uint64_t bytes = 0;
+  for (const HeadIndex& h : heads()) bytes += h.bytes_of_others();
   return bytes;
 }
 

@@ -73,6 +73,8 @@ class IndexKeeper {
   [[nodiscard]] uint64_t index_bytes() const { return heads_.bytes(); }
   [[nodiscard]] uint64_t tail_bytes() const;
   [[nodiscard]] uint64_t sample_bytes() const;
+  /// Of these, those that copies of the session count, or of which it is one.
+  [[nodiscard]] uint64_t bytes_of_others() const;
   [[nodiscard]] double build_seconds() const { return build_seconds_; }
   [[nodiscard]] const AppendBlocks::Figures& append_figures() const { return blocks_.figures(); }
   void reset_figures();
@@ -84,7 +86,7 @@ class IndexKeeper {
   /// were under way: they are taken in by the same steps as those of the session that was saved.
   void load(ChecksumReader& in);
   void begin_loaded() { blocks_.begin_loaded(); }
-  /// Becomes a copy of `from`, whose sequence is a copy of this one's.
+  /// Becomes a copy of `from`, of whose sequence this one's is a copy. What both have indexed they share.
   void copy_from(const IndexKeeper& from);
 
  private:

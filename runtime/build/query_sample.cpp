@@ -12,50 +12,58 @@ int QuerySample::wanted_head(uint32_t position) const {
   return static_cast<int>(((position * 0x9E3779B1U) >> 16) % group_);
 }
 
+QuerySample::Kept& QuerySample::own() {
+  Kept& kept = kept_.own();
+  kept.positions.resize(size_);
+  kept.rows.resize(size_ * dim_);
+  return kept;
+}
+
 void QuerySample::add(uint32_t position, const float* query) {
-  if (positions_.size() == capacity_) thin();
+  if (size_ == capacity_) thin();
   if (position % stride_ != 0) return;
-  index::make_room(rows_, dim_);
-  positions_.push_back(position);
-  rows_.insert(rows_.end(), query, query + dim_);
+  Kept& kept = own();
+  index::make_room(kept.rows, dim_);
+  kept.positions.push_back(position);
+  kept.rows.insert(kept.rows.end(), query, query + dim_);
+  ++size_;
 }
 
 void QuerySample::thin() {
+  Kept& all = own();
   // At least half must go; with uneven positions one doubling may not be enough.
-  while (positions_.size() > capacity_ / 2) {
+  while (size_ > capacity_ / 2) {
     stride_ *= 2;
     size_t kept = 0;
-    for (size_t i = 0; i < positions_.size(); ++i) {
-      if (positions_[i] % stride_ != 0) continue;
-      positions_[kept] = positions_[i];
-      std::copy_n(rows_.begin() + static_cast<ptrdiff_t>(i * dim_), dim_,
-                  rows_.begin() + static_cast<ptrdiff_t>(kept * dim_));
+    for (size_t i = 0; i < size_; ++i) {
+      if (all.positions[i] % stride_ != 0) continue;
+      all.positions[kept] = all.positions[i];
+      std::copy_n(all.rows.begin() + static_cast<ptrdiff_t>(i * dim_), dim_,
+                  all.rows.begin() + static_cast<ptrdiff_t>(kept * dim_));
       ++kept;
     }
-    positions_.resize(kept);
-    rows_.resize(kept * dim_);
+    size_ = kept;
     if (stride_ >= (1U << 30)) break;
   }
 }
 
-void QuerySample::truncate(uint32_t position) {
-  const auto keep =
-      std::lower_bound(positions_.begin(), positions_.end(), position) - positions_.begin();
-  positions_.resize(static_cast<size_t>(keep));
-  rows_.resize(static_cast<size_t>(keep) * dim_);
+void QuerySample::truncate(uint32_t position) noexcept {
+  const auto all = positions();
+  size_ = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), position) - all.begin());
 }
 
 index::TrainingQueries QuerySample::view() const {
-  RowsView rows{reinterpret_cast<const std::byte*>(rows_.data()), dim_ * sizeof(float),
-                positions_.size(), dim_, DType::f32};
-  return {rows, positions_.data()};
+  RowsView view{reinterpret_cast<const std::byte*>(rows().data()), dim_ * sizeof(float), size_,
+                dim_, DType::f32};
+  return {view, positions().data()};
 }
 
 void QuerySample::restore(uint32_t stride, std::vector<uint32_t> positions,
                           std::vector<float> rows) {
+  const size_t size = positions.size();
+  kept_ = cpu::Shared(Kept{std::move(positions), std::move(rows)});
   stride_ = stride;
-  positions_ = std::move(positions);
-  rows_ = std::move(rows);
+  size_ = size;
 }
 
 }  // namespace keyhole::runtime

@@ -2,8 +2,10 @@
 // heads of the group in turn. It guides index types that learn from queries.
 #pragma once
 
+#include <span>
 #include <vector>
 
+#include "cpu/shared.h"
 #include "cpu/types.h"
 #include "index/index.h"
 
@@ -11,7 +13,7 @@ namespace keyhole::runtime {
 
 /// Keeps the token positions that are multiples of a stride, one query head each. When it is full
 /// the stride doubles and every other entry goes: what is kept depends on the positions seen, not
-/// on how they were cut into chunks.
+/// on how they were cut into chunks. Copies share what they hold until one of them takes more.
 class QuerySample {
  public:
   QuerySample(uint32_t capacity, uint32_t group, uint32_t dim)
@@ -26,16 +28,18 @@ class QuerySample {
   void add(uint32_t position, const float* query);
 
   /// Forgets positions >= position.
-  void truncate(uint32_t position);
+  void truncate(uint32_t position) noexcept;
 
-  [[nodiscard]] size_t size() const { return positions_.size(); }
+  [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] index::TrainingQueries view() const;
-  [[nodiscard]] size_t bytes() const {
-    return rows_.capacity() * sizeof(float) + positions_.capacity() * sizeof(uint32_t);
-  }
+  [[nodiscard]] size_t bytes() const { return kept_->bytes(); }
+  /// Of these, those that a copy counts, see cpu/shared.h.
+  [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(kept_); }
 
-  [[nodiscard]] const std::vector<uint32_t>& positions() const { return positions_; }
-  [[nodiscard]] const std::vector<float>& rows() const { return rows_; }
+  [[nodiscard]] std::span<const uint32_t> positions() const {
+    return {kept_->positions.data(), size_};
+  }
+  [[nodiscard]] std::span<const float> rows() const { return {kept_->rows.data(), size_ * dim_}; }
   [[nodiscard]] uint32_t stride() const { return stride_; }
   /// Whether a sample can have this stride: a power of two up to 2^30.
   [[nodiscard]] static bool is_stride(uint32_t stride) {
@@ -45,12 +49,22 @@ class QuerySample {
   void restore(uint32_t stride, std::vector<uint32_t> positions, std::vector<float> rows);
 
  private:
+  struct Kept {
+    std::vector<uint32_t> positions;
+    std::vector<float> rows;  ///< `[positions, dim]`
+
+    [[nodiscard]] size_t bytes() const {
+      return rows.capacity() * sizeof(float) + positions.capacity() * sizeof(uint32_t);
+    }
+  };
+  /// What it holds, for it alone to change, and no more than it holds.
+  [[nodiscard]] Kept& own();
   void thin();
 
   uint32_t capacity_, group_, dim_;
   uint32_t stride_ = 1;
-  std::vector<uint32_t> positions_;
-  std::vector<float> rows_;  ///< `[size, dim]`
+  size_t size_ = 0;  ///< entries of kept_ that are its own: the first ones
+  cpu::Shared<Kept> kept_{Kept()};
 };
 
 }  // namespace keyhole::runtime

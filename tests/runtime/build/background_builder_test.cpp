@@ -58,6 +58,8 @@ class SlowIndex final : public index::Index {
   [[nodiscard]] index::Sharing sharing() const override { return index::Sharing::rows; }
   [[nodiscard]] index::IndexInfo info() const override { return {}; }
   [[nodiscard]] size_t bytes() const override { return 0; }
+  [[nodiscard]] size_t bytes_of_others() const override { return 0; }
+  [[nodiscard]] std::unique_ptr<Index> share(const RowsView&) const override { return nullptr; }
   void save(std::ostream&) const override {}
   void load(std::istream&, const RowsView&) override {}
 

@@ -68,6 +68,10 @@ class Coarse final : public index::Index {
   [[nodiscard]] index::IndexInfo info() const override { return inner_->info(); }
   void set_search_params(std::string_view spec) override { inner_->set_search_params(spec); }
   [[nodiscard]] size_t bytes() const override { return inner_->bytes(); }
+  [[nodiscard]] size_t bytes_of_others() const override { return inner_->bytes_of_others(); }
+  [[nodiscard]] std::unique_ptr<Index> share(const RowsView& keys) const override {
+    return inner_->share(keys);
+  }
   void save(std::ostream& out) const override { inner_->save(out); }
   void load(std::istream& in, const RowsView& keys) override { inner_->load(in, keys); }
 

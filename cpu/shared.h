@@ -1,0 +1,105 @@
+// A value that copies hold together until one of them changes it (copy on write).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "cpu/types.h"
+
+namespace keyhole::cpu {
+
+/// Holds a T, or nothing. A copy holds the same T. Who wants to change it asks for one of its own first: own() copies it,
+/// by T's copy constructor, if another one holds it. Objects that hold the same T may be used, copied and destroyed by
+/// different threads at once, each by one thread at a time; as with any object, several may read one that none changes.
+template <class T>
+class Shared {
+ public:
+  /// Holds nothing.
+  Shared() = default;
+  /// Throws std::bad_alloc, as does a copy.
+  explicit Shared(T value) : body_(std::make_shared<Body>(std::move(value))) {
+    number_ = body_->join();
+  }
+  Shared(const Shared& o) : body_(o.body_) {
+    if (body_ != nullptr) number_ = body_->join();
+  }
+  Shared(Shared&& o) noexcept : body_(std::move(o.body_)), number_(o.number_) {}
+  Shared& operator=(Shared o) noexcept {
+    std::swap(body_, o.body_);
+    std::swap(number_, o.number_);
+    return *this;
+  }
+  ~Shared() {
+    if (body_ != nullptr) body_->leave(number_);
+  }
+
+  [[nodiscard]] explicit operator bool() const { return body_ != nullptr; }
+  // Of one that holds something, as all below.
+  [[nodiscard]] const T& operator*() const { return body_->value; }
+  [[nodiscard]] const T* operator->() const { return &body_->value; }
+  [[nodiscard]] const T* get() const { return body_ == nullptr ? nullptr : &body_->value; }
+
+  /// The T, which nobody else holds from now on. Throws Error(out_of_memory) and what T's copy constructor throws, and then
+  /// has changed nothing.
+  [[nodiscard]] T& own() {
+    // Nobody can come to hold it meanwhile: that takes a copy of this object, the only one.
+    if (body_->is_only(number_)) return body_->value;
+    try {
+      *this = Shared(T(std::as_const(body_->value)));
+    } catch (const std::bad_alloc&) {
+      throw Error(Status::out_of_memory,
+                  "no memory for a copy of its own of what a session shares with its copies");
+    }
+    return body_->value;
+  }
+  /// Whether another one holds it, too.
+  [[nodiscard]] bool is_shared() const { return !body_->is_only(number_); }
+  /// Whether it is the first of those that still hold the T: over all of them, T's memory is counted once.
+  [[nodiscard]] bool is_first() const { return body_->is_first(number_); }
+
+ private:
+  struct Body {
+    explicit Body(T&& v) : value(std::move(v)) {}
+
+    [[nodiscard]] uint64_t join() {
+      const std::lock_guard lock(mutex);
+      holders.push_back(next);
+      return next++;
+    }
+    void leave(uint64_t number) noexcept {
+      const std::lock_guard lock(mutex);
+      holders.erase(std::find(holders.begin(), holders.end(), number));
+    }
+    [[nodiscard]] bool is_only(uint64_t number) const {
+      const std::lock_guard lock(mutex);
+      return holders.size() == 1 && holders.front() == number;
+    }
+    [[nodiscard]] bool is_first(uint64_t number) const {
+      const std::lock_guard lock(mutex);
+      return holders.front() == number;
+    }
+
+    T value;
+    mutable std::mutex
+        mutex;  ///< of all below; who was the last to leave has read the value before
+    std::vector<uint64_t> holders;  ///< numbers, in the order in which they came
+    uint64_t next = 0;
+  };
+
+  std::shared_ptr<Body> body_;
+  uint64_t number_ = 0;  ///< this holder's
+};
+
+/// Of what it holds, bytes that another holder counts; 0: none, or it holds nothing.
+template <class T>
+[[nodiscard]] size_t bytes_of_others(const Shared<T>& shared) {
+  return !shared || shared.is_first() ? 0 : shared->bytes();
+}
+
+}  // namespace keyhole::cpu
