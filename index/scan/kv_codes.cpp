@@ -250,6 +250,16 @@ void KvCodes::extend(const cpu::Kernels& kernels, const KvView& kv) {
   }
 }
 
+KvCodes KvCodes::with(size_t rows, const std::vector<std::byte>& more) const {
+  KvCodes codes(shape_, balance_);
+  const size_t kept = std::min(blocks(), rows / kCodeBlock) * shape_.block_bytes();
+  codes.data_.reserve(kept + more.size());
+  codes.data_.insert(codes.data_.end(), data_.begin(),
+                     data_.begin() + static_cast<ptrdiff_t>(kept));
+  codes.append(more);
+  return codes;
+}
+
 void KvCodes::truncate(size_t rows) {
   data_.resize(std::min(blocks(), rows / kCodeBlock) * shape_.block_bytes());
 }

@@ -46,6 +46,9 @@ class KvCodes {
   KvCodes(const CodeShape& shape, Balance balance, const std::vector<std::byte>& blocks)
       : shape_(shape), balance_(std::move(balance)), data_(blocks.begin(), blocks.end()) {}
 
+  /// A copy of what truncate(rows) leaves, followed by `more` as append() takes it.
+  [[nodiscard]] KvCodes with(size_t rows, const std::vector<std::byte>& more) const;
+
   /// Encodes the complete blocks of rows [count(), kv.keys.count).
   void extend(const cpu::Kernels& kernels, const KvView& kv);
   /// Takes in whole blocks that encode_block() has made of the rows from count() on.

@@ -87,11 +87,11 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
       has_values_ = growth.has_values;
       codes_ = std::move(growth.first);
     } else {
-      codes_.own().append(growth.more);
+      change(codes_->count(), growth.more);
     }
   }
   void do_truncate(size_t count) override {
-    if (codes_) codes_.own().truncate(count);
+    if (codes_) change(count, {});
   }
   [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
     return std::make_unique<CodesIndex>(*this);
@@ -110,6 +110,17 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   void load_body(Reader& in, const RowsView& keys) override;
 
  private:
+  /// Cuts the codes to `count` rows and appends `more`. Of codes that others share only what stays is copied.
+  void change(size_t count, const std::vector<std::byte>& more) {
+    if (more.empty() && count / kCodeBlock >= codes_->blocks()) return;
+    if (codes_.is_shared()) {
+      codes_ = cpu::Shared(codes_->with(count, more));
+      return;
+    }
+    KvCodes& codes = codes_.own();
+    codes.truncate(count);
+    codes.append(more);
+  }
   void check_values(const KvView& kv) const {
     const RowsView& v = kv.values;
     if (v.count >= kv.keys.count && v.dim == dim() && v.dtype == kv.keys.dtype) return;
@@ -223,8 +234,8 @@ void CodesIndex::describe(IndexInfo& info) const {
   info.diagnostics.emplace_back("balance", *high / *low);
 }
 
-// Codes are saved, not made again from K and V: they are a seventh of these at 2 bits, and a fork or a load of 128k
-// rows takes a copy in place of a second for each head.
+// Codes are saved, not made again from K and V: they are a seventh of these at 2 bits, and a load of 128k rows takes a
+// copy in place of a second for each head.
 void CodesIndex::save_body(Writer& out) const {
   out.put(static_cast<uint32_t>(codes_ ? (has_values_ ? 2 : 1) : 0));
   if (!codes_) return;

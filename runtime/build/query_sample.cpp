@@ -13,6 +13,7 @@ int QuerySample::wanted_head(uint32_t position) const {
 }
 
 QuerySample::Kept& QuerySample::own() {
+  if (!kept_) kept_ = cpu::Shared(Kept());
   Kept& kept = kept_.own();
   kept.positions.resize(size_);
   kept.rows.resize(size_ * dim_);
@@ -50,6 +51,7 @@ void QuerySample::thin() {
 void QuerySample::truncate(uint32_t position) noexcept {
   const auto all = positions();
   size_ = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), position) - all.begin());
+  if (size_ == 0) kept_ = {};
 }
 
 index::TrainingQueries QuerySample::view() const {

@@ -32,14 +32,18 @@ class QuerySample {
 
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] index::TrainingQueries view() const;
-  [[nodiscard]] size_t bytes() const { return kept_->bytes(); }
+  [[nodiscard]] size_t bytes() const { return kept_ ? kept_->bytes() : 0; }
   /// Of these, those that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const { return cpu::bytes_of_others(kept_); }
 
   [[nodiscard]] std::span<const uint32_t> positions() const {
+    if (!kept_) return {};
     return {kept_->positions.data(), size_};
   }
-  [[nodiscard]] std::span<const float> rows() const { return {kept_->rows.data(), size_ * dim_}; }
+  [[nodiscard]] std::span<const float> rows() const {
+    if (!kept_) return {};
+    return {kept_->rows.data(), size_ * dim_};
+  }
   [[nodiscard]] uint32_t stride() const { return stride_; }
   /// Whether a sample can have this stride: a power of two up to 2^30.
   [[nodiscard]] static bool is_stride(uint32_t stride) {
@@ -63,8 +67,8 @@ class QuerySample {
 
   uint32_t capacity_, group_, dim_;
   uint32_t stride_ = 1;
-  size_t size_ = 0;  ///< entries of kept_ that are its own: the first ones
-  cpu::Shared<Kept> kept_{Kept()};
+  size_t size_ = 0;         ///< entries of kept_ that are its own: the first ones
+  cpu::Shared<Kept> kept_;  ///< none: nothing
 };
 
 }  // namespace keyhole::runtime

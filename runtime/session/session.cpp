@@ -242,6 +242,7 @@ keyhole_statistics Session::statistics() const {
   s.struct_size = sizeof s;
   s.tokens = most_tokens();
   s.host_bytes = host_bytes();
+  s.shared_bytes = sequence_.bytes_of_others() + keeper_.bytes_of_others();
   s.index_bytes = keeper_.index_bytes();
   s.tail_bytes = keeper_.tail_bytes();
   s.build_seconds = keeper_.build_seconds();

@@ -55,10 +55,12 @@ TEST(CodesType, HasCodesOfExactlyItsRowsAfterAnyOperation) {
   for (uint32_t seed = 0; seed < cases(8); ++seed) {
     Head head(3000, 64, key_dtypes()[seed % 3], seed);
     auto index = make_index("codes:k=2,v=4", 64, key_dtypes()[seed % 3], context());
+    std::unique_ptr<Index> parent;
+    std::string parent_saved;
     head.grow(700);
     index->build(head.input(), {});
     for (int i = 0; i < 20; ++i) {
-      const uint32_t kind = head.random() % 6;
+      const uint32_t kind = head.random() % 7;
       SCOPED_TRACE("seed " + std::to_string(seed) + " operation " + std::to_string(i));
       if (kind < 3) {
         head.grow(std::min<size_t>(head.random() % 400, 3000 - head.keys.count()));
@@ -72,10 +74,15 @@ TEST(CodesType, HasCodesOfExactlyItsRowsAfterAnyOperation) {
         std::stringstream bytes(saved(*index));
         index = make_index("codes:k=2,v=4", 64, key_dtypes()[seed % 3], context());
         index->load(bytes, head.keys.view());
+      } else if (kind == 6) {  // a copy goes on with what it shares
+        parent = std::move(index);
+        parent_saved = saved(*parent);
+        index = parent->share(head.keys.view());
       } else if (head.keys.count() != 0) {
         index->build(head.input(), {});
       }
       ASSERT_EQ(index->count(), head.keys.count());
+      ASSERT_EQ(parent == nullptr ? "" : saved(*parent), parent_saved);
       const KvCodes* codes = index->codes();
       if (head.keys.count() == 0) continue;
       ASSERT_NE(codes, nullptr);

@@ -69,6 +69,63 @@ TEST_P(Lifecycle, RandomOperations) {
   }
 }
 
+// Members of a family share what they hold until one changes it: each answers for its own rows, and memory is counted once.
+TEST_P(Lifecycle, CopiesThatShareAnswerForTheirOwnRows) {
+  constexpr size_t kCapacity = 500, kMost = 5;
+  struct Member {
+    std::unique_ptr<Keys> keys;
+    std::unique_ptr<Index> index;
+  };
+  for (uint32_t seed = 0; seed < cases(8); ++seed) {
+    std::mt19937 random(seed);
+    const DType dtype = key_dtypes()[seed % 3];
+    std::vector<Member> family;
+    family.push_back({std::make_unique<Keys>(kCapacity, 64, dtype),
+                      make_index(GetParam(), 64, dtype, context())});
+    for (int step = 0; step < 30; ++step) {
+      const uint32_t kind = step == 0 ? 0 : random() % 10;
+      const size_t at = random() % family.size();
+      Keys& keys = *family[at].keys;
+      std::unique_ptr<Index>& index = family[at].index;
+      SCOPED_TRACE("seed " + std::to_string(seed) + " step " + std::to_string(step) + " kind " +
+                   std::to_string(kind) + " count " + std::to_string(keys.count()));
+      if (kind < 3) {
+        const size_t n =
+            std::min<size_t>(random() % (kind == 0 ? 300 : 60), kCapacity - keys.count());
+        keys.put(keys.count(), attention_keys(n, 64, random));
+        index->append(keys.view(), {});
+      } else if (kind < 5) {
+        const size_t count = random() % (keys.count() + 1);
+        keys.poison(count);
+        index->truncate(count);
+      } else if (kind == 5) {
+        std::stringstream bytes;
+        index->save(bytes);
+        index->load(bytes.seekg(0), keys.view());
+        EXPECT_EQ(index->bytes_of_others(), 0U);
+      } else if (kind == 6 && family.size() > 1) {  // in any order, and with its keys
+        keys.poison(0);
+        family.erase(family.begin() + static_cast<std::ptrdiff_t>(at));
+      } else if (family.size() < kMost) {
+        auto copy = std::make_unique<Keys>(keys);
+        auto other = index->share(copy->view());
+        EXPECT_EQ(other->bytes(), index->bytes());
+        EXPECT_EQ(other->bytes_of_others(), index->bytes());
+        EXPECT_EQ(other->info().params, index->info().params);
+        family.push_back({std::move(copy), std::move(other)});
+      }
+      for (const Member& member : family) {
+        expect_right(*member.index, *member.keys, random);
+        EXPECT_LE(member.index->bytes_of_others(), member.index->bytes());
+      }
+      if (family.size() == 1) {
+        EXPECT_EQ(family[0].index->bytes_of_others(), 0U);
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(Lifecycle, TruncateBeyondTheEndChangesNothing) {
   std::mt19937 random(21);
   Keys keys(100, 64, DType::f16);

@@ -806,10 +806,13 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_synchronize(keyhole_
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* session,
                                                              uint32_t n_tokens);
 
-/* An independent copy of the session (K, V, resident tokens, config); its indexes are rebuilt from
- * the saved form, so both give the same answers, to the last bit, as long as they have indexed the
- * same tokens (with KEYHOLE_APPEND_BACKGROUND a block is indexed when it is ready). The caller
- * destroys *out. BUSY leaves *out as it was; it is NULL on other failures. Errors: OUT_OF_MEMORY,
+/* An independent copy of the session. It copies resident tokens and the config; offloaded K and V, indexes, codes and
+ * training queries it shares with the session until one of the two changes them: then that one takes a copy of its own of
+ * what it changes (an index that grows or is cut: all of that head's; K and V: nothing but a page), and where there is no
+ * memory for it, tokens stay pending, or keyhole_build returns OUT_OF_MEMORY. See shared_bytes of keyhole_statistics. Both
+ * give the same answers, to the last bit, as long as they have indexed the same tokens (with KEYHOLE_APPEND_BACKGROUND a
+ * block is indexed when it is ready). Session and copies may be used by different threads at once, and destroyed in any
+ * order. The caller destroys *out. BUSY leaves *out as it was; it is NULL on other failures. Errors: OUT_OF_MEMORY,
  * OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* session,
                                                          keyhole_session** out);
@@ -954,6 +957,11 @@ typedef struct keyhole_statistics {
   uint32_t code_layers;
   /* Now: 1 where the host reads the tokens that they attend exactly, see exact_rows_by. */
   uint32_t rows_by_host;
+  /* Now: of host_bytes, K, V, indexes and training queries that the session shares with its copies, or with the one of which
+   * it is a copy, and that another of them counts: host_bytes - shared_bytes, summed over all sessions, is what they take.
+   * Of what several share, the first that still has it counts it; memory of which one has taken a copy of its own is not
+   * shared. */
+  uint64_t shared_bytes;
 } keyhole_statistics;
 KEYHOLE_API void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size);
 static inline void keyhole_statistics_init(keyhole_statistics* statistics) {

@@ -132,6 +132,67 @@ TEST(Threads, SessionsOfOneEngineRunAtOnce) {
   for (auto& t : threads) t.join();
 }
 
+// What they share, neither may change for another one, whichever thread uses it.
+TEST(Threads, ASessionAndItsCopiesRunAtOnce) {
+  const auto ec = small_engine(2);
+  const EnginePtr engine = make_engine(ec);
+  for (const char* index :
+       unless_sanitized(std::vector<const char*>{"ivf:C=8,probe=16777216,segment=64",
+                                                 "hnsw:M=6,ef=100000,efc=20", "sparq:r=256",
+                                                 "roargraph:M=8,ef=100000,Nq=10,beam=12"},
+                        2)) {
+    SCOPED_TRACE(index);
+    auto sc = small_session();
+    sc.index = index;
+    sc.append_block = 16;
+    sc.audit_share = 0.5;
+    SessionPtr session = make_session(engine.get(), sc);
+    Numbers numbers(5);
+    Model model(ec);
+    const Shape shape(ec);
+    for (uint32_t l = 0; l < ec.layers; ++l)
+      prefill_both(session.get(), model, shape, l, 300, numbers);
+    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    std::vector<SessionPtr> family;
+    for (int i = 0; i < 2; ++i) {
+      keyhole_session* copy = nullptr;
+      ASSERT_OK(keyhole_fork(i == 0 ? session.get() : family[0].get(), &copy));
+      family.emplace_back(copy);
+    }
+    family.push_back(std::move(session));
+    std::vector<std::thread> threads;
+    for (SessionPtr& member : family) {
+      threads.emplace_back(
+          [&, mine = std::move(member), own = model, seed = threads.size()]() mutable {
+            Numbers random(seed);
+            for (uint32_t i = 0; i < unless_sanitized(12, 6); ++i) {
+              for (uint32_t l = 0; l < ec.layers; ++l) {
+                prefill_both(mine.get(), own, shape, l, 1 + random.below(40), random);
+                expect_exact(mine.get(), own, shape, l, random);
+              }
+              if (random.below(3) == 0) {
+                const uint32_t n = own.tokens(0) / 2 + random.below(own.tokens(0) / 2);
+                EXPECT_OK(keyhole_truncate(mine.get(), n));
+                own.truncate(n);
+              }
+              if (random.below(3) == 0) {
+                EXPECT_OK(keyhole_build(mine.get(), nullptr, nullptr));
+              }
+              keyhole_session* copy = nullptr;
+              EXPECT_OK(keyhole_fork(mine.get(), &copy));
+              if (random.below(2) == 0) expect_exact(mine.get(), own, shape, 0, random);
+              mine.reset(copy);
+              (void)statistics(mine.get());
+              for (uint32_t l = 0; l < ec.layers; ++l)
+                expect_exact(mine.get(), own, shape, l, random);
+            }
+          });
+    }
+    for (std::thread& t : threads) t.join();
+    if (HasFailure()) return;
+  }
+}
+
 // A call from inside the progress callback is a second call into a session that is in use.
 TEST(Threads, ASecondCallIntoASessionIsRefused) {
   const auto ec = small_engine(2);

@@ -189,16 +189,28 @@ class World {
     return under_fault([&] { return keyhole_build(session_.get(), nullptr, nullptr); });
   }
 
+  /// A copy of the session, which is to stay as it is whatever the session does: check() looks at both.
+  void keep_copy() {
+    keyhole_session* copy = nullptr;
+    ASSERT_OK(keyhole_fork(session_.get(), &copy));
+    kept_.reset(copy);
+    kept_model_ = model_;
+  }
+
   /// Tokens, and answers of the session as it attends and exactly.
-  void check() { check(session_.get()); }
-  void check(keyhole_session* s) {
+  void check() {
+    check(session_.get());
+    if (kept_ != nullptr) check(kept_.get(), kept_model_);
+  }
+  void check(keyhole_session* s) { check(s, model_); }
+  void check(keyhole_session* s, const Model& model) {
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const keyhole_layer_tokens t = layer_tokens(s, l);
-      ASSERT_EQ(t.total, model_.tokens(l));
+      ASSERT_EQ(t.total, model.tokens(l));
       ASSERT_EQ(t.total, t.sink + t.window + t.indexed + t.pending);
       const auto q = numbers_.many(shape_.q(1));
       std::vector<double> lse;
-      const auto o = model_.attend_all(l, q, lse);
+      const auto o = model.attend_all(l, q, lse);
       // Codes stand for most keys; the other specs read every key.
       const bool coded = spec_.find("codes") == 0;
       expect_near(attend_only(s, shape_, l, q), o, lse, coded ? 2.0 : 1e-4);
@@ -217,9 +229,9 @@ class World {
   std::string spec_;
   keyhole_engine_config ec_ = small_engine(2);
   EnginePtr engine_;
-  SessionPtr session_, other_;
+  SessionPtr session_, other_, kept_;
   Numbers numbers_{31};
-  Model model_{ec_};
+  Model model_{ec_}, kept_model_{ec_};
   Shape shape_{ec_};
   TemporaryFolder folder_;
 };
@@ -398,6 +410,27 @@ TEST_P(ApiFault, Fork) {
     if (copy != nullptr) w.check(copy);
     return status;
   });
+}
+
+// Who changes what it shares takes a copy of its own first: where there is none, both are what they were.
+TEST_P(ApiFault, ChangesOfWhatACopyShares) {
+  try_all(
+      [](World& w) {
+        w.keep_copy();
+        return w.build();
+      },
+      [](World& w) { return w.tokens() < 3000 ? w.prefill(0, 40) : w.truncate(kPrompt); });
+  try_all(
+      [](World& w) {
+        w.keep_copy();
+        return w.truncate(150);
+      },
+      [](World& w) -> keyhole_status {
+        for (uint32_t l = 0; l < 2; ++l) {
+          if (const keyhole_status status = w.prefill(l, 100)) return status;
+        }
+        return w.build();
+      });
 }
 
 TEST_P(ApiFault, SaveAndLoad) {
