@@ -242,26 +242,63 @@ void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Ker
 
 void KvCodes::extend(const cpu::Kernels& kernels, const KvView& kv) {
   const size_t begin = blocks();
-  const size_t end = kv.keys.count / kCodeBlock;
-  data_.resize(end * shape_.block_bytes());
+  const size_t end = std::max(begin, kv.keys.count / kCodeBlock);
+  std::vector<std::byte> more((end - begin) * shape_.block_bytes());
   for (size_t b = begin; b < end; ++b) {
     encode_block(shape_, balance_, kernels, kv, b * kCodeBlock,
-                 data_.data() + b * shape_.block_bytes());
+                 more.data() + (b - begin) * shape_.block_bytes());
   }
+  append(more);
 }
 
-KvCodes KvCodes::with(size_t rows, const std::vector<std::byte>& more) const {
-  KvCodes codes(shape_, balance_);
-  const size_t kept = std::min(blocks(), rows / kCodeBlock) * shape_.block_bytes();
-  codes.data_.reserve(kept + more.size());
-  codes.data_.insert(codes.data_.end(), data_.begin(),
-                     data_.begin() + static_cast<ptrdiff_t>(kept));
-  codes.append(more);
-  return codes;
+void KvCodes::append(const std::vector<std::byte>& more) {
+  if (more.empty()) return;
+  const size_t begin = blocks(), end = begin + more.size() / shape_.block_bytes();
+  if (!pieces_.empty() && !pieces_.back().data.is_shared()) {
+    Piece& last = pieces_.back();
+    Data& data = last.data.own();
+    data.resize((last.end - last.begin) * shape_.block_bytes());
+    data.insert(data.end(), more.begin(), more.end());
+    last.end = end;
+    return;
+  }
+  Data data;
+  if (pieces_.size() < kMostPieces) {
+    data.assign(more.begin(), more.end());
+    Piece piece{cpu::Shared(std::move(data)), begin, end};
+    pieces_.push_back(std::move(piece));
+    return;
+  }
+  data.reserve(end * shape_.block_bytes());
+  for (const Piece& piece : pieces_) {
+    const std::byte* from = piece.data->data();
+    data.insert(data.end(), from, from + (piece.end - piece.begin) * shape_.block_bytes());
+  }
+  data.insert(data.end(), more.begin(), more.end());
+  Piece all{cpu::Shared(std::move(data)), 0, end};
+  pieces_.front() = std::move(all);
+  pieces_.erase(pieces_.begin() + 1, pieces_.end());
 }
 
-void KvCodes::truncate(size_t rows) {
-  data_.resize(std::min(blocks(), rows / kCodeBlock) * shape_.block_bytes());
+void KvCodes::truncate(size_t rows) noexcept {
+  const size_t end = std::min(blocks(), rows / kCodeBlock);
+  while (!pieces_.empty() && pieces_.back().begin >= end) pieces_.pop_back();
+  if (pieces_.empty()) return;
+  Piece& last = pieces_.back();
+  last.end = end;
+  if (!last.data.is_shared()) last.data.own().resize((end - last.begin) * shape_.block_bytes());
+}
+
+size_t KvCodes::bytes() const {
+  size_t bytes = balance_.key_scale.size() * sizeof(float);
+  for (const Piece& piece : pieces_) bytes += piece.data->size();
+  return bytes;
+}
+
+size_t KvCodes::bytes_of_others() const {
+  size_t bytes = 0;
+  for (const Piece& piece : pieces_) bytes += piece.data.is_first() ? 0 : piece.data->size();
+  return bytes;
 }
 
 CodeQueries KvCodes::queries(const float* q, uint32_t group) const {

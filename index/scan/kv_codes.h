@@ -19,6 +19,7 @@
 #include "cpu/aligned.h"
 #include "cpu/code_layout.h"
 #include "cpu/kernels.h"
+#include "cpu/shared.h"
 #include "index/scan/balance.h"
 
 namespace keyhole::index {
@@ -39,33 +40,36 @@ void rotate_codes_back(float* row, uint32_t dim);
 void encode_block(const CodeShape& shape, const Balance& balance, const cpu::Kernels& kernels,
                   const KvView& kv, size_t first, std::byte* out);
 
+/// Copies share the blocks: they lie in pieces, of which the last one grows where nobody else has it. Who appends to a piece
+/// that others have begins a further one, who cuts it only forgets its end.
 class KvCodes {
  public:
   KvCodes(const CodeShape& shape, Balance balance) : shape_(shape), balance_(std::move(balance)) {}
   /// Of whole blocks that are there already.
   KvCodes(const CodeShape& shape, Balance balance, const std::vector<std::byte>& blocks)
-      : shape_(shape), balance_(std::move(balance)), data_(blocks.begin(), blocks.end()) {}
-
-  /// A copy of what truncate(rows) leaves, followed by `more` as append() takes it.
-  [[nodiscard]] KvCodes with(size_t rows, const std::vector<std::byte>& more) const;
+      : shape_(shape), balance_(std::move(balance)) {
+    append(blocks);
+  }
 
   /// Encodes the complete blocks of rows [count(), kv.keys.count).
   void extend(const cpu::Kernels& kernels, const KvView& kv);
-  /// Takes in whole blocks that encode_block() has made of the rows from count() on.
-  void append(const std::vector<std::byte>& blocks) {
-    data_.insert(data_.end(), blocks.begin(), blocks.end());
-  }
+  /// Takes in whole blocks that encode_block() has made of the rows from count() on. On an exception (no memory) nothing
+  /// has changed.
+  void append(const std::vector<std::byte>& blocks);
   /// Forgets blocks that hold a row >= rows.
-  void truncate(size_t rows);
+  void truncate(size_t rows) noexcept;
 
   [[nodiscard]] size_t count() const { return blocks() * kCodeBlock; }  ///< rows in codes
-  [[nodiscard]] size_t blocks() const { return data_.size() / shape_.block_bytes(); }
+  [[nodiscard]] size_t blocks() const { return pieces_.empty() ? 0 : pieces_.back().end; }
+  /// Blocks of one piece lie one after the other; without copies there is only one.
   [[nodiscard]] const std::byte* block(size_t i) const {
-    return data_.data() + i * shape_.block_bytes();
+    size_t p = pieces_.size() - 1;
+    while (i < pieces_[p].begin) --p;
+    return pieces_[p].data->data() + (i - pieces_[p].begin) * shape_.block_bytes();
   }
-  [[nodiscard]] size_t bytes() const {
-    return data_.size() + balance_.key_scale.size() * sizeof(float);
-  }
+  [[nodiscard]] size_t bytes() const;
+  /// Of these, those that a copy counts, see cpu/shared.h.
+  [[nodiscard]] size_t bytes_of_others() const;
   [[nodiscard]] const CodeShape& shape() const { return shape_; }
   [[nodiscard]] const Balance& balance() const { return balance_; }
 
@@ -87,9 +91,18 @@ class KvCodes {
   void rotated_value(size_t row, float* out) const;
 
  private:
+  using Data = cpu::LineVector<std::byte>;
+  /// Blocks [begin, end). The data may go on beyond them, with what others have.
+  struct Piece {
+    cpu::Shared<Data> data;  ///< `[blocks, block_bytes]`
+    size_t begin = 0, end = 0;
+  };
+  /// Copies of copies of copies, each grown a little: where there would be more, they become one.
+  static constexpr size_t kMostPieces = 16;
+
   CodeShape shape_;
   Balance balance_;
-  cpu::LineVector<std::byte> data_;  ///< `[blocks, block_bytes]`
+  std::vector<Piece> pieces_;  ///< none is empty
 };
 
 }  // namespace keyhole::index

@@ -54,7 +54,10 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] bool finds_per_head() const override { return true; }
   [[nodiscard]] size_t bytes() const override { return codes_ ? codes_->bytes() : 0; }
-  [[nodiscard]] size_t bytes_of_others() const override { return cpu::bytes_of_others(codes_); }
+  [[nodiscard]] size_t bytes_of_others() const override {
+    if (!codes_) return 0;
+    return codes_.is_first() ? codes_->bytes_of_others() : codes_->bytes();
+  }
   [[nodiscard]] const KvCodes* codes() const override {
     return has_values_ ? codes_.get() : nullptr;
   }
@@ -87,11 +90,11 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
       has_values_ = growth.has_values;
       codes_ = std::move(growth.first);
     } else {
-      change(codes_->count(), growth.more);
+      codes_.own().append(growth.more);
     }
   }
   void do_truncate(size_t count) override {
-    if (codes_) change(count, {});
+    if (codes_) codes_.own().truncate(count);
   }
   [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
     return std::make_unique<CodesIndex>(*this);
@@ -110,17 +113,6 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
   void load_body(Reader& in, const RowsView& keys) override;
 
  private:
-  /// Cuts the codes to `count` rows and appends `more`. Of codes that others share only what stays is copied.
-  void change(size_t count, const std::vector<std::byte>& more) {
-    if (more.empty() && count / kCodeBlock >= codes_->blocks()) return;
-    if (codes_.is_shared()) {
-      codes_ = cpu::Shared(codes_->with(count, more));
-      return;
-    }
-    KvCodes& codes = codes_.own();
-    codes.truncate(count);
-    codes.append(more);
-  }
   void check_values(const KvView& kv) const {
     const RowsView& v = kv.values;
     if (v.count >= kv.keys.count && v.dim == dim() && v.dtype == kv.keys.dtype) return;
@@ -242,8 +234,9 @@ void CodesIndex::save_body(Writer& out) const {
   out.put_array(codes_->balance().key_scale.data(), dim());
   out.put(codes_->balance().value_scale);
   out.put(static_cast<uint64_t>(codes_->blocks()));
-  if (codes_->blocks() == 0) return;
-  out.put_array(codes_->block(0), codes_->blocks() * codes_->shape().block_bytes());
+  for (size_t b = 0; b < codes_->blocks(); ++b) {
+    out.put_array(codes_->block(b), codes_->shape().block_bytes());
+  }
 }
 
 void CodesIndex::load_body(Reader& in, const RowsView& keys) {

@@ -4,13 +4,16 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
 #include <set>
+#include <span>
 
 #include "cpu/attention.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index {
 namespace {
@@ -345,6 +348,71 @@ TEST(KvCodes, ABlockDependsOnItsOwnRowsAlone) {
   EXPECT_EQ(
       std::memcmp(pieces.block(0), whole.block(0), whole.blocks() * whole.shape().block_bytes()),
       0);
+}
+
+// Copies share blocks until they differ, over many generations; none sees what another one does.
+TEST(KvCodes, CopiesGrowAndAreCutEachByItself) {
+  for (uint32_t seed = 1; seed <= test::cases(12); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const CodeShape shape{64, 1, 1};
+    const Balance balance{std::vector<float>(64, 1.0F), 1.0F};
+    struct Member {
+      KvCodes codes;
+      std::vector<uint32_t> blocks;  ///< what each is filled with
+    };
+    std::vector<Member> family{{KvCodes(shape, balance), {}}};
+    uint32_t next = 0;
+    for (int i = 0; i < 150; ++i) {
+      const size_t at = random() % family.size();
+      KvCodes& codes = family[at].codes;
+      std::vector<uint32_t>& blocks = family[at].blocks;
+      switch (random() % 6) {
+        case 0:
+        case 1:
+        case 2: {
+          std::vector<std::byte> more;
+          for (uint32_t n = random() % 4; n != 0; --n) {
+            blocks.push_back(++next);
+            std::vector<uint32_t> fill(shape.block_bytes() / sizeof(uint32_t), next);
+            const auto bytes = std::as_bytes(std::span(fill));
+            more.insert(more.end(), bytes.begin(), bytes.end());
+          }
+          codes.append(more);
+          break;
+        }
+        case 3: {
+          const size_t rows = random() % (blocks.size() * kCodeBlock + 300);
+          codes.truncate(rows);
+          blocks.resize(std::min(blocks.size(), rows / kCodeBlock));
+          break;
+        }
+        case 4:
+          if (family.size() == 6) family.erase(family.begin() + (at == 0 ? 1 : 0));
+          family.push_back(Member(family[std::min(at, family.size() - 1)]));
+          break;
+        default:
+          if (family.size() > 1) family.erase(family.begin() + static_cast<ptrdiff_t>(at));
+      }
+      size_t counted = 0;
+      for (const Member& member : family) {
+        ASSERT_EQ(member.codes.blocks(), member.blocks.size());
+        for (size_t b = 0; b < member.blocks.size(); ++b) {
+          uint32_t first = 0, last = 0;
+          std::memcpy(&first, member.codes.block(b), sizeof first);
+          std::memcpy(&last, member.codes.block(b) + shape.block_bytes() - sizeof last,
+                      sizeof last);
+          ASSERT_EQ(first, member.blocks[b]);
+          ASSERT_EQ(last, member.blocks[b]);
+        }
+        counted += member.codes.bytes() - member.codes.bytes_of_others();
+        ASSERT_GE(member.codes.bytes(), member.blocks.size() * shape.block_bytes());
+      }
+      std::set<uint32_t> distinct;
+      for (const Member& m : family) distinct.insert(m.blocks.begin(), m.blocks.end());
+      ASSERT_GE(counted, distinct.size() * shape.block_bytes());
+    }
+  }
 }
 
 TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
