@@ -28,8 +28,10 @@
 namespace keyhole {
 
 /// Limits of the contract. Head dimensions: 64, 80, 96, 128, 256 (all multiples of 16).
-inline constexpr uint32_t kMaxGroup = 16;
+inline constexpr uint32_t kMaxGroup = 128;
 inline constexpr uint32_t kMaxHeadDim = 256;
+/// What kernels of a GPU take of them: models beyond it run on the host.
+inline constexpr uint32_t kMaxDeviceGroup = 16;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 [[nodiscard]] constexpr bool is_supported_head_dim(uint32_t dim) {

@@ -32,7 +32,7 @@ size_t aligned_product(std::initializer_list<size_t> factors) {
 
 void check(const CodesShape& s) {
   if (s.kv_heads == 0 || s.kv_heads > 65535) refuse("kv_heads", s.kv_heads, "1 to 65535");
-  if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxGroup) {
+  if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse("q_heads", s.q_heads, "1 to 16 times kv_heads (" + std::to_string(s.kv_heads) + ")");
   }
   if (!is_supported_head_dim(s.code.dim)) refuse("head_dim", s.code.dim, "64, 80, 96, 128, 256");

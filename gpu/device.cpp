@@ -33,4 +33,16 @@ std::string unsupported_reason(const DeviceInfo& device) {
          std::to_string(device.compute_minor) + ", needed: 8.0 or newer";
 }
 
+std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim) {
+  if (q_heads / kv_heads > kMaxDeviceGroup) {
+    return "there are no GPU kernels for " + std::to_string(q_heads / kv_heads) +
+           " query heads per KV head, allowed: 1.." + std::to_string(kMaxDeviceGroup);
+  }
+  if (!is_supported_head_dim(head_dim)) {
+    return "there are no GPU kernels for head_dim " + std::to_string(head_dim) +
+           ", allowed: 64, 80, 96, 128, 256";
+  }
+  return {};
+}
+
 }  // namespace keyhole::gpu

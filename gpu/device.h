@@ -121,6 +121,9 @@ struct DeviceInfo {
 /// shared memory, bf16 on tensor cores).
 [[nodiscard]] std::string unsupported_reason(const DeviceInfo& device);
 
+/// Why sessions of models of this shape do not run on a device; empty: they do.
+[[nodiscard]] std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head_dim);
+
 /// The GPUs that this build and machine can see; empty without CUDA. Never throws.
 [[nodiscard]] std::vector<DeviceInfo> cuda_devices();
 

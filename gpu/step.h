@@ -37,7 +37,7 @@ struct DeviceRows {
 /// Tokens of one step over codes, at most: as many as the tensor cores take query heads of at once, 16 of a KV head.
 [[nodiscard]] constexpr uint32_t most_step_tokens(uint32_t group) {
   constexpr uint32_t kMost = 8;
-  const uint32_t tokens = kMaxGroup / (group == 0 ? 1 : group);
+  const uint32_t tokens = kMaxDeviceGroup / (group == 0 ? 1 : group);
   return tokens < 1 ? 1 : tokens > kMost ? kMost : tokens;
 }
 /// Tokens that masks of drafts are about, at most.
@@ -60,7 +60,7 @@ struct ManyTokens {
   /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of those to
   /// the ones that its word of `sees` has: bit j is the j-th.
   uint32_t drafts = 0;
-  std::array<uint64_t, kMaxGroup> sees{};
+  std::array<uint64_t, kMaxDeviceGroup> sees{};
 };
 
 /// How a stream comes to know that the host's states are there.

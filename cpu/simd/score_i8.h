@@ -12,12 +12,15 @@
 namespace keyhole::cpu {
 namespace {
 
+/// Heads whose queries are prepared at once: more would make a frame of the stack that costs more than a short call.
+constexpr uint32_t kPreparedHeads = 16;
+
 template <class S>
 struct PreparedQueries {
-  alignas(64) typename S::Query elements[kMaxGroup * kMaxHeadDim];
+  alignas(64) typename S::Query elements[kPreparedHeads * kMaxHeadDim];
   // Three more than there are heads: a tile of four may read beyond the last.
-  float scales[kMaxGroup + 3] = {};
-  int32_t correction[kMaxGroup + 3] = {};
+  float scales[kPreparedHeads + 3] = {};
+  int32_t correction[kPreparedHeads + 3] = {};
   uint32_t padded_dim;
 
   explicit PreparedQueries(const ScoreI8Args& a) : padded_dim(round_up_to(a.dim, S::kChunk)) {
@@ -122,13 +125,13 @@ template <class S>
 }
 
 template <class S>
-void score_i8(const ScoreI8Args& a) {
+void score_prepared_i8(const ScoreI8Args& a) {
   constexpr size_t kPanel = S::kWidth;
   const Rows keys{reinterpret_cast<const std::byte*>(a.keys), a.key_stride, a.ids, a.count};
   const PreparedQueries<S> queries(a);
   RowBlocks blocks(keys, a.dim);
   blocks.prefetch_first();
-  float last[kMaxGroup * kPanel];
+  float last[kPreparedHeads * kPanel];
   for (size_t begin = 0; begin < a.count; begin += kBlock) {
     blocks.advance(begin);
     const size_t end = begin + kBlock < a.count ? begin + kBlock : a.count;
@@ -151,6 +154,21 @@ void score_i8(const ScoreI8Args& a) {
       }
     }
   }
+}
+
+template <class S>
+void score_i8(const ScoreI8Args& a) {
+  ScoreI8Args part = a;
+  while (part.group > kPreparedHeads) {
+    const uint32_t left = part.group - kPreparedHeads;
+    part.group = kPreparedHeads;
+    score_prepared_i8<S>(part);
+    part.group = left;
+    part.queries += kPreparedHeads * size_t{a.dim};
+    part.query_scales += kPreparedHeads;
+    part.scores += kPreparedHeads * a.score_stride;
+  }
+  score_prepared_i8<S>(part);
 }
 
 }  // namespace

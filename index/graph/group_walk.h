@@ -30,7 +30,7 @@ class GroupWalk {
     grow(frontiers_, group);
     for (Frontier& frontier : frontiers_) frontier.reserve(ef);
     const size_t most = std::max(kListsAtOnce * width, starts);
-    grow(scores_, most * kMaxGroup);
+    grow(scores_, most * group);
     for (Expansion& e : expansions_) grow(e.pending, most);
   }
 

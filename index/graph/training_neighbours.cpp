@@ -14,11 +14,14 @@ size_t visible(uint32_t position, uint32_t first_position, size_t count) {
   return position < first_position ? 0 : std::min<size_t>(count, position - first_position + 1);
 }
 
+// Queries that are scored together, so that keys are read once for all of them.
+constexpr uint32_t kQueriesAtOnce = 16;
+
 // Working memory of one thread.
 struct Block {
   TopK top;
-  std::vector<float> queries = std::vector<float>(size_t{kMaxGroup} * kMaxHeadDim);
-  std::vector<float> scores = std::vector<float>(size_t{kMaxGroup} * kScanBlock);
+  std::vector<float> queries = std::vector<float>(size_t{kQueriesAtOnce} * kMaxHeadDim);
+  std::vector<float> scores = std::vector<float>(size_t{kQueriesAtOnce} * kScanBlock);
   std::vector<uint32_t> ids;
   std::vector<float> best;
 };
@@ -104,7 +107,8 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
   }
 
   const auto search_block = [&](size_t first, Block& block) {
-    const auto group = static_cast<uint32_t>(std::min<size_t>(kMaxGroup, chosen.size() - first));
+    const auto group =
+        static_cast<uint32_t>(std::min<size_t>(kQueriesAtOnce, chosen.size() - first));
     size_t furthest = 0;
     for (uint32_t h = 0; h < group; ++h) {
       const uint32_t query = chosen[first + h];
@@ -132,10 +136,10 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
     meter.advance(group);
   };
 
-  const size_t blocks = (chosen.size() + kMaxGroup - 1) / kMaxGroup;
+  const size_t blocks = (chosen.size() + kQueriesAtOnce - 1) / kQueriesAtOnce;
   std::vector<Block> memory(context.pool != nullptr ? context.pool->threads() : 1);
   const auto task = [&](uint32_t block, uint32_t worker) {
-    search_block(size_t{block} * kMaxGroup, memory[worker]);
+    search_block(size_t{block} * kQueriesAtOnce, memory[worker]);
   };
   if (context.pool != nullptr) {
     context.pool->run(static_cast<uint32_t>(blocks), task);

@@ -7,6 +7,7 @@
 namespace keyhole::index {
 namespace {
 
+constexpr size_t kPointsAtOnce = 16;
 constexpr size_t kTile = 512;  // centroids per kernel call: 16 x 512 scores are 32 KiB, within L1
 
 struct Best {
@@ -56,10 +57,10 @@ void NearestCentroid::set(const float* centroids, const std::vector<float>& bonu
 }
 
 void NearestCentroid::assign(const float* points, size_t n, uint32_t* labels) const {
-  float scores[kMaxGroup * kTile];
-  for (size_t p = 0; p < n; p += kMaxGroup) {
-    const auto group = static_cast<uint32_t>(std::min<size_t>(kMaxGroup, n - p));
-    Best best[kMaxGroup];
+  float scores[kPointsAtOnce * kTile];
+  for (size_t p = 0; p < n; p += kPointsAtOnce) {
+    const auto group = static_cast<uint32_t>(std::min<size_t>(kPointsAtOnce, n - p));
+    Best best[kPointsAtOnce];
     for (size_t c = 0; c < count_; c += kTile) {
       const size_t tile = std::min(kTile, count_ - c);
       kernels_->score[static_cast<size_t>(DType::f32)](

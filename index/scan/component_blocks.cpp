@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cpu/row_access.h"
+#include "index/grow.h"
 #include "index/progress.h"
 
 namespace keyhole::index {
@@ -168,6 +169,7 @@ void ComponentBlocks::take(Growth& growth) noexcept {
 }
 
 void ComponentBlocks::encode_queries(const float* queries, Queries& out) const {
+  index::grow(out.elements, size_t{out.group} * out.chosen);
   for (uint32_t h = 0; h < out.group; ++h) {
     double shift = 0.0;
     for (uint32_t c = 0; c < out.chosen; ++c) {
@@ -184,7 +186,7 @@ void ComponentBlocks::score(const Queries& queries, size_t first, size_t n, floa
                             size_t stride) const {
   const size_t b = first / kRows;
   kernels_->score_components[static_cast<size_t>(element_)](
-      {.queries = queries.elements,
+      {.queries = queries.elements.data(),
        .group = queries.group,
        .components = queries.components,
        .component_count = queries.chosen,

@@ -53,10 +53,11 @@ class ComponentBlocks {
     uint32_t group = 0;
     uint32_t chosen = 0;  ///< components
     uint32_t components[kMaxHeadDim];
-    float elements[kMaxGroup * kMaxHeadDim];  ///< `[group, chosen]`
-    float shift[kMaxGroup];  ///< `[group]` what a score lacks: codes are those of centred keys
+    std::vector<float> elements;  ///< `[group, chosen]`, at least
+    float shift[kMaxGroup];       ///< `[group]` what a score lacks: codes are those of centred keys
   };
-  /// Fills `elements` and `shift` for the group and the components that `out` holds; queries `[group, dim]`.
+  /// Fills `elements` and `shift` for the group and the components that `out` holds; queries `[group, dim]`. Allocates
+  /// only where `elements` is too small.
   void encode_queries(const float* queries, Queries& out) const;
 
   /// Inner products over the chosen components alone, less `shift`, of rows [first, first + n), all of one block:

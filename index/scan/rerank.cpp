@@ -7,8 +7,11 @@ void Rerank::finish(const cpu::Kernels& kernels, const RowsView& keys, const Sea
   cost.exact = false;
   if (collector_->logging()) return;
   const auto rows = shortlist_.unite(keys.count, keys.count);
-  score_ids(kernels, keys, args, rows.data(), rows.size(), scores_.data(), rows.size());
-  collector_->offer(scores_.data(), rows.size(), rows.data(), rows.size());
+  for (size_t first = 0; first < rows.size(); first += kRowsAtOnce) {
+    const size_t n = std::min(kRowsAtOnce, rows.size() - first);
+    score_ids(kernels, keys, args, rows.data() + first, n, scores_.data(), n);
+    collector_->offer(scores_.data(), n, rows.data() + first, n);
+  }
   cost.bytes_read += rows.size() * keys.dim * dtype_size(keys.dtype);
 }
 

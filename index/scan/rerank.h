@@ -17,7 +17,7 @@ class Rerank {
   /// Reserves memory for searches of up to `k` of `count` rows; allocates only where that is more than before.
   void reserve(uint32_t group, uint32_t k, size_t count) {
     shortlist_.begin(group, kept(k, count), count);
-    const size_t most = group * group * kept(k, count);
+    const size_t most = group * std::min(group * kept(k, count), kRowsAtOnce);
     if (scores_.size() < most) scores_.resize(most);
   }
 
@@ -40,6 +40,8 @@ class Rerank {
               SearchCost& cost);
 
  private:
+  // Rows that are scored again at a time: what all heads have kept may be many.
+  static constexpr size_t kRowsAtOnce = 1024;
   // int8 scores misplace few: with a quarter more than k, recall@100 on the testbed's heads is that of exact
   // scores within 0.001.
   static size_t kept(size_t k, size_t count) { return std::min(k + k / 4 + 16, count); }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cpu/shared.h"
+#include "index/grow.h"
 #include "index/scan/component_blocks.h"
 #include "index/scan/component_choice.h"
 #include "index/scan/shortlist.h"
@@ -36,7 +37,9 @@ struct SparqScratch final : SearchScratch {
   using SearchScratch::SearchScratch;
 
   /// Memory for searches of `count` rows; allocates only where that is more than before.
-  void reserve(uint32_t group, size_t k, size_t count) {
+  void reserve(uint32_t group, size_t k, size_t count, uint32_t dim) {
+    grow(queries.elements, size_t{group} * dim);
+    grow(masked, size_t{group} * dim);
     const size_t each = std::min(k, count);
     shortlist.begin(group, each, count);
     const size_t most = group * std::min(group * each, count);
@@ -46,10 +49,10 @@ struct SparqScratch final : SearchScratch {
 
   ComponentBlocks::Queries queries;
   Shortlist shortlist;
-  TopK others;                            ///< the best beside the local rows
-  std::vector<float> exact;               ///< `[group, rows of the shortlist]` scores of the keys
-  std::vector<float> approximate;         ///< likewise, of the chosen components alone
-  float masked[kMaxGroup * kMaxHeadDim];  ///< queries that are 0 but in the chosen components
+  TopK others;                     ///< the best beside the local rows
+  std::vector<float> exact;        ///< `[group, rows of the shortlist]` scores of the keys
+  std::vector<float> approximate;  ///< likewise, of the chosen components alone
+  std::vector<float> masked;       ///< `[group, dim]` queries, 0 but in the chosen components
 };
 
 /// The approximate softmax of every head: its logits, and their log-sum-exp over the rows seen so far.
@@ -127,7 +130,7 @@ class SparqIndex final : public TypedIndex<SparqScratch> {
   }
   void reserve(SparqScratch& scratch) const override {
     scratch.others.begin(scratch.max_group, scratch.max_k, count());
-    scratch.reserve(scratch.max_group, scratch.max_k, count());
+    scratch.reserve(scratch.max_group, scratch.max_k, count(), dim());
   }
   void find(const SearchArgs& args, SparqScratch& scratch, SearchCost& cost) const override;
   void describe(IndexInfo& info) const override {
@@ -211,7 +214,7 @@ void SparqIndex::fill_coverage(const SearchArgs& args, SparqScratch& scratch,
                                float* coverage) const {
   // The rows were read just now: scoring them once more by the chosen components costs less than keeping the
   // approximate scores of all rows.
-  std::fill_n(scratch.masked, size_t{args.group} * dim(), 0.0F);
+  std::fill_n(scratch.masked.begin(), size_t{args.group} * dim(), 0.0F);
   for (uint32_t c = 0; c < scratch.queries.chosen; ++c) {
     for (uint32_t h = 0; h < args.group; ++h) {
       const size_t at = size_t{h} * dim() + scratch.queries.components[c];
@@ -219,7 +222,7 @@ void SparqIndex::fill_coverage(const SearchArgs& args, SparqScratch& scratch,
     }
   }
   SearchArgs masked = args;
-  masked.queries = scratch.masked;
+  masked.queries = scratch.masked.data();
   score_ids(kernels(), keys(), masked, rows.data(), rows.size(), scratch.approximate.data(),
             rows.size());
   for (uint32_t h = 0; h < args.group; ++h) {
@@ -234,7 +237,7 @@ void SparqIndex::find(const SearchArgs& args, SparqScratch& scratch, SearchCost&
     return scan_all(args, scratch, cost);
   }
   const size_t local = std::min<size_t>(static_cast<size_t>(spec()[kLocal]), args.k);
-  scratch.reserve(args.group, args.k, count());
+  scratch.reserve(args.group, args.k, count(), dim());
   scratch.shortlist.begin(args.group, args.k - local, count() - local, local);
 
   ComponentBlocks::Queries& queries = scratch.queries;

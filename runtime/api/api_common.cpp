@@ -4,6 +4,7 @@
 
 #include "cpu/attention.h"
 #include "runtime/api/api_guard.h"
+#include "runtime/engine/device_choice.h"
 #include "runtime/plan/planner.h"
 
 #define KEYHOLE_TEXT_(x) #x
@@ -150,7 +151,10 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
     const ModelShape model = check_model(e);
-    const bool host_device = e.device == KEYHOLE_DEVICE_HOST;
+    const std::string why_host =
+        gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
+    if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
+    const bool host_device = e.device == KEYHOLE_DEVICE_HOST || !why_host.empty();
     CodeRoom room;
     if (!host_device) {
       room = [&](const gpu::ResidentShape& shape) -> uint64_t {

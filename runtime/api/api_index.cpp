@@ -127,7 +127,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     ix.tail_lse.resize(call.group);
   }
   check_finite(ix.engine->kernels(), as_rows(q), "queries", 0, call.group, DType::f32);
-  ix.queries.resize(size_t{kMaxGroup} * m.head_dim);
+  ix.queries.resize(size_t{call.group} * m.head_dim);
   for (uint32_t h = 0; h < call.group; ++h) {
     ix.engine->kernels().to_f32[static_cast<int>(q.dtype)](
         q.row(h), ix.queries.data() + size_t{h} * m.head_dim, m.head_dim);
@@ -408,11 +408,12 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       c.keys_opened = static_cast<uint32_t>(spent.keys_opened);
       c.tail_bytes_read = spent.tail_bytes_read;
       c.tail_seconds = spent.tail_seconds;
-      if (call.params.codes != nullptr) std::copy_n(missing, call.group, c.missing);
+      const size_t told = std::min(size_t{call.group}, std::size(c.missing));
+      if (call.params.codes != nullptr) std::copy_n(missing, told, c.missing);
       if (call.params.tail.tree != nullptr) {
         const TailFigures& tails = ix->selection.tail_figures();
-        std::copy_n(tails.missing, call.group, c.missing);
-        std::copy_n(tails.error, call.group, c.error);
+        std::copy_n(tails.missing, told, c.missing);
+        std::copy_n(tails.error, told, c.error);
       }
       write_struct(cost, c, "cost");
     }

@@ -73,8 +73,9 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
       config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
   std::string why_host;
   if (!has_streams()) {
-    DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
-                                        gpu::cuda_status());
+    DeviceChoice choice =
+        choose_device(config.device, config.device_ordinal, gpu::cuda_devices(), gpu::cuda_status(),
+                      gpu::unsupported_shape(model_.q_heads, model_.kv_heads, model_.head_dim));
     why_host = std::move(choice.reason);
     if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }

@@ -229,7 +229,7 @@ void Session::Extension::append() {
 
 DecodeStep* Session::joint_step(uint32_t layer) {
   const ModelShape& m = engine_->model();
-  const uint32_t tokens = kMaxGroup / m.group();
+  const uint32_t tokens = kJointHeads / m.group();
   const bool lies_here = sequence_.resident().contiguous_rows(layer, 0).keys.data != nullptr;
   // An audit's record is of one token.
   // The window of a sliding layer moves on from token to token.

@@ -28,7 +28,7 @@ namespace keyhole::runtime {
 
 class DecodeStep {
  public:
-  /// most_tokens: that may be answered by one step, as one group of that many times the model's, at most kMaxGroup.
+  /// most_tokens: that may be answered by one step, as one group of that many times the model's, at most kJointHeads unless it is 1.
   explicit DecodeStep(const Engine& engine, uint32_t most_tokens = 1);
   DecodeStep(const DecodeStep&) = delete;
   DecodeStep& operator=(const DecodeStep&) = delete;

@@ -31,16 +31,19 @@ void NewTokens::attend(uint32_t kv_head, const float* q, uint32_t group, StateVi
   } else {
     cpu::clear_state(out, asking * group, head_dim);
   }
-  std::array<float, kMaxGroup * kMaxHeadDim> own_o;
-  std::array<float, kMaxGroup> own_lse;
+  std::array<float, kJointHeads * kMaxHeadDim> own_o;
+  std::array<float, kJointHeads> own_lse;
   const StateView own{own_o.data(), own_lse.data()};
   for (uint32_t i = 0; i < asking; ++i) {
-    const size_t head = size_t{i} * group;
-    const StateView state{out.o + head * head_dim, out.lse + head};
-    cpu::attend_range(*kernels, rows(kv_head, first, i + 1), q + head * head_dim, group, logits,
-                      own);
-    const std::array<StateView, 2> both{state, own};
-    cpu::merge_states(both, group, head_dim, state);
+    for (uint32_t g = 0; g < group; g += kJointHeads) {
+      const size_t head = size_t{i} * group + g;
+      const uint32_t heads = std::min(kJointHeads, group - g);
+      const StateView state{out.o + head * head_dim, out.lse + head};
+      cpu::attend_range(*kernels, rows(kv_head, first, i + 1), q + head * head_dim, heads, logits,
+                        own);
+      const std::array<StateView, 2> both{state, own};
+      cpu::merge_states(both, heads, head_dim, state);
+    }
   }
 }
 

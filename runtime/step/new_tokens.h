@@ -9,6 +9,10 @@
 
 namespace keyhole::runtime {
 
+/// Query heads of a KV head that one step answers several tokens with, at most: keys are read once for all of them. A model
+/// whose group has more is answered token by token.
+inline constexpr uint32_t kJointHeads = 16;
+
 struct NewTokens {
   const cpu::Kernels* kernels = nullptr;
   const std::byte* k = nullptr;  ///< `[kv_heads, count, head_dim]` of dtype
@@ -29,7 +33,7 @@ struct NewTokens {
   [[nodiscard]] uint32_t seen_by_first() const;
 
   /// The states of the asking tokens over what they see of the new ones. q `[asking, group, head_dim]`, where
-  /// asking * group <= kMaxGroup; out of the same shape.
+  /// asking is 1 or asking * group <= kJointHeads; out of the same shape.
   void attend(uint32_t kv_head, const float* q, uint32_t group, StateView out) const;
 
  private:

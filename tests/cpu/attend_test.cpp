@@ -41,7 +41,7 @@ TEST_P(Attend, EveryShapeAndDType) {
   Rng rng(1);
   for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
-      for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+      for (const uint32_t group : keyhole::test::kGroups) {
         check_random(rng, dtype, dim, group, rng() % 150, usual(dim));
         if (HasFatalFailure()) return;
       }

@@ -18,7 +18,7 @@ TEST_P(Merge, AnyPartitionInAnyOrderAndGroupingGivesTheWhole) {
   Rng rng(31);
   for (int round = 0; round < 30; ++round) {
     const uint32_t dim = kDims[round % 5];
-    const uint32_t group = 1 + rng() % kMaxGroup;
+    const uint32_t group = keyhole::test::some_group(rng());
     const DType dtype = kDTypes[rng() % 3];
     const size_t count = rng() % 400;
     const TestRows k(count, dim, dtype, 0, gaussian(rng));

@@ -153,12 +153,12 @@ TEST_P(WeighPartitions, EveryCountAndGroup) {
   Rng rng(31);
   for (size_t count = 0; count <= 200; ++count) {
     for (const float cap : {0.0F, 4.0F}) {
-      const Partitions p(rng, 1 + count % kMaxGroup, count, 4.0, 0.1);
+      const Partitions p(rng, keyhole::test::some_group(count), count, 4.0, 0.1);
       check(p, p.args({0.5F, cap}));
       if (HasFatalFailure()) return;
     }
   }
-  for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+  for (const uint32_t group : keyhole::test::kGroups) {
     const Partitions p(rng, group, 1001 + group, 8.0, 0.3);
     check(p, p.args({0.3F, group % 3 == 0 ? 20.0F : 0.0F}));
     if (HasFatalFailure()) return;
@@ -168,7 +168,7 @@ TEST_P(WeighPartitions, EveryCountAndGroup) {
 TEST_P(WeighPartitions, VariancesAndUncertaintiesMayBeLeftOut) {
   Rng rng(32);
   for (int round = 0; round < 60; ++round) {
-    const Partitions p(rng, 1 + rng() % kMaxGroup, rng() % 70, 3.0, 0.2);
+    const Partitions p(rng, keyhole::test::some_group(rng()), rng() % 70, 3.0, 0.2);
     PartitionArgs args = p.args({1.0F, round % 2 == 0 ? 10.0F : 0.0F});
     if (round % 3 != 0) args.variances = nullptr;
     if (round % 3 != 1) args.uncertainties = nullptr;
@@ -311,7 +311,7 @@ TEST_P(WeightedSum, EveryShapeAndDType) {
   Rng rng(35);
   for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
-      for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+      for (const uint32_t group : keyhole::test::kGroups) {
         check_random(rng, dtype, dim, group, rng() % 150);
         if (HasFatalFailure()) return;
       }

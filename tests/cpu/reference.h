@@ -14,6 +14,7 @@
 
 #include "cpu/attention.h"
 #include "tests/cpu/guarded.h"
+#include "tests/shapes.h"
 
 namespace keyhole::cpu::test {
 

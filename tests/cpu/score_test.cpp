@@ -66,7 +66,7 @@ TEST_P(Score, EveryShapeAndDType) {
   Rng rng(11);
   for (const DType dtype : kRowDTypes) {
     for (const uint32_t dim : kDims) {
-      for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+      for (const uint32_t group : keyhole::test::kGroups) {
         check(rng, dtype, dim, group, 1 + rng() % 70);
         if (HasFatalFailure()) return;
       }
@@ -139,7 +139,7 @@ class ScoreInt8 : public EveryLevel {
 TEST_P(ScoreInt8, EveryShapeBitForBit) {
   Rng rng(13);
   for (const uint32_t dim : kDims) {
-    for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+    for (const uint32_t group : keyhole::test::kGroups) {
       for (int repeat = 0; repeat < 3; ++repeat) {
         check(rng, dim, group, 1 + rng() % 70);
         if (HasFatalFailure()) return;

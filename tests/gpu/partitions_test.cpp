@@ -364,7 +364,7 @@ TEST_P(PartitionsTest, EveryShape) {
   const uint32_t chosen[] = {0, 1, 7, 64, 1024};
   const DType dtypes[] = {DType::f32, DType::f16, DType::bf16};
   for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
-    for (uint32_t group = 1; group <= kMaxGroup; ++group) {
+    for (uint32_t group = 1; group <= kMaxDeviceGroup; ++group) {
       const DType dtype = dtypes[random_() % 3];
       const uint32_t capacity = counts[random_() % 10];
       PartitionsShape shape = shape_of(1 + random_() % 3, group, dim, dtype, capacity, 1024);
@@ -403,7 +403,7 @@ TEST_P(PartitionsTest, EveryShape) {
 TEST_P(PartitionsTest, ManyPartitions) {
   // 128k keys, what no longer fits into shared memory, and more than 64 tiles.
   for (const uint32_t count : {8192U, 8705U, 40000U}) {
-    const uint32_t group = count == 8192 ? 4 : 1 + random_() % kMaxGroup;
+    const uint32_t group = count == 8192 ? 4 : 1 + random_() % kMaxDeviceGroup;
     SCOPED_TRACE(std::to_string(count) + " partitions, group " + std::to_string(group));
     const PartitionsShape shape = shape_of(1, group, 64, DType::f16, count + 100, 512);
     CudaPartitions partitions(shape, 0, GetParam());

@@ -10,7 +10,7 @@ TEST(QueryClassifier, EqualsDoublePrecision) {
     const uint32_t dim = head_dims()[random() % head_dims().size()];
     const uint32_t hidden = 64 * (1 + random() % 10);
     const size_t count = 1 + random() % 90;
-    const uint32_t group = 1 + random() % kMaxGroup;
+    const uint32_t group = keyhole::test::some_group(random());
     const ClassifierWeights weights = random_weights(dim, hidden, count, random);
     std::vector<float> log_sizes(count);
     for (float& s : log_sizes) {

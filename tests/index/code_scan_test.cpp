@@ -28,7 +28,7 @@ struct Head {
         values[i * d + j] = 0.5F * offset[j] + normal(rng);
       }
     }
-    queries.resize(16 * d);
+    queries.resize(size_t{kMaxGroup} * d);
     for (float& x : queries) x = normal(rng);
   }
   [[nodiscard]] RowsView view(const std::vector<float>& x) const {
@@ -100,7 +100,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
           continue;
         }
         const KvCodes codes = head.codes(key_bits, value_bits);
-        const auto group = static_cast<uint32_t>(1 + number++ % 16);
+        const auto group = keyhole::test::some_group(number++);
         const float softcap = number % 3 == 0 ? 8.0F : 0.0F;
         const LogitParams logits{0.1F, softcap};
         const CodeQueries q = codes.queries(head.queries.data(), group);

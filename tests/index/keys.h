@@ -16,6 +16,7 @@
 #include "index/types/factory.h"
 #include "tests/index/synthetic.h"
 #include "tests/sanitized.h"
+#include "tests/shapes.h"
 
 namespace keyhole::index::test {
 

@@ -98,7 +98,7 @@ TEST(Sparq, IsThePapersAlgorithm) {
     const uint32_t dim = head_dims()[random() % head_dims().size()];
     const DType dtype = key_dtypes()[random() % 3];
     const size_t n = 2 + random() % 900;
-    const uint32_t group = 1 + random() % kMaxGroup;
+    const uint32_t group = keyhole::test::some_group(random());
     const uint32_t k = 1 + random() % (n - 1);
     const uint32_t r = 1 + random() % dim;
     Keys keys(n, dim, dtype);

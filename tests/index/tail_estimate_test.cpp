@@ -21,7 +21,7 @@ TEST(TailEstimate, NothingIsCountedTwiceOrForgotten) {
     std::mt19937 random(seed);
     const uint32_t dim = head_dims()[random() % 5];
     const DType dtype = key_dtypes()[random() % 3];
-    const uint32_t group = 1 + random() % kMaxGroup;
+    const uint32_t group = keyhole::test::some_group(random());
     // From a handful of coarse partitions, all divided, to many, few of which are.
     const size_t blocks = 1 + random() % (seed % 8 == 0 ? 250 : 12);
     const EqualBlocks rows(blocks, 1 + random() % 300, dim, dtype,
@@ -266,7 +266,7 @@ TEST(TailEstimate, IsTheFormulaOverTheRowsNotRead) {
     std::mt19937 random(seed);
     const uint32_t dim = head_dims()[random() % 5];
     const DType dtype = key_dtypes()[random() % 3];
-    const uint32_t group = 1 + random() % kMaxGroup;
+    const uint32_t group = keyhole::test::some_group(random());
     const size_t n = 1 + random() % 1200;
     KvRows kv(n, dim, dtype);
     kv.add(attention_keys(n, dim, random), gaussian(n, dim, random));

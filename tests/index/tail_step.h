@@ -185,8 +185,9 @@ inline std::vector<float> exact_queries(const TailTree& tree, uint32_t group,
   std::vector<float> q;
   for (uint32_t h = 0; h < group; ++h) {
     for (uint32_t j = 0; j < tree.dim(); ++j) {
-      const float integer =
-          j == h ? 127.0F : std::clamp(std::round(40.0F * normal(random)), -127.0F, 127.0F);
+      const float integer = j == h % tree.dim()
+                                ? 127.0F
+                                : std::clamp(std::round(40.0F * normal(random)), -127.0F, 127.0F);
       q.push_back(integer / 64.0F / s.scales[j]);
     }
   }

@@ -76,7 +76,7 @@ TEST(TopK, EqualsAFullSortWhateverTheOrderOfOffers) {
     std::mt19937 random(seed);
     const size_t n = 1 + random() % 3000;
     const uint32_t k = 1 + random() % (seed % 3 == 0 ? 4000 : 150);
-    const uint32_t group = 1 + random() % 16;
+    const uint32_t group = keyhole::test::some_group(random());
     const int distinct = 1 + static_cast<int>(random() % 500);
     std::vector<float> scores(group * n);
     for (float& s : scores) {

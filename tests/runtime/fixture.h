@@ -12,6 +12,7 @@
 
 #include "keyhole/keyhole.h"
 #include "tests/sanitized.h"
+#include "tests/shapes.h"
 
 namespace keyhole::test {
 

@@ -13,14 +13,14 @@ namespace {
 
 constexpr uint32_t kWarps = 16;
 constexpr uint32_t kThreads = 32 * kWarps;
-static_assert(kThreads == kPartitionTile && kThreads == kBins && kThreads % kMaxGroup == 0);
+static_assert(kThreads == kPartitionTile && kThreads == kBins && kThreads % kMaxDeviceGroup == 0);
 
 constexpr uint32_t kKeysInShared = 8192;
 constexpr uint32_t kFactorsInShared = 512;
 
 struct Tile {
   Scoring<kWarps> scoring;
-  float logs[kPartitionTile * kMaxGroup];
+  float logs[kPartitionTile * kMaxDeviceGroup];
 };
 
 struct Choice {

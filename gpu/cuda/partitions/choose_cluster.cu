@@ -18,8 +18,9 @@ constexpr uint32_t kBlocks = 16;
 // 17 warps of 32 partitions in 16 blocks: 128k keys at 16 each, and a few more, in one round.
 constexpr uint32_t kWarps = 17;
 constexpr uint32_t kThreads = 32 * kWarps;
-static_assert(kThreads >= kBins && kThreads % kMaxGroup == 0 && kThreads >= kBlocks * kMaxGroup);
-static_assert(kWarps >= kMaxGroup);
+static_assert(kThreads >= kBins && kThreads % kMaxDeviceGroup == 0 &&
+              kThreads >= kBlocks * kMaxDeviceGroup);
+static_assert(kWarps >= kMaxDeviceGroup);
 
 // Two blocks on a multiprocessor, so that a cluster fits on 8 of them.
 constexpr size_t kMostShared = size_t{110} << 10;
@@ -27,9 +28,9 @@ constexpr size_t kMostShared = size_t{110} << 10;
 struct Fixed {
   Scoring<kWarps> scoring;
   Selecting<kWarps> selecting;
-  alignas(16) uint32_t bins[4][kBins];           // sums of four blocks each
-  AttentionState states[kBlocks][kMaxGroup];     // of each block: largest log2 w, sum of weights
-  float shifts[kMaxGroup], inverses[kMaxGroup];  // share = 2^(log2 w - shift) * inverse
+  alignas(16) uint32_t bins[4][kBins];              // sums of four blocks each
+  AttentionState states[kBlocks][kMaxDeviceGroup];  // of each block: largest log2 w, sum of weights
+  float shifts[kMaxDeviceGroup], inverses[kMaxDeviceGroup];  // share = 2^(log2 w - shift) * inverse
 };
 
 /// Partitions that a block looks after where a head has `count`: whole words of bits.

@@ -14,15 +14,15 @@
 namespace keyhole::gpu {
 
 inline constexpr float kHuge = 1e30F;
-inline constexpr uint32_t kMaxTiles = kMaxGroup / 4;  // of 4 heads
+inline constexpr uint32_t kMaxTiles = kMaxDeviceGroup / 4;  // of 4 heads
 inline constexpr uint32_t kMaxSteps = kMaxHeadDim / 32;
 
 /// The queries of a group, in a block's shared memory.
 template <uint32_t Warps>
 struct Scoring {
   uint32_t queries[kMaxTiles * kMaxSteps * 32 * 2];
-  float of_warps[Warps][kMaxGroup];
-  float scales[kMaxGroup], centers[kMaxGroup], squares[kMaxGroup];
+  float of_warps[Warps][kMaxDeviceGroup];
+  float scales[kMaxDeviceGroup], centers[kMaxDeviceGroup], squares[kMaxDeviceGroup];
 };
 
 // How a row of codes lies in the registers of the four lanes that hold it: 16 bytes after 16 bytes, and where the
@@ -70,8 +70,8 @@ struct Row {
 /// Takes in the query of head `head` of the group: a warp's work.
 template <uint32_t D, uint32_t Warps>
 __device__ void encode_query(Scoring<Warps>& s, const DeviceRows& q, uint32_t q_head, uint32_t head,
-                             const float* scales, const float* centers,
-                             const float* query_scales, uint32_t lane) {
+                             const float* scales, const float* centers, const float* query_scales,
+                             uint32_t lane) {
   constexpr uint32_t kPerLane = (D / 4 + 31) / 32;
   float x[kPerLane][4];
   float square = 0.0F;
@@ -189,7 +189,7 @@ __device__ void score_rows(Scoring<Warps>& s, float* logs, const PartitionsLayer
                            l.centers + size_t{kv_head} * D, l.query_scales + size_t{kv_head} * D,
                            lane);
   }
-  if (lane < kMaxGroup) s.of_warps[warp][lane] = kMinusInf;
+  if (lane < kMaxDeviceGroup) s.of_warps[warp][lane] = kMinusInf;
   __syncthreads();
   while (at < end) {
     for (uint32_t n = 0; n < (l.padded + 3) / 4; ++n) {

@@ -31,7 +31,7 @@ struct Selecting {
   };
   using Scan = cub::BlockScan<uint32_t, 32 * Warps, cub::BLOCK_SCAN_WARP_SCANS>;
   typename Scan::TempStorage scan;
-  float sums[Warps][kMaxGroup];
+  float sums[Warps][kMaxDeviceGroup];
   uint32_t bin, in_bin, above;  // the threshold's bin, how many are in it and in those above it
   uint32_t found;               // candidates
 };

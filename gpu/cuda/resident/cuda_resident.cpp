@@ -17,7 +17,7 @@ namespace {
 
 void check_shape(const ResidentShape& s) {
   if (s.layers == 0 || s.kv_heads == 0 || s.q_heads == 0) refuse("no layers or no heads");
-  if (s.q_heads % s.kv_heads != 0 || s.q_heads / s.kv_heads > kMaxGroup) {
+  if (s.q_heads % s.kv_heads != 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse(std::to_string(s.q_heads) + " query heads for " + std::to_string(s.kv_heads) +
            " KV heads; allowed are 1 to 16 each");
   }

@@ -46,9 +46,10 @@ ScratchLayout::ScratchLayout(const ResidentShape& shape) {
   numbers_bytes_ = aligned(shape.kv_heads * sizeof(uint32_t));
   ready_ = numbers_ + shape.layers * numbers_bytes_;
   host_states_ = ready_ + aligned(shape.kv_heads * sizeof(uint32_t));
-  waited_ = host_states_ +
-            aligned((size_t{shape.q_heads} * shape.head_dim + size_t{shape.kv_heads} * kMaxGroup) *
-                    sizeof(float));
+  waited_ =
+      host_states_ +
+      aligned((size_t{shape.q_heads} * shape.head_dim + size_t{shape.kv_heads} * kMaxDeviceGroup) *
+              sizeof(float));
   o_ = waited_ + aligned(shape.kv_heads * sizeof(WaitSums));
   o_bytes_ = aligned(size_t{shape.q_heads} * shape.head_dim * sizeof(float));
   lse_ = o_ + shape.layers * o_bytes_;

@@ -64,9 +64,9 @@ __device__ inline uint32_t publish(const StepParams& p, uint32_t head) {
 /// Where merge_partials() works, in shared memory.
 template <int D>
 struct MergeSpace {
-  float weights[kMaxSplits * kMaxGroup];  ///< `[active, group]`
-  float o[kMaxGroup * D];                 ///< result `[group, D]`
-  float lse[kMaxGroup];                   ///< result
+  float weights[kMaxSplits * kMaxDeviceGroup];  ///< `[active, group]`
+  float o[kMaxDeviceGroup * D];                 ///< result `[group, D]`
+  float lse[kMaxDeviceGroup];                   ///< result
 };
 
 /// The head's state from the partial ones of its splits, in their order: numerators `[active, group, D]` and states
@@ -74,7 +74,7 @@ struct MergeSpace {
 template <int D>
 __device__ inline void merge_partials(const StepParams& p, uint32_t head, uint32_t active,
                                       MergeSpace<D>& space) {
-  __shared__ float scales[kMaxGroup];  // 1 / d
+  __shared__ float scales[kMaxDeviceGroup];  // 1 / d
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const size_t first = size_t{head} * p.splits * p.group;

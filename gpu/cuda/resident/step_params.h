@@ -36,7 +36,7 @@ struct MergeParams {
 
 /// o `[group, head_dim]`, lse `[group]`, and what keeps the next one's rows aligned.
 KEYHOLE_HOST_DEVICE constexpr size_t host_state_stride(uint32_t group, uint32_t head_dim) {
-  return size_t{group} * head_dim + kMaxGroup;
+  return size_t{group} * head_dim + kMaxDeviceGroup;
 }
 
 /// Publishing q, k, v, and the resident attention.
@@ -54,7 +54,7 @@ struct StepParams {
   /// its own among them, those whose bit `sees` has: bit j is the j-th of them.
   uint32_t tokens = 1;
   uint32_t drafts = 0;
-  uint64_t sees[kMaxGroup] = {};
+  uint64_t sees[kMaxDeviceGroup] = {};
 
   bool counts = true;                  ///< the step advances the layer's state, and is published
   PublishedLine* published = nullptr;  ///< of the layer

@@ -94,9 +94,10 @@ typedef struct keyhole_search_cost {
   uint64_t tail_bytes_read;
   /* Time spent on estimates. */
   double tail_seconds;
-  /* `[g]` estimated share of the attention mass that was not read, out of all with other_lse. */
+  /* `[g]` estimated share of the attention mass that was not read, out of all with other_lse; of more than
+   * 16 queries those of the first 16. */
   float missing[16];
-  /* `[g]` estimated output error, |o - o*| / |o*|. */
+  /* Likewise the estimated output error, |o - o*| / |o*|. */
   float error[16];
 } keyhole_search_cost;
 KEYHOLE_API void keyhole_search_cost_init_sized(keyhole_search_cost* cost, size_t size);
@@ -104,7 +105,7 @@ static inline void keyhole_search_cost_init(keyhole_search_cost* cost) {
   keyhole_search_cost_init_sized(cost, sizeof *cost);
 }
 
-/* The keys of largest inner product for each of g queries `[g, d]`, g 1..16.
+/* The keys of largest inner product for each of g queries `[g, d]`, g 1..128.
  *   options NULL: the defaults. k, below, is options->budget.top_k
  *   ids `[g, k]` best first, scores `[g, k]` inner products (NULL: not wanted), counts `[g]` found
  * Single-threaded on the caller. k above the number of keys is allowed: counts tell. cost may be

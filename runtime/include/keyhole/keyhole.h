@@ -18,8 +18,8 @@
  *         kv_heads query heads that share a KV head. Every token is attended exactly once:
  *         resident, indexed or pending.
  *
- * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..16,
- *         d one of 64, 80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
+ * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..128
+ *         (on a CUDA device 1..16), d one of 64, 80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
  *         are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can
  *         undo it.
  *
@@ -167,12 +167,12 @@ enum { KEYHOLE_AUTO = 0 };
 
 typedef int32_t keyhole_device;
 enum {
-  /* A CUDA device of compute capability 8.0 or higher where this build and machine have one, else
-   * the host. The log says which. */
+  /* A CUDA device of compute capability 8.0 or higher where this build and machine have one and it takes
+   * the model's shape, else the host. The log says which. */
   KEYHOLE_DEVICE_AUTO = 0,
   /* Resident tokens lie in host memory; the worker pool computes them. */
   KEYHOLE_DEVICE_HOST = 1,
-  /* KEYHOLE_UNSUPPORTED where there is none. */
+  /* KEYHOLE_UNSUPPORTED where there is none, or none for the model's shape. */
   KEYHOLE_DEVICE_CUDA = 2
 };
 
@@ -236,7 +236,8 @@ typedef struct keyhole_engine_config {
   uint32_t layers;
   /* Required: Hq, 1..4096. */
   uint32_t q_heads;
-  /* Required: Hkv, divides Hq, Hq / Hkv <= 16. */
+  /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes up to 16: with more, DEVICE_AUTO is the
+   * host, which the log tells, and DEVICE_CUDA is UNSUPPORTED. */
   uint32_t kv_heads;
   /* Required: d, one of 64, 80, 96, 128, 256. */
   uint32_t head_dim;
@@ -1063,10 +1064,11 @@ static inline void keyhole_memory_plan_init(keyhole_memory_plan* plan) {
 /* Memory that a session of this shape takes at `context` tokens. Needs no engine, GPU or memory.
  * Limits in bytes, 0: none; device_limit is what is left for Keyhole after the weights. On a host
  * device device_bytes count against host_limit as well. Uses the shape, kv_dtype, device (AUTO: as
- * CUDA) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
+ * CUDA, or as the host where CUDA does not take the shape) and threads (AUTO: 16) of `engine` and sink, window, flush_block, index, budget,
  * tail_partition, partitions, budgets, dense_layers, training_queries, audit_share, audit_action,
  * kv_host, pinned_memory_limit and exact_rows_by of `session` (NULL: defaults).
- * Errors: INVALID_ARGUMENT, also where a size passes 2^63; those of the budgets file. */
+ * Errors: INVALID_ARGUMENT, also where a size passes 2^63; UNSUPPORTED: a shape that DEVICE_CUDA does not
+ * take; those of the budgets file. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_plan(const keyhole_engine_config* engine,
                                                          const keyhole_session_config* session,
                                                          uint64_t context, uint64_t device_limit,

@@ -31,7 +31,7 @@ TEST(EngineErrors, NameTheField) {
   refused([](auto& c) { c.layers = 0; }, "layers");
   refused([](auto& c) { c.layers = 100000; }, "layers");
   refused([](auto& c) { c.kv_heads = 3; }, "kv_heads");
-  refused([](auto& c) { c.q_heads = 34; }, "1..16");
+  refused([](auto& c) { c.q_heads = 258; }, "1..128");
   refused([](auto& c) { c.head_dim = 100; }, "64, 80, 96, 128, 256");
   refused([](auto& c) { c.kv_dtype = 3; }, "kv_dtype");
   refused([](auto& c) { c.scale = std::numeric_limits<float>::quiet_NaN(); }, "scale");
@@ -366,9 +366,10 @@ TEST(IndexErrors, AreNamed) {
   ten.budget.top_k = 10;
   keyhole_search_options bad = ten;
   Numbers numbers(5);
-  const auto keys = numbers.many(50 * 64);
+  const auto keys = numbers.many(129 * 64);
   const auto t = tensor(keys, {50, 64});
   const auto q = tensor(keys, {2, 64});
+  const auto too_many = tensor(keys, {129, 64});
   uint32_t ids[20];
   uint32_t counts[2];
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "keyhole_index_build",
@@ -377,8 +378,8 @@ TEST(IndexErrors, AreNamed) {
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "0 rows",
                keyhole_index_build(index, &none, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
   ASSERT_OK(keyhole_index_build(index, &t, nullptr, nullptr, nullptr, 0, nullptr, nullptr));
-  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "1..16",
-               keyhole_index_search(index, &t, &ten, ids, nullptr, counts, nullptr));
+  EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "1..128",
+               keyhole_index_search(index, &too_many, &ten, ids, nullptr, counts, nullptr));
   bad.budget.top_k = 0;
   EXPECT_ERROR(KEYHOLE_INVALID_ARGUMENT, "k is 0",
                keyhole_index_search(index, &q, &bad, ids, nullptr, counts, nullptr));

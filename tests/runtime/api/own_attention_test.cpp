@@ -30,7 +30,7 @@ struct World {
 
 TEST(AttendOffloaded, IsExactOverTheOffloadedTokensWhereTheBudgetReadsAll) {
   for (const keyhole_dtype dtype : {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16}) {
-    for (const uint32_t group : {1U, 3U, 16U}) {
+    for (const uint32_t group : {1U, 3U, 16U, 71U}) {
       keyhole_engine_config ec = small_engine();
       ec.kv_dtype = dtype;
       ec.q_heads = ec.kv_heads * group;
@@ -156,6 +156,8 @@ TEST_P(AttendTokens, FindsWhatThereIs) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttendTokens,
                          ::testing::Values(std::make_tuple("flat", KEYHOLE_F16, 2U),
+                                           std::make_tuple("ivf:C=8,probe=2,codec=int8",
+                                                           KEYHOLE_F16, 48U),
                                            std::make_tuple("flat", KEYHOLE_F32, 5U),
                                            std::make_tuple("ivf:C=8,probe=2", KEYHOLE_BF16, 1U),
                                            std::make_tuple("roargraph:M=8,ef=30", KEYHOLE_F16, 4U),

@@ -182,7 +182,7 @@ void expect_found(const Audited::Expected& expected, const keyhole_audit& seen, 
 
 TEST(Audit, FiguresEqualAnOfflineComputation) {
   const keyhole_dtype dtypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
-  const uint32_t groups[] = {1, 2, 4, 5, 16};
+  const uint32_t groups[] = {1, 2, 4, 5, 16, 24, 71};
   const uint32_t dims[] = {64, 80, 96, 128, 256};
   Numbers choice(31);
   int missed = 0;
@@ -190,7 +190,7 @@ TEST(Audit, FiguresEqualAnOfflineComputation) {
     auto ec = small_engine(1 + static_cast<uint32_t>(round) % 3);
     ec.layers = 1;
     ec.kv_heads = 1 + choice.below(3);
-    ec.q_heads = ec.kv_heads * groups[choice.below(5)];
+    ec.q_heads = ec.kv_heads * groups[choice.below(7)];
     ec.head_dim = dims[choice.below(5)];
     ec.kv_dtype = dtypes[choice.below(3)];
     ec.softcap = choice.below(3) == 0 ? 2.0F : 0.0F;

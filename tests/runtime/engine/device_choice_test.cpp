@@ -51,6 +51,23 @@ TEST(DeviceChoice, CudaOnAGpuThatIsTooOldIsUnsupported) {
   EXPECT_TRUE(says(e.what(), "8.0")) << e.what();
 }
 
+TEST(DeviceChoice, AModelWithoutKernelsRunsOnTheHost) {
+  EXPECT_EQ(gpu::unsupported_shape(32, 2, 256), "");
+  const std::string why = gpu::unsupported_shape(71, 1, 64);
+  EXPECT_TRUE(says(why, "71 query heads")) << why;
+  EXPECT_TRUE(says(why, "1..16")) << why;
+  const DeviceChoice choice = choose_device(KEYHOLE_DEVICE_AUTO, 0, {kHopper}, "status", why);
+  EXPECT_FALSE(choice.cuda);
+  EXPECT_EQ(choice.reason, why);
+  try {
+    (void)choose_device(KEYHOLE_DEVICE_CUDA, 0, {kHopper}, "status", why);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.status(), Status::unsupported);
+    EXPECT_TRUE(says(e.what(), why.c_str())) << e.what();
+  }
+}
+
 TEST(DeviceChoice, WithoutAGpuTheStatusSaysWhy) {
   const DeviceChoice choice = choose_device(KEYHOLE_DEVICE_AUTO, 0, {}, "no driver");
   EXPECT_FALSE(choice.cuda);

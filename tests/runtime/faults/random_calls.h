@@ -32,15 +32,17 @@ struct StepUnderWay {
 /// a stream.
 class RandomCalls {
  public:
-  /// slides: some layers may have a sliding window.
-  explicit RandomCalls(uint64_t seed, bool slides = true) : random_(seed) {
+  /// on_host: some layers may have a sliding window, and groups be larger than a device takes.
+  explicit RandomCalls(uint64_t seed, bool on_host = true) : random_(seed) {
     constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
     constexpr keyhole_dtype kTypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
     ec_ = small_engine(1 + random_.below(3));
     ec_.layers = 1 + random_.below(3);
     ec_.head_dim = kDims[random_.below(5)];
     ec_.kv_heads = 1 + random_.below(3);
-    ec_.q_heads = ec_.kv_heads * (1 + random_.below(6));
+    const bool any_group = on_host && random_.below(8) == 0;
+    const uint32_t group = any_group ? some_group(random_.below(1000)) : 1 + random_.below(6);
+    ec_.q_heads = ec_.kv_heads * group;
     ec_.kv_dtype = kTypes[random_.below(3)];
     ec_.softcap = random_.below(3) == 0 ? 10.0F : 0.0F;
     ec_.scale = 0.05F;
@@ -55,7 +57,7 @@ class RandomCalls {
     sc_.append_mode = random_.below(2) == 0 ? KEYHOLE_APPEND_BACKGROUND : KEYHOLE_APPEND_IN_STEP;
     sc_.audit_share = random_.below(3) == 0 ? 0.2 : 0.0;
     sc_.training_queries = random_.below(2) == 0 ? 32 : 0;
-    pick_layers(slides);
+    pick_layers(on_host);
   }
   RandomCalls(const RandomCalls&) = delete;
   RandomCalls& operator=(const RandomCalls&) = delete;

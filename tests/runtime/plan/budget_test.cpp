@@ -70,7 +70,7 @@ TEST_P(Budgets, EachHeadAnswersAsIfAllHadItsBudget) {
       budget_of(40, KEYHOLE_ATTEND_TOPK), budget_of(7, KEYHOLE_ATTEND_WEIGHT, 0.01F),
       budget_of(25, KEYHOLE_ATTEND_SCORED), budget_of(3, KEYHOLE_ATTEND_TOPK)};
   const std::vector<uint32_t> groups =
-      kSanitized ? std::vector<uint32_t>{4, 16} : std::vector<uint32_t>{1, 4, 16};
+      kSanitized ? std::vector<uint32_t>{4, 17} : std::vector<uint32_t>{1, 4, 16, 40};
   for (const uint32_t group : groups) {
     for (const uint32_t threads : {group == 4 ? 1U : 7U}) {
       const keyhole_engine_config ec = engine_of(kv_heads, group, threads);

@@ -44,6 +44,27 @@ TEST(Plan, An8BModelAt128k) {
   EXPECT_EQ(1U, p.fits);
 }
 
+// A GPU has no kernels for it: what the engine then does on the host.
+TEST(Plan, AModelOfTooManyQueryHeadsForAGpuIsOneOfTheHost) {
+  auto mqa = llama8b();
+  mqa.q_heads = 71;
+  mqa.kv_heads = 1;
+  auto on_host = mqa;
+  on_host.device = KEYHOLE_DEVICE_HOST;
+  const auto p = plan(mqa, nullptr, 131072), h = plan(on_host, nullptr, 131072);
+  EXPECT_EQ(p.device_bytes, h.device_bytes);
+  EXPECT_EQ(p.host_bytes, h.host_bytes);
+  EXPECT_EQ(0U, p.pinned_bytes);
+  EXPECT_EQ(0U, p.code_layers);
+  mqa.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_memory_plan none;
+  keyhole_memory_plan_init(&none);
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_plan(&mqa, nullptr, 131072, 0, 0, &none));
+  EXPECT_NE(std::string(keyhole_last_error()).find("71 query heads per KV head, allowed: 1..16"),
+            std::string::npos)
+      << keyhole_last_error();
+}
+
 TEST(Plan, PartitionsGoToTheDeviceWhereTheCapLeavesRoom) {
   keyhole_session_config s;
   keyhole_session_config_init(&s);

@@ -171,7 +171,7 @@ TEST_P(Extend, EveryAnswerIsExactAcrossAllBorders) {
     ec.layers = 1 + numbers.below(2);
     ec.head_dim = kDims[numbers.below(4)];
     ec.kv_heads = 1 + numbers.below(2);
-    ec.q_heads = ec.kv_heads * (1 + numbers.below(16));
+    ec.q_heads = ec.kv_heads * some_group(numbers.below(1000));
     ec.kv_dtype = kTypes[numbers.below(3)];
     ec.softcap = numbers.below(2) == 0 ? 0.0F : 10.0F;
     ec.scale = 0.05F;

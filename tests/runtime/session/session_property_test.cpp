@@ -21,7 +21,7 @@ TEST_P(EveryTokenOnce, AfterEveryOperation) {
   const uint32_t dims[] = {64, 80, 96, 128, 256};
   ec.head_dim = dims[numbers.below(5)];
   ec.kv_heads = 1 + numbers.below(3);
-  ec.q_heads = ec.kv_heads * (1 + numbers.below(16));
+  ec.q_heads = ec.kv_heads * some_group(numbers.below(1000));
   ec.kv_dtype = param.dtype;
   ec.softcap = numbers.below(2) == 0 ? 0.0F : 10.0F;
   ec.scale = 0.05F;

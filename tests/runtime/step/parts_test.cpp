@@ -59,7 +59,7 @@ TEST(Selection, TheUnionHoldsEveryHitOnce) {
   cpu::Pool pool(cpu::PoolConfig{1, false, 0});
   for (int round = 0; round < 20; ++round) {
     const uint32_t n = 1 + numbers.below(500);
-    const uint32_t group = 1 + numbers.below(16);
+    const uint32_t group = test::some_group(numbers.below(1000));
     const uint32_t k = 1 + numbers.below(60);
     const auto keys = numbers.many(size_t{n} * 64);
     const auto queries = numbers.many(size_t{group} * 64);

@@ -84,7 +84,7 @@ class Coarse final : public index::Index {
 struct Case {
   Case(const char* spec, uint64_t seed, bool coarse = false) : numbers(seed) {
     n = 1 + numbers.below(700);
-    group = 1 + numbers.below(16);
+    group = test::some_group(numbers.below(1000));
     k = 1 + numbers.below(20);
     logits = {0.02F * static_cast<float>(1 + numbers.below(8)), seed % 3 == 0 ? 8.0F : 0.0F};
     keys = numbers.many(size_t{n} * kDim);

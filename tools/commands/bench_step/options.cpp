@@ -33,10 +33,10 @@ std::vector<std::string> names(const std::map<std::string, Value>& choices) {
 
 void check_shape(const BenchStepOptions& options) {
   const StepShape& s = options.shape;
-  if (s.q_heads % s.kv_heads != 0 || s.group() > 16) {
+  if (s.q_heads % s.kv_heads != 0 || s.group() > 128) {
     throw UsageError("--q-heads " + std::to_string(s.q_heads) + " with --kv-heads " +
                      std::to_string(s.kv_heads) +
-                     ": allowed: a multiple, at most 16 query heads for each KV head");
+                     ": allowed: a multiple, at most 128 query heads for each KV head");
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <span>
 
@@ -119,8 +120,9 @@ class Quality {
   double recall = 0, mass = 0, attended = 0;
   uint64_t scored = 0, bytes = 0;
   std::vector<double> errors;
-  MissingMass missing;  // sums
-  size_t held = 0;      // samples
+  MissingMass missing;   // sums
+  size_t estimates = 0;  // that `missing` is about
+  size_t held = 0;       // samples
 
   void add(size_t query, Step& step) {
     const std::vector<uint32_t> rows = distinct(step.rows, truth_);
@@ -137,6 +139,8 @@ class Quality {
         errors.push_back(error);
       }
       if (keeps_target(error, read)) ++held;
+      if (j >= std::size(step.cost.missing)) continue;
+      ++estimates;
       missing.estimated += step.cost.missing[j];
       missing.estimate_error += std::abs(step.cost.missing[j] - (1 - read));
     }
@@ -335,8 +339,9 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
   m.bytes_per_key = static_cast<double>(info.bytes) / keys;
   if (budget.target.any()) m.held = static_cast<double>(quality.held) / rows;
   if (budget.needs_partitions()) {
-    m.missing = {.estimated = quality.missing.estimated / rows,
-                 .estimate_error = quality.missing.estimate_error / rows,
+    const auto estimates = static_cast<double>(quality.estimates);
+    m.missing = {.estimated = quality.missing.estimated / estimates,
+                 .estimate_error = quality.missing.estimate_error / estimates,
                  .bytes_per_step = quality.missing.bytes_per_step / steps,
                  .keys_opened = quality.missing.keys_opened / steps};
     m.tail_build_seconds = info.tail_build_seconds;

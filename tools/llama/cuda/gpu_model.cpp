@@ -121,6 +121,13 @@ std::string gpu_refusal(const LlamaConfig& config) {
     return "head_dim is " + std::to_string(config.head_dim) +
            "; allowed on the GPU: 64, 80, 96, 128, 256";
   }
+  // The session's sink and window lie there, too.
+  constexpr uint32_t kMostGroup = 16;
+  if (config.group() > kMostGroup) {
+    return "num_attention_heads is " + std::to_string(config.group()) +
+           " times num_key_value_heads; allowed on the GPU: up to " + std::to_string(kMostGroup) +
+           " times";
+  }
   for (const auto& [name, size] : {std::pair{"hidden_size", config.hidden_size},
                                    std::pair{"intermediate_size", config.intermediate_size}}) {
     if (size % 8 != 0) {
