@@ -50,7 +50,7 @@ struct CodePlace {
 };
 
 struct CodeShape {
-  uint32_t dim = 0;         ///< 64, 80, 96, 128, 256
+  uint32_t dim = 0;         ///< a multiple of 16 from 64 to 512
   uint32_t key_bits = 0;    ///< 1, 2, 4
   uint32_t value_bits = 0;  ///< 0 (the block's mean stands for its values), 1, 2, 4
 
@@ -120,17 +120,27 @@ struct CodeShape {
 }
 
 /// Passes of the rotation, one after the other: signs, then a Hadamard transform of `size` components from `begin` on. Head
-/// dimensions that are no powers of 2 take transforms of 64 that overlap, three of them: with two, components keep
-/// spreads of their own, and scores by code come out 3 % too small.
+/// dimensions that are no powers of 2 take transforms of the largest power of 2 below, at their beginning and at their end
+/// in turn. What makes components at the end wider than others becomes (dim - size) / size of that with each pass after the
+/// first two; of 3 passes at least, until a quarter is left. (Of 80 components with two passes, components keep spreads of
+/// their own, and scores by code come out 3 % too small.)
 struct HadamardPass {
   uint32_t begin, size;
 };
+[[nodiscard]] KEYHOLE_ANYWHERE uint32_t hadamard_size(uint32_t dim) {
+  return dim >= 512 ? 512 : dim >= 256 ? 256 : dim >= 128 ? 128 : 64;
+}
 [[nodiscard]] KEYHOLE_ANYWHERE uint32_t hadamard_passes(uint32_t dim) {
-  return dim == 80 || dim == 96 ? 3 : 1;
+  const uint32_t size = hadamard_size(dim);
+  if (size == dim) return 1;
+  uint32_t passes = 3;
+  const float each = static_cast<float>(dim - size) / static_cast<float>(size);
+  for (float left = each * each; left > 0.25F; left *= each) ++passes;
+  return passes;
 }
 [[nodiscard]] KEYHOLE_ANYWHERE HadamardPass hadamard_pass(uint32_t dim, uint32_t i) {
-  if (hadamard_passes(dim) == 1) return {0, dim};
-  return i == 1 ? HadamardPass{dim - 64, 64} : HadamardPass{0, 64};
+  const uint32_t size = hadamard_size(dim);
+  return {i % 2 == 0 ? 0 : dim - size, size};
 }
 
 }  // namespace keyhole

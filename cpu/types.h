@@ -27,16 +27,23 @@
 
 namespace keyhole {
 
-/// Limits of the contract. Head dimensions: 64, 80, 96, 128, 256 (all multiples of 16).
+/// Limits of the contract. Head dimensions: multiples of 16 from 64 to 512.
 inline constexpr uint32_t kMaxGroup = 128;
-inline constexpr uint32_t kMaxHeadDim = 256;
+inline constexpr uint32_t kMaxHeadDim = 512;
 /// What kernels of a GPU take of them: models beyond it run on the host.
 inline constexpr uint32_t kMaxDeviceGroup = 16;
+inline constexpr uint32_t kMaxDeviceHeadDim = 256;
 inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 
 [[nodiscard]] constexpr bool is_supported_head_dim(uint32_t dim) {
+  return dim % 16 == 0 && dim >= 64 && dim <= kMaxHeadDim;
+}
+inline constexpr char kHeadDims[] = "multiples of 16 from 64 to 512";  ///< for texts
+
+[[nodiscard]] constexpr bool is_device_head_dim(uint32_t dim) {
   return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;
 }
+inline constexpr char kDeviceHeadDims[] = "64, 80, 96, 128, 256";
 
 /// Storage type of keys, values and queries. Values equal the public keyhole_dtype.
 enum class DType : int32_t { f32 = 0, f16 = 1, bf16 = 2, i8 = 3 };

@@ -35,7 +35,7 @@ void check(const CodesShape& s) {
   if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse("q_heads", s.q_heads, "1 to 16 times kv_heads (" + std::to_string(s.kv_heads) + ")");
   }
-  if (!is_supported_head_dim(s.code.dim)) refuse("head_dim", s.code.dim, "64, 80, 96, 128, 256");
+  if (!is_device_head_dim(s.code.dim)) refuse("head_dim", s.code.dim, kDeviceHeadDims);
   const auto is_width = [](uint32_t bits) { return bits == 1 || bits == 2 || bits == 4; };
   if (!is_width(s.code.key_bits)) refuse("key_bits", s.code.key_bits, "1, 2, 4");
   if (!is_width(s.code.value_bits) && s.code.value_bits != 0) {

@@ -38,9 +38,9 @@ std::string unsupported_shape(uint32_t q_heads, uint32_t kv_heads, uint32_t head
     return "there are no GPU kernels for " + std::to_string(q_heads / kv_heads) +
            " query heads per KV head, allowed: 1.." + std::to_string(kMaxDeviceGroup);
   }
-  if (!is_supported_head_dim(head_dim)) {
+  if (!is_device_head_dim(head_dim)) {
     return "there are no GPU kernels for head_dim " + std::to_string(head_dim) +
-           ", allowed: 64, 80, 96, 128, 256";
+           ", allowed: " + kDeviceHeadDims;
   }
   return {};
 }

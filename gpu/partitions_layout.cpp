@@ -42,7 +42,7 @@ void check(const PartitionsShape& s) {
   if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse("q_heads", s.q_heads, "1 to 16 times kv_heads (" + std::to_string(s.kv_heads) + ")");
   }
-  if (!is_supported_head_dim(s.head_dim)) {
+  if (!is_device_head_dim(s.head_dim)) {
     refuse("head_dim", s.head_dim, "64, 80, 96, 128, 256");
   }
   if (s.dtype == DType::i8) refuse("dtype", static_cast<uint64_t>(s.dtype), "f32, f16, bf16");

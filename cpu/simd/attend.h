@@ -112,20 +112,19 @@ template <class S, DType T, uint32_t heads, uint32_t vectors>
   }
 }
 
-template <class S, DType T, uint32_t heads, uint32_t vectors>
-[[gnu::always_inline]] inline void sum_tiles(const Sum& s) {
-  for (uint32_t j = 0; j < s.dim; j += vectors * S::kWidth) sum_tile<S, T, heads, vectors>(s, j);
-}
-
 template <class S, DType T, uint32_t heads>
 [[gnu::always_inline]] inline void sum_heads(const Sum& s) {
+  uint32_t j = 0;
   if constexpr (S::kMaxValueVectors >= 6) {
-    const uint32_t vectors = s.dim / S::kWidth;  // 4, 5, 6, 8 or 16
-    if (vectors == 5) return sum_tiles<S, T, heads, 5>(s);
-    if (vectors == 6) return sum_tiles<S, T, heads, 6>(s);
-    sum_tiles<S, T, heads, 4>(s);
+    // Fours. One or two that are left over are taken with the last four.
+    const uint32_t vectors = s.dim / S::kWidth;  // 4 to 32
+    const uint32_t last = vectors % 4 == 1 || vectors % 4 == 2 ? 4 + vectors % 4 : vectors % 4;
+    for (; j < (vectors - last) * S::kWidth; j += 4 * S::kWidth) sum_tile<S, T, heads, 4>(s, j);
+    if (last == 5) return sum_tile<S, T, heads, 5>(s, j);
+    if (last == 6) return sum_tile<S, T, heads, 6>(s, j);
+    if (last == 3) return sum_tile<S, T, heads, 3>(s, j);
   } else {
-    sum_tiles<S, T, heads, 2>(s);
+    for (; j < s.dim; j += 2 * S::kWidth) sum_tile<S, T, heads, 2>(s, j);
   }
 }
 

@@ -54,15 +54,16 @@ struct Avx2Codes {
   static I add_products(I sum, I a, I b) { return add(sum, widen(_mm256_maddubs_epi16(a, b))); }
 
   /// x[r][p], r = 0: rows 0 8 1 9 2 10 3 11; r = 1: 4 12 ... 7 15.
-  template <uint32_t kTileWords>
-  [[gnu::always_inline]] static void transpose(const std::byte* tile, I (&x)[2][2 * kTileWords]) {
-    constexpr size_t kPair = size_t{16} * kTileWords;  // bytes
+  template <uint32_t kPlaces>
+  [[gnu::always_inline]] static void transpose(const std::byte* tile, uint32_t words,
+                                               I (&x)[2][kPlaces]) {
+    const size_t pair_bytes = size_t{16} * words;
 #pragma GCC unroll 2
     for (uint32_t r = 0; r < 2; ++r) {
-      for (uint32_t e = 0; e < kTileWords / 2; ++e) {
-        const std::byte* at = tile + 4 * r * kPair + e * sizeof(I);
-        const I a = load(at), b = load(at + kPair);
-        const I c = load(at + 2 * kPair), d = load(at + 3 * kPair);
+      for (uint32_t e = 0; e < words / 2; ++e) {
+        const std::byte* at = tile + 4 * r * pair_bytes + e * sizeof(I);
+        const I a = load(at), b = load(at + pair_bytes);
+        const I c = load(at + 2 * pair_bytes), d = load(at + 3 * pair_bytes);
         const I low[2] = {_mm256_unpacklo_epi64(a, b), _mm256_unpacklo_epi64(c, d)};
         const I high[2] = {_mm256_unpackhi_epi64(a, b), _mm256_unpackhi_epi64(c, d)};
         I* out = x[r] + 4 * e;

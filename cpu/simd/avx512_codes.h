@@ -54,19 +54,20 @@ struct Avx512Codes {
   static I add_products(I sum, I a, I b) { return add(sum, widen(_mm512_maddubs_epi16(a, b))); }
 
   /// x[0][p]: word p of every row (cpu/code_kernels.h) of a tile; rows in the order 0 8 1 9 ... 7 15. A pair of rows i
-  /// and i + 8 lies together, their words p side by side in 8 bytes: this is a transposition of 8 pairs by 2 kTileWords
-  /// such.
-  template <uint32_t kTileWords>
-  [[gnu::always_inline]] static void transpose(const std::byte* tile, I (&x)[1][2 * kTileWords]) {
-    constexpr size_t kPair = size_t{16} * kTileWords;  // bytes
-    constexpr uint32_t kEights = kTileWords / 4;
+  /// and i + 8 lies together, their words p side by side in 8 bytes: this is a transposition of 8 pairs by 2 `words`
+  /// such, an even number.
+  template <uint32_t kPlaces>
+  [[gnu::always_inline]] static void transpose(const std::byte* tile, uint32_t words,
+                                               I (&x)[1][kPlaces]) {
+    const size_t pair_bytes = size_t{16} * words;
+    const uint32_t eights = words / 4;
 #pragma GCC unroll 4
-    for (uint32_t e = 0; e < kEights; ++e) {
+    for (uint32_t e = 0; e < eights; ++e) {
       I low[4], high[4];  // places 0 2 4 6 and 1 3 5 7 of two pairs
 #pragma GCC unroll 4
       for (uint32_t i = 0; i < 4; ++i) {
-        const std::byte* at = tile + 2 * i * kPair + e * sizeof(I);
-        const I a = load(at), b = load(at + kPair);
+        const std::byte* at = tile + 2 * i * pair_bytes + e * sizeof(I);
+        const I a = load(at), b = load(at + pair_bytes);
         low[i] = _mm512_unpacklo_epi64(a, b);
         high[i] = _mm512_unpackhi_epi64(a, b);
       }
@@ -74,11 +75,11 @@ struct Avx512Codes {
       spread_quarters(low, out);
       spread_quarters(high, out + 1);
     }
-    if constexpr (kTileWords % 4 == 2) {  // four places are left: two pairs to a vector
-      const std::byte* rest = tile + kEights * sizeof(I);
+    if (words % 4 == 2) {  // four places are left: two pairs to a vector
+      const std::byte* rest = tile + eights * sizeof(I);
       const auto two = [&](uint32_t pair) {
         const auto half = [&](uint32_t i) {
-          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rest + i * kPair));
+          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rest + i * pair_bytes));
         };
         return _mm512_inserti64x4(_mm512_castsi256_si512(half(pair)), half(pair + 2), 1);
       };
@@ -89,7 +90,7 @@ struct Avx512Codes {
         low[i] = _mm512_unpacklo_epi64(a, b);
         high[i] = _mm512_unpackhi_epi64(a, b);
       }
-      I* out = x[0] + 8 * kEights;
+      I* out = x[0] + 8 * eights;
       out[0] = _mm512_shuffle_i64x2(low[0], low[1], 0x88);
       out[1] = _mm512_shuffle_i64x2(high[0], high[1], 0x88);
       out[2] = _mm512_shuffle_i64x2(low[0], low[1], 0xDD);

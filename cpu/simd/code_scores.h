@@ -21,20 +21,31 @@ struct HeadOfCodes {
   float unit2, rest, quadratic, offset;
 };
 
-/// Sums of the products of `kHeads` queries with one vector's worth of rows, less their halves. x: the rows' words.
-template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kParts>
-[[gnu::always_inline]] inline void multiply_codes(const typename V::I* x, const int8_t* queries,
-                                                  const HeadOfCodes* heads,
+/// Words of a row that a call may have, and how many of them: kWords where that is not 0, else what the call says. Common
+/// head dimensions have instances of their own.
+constexpr uint32_t kMostWords = 32;
+template <uint32_t kWords>
+constexpr uint32_t kPlaces = 2 * (kWords != 0 ? kWords : kMostWords);
+template <uint32_t kWords>
+constexpr uint32_t words_of(const ScoreCodesArgs& a) {
+  return kWords != 0 ? kWords : a.words;
+}
+
+/// Sums of the products of `kHeads` queries with one vector's worth of rows of so many words, less their halves. x: the
+/// rows' words.
+template <class V, uint32_t kBits, uint32_t kHeads, uint32_t kParts>
+[[gnu::always_inline]] inline void multiply_codes(const typename V::I* x, uint32_t words,
+                                                  const int8_t* queries, const HeadOfCodes* heads,
                                                   typename V::I (&out)[kHeads]) {
   using I = typename V::I;
   constexpr uint32_t kShifts = 8 / kBits;
   constexpr uint32_t kMask = ((1U << kBits) - 1) * 0x01010101U;
-  constexpr size_t kPartBytes = code_part_bytes(kBits, kWords);
-  constexpr uint32_t kPositions = 2 * kWords;
+  constexpr size_t kWordBytes = code_part_bytes(kBits, 1);  // in one part of a query
+  const size_t part_bytes = kWordBytes * words;
+  const uint32_t positions = 2 * words;
   // Sums of pairs of products that fit 16 bits, where products add up in those.
   constexpr uint32_t kFit = 32767 / (((1U << kBits) - 1) * 128 * 2);
-  constexpr uint32_t kRun = V::kNarrow && kPositions * kShifts > kFit ? kFit / kShifts : kPositions;
-  static_assert(kPositions % kRun == 0 || V::kNarrow);
+  const uint32_t run = V::kNarrow && positions * kShifts > kFit ? kFit / kShifts : positions;
   // Two chains of sums for each head, as one product waits for another for 4 or 5 cycles: the parts, or with one part
   // even and odd shifts.
   I sums[kHeads][2];
@@ -43,13 +54,13 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
     sums[h][0] = V::zero();
     sums[h][1] = V::set1(-heads[h].half);
   }
-  for (uint32_t begin = 0; begin < kPositions; begin += kRun) {
+  for (uint32_t begin = 0; begin < positions; begin += run) {
     I narrow[kHeads][2];  // in 16 bits
     if constexpr (V::kNarrow) {
 #pragma GCC unroll 4
       for (uint32_t h = 0; h < kHeads; ++h) narrow[h][0] = narrow[h][1] = V::zero();
     }
-    const uint32_t end = begin + kRun < kPositions ? begin + kRun : kPositions;
+    const uint32_t end = begin + run < positions ? begin + run : positions;
 #pragma GCC unroll 1
     for (uint32_t p = begin; p < end; ++p) {
       const int8_t* q = queries + size_t{p} * kShifts * 4;
@@ -63,7 +74,7 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
 #pragma GCC unroll 2
           for (uint32_t part = 0; part < kParts; ++part) {
             const uint32_t chain = kParts == 1 ? s % 2 : part;
-            const int8_t* four = q + (h * kCodeParts + part) * kPartBytes + s * 4;
+            const int8_t* four = q + (h * kCodeParts + part) * part_bytes + s * 4;
             I& sum = V::kNarrow ? narrow[h][chain] : sums[h][chain];
             sum = V::add_products_of_four(sum, u, four);
           }
@@ -89,19 +100,20 @@ template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kP
 template <class V, uint32_t kBits, uint32_t kWords, uint32_t kHeads, uint32_t kParts>
 [[gnu::always_inline]] inline void score_heads(
     const ScoreCodesArgs& a, const HeadOfCodes* heads, uint32_t first, uint32_t tile,
-    const typename V::I (&x)[16 / V::kWords][2 * kWords],
+    const typename V::I (&x)[16 / V::kWords][kPlaces<kWords>],
     const typename V::Float::F (&factors)[16 / V::kWords],
     typename V::Float::F (*tops)[16 / V::kWords]) {
   using S = typename V::Float;
   using F = typename S::F;
   using I = typename V::I;
   constexpr uint32_t kRows = 16 / V::kWords;
-  constexpr size_t kQueryBytes = kCodeParts * code_part_bytes(kBits, kWords);
+  constexpr size_t kWordBytes = kCodeParts * code_part_bytes(kBits, 1);  // of a query
+  const size_t query_bytes = kWordBytes * words_of<kWords>(a);
   I products[kRows][kHeads];
 #pragma GCC unroll 2
   for (uint32_t r = 0; r < kRows; ++r) {
-    multiply_codes<V, kBits, kWords, kHeads, kParts>(x[r], a.queries + first * kQueryBytes,
-                                                     heads + first, products[r]);
+    multiply_codes<V, kBits, kHeads, kParts>(
+        x[r], words_of<kWords>(a), a.queries + first * query_bytes, heads + first, products[r]);
   }
 #pragma GCC unroll 4
   for (uint32_t h = 0; h < kHeads; ++h) {
@@ -180,8 +192,8 @@ void score_codes_of(const ScoreCodesArgs& a) {
   }
   for (uint32_t t = 0; t < a.tiles; ++t) {
     prefetch_share(a.ahead, a.ahead_bytes, t, a.tiles);
-    I x[kRows][2 * kWords];
-    V::template transpose<kWords>(a.codes + size_t{t} * 128 * kWords, x);
+    I x[kRows][kPlaces<kWords>];
+    V::transpose(a.codes + size_t{t} * 128 * words_of<kWords>(a), words_of<kWords>(a), x);
     F factors[kRows];
 #pragma GCC unroll 2
     for (uint32_t r = 0; r < kRows; ++r) {
@@ -212,6 +224,12 @@ void score_codes_in(const ScoreCodesArgs& a) {
     case 406: return score_codes_of<V, 4, 6, kParts>(a);
     case 408: return score_codes_of<V, 4, 8, kParts>(a);
     case 416: return score_codes_of<V, 4, 16, kParts>(a);
+    default: break;
+  }
+  switch (a.bits) {
+    case 1: return score_codes_of<V, 1, 0, kParts>(a);
+    case 2: return score_codes_of<V, 2, 0, kParts>(a);
+    case 4: return score_codes_of<V, 4, 0, kParts>(a);
     default: break;
   }
 }

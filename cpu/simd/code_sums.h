@@ -121,10 +121,12 @@ constexpr float kind_factor(uint32_t k) {
   return kBits == 4 ? 1.0F : kBits == 2 ? (k % 2 == 0 ? 1.0F : 4.0F) : kOne[k % 4];
 }
 
-/// The most vectors after which the lanes of a tile's words are those of the first again: 5 of 16 words for 20 of a
-/// lane class, 8 of 8 words for 64.
+/// The vectors after which the lanes of a tile's words are those of the first again, at most: 31 for 31 words of a lane.
+constexpr uint32_t kMostPeriod = 31;
+/// As long as a period may be for weights of all of it to be kept: 5 vectors of 16 words for 20 of a lane class, 8 of 8 words
+/// for 64.
 template <class V>
-constexpr uint32_t kMostPeriod = V::kWords == 16 ? 5 : 8;
+constexpr uint32_t kMostKept = V::kWords == 16 ? 5 : 8;
 
 template <class V, uint32_t kBits, uint32_t kHeads, uint32_t kParts>
 void sum_codes_of_heads(const SumCodesArgs& a, uint32_t first_head, bool prefetches) {
@@ -135,10 +137,12 @@ void sum_codes_of_heads(const SumCodesArgs& a, uint32_t first_head, bool prefetc
   uint32_t period = 1;
   while (period * V::kWords % (4 * a.words) != 0) ++period;
 
-  // The weights of four rows at a time, in the order of the words: [tile][period][head][part].
-  I weights[kCodeTiles * kMostPeriod<V> * kColumns];
+  // The weights of four rows at a time, in the order of the words: [tile][period][head][part], or of one vector after the
+  // other where the period is long.
+  const uint32_t kept = period <= kMostKept<V> ? period : 1;
+  I weights[kCodeTiles * kMostKept<V> * kColumns];
   float units[kHeads];
-  I orders[kMostPeriod<V>];
+  I orders[kMostPeriod];
   for (uint32_t p = 0; p < period; ++p) {
     alignas(64) uint32_t fours[V::kWords];
     for (uint32_t i = 0; i < V::kWords; ++i) fours[i] = (p * V::kWords + i) / a.words % 4;
@@ -146,32 +150,37 @@ void sum_codes_of_heads(const SumCodesArgs& a, uint32_t first_head, bool prefetc
   }
   alignas(64) float g[kCodeBlock];
   load_value_factors<V>(a, g);
-  for (uint32_t h = 0; h < kHeads; ++h) {
-    RoundedWeights rounded;
-    round_weights<V, kParts>(a, first_head + h, g, rounded);
-    units[h] = rounded.unit;
-    for (uint32_t part = 0; part < kParts; ++part) {
-      for (uint32_t t = 0; t < a.tiles; ++t) {
-        for (uint32_t p = 0; p < period; ++p) {
-          weights[(t * period + p) * kColumns + h * kParts + part] =
-              V::weights_of_rows(rounded.parts[part] + size_t{16} * t, orders[p]);
+  RoundedWeights rounded[kHeads];
+  const auto order_weights = [&](uint32_t place) {
+    for (uint32_t h = 0; h < kHeads; ++h) {
+      for (uint32_t part = 0; part < kParts; ++part) {
+        for (uint32_t t = 0; t < a.tiles; ++t) {
+          weights[(t * kept + (kept == period ? place : 0)) * kColumns + h * kParts + part] =
+              V::weights_of_rows(rounded[h].parts[part] + size_t{16} * t, orders[place]);
         }
       }
     }
+  };
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    round_weights<V, kParts>(a, first_head + h, g, rounded[h]);
+    units[h] = rounded[h].unit;
   }
+  for (uint32_t p = 0; p < kept; ++p) order_weights(p);
   uint32_t place = 0;
   for (uint32_t z = 0; z < vectors; ++z) {
     if (prefetches) prefetch_share(a.ahead, a.ahead_bytes, z, vectors);
+    if (kept != period && z != 0) order_weights(place);
     I sums[kKinds<kBits>][kColumns];
 #pragma GCC unroll 8
     for (uint32_t k = 0; k < kKinds<kBits>; ++k) {
 #pragma GCC unroll 8
       for (uint32_t c = 0; c < kColumns; ++c) sums[k][c] = V::zero();
     }
+    const I* const first = weights + (kept == period ? place : 0) * kColumns;
     for (uint32_t t = 0; t < a.tiles; ++t) {
       I u[kKinds<kBits>];
       spread_codes<V, kBits>(V::load(a.codes + size_t{t} * 128 * a.words + z * sizeof(I)), u);
-      const I* w = weights + (size_t{t} * period + place) * kColumns;
+      const I* w = first + size_t{t} * kept * kColumns;
 #pragma GCC unroll 8
       for (uint32_t c = 0; c < kColumns; ++c) {
         const I of_rows = w[c];

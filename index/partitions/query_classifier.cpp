@@ -45,7 +45,7 @@ QueryClassifier::QueryClassifier(const cpu::Kernels& kernels, ClassifierWeights 
   const ClassifierWeights& w = weights_;
   const size_t count = w.partitions.count();
   require(is_supported_head_dim(w.dim),
-          "has head dimension " + std::to_string(w.dim) + "; allowed: 64, 80, 96, 128, 256");
+          "has head dimension " + std::to_string(w.dim) + "; allowed: " + kHeadDims);
   require(w.hidden % 64 == 0 && w.hidden >= 64 && w.hidden <= kMaxHidden,
           "has " + std::to_string(w.hidden) + " hidden units; allowed: multiples of 64 up to " +
               std::to_string(kMaxHidden));

@@ -45,8 +45,8 @@ const Type& type_of(const Spec& spec) {
 
 void check_shape(uint32_t dim, DType dtype) {
   if (!is_supported_head_dim(dim)) {
-    throw Error(Status::invalid_argument, "an index for head dimension " + std::to_string(dim) +
-                                              "; allowed: 64, 80, 96, 128, 256");
+    throw Error(Status::invalid_argument,
+                "an index for head dimension " + std::to_string(dim) + "; allowed: " + kHeadDims);
   }
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
     throw Error(Status::invalid_argument, std::string("an index for keys of ") + dtype_name(dtype) +

@@ -101,7 +101,7 @@ ModelShape check_model(const keyhole_engine_config& c) {
         " query heads per KV head");
   }
   if (!is_supported_head_dim(c.head_dim)) {
-    bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: 64, 80, 96, 128, 256");
+    bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: " + kHeadDims);
   }
   if (c.kv_dtype != KEYHOLE_F32 && c.kv_dtype != KEYHOLE_F16 && c.kv_dtype != KEYHOLE_BF16) {
     bad("kv_dtype is " + std::to_string(c.kv_dtype) +

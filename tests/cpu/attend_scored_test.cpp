@@ -97,8 +97,9 @@ class AttendScored : public EveryLevel {
 TEST_P(AttendScored, EveryShapeAndDType) {
   Rng rng(21);
   for (const DType dtype : kRowDTypes) {
-    for (const uint32_t dim : kDims) {
+    for (const uint32_t dim : kHeadDims) {
       for (const uint32_t group : keyhole::test::kGroups) {
+        if (!keyhole::test::is_tried(dim, group)) continue;
         // The truth's queries are unit vectors.
         check_random(rng, dtype, dim, std::min(group, dim), rng() % 150, {0.3F, 0.0F}, 8.0);
         if (HasFatalFailure()) return;
@@ -111,7 +112,7 @@ TEST_P(AttendScored, EveryRemainderOfTheBlock) {
   Rng rng(22);
   for (const DType dtype : kRowDTypes) {
     for (size_t count = 0; count <= 130; ++count) {
-      check_random(rng, dtype, kDims[count % 5], 1 + count % 5, count, {1.0F, 0.0F}, 2.0);
+      check_random(rng, dtype, some_head_dim(count), 1 + count % 5, count, {1.0F, 0.0F}, 2.0);
       if (HasFatalFailure()) return;
     }
   }

@@ -310,8 +310,9 @@ class WeightedSum : public EveryLevel {
 TEST_P(WeightedSum, EveryShapeAndDType) {
   Rng rng(35);
   for (const DType dtype : kRowDTypes) {
-    for (const uint32_t dim : kDims) {
+    for (const uint32_t dim : kHeadDims) {
       for (const uint32_t group : keyhole::test::kGroups) {
+        if (!keyhole::test::is_tried(dim, group)) continue;
         check_random(rng, dtype, dim, group, rng() % 150);
         if (HasFatalFailure()) return;
       }
@@ -323,7 +324,7 @@ TEST_P(WeightedSum, EveryRemainderOfTheBlock) {
   Rng rng(36);
   for (const DType dtype : kRowDTypes) {
     for (size_t count = 0; count <= 200; ++count) {
-      check_random(rng, dtype, kDims[count % 5], 1 + count % 5, count);
+      check_random(rng, dtype, some_head_dim(count), 1 + count % 5, count);
       if (HasFatalFailure()) return;
     }
   }

@@ -19,7 +19,7 @@ void expect_quantised(const double* exact, uint32_t dim, const int8_t* q, float 
 TEST(QuantiseRow, ErrorIsHalfAStepForAnyMagnitude) {
   Rng rng(41);
   for (const double sigma : {1e-30, 1e-3, 1.0, 1e4, 1e37}) {
-    for (const uint32_t dim : kDims) {
+    for (const uint32_t dim : kHeadDims) {
       const TestRows row(1, dim, DType::f32, 0, gaussian(rng, sigma));
       const GuardedArray<int8_t> q(dim);
       const float scale =
@@ -104,7 +104,7 @@ std::vector<float> random_block(Rng& rng, uint32_t dim, double sigma) {
 TEST(QuantiseChannels, ErrorIsHalfAScaleAndScalesAreTheLargestElements) {
   Rng rng(42);
   for (const double sigma : {1e-25, 1e-3, 1.0, 1e4, 1e37}) {
-    for (const uint32_t dim : kDims) {
+    for (const uint32_t dim : kHeadDims) {
       const auto rows = random_block(rng, dim, sigma);
       const Block block(rows, dim);
       for (uint32_t j = 0; j < dim; ++j) {

@@ -20,7 +20,8 @@ namespace keyhole::cpu::test {
 
 using Rng = std::mt19937_64;
 
-inline constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
+using keyhole::test::kHeadDims;
+using keyhole::test::some_head_dim;
 inline constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
 /// Of rows to score and attend: int8 has scales besides.
 inline constexpr DType kRowDTypes[] = {DType::f32, DType::f16, DType::bf16, DType::i8};

@@ -91,11 +91,11 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
   const uint64_t start = seed();
   SCOPED_TRACE("seed " + std::to_string(start));
   uint64_t number = start;
-  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     Head head(dim, 6400, number++);  // 25 blocks: two parts
     for (const uint32_t key_bits : {1U, 2U, 4U}) {
       for (const uint32_t value_bits : {0U, 1U, 2U, 4U}) {
-        if (number % test::unless_sanitized(1, 5) != 0) {
+        if (number % test::unless_sanitized(2, 5) != 0) {
           ++number;
           continue;
         }
@@ -115,15 +115,17 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
           const Answer seen = run(s, head.kv());
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
-            // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks.
+            // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks. What that moves a score by
+            // grows with its products, and the largest of many heads is larger.
+            const double wide = dim > 256 || group > 16 ? 2.0 : 1.0;
             EXPECT_NEAR(seen.coded.lse[h], truth.lse[h],
-                        key_bits == 4   ? 3e-4
-                        : key_bits == 2 ? 6e-3
-                                        : 1.2e-2);
+                        wide * (key_bits == 4   ? 3e-4
+                                : key_bits == 2 ? 6e-3
+                                                : 1.2e-2));
             EXPECT_LT(relative(seen.coded.o.data() + h * dim, truth.o.data() + h * dim, dim),
-                      key_bits != 4     ? 1.5e-2
-                      : value_bits == 4 ? 3e-3
-                                        : 6e-3);
+                      wide * (key_bits != 4     ? 1.5e-2
+                              : value_bits == 4 ? 3e-3
+                                                : 6e-3));
           }
         }
       }
@@ -132,7 +134,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
 }
 
 TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
-  for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     Head head(dim, 256, dim);
     for (const uint32_t bits : {1U, 2U, 4U}) {
       const KvCodes codes = head.codes(bits, 0);

@@ -222,7 +222,8 @@ inline double diagnostic(const Index& index, const std::string& name) {
 }
 
 inline const std::vector<uint32_t>& head_dims() {
-  static const std::vector<uint32_t> dims = {64, 80, 96, 128, 256};
+  static const std::vector<uint32_t> dims(std::begin(keyhole::test::kHeadDims),
+                                          std::end(keyhole::test::kHeadDims));
   return dims;
 }
 inline const std::vector<DType>& key_dtypes() {

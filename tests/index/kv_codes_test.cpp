@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -14,6 +15,7 @@
 
 #include "cpu/attention.h"
 #include "tests/sanitized.h"
+#include "tests/shapes.h"
 
 namespace keyhole::index {
 namespace {
@@ -106,11 +108,10 @@ std::vector<uint32_t> all_rows(size_t n) {
   return rows;
 }
 
-constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
 constexpr uint32_t kBits[] = {1, 2, 4};
 
 TEST(CodeLayout, EveryCodeHasItsOwnBits) {
-  for (const uint32_t dim : kDims) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     for (const uint32_t bits : kBits) {
       const CodeShape shape{dim, bits, bits};
       std::set<std::pair<uint32_t, uint32_t>> keys, values;
@@ -171,7 +172,7 @@ TEST(CodeLayout, ABlockOfAnEightBillionModelTakesSeventyBytesARow) {
 TEST(CodeRotation, KeepsInnerProductsAndComesBack) {
   std::mt19937 rng(3);
   std::normal_distribution<float> normal;
-  for (const uint32_t dim : kDims) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     std::vector<float> a(dim), b(dim);
     for (float& x : a) x = normal(rng);
     for (float& x : b) x = normal(rng);
@@ -186,14 +187,15 @@ TEST(CodeRotation, KeepsInnerProductsAndComesBack) {
     std::vector<float> one(dim, 0.0F);
     one[dim - 1] = 1.0F;
     rotate_codes(one.data(), dim);
-    for (const float x : one) EXPECT_LE(std::abs(x), dim % 64 == 0 ? 0.1251F : 0.45F) << dim;
+    for (const float x : one)
+      EXPECT_LE(std::abs(x), std::has_single_bit(dim) ? 0.1251F : 0.45F) << dim;
   }
 }
 
 TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
   // Max 1960, table II: mean squared error of the best uniform quantiser of a unit normal.
   const double theory[] = {0, 0.3634, 0.1188, 0, 0.01154};
-  for (const uint32_t dim : kDims) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     Head head(dim, 512, 7 + dim);
     for (const uint32_t bits : kBits) {
       const KvCodes codes = head.codes(bits, bits);
@@ -218,7 +220,7 @@ TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
 }
 
 TEST(KvCodes, ScoresAreUnbiased) {
-  for (const uint32_t dim : {64U, 80U, 128U}) {
+  for (const uint32_t dim : {64U, 80U, 112U, 128U, 320U}) {
     Head head(dim, 2048, 11 + dim);
     for (const uint32_t bits : kBits) {
       const KvCodes codes = head.codes(bits, 0);
@@ -251,7 +253,7 @@ TEST(KvCodes, ScoresAreUnbiased) {
 }
 
 TEST(KvCodes, StatesComeNearExactAttention) {
-  for (const uint32_t dim : kDims) {
+  for (const uint32_t dim : keyhole::test::kHeadDims) {
     Head head(dim, 2048, 13 + dim);
     const float scale = 0.5F / std::sqrt(static_cast<float>(dim));
     double previous = 1e9;

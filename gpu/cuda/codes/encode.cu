@@ -24,7 +24,7 @@ namespace {
 
 constexpr uint32_t kEncodeWarps = 16;
 constexpr uint32_t kEncodeThreads = kEncodeWarps * 32;
-constexpr uint32_t kMostOfLane = kMaxHeadDim / 32;  // components of a row
+constexpr uint32_t kMostOfLane = kMaxDeviceHeadDim / 32;  // components of a row
 
 /// fp16 as files have it: beyond its range the largest number, not infinity.
 __device__ __half to_half(float x) {
@@ -95,8 +95,8 @@ __device__ CodedRow code_row(const float (&x)[kMostOfLane], uint32_t dim, uint32
 
 /// Shared memory of the kernel, beside the rows.
 struct EncodeShared {
-  float rotated[kEncodeWarps][kMaxHeadDim];
-  float means[kMaxHeadDim];
+  float rotated[kEncodeWarps][kMaxDeviceHeadDim];
+  float means[kMaxDeviceHeadDim];
   float noise[kCodeBlock];
 };
 

@@ -15,7 +15,7 @@ namespace keyhole::gpu {
 
 inline constexpr float kHuge = 1e30F;
 inline constexpr uint32_t kMaxTiles = kMaxDeviceGroup / 4;  // of 4 heads
-inline constexpr uint32_t kMaxSteps = kMaxHeadDim / 32;
+inline constexpr uint32_t kMaxSteps = kMaxDeviceHeadDim / 32;
 
 /// The queries of a group, in a block's shared memory.
 template <uint32_t Warps>

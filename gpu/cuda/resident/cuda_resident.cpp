@@ -21,7 +21,7 @@ void check_shape(const ResidentShape& s) {
     refuse(std::to_string(s.q_heads) + " query heads for " + std::to_string(s.kv_heads) +
            " KV heads; allowed are 1 to 16 each");
   }
-  if (!is_supported_head_dim(s.head_dim)) {
+  if (!is_device_head_dim(s.head_dim)) {
     refuse("head dimension " + std::to_string(s.head_dim) + "; allowed are 64, 80, 96, 128, 256");
   }
   if (s.dtype != DType::f32 && s.dtype != DType::f16 && s.dtype != DType::bf16) {

@@ -19,7 +19,8 @@
  *         resident, indexed or pending.
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..128
- *         (on a CUDA device 1..16), d one of 64, 80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
+ *         and d a multiple of 16 from 64 to 512; on a CUDA device groups of 1..16 and d one of 64,
+ *         80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
  *         are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can
  *         undo it.
  *
@@ -236,10 +237,10 @@ typedef struct keyhole_engine_config {
   uint32_t layers;
   /* Required: Hq, 1..4096. */
   uint32_t q_heads;
-  /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes up to 16: with more, DEVICE_AUTO is the
-   * host, which the log tells, and DEVICE_CUDA is UNSUPPORTED. */
+  /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes up to 16. Of shapes that it does not take
+   * DEVICE_AUTO is the host, which the log tells, and DEVICE_CUDA is UNSUPPORTED. */
   uint32_t kv_heads;
-  /* Required: d, one of 64, 80, 96, 128, 256. */
+  /* Required: d, a multiple of 16 from 64 to 512. A CUDA device takes 64, 80, 96, 128 and 256. */
   uint32_t head_dim;
   /* How K and V are stored; default KEYHOLE_F16. Set it to the dtype of the model's K and V: a bf16
    * model stored as f16 has every value above 65504 refused (NOT_FINITE), and an f16 model stored

@@ -32,13 +32,13 @@ struct StepUnderWay {
 /// a stream.
 class RandomCalls {
  public:
-  /// on_host: some layers may have a sliding window, and groups be larger than a device takes.
+  /// on_host: some layers may have a sliding window, and groups and heads be larger than a device takes.
   explicit RandomCalls(uint64_t seed, bool on_host = true) : random_(seed) {
-    constexpr uint32_t kDims[] = {64, 80, 96, 128, 256};
     constexpr keyhole_dtype kTypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
     ec_ = small_engine(1 + random_.below(3));
     ec_.layers = 1 + random_.below(3);
-    ec_.head_dim = kDims[random_.below(5)];
+    const uint32_t dim = random_.below(1000);
+    ec_.head_dim = on_host ? some_head_dim(dim) : kDeviceDims[dim % std::size(kDeviceDims)];
     ec_.kv_heads = 1 + random_.below(3);
     const bool any_group = on_host && random_.below(8) == 0;
     const uint32_t group = any_group ? some_group(random_.below(1000)) : 1 + random_.below(6);

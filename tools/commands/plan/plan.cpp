@@ -287,7 +287,8 @@ void add_plan(CLI::App& keyhole) {
   command->add_option("--heads", options->heads, "Query heads")->type_name("N");
   command->add_option("--kv-heads", options->kv_heads, "KV heads")->type_name("N");
   command
-      ->add_option("--head-dim", options->head_dim, "Components of a head: 64, 80, 96, 128 or 256")
+      ->add_option("--head-dim", options->head_dim,
+                   "Components of a head: a multiple of 16 from 64 to 512")
       ->type_name("N");
   command
       ->add_option(
