@@ -121,8 +121,8 @@ struct CodeShape {
 
 /// Passes of the rotation, one after the other: signs, then a Hadamard transform of `size` components from `begin` on. Head
 /// dimensions that are no powers of 2 take transforms of the largest power of 2 below, at their beginning and at their end
-/// in turn. What makes components at the end wider than others becomes (dim - size) / size of that with each pass after the
-/// first two; of 3 passes at least, until a quarter is left. (Of 80 components with two passes, components keep spreads of
+/// in turn. By how much one end is wider than the other becomes (dim - size) / size of that with each pass after the first:
+/// there are as many that a quarter is left, and 3 at least. (Of 80 components with two passes, components keep spreads of
 /// their own, and scores by code come out 3 % too small.)
 struct HadamardPass {
   uint32_t begin, size;
