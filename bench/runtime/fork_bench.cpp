@@ -113,7 +113,7 @@ void copy_floor(benchmark::State& state, const char* index) {
 }
 
 void sizes(benchmark::internal::Benchmark* b) {
-  b->Arg(8192)->Arg(32768)->UseRealTime()->Unit(benchmark::kMicrosecond);
+  b->Arg(8192)->Arg(131072)->UseRealTime()->Unit(benchmark::kMicrosecond);
 }
 BENCHMARK_CAPTURE(fork_session, codes, "codes:k=4,v=4")->Apply(sizes);
 BENCHMARK_CAPTURE(fork_session, ivf, "ivf")->Apply(sizes);
