@@ -23,7 +23,7 @@ namespace {
 using namespace keyhole::bench;  // NOLINT
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t kHeads = 32, kKvHeads = 8, kChunk = 8192, kReserve = 512;
+constexpr uint32_t kReserve = 512;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 double us_since(Clock::time_point begin) {
@@ -91,7 +91,7 @@ class Sequences {
       }
       sessions_.push_back(session);
       must(keyhole_session_set_stream(session, streams_[i]) == KEYHOLE_OK, "stream");
-      if (!are_forks || i == 0) fill(session, tokens);
+      if (!are_forks || i == 0) fill(session, layers_, tokens, q_, k_, v_);
     }
   }
   ~Sequences() {
@@ -175,18 +175,6 @@ class Sequences {
   }
 
  private:
-  void fill(keyhole_session* session, uint32_t tokens) {
-    for (uint32_t l = 0; l < layers_; ++l) {
-      for (uint32_t at = 0; at < tokens; at += kChunk) {
-        const uint32_t n = std::min(kChunk, tokens - at);
-        const keyhole_tensor tk = k_.tensor(n), tv = v_.tensor(n), tq = q_.tensor(n);
-        must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
-      }
-    }
-    must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
-    must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
-  }
-
   uint32_t layers_;
   Rows q_, k_, v_, out_;
   std::vector<uint32_t> starts_;
@@ -203,15 +191,7 @@ int main(int argc, char** argv) {
   std::vector<std::string> cases(argv + std::min(argc, 3), argv + argc);
   if (cases.empty()) cases = {"1x32768", "4x32768", "16x32768", "1x131072", "4x131072"};
   const double bytes_per_us = copied_bytes_per_us();
-  keyhole_engine_config e;
-  keyhole_engine_config_init(&e);
-  e.layers = shape.layers;
-  e.q_heads = kHeads;
-  e.kv_heads = kKvHeads;
-  e.head_dim = kDim;
-  e.device = KEYHOLE_DEVICE_CUDA;
-  keyhole_engine* engine = nullptr;
-  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  keyhole_engine* const engine = make_engine(shape.layers);
   std::printf("%u layers, codes of %s bits; us a layer, GiB of all layers\n", shape.layers,
               shape.bits.c_str());
   std::printf("%12s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one stream", "own streams",

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 #include <keyhole/keyhole.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +13,8 @@
 
 namespace keyhole::bench {
 
-inline constexpr uint32_t kDim = 128;
+inline constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128;  // Llama-3-8B
+inline constexpr uint32_t kChunk = 8192;                          // tokens of a prompt at once
 
 inline void must(bool is_well, const char* what) {
   if (is_well) return;
@@ -49,5 +51,33 @@ class Rows {
   uint32_t tokens_, heads_;
   void* data_ = nullptr;
 };
+
+/// An engine of so many layers on the device.
+inline keyhole_engine* make_engine(uint32_t layers) {
+  keyhole_engine_config e;
+  keyhole_engine_config_init(&e);
+  e.layers = layers;
+  e.q_heads = kHeads;
+  e.kv_heads = kKvHeads;
+  e.head_dim = kDim;
+  e.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_engine* engine = nullptr;
+  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  return engine;
+}
+
+/// Hands the session `tokens` tokens in every layer, the first kChunk of q, k and v again and again, and builds.
+inline void fill(keyhole_session* session, uint32_t layers, uint32_t tokens, const Rows& q,
+                 const Rows& k, const Rows& v) {
+  for (uint32_t l = 0; l < layers; ++l) {
+    for (uint32_t at = 0; at < tokens; at += kChunk) {
+      const uint32_t n = std::min(kChunk, tokens - at);
+      const keyhole_tensor tk = k.tensor(n), tv = v.tensor(n), tq = q.tensor(n);
+      must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
+    }
+  }
+  must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
+  must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+}
 
 }  // namespace keyhole::bench

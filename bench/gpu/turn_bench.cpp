@@ -22,7 +22,6 @@ namespace {
 using namespace keyhole::bench;  // NOLINT
 
 using Clock = std::chrono::steady_clock;
-constexpr uint32_t kHeads = 32, kKvHeads = 8;
 
 double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
@@ -34,16 +33,8 @@ int main(int argc, char** argv) {
   const uint32_t tokens = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 131072;
   const uint32_t layers = argc > 2 ? static_cast<uint32_t>(std::atoi(argv[2])) : 8;
   const std::string bits = argc > 3 ? argv[3] : "2";
-  constexpr uint32_t kMost = 2048, kChunk = 8192;
-  keyhole_engine_config e;
-  keyhole_engine_config_init(&e);
-  e.layers = layers;
-  e.q_heads = kHeads;
-  e.kv_heads = kKvHeads;
-  e.head_dim = kDim;
-  e.device = KEYHOLE_DEVICE_CUDA;
-  keyhole_engine* engine = nullptr;
-  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  constexpr uint32_t kMost = 2048;
+  keyhole_engine* const engine = make_engine(layers);
   keyhole_session_config c;
   keyhole_session_config_init(&c);
   c.max_tokens = tokens + 2 * kMost;
@@ -56,15 +47,7 @@ int main(int argc, char** argv) {
   must(cudaStreamCreate(&stream) == cudaSuccess, "stream");
   must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");
   const Rows q(kChunk, kHeads), k(kChunk, kKvHeads), v(kChunk, kKvHeads), out(kMost, kHeads);
-  for (uint32_t l = 0; l < layers; ++l) {
-    for (uint32_t at = 0; at < tokens; at += kChunk) {
-      const uint32_t n = std::min(kChunk, tokens - at);
-      const keyhole_tensor tk = k.tensor(n), tv = v.tensor(n), tq = q.tensor(n);
-      must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
-    }
-  }
-  must(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK, "build");
-  must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+  fill(session, layers, tokens, q, k, v);
   const auto extend = [&](uint32_t n) {
     const keyhole_tensor tq = q.tensor(n), tk = k.tensor(n), tv = v.tensor(n), to = out.tensor(n);
     for (uint32_t l = 0; l < layers; ++l) {
