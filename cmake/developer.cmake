@@ -47,17 +47,19 @@ if(KEYHOLE_FUZZ)
 endif()
 
 # The library is compiled as the preset says, as tests spend their time there. GCC takes 0.7 of -O3's time for a test with -O1;
-# under sanitizers it takes 0.6 of -O1's time with -Og for tests and the command, and for tests another 0.6 without the
-# checks of UBSan that stand at every pointer. What is uninitialised, -Og cannot tell: the other builds do.
+# under sanitizers it takes 0.6 of -O1's time with -Og for parsers, tests and the command, and for the last two another 0.6
+# without the checks of UBSan that stand at every pointer. What is uninitialised, -Og cannot tell: the other builds do.
 set(KEYHOLE_QUICK_OPTIONS)
+set(KEYHOLE_COMMAND_OPTIONS)
 set(KEYHOLE_TEST_OPTIONS)
 if(KEYHOLE_SANITIZE AND CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
   set(KEYHOLE_QUICK_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-Og> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
-  set(KEYHOLE_TEST_OPTIONS ${KEYHOLE_QUICK_OPTIONS})
+  set(KEYHOLE_COMMAND_OPTIONS ${KEYHOLE_QUICK_OPTIONS})
   if(KEYHOLE_SANITIZE MATCHES "undefined")
-    list(APPEND KEYHOLE_TEST_OPTIONS
+    list(APPEND KEYHOLE_COMMAND_OPTIONS
       $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fno-sanitize=null,alignment,vptr,object-size>)
   endif()
+  set(KEYHOLE_TEST_OPTIONS ${KEYHOLE_COMMAND_OPTIONS})
 elseif(CMAKE_BUILD_TYPE STREQUAL "RelWithDebInfo")
   set(KEYHOLE_TEST_OPTIONS $<$<COMPILE_LANGUAGE:CXX>:-O1>)
 endif()
