@@ -50,7 +50,10 @@ void QuerySample::thin() {
 
 void QuerySample::truncate(uint32_t position) noexcept {
   const auto all = positions();
-  size_ = static_cast<size_t>(std::lower_bound(all.begin(), all.end(), position) - all.begin());
+  const auto kept =
+      static_cast<size_t>(std::lower_bound(all.begin(), all.end(), position) - all.begin());
+  if (kept == size_) return;  // a build in the background may be reading
+  size_ = kept;
   if (size_ == 0) kept_ = {};
 }
 

@@ -21,8 +21,9 @@ constexpr uint32_t kPrompt = 300;
 int64_t after(int64_t n) {
   static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
   if (all) return n + 1;
-  return n < static_cast<int64_t>(unless_sanitized(40, 8)) ? n + 1
-                                                           : n + std::max<int64_t>(2, n / 10);
+  return n < static_cast<int64_t>(unless_sanitized(40, 8))
+             ? n + 1
+             : n + std::max<int64_t>(2, n / unless_sanitized(10, 4));
 }
 
 std::string settings_of(const keyhole_session* s, const keyhole_engine_config& ec) {
