@@ -242,10 +242,10 @@ TEST_P(StreamExtend, ManyTokensAreAttendedByBlocks) {
   extend(s.get(), m, 200);
   EXPECT_EQ(device.blocked_calls, uint64_t{engine_config_.layers});
   step(s.get(), m);
-  extend(s.get(), m, unless_sanitized(600U, 300U));
+  extend(s.get(), m, unless_sanitized(600U, 150U));
   step(s.get(), m);
   EXPECT_GE(statistics(s.get()).attends,
-            uint64_t{engine_config_.layers} * unless_sanitized(800U, 500U));
+            uint64_t{engine_config_.layers} * unless_sanitized(800U, 350U));
 }
 
 TEST_P(StreamExtend, WithoutMemoryForBlocksTokensComeAFewAtATime) {
