@@ -18,7 +18,8 @@ namespace keyhole::test {
 
 /// An engine whose device has streams.
 struct StreamEngine {
-  explicit StreamEngine(keyhole_engine_config c, uint32_t timeout_ms = 2000) {
+  explicit StreamEngine(keyhole_engine_config c,
+                        uint32_t timeout_ms = unless_sanitized(2000, 20000)) {
     c.timeout_ms = timeout_ms;
     faults.timeout_ms = timeout_ms;
     const cpu::Kernels& kernels = cpu::select_kernels(nullptr);
