@@ -72,15 +72,26 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
   // The last queries of a causal piece have the most rows before them: beginning with them evens out the blocks' ends.
   const uint32_t first = (gridDim.y - 1 - blockIdx.y) * kQueries;
-  const uint32_t end = a.causal ? min(a.rows, first + kQueries) : a.rows;
-  const uint32_t tiles = (end + kKeys - 1) / kKeys;
+  const uint32_t end = a.causal ? min(a.rows, a.first + first + kQueries) : a.rows;
+  const uint16_t* list = nullptr;
+  uint32_t tiles = (end + kKeys - 1) / kKeys;
+  if (a.lists.counts != nullptr) {
+    const size_t at = size_t{head} * ((a.n + kListQueries - 1) / kListQueries) + first / kListQueries;
+    list = a.lists.blocks + at * a.lists.capacity;
+    tiles = min(a.lists.counts[at], a.lists.capacity) * (kListRows / kKeys);
+  }
+  const auto row_of = [&](uint32_t tile) {
+    if (list == nullptr) return tile * kKeys;
+    constexpr uint32_t kOfBlock = kListRows / kKeys;
+    return __ldg(list + tile / kOfBlock) * kListRows + tile % kOfBlock * kKeys;
+  };
   const size_t q_stride = size_t{a.q_heads} * d;
   const T* const keys = static_cast<const T*>(a.keys) + kv_head * a.head_stride;
   const T* const values = static_cast<const T*>(a.values) + kv_head * a.head_stride;
 
   fetch_rows<d, kQueries>(q_rows, static_cast<const T*>(a.q) + size_t{head} * d, q_stride, first, a.n);
   fetch_rows<d, kQueries>(low_rows, static_cast<const T*>(a.q_low) + size_t{head} * d, q_stride, first, a.n);
-  fetch_rows<d, kKeys>(k_rows, keys, d, 0, end);
+  if (tiles != 0) fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(0), end);
   commit_copies();
 
   // The lane's rows of the warp's 16, and their sums so far.
@@ -125,7 +136,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       }
       has_low = __syncthreads_or(any != 0) != 0;
     }
-    fetch_rows<d, kKeys>(v_rows, values, d, tile * kKeys, end);
+    const uint32_t row = row_of(tile);
+    fetch_rows<d, kKeys>(v_rows, values, a.row_stride, row, end);
     commit_copies();
 
     float s[kKeys / 8][4] = {};
@@ -150,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
     wait_for_copies<0>();
     __syncthreads();  // values are here, and all warps are done with the keys
     if (tile + 1 < tiles) {
-      fetch_rows<d, kKeys>(k_rows, keys, d, (tile + 1) * kKeys, end);
+      fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(tile + 1), end);
       commit_copies();
     }
 
@@ -162,14 +174,14 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       }
     }
     // At the end of the rows, and on the diagonal, where a query sees none behind its own.
-    const uint32_t last = (tile + 1) * kKeys;
-    if (last > end || (a.causal && (last > first + warp * 16 + 1 || a.mask != nullptr))) {
+    const uint32_t last = row + kKeys;
+    if (last > end || (a.causal && (last > a.first + first + warp * 16 + 1 || a.mask != nullptr))) {
 #pragma unroll
       for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const uint32_t key = tile * kKeys + n * 8 + lane % 4 * 2 + i % 2;
-          const bool hidden = a.causal && (key > rows[i / 2] || (seen[i / 2] >> (key % 64) & 1U) == 0);
+          const uint32_t key = row + n * 8 + lane % 4 * 2 + i % 2;
+          const bool hidden = a.causal && (key > a.first + rows[i / 2] || (seen[i / 2] >> (key % 64) & 1U) == 0);
           if (key >= end || hidden) s[n][i] = kMinusInf;
         }
       }

@@ -11,6 +11,15 @@
 
 namespace keyhole::gpu {
 
+/// Queries that share a list, and rows of one of its blocks.
+inline constexpr uint32_t kListQueries = 128, kListRows = 64;
+/// Which blocks of rows the queries attend, in device memory; each list is rising.
+struct BlockLists {
+  const uint32_t* counts = nullptr;  ///< `[q_heads, query tiles]`, a tile of kListQueries each; null: all of them
+  const uint16_t* blocks = nullptr;  ///< `[q_heads, query tiles, capacity]`, block b is rows kListRows * b ..
+  uint32_t capacity = 0;
+};
+
 /// One piece of keys and values, for all queries. T: the shape's dtype. All pointers are the device's.
 struct BlockedParams {
   // Queries `[n, q_heads, head_dim]` of T, in two parts whose sum they are.
@@ -22,11 +31,13 @@ struct BlockedParams {
   LogitParams logits;
 
   const void* keys =
-      nullptr;  ///< of T: row i of KV head h at h * head_stride + i * head_dim elements
+      nullptr;  ///< of T: row i of KV head h at h * head_stride + i * row_stride elements
   const void* values = nullptr;
-  size_t head_stride = 0;
+  size_t head_stride = 0, row_stride = 0;
   uint32_t rows = 0;
-  bool causal = false;             ///< rows are the new tokens: query i attends rows 0..i
+  bool causal = false;             ///< query i attends rows 0..first + i
+  uint32_t first = 0;
+  BlockLists lists;
   const uint64_t* mask = nullptr;  ///< `[n]`: of these, those whose bit is set; null: all of them
 
   // What was attended before, and is after: sums of weights times values `[n, q_heads, head_dim]`, and (largest, sum of weights)
@@ -40,6 +51,15 @@ struct BlockedParams {
 [[nodiscard]] bool blocked_has(uint32_t head_dim);
 void launch_blocked_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_blocked_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
+/// The same by Hopper's own instructions, without q_low and mask: on devices of compute capability 9.0, where the library has been
+/// compiled for them (KEYHOLE_HOPPER).
+void launch_hopper_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
+void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
+
+/// Whether a device has these.
+[[nodiscard]] bool hopper_kernels_run_on(int ordinal);
+/// dtype: f16 or bf16. hopper: by these.
+void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper, cudaStream_t stream);
 
 /// q to its two parts. bad: set to 1 where an element is not finite.
 void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uint32_t dim, DType to,

@@ -27,6 +27,7 @@ class CudaBlocked final : public BlockedAttention {
     }
     const DeviceScope device(ordinal());
     const BesideCapture beside;
+    has_hopper_ = hopper_kernels_run_on(ordinal());
     copies_ = std::make_unique<OwnStream>();
     for (Piece& p : pieces_) {
       p.filled = std::make_unique<Event>();
@@ -53,6 +54,7 @@ class CudaBlocked final : public BlockedAttention {
     n_ = n;
     is_first_ = true;
     logits_ = layer.logits;
+    has_low_ = q.dtype != shape_.dtype;
     has_sinks_ = layer.sinks != nullptr;
     if (has_sinks_) {
       // Pageable: it has been read when the call returns.
@@ -105,6 +107,7 @@ class CudaBlocked final : public BlockedAttention {
     p.keys = at(layout_.keys);
     p.values = at(layout_.values);
     p.head_stride = size_t{n_} * shape_.head_dim;
+    p.row_stride = shape_.head_dim;
     p.rows = n_;
     p.causal = true;
     p.mask = mask == nullptr ? nullptr : at<uint64_t>(layout_.mask);
@@ -187,11 +190,10 @@ class CudaBlocked final : public BlockedAttention {
     return p;
   }
   void launch(const BlockedParams& p, cudaStream_t stream) {
-    if (shape_.dtype == DType::f16) {
-      launch_blocked_f16(p, shape_.head_dim, stream);
-    } else {
-      launch_blocked_bf16(p, shape_.head_dim, stream);
-    }
+    // Fewer queries leave most multiprocessors without a thread block of 128.
+    constexpr uint32_t kLeastQueries = 192;
+    const bool hopper = has_hopper_ && n_ >= kLeastQueries && p.mask == nullptr && !has_low_;
+    launch_blocked(p, shape_.dtype, shape_.head_dim, hopper, stream);
     is_first_ = false;
   }
   /// head_stride: bytes.
@@ -201,6 +203,7 @@ class CudaBlocked final : public BlockedAttention {
     p.keys = keys;
     p.values = values;
     p.head_stride = head_stride / dtype_size(shape_.dtype);
+    p.row_stride = shape_.head_dim;
     p.rows = rows;
     launch(p, stream_of(stream));
   }
@@ -275,6 +278,8 @@ class CudaBlocked final : public BlockedAttention {
   bool is_first_ = true;
   LogitParams logits_;
   bool has_sinks_ = false;
+  bool has_low_ = false;     // queries that the dtype rounds
+  bool has_hopper_ = false;  // the device's own kernels
   uint32_t next_ = 0;  // pieces
   DeviceBuffer memory_;
   PinnedBuffer staging_;  // of rows that are not pinned

@@ -1,0 +1,169 @@
+// Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
+// at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
+// beside the first block and the newest ones.
+//
+//   gpu_attention_bench [tokens ..]
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <vector>
+
+#include "gpu/cuda/blocked/blocked_kernels.h"
+
+namespace {
+
+using namespace keyhole;       // NOLINT
+using namespace keyhole::gpu;  // NOLINT
+
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kChunk = 4096;
+
+void check(cudaError_t e, const char* what) {
+  if (e == cudaSuccess) return;
+  std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(e));
+  std::exit(1);
+}
+
+template <class T>
+T* allocate(size_t n) {
+  T* p = nullptr;
+  check(cudaMalloc(reinterpret_cast<void**>(&p), n * sizeof(T)), "device memory");
+  return p;
+}
+
+/// Normally distributed fp16 or bf16 numbers, a pattern of them again and again.
+void fill(uint16_t* to, size_t n, DType dtype, uint32_t seed) {
+  constexpr size_t kPattern = size_t{1} << 22U;
+  std::mt19937 rng(seed);
+  std::normal_distribution<float> normal;
+  std::vector<uint16_t> x(std::min(n, kPattern + 64));
+  for (uint16_t& y : x) {
+    const float f = normal(rng);
+    if (dtype == DType::f16) {
+      const __half h = __float2half_rn(f);
+      y = *reinterpret_cast<const uint16_t*>(&h);
+    } else {
+      const __nv_bfloat16 h = __float2bfloat16_rn(f);
+      y = *reinterpret_cast<const uint16_t*>(&h);
+    }
+  }
+  for (size_t at = 0; at < n; at += x.size()) {
+    check(cudaMemcpy(to + at, x.data(), std::min(x.size(), n - at) * 2, cudaMemcpyHostToDevice), "copy");
+  }
+}
+
+struct Lists {
+  std::vector<uint32_t> counts;
+  std::vector<uint16_t> blocks;
+  uint32_t capacity = 0;
+  double share = 0.0;  // of all that are seen
+};
+
+/// Of a chunk of n queries from `first` on.
+Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
+  Lists l;
+  const uint32_t tiles = (n + kListQueries - 1) / kListQueries;
+  l.capacity = (first + n + kListRows - 1) / kListRows;
+  l.counts.resize(size_t{kHeads} * tiles);
+  l.blocks.resize(l.counts.size() * l.capacity);
+  size_t all = 0, taken = 0;
+  std::uniform_real_distribution<double> uniform;
+  for (size_t i = 0; i < l.counts.size(); ++i) {
+    const uint32_t last = (first + static_cast<uint32_t>(i % tiles + 1) * kListQueries + kListRows - 1) / kListRows;
+    for (uint32_t b = 0; b < last; ++b) {
+      if (b != 0 && b + 4 < last && uniform(rng) >= share) continue;
+      l.blocks[i * l.capacity + l.counts[i]++] = static_cast<uint16_t>(b);
+    }
+    all += last;
+    taken += l.counts[i];
+  }
+  l.share = static_cast<double>(taken) / static_cast<double>(all);
+  return l;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<uint32_t> lengths;
+  for (int i = 1; i < argc; ++i) lengths.push_back(static_cast<uint32_t>(std::atoi(argv[i])));
+  if (lengths.empty()) lengths = {8192, 32768, 131072};
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms", "TFLOP/s");
+  for (const uint32_t tokens : lengths) {
+    for (const DType dtype : {DType::f16, DType::bf16}) {
+      const size_t kv = size_t{tokens} * kKvHeads * kDim, chunk = size_t{kChunk} * kHeads * kDim;
+      auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv), *const q = allocate<uint16_t>(chunk),
+                  *const low = allocate<uint16_t>(chunk);
+      fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, chunk, dtype, 3);
+      check(cudaMemset(low, 0, chunk * 2), "memory");
+      BlockedParams p;
+      p.q = q, p.q_low = low, p.q_heads = kHeads, p.kv_heads = kKvHeads;
+      p.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+      p.keys = k, p.values = v, p.head_stride = kDim, p.row_stride = size_t{kKvHeads} * kDim;
+      p.causal = true, p.is_first = true;
+      p.o = allocate<float>(chunk), p.sums = allocate<float2>(size_t{kChunk} * kHeads);
+      // Lists of the last chunk's size, made for each chunk beforehand.
+      const auto time = [&](bool hopper, double share) {
+        std::vector<BlockLists> device;
+        double computed = 0, shares = 0;
+        std::mt19937 rng(5);
+        for (uint32_t first = 0; first < tokens; first += kChunk) {
+          const uint32_t n = std::min(kChunk, tokens - first);
+          double part = 1.0;
+          if (share > 0.0) {
+            const Lists l = lists_of(first, n, share, rng);
+            auto* const counts = allocate<uint32_t>(l.counts.size());
+            auto* const blocks = allocate<uint16_t>(l.blocks.size());
+            check(cudaMemcpy(counts, l.counts.data(), l.counts.size() * 4, cudaMemcpyHostToDevice), "copy");
+            check(cudaMemcpy(blocks, l.blocks.data(), l.blocks.size() * 2, cudaMemcpyHostToDevice), "copy");
+            device.push_back({counts, blocks, l.capacity});
+            part = l.share;
+          }
+          const double cells = static_cast<double>(n) * (first + n / 2.0);
+          computed += part * cells;
+          shares += cells;
+        }
+        float best = 1e9F;
+        for (int i = 0; i < 3; ++i) {
+          check(cudaEventRecord(begin), "record");
+          for (uint32_t first = 0; first < tokens; first += kChunk) {
+            p.n = std::min(kChunk, tokens - first);
+            p.first = first;
+            p.rows = first + p.n;
+            p.lists = share > 0.0 ? device[first / kChunk] : BlockLists{};
+            launch_blocked(p, dtype, kDim, hopper, nullptr);
+          }
+          check(cudaEventRecord(end), "record");
+          check(cudaDeviceSynchronize(), "attention");
+          float ms = 0;
+          check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+          best = std::min(best, ms);
+        }
+        for (const BlockLists& l : device) {
+          check(cudaFree(const_cast<uint32_t*>(l.counts)), "free");
+          check(cudaFree(const_cast<uint16_t*>(l.blocks)), "free");
+        }
+        std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, dtype_name(dtype), hopper ? "hopper" : "general",
+                    computed / shares, double{best}, 4.0 * computed * kHeads * kDim / double{best} * 1e-9);
+        std::fflush(stdout);
+      };
+      const bool has_hopper = hopper_kernels_run_on(0);
+      time(false, 0.0);
+      if (has_hopper) time(true, 0.0);
+      for (const double share : {1.0, 0.3, 0.1, 0.03}) time(has_hopper, share);
+      for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q), static_cast<void*>(low),
+                      static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
+        check(cudaFree(x), "free");
+      }
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,9 @@
+#include "gpu/cuda/blocked/hopper_kernel.cuh"
+
+namespace keyhole::gpu {
+
+void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream) {
+  hopper::launch<__nv_bfloat16, true>(params, head_dim, stream);
+}
+
+}  // namespace keyhole::gpu

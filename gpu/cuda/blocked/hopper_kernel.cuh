@@ -1,0 +1,431 @@
+// FlashAttention-3's scheme over one piece of rows, for compute capability 9.0a: a thread block keeps 128 queries of one head, two
+// warpgroups 64 of them each, and a third has the copy engine bring tiles of 128 keys and values (64 of 256 components) two ahead.
+// While a warpgroup's tensor cores multiply the weights of a tile with its values, and the next queries with keys, the other
+// warpgroup exponentiates: it is given the tensor cores' turn by a barrier.
+//
+// ROWS are all of the piece, or the blocks of 64 that a list names, from the last to the first: those in which some query sees no
+// more than a part come first, and the rest needs no look at positions.
+//
+// FLOOR. 4 d operations for a query and a key: 17 us for 1024 queries, 131,072 keys and 32 heads of 128 at 990 TFLOP/s, the rate
+// of the data sheet; exponentials take half as long (16 a cycle), beside products.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/copy_engine.cuh"
+#include "gpu/cuda/common/element.cuh"
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/common/tensor_map.h"
+#include "gpu/cuda/common/wgmma.cuh"
+
+namespace keyhole::gpu::hopper {
+
+constexpr int kQueries = kListQueries;  ///< of a thread block
+constexpr int kBlockRows = kListRows;
+constexpr int kConsumers = 2;           ///< warpgroups
+constexpr int kGroupThreads = 128;
+constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+constexpr int kStages = 2;
+constexpr uint32_t kNoBlock = 1U << 24U;  ///< lies behind all rows: the copy engine brings zeros
+
+/// columns: 64, 128 or 256, the components of a row and zeros.
+template <int columns>
+struct Tiles {
+  static constexpr int kPanels = columns / kPanelColumns;
+  static constexpr int kKeys = columns <= 128 ? 128 : 64;
+  static constexpr int kBlocks = kKeys / kBlockRows;
+  static constexpr uint32_t kQueryPanel = kQueries * kPanelColumns;  // elements
+  static constexpr uint32_t kKeyPanel = kKeys * kPanelColumns;
+  static constexpr uint32_t kTileBytes = kPanels * kKeyPanel * sizeof(uint16_t);
+  alignas(1024) uint16_t queries[kPanels * kQueryPanel];
+  alignas(1024) uint16_t keys[kStages][kPanels * kKeyPanel];
+  alignas(1024) uint16_t values[kStages][kPanels * kKeyPanel];
+  CopyBarrier queries_are_here;
+  CopyBarrier keys_are_here[kStages], values_are_here[kStages];
+  CopyBarrier keys_are_used[kStages], values_are_used[kStages];
+};
+
+/// Barriers of the block by which the warpgroups take turns.
+__device__ inline void wait_for_turn(int group) {
+  asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
+}
+__device__ inline void give_turn(int group) {
+  asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
+}
+
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kWholeWarp, x, 1);
+  return x + __shfl_xor_sync(kWholeWarp, x, 2);
+}
+/// 2^x, one instruction; what is too small for a normal number is 0.
+__device__ inline float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// The rows that a thread block attends: how many blocks of 64, and which.
+struct BlockRange {
+  const uint16_t* list;  ///< null: 0, 1, ..
+  uint32_t count;
+
+  __device__ BlockRange(const BlockedParams& a, uint32_t head, uint32_t tile) {
+    const uint32_t last = min((tile + 1) * kQueries, a.n);
+    const uint32_t rows = a.causal ? min(a.rows, a.first + last) : a.rows;
+    list = nullptr;
+    count = (rows + kBlockRows - 1) / kBlockRows;
+    if (a.lists.counts == nullptr) return;
+    const size_t at = size_t{head} * ((a.n + kQueries - 1) / kQueries) + tile;
+    list = a.lists.blocks + at * a.lists.capacity;
+    count = min(a.lists.counts[at], a.lists.capacity);
+  }
+  /// The i-th from the end.
+  [[nodiscard]] __device__ uint32_t from_end(uint32_t i) const {
+    if (i >= count) return kNoBlock;
+    const uint32_t at = count - 1 - i;
+    return list == nullptr ? at : __ldg(list + at);
+  }
+};
+
+/// The lane's two rows of its warpgroup's 64.
+template <class T, int columns, bool fine>
+struct Consumer {
+  using Shared = Tiles<columns>;
+  static constexpr int kKeys = Shared::kKeys, kPanels = Shared::kPanels;
+  static constexpr int kParts = columns <= 128 ? 1 : 2;  ///< of the sums, of up to 128 components
+  static constexpr int kPart = columns / kParts / 2;     ///< registers of each
+
+  float logits[kKeys / 2];
+  float sums[kParts][kPart];
+  uint32_t weights[kKeys / 16][4];
+  uint32_t rest[fine ? kKeys / 16 : 1][4];
+  float top[2], total[2];
+  uint32_t row[2];   ///< query
+  uint32_t sees[2];  ///< rows [0, sees)
+
+  __device__ void begin(const BlockedParams& a, uint32_t head, uint32_t first, uint32_t dim) {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      row[half] = first + warp * 16 + lane / 4 + half * 8;
+      sees[half] = a.causal ? min(a.rows, a.first + row[half] + 1) : a.rows;
+      top[half] = kMinusInf;
+      total[half] = 0.0F;
+      const bool continues = !a.is_first && row[half] < a.n;
+      const size_t at = size_t{row[half]} * a.q_heads + head;
+      if (continues) {
+        const float2 before = a.sums[at];
+        top[half] = before.x;
+        total[half] = lane % 4 == 0 ? before.y : 0.0F;
+      }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kPart / 4; ++i) {
+          const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
+          float2 x{};
+          if (continues && column < dim) x = *reinterpret_cast<const float2*>(a.o + at * dim + column);
+          sums[part][4 * i + 2 * half] = x.x, sums[part][4 * i + 2 * half + 1] = x.y;
+        }
+      }
+    }
+  }
+
+  /// Enqueues logits = queries times keys.
+  __device__ void score(uint32_t queries, uint32_t keys) {
+    hold(logits);
+    start_products();
+#pragma unroll
+    for (int step = 0; step < columns / 16; ++step) {
+      const uint32_t panel = step / 4, along = step % 4 * 32;
+      multiply_rows<T>(logits, rows_operand(queries + panel * Shared::kQueryPanel * 2 + along),
+                       rows_operand(keys + panel * Shared::kKeyPanel * 2 + along), step != 0);
+    }
+    commit_products();
+  }
+  /// Enqueues sums += weights times values.
+  __device__ void sum_up(uint32_t values) {
+    constexpr uint32_t kPanelBytes = Shared::kKeyPanel * 2;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) hold(sums[part]);
+    start_products();
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        const uint64_t b = columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
+        multiply_columns<T>(sums[part], weights[step], b);
+        if constexpr (fine) multiply_columns<T>(sums[part], rest[step], b);
+      }
+    }
+    commit_products();
+  }
+  __device__ void hold_sums() {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) hold(sums[part]);
+  }
+
+  __device__ void cap_logits(const LogitParams& l) {
+#pragma unroll
+    for (float& x : logits) x = l.softcap * tanhf(l.scale * x / l.softcap);
+  }
+  /// Logits of the tile's blocks that a query does not see.
+  __device__ void hide(const uint32_t (&block)[Shared::kBlocks]) {
+    const uint32_t column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) {
+      const uint32_t in_tile = i / 4 * 8 + i % 2;
+      const uint32_t key = block[in_tile / kBlockRows] * kBlockRows + in_tile % kBlockRows + column;
+      if (key >= sees[i / 2 % 2]) logits[i] = kMinusInf;
+    }
+  }
+  /// Logits to powers; shrink: what sums so far are to be multiplied by.
+  __device__ void exponentiate(float to_base2, float (&shrink)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = logits[2 * half];
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) {
+        largest = fmaxf(largest, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
+      }
+      largest = fmaxf(top[half], quad_max(largest));
+      const float base = finite_base(largest) * to_base2;
+      shrink[half] = power_of_2(fmaf(top[half], to_base2, -base));
+      top[half] = largest;
+      float more = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kKeys / 8; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& x = logits[4 * i + 2 * half + j];
+          x = power_of_2(fmaf(x, to_base2, -base));
+          more += x;
+        }
+      }
+      total[half] = fmaf(total[half], shrink[half], more);
+    }
+  }
+  __device__ void rescale(const float (&shrink)[2]) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) sums[part][i] *= shrink[i / 2 % 2];
+    }
+  }
+  __device__ void pack_weights() {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = logits[8 * step + 2 * i], y = logits[8 * step + 2 * i + 1];
+        const T a = rounded_to<T>(x), b = rounded_to<T>(y);
+        weights[step][i] = packed(a, b);
+        if constexpr (fine) rest[step][i] = packed(rounded_to<T>(x - as_float(a)), rounded_to<T>(y - as_float(b)));
+      }
+    }
+  }
+
+  __device__ void end(const BlockedParams& a, uint32_t head, uint32_t dim) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float all = quad_sum(total[half]);
+      if (row[half] >= a.n) continue;
+      const size_t at = size_t{row[half]} * a.q_heads + head;
+      if (lane % 4 == 0) a.sums[at] = make_float2(top[half], all);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < kPart / 4; ++i) {
+          const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
+          if (column >= dim) continue;
+          *reinterpret_cast<float2*>(a.o + at * dim + column) =
+              make_float2(sums[part][4 * i + 2 * half], sums[part][4 * i + 2 * half + 1]);
+        }
+      }
+    }
+  }
+};
+
+/// What the copy engine reads.
+struct Maps {
+  CUtensorMap q, k, v;
+};
+
+template <class T, int columns, bool fine>
+__global__ void __launch_bounds__(kThreads, 1)
+    attend_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BlockedParams a, uint32_t dim) {
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  using Shared = Tiles<columns>;
+  constexpr int kPanels = Shared::kPanels, kBlocks = Shared::kBlocks;
+  extern __shared__ unsigned char memory[];
+  auto& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+
+  const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
+  // The last queries have the most rows before them: beginning with them evens out the blocks' ends.
+  const uint32_t tile_of_queries = gridDim.y - 1 - blockIdx.y;
+  const uint32_t first = tile_of_queries * kQueries;
+  const BlockRange range(a, head, tile_of_queries);
+  const uint32_t tiles = (range.count + kBlocks - 1) / kBlocks;
+  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+
+  if (threadIdx.x == 0) {
+    shared.queries_are_here.init(1);
+    for (int i = 0; i < kStages; ++i) {
+      shared.keys_are_here[i].init(1);
+      shared.values_are_here[i].init(1);
+      shared.keys_are_used[i].init(kConsumers * kGroupThreads / 32);
+      shared.values_are_used[i].init(kConsumers * kGroupThreads / 32);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+
+  if (group == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 0) {
+      shared.queries_are_here.expect(sizeof shared.queries);
+#pragma unroll
+      for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          copy_box(shared.queries + panel * Shared::kQueryPanel + half * 64 * kPanelColumns, &maps.q,
+                   panel * kPanelColumns, head, first + half * 64, shared.queries_are_here);
+        }
+      }
+      const auto bring = [&](const CUtensorMap& map, uint16_t* to, const uint32_t (&block)[kBlocks],
+                             CopyBarrier& here) {
+        here.expect(Shared::kTileBytes);
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel) {
+#pragma unroll
+          for (int i = 0; i < kBlocks; ++i) {
+            copy_box(to + panel * Shared::kKeyPanel + i * kBlockRows * kPanelColumns, &map, panel * kPanelColumns,
+                     block[i] * kBlockRows, kv_head, here);
+          }
+        }
+      };
+      for (uint32_t tile = 0; tile < tiles; ++tile) {
+        const uint32_t stage = tile % kStages, before = (tile / kStages + 1) % 2;
+        uint32_t block[kBlocks];
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
+        shared.keys_are_used[stage].wait(before);
+        bring(maps.k, shared.keys[stage], block, shared.keys_are_here[stage]);
+        shared.values_are_used[stage].wait(before);
+        bring(maps.v, shared.values[stage], block, shared.values_are_here[stage]);
+      }
+    }
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const int own = group - 1;
+    const bool is_first_lane = threadIdx.x % 32 == 0;
+    const float cap = a.logits.softcap;
+    const float to_base2 = cap > 0.0F ? kLog2E : a.logits.scale * kLog2E;
+    Consumer<T, columns, fine> c;
+    c.begin(a, head, first + own * 64, dim);
+    const uint32_t queries = shared_address(shared.queries) + own * 64 * kPanelColumns * 2;
+    const auto keys = [&](uint32_t tile) { return shared_address(shared.keys[tile % kStages]); };
+    const auto values = [&](uint32_t tile) { return shared_address(shared.values[tile % kStages]); };
+    const auto used = [&](CopyBarrier& barrier) {
+      if (is_first_lane) barrier.arrive();
+    };
+    // What the warpgroup's first query sees, all of them see.
+    const uint32_t all_see = a.causal ? min(a.rows, a.first + first + own * 64 + 1) : a.rows;
+    bool looks = true;
+    float shrink[2];
+    const auto weigh = [&](uint32_t tile) {
+      if (cap > 0.0F) c.cap_logits(a.logits);
+      if (looks || tile + 1 == tiles) {
+        uint32_t block[kBlocks];
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
+        looks = (block[kBlocks - 1] + 1) * kBlockRows > all_see;
+        c.hide(block);
+      }
+      c.exponentiate(to_base2, shrink);
+    };
+
+    shared.queries_are_here.wait(0);
+    if (tiles != 0) {
+      if (own == 1) give_turn(0);
+      shared.keys_are_here[0].wait(0);
+      c.score(queries, keys(0));
+      wait_for_products<0>();
+      hold(c.logits);
+      used(shared.keys_are_used[0]);
+      weigh(0);
+      c.rescale(shrink);
+      c.pack_weights();
+      for (uint32_t tile = 1; tile < tiles; ++tile) {
+        shared.keys_are_here[tile % kStages].wait(tile / kStages % 2);
+        wait_for_turn(own);
+        c.score(queries, keys(tile));
+        shared.values_are_here[(tile - 1) % kStages].wait((tile - 1) / kStages % 2);
+        c.sum_up(values(tile - 1));
+        give_turn(1 - own);
+        wait_for_products<1>();
+        hold(c.logits);
+        used(shared.keys_are_used[tile % kStages]);
+        weigh(tile);
+        wait_for_products<0>();
+        c.hold_sums();
+        used(shared.values_are_used[(tile - 1) % kStages]);
+        c.rescale(shrink);
+        c.pack_weights();
+      }
+      if (own == 0) wait_for_turn(0);  // the turn that nobody takes
+      shared.values_are_here[(tiles - 1) % kStages].wait((tiles - 1) / kStages % 2);
+      c.sum_up(values(tiles - 1));
+      wait_for_products<0>();
+      c.hold_sums();
+    }
+    c.end(a, head, dim);
+  }
+#endif
+}
+
+template <class T>
+CUtensorMap queries_map(const BlockedParams& a, uint32_t dim) {
+  constexpr bool is_bf16 = std::is_same_v<T, __nv_bfloat16>;
+  const uint64_t row = uint64_t{dim} * sizeof(T);
+  return make_tensor_map(
+      {a.q, {dim, a.q_heads, a.n}, {row, a.q_heads * row}, {kPanelColumns, 1, 64}, is_bf16});
+}
+template <class T>
+CUtensorMap rows_map(const BlockedParams& a, const void* rows, uint32_t dim) {
+  constexpr bool is_bf16 = std::is_same_v<T, __nv_bfloat16>;
+  return make_tensor_map({rows,
+                          {dim, a.rows, a.kv_heads},
+                          {a.row_stride * sizeof(T), a.head_stride * sizeof(T)},
+                          {kPanelColumns, kBlockRows, 1},
+                          is_bf16});
+}
+
+template <class T, int columns, bool fine>
+void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+  constexpr size_t kBytes = sizeof(Tiles<columns>) + 1024;
+  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kBytes)),
+        "shared memory of blocked attention");
+  const Maps maps{queries_map<T>(a, dim), rows_map<T>(a, a.keys, dim), rows_map<T>(a, a.values, dim)};
+  const dim3 grid(a.q_heads, (a.n + kQueries - 1) / kQueries);
+  attend_kernel<T, columns, fine><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
+  check_launch("blocked attention");
+}
+
+template <class T, bool fine>
+void launch(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+  if (dim <= 64) return launch_of<T, 64, fine>(a, dim, stream);
+  if (dim <= 128) return launch_of<T, 128, fine>(a, dim, stream);
+  return launch_of<T, 256, fine>(a, dim, stream);
+}
+
+}  // namespace keyhole::gpu::hopper

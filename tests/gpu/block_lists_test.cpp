@@ -1,0 +1,219 @@
+// Blocked attention's kernels beside double precision: lists of blocks (none, empty, all, random), rows and queries that end inside
+// tiles, positions, pieces one after the other, strides; the kernel of all devices and Hopper's.
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "gpu/cuda/blocked/blocked_kernels.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace keyhole::gpu {
+namespace {
+
+using namespace test;  // NOLINT
+
+struct Case {
+  uint32_t dim, group;
+  DType dtype;
+  bool hopper;
+  float softcap = 0.0F;
+};
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return "dim" + std::to_string(c.dim) + "group" + std::to_string(c.group) + dtype_name(c.dtype) +
+         (c.hopper ? "hopper" : "") + (c.softcap > 0.0F ? "capped" : "");
+}
+
+enum class Lists : uint8_t { none, empty, all, random };
+
+/// One piece of rows, and which blocks of it each head and tile of queries attends.
+struct Piece {
+  uint32_t rows = 0;
+  bool causal = false;
+  uint32_t first = 0;
+  Lists lists = Lists::none;
+};
+
+class BlockListsTest : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr uint32_t kKvHeads = 2;
+
+  void SetUp() override {
+    KEYHOLE_NEEDS_GPU();
+    if (GetParam().hopper && !hopper_kernels_run_on(0)) GTEST_SKIP() << "the device is no Hopper, or the build has none";
+  }
+  [[nodiscard]] uint32_t heads() const { return kKvHeads * GetParam().group; }
+  [[nodiscard]] uint32_t dim() const { return GetParam().dim; }
+
+  std::vector<float> rounded_floats(size_t n) {
+    std::vector<float> x = random_floats(rng_, n);
+    for (float& y : x) y = rounded(y, GetParam().dtype);
+    return x;
+  }
+  template <class T>
+  T* upload(const std::vector<T>& x) {
+    uploads_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
+    check(cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    return uploads_.back().template as<T>();
+  }
+
+  /// Attends the pieces one after the other and compares.
+  void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token) {
+    const Case& c = GetParam();
+    const uint32_t d = dim(), query_tiles = (n + kListQueries - 1) / kListQueries;
+    const std::vector<float> q = rounded_floats(size_t{n} * heads() * d);
+    const std::vector<std::byte> zeros(q.size() * 2);
+    BlockedParams p;
+    p.q = upload(as_bytes(q, c.dtype));
+    p.q_low = upload(zeros);
+    p.n = n;
+    p.q_heads = heads();
+    p.kv_heads = kKvHeads;
+    p.logits.scale = 1.7F / std::sqrt(static_cast<float>(d));
+    p.logits.softcap = c.softcap;
+    p.o = upload(std::vector<float>(q.size(), std::numeric_limits<float>::quiet_NaN()));
+    p.sums = upload(std::vector<float2>(size_t{n} * heads(), float2{NAN, NAN}));
+    p.is_first = true;
+    truth_.assign(size_t{n} * heads(), {});
+    for (const Piece& piece : pieces) {
+      const std::vector<float> k = rounded_floats(size_t{piece.rows} * kKvHeads * d);
+      const std::vector<float> v = rounded_floats(k.size());
+      p.keys = upload(as_bytes(k, c.dtype));
+      p.values = upload(as_bytes(v, c.dtype));
+      p.rows = piece.rows;
+      p.row_stride = by_token ? size_t{kKvHeads} * d : d;
+      p.head_stride = by_token ? d : size_t{piece.rows} * d;
+      p.causal = piece.causal;
+      p.first = piece.first;
+      const uint32_t blocks = (piece.rows + kListRows - 1) / kListRows;
+      std::vector<uint32_t> counts(size_t{heads()} * query_tiles);
+      std::vector<uint16_t> list(counts.size() * blocks, 65535);
+      std::vector<bool> listed(list.size());
+      for (size_t i = 0; i < counts.size(); ++i) {
+        for (uint32_t b = 0; b < blocks; ++b) {
+          const bool in = piece.lists == Lists::none || piece.lists == Lists::all ||
+                          (piece.lists == Lists::random && rng_() % 3 == 0);
+          listed[i * blocks + b] = in;
+          if (in) list[i * blocks + counts[i]++] = static_cast<uint16_t>(b);
+        }
+      }
+      p.lists = {};
+      if (piece.lists != Lists::none) p.lists = {upload(counts), upload(list), blocks};
+      launch_blocked(p, c.dtype, d, c.hopper, nullptr);
+      p.is_first = false;
+      for (uint32_t t = 0; t < n; ++t) {
+        for (uint32_t h = 0; h < heads(); ++h) {
+          const size_t tile = size_t{h} * query_tiles + t / kListQueries;
+          const uint32_t end = piece.causal ? std::min(piece.rows, piece.first + t + 1) : piece.rows;
+          for (uint32_t i = 0; i < end; ++i) {
+            if (!listed[tile * blocks + i / kListRows]) continue;
+            const size_t at = i * p.row_stride + h / c.group * p.head_stride;
+            add(truth_[size_t{t} * heads() + h], &q[(size_t{t} * heads() + h) * d], &k[at], &v[at], p.logits);
+          }
+        }
+      }
+    }
+    compare(p);
+  }
+
+ private:
+  struct Sum {
+    double top = -INFINITY, total = 0.0;
+    std::vector<double> o;
+  };
+  void add(Sum& sum, const float* q, const float* k, const float* v, const LogitParams& logits) const {
+    double x = 0;
+    for (uint32_t j = 0; j < dim(); ++j) x += double{q[j]} * double{k[j]};
+    x *= double{logits.scale};
+    const double cap = double{logits.softcap};
+    if (cap > 0) x = cap * std::tanh(x / cap);
+    if (sum.o.empty()) sum.o.resize(dim());
+    if (x > sum.top) {
+      const double shrink = std::exp(sum.top - x);
+      for (double& y : sum.o) y *= shrink;
+      sum.total *= shrink;
+      sum.top = x;
+    }
+    const double w = std::exp(x - sum.top);
+    sum.total += w;
+    for (uint32_t j = 0; j < dim(); ++j) sum.o[j] += w * double{v[j]};
+  }
+  void compare(const BlockedParams& p) {
+    const uint32_t d = dim();
+    std::vector<float> o(truth_.size() * d);
+    std::vector<float2> sums(truth_.size());
+    check(cudaMemcpy(o.data(), p.o, o.size() * sizeof(float), cudaMemcpyDeviceToHost), "o");
+    check(cudaMemcpy(sums.data(), p.sums, sums.size() * sizeof(float2), cudaMemcpyDeviceToHost), "sums");
+    const double bound = GetParam().dtype == DType::f16 ? 1e-3 : 2e-4;
+    const float unit = p.logits.softcap > 0.0F ? 1.0F : p.logits.scale;
+    for (size_t i = 0; i < truth_.size(); ++i) {
+      const Sum& t = truth_[i];
+      if (t.total == 0.0) {
+        ASSERT_EQ(sums[i].y, 0.0F) << i;
+        ASSERT_EQ(sums[i].x, -INFINITY) << i;
+        for (uint32_t j = 0; j < d; ++j) ASSERT_EQ(o[i * d + j], 0.0F) << i;
+        continue;
+      }
+      double difference = 0, norm = 0;
+      for (uint32_t j = 0; j < d; ++j) {
+        const double y = t.o[j] / t.total, x = double{o[i * d + j]} / double{sums[i].y} - y;
+        difference += x * x;
+        norm += y * y;
+      }
+      ASSERT_LT(std::sqrt(difference / norm), bound) << "token " << i / heads() << " head " << i % heads();
+      const double lse = double{sums[i].x} * double{unit} + std::log(double{sums[i].y});
+      ASSERT_NEAR(lse, t.top + std::log(t.total), 1e-3) << i;
+    }
+  }
+
+  std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 7U};
+  std::deque<DeviceBuffer> uploads_;
+  std::vector<Sum> truth_;
+};
+
+TEST_P(BlockListsTest, AllRows) {
+  for (const uint32_t n : {1U, 64U, 130U}) {
+    for (const uint32_t rows : {1U, 63U, 64U, 65U, 128U, 300U}) {
+      SCOPED_TRACE(std::to_string(n) + " queries, " + std::to_string(rows) + " rows");
+      run(n, {{rows}}, rows % 2 == 0);
+    }
+  }
+}
+TEST_P(BlockListsTest, RowsUpToTheirOwn) {
+  for (const uint32_t n : {1U, 64U, 129U, 260U}) {
+    for (const uint32_t first : {0U, 1U, 63U, 64U, 190U}) {
+      SCOPED_TRACE(std::to_string(n) + " queries from " + std::to_string(first));
+      run(n, {{first + n, true, first}}, n % 2 == 0);
+    }
+  }
+}
+TEST_P(BlockListsTest, RowsOfLists) {
+  for (const Lists lists : {Lists::empty, Lists::all, Lists::random}) {
+    for (const uint32_t first : {0U, 70U, 400U}) {
+      SCOPED_TRACE("lists " + std::to_string(static_cast<int>(lists)) + ", from " + std::to_string(first));
+      run(200, {{first + 200, true, first, lists}}, true);
+      run(130, {{first + 77, false, 0, lists}}, false);
+    }
+  }
+}
+TEST_P(BlockListsTest, PiecesOneAfterTheOther) {
+  run(150, {{200, false, 0, Lists::random}, {64}, {150, true, 0}}, false);
+  run(150, {{200, false, 0, Lists::empty}, {190, true, 40, Lists::random}, {65, false, 0, Lists::all}}, true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, BlockListsTest,
+                         testing::ValuesIn([] {
+                           std::vector<Case> cases;
+                           for (const bool hopper : {false, true}) {
+                             for (const DType dtype : {DType::f16, DType::bf16}) {
+                               for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) cases.push_back({dim, 2, dtype, hopper});
+                               cases.push_back({128, 1, dtype, hopper, 20.0F});
+                             }
+                           }
+                           return cases;
+                         }()),
+                         name_of);
+
+}  // namespace
+}  // namespace keyhole::gpu
