@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "gpu/prompt.h"
+
 namespace keyhole::gpu {
 namespace {
 
@@ -49,7 +51,14 @@ std::string why_no_blocked(const BlockedShape& s) {
     return std::string("K and V in ") + dtype_name(s.dtype) +
            "; there are kernels for f16 and bf16";
   }
+  return why_no_prompt({s.q_heads, s.kv_heads, s.head_dim});
+}
+
+std::string why_no_prompt(const PromptShape& s) {
   const uint32_t d = s.head_dim;
+  if (s.kv_heads == 0 || s.q_heads == 0 || s.q_heads % s.kv_heads != 0) {
+    return std::to_string(s.q_heads) + " query heads and " + std::to_string(s.kv_heads) + " KV heads";
+  }
   if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256) {
     return "head dimension " + std::to_string(d) + "; there are kernels for 64, 80, 96, 128, 256";
   }

@@ -6,6 +6,7 @@
 #include "gpu/host_pin.h"
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
+#include "gpu/prompt.h"
 #include "gpu/states.h"
 
 namespace keyhole::gpu {
@@ -34,6 +35,11 @@ std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
 std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident&, const BlockedShape&) {
   throw Error(Status::unsupported,
               "blocked attention on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<PromptAttention> make_cuda_prompt(int, const PromptShape&) {
+  throw Error(Status::unsupported,
+              "attention of a prompt on a CUDA device: this build has no CUDA in it");
 }
 
 HostPin::HostPin(int) : ordinal_(0) {

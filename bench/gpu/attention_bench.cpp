@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/prompt.h"
 
 namespace {
 
@@ -87,6 +88,43 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   return l;
 }
 
+/// What the choice of blocks takes: samples whose mass nobody wants, so that next to nothing is attended.
+void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q, const DeviceTokens& out,
+                 uint32_t tokens) {
+  cudaEvent_t begin, end;
+  check(cudaEventCreate(&begin), "event");
+  check(cudaEventCreate(&end), "event");
+  const auto prompt = make_cuda_prompt(0, {kHeads, kKvHeads, kDim});
+  for (const uint32_t stride : {32U, 16U, 8U}) {
+    PromptPattern pattern;
+    pattern.dense = false;
+    pattern.first_rows = pattern.near_rows = 64;
+    pattern.stride = stride;
+    pattern.mass = 0.0F;
+    float best = 1e9F;
+    for (int i = 0; i < 3; ++i) {
+      check(cudaEventRecord(begin), "record");
+      for (uint32_t first = 0; first < tokens; first += kChunk) {
+        PromptStretch s;
+        s.q = q, s.k = k, s.v = v, s.out = out;
+        s.n = std::min(kChunk, tokens - first);
+        s.rows = first + s.n;
+        s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+        prompt->attend(s, pattern, nullptr);
+      }
+      check(cudaEventRecord(end), "record");
+      check(cudaDeviceSynchronize(), "attention");
+      float ms = 0;
+      check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
+      best = std::min(best, ms);
+    }
+    std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens, dtype_name(k.dtype), stride,
+                double{best});
+  }
+  check(cudaEventDestroy(begin), "destroy");
+  check(cudaEventDestroy(end), "destroy");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -100,12 +138,10 @@ int main(int argc, char** argv) {
   for (const uint32_t tokens : lengths) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       const size_t kv = size_t{tokens} * kKvHeads * kDim, chunk = size_t{kChunk} * kHeads * kDim;
-      auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv), *const q = allocate<uint16_t>(chunk),
-                  *const low = allocate<uint16_t>(chunk);
+      auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv), *const q = allocate<uint16_t>(chunk);
       fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, chunk, dtype, 3);
-      check(cudaMemset(low, 0, chunk * 2), "memory");
       BlockedParams p;
-      p.q = q, p.q_low = low, p.q_heads = kHeads, p.kv_heads = kKvHeads;
+      p.q = q, p.q_token_stride = size_t{kHeads} * kDim, p.q_head_stride = kDim, p.q_heads = kHeads, p.kv_heads = kKvHeads;
       p.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
       p.keys = k, p.values = v, p.head_stride = kDim, p.row_stride = size_t{kKvHeads} * kDim;
       p.causal = true, p.is_first = true;
@@ -159,8 +195,10 @@ int main(int argc, char** argv) {
       time(false, 0.0);
       if (has_hopper) time(true, 0.0);
       for (const double share : {1.0, 0.3, 0.1, 0.03}) time(has_hopper, share);
-      for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q), static_cast<void*>(low),
-                      static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
+      time_choice({k, p.row_stride, p.head_stride, dtype}, {v, p.row_stride, p.head_stride, dtype},
+                  {q, p.q_token_stride, p.q_head_stride, dtype}, {p.o, p.q_token_stride, p.q_head_stride, DType::f32},
+                  tokens);
+      for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q), static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");
       }
     }

@@ -51,7 +51,11 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
       [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
       [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
       [ordinal](const Log& log) { return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log); },
-      gpu::make_cuda_blocked};
+      gpu::make_cuda_blocked,
+      gpu::make_host_copies,
+      [ordinal](const gpu::PromptShape& shape) {
+        return gpu::make_cuda_prompt(static_cast<int>(ordinal), shape);
+      }};
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "gpu/codes.h"
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/prompt.h"
 #include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/engine/build_accelerator.h"
@@ -37,6 +38,8 @@ struct StreamDevice {
   std::function<std::unique_ptr<gpu::BlockedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
       make_blocked = nullptr;  ///< null: tokens are attended one by one
   std::function<std::unique_ptr<gpu::HostCopies>()> make_copies = gpu::make_host_copies;
+  std::function<std::unique_ptr<gpu::PromptAttention>(const gpu::PromptShape&)> make_prompt =
+      nullptr;  ///< null: none
 };
 
 class Engine {

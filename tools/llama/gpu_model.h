@@ -19,6 +19,9 @@ namespace keyhole::tools {
 /// Why this model cannot run on this machine's GPU, for people; empty if it can.
 [[nodiscard]] std::string gpu_refusal(const LlamaConfig& config);
 
+/// Throws LibraryError where the library takes no such pattern for prompts of the model.
+void check_prefill_pattern(const LlamaConfig& config, const std::string& pattern);
+
 /// Weights as bf16 where that loses nothing, else as sums of two bf16. Immutable: several decoders may share one.
 class GpuModel {
  public:
@@ -37,6 +40,14 @@ class GpuModel {
   /// The most that was noted, bytes: after loading, at each layer of a prompt, and at one step of 64.
   [[nodiscard]] uint64_t memory_peak() const { return memory_peak_; }
 
+  /// What the queries of prompts of more than 4096 tokens attend, as keyhole_prompt_create() takes it; "dense" at first. Before
+  /// prompts.
+  void set_prefill_pattern(std::string pattern) { prefill_pattern_ = std::move(pattern); }
+  [[nodiscard]] const std::string& prefill_pattern() const { return prefill_pattern_; }
+  /// Of the blocks of tokens that the queries of the last prompt saw, the share that they attended. Any thread.
+  void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
+  [[nodiscard]] double prefill_share() const { return prefill_share_; }
+
   struct Device;
   [[nodiscard]] const Device& device() const { return *device_; }
 
@@ -45,6 +56,8 @@ class GpuModel {
   std::string device_name_;
   std::unique_ptr<Device> device_;
   mutable std::atomic<uint64_t> memory_peak_ = 0;
+  std::string prefill_pattern_ = "dense";
+  mutable std::atomic<double> prefill_share_ = 1.0;
 };
 
 /// Who takes q, K and V of a prompt where they are.

@@ -58,14 +58,18 @@ uint64_t GpuChunkSizes::device_bytes() const {
          on_card(kProductWorkspace);
 }
 
-GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes) {
+GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
+                                  std::string_view pattern) {
+  constexpr size_t kListBytes = size_t{160} << 20U;  // keyhole_prompt_attend() says so
+  const bool dense = pattern == "dense";
   GpuPrefillSizes sizes;
   sizes.rows = gpu_chunk_sizes(config, chunk_tokens(config, tokens));
   const size_t chunk = sizes.rows.chunk;
   sizes.tokens = tokens;
   sizes.hidden = tokens * config.hidden_size;
   sizes.table = tokens * rope_pairs(config);
-  sizes.fine = tokens <= kFineTokens || config.dtype == "float32";
+  sizes.fine = tokens <= kFineTokens || (dense && config.dtype == "float32");
+  sizes.lists = dense || sizes.fine ? 0 : kListBytes;
   sizes.kv = tokens * config.kv_width();
   sizes.q = chunk * config.q_width();
   sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());
@@ -77,7 +81,7 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
 uint64_t GpuPrefillSizes::device_bytes() const {
   const uint64_t halves = 2 * on_card(2 * kv) + on_card(2 * q);
   return rows.device_bytes() + (fine ? 2 : 1) * halves + on_card(4 * hidden) + on_card(4 * logits) +
-         2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
+         on_card(lists) + 2 * on_card(export_bytes * exported) + on_card(4 * tokens) +
          2 * on_card(4 * table);  // one or two tables
 }
 

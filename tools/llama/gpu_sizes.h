@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <string_view>
 
 #include "tools/llama/config.h"
 
@@ -40,6 +41,7 @@ struct GpuPrefillSizes {
   size_t exported = 0;      ///< `[chunk, qkv]`, twice; to a sink on the host as much pinned memory
   size_t export_bytes = 0;  ///< of one of these
   size_t logits = 0;        ///< float `[vocab]`
+  size_t lists = 0;         ///< bytes that the library takes to choose blocks
 
   [[nodiscard]] uint64_t device_bytes() const;
 };
@@ -49,8 +51,10 @@ inline constexpr size_t kFineTokens = 4096;
 
 /// Of a prompt of `tokens` tokens; a sink takes q, K and V of every layer in numbers of `export_bytes` bytes: 4 or 2, or 0
 /// without one. Chunks are the same for all of them.
+/// pattern: of the prompt's attention, as the library takes it; others than "dense" have operands of one fp16, and lists of
+/// blocks.
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
-                                                size_t export_bytes);
+                                                size_t export_bytes, std::string_view pattern);
 
 /// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights, and the offloaded keys and
 /// values, are read seldom, few enough that a person who interrupts waits but a moment.

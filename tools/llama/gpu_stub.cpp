@@ -22,6 +22,10 @@ GpuModel::GpuModel(const LlamaModel& model, const LoadProgress&) : model_(model)
 GpuModel::~GpuModel() = default;
 void GpuModel::note_memory() const noexcept {}
 
+void check_prefill_pattern(const LlamaConfig&, const std::string&) {
+  throw std::runtime_error(kReason);
+}
+
 std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const LayerSink&,
                                const PrefillProgress&) {
   throw std::runtime_error(kReason);

@@ -20,11 +20,21 @@ struct BlockLists {
   uint32_t capacity = 0;
 };
 
+/// Where the outputs of queries go that attend nothing else.
+struct BlockedOutput {
+  void* data = nullptr;  ///< `[n, q_heads, head_dim]`, rows aligned to 8 bytes; null: states are wanted (BlockedParams::o)
+  size_t token_stride = 0, head_stride = 0;  ///< elements
+  DType dtype = DType::f32;
+  float* lse = nullptr;          ///< `[n, q_heads]`, natural log; null: not wanted
+  const float* sinks = nullptr;  ///< learned, `[q_heads]` in natural log; null: none
+};
+
 /// One piece of keys and values, for all queries. T: the shape's dtype. All pointers are the device's.
 struct BlockedParams {
-  // Queries `[n, q_heads, head_dim]` of T, in two parts whose sum they are.
+  // Queries `[n, q_heads, head_dim]` of T, in two parts whose sum they are, the second null where it is 0.
   const void* q = nullptr;
   const void* q_low = nullptr;
+  size_t q_token_stride = 0, q_head_stride = 0;  ///< elements
   uint32_t n = 0;
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
@@ -37,6 +47,7 @@ struct BlockedParams {
   uint32_t rows = 0;
   bool causal = false;             ///< query i attends rows 0..first + i
   uint32_t first = 0;
+  uint32_t window = 0;  ///< of a causal piece: the newest of those rows; 0: all of them
   BlockLists lists;
   const uint64_t* mask = nullptr;  ///< `[n]`: of these, those whose bit is set; null: all of them
 
@@ -46,6 +57,7 @@ struct BlockedParams {
   float* o = nullptr;
   float2* sums = nullptr;
   bool is_first = false;  ///< nothing was: o and sums are not read
+  BlockedOutput final;    ///< in place of the state after; of a first piece
 };
 
 [[nodiscard]] bool blocked_has(uint32_t head_dim);

@@ -179,7 +179,9 @@ class CudaBlocked final : public BlockedAttention {
   [[nodiscard]] BlockedParams params() const {
     BlockedParams p;
     p.q = at(layout_.q);
-    p.q_low = at(layout_.q_low);
+    p.q_low = has_low_ ? at(layout_.q_low) : nullptr;
+    p.q_token_stride = size_t{shape_.q_heads} * shape_.head_dim;
+    p.q_head_stride = shape_.head_dim;
     p.n = n_;
     p.q_heads = shape_.q_heads;
     p.kv_heads = shape_.kv_heads;
@@ -192,7 +194,7 @@ class CudaBlocked final : public BlockedAttention {
   void launch(const BlockedParams& p, cudaStream_t stream) {
     // Fewer queries leave most multiprocessors without a thread block of 128.
     constexpr uint32_t kLeastQueries = 192;
-    const bool hopper = has_hopper_ && n_ >= kLeastQueries && p.mask == nullptr && !has_low_;
+    const bool hopper = has_hopper_ && n_ >= kLeastQueries && p.mask == nullptr && p.q_low == nullptr;
     launch_blocked(p, shape_.dtype, shape_.head_dim, hopper, stream);
     is_first_ = false;
   }

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/blocked/ends.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/copy_engine.cuh"
 #include "gpu/cuda/common/element.cuh"
@@ -22,6 +23,10 @@
 #include "gpu/cuda/common/wgmma.cuh"
 
 namespace keyhole::gpu::hopper {
+
+using blocked::QueryEnd;
+using blocked::Seen;
+using blocked::store_pair;
 
 constexpr int kQueries = kListQueries;  ///< of a thread block
 constexpr int kBlockRows = kListRows;
@@ -73,14 +78,14 @@ __device__ inline float power_of_2(float x) {
 
 /// The rows that a thread block attends: how many blocks of 64, and which.
 struct BlockRange {
-  const uint16_t* list;  ///< null: 0, 1, ..
-  uint32_t count;
+  const uint16_t* list;  ///< null: begin, begin + 1, ..
+  uint32_t begin, count;
 
   __device__ BlockRange(const BlockedParams& a, uint32_t head, uint32_t tile) {
-    const uint32_t last = min((tile + 1) * kQueries, a.n);
-    const uint32_t rows = a.causal ? min(a.rows, a.first + last) : a.rows;
+    const uint32_t end = Seen::by(a, min((tile + 1) * kQueries, a.n) - 1).to;
     list = nullptr;
-    count = (rows + kBlockRows - 1) / kBlockRows;
+    begin = Seen::by(a, tile * kQueries).from / kBlockRows;
+    count = (end + kBlockRows - 1) / kBlockRows - begin;
     if (a.lists.counts == nullptr) return;
     const size_t at = size_t{head} * ((a.n + kQueries - 1) / kQueries) + tile;
     list = a.lists.blocks + at * a.lists.capacity;
@@ -90,7 +95,7 @@ struct BlockRange {
   [[nodiscard]] __device__ uint32_t from_end(uint32_t i) const {
     if (i >= count) return kNoBlock;
     const uint32_t at = count - 1 - i;
-    return list == nullptr ? at : __ldg(list + at);
+    return list == nullptr ? begin + at : __ldg(list + at);
   }
 };
 
@@ -107,15 +112,15 @@ struct Consumer {
   uint32_t weights[kKeys / 16][4];
   uint32_t rest[fine ? kKeys / 16 : 1][4];
   float top[2], total[2];
-  uint32_t row[2];   ///< query
-  uint32_t sees[2];  ///< rows [0, sees)
+  uint32_t row[2];  ///< query
+  Seen seen[2];
 
   __device__ void begin(const BlockedParams& a, uint32_t head, uint32_t first, uint32_t dim) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       row[half] = first + warp * 16 + lane / 4 + half * 8;
-      sees[half] = a.causal ? min(a.rows, a.first + row[half] + 1) : a.rows;
+      seen[half] = Seen::by(a, row[half]);
       top[half] = kMinusInf;
       total[half] = 0.0F;
       const bool continues = !a.is_first && row[half] < a.n;
@@ -183,7 +188,8 @@ struct Consumer {
     for (int i = 0; i < kKeys / 2; ++i) {
       const uint32_t in_tile = i / 4 * 8 + i % 2;
       const uint32_t key = block[in_tile / kBlockRows] * kBlockRows + in_tile % kBlockRows + column;
-      if (key >= sees[i / 2 % 2]) logits[i] = kMinusInf;
+      const Seen& s = seen[i / 2 % 2];
+      if (key < s.from || key >= s.to) logits[i] = kMinusInf;
     }
   }
   /// Logits to powers; shrink: what sums so far are to be multiplied by.
@@ -239,6 +245,22 @@ struct Consumer {
       const float all = quad_sum(total[half]);
       if (row[half] >= a.n) continue;
       const size_t at = size_t{row[half]} * a.q_heads + head;
+      if (a.final.data != nullptr) {
+        const QueryEnd q = QueryEnd::of(a, head, top[half], all);
+        if (a.final.lse != nullptr && lane % 4 == 0) a.final.lse[at] = q.lse;
+        const size_t to = row[half] * a.final.token_stride + head * a.final.head_stride;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int i = 0; i < kPart / 4; ++i) {
+            const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
+            if (column >= dim) continue;
+            store_pair(a.final, to + column, q.scale * sums[part][4 * i + 2 * half],
+                       q.scale * sums[part][4 * i + 2 * half + 1]);
+          }
+        }
+        continue;
+      }
       if (lane % 4 == 0) a.sums[at] = make_float2(top[half], all);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -337,8 +359,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const auto used = [&](CopyBarrier& barrier) {
       if (is_first_lane) barrier.arrive();
     };
-    // What the warpgroup's first query sees, all of them see.
-    const uint32_t all_see = a.causal ? min(a.rows, a.first + first + own * 64 + 1) : a.rows;
+    // What the warpgroup's first query sees, all of them see, but for what leaves their windows.
+    const uint32_t all_see = Seen::by(a, first + own * 64).to;
     bool looks = true;
     float shrink[2];
     const auto weigh = [&](uint32_t tile) {
@@ -347,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         uint32_t block[kBlocks];
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
-        looks = (block[kBlocks - 1] + 1) * kBlockRows > all_see;
+        looks = a.window != 0 || (block[kBlocks - 1] + 1) * kBlockRows > all_see;
         c.hide(block);
       }
       c.exponentiate(to_base2, shrink);
@@ -395,9 +417,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class T>
 CUtensorMap queries_map(const BlockedParams& a, uint32_t dim) {
   constexpr bool is_bf16 = std::is_same_v<T, __nv_bfloat16>;
-  const uint64_t row = uint64_t{dim} * sizeof(T);
-  return make_tensor_map(
-      {a.q, {dim, a.q_heads, a.n}, {row, a.q_heads * row}, {kPanelColumns, 1, 64}, is_bf16});
+  return make_tensor_map({a.q,
+                          {dim, a.q_heads, a.n},
+                          {a.q_head_stride * sizeof(T), a.q_token_stride * sizeof(T)},
+                          {kPanelColumns, 1, 64},
+                          is_bf16});
 }
 template <class T>
 CUtensorMap rows_map(const BlockedParams& a, const void* rows, uint32_t dim) {

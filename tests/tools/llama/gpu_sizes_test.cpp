@@ -33,7 +33,7 @@ TEST(OnCard, RoundsAsTheDriverHandsOut) {
 
 TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   const size_t n = 131072;
-  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, 4);
+  const GpuPrefillSizes sizes = gpu_prefill_sizes(llama_8b(), n, 4, "dense");
   // Of all tokens: hidden states, RoPE's table, K and V of a layer in 16 bits, ids.
   const uint64_t all = n * (4096 * 4 + 64 * 8 + 2 * 1024 * 2 + 4);
   // Of a chunk: the wider of qkv (6144) and gate with up (28672), q, three pairs of bf16, two exports.
@@ -44,26 +44,26 @@ TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
   EXPECT_LT(sizes.device_bytes(), exact + 16 * 2 * kMiB);
   EXPECT_EQ(sizes.rows.chunk % 128, 0U);
   EXPECT_LE(chunk, uint64_t{1} << 30);
-  const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, 0);
+  const GpuPrefillSizes alone = gpu_prefill_sizes(llama_8b(), n, 0, "dense");
   EXPECT_EQ(sizes.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 4));
-  const GpuPrefillSizes halves = gpu_prefill_sizes(llama_8b(), n, 2);
+  const GpuPrefillSizes halves = gpu_prefill_sizes(llama_8b(), n, 2, "dense");
   EXPECT_EQ(halves.rows.chunk, sizes.rows.chunk);
   EXPECT_EQ(halves.device_bytes() - alone.device_bytes(), 2 * on_card(sizes.rows.chunk * 6144 * 2));
 }
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {
-  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4).rows.chunk, 5U);
-  EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, 4).device_bytes(), 40 * kMiB);
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4, "dense").rows.chunk, 5U);
+  EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, 4, "dense").device_bytes(), 40 * kMiB);
 }
 
 /// Two kinds of layers have a table of RoPE each.
 TEST(GpuPrefillSizes, CountBothRopes) {
   LlamaConfig config = llama_8b();
-  const uint64_t one = gpu_prefill_sizes(config, 65536, 0).device_bytes();
+  const uint64_t one = gpu_prefill_sizes(config, 65536, 0, "dense").device_bytes();
   config.windows.assign(config.layers, 0);
   config.windows[3] = 4096;
   config.sliding_rope.dims = 64;
-  EXPECT_EQ(gpu_prefill_sizes(config, 65536, 0).device_bytes() - one, 65536U * 32 * 8);
+  EXPECT_EQ(gpu_prefill_sizes(config, 65536, 0, "dense").device_bytes() - one, 65536U * 32 * 8);
 }
 
 TEST(GpuExtensionBytes, AreThoseOfAChunk) {
@@ -79,11 +79,11 @@ TEST(GpuExtensionBytes, AreThoseOfAChunk) {
 /// K, V and queries of 4,096 tokens, or of a model in fp32, are two fp16 each.
 TEST(GpuPrefillSizes, CountBothHalvesOfFineAttention) {
   LlamaConfig config = llama_8b();
-  const GpuPrefillSizes rounded = gpu_prefill_sizes(config, 4097, 0);
+  const GpuPrefillSizes rounded = gpu_prefill_sizes(config, 4097, 0, "dense");
   EXPECT_FALSE(rounded.fine);
-  EXPECT_TRUE(gpu_prefill_sizes(config, 4096, 0).fine);
+  EXPECT_TRUE(gpu_prefill_sizes(config, 4096, 0, "dense").fine);
   config.dtype = "float32";
-  const GpuPrefillSizes fine = gpu_prefill_sizes(config, 4097, 0);
+  const GpuPrefillSizes fine = gpu_prefill_sizes(config, 4097, 0, "dense");
   EXPECT_TRUE(fine.fine);
   EXPECT_EQ(fine.device_bytes() - rounded.device_bytes(),
             2 * on_card(2 * 4097 * 1024) + on_card(2 * fine.rows.chunk * 4096));

@@ -53,7 +53,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.limit = request.limit;
   plan.driver = kDriverBytes;
   plan.weights = weights;
-  plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float)).device_bytes();
+  plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill).device_bytes();
   if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
   if (request.session) {
     const keyhole_dtype dtype = request.cache.kv_dtype == "auto" ? kv_dtype_of(request.model)
@@ -182,6 +182,7 @@ std::optional<GpuMemoryPlan> apply_gpu_memory(const ModelOptions& options, GpuMe
   request.limit = parse_bytes(options.gpu_memory);
   request.folder = model_folder(options);
   request.model = load_llama_config(request.folder / "config.json");
+  request.prefill = options.prefill;
   request.cache = cache;
   set_kv_dtype(request.cache, request.model);
   request.session = request.session && cache.cache_device != "host";

@@ -1,5 +1,7 @@
 #include "tools/commands/common/runner.h"
 
+#include <keyhole/prefill.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
@@ -34,11 +36,26 @@ std::string loading_title(uint64_t done, uint64_t total, double seconds) {
 
 }  // namespace
 
-Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads)
+void add_prefill_option(CLI::App& command, std::string& pattern) {
+  command
+      .add_option("--prefill", pattern,
+                  "What the queries of a prompt attend, on a GPU and beyond 4096 tokens: dense (everything), auto, "
+                  "or one of\n" +
+                      std::string(keyhole_prompt_help()))
+      ->type_name("PATTERN")
+      ->capture_default_str();
+}
+
+Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
+               const std::string& prefill)
     : model_(std::move(model)), team_(threads) {
   const std::string refusal = device == "host" ? "" : gpu_refusal(model_.config);
   if (device == "cuda" && !refusal.empty()) {
     throw std::runtime_error("--device cuda: " + refusal);
+  }
+  if (prefill != "dense" && (device == "host" || !refusal.empty())) {
+    throw std::runtime_error("--prefill " + prefill + ": the model is to run on the host, where prompts are dense" +
+                             (refusal.empty() ? "" : " (" + refusal + ")"));
   }
   const Clock::time_point start = Clock::now();
   Progress bar("loading");
@@ -48,7 +65,9 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads)
                loading_title(done, total, seconds_since(start)));
   };
   if (device != "host" && refusal.empty()) {
+    check_prefill_pattern(model_.config, prefill);
     gpu_ = std::make_unique<GpuModel>(model_, progress);
+    gpu_->set_prefill_pattern(prefill);
   } else {
     read_ahead(model_, team_, progress);
   }
@@ -60,6 +79,13 @@ std::string Runner::device() const { return on_gpu() ? gpu_->device_name() : "ho
 keyhole_device Runner::session_device(const std::string& choice) const {
   return choice == "cuda" || (choice == "auto" && on_gpu()) ? KEYHOLE_DEVICE_CUDA
                                                             : KEYHOLE_DEVICE_HOST;
+}
+
+std::string prefill_text(const Runner& runner) {
+  if (runner.prefill_pattern() == "dense") return "";
+  constexpr double kPercent = 100.0;
+  return ", " + runner.prefill_pattern() + " (" + format_number(kPercent * runner.prefill_share()) +
+         " % of the blocks)";
 }
 
 std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {

@@ -18,12 +18,17 @@ namespace keyhole::tools {
 /// `--device auto|host|cuda`.
 void add_device_option(CLI::App& command, std::string& device);
 
+/// `--prefill`, into ModelOptions::prefill.
+void add_prefill_option(CLI::App& command, std::string& pattern);
+
 /// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
 class Runner {
  public:
   /// `threads` of the host. Brings the weights to where they are read, with a progress bar and Ctrl-C. Throws
-  /// std::runtime_error where the GPU was asked for and cannot.
-  Runner(LlamaModel model, const std::string& device, uint32_t threads);
+  /// std::runtime_error where the GPU was asked for and cannot, and where prefill (keyhole_prompt_create()) is no pattern, or
+  /// not "dense" on the host.
+  Runner(LlamaModel model, const std::string& device, uint32_t threads,
+         const std::string& prefill = "dense");
 
   [[nodiscard]] const LlamaModel& model() const { return model_; }
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
@@ -33,6 +38,9 @@ class Runner {
   [[nodiscard]] std::string device() const;
   /// GpuModel::memory_peak(); 0 on the host.
   [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
+  /// GpuModel::prefill_pattern() and prefill_share(); on the host all is attended.
+  [[nodiscard]] std::string prefill_pattern() const { return on_gpu() ? gpu_->prefill_pattern() : "dense"; }
+  [[nodiscard]] double prefill_share() const { return on_gpu() ? gpu_->prefill_share() : 1.0; }
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
@@ -48,5 +56,8 @@ class Runner {
   Team team_;
   double load_seconds_ = 0.0;
 };
+
+/// ", sampled:mass=950 (12 % of the blocks)" behind what is said of a prompt; empty where all was attended.
+[[nodiscard]] std::string prefill_text(const Runner& runner);
 
 }  // namespace keyhole::tools

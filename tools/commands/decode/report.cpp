@@ -62,7 +62,7 @@ std::string prompt_line(const Runner& runner, const DecodeRun& run) {
   } else {
     text += format_count(work.prefilled) + " tokens in " + format_duration(work.seconds) + " (" +
             format_number(static_cast<double>(work.prefilled) / work.seconds) + " tokens/s) on " +
-            runner.device();
+            runner.device() + prefill_text(runner);
   }
   return text + ", index build " + format_duration(run.taken.build_seconds) + "\n";
 }
@@ -123,6 +123,8 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
                {"stop", to_text(run.stop)},
                {"load_s", runner.load_seconds()},
                {"prefill_s", work.seconds},
+               {"prefill", runner.prefill_pattern()},
+               {"prefill_share", runner.prefill_share()},
                {"build_s", run.taken.build_seconds},
                {"tokens_per_second", run.tokens_per_second()},
                {"steps", run.times.steps},

@@ -207,6 +207,7 @@ void add_eval(CLI::App& keyhole) {
   add_model_options(*command, options->model);
   add_device_option(*command, options->model.device);
   add_gpu_memory_option(*command, options->model.gpu_memory);
+  add_prefill_option(*command, options->model.prefill);
   add_task_options(*command, options->task,
                    {"kv", "passkey", "needles", "variables", "words", "copy", "text"});
   command

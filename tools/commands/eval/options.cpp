@@ -160,7 +160,7 @@ std::string eval_heading(const std::string& what, const EvalOptions& options, co
          std::to_string(options.cache.window) + ", K and V in " + options.cache.kv_dtype +
          (options.cache.kv_host == "same" ? "" : ", offloaded in " + options.cache.kv_host) +
          ", model on " + runner.device() + ", sink and window on " + statistics.device +
-         ", prefill " + format_duration(prefill_seconds) + "\n" +
+         ", prefill " + format_duration(prefill_seconds) + prefill_text(runner) + "\n" +
          to_text(describe_machine(statistics.cpu_level)) + "\n\n";
 }
 
@@ -180,6 +180,8 @@ Json eval_header(const EvalOptions& options, const Runner& runner, const Keyhole
           {"threads", statistics.threads},
           {"blas", blas_kernels()},
           {"prefill_s", prefill_seconds},
+          {"prefill", runner.prefill_pattern()},
+          {"prefill_share", runner.prefill_share()},
           {"hand_over_s", cache.prefill_seconds()}};
 }
 

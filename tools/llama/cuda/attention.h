@@ -1,4 +1,5 @@
-// Exact causal attention of a stretch of a prompt, on tensor cores.
+// Exact causal attention of a stretch of a prompt as in fp32: tensor cores multiply numbers of two fp16. With numbers of one it is
+// the library's (tools/llama/cuda/prompt_attention.h).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -17,7 +18,7 @@ struct AttentionArgs {
   const __half* q = nullptr;  ///< `[queries, q_heads, d]`
   const __half* k = nullptr;  ///< `[first + queries, kv_heads, d]`
   const __half* v = nullptr;  ///< `[first + queries, kv_heads, d]`
-  // What the three lack of the numbers that they stand for, in the same shapes; null, all of them: nothing.
+  // What the three lack of the numbers that they stand for, in the same shapes.
   const __half* q_low = nullptr;
   const __half* k_low = nullptr;
   const __half* v_low = nullptr;
@@ -34,8 +35,7 @@ struct AttentionArgs {
 /// Whether there is a kernel for this head dimension: 64, 80, 96, 128, 256.
 [[nodiscard]] bool attention_has(uint32_t head_dim);
 
-/// Enqueues. Sums in fp32; logits of fp16 operands, softmax weights rounded to fp16: relative error some 5e-4. With lower
-/// halves, the weights' too, some 1e-6, in three times the time.
+/// Enqueues. Sums in fp32, softmax weights of two fp16, too: relative error some 1e-6.
 void causal_attention(const AttentionArgs& args, uint32_t head_dim, cudaStream_t stream);
 
 }  // namespace keyhole::tools::cuda

@@ -2,9 +2,11 @@
 // host takes this one's keys and values, so that neither waits for the other longer than it must.
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <stdexcept>
 
 #include "tools/llama/cuda/attention.h"
+#include "tools/llama/cuda/prompt_attention.h"
 #include "tools/llama/cuda/token_rows.h"
 
 namespace keyhole::tools {
@@ -39,7 +41,7 @@ class GpuPrefill {
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
-        sizes_(gpu_prefill_sizes(config_, n_, sink.bytes())),
+        sizes_(gpu_prefill_sizes(config_, n_, sink.bytes(), model.prefill_pattern())),
         chunk_(sizes_.rows.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
         tokens_(sizes_.tokens),
@@ -54,6 +56,9 @@ class GpuPrefill {
         exports_{make_export(), make_export()},
         rows_(model, sizes_.rows, stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
+    if (!sizes_.fine) {
+      attention_ = std::make_unique<cuda::PromptAttention>(config_, model.prefill_pattern());
+    }
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
   ~GpuPrefill() {
@@ -81,6 +86,7 @@ class GpuPrefill {
 
     std::vector<float> logits(config_.vocab_size);
     rows_.logits(hidden(n_ - 1), logits);
+    model_.note_prefill_share(attention_ == nullptr ? 1.0 : attention_->share());
     if (progress_) progress_(1.0);
     return logits;
   }
@@ -157,15 +163,20 @@ class GpuPrefill {
 
   /// All queries of the item but the first `skipped`.
   void attend(const Item& item, size_t skipped) {
+    if (attention_ != nullptr) {
+      const size_t n = item.count - skipped;
+      attention_->attend(item.layer, n, item.first + item.count, q_.get() + skipped * config_.q_width(), k_.get(),
+                         v_.get(), rows_.spare(), stream_.get());
+      cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
+      return;
+    }
     cuda::AttentionArgs attention;
     attention.q = q_.get() + skipped * config_.q_width();
     attention.k = k_.get();
     attention.v = v_.get();
-    if (sizes_.fine) {
-      attention.q_low = q_low_.get() + skipped * config_.q_width();
-      attention.k_low = k_low_.get();
-      attention.v_low = v_low_.get();
-    }
+    attention.q_low = q_low_.get() + skipped * config_.q_width();
+    attention.k_low = k_low_.get();
+    attention.v_low = v_low_.get();
     attention.out = rows_.attended();
     attention.first = static_cast<uint32_t>(item.first + skipped);
     attention.queries = static_cast<uint32_t>(item.count - skipped);
@@ -234,6 +245,7 @@ class GpuPrefill {
   cuda::Buffer<__half> k_low_, v_low_, q_low_;
   std::array<Export, 2> exports_;
   cuda::TokenRows rows_;
+  std::unique_ptr<cuda::PromptAttention> attention_;  // null: with operands of two fp16, by a kernel of this program
   double done_ = 0.0, work_of_former_ = 0.0;
 };
 

@@ -32,6 +32,8 @@ class TokenRows {
                               const RopeTables& ropes, size_t first_turn);
   /// Where attention leaves its result, `[count, q_heads, d]`.
   [[nodiscard]] SplitOut attended() const { return attended_.out(); }
+  /// Room for as many numbers, free between the end of finish_heads() and output_and_mlp().
+  [[nodiscard]] float* spare() const { return wide_.get(); }
   /// hidden += W_o * attended; hidden += MLP(hidden).
   void output_and_mlp(uint32_t layer, float* hidden, size_t count);
   /// The logits `[vocab]` that follow one token. Waits for the stream.

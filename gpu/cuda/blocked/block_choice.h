@@ -1,0 +1,44 @@
+// Which blocks of rows the queries of a stretch of a prompt attend (BlockLists), chosen on the device: always the first ones and
+// the newest, and of all others those that hold the weight of some of the queries, whose logits are computed for all rows.
+//
+// MInference (section 4.2) estimates columns and diagonals from the last 64 queries of a prompt; here every tile of 128 queries
+// has estimates of its own, which come in chunks of a prompt as they come in one piece. One query in 16 costs 1/32 of attention.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "gpu/cuda/blocked/blocked_kernels.h"
+
+namespace keyhole::gpu {
+
+/// Weights of blocks for some queries: the n-th, and every `stride`-th before it. All pointers are the device's.
+struct SampledWeights {
+  uint32_t stride = 0;   ///< 1..kListQueries
+  uint32_t samples = 0;  ///< sampled_queries(n, stride)
+  uint32_t blocks = 0;   ///< of kListRows rows, all that some query sees
+  /// log2 of the sum of 2^logit over a block's rows that the query sees (logits in base 2), -inf where it sees none
+  /// `[q_heads, samples, blocks]`; sample i is query n - 1 - i * stride.
+  float* weights = nullptr;
+};
+[[nodiscard]] constexpr uint32_t sampled_queries(uint32_t n, uint32_t stride) { return (n + stride - 1) / stride; }
+
+/// Enqueues their computation. piece: causal, without lists; its o, sums and final are not used. dtype: f16 or bf16.
+void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
+                           cudaStream_t stream);
+
+struct BlockChoice {
+  uint32_t first_blocks = 0;  ///< of the prompt, always attended
+  uint32_t near_blocks = 0;   ///< before the block of a tile's first query, always attended with all behind them
+  /// Of the weight that the samples of a tile of queries have together, the share that the chosen blocks hold at least.
+  float mass = 1.0F;
+  uint32_t* counts = nullptr;  ///< as BlockLists has them,
+  uint16_t* lists = nullptr;   ///< `[q_heads, query tiles, blocks]`
+  unsigned long long* totals = nullptr;  ///< blocks that are attended, and that are seen, are added to these two; null: not wanted
+};
+/// Enqueues the choice; samples.weights null: the first and the near ones alone. Weights change.
+void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples, const BlockChoice& choice,
+                          cudaStream_t stream);
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,123 @@
+// The choice of a tile's blocks, by one thread block for each tile of 128 queries and head: weights to shares of each sample's
+// whole weight, their sum over the tile's samples, a histogram of these sums that says where the wanted mass is reached, and the
+// list in rising order.
+#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/cuda/blocked/ends.cuh"
+#include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/state.cuh"
+#include "gpu/cuda/common/warp.cuh"
+
+namespace keyhole::gpu {
+namespace {
+
+constexpr uint32_t kThreads = 256;
+constexpr uint32_t kWarps = kThreads / 32;
+// Bins of 1/8 of an octave down to 2^-32 of a sample's weight.
+constexpr uint32_t kBins = 256;
+constexpr float kBinsOfOctave = 8.0F;
+constexpr uint32_t kMostSamples = kListQueries;
+
+struct Shared {
+  float lse[kMostSamples];
+  unsigned long long bins[kBins + 1];  ///< and what is attended anyhow
+  uint32_t counts[kWarps];
+  uint32_t last_bin;
+};
+
+/// Shares in units that are added up exactly, in whatever order: the choice is the same every time.
+__device__ inline unsigned long long in_units(float share) {
+  constexpr float kUnits = 1099511627776.0F;  // 2^40
+  return static_cast<unsigned long long>(share * kUnits);
+}
+/// Of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less.
+__device__ inline uint32_t bin_of(float share) {
+  if (share <= 0.0F) return kBins - 1;
+  const float place = -log2f(share) * kBinsOfOctave;
+  return static_cast<uint32_t>(fminf(fmaxf(place, 0.0F), static_cast<float>(kBins - 1)));
+}
+
+__global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ BlockedParams a,
+                                                          const __grid_constant__ SampledWeights w,
+                                                          const __grid_constant__ BlockChoice c) {
+  __shared__ Shared shared;
+  const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
+  const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
+  const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;
+  const uint32_t own = (blocked::Seen::by(a, first).to - 1) / kListRows;
+  const uint32_t near = own > c.near_blocks ? own - c.near_blocks : 0;
+  const auto is_kept = [&](uint32_t block) { return block < c.first_blocks || block >= near; };
+
+  // Samples of the tile: sample i is query n - 1 - i * stride.
+  float* shares = nullptr;
+  if (w.weights != nullptr) {
+    const uint32_t from = (a.n - 1 - last + w.stride - 1) / w.stride, to = (a.n - 1 - first) / w.stride + 1;
+    float* const rows = w.weights + (size_t{head} * w.samples + from) * w.blocks;
+    const uint32_t samples = to - from;
+    for (uint32_t i = warp; i < samples; i += kWarps) {
+      const float* const row = rows + size_t{i} * w.blocks;
+      float top = kMinusInf;
+      for (uint32_t b = begin + lane; b < end; b += 32) top = fmaxf(top, row[b]);
+      top = finite_base(warp_max(top));
+      float sum = 0.0F;
+      for (uint32_t b = begin + lane; b < end; b += 32) sum += exp2f(row[b] - top);
+      sum = warp_sum(sum);
+      if (lane == 0) shared.lse[i] = top + log2f(sum);
+    }
+    for (uint32_t i = threadIdx.x; i <= kBins; i += kThreads) shared.bins[i] = 0;
+    __syncthreads();
+    // The tile's shares take the place of its first sample's weights. What is kept anyhow counts first.
+    shares = rows;
+    for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads) {
+      float share = 0.0F;
+      for (uint32_t i = 0; i < samples; ++i) share += exp2f(rows[size_t{i} * w.blocks + b] - shared.lse[i]);
+      share /= static_cast<float>(samples);
+      shares[b] = share;
+      atomicAdd(&shared.bins[is_kept(b) ? kBins : bin_of(share)], in_units(share));
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      unsigned long long held = shared.bins[kBins];
+      uint32_t bin = 0;
+      while (bin < kBins && held < in_units(c.mass)) held += shared.bins[bin++];
+      shared.last_bin = bin;  // bins below it are attended
+    }
+    __syncthreads();
+  }
+
+  uint16_t* const list = c.lists + (size_t{head} * tiles + tile) * w.blocks;
+  uint32_t count = 0;
+  for (uint32_t b0 = begin; b0 < end; b0 += kThreads) {
+    const uint32_t b = b0 + threadIdx.x;
+    bool keep = b < end && is_kept(b);
+    if (b < end && shares != nullptr && !keep) keep = bin_of(shares[b]) < shared.last_bin;
+    const uint32_t votes = __ballot_sync(kWholeWarp, keep);
+    if (lane == 0) shared.counts[warp] = __popc(votes);
+    __syncthreads();
+    uint32_t before = count;
+#pragma unroll
+    for (uint32_t i = 0; i < kWarps; ++i) {
+      if (i < warp) before += shared.counts[i];
+      count += shared.counts[i];
+    }
+    if (keep) list[before + __popc(votes & ((1U << lane) - 1))] = static_cast<uint16_t>(b);
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  c.counts[size_t{head} * tiles + tile] = count;
+  if (c.totals == nullptr) return;
+  atomicAdd(c.totals, static_cast<unsigned long long>(count));
+  atomicAdd(c.totals + 1, static_cast<unsigned long long>(end - begin));
+}
+
+}  // namespace
+
+void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples, const BlockChoice& choice,
+                          cudaStream_t stream) {
+  const dim3 grid((piece.n + kListQueries - 1) / kListQueries, piece.q_heads);
+  choose_kernel<<<grid, kThreads, 0, stream>>>(piece, samples, choice);
+  check_launch("the choice of blocks");
+}
+
+}  // namespace keyhole::gpu

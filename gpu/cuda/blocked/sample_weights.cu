@@ -1,0 +1,14 @@
+#include "gpu/cuda/blocked/sample_weights.cuh"
+
+namespace keyhole::gpu {
+
+void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
+                           cudaStream_t stream) {
+  if (dtype == DType::f16) {
+    blocked::sample_of<__half>(piece, samples, head_dim, stream);
+  } else {
+    blocked::sample_of<__nv_bfloat16>(piece, samples, head_dim, stream);
+  }
+}
+
+}  // namespace keyhole::gpu

@@ -1,0 +1,71 @@
+// Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
+// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h says how).
+//
+// FLOOR. 4 head_dim operations for each query head and row that it sees: 142 ms for one layer of an 8B shape and 128k tokens at the
+// 990 TFLOP/s of Hopper's data sheet.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cpu/types.h"
+#include "gpu/step.h"
+
+namespace keyhole::gpu {
+
+struct PromptShape {
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+};
+
+/// What queries attend of the rows that they see.
+struct PromptPattern {
+  bool dense = true;        ///< everything; else:
+  uint32_t first_rows = 0;  ///< the first rows of the prompt, in whole blocks of 64,
+  uint32_t near_rows = 0;   ///< the newest ones, at least so many before each query, likewise,
+  /// and of all others the blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128,
+  uint32_t stride = 0;
+  float mass = 1.0F;        ///< until this share of the weight is held, 0..1.
+  uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense.
+};
+
+/// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
+struct PromptStretch {
+  DeviceTokens q;        ///< `[n, q_heads, head_dim]`, f16 or bf16
+  DeviceTokens k, v;     ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
+  DeviceTokens out;      ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
+  float* lse = nullptr;  ///< `[n, q_heads]`, natural log, device memory; null: not wanted
+  uint32_t n = 0, rows = 0;
+  LogitParams logits;
+  const float* sinks = nullptr;  ///< learned, `[q_heads]` in host memory, natural log; null: none
+  uint32_t window = 0;           ///< of a sliding layer, whose attention is exact; 0: none
+};
+
+/// Blocks of 64 rows, summed over tiles of 128 queries and query heads.
+struct PromptBlocks {
+  uint64_t attended = 0, seen = 0;
+};
+
+/// One at a time; calls enqueue, in order, on the current device's streams. All throw Error: invalid_argument,
+/// out_of_device_memory, device_error.
+class PromptAttention {
+ public:
+  virtual ~PromptAttention() = default;
+
+  /// Not captured in a graph where the pattern is not dense, or there are sinks.
+  virtual void attend(const PromptStretch& stretch, const PromptPattern& pattern, Stream stream) = 0;
+  /// Of all stretches so far that were not dense; waits for them.
+  [[nodiscard]] virtual PromptBlocks blocks() const = 0;
+  /// Device memory that it holds: grows with the rows to some 160 MiB, where the pattern samples.
+  [[nodiscard]] virtual size_t bytes() const = 0;
+};
+
+/// Why no device has kernels for the shape; empty: they do.
+[[nodiscard]] std::string why_no_prompt(const PromptShape& shape);
+/// On CUDA device `ordinal`. Throws Error(unsupported): why_no_prompt(), or no CUDA.
+[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape);
+
+}  // namespace keyhole::gpu

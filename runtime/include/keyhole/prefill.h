@@ -1,0 +1,63 @@
+/* Keyhole: attention of a prompt on a CUDA device, exact or over the blocks of tokens that matter
+ * (MInference and what came after), for a decoder that computes prompts with K and V of a layer in
+ * device memory. Nothing is stored: keyhole_prefill of keyhole/keyhole.h takes K and V for the
+ * decoding. The opening comment of that header (words, errors, structs) holds here, too.
+ */
+#ifndef KEYHOLE_PREFILL_H_
+#define KEYHOLE_PREFILL_H_
+
+#include "keyhole/keyhole.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One prompt's attention after the other; used by one thread at a time (a call from a second one
+ * returns KEYHOLE_BUSY). */
+typedef struct keyhole_prompt keyhole_prompt;
+
+/* Text that lists the patterns with their parameters, defaults and allowed values. Static. */
+KEYHOLE_API const char* keyhole_prompt_help(void);
+
+/* For the heads of the engine, with its scale, soft-caps, learned sinks and sliding windows of each
+ * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", or NULL or "auto", which is exact up to
+ * 16,384 tokens and attends what holds 95 % of the weight beyond; sliding layers are always exact.
+ * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern), UNSUPPORTED
+ * (an engine on the host; head dimensions other than 64, 80, 96, 128, 256), OUT_OF_MEMORY,
+ * DEVICE_ERROR. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine* engine,
+                                                                  const char* pattern,
+                                                                  keyhole_prompt** out);
+/* Waits for what was enqueued. Accepts NULL. */
+KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
+
+/* Enqueues causal attention of the last n of m tokens of a prompt.
+ *   q       `[n, Hq, d]` in f16 or bf16
+ *   k, v    `[m, Hkv, d]`, n <= m, the dtype of q, strides alike: all tokens so far
+ *   out     `[n, Hq, d]`, any dtype, rows that do not overlap
+ *   lse     NULL, or `[n, Hq]` floats in device memory: log-sum-exp of the logits attended, natural
+ *   stream  a cudaStream_t of the engine's device; NULL: the default stream
+ * All in device memory, rows aligned to 16 bytes (of out to 8), m up to 4,194,240; they stay as they
+ * are until the stream has done it. A prompt may come in one piece or in many; the choice of blocks is
+ * each tile of 128 queries' own, counted from the first query of a call, and calls of multiples of 128 tokens choose alike.
+ * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
+ * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
+ * choice, up to some 160 MiB, is taken when it is needed and kept. Dense patterns without learned
+ * sinks can be captured in a graph. Errors: INVALID_ARGUMENT, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
+ * BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q,
+                      const keyhole_tensor* k, const keyhole_tensor* v, const keyhole_tensor* out,
+                      float* lse, void* stream);
+
+/* Blocks of 64 tokens, summed over tiles of 128 queries and query heads, of all calls that were not
+ * dense: those attended, and those that the queries see. Waits for them. Errors: DEVICE_ERROR, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_blocks(keyhole_prompt* prompt,
+                                                                  uint64_t* attended,
+                                                                  uint64_t* seen);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KEYHOLE_PREFILL_H_ */

@@ -1,0 +1,251 @@
+// The choice of blocks beside double precision: weights of sampled queries, and lists that hold the wanted mass with no block that
+// they could do without; then whole stretches of prompts, whose attention is dense where the choice takes everything.
+#include <algorithm>
+#include <string>
+
+#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/prompt.h"
+#include "tests/gpu/cuda_fixture.h"
+
+namespace keyhole::gpu {
+namespace {
+
+using namespace test;  // NOLINT
+
+struct Case {
+  uint32_t dim, kv_heads, group;
+  DType dtype;
+  float softcap = 0.0F;
+};
+
+std::string name_of(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  return "dim" + std::to_string(c.dim) + "heads" + std::to_string(c.kv_heads) + "group" + std::to_string(c.group) +
+         dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
+}
+
+class BlockChoiceTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override { KEYHOLE_NEEDS_GPU(); }
+  [[nodiscard]] uint32_t heads() const { return GetParam().kv_heads * GetParam().group; }
+
+  /// Queries and keys of a prompt: some keys are near some queries, so that weights differ.
+  void fill(uint32_t n, uint32_t rows) {
+    const Case& c = GetParam();
+    q_ = random_floats(rng_, size_t{n} * heads() * c.dim);
+    k_ = random_floats(rng_, size_t{rows} * c.kv_heads * c.dim);
+    v_ = random_floats(rng_, k_.size());
+    for (uint32_t i = 0; i < rows; i += 37) {
+      for (uint32_t j = 0; j < c.kv_heads * c.dim; ++j) k_[size_t{i} * c.kv_heads * c.dim + j] *= 2.5F;
+    }
+    for (auto* x : {&q_, &k_, &v_}) {
+      for (float& y : *x) y = rounded(y, c.dtype);
+    }
+    p_ = {};
+    p_.q = upload(as_bytes(q_, c.dtype));
+    p_.q_token_stride = size_t{heads()} * c.dim;
+    p_.q_head_stride = c.dim;
+    p_.n = n;
+    p_.q_heads = heads();
+    p_.kv_heads = c.kv_heads;
+    p_.logits.scale = 1.0F / std::sqrt(static_cast<float>(c.dim));
+    p_.logits.softcap = c.softcap;
+    p_.keys = upload(as_bytes(k_, c.dtype));
+    p_.values = upload(as_bytes(v_, c.dtype));
+    p_.row_stride = size_t{c.kv_heads} * c.dim;
+    p_.head_stride = c.dim;
+    p_.rows = rows;
+    p_.causal = true;
+    p_.first = rows - n;
+    p_.is_first = true;
+  }
+  template <class T>
+  T* upload(const std::vector<T>& x) {
+    uploads_.emplace_back(x.size() * sizeof(T));
+    check(cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    return uploads_.back().template as<T>();
+  }
+  [[nodiscard]] double logit(uint32_t token, uint32_t head, uint32_t row) const {
+    const Case& c = GetParam();
+    double x = 0;
+    for (uint32_t j = 0; j < c.dim; ++j) {
+      x += double{q_[(size_t{token} * heads() + head) * c.dim + j]} *
+           double{k_[(size_t{row} * c.kv_heads + head / c.group) * c.dim + j]};
+    }
+    x *= double{p_.logits.scale};
+    const double cap = double{c.softcap};
+    return cap > 0 ? cap * std::tanh(x / cap) : x;
+  }
+  /// Weights of the blocks for a query, each exp(logit), summed.
+  [[nodiscard]] std::vector<double> weights_of(uint32_t token, uint32_t head) const {
+    std::vector<double> w((p_.rows + kListRows - 1) / kListRows);
+    for (uint32_t i = 0; i <= p_.first + token; ++i) w[i / kListRows] += std::exp(logit(token, head, i));
+    return w;
+  }
+
+  std::mt19937 rng_{testing::UnitTest::GetInstance()->random_seed() + 11U};
+  std::vector<float> q_, k_, v_;
+  BlockedParams p_;
+  std::deque<DeviceBuffer> uploads_;
+};
+
+TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
+  const Case& c = GetParam();
+  struct Prompt {
+    uint32_t n, rows, stride;
+    float mass;
+  };
+  for (const Prompt& prompt : {Prompt{200, 700, 16, 0.8F}, Prompt{1, 300, 8, 0.5F}, Prompt{128, 128, 128, 0.9F},
+                               Prompt{384, 2600, 7, 0.95F}}) {
+    SCOPED_TRACE(std::to_string(prompt.n) + " of " + std::to_string(prompt.rows) + ", every " +
+                 std::to_string(prompt.stride));
+    fill(prompt.n, prompt.rows);
+    SampledWeights w;
+    w.stride = prompt.stride;
+    w.samples = sampled_queries(prompt.n, prompt.stride);
+    w.blocks = (prompt.rows + kListRows - 1) / kListRows;
+    const size_t count = size_t{heads()} * w.samples * w.blocks;
+    w.weights = upload(std::vector<float>(count, NAN));
+    launch_sample_weights(p_, w, c.dtype, c.dim, nullptr);
+    std::vector<float> got(count);
+    check(cudaMemcpy(got.data(), w.weights, count * sizeof(float), cudaMemcpyDeviceToHost), "weights");
+    for (uint32_t h = 0; h < heads(); ++h) {
+      for (uint32_t i = 0; i < w.samples; ++i) {
+        const std::vector<double> truth = weights_of(prompt.n - 1 - i * prompt.stride, h);
+        for (uint32_t b = 0; b < w.blocks; ++b) {
+          const float x = got[(size_t{h} * w.samples + i) * w.blocks + b];
+          if (truth[b] == 0.0) {
+            ASSERT_EQ(x, -INFINITY) << h << " " << i << " " << b;
+          } else {
+            ASSERT_NEAR(x, std::log2(truth[b]), 2e-3) << h << " " << i << " " << b;
+          }
+        }
+      }
+    }
+
+    const uint32_t tiles = (prompt.n + kListQueries - 1) / kListQueries;
+    BlockChoice choice;
+    choice.first_blocks = 1;
+    choice.near_blocks = 2;
+    choice.mass = prompt.mass;
+    choice.counts = upload(std::vector<uint32_t>(size_t{heads()} * tiles));
+    choice.lists = upload(std::vector<uint16_t>(size_t{heads()} * tiles * w.blocks));
+    choice.totals = upload(std::vector<unsigned long long>(2));
+    launch_choose_blocks(p_, w, choice, nullptr);
+    std::vector<uint32_t> counts(size_t{heads()} * tiles);
+    std::vector<uint16_t> lists(counts.size() * w.blocks);
+    unsigned long long totals[2] = {};
+    check(cudaMemcpy(counts.data(), choice.counts, counts.size() * 4, cudaMemcpyDeviceToHost), "counts");
+    check(cudaMemcpy(lists.data(), choice.lists, lists.size() * 2, cudaMemcpyDeviceToHost), "lists");
+    check(cudaMemcpy(totals, choice.totals, sizeof totals, cudaMemcpyDeviceToHost), "totals");
+    unsigned long long all = 0, seen = 0;
+    for (uint32_t h = 0; h < heads(); ++h) {
+      for (uint32_t t = 0; t < tiles; ++t) {
+        const uint32_t first = t * kListQueries, last = std::min(first + kListQueries, prompt.n) - 1;
+        const uint32_t end = (p_.first + last) / kListRows + 1, own = (p_.first + first) / kListRows;
+        std::vector<double> share(end);
+        uint32_t samples = 0;
+        for (uint32_t i = 0; i < w.samples; ++i) {
+          const uint32_t query = prompt.n - 1 - i * prompt.stride;
+          if (query < first || query > last) continue;
+          ++samples;
+          const std::vector<double> truth = weights_of(query, h);
+          double sum = 0;
+          for (const double x : truth) sum += x;
+          for (uint32_t b = 0; b < end; ++b) share[b] += truth[b] / sum;
+        }
+        ASSERT_GT(samples, 0U);
+        const size_t at = size_t{h} * tiles + t;
+        const uint16_t* const list = &lists[at * w.blocks];
+        std::vector<bool> in(end);
+        double held = 0, least = INFINITY;
+        for (uint32_t i = 0; i < counts[at]; ++i) {
+          ASSERT_LT(list[i], end);
+          if (i > 0) {
+            ASSERT_GT(list[i], list[i - 1]);
+          }
+          in[list[i]] = true;
+          held += share[list[i]] / samples;
+          if (list[i] >= 1 && list[i] + 2U < own) least = std::min(least, share[list[i]] / samples);
+        }
+        for (uint32_t b = 0; b < end; ++b) {
+          if (b == 0 || b + 2 >= own) {
+            ASSERT_TRUE(in[b]) << b;
+          }
+        }
+        EXPECT_GE(held, double{prompt.mass} - 1e-3);
+        // Without the lightest blocks, an eighth of an octave of them, less than the mass would be held.
+        double without = held;
+        for (uint32_t b = 1; b + 2 < own && b < end; ++b) {
+          if (in[b] && share[b] / samples < least * 1.1) without -= share[b] / samples;
+        }
+        if (least != INFINITY) {
+          EXPECT_LT(without, double{prompt.mass} + 2e-3);
+        }
+        all += counts[at];
+        seen += end;
+      }
+    }
+    EXPECT_EQ(totals[0], all);
+    EXPECT_EQ(totals[1], seen);
+  }
+}
+
+TEST_P(BlockChoiceTest, APromptIsDenseWhereTheChoiceTakesEverything) {
+  const Case& c = GetParam();
+  constexpr uint32_t kTokens = 900, kQueries = 512;
+  fill(kQueries, kTokens);
+  const auto prompt = make_cuda_prompt(0, {heads(), c.kv_heads, c.dim});
+  const auto attend = [&](const PromptPattern& pattern, uint32_t chunk) {
+    const DeviceBuffer out(size_t{kQueries} * heads() * c.dim * sizeof(float));
+    for (uint32_t first = 0; first < kQueries; first += chunk) {
+      PromptStretch s;
+      const size_t at = first * p_.q_token_stride;
+      s.n = std::min(chunk, kQueries - first);
+      s.rows = kTokens - kQueries + first + s.n;
+      s.q = {static_cast<std::byte*>(const_cast<void*>(p_.q)) + 2 * at, p_.q_token_stride, p_.q_head_stride, c.dtype};
+      s.k = {const_cast<void*>(p_.keys), p_.row_stride, p_.head_stride, c.dtype};
+      s.v = {const_cast<void*>(p_.values), p_.row_stride, p_.head_stride, c.dtype};
+      s.out = {out.as<float>() + at, p_.q_token_stride, p_.q_head_stride, DType::f32};
+      s.logits = p_.logits;
+      prompt->attend(s, pattern, nullptr);
+    }
+    std::vector<float> x(size_t{kQueries} * heads() * c.dim);
+    check(cudaMemcpy(x.data(), out.data(), x.size() * sizeof(float), cudaMemcpyDeviceToHost), "out");
+    return x;
+  };
+  const auto error = [](const std::vector<float>& x, const std::vector<float>& truth) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      difference += (double{x[i]} - double{truth[i]}) * (double{x[i]} - double{truth[i]});
+      norm += double{truth[i]} * double{truth[i]};
+    }
+    return std::sqrt(difference / norm);
+  };
+  const std::vector<float> dense = attend({}, kQueries);
+  PromptPattern all;
+  all.dense = false;
+  all.first_rows = kTokens;
+  EXPECT_LT(error(attend(all, kQueries), dense), 1e-6);
+  EXPECT_EQ(prompt->blocks().attended, prompt->blocks().seen);
+  PromptPattern some = all;
+  some.first_rows = some.near_rows = 64;
+  some.stride = 16;
+  some.mass = 0.9F;
+  const std::vector<float> chosen = attend(some, kQueries);
+  EXPECT_LT(error(chosen, dense), 0.5);
+  EXPECT_LT(prompt->blocks().attended, prompt->blocks().seen);
+  // Chunks of whole tiles choose alike: their samples are the same queries.
+  EXPECT_EQ(attend(some, 128), chosen);
+  some.dense_rows = kTokens;
+  EXPECT_EQ(attend(some, kQueries), dense);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, BlockChoiceTest,
+                         testing::Values(Case{64, 2, 4, DType::f16}, Case{128, 1, 7, DType::bf16},
+                                         Case{80, 3, 1, DType::f16}, Case{128, 2, 16, DType::f16, 15.0F},
+                                         Case{256, 1, 3, DType::bf16}),
+                         name_of);
+
+}  // namespace
+}  // namespace keyhole::gpu

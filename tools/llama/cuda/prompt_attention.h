@@ -1,0 +1,40 @@
+// Attention of a prompt by the library: exact, or over the blocks of tokens that matter.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+#include <keyhole/prefill.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/library.h"
+#include "tools/llama/config.h"
+
+namespace keyhole::tools::cuda {
+
+/// Of a model; an engine of its own, as prompts need no session.
+class PromptAttention {
+ public:
+  /// pattern: as keyhole_prompt_create() takes it. Throws LibraryError.
+  PromptAttention(const LlamaConfig& model, const std::string& pattern);
+
+  /// Queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`; out `[n, q_heads, d]`. Enqueues.
+  void attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k, const __half* v, float* out,
+              cudaStream_t stream);
+  /// Of the blocks that queries see the share that they attended, where that was chosen; 1 where nothing was. Waits.
+  [[nodiscard]] double share() const;
+
+ private:
+  struct Destroy {
+    void operator()(keyhole_prompt* prompt) const { keyhole_prompt_destroy(prompt); }
+  };
+  uint32_t q_heads_, kv_heads_, head_dim_;
+  std::vector<uint32_t> places_;  ///< the engine's number of each layer
+  Engine engine_;
+  std::unique_ptr<keyhole_prompt, Destroy> prompt_;
+};
+
+}  // namespace keyhole::tools::cuda
