@@ -30,7 +30,7 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
   const ModelShape& m = engine_->model();
   const auto grows = [&](uint32_t h) {
     for (uint32_t t = 0; t < q.tokens; ++t) {
-      if (head(layer, h).queries.wanted_head(position + t) >= 0) return true;
+      if (head(layer, h).queries.wanted_head(position + q.token_of(t)) >= 0) return true;
     }
     return false;
   };
@@ -41,13 +41,20 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     QuerySample& sample = head(layer, h).queries;
     for (uint32_t t = 0; t < q.tokens; ++t) {
-      const int wanted = sample.wanted_head(position + t);
+      const uint32_t at = position + q.token_of(t);
+      const int wanted = sample.wanted_head(at);
       if (wanted < 0) continue;
       const std::byte* src = q.row(t, size_t{h} * m.group() + static_cast<size_t>(wanted));
       engine_->kernels().to_f32[static_cast<int>(q.dtype)](src, row, m.head_dim);
-      sample.add(position + t, row);
+      sample.add(at, row);
     }
   }
+}
+
+uint32_t IndexKeeper::query_stride(uint32_t layer) const {
+  uint32_t stride = head(layer, 0).queries.stride();
+  for (uint32_t h = 1; h < heads_.kv_heads(); ++h) stride = std::min(stride, head(layer, h).queries.stride());
+  return stride;
 }
 
 void IndexKeeper::forget_queries(uint32_t layer, uint32_t position) {

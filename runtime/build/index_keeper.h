@@ -37,9 +37,11 @@ class IndexKeeper {
   /// dense. All of them where the device has codes.
   [[nodiscard]] uint32_t indexed(uint32_t layer) const;
 
-  /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, the first of which
-  /// belongs to the token at `position`. A first index under way is begun anew.
+  /// Takes what the samples want of a prompt's queries `[tokens, q_heads, dim]`, of which token 0 is the one at `position`. A
+  /// first index under way is begun anew.
   void sample_queries(uint32_t layer, const RowsIn& q, uint32_t position);
+  /// Of the positions, the multiples of this number alone are wanted.
+  [[nodiscard]] uint32_t query_stride(uint32_t layer) const;
   /// Forgets those of tokens from `position` on.
   void forget_queries(uint32_t layer, uint32_t position);
 

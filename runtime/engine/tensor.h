@@ -16,7 +16,11 @@ struct RowsIn {
   uint32_t dim = 0;
   DType dtype = DType::f32;
   bool on_device = false;  ///< `data` is a device pointer
+  // Of rows that are some of a tensor's, evenly spread: row t is token first + t * step.
+  uint32_t first = 0;
+  uint32_t step = 1;
 
+  [[nodiscard]] uint32_t token_of(uint32_t row) const { return first + row * step; }
   [[nodiscard]] const std::byte* row(size_t token, size_t head) const {
     return data + token * token_stride + head * head_stride;
   }

@@ -127,17 +127,19 @@ void Session::check_room(uint32_t layer, uint32_t n) const {
   }
 }
 
+void Session::check_as_many(const RowsIn& q, const RowsIn& k) {
+  if (q.tokens == k.tokens) return;
+  throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q.tokens) + " tokens, needed: as many as k, " +
+                                            std::to_string(k.tokens));
+}
+
 void Session::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
   check_append(layer, k, v);
   // The device encodes rows of earlier calls while the host takes these in: behind them it would keep the stream from the
   // next call's copies.
   if (stream_ != nullptr) stream_->encode_pinned(layer);
   if (q != nullptr) {
-    if (q->tokens != k.tokens) {
-      throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q->tokens) +
-                                                " tokens, needed: as many as k, " +
-                                                std::to_string(k.tokens));
-    }
+    if (q->step == 1) check_as_many(*q, k);
     check_queries(*q);
   }
   const uint32_t before = tokens(layer);

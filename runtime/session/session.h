@@ -60,6 +60,7 @@ class Session {
 
   /// See keyhole_prefill, keyhole_build, keyhole_attend_begin/end, keyhole_truncate. All throw
   /// Error and then have changed nothing, except where the public header says so.
+  /// q: of all tokens, or those of some of them that the index's sample may want (RowsIn::step).
   void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   void build(const BuildProgress& progress);
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
@@ -224,6 +225,7 @@ class Session {
   void check_extend(uint32_t layer, const ExtendArgs& args) const;
   /// Throws Error(not_finite) for queries of the host.
   void check_queries(const RowsIn& q) const;
+  static void check_as_many(const RowsIn& q, const RowsIn& k);
   /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before new token `prefix`, or the
   /// tokens that move up.
   void check_rings(const Extended& e, uint32_t prefix, std::span<const uint32_t> moved) const;

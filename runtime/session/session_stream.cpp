@@ -259,7 +259,19 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   const RowsIn hk = device_rows_->read(k, "k", stream, prompt_rows_[0]);
   const RowsIn hv = device_rows_->read(v, "v", stream, prompt_rows_[1]);
   if (q == nullptr) return prefill(layer, hk, hv, nullptr);
-  const RowsIn hq = device_rows_->read(*q, "q", stream, prompt_rows_[2]);
+  check_as_many(*q, k);
+  // Of a prompt's queries two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device.
+  if (sequence_.slides(layer)) return prefill(layer, hk, hv, nullptr);
+  RowsIn wanted = *q;
+  // Rows with gaps between heads are copied one by one, equally far apart: all of them.
+  const bool spreads = q->on_device && q->head_stride == q->dim * dtype_size(q->dtype);
+  if (spreads) wanted.step = keeper_.query_stride(layer);
+  wanted.first = (wanted.step - tokens(layer) % wanted.step) % wanted.step;
+  if (wanted.first >= q->tokens) return prefill(layer, hk, hv, nullptr);
+  wanted.tokens = (q->tokens - wanted.first - 1) / wanted.step + 1;
+  wanted.data += wanted.first * q->token_stride;
+  wanted.token_stride *= wanted.step;
+  const RowsIn hq = device_rows_->read(wanted, "q", stream, prompt_rows_[2]);
   prefill(layer, hk, hv, &hq);
 }
 

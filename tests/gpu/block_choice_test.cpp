@@ -95,9 +95,14 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
     uint32_t n, rows, stride;
     float mass;
   };
+  std::vector<std::pair<Prompt, bool>> cases;
   for (const Prompt& prompt : {Prompt{200, 700, 16, 0.8F}, Prompt{1, 300, 8, 0.5F}, Prompt{128, 128, 128, 0.9F},
-                               Prompt{384, 2600, 7, 0.95F}}) {
-    SCOPED_TRACE(std::to_string(prompt.n) + " of " + std::to_string(prompt.rows) + ", every " +
+                               Prompt{384, 2600, 7, 0.95F}, Prompt{1100, 3000, 61, 0.9F}}) {
+    cases.emplace_back(prompt, false);
+    if (hopper_kernels_run_on(0)) cases.emplace_back(prompt, true);
+  }
+  for (const auto& [prompt, hopper] : cases) {
+    SCOPED_TRACE(std::string(hopper ? "Hopper's, " : "") + std::to_string(prompt.n) + " of " + std::to_string(prompt.rows) + ", every " +
                  std::to_string(prompt.stride));
     fill(prompt.n, prompt.rows);
     SampledWeights w;
@@ -106,12 +111,12 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
     w.blocks = (prompt.rows + kListRows - 1) / kListRows;
     const size_t count = size_t{heads()} * w.samples * w.blocks;
     w.weights = upload(std::vector<float>(count, NAN));
-    launch_sample_weights(p_, w, c.dtype, c.dim, nullptr);
+    launch_sample_weights(p_, w, c.dtype, c.dim, hopper, nullptr);
     std::vector<float> got(count);
     check(cudaMemcpy(got.data(), w.weights, count * sizeof(float), cudaMemcpyDeviceToHost), "weights");
     for (uint32_t h = 0; h < heads(); ++h) {
       for (uint32_t i = 0; i < w.samples; ++i) {
-        const std::vector<double> truth = weights_of(prompt.n - 1 - i * prompt.stride, h);
+        const std::vector<double> truth = weights_of(w.query(prompt.n, i), h);
         for (uint32_t b = 0; b < w.blocks; ++b) {
           const float x = got[(size_t{h} * w.samples + i) * w.blocks + b];
           if (truth[b] == 0.0) {
@@ -146,7 +151,7 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
         std::vector<double> share(end);
         uint32_t samples = 0;
         for (uint32_t i = 0; i < w.samples; ++i) {
-          const uint32_t query = prompt.n - 1 - i * prompt.stride;
+          const uint32_t query = w.query(prompt.n, i);
           if (query < first || query > last) continue;
           ++samples;
           const std::vector<double> truth = weights_of(query, h);

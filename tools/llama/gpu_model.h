@@ -48,6 +48,17 @@ class GpuModel {
   void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
   [[nodiscard]] double prefill_share() const { return prefill_share_; }
 
+  /// Of a layer's outputs, by token and query head: relative errors beside dense attention to the same q, k and v.
+  struct PrefillErrors {
+    uint32_t layer = 0;
+    double median = 0.0, p95 = 0.0;
+  };
+  /// Attention of prompts is computed a second time, densely, and compared. Off at first. Before prompts.
+  void check_prefill() { checks_prefill_ = true; }
+  [[nodiscard]] bool checks_prefill() const { return checks_prefill_; }
+  void note_prefill_errors(std::vector<PrefillErrors> errors) const { prefill_errors_ = std::move(errors); }
+  [[nodiscard]] const std::vector<PrefillErrors>& prefill_errors() const { return prefill_errors_; }
+
   struct Device;
   [[nodiscard]] const Device& device() const { return *device_; }
 
@@ -58,6 +69,8 @@ class GpuModel {
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::string prefill_pattern_ = "dense";
   mutable std::atomic<double> prefill_share_ = 1.0;
+  bool checks_prefill_ = false;
+  mutable std::vector<PrefillErrors> prefill_errors_;
 };
 
 /// Who takes q, K and V of a prompt where they are.

@@ -13,20 +13,32 @@
 
 namespace keyhole::gpu {
 
-/// Weights of blocks for some queries: the n-th, and every `stride`-th before it. All pointers are the device's.
+/// Weights of blocks for some queries: the last one, and every `stride`-th before it. All pointers are the device's.
 struct SampledWeights {
   uint32_t stride = 0;   ///< 1..kListQueries
   uint32_t samples = 0;  ///< sampled_queries(n, stride)
   uint32_t blocks = 0;   ///< of kListRows rows, all that some query sees
   /// log2 of the sum of 2^logit over a block's rows that the query sees (logits in base 2), -inf where it sees none
-  /// `[q_heads, samples, blocks]`; sample i is query n - 1 - i * stride.
+  /// `[q_heads, samples, blocks]`.
   float* weights = nullptr;
+
+  /// The query that sample `i` is, of n; rising.
+  [[nodiscard]] __host__ __device__ uint32_t query(uint32_t n, uint32_t i) const {
+    return (n - 1) % stride + i * stride;
+  }
 };
 [[nodiscard]] constexpr uint32_t sampled_queries(uint32_t n, uint32_t stride) { return (n + stride - 1) / stride; }
 
 /// Enqueues their computation. piece: causal, without lists; its o, sums and final are not used. dtype: f16 or bf16.
 void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
-                           cudaStream_t stream);
+                           bool hopper, cudaStream_t stream);
+/// By the kernels of all devices, and by Hopper's own.
+void launch_sample_weights_general(const BlockedParams& piece, const SampledWeights& samples, DType dtype,
+                                   uint32_t head_dim, cudaStream_t stream);
+void launch_sample_weights_f16(const BlockedParams& piece, const SampledWeights& samples, uint32_t head_dim,
+                               cudaStream_t stream);
+void launch_sample_weights_bf16(const BlockedParams& piece, const SampledWeights& samples, uint32_t head_dim,
+                                cudaStream_t stream);
 
 struct BlockChoice {
   uint32_t first_blocks = 0;  ///< of the prompt, always attended

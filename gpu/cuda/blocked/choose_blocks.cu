@@ -49,12 +49,13 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant_
   const uint32_t near = own > c.near_blocks ? own - c.near_blocks : 0;
   const auto is_kept = [&](uint32_t block) { return block < c.first_blocks || block >= near; };
 
-  // Samples of the tile: sample i is query n - 1 - i * stride.
+  // Samples of the tile.
   float* shares = nullptr;
   if (w.weights != nullptr) {
-    const uint32_t from = (a.n - 1 - last + w.stride - 1) / w.stride, to = (a.n - 1 - first) / w.stride + 1;
+    const uint32_t offset = w.query(a.n, 0);
+    const uint32_t from = first <= offset ? 0 : (first - offset + w.stride - 1) / w.stride;
     float* const rows = w.weights + (size_t{head} * w.samples + from) * w.blocks;
-    const uint32_t samples = to - from;
+    const uint32_t samples = (last - offset) / w.stride + 1 - from;
     for (uint32_t i = warp; i < samples; i += kWarps) {
       const float* const row = rows + size_t{i} * w.blocks;
       float top = kMinusInf;

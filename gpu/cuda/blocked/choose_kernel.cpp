@@ -1,3 +1,4 @@
+#include "gpu/cuda/blocked/block_choice.h"
 #include "gpu/cuda/blocked/blocked_kernels.h"
 #include "gpu/cuda/common/check.h"
 
@@ -21,6 +22,17 @@ void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
   if (hopper) return is_half ? launch_hopper_f16(params, head_dim, stream) : launch_hopper_bf16(params, head_dim, stream);
 #endif
   is_half ? launch_blocked_f16(params, head_dim, stream) : launch_blocked_bf16(params, head_dim, stream);
+}
+
+void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
+                           [[maybe_unused]] bool hopper, cudaStream_t stream) {
+#ifdef KEYHOLE_HOPPER
+  if (hopper) {
+    return dtype == DType::f16 ? launch_sample_weights_f16(piece, samples, head_dim, stream)
+                               : launch_sample_weights_bf16(piece, samples, head_dim, stream);
+  }
+#endif
+  launch_sample_weights_general(piece, samples, dtype, head_dim, stream);
 }
 
 }  // namespace keyhole::gpu

@@ -173,7 +173,7 @@ class CudaPrompt final : public PromptAttention {
       w.stride = pattern.stride;
       w.samples = sampled_queries(n, pattern.stride);
       w.weights = weights_.as<float>();
-      launch_sample_weights(p, w, s.q.dtype, shape_.head_dim, stream);
+      launch_sample_weights(p, w, s.q.dtype, shape_.head_dim, has_hopper_, stream);
     }
     BlockChoice choice;
     choice.first_blocks = blocks_of(pattern.first_rows);

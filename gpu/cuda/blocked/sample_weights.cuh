@@ -26,9 +26,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t kv_head = blockIdx.z, group = a.q_heads / a.kv_heads, pairs = w.samples * group;
   const uint32_t first_pair = blockIdx.y * kPairs;
-  // Samples go from the last query back: the first of the block sees most.
-  const auto query_of = [&](uint32_t pair) { return a.n - 1 - min(pair / group, w.samples - 1) * w.stride; };
-  const uint32_t end = Seen::by(a, query_of(first_pair)).to;
+  const auto query_of = [&](uint32_t pair) { return w.query(a.n, min(pair / group, w.samples - 1)); };
+  const uint32_t end = Seen::by(a, query_of(first_pair + kPairs - 1)).to;
   const uint32_t begin = blockIdx.x * kRunOfBlocks, stop = min(begin + kRunOfBlocks, w.blocks);
   const uint32_t count = stop - begin;
 

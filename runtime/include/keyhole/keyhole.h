@@ -605,7 +605,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_get_budget(
  *         device memory (then the caller's work on the session's stream must have been enqueued
  *         before, and the call waits for it; strides: heads side by side with tokens that do not
  *         overlap, or all rows equally far apart)
- *   q     `[n, Hq, d]` or NULL: queries of the same tokens, a sample of which guides the index
+ *   q     `[n, Hq, d]` or NULL: queries of the same tokens, a sample of which guides the index (in device memory
+ *         no others are read)
  * Layers are independent: all of layer 0 may come before layer 1. May follow decoding steps. The
  * tokens can be attended at once (they are pending until they are indexed). On an error nothing is
  * appended. Errors: INVALID_ARGUMENT (layer, shape, dtype; more than max_tokens), NOT_FINITE (names

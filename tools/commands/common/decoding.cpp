@@ -94,7 +94,7 @@ fs::path model_folder(const ModelOptions& options) {
 LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }
 
 Runner make_runner(const ModelOptions& options, uint32_t threads) {
-  return {load_model(options), options.device, threads, options.prefill};
+  return {load_model(options), options.device, threads, {options.prefill, options.check_prefill}};
 }
 
 std::unique_ptr<const Tokenizer> find_tokenizer(const ModelOptions& options,

@@ -24,6 +24,7 @@ struct ModelOptions {
   std::string device = "auto";
   std::string gpu_memory;  ///< of commands that have add_gpu_memory_option(); empty: no limit
   std::string prefill = "dense";  ///< of commands that have add_prefill_option()
+  bool check_prefill = false;     ///< GpuModel::check_prefill()
 };
 void add_model_options(CLI::App& command, ModelOptions& options);
 

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/host_decoder.h"
@@ -11,6 +12,8 @@
 #include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
+#include "tools/terminal/style.h"
+#include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
@@ -47,14 +50,14 @@ void add_prefill_option(CLI::App& command, std::string& pattern) {
 }
 
 Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
-               const std::string& prefill)
+               const PrefillChoice& prefill)
     : model_(std::move(model)), team_(threads) {
   const std::string refusal = device == "host" ? "" : gpu_refusal(model_.config);
   if (device == "cuda" && !refusal.empty()) {
     throw std::runtime_error("--device cuda: " + refusal);
   }
-  if (prefill != "dense" && (device == "host" || !refusal.empty())) {
-    throw std::runtime_error("--prefill " + prefill + ": the model is to run on the host, where prompts are dense" +
+  if ((prefill.pattern != "dense" || prefill.check) && (device == "host" || !refusal.empty())) {
+    throw std::runtime_error("--prefill " + prefill.pattern + ": the model is to run on the host, where prompts are dense" +
                              (refusal.empty() ? "" : " (" + refusal + ")"));
   }
   const Clock::time_point start = Clock::now();
@@ -65,9 +68,10 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
                loading_title(done, total, seconds_since(start)));
   };
   if (device != "host" && refusal.empty()) {
-    check_prefill_pattern(model_.config, prefill);
+    check_prefill_pattern(model_.config, prefill.pattern);
     gpu_ = std::make_unique<GpuModel>(model_, progress);
-    gpu_->set_prefill_pattern(prefill);
+    gpu_->set_prefill_pattern(prefill.pattern);
+    if (prefill.check) gpu_->check_prefill();
   } else {
     read_ahead(model_, team_, progress);
   }
@@ -86,6 +90,26 @@ std::string prefill_text(const Runner& runner) {
   constexpr double kPercent = 100.0;
   return ", " + runner.prefill_pattern() + " (" + format_number(kPercent * runner.prefill_share()) +
          " % of the blocks)";
+}
+
+std::string prefill_errors_text(const Runner& runner) {
+  const auto errors = runner.prefill_errors();
+  if (errors.empty()) return "";
+  Table table({{"layer", Table::Align::right}, {"error p50", Table::Align::right}, {"error p95", Table::Align::right}});
+  for (const GpuModel::PrefillErrors& e : errors) {
+    table.add_row({std::to_string(e.layer), format_number(e.median), format_number(e.p95)});
+  }
+  return "\n" + table.text(style_of(stdout)) +
+         "error: of the prompt's attention, by token and query head, beside dense attention to the same q, k and v; of the "
+         "last layer that of the last token alone\n";
+}
+
+nlohmann::ordered_json prefill_errors_json(const Runner& runner) {
+  nlohmann::ordered_json all = nlohmann::ordered_json::array();
+  for (const GpuModel::PrefillErrors& e : runner.prefill_errors()) {
+    all.push_back({{"layer", e.layer}, {"p50", e.median}, {"p95", e.p95}});
+  }
+  return all;
 }
 
 std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {

@@ -4,6 +4,7 @@
 #include <keyhole/keyhole.h>
 
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,12 @@ void add_device_option(CLI::App& command, std::string& device);
 /// `--prefill`, into ModelOptions::prefill.
 void add_prefill_option(CLI::App& command, std::string& pattern);
 
+/// How prompts are attended on a GPU: see GpuModel.
+struct PrefillChoice {
+  std::string pattern = "dense";
+  bool check = false;
+};
+
 /// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
 class Runner {
  public:
@@ -28,7 +35,7 @@ class Runner {
   /// std::runtime_error where the GPU was asked for and cannot, and where prefill (keyhole_prompt_create()) is no pattern, or
   /// not "dense" on the host.
   Runner(LlamaModel model, const std::string& device, uint32_t threads,
-         const std::string& prefill = "dense");
+         const PrefillChoice& prefill = {});
 
   [[nodiscard]] const LlamaModel& model() const { return model_; }
   [[nodiscard]] bool on_gpu() const { return gpu_ != nullptr; }
@@ -40,6 +47,9 @@ class Runner {
   [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
   /// GpuModel::prefill_pattern() and prefill_share(); on the host all is attended.
   [[nodiscard]] std::string prefill_pattern() const { return on_gpu() ? gpu_->prefill_pattern() : "dense"; }
+  [[nodiscard]] std::vector<GpuModel::PrefillErrors> prefill_errors() const {
+    return on_gpu() ? gpu_->prefill_errors() : std::vector<GpuModel::PrefillErrors>{};
+  }
   [[nodiscard]] double prefill_share() const { return on_gpu() ? gpu_->prefill_share() : 1.0; }
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
@@ -59,5 +69,8 @@ class Runner {
 
 /// ", sampled:mass=950 (12 % of the blocks)" behind what is said of a prompt; empty where all was attended.
 [[nodiscard]] std::string prefill_text(const Runner& runner);
+/// A table of the errors that a checked prompt has shown, and the same for machines; empty without.
+[[nodiscard]] std::string prefill_errors_text(const Runner& runner);
+[[nodiscard]] nlohmann::ordered_json prefill_errors_json(const Runner& runner);
 
 }  // namespace keyhole::tools

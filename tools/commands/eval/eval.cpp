@@ -208,6 +208,8 @@ void add_eval(CLI::App& keyhole) {
   add_device_option(*command, options->model.device);
   add_gpu_memory_option(*command, options->model.gpu_memory);
   add_prefill_option(*command, options->model.prefill);
+  command->add_flag("--check-prefill", options->model.check_prefill,
+                    "Compare the prompt's attention with dense attention, layer by layer");
   add_task_options(*command, options->task,
                    {"kv", "passkey", "needles", "variables", "words", "copy", "text"});
   command

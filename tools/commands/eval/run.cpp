@@ -47,13 +47,14 @@ void EvalRun::print(const std::string& what, const std::string& result) {
   if (options_.json == "-") return;
   const std::string heading =
       eval_heading(what, options_, runner_, caches_->main().statistics(), prefill_seconds_);
-  std::printf("%s%s", heading.c_str(), result.c_str());
+  std::printf("%s%s%s", heading.c_str(), result.c_str(), prefill_errors_text(runner_).c_str());
 }
 
 nlohmann::ordered_json EvalRun::header() {
   const KeyholeCache& cache = caches_->main();
   nlohmann::ordered_json header =
       eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_, prefill_seconds_);
+  if (options_.model.check_prefill) header["prefill_errors"] = prefill_errors_json(runner_);
   if (memory_) header["gpu_memory"] = to_json(*memory_, runner_.gpu_memory_peak());
   return header;
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <stdexcept>
 
 #include "tools/llama/cuda/attention.h"
@@ -32,6 +34,38 @@ struct Export {
   Export(size_t bytes, size_t host_bytes) : device(bytes), host(host_bytes) {}
 };
 
+/// Dense attention beside what is computed, and the errors that it shows.
+struct PrefillCheck {
+  PrefillCheck(const LlamaConfig& config, const GpuPrefillSizes& sizes)
+      : dense(config, "dense"), out(sizes.q), bins(size_t{config.layers} * cuda::kErrorBins), layers(config.layers) {
+    cuda::check(cudaMemset(bins.get(), 0, bins.size() * sizeof(uint32_t)), "errors of attention");
+  }
+
+  [[nodiscard]] std::vector<GpuModel::PrefillErrors> errors() const {
+    std::vector<uint32_t> counts(bins.size());
+    cuda::check(cudaMemcpy(counts.data(), bins.get(), counts.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost),
+                "errors of attention");
+    std::vector<GpuModel::PrefillErrors> all;
+    for (uint32_t layer = 0; layer < layers; ++layer) {
+      const std::span own(&counts[size_t{layer} * cuda::kErrorBins], cuda::kErrorBins);
+      const auto quantile = [&](double share) {
+        const double wanted = share * static_cast<double>(std::accumulate(own.begin(), own.end(), uint64_t{0}));
+        double below = 0.0;
+        uint32_t bin = 0;
+        while (bin + 1 < cuda::kErrorBins && (below += own[bin]) < wanted) ++bin;
+        return cuda::error_of_bin(bin);
+      };
+      all.push_back({layer, quantile(0.5), quantile(0.95)});
+    }
+    return all;
+  }
+
+  cuda::PromptAttention dense;
+  cuda::Buffer<float> out;
+  cuda::Buffer<uint32_t> bins;  // [layers, kErrorBins]
+  uint32_t layers;
+};
+
 class GpuPrefill {
  public:
   GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
@@ -58,6 +92,7 @@ class GpuPrefill {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
     if (!sizes_.fine) {
       attention_ = std::make_unique<cuda::PromptAttention>(config_, model.prefill_pattern());
+      if (model.checks_prefill()) check_.emplace(config_, sizes_);
     }
   }
   /// A callback that throws must not leave kernels behind that work on freed memory.
@@ -86,6 +121,7 @@ class GpuPrefill {
 
     std::vector<float> logits(config_.vocab_size);
     rows_.logits(hidden(n_ - 1), logits);
+    if (check_) model_.note_prefill_errors(check_->errors());
     model_.note_prefill_share(attention_ == nullptr ? 1.0 : attention_->share());
     if (progress_) progress_(1.0);
     return logits;
@@ -167,6 +203,7 @@ class GpuPrefill {
       const size_t n = item.count - skipped;
       attention_->attend(item.layer, n, item.first + item.count, q_.get() + skipped * config_.q_width(), k_.get(),
                          v_.get(), rows_.spare(), stream_.get());
+      if (check_) check_attention(item, skipped, n);
       cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
       return;
     }
@@ -186,6 +223,13 @@ class GpuPrefill {
     attention.softcap = static_cast<float>(config_.attention_softcap);
     attention.window = config_.windows[item.layer];
     cuda::causal_attention(attention, config_.head_dim, stream_.get());
+  }
+
+  void check_attention(const Item& item, size_t skipped, size_t n) {
+    check_->dense.attend(item.layer, n, item.first + item.count, q_.get() + skipped * config_.q_width(), k_.get(),
+                         v_.get(), check_->out.get(), stream_.get());
+    cuda::count_errors(rows_.spare(), check_->out.get(), n * config_.q_heads, config_.head_dim,
+                       check_->bins.get() + item.layer * cuda::kErrorBins, stream_.get());
   }
 
   /// Waits for the item's keys and values and hands them over; the GPU is at its attention meanwhile.
@@ -246,6 +290,7 @@ class GpuPrefill {
   std::array<Export, 2> exports_;
   cuda::TokenRows rows_;
   std::unique_ptr<cuda::PromptAttention> attention_;  // null: with operands of two fp16, by a kernel of this program
+  std::optional<PrefillCheck> check_;
   double done_ = 0.0, work_of_former_ = 0.0;
 };
 

@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "tools/llama/cuda/activation.cuh"
 #include "tools/llama/cuda/kv_numbers.cuh"
 #include "tools/llama/cuda/memory.h"
@@ -132,6 +134,30 @@ __global__ void __launch_bounds__(kThreads)
   if (i < count) write_split(out, i, four(x, i));
 }
 
+constexpr float kBinsOfOctave = 8.0F, kLowestOctave = -24.0F;
+
+/// A row a warp.
+__global__ void __launch_bounds__(kThreads)
+    errors_kernel(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins) {
+  const size_t row = size_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (row >= rows) return;
+  float difference = 0.0F, norm = 0.0F;
+  for (uint32_t i = threadIdx.x % 32 * 4; i < dim; i += 128) {
+    const float4 a = four(x, row * dim + i), b = four(truth, row * dim + i);
+    const float4 d = make_float4(a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w);
+    difference += d.x * d.x + d.y * d.y + d.z * d.z + d.w * d.w;
+    norm += b.x * b.x + b.y * b.y + b.z * b.z + b.w * b.w;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    difference += __shfl_xor_sync(0xFFFFFFFF, difference, step);
+    norm += __shfl_xor_sync(0xFFFFFFFF, norm, step);
+  }
+  if (threadIdx.x % 32 != 0) return;
+  const float octave = difference > 0.0F ? 0.5F * log2f(difference / norm) : kLowestOctave;
+  const float bin = fminf(fmaxf((octave - kLowestOctave) * kBinsOfOctave, 0.0F), kErrorBins - 1.0F);
+  atomicAdd(bins + static_cast<uint32_t>(bin), 1U);
+}
+
 __global__ void __launch_bounds__(kThreads) activate_kernel(const GateUp a, SplitOut out) {
   const uint32_t i = (blockIdx.y * kThreads + threadIdx.x) * 4;
   if (i >= a.inner) return;
@@ -179,6 +205,15 @@ void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream
   const size_t blocks = (count / 4 + kThreads - 1) / kThreads;
   split_kernel<<<static_cast<uint32_t>(blocks), kThreads, 0, stream>>>(x, count, out);
   check_launch("attention's split");
+}
+
+void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins, cudaStream_t stream) {
+  errors_kernel<<<static_cast<uint32_t>((rows + kWarps - 1) / kWarps), kThreads, 0, stream>>>(x, truth, rows, dim, bins);
+  check_launch("errors of attention");
+}
+
+double error_of_bin(uint32_t bin) {
+  return std::exp2((bin + 1.0) / double{kBinsOfOctave} + double{kLowestOctave});
 }
 
 void activate_tokens(const GateUp& from, const SplitOut& out, cudaStream_t stream) {

@@ -59,6 +59,12 @@ void finish_heads(const Heads& heads, cudaStream_t stream);
 /// out `[count]` = x; count a multiple of 4.
 void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream_t stream);
 
+/// Counts |x - truth| / |truth| of each of `rows` rows `[dim]` in bins, see error_of_bin(). dim a multiple of 4.
+inline constexpr uint32_t kErrorBins = 256;
+void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins, cudaStream_t stream);
+/// The upper end of a bin: 8 bins an octave, from 2^-24 on.
+[[nodiscard]] double error_of_bin(uint32_t bin);
+
 /// out `[n, inner]` = activation(gate) * up, of gate_up `[n, 2 inner]` plus bias.
 struct GateUp {
   const float* gate_up = nullptr;
