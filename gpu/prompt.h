@@ -29,6 +29,10 @@ struct PromptPattern {
   /// and of all others the blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128,
   uint32_t stride = 0;
   float mass = 1.0F;        ///< until this share of the weight is held, 0..1.
+  /// Query heads that look up single rows, each query its own, lose what no sampled query looks at. Of such heads more than this
+  /// share of the sampled weight, 0..1, lies in blocks that no other sample of the tile cares for: they are dense for the length
+  /// of a call. 1: none is.
+  float lookups = 1.0F;
   uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense.
 };
 

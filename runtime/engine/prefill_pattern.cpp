@@ -27,6 +27,8 @@ constexpr TypeDecl kAShape = {"a-shape", "the first tokens and the newest ones",
 constexpr std::array kSampledParams = {
     integer("mass", Stage::search, 950, 0, 1000, "of the sampled queries' weight, in thousandths"),
     integer("stride", Stage::search, 16, 1, 128, "one query in so many is sampled"),
+    integer("lookups", Stage::search, 20, 0, 1000,
+            "query heads are dense that look up single tokens with more than so many thousandths of their weight"),
     integer("first", Stage::search, 64, 0, kMostRows, "tokens at the beginning that are always attended"),
     integer("near", Stage::search, 256, 0, kMostRows, "tokens before each query that are always attended"),
     integer("from", Stage::search, 16384, 0, kMostRows, "tokens up to which attention is dense"),
@@ -42,9 +44,10 @@ gpu::PromptPattern sampled(const index::Spec& spec) {
   p.dense = false;
   p.mass = static_cast<float>(spec[0]) / kPerMille;
   p.stride = static_cast<uint32_t>(spec[1]);
-  p.first_rows = static_cast<uint32_t>(spec[2]);
-  p.near_rows = static_cast<uint32_t>(spec[3]);
-  p.dense_rows = static_cast<uint32_t>(spec[4]);
+  p.lookups = static_cast<float>(spec[2]) / kPerMille;
+  p.first_rows = static_cast<uint32_t>(spec[3]);
+  p.near_rows = static_cast<uint32_t>(spec[4]);
+  p.dense_rows = static_cast<uint32_t>(spec[5]);
   return p;
 }
 

@@ -242,6 +242,11 @@ TEST_P(BlockChoiceTest, APromptIsDenseWhereTheChoiceTakesEverything) {
   EXPECT_LT(prompt->blocks().attended, prompt->blocks().seen);
   // Chunks of whole tiles choose alike: their samples are the same queries.
   EXPECT_EQ(attend(some, 128), chosen);
+  // No head looks up single rows with all of its weight, every one with some of it.
+  some.lookups = 0.999F;
+  EXPECT_EQ(attend(some, kQueries), chosen);
+  some.lookups = 0.0F;
+  EXPECT_LT(error(attend(some, kQueries), dense), 1e-6);
   some.dense_rows = kTokens;
   EXPECT_EQ(attend(some, kQueries), dense);
 }

@@ -45,6 +45,10 @@ struct BlockChoice {
   uint32_t near_blocks = 0;   ///< before the block of a tile's first query, always attended with all behind them
   /// Of the weight that the samples of a tile of queries have together, the share that the chosen blocks hold at least.
   float mass = 1.0F;
+  /// Heads attend all blocks of which the samples have more than this share of their weight, on average over the tiles, each in
+  /// blocks where no other sample of its tile has an eighth of it; what is attended anyhow left out. 1: none does.
+  float lookups = 1.0F;
+  unsigned long long* looked_up = nullptr;  ///< `[q_heads]`, zeros; may be null where lookups is 1
   uint32_t* counts = nullptr;  ///< as BlockLists has them,
   uint16_t* lists = nullptr;   ///< `[q_heads, query tiles, blocks]`
   unsigned long long* totals = nullptr;  ///< blocks that are attended, and that are seen, are added to these two; null: not wanted

@@ -15,6 +15,7 @@ constexpr uint32_t kWarps = kThreads / 32;
 // Bins of 1/8 of an octave down to 2^-32 of a sample's weight.
 constexpr uint32_t kBins = 256;
 constexpr float kBinsOfOctave = 8.0F;
+constexpr float kAlone = 8.0F;  ///< a sample is alone in a block where it has so many times the weight of any other
 constexpr uint32_t kMostSamples = kListQueries;
 
 struct Shared {
@@ -70,12 +71,23 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant_
     __syncthreads();
     // The tile's shares take the place of its first sample's weights. What is kept anyhow counts first.
     shares = rows;
+    float looked_up = 0.0F;
     for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads) {
-      float share = 0.0F;
-      for (uint32_t i = 0; i < samples; ++i) share += exp2f(rows[size_t{i} * w.blocks + b] - shared.lse[i]);
+      float share = 0.0F, largest = 0.0F, second = 0.0F;
+      for (uint32_t i = 0; i < samples; ++i) {
+        const float x = exp2f(rows[size_t{i} * w.blocks + b] - shared.lse[i]);
+        share += x;
+        second = fmaxf(second, fminf(largest, x));
+        largest = fmaxf(largest, x);
+      }
       share /= static_cast<float>(samples);
       shares[b] = share;
+      if (samples > 1 && !is_kept(b) && largest > kAlone * second) looked_up += largest;
       atomicAdd(&shared.bins[is_kept(b) ? kBins : bin_of(share)], in_units(share));
+    }
+    if (c.looked_up != nullptr) {
+      looked_up = warp_sum(looked_up) / static_cast<float>(samples);
+      if (lane == 0) atomicAdd(c.looked_up + head, in_units(looked_up));
     }
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -112,12 +124,30 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant_
   atomicAdd(c.totals + 1, static_cast<unsigned long long>(end - begin));
 }
 
+/// All blocks for the heads that look up single rows.
+__global__ void __launch_bounds__(kThreads) widen_kernel(const __grid_constant__ BlockedParams a, uint32_t blocks,
+                                                         const __grid_constant__ BlockChoice c) {
+  const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
+  if (c.looked_up[head] <= in_units(c.lookups) * tiles) return;
+  const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
+  const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
+  const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;
+  const size_t at = size_t{head} * tiles + tile;
+  for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads) c.lists[at * blocks + b - begin] = static_cast<uint16_t>(b);
+  if (threadIdx.x != 0) return;
+  if (c.totals != nullptr) atomicAdd(c.totals, static_cast<unsigned long long>(end - begin - c.counts[at]));
+  c.counts[at] = end - begin;
+}
+
 }  // namespace
 
 void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples, const BlockChoice& choice,
                           cudaStream_t stream) {
   const dim3 grid((piece.n + kListQueries - 1) / kListQueries, piece.q_heads);
   choose_kernel<<<grid, kThreads, 0, stream>>>(piece, samples, choice);
+  check_launch("the choice of blocks");
+  if (choice.lookups >= 1.0F || samples.weights == nullptr) return;
+  widen_kernel<<<grid, kThreads, 0, stream>>>(piece, samples.blocks, choice);
   check_launch("the choice of blocks");
 }
 

@@ -182,6 +182,12 @@ class CudaPrompt final : public PromptAttention {
     choice.counts = counts_.as<uint32_t>();
     choice.lists = lists_.as<uint16_t>();
     choice.totals = totals_.as<unsigned long long>();
+    if (pattern.stride != 0 && pattern.lookups < 1.0F) {
+      choice.lookups = pattern.lookups;
+      choice.looked_up = choice.totals + 2;
+      gpu::check(cudaMemsetAsync(choice.looked_up, 0, shape_.q_heads * sizeof(unsigned long long), stream),
+                 "the choice of blocks");
+    }
     launch_choose_blocks(p, w, choice, stream);
     p.lists = {choice.counts, choice.lists, w.blocks};
     launch_blocked(p, s.q.dtype, shape_.head_dim, has_hopper_, stream);
@@ -199,7 +205,7 @@ class CudaPrompt final : public PromptAttention {
     (void)counts_.reserve(lists * sizeof(uint32_t));
     (void)lists_.reserve(lists * blocks * sizeof(uint16_t));
     if (totals_.bytes() != 0) return;
-    totals_ = DeviceBuffer(2 * sizeof(unsigned long long));
+    totals_ = DeviceBuffer((2 + size_t{shape_.q_heads}) * sizeof(unsigned long long));
     totals_.clear(0, totals_.bytes());
   }
 

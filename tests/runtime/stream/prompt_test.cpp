@@ -206,9 +206,10 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(a.first_rows, 128U);
   EXPECT_EQ(a.near_rows, 640U);
   EXPECT_EQ(a.stride, 0U);
-  const gpu::PromptPattern s = parse_prefill_pattern("sampled:mass=875,stride=8,first=0,near=64,from=4096");
+  const gpu::PromptPattern s = parse_prefill_pattern("sampled:mass=875,stride=8,lookups=125,first=0,near=64,from=4096");
   EXPECT_FLOAT_EQ(s.mass, 0.875F);
   EXPECT_EQ(s.stride, 8U);
+  EXPECT_FLOAT_EQ(s.lookups, 0.125F);
   EXPECT_EQ(s.first_rows, 0U);
   EXPECT_EQ(s.near_rows, 64U);
   EXPECT_EQ(s.dense_rows, 4096U);
