@@ -157,6 +157,8 @@ TEST_F(StreamBatch, ALaunchThatFailsIsEveryMembers) {
   EXPECT_EQ(extend(0, t), KEYHOLE_DEVICE_ERROR);
   EXPECT_EQ(t.statuses,
             (std::vector<keyhole_status>{KEYHOLE_DEVICE_ERROR, KEYHOLE_OK, KEYHOLE_DEVICE_ERROR}));
+  ASSERT_OK(keyhole_session_synchronize(members_[1].session.get()));
+  expect_answers(0, 1, t);
 }
 
 TEST_F(StreamBatch, AMemberThatFailsLeavesOthersAlone) {
