@@ -99,6 +99,9 @@ constexpr bool kDividesGroup = kDim > 128 || kKeyBits != kValueBits;
 
 /// The split of a thread block in a launch of one step.
 struct GridSplit {
+  template <int kDim, int kHeadTiles>
+  using Resident = ResidentShare<kDim, kHeadTiles>;
+
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
 };
@@ -163,7 +166,8 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
     start();
   }
   if (s.has_resident) {
-    ResidentShare<kDim, kHeadTiles> share(s, kv_head, first_head, split, resident);
+    typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, first_head, split,
+                                                              resident);
     queries.prepare(s, raw_queries, resident.rows, first_head);
     share.attend(value_scale);
   } else {

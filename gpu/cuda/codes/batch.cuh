@@ -10,6 +10,7 @@
 #include "gpu/cuda/codes/attend.cuh"
 #include "gpu/cuda/codes/batch_params.h"
 #include "gpu/cuda/codes/finish.cuh"
+#include "gpu/cuda/codes/resident_warps.cuh"
 
 namespace keyhole::gpu::codes {
 
@@ -43,6 +44,9 @@ __device__ inline uint32_t blocks_of_lane(const BatchParams& batch) {
 
 /// The split of a thread block in a launch of several steps.
 struct JointSplit {
+  template <int kDim, int kHeadTiles>
+  using Resident = ResidentWarps<kDim, kHeadTiles>;
+
   uint32_t own, of;
   [[nodiscard]] __device__ uint32_t number() const { return own; }
   [[nodiscard]] __device__ uint32_t count() const { return of; }

@@ -18,8 +18,8 @@ struct BatchParams {
 static_assert(sizeof(BatchParams) <= 32764);
 static_assert(kMostJointSteps <= 32, "a lane counts a member's blocks");
 
-/// Rows of resident tokens take as long as so many rows of codes: 4.2 ms for 32k of the former by one thread block of a KV
-/// head, 30 us for 4000 of the latter (H200, 2 bits, 128 components).
-inline constexpr uint32_t kResidentRowCost = 16;
+/// A row of resident tokens takes about as long as so many rows of codes (gpu/cuda/codes/resident_warps.cuh): fp32 in the place of
+/// tensor cores, and 4 to 8 times the bytes. An estimate: it only says how thread blocks are shared.
+inline constexpr uint32_t kResidentRowCost = 4;
 
 }  // namespace keyhole::gpu::codes
