@@ -17,10 +17,12 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "cpu/types.h"
+#include "gpu/step_group.h"
 
 namespace keyhole::gpu {
 
@@ -61,6 +63,7 @@ struct ManyTokens {
   /// the ones that its word of `sees` has: bit j is the j-th.
   uint32_t drafts = 0;
   std::array<uint64_t, kMaxDeviceGroup> sees{};
+  StepGroup* group = nullptr;  ///< see OnDevice
 };
 
 /// How a stream comes to know that the host's states are there.
@@ -96,6 +99,9 @@ struct OnDevice {
   Partitions* partitions = nullptr;
   Codes* codes = nullptr;
   bool keeps_answer = false;
+  /// A whole step over codes that can go with those of other sessions is added to this group (its count() grows), in place of
+  /// being enqueued; null: it is enqueued.
+  StepGroup* group = nullptr;
 };
 
 /// K and V of a KV head's resident tokens in as many pieces as they lie in, `[count, head_dim]` each.
@@ -149,6 +155,8 @@ class StreamSteps {
   /// A step of several tokens over codes of this layer; the window has room for them.
   virtual void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes,
                            Stream stream) = 0;
+  /// A group for up to `most` steps of sessions of this device, in one go or several.
+  [[nodiscard]] virtual std::unique_ptr<StepGroup> make_group(uint32_t most) = 0;
   /// Enqueues: of the newest `of` resident tokens of these layers those remain that `kept` names, rising numbers below `of`.
   virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,
                            std::span<const uint32_t> kept, Stream stream) = 0;

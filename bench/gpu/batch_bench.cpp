@@ -1,6 +1,6 @@
 // One token of several sequences at once (keyhole_extend_batch) with codes on the device, shape of Llama-3-8B (8 KV heads with
-// 4 query heads each, 128 components, f16), captured in one graph: all sessions on one stream, or each on its own; beside
-// the time of reading all K and V at the rate at which the card copies, the floor of full attention. Sequences are built one
+// 4 query heads each, 128 components, f16), captured in one graph: all sessions on one stream, whose steps go by one launch of
+// each kernel; one after the other on that stream (keyhole_extend); or each on a stream of its own; beside the time of reading all K and V at the rate at which the card copies, the floor of full attention. Sequences are built one
 // by one, or are forks of one. Microseconds a layer for all sequences together; tokens reach a session from one buffer of
 // 8192.
 //
@@ -54,6 +54,12 @@ double copied_bytes_per_us() {
   (void)cudaFree(to);
   return 2.0 * kBytes / (1000.0 * static_cast<double>(best));  // read and written
 }
+
+enum class Way {
+  together,    ///< one call, one stream
+  one_by_one,  ///< a call for each on that stream
+  own_streams  ///< one call, a stream of each
+};
 
 struct Shape {
   uint32_t layers;
@@ -117,7 +123,8 @@ class Sequences {
   }
 
   /// The median time of a layer in a graph; `host_us`, of the calls that enqueue it.
-  double us(bool on_own_streams, double& host_us) {
+  double us(Way way, double& host_us) {
+    const bool on_own_streams = way == Way::own_streams;
     for (size_t i = 0; i < sessions_.size(); ++i) {
       must(keyhole_session_set_stream(sessions_[i], streams_[on_own_streams ? i : 0]) == KEYHOLE_OK,
            "stream");
@@ -138,11 +145,7 @@ class Sequences {
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaStreamWaitEvent(streams_[i], fork, 0);
       }
-      const auto n = static_cast<uint32_t>(sessions_.size());
-      const keyhole_tensor q = q_.tensor(n), k = k_.tensor(n), v = v_.tensor(n), o = out_.tensor();
-      must(keyhole_extend_batch(sessions_.data(), n, l, &q, &k, &v, starts_.data(), &o, nullptr,
-                                nullptr) == KEYHOLE_OK,
-           "extend_batch");
+      extend(l, way);
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaEventRecord(join, streams_[i]);
         (void)cudaStreamWaitEvent(first, join, 0);
@@ -175,6 +178,27 @@ class Sequences {
   }
 
  private:
+  void extend(uint32_t layer, Way way) {
+    const auto n = static_cast<uint32_t>(sessions_.size());
+    const keyhole_tensor q = q_.tensor(n), k = k_.tensor(n), v = v_.tensor(n), o = out_.tensor();
+    if (way != Way::one_by_one) {
+      must(keyhole_extend_batch(sessions_.data(), n, layer, &q, &k, &v, starts_.data(), &o, nullptr,
+                                nullptr) == KEYHOLE_OK,
+           "extend_batch");
+      return;
+    }
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto row = [&](keyhole_tensor t) {
+        t.data = static_cast<char*>(t.data) + size_t{i} * t.shape[1] * t.shape[2] * 2;
+        t.shape[0] = 1;
+        return t;
+      };
+      const keyhole_tensor rq = row(q), rk = row(k), rv = row(v), ro = row(o);
+      must(keyhole_extend(sessions_[i], layer, &rq, &rk, &rv, nullptr, &ro, nullptr) == KEYHOLE_OK,
+           "extend");
+    }
+  }
+
   uint32_t layers_;
   Rows q_, k_, v_, out_;
   std::vector<uint32_t> starts_;
@@ -194,21 +218,24 @@ int main(int argc, char** argv) {
   keyhole_engine* const engine = make_engine(shape.layers);
   std::printf("%u layers, codes of %s bits; us a layer, GiB of all layers\n", shape.layers,
               shape.bits.c_str());
-  std::printf("%12s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one stream", "own streams",
-              "K, V read", "enqueue", "device", "host", "fork ms");
+  std::printf("%12s %11s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one launch", "one by one",
+              "own streams", "K, V read", "enqueue", "device", "host", "fork ms");
   for (const std::string& text : cases) {
     const size_t mark = text.find_first_of("xf");
     must(mark != std::string::npos, "a case is SEQUENCESxTOKENS or SEQUENCESfTOKENS");
     const bool are_forks = text[mark] == 'f';
     const auto count = static_cast<uint32_t>(std::atoi(text.c_str()));
     const auto tokens = static_cast<uint32_t>(std::atoi(text.c_str() + mark + 1));
-    double enqueue = 0;
+    double enqueue = 0, of_others = 0;
     Sequences codes(engine, shape, count, tokens, are_forks);
     const auto [device, host] = codes.gib();
-    const double one = codes.us(false, enqueue), own = codes.us(true, enqueue);
+    const double one = codes.us(Way::together, enqueue),
+                 turns = codes.us(Way::one_by_one, of_others),
+                 own = codes.us(Way::own_streams, of_others);
     const double kv_bytes = 2.0 * 2.0 * kKvHeads * kDim * tokens * count;
-    std::printf("%12s %11.1f %11.1f %11.1f %8.1f %8.2f %8.2f %8.2f\n", text.c_str(), one, own,
-                kv_bytes / bytes_per_us, enqueue, device, host, codes.fork_us() / 1000.0);
+    std::printf("%12s %11.1f %11.1f %11.1f %11.1f %8.1f %8.2f %8.2f %8.2f\n", text.c_str(), one,
+                turns, own, kv_bytes / bytes_per_us, enqueue, device, host,
+                codes.fork_us() / 1000.0);
     std::fflush(stdout);
   }
   keyhole_engine_destroy(engine);

@@ -91,10 +91,6 @@ class Batch {
         const bool on_device = is_on_device(member.args);
         make_ready(*member.session, on_device ? Needs::stream : Needs::no_step);
         tell_dtype(*handles_[i], member.args.k);
-        // Each on its stream: what one waits for, others do meanwhile.
-        if (!on_device) continue;
-        member.session->extend_on_device(layer, member.args);
-        member.args.k.tokens = 0;  // done
       } catch (...) {
         member.error = std::current_exception();
       }

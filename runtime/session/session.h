@@ -85,7 +85,8 @@ class Session {
     ExtendArgs args;
     std::exception_ptr error = nullptr;  ///< why it has failed; the session has not changed then
   };
-  /// Different sessions of one engine. Throws nothing that is a member's.
+  /// Different sessions of one engine, all tensors in host memory or all on the device; members with an error or without tokens
+  /// are left alone. Throws nothing that is a member's.
   static void extend_batch(uint32_t layer, std::span<BatchMember> members);
 
   // Stream steps, see the public header. All throw Error(unsupported) on a host device.
@@ -245,11 +246,24 @@ class Session {
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
-  void extend_by_steps(uint32_t layer, const ExtendArgs& args);
+  /// group: where the last step may wait for those of other sessions, see StreamRunner::enqueue().
+  void extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group = nullptr);
   /// Enqueues a step of the tokens from `first` on; returns how many it took.
-  [[nodiscard]] uint32_t enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first);
+  [[nodiscard]] uint32_t enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first,
+                                      gpu::StepGroup* group);
   /// Exactly, and appends them. No step is under way.
   void extend_blocked(uint32_t layer, const ExtendArgs& args);
+
+  // session_extend_batch.cpp
+  static void extend_batch_on_device(uint32_t layer, std::span<BatchMember> members);
+  /// Whether one step over codes on the device answers n new tokens. Waits for the host's part of the steps before.
+  [[nodiscard]] bool takes_one_step(uint32_t layer, uint32_t n);
+  /// Waits for what the step waits for, without enqueuing it.
+  void prepare_step(uint32_t layer, const ExtendArgs& args);
+  /// Enqueues the step or adds it to the group: after prepare_step().
+  void extend_in_group(uint32_t layer, const ExtendArgs& args, gpu::StepGroup& group);
+  /// It was added and could not be launched: throws `error`, with the session as after an extend that failed.
+  [[noreturn]] void fail_in_group(uint32_t layer, const std::exception_ptr& error);
 
   // session_states.cpp
   [[nodiscard]] size_t token_call_bytes() const;

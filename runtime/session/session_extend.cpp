@@ -286,6 +286,9 @@ void Session::extend(uint32_t layer, const ExtendArgs& args) {
 // ---- Batches -------------------------------------------------------------------------------------
 
 void Session::extend_batch(uint32_t layer, std::span<BatchMember> members) {
+  if (!members.empty() && members[0].args.q.on_device) {
+    return extend_batch_on_device(layer, members);
+  }
   // Of one session after the other the step under way is finished and the next begun at once: meanwhile workers have the
   // tasks of all others.
   struct Slot {

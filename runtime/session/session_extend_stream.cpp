@@ -78,7 +78,7 @@ void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
   extended_[layer] = {before, n, false, true};
 }
 
-void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args) {
+void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group) {
   const uint32_t n = args.k.tokens;
   if (args.mask != nullptr && n > params_.window) {
     throw Error(Status::unsupported,
@@ -89,7 +89,7 @@ void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args) {
   const bool captured = stream_->is_capturing();
   const uint32_t before = captured ? 0 : stream_->settled_tokens(layer);
   try {
-    for (uint32_t i = 0; i < n;) i += enqueue_some(layer, args, i);
+    for (uint32_t i = 0; i < n;) i += enqueue_some(layer, args, i, group);
   } catch (...) {
     if (captured) throw;
     wait_idle();
@@ -99,7 +99,8 @@ void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args) {
   if (!captured) extended_[layer] = {before, n, false, true};
 }
 
-uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first) {
+uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first,
+                               gpu::StepGroup* group) {
   const uint32_t n = std::min(args.k.tokens - first, stream_->most_tokens(layer));
   if (n > 1 || args.mask != nullptr) {
     const ExtendArgs some = slice(args, first, n);
@@ -110,6 +111,7 @@ uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t 
     t.out = device_tokens(some.out);
     t.lse = some.lse;
     t.tokens = n;
+    if (first + n == args.k.tokens) t.group = group;
     t.drafts = args.mask == nullptr ? n : first + n;
     for (uint32_t i = 0; i < n; ++i) {
       t.sees[i] = args.mask == nullptr ? (uint64_t{2} << i) - 1 : args.mask[first + i];
@@ -124,7 +126,8 @@ uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t 
     }
   }
   const ExtendArgs one = slice(args, first, 1);
-  stream_->enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse);
+  stream_->enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse,
+                   first + 1 == args.k.tokens ? group : nullptr);
   return 1;
 }
 

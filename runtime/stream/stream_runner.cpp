@@ -431,6 +431,17 @@ uint64_t StreamRunner::open(uint32_t layer, uint32_t appends) {
   return id;
 }
 
+void StreamRunner::prepare_ahead(uint32_t layer, uint32_t appends) {
+  check_no_open_step();
+  failure_.rethrow();
+  if (steps_->capture_id(stream_) == 0) prepare(layer, appends);
+}
+
+void StreamRunner::fail_launch(const std::exception_ptr& error) {
+  launch(is_capturing(), [&] { std::rethrow_exception(error); });
+  std::rethrow_exception(error);
+}
+
 bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens) {
   const bool is_captured = open(layer, tokens.tokens) != 0;
   if (!is_coded(layer)) return false;
@@ -446,11 +457,12 @@ bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens)
 }
 
 void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                           const RowsOut* out, float* lse) {
+                           const RowsOut* out, float* lse, gpu::StepGroup* group) {
   const uint32_t appends = k != nullptr ? 1 : 0;
   const uint64_t id = open(layer, appends);
   const bool is_captured = id != 0;
   gpu::OnDevice on_device;
+  on_device.group = group;
   if (is_coded(layer)) {
     on_device.codes = codes_->of_layer(layer);
   } else if (params_->mode == KEYHOLE_MODE_INDEXED) {

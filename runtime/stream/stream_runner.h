@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -99,10 +100,17 @@ class StreamRunner {
 
   /// q, k, v and out in device memory; with out null the first half of a step, else all of it. Throws Error:
   /// invalid_argument, out_of_memory (host_memory_limit), busy; those of update(); device_error where a launch fails.
+  /// group: where the step, if it is a whole one over codes, may wait for those of other sessions (its count() grows); until it is
+  /// launched this session enqueues nothing else.
   void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-               const RowsOut* out, float* lse);
+               const RowsOut* out, float* lse, gpu::StepGroup* group = nullptr);
+  /// Waits for all that enqueue() of so many tokens would wait for, so that steps in a group wait for no other session.
+  /// Throws as enqueue().
+  void prepare_ahead(uint32_t layer, uint32_t appends);
+  /// The step that was added to a group could not be launched: does what enqueue() would have done, and throws `error`.
+  [[noreturn]] void fail_launch(const std::exception_ptr& error);
   /// Several tokens of a layer at once, at most most_tokens(layer) of them. False: the layer is not attended by codes on the
-  /// device (any more), and nothing was done. Throws as enqueue().
+  /// device (any more), and nothing was done. tokens.group: as enqueue(), as what is thrown.
   [[nodiscard]] bool enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens);
   [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
     return is_coded(layer) ? codes_->of_layer(layer)->most_tokens() : 1;
@@ -124,6 +132,10 @@ class StreamRunner {
 
   void set_stream(gpu::Stream stream);
   [[nodiscard]] gpu::Stream stream() const { return stream_; }
+  /// See gpu::StreamSteps.
+  [[nodiscard]] std::unique_ptr<gpu::StepGroup> make_group(uint32_t most) const {
+    return steps_->make_group(most);
+  }
   /// Submits the steps of the last capture.
   void announce();
   /// wait_idle(), then throws the first error of the steps; otherwise the device is made ready for a capture.

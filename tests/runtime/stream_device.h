@@ -42,6 +42,9 @@ struct FakeFaults {
   std::atomic<bool> fails_to_end{false};     ///< a first half can, a second one cannot
   uint32_t timeout_ms = 2000;                ///< of waits on the device
   std::atomic<uint64_t> steps_of_tokens{0};  ///< of several tokens each
+  std::atomic<bool> fails_together{false};   ///< steps of several sessions cannot be launched
+  /// How many steps each launch of a group had, of all devices; by the threads that call.
+  std::vector<uint32_t> launches_of_groups;
   /// Called by threads that wait for the queries of a step, while they do: to hold them up.
   std::function<void()> on_await = [] {};
   std::atomic<uint64_t> answers_kept{
@@ -49,6 +52,37 @@ struct FakeFaults {
   /// Called with an answer before it is written, o `[q_heads, head_dim]` and lse `[q_heads]`: to make it wrong.
   std::function<void(uint32_t layer, uint32_t sequence, float* o, float* lse)> on_answer =
       [](uint32_t, uint32_t, float*, float*) {};
+};
+
+/// Steps that wait for one another: of one kind, as all of a FakeStream's sessions are.
+class FakeStepGroup final : public gpu::StepGroup {
+ public:
+  static constexpr uint32_t kMost = 4;  ///< of a launch
+
+  explicit FakeStepGroup(FakeFaults& faults) : faults_(&faults) {}
+  /// push: what pushes the step to its stream.
+  void add(std::function<void()> push) { steps_.push_back(std::move(push)); }
+  [[nodiscard]] uint32_t count() const override { return static_cast<uint32_t>(steps_.size()); }
+  void launch(std::span<std::exception_ptr> errors) noexcept override {
+    const std::vector<uint32_t> kinds(steps_.size());
+    gpu::divide_steps<kMost>(kinds, [&](std::span<const uint32_t> numbers) {
+      std::exception_ptr error;
+      try {
+        faults_->on_call(DeviceCall::command);
+        if (faults_->fails_together) throw Error(Status::device_error, "planted: a launch failed");
+        faults_->launches_of_groups.push_back(static_cast<uint32_t>(numbers.size()));
+        for (const uint32_t i : numbers) steps_[i]();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      for (const uint32_t i : numbers) errors[i] = error;
+    });
+    steps_.clear();
+  }
+
+ private:
+  FakeFaults* faults_;
+  std::vector<std::function<void()>> steps_;
 };
 
 class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
@@ -145,13 +179,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   // StreamSteps.
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
              const gpu::DeviceRows* v, const gpu::OnDevice& tokens, gpu::Stream) override {
-    if (stream_->capture_id() == 0) begun_ += 1;
-    if (faults_->fails) {
-      // Not before the host, which was told of the step, waits for it.
-      while (awaited_ < begun_) std::this_thread::yield();
-      throw Error(Status::device_error, "planted: a launch failed");
-    }
-    command();
+    count_begun();
     Launch launch{layer,
                   q,
                   {},
@@ -178,21 +206,39 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
             const gpu::DeviceRows* v, const gpu::OnDevice& tokens, const gpu::DeviceRows& out,
             float* lse, gpu::Stream stream) override {
+    if (tokens.group != nullptr && tokens.codes != nullptr && !tokens.keeps_answer) {
+      count_begun();
+      const Launch launch{layer,
+                          q,
+                          k == nullptr ? q : *k,
+                          v == nullptr ? q : *v,
+                          k != nullptr,
+                          nullptr,
+                          static_cast<FakeCodes*>(tokens.codes),
+                          false};
+      static_cast<FakeStepGroup*>(tokens.group)->add([this, launch, out, lse] {
+        stream_->push([this, launch] { run_first_half(launch); });
+        stream_->push([this, layer = launch.layer, out, lse] { run_second_half(layer, out, lse); });
+      });
+      return;
+    }
     begin(layer, q, k, v, tokens, stream);
     end(layer, out, lse, stream);
   }
+  std::unique_ptr<gpu::StepGroup> make_group(uint32_t) override {
+    return std::make_unique<FakeStepGroup>(*faults_);
+  }
   void step_tokens(uint32_t layer, const gpu::ManyTokens& tokens, gpu::Codes& codes,
                    gpu::Stream) override {
-    if (stream_->capture_id() == 0) begun_ += 1;
-    if (faults_->fails) {
-      while (awaited_ < begun_) std::this_thread::yield();
-      throw Error(Status::device_error, "planted: a launch failed");
-    }
-    command();
+    count_begun();
     faults_->steps_of_tokens += 1;
-    stream_->push([this, layer, tokens, &codes] {
-      run_tokens(layer, tokens, static_cast<FakeCodes&>(codes));
-    });
+    const auto push = [this, layer, tokens, &codes] {
+      stream_->push([this, layer, tokens, &codes] {
+        run_tokens(layer, tokens, static_cast<FakeCodes&>(codes));
+      });
+    };
+    if (tokens.group != nullptr) return static_cast<FakeStepGroup*>(tokens.group)->add(push);
+    push();
   }
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
                    gpu::Stream) override {
@@ -350,6 +396,16 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     return size_t{shape_.kv_heads} * shape_.head_dim * dtype_size(shape_.dtype);
   }
   void command() const { faults_->on_call(DeviceCall::command); }
+  /// A step is about to be enqueued, or cannot be.
+  void count_begun() {
+    if (stream_->capture_id() == 0) begun_ += 1;
+    if (faults_->fails) {
+      // Not before the host, which was told of the step, waits for it.
+      while (awaited_ < begun_) std::this_thread::yield();
+      throw Error(Status::device_error, "planted: a launch failed");
+    }
+    command();
+  }
   static bool reached(uint32_t value, uint32_t wanted) {
     return static_cast<int32_t>(value - wanted) >= 0;
   }

@@ -97,10 +97,18 @@ constexpr size_t attend_fixed() {
 template <int kDim, int kKeyBits, int kValueBits>
 constexpr bool kDividesGroup = kDim > 128 || kKeyBits != kValueBits;
 
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
-    attend_kernel(const __grid_constant__ CodesParams s) {
+/// The split of a thread block in a launch of one step.
+struct GridSplit {
+  template <int kDim, int kHeadTiles>
+  using Resident = ResidentShare<kDim, kHeadTiles>;
+
+  __device__ static uint32_t number() { return blockIdx.x; }
+  __device__ static uint32_t count() { return gridDim.x; }
+};
+
+/// split: that this thread block is.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Split>
+__device__ __forceinline__ void attend(const CodesParams& s, const Split& split) {
   constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   constexpr int kHeads = 4 * kHeadTiles;
@@ -132,8 +140,8 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     ++ahead;
   };
   const auto start = [&] {
-    const uint32_t pairs = blocks * kBlockMaxima, warps = gridDim.x * kWarps;
-    const uint32_t number = blockIdx.x * kWarps + warp;
+    const uint32_t pairs = blocks * kBlockMaxima, warps = split.count() * kWarps;
+    const uint32_t number = split.number() * kWarps + warp;
     const uint32_t each = pairs / warps, more = pairs - each * warps;
     first = number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
@@ -158,7 +166,8 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     start();
   }
   if (s.has_resident) {
-    ResidentShare<kDim, kHeadTiles> share(s, kv_head, first_head, resident);
+    typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, first_head, split,
+                                                              resident);
     queries.prepare(s, raw_queries, resident.rows, first_head);
     share.attend(value_scale);
   } else {
@@ -298,7 +307,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
       shared_sum[warp][4 * t + lane] = sum[t];
     }
   }
-  const size_t part = (size_t{kv_head} * s.splits + blockIdx.x) * s.group + first_head;
+  const size_t part = (size_t{kv_head} * s.splits + split.number()) * s.group + first_head;
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     const float levels = static_cast<float>((1 << kValueBits) - 1);
@@ -346,6 +355,13 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
     }
     __syncthreads();
   }
+}
+
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+__global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
+                                  attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
+    attend_kernel(const __grid_constant__ CodesParams s) {
+  attend<kDim, kKeyBits, kValueBits, kHeadTiles>(s, GridSplit{});
 }
 
 }  // namespace keyhole::gpu::codes

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "gpu/cuda/codes/batch_params.h"
 #include "gpu/cuda/codes/choose.cuh"
 #include "gpu/cuda/codes/choose_single.cuh"
 #include "gpu/cuda/codes/params.h"
@@ -28,6 +29,15 @@ Kernels kernels_of(const CodeShape& shape, uint32_t group) {
     case 1: return kernels_of_1_bit(shape.dim, group);
     case 2: return kernels_of_2_bits(shape.dim, group);
     case 4: return kernels_of_4_bits(shape.dim, group);
+    default: return {};
+  }
+}
+
+BatchKernels batch_kernels_of(const CodeShape& shape, uint32_t group) {
+  if (group == 0 || shape.key_bits != shape.value_bits) return {};
+  switch (shape.key_bits) {
+    case 2: return batch_kernels_of_2_bits(shape.dim, group);
+    case 4: return batch_kernels_of_4_bits(shape.dim, group);
     default: return {};
   }
 }
@@ -80,8 +90,35 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
   needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
   if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
-  return cudaFuncSetAttribute(kernels.attend, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              per_block - fixed);
+  for (const void* kernel : {kernels.attend, batch_kernels_of(step.shape, step.group).attend}) {
+    if (kernel == nullptr || status != cudaSuccess) continue;
+    // Both declare the same.
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  per_block - fixed);
+  }
+  return status;
+}
+
+/// Clusters of finish_codes(): one beside those of the KV heads publishes the step.
+uint32_t clusters(const CodesStep& step) {
+  return step.kv_heads + (step.has_resident && step.resident.counts ? 1 : 0);
+}
+
+cudaError_t launch_clusters(const void* kernel, dim3 grid, size_t bytes, cudaStream_t stream,
+                            void** arguments, bool ahead) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kFinishBlocks, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(kFinishThreads);
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = ahead ? 2 : 1;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
 /// Shared memory of finish_codes().
@@ -99,9 +136,8 @@ bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
   return codes::kernels_of(shape, group).attend != nullptr;
 }
 
-uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
-                     uint32_t block_capacity, uint32_t multiprocessors,
-                     size_t shared_of_multiprocessor) {
+uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
+                   uint32_t multiprocessors, size_t shared_of_multiprocessor) {
   const codes::Kernels kernels = codes::kernels_of(shape, group);
   if (kernels.attend == nullptr) return 1;
   CodesStep least;
@@ -111,10 +147,20 @@ uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
   const size_t resident = std::clamp<size_t>(shared_of_multiprocessor / shared, 1,
                                              static_cast<size_t>(kernels.attend_resident));
   const uint32_t blocks = multiprocessors * static_cast<uint32_t>(resident);
+  return std::clamp(blocks / (kv_heads * kernels.attend_passes()), 1U, codes::kMostSplits);
+}
+
+uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
+                     uint32_t block_capacity, uint32_t multiprocessors,
+                     size_t shared_of_multiprocessor, uint32_t resident_capacity) {
+  const codes::Kernels kernels = codes::kernels_of(shape, group);
+  if (kernels.attend == nullptr) return 1;
   const uint32_t most =
-      std::clamp(blocks / (kv_heads * kernels.attend_passes()), 1U, codes::kMostSplits);
-  // A warp has 32 rows or more.
-  return std::clamp(block_capacity * codes::kBlockMaxima / kernels.attend_warps, 1U, most);
+      code_fill(shape, kv_heads, group, multiprocessors, shared_of_multiprocessor);
+  // A warp has 32 rows of codes or more; resident tokens come 32 to a thread block at once.
+  const uint64_t wanted = uint64_t{block_capacity} * codes::kBlockMaxima / kernels.attend_warps +
+                          resident_capacity / 32;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
 size_t codes_work_bytes(const CodesStep& step) {
@@ -140,8 +186,13 @@ cudaError_t prepare_codes(CodesStep& step, int device, size_t* needs) {
   // One thread block has more than 99 KiB for groups above 8 with d = 256.
   if (least > static_cast<size_t>(most)) return cudaErrorNotSupported;
   // All that there is, not what this step needs: the limit is the function's, and steps of other capacities share it.
-  return cudaFuncSetAttribute(step.cluster ? kernels.finish : kernels.finish_single,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  const auto allow = [&](const void* kernel) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
+  };
+  const void* const of_batches = codes::batch_kernels_of(step.shape, step.group).finish;
+  if (step.cluster && of_batches != nullptr) status = allow(of_batches);
+  if (status != cudaSuccess) return status;
+  return allow(step.cluster ? kernels.finish : kernels.finish_single);
 }
 
 cudaError_t attend_codes(const CodesStep& step, cudaStream_t stream, bool ahead) {
@@ -162,24 +213,52 @@ cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead)
   codes::lay_out(step, kernels, params);
   const size_t bytes = codes::shared_bytes(step, kernels);
   void* arguments[] = {&params};
-  const bool publishes = step.has_resident && step.resident.counts;
   if (!step.cluster) {
+    const bool publishes = codes::clusters(step) != step.kv_heads;
     return launch_ahead(kernels.finish_single, dim3(step.kv_heads * (publishes ? 2 : 1)),
                         dim3(codes::kSingleThreads), bytes, stream, arguments, ahead);
   }
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {codes::kFinishBlocks, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3((step.kv_heads + (publishes ? 1 : 0)) * codes::kFinishBlocks);
-  config.blockDim = dim3(codes::kFinishThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = ahead ? 2 : 1;
-  return cudaLaunchKernelExC(&config, kernels.finish, arguments);
+  return codes::launch_clusters(kernels.finish, dim3(codes::clusters(step) * codes::kFinishBlocks),
+                                bytes, stream, arguments, ahead);
+}
+
+CodesKind codes_kind(const CodesStep& step) {
+  const bool joins =
+      step.cluster && step.host_rows.requests == nullptr && step.resident_o == nullptr;
+  if (!joins) return {};
+  const codes::BatchKernels kernels = codes::batch_kernels_of(step.shape, step.group);
+  return {kernels.attend, step.kv_heads, codes::clusters(step), step.fill, step.stages};
+}
+
+cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bool ahead) {
+  if (steps.empty() || steps.size() > kMostJointSteps) return cudaErrorInvalidValue;
+  const CodesStep& first = steps[0];
+  if (steps.size() == 1) {
+    const cudaError_t status = attend_codes(first, stream, ahead);
+    return status != cudaSuccess ? status : finish_codes(first, stream, ahead);
+  }
+  const codes::Kernels kernels = codes::kernels_of(first.shape, first.group);
+  const codes::BatchKernels batch = codes::batch_kernels_of(first.shape, first.group);
+  codes::BatchParams params;
+  size_t bytes = 0;
+  for (const CodesStep& step : steps) {
+    const bool is_alike = batch.attend != nullptr && codes_kind(step) == codes_kind(first);
+    if (!is_alike || !codes::valid(step, kernels)) return cudaErrorInvalidValue;
+    codes::lay_out(step, kernels, params.steps[params.count]);
+    const RingShape& ring = step.resident.ring;
+    const uint32_t resident = step.has_resident ? ring.sink + ring.capacity : 0;
+    params.resident_cost[params.count++] = resident / (kCodeBlock / codes::kResidentRowCost);
+    bytes = std::max(bytes, codes::shared_bytes(step, kernels));
+  }
+  params.blocks = std::max(first.fill, params.count);
+  void* arguments[] = {&params};
+  const cudaError_t status = launch_ahead(
+      batch.attend, dim3(params.blocks, first.kv_heads), dim3(kernels.attend_warps * 32),
+      codes::attend_bytes(first, kernels), stream, arguments, ahead);
+  if (status != cudaSuccess) return status;
+  return codes::launch_clusters(batch.finish,
+                                dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),
+                                bytes, stream, arguments, ahead);
 }
 
 }  // namespace keyhole::gpu

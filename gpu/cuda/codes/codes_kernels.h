@@ -15,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cpu/code_layout.h"
 #include "cpu/types.h"
@@ -27,6 +28,8 @@ namespace keyhole::gpu {
 
 /// Rows of one maximum that attend_codes() leaves.
 inline constexpr uint32_t kMaximumRows = 32;
+/// Steps of one launch.
+inline constexpr uint32_t kMostJointSteps = 16;
 
 /// One step of one layer. All pointers are to memory that the device can read: its own, unless said.
 struct CodesStep {
@@ -37,6 +40,8 @@ struct CodesStep {
   uint32_t tokens = 1;          ///< that the step is of; divides `group`
   uint32_t block_capacity = 0;  ///< blocks of 256 rows that a KV head has space for
   uint32_t splits = 0;          ///< thread blocks of a KV head, see code_splits()
+  uint32_t fill =
+      0;  ///< thread blocks of a KV head that fill the device, see code_fill(); of step_codes() alone
   LogitParams logits;
   /// Which kernel finish_codes() is: a cluster of thread blocks per KV head (compute capability 9.0 or newer), or one thread
   /// block; prepare_codes() takes back what the device cannot do.
@@ -91,9 +96,15 @@ struct CodesStep {
 [[nodiscard]] bool codes_have_kernels(const CodeShape& shape, uint32_t group);
 
 /// Thread blocks per KV head that fill `multiprocessors`, which have so many bytes of shared memory each.
+[[nodiscard]] uint32_t code_fill(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
+                                 uint32_t multiprocessors,
+                                 size_t shared_of_multiprocessor = SIZE_MAX);
+/// Those of a step, no more than code_fill(): as many as have something to do with `block_capacity` blocks of codes and
+/// `resident_capacity` resident tokens.
 [[nodiscard]] uint32_t code_splits(const CodeShape& shape, uint32_t kv_heads, uint32_t group,
                                    uint32_t block_capacity, uint32_t multiprocessors,
-                                   size_t shared_of_multiprocessor = SIZE_MAX);
+                                   size_t shared_of_multiprocessor = SIZE_MAX,
+                                   uint32_t resident_capacity = 0);
 
 /// Bytes of CodesStep::work: from the shape, kv_heads, group, block_capacity and splits.
 [[nodiscard]] size_t codes_work_bytes(const CodesStep& step);
@@ -113,5 +124,24 @@ struct CodesStep {
 /// Enqueues what follows it: the choice of this step's heaviest rows, their exact attention, and the merge. `ahead`:
 /// likewise, directly after attend_codes() on the stream.
 [[nodiscard]] cudaError_t finish_codes(const CodesStep& step, cudaStream_t stream, bool ahead);
+
+/// What steps that go in one launch have in common. Codes, lengths, capacities, tensors, exact rows and work spaces are each
+/// step's own.
+struct CodesKind {
+  const void* attend = nullptr;  ///< the kernel; null: the step goes alone
+  uint32_t kv_heads = 0, clusters = 0, fill = 0;
+  int stages = 0;
+
+  bool operator==(const CodesKind&) const = default;
+};
+/// Of a step that is prepared. Joined are 2 or 4 bits of both keys and values, 64 or 128 components, groups of up to 8, by
+/// kernels of clusters, with rows that the device reads and without a resident state.
+[[nodiscard]] CodesKind codes_kind(const CodesStep& step);
+
+/// Enqueues both kernels for 1 to kMostJointSteps steps of one kind, each with a work space of its own. Of several steps one
+/// has 1 to `splits` thread blocks per KV head, which depends on what the others have to read: its result may differ by
+/// rounding from that of attend_codes() and finish_codes().
+[[nodiscard]] cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream,
+                                     bool ahead);
 
 }  // namespace keyhole::gpu

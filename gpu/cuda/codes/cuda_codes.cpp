@@ -9,6 +9,7 @@
 
 #include "gpu/codes_layout.h"
 #include "gpu/cuda/codes/codes_kernels.h"
+#include "gpu/cuda/codes/cuda_step_group.h"
 #include "gpu/cuda/codes/encode.h"
 #include "gpu/cuda/codes/encode_copied.h"
 #include "gpu/cuda/codes/row_exchange.h"
@@ -56,10 +57,11 @@ struct CudaCodes::Impl {
     bool is_used = false;     ///< something was enqueued that reads its balance
   };
 
-  Impl(const CodesShape& wanted, int device, const RowWaits& row_waits)
+  Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
       : shape(with_kernels(wanted)),
         layout(wanted),
         ordinal(device),
+        resident_tokens(resident),
         waits(row_waits),
         layers(wanted.layers) {
     const DeviceScope scope(ordinal);
@@ -168,18 +170,22 @@ struct CudaCodes::Impl {
 
   /// What depends on the number of a step's tokens.
   struct Variant {
-    uint32_t splits = 1;
+    uint32_t splits = 1, fill = 1;
     int stages = CodesStep{}.stages;
     bool cluster = true;  // before it is known: as prepare_codes() wants it
   };
   /// Adds the variant of so many tokens, one more than there are.
   cudaError_t prepare(uint32_t tokens, size_t* needs) {
     Variant& v = variants.emplace_back();
-    v.splits =
-        std::min(code_splits(shape.code, shape.kv_heads, group() * tokens, capacity(),
-                             attribute(cudaDevAttrMultiProcessorCount, ordinal),
-                             attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal)),
-                 most_code_splits(shape.kv_heads));
+    const auto processors =
+        static_cast<uint32_t>(attribute(cudaDevAttrMultiProcessorCount, ordinal));
+    const auto shared =
+        static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, ordinal));
+    const uint32_t heads = group() * tokens;
+    v.fill = code_fill(shape.code, shape.kv_heads, heads, processors, shared);
+    v.splits = std::min(code_splits(shape.code, shape.kv_heads, heads, capacity(), processors,
+                                    shared, resident_tokens),
+                        most_code_splits(shape.kv_heads));
     CodesStep sizes = step_sizes(tokens);
     const cudaError_t status = prepare_codes(sizes, ordinal, needs);
     v.cluster = sizes.cluster;
@@ -198,6 +204,7 @@ struct CudaCodes::Impl {
     s.tokens = tokens;
     s.block_capacity = capacity();
     s.splits = v.splits;
+    s.fill = v.fill;
     s.cluster = v.cluster;
     s.stages = v.stages;
     s.head_stride = layout.head_stride;
@@ -229,6 +236,14 @@ struct CudaCodes::Impl {
     return s;
   }
 
+  /// Enqueues a whole step, or adds it to the group.
+  void enqueue(const CodesStep& s, Stream stream, StepGroup* group) const {
+    auto* const joint = static_cast<CudaStepGroup*>(group);
+    if (joint != nullptr && joint->add(s, stream_of(stream), ahead)) return;
+    check(attend_codes(s, stream_of(stream), ahead), "attending codes");
+    check(finish_codes(s, stream_of(stream), ahead), "merging codes");
+  }
+
   /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it here.
   void set_count(uint32_t layer, uint32_t count, Stream stream) {
     launch_set_count(device_count(layer), count, stream_of(stream));
@@ -242,6 +257,7 @@ struct CudaCodes::Impl {
   CodesShape shape;
   CodesLayout layout;
   int ordinal;
+  uint32_t resident_tokens;
   RowWaits waits;
   std::vector<Layer> layers;
   uint32_t slots = 0;             // that are taken
@@ -254,8 +270,9 @@ struct CudaCodes::Impl {
   std::unique_ptr<Event> changed;         // the newest change of blocks
 };
 
-CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits)
-    : impl_(std::make_unique<Impl>(shape, ordinal, waits)) {}
+CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits,
+                     uint32_t resident_tokens)
+    : impl_(std::make_unique<Impl>(shape, ordinal, waits, resident_tokens)) {}
 
 CudaCodes::~CudaCodes() {
   impl_.reset();
@@ -393,25 +410,23 @@ void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte
 size_t CudaCodes::bytes() const { return impl_->layout.bytes; }
 
 void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
-                     const DeviceRows& out, float* lse, Stream stream) {
+                     const DeviceRows& out, float* lse, Stream stream, StepGroup* group) {
   CodesStep s = impl_->step(layer, input(q));
   s.has_resident = true;
   s.resident = resident;
   s.out = {out.data, out.head_stride, out.dtype};
   s.lse = lse;
-  check(attend_codes(s, stream_of(stream), impl_->ahead), "attending codes");
-  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+  impl_->enqueue(s, stream, group);
 }
 
 void CudaCodes::step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out,
-                            float* lse, Stream stream) {
+                            float* lse, Stream stream, StepGroup* group) {
   CodesStep s = impl_->step(layer, resident.q, resident.tokens);
   s.has_resident = true;
   s.resident = resident;
   s.out = out;
   s.lse = lse;
-  check(attend_codes(s, stream_of(stream), impl_->ahead), "attending codes");
-  check(finish_codes(s, stream_of(stream), impl_->ahead), "merging codes");
+  impl_->enqueue(s, stream, group);
 }
 
 uint32_t CudaCodes::most_tokens() const { return static_cast<uint32_t>(impl_->variants.size()); }
@@ -444,7 +459,8 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   const size_t bytes = codes_bytes(shape);
   own.claim(bytes, "codes of keys and values");
   try {
-    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits());
+    auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits(),
+                                             r.sink + r.window_capacity);
     codes->at_end([&own, bytes] { own.release(bytes); });
     return codes;
   } catch (...) {

@@ -17,7 +17,9 @@ class CudaCodes final : public Codes {
  public:
   /// In the memory of device `ordinal`. Throws Error: unsupported, invalid_argument, out_of_device_memory, device_error.
   /// waits: of steps for rows that the host reads.
-  explicit CudaCodes(const CodesShape& shape, int ordinal = 0, const RowWaits& waits = {});
+  /// resident_tokens: that a layer of the session has at most, which steps attend, too.
+  explicit CudaCodes(const CodesShape& shape, int ordinal = 0, const RowWaits& waits = {},
+                     uint32_t resident_tokens = 0);
   ~CudaCodes() override;
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
@@ -37,12 +39,13 @@ class CudaCodes final : public Codes {
   void at_end(std::function<void()> call) { at_end_ = std::move(call); }
 
   /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where `resident`
-  /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null.
+  /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null. group: a
+  /// CudaStepGroup that it is added to, if it can go with other steps; null: it is enqueued.
   void step(uint32_t layer, const DeviceRows& q, const StepParams& resident, const DeviceRows& out,
-            float* lse, Stream stream);
+            float* lse, Stream stream, StepGroup* group = nullptr);
   /// The same of resident.tokens tokens, whose q `resident` has, at once.
   void step_tokens(uint32_t layer, const StepParams& resident, const OutputRows& out, float* lse,
-                   Stream stream);
+                   Stream stream, StepGroup* group = nullptr);
   /// Or in halves: the pass over the layer's codes alone,
   void attend(uint32_t layer, const DeviceRows& q, Stream stream);
   /// and, after attend() of the same layer and q: the choice and reading of the exact rows, and the merge of all

@@ -117,10 +117,9 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
                    shared.split_o[own]);
 }
 
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
-    finish_kernel(const __grid_constant__ CodesParams s) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+/// splits: that the pass has left of the step.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Splits>
+__device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
   using Shared = FinishShared<kDim, kKeyBits, kHeadTiles>;
   constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -156,7 +155,7 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
   GroupMaxima<kHeadTiles> first;
   if (wanted != 0) first.load(s, maxima, deal, 0, group_count);
   SplitSums<kFinishBlocks, kFinishThreads> sums;
-  sums.load<kDim>(s, kv_head, deal.rank);
+  sums.load<kDim>(s, kv_head, splits, deal.rank);
   const uint32_t own_head = deal.rank + warp * kFinishBlocks;  // that this warp merges
   ResidentHead<kDim> resident;
   if (s.resident_o != nullptr && own_head < s.group) {
@@ -167,12 +166,12 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
     float* to = &shared.split_o[h / kFinishBlocks][at];
     *reinterpret_cast<float4*>(in_block(to, h % kFinishBlocks)) = sum;
   };
-  weigh_splits(s, kv_head, shared.splits, shared);
+  weigh_splits(s, kv_head, splits, shared.splits, shared);
   __syncthreads();
   if (wanted == 0) {
     if (s.host_rows.requests != nullptr) ask_host(s, kv_head, choice.chosen, 0, deal.rank, shared.top);
     cluster_wait();  // all blocks have started
-    sums.add<kDim>(s, kv_head, shared.splits);
+    sums.add<kDim>(s, kv_head, splits, shared.splits);
     __syncthreads();
     sums.send<kDim>(shared.splits, send_sum);
   } else {
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
     send_share(choice, largest, deal.rank, few);
     cluster_arrive();
     // The splits' sum meanwhile.
-    sums.add<kDim>(s, kv_head, shared.splits);
+    sums.add<kDim>(s, kv_head, splits, shared.splits);
     __syncthreads();
     sums.send<kDim>(shared.splits, send_sum);
     cluster_wait();
@@ -263,6 +262,13 @@ __global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
   if (warp < Shared::kOwn && own_head < s.group) {
     merge_sent(s, kv_head, own_head, min(wanted, kFinishBlocks), value_scale, resident, shared);
   }
+}
+
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+__global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
+    finish_kernel(const __grid_constant__ CodesParams s) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  finish<kDim, kKeyBits, kValueBits, kHeadTiles>(s, AllSplits{});
 #endif
 }
 

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   // Of a part of the columns at a time, where there are more of them than threads.
   constexpr uint32_t kParts = (Shared::kHeads * kDim / 4 + kSingleThreads - 1) / kSingleThreads;
   SplitSums<kParts, kSingleThreads> sums;
-  sums.template load<kDim>(s, kv_head, 0);
+  sums.template load<kDim>(s, kv_head, AllSplits{}, 0);
   const bool merges = warp < s.group;
   ResidentHead<kDim> resident;
   // Asked for ahead, where there are registers to keep it in.
@@ -77,15 +77,15 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     if (s.resident_o != nullptr && merges) resident.load(s, size_t{kv_head} * s.group + warp);
   };
   if (kDim <= 128) load_resident();
-  weigh_splits(s, kv_head, shared.splits, shared);
+  weigh_splits(s, kv_head, AllSplits{}, shared.splits, shared);
   __syncthreads();
 #pragma unroll
   for (uint32_t part = 0; part < kParts; ++part) {
     if (part != 0) {
       __syncthreads();
-      sums.template load<kDim>(s, kv_head, part);
+      sums.template load<kDim>(s, kv_head, AllSplits{}, part);
     }
-    sums.template add<kDim>(s, kv_head, shared.splits);
+    sums.template add<kDim>(s, kv_head, AllSplits{}, shared.splits);
     __syncthreads();
     sums.template send<kDim>(shared.splits, [&](uint32_t h, uint32_t at, float4 sum) {
       *reinterpret_cast<float4*>(&shared.split_o[h][at]) = sum;

@@ -25,6 +25,12 @@ inline constexpr int kLeastStages = 2, kMostStages = 3;  ///< of CodesStep::stag
 template <int kDim>
 constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 
+/// Of steps of several sessions in one launch (gpu/cuda/codes/batch.cuh); null where there are none.
+struct BatchKernels {
+  const void* attend = nullptr;
+  const void* finish = nullptr;
+};
+
 /// The kernels of one shape.
 struct Kernels {
   const void* attend = nullptr;
@@ -45,6 +51,10 @@ struct Kernels {
   /// Thread blocks that share a group's heads.
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
+
+/// 64 or 128 components, groups of up to 8, as many bits of values.
+[[nodiscard]] BatchKernels batch_kernels_of_2_bits(uint32_t dim, uint32_t group);
+[[nodiscard]] BatchKernels batch_kernels_of_4_bits(uint32_t dim, uint32_t group);
 
 /// Null where there are none. Files of instances are for bits, or for heads of 256 components, so that compilers run side by side.
 [[nodiscard]] Kernels kernels_of_1_bit(uint32_t dim, uint32_t group);

@@ -54,17 +54,18 @@ class ResidentShare {
   using Shared = ResidentShared<kDim, kHeads>;
 
   /// Asks for the first rows.
-  /// first_head: the group's head that is number 0 here.
+  /// first_head: the group's head that is number 0 here. split: whose share it is.
+  template <class Split>
   __device__ ResidentShare(const CodesParams& s, uint32_t kv_head, uint32_t first_head,
-                           Shared& shared)
+                           const Split& split, Shared& shared)
       : s_(s), shared_(shared), kv_head_(kv_head), first_head_(first_head) {
     const StepParams& p = s.resident;
     const RingState before = p.states[kv_head];
     state_ = p.counts ? after_append(p, before) : before;
     const uint32_t tokens = state_.tokens();
     stored_ = tokens - (p.k.data != nullptr ? p.tokens : 0);
-    next_ = blockIdx.x * tokens / gridDim.x;
-    end_ = (blockIdx.x + 1) * tokens / gridDim.x;
+    next_ = split.number() * tokens / split.count();
+    end_ = (split.number() + 1) * tokens / split.count();
     load();
   }
 

@@ -11,10 +11,15 @@ struct SplitShared {
   float weights[kHeads][kMostSplits];
 };
 
+/// How many splits the pass has left of a step: as many as have a place, in a launch of one step.
+struct AllSplits {
+  __device__ static uint32_t of(const CodesParams& s) { return s.splits; }
+};
+
 /// What each split weighs, and the sum of all weights, of every head, by kThreads threads: to shared.top and total; the
 /// log-sum-exp of the codes alone to shared.lse. Base 2.
-template <int kHeads, uint32_t kThreads, class Shared>
-__device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
+template <int kHeads, uint32_t kThreads, class Splits, class Shared>
+__device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, const Splits& count,
                                     SplitShared<kHeads, kThreads>& splits, Shared& shared) {
   const uint32_t lane = threadIdx.x % 32;
   for (uint32_t h = threadIdx.x / 32; h < s.group; h += kThreads / 32) {
@@ -23,13 +28,13 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
     // Two splits of a lane are under way at once: 64 are enough for 4 KV heads and more.
     float top = kMinusInf, largest = kMinusInf, total = 0.0F, of_codes = 0.0F;
 #pragma unroll 1
-    for (uint32_t from = lane; from < s.splits; from += 64) {
+    for (uint32_t from = lane; from < count.of(s); from += 64) {
       float2 part[2];
       float lse[2];
 #pragma unroll
       for (uint32_t i = 0; i < 2; ++i) {
         const uint32_t split = from + 32 * i;
-        const bool is_one = split < s.splits;
+        const bool is_one = split < count.of(s);
         part[i] = is_one ? s.part_sum[first + split * s.group] : make_float2(kMinusInf, 0.0F);
         lse[i] = is_one ? s.part_lse[first + split * s.group] : kMinusInf;
       }
@@ -43,7 +48,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
       for (uint32_t i = 0; i < 2; ++i) {
         total = fmaf(exp2_fast(part[i].x - base), part[i].y, total);
         of_codes += exp2_fast(lse[i] - codes_base);
-        if (from + 32 * i < s.splits) weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
+        if (from + 32 * i < count.of(s)) weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
       }
     }
     const float overall = warp_max(top), overall_largest = warp_max(largest);
@@ -51,7 +56,7 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head,
     total = warp_sum(total * exp2_fast(top - base));
     of_codes = warp_sum(of_codes * exp2_fast(largest - finite_base(overall_largest)));
 #pragma unroll 1
-    for (uint32_t split = lane; split < s.splits; split += 32) {
+    for (uint32_t split = lane; split < count.of(s); split += 32) {
       weights[split] = exp2_fast(weights[split] - base);
     }
     if (lane == 0) {
@@ -77,8 +82,8 @@ struct SplitSums {
     return reinterpret_cast<const float4*>(s.part_o) +
            (size_t{kv_head} * s.splits + split) * s.group * (kDim / 4) + quad;
   }
-  template <int kDim>
-  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t rank) {
+  template <int kDim, class Splits>
+  __device__ void load(const CodesParams& s, uint32_t kv_head, const Splits& count, uint32_t rank) {
     const uint32_t quads = s.group * (kDim / 4);
     const uint32_t share = (quads + kBlocks - 1) / kBlocks;
     columns = share <= 1 ? 1 : 1U << (32 - __clz(static_cast<int>(share - 1)));
@@ -88,13 +93,13 @@ struct SplitSums {
 #pragma unroll
     for (uint32_t i = 0; i < kAhead; ++i) {
       const uint32_t split = (threadIdx.x + i * kThreads) / columns;
-      first[i] = inside && split < s.splits ? *from<kDim>(s, kv_head, split)
+      first[i] = inside && split < count.of(s) ? *from<kDim>(s, kv_head, split)
                                             : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     }
   }
   /// Leaves sums for send() in shared.sums.
-  template <int kDim, int kHeads>
-  __device__ void add(const CodesParams& s, uint32_t kv_head,
+  template <int kDim, class Splits, int kHeads>
+  __device__ void add(const CodesParams& s, uint32_t kv_head, const Splits& count,
                       SplitShared<kHeads, kThreads>& shared) const {
     float4 sum = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     const float* weights = shared.weights[inside ? quad / (kDim / 4) : 0];
@@ -110,9 +115,9 @@ struct SplitSums {
     if (inside) {
 #pragma unroll
       for (uint32_t i = 0; i < kAhead; ++i) {
-        if (own + i * step < s.splits) take(own + i * step, first[i]);
+        if (own + i * step < count.of(s)) take(own + i * step, first[i]);
       }
-      for (uint32_t split = own + kAhead * step; split < s.splits; split += step) {
+      for (uint32_t split = own + kAhead * step; split < count.of(s); split += step) {
         take(split, *from<kDim>(s, kv_head, split));
       }
     }

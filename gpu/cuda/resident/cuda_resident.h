@@ -54,6 +54,7 @@ class CudaResident final : public Resident, public StreamSteps {
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
             const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override;
   void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes, Stream stream) override;
+  [[nodiscard]] std::unique_ptr<StepGroup> make_group(uint32_t most) override;
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
                    Stream stream) override;
   void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) override {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/codes/cuda_codes.h"
+#include "gpu/cuda/codes/cuda_step_group.h"
 #include "gpu/cuda/common/waiting.h"
 #include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/cuda/resident/answer.h"
@@ -206,8 +207,10 @@ void CudaResident::step(uint32_t layer, const DeviceRows& q, const DeviceRows* k
     const DeviceScope device(config_.ordinal);
     const StepParams p = open_step(layer, q, k, v, tokens, stream);
     const bool keeps = tokens.keeps_answer;
+    // What hands an answer over follows the step at once.
+    StepGroup* const group = keeps ? nullptr : tokens.group;
     layers_[layer].codes->step(layer, q, params_with_codes(layer, p), keeps ? answer_rows() : out,
-                               keeps ? answer_lse() : lse, stream);
+                               keeps ? answer_lse() : lse, stream, group);
     if (keeps) hand_answer_over(layer, out, lse, stream);
     return;
   }
@@ -251,7 +254,12 @@ void CudaResident::step_tokens(uint32_t layer, const ManyTokens& t, Codes& codes
   p.drafts = t.drafts;
   std::copy(t.sees.begin(), t.sees.end(), p.sees);
   layers_[layer].codes->step_tokens(
-      layer, p, {t.out.data, t.out.head_stride, t.out.dtype, t.out.token_stride}, t.lse, stream);
+      layer, p, {t.out.data, t.out.head_stride, t.out.dtype, t.out.token_stride}, t.lse, stream,
+      t.group);
+}
+
+std::unique_ptr<StepGroup> CudaResident::make_group(uint32_t most) {
+  return std::make_unique<CudaStepGroup>(config_.ordinal, most);
 }
 
 void CudaResident::keep_newest(std::span<const uint32_t> layers, uint32_t of,

@@ -710,7 +710,11 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_accept(keyhole_sessi
                                                                    const uint32_t* path);
 
 /* keyhole_extend (without masks) of `count` different sessions of one engine, whose work the engine's threads share. With
- * tensors in device memory each is enqueued on the stream of its session.
+ * tensors in device memory each is enqueued on the stream of its session. Of those that have a stream in common and whose layer
+ * the device attends by codes, steps that are alike (compute capability 9.0 or newer, 2 or 4 bits of keys and values, heads of 64
+ * or 128 components, up to 8 query heads for a KV head and step) go by one launch for up to 16 sessions, also in a capture: short
+ * sequences then fill the device together. It shares its thread blocks by their lengths as they are when the kernels run, so a
+ * session's result may differ by rounding from that of keyhole_extend. A launch that fails is a failure of each session in it.
  * Sequences may join and leave between calls.
  *   q, out       `[total, Hq, d]`, total = query_start[count]: the tokens of session 0, then those of session 1, ...
  *   k, v         `[total, Hkv, d]`
