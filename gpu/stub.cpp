@@ -7,6 +7,7 @@
 #include "gpu/kmeans.h"
 #include "gpu/neighbours.h"
 #include "gpu/states.h"
+#include "gpu/windows.h"
 
 namespace keyhole::gpu {
 
@@ -34,6 +35,10 @@ std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
 std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident&, const BlockedShape&) {
   throw Error(Status::unsupported,
               "blocked attention on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<Windows> make_cuda_windows(Resident&, const WindowsShape&) {
+  throw Error(Status::unsupported, "sliding layers on a CUDA device: this build has no CUDA in it");
 }
 
 HostPin::HostPin(int) : ordinal_(0) {

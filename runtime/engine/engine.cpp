@@ -51,7 +51,9 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
       [ordinal] { return std::make_unique<CudaPinnedMemory>(static_cast<int>(ordinal)); },
       [ordinal] { return gpu::cuda_free_bytes(static_cast<int>(ordinal)); },
       [ordinal](const Log& log) { return GpuAccelerator::on_cuda(static_cast<int>(ordinal), log); },
-      gpu::make_cuda_blocked};
+      gpu::make_cuda_blocked,
+      gpu::make_host_copies,
+      gpu::make_cuda_windows};
 }
 
 }  // namespace
@@ -138,11 +140,11 @@ CodeRoom Engine::code_room(size_t device_memory_limit) const {
 }
 
 uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
-                              size_t held) const {
+                              size_t held, uint64_t to_come) const {
   if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
   const uint64_t resident = gpu::cuda_resident_bytes(shape);
   const uint64_t total = device_.free_bytes ? device_.free_bytes() + held + resident : UINT64_MAX;
-  return beside_resident(total, resident, device_memory_limit);
+  return beside_resident(total, resident + to_come, device_memory_limit);
 }
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,

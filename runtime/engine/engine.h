@@ -12,6 +12,7 @@
 #include "gpu/codes.h"
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/windows.h"
 #include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/engine/build_accelerator.h"
@@ -37,6 +38,8 @@ struct StreamDevice {
   std::function<std::unique_ptr<gpu::BlockedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
       make_blocked = nullptr;  ///< null: tokens are attended one by one
   std::function<std::unique_ptr<gpu::HostCopies>()> make_copies = gpu::make_host_copies;
+  std::function<std::unique_ptr<gpu::Windows>(gpu::Resident&, const gpu::WindowsShape&)>
+      make_windows = nullptr;  ///< null: sliding layers stay in host memory
 };
 
 class Engine {
@@ -68,9 +71,10 @@ class Engine {
   /// Memory that codes of a new session may take beside its resident tokens: within the limit and what is free, or half of
   /// what is free; UINT64_MAX: no limit, and not known. Null: the device has no codes.
   [[nodiscard]] CodeRoom code_room(size_t device_memory_limit) const;
-  /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others.
+  /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others;
+  /// `to_come`: bytes that it will take for other things.
   [[nodiscard]] uint64_t code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
-                                      size_t held) const;
+                                      size_t held, uint64_t to_come = 0) const;
   /// What helps to build indexes; null: nothing.
   [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <string_view>
 
+#include "gpu/windows.h"
 #include "index/scan/code_scan.h"
 #include "index/scan/collector.h"
 #include "index/tail/tail_tree.h"
@@ -115,6 +116,15 @@ Wide sliding_memory(const ModelShape& m, uint64_t context) {
   return tokens * 2 * m.kv_heads * m.row_bytes();
 }
 
+/// Of the sliding layers on a device.
+uint64_t windows_memory(const ModelShape& m, uint32_t max_tokens) {
+  gpu::WindowsShape shape{m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, {}, {}};
+  for (const Window& w : m.windows) {
+    if (w.tokens != 0) shape.layers.push_back({0, w.tokens, w.slots(max_tokens), {}});
+  }
+  return shape.layers.empty() ? 0 : gpu::windows_bytes(shape);
+}
+
 /// Of all heads as the session begins; the same for all of them unless they have their own.
 CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   if (s.row_block() != kCodeBlock) return {};
@@ -170,7 +180,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   if (!host_device) {
     const gpu::ResidentShape shape = s.resident_shape(m);
     mirror = gpu::resident_bytes(shape);
-    plan.device_bytes = gpu::cuda_resident_bytes(shape);
+    plan.device_bytes = gpu::cuda_resident_bytes(shape) + windows_memory(m, s.max_tokens);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
     if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
       const uint64_t partitions =

@@ -227,6 +227,8 @@ class Session {
   /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before new token `prefix`, or the
   /// tokens that move up.
   void check_rings(const Extended& e, uint32_t prefix, std::span<const uint32_t> moved) const;
+  /// Whether all sliding layers that took part have so many of the newest tokens on the device.
+  [[nodiscard]] bool windows_hold(uint32_t newest) const;
   void accept_on_host(const Extended& e, uint32_t m, const uint32_t* path);
   void accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path);
   /// What answers several tokens of the layer as one group; null: its tokens are answered one by one, because they may not
@@ -243,6 +245,8 @@ class Session {
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
+  /// Of a sliding layer: a step for each.
+  void extend_window(uint32_t layer, const ExtendArgs& args);
   void extend_by_steps(uint32_t layer, const ExtendArgs& args);
   /// Enqueues a step of the tokens from `first` on; returns how many it took.
   [[nodiscard]] uint32_t enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t first);
@@ -271,8 +275,6 @@ class Session {
     const bool attends = codes_ != nullptr && params_.mode == KEYHOLE_MODE_INDEXED;
     return attends ? codes_->of_layer(layer) : nullptr;
   }
-  /// Throws Error(unsupported) of a sliding layer.
-  void check_takes_device_tensors(uint32_t layer) const;
   [[nodiscard]] StreamRunner& runner(const char* what);
   /// Whether the device holds the partitions of a head and chooses among them.
   [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;

@@ -142,7 +142,8 @@ void Session::make_stream_runner() {
       device.make_pin,
       [this](size_t held) {
         return engine_->code_room_of(params_.resident_shape(engine_->model()),
-                                     params_.device_memory_limit, held);
+                                     params_.device_memory_limit, held,
+                                     sequence_.rings().device_bytes_to_come());
       },
       *code_source_, engine_->log(),
       RowServer::Waits{engine_->effective_config().spin_us,
@@ -153,7 +154,7 @@ void Session::make_stream_runner() {
       [this](const gpu::PartitionsShape& shape) {
         return engine_->stream_device().make_partitions(sequence_.resident(), shape);
       },
-      *codes_, *stream_client_);
+      *codes_, *stream_client_, &sequence_.rings());
   place_codes();
 }
 
@@ -186,18 +187,9 @@ bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
 
 // ---- Calls ---------------------------------------------------------------------------------------
 
-void Session::check_takes_device_tensors(uint32_t layer) const {
-  if (!sequence_.slides(layer)) return;
-  throw Error(Status::unsupported,
-              "layer " + std::to_string(layer) +
-                  " has a sliding window, which lies in host memory: its steps take tensors there, "
-                  "and these lie in device memory");
-}
-
 void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                       const RowsOut* out, float* lse) {
   StreamRunner& stream = runner("tensors in device memory");
-  check_takes_device_tensors(layer);
   for (RowBuffer& buffer : prompt_rows_) buffer.release();
   stream.enqueue(layer, q, k, v, out, lse);
   if (k != nullptr) forget_extended(layer);
@@ -271,7 +263,7 @@ uint64_t Session::device_bytes() const {
   }
   const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();
   return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
-         codes_->bytes();
+         codes_->bytes() + sequence_.rings().device_bytes();
 }
 
 }  // namespace keyhole::runtime
