@@ -2,8 +2,10 @@
 // host memory between them, beside attention in double precision over exactly their newest tokens.
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <numeric>
+#include <thread>
 
 #include "tests/runtime/session/layer_fixture.h"
 
@@ -127,6 +129,188 @@ TEST_F(StreamWindows, AttendExactlyTheirWindow) {
       expect_all_exact(s.get(), model);
     }
   }
+}
+
+TEST_F(StreamWindows, TakeDeviceMemoryWhenTheyAreFirstThere) {
+  slide(1, 20, 4);
+  StreamEngine device(engine_config_);
+  keyhole_session_config c = small_session();
+  const SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 50);
+  const keyhole_statistics before = statistics(s.get());
+  gpu::WindowsShape shape;
+  shape.q_heads = 4, shape.kv_heads = 2, shape.head_dim = 64;
+  shape.layers = {{1, 20, 24, {}}};
+  device.windows_room = gpu::windows_bytes(shape) - 1;
+  Turn t = turn(1, 1);
+  EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, step_on_device(s.get(), t, false));
+  EXPECT_EQ(layer_tokens(s.get(), 1).total, 50U);
+  decode(s.get(), model);
+  device.windows_room += 1;
+  decode_on_device(s.get(), model);
+  const keyhole_statistics after = statistics(s.get());
+  EXPECT_EQ(after.device_bytes - before.device_bytes, gpu::windows_bytes(shape));
+  EXPECT_EQ(after.stream_steps - before.stream_steps, 2U) << "of both layers";
+  EXPECT_GE(after.attends - before.attends, 3U);
+  ASSERT_OK(keyhole_reset_statistics(s.get()));
+  EXPECT_EQ(statistics(s.get()).stream_steps, 0U);
+  decode_on_device(s.get(), model);
+  EXPECT_EQ(statistics(s.get()).stream_steps, 2U);
+}
+
+TEST_F(StreamWindows, RunInGraphs) {
+  slide(0, 9, 6);
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 40);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  // Nothing of the window has been on the device yet. A token, and three more of the sliding layer.
+  std::vector<Turn> turns = {turn(0, 1), turn(1, 1), turn(0, 3)};
+  device.stream.begin_capture();
+  ASSERT_OK(step_on_device(s.get(), turns[0], false));
+  ASSERT_OK(step_on_device(s.get(), turns[1], true));
+  ASSERT_OK(extend_on_device(s.get(), turns[2]));
+  EXPECT_EQ(KEYHOLE_BUSY, keyhole_truncate(s.get(), 30));
+  device.stream.end_capture();
+  EXPECT_EQ(layer_tokens(s.get(), 0).total, 40U) << "a captured step has not happened";
+  EXPECT_EQ(statistics(s.get()).stream_steps, 0U);
+  for (int launch = 0; launch < 12; ++launch) {
+    for (Turn& t : turns) {
+      const Turn next = turn(t.layer, t.n);  // the graph reads the same memory
+      std::copy(next.q.begin(), next.q.end(), t.q.begin());
+      std::copy(next.k.begin(), next.k.end(), t.k.begin());
+      std::copy(next.v.begin(), next.v.end(), t.v.begin());
+      std::fill(t.out.begin(), t.out.end(), NAN);
+    }
+    ASSERT_OK(keyhole_session_announce(s.get()));
+    device.stream.launch_graph();
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    for (const Turn& t : turns) expect_turn(model, t);
+    EXPECT_EQ(layer_tokens(s.get(), 0).total, model.tokens(0));
+    // The window goes to the host and comes back when the graph is announced.
+    if (launch % 3 == 0) expect_all_exact(s.get(), model);
+    if (launch % 4 == 1) {
+      // Three of layer 0, and the newest of both are none of layer 1.
+      const uint32_t n = model.tokens(0) - 3;
+      ASSERT_OK(keyhole_truncate(s.get(), n));
+      model.truncate(n);
+    }
+  }
+  // A graph that would pass max_tokens.
+  Turn many = turn(0, small_session().max_tokens - model.tokens(0) + 1);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, extend_on_device(s.get(), many));
+  expect_text("max_tokens = 4096");
+  expect_exact_on_device(s.get(), model);
+}
+
+TEST_F(StreamWindows, DraftsAreAcceptedWithoutWaiting) {
+  slide(1, 12, 8);
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 60);
+  decode_on_device(s.get(), model);
+  for (const bool late : {false, true}) {
+    std::vector<Turn> drafts = {turn(0, 5), turn(1, 5)}, more = {turn(0, 1), turn(1, 1)};
+    std::atomic<bool> go_on{!late};
+    device.stream.push([&] {
+      while (!go_on) std::this_thread::yield();
+    });
+    const uint32_t path[] = {1, 4};
+    // Where the stream stands still, layer 1 alone goes on: layer 0 has a host, which takes its tokens in.
+    for (const uint32_t l : late ? std::vector<uint32_t>{1} : std::vector<uint32_t>{0, 1}) {
+      ASSERT_OK(extend_on_device(s.get(), drafts[l]));
+    }
+    ASSERT_OK(keyhole_session_accept(s.get(), 2, path));
+    for (const uint32_t l : late ? std::vector<uint32_t>{1} : std::vector<uint32_t>{0, 1}) {
+      ASSERT_OK(step_on_device(s.get(), more[l], false));
+    }
+    go_on = true;
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    for (const uint32_t l : late ? std::vector<uint32_t>{1} : std::vector<uint32_t>{0, 1}) {
+      const Model before = model;
+      expect_turn(model, drafts[l]);
+      model = before;
+      for (const uint32_t i : path) {
+        const auto at = static_cast<ptrdiff_t>(shape().kv(i));
+        const auto end = static_cast<ptrdiff_t>(shape().kv(i + 1));
+        model.append(l, {drafts[l].k.begin() + at, drafts[l].k.begin() + end},
+                     {drafts[l].v.begin() + at, drafts[l].v.begin() + end});
+      }
+      expect_turn(model, more[l]);
+    }
+  }
+  // More than the slack.
+  std::vector<Turn> drafts = {turn(1, 10)};
+  ASSERT_OK(extend_on_device(s.get(), drafts[0]));
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_accept(s.get(), 1, nullptr));
+  expect_text("allowed: to drop up to its slack, 8");
+  ASSERT_OK(keyhole_session_accept(s.get(), 2, nullptr));
+  const uint64_t mask[] = {1, 3, 5};
+  Turn tree = turn(1, 3);
+  EXPECT_EQ(KEYHOLE_UNSUPPORTED, extend_on_device(s.get(), tree, mask));
+  expect_text("word 2 of the mask is 5");
+  const uint64_t causal[] = {1, 3, 7};
+  ASSERT_OK(extend_on_device(s.get(), tree, causal));
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+}
+
+TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
+  slide(1, 9);
+  for (const char* name : {"q", "k", "v"}) {
+    StreamEngine device(engine_config_);
+    SessionPtr s = make_session(device.handle.get(), small_session());
+    Model model(engine_config_);
+    prefill_model(s.get(), model, 20);
+    Turn t = turn(1, 1);
+    (*name == 'q' ? t.q : *name == 'k' ? t.k : t.v)[70] = NAN;
+    ASSERT_OK(step_on_device(s.get(), t, false));
+    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
+    expect_text((std::string("tensor ") + name).c_str());
+    EXPECT_EQ(KEYHOLE_NOT_FINITE, step_on_device(s.get(), t, false)) << "there are no more steps";
+    EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_truncate(s.get(), 20));
+    keyhole_session* fork = nullptr;
+    const keyhole_status expected = *name == 'q' ? KEYHOLE_OK : KEYHOLE_NOT_FINITE;
+    EXPECT_EQ(expected, keyhole_fork(s.get(), &fork)) << keyhole_last_error();
+    keyhole_session_destroy(fork);
+  }
+}
+
+TEST_F(StreamWindows, FailuresOfTheDeviceEndTheSession) {
+  slide(1, 9);
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 20);
+  decode_on_device(s.get(), model);
+  Turn t = turn(1, 1);
+  device.faults.fails = true;
+  EXPECT_EQ(KEYHOLE_DEVICE_ERROR, step_on_device(s.get(), t, false));
+  device.faults.fails = false;
+  EXPECT_EQ(KEYHOLE_DEVICE_ERROR, step_on_device(s.get(), t, false));
+  expect_text("planted");
+}
+
+TEST_F(StreamWindows, FailuresWhileTheyMoveLeaveThemWhereTheyAre) {
+  slide(1, 9);
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 20);
+  bool fails = true;
+  device.faults.on_call = [&](DeviceCall call) {
+    if (fails && call != DeviceCall::command) {
+      throw Error(Status::out_of_device_memory, "planted: no memory");
+    }
+  };
+  Turn t = turn(1, 1);
+  EXPECT_EQ(KEYHOLE_OUT_OF_DEVICE_MEMORY, step_on_device(s.get(), t, true));
+  fails = false;
+  expect_all_exact(s.get(), model);
+  decode_on_device(s.get(), model);
+  decode(s.get(), model);
 }
 
 TEST_F(StreamWindows, RandomCalls) {
