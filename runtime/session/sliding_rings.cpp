@@ -198,19 +198,19 @@ void SlidingRings::read(uint32_t layer, std::byte* k, std::byte* v) const {
 void SlidingRings::copy_from(const SlidingRings& from) {
   for (size_t i = 0; i < rings_.size(); ++i) {
     const Ring& ring = from.rings_[i];
-    const auto [k, v] = from.read_all(ring);
+    const Kept kept = from.read_all(ring);
     rings_[i].tokens = rings_[i].oldest = ring.oldest;
-    append(rings_[i], k.data(), v.data(), ring.tokens - ring.oldest);
+    append(rings_[i], kept.k.data(), kept.v.data(), kept.tokens - ring.oldest);
   }
 }
 
 void SlidingRings::save(ChecksumWriter& out) const {
   for (const Ring& ring : rings_) {
-    const auto [k, v] = read_all(ring);
-    out.value(ring.tokens);
-    out.value(ring.tokens - ring.oldest);
-    out.bytes(k.data(), k.size());
-    out.bytes(v.data(), v.size());
+    const Kept kept = read_all(ring);
+    out.value(kept.tokens);
+    out.value(kept.tokens - ring.oldest);
+    out.bytes(kept.k.data(), kept.k.size());
+    out.bytes(kept.v.data(), kept.v.size());
   }
 }
 

@@ -8,7 +8,6 @@
 // and learned sinks need not know of it.
 #pragma once
 
-#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,7 +49,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
 
   // Of a device, in sliding_rings_device.cpp.
   [[nodiscard]] bool lies_on_device(uint32_t layer) const { return at(layer).on_device; }
-  /// Back to host memory: no step of the layer is under way. Throws Error(device_error | not_finite); then it has not moved.
+  /// Back to host memory: no step of the layer is under way, and none has failed. Throws Error(device_error); then it has not
+  /// moved.
   void move_to_host(uint32_t layer);
   /// Device memory: what was taken; what it will be once steps have been there.
   [[nodiscard]] uint64_t device_bytes() const {
@@ -76,7 +76,7 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   /// Of all sliding layers. from: with the same parameters; it is empty before.
   void copy_from(const SlidingRings& from);
   /// Per sliding layer the number of tokens that came and that are kept, and these `[kept, kv_heads, head_dim]`, K and V.
-  /// Throws Error(not_finite) where a step on the device has left something else.
+  /// Throws as read_all().
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
@@ -114,9 +114,14 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   /// Tokens [first, first + n), which are here, oldest first.
   void read_tokens(const Ring& ring, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
   void append(Ring& ring, const std::byte* k, const std::byte* v, uint32_t n);
-  /// K and V of all tokens that are here, `[2][n, kv_heads, head_dim]`, oldest first. Throws Error(device_error), or
-  /// Error(not_finite) for what came from the device.
-  [[nodiscard]] std::array<std::vector<std::byte>, 2> read_all(const Ring& ring) const;
+  /// Tokens that are here, from the oldest on.
+  struct Kept {
+    uint32_t tokens = 0;          ///< that came, with those that have left
+    std::vector<std::byte> k, v;  ///< `[n, kv_heads, head_dim]`
+  };
+  /// All of them; of those on the device, after a step that was given something else, those before the first that is not
+  /// finite. Throws Error(device_error), or Error(not_finite) where the ring does not reach back to their window.
+  [[nodiscard]] Kept read_all(const Ring& ring) const;
   [[nodiscard]] uint32_t place_of(const Ring& ring) const {
     return static_cast<uint32_t>(&ring - rings_.data());
   }

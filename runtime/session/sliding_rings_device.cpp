@@ -37,40 +37,50 @@ gpu::Windows& SlidingRings::on_device(uint32_t layer) {
   return *windows_;
 }
 
-std::array<std::vector<std::byte>, 2> SlidingRings::read_all(const Ring& ring) const {
+SlidingRings::Kept SlidingRings::read_all(const Ring& ring) const {
   const uint32_t n = ring.tokens - ring.oldest;
-  std::vector<std::byte> k(n * kv_heads_ * row_bytes_), v(k.size());
-  if (n != 0) read_tokens(ring, ring.oldest, n, k.data(), v.data());
-  if (ring.on_device) {
-    const auto dtype = static_cast<size_t>(engine_->model().kv_dtype);
-    for (const auto* rows : {&k, &v}) {
-      if (engine_->kernels().all_finite[dtype](rows->data(), size_t{n} * kv_heads_ * head_dim_)) {
-        continue;
-      }
-      throw Error(Status::not_finite,
-                  "a sliding layer has a NaN or an infinity in K or V, from a step on the device");
-    }
+  const size_t token = kv_heads_ * row_bytes_;
+  Kept kept{ring.tokens, std::vector<std::byte>(n * token), std::vector<std::byte>(n * token)};
+  if (n != 0) read_tokens(ring, ring.oldest, n, kept.k.data(), kept.v.data());
+  if (!ring.on_device) return kept;
+  const auto all_finite =
+      engine_->kernels().all_finite[static_cast<size_t>(engine_->model().kv_dtype)];
+  const size_t numbers = size_t{kv_heads_} * head_dim_;
+  const auto is_finite = [&](uint32_t at, uint32_t count) {
+    return all_finite(kept.k.data() + at * token, count * numbers) &&
+           all_finite(kept.v.data() + at * token, count * numbers);
+  };
+  if (is_finite(0, n)) return kept;
+  uint32_t good = 0;
+  while (is_finite(good, 1)) ++good;
+  kept.tokens = ring.oldest + good;
+  kept.k.resize(good * token);
+  kept.v.resize(good * token);
+  if (good < std::min(kept.tokens, ring.window)) {
+    throw Error(Status::not_finite, "a sliding layer was given a NaN or an infinity in K or V " +
+                                        std::to_string(n - good) +
+                                        " tokens ago, and keeps no window before it");
   }
-  return {std::move(k), std::move(v)};
+  return kept;
 }
 
 void SlidingRings::move_to_device(uint32_t layer) {
   Ring& ring = at(layer);
   if (ring.on_device) return;
   gpu::Windows& windows = on_device(layer);
-  const auto [k, v] = read_all(ring);
-  windows.fill(place_of(ring), ring.oldest, ring.tokens - ring.oldest, k.data(), v.data());
+  const Kept kept = read_all(ring);
+  windows.fill(place_of(ring), ring.oldest, ring.tokens - ring.oldest, kept.k.data(),
+               kept.v.data());
   ring.on_device = true;
 }
 
 void SlidingRings::move_to_host(uint32_t layer) {
   Ring& ring = at(layer);
   if (!ring.on_device) return;
-  const auto [k, v] = read_all(ring);
-  const uint32_t n = ring.tokens - ring.oldest;
+  const Kept kept = read_all(ring);
   ring.on_device = false;
   ring.tokens = ring.oldest;
-  append(ring, k.data(), v.data(), n);
+  append(ring, kept.k.data(), kept.v.data(), kept.tokens - ring.oldest);
 }
 
 void SlidingRings::note_appended(uint32_t layer, uint32_t n) {

@@ -271,11 +271,33 @@ TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
     expect_text((std::string("tensor ") + name).c_str());
     EXPECT_EQ(KEYHOLE_NOT_FINITE, step_on_device(s.get(), t, false)) << "there are no more steps";
     EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_truncate(s.get(), 20));
+    // A copy has the tokens before.
     keyhole_session* fork = nullptr;
-    const keyhole_status expected = *name == 'q' ? KEYHOLE_OK : KEYHOLE_NOT_FINITE;
-    EXPECT_EQ(expected, keyhole_fork(s.get(), &fork)) << keyhole_last_error();
-    keyhole_session_destroy(fork);
+    ASSERT_OK(keyhole_fork(s.get(), &fork));
+    s.reset(fork);
+    EXPECT_EQ(layer_tokens(fork, 1).total, *name == 'q' ? 21U : 20U);
+    ASSERT_OK(keyhole_truncate(fork, 20));
+    expect_all_exact(fork, model);
+    decode_on_device(fork, model);
   }
+  // More steps than the slack before anybody looks.
+  layers_[1].window_slack = 2;
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 20);
+  std::atomic<bool> go_on{false};
+  device.stream.push([&] {
+    while (!go_on) std::this_thread::yield();
+  });
+  Turn t = turn(1, 4);
+  t.k[70] = NAN;
+  ASSERT_OK(extend_on_device(s.get(), t));
+  go_on = true;
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_session_synchronize(s.get()));
+  keyhole_session* fork = nullptr;
+  EXPECT_EQ(KEYHOLE_NOT_FINITE, keyhole_fork(s.get(), &fork));
+  expect_text("4 tokens ago");
 }
 
 TEST_F(StreamWindows, FailuresOfTheDeviceEndTheSession) {
