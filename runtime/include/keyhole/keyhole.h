@@ -328,7 +328,8 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * tensors in device memory takes device memory for all sliding layers (OUT_OF_DEVICE_MEMORY: nothing has changed);
  * keyhole_plan counts it. Such a step has no host's part, and is not audited. The device finds q, k or v with a NaN or an
  * infinity: NOT_FINITE by a later call, at the latest keyhole_session_synchronize, and no more steps; keyhole_save and
- * keyhole_fork take the tokens before the first such k or v, where window_slack reaches back to their window. */
+ * keyhole_fork take the tokens before the first such k or v, where window_slack reaches back to their window. What lies on
+ * a device that has failed is lost: then they return DEVICE_ERROR. */
 
 /* Fills in struct_size and what `engine` says for all layers; NULL: zeros. window becomes 0. */
 KEYHOLE_API void keyhole_layer_config_init_sized(keyhole_layer_config* layer, size_t size,
