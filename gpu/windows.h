@@ -52,6 +52,15 @@ class Windows {
   virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
                     std::byte* v) const = 0;
 
+  /// Tokens of a prompt: first, ... first + n - 1 come, n <= slots, after which the layer's tokens are the newest `kept` (n <=
+  /// kept <= slots), those before the new ones being there. Waits for the stream; not during a capture. Throws
+  /// Error(invalid_argument | device_error).
+  virtual void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
+                      const DeviceTokens& k, const DeviceTokens& v, Stream stream) = 0;
+  /// Whether rows `[n, heads, head_dim]` are finite once they are rounded to a dtype. Likewise.
+  [[nodiscard]] virtual bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads,
+                                        DType as, Stream stream) = 0;
+
   /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
   /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then.
   /// Throws Error(invalid_argument | device_error); nothing is enqueued then.

@@ -276,6 +276,9 @@ class Session {
     return attends ? codes_->of_layer(layer) : nullptr;
   }
   [[nodiscard]] StreamRunner& runner(const char* what);
+  /// A prompt's tokens of a sliding layer, on the device; false: they are to come by way of host memory.
+  [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                    const RowsIn* q);
   /// Whether the device holds the partitions of a head and chooses among them.
   [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] uint64_t device_bytes() const;

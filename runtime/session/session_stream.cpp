@@ -244,6 +244,7 @@ void Session::synchronize() {
 void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v,
                                   const RowsIn* q) {
   const gpu::Stream stream = runner("tensors in device memory").stream();
+  if (sequence_.slides(layer) && prefill_window(layer, k, v, q)) return;
   if (device_rows_ == nullptr) {
     device_rows_ =
         std::make_unique<DeviceRowsReader>(engine_->stream_device().make_copies(), engine_->pool());
@@ -253,6 +254,30 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   if (q == nullptr) return prefill(layer, hk, hv, nullptr);
   const RowsIn hq = device_rows_->read(*q, "q", stream, prompt_rows_[2]);
   prefill(layer, hk, hv, &hq);
+}
+
+bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+  SlidingRings& rings = sequence_.rings();
+  const uint32_t n = k.tokens;
+  const bool on_device = k.on_device && v.on_device && (q == nullptr || q->on_device);
+  // By way of host memory the errors that these have are found and told.
+  if (!on_device || !rings.can_lie_on_device() || n == 0 || v.tokens != n ||
+      (q != nullptr && q->tokens != n) || n > params_.max_tokens - tokens(layer)) {
+    return false;
+  }
+  const gpu::Stream stream = stream_->stream();
+  gpu::Windows& windows = rings.on_device(layer);
+  const ModelShape& m = engine_->model();
+  const auto are_finite = [&](const RowsIn& rows, DType as) {
+    return windows.are_finite(device_tokens(rows), n, rows.heads, as, stream);
+  };
+  if (!are_finite(k, m.kv_dtype) || !are_finite(v, m.kv_dtype) ||
+      (q != nullptr && !are_finite(*q, DType::f32))) {
+    return false;
+  }
+  rings.append_on_device(layer, n, device_tokens(k), device_tokens(v), stream);
+  forget_extended(layer);
+  return true;
 }
 
 uint64_t Session::device_bytes() const {

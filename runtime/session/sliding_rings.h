@@ -52,6 +52,13 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   /// Back to host memory: no step of the layer is under way, and none has failed. Throws Error(device_error); then it has not
   /// moved.
   void move_to_host(uint32_t layer);
+  [[nodiscard]] bool can_lie_on_device() const {
+    return engine_->stream_device().make_windows != nullptr;
+  }
+  /// Appends n tokens, all finite, of k and v `[n, kv_heads, head_dim]` in device memory; waits for the stream. No step of the
+  /// layer is under way. Throws as move_to_device().
+  void append_on_device(uint32_t layer, uint32_t n, const gpu::DeviceTokens& k,
+                        const gpu::DeviceTokens& v, gpu::Stream stream);
   /// Device memory: what was taken; what it will be once steps have been there.
   [[nodiscard]] uint64_t device_bytes() const {
     return windows_ == nullptr ? 0 : windows_->bytes();

@@ -55,6 +55,38 @@ class CudaWindowsTest : public testing::Test {
     tokens_[layer].assign(tokens.begin(), tokens.end());
     first_[layer] = first;
   }
+  /// Tokens of a prompt in device memory.
+  void append(uint32_t layer, uint32_t n, DType dtype, uint32_t gap) {
+    std::vector<Token> tokens = random_tokens(rng_, resident_shape_, n);
+    DeviceArray k(n * shape_.kv_heads, shape_.head_dim, dtype, gap),
+        v(n * shape_.kv_heads, shape_.head_dim, dtype, gap);
+    std::vector<float> keys, values;
+    for (const Token& t : tokens) {
+      keys.insert(keys.end(), t.k.begin(), t.k.end());
+      values.insert(values.end(), t.v.begin(), t.v.end());
+    }
+    k.write(keys);
+    v.write(values);
+    check(cudaDeviceSynchronize(), "the tensors");
+    const auto rows = [&](const DeviceArray& array) {
+      const DeviceRows r = array.rows();
+      return DeviceTokens{r.data, r.head_stride * shape_.kv_heads, r.head_stride, r.dtype};
+    };
+    const auto held = static_cast<uint32_t>(tokens_[layer].size());
+    const uint32_t first = first_[layer] + held;
+    ASSERT_TRUE(windows_->are_finite(rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
+    windows_->append(layer, first, n, std::min(held + n, shape_.layers[layer].slots), rows(k),
+                     rows(v), stream_.get());
+    for (Token& t : tokens) {
+      for (auto* x : {&t.k, &t.v}) {
+        for (float& y : *x) y = rounded(rounded(y, dtype), shape_.dtype);
+      }
+      take(layer, t);
+    }
+    keys[keys.size() / 2] = NAN;
+    k.write(keys);
+    EXPECT_FALSE(windows_->are_finite(rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
+  }
   /// A step with new tensors, checked.
   void step(uint32_t layer, bool appends, bool halves, DType dtype, uint32_t gap) {
     LayerTensors t(resident_shape_, dtype, gap);
@@ -132,6 +164,24 @@ TEST_F(CudaWindowsTest, AttendTheirNewestTokensInEveryShape) {
         for (uint32_t i = 0; i < 6; ++i) step(1, true, i % 2 == 1, DType::f32, 0);
         for (uint32_t layer = 0; layer < 3; ++layer) expect_read(layer);
         expect_no_failure();
+      }
+    }
+  }
+}
+
+TEST_F(CudaWindowsTest, TakePromptsInDeviceMemory) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (const uint32_t dim : {80U, 128U}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + ", dim " + std::to_string(dim));
+      make(dim, dtype, 4, 3, {{0, 20, 27, {}}, {1, 300, 316, {}}}, true);
+      for (const uint32_t n : {1U, 5U, 27U, 3U, 20U, 26U, 2U}) {
+        append(0, n, n % 2 == 0 ? dtype : DType::f32, n % 3 == 0 ? 8 : 0);
+        append(1, 11 * n, dtype, 0);
+        for (uint32_t layer = 0; layer < 2; ++layer) {
+          expect_read(layer);
+          for (uint32_t i = 0; i < 3; ++i) step(layer, true, false, DType::f32, 0);
+        }
+        if (HasFatalFailure()) return;
       }
     }
   }

@@ -20,8 +20,12 @@ namespace keyhole::test {
 class FakeWindows final : public gpu::Windows {
  public:
   FakeWindows(const gpu::WindowsShape& shape, const cpu::Kernels& kernels,
-              std::function<void(std::function<void()>)> push)
-      : shape_(shape), kernels_(&kernels), push_(std::move(push)), layers_(shape.layers.size()) {}
+              std::function<void(std::function<void()>)> push, std::function<void()> wait)
+      : shape_(shape),
+        kernels_(&kernels),
+        push_(std::move(push)),
+        wait_(std::move(wait)),
+        layers_(shape.layers.size()) {}
 
   std::function<void()> on_call = [] {};
   const std::atomic<bool>* fails = nullptr;  ///< no step can be launched
@@ -56,6 +60,38 @@ class FakeWindows final : public gpu::Windows {
       std::copy(row.k.begin(), row.k.end(), k + i * token_bytes());
       std::copy(row.v.begin(), row.v.end(), v + i * token_bytes());
     }
+  }
+
+  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const gpu::DeviceTokens& k,
+              const gpu::DeviceTokens& v, gpu::Stream) override {
+    on_call();
+    Layer& l = layers_[layer];
+    if (n > kept || kept > shape_.layers[layer].slots ||
+        (n != kept && first != l.first + l.tokens.size())) {
+      throw Error(Status::internal, "tokens that are not those behind the ones there");
+    }
+    push_([this, &l, k, v, first, n, kept] {
+      if (n == kept) l.tokens.clear();
+      for (uint32_t i = 0; i < n; ++i) {
+        l.tokens.push_back({stored(row_of(k, i), "k"), stored(row_of(v, i), "v")});
+      }
+      while (l.tokens.size() > kept) l.tokens.pop_front();
+      l.first = first + n - kept;
+    });
+    wait_();
+  }
+  bool are_finite(const gpu::DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
+                  gpu::Stream) override {
+    on_call();
+    wait_();
+    for (uint32_t i = 0; i < n; ++i) {
+      std::vector<float> x = read_rows(row_of(rows, i), heads);
+      std::vector<std::byte> bytes(x.size() * dtype_size(as));
+      kernels_->from_f32[static_cast<int>(as)](x.data(), bytes.data(), x.size());
+      kernels_->to_f32[static_cast<int>(as)](bytes.data(), x.data(), x.size());
+      if (!std::all_of(x.begin(), x.end(), [](float e) { return std::isfinite(e); })) return false;
+    }
+    return true;
   }
 
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
@@ -129,6 +165,11 @@ class FakeWindows final : public gpu::Windows {
     throw Error(Status::internal, "tokens " + std::to_string(first) + ".." +
                                       std::to_string(first + n) + " of " + std::to_string(l.first) +
                                       ".." + std::to_string(l.first + l.tokens.size()));
+  }
+  static gpu::DeviceRows row_of(const gpu::DeviceTokens& rows, uint32_t token) {
+    auto* const data =
+        static_cast<std::byte*>(rows.data) + token * rows.token_stride * dtype_size(rows.dtype);
+    return {data, rows.head_stride, rows.dtype};
   }
   [[nodiscard]] std::vector<float> read_rows(const gpu::DeviceRows& rows, uint32_t heads) const {
     std::vector<float> x(size_t{heads} * shape_.head_dim);
@@ -210,6 +251,7 @@ class FakeWindows final : public gpu::Windows {
   gpu::WindowsShape shape_;
   const cpu::Kernels* kernels_;
   std::function<void(std::function<void()>)> push_;
+  std::function<void()> wait_;
   std::vector<Layer> layers_;
   std::mutex mutex_;
   std::string failure_text_;

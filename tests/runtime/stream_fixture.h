@@ -73,7 +73,8 @@ struct StreamEngine {
         }
         faults.on_call(DeviceCall::memory);
         auto made = std::make_unique<FakeWindows>(
-            shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); });
+            shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
+            [this] { stream.wait(); });
         made->on_call = [this] { faults.on_call(DeviceCall::command); };
         made->fails = &faults.fails;
         return made;

@@ -34,6 +34,10 @@ void check_rows(const DeviceRows& rows, const char* what) {
   }
 }
 
+void check_tokens(const DeviceTokens& rows, const char* what) {
+  check_rows({rows.data, rows.head_stride, rows.dtype}, what);
+}
+
 class CudaWindows final : public Windows {
  public:
   CudaWindows(CudaResident& resident, const WindowsShape& shape)
@@ -109,6 +113,50 @@ class CudaWindows final : public Windows {
         std::memcpy(to + i * shape_.kv_heads * row, from + i * row, row);
       }
     }
+  }
+
+  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
+              const DeviceTokens& v, Stream stream) override {
+    check_layer(layer);
+    check_tokens(k, "k");
+    check_tokens(v, "v");
+    if (n > kept || kept > shape_.layers[layer].slots) {
+      refuse(std::to_string(n) + " new tokens of " + std::to_string(kept) + ", in " +
+             std::to_string(shape_.layers[layer].slots) + " slots");
+    }
+    const DeviceScope device(resident_->ordinal());
+    AppendTokensParams p;
+    p.ring = ring(layer);
+    p.after.begin = (first + n - kept) % p.ring.capacity;
+    p.after.window = kept;
+    p.states = states(layer);
+    p.kv = memory_.data() + layout_.kv(layer);
+    p.dtype = shape_.dtype;
+    p.k = {k.data, k.head_stride, k.dtype, k.token_stride};
+    p.v = {v.data, v.head_stride, v.dtype, v.token_stride};
+    p.first = kept - n;
+    p.n = n;
+    p.kv_heads = shape_.kv_heads;
+    p.head_dim = shape_.head_dim;
+    launch_append_tokens(p, stream_of(stream));
+    check(cudaStreamSynchronize(stream_of(stream)), "tokens of a prompt");
+  }
+
+  bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
+                  Stream stream) override {
+    check_tokens(rows, "rows");
+    if (n == 0) return true;
+    const DeviceScope device(resident_->ordinal());
+    auto* const bad = memory_.as<uint32_t>(layout_.scratch.ready());
+    uint32_t found = 0;
+    const auto s = stream_of(stream);
+    check(cudaMemsetAsync(bad, 0, sizeof found, s), "looking for a NaN");
+    launch_find_bad({rows.data, rows.head_stride, rows.dtype, rows.token_stride}, n, heads,
+                    shape_.head_dim, as, bad, s);
+    check(cudaMemcpyAsync(&found, bad, sizeof found, cudaMemcpyDeviceToHost, s),
+          "looking for a NaN");
+    check(cudaStreamSynchronize(s), "looking for a NaN");
+    return found == 0;
   }
 
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,

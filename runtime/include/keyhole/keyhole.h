@@ -322,9 +322,8 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * window, flush_block and budgets of sessions do not concern it. It is saved, loaded and forked with its session, and load wants an
  * engine with the same windows. keyhole_truncate refuses what would leave it without tokens of its window.
  *
- * These tokens lie where the layer's last call had its tensors: in host memory, or on a CUDA device once keyhole_attend
- * or keyhole_extend brought tensors in device memory (keyhole_prefill always brings them to host memory). A call with
- * tensors in the other memory moves them first, which waits for copies of W + window_slack tokens. The first call with
+ * These tokens lie where the layer's last call had its tensors: in host memory, or on a CUDA device once keyhole_prefill,
+ * keyhole_attend or keyhole_extend brought tensors in device memory. A call with tensors in the other memory moves them first, which waits for copies of W + window_slack tokens. The first call with
  * tensors in device memory takes device memory for all sliding layers (OUT_OF_DEVICE_MEMORY: nothing has changed);
  * keyhole_plan counts it. Such a step has no host's part, and is not audited. The device finds q, k or v with a NaN or an
  * infinity: NOT_FINITE by a later call, at the latest keyhole_session_synchronize, and no more steps; keyhole_save and
