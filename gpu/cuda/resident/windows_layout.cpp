@@ -1,13 +1,27 @@
 #include "gpu/cuda/resident/windows_layout.h"
 
 #include <algorithm>
+#include <string>
 
 namespace keyhole::gpu {
 namespace {
 
 size_t aligned(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
+/// Throws Error(invalid_argument) where the rings would pass 2^62 bytes.
+void check_size(const WindowsShape& s) {
+  using Wide = unsigned __int128;
+  Wide slots = 0;
+  for (const WindowsShape::Layer& layer : s.layers) slots += layer.slots;
+  const Wide bytes = slots * 2 * s.kv_heads * s.head_dim * dtype_size(s.dtype);
+  if (bytes >> 62U != 0) {
+    throw Error(Status::invalid_argument, "sliding windows on a device would pass 2^62 bytes");
+  }
+}
+
 ResidentShape resident_of(const WindowsShape& s) {
+  check_size(s);
+
   ResidentShape r;
   r.layers = static_cast<uint32_t>(s.layers.size());
   r.q_heads = s.q_heads;
