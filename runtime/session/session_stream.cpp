@@ -283,7 +283,7 @@ bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, c
 uint64_t Session::device_bytes() const {
   gpu::ResidentShape shape = params_.resident_shape(engine_->model());
   if (stream_ == nullptr) {
-    shape.layers -= engine_->model().sliding_layers();
+    shape.layers = engine_->model().layers - engine_->model().sliding_layers();
     return gpu::resident_bytes(shape);
   }
   const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();

@@ -46,7 +46,7 @@ StreamRunner::~StreamRunner() {
   // The thread first; what it has not served, the device must not wait for.
   gives_up_.store(true);
   server_.stop();
-  for (uint32_t l = 0; l < model_.layers; ++l) steps_->give_up(l, sequences_[l]);
+  for (uint32_t l = 0; l < model_.resident_layers(); ++l) steps_->give_up(l, sequences_[l]);
 }
 
 // ---- The host's part -----------------------------------------------------------------------------
@@ -315,7 +315,9 @@ void StreamRunner::know_held_bytes() {
   if (knows_held_) return;
   server_.drain();
   held_bytes_ = client_->host_bytes();
-  for (uint32_t l = 0; l < model_.layers; ++l) forecast_.reset(l, client_->resident_counts(l));
+  for (uint32_t l = 0; l < model_.resident_layers(); ++l) {
+    forecast_.reset(l, client_->resident_counts(l));
+  }
   knows_held_ = true;
 }
 

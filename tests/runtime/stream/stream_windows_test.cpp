@@ -159,6 +159,26 @@ TEST_F(StreamWindows, TakeDeviceMemoryWhenTheyAreFirstThere) {
   EXPECT_EQ(statistics(s.get()).stream_steps, 2U);
 }
 
+TEST_F(StreamWindows, AreInThePlanOfADevice) {
+  engine_config_.layers = 3;
+  slide(2, 20, 4);
+  engine_config_.device = KEYHOLE_DEVICE_CUDA;
+  keyhole_session_config c = small_session();
+  const auto device_bytes = [&](uint64_t context) {
+    keyhole_memory_plan plan;
+    keyhole_memory_plan_init(&plan);
+    EXPECT_OK(keyhole_plan(&engine_config_, &c, context, 0, 0, &plan));
+    return plan.device_bytes;
+  };
+  gpu::WindowsShape shape{4, 2, 64, DType::f16, {{2, 20, 24, {}}}, {}};
+  const uint64_t whole = gpu::windows_bytes(shape), with = device_bytes(1000);
+  shape.layers[0].slots = 10;
+  EXPECT_EQ(with - device_bytes(10), whole - gpu::windows_bytes(shape));
+  // The last layers, where they slide, have no sink and window of the session.
+  engine_config_.layers = engine_config_.layer_count = 2;
+  EXPECT_EQ(with - device_bytes(1000), whole);
+}
+
 TEST_F(StreamWindows, RunInGraphs) {
   slide(0, 9, 6);
   StreamEngine device(engine_config_);
