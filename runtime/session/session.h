@@ -264,6 +264,8 @@ class Session {
   class Client;
   class Rows;
   void make_stream_runner();
+  /// Device memory for codes where the session holds `held` bytes of them.
+  [[nodiscard]] uint64_t code_room(const gpu::ResidentShape& shape, size_t held) const;
   /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
   void place_codes();
   /// After a change that failed. Throws nothing: the first error is the one to tell, the next step finds this one again.

@@ -140,11 +140,7 @@ void Session::make_stream_runner() {
         return device.make_codes(sequence_.resident(), shape);
       },
       device.make_pin,
-      [this](size_t held) {
-        return engine_->code_room_of(params_.resident_shape(engine_->model()),
-                                     params_.device_memory_limit, held,
-                                     sequence_.rings().device_bytes_to_come());
-      },
+      [this](size_t held) { return code_room(params_.resident_shape(engine_->model()), held); },
       *code_source_, engine_->log(),
       RowServer::Waits{engine_->effective_config().spin_us,
                        engine_->effective_config().timeout_ms});
@@ -156,6 +152,12 @@ void Session::make_stream_runner() {
       },
       *codes_, *stream_client_, &sequence_.rings());
   place_codes();
+}
+
+uint64_t Session::code_room(const gpu::ResidentShape& shape, size_t held) const {
+  const SlidingRings& rings = sequence_.rings();
+  return engine_->code_room_of(shape, params_.device_memory_limit, held,
+                               {rings.device_bytes(), rings.device_bytes_to_come()});
 }
 
 void Session::place_codes() {

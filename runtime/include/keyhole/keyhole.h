@@ -923,8 +923,8 @@ typedef struct keyhole_statistics {
   uint64_t host_bytes;
   /* Now: of host_bytes, the indexes. */
   uint64_t index_bytes;
-  /* Now: resident K and V, work space, and partitions of tails on the device (host memory on a host
-   * device). */
+  /* Now: resident K and V, rings of sliding layers that lie there, work space, codes, and partitions of tails on the
+   * device (host memory on a host device, without such rings). */
   uint64_t device_bytes;
   /* E.g. "host"; static. */
   const char* device;
