@@ -8,6 +8,7 @@
 #include "gpu/neighbours.h"
 #include "gpu/prompt.h"
 #include "gpu/states.h"
+#include "gpu/windows.h"
 
 namespace keyhole::gpu {
 
@@ -40,6 +41,10 @@ std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident&, const BlockedShap
 std::unique_ptr<PromptAttention> make_cuda_prompt(int, const PromptShape&) {
   throw Error(Status::unsupported,
               "attention of a prompt on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<Windows> make_cuda_windows(Resident&, const WindowsShape&) {
+  throw Error(Status::unsupported, "sliding layers on a CUDA device: this build has no CUDA in it");
 }
 
 HostPin::HostPin(int) : ordinal_(0) {

@@ -55,7 +55,8 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
       gpu::make_host_copies,
       [ordinal](const gpu::PromptShape& shape) {
         return gpu::make_cuda_prompt(static_cast<int>(ordinal), shape);
-      }};
+      },
+      gpu::make_cuda_windows};
 }
 
 }  // namespace
@@ -142,11 +143,11 @@ CodeRoom Engine::code_room(size_t device_memory_limit) const {
 }
 
 uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
-                              size_t held) const {
+                              size_t held, const OtherBytes& others) const {
   if (!device_.free_bytes && device_memory_limit == 0) return UINT64_MAX;
-  const uint64_t resident = gpu::cuda_resident_bytes(shape);
-  const uint64_t total = device_.free_bytes ? device_.free_bytes() + held + resident : UINT64_MAX;
-  return beside_resident(total, resident, device_memory_limit);
+  const uint64_t taken = gpu::cuda_resident_bytes(shape) + others.taken;
+  const uint64_t total = device_.free_bytes ? device_.free_bytes() + held + taken : UINT64_MAX;
+  return beside_resident(total, taken + others.to_come, device_memory_limit);
 }
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,

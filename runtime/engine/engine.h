@@ -13,6 +13,7 @@
 #include "gpu/copy.h"
 #include "gpu/device.h"
 #include "gpu/prompt.h"
+#include "gpu/windows.h"
 #include "index/accelerator.h"
 #include "index/index.h"
 #include "runtime/engine/build_accelerator.h"
@@ -40,6 +41,8 @@ struct StreamDevice {
   std::function<std::unique_ptr<gpu::HostCopies>()> make_copies = gpu::make_host_copies;
   std::function<std::unique_ptr<gpu::PromptAttention>(const gpu::PromptShape&)> make_prompt =
       nullptr;  ///< null: none
+  std::function<std::unique_ptr<gpu::Windows>(gpu::Resident&, const gpu::WindowsShape&)>
+      make_windows = nullptr;  ///< null: sliding layers stay in host memory
 };
 
 class Engine {
@@ -71,9 +74,13 @@ class Engine {
   /// Memory that codes of a new session may take beside its resident tokens: within the limit and what is free, or half of
   /// what is free; UINT64_MAX: no limit, and not known. Null: the device has no codes.
   [[nodiscard]] CodeRoom code_room(size_t device_memory_limit) const;
+  /// Of a session, for other things than resident tokens and codes.
+  struct OtherBytes {
+    uint64_t taken = 0, to_come = 0;
+  };
   /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others.
   [[nodiscard]] uint64_t code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
-                                      size_t held) const;
+                                      size_t held, const OtherBytes& others) const;
   /// What helps to build indexes; null: nothing.
   [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 

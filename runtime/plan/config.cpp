@@ -45,6 +45,12 @@ bool SessionParams::is_dense(uint32_t layer) const {
          std::binary_search(sliding_layers.begin(), sliding_layers.end(), layer);
 }
 
+uint32_t ModelShape::resident_layers() const {
+  uint32_t last = layers;
+  while (last > 1 && slides(last - 1)) --last;
+  return last;
+}
+
 uint32_t ModelShape::sliding_layers() const {
   uint32_t n = 0;
   for (const Window& w : windows) n += w.tokens != 0 ? 1 : 0;
@@ -75,11 +81,16 @@ uint64_t SessionParams::staging_tokens() const {
 uint32_t SessionParams::row_block() const { return flush_block % kCodeBlock == 0 ? kCodeBlock : 1; }
 
 gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const {
-  return {model.layers,         model.q_heads,
-          model.kv_heads,       model.head_dim,
-          model.kv_dtype,       sink,
-          window + flush_block, window,
-          model.logits,         audit_share > 0.0,
+  return {model.resident_layers(),
+          model.q_heads,
+          model.kv_heads,
+          model.head_dim,
+          model.kv_dtype,
+          sink,
+          window + flush_block,
+          window,
+          model.logits,
+          audit_share > 0.0,
           model.layer_logits};
 }
 

@@ -59,6 +59,8 @@ struct ModelShape {
   }
   /// Layers that slide.
   [[nodiscard]] uint32_t sliding_layers() const;
+  /// Layers up to the last that does not slide, 1 at least: those that have resident tokens, and sliding ones between them.
+  [[nodiscard]] uint32_t resident_layers() const;
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
   /// The largest number that kv_dtype has.

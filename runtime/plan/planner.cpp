@@ -5,6 +5,7 @@
 #include <map>
 #include <string_view>
 
+#include "gpu/windows.h"
 #include "index/scan/code_scan.h"
 #include "index/scan/collector.h"
 #include "index/tail/tail_tree.h"
@@ -115,6 +116,16 @@ Wide sliding_memory(const ModelShape& m, uint64_t context) {
   return tokens * 2 * m.kv_heads * m.row_bytes();
 }
 
+/// Of the sliding layers on a device, of a session for `context` tokens.
+uint64_t windows_memory(const ModelShape& m, uint64_t context) {
+  const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
+  gpu::WindowsShape shape{m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, {}, {}};
+  for (const Window& w : m.windows) {
+    if (w.tokens != 0) shape.layers.push_back({0, w.tokens, w.slots(most), {}});
+  }
+  return shape.layers.empty() ? 0 : gpu::windows_bytes(shape);
+}
+
 /// Of all heads as the session begins; the same for all of them unless they have their own.
 CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   if (s.row_block() != kCodeBlock) return {};
@@ -170,7 +181,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   if (!host_device) {
     const gpu::ResidentShape shape = s.resident_shape(m);
     mirror = gpu::resident_bytes(shape);
-    plan.device_bytes = gpu::cuda_resident_bytes(shape);
+    plan.device_bytes = gpu::cuda_resident_bytes(shape) + windows_memory(m, context);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
     if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
       const uint64_t partitions =

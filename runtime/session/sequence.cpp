@@ -29,7 +29,7 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
              params.max_tokens),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
-      rings_(engine, params.max_tokens),
+      rings_(engine, params.max_tokens, *resident_),
       staging_k_(checked_product({params.staging_tokens(), token_bytes()}, "staged tokens"), false),
       staging_v_(staging_k_.bytes(), false) {}
 

@@ -34,7 +34,9 @@ class Sequence {
   Sequence(const Engine& engine, const SessionParams& params);
 
   [[nodiscard]] bool slides(uint32_t layer) const { return engine_->model().slides(layer); }
-  [[nodiscard]] uint32_t sink(uint32_t layer) const { return resident_->sink_count(layer); }
+  [[nodiscard]] uint32_t sink(uint32_t layer) const {
+    return slides(layer) ? 0 : resident_->sink_count(layer);
+  }
   [[nodiscard]] uint32_t rows(uint32_t layer) const { return store_.rows(layer); }
   /// Of a sliding layer the tokens that it attends to.
   [[nodiscard]] uint32_t window(uint32_t layer) const {

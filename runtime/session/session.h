@@ -230,6 +230,8 @@ class Session {
   /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before new token `prefix`, or the
   /// tokens that move up.
   void check_rings(const Extended& e, uint32_t prefix, std::span<const uint32_t> moved) const;
+  /// Whether all sliding layers that took part have so many of the newest tokens on the device.
+  [[nodiscard]] bool windows_hold(uint32_t newest) const;
   void accept_on_host(const Extended& e, uint32_t m, const uint32_t* path);
   void accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path);
   /// What answers several tokens of the layer as one group; null: its tokens are answered one by one, because they may not
@@ -246,6 +248,8 @@ class Session {
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
+  /// Of a sliding layer: a step for each.
+  void extend_window(uint32_t layer, const ExtendArgs& args);
   /// group: where the last step may wait for those of other sessions, see StreamRunner::enqueue().
   void extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group = nullptr);
   /// Enqueues a step of the tokens from `first` on; returns how many it took.
@@ -276,6 +280,8 @@ class Session {
   class Client;
   class Rows;
   void make_stream_runner();
+  /// Device memory for codes where the session holds `held` bytes of them.
+  [[nodiscard]] uint64_t code_room(const gpu::ResidentShape& shape, size_t held) const;
   /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
   void place_codes();
   /// After a change that failed. Throws nothing: the first error is the one to tell, the next step finds this one again.
@@ -287,9 +293,10 @@ class Session {
     const bool attends = codes_ != nullptr && params_.mode == KEYHOLE_MODE_INDEXED;
     return attends ? codes_->of_layer(layer) : nullptr;
   }
-  /// Throws Error(unsupported) of a sliding layer.
-  void check_takes_device_tensors(uint32_t layer) const;
   [[nodiscard]] StreamRunner& runner(const char* what);
+  /// A prompt's tokens of a sliding layer, on the device; false: they are to come by way of host memory.
+  [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                    const RowsIn* q);
   /// Whether the device holds the partitions of a head and chooses among them.
   [[nodiscard]] bool device_chooses(uint32_t layer, uint32_t kv_head) const;
   [[nodiscard]] uint64_t device_bytes() const;

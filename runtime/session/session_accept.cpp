@@ -11,6 +11,13 @@ namespace {
 
 std::string layer_text(uint32_t layer) { return "layer " + std::to_string(layer); }
 
+/// Tokens of a path that stay where they are: its beginning.
+uint32_t prefix_of(uint32_t m, const uint32_t* path) {
+  uint32_t prefix = 0;
+  while (prefix < m && (path == nullptr || path[prefix] == prefix)) ++prefix;
+  return prefix;
+}
+
 }  // namespace
 
 Session::Extended Session::agreed_extended() const {
@@ -53,7 +60,7 @@ void Session::accept(uint32_t m, const uint32_t* path) {
     }
   }
   if (e.on_stream && e.tokens <= params_.window && e.tokens <= gpu::kMostDrafts &&
-      engine_->model().sliding_layers() == 0) {
+      windows_hold(e.tokens)) {
     accept_on_stream(e, m, path);
   } else {
     wait_idle();
@@ -62,7 +69,21 @@ void Session::accept(uint32_t m, const uint32_t* path) {
   }
 }
 
+bool Session::windows_hold(uint32_t newest) const {
+  const SlidingRings& rings = sequence_.rings();
+  for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
+    if (extended_[layer].tokens == 0 || !sequence_.slides(layer)) continue;
+    if (!rings.lies_on_device(layer) || !rings.holds(layer, tokens(layer) - newest)) return false;
+  }
+  return true;
+}
+
 void Session::accept_on_stream(const Extended& e, uint32_t m, const uint32_t* path) {
+  // As where the host does it: what it would refuse is refused.
+  const uint32_t prefix = prefix_of(m, path);
+  std::vector<uint32_t> moved;
+  for (uint32_t i = prefix; i < m; ++i) moved.push_back(e.before + path[i]);
+  if (prefix < e.tokens) check_rings(e, prefix, moved);
   KeptTokens tokens;
   for (uint32_t layer = 0; layer < extended_.size(); ++layer) {
     if (extended_[layer].tokens != 0) tokens.layers.push_back(layer);
@@ -91,11 +112,7 @@ void Session::check_rings(const Extended& e, uint32_t prefix,
 }
 
 void Session::accept_on_host(const Extended& e, uint32_t m, const uint32_t* path) {
-  uint32_t prefix = 0;  // of the path that stays where it is
-  for (uint32_t i = 0; path != nullptr && i < m; ++i) {
-    if (path[i] == i) prefix = i + 1;
-  }
-  if (path == nullptr) prefix = m;
+  const uint32_t prefix = prefix_of(m, path);
 
   // All memory is taken before any layer changes.
   const ModelShape& model = engine_->model();

@@ -230,10 +230,10 @@ void Session::Extension::append() {
 DecodeStep* Session::joint_step(uint32_t layer) {
   const ModelShape& m = engine_->model();
   const uint32_t tokens = kJointHeads / m.group();
-  const bool lies_here = sequence_.resident().contiguous_rows(layer, 0).keys.data != nullptr;
   // An audit's record is of one token.
   // The window of a sliding layer moves on from token to token.
-  if (tokens < 2 || !lies_here || audits_.on() || m.slides(layer)) return nullptr;
+  if (tokens < 2 || audits_.on() || m.slides(layer)) return nullptr;
+  if (sequence_.resident().contiguous_rows(layer, 0).keys.data == nullptr) return nullptr;
   for (uint32_t h = 0; h < m.kv_heads && params_.mode == KEYHOLE_MODE_INDEXED; ++h) {
     const HeadIndex& head = keeper_.head(layer, h);
     if (keeper_.is_dense(layer, h) || head.index == nullptr) continue;

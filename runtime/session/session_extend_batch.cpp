@@ -30,13 +30,13 @@ bool takes_part(const Session::BatchMember& member) {
 }  // namespace
 
 bool Session::takes_one_step(uint32_t layer, uint32_t n) {
+  if (engine_->model().slides(layer)) return false;
   if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);
   return codes_of_step(layer) != nullptr && n <= stream_->most_tokens(layer) &&
          !attends_blocked(layer, n, false);
 }
 
 void Session::prepare_step(uint32_t layer, const ExtendArgs& args) {
-  check_takes_device_tensors(layer);
   for (RowBuffer& buffer : prompt_rows_) buffer.release();
   check_counts(args);
   stream_->prepare_ahead(layer, args.k.tokens);

@@ -53,11 +53,11 @@ bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
 }
 
 void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
-  check_takes_device_tensors(layer);
   const uint32_t n = args.k.tokens;
   const bool masked = args.mask != nullptr;
   for (RowBuffer& buffer : prompt_rows_) buffer.release();
   check_counts(args);
+  if (sequence_.slides(layer)) return extend_window(layer, args);
   if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);
   if (!attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
   wait_idle();
@@ -76,6 +76,30 @@ void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
     }
   }
   extended_[layer] = {before, n, false, true};
+}
+
+void Session::extend_window(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
+  for (uint32_t i = 0; args.mask != nullptr && i < n; ++i) {
+    if (args.mask[i] == (uint64_t{2} << i) - 1) continue;
+    throw Error(Status::unsupported,
+                "layer " + std::to_string(layer) + " has a sliding window: word " +
+                    std::to_string(i) + " of the mask is " + std::to_string(args.mask[i]) +
+                    ", of tensors in device memory allowed: all bits up to its own (causal)");
+  }
+  const bool captured = stream_->is_capturing();
+  const uint32_t before = captured ? 0 : tokens(layer);
+  if (!captured && n > params_.max_tokens - before) {
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " would hold " +
+                    std::to_string(uint64_t{before} + n) +
+                    " tokens, allowed: max_tokens = " + std::to_string(params_.max_tokens));
+  }
+  for (uint32_t i = 0; i < n; ++i) {
+    const ExtendArgs one = slice(args, i, 1);
+    stream_->enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse);
+  }
+  if (!captured) extended_[layer] = {before, n, false, true};
 }
 
 void Session::extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group) {

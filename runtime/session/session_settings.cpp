@@ -22,9 +22,7 @@ uint32_t largest_top_k(const std::vector<Budget>& budgets) {
 void Session::set_index(const std::string& wanted) {
   CodeRoom room = engine_->code_room(params_.device_memory_limit);
   if (room && codes_ != nullptr) {
-    room = [this](const gpu::ResidentShape& shape) {
-      return engine_->code_room_of(shape, params_.device_memory_limit, codes_->bytes());
-    };
+    room = [this](const gpu::ResidentShape& shape) { return code_room(shape, codes_->bytes()); };
   }
   std::string spec = wanted;
   Budget common = params_.budget;

@@ -140,10 +140,7 @@ void Session::make_stream_runner() {
         return device.make_codes(sequence_.resident(), shape);
       },
       device.make_pin,
-      [this](size_t held) {
-        return engine_->code_room_of(params_.resident_shape(engine_->model()),
-                                     params_.device_memory_limit, held);
-      },
+      [this](size_t held) { return code_room(params_.resident_shape(engine_->model()), held); },
       *code_source_, engine_->log(),
       RowServer::Waits{engine_->effective_config().spin_us,
                        engine_->effective_config().timeout_ms});
@@ -153,8 +150,14 @@ void Session::make_stream_runner() {
       [this](const gpu::PartitionsShape& shape) {
         return engine_->stream_device().make_partitions(sequence_.resident(), shape);
       },
-      *codes_, *stream_client_);
+      *codes_, *stream_client_, &sequence_.rings());
   place_codes();
+}
+
+uint64_t Session::code_room(const gpu::ResidentShape& shape, size_t held) const {
+  const SlidingRings& rings = sequence_.rings();
+  return engine_->code_room_of(shape, params_.device_memory_limit, held,
+                               {rings.device_bytes(), rings.device_bytes_to_come()});
 }
 
 void Session::place_codes() {
@@ -186,18 +189,9 @@ bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
 
 // ---- Calls ---------------------------------------------------------------------------------------
 
-void Session::check_takes_device_tensors(uint32_t layer) const {
-  if (!sequence_.slides(layer)) return;
-  throw Error(Status::unsupported,
-              "layer " + std::to_string(layer) +
-                  " has a sliding window, which lies in host memory: its steps take tensors there, "
-                  "and these lie in device memory");
-}
-
 void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                       const RowsOut* out, float* lse) {
   StreamRunner& stream = runner("tensors in device memory");
-  check_takes_device_tensors(layer);
   for (RowBuffer& buffer : prompt_rows_) buffer.release();
   stream.enqueue(layer, q, k, v, out, lse);
   if (k != nullptr) forget_extended(layer);
@@ -252,6 +246,7 @@ void Session::synchronize() {
 void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v,
                                   const RowsIn* q) {
   const gpu::Stream stream = runner("tensors in device memory").stream();
+  if (sequence_.slides(layer) && prefill_window(layer, k, v, q)) return;
   if (device_rows_ == nullptr) {
     device_rows_ =
         std::make_unique<DeviceRowsReader>(engine_->stream_device().make_copies(), engine_->pool());
@@ -260,12 +255,11 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   const RowsIn hv = device_rows_->read(v, "v", stream, prompt_rows_[1]);
   if (q == nullptr) return prefill(layer, hk, hv, nullptr);
   check_as_many(*q, k);
-  // Of a prompt's queries two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device.
-  if (sequence_.slides(layer)) return prefill(layer, hk, hv, nullptr);
+  // Of a prompt's queries, two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device. Rows
+  // with gaps between heads are copied one by one, equally far apart: all of them.
   RowsIn wanted = *q;
-  // Rows with gaps between heads are copied one by one, equally far apart: all of them.
   const bool spreads = q->on_device && q->head_stride == q->dim * dtype_size(q->dtype);
-  if (spreads) wanted.step = keeper_.query_stride(layer);
+  if (spreads && !sequence_.slides(layer)) wanted.step = keeper_.query_stride(layer);
   wanted.first = (wanted.step - tokens(layer) % wanted.step) % wanted.step;
   if (wanted.first >= q->tokens) return prefill(layer, hk, hv, nullptr);
   wanted.tokens = (q->tokens - wanted.first - 1) / wanted.step + 1;
@@ -275,15 +269,39 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   prefill(layer, hk, hv, &hq);
 }
 
+bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+  SlidingRings& rings = sequence_.rings();
+  const uint32_t n = k.tokens;
+  const bool on_device = k.on_device && v.on_device && (q == nullptr || q->on_device);
+  // By way of host memory the errors that these have are found and told.
+  if (!on_device || !rings.can_lie_on_device() || n == 0 || v.tokens != n ||
+      (q != nullptr && q->tokens != n) || n > params_.max_tokens - tokens(layer)) {
+    return false;
+  }
+  const gpu::Stream stream = stream_->stream();
+  gpu::Windows& windows = rings.on_device(layer);
+  const ModelShape& m = engine_->model();
+  const auto are_finite = [&](const RowsIn& rows, DType as) {
+    return windows.are_finite(device_tokens(rows), n, rows.heads, as, stream);
+  };
+  if (!are_finite(k, m.kv_dtype) || !are_finite(v, m.kv_dtype) ||
+      (q != nullptr && !are_finite(*q, DType::f32))) {
+    return false;
+  }
+  rings.append_on_device(layer, n, device_tokens(k), device_tokens(v), stream);
+  forget_extended(layer);
+  return true;
+}
+
 uint64_t Session::device_bytes() const {
   gpu::ResidentShape shape = params_.resident_shape(engine_->model());
   if (stream_ == nullptr) {
-    shape.layers -= engine_->model().sliding_layers();
+    shape.layers = engine_->model().layers - engine_->model().sliding_layers();
     return gpu::resident_bytes(shape);
   }
   const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();
   return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
-         codes_->bytes();
+         codes_->bytes() + sequence_.rings().device_bytes();
 }
 
 }  // namespace keyhole::runtime

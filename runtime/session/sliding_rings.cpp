@@ -12,8 +12,9 @@
 
 namespace keyhole::runtime {
 
-SlidingRings::SlidingRings(const Engine& engine, uint32_t max_tokens)
+SlidingRings::SlidingRings(const Engine& engine, uint32_t max_tokens, gpu::Resident& others)
     : engine_(&engine),
+      others_(&others),
       kv_heads_(engine.model().kv_heads),
       group_(engine.model().group()),
       head_dim_(engine.model().head_dim),
@@ -60,6 +61,7 @@ void SlidingRings::append(Ring& ring, const std::byte* k, const std::byte* v, ui
 
 void SlidingRings::append_window(uint32_t layer, const std::byte* k, const std::byte* v,
                                  uint32_t n) {
+  move_to_host(layer);
   append(at(layer), k, v, n);
 }
 
@@ -68,9 +70,11 @@ uint32_t SlidingRings::first_kept(uint32_t layer, uint32_t n) const {
 }
 
 void SlidingRings::skip(uint32_t layer, uint32_t n) {
+  if (n == 0) return;
   Ring& ring = at(layer);
+  ring.on_device = false;  // all that lies there leaves
   ring.tokens += n;
-  if (n != 0) ring.oldest = ring.tokens;
+  ring.oldest = ring.tokens;
 }
 
 bool SlidingRings::can_truncate(uint32_t layer, uint32_t tokens) const {
@@ -86,8 +90,11 @@ uint32_t SlidingRings::least_truncation(uint32_t layer) const {
 
 void SlidingRings::truncate_to(uint32_t layer, uint32_t tokens) {
   Ring& ring = at(layer);
-  ring.tokens = std::min(ring.tokens, tokens);
-  if (tokens == 0) ring.oldest = 0;
+  const uint32_t left = std::min(ring.tokens, tokens);
+  const uint32_t oldest = tokens == 0 ? 0 : ring.oldest;
+  if (ring.on_device) windows_->keep(place_of(ring), oldest, left - oldest);
+  ring.tokens = left;
+  ring.oldest = oldest;
 }
 
 uint32_t SlidingRings::window_count(uint32_t layer) const {
@@ -117,12 +124,18 @@ uint64_t SlidingRings::bytes() const {
 
 uint64_t SlidingRings::more_bytes(uint32_t layer, uint32_t n) const {
   const Ring& ring = at(layer);
-  return uint64_t{2} * kv_heads_ * std::min(n, ring.slots - ring.touched) * row_bytes_;
+  uint64_t more = std::min(n, ring.slots - ring.touched);
+  if (ring.on_device) {  // those there come back first
+    const uint64_t all = std::min<uint64_t>(uint64_t{ring.tokens} + n, ring.slots);
+    more = all - std::min<uint64_t>(all, ring.touched);
+  }
+  return 2 * kv_heads_ * more * row_bytes_;
 }
 
 // ---- Attention ------------------------------------------------------------------------------------
 
 void SlidingRings::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it has none*/) {
+  move_to_host(layer);
   step_layer_ = layer;
   step_q_ = q;
   step_ahead_ = std::exchange(ahead_, 0);
@@ -165,6 +178,7 @@ void SlidingRings::attend_end(StateView out) {
 
 void SlidingRings::read_tokens(const Ring& ring, uint32_t first, uint32_t n, std::byte* k,
                                std::byte* v) const {
+  if (ring.on_device) return windows_->read(place_of(ring), first, n, k, v);
   for (uint32_t i = 0; i < n; ++i) {
     for (uint32_t h = 0; h < kv_heads_; ++h) {
       const size_t to = (size_t{i} * kv_heads_ + h) * row_bytes_;
@@ -182,27 +196,21 @@ void SlidingRings::read(uint32_t layer, std::byte* k, std::byte* v) const {
 // ---- Copies ---------------------------------------------------------------------------------------
 
 void SlidingRings::copy_from(const SlidingRings& from) {
-  const size_t token = kv_heads_ * row_bytes_;
   for (size_t i = 0; i < rings_.size(); ++i) {
     const Ring& ring = from.rings_[i];
-    const uint32_t kept = ring.tokens - ring.oldest;
-    std::vector<std::byte> k(kept * token), v(k.size());
-    from.read_tokens(ring, ring.oldest, kept, k.data(), v.data());
+    const Kept kept = from.read_all(ring);
     rings_[i].tokens = rings_[i].oldest = ring.oldest;
-    append(rings_[i], k.data(), v.data(), kept);
+    append(rings_[i], kept.k.data(), kept.v.data(), kept.tokens - ring.oldest);
   }
 }
 
 void SlidingRings::save(ChecksumWriter& out) const {
-  const size_t token = kv_heads_ * row_bytes_;
   for (const Ring& ring : rings_) {
-    const uint32_t kept = ring.tokens - ring.oldest;
-    std::vector<std::byte> k(kept * token), v(k.size());
-    read_tokens(ring, ring.oldest, kept, k.data(), v.data());
-    out.value(ring.tokens);
-    out.value(kept);
-    out.bytes(k.data(), k.size());
-    out.bytes(v.data(), v.size());
+    const Kept kept = read_all(ring);
+    out.value(kept.tokens);
+    out.value(kept.tokens - ring.oldest);
+    out.bytes(kept.k.data(), kept.k.size());
+    out.bytes(kept.v.data(), kept.v.size());
   }
 }
 

@@ -1,24 +1,30 @@
-// K and V of the sliding layers of one sequence: a ring of each, in host memory on every device. Of a layer with a window
-// of W tokens it keeps W and some behind them (Window::slots()), and a step attends to exactly its newest W.
+// K and V of the sliding layers of one sequence: a ring of each. Of a layer with a window of W tokens it keeps W and some
+// behind them (Window::slots()), and a step attends to exactly its newest W.
 //
-// To a step it is the resident tokens of the layer (gpu::Resident) without a sink, so that searches, audits and learned sinks need
-// not know of it.
+// A layer's tokens lie in host memory, or on a device with streams (gpu::Windows): where its last call had its tensors. They
+// move when that changes, as a prompt comes to host memory and is decoded on the device. Counts are known here either way.
+//
+// In host memory a ring is to a step the resident tokens of the layer (gpu::Resident) without a sink, so that searches, audits
+// and learned sinks need not know of it.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "cpu/memory.h"
 #include "gpu/device.h"
 #include "runtime/engine/engine.h"
 #include "runtime/plan/checksum_io.h"
+#include "runtime/stream/stream_windows.h"
 
 namespace keyhole::runtime {
 
-class SlidingRings final : public gpu::Resident {
+class SlidingRings final : public gpu::Resident, public StreamWindows {
  public:
   /// Address space for the rings of the model's sliding layers, for sequences of at most max_tokens; memory comes as tokens do.
-  /// The engine outlives it.
-  SlidingRings(const Engine& engine, uint32_t max_tokens);
+  /// The engine, and the resident tokens of other layers, whose device it shares, outlive it.
+  SlidingRings(const Engine& engine, uint32_t max_tokens, gpu::Resident& others);
 
   /// Tokens that have come to a layer, of which it attends to window_count().
   [[nodiscard]] uint32_t tokens(uint32_t layer) const { return at(layer).tokens; }
@@ -40,6 +46,31 @@ class SlidingRings final : public gpu::Resident {
   void read_token(uint32_t layer, uint32_t token, std::byte* k, std::byte* v) const {
     read_tokens(at(layer), token, 1, k, v);
   }
+
+  // Of a device, in sliding_rings_device.cpp.
+  [[nodiscard]] bool lies_on_device(uint32_t layer) const { return at(layer).on_device; }
+  /// Back to host memory: no step of the layer is under way, and none has failed. Throws Error(device_error); then it has not
+  /// moved.
+  void move_to_host(uint32_t layer);
+  [[nodiscard]] bool can_lie_on_device() const {
+    return engine_->stream_device().make_windows != nullptr;
+  }
+  /// Appends n tokens, all finite, of k and v `[n, kv_heads, head_dim]` in device memory; waits for the stream. No step of the
+  /// layer is under way. Throws as move_to_device().
+  void append_on_device(uint32_t layer, uint32_t n, const gpu::DeviceTokens& k,
+                        const gpu::DeviceTokens& v, gpu::Stream stream);
+  /// Device memory: what was taken; what it will be once steps have been there.
+  [[nodiscard]] uint64_t device_bytes() const {
+    return windows_ == nullptr ? 0 : windows_->bytes();
+  }
+  [[nodiscard]] uint64_t device_bytes_to_come() const;
+  [[nodiscard]] gpu::Windows& on_device(uint32_t layer) override;
+  [[nodiscard]] uint32_t place(uint32_t layer) const override { return places_[layer]; }
+  void move_to_device(uint32_t layer) override;
+  void note_appended(uint32_t layer, uint32_t n) override;
+  void note_dropped(uint32_t layer, uint32_t n) override { at(layer).tokens -= n; }
+  [[nodiscard]] Status failure(std::string& text) override;
+
   /// Whether it is still here.
   [[nodiscard]] bool holds(uint32_t layer, uint32_t token) const {
     return token >= at(layer).oldest && token < at(layer).tokens;
@@ -52,6 +83,7 @@ class SlidingRings final : public gpu::Resident {
   /// Of all sliding layers. from: with the same parameters; it is empty before.
   void copy_from(const SlidingRings& from);
   /// Per sliding layer the number of tokens that came and that are kept, and these `[kept, kv_heads, head_dim]`, K and V.
+  /// Throws as read_all().
   void save(ChecksumWriter& out) const;
   /// Throws Error(corrupt | io); then it must not be used any more. It is empty before.
   void load(ChecksumReader& in);
@@ -76,9 +108,10 @@ class SlidingRings final : public gpu::Resident {
     cpu::ReservedBuffer
         memory;  ///< K and V `[2, kv_heads, slots, head_dim]`; token t in slot t % slots
     uint32_t window, slots;
-    uint32_t tokens = 0;   ///< that came
-    uint32_t oldest = 0;   ///< that is still here
-    uint32_t touched = 0;  ///< slots
+    uint32_t tokens = 0;     ///< that came
+    uint32_t oldest = 0;     ///< that is still here
+    uint32_t touched = 0;    ///< slots
+    bool on_device = false;  ///< its tokens; `memory` is of no use then
   };
   [[nodiscard]] const Ring& at(uint32_t layer) const { return rings_[places_[layer]]; }
   [[nodiscard]] Ring& at(uint32_t layer) { return rings_[places_[layer]]; }
@@ -88,13 +121,27 @@ class SlidingRings final : public gpu::Resident {
   /// Tokens [first, first + n), which are here, oldest first.
   void read_tokens(const Ring& ring, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const;
   void append(Ring& ring, const std::byte* k, const std::byte* v, uint32_t n);
+  /// Tokens that are here, from the oldest on.
+  struct Kept {
+    uint32_t tokens = 0;          ///< that came, with those that have left
+    std::vector<std::byte> k, v;  ///< `[n, kv_heads, head_dim]`
+  };
+  /// All of them; of those on the device, after a step that was given something else, those before the first that is not
+  /// finite. Throws Error(device_error), or Error(not_finite) where the ring does not reach back to their window.
+  [[nodiscard]] Kept read_all(const Ring& ring) const;
+  [[nodiscard]] uint32_t place_of(const Ring& ring) const {
+    return static_cast<uint32_t>(&ring - rings_.data());
+  }
+  [[nodiscard]] gpu::WindowsShape windows_shape() const;
 
   const Engine* engine_;
+  gpu::Resident* others_;
   uint32_t kv_heads_, group_, head_dim_, max_tokens_;
   size_t row_bytes_;
   std::vector<uint32_t> places_;  ///< layer -> ring
   std::vector<Ring> rings_;
-  uint32_t ahead_ = 0;  ///< see set_ahead()
+  std::unique_ptr<gpu::Windows> windows_;  ///< null: no step has been on the device
+  uint32_t ahead_ = 0;                     ///< see set_ahead()
   uint32_t step_layer_ = 0;
   uint32_t step_ahead_ = 0;
   const float* step_q_ = nullptr;

@@ -23,12 +23,13 @@ constexpr uint32_t kAwaitSpinUs = 3000;
 
 StreamRunner::StreamRunner(const Engine& engine, const SessionParams& params,
                            gpu::StreamSteps& steps, DevicePartitions::Make make_partitions,
-                           DeviceCodes& codes, StreamClient& client)
+                           DeviceCodes& codes, StreamClient& client, StreamWindows* windows)
     : engine_(&engine),
       params_(&params),
       steps_(&steps),
       codes_(&codes),
       client_(&client),
+      windows_(windows),
       model_(engine.model()),
       timeout_us_(uint64_t{engine.effective_config().timeout_ms} * 1000),
       sequences_(model_.layers),
@@ -45,7 +46,7 @@ StreamRunner::~StreamRunner() {
   // The thread first; what it has not served, the device must not wait for.
   gives_up_.store(true);
   server_.stop();
-  for (uint32_t l = 0; l < model_.layers; ++l) steps_->give_up(l, sequences_[l]);
+  for (uint32_t l = 0; l < model_.resident_layers(); ++l) steps_->give_up(l, sequences_[l]);
 }
 
 // ---- The host's part -----------------------------------------------------------------------------
@@ -169,6 +170,7 @@ void StreamRunner::note_device_failure() {
   std::string text;
   const Status status = steps_->failure(text);
   if (status != Status::ok) failure_.set(status, text);
+  note_window_failure();
 }
 
 // ---- Waiting -------------------------------------------------------------------------------------
@@ -313,7 +315,9 @@ void StreamRunner::know_held_bytes() {
   if (knows_held_) return;
   server_.drain();
   held_bytes_ = client_->host_bytes();
-  for (uint32_t l = 0; l < model_.layers; ++l) forecast_.reset(l, client_->resident_counts(l));
+  for (uint32_t l = 0; l < model_.resident_layers(); ++l) {
+    forecast_.reset(l, client_->resident_counts(l));
+  }
   knows_held_ = true;
 }
 
@@ -356,37 +360,7 @@ void StreamRunner::submit(StreamStep step) {
   }
 }
 
-void StreamRunner::keep_newest(KeptTokens tokens) {
-  check_no_open_step();
-  check_not_capturing();
-  failure_.rethrow();
-  StreamStep step;
-  step.coded = true;  // light
-  step.keeps = std::make_shared<const KeptTokens>(std::move(tokens));
-  const KeptTokens& k = *step.keeps;
-  launch(false, [&] { steps_->keep_newest(k.layers, k.of, k.kept, stream_); });
-  const uint32_t ticket = server_.submit(step);
-  for (const uint32_t layer : k.layers) tickets_[layer] = ticket;
-  knows_held_ = false;  // counts are others now
-}
-
 // ---- Steps ---------------------------------------------------------------------------------------
-
-template <class F>
-void StreamRunner::launch(bool is_captured, F&& launches) {
-  try {
-    launches();
-  } catch (...) {
-    if (is_captured) {
-      capture_.spoil();
-    } else {
-      // The host is waiting for a step that may never come.
-      keep_failure();
-      gives_up_.store(true);
-    }
-    throw;
-  }
-}
 
 void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
   capture_.enter(id, graph_version());
@@ -414,15 +388,20 @@ void StreamRunner::prepare_capture(uint64_t id, uint32_t layer) {
   }
 }
 
-uint64_t StreamRunner::open(uint32_t layer, uint32_t appends) {
-  check_no_open_step();
-  failure_.rethrow();
+uint64_t StreamRunner::capture_of_step() const {
   const uint64_t id = steps_->capture_id(stream_);
   if (id == gpu::kLostCapture) {
     throw Error(Status::busy,
                 "the capture on the session's stream has failed, or another stream is being "
                 "captured and the session's is the default stream: end that capture first");
   }
+  return id;
+}
+
+uint64_t StreamRunner::open(uint32_t layer, uint32_t appends) {
+  check_no_open_step();
+  failure_.rethrow();
+  const uint64_t id = capture_of_step();
   if (id != 0) {
     prepare_capture(id, layer);
   } else {
@@ -458,6 +437,7 @@ bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens)
 
 void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                            const RowsOut* out, float* lse, gpu::StepGroup* group) {
+  if (model_.slides(layer)) return enqueue_window(layer, q, k, v, out, lse);
   const uint32_t appends = k != nullptr ? 1 : 0;
   const uint64_t id = open(layer, appends);
   const bool is_captured = id != 0;
@@ -513,7 +493,13 @@ void StreamRunner::enqueue_end(const RowsOut& out, float* lse) {
     throw Error(Status::invalid_argument,
                 "the step was begun in a capture that is over: what was captured has no end");
   }
-  launch(id != 0, [&] { steps_->end(open_layer_, device_rows(out), lse, stream_); });
+  launch(id != 0, [&] {
+    if (model_.slides(open_layer_)) {
+      gpu::Windows& windows = windows_->on_device(open_layer_);
+      return windows.end(windows_->place(open_layer_), device_rows(out), lse, stream_);
+    }
+    steps_->end(open_layer_, device_rows(out), lse, stream_);
+  });
 }
 
 void StreamRunner::announce() {
@@ -539,7 +525,9 @@ void StreamRunner::announce() {
   }
   for (const StreamStep& step : captured) update_index(step.layer);
   if (partitions_.is_stale()) update_partitions();
+  place_windows(captured);
   for (const StreamStep& step : captured) {
+    if (model_.slides(step.layer)) continue;
     make_room(step.layer, ahead_[step.layer]);
     update_codes(step.layer);
   }
@@ -550,10 +538,18 @@ void StreamRunner::announce() {
   if (params_->host_memory_limit != 0) {
     know_held_bytes();
     uint64_t offloaded = 0;
-    for (uint32_t l = 0; l < model_.layers; ++l) offloaded += forecast_.offloaded(l, ahead_[l]);
+    for (uint32_t l = 0; l < model_.layers; ++l) {
+      if (!model_.slides(l)) offloaded += forecast_.offloaded(l, ahead_[l]);
+    }
     check_memory(offloaded);
   }
-  for (const StreamStep& step : captured) submit(counted(step));
+  for (const StreamStep& step : captured) {
+    if (model_.slides(step.layer)) {
+      note_window_step(step.layer, step.appends);
+    } else {
+      submit(counted(step));
+    }
+  }
 }
 
 // ---- Figures -------------------------------------------------------------------------------------
@@ -565,7 +561,8 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.code_layers = codes_->layers();
   s.rows_by_host = codes_->rows_by_host() ? 1 : 0;
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
-  s.stream_steps += steps_served_;
+  s.stream_steps += steps_served_ + window_steps_;
+  s.attends += window_steps_;
   s.attend_seconds += serve_seconds_;
   s.serve_seconds = serve_seconds_;
   s.signal = steps_->signal() == gpu::Signal::device_wait ? "wait" : "launch";
@@ -573,6 +570,7 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
 
 void StreamRunner::reset_statistics() {
   steps_served_ = 0;
+  window_steps_ = 0;
   serve_seconds_ = 0.0;
   waited_before_ = steps_->wait_nanoseconds();
 }

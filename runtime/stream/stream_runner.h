@@ -9,7 +9,9 @@
 // Where the device attends everything (gpu/codes.h) the serving thread only takes k and v in, and a calling thread that
 // waits for that does it itself (StreamServer::wait()): no call needs the serving thread to get a core.
 //
-// The runner knows of a session only what StreamClient tells.
+// Sliding layers (gpu/windows.h) have no host's part: stream_runner_windows.cpp.
+//
+// The runner knows of a session only what StreamClient, and of sliding layers StreamWindows, tell.
 #pragma once
 
 #include <atomic>
@@ -17,6 +19,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "gpu/step.h"
@@ -29,6 +32,7 @@
 #include "runtime/stream/offload_forecast.h"
 #include "runtime/stream/stream_failure.h"
 #include "runtime/stream/stream_server.h"
+#include "runtime/stream/stream_windows.h"
 
 namespace keyhole::runtime {
 
@@ -89,10 +93,11 @@ class StreamClient {
 
 class StreamRunner {
  public:
-  /// Engine, params, steps, codes and client outlive the runner. Params may change while no step is under way; changes of
-  /// the mode need invalidate_graphs().
+  /// Engine, params, steps, codes, client and windows (null: no layer slides) outlive the runner. Params may change while no
+  /// step is under way; changes of the mode need invalidate_graphs().
   StreamRunner(const Engine& engine, const SessionParams& params, gpu::StreamSteps& steps,
-               DevicePartitions::Make make_partitions, DeviceCodes& codes, StreamClient& client);
+               DevicePartitions::Make make_partitions, DeviceCodes& codes, StreamClient& client,
+               StreamWindows* windows = nullptr);
   /// Ends the thread, and the device's waits for steps that it has not served.
   ~StreamRunner();
   StreamRunner(const StreamRunner&) = delete;
@@ -185,6 +190,8 @@ class StreamRunner {
   /// What every step begins with; the number of the capture that it is recorded in, 0: none.
   uint64_t open(uint32_t layer, uint32_t appends);
   void prepare_capture(uint64_t id, uint32_t layer);
+  /// The number of the capture that a step is recorded in, 0: none. Throws Error(busy) where nothing can be enqueued.
+  [[nodiscard]] uint64_t capture_of_step() const;
   void check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
   void update_partitions();
@@ -208,6 +215,15 @@ class StreamRunner {
   template <class F>
   void launch(bool is_captured, F&& launches);
 
+  // stream_runner_windows.cpp
+  void enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                      const RowsOut* out, float* lse);
+  void note_window_step(uint32_t layer, uint32_t appends);
+  void note_window_failure();
+  /// The tokens of sliding layers that take part lie on the device before a graph is launched.
+  void place_windows(std::span<const StreamStep> steps);
+  void keep_newest_of_windows(const KeptTokens& tokens);
+
   // For the server; see there.
   [[nodiscard]] bool can_serve(const StreamStep& step, bool waits);
   void serve(const StreamStep& step);
@@ -220,6 +236,7 @@ class StreamRunner {
   gpu::StreamSteps* steps_;
   DeviceCodes* codes_;
   StreamClient* client_;
+  StreamWindows* windows_;
   ModelShape model_;
   uint64_t timeout_us_;
 
@@ -244,10 +261,27 @@ class StreamRunner {
   uint64_t open_capture_ = 0;  ///< in which the half was recorded; 0: none
 
   uint64_t steps_served_ = 0;
+  uint64_t window_steps_ = 0;  ///< of sliding layers, enqueued or announced
   double serve_seconds_ = 0.0;
   uint64_t waited_before_ = 0;  ///< nanoseconds, at the last reset of statistics
 
   StreamServer server_;  // last: its thread ends before all that it reads
 };
+
+template <class F>
+void StreamRunner::launch(bool is_captured, F&& launches) {
+  try {
+    launches();
+  } catch (...) {
+    if (is_captured) {
+      capture_.spoil();
+    } else {
+      // The host is waiting for a step that may never come.
+      keep_failure();
+      gives_up_.store(true);
+    }
+    throw;
+  }
+}
 
 }  // namespace keyhole::runtime

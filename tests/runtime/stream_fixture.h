@@ -11,15 +11,16 @@
 
 #include "runtime/api/api_objects.h"
 #include "tests/runtime/fake_blocked.h"
+#include "tests/runtime/fake_windows.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/stream_device.h"
 
 namespace keyhole::test {
 
-/// An engine whose device has streams.
+/// An engine whose device has streams. slides: and takes steps of sliding layers.
 struct StreamEngine {
   explicit StreamEngine(keyhole_engine_config c,
-                        uint32_t timeout_ms = unless_sanitized(2000, 20000)) {
+                        uint32_t timeout_ms = unless_sanitized(2000, 20000), bool slides = true) {
     c.timeout_ms = timeout_ms;
     faults.timeout_ms = timeout_ms;
     const cpu::Kernels& kernels = cpu::select_kernels(nullptr);
@@ -65,6 +66,20 @@ struct StreamEngine {
       made->calls = &blocked_calls;
       return made;
     };
+    if (slides) {
+      device.make_windows = [this, &kernels](gpu::Resident&, const gpu::WindowsShape& shape) {
+        if (gpu::windows_bytes(shape) > windows_room) {
+          throw Error(Status::out_of_device_memory, "planted: no memory for windows");
+        }
+        faults.on_call(DeviceCall::memory);
+        auto made = std::make_unique<FakeWindows>(
+            shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
+            [this] { stream.wait(); });
+        made->on_call = [this] { faults.on_call(DeviceCall::command); };
+        made->fails = &faults.fails;
+        return made;
+      };
+    }
     device.make_copies = [this] { return std::make_unique<FakeCopies>([this] { stream.wait(); }); };
     device.make_pin = [this] {
       auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);
@@ -80,6 +95,7 @@ struct StreamEngine {
   std::atomic<size_t> pinned_limit = SIZE_MAX;
   std::atomic<uint32_t> pin_pause_us = 0;  ///< of each range
   size_t codes_room = SIZE_MAX;            ///< of the device, which does not tell
+  size_t windows_room = SIZE_MAX;          ///< likewise
   bool codes_rest = false;                 ///< see FakeCodes::rest(); of sessions made from then on
   FakeCodes* codes = nullptr;              ///< of the session made last
   FakePinned* pinned = nullptr;            ///< likewise

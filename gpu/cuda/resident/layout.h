@@ -41,7 +41,7 @@ struct alignas(kLine) FailureLine {
 };
 
 /// `untaken`: of steps with codes, whose q, k and v the host did not take. `rows`: of steps that asked the host for rows; the
-/// sequence is that of Codes::serve_rows().
+/// sequence is that of Codes::serve_rows(). `bad`: of steps of sliding layers, whose rows the host does not see.
 enum class FailureKind : uint32_t {
   none = 0,
   timed_out = 1,
@@ -49,7 +49,10 @@ enum class FailureKind : uint32_t {
   untaken_in_time = 3,
   untaken = 4,
   rows_in_time = 5,
-  rows_given_up = 6
+  rows_given_up = 6,
+  bad_q = 7,
+  bad_k = 8,
+  bad_v = 9
 };
 
 /// kind in 8 bits, layer in 12, KV head in 12, sequence in 32: written at once.

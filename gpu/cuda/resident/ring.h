@@ -89,6 +89,14 @@ struct alignas(16) RingState {
   return state;
 }
 
+/// The state of the newest `window` tokens alone, where there is no sink and there are more; window 0: all.
+[[nodiscard]] KEYHOLE_HOST_DEVICE inline RingState attended(const RingShape& shape,
+                                                            const RingState& state,
+                                                            uint32_t window) {
+  if (window == 0 || state.window <= window) return state;
+  return without_oldest(shape, state, state.window - window);
+}
+
 /// The newest n tokens are gone; there are as many.
 [[nodiscard]] KEYHOLE_HOST_DEVICE inline RingState without_newest(RingState state, uint32_t n) {
   const uint32_t of_window = n < state.window ? n : state.window;

@@ -14,6 +14,7 @@
 
 #include "gpu/cuda/common/flags.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
+#include "gpu/cuda/resident/bad_rows.cuh"
 #include "gpu/cuda/resident/host_merge.cuh"
 #include "gpu/cuda/resident/share.cuh"
 #include "gpu/cuda/resident/step_kernel.h"
@@ -196,12 +197,16 @@ template <int D>
 __device__ inline void hand_in_resident(const StepParams& p, uint32_t head,
                                         const MergeSpace<D>& space) {
   __shared__ bool merges;
-  if (threadIdx.x == 0) merges = (arrive_with(p.ready + head, kResidentReady) & kHostReady) != 0;
-  __syncthreads();
-  if (!merges) return;
-  if (threadIdx.x == 0) p.ready[head] = 0;
-  const float* there = p.host_states + head * host_state_stride(p.group, D);
-  merge_states<false>(p.merge, head, {space.o, space.lse}, {there, there + p.group * D});
+  HeadStates there = slot_of(p.merge, head);
+  if (p.window == 0) {
+    if (threadIdx.x == 0) merges = (arrive_with(p.ready + head, kResidentReady) & kHostReady) != 0;
+    __syncthreads();
+    if (!merges) return;
+    if (threadIdx.x == 0) p.ready[head] = 0;
+    const float* const host = p.host_states + head * host_state_stride(p.group, D);
+    there = {host, host + p.group * D};
+  }
+  merge_states<false>(p.merge, head, {space.o, space.lse}, there);
 }
 
 template <class T, int D, class Share>
@@ -213,6 +218,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const uint32_t head = blockIdx.x;
   const uint32_t publishers = p.counts ? 1 : 0;
   if (blockIdx.y < publishers) {
+    if (p.window != 0) {
+      let_next_kernel_start();
+      return note_bad_rows<T, D>(p, head);
+    }
     if (p.waits_for_last) {
       let_next_kernel_start();
       wait_for_last(p, head);
@@ -224,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   let_next_kernel_start();
   const RingState before = p.states[head];
   const RingState now = p.counts ? after_step(p.ring, before, p.k.data != nullptr) : before;
-  const Work w = work_of(p, now, head, blockIdx.y - publishers);
+  const Work w = work_of(p, attended(p.ring, now, p.window), head, blockIdx.y - publishers);
   if (w.split < w.active) Share::run(p, shared, stages, w);
 
   __syncthreads();

@@ -76,6 +76,10 @@ struct StepParams {
   /// next kernel, the pass over codes, starts meanwhile: nothing else waits for the host.
   bool waits_for_last = false;
 
+  /// Of a sliding layer: the newest tokens that are attended. Such a step is not published, and `merges` with what lies in the
+  /// slot, for which nobody waits. 0: another layer, all of whose resident tokens are.
+  uint32_t window = 0;
+
   bool merges =
       false;  ///< the step is one launch: whichever state comes last, the block that has it merges
   uint32_t* ready = nullptr;  ///< per KV head, zero between launches

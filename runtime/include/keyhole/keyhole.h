@@ -318,10 +318,17 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * has too (scale, softcap, RoPE) then count in the array alone.
  *
  * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
- * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens in host memory, on every device (fewer,
- * where max_tokens is less). sink, window, flush_block and budgets of sessions do not concern it. Steps take its tensors in host or
- * pinned memory; device memory: UNSUPPORTED. It is saved, loaded and forked with its session, and load wants an engine with the same
- * windows. keyhole_truncate refuses what would leave it without tokens of its window. */
+ * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens (fewer, where max_tokens is less). sink,
+ * window, flush_block and budgets of sessions do not concern it. It is saved, loaded and forked with its session, and load wants an
+ * engine with the same windows. keyhole_truncate refuses what would leave it without tokens of its window.
+ *
+ * These tokens lie where the layer's last call had its tensors: in host memory, or on a CUDA device once keyhole_prefill,
+ * keyhole_attend or keyhole_extend brought tensors in device memory. A call with tensors in the other memory moves them first, which waits for copies of W + window_slack tokens. The first call with
+ * tensors in device memory takes device memory for all sliding layers (OUT_OF_DEVICE_MEMORY: nothing has changed);
+ * keyhole_plan counts it. Such a step has no host's part, and is not audited. The device finds q, k or v with a NaN or an
+ * infinity: NOT_FINITE by a later call, at the latest keyhole_session_synchronize, and no more steps; keyhole_save and
+ * keyhole_fork take the tokens before the first such k or v, where window_slack reaches back to their window. What lies on
+ * a device that has failed is lost: then they return DEVICE_ERROR. */
 
 /* Fills in struct_size and what `engine` says for all layers; NULL: zeros. window becomes 0. */
 KEYHOLE_API void keyhole_layer_config_init_sized(keyhole_layer_config* layer, size_t size,
@@ -681,13 +688,14 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * searches for each query head by itself (flat, codes), without partitions and without audits; with codes the heavy rows
  * of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the other, each
  * to the newest `window` tokens that it sees, of those before the call and the new ones together. May allocate.
- * With a CUDA device q, k, v, out and lse may all lie in device memory (not of sliding layers): the work is enqueued on the session's stream. A few
+ * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream. A few
  * tokens are steps over codes (16 query heads of a KV head at once, their heavy rows chosen together, 64 at most), or one step
  * each where a layer has no codes on the device; these may be captured in a graph, and steps of several tokens are not audited.
  * Where that is faster, and not in a capture, all are attended at once and exactly, whatever the budget: offloaded K and V
  * cross the bus once, and the call waits for the stream (K and V in f16 or bf16; device memory for it is taken then and kept,
  * within device_memory_limit). A mask in a layer without codes on the device, or of more tokens than
- * `window`, needs that: else UNSUPPORTED.
+ * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, no mask but a causal one
+ * (UNSUPPORTED), and all of it may be captured.
  * Errors: as keyhole_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of a capture:
  * the graph is lost) and out and lse are unspecified. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
@@ -920,8 +928,8 @@ typedef struct keyhole_statistics {
   uint64_t host_bytes;
   /* Now: of host_bytes, the indexes. */
   uint64_t index_bytes;
-  /* Now: resident K and V, work space, and partitions of tails on the device (host memory on a host
-   * device). */
+  /* Now: resident K and V, rings of sliding layers that lie there, work space, codes, and partitions of tails on the
+   * device (host memory on a host device, without such rings). */
   uint64_t device_bytes;
   /* E.g. "host"; static. */
   const char* device;

@@ -161,6 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(unless_sanitized(
         std::vector<Way>{{"flat", "flat", KEYHOLE_PLACE_AUTO},
                          {"codes", "codes:k=2,v=2", KEYHOLE_PLACE_AUTO, true},
+                         {"sliding", "flat", KEYHOLE_PLACE_AUTO, false, false, true},
                          {"codes_required", "codes:k=2,v=2", KEYHOLE_PLACE_DEVICE, true},
                          {"partitions", "flat", KEYHOLE_PLACE_AUTO, false, true},
                          {"partitions_required", "flat", KEYHOLE_PLACE_DEVICE, false, true}},

@@ -32,7 +32,7 @@ struct StepUnderWay {
 /// a stream.
 class RandomCalls {
  public:
-  /// on_host: some layers may have a sliding window, and groups and heads be larger than a device takes.
+  /// on_host: groups and heads may be larger than a device takes.
   explicit RandomCalls(uint64_t seed, bool on_host = true) : random_(seed) {
     constexpr keyhole_dtype kTypes[] = {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16};
     ec_ = small_engine(1 + random_.below(3));
@@ -57,7 +57,7 @@ class RandomCalls {
     sc_.append_mode = random_.below(2) == 0 ? KEYHOLE_APPEND_BACKGROUND : KEYHOLE_APPEND_IN_STEP;
     sc_.audit_share = random_.below(3) == 0 ? 0.2 : 0.0;
     sc_.training_queries = random_.below(2) == 0 ? 32 : 0;
-    pick_layers(on_host);
+    pick_layers();
   }
   RandomCalls(const RandomCalls&) = delete;
   RandomCalls& operator=(const RandomCalls&) = delete;
@@ -335,7 +335,7 @@ class RandomCalls {
   void break_a_rule(Sequence& s);
 
   /// Learned sinks, and layers of their own, in some of the sequences.
-  void pick_layers(bool slides) {
+  void pick_layers() {
     if (random_.below(3) == 0) {
       sinks_ = random_.many(size_t{ec_.layers} * ec_.q_heads);
       if (random_.below(2) == 0) sinks_[0] = -INFINITY;
@@ -348,7 +348,7 @@ class RandomCalls {
       l.scale = 0.02F * static_cast<float>(1 + random_.below(4));
       l.softcap = random_.below(3) == 0 ? 7.0F : 0.0F;
       l.rope_dim = 2 * random_.below(ec_.head_dim / 2);
-      if (!slides || random_.below(2) == 0) continue;
+      if (random_.below(2) == 0) continue;
       l.window = 1 + random_.below(80);
       const bool keeps_all = random_.below(2) == 0;
       l.window_slack = keeps_all ? sc_.max_tokens : random_.below(60);

@@ -292,9 +292,9 @@ TEST_F(ExtendLayers, AcceptDropsWithinTheSlack) {
   accept(40, {}, false);
 }
 
-TEST_F(ExtendLayers, SlidingLayersOfADeviceTakeHostMemoryAlone) {
+TEST_F(ExtendLayers, SlidingLayersOfADeviceThatHasNoneTakeHostMemoryAlone) {
   engine_with({0, 6}, 8);
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, 2000, false);
   const SessionPtr s = make_session(device.handle.get(), small_session());
   Model model = plain_model();
   prefill_model(s.get(), model, 60);

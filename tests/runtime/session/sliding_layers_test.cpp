@@ -176,9 +176,9 @@ TEST_F(SlidingLayers, CountAgainstTheLimit) {
   expect_exact(s.get(), model, shape(), 1, numbers_);
 }
 
-TEST_F(SlidingLayers, StayInHostMemoryBesideADevice) {
+TEST_F(SlidingLayers, StayInHostMemoryBesideADeviceThatHasNone) {
   slide(1, 9);
-  StreamEngine device(engine_config_);
+  StreamEngine device(engine_config_, 2000, false);
   const SessionPtr s = make_session(device.handle.get(), small_session());
   Model model(engine_config_);
   prefill_model(s.get(), model, 200);

@@ -1,0 +1,369 @@
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "gpu/cuda/common/device_scope.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/cuda/resident/cuda_resident.h"
+#include "gpu/cuda/resident/windows_layout.h"
+#include "gpu/windows.h"
+
+namespace keyhole::gpu {
+namespace {
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Status::invalid_argument, "sliding layers on a CUDA device: " + text);
+}
+
+cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream); }
+
+InputRows input(const DeviceRows* rows) {
+  return rows == nullptr ? InputRows{} : InputRows{rows->data, rows->head_stride, rows->dtype};
+}
+
+void check_rows(const DeviceRows& rows, const char* what) {
+  if (rows.data == nullptr) refuse(std::string(what) + " of a step: a null pointer");
+  if (rows.dtype != DType::f32 && rows.dtype != DType::f16 && rows.dtype != DType::bf16) {
+    refuse(std::string(what) + " of a step: dtype " + dtype_name(rows.dtype) +
+           "; allowed are f32, f16, bf16");
+  }
+}
+
+void check_tokens(const DeviceTokens& rows, const char* what) {
+  check_rows({rows.data, rows.head_stride, rows.dtype}, what);
+}
+
+class CudaWindows final : public Windows {
+ public:
+  CudaWindows(CudaResident& resident, const WindowsShape& shape)
+      : resident_(&resident), shape_(shape), layout_(shape) {
+    check_shape();
+    const DeviceScope device(resident_->ordinal());
+    const BesideCapture beside;
+    resident_->claim(layout_.bytes, "sliding windows");
+    try {
+      launcher_ = std::make_unique<StepLauncher>(layout_.resident);
+      memory_ = DeviceBuffer(layout_.bytes);
+      failure_ = PinnedBuffer(sizeof(FailureLine));
+      own_ = std::make_unique<OwnStream>();
+      clear();
+    } catch (...) {
+      resident_->release(layout_.bytes);
+      throw;
+    }
+  }
+  ~CudaWindows() override { resident_->release(layout_.bytes); }
+  CudaWindows(const CudaWindows&) = delete;
+  CudaWindows& operator=(const CudaWindows&) = delete;
+
+  void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
+            const std::byte* v) override {
+    const DeviceScope device(resident_->ordinal());
+    const BesideCapture beside;
+    const size_t row = row_bytes();
+    std::vector<std::byte> planes(2 * n * shape_.kv_heads * row);
+    for (uint32_t plane = 0; plane < 2 * shape_.kv_heads; ++plane) {
+      const std::byte* const from = (plane % 2 == 0 ? k : v) + plane / 2 * row;
+      std::byte* const to = planes.data() + plane * n * row;
+      for (uint32_t i = 0; i < n; ++i) {
+        std::memcpy(to + i * row, from + i * shape_.kv_heads * row, row);
+      }
+    }
+    for_runs(layer, first, n, [&](std::byte* there, size_t at, size_t bytes) {
+      check(cudaMemcpyAsync(there, planes.data() + at, bytes, cudaMemcpyHostToDevice, own_->get()),
+            "filling a sliding window");
+    });
+    keep(layer, first, n);
+  }
+
+  void keep(uint32_t layer, uint32_t first, uint32_t n) override {
+    const DeviceScope device(resident_->ordinal());
+    const BesideCapture beside;
+    AppendParams p;
+    p.ring = ring(layer);
+    p.after.begin = n == 0 ? 0 : first % p.ring.capacity;
+    p.after.window = n;
+    p.states = states(layer);
+    p.kv = memory_.data() + layout_.kv(layer);
+    p.kv_heads = shape_.kv_heads;
+    p.row_bytes = static_cast<uint32_t>(row_bytes());
+    launch_append(p, own_->get());
+    own_->wait("a sliding window");
+  }
+
+  void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override {
+    const DeviceScope device(resident_->ordinal());
+    const BesideCapture beside;
+    const size_t row = row_bytes();
+    std::vector<std::byte> planes(2 * n * shape_.kv_heads * row);
+    for_runs(layer, first, n, [&](const std::byte* there, size_t at, size_t bytes) {
+      check(cudaMemcpyAsync(planes.data() + at, there, bytes, cudaMemcpyDeviceToHost, own_->get()),
+            "reading a sliding window");
+    });
+    own_->wait("reading a sliding window");
+    for (uint32_t plane = 0; plane < 2 * shape_.kv_heads; ++plane) {
+      std::byte* const to = (plane % 2 == 0 ? k : v) + plane / 2 * row;
+      const std::byte* const from = planes.data() + plane * n * row;
+      for (uint32_t i = 0; i < n; ++i) {
+        std::memcpy(to + i * shape_.kv_heads * row, from + i * row, row);
+      }
+    }
+  }
+
+  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
+              const DeviceTokens& v, Stream stream) override {
+    check_layer(layer);
+    check_tokens(k, "k");
+    check_tokens(v, "v");
+    if (n > kept || kept > shape_.layers[layer].slots) {
+      refuse(std::to_string(n) + " new tokens of " + std::to_string(kept) + ", in " +
+             std::to_string(shape_.layers[layer].slots) + " slots");
+    }
+    const DeviceScope device(resident_->ordinal());
+    AppendTokensParams p;
+    p.ring = ring(layer);
+    p.after.begin = (first + n - kept) % p.ring.capacity;
+    p.after.window = kept;
+    p.states = states(layer);
+    p.kv = memory_.data() + layout_.kv(layer);
+    p.dtype = shape_.dtype;
+    p.k = {k.data, k.head_stride, k.dtype, k.token_stride};
+    p.v = {v.data, v.head_stride, v.dtype, v.token_stride};
+    p.first = kept - n;
+    p.n = n;
+    p.kv_heads = shape_.kv_heads;
+    p.head_dim = shape_.head_dim;
+    launch_append_tokens(p, stream_of(stream));
+    check(cudaStreamSynchronize(stream_of(stream)), "tokens of a prompt");
+  }
+
+  bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
+                  Stream stream) override {
+    check_tokens(rows, "rows");
+    if (n == 0) return true;
+    const DeviceScope device(resident_->ordinal());
+    auto* const bad = memory_.as<uint32_t>(layout_.scratch.ready());
+    uint32_t found = 0;
+    const auto s = stream_of(stream);
+    check(cudaMemsetAsync(bad, 0, sizeof found, s), "looking for a NaN");
+    launch_find_bad({rows.data, rows.head_stride, rows.dtype, rows.token_stride}, n, heads,
+                    shape_.head_dim, as, bad, s);
+    check(cudaMemcpyAsync(&found, bad, sizeof found, cudaMemcpyDeviceToHost, s),
+          "looking for a NaN");
+    check(cudaStreamSynchronize(s), "looking for a NaN");
+    return found == 0;
+  }
+
+  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+            const DeviceRows& out, float* lse, Stream stream) override {
+    check_rows(out, "out");
+    StepParams p = step_params(layer, q, k, v);
+    p.merges = true;
+    p.merge.out = {out.data, out.head_stride, out.dtype};
+    p.merge.lse = lse;
+    const DeviceScope device(resident_->ordinal());
+    launcher_->launch(p, stream_of(stream));
+  }
+  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+             Stream stream) override {
+    const StepParams p = step_params(layer, q, k, v);
+    const DeviceScope device(resident_->ordinal());
+    launcher_->launch(p, stream_of(stream));
+  }
+  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+    check_layer(layer);
+    check_rows(out, "out");
+    MergeParams m = merge_params(layer);
+    m.out = {out.data, out.head_stride, out.dtype};
+    m.lse = lse;
+    const DeviceScope device(resident_->ordinal());
+    launch_host_merge(m, states(layer), shape_.kv_heads, launcher_->ahead(), stream_of(stream));
+  }
+
+  void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
+                   Stream stream) override {
+    if (of > kMostDrafts || kept.size() > of) {
+      refuse(std::to_string(kept.size()) + " tokens of " + std::to_string(of) +
+             " are to be kept; allowed are " + std::to_string(kMostDrafts));
+    }
+    const DeviceScope device(resident_->ordinal());
+    for (uint32_t g = 0; g < layout_.groups.size(); ++g) {
+      const WindowsLayout::Group& group = layout_.groups[g];
+      KeepParams p;
+      p.ring = ring_of(group.slots);
+      p.kv_heads = shape_.kv_heads;
+      p.row_bytes = static_cast<uint32_t>(row_bytes());
+      p.of = of;
+      p.kept = static_cast<uint32_t>(kept.size());
+      for (uint32_t i = 0; i < p.kept; ++i) p.numbers[i] = static_cast<uint8_t>(kept[i]);
+      p.layers = group.count;
+      p.states = memory_.as<RingState>(layout_.scratch.states(group.first));
+      p.states_bytes = layout_.scratch.states(1) - layout_.scratch.states(0);
+      p.kv = memory_.data() + group.kv;
+      p.layer_bytes = group.layer_bytes;
+      bool some = false;
+      for (const uint32_t layer : layers) {
+        if (layout_.group_of[layer] != g) continue;
+        const uint32_t at = layout_.places[layer] - group.first;
+        p.takes_part[at / 64] |= uint64_t{1} << at % 64;
+        some = true;
+      }
+      if (some) launch_keep_newest(p, stream_of(stream));
+    }
+  }
+
+  Status failure(std::string& text) override {
+    auto& line = *failure_.as<FailureLine>();
+    const uint64_t word = std::atomic_ref(line.word).exchange(0);
+    if (word == 0) return Status::ok;
+    const auto kind = static_cast<FailureKind>(word >> 56U);
+    text =
+        std::string("tensor ") +
+        (kind == FailureKind::bad_q   ? "q"
+         : kind == FailureKind::bad_k ? "k"
+                                      : "v") +
+        " of step " + std::to_string(static_cast<uint32_t>(word)) + " of layer " +
+        std::to_string((word >> 44U) & 0xfffU) + ", KV head " +
+        std::to_string((word >> 32U) & 0xfffU) + ": a NaN or an infinity" +
+        (kind == FailureKind::bad_q ? "" : std::string(" (as ") + dtype_name(shape_.dtype) + ")");
+    return Status::not_finite;
+  }
+
+  size_t bytes() const override { return layout_.bytes; }
+
+ private:
+  [[nodiscard]] size_t row_bytes() const { return shape_.head_dim * dtype_size(shape_.dtype); }
+  /// A full ring loses its oldest token to the new one.
+  static RingShape ring_of(uint32_t slots) { return {0, slots, slots - 1}; }
+  [[nodiscard]] RingShape ring(uint32_t layer) const { return ring_of(shape_.layers[layer].slots); }
+  [[nodiscard]] RingState* states(uint32_t layer) const {
+    return memory_.as<RingState>(layout_.scratch.states(layout_.places[layer]));
+  }
+
+  void check_shape() const {
+    const ResidentShape& r = resident_->shape();
+    if (shape_.q_heads != r.q_heads || shape_.kv_heads != r.kv_heads ||
+        shape_.head_dim != r.head_dim || shape_.dtype != r.dtype) {
+      refuse("another shape than that of the session's other layers");
+    }
+    if (shape_.layers.empty() || shape_.layers.size() > KeepParams::kMostLayers) {
+      refuse(std::to_string(shape_.layers.size()) + " layers; allowed are 1.." +
+             std::to_string(KeepParams::kMostLayers));
+    }
+    constexpr uint32_t kMostSlots = uint32_t{1} << 30U;
+    for (const WindowsShape::Layer& layer : shape_.layers) {
+      if (layer.window != 0 && layer.slots != 0 && layer.slots <= kMostSlots) continue;
+      refuse("layer " + std::to_string(layer.number) + " with a window of " +
+             std::to_string(layer.window) + " tokens in " + std::to_string(layer.slots) +
+             " slots; allowed are 1..2^30 slots");
+    }
+  }
+  void check_layer(uint32_t layer) const {
+    if (layer < shape_.layers.size()) return;
+    refuse("a step of layer " + std::to_string(layer) + "; there are " +
+           std::to_string(shape_.layers.size()));
+  }
+
+  /// No tokens, and the states that stand in place of the host's.
+  void clear() {
+    const size_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
+    std::vector<std::byte> ends(layout_.bytes - layout_.end_states);
+    for (uint32_t layer = 0; layer < shape_.layers.size(); ++layer) {
+      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+        std::vector<float> lse(group, -std::numeric_limits<float>::infinity());
+        if (!shape_.sinks.empty()) {
+          const float* const sinks = shape_.sinks.data() + size_t{layer} * shape_.q_heads;
+          std::copy_n(sinks + h * group, group, lse.begin());
+        }
+        std::byte* const to = ends.data() + layout_.end_state(layer, h) - layout_.end_states;
+        std::memcpy(to + group * d * sizeof(float), lse.data(), group * sizeof(float));
+      }
+    }
+    check(cudaMemsetAsync(memory_.data(), 0, layout_.end_states, own_->get()), "sliding windows");
+    check(cudaMemcpyAsync(memory_.data() + layout_.end_states, ends.data(), ends.size(),
+                          cudaMemcpyHostToDevice, own_->get()),
+          "sliding windows");
+    own_->wait("sliding windows");
+  }
+
+  /// body(where they lie, place among `[2 * kv_heads, n]` rows, bytes) for the runs of slots of tokens first, ...
+  template <class Body>
+  void for_runs(uint32_t layer, uint32_t first, uint32_t n, const Body& body) const {
+    const size_t row = row_bytes(), slots = shape_.layers[layer].slots;
+    const size_t at = first % slots, straight = std::min<size_t>(n, slots - at);
+    std::byte* const kv = memory_.data() + layout_.kv(layer);
+    for (size_t plane = 0; plane < 2 * size_t{shape_.kv_heads}; ++plane) {
+      std::byte* const there = kv + plane * slots * row;
+      if (straight != 0) body(there + at * row, plane * n * row, straight * row);
+      if (straight != n) body(there, (plane * n + straight) * row, (n - straight) * row);
+    }
+  }
+
+  [[nodiscard]] MergeParams merge_params(uint32_t layer) const {
+    MergeParams m;
+    m.resident_o = memory_.as<float>(layout_.scratch.resident_o(0));
+    m.resident_lse = memory_.as<float>(layout_.scratch.resident_lse(0));
+    m.slots = memory_.data() + layout_.end_state(layer, 0);
+    m.slot_bytes = layout_.end_state_bytes;
+    m.waited = memory_.as<WaitSums>(layout_.scratch.waited());
+    m.failure = failure_.device<FailureLine>();
+    m.layer = shape_.layers[layer].number;
+    m.group = shape_.q_heads / shape_.kv_heads;
+    m.head_dim = shape_.head_dim;
+    m.wait = false;
+    return m;
+  }
+
+  [[nodiscard]] StepParams step_params(uint32_t layer, const DeviceRows& q, const DeviceRows* k,
+                                       const DeviceRows* v) const {
+    check_layer(layer);
+    check_rows(q, "q");
+    if ((k == nullptr) != (v == nullptr)) refuse("a step takes k and v, or neither");
+    if (k != nullptr) {
+      check_rows(*k, "k");
+      check_rows(*v, "v");
+    }
+    const ScratchLayout& scratch = layout_.scratch;
+    StepParams p;
+    p.ring = ring(layer);
+    p.logits = shape_.layers[layer].logits;
+    p.window = shape_.layers[layer].window;
+    p.kv_heads = shape_.kv_heads;
+    p.group = shape_.q_heads / shape_.kv_heads;
+    p.kv = memory_.data() + layout_.kv(layer);
+    p.dtype = shape_.dtype;
+    p.states = states(layer);
+    p.q = input(&q);
+    p.k = input(k);
+    p.v = input(v);
+    p.numbers = memory_.as<uint32_t>(scratch.numbers(layout_.places[layer]));
+    p.arrivals = memory_.as<uint32_t>(scratch.arrivals(StepQueue::stream));
+    p.partial_o = memory_.as<float>(scratch.partial_o(StepQueue::stream));
+    p.partial_states = memory_.as<AttentionState>(scratch.partial_states(StepQueue::stream));
+    p.resident_o = memory_.as<float>(scratch.resident_o(0));
+    p.resident_lse = memory_.as<float>(scratch.resident_lse(0));
+    p.merge = merge_params(layer);
+    return p;
+  }
+
+  CudaResident* resident_;
+  const WindowsShape shape_;
+  const WindowsLayout layout_;
+  std::unique_ptr<StepLauncher> launcher_;
+  DeviceBuffer memory_;
+  PinnedBuffer failure_;
+  std::unique_ptr<OwnStream> own_;
+};
+
+}  // namespace
+
+std::unique_ptr<Windows> make_cuda_windows(Resident& resident, const WindowsShape& shape) {
+  return std::make_unique<CudaWindows>(static_cast<CudaResident&>(resident), shape);
+}
+
+}  // namespace keyhole::gpu

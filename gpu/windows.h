@@ -1,0 +1,93 @@
+// Sliding layers on a device: each keeps its newest tokens in a ring, and a step attends to exactly the newest W of them.
+// Nothing of a step goes to the host, and none waits for it: the host knows how many tokens there are by counting, and has no
+// copy of them. Token t of a layer lies in slot t % slots, so that both find it.
+//
+// One kernel does all of a step: the resident attention (gpu/step.h) over the ring's newest tokens, without an exchange.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cpu/types.h"
+#include "gpu/step.h"
+
+namespace keyhole::gpu {
+
+class Resident;
+
+struct WindowsShape {
+  struct Layer {
+    uint32_t number = 0;  ///< of the model's, for texts of errors
+    uint32_t window = 0;  ///< W: a step attends to the newest W tokens, its own among them
+    uint32_t slots =
+        0;  ///< tokens that are kept: more than W, or as many as the longest sequence has
+    LogitParams logits;
+  };
+  uint32_t q_heads = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  DType dtype = DType::f16;  ///< of K and V: f32, f16 or bf16
+  std::vector<Layer> layers;
+  std::vector<float> sinks;  ///< learned, natural log, `[layers, q_heads]`; empty: none
+};
+
+/// Of one sequence. One thread at a time. Layers are those of the shape, 0, 1, ...
+class Windows {
+ public:
+  virtual ~Windows() = default;
+
+  // These wait for their own copies, never for a caller's stream, and may come during a capture. No step of the layer is under
+  // way. Throw Error(device_error).
+  /// The layer's tokens become first, first + 1, ... first + n - 1: K and V `[n, kv_heads, head_dim]` of the shape's dtype in
+  /// host memory, n <= slots.
+  virtual void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
+                    const std::byte* v) = 0;
+  /// The layer's tokens become those of the ones there that are first, ... first + n - 1.
+  virtual void keep(uint32_t layer, uint32_t first, uint32_t n) = 0;
+  /// Copies tokens first, ... first + n - 1, which are there, to k and v in host memory, as fill() has them.
+  virtual void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k,
+                    std::byte* v) const = 0;
+
+  /// Tokens of a prompt: first, ... first + n - 1 come, n <= slots, after which the layer's tokens are the newest `kept` (n <=
+  /// kept <= slots), those before the new ones being there. Waits for the stream; not during a capture. Throws
+  /// Error(invalid_argument | device_error).
+  virtual void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
+                      const DeviceTokens& k, const DeviceTokens& v, Stream stream) = 0;
+  /// Whether rows `[n, heads, head_dim]` are finite once they are rounded to a dtype. Likewise.
+  [[nodiscard]] virtual bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads,
+                                        DType as, Stream stream) = 0;
+
+  /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
+  /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then.
+  /// Throws Error(invalid_argument | device_error); nothing is enqueued then.
+  virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+                    const DeviceRows& out, float* lse, Stream stream) = 0;
+  /// The same in halves; one step at a time is between them.
+  virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+                     Stream stream) = 0;
+  virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;
+  /// Enqueues: of the newest `of` (<= kMostDrafts) tokens of these layers, which are there, those remain that `kept` names,
+  /// rising numbers below `of`.
+  virtual void keep_newest(std::span<const uint32_t> layers, uint32_t of,
+                           std::span<const uint32_t> kept, Stream stream) = 0;
+
+  /// What steps have found since the last call: q, k or v with a NaN or an infinity, or k or v beyond the dtype (not_finite; the
+  /// step's output is NaN or of no use, and what it appended as well). Does not wait.
+  [[nodiscard]] virtual Status failure(std::string& text) = 0;
+  /// Device memory.
+  [[nodiscard]] virtual size_t bytes() const = 0;
+};
+
+/// Device memory that make_cuda_windows() takes.
+[[nodiscard]] size_t windows_bytes(const WindowsShape& shape);
+
+/// On the device of a CUDA Resident, before which it is destroyed, and within its limit. Throws Error: invalid_argument,
+/// unsupported, out_of_device_memory, out_of_memory, device_error.
+[[nodiscard]] std::unique_ptr<Windows> make_cuda_windows(Resident& resident,
+                                                         const WindowsShape& shape);
+
+}  // namespace keyhole::gpu
