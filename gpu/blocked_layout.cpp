@@ -57,7 +57,8 @@ std::string why_no_blocked(const BlockedShape& s) {
 std::string why_no_prompt(const PromptShape& s) {
   const uint32_t d = s.head_dim;
   if (s.kv_heads == 0 || s.q_heads == 0 || s.q_heads % s.kv_heads != 0) {
-    return std::to_string(s.q_heads) + " query heads and " + std::to_string(s.kv_heads) + " KV heads";
+    return std::to_string(s.q_heads) + " query heads and " + std::to_string(s.kv_heads) +
+           " KV heads";
   }
   if (d != 64 && d != 80 && d != 96 && d != 128 && d != 256) {
     return "head dimension " + std::to_string(d) + "; there are kernels for 64, 80, 96, 128, 256";

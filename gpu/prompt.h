@@ -28,7 +28,7 @@ struct PromptPattern {
   uint32_t near_rows = 0;   ///< the newest ones, at least so many before each query, likewise,
   /// and of all others the blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128,
   uint32_t stride = 0;
-  float mass = 1.0F;        ///< until this share of the weight is held, 0..1.
+  float mass = 1.0F;  ///< until this share of the weight is held, 0..1.
   /// Query heads that look up single rows, each query its own, lose what no sampled query looks at. Of such heads more than this
   /// share of the sampled weight, 0..1, lies in blocks that no other sample of the tile cares for: they are dense for the length
   /// of a call. 1: none is.
@@ -38,8 +38,9 @@ struct PromptPattern {
 
 /// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
 struct PromptStretch {
-  DeviceTokens q;        ///< `[n, q_heads, head_dim]`, f16 or bf16
-  DeviceTokens k, v;     ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
+  DeviceTokens q;  ///< `[n, q_heads, head_dim]`, f16 or bf16
+  DeviceTokens k,
+      v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
   DeviceTokens out;      ///< `[n, q_heads, head_dim]`, f16, bf16 or f32
   float* lse = nullptr;  ///< `[n, q_heads]`, natural log, device memory; null: not wanted
   uint32_t n = 0, rows = 0;
@@ -60,7 +61,8 @@ class PromptAttention {
   virtual ~PromptAttention() = default;
 
   /// Not captured in a graph where the pattern is not dense, or there are sinks.
-  virtual void attend(const PromptStretch& stretch, const PromptPattern& pattern, Stream stream) = 0;
+  virtual void attend(const PromptStretch& stretch, const PromptPattern& pattern,
+                      Stream stream) = 0;
   /// Of all stretches so far that were not dense; waits for them.
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
   /// Device memory that it holds: grows with the rows to some 160 MiB, where the pattern samples.
@@ -70,6 +72,7 @@ class PromptAttention {
 /// Why no device has kernels for the shape; empty: they do.
 [[nodiscard]] std::string why_no_prompt(const PromptShape& shape);
 /// On CUDA device `ordinal`. Throws Error(unsupported): why_no_prompt(), or no CUDA.
-[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape);
+[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal,
+                                                                const PromptShape& shape);
 
 }  // namespace keyhole::gpu

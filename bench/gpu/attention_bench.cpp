@@ -55,7 +55,8 @@ void fill(uint16_t* to, size_t n, DType dtype, uint32_t seed) {
     }
   }
   for (size_t at = 0; at < n; at += x.size()) {
-    check(cudaMemcpy(to + at, x.data(), std::min(x.size(), n - at) * 2, cudaMemcpyHostToDevice), "copy");
+    check(cudaMemcpy(to + at, x.data(), std::min(x.size(), n - at) * 2, cudaMemcpyHostToDevice),
+          "copy");
   }
 }
 
@@ -76,7 +77,8 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   size_t all = 0, taken = 0;
   std::uniform_real_distribution<double> uniform;
   for (size_t i = 0; i < l.counts.size(); ++i) {
-    const uint32_t last = (first + static_cast<uint32_t>(i % tiles + 1) * kListQueries + kListRows - 1) / kListRows;
+    const uint32_t last =
+        (first + static_cast<uint32_t>(i % tiles + 1) * kListQueries + kListRows - 1) / kListRows;
     for (uint32_t b = 0; b < last; ++b) {
       if (b != 0 && b + 4 < last && uniform(rng) >= share) continue;
       l.blocks[i * l.capacity + l.counts[i]++] = static_cast<uint16_t>(b);
@@ -89,8 +91,8 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
 }
 
 /// What the choice of blocks takes: samples whose mass nobody wants, so that next to nothing is attended.
-void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q, const DeviceTokens& out,
-                 uint32_t tokens) {
+void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
+                 const DeviceTokens& out, uint32_t tokens) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
@@ -118,8 +120,8 @@ void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceToken
       check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
       best = std::min(best, ms);
     }
-    std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens, dtype_name(k.dtype), stride,
-                double{best});
+    std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens,
+                dtype_name(k.dtype), stride, double{best});
   }
   check(cudaEventDestroy(begin), "destroy");
   check(cudaEventDestroy(end), "destroy");
@@ -134,14 +136,17 @@ int main(int argc, char** argv) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
-  std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms", "TFLOP/s");
+  std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms",
+              "TFLOP/s");
   for (const uint32_t tokens : lengths) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       const size_t kv = size_t{tokens} * kKvHeads * kDim, chunk = size_t{kChunk} * kHeads * kDim;
-      auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv), *const q = allocate<uint16_t>(chunk);
+      auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv),
+                  *const q = allocate<uint16_t>(chunk);
       fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, chunk, dtype, 3);
       BlockedParams p;
-      p.q = q, p.q_token_stride = size_t{kHeads} * kDim, p.q_head_stride = kDim, p.q_heads = kHeads, p.kv_heads = kKvHeads;
+      p.q = q, p.q_token_stride = size_t{kHeads} * kDim, p.q_head_stride = kDim, p.q_heads = kHeads,
+      p.kv_heads = kKvHeads;
       p.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
       p.keys = k, p.values = v, p.head_stride = kDim, p.row_stride = size_t{kKvHeads} * kDim;
       p.causal = true, p.is_first = true;
@@ -158,8 +163,10 @@ int main(int argc, char** argv) {
             const Lists l = lists_of(first, n, share, rng);
             auto* const counts = allocate<uint32_t>(l.counts.size());
             auto* const blocks = allocate<uint16_t>(l.blocks.size());
-            check(cudaMemcpy(counts, l.counts.data(), l.counts.size() * 4, cudaMemcpyHostToDevice), "copy");
-            check(cudaMemcpy(blocks, l.blocks.data(), l.blocks.size() * 2, cudaMemcpyHostToDevice), "copy");
+            check(cudaMemcpy(counts, l.counts.data(), l.counts.size() * 4, cudaMemcpyHostToDevice),
+                  "copy");
+            check(cudaMemcpy(blocks, l.blocks.data(), l.blocks.size() * 2, cudaMemcpyHostToDevice),
+                  "copy");
             device.push_back({counts, blocks, l.capacity});
             part = l.share;
           }
@@ -187,8 +194,9 @@ int main(int argc, char** argv) {
           check(cudaFree(const_cast<uint32_t*>(l.counts)), "free");
           check(cudaFree(const_cast<uint16_t*>(l.blocks)), "free");
         }
-        std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, dtype_name(dtype), hopper ? "hopper" : "general",
-                    computed / shares, double{best}, 4.0 * computed * kHeads * kDim / double{best} * 1e-9);
+        std::printf("%8u %6s %-8s %8.3f %10.2f %9.0f\n", tokens, dtype_name(dtype),
+                    hopper ? "hopper" : "general", computed / shares, double{best},
+                    4.0 * computed * kHeads * kDim / double{best} * 1e-9);
         std::fflush(stdout);
       };
       const bool has_hopper = hopper_kernels_run_on(0);
@@ -196,9 +204,10 @@ int main(int argc, char** argv) {
       if (has_hopper) time(true, 0.0);
       for (const double share : {1.0, 0.3, 0.1, 0.03}) time(has_hopper, share);
       time_choice({k, p.row_stride, p.head_stride, dtype}, {v, p.row_stride, p.head_stride, dtype},
-                  {q, p.q_token_stride, p.q_head_stride, dtype}, {p.o, p.q_token_stride, p.q_head_stride, DType::f32},
-                  tokens);
-      for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q), static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
+                  {q, p.q_token_stride, p.q_head_stride, dtype},
+                  {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens);
+      for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
+                      static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");
       }
     }

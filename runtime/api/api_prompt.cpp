@@ -21,7 +21,8 @@ struct keyhole_prompt {
 
 namespace {
 
-gpu::DeviceTokens device_tokens(const std::byte* data, size_t token_stride, size_t head_stride, DType dtype) {
+gpu::DeviceTokens device_tokens(const std::byte* data, size_t token_stride, size_t head_stride,
+                                DType dtype) {
   const size_t element = dtype_size(dtype);
   return {const_cast<std::byte*>(data), token_stride / element, head_stride / element, dtype};
 }
@@ -30,7 +31,8 @@ RowsIn rows_on_device(const keyhole_tensor* t, const char* name, uint32_t heads,
   RowsIn rows = check_rows(t, name, heads, dim, false, true);
   if (!rows.on_device) {
     throw Error(Status::unsupported,
-                std::string("tensor ") + name + " lies in host memory; a prompt's attention takes device memory");
+                std::string("tensor ") + name +
+                    " lies in host memory; a prompt's attention takes device memory");
   }
   // An axis of length 1 has any stride.
   const size_t row = dim * dtype_size(rows.dtype);
@@ -45,7 +47,8 @@ extern "C" {
 
 const char* keyhole_prompt_help(void) { return prefill_pattern_help().c_str(); }
 
-keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern, keyhole_prompt** out) {
+keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern,
+                                     keyhole_prompt** out) {
   return guarded([&] {
     require(out, "out");
     *out = nullptr;
@@ -55,8 +58,9 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     made->pattern = parse_prefill_pattern(pattern == nullptr ? "auto" : pattern);
     const StreamDevice& device = made->engine->stream_device();
     if (!device.make_prompt) {
-      throw Error(Status::unsupported, std::string("attention of a prompt: the engine's device is ") +
-                                           made->engine->device_name() + ", needed: a CUDA device");
+      throw Error(Status::unsupported,
+                  std::string("attention of a prompt: the engine's device is ") +
+                      made->engine->device_name() + ", needed: a CUDA device");
     }
     const ModelShape& m = made->engine->model();
     made->attention = device.make_prompt({m.q_heads, m.kv_heads, m.head_dim});
@@ -66,16 +70,17 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
 
 void keyhole_prompt_destroy(keyhole_prompt* prompt) { delete prompt; }
 
-keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q,
-                                     const keyhole_tensor* k, const keyhole_tensor* v, const keyhole_tensor* out,
-                                     float* lse, void* stream) {
+keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
+                                     const keyhole_tensor* q, const keyhole_tensor* k,
+                                     const keyhole_tensor* v, const keyhole_tensor* out, float* lse,
+                                     void* stream) {
   return guarded([&] {
     require(prompt, "prompt");
     const UseLock lock(prompt->in_use, "the prompt");
     const ModelShape& m = prompt->engine->model();
     if (layer >= m.layers) {
-      throw Error(Status::invalid_argument,
-                  "layer is " + std::to_string(layer) + ", allowed: 0.." + std::to_string(m.layers - 1));
+      throw Error(Status::invalid_argument, "layer is " + std::to_string(layer) + ", allowed: 0.." +
+                                                std::to_string(m.layers - 1));
     }
     const RowsIn rq = rows_on_device(q, "q", m.q_heads, m.head_dim);
     const RowsIn rk = rows_on_device(k, "k", m.kv_heads, m.head_dim);
@@ -84,7 +89,8 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer, con
     const RowsOut ro = check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, true);
     if (rv.tokens != rk.tokens) {
       throw Error(Status::invalid_argument, "tensor v has " + std::to_string(rv.tokens) +
-                                                " tokens, needed: as many as k, " + std::to_string(rk.tokens));
+                                                " tokens, needed: as many as k, " +
+                                                std::to_string(rk.tokens));
     }
     gpu::PromptStretch s;
     s.q = device_tokens(rq.data, rq.token_stride, rq.head_stride, rq.dtype);

@@ -53,7 +53,8 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
 
 uint32_t IndexKeeper::query_stride(uint32_t layer) const {
   uint32_t stride = head(layer, 0).queries.stride();
-  for (uint32_t h = 1; h < heads_.kv_heads(); ++h) stride = std::min(stride, head(layer, h).queries.stride());
+  for (uint32_t h = 1; h < heads_.kv_heads(); ++h)
+    stride = std::min(stride, head(layer, h).queries.stride());
   return stride;
 }
 

@@ -18,8 +18,10 @@ constexpr float kPerMille = 1000.0F;
 constexpr TypeDecl kDense = {"dense", "all that a query sees", {}};
 
 constexpr std::array kAShapeParams = {
-    integer("first", Stage::search, 1024, 0, kMostRows, "tokens at the beginning, in whole blocks of 64"),
-    integer("near", Stage::search, 4096, 0, kMostRows, "tokens before each query, in whole blocks of 64"),
+    integer("first", Stage::search, 1024, 0, kMostRows,
+            "tokens at the beginning, in whole blocks of 64"),
+    integer("near", Stage::search, 4096, 0, kMostRows,
+            "tokens before each query, in whole blocks of 64"),
 };
 constexpr TypeDecl kAShape = {"a-shape", "the first tokens and the newest ones", kAShapeParams};
 
@@ -27,14 +29,17 @@ constexpr TypeDecl kAShape = {"a-shape", "the first tokens and the newest ones",
 constexpr std::array kSampledParams = {
     integer("mass", Stage::search, 950, 0, 1000, "of the sampled queries' weight, in thousandths"),
     integer("stride", Stage::search, 16, 1, 128, "one query in so many is sampled"),
-    integer("lookups", Stage::search, 20, 0, 1000,
-            "query heads are dense that look up single tokens with more than so many thousandths of their weight"),
-    integer("first", Stage::search, 64, 0, kMostRows, "tokens at the beginning that are always attended"),
-    integer("near", Stage::search, 256, 0, kMostRows, "tokens before each query that are always attended"),
+    integer("lookups", Stage::search, 50, 0, 1000,
+            "query heads are dense that look up single tokens with more than so many thousandths "
+            "of their weight"),
+    integer("first", Stage::search, 64, 0, kMostRows,
+            "tokens at the beginning that are always attended"),
+    integer("near", Stage::search, 256, 0, kMostRows,
+            "tokens before each query that are always attended"),
     integer("from", Stage::search, 16384, 0, kMostRows, "tokens up to which attention is dense"),
 };
-constexpr TypeDecl kSampled = {"sampled", "the blocks that hold the weight of some queries of each tile",
-                               kSampledParams};
+constexpr TypeDecl kSampled = {
+    "sampled", "the blocks that hold the weight of some queries of each tile", kSampledParams};
 constexpr TypeDecl kAuto = {"auto", "sampled, with its defaults", {}};
 
 constexpr std::array<const TypeDecl*, 4> kTypes = {&kDense, &kAShape, &kSampled, &kAuto};
@@ -71,8 +76,8 @@ const std::string& prefill_pattern_help() {
     for (const TypeDecl* type : kTypes) {
       s += std::string(type->name) + ": " + std::string(type->meaning) + "\n";
       for (const ParamDecl& p : type->params) {
-        s += "    " + std::string(p.name) + "=" + index::value_text(p, p.fallback) + "  (" + index::allowed_text(p) +
-             ") " + std::string(p.meaning) + "\n";
+        s += "    " + std::string(p.name) + "=" + index::value_text(p, p.fallback) + "  (" +
+             index::allowed_text(p) + ") " + std::string(p.meaning) + "\n";
       }
     }
     return s;

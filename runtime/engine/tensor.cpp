@@ -169,18 +169,18 @@ void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* n
     for (uint32_t h = 0; h < rows.heads; ++h) {
       const std::byte* src = rows.row(t, h);
       if (!kernels.all_finite[static_cast<int>(rows.dtype)](src, rows.dim)) {
-        throw Error(Status::not_finite, std::string("tensor ") + name +
-                                            " holds NaN or Inf at token " +
-                                            std::to_string(rows.token_of(t)) +
-                                            ", head " + std::to_string(h));
+        throw Error(Status::not_finite,
+                    std::string("tensor ") + name + " holds NaN or Inf at token " +
+                        std::to_string(rows.token_of(t)) + ", head " + std::to_string(h));
       }
       // Rounding to 16 bits can turn a finite number into Inf.
       if (to == DType::f32 || to == rows.dtype) continue;
       convert_row(kernels, src, rows.dtype, converted, to, rows.dim, scratch);
       if (!kernels.all_finite[static_cast<int>(to)](converted, rows.dim)) {
         throw Error(Status::not_finite, std::string("tensor ") + name + " at token " +
-                                            std::to_string(rows.token_of(t)) + ", head " + std::to_string(h) +
-                                            " overflows kv_dtype " + dtype_name(to) +
+                                            std::to_string(rows.token_of(t)) + ", head " +
+                                            std::to_string(h) + " overflows kv_dtype " +
+                                            dtype_name(to) +
                                             (to == DType::f16 ? " (largest value 65504)" : ""));
       }
     }

@@ -129,7 +129,8 @@ void Session::check_room(uint32_t layer, uint32_t n) const {
 
 void Session::check_as_many(const RowsIn& q, const RowsIn& k) {
   if (q.tokens == k.tokens) return;
-  throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q.tokens) + " tokens, needed: as many as k, " +
+  throw Error(Status::invalid_argument, "tensor q has " + std::to_string(q.tokens) +
+                                            " tokens, needed: as many as k, " +
                                             std::to_string(k.tokens));
 }
 

@@ -43,7 +43,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
 
   void SetUp() override {
     KEYHOLE_NEEDS_GPU();
-    if (GetParam().hopper && !hopper_kernels_run_on(0)) GTEST_SKIP() << "the device is no Hopper, or the build has none";
+    if (GetParam().hopper && !hopper_kernels_run_on(0))
+      GTEST_SKIP() << "the device is no Hopper, or the build has none";
   }
   [[nodiscard]] uint32_t heads() const { return kKvHeads * GetParam().group; }
   [[nodiscard]] uint32_t dim() const { return GetParam().dim; }
@@ -56,13 +57,15 @@ class BlockListsTest : public testing::TestWithParam<Case> {
   template <class T>
   T* upload(const std::vector<T>& x) {
     uploads_.emplace_back(std::max<size_t>(x.size(), 1) * sizeof(T));
-    check(cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    check(
+        cudaMemcpy(uploads_.back().data(), x.data(), x.size() * sizeof(T), cudaMemcpyHostToDevice),
+        "upload");
     return uploads_.back().template as<T>();
   }
 
   /// Attends the pieces one after the other and compares. as_outputs: of a single one, not as states.
-  void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token, std::optional<DType> as_outputs = {},
-           bool with_sinks = false) {
+  void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token,
+           std::optional<DType> as_outputs = {}, bool with_sinks = false) {
     const Case& c = GetParam();
     const uint32_t d = dim(), query_tiles = (n + kListQueries - 1) / kListQueries;
     const std::vector<float> q = rounded_floats(size_t{n} * heads() * d);
@@ -81,7 +84,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     truth_.assign(size_t{n} * heads(), {});
     sinks_.clear();
     const size_t gap = 16;  // between the outputs of tokens
-    const DeviceBuffer outputs(as_outputs ? size_t{n} * (heads() * d + gap) * dtype_size(*as_outputs) : 0);
+    const DeviceBuffer outputs(
+        as_outputs ? size_t{n} * (heads() * d + gap) * dtype_size(*as_outputs) : 0);
     const DeviceBuffer lse(size_t{n} * heads() * sizeof(float));
     if (as_outputs) {
       p.final = {outputs.data(), heads() * d + gap, d, *as_outputs, lse.as<float>(), nullptr};
@@ -118,11 +122,14 @@ class BlockListsTest : public testing::TestWithParam<Case> {
       for (uint32_t t = 0; t < n; ++t) {
         for (uint32_t h = 0; h < heads(); ++h) {
           const size_t tile = size_t{h} * query_tiles + t / kListQueries;
-          const uint32_t end = piece.causal ? std::min(piece.rows, piece.first + t + 1) : piece.rows;
-          for (uint32_t i = piece.window != 0 && end > piece.window ? end - piece.window : 0; i < end; ++i) {
+          const uint32_t end =
+              piece.causal ? std::min(piece.rows, piece.first + t + 1) : piece.rows;
+          for (uint32_t i = piece.window != 0 && end > piece.window ? end - piece.window : 0;
+               i < end; ++i) {
             if (!listed[tile * blocks + i / kListRows]) continue;
             const size_t at = i * p.row_stride + h / c.group * p.head_stride;
-            add(truth_[size_t{t} * heads() + h], &q[(size_t{t} * heads() + h) * d], &k[at], &v[at], p.logits);
+            add(truth_[size_t{t} * heads() + h], &q[(size_t{t} * heads() + h) * d], &k[at], &v[at],
+                p.logits);
           }
         }
       }
@@ -135,7 +142,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     double top = -INFINITY, total = 0.0;
     std::vector<double> o;
   };
-  void add(Sum& sum, const float* q, const float* k, const float* v, const LogitParams& logits) const {
+  void add(Sum& sum, const float* q, const float* k, const float* v,
+           const LogitParams& logits) const {
     double x = 0;
     for (uint32_t j = 0; j < dim(); ++j) x += double{q[j]} * double{k[j]};
     x *= double{logits.scale};
@@ -157,7 +165,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     std::vector<float> o(truth_.size() * d);
     std::vector<float2> sums(truth_.size());
     check(cudaMemcpy(o.data(), p.o, o.size() * sizeof(float), cudaMemcpyDeviceToHost), "o");
-    check(cudaMemcpy(sums.data(), p.sums, sums.size() * sizeof(float2), cudaMemcpyDeviceToHost), "sums");
+    check(cudaMemcpy(sums.data(), p.sums, sums.size() * sizeof(float2), cudaMemcpyDeviceToHost),
+          "sums");
     const double bound = GetParam().dtype == DType::f16 ? 1e-3 : 2e-4;
     const float unit = p.logits.softcap > 0.0F ? 1.0F : p.logits.scale;
     for (size_t i = 0; i < truth_.size(); ++i) {
@@ -174,7 +183,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
         difference += x * x;
         norm += y * y;
       }
-      ASSERT_LT(std::sqrt(difference / norm), bound) << "token " << i / heads() << " head " << i % heads();
+      ASSERT_LT(std::sqrt(difference / norm), bound)
+          << "token " << i / heads() << " head " << i % heads();
       const double lse = double{sums[i].x} * double{unit} + std::log(double{sums[i].y});
       ASSERT_NEAR(lse, t.top + std::log(t.total), 1e-3) << i;
     }
@@ -183,7 +193,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
   void compare_outputs(const BlockedParams& p) {
     const uint32_t d = dim();
     std::vector<float> lse(truth_.size());
-    check(cudaMemcpy(lse.data(), p.final.lse, lse.size() * sizeof(float), cudaMemcpyDeviceToHost), "lse");
+    check(cudaMemcpy(lse.data(), p.final.lse, lse.size() * sizeof(float), cudaMemcpyDeviceToHost),
+          "lse");
     std::vector<std::byte> out(p.n * p.final.token_stride * dtype_size(p.final.dtype));
     check(cudaMemcpy(out.data(), p.final.data, out.size(), cudaMemcpyDeviceToHost), "out");
     // Beside the weights' rounding that of the output.
@@ -192,7 +203,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
       const Sum& t = truth_[i];
       const double sink = sinks_.empty() ? -INFINITY : double{sinks_[i % heads()]};
       const double top = std::max(t.top, sink);
-      const double total = (t.total == 0.0 ? 0.0 : t.total * std::exp(t.top - top)) + std::exp(sink - top);
+      const double total =
+          (t.total == 0.0 ? 0.0 : t.total * std::exp(t.top - top)) + std::exp(sink - top);
       if (top == -INFINITY) {
         ASSERT_EQ(lse[i], -INFINITY);
         continue;
@@ -207,7 +219,8 @@ class BlockListsTest : public testing::TestWithParam<Case> {
         norm += y * y;
       }
       if (t.total != 0.0) {
-        ASSERT_LT(std::sqrt(difference / norm), bound) << "token " << i / heads() << " head " << i % heads();
+        ASSERT_LT(std::sqrt(difference / norm), bound)
+            << "token " << i / heads() << " head " << i % heads();
       }
     }
   }
@@ -250,7 +263,8 @@ TEST_P(BlockListsTest, OutputsOfEveryDtypeWithSinks) {
 TEST_P(BlockListsTest, RowsOfLists) {
   for (const Lists lists : {Lists::empty, Lists::all, Lists::random}) {
     for (const uint32_t first : {0U, 70U, 400U}) {
-      SCOPED_TRACE("lists " + std::to_string(static_cast<int>(lists)) + ", from " + std::to_string(first));
+      SCOPED_TRACE("lists " + std::to_string(static_cast<int>(lists)) + ", from " +
+                   std::to_string(first));
       run(200, {{first + 200, true, first, lists}}, true);
       run(130, {{first + 77, false, 0, lists}}, false);
     }
@@ -258,15 +272,17 @@ TEST_P(BlockListsTest, RowsOfLists) {
 }
 TEST_P(BlockListsTest, PiecesOneAfterTheOther) {
   run(150, {{200, false, 0, Lists::random}, {64}, {150, true, 0}}, false);
-  run(150, {{200, false, 0, Lists::empty}, {190, true, 40, Lists::random}, {65, false, 0, Lists::all}}, true);
+  run(150,
+      {{200, false, 0, Lists::empty}, {190, true, 40, Lists::random}, {65, false, 0, Lists::all}},
+      true);
 }
 
-INSTANTIATE_TEST_SUITE_P(Shapes, BlockListsTest,
-                         testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(Shapes, BlockListsTest, testing::ValuesIn([] {
                            std::vector<Case> cases;
                            for (const bool hopper : {false, true}) {
                              for (const DType dtype : {DType::f16, DType::bf16}) {
-                               for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U}) cases.push_back({dim, 2, dtype, hopper});
+                               for (const uint32_t dim : {64U, 80U, 96U, 128U, 256U})
+                                 cases.push_back({dim, 2, dtype, hopper});
                                cases.push_back({128, 1, dtype, hopper, 20.0F});
                              }
                            }

@@ -54,6 +54,8 @@ class CodesSession {
     codes_shape_.rows_by_host = set.rows_by_host;
     if (set.sinks) {
       sinks_ = random_floats(rng_, size_t{shape_.layers} * shape_.q_heads, 8.0F);
+      // Beside larger ones outputs in fp16 are too small for its precision.
+      for (float& x : sinks_) x = std::min(x, 5.0F);
       sinks_[1] = -INFINITY;
       codes_shape_.sinks = sinks_.data();
     }

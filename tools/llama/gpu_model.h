@@ -56,7 +56,9 @@ class GpuModel {
   /// Attention of prompts is computed a second time, densely, and compared. Off at first. Before prompts.
   void check_prefill() { checks_prefill_ = true; }
   [[nodiscard]] bool checks_prefill() const { return checks_prefill_; }
-  void note_prefill_errors(std::vector<PrefillErrors> errors) const { prefill_errors_ = std::move(errors); }
+  void note_prefill_errors(std::vector<PrefillErrors> errors) const {
+    prefill_errors_ = std::move(errors);
+  }
   [[nodiscard]] const std::vector<PrefillErrors>& prefill_errors() const { return prefill_errors_; }
 
   struct Device;

@@ -61,7 +61,9 @@ uint64_t GpuChunkSizes::device_bytes() const {
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
                                   std::string_view pattern) {
   constexpr size_t kListBytes = size_t{160} << 20U;  // keyhole_prompt_attend() says so
-  const bool dense = pattern == "dense";
+  // Up to so many tokens the library's own choice is dense.
+  constexpr size_t kAutoDense = 16384;
+  const bool dense = pattern == "dense" || (pattern == "auto" && tokens <= kAutoDense);
   GpuPrefillSizes sizes;
   sizes.rows = gpu_chunk_sizes(config, chunk_tokens(config, tokens));
   const size_t chunk = sizes.rows.chunk;

@@ -27,34 +27,38 @@ struct SampledWeights {
     return (n - 1) % stride + i * stride;
   }
 };
-[[nodiscard]] constexpr uint32_t sampled_queries(uint32_t n, uint32_t stride) { return (n + stride - 1) / stride; }
+[[nodiscard]] constexpr uint32_t sampled_queries(uint32_t n, uint32_t stride) {
+  return (n + stride - 1) / stride;
+}
 
 /// Enqueues their computation. piece: causal, without lists; its o, sums and final are not used. dtype: f16 or bf16.
-void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
-                           bool hopper, cudaStream_t stream);
+void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype,
+                           uint32_t head_dim, bool hopper, cudaStream_t stream);
 /// By the kernels of all devices, and by Hopper's own.
-void launch_sample_weights_general(const BlockedParams& piece, const SampledWeights& samples, DType dtype,
-                                   uint32_t head_dim, cudaStream_t stream);
-void launch_sample_weights_f16(const BlockedParams& piece, const SampledWeights& samples, uint32_t head_dim,
-                               cudaStream_t stream);
-void launch_sample_weights_bf16(const BlockedParams& piece, const SampledWeights& samples, uint32_t head_dim,
-                                cudaStream_t stream);
+void launch_sample_weights_general(const BlockedParams& piece, const SampledWeights& samples,
+                                   DType dtype, uint32_t head_dim, cudaStream_t stream);
+void launch_sample_weights_f16(const BlockedParams& piece, const SampledWeights& samples,
+                               uint32_t head_dim, cudaStream_t stream);
+void launch_sample_weights_bf16(const BlockedParams& piece, const SampledWeights& samples,
+                                uint32_t head_dim, cudaStream_t stream);
 
 struct BlockChoice {
   uint32_t first_blocks = 0;  ///< of the prompt, always attended
-  uint32_t near_blocks = 0;   ///< before the block of a tile's first query, always attended with all behind them
+  uint32_t near_blocks =
+      0;  ///< before the block of a tile's first query, always attended with all behind them
   /// Of the weight that the samples of a tile of queries have together, the share that the chosen blocks hold at least.
   float mass = 1.0F;
   /// Heads attend all blocks of which the samples have more than this share of their weight, on average over the tiles, each in
   /// blocks where no other sample of its tile has an eighth of it; what is attended anyhow left out. 1: none does.
   float lookups = 1.0F;
   unsigned long long* looked_up = nullptr;  ///< `[q_heads]`, zeros; may be null where lookups is 1
-  uint32_t* counts = nullptr;  ///< as BlockLists has them,
-  uint16_t* lists = nullptr;   ///< `[q_heads, query tiles, blocks]`
-  unsigned long long* totals = nullptr;  ///< blocks that are attended, and that are seen, are added to these two; null: not wanted
+  uint32_t* counts = nullptr;               ///< as BlockLists has them,
+  uint16_t* lists = nullptr;                ///< `[q_heads, query tiles, blocks]`
+  unsigned long long* totals =
+      nullptr;  ///< blocks that are attended, and that are seen, are added to these two; null: not wanted
 };
 /// Enqueues the choice; samples.weights null: the first and the near ones alone. Weights change.
-void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples, const BlockChoice& choice,
-                          cudaStream_t stream);
+void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples,
+                          const BlockChoice& choice, cudaStream_t stream);
 
 }  // namespace keyhole::gpu

@@ -15,14 +15,17 @@ namespace keyhole::gpu {
 inline constexpr uint32_t kListQueries = 128, kListRows = 64;
 /// Which blocks of rows the queries attend, in device memory; each list is rising.
 struct BlockLists {
-  const uint32_t* counts = nullptr;  ///< `[q_heads, query tiles]`, a tile of kListQueries each; null: all of them
-  const uint16_t* blocks = nullptr;  ///< `[q_heads, query tiles, capacity]`, block b is rows kListRows * b ..
+  const uint32_t* counts =
+      nullptr;  ///< `[q_heads, query tiles]`, a tile of kListQueries each; null: all of them
+  const uint16_t* blocks =
+      nullptr;  ///< `[q_heads, query tiles, capacity]`, block b is rows kListRows * b ..
   uint32_t capacity = 0;
 };
 
 /// Where the outputs of queries go that attend nothing else.
 struct BlockedOutput {
-  void* data = nullptr;  ///< `[n, q_heads, head_dim]`, rows aligned to 8 bytes; null: states are wanted (BlockedParams::o)
+  void* data =
+      nullptr;  ///< `[n, q_heads, head_dim]`, rows aligned to 8 bytes; null: states are wanted (BlockedParams::o)
   size_t token_stride = 0, head_stride = 0;  ///< elements
   DType dtype = DType::f32;
   float* lse = nullptr;          ///< `[n, q_heads]`, natural log; null: not wanted
@@ -45,7 +48,7 @@ struct BlockedParams {
   const void* values = nullptr;
   size_t head_stride = 0, row_stride = 0;
   uint32_t rows = 0;
-  bool causal = false;             ///< query i attends rows 0..first + i
+  bool causal = false;  ///< query i attends rows 0..first + i
   uint32_t first = 0;
   uint32_t window = 0;  ///< of a causal piece: the newest of those rows; 0: all of them
   BlockLists lists;
@@ -71,7 +74,8 @@ void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStre
 /// Whether a device has these.
 [[nodiscard]] bool hopper_kernels_run_on(int ordinal);
 /// dtype: f16 or bf16. hopper: by these.
-void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper, cudaStream_t stream);
+void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
+                    cudaStream_t stream);
 
 /// q to its two parts. bad: set to 1 where an element is not finite.
 void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uint32_t dim, DType to,

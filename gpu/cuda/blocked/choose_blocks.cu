@@ -15,7 +15,8 @@ constexpr uint32_t kWarps = kThreads / 32;
 // Bins of 1/8 of an octave down to 2^-32 of a sample's weight.
 constexpr uint32_t kBins = 256;
 constexpr float kBinsOfOctave = 8.0F;
-constexpr float kAlone = 8.0F;  ///< a sample is alone in a block where it has so many times the weight of any other
+constexpr float kAlone =
+    8.0F;  ///< a sample is alone in a block where it has so many times the weight of any other
 constexpr uint32_t kMostSamples = kListQueries;
 
 struct Shared {
@@ -37,9 +38,9 @@ __device__ inline uint32_t bin_of(float share) {
   return static_cast<uint32_t>(fminf(fmaxf(place, 0.0F), static_cast<float>(kBins - 1)));
 }
 
-__global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant__ BlockedParams a,
-                                                          const __grid_constant__ SampledWeights w,
-                                                          const __grid_constant__ BlockChoice c) {
+__global__ void __launch_bounds__(kThreads)
+    choose_kernel(const __grid_constant__ BlockedParams a, const __grid_constant__ SampledWeights w,
+                  const __grid_constant__ BlockChoice c) {
   __shared__ Shared shared;
   const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
   const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
@@ -125,24 +126,27 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const __grid_constant_
 }
 
 /// All blocks for the heads that look up single rows.
-__global__ void __launch_bounds__(kThreads) widen_kernel(const __grid_constant__ BlockedParams a, uint32_t blocks,
-                                                         const __grid_constant__ BlockChoice c) {
+__global__ void __launch_bounds__(kThreads)
+    widen_kernel(const __grid_constant__ BlockedParams a, uint32_t blocks,
+                 const __grid_constant__ BlockChoice c) {
   const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
   if (c.looked_up[head] <= in_units(c.lookups) * tiles) return;
   const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
   const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
   const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;
   const size_t at = size_t{head} * tiles + tile;
-  for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads) c.lists[at * blocks + b - begin] = static_cast<uint16_t>(b);
+  for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads)
+    c.lists[at * blocks + b - begin] = static_cast<uint16_t>(b);
   if (threadIdx.x != 0) return;
-  if (c.totals != nullptr) atomicAdd(c.totals, static_cast<unsigned long long>(end - begin - c.counts[at]));
+  if (c.totals != nullptr)
+    atomicAdd(c.totals, static_cast<unsigned long long>(end - begin - c.counts[at]));
   c.counts[at] = end - begin;
 }
 
 }  // namespace
 
-void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples, const BlockChoice& choice,
-                          cudaStream_t stream) {
+void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples,
+                          const BlockChoice& choice, cudaStream_t stream) {
   const dim3 grid((piece.n + kListQueries - 1) / kListQueries, piece.q_heads);
   choose_kernel<<<grid, kThreads, 0, stream>>>(piece, samples, choice);
   check_launch("the choice of blocks");

@@ -7,25 +7,30 @@ namespace keyhole::gpu {
 bool hopper_kernels_run_on([[maybe_unused]] int ordinal) {
 #ifdef KEYHOLE_HOPPER
   int major = 0, minor = 0;
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "the device's capability");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "the device's capability");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal),
+        "the device's capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal),
+        "the device's capability");
   return major == 9 && minor == 0;
 #else
   return false;
 #endif
 }
 
-void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, [[maybe_unused]] bool hopper,
-                    cudaStream_t stream) {
+void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim,
+                    [[maybe_unused]] bool hopper, cudaStream_t stream) {
   const bool is_half = dtype == DType::f16;
 #ifdef KEYHOLE_HOPPER
-  if (hopper) return is_half ? launch_hopper_f16(params, head_dim, stream) : launch_hopper_bf16(params, head_dim, stream);
+  if (hopper)
+    return is_half ? launch_hopper_f16(params, head_dim, stream)
+                   : launch_hopper_bf16(params, head_dim, stream);
 #endif
-  is_half ? launch_blocked_f16(params, head_dim, stream) : launch_blocked_bf16(params, head_dim, stream);
+  is_half ? launch_blocked_f16(params, head_dim, stream)
+          : launch_blocked_bf16(params, head_dim, stream);
 }
 
-void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype, uint32_t head_dim,
-                           [[maybe_unused]] bool hopper, cudaStream_t stream) {
+void launch_sample_weights(const BlockedParams& piece, const SampledWeights& samples, DType dtype,
+                           uint32_t head_dim, [[maybe_unused]] bool hopper, cudaStream_t stream) {
 #ifdef KEYHOLE_HOPPER
   if (hopper) {
     return dtype == DType::f16 ? launch_sample_weights_f16(piece, samples, head_dim, stream)

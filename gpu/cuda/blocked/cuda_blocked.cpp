@@ -194,7 +194,8 @@ class CudaBlocked final : public BlockedAttention {
   void launch(const BlockedParams& p, cudaStream_t stream) {
     // Fewer queries leave most multiprocessors without a thread block of 128.
     constexpr uint32_t kLeastQueries = 192;
-    const bool hopper = has_hopper_ && n_ >= kLeastQueries && p.mask == nullptr && p.q_low == nullptr;
+    const bool hopper =
+        has_hopper_ && n_ >= kLeastQueries && p.mask == nullptr && p.q_low == nullptr;
     launch_blocked(p, shape_.dtype, shape_.head_dim, hopper, stream);
     is_first_ = false;
   }
@@ -282,7 +283,7 @@ class CudaBlocked final : public BlockedAttention {
   bool has_sinks_ = false;
   bool has_low_ = false;     // queries that the dtype rounds
   bool has_hopper_ = false;  // the device's own kernels
-  uint32_t next_ = 0;  // pieces
+  uint32_t next_ = 0;        // pieces
   DeviceBuffer memory_;
   PinnedBuffer staging_;  // of rows that are not pinned
   std::unique_ptr<OwnStream> copies_;

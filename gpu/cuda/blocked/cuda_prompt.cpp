@@ -27,7 +27,8 @@ void check_aligned(const DeviceTokens& t, const char* name, size_t bytes) {
   const size_t element = dtype_size(t.dtype);
   if (reinterpret_cast<uintptr_t>(t.data) % bytes != 0 || t.token_stride * element % bytes != 0 ||
       t.head_stride * element % bytes != 0) {
-    refuse(std::string("rows of ") + name + " are not aligned to " + std::to_string(bytes) + " bytes");
+    refuse(std::string("rows of ") + name + " are not aligned to " + std::to_string(bytes) +
+           " bytes");
   }
 }
 
@@ -52,7 +53,8 @@ class CudaPrompt final : public PromptAttention {
     const DeviceScope device(ordinal_);
     auto* const to = static_cast<cudaStream_t>(stream);
     BlockedParams p = params(s);
-    gpu::check(cudaStreamWaitEvent(to, finished_->get()), "attention of a prompt");  // of another stream
+    gpu::check(cudaStreamWaitEvent(to, finished_->get()),
+               "attention of a prompt");  // of another stream
     if (s.sinks != nullptr) p.final.sinks = copy_sinks(s.sinks, to);
     const bool dense = pattern.dense || s.window != 0 || s.rows <= pattern.dense_rows;
     if (dense) {
@@ -69,7 +71,8 @@ class CudaPrompt final : public PromptAttention {
     const BesideCapture beside;
     finished_->wait("attention of a prompt");
     unsigned long long both[2] = {};
-    gpu::check(cudaMemcpy(both, totals_.data(), sizeof both, cudaMemcpyDeviceToHost), "blocks of a prompt");
+    gpu::check(cudaMemcpy(both, totals_.data(), sizeof both, cudaMemcpyDeviceToHost),
+               "blocks of a prompt");
     return {both[0], both[1]};
   }
 
@@ -84,18 +87,21 @@ class CudaPrompt final : public PromptAttention {
     }
     for (const DeviceTokens* t : {&s.k, &s.v}) {
       if (t->dtype == s.q.dtype) continue;
-      refuse(std::string(t == &s.k ? "k" : "v") + " in " + dtype_name(t->dtype) + ", needed: as q, " +
-             dtype_name(s.q.dtype));
+      refuse(std::string(t == &s.k ? "k" : "v") + " in " + dtype_name(t->dtype) +
+             ", needed: as q, " + dtype_name(s.q.dtype));
     }
     if (s.n > s.rows) {
-      refuse(std::to_string(s.n) + " queries of " + std::to_string(s.rows) + " tokens, allowed: no more than these");
+      refuse(std::to_string(s.n) + " queries of " + std::to_string(s.rows) +
+             " tokens, allowed: no more than these");
     }
     if (s.rows > kMostRows) {
       refuse(std::to_string(s.rows) + " tokens, allowed: " + std::to_string(kMostRows));
     }
-    if (!pattern.dense && (pattern.stride > kListQueries || !(pattern.mass >= 0.0F && pattern.mass <= 1.0F))) {
-      refuse("a stride of " + std::to_string(pattern.stride) + " and a mass of " + std::to_string(pattern.mass) +
-             ", allowed: 0.." + std::to_string(kListQueries) + " and 0..1");
+    if (!pattern.dense &&
+        (pattern.stride > kListQueries || !(pattern.mass >= 0.0F && pattern.mass <= 1.0F))) {
+      refuse("a stride of " + std::to_string(pattern.stride) + " and a mass of " +
+             std::to_string(pattern.mass) + ", allowed: 0.." + std::to_string(kListQueries) +
+             " and 0..1");
     }
     constexpr size_t kRowBytes = 16, kOutBytes = 8;
     check_aligned(s.q, "q", kRowBytes);
@@ -119,9 +125,9 @@ class CudaPrompt final : public PromptAttention {
     p.row_stride = s.k.token_stride;
     p.head_stride = s.k.head_stride;
     if (s.v.token_stride != s.k.token_stride || s.v.head_stride != s.k.head_stride) {
-      refuse("strides of v are " + std::to_string(s.v.token_stride) + " and " + std::to_string(s.v.head_stride) +
-             ", needed: those of k, " + std::to_string(s.k.token_stride) + " and " +
-             std::to_string(s.k.head_stride));
+      refuse("strides of v are " + std::to_string(s.v.token_stride) + " and " +
+             std::to_string(s.v.head_stride) + ", needed: those of k, " +
+             std::to_string(s.k.token_stride) + " and " + std::to_string(s.k.head_stride));
     }
     p.rows = s.rows;
     p.causal = true;
@@ -139,17 +145,22 @@ class CudaPrompt final : public PromptAttention {
       sinks_ = DeviceBuffer(bytes);
     }
     // Pageable: it has been read when the call returns.
-    gpu::check(cudaMemcpyAsync(sinks_.data(), sinks, bytes, cudaMemcpyHostToDevice, stream), "learned sinks");
+    gpu::check(cudaMemcpyAsync(sinks_.data(), sinks, bytes, cudaMemcpyHostToDevice, stream),
+               "learned sinks");
     return sinks_.as<float>();
   }
 
   /// Tiles of queries whose weights and lists there is memory for.
-  void attend_chosen(BlockedParams p, const PromptStretch& s, const PromptPattern& pattern, cudaStream_t stream) {
+  void attend_chosen(BlockedParams p, const PromptStretch& s, const PromptPattern& pattern,
+                     cudaStream_t stream) {
     const uint32_t blocks = blocks_of(s.rows);
-    const uint32_t samples = pattern.stride == 0 ? 0 : sampled_queries(kListQueries, pattern.stride);
-    const size_t of_tile = size_t{shape_.q_heads} * blocks * (samples * sizeof(float) + sizeof(uint16_t));
+    const uint32_t samples =
+        pattern.stride == 0 ? 0 : sampled_queries(kListQueries, pattern.stride);
+    const size_t of_tile =
+        size_t{shape_.q_heads} * blocks * (samples * sizeof(float) + sizeof(uint16_t));
     const auto all = static_cast<size_t>((s.n + kListQueries - 1) / kListQueries);
-    const auto tiles = static_cast<uint32_t>(std::clamp<size_t>(kMostWeightBytes / of_tile, 1, all));
+    const auto tiles =
+        static_cast<uint32_t>(std::clamp<size_t>(kMostWeightBytes / of_tile, 1, all));
     reserve(size_t{tiles} * shape_.q_heads, blocks, samples);
     // From the end back, so that all but the first take whole tiles of queries.
     for (uint32_t end = s.n; end > 0;) {
@@ -158,14 +169,15 @@ class CudaPrompt final : public PromptAttention {
       end = begin;
     }
   }
-  void attend_slice(BlockedParams p, const PromptStretch& s, const PromptPattern& pattern, uint32_t begin, uint32_t n,
-                    cudaStream_t stream) {
+  void attend_slice(BlockedParams p, const PromptStretch& s, const PromptPattern& pattern,
+                    uint32_t begin, uint32_t n, cudaStream_t stream) {
     const size_t element = dtype_size(s.q.dtype);
     p.q = static_cast<const std::byte*>(s.q.data) + begin * s.q.token_stride * element;
     p.n = n;
     p.first += begin;
     p.rows = p.first + n;
-    p.final.data = static_cast<std::byte*>(s.out.data) + begin * s.out.token_stride * dtype_size(s.out.dtype);
+    p.final.data =
+        static_cast<std::byte*>(s.out.data) + begin * s.out.token_stride * dtype_size(s.out.dtype);
     if (s.lse != nullptr) p.final.lse = s.lse + size_t{begin} * shape_.q_heads;
     SampledWeights w;
     w.blocks = blocks_of(p.rows);
@@ -185,8 +197,9 @@ class CudaPrompt final : public PromptAttention {
     if (pattern.stride != 0 && pattern.lookups < 1.0F) {
       choice.lookups = pattern.lookups;
       choice.looked_up = choice.totals + 2;
-      gpu::check(cudaMemsetAsync(choice.looked_up, 0, shape_.q_heads * sizeof(unsigned long long), stream),
-                 "the choice of blocks");
+      gpu::check(
+          cudaMemsetAsync(choice.looked_up, 0, shape_.q_heads * sizeof(unsigned long long), stream),
+          "the choice of blocks");
     }
     launch_choose_blocks(p, w, choice, stream);
     p.lists = {choice.counts, choice.lists, w.blocks};
@@ -197,7 +210,8 @@ class CudaPrompt final : public PromptAttention {
   void reserve(size_t lists, uint32_t blocks, uint32_t samples) {
     const BesideCapture beside;
     const size_t of_list = size_t{blocks} * sizeof(float);
-    if (weights_.bytes() < lists * samples * of_list || counts_.bytes() < lists * sizeof(uint32_t) ||
+    if (weights_.bytes() < lists * samples * of_list ||
+        counts_.bytes() < lists * sizeof(uint32_t) ||
         lists_.bytes() < lists * blocks * sizeof(uint16_t)) {
       finished_->wait("attention of a prompt");
     }

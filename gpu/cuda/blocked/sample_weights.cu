@@ -2,8 +2,8 @@
 
 namespace keyhole::gpu {
 
-void launch_sample_weights_general(const BlockedParams& piece, const SampledWeights& samples, DType dtype,
-                                   uint32_t head_dim, cudaStream_t stream) {
+void launch_sample_weights_general(const BlockedParams& piece, const SampledWeights& samples,
+                                   DType dtype, uint32_t head_dim, cudaStream_t stream) {
   if (dtype == DType::f16) {
     blocked::sample_of<__half>(piece, samples, head_dim, stream);
   } else {

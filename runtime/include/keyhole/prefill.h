@@ -39,16 +39,16 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  *   stream  a cudaStream_t of the engine's device; NULL: the default stream
  * All in device memory, rows aligned to 16 bytes (of out to 8), m up to 4,194,240; they stay as they
  * are until the stream has done it. A prompt may come in one piece or in many; the choice of blocks is
- * each tile of 128 queries' own, counted from the first query of a call, and calls of multiples of 128 tokens choose alike.
+ * each tile of 128 queries' own, counted from the first query of a call; which heads are dense as they
+ * look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
  * choice, up to some 160 MiB, is taken when it is needed and kept. Dense patterns without learned
  * sinks can be captured in a graph. Errors: INVALID_ARGUMENT, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
  * BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
-keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q,
-                      const keyhole_tensor* k, const keyhole_tensor* v, const keyhole_tensor* out,
-                      float* lse, void* stream);
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
+    keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
+    const keyhole_tensor* v, const keyhole_tensor* out, float* lse, void* stream);
 
 /* Blocks of 64 tokens, summed over tiles of 128 queries and query heads, of all calls that were not
  * dense: those attended, and those that the queries see. Waits for them. Errors: DEVICE_ERROR, BUSY. */

@@ -19,9 +19,11 @@ using runtime::parse_prefill_pattern;
 /// Dense attention in double precision, of numbers in fp16; remembers the pattern.
 class FakePrompt final : public gpu::PromptAttention {
  public:
-  FakePrompt(const gpu::PromptShape& shape, gpu::PromptPattern& last) : shape_(shape), last_(&last) {}
+  FakePrompt(const gpu::PromptShape& shape, gpu::PromptPattern& last)
+      : shape_(shape), last_(&last) {}
 
-  void attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern, gpu::Stream) override {
+  void attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern,
+              gpu::Stream) override {
     *last_ = pattern;
     const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
     const auto at = [](const gpu::DeviceTokens& t, size_t token, size_t head, size_t i) {
@@ -41,7 +43,8 @@ class FakePrompt final : public gpu::PromptAttention {
           sum += w;
           for (uint32_t j = 0; j < d; ++j) o[j] += w * at(s.v, i, h / group, j);
         }
-        if (s.lse != nullptr) s.lse[size_t{t} * shape_.q_heads + h] = static_cast<float>(std::log(sum));
+        if (s.lse != nullptr)
+          s.lse[size_t{t} * shape_.q_heads + h] = static_cast<float>(std::log(sum));
         for (uint32_t j = 0; j < d; ++j) {
           static_cast<float*>(s.out.data)[t * s.out.token_stride + h * s.out.head_stride + j] =
               static_cast<float>(o[j] / sum);
@@ -99,7 +102,8 @@ class PromptTest : public testing::Test {
     return x;
   }
   template <class T>
-  static keyhole_tensor tensor_of(std::vector<T>& x, keyhole_dtype dtype, int64_t n, int64_t heads, int64_t dim) {
+  static keyhole_tensor tensor_of(std::vector<T>& x, keyhole_dtype dtype, int64_t n, int64_t heads,
+                                  int64_t dim) {
     keyhole_tensor t{};
     t.data = x.data();
     t.dtype = dtype;
@@ -122,20 +126,24 @@ TEST_F(PromptTest, AttendsAsTheLayerSays) {
   ASSERT_EQ(keyhole_prompt_create(e.get(), "dense", &prompt.p), KEYHOLE_OK);
   constexpr uint32_t kTokens = 12, kQueries = 7;
   Numbers numbers(5);
-  auto q = halves(numbers, size_t{kQueries} * 4 * 64), k = halves(numbers, size_t{kTokens} * 2 * 64),
-       v = halves(numbers, size_t{kTokens} * 2 * 64);
+  auto q = halves(numbers, size_t{kQueries} * 4 * 64),
+       k = halves(numbers, size_t{kTokens} * 2 * 64), v = halves(numbers, size_t{kTokens} * 2 * 64);
   for (uint32_t layer = 0; layer < 2; ++layer) {
     std::vector<float> out(q.size(), NAN), lse(size_t{kQueries} * 4, NAN);
-    const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, kQueries, 4, 64), tk = tensor_of(k, KEYHOLE_F16, kTokens, 2, 64),
-                         tv = tensor_of(v, KEYHOLE_F16, kTokens, 2, 64), to = tensor_of(out, KEYHOLE_F32, kQueries, 4, 64);
-    ASSERT_EQ(keyhole_prompt_attend(prompt.p, layer, &tq, &tk, &tv, &to, lse.data(), nullptr), KEYHOLE_OK)
+    const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, kQueries, 4, 64),
+                         tk = tensor_of(k, KEYHOLE_F16, kTokens, 2, 64),
+                         tv = tensor_of(v, KEYHOLE_F16, kTokens, 2, 64),
+                         to = tensor_of(out, KEYHOLE_F32, kQueries, 4, 64);
+    ASSERT_EQ(keyhole_prompt_attend(prompt.p, layer, &tq, &tk, &tv, &to, lse.data(), nullptr),
+              KEYHOLE_OK)
         << keyhole_last_error();
     // The first query of layer 1 sees five tokens of six.
     double sum = std::exp(double{sinks_[layer * 4 + 1]});
     std::vector<double> o(64);
     for (uint32_t i = layer == 1 ? 1 : 0; i <= kTokens - kQueries; ++i) {
       double x = 0;
-      for (uint32_t j = 0; j < 64; ++j) x += double{cpu::f16_to_f32(q[64 + j])} * double{cpu::f16_to_f32(k[i * 128 + j])};
+      for (uint32_t j = 0; j < 64; ++j)
+        x += double{cpu::f16_to_f32(q[64 + j])} * double{cpu::f16_to_f32(k[i * 128 + j])};
       const double w = std::exp(x / 8.0);
       sum += w;
       for (uint32_t j = 0; j < 64; ++j) o[j] += w * double{cpu::f16_to_f32(v[i * 128 + j])};
@@ -156,13 +164,16 @@ TEST_F(PromptTest, RefusesOtherTensors) {
   Numbers numbers(6);
   auto q = halves(numbers, 4 * 4 * 64), k = halves(numbers, 4 * 2 * 64);
   std::vector<float> out(q.size());
-  const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, 4, 4, 64), tk = tensor_of(k, KEYHOLE_F16, 4, 2, 64),
+  const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, 4, 4, 64),
+                       tk = tensor_of(k, KEYHOLE_F16, 4, 2, 64),
                        to = tensor_of(out, KEYHOLE_F32, 4, 4, 64);
-  const auto attend = [&](uint32_t layer, const keyhole_tensor& a, const keyhole_tensor& b, const keyhole_tensor& c,
-                          const keyhole_tensor& o) {
+  const auto attend = [&](uint32_t layer, const keyhole_tensor& a, const keyhole_tensor& b,
+                          const keyhole_tensor& c, const keyhole_tensor& o) {
     return keyhole_prompt_attend(prompt.p, layer, &a, &b, &c, &o, nullptr, nullptr);
   };
-  const auto says = [](const char* text) { return std::string(keyhole_last_error()).find(text) != std::string::npos; };
+  const auto says = [](const char* text) {
+    return std::string(keyhole_last_error()).find(text) != std::string::npos;
+  };
   EXPECT_EQ(attend(0, tq, tk, tk, to), KEYHOLE_OK);
   EXPECT_EQ(attend(2, tq, tk, tk, to), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_TRUE(says("layer is 2, allowed: 0..1")) << keyhole_last_error();
@@ -180,8 +191,10 @@ TEST_F(PromptTest, RefusesOtherTensors) {
   narrow.strides[0] = 64;
   EXPECT_EQ(attend(0, tq, tk, tk, narrow), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_TRUE(says("overlap")) << keyhole_last_error();
-  EXPECT_EQ(keyhole_prompt_attend(nullptr, 0, &tq, &tk, &tk, &to, nullptr, nullptr), KEYHOLE_INVALID_ARGUMENT);
-  EXPECT_EQ(keyhole_prompt_attend(prompt.p, 0, nullptr, &tk, &tk, &to, nullptr, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_prompt_attend(nullptr, 0, &tq, &tk, &tk, &to, nullptr, nullptr),
+            KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(keyhole_prompt_attend(prompt.p, 0, nullptr, &tk, &tk, &to, nullptr, nullptr),
+            KEYHOLE_INVALID_ARGUMENT);
 }
 
 TEST_F(PromptTest, IsMadeOfAnEngineOnADeviceAndAPattern) {
@@ -190,7 +203,8 @@ TEST_F(PromptTest, IsMadeOfAnEngineOnADeviceAndAPattern) {
   EXPECT_EQ(keyhole_prompt_create(host.get(), "dense", &prompt.p), KEYHOLE_UNSUPPORTED);
   EXPECT_EQ(prompt.p, nullptr);
   const auto e = engine();
-  for (const char* bad : {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", ""}) {
+  for (const char* bad :
+       {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", ""}) {
     EXPECT_EQ(keyhole_prompt_create(e.get(), bad, &prompt.p), KEYHOLE_INVALID_ARGUMENT) << bad;
     EXPECT_EQ(prompt.p, nullptr);
   }
@@ -206,14 +220,16 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(a.first_rows, 128U);
   EXPECT_EQ(a.near_rows, 640U);
   EXPECT_EQ(a.stride, 0U);
-  const gpu::PromptPattern s = parse_prefill_pattern("sampled:mass=875,stride=8,lookups=125,first=0,near=64,from=4096");
+  const gpu::PromptPattern s =
+      parse_prefill_pattern("sampled:mass=875,stride=8,lookups=125,first=0,near=64,from=4096");
   EXPECT_FLOAT_EQ(s.mass, 0.875F);
   EXPECT_EQ(s.stride, 8U);
   EXPECT_FLOAT_EQ(s.lookups, 0.125F);
   EXPECT_EQ(s.first_rows, 0U);
   EXPECT_EQ(s.near_rows, 64U);
   EXPECT_EQ(s.dense_rows, 4096U);
-  const gpu::PromptPattern automatic = parse_prefill_pattern("auto"), defaults = parse_prefill_pattern("sampled");
+  const gpu::PromptPattern automatic = parse_prefill_pattern("auto"),
+                           defaults = parse_prefill_pattern("sampled");
   EXPECT_EQ(automatic.mass, defaults.mass);
   EXPECT_EQ(automatic.stride, defaults.stride);
   EXPECT_EQ(automatic.dense_rows, defaults.dense_rows);

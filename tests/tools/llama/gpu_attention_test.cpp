@@ -26,8 +26,7 @@ struct Halves {
     for (const float x : numbers) {
       high.push_back(__float2half_rn(x));
       low.push_back(__float2half_rn(x - __half2float(high.back())));
-      values.push_back(static_cast<double>(__half2float(high.back())) +
-                       __half2float(low.back()));
+      values.push_back(static_cast<double>(__half2float(high.back())) + __half2float(low.back()));
     }
   }
 };

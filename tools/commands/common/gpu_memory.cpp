@@ -53,7 +53,8 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.limit = request.limit;
   plan.driver = kDriverBytes;
   plan.weights = weights;
-  plan.prefill = gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill).device_bytes();
+  plan.prefill =
+      gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill).device_bytes();
   if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
   if (request.session) {
     const keyhole_dtype dtype = request.cache.kv_dtype == "auto" ? kv_dtype_of(request.model)

@@ -16,10 +16,10 @@ void add_gpu_memory_option(CLI::App& command, std::string& bytes);
 /// What is to be planned.
 struct GpuMemoryRequest {
   LlamaConfig model;
-  std::filesystem::path folder;  ///< of the model
-  uint64_t limit = 0;            ///< bytes
-  std::string option;            ///< as it was given, for messages
-  uint64_t prompt = 0;           ///< tokens of the prefill
+  std::filesystem::path folder;   ///< of the model
+  uint64_t limit = 0;             ///< bytes
+  std::string option;             ///< as it was given, for messages
+  uint64_t prompt = 0;            ///< tokens of the prefill
   std::string prefill = "dense";  ///< what its queries attend
   /// Of the session, if there is one on the GPU: its settings, tokens that it holds in the end, and ways to attend, the
   /// largest of which counts.

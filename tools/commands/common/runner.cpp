@@ -42,7 +42,8 @@ std::string loading_title(uint64_t done, uint64_t total, double seconds) {
 void add_prefill_option(CLI::App& command, std::string& pattern) {
   command
       .add_option("--prefill", pattern,
-                  "What the queries of a prompt attend, on a GPU and beyond 4096 tokens: dense (everything), auto, "
+                  "What the queries of a prompt attend, on a GPU and beyond 4096 tokens: dense "
+                  "(everything), auto, "
                   "or one of\n" +
                       std::string(keyhole_prompt_help()))
       ->type_name("PATTERN")
@@ -56,8 +57,10 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
   if (device == "cuda" && !refusal.empty()) {
     throw std::runtime_error("--device cuda: " + refusal);
   }
-  if ((prefill.pattern != "dense" || prefill.check) && (device == "host" || !refusal.empty())) {
-    throw std::runtime_error("--prefill " + prefill.pattern + ": the model is to run on the host, where prompts are dense" +
+  const bool asks = prefill.pattern != "dense" && prefill.pattern != kAutoPrefill;
+  if ((asks || prefill.check) && (device == "host" || !refusal.empty())) {
+    throw std::runtime_error("--prefill " + prefill.pattern +
+                             ": the model is to run on the host, where prompts are dense" +
                              (refusal.empty() ? "" : " (" + refusal + ")"));
   }
   const Clock::time_point start = Clock::now();
@@ -95,12 +98,15 @@ std::string prefill_text(const Runner& runner) {
 std::string prefill_errors_text(const Runner& runner) {
   const auto errors = runner.prefill_errors();
   if (errors.empty()) return "";
-  Table table({{"layer", Table::Align::right}, {"error p50", Table::Align::right}, {"error p95", Table::Align::right}});
+  Table table({{"layer", Table::Align::right},
+               {"error p50", Table::Align::right},
+               {"error p95", Table::Align::right}});
   for (const GpuModel::PrefillErrors& e : errors) {
     table.add_row({std::to_string(e.layer), format_number(e.median), format_number(e.p95)});
   }
   return "\n" + table.text(style_of(stdout)) +
-         "error: of the prompt's attention, by token and query head, beside dense attention to the same q, k and v; of the "
+         "error: of the prompt's attention, by token and query head, beside dense attention to the "
+         "same q, k and v; of the "
          "last layer that of the last token alone\n";
 }
 

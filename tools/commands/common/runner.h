@@ -22,6 +22,8 @@ void add_device_option(CLI::App& command, std::string& device);
 /// `--prefill`, into ModelOptions::prefill.
 void add_prefill_option(CLI::App& command, std::string& pattern);
 
+/// The library's choice; on the host, and up to 4096 tokens, that everything is attended.
+inline constexpr const char* kAutoPrefill = "auto";
 /// How prompts are attended on a GPU: see GpuModel.
 struct PrefillChoice {
   std::string pattern = "dense";
@@ -46,7 +48,9 @@ class Runner {
   /// GpuModel::memory_peak(); 0 on the host.
   [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
   /// GpuModel::prefill_pattern() and prefill_share(); on the host all is attended.
-  [[nodiscard]] std::string prefill_pattern() const { return on_gpu() ? gpu_->prefill_pattern() : "dense"; }
+  [[nodiscard]] std::string prefill_pattern() const {
+    return on_gpu() ? gpu_->prefill_pattern() : "dense";
+  }
   [[nodiscard]] std::vector<GpuModel::PrefillErrors> prefill_errors() const {
     return on_gpu() ? gpu_->prefill_errors() : std::vector<GpuModel::PrefillErrors>{};
   }

@@ -133,6 +133,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
   add_model_options(command, options.model);
   add_device_option(command, options.model.device);
   add_gpu_memory_option(command, options.model.gpu_memory);
+  options.model.prefill = kAutoPrefill;
   add_prefill_option(command, options.model.prefill);
   add_prompt(command, options);
   add_generation(command, options);

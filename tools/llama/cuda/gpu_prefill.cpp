@@ -37,19 +37,24 @@ struct Export {
 /// Dense attention beside what is computed, and the errors that it shows.
 struct PrefillCheck {
   PrefillCheck(const LlamaConfig& config, const GpuPrefillSizes& sizes)
-      : dense(config, "dense"), out(sizes.q), bins(size_t{config.layers} * cuda::kErrorBins), layers(config.layers) {
+      : dense(config, "dense"),
+        out(sizes.q),
+        bins(size_t{config.layers} * cuda::kErrorBins),
+        layers(config.layers) {
     cuda::check(cudaMemset(bins.get(), 0, bins.size() * sizeof(uint32_t)), "errors of attention");
   }
 
   [[nodiscard]] std::vector<GpuModel::PrefillErrors> errors() const {
     std::vector<uint32_t> counts(bins.size());
-    cuda::check(cudaMemcpy(counts.data(), bins.get(), counts.size() * sizeof(uint32_t), cudaMemcpyDeviceToHost),
+    cuda::check(cudaMemcpy(counts.data(), bins.get(), counts.size() * sizeof(uint32_t),
+                           cudaMemcpyDeviceToHost),
                 "errors of attention");
     std::vector<GpuModel::PrefillErrors> all;
     for (uint32_t layer = 0; layer < layers; ++layer) {
       const std::span own(&counts[size_t{layer} * cuda::kErrorBins], cuda::kErrorBins);
       const auto quantile = [&](double share) {
-        const double wanted = share * static_cast<double>(std::accumulate(own.begin(), own.end(), uint64_t{0}));
+        const double wanted =
+            share * static_cast<double>(std::accumulate(own.begin(), own.end(), uint64_t{0}));
         double below = 0.0;
         uint32_t bin = 0;
         while (bin + 1 < cuda::kErrorBins && (below += own[bin]) < wanted) ++bin;
@@ -201,8 +206,9 @@ class GpuPrefill {
   void attend(const Item& item, size_t skipped) {
     if (attention_ != nullptr) {
       const size_t n = item.count - skipped;
-      attention_->attend(item.layer, n, item.first + item.count, q_.get() + skipped * config_.q_width(), k_.get(),
-                         v_.get(), rows_.spare(), stream_.get());
+      attention_->attend(item.layer, n, item.first + item.count,
+                         q_.get() + skipped * config_.q_width(), k_.get(), v_.get(), rows_.spare(),
+                         stream_.get());
       if (check_) check_attention(item, skipped, n);
       cuda::split_numbers(rows_.spare(), n * config_.q_width(), rows_.attended(), stream_.get());
       return;
@@ -226,8 +232,9 @@ class GpuPrefill {
   }
 
   void check_attention(const Item& item, size_t skipped, size_t n) {
-    check_->dense.attend(item.layer, n, item.first + item.count, q_.get() + skipped * config_.q_width(), k_.get(),
-                         v_.get(), check_->out.get(), stream_.get());
+    check_->dense.attend(item.layer, n, item.first + item.count,
+                         q_.get() + skipped * config_.q_width(), k_.get(), v_.get(),
+                         check_->out.get(), stream_.get());
     cuda::count_errors(rows_.spare(), check_->out.get(), n * config_.q_heads, config_.head_dim,
                        check_->bins.get() + item.layer * cuda::kErrorBins, stream_.get());
   }
@@ -289,7 +296,8 @@ class GpuPrefill {
   cuda::Buffer<__half> k_low_, v_low_, q_low_;
   std::array<Export, 2> exports_;
   cuda::TokenRows rows_;
-  std::unique_ptr<cuda::PromptAttention> attention_;  // null: with operands of two fp16, by a kernel of this program
+  std::unique_ptr<cuda::PromptAttention>
+      attention_;  // null: with operands of two fp16, by a kernel of this program
   std::optional<PrefillCheck> check_;
   double done_ = 0.0, work_of_former_ = 0.0;
 };

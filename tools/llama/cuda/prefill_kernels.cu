@@ -207,8 +207,10 @@ void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream
   check_launch("attention's split");
 }
 
-void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins, cudaStream_t stream) {
-  errors_kernel<<<static_cast<uint32_t>((rows + kWarps - 1) / kWarps), kThreads, 0, stream>>>(x, truth, rows, dim, bins);
+void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins,
+                  cudaStream_t stream) {
+  errors_kernel<<<static_cast<uint32_t>((rows + kWarps - 1) / kWarps), kThreads, 0, stream>>>(
+      x, truth, rows, dim, bins);
   check_launch("errors of attention");
 }
 

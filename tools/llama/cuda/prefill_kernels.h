@@ -61,7 +61,8 @@ void split_numbers(const float* x, size_t count, const SplitOut& out, cudaStream
 
 /// Counts |x - truth| / |truth| of each of `rows` rows `[dim]` in bins, see error_of_bin(). dim a multiple of 4.
 inline constexpr uint32_t kErrorBins = 256;
-void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins, cudaStream_t stream);
+void count_errors(const float* x, const float* truth, size_t rows, uint32_t dim, uint32_t* bins,
+                  cudaStream_t stream);
 /// The upper end of a bin: 8 bins an octave, from 2^-24 on.
 [[nodiscard]] double error_of_bin(uint32_t bin);
 

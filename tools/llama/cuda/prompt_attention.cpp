@@ -6,7 +6,8 @@
 namespace keyhole::tools::cuda {
 namespace {
 
-keyhole_tensor tensor_of(const void* data, keyhole_dtype dtype, size_t tokens, uint32_t heads, uint32_t dim) {
+keyhole_tensor tensor_of(const void* data, keyhole_dtype dtype, size_t tokens, uint32_t heads,
+                         uint32_t dim) {
   keyhole_tensor t{};
   t.data = const_cast<void*>(data);
   t.dtype = dtype;
@@ -34,8 +35,8 @@ PromptAttention::PromptAttention(const LlamaConfig& model, const std::string& pa
   prompt_.reset(prompt);
 }
 
-void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k, const __half* v,
-                             float* out, cudaStream_t stream) {
+void PromptAttention::attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k,
+                             const __half* v, float* out, cudaStream_t stream) {
   const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, n, q_heads_, head_dim_),
                        tk = tensor_of(k, KEYHOLE_F16, m, kv_heads_, head_dim_),
                        tv = tensor_of(v, KEYHOLE_F16, m, kv_heads_, head_dim_),

@@ -22,8 +22,8 @@ class PromptAttention {
   PromptAttention(const LlamaConfig& model, const std::string& pattern);
 
   /// Queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`; out `[n, q_heads, d]`. Enqueues.
-  void attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k, const __half* v, float* out,
-              cudaStream_t stream);
+  void attend(uint32_t layer, size_t n, size_t m, const __half* q, const __half* k, const __half* v,
+              float* out, cudaStream_t stream);
   /// Of the blocks that queries see the share that they attended, where that was chosen; 1 where nothing was. Waits.
   [[nodiscard]] double share() const;
 
