@@ -5,6 +5,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
 endif()
 set(KEYHOLE_CUDA_INSTANCE_ARCHITECTURES "" CACHE STRING
   "Architectures for kernels with many instances, where fewer will do than CMAKE_CUDA_ARCHITECTURES; empty: the same")
+option(KEYHOLE_CUDA_HOPPER "Compile the kernels of 9.0a, also where 90 is not among the architectures" OFF)
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)
   message(FATAL_ERROR "KEYHOLE_CUDA needs CUDA 13.0 or newer, found ${CMAKE_CUDA_COMPILER_VERSION}")

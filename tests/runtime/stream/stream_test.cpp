@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
 
 #include "tests/runtime/stream_fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
@@ -324,6 +327,46 @@ TEST_F(StreamSteps, TakeTensorsWhoseHeadsRunBackwards) {
   ASSERT_OK(keyhole_session_synchronize(s.get()));
   const auto truth = reversed(attend_host(host.get(), 0, t, nullptr));
   for (size_t i = 0; i < truth.size(); ++i) ASSERT_NEAR(out[i], truth[i], 1e-5);
+}
+
+// Of a prompt's queries in device memory those alone leave it that the sample may take: it is the one that host memory gives,
+// before its stride grows and after, however the prompt is cut.
+TEST_F(StreamSteps, QueriesInDeviceMemoryAreSampledAsThoseOfTheHost) {
+  const TemporaryFolder folder;
+  keyhole_session_config c = small_session();
+  c.index = "roargraph:M=8";
+  c.max_tokens = 1024;
+  c.training_queries = 32;
+  const auto saved = [&](bool device, bool gaps, const char* name) {
+    StreamEngine engine(engine_config_);
+    SessionPtr s = make_session(engine.handle.get(), c);
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      Numbers numbers(40 + l);
+      for (const int64_t n : {20, 1, 3, 40, 200, 7, 150, 2, 90}) {
+        const auto k = numbers.many(static_cast<size_t>(n * hkv() * d()));
+        const auto v = numbers.many(k.size());
+        const auto q = numbers.many(static_cast<size_t>(n * hq() * d()));
+        // Rows with gaps between heads, all equally far apart.
+        const int64_t stride = d() + (gaps ? 3 : 0);
+        std::vector<float> apart(static_cast<size_t>(n * hq() * stride));
+        for (int64_t i = 0; i < n * hq(); ++i) std::copy_n(&q[i * d()], d(), &apart[i * stride]);
+        keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()}),
+                       tq = tensor(apart, {n, hq(), d()});
+        tq.strides[0] = hq() * stride;
+        tq.strides[1] = stride;
+        if (device) tk.memory = tv.memory = tq.memory = KEYHOLE_DEVICE;
+        EXPECT_OK(keyhole_prefill(s.get(), l, &tk, &tv, &tq));
+      }
+    }
+    const std::string path = folder / name;
+    EXPECT_OK(keyhole_save(s.get(), path.c_str()));
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string host = saved(false, false, "host");
+  ASSERT_GT(host.size(), size_t{32} * 64 * sizeof(float));
+  EXPECT_EQ(saved(true, false, "device"), host);
+  EXPECT_EQ(saved(true, true, "gaps"), host);
 }
 
 }  // namespace
