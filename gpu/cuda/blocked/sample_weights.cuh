@@ -1,5 +1,5 @@
 // Logits of sampled queries and all rows, summed up by blocks of 64 rows: the first half of attention, whose sums need no order. A
-// thread block has 128 of a KV head's (sample, query head of the group) pairs, so that keys are read once for the whole group,
+// thread block has 128 (64 of 256 components) of a KV head's (sample, query head of the group) pairs, so that keys are read once for the whole group,
 // and a run of blocks.
 #pragma once
 
@@ -10,15 +10,20 @@
 
 namespace keyhole::gpu::blocked {
 
-constexpr int kSampleTiles = 2;
-constexpr int kPairs = kQueries<kSampleTiles>;
+// Of a thread block; pairs of 256 components are half as many, for the 99 KiB of shared memory that GPUs for desktops have.
+template <int d>
+constexpr int kTilesOfSamples = d <= 128 ? 2 : 1;
+template <int d>
+constexpr int kPairs = kQueries<kTilesOfSamples<d>>;
 constexpr uint32_t kRunOfBlocks = 32;  ///< of a thread block
 static_assert(kListRows == 64);
 
 template <class T, int d>
 __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
-    sample_kernel(const __grid_constant__ BlockedParams a, const __grid_constant__ SampledWeights w) {
+    sample_kernel(const __grid_constant__ BlockedParams a,
+                  const __grid_constant__ SampledWeights w) {
   constexpr int kKeys = kListRows, kPieces = d / 8;
+  constexpr int kSampleTiles = kTilesOfSamples<d>, kPairs = blocked::kPairs<d>;
   extern __shared__ __align__(16) unsigned char memory[];
   auto* const q_rows = reinterpret_cast<T*>(memory);
   T* const k_rows = q_rows + kPairs * kPitch<d>;
@@ -26,28 +31,37 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t kv_head = blockIdx.z, group = a.q_heads / a.kv_heads, pairs = w.samples * group;
   const uint32_t first_pair = blockIdx.y * kPairs;
-  const auto query_of = [&](uint32_t pair) { return w.query(a.n, min(pair / group, w.samples - 1)); };
+  const auto query_of = [&](uint32_t pair) {
+    return w.query(a.n, min(pair / group, w.samples - 1));
+  };
   const uint32_t end = Seen::by(a, query_of(first_pair + kPairs - 1)).to;
   const uint32_t begin = blockIdx.x * kRunOfBlocks, stop = min(begin + kRunOfBlocks, w.blocks);
   const uint32_t count = stop - begin;
 
   const auto fetch_keys = [&](uint32_t tile) {
-    fetch_rows<d, kKeys>(k_rows + tile % 2 * kKeys * kPitch<d>, static_cast<const T*>(a.keys) + kv_head * a.head_stride,
-                         a.row_stride, (begin + tile) * kKeys, end);
+    fetch_rows<d, kKeys>(k_rows + tile % 2 * kKeys * kPitch<d>,
+                         static_cast<const T*>(a.keys) + kv_head * a.head_stride, a.row_stride,
+                         (begin + tile) * kKeys, end);
     commit_copies();
   };
 #pragma unroll
   for (int i = 0; i < kPairs * kPieces / kThreads; ++i) {
-    const int piece = i * kThreads + static_cast<int>(threadIdx.x), row = piece / kPieces, column = piece % kPieces * 8;
+    const int piece = i * kThreads + static_cast<int>(threadIdx.x), row = piece / kPieces,
+              column = piece % kPieces * 8;
     const uint32_t pair = first_pair + row;
     const bool there = pair < pairs;
-    const size_t at = there ? query_of(pair) * a.q_token_stride + (kv_head * group + pair % group) * a.q_head_stride : 0;
-    copy_async(shared_address(q_rows + row * kPitch<d> + column), static_cast<const T*>(a.q) + at + column, there);
+    const size_t at = there ? query_of(pair) * a.q_token_stride +
+                                  (kv_head * group + pair % group) * a.q_head_stride
+                            : 0;
+    copy_async(shared_address(q_rows + row * kPitch<d> + column),
+               static_cast<const T*>(a.q) + at + column, there);
   }
   fetch_keys(0);
 
-  const uint32_t q_lane = shared_address(q_rows + (warp * kSampleTiles * 16 + lane % 16) * kPitch<d> + lane / 16 * 8);
-  const uint32_t k_lane = shared_address(k_rows + (lane / 16 * 8 + lane % 8) * kPitch<d> + lane / 8 % 2 * 8);
+  const uint32_t q_lane =
+      shared_address(q_rows + (warp * kSampleTiles * 16 + lane % 16) * kPitch<d> + lane / 16 * 8);
+  const uint32_t k_lane =
+      shared_address(k_rows + (lane / 16 * 8 + lane % 8) * kPitch<d> + lane / 8 % 2 * 8);
   const float cap = a.logits.softcap;
   const float to_base2 = cap > 0.0F ? kLog2E : a.logits.scale * kLog2E;
   Seen seen[kSampleTiles][2];
@@ -59,7 +73,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
       const uint32_t pair = first_pair + (warp * kSampleTiles + t) * 16 + lane / 4 + half * 8;
       seen[t][half] = pair < pairs ? Seen::by(a, query_of(pair)) : Seen{0, 0};
       const size_t head = size_t{kv_head} * group + pair % group;
-      to[t][half] = pair < pairs ? w.weights + (head * w.samples + pair / group) * w.blocks : nullptr;
+      to[t][half] =
+          pair < pairs ? w.weights + (head * w.samples + pair / group) * w.blocks : nullptr;
     }
   }
 
@@ -117,7 +132,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
 #pragma unroll
         for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) sum += power_of_2(fmaf(s[t][n][i], to_base2, -base));
+          for (int i = 2 * half; i < 2 * half + 2; ++i)
+            sum += power_of_2(fmaf(s[t][n][i], to_base2, -base));
         }
         sum = quad_sum(sum);
         if (lane % 4 == 0 && to[t][half] != nullptr) to[t][half][block] = base + log2f(sum);
@@ -128,17 +144,20 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
 
 template <class T, int d>
 void sample(const BlockedParams& a, const SampledWeights& w, cudaStream_t stream) {
-  constexpr size_t kBytes = sizeof(T) * kPitch<d> * (kPairs + 2 * kListRows);
-  check(cudaFuncSetAttribute(sample_kernel<T, d>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
+  constexpr size_t kBytes = sizeof(T) * kPitch<d> * (kPairs<d> + 2 * kListRows);
+  check(cudaFuncSetAttribute(sample_kernel<T, d>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(kBytes)),
         "shared memory of sampled queries");
   const uint32_t pairs = w.samples * (a.q_heads / a.kv_heads);
-  const dim3 grid((w.blocks + kRunOfBlocks - 1) / kRunOfBlocks, (pairs + kPairs - 1) / kPairs, a.kv_heads);
+  const dim3 grid((w.blocks + kRunOfBlocks - 1) / kRunOfBlocks, (pairs + kPairs<d> - 1) / kPairs<d>,
+                  a.kv_heads);
   sample_kernel<T, d><<<grid, kThreads, kBytes, stream>>>(a, w);
   check_launch("weights of sampled queries");
 }
 
 template <class T>
-void sample_of(const BlockedParams& a, const SampledWeights& w, uint32_t head_dim, cudaStream_t stream) {
+void sample_of(const BlockedParams& a, const SampledWeights& w, uint32_t head_dim,
+               cudaStream_t stream) {
   switch (head_dim) {
     case 64: return sample<T, 64>(a, w, stream);
     case 80: return sample<T, 80>(a, w, stream);
@@ -146,7 +165,8 @@ void sample_of(const BlockedParams& a, const SampledWeights& w, uint32_t head_di
     case 128: return sample<T, 128>(a, w, stream);
     case 256: return sample<T, 256>(a, w, stream);
     default:
-      throw Error(Status::invalid_argument, "sampled queries: head dimension " + std::to_string(head_dim));
+      throw Error(Status::invalid_argument,
+                  "sampled queries: head dimension " + std::to_string(head_dim));
   }
 }
 
