@@ -65,7 +65,8 @@ class PromptAttention {
                       Stream stream) = 0;
   /// Of all stretches so far that were not dense; waits for them.
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
-  /// Device memory that it holds: grows with the rows to some 160 MiB, where the pattern samples.
+  /// Device memory that it holds: grows with the rows, of 32 query heads to some 160 MiB up to 512k and 300 MiB at
+  /// 1M, where the pattern samples.
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 

@@ -1,6 +1,7 @@
 // Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
 // at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
-// beside the first block and the newest ones.
+// beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
+// choice alone.
 //
 //   gpu_attention_bench [tokens ..]
 #include <cuda_bf16.h>
@@ -90,21 +91,27 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
   return l;
 }
 
-/// What the choice of blocks takes: samples whose mass nobody wants, so that next to nothing is attended.
+/// Lists of random blocks take the host long beyond this, and the general kernel minutes.
+constexpr uint32_t kManyTokens = 200000;
+int repetitions(uint32_t tokens) { return tokens > kManyTokens ? 1 : 3; }
+
+/// What the choice of blocks takes: samples whose mass nobody wants, so that next to nothing is attended. And the first
+/// and the newest tokens alone.
 void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
                  const DeviceTokens& out, uint32_t tokens) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
   const auto prompt = make_cuda_prompt(0, {kHeads, kKvHeads, kDim});
-  for (const uint32_t stride : {32U, 16U, 8U}) {
+  for (const uint32_t stride : {32U, 16U, 8U, 0U}) {
     PromptPattern pattern;
     pattern.dense = false;
-    pattern.first_rows = pattern.near_rows = 64;
+    pattern.first_rows = stride == 0 ? 1024 : 64;
+    pattern.near_rows = stride == 0 ? 8192 : 64;
     pattern.stride = stride;
     pattern.mass = 0.0F;
     float best = 1e9F;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < repetitions(tokens); ++i) {
       check(cudaEventRecord(begin), "record");
       for (uint32_t first = 0; first < tokens; first += kChunk) {
         PromptStretch s;
@@ -120,8 +127,14 @@ void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceToken
       check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
       best = std::min(best, ms);
     }
-    std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens,
-                dtype_name(k.dtype), stride, double{best});
+    if (stride == 0) {
+      std::printf("%8u %6s a-shape:first=1024,near=8192    %6.2f\n", tokens, dtype_name(k.dtype),
+                  double{best});
+    } else {
+      std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens,
+                  dtype_name(k.dtype), stride, double{best});
+    }
+    std::fflush(stdout);
   }
   check(cudaEventDestroy(begin), "destroy");
   check(cudaEventDestroy(end), "destroy");
@@ -140,6 +153,7 @@ int main(int argc, char** argv) {
               "TFLOP/s");
   for (const uint32_t tokens : lengths) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
+      if (tokens > kManyTokens && dtype == DType::bf16) continue;
       const size_t kv = size_t{tokens} * kKvHeads * kDim, chunk = size_t{kChunk} * kHeads * kDim;
       auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv),
                   *const q = allocate<uint16_t>(chunk);
@@ -175,7 +189,7 @@ int main(int argc, char** argv) {
           shares += cells;
         }
         float best = 1e9F;
-        for (int i = 0; i < 3; ++i) {
+        for (int i = 0; i < repetitions(tokens); ++i) {
           check(cudaEventRecord(begin), "record");
           for (uint32_t first = 0; first < tokens; first += kChunk) {
             p.n = std::min(kChunk, tokens - first);
@@ -200,9 +214,12 @@ int main(int argc, char** argv) {
         std::fflush(stdout);
       };
       const bool has_hopper = hopper_kernels_run_on(0);
-      time(false, 0.0);
+      const bool many = tokens > kManyTokens;
+      if (!many || !has_hopper) time(false, 0.0);
       if (has_hopper) time(true, 0.0);
-      for (const double share : {1.0, 0.3, 0.1, 0.03}) time(has_hopper, share);
+      for (const double share : {1.0, 0.3, 0.1, 0.03}) {
+        if (!many) time(has_hopper, share);
+      }
       time_choice({k, p.row_stride, p.head_stride, dtype}, {v, p.row_stride, p.head_stride, dtype},
                   {q, p.q_token_stride, p.q_head_stride, dtype},
                   {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens);

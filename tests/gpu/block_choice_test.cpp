@@ -30,14 +30,14 @@ class BlockChoiceTest : public testing::TestWithParam<Case> {
   [[nodiscard]] uint32_t heads() const { return GetParam().kv_heads * GetParam().group; }
 
   /// Queries and keys of a prompt: some keys are near some queries, so that weights differ.
-  void fill(uint32_t n, uint32_t rows) {
+  void fill(uint32_t n, uint32_t rows, float large = 2.5F) {
     const Case& c = GetParam();
     q_ = random_floats(rng_, size_t{n} * heads() * c.dim);
     k_ = random_floats(rng_, size_t{rows} * c.kv_heads * c.dim);
     v_ = random_floats(rng_, k_.size());
     for (uint32_t i = 0; i < rows; i += 37) {
       for (uint32_t j = 0; j < c.kv_heads * c.dim; ++j)
-        k_[size_t{i} * c.kv_heads * c.dim + j] *= 2.5F;
+        k_[size_t{i} * c.kv_heads * c.dim + j] *= large;
     }
     for (auto* x : {&q_, &k_, &v_}) {
       for (float& y : *x) y = rounded(y, c.dtype);
@@ -209,13 +209,15 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
 TEST_P(BlockChoiceTest, HeadsThatLookUpSingleRowsAttendEverything) {
   const Case& c = GetParam();
   constexpr uint32_t kQueries = 256, kTokens = 2048;
-  fill(kQueries, kTokens);
-  // Every fourth query of head 0 is the key of a block of its own, many times.
+  fill(kQueries, kTokens, 1.0F);
+  // Every fourth query of head 0 looks for a key of its own, with a logit of about 12.5 where others have 1.
   const auto row_of = [](uint32_t token) { return token * 5 + 100; };
   for (uint32_t t = 3; t < kQueries; t += 4) {
     for (uint32_t j = 0; j < c.dim; ++j) {
       q_[size_t{t} * heads() * c.dim + j] =
-          rounded(4.0F * k_[size_t{row_of(t)} * c.kv_heads * c.dim + j], c.dtype);
+          rounded(12.5F / std::sqrt(static_cast<float>(c.dim)) *
+                      k_[size_t{row_of(t)} * c.kv_heads * c.dim + j],
+                  c.dtype);
     }
   }
   p_.q = upload(as_bytes(q_, c.dtype));
@@ -228,8 +230,8 @@ TEST_P(BlockChoiceTest, HeadsThatLookUpSingleRowsAttendEverything) {
   BlockChoice choice;
   choice.first_blocks = 1;
   choice.near_blocks = 1;
-  choice.mass = 0.9F;
-  choice.lookups = 0.7F;
+  choice.mass = 0.5F;
+  choice.lookups = 0.5F;
   choice.looked_up = upload(std::vector<unsigned long long>(heads()));
   choice.counts = upload(std::vector<uint32_t>(heads() * kTiles));
   choice.lists = upload(std::vector<uint16_t>(size_t{heads()} * kTiles * w.blocks));

@@ -60,7 +60,10 @@ uint64_t GpuChunkSizes::device_bytes() const {
 
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
                                   std::string_view pattern) {
-  constexpr size_t kListBytes = size_t{160} << 20U;  // keyhole_prompt_attend() says so
+  // As keyhole_prompt_attend() says: of 16 tiles of queries at least, a list and 8 samples of each block of 64 tokens.
+  constexpr size_t kListBytes = size_t{160} << 20U;
+  const size_t least_lists =
+      size_t{16} * (8 * sizeof(float) + 2) * config.q_heads * (tokens / 64 + 1);
   // Up to so many tokens the library's own choice is dense.
   constexpr size_t kAutoDense = 16384;
   const bool dense = pattern == "dense" || (pattern == "auto" && tokens <= kAutoDense);
@@ -71,7 +74,7 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
   sizes.hidden = tokens * config.hidden_size;
   sizes.table = tokens * rope_pairs(config);
   sizes.fine = tokens <= kFineTokens || (dense && config.dtype == "float32");
-  sizes.lists = dense || sizes.fine ? 0 : kListBytes;
+  sizes.lists = dense || sizes.fine ? 0 : std::max(kListBytes, least_lists);
   sizes.kv = tokens * config.kv_width();
   sizes.q = chunk * config.q_width();
   sizes.exported = export_bytes == 0 ? 0 : chunk * (config.q_width() + 2 * config.kv_width());

@@ -12,7 +12,9 @@
 namespace keyhole::gpu {
 namespace {
 
+// Weights of tiles that are chosen for together: no more than this, but whole tiles of 128 samples of one query in 16.
 constexpr size_t kMostWeightBytes = size_t{128} << 20U;
+constexpr uint32_t kLeastTiles = 16;
 // Lists name blocks by 16 bits.
 constexpr uint32_t kMostRows = 65535 * kListRows;
 
@@ -159,8 +161,8 @@ class CudaPrompt final : public PromptAttention {
     const size_t of_tile =
         size_t{shape_.q_heads} * blocks * (samples * sizeof(float) + sizeof(uint16_t));
     const auto all = static_cast<size_t>((s.n + kListQueries - 1) / kListQueries);
-    const auto tiles =
-        static_cast<uint32_t>(std::clamp<size_t>(kMostWeightBytes / of_tile, 1, all));
+    const auto tiles = static_cast<uint32_t>(
+        std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), all));
     reserve(size_t{tiles} * shape_.q_heads, blocks, samples);
     // From the end back, so that all but the first take whole tiles of queries.
     for (uint32_t end = s.n; end > 0;) {

@@ -43,7 +43,7 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
- * choice, up to some 160 MiB, is taken when it is needed and kept. Dense patterns without learned
+ * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept. Dense patterns without learned
  * sinks can be captured in a graph. Errors: INVALID_ARGUMENT, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
  * BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
