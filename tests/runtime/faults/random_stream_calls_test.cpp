@@ -278,7 +278,7 @@ class RandomStreamCalls final : public RandomCalls {
 
 TEST(RandomStreamCalls, EveryAnswerIsTheTruth) {
   Seen seen;
-  const uint64_t seeds = for_random_seeds(unless_sanitized(60, 8), [&](uint64_t seed) {
+  const uint64_t seeds = for_random_seeds(unless_sanitized(30, 8), [&](uint64_t seed) {
     RandomStreamCalls calls(seed, seen);
     calls.run();
     return calls.heads_checked();
