@@ -31,11 +31,13 @@ template <int d>
 constexpr int kKeys = d <= 128 ? 64 : 32;
 /// Queries of one number have no second part there.
 template <int d, int tiles, bool exact>
-constexpr size_t kSharedBytes = sizeof(uint16_t) * kPitch<d> * ((exact ? 1 : 2) * kQueries<tiles> + 2 * kKeys<d>);
+constexpr size_t kSharedBytes = sizeof(uint16_t) * kPitch<d>*((exact ? 1 : 2) * kQueries<tiles> +
+                                                              2 * kKeys<d>);
 
 /// Copies rows [first, first + rows) of `[.., stride]` to shared memory; rows from `end` on become zeros.
 template <int d, int rows, class T>
-__device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uint32_t first, uint32_t end) {
+__device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uint32_t first,
+                                  uint32_t end) {
   constexpr int kPieces = d / 8;
   static_assert(rows * kPieces % kThreads == 0);
 #pragma unroll
@@ -46,21 +48,6 @@ __device__ inline void fetch_rows(T* shared, const T* global, size_t stride, uin
     copy_async(shared_address(shared + row * kPitch<d> + column),
                global + (there ? first + row : 0) * stride + column, there);
   }
-}
-
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kWholeWarp, x, 1);
-  return x + __shfl_xor_sync(kWholeWarp, x, 2);
-}
-/// 2^x, one instruction; what is too small for a normal number is 0.
-__device__ inline float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 template <class T, int d, int tiles, bool exact>
@@ -83,7 +70,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   const uint16_t* list = nullptr;
   uint32_t count = (end + kKeys - 1) / kKeys - begin;
   if (a.lists.counts != nullptr) {
-    const size_t at = size_t{head} * ((a.n + kListQueries - 1) / kListQueries) + first / kListQueries;
+    const size_t at =
+        size_t{head} * ((a.n + kListQueries - 1) / kListQueries) + first / kListQueries;
     list = a.lists.blocks + at * a.lists.capacity;
     count = min(a.lists.counts[at], a.lists.capacity) * (kListRows / kKeys);
   }
@@ -96,9 +84,11 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   const T* const values = static_cast<const T*>(a.values) + kv_head * a.head_stride;
 
   const size_t q_head = head * a.q_head_stride;
-  fetch_rows<d, kQueries>(q_rows, static_cast<const T*>(a.q) + q_head, a.q_token_stride, first, a.n);
+  fetch_rows<d, kQueries>(q_rows, static_cast<const T*>(a.q) + q_head, a.q_token_stride, first,
+                          a.n);
   if constexpr (!exact) {
-    fetch_rows<d, kQueries>(low_rows, static_cast<const T*>(a.q_low) + q_head, a.q_token_stride, first, a.n);
+    fetch_rows<d, kQueries>(low_rows, static_cast<const T*>(a.q_low) + q_head, a.q_token_stride,
+                            first, a.n);
   }
   if (count != 0) fetch_rows<d, kKeys>(k_rows, keys, a.row_stride, row_of(0), end);
   commit_copies();
@@ -148,7 +138,9 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       if (tile == 0) {
         uint32_t any = 0;
         for (int i = static_cast<int>(threadIdx.x); i < kQueries * (d / 2); i += kThreads) {
-          any |= *reinterpret_cast<const uint32_t*>(low_rows + i / (d / 2) * kPitch<d> + i % (d / 2) * 2) & 0x7FFF7FFFU;
+          any |= *reinterpret_cast<const uint32_t*>(low_rows + i / (d / 2) * kPitch<d> +
+                                                    i % (d / 2) * 2) &
+                 0x7FFF7FFFU;
         }
         has_low = __syncthreads_or(any != 0) != 0;
       }
@@ -267,7 +259,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
       for (int t = 0; t < tiles; ++t) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float x = s[t][2 * step + i / 2][i % 2 * 2], y = s[t][2 * step + i / 2][i % 2 * 2 + 1];
+          const float x = s[t][2 * step + i / 2][i % 2 * 2],
+                      y = s[t][2 * step + i / 2][i % 2 * 2 + 1];
           const T a0 = rounded_to<T>(x), a1 = rounded_to<T>(y);
           weights[t][i] = packed(a0, a1);
           if constexpr (kTwoWeights) {
@@ -306,7 +299,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
         const size_t to = query * a.final.token_stride + head * a.final.head_stride + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < d / 8; ++n) {
-          store_pair(a.final, to + n * 8, q.scale * out[t][n][2 * half], q.scale * out[t][n][2 * half + 1]);
+          store_pair(a.final, to + n * 8, q.scale * out[t][n][2 * half],
+                     q.scale * out[t][n][2 * half + 1]);
         }
         continue;
       }
@@ -323,8 +317,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
 template <class T, int d, int tiles, bool exact>
 void launch_kernel(const BlockedParams& params, cudaStream_t stream) {
   constexpr size_t kBytes = kSharedBytes<d, tiles, exact>;
-  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, exact>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
+  check(cudaFuncSetAttribute(attend_kernel<T, d, tiles, exact>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
   const dim3 grid(params.q_heads, (params.n + kQueries<tiles> - 1) / kQueries<tiles>);
   attend_kernel<T, d, tiles, exact><<<grid, kThreads, kBytes, stream>>>(params);
@@ -348,7 +342,8 @@ void launch(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream)
     case 128: return launch_of<T, 128>(params, stream);
     case 256: return launch_of<T, 256>(params, stream);
     default:
-      throw Error(Status::invalid_argument, "blocked attention: head dimension " + std::to_string(head_dim));
+      throw Error(Status::invalid_argument,
+                  "blocked attention: head dimension " + std::to_string(head_dim));
   }
 }
 

@@ -1,8 +1,8 @@
 // What blocked attention does to rows before and after: none of it takes time beside the attention itself.
 #include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/blocked/ends.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/common/state.cuh"
 
 namespace keyhole::gpu {
 namespace {
@@ -81,20 +81,12 @@ __global__ void finish_kernel(const float* o, const float2* sums, size_t quads, 
   if (i >= quads) return;
   const Place p(i, heads, dim);
   const float2 sum = sums[p.token * heads + p.head];
-  float top = unit * sum.x, total = sum.y, keep = 1.0F;
-  if (sinks != nullptr && sinks[p.head] > -INFINITY) {
-    // The state (0, sink).
-    const float largest = fmaxf(top, sinks[p.head]);
-    keep = expf(top - largest);
-    total = total * keep + expf(sinks[p.head] - largest);
-    top = largest;
-  }
-  const float inverse = total > 0.0F ? keep / total : 0.0F;
+  const auto q = blocked::QueryEnd::of(unit, sinks, static_cast<uint32_t>(p.head), sum.x, sum.y);
   const float4 x = reinterpret_cast<const float4*>(o)[i];
-  const float y[4] = {x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse};
+  const float y[4] = {x.x * q.scale, x.y * q.scale, x.z * q.scale, x.w * q.scale};
   store_elements(out.data, out.dtype, p.token * out.token_stride + p.head * out.head_stride + p.at,
                  y);
-  if (lse != nullptr && p.at == 0) lse[p.token * heads + p.head] = top + logf(total);
+  if (lse != nullptr && p.at == 0) lse[p.token * heads + p.head] = q.lse;
 }
 
 // Over the bus: 16 thread blocks with 64 bytes of each thread under way are 262 KB, three times what 55 GB/s and 1.5 us need.

@@ -1,4 +1,5 @@
-// What the kernels of blocked attention share beside their products: which rows a query sees, and what they write at the end.
+// What the kernels of blocked attention share beside their products: sums over a row, which rows a query sees, and what they write at
+// the end.
 #pragma once
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
@@ -6,6 +7,22 @@
 #include "gpu/cuda/common/state.cuh"
 
 namespace keyhole::gpu::blocked {
+
+/// Over the four lanes of a row of a product's result.
+__device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
+  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
+}
+__device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(kWholeWarp, x, 1);
+  return x + __shfl_xor_sync(kWholeWarp, x, 2);
+}
+/// 2^x, one instruction; what is too small for a normal number is 0.
+__device__ inline float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 /// Rows [from, to) of a piece that query `row` sees.
 struct Seen {
@@ -22,27 +39,34 @@ struct Seen {
 struct QueryEnd {
   float scale, lse;
 
-  /// top, total: as BlockedParams::sums has them, sums of all lanes.
-  __device__ static QueryEnd of(const BlockedParams& a, uint32_t head, float top, float total) {
-    float logit = (a.logits.softcap > 0.0F ? 1.0F : a.logits.scale) * top, keep = 1.0F;
-    const float sink = a.final.sinks == nullptr ? kMinusInf : a.final.sinks[head];
-    if (sink > kMinusInf) {
+  /// top, total: as BlockedParams::sums has them, sums of all lanes; unit: what makes a logit of `top`. sinks: learned, natural
+  /// log; null: none.
+  __device__ static QueryEnd of(float unit, const float* sinks, uint32_t head, float top,
+                                float total) {
+    float logit = unit * top, keep = 1.0F;
+    if (sinks != nullptr && sinks[head] > kMinusInf) {
       // The state (0, sink).
-      const float largest = fmaxf(logit, sink);
+      const float largest = fmaxf(logit, sinks[head]);
       keep = expf(logit - largest);
-      total = total * keep + expf(sink - largest);
+      total = total * keep + expf(sinks[head] - largest);
       logit = largest;
     }
     return {total > 0.0F ? keep / total : 0.0F, logit + logf(total)};
+  }
+  __device__ static QueryEnd of(const BlockedParams& a, uint32_t head, float top, float total) {
+    return of(a.logits.softcap > 0.0F ? 1.0F : a.logits.scale, a.final.sinks, head, top, total);
   }
 };
 
 /// Two neighbouring elements of an output whose rows are aligned to 8 bytes.
 __device__ inline void store_pair(const BlockedOutput& out, size_t at, float x, float y) {
   switch (out.dtype) {
-    case DType::f16: *reinterpret_cast<__half2*>(static_cast<__half*>(out.data) + at) = __floats2half2_rn(x, y); break;
+    case DType::f16:
+      *reinterpret_cast<__half2*>(static_cast<__half*>(out.data) + at) = __floats2half2_rn(x, y);
+      break;
     case DType::bf16:
-      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(out.data) + at) = __floats2bfloat162_rn(x, y);
+      *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(out.data) + at) =
+          __floats2bfloat162_rn(x, y);
       break;
     default: *reinterpret_cast<float2*>(static_cast<float*>(out.data) + at) = make_float2(x, y);
   }

@@ -24,13 +24,16 @@
 
 namespace keyhole::gpu::hopper {
 
+using blocked::power_of_2;
+using blocked::quad_max;
+using blocked::quad_sum;
 using blocked::QueryEnd;
 using blocked::Seen;
 using blocked::store_pair;
 
 constexpr int kQueries = kListQueries;  ///< of a thread block
 constexpr int kBlockRows = kListRows;
-constexpr int kConsumers = 2;           ///< warpgroups
+constexpr int kConsumers = 2;  ///< warpgroups
 constexpr int kGroupThreads = 128;
 constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
 constexpr int kStages = 2;
@@ -61,21 +64,6 @@ __device__ inline void give_turn(int group) {
   asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
 }
 
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 1));
-  return fmaxf(x, __shfl_xor_sync(kWholeWarp, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(kWholeWarp, x, 1);
-  return x + __shfl_xor_sync(kWholeWarp, x, 2);
-}
-/// 2^x, one instruction; what is too small for a normal number is 0.
-__device__ inline float power_of_2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// The rows that a thread block attends: how many blocks of 64, and which.
 struct BlockRange {
   const uint16_t* list;  ///< null: begin, begin + 1, ..
@@ -99,6 +87,21 @@ struct BlockRange {
   }
 };
 
+/// Enqueues logits = a warpgroup's queries times a tile of keys; both are addresses of shared memory.
+template <class T, int columns, int n>
+__device__ inline void multiply_queries(float (&logits)[n], uint32_t queries, uint32_t keys) {
+  using Shared = Tiles<columns>;
+  hold(logits);
+  start_products();
+#pragma unroll
+  for (int step = 0; step < columns / 16; ++step) {
+    const uint32_t panel = step / 4, along = step % 4 * 32;
+    multiply_rows<T>(logits, rows_operand(queries + panel * Shared::kQueryPanel * 2 + along),
+                     rows_operand(keys + panel * Shared::kKeyPanel * 2 + along), step != 0);
+  }
+  commit_products();
+}
+
 /// The lane's two rows of its warpgroup's 64.
 template <class T, int columns, bool fine>
 struct Consumer {
@@ -116,7 +119,8 @@ struct Consumer {
   Seen seen[2];
 
   __device__ void begin(const BlockedParams& a, uint32_t head, uint32_t first, uint32_t dim) {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
+    const int lane = static_cast<int>(threadIdx.x) % 32,
+              warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       row[half] = first + warp * 16 + lane / 4 + half * 8;
@@ -136,7 +140,8 @@ struct Consumer {
         for (int i = 0; i < kPart / 4; ++i) {
           const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
           float2 x{};
-          if (continues && column < dim) x = *reinterpret_cast<const float2*>(a.o + at * dim + column);
+          if (continues && column < dim)
+            x = *reinterpret_cast<const float2*>(a.o + at * dim + column);
           sums[part][4 * i + 2 * half] = x.x, sums[part][4 * i + 2 * half + 1] = x.y;
         }
       }
@@ -145,15 +150,7 @@ struct Consumer {
 
   /// Enqueues logits = queries times keys.
   __device__ void score(uint32_t queries, uint32_t keys) {
-    hold(logits);
-    start_products();
-#pragma unroll
-    for (int step = 0; step < columns / 16; ++step) {
-      const uint32_t panel = step / 4, along = step % 4 * 32;
-      multiply_rows<T>(logits, rows_operand(queries + panel * Shared::kQueryPanel * 2 + along),
-                       rows_operand(keys + panel * Shared::kKeyPanel * 2 + along), step != 0);
-    }
-    commit_products();
+    multiply_queries<T, columns>(logits, queries, keys);
   }
   /// Enqueues sums += weights times values.
   __device__ void sum_up(uint32_t values) {
@@ -165,7 +162,8 @@ struct Consumer {
     for (int step = 0; step < kKeys / 16; ++step) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        const uint64_t b = columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
+        const uint64_t b =
+            columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
         multiply_columns<T>(sums[part], weights[step], b);
         if constexpr (fine) multiply_columns<T>(sums[part], rest[step], b);
       }
@@ -233,7 +231,8 @@ struct Consumer {
         const float x = logits[8 * step + 2 * i], y = logits[8 * step + 2 * i + 1];
         const T a = rounded_to<T>(x), b = rounded_to<T>(y);
         weights[step][i] = packed(a, b);
-        if constexpr (fine) rest[step][i] = packed(rounded_to<T>(x - as_float(a)), rounded_to<T>(y - as_float(b)));
+        if constexpr (fine)
+          rest[step][i] = packed(rounded_to<T>(x - as_float(a)), rounded_to<T>(y - as_float(b)));
       }
     }
   }
@@ -283,12 +282,14 @@ struct Maps {
 
 template <class T, int columns, bool fine>
 __global__ void __launch_bounds__(kThreads, 1)
-    attend_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BlockedParams a, uint32_t dim) {
+    attend_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BlockedParams a,
+                  uint32_t dim) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = Tiles<columns>;
   constexpr int kPanels = Shared::kPanels, kBlocks = Shared::kBlocks;
   extern __shared__ unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& shared =
+      *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
 
   const uint32_t head = blockIdx.x, kv_head = head / (a.q_heads / a.kv_heads);
   // The last queries have the most rows before them: beginning with them evens out the blocks' ends.
@@ -318,19 +319,20 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          copy_box(shared.queries + panel * Shared::kQueryPanel + half * 64 * kPanelColumns, &maps.q,
-                   panel * kPanelColumns, head, first + half * 64, shared.queries_are_here);
+          copy_box(shared.queries + panel * Shared::kQueryPanel + half * 64 * kPanelColumns,
+                   &maps.q, panel * kPanelColumns, head, first + half * 64,
+                   shared.queries_are_here);
         }
       }
-      const auto bring = [&](const CUtensorMap& map, uint16_t* to, const uint32_t (&block)[kBlocks],
+      const auto bring = [&](const CUtensorMap& map, uint16_t* to, const uint32_t(&block)[kBlocks],
                              CopyBarrier& here) {
         here.expect(Shared::kTileBytes);
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
           for (int i = 0; i < kBlocks; ++i) {
-            copy_box(to + panel * Shared::kKeyPanel + i * kBlockRows * kPanelColumns, &map, panel * kPanelColumns,
-                     block[i] * kBlockRows, kv_head, here);
+            copy_box(to + panel * Shared::kKeyPanel + i * kBlockRows * kPanelColumns, &map,
+                     panel * kPanelColumns, block[i] * kBlockRows, kv_head, here);
           }
         }
       };
@@ -338,7 +340,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         const uint32_t stage = tile % kStages, before = (tile / kStages + 1) % 2;
         uint32_t block[kBlocks];
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
+        for (int i = 0; i < kBlocks; ++i)
+          block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
         shared.keys_are_used[stage].wait(before);
         bring(maps.k, shared.keys[stage], block, shared.keys_are_here[stage]);
         shared.values_are_used[stage].wait(before);
@@ -355,7 +358,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     c.begin(a, head, first + own * 64, dim);
     const uint32_t queries = shared_address(shared.queries) + own * 64 * kPanelColumns * 2;
     const auto keys = [&](uint32_t tile) { return shared_address(shared.keys[tile % kStages]); };
-    const auto values = [&](uint32_t tile) { return shared_address(shared.values[tile % kStages]); };
+    const auto values = [&](uint32_t tile) {
+      return shared_address(shared.values[tile % kStages]);
+    };
     const auto used = [&](CopyBarrier& barrier) {
       if (is_first_lane) barrier.arrive();
     };
@@ -368,7 +373,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (looks || tile + 1 == tiles) {
         uint32_t block[kBlocks];
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
+        for (int i = 0; i < kBlocks; ++i)
+          block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
         looks = a.window != 0 || (block[kBlocks - 1] + 1) * kBlockRows > all_see;
         c.hide(block);
       }
@@ -436,10 +442,11 @@ CUtensorMap rows_map(const BlockedParams& a, const void* rows, uint32_t dim) {
 template <class T, int columns, bool fine>
 void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(Tiles<columns>) + 1024;
-  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             static_cast<int>(kBytes)),
+  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
-  const Maps maps{queries_map<T>(a, dim), rows_map<T>(a, a.keys, dim), rows_map<T>(a, a.values, dim)};
+  const Maps maps{queries_map<T>(a, dim), rows_map<T>(a, a.keys, dim),
+                  rows_map<T>(a, a.values, dim)};
   const dim3 grid(a.q_heads, (a.n + kQueries - 1) / kQueries);
   attend_kernel<T, columns, fine><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
   check_launch("blocked attention");

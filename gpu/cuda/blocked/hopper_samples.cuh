@@ -21,12 +21,13 @@ struct SampleTiles {
 
 /// Of the 64 keys of block `block` in a lane's part of the logits: log2 of its sum of powers, for both of its rows.
 template <int first, int n>
-__device__ inline void sum_block(const BlockedParams& a, const Seen (&seen)[2], float (&logits)[n], uint32_t block,
-                                 float to_base2, float (&sums)[2]) {
+__device__ inline void sum_block(const BlockedParams& a, const Seen (&seen)[2], float (&logits)[n],
+                                 uint32_t block, float to_base2, float (&sums)[2]) {
   const uint32_t key0 = block * kBlockRows + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const bool all = seen[half].from <= block * kBlockRows && (block + 1) * kBlockRows <= seen[half].to;
+    const bool all =
+        seen[half].from <= block * kBlockRows && (block + 1) * kBlockRows <= seen[half].to;
     float largest = kMinusInf;
 #pragma unroll
     for (int i = 0; i < kBlockRows / 8; ++i) {
@@ -44,7 +45,8 @@ __device__ inline void sum_block(const BlockedParams& a, const Seen (&seen)[2], 
 #pragma unroll
     for (int i = 0; i < kBlockRows / 8; ++i) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) sum += power_of_2(fmaf(logits[first + 4 * i + 2 * half + j], to_base2, -base));
+      for (int j = 0; j < 2; ++j)
+        sum += power_of_2(fmaf(logits[first + 4 * i + 2 * half + j], to_base2, -base));
     }
     sums[half] = base + __log2f(quad_sum(sum));
   }
@@ -58,8 +60,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Shape = Tiles<columns>;
   constexpr int kPanels = Shape::kPanels, kBlocks = Shape::kBlocks, kKeys = Shape::kKeys;
   extern __shared__ unsigned char memory[];
-  auto& shared =
-      *reinterpret_cast<SampleTiles<columns>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  auto& shared = *reinterpret_cast<SampleTiles<columns>*>(
+      (reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
 
   const uint32_t head = blockIdx.y, kv_head = head / (a.q_heads / a.kv_heads);
   const uint32_t first = blockIdx.z * kQueries, begin = blockIdx.x * kRunOfBlocks;
@@ -67,7 +69,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t last = min(first + kQueries, w.samples) - 1;
   const uint32_t seen_blocks = (Seen::by(a, w.query(a.n, last)).to + kBlockRows - 1) / kBlockRows;
   const uint32_t stop = min(begin + kRunOfBlocks, w.blocks);
-  const uint32_t tiles = seen_blocks <= begin ? 0 : (min(stop, seen_blocks) - begin + kBlocks - 1) / kBlocks;
+  const uint32_t tiles =
+      seen_blocks <= begin ? 0 : (min(stop, seen_blocks) - begin + kBlocks - 1) / kBlocks;
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
 
   if (threadIdx.x == 0) {
@@ -100,9 +103,9 @@ __global__ void __launch_bounds__(kThreads, 1)
         for (int panel = 0; panel < kPanels; ++panel) {
 #pragma unroll
           for (int i = 0; i < kBlocks; ++i) {
-            copy_box(shared.keys[stage] + panel * Shape::kKeyPanel + i * kBlockRows * kPanelColumns, &maps.k,
-                     panel * kPanelColumns, (begin + tile * kBlocks + i) * kBlockRows, kv_head,
-                     shared.keys_are_here[stage]);
+            copy_box(shared.keys[stage] + panel * Shape::kKeyPanel + i * kBlockRows * kPanelColumns,
+                     &maps.k, panel * kPanelColumns, (begin + tile * kBlocks + i) * kBlockRows,
+                     kv_head, shared.keys_are_here[stage]);
           }
         }
       }
@@ -128,16 +131,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (uint32_t tile = 0; tile < tiles; ++tile) {
       const uint32_t stage = tile % kKeyStages;
       shared.keys_are_here[stage].wait(tile / kKeyStages % 2);
-      const uint32_t keys = shared_address(shared.keys[stage]);
-      hold(logits);
-      start_products();
-#pragma unroll
-      for (int step = 0; step < columns / 16; ++step) {
-        const uint32_t panel = step / 4, along = step % 4 * 32;
-        multiply_rows<T>(logits, rows_operand(queries + panel * Shape::kQueryPanel * 2 + along),
-                         rows_operand(keys + panel * Shape::kKeyPanel * 2 + along), step != 0);
-      }
-      commit_products();
+      multiply_queries<T, columns>(logits, queries, shared_address(shared.keys[stage]));
       wait_for_products<0>();
       hold(logits);
       if (lane == 0) shared.keys_are_used[stage].arrive();
@@ -148,12 +142,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       const uint32_t block = begin + tile * kBlocks;
       float sums[kBlocks][2];
       sum_block<0>(a, seen, logits, block, to_base2, sums[0]);
-      if constexpr (kBlocks == 2) sum_block<kBlockRows / 2>(a, seen, logits, block + 1, to_base2, sums[1]);
+      if constexpr (kBlocks == 2)
+        sum_block<kBlockRows / 2>(a, seen, logits, block + 1, to_base2, sums[1]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {
-          if (lane % 4 == i && to[half] != nullptr && block + i < stop) to[half][block + i] = sums[i][half];
+          if (lane % 4 == i && to[half] != nullptr && block + i < stop)
+            to[half][block + i] = sums[i][half];
         }
       }
     }
@@ -180,7 +176,8 @@ void sample_of(const BlockedParams& a, const SampledWeights& w, uint32_t dim, cu
   queries.q_token_stride = w.stride * a.q_token_stride;
   queries.n = w.samples;
   const Maps maps{queries_map<T>(queries, dim), rows_map<T>(a, a.keys, dim), {}};
-  const dim3 grid((w.blocks + kRunOfBlocks - 1) / kRunOfBlocks, a.q_heads, (w.samples + kQueries - 1) / kQueries);
+  const dim3 grid((w.blocks + kRunOfBlocks - 1) / kRunOfBlocks, a.q_heads,
+                  (w.samples + kQueries - 1) / kQueries);
   sample_kernel<T, columns><<<grid, kThreads, kBytes, stream>>>(maps, a, w);
   check_launch("weights of sampled queries");
 }
