@@ -26,8 +26,11 @@ inline void must(bool is_well, const char* what) {
 /// `[tokens, heads, kDim]` f16 in device memory, between -2 and 2.
 class Rows {
  public:
+  /// Tensors of the same numbers that begin elsewhere, so that no row of one is a row of another.
+  static constexpr uint32_t kShifts = 256;
+
   Rows(uint32_t tokens, uint32_t heads) : tokens_(tokens), heads_(heads) {
-    std::vector<uint16_t> numbers(size_t{tokens} * heads * kDim);
+    std::vector<uint16_t> numbers(size_t{tokens} * heads * kDim + kShifts * kShift);
     std::mt19937 rng(1);
     for (uint16_t& x : numbers) x = static_cast<uint16_t>((rng() & 0x83ffU) | 0x3800U);
     must(cudaMalloc(&data_, numbers.size() * 2) == cudaSuccess, "memory");
@@ -39,15 +42,18 @@ class Rows {
   Rows(const Rows&) = delete;
   Rows& operator=(const Rows&) = delete;
   /// The first `tokens` of them.
-  [[nodiscard]] keyhole_tensor tensor(uint32_t tokens) const {
+  [[nodiscard]] keyhole_tensor tensor(uint32_t tokens, uint32_t shift = 0) const {
     const int64_t shape[] = {tokens, heads_, kDim};
-    keyhole_tensor t = keyhole_tensor_host(data_, KEYHOLE_F16, 3, shape);
+    auto* const first = static_cast<uint16_t*>(data_) + size_t{shift % kShifts} * kShift;
+    keyhole_tensor t = keyhole_tensor_host(first, KEYHOLE_F16, 3, shape);
     t.memory = KEYHOLE_DEVICE;
     return t;
   }
   [[nodiscard]] keyhole_tensor tensor() const { return tensor(tokens_); }
 
  private:
+  static constexpr uint32_t kShift = 8;  // numbers: rows stay aligned to 16 bytes
+
   uint32_t tokens_, heads_;
   void* data_ = nullptr;
 };
@@ -66,13 +72,15 @@ inline keyhole_engine* make_engine(uint32_t layers) {
   return engine;
 }
 
-/// Hands the session `tokens` tokens in every layer, the first kChunk of q, k and v again and again, and builds.
+/// Hands the session `tokens` tokens in every layer, and builds: k and v of kChunk tokens, shifted in each chunk (the heaviest of
+/// many equal rows take longer to choose), and their q.
 inline void fill(keyhole_session* session, uint32_t layers, uint32_t tokens, const Rows& q,
                  const Rows& k, const Rows& v) {
   for (uint32_t l = 0; l < layers; ++l) {
     for (uint32_t at = 0; at < tokens; at += kChunk) {
       const uint32_t n = std::min(kChunk, tokens - at);
-      const keyhole_tensor tk = k.tensor(n), tv = v.tensor(n), tq = q.tensor(n);
+      const uint32_t shift = at / kChunk;
+      const keyhole_tensor tk = k.tensor(n, shift), tv = v.tensor(n, shift), tq = q.tensor(n);
       must(keyhole_prefill(session, l, &tk, &tv, &tq) == KEYHOLE_OK, "prefill");
     }
   }

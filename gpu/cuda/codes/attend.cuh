@@ -3,13 +3,17 @@
 //
 //   logits   gpu/cuda/codes/queries.cuh
 //   weights  2^(logit - m), m a running maximum that moves only where a logit passes it by 2^6, so that a tile costs no
-//            reduction; weight times value factor in fp16 and what that lost, again two columns
+//            reduction; weight times value factor in fp16, of up to 4 heads with what that lost (ValueSums)
 //   values   the codes in the mantissas of fp16 numbers 1 + u/4 or 1 + u/16 (one shift and mask for two codes, one mask
 //            alone where they lie right), m16n8k16; the ones' part comes off at the end
 //
 // LAUNCHED AHEAD of the end of the kernel before it, a block asks for its first pairs at once: an encoding of codes is always
 // followed by a kernel that writes their number (Codes::encode()) and waits for it, so codes are never on their way when this
 // kernel starts. Their number may be: it is read again when all before has ended, with the queries and the resident tokens.
+//
+// LATENCY. A tile is a chain: products, exponentials, products; a multiprocessor has 16 warps, and each issues in order. So both
+// tiles of a pair and all heads go through it side by side, with one branch (whether a maximum moves) for all of them: a
+// branch for each tile and 4 heads let every one wait for the one before.
 //
 // FLOOR. 70.5 bytes a row at 2/2 and d = 128: 74 MB for 128k tokens of 8 KV heads, 18 us at 4 TB/s.
 #pragma once
@@ -59,6 +63,64 @@ __device__ inline uint32_t value_register(const uint32_t (&words)[kWords], int r
   return (moved & (reg % 2 == 0 ? Units::kEvenMask : Units::kOddMask)) | ones;
 }
 
+/// Sums of weighted values by products of 8 columns: a warp's lane has components 16 m + lane/4 and 8 more of head 4 t +
+/// lane % 4, for all t and m.
+///
+/// 4 heads fill the columns with their weights in fp16 and what that lost. Of more heads two tiles share the columns, with
+/// weights in fp16 alone (2^-12 of each, no more than what rounding to fp16 does to an output), for half the products and
+/// registers.
+template <int kDim, int kHeadTiles>
+struct ValueSums {
+  static constexpr bool kShares = kHeadTiles > 1;
+  static constexpr int kColumns = kShares ? kHeadTiles / 2 : kHeadTiles;
+  static constexpr int kProducts = kDim / 16;  ///< 16 components each
+  using Products = float[kColumns][kProducts][4];
+
+  /// The b registers of a tile's weights w, of rows lane/4 (x) and lane/4 + 8 (y), which are added to `sums` as the products
+  /// have them.
+  __device__ static void take_weights(const float2 (&w)[kHeadTiles], float (&sums)[kHeadTiles],
+                                      uint32_t (&b)[kColumns][2]) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if constexpr (kShares) {
+        const __half2 x = __floats2half2_rn(w[2 * c].x, w[2 * c + 1].x);
+        const __half2 y = __floats2half2_rn(w[2 * c].y, w[2 * c + 1].y);
+        sums[2 * c] += __low2float(x) + __low2float(y);
+        sums[2 * c + 1] += __high2float(x) + __high2float(y);
+        b[c][0] = transposed(packed(__low2half(x), __high2half(x)));
+        b[c][1] = transposed(packed(__low2half(y), __high2half(y)));
+      } else {
+        const __half x = __float2half_rn(w[c].x), y = __float2half_rn(w[c].y);
+        sums[c] += w[c].x + w[c].y;
+        b[c][0] = transposed(packed(x, __float2half_rn(w[c].x - __half2float(x))));
+        b[c][1] = transposed(packed(y, __float2half_rn(w[c].y - __half2float(y))));
+      }
+    }
+  }
+  __device__ static void scale(Products& acc, int t, float by) {
+#pragma unroll
+    for (int m = 0; m < kProducts; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!kShares || i % 2 == t % 2) acc[kShares ? t / 2 : t][m][i] *= by;
+      }
+    }
+  }
+  /// x, y: of the two components.
+  __device__ static void add(Products& acc, int t, int m, float x, float y) {
+    float* to = acc[kShares ? t / 2 : t][m] + (kShares ? t % 2 : 0);
+    to[0] += x;
+    to[2] += y;
+  }
+  __device__ static float2 of(const Products& acc, int t, int m) {
+    const float* from = acc[kShares ? t / 2 : t][m];
+    if constexpr (kShares)
+      return {from[t % 2], from[t % 2 + 2]};
+    else
+      return {from[0] + from[1], from[2] + from[3]};
+  }
+};
+
 /// Asks for the means and the noise of a block, by a warp. They are one load of every lane, and the next needs them at once:
 /// from memory it would stand still for half a microsecond, twice for every 8 pairs.
 template <size_t kBegin, size_t kEnd>
@@ -81,7 +143,7 @@ struct WarpStates {
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
 constexpr int attend_resident() {
   if (kDim > 128) return kHeadTiles == 1 && kKeyBits + kValueBits <= 4 ? 3 : 2;
-  return kHeadTiles == 1 ? 2 : 1;
+  return kHeadTiles <= 2 ? 2 : 1;
 }
 
 /// Shared memory that attend_kernel() declares, in bytes.
@@ -113,7 +175,8 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   constexpr int kHeads = 4 * kHeadTiles;
   constexpr int kWarps = kAttendWarps<kDim>;
-  constexpr int kProducts = kDim / 16;  // of values, 16 components each
+  using Sums = ValueSums<kDim, kHeadTiles>;
+  constexpr int kProducts = Sums::kProducts;
   constexpr size_t kBlockBytes = kShape.block_bytes();
   using Units = ValueUnits<kValueBits == 0 ? 2 : kValueBits>;
 
@@ -132,11 +195,10 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
   using Ring = TileRing<kDim, kKeyBits, kValueBits>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
-            s.stages);
+            s.stages, base);
   uint32_t blocks, first, end, ahead = 0;
   const auto take_in = [&] {
-    ring.take_in(ahead < end ? base + ahead / kBlockMaxima * kBlockBytes : nullptr,
-                 ahead % kBlockMaxima);
+    ring.take_in(ahead < end, ahead);
     ++ahead;
   };
   const auto start = [&] {
@@ -184,7 +246,7 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
   const uint32_t ones = 0x3C003C00U + (s.group >> 16U);
 
   const float cap = s.logits.softcap * kLog2E;
-  float acc[kHeadTiles][kProducts][4] = {};
+  float acc[Sums::kColumns][kProducts][4] = {};
   float top[kHeadTiles], sum[kHeadTiles], scaled_sum[kHeadTiles];
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
@@ -210,60 +272,59 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
       take_in();
+      CodeTile<kDim, kKeyBits, kValueBits> tiles[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
+      float2 logits[2][kHeadTiles];
+      tile_logits<kDim, kKeyBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
+      // One question for both tiles and all heads: no instruction is moved across it.
       float largest[kHeadTiles];
+      bool moves = false;
 #pragma unroll
-      for (int t = 0; t < kHeadTiles; ++t) largest[t] = kMinusInf;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        CodeTile<kDim, kKeyBits, kValueBits> tile;
-        Ring::read(pair, half, lane, tile);
-        const float f0 = __low2float(tile.factors[0]), g0 = __high2float(tile.factors[0]);
-        const float f1 = __low2float(tile.factors[1]), g1 = __high2float(tile.factors[1]);
-        uint32_t weights[kHeadTiles][2];
-        float2 logits[kHeadTiles];
-        tile_logits<kDim, kKeyBits, kHeadTiles>(tile.keys, f0, f1, q, head, noise, cap, middle,
-                                                logits);
+      for (int t = 0; t < kHeadTiles; ++t) {
+        largest[t] =
+            fmaxf(fmaxf(logits[0][t].x, logits[0][t].y), fmaxf(logits[1][t].x, logits[1][t].y));
+        moves = moves || largest[t] > top[t] + kHeadroom;
+      }
+      if (__any_sync(kWholeWarp, moves)) {
 #pragma unroll
         for (int t = 0; t < kHeadTiles; ++t) {
-          const float l0 = logits[t].x, l1 = logits[t].y;
-          const float larger = fmaxf(l0, l1);
-          largest[t] = fmaxf(largest[t], larger);
-          if (__any_sync(~0U, larger > top[t] + kHeadroom)) {
-            const float moved = fmaxf(top[t], max_of_head(larger));
-            const float keep = exp2_fast(top[t] - moved);
-            top[t] = moved;
-            sum[t] *= keep;
-            block_sum[t] *= keep;
-            scaled_sum[t] *= keep;
-#pragma unroll
-            for (int m = 0; m < kProducts; ++m) {
-#pragma unroll
-              for (int i = 0; i < 4; ++i) acc[t][m][i] *= keep;
-            }
-          }
-          const float p0 = exp2_fast(l0 - top[t]);
-          const float p1 = exp2_fast(l1 - top[t]);
-          block_sum[t] += p0 + p1;
-          if constexpr (kValueBits != 0) {
-            const float w0 = p0 * g0, w1 = p1 * g1;
-            scaled_sum[t] += w0 + w1;
-            const __half h0 = __float2half_rn(w0), h1 = __float2half_rn(w1);
-            const __half r0 = __float2half_rn(w0 - __half2float(h0));
-            const __half r1 = __float2half_rn(w1 - __half2float(h1));
-            weights[t][0] = transposed(packed(h0, r0));
-            weights[t][1] = transposed(packed(h1, r1));
-          }
+          const float moved = fmaxf(top[t], max_of_head(largest[t]));
+          const float keep = exp2_fast(top[t] - moved);
+          top[t] = moved;
+          sum[t] *= keep;
+          block_sum[t] *= keep;
+          scaled_sum[t] *= keep;
+          Sums::scale(acc, t, keep);
         }
-        if constexpr (kValueBits != 0) {
+      }
+      uint32_t weights[2][Sums::kColumns][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float g0 = __high2float(tiles[i].factors[0]), g1 = __high2float(tiles[i].factors[1]);
+        float2 w[kHeadTiles];
+#pragma unroll
+        for (int t = 0; t < kHeadTiles; ++t) {
+          const float p0 = exp2_fast(logits[i][t].x - top[t]);
+          const float p1 = exp2_fast(logits[i][t].y - top[t]);
+          block_sum[t] += p0 + p1;
+          w[t] = {p0 * g0, p1 * g1};
+        }
+        if constexpr (kValueBits != 0) Sums::take_weights(w, scaled_sum, weights[i]);
+      }
+      if constexpr (kValueBits != 0) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
 #pragma unroll
           for (int m = 0; m < kProducts; ++m) {
             uint32_t a[4];
 #pragma unroll
-            for (int r = 0; r < 4; ++r)
-              a[r] = value_register<kValueBits>(tile.values, 4 * m + r, ones);
+            for (int r = 0; r < 4; ++r) {
+              a[r] = value_register<kValueBits>(tiles[i].values, 4 * m + r, ones);
+            }
 #pragma unroll
-            for (int t = 0; t < kHeadTiles; ++t) {
-              multiply_add<__half>(acc[t][m], a, weights[t][0], weights[t][1]);
+            for (int c = 0; c < Sums::kColumns; ++c) {
+              multiply_add<__half>(acc[c][m], a, weights[i][c][0], weights[i][c][1]);
             }
           }
         }
@@ -288,9 +349,8 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
 #pragma unroll
       for (int m = 0; m < kProducts; ++m) {
         const int j = 16 * m + lane / 4;
-        acc[t][m][0] = fmaf(all * (0.5F / Units::kEven), __half2float(value_mean[j]), acc[t][m][0]);
-        acc[t][m][2] =
-            fmaf(all * (0.5F / Units::kOdd), __half2float(value_mean[j + 8]), acc[t][m][2]);
+        Sums::add(acc, t, m, all * (0.5F / Units::kEven) * __half2float(value_mean[j]),
+                  all * (0.5F / Units::kOdd) * __half2float(value_mean[j + 8]));
       }
     }
   }
@@ -317,8 +377,9 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
       const int j = 16 * m + lane / 4;
-      row[j] = 2.0F * Units::kEven * (acc[t][m][0] + acc[t][m][1]) - even;
-      row[j + 8] = 2.0F * Units::kOdd * (acc[t][m][2] + acc[t][m][3]) - odd;
+      const float2 both = Sums::of(acc, t, m);
+      row[j] = 2.0F * Units::kEven * both.x - even;
+      row[j + 8] = 2.0F * Units::kOdd * both.y - odd;
     }
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kWarps * 32) {
@@ -341,7 +402,8 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
         float of_codes = 0.0F;
 #pragma unroll 4
         for (int w = 0; w < kWarps; ++w) {
-          of_codes = fmaf(exp2_fast(shared_max[w][h] - finite_base(largest)), shared_sum[w][h], of_codes);
+          of_codes =
+              fmaf(exp2_fast(shared_max[w][h] - finite_base(largest)), shared_sum[w][h], of_codes);
         }
         s.part_lse[part + h] = largest + log2f(of_codes);
       }

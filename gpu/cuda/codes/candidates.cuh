@@ -83,12 +83,11 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
     middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
   }
   float2 logits[2][kHeadTiles];
+  tile_logits<kDim, kKeyBits, kHeadTiles>(tiles, q, head, noise, s.logits.softcap * kLog2E, middle,
+                                          logits);
   uint64_t orders[2][2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    tile_logits<kDim, kKeyBits, kHeadTiles>(tiles[half].keys, __low2float(tiles[half].factors[0]),
-                                            __low2float(tiles[half].factors[1]), q, head, noise,
-                                            s.logits.softcap * kLog2E, middle, logits[half]);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
       float best = kMinusInf;

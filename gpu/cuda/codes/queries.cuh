@@ -21,8 +21,10 @@ namespace keyhole::gpu::codes {
 constexpr int kAnyBits = -1;
 template <int kDim, int kKeyBits, int kValueBits>
 __device__ inline CodeShape shape_of(const CodesParams& s) {
-  if constexpr (kValueBits == kAnyBits) return {kDim, kKeyBits, s.shape.value_bits};
-  else return {kDim, kKeyBits, kValueBits};
+  if constexpr (kValueBits == kAnyBits)
+    return {kDim, kKeyBits, s.shape.value_bits};
+  else
+    return {kDim, kKeyBits, kValueBits};
 }
 
 __device__ inline float exp2_fast(float x) {
@@ -205,9 +207,8 @@ __device__ inline void store_quads(float* row, int lane, const float (&x)[kLaneP
                                    float unit) {
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-    *reinterpret_cast<float4*>(row + 128 * u + 4 * lane) = {x[4 * u] * unit, x[4 * u + 1] * unit,
-                                                            x[4 * u + 2] * unit,
-                                                            x[4 * u + 3] * unit};
+    *reinterpret_cast<float4*>(row + 128 * u + 4 * lane) = {
+        x[4 * u] * unit, x[4 * u + 1] * unit, x[4 * u + 2] * unit, x[4 * u + 3] * unit};
   }
 }
 __device__ inline void convert_quad(const RawQuad& raw, DType dtype, float* x) {
@@ -292,10 +293,11 @@ struct SharedQueries {
       float x[kParts] = {};
       if (inside && h < static_cast<int>(s.group - first)) {
 #pragma unroll
-        for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], s.q.dtype, &x[4 * u]);
+        for (int u = 0; u < kLaneQuads<kDim>; ++u)
+          convert_quad(raw.q[own][u], s.q.dtype, &x[4 * u]);
       }
       if (inside) store_quads<kDim>(as_they_came[h], lane, x, unit);
-      // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
+        // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.
 #pragma unroll
       for (int i = 0; i < kParts; ++i) x[i] = __fdividef(x[i], raw.scale[i]);
       rotate_quads<kDim>(x, row, lane, false);
@@ -378,41 +380,57 @@ __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean
   return sum_of_own_head(sums, lane);
 }
 
-/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of a tile, for head 4 t + lane % 4. q: the products' b
-/// registers; middle: the logits of the block's mean key; cap: log2(e) times the soft-cap.
-template <int kDim, int kKeyBits, int kHeadTiles, int kWords>
-__device__ inline void tile_logits(const uint32_t (&keys)[kWords], float f0, float f1,
+/// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of every tile, for head 4 t + lane % 4. q: the products' b
+/// registers; middle: the logits of the block's mean key; cap: log2(e) times the soft-cap. Products of several tiles wait for
+/// one another's results together.
+template <int kDim, int kKeyBits, int kHeadTiles, class Tile, int kTiles>
+__device__ inline void tile_logits(const Tile (&tiles)[kTiles],
                                    const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
                                    const HeadConstants (&head)[kHeadTiles], float noise, float cap,
                                    const float (&middle)[kHeadTiles],
-                                   float2 (&logits)[kHeadTiles]) {
-  int scores[kHeadTiles][4] = {};
+                                   float2 (&logits)[kTiles][kHeadTiles]) {
+  int scores[kTiles][kHeadTiles][4] = {};
 #pragma unroll
   for (int step = 0; step < (kDim + 31) / 32; ++step) {
-    uint32_t a[4];
 #pragma unroll
-    for (int r = 0; r < 4; ++r) a[r] = key_register<kKeyBits>(keys, 2 * step + r / 2, r % 2);
+    for (int i = 0; i < kTiles; ++i) {
+      uint32_t a[4];
 #pragma unroll
-    for (int t = 0; t < kHeadTiles; ++t) {
-      multiply_add_bytes(scores[t], a, q[t][step][0], q[t][step][1]);
+      for (int r = 0; r < 4; ++r) {
+        a[r] = key_register<kKeyBits>(tiles[i].keys, 2 * step + r / 2, r % 2);
+      }
+#pragma unroll
+      for (int t = 0; t < kHeadTiles; ++t) {
+        multiply_add_bytes(scores[i][t], a, q[t][step][0], q[t][step][1]);
+      }
     }
   }
+  const auto product = [&](int i, int t, int row) {
+    const int whole = scores[i][t][2 * row] * 128 + scores[i][t][2 * row + 1];
+    return fmaf(static_cast<float>(whole), head[t].slope, head[t].offset);
+  };
 #pragma unroll
-  for (int t = 0; t < kHeadTiles; ++t) {
-    const float n = head[t].noise * noise;
-    const float x0 =
-        fmaf(static_cast<float>(scores[t][0] * 128 + scores[t][1]), head[t].slope, head[t].offset);
-    const float x1 =
-        fmaf(static_cast<float>(scores[t][2] * 128 + scores[t][3]), head[t].slope, head[t].offset);
-    if (cap == 0.0F) {
-      logits[t].x = fmaf(f0, fmaf(-n, f0, x0), middle[t]);
-      logits[t].y = fmaf(f1, fmaf(-n, f1, x1), middle[t]);
-    } else {
+  for (int i = 0; i < kTiles; ++i) {
+    const float f0 = __low2float(tiles[i].factors[0]), f1 = __low2float(tiles[i].factors[1]);
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+      const float n = head[t].noise * noise;
+      logits[i][t].x = fmaf(f0, fmaf(-n, f0, product(i, t, 0)), middle[t]);
+      logits[i][t].y = fmaf(f1, fmaf(-n, f1, product(i, t, 1)), middle[t]);
+    }
+  }
+  if (cap == 0.0F) return;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const float f0 = __low2float(tiles[i].factors[0]), f1 = __low2float(tiles[i].factors[1]);
+#pragma unroll
+    for (int t = 0; t < kHeadTiles; ++t) {
+      const float n = head[t].noise * noise;
       float slope;
-      const float l0 = capped(fmaf(f0, x0, middle[t]), cap, slope);
-      logits[t].x = fmaf(-n * slope * slope, f0 * f0, l0);
-      const float l1 = capped(fmaf(f1, x1, middle[t]), cap, slope);
-      logits[t].y = fmaf(-n * slope * slope, f1 * f1, l1);
+      const float l0 = capped(fmaf(f0, product(i, t, 0), middle[t]), cap, slope);
+      logits[i][t].x = fmaf(-n * slope * slope, f0 * f0, l0);
+      const float l1 = capped(fmaf(f1, product(i, t, 1), middle[t]), cap, slope);
+      logits[i][t].y = fmaf(-n * slope * slope, f1 * f1, l1);
     }
   }
 }

@@ -36,30 +36,46 @@ class TileRing {
  public:
   using Pair = TilePair<kDim, kKeyBits, kValueBits>;
 
-  /// memory: the warp's, Pair::kBytes * stages, aligned to 16.
-  __device__ TileRing(std::byte* memory, int stages) : memory_(memory), stages_(stages) {}
+  /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages 2 or 3. blocks: of the KV head.
+  __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks)
+      : memory_(memory), end_(static_cast<uint32_t>(stages) * Pair::kBytes) {
+    const uint32_t lane = threadIdx.x % 32;
+    from_ = blocks + 16 * lane;
+    keys_to_ = shared_address(memory) + 16 * place_of_piece<kKeyPieces>(lane);
+    values_to_ = shared_address(memory) + Pair::kValuesAt + 16 * place_of_piece<kValuePieces>(lane);
+  }
 
-  /// Asks for pair `pair` (0..7) of a block; block null: for none. Every call counts as one.
-  __device__ void take_in(const std::byte* block, uint32_t pair) {
-    if (block != nullptr) {
-      std::byte* to = memory_ + in_ * Pair::kBytes;
-      copy<kKeyPieces, Pair::kKeyBytes>(to, block + pair * Pair::kKeyBytes);
+  /// Asks for pair `pair` of the KV head, or for none. Every call counts as one.
+  __device__ void take_in(bool is_one, uint32_t pair) {
+    if (is_one) {
+      constexpr CodeShape kShape = Pair::kShape;
+      const auto of_block = static_cast<int>(pair % kPairs);
+      const std::byte* from =
+          from_ + size_t{pair / kPairs} * kShape.block_bytes() + of_block * kKeyStep;
+      copy<Pair::kKeyBytes>(keys_to_ + in_, from);
       if constexpr (kValueBits != 0) {
-        copy<kValuePieces, Pair::kValueBytes>(
-            to + Pair::kValuesAt, block + Pair::kShape.values_at() + pair * Pair::kValueBytes);
+        copy<Pair::kValueBytes>(values_to_ + in_,
+                                from + kShape.values_at() + of_block * (kValueStep - kKeyStep));
       }
-      copy<1, Pair::kFactorBytes>(to + Pair::kFactorsAt,
-                                  block + Pair::kShape.factors_at() + pair * Pair::kFactorBytes);
+      const uint32_t lane = threadIdx.x % 32;
+      static_assert(Pair::kFactorBytes <= 512);
+      if (lane < Pair::kFactorBytes / 16) {
+        copy_async(shared_address(memory_) + Pair::kFactorsAt + 16 * lane + in_,
+                   from + kShape.factors_at() + of_block * (kFactorStep - kKeyStep), true);
+      }
     }
     commit_copies();
-    in_ = in_ + 1 == stages_ ? 0 : in_ + 1;
+    in_ = next(in_);
   }
   /// Waits for the oldest pair but for those that wait() was called for; stages - 1 are under way.
   __device__ const std::byte* wait() {
-    wait_for_copies(stages_ - 2);
+    if (end_ == 2 * Pair::kBytes)
+      wait_for_copies<0>();
+    else
+      wait_for_copies<1>();
     __syncwarp();
-    const std::byte* at = memory_ + out_ * Pair::kBytes;
-    out_ = out_ + 1 == stages_ ? 0 : out_ + 1;
+    const std::byte* at = memory_ + out_;
+    out_ = next(out_);
     return at;
   }
   /// Forgets all that it was asked for.
@@ -86,18 +102,23 @@ class TileRing {
   static constexpr uint32_t kKeyPieces = pieces(Pair::kShape.key_words());
   static constexpr uint32_t kValuePieces = pieces(Pair::kShape.value_words());
 
-  template <uint32_t kPieces, uint32_t kBytes>
-  __device__ static void copy(std::byte* to, const std::byte* from) {
+  static constexpr uint32_t kPairs = kCodeBlock / (2 * kCodeTile);  ///< of a block
+  static constexpr int kKeyStep = Pair::kKeyBytes, kValueStep = Pair::kValueBytes,
+                       kFactorStep = Pair::kFactorBytes;  ///< from pair to pair
+
+  /// The lane's pieces of kBytes: every 32nd, whose places in shared memory lie as far apart.
+  template <uint32_t kBytes>
+  __device__ static void copy(uint32_t to, const std::byte* from) {
     static_assert(kBytes % 16 == 0);
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t base = shared_address(to);
 #pragma unroll
     for (uint32_t i = 0; i < kBytes / 16; i += 32) {
-      const uint32_t piece = i + lane;
-      if (kBytes / 16 - i >= 32 || piece < kBytes / 16) {
-        copy_async(base + 16 * place_of_piece<kPieces>(piece), from + size_t{16} * piece, true);
+      if (kBytes / 16 - i >= 32 || threadIdx.x % 32 < kBytes / 16 - i) {
+        copy_async(to + 16 * i, from + 16 * i, true);
       }
     }
+  }
+  [[nodiscard]] __device__ uint32_t next(uint32_t at) const {
+    return at + Pair::kBytes == end_ ? 0 : at + Pair::kBytes;
   }
 
   template <uint32_t kPieces, int kWords>
@@ -123,8 +144,10 @@ class TileRing {
   }
 
   std::byte* memory_;
-  int stages_;
-  int in_ = 0, out_ = 0;
+  uint32_t end_;                  ///< bytes of the ring
+  uint32_t in_ = 0, out_ = 0;     ///< bytes from its beginning
+  const std::byte* from_;         ///< the lane's first piece of the KV head's first block
+  uint32_t keys_to_, values_to_;  ///< its place of a pair's first pieces, in the ring's first pair
 };
 
 }  // namespace keyhole::gpu::codes
