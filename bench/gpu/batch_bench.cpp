@@ -4,7 +4,10 @@
 // by one, or are forks of one. Microseconds a layer for all sequences together; tokens reach a session from one buffer of
 // 8192.
 //
-//   gpu_batch_bench [layers] [bits] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks; e.g. 16x32768 16f131072
+//   gpu_batch_bench [layers] [bits] [weights] [SEQUENCESxTOKENS | SEQUENCESfTOKENS ...]    f: forks; e.g. 16x32768 16f131072
+//
+// weights: the products of a layer are in the graph, too; in the place of the other ways stand tokens a second of 32 layers with
+// the logits, and those with full attention at its floor.
 #include <cuda_runtime_api.h>
 #include <keyhole/keyhole.h>
 
@@ -16,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/gpu/layer_products.h"
 #include "bench/gpu/session_rows.h"
 
 namespace {
@@ -107,6 +111,7 @@ class Sequences {
   Sequences(const Sequences&) = delete;
   Sequences& operator=(const Sequences&) = delete;
 
+  [[nodiscard]] cudaStream_t stream() const { return streams_[0]; }
   [[nodiscard]] double fork_us() const { return fork_us_; }
 
   /// Device and host memory of all sessions, what they share once.
@@ -123,7 +128,7 @@ class Sequences {
   }
 
   /// The median time of a layer in a graph; `host_us`, of the calls that enqueue it.
-  double us(Way way, double& host_us) {
+  double us(Way way, double& host_us, LayerProducts* products = nullptr) {
     const bool on_own_streams = way == Way::own_streams;
     for (size_t i = 0; i < sessions_.size(); ++i) {
       must(keyhole_session_set_stream(sessions_[i], streams_[on_own_streams ? i : 0]) == KEYHOLE_OK,
@@ -145,7 +150,10 @@ class Sequences {
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaStreamWaitEvent(streams_[i], fork, 0);
       }
+      const auto n = static_cast<uint32_t>(sessions_.size());
+      if (products != nullptr) products->before(n, first);
       extend(l, way);
+      if (products != nullptr) products->after(n, first);
       for (size_t i = 1; i < sessions_.size() && on_own_streams; ++i) {
         (void)cudaEventRecord(join, streams_[i]);
         (void)cudaStreamWaitEvent(first, join, 0);
@@ -213,13 +221,20 @@ int main(int argc, char** argv) {
   const Shape shape = {argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 4,
                        argc > 2 ? argv[2] : "2"};
   std::vector<std::string> cases(argv + std::min(argc, 3), argv + argc);
+  const bool has_weights = !cases.empty() && cases[0] == "weights";
+  if (has_weights) cases.erase(cases.begin());
   if (cases.empty()) cases = {"1x32768", "4x32768", "16x32768", "1x131072", "4x131072"};
   const double bytes_per_us = copied_bytes_per_us();
   keyhole_engine* const engine = make_engine(shape.layers);
   std::printf("%u layers, codes of %s bits; us a layer, GiB of all layers\n", shape.layers,
               shape.bits.c_str());
-  std::printf("%12s %11s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one launch", "one by one",
-              "own streams", "K, V read", "enqueue", "device", "host", "fork ms");
+  if (has_weights) {
+    std::printf("%12s %11s %11s %11s %11s %11s %11s\n", "sequences", "products", "attention",
+                "K, V read", "together", "tokens/s", "full, most");
+  } else {
+    std::printf("%12s %11s %11s %11s %11s %8s %8s %8s %8s\n", "sequences", "one launch",
+                "one by one", "own streams", "K, V read", "enqueue", "device", "host", "fork ms");
+  }
   for (const std::string& text : cases) {
     const size_t mark = text.find_first_of("xf");
     must(mark != std::string::npos, "a case is SEQUENCESxTOKENS or SEQUENCESfTOKENS");
@@ -228,14 +243,24 @@ int main(int argc, char** argv) {
     const auto tokens = static_cast<uint32_t>(std::atoi(text.c_str() + mark + 1));
     double enqueue = 0, of_others = 0;
     Sequences codes(engine, shape, count, tokens, are_forks);
+    const double kv_us = 2.0 * 2.0 * kKvHeads * kDim * tokens * count / bytes_per_us;
+    if (has_weights) {
+      LayerProducts products(count);
+      const LayerProducts::Times alone = products.times(count, codes.stream());
+      const double attention = codes.us(Way::together, enqueue);
+      const double all = codes.us(Way::together, enqueue, &products);
+      std::printf("%12s %11.1f %11.1f %11.1f %11.1f %11.1f %11.1f\n", text.c_str(), alone.layer,
+                  attention, kv_us, all, tokens_per_second(count, all, alone.head),
+                  tokens_per_second(count, alone.layer + kv_us, alone.head));
+      std::fflush(stdout);
+      continue;
+    }
     const auto [device, host] = codes.gib();
     const double one = codes.us(Way::together, enqueue),
                  turns = codes.us(Way::one_by_one, of_others),
                  own = codes.us(Way::own_streams, of_others);
-    const double kv_bytes = 2.0 * 2.0 * kKvHeads * kDim * tokens * count;
     std::printf("%12s %11.1f %11.1f %11.1f %11.1f %8.1f %8.2f %8.2f %8.2f\n", text.c_str(), one,
-                turns, own, kv_bytes / bytes_per_us, enqueue, device, host,
-                codes.fork_us() / 1000.0);
+                turns, own, kv_us, enqueue, device, host, codes.fork_us() / 1000.0);
     std::fflush(stdout);
   }
   keyhole_engine_destroy(engine);

@@ -132,8 +132,7 @@ int main(int argc, char** argv) {
     for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
       const uint32_t blocks = tokens / kCodeBlock;
       const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
-      const size_t head_bytes = blocks * shape.block_bytes();
-      const size_t layer_bytes = kKvHeads * head_bytes;
+      const size_t layer_bytes = kKvHeads * blocks * shape.block_bytes();
       auto* data = device<std::byte>(layers * layer_bytes);
       const std::vector<std::byte> sample = random_blocks(shape, size_t{kKvHeads} * blocks);
       for (uint32_t l = 0; l < layers; ++l) {
@@ -154,7 +153,8 @@ int main(int argc, char** argv) {
                              static_cast<uint32_t>(prop.multiProcessorCount),
                              prop.sharedMemPerMultiprocessor);
       s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
-      s.head_stride = head_bytes;
+      s.head_stride = shape.block_bytes();
+      s.block_stride = kKvHeads * s.head_stride;
       s.cluster = cluster;
       check(prepare_codes(s, 0), "prepare");
       auto* scales = device<float>(kKvHeads * dim);

@@ -1,7 +1,7 @@
 // Several new tokens at once in a session with codes on the device, tensors in device memory, shape of Llama-3-8B (8 KV heads
 // with 4 query heads each, 128 components, f16): drafts in a graph, none of which is accepted, so that the context stays as
 // long; and turns, which are attended at once or a few tokens at a time, as the library chooses. Microseconds a layer, beside
-// one token; resident attention included.
+// one token; resident attention included. Drafts with the products of a layer beside: in the graph, too.
 //
 //   gpu_turn_bench [tokens] [layers] [bits]
 #include <cuda_runtime_api.h>
@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu/layer_products.h"
 #include "bench/gpu/session_rows.h"
 
 namespace {
@@ -48,22 +49,25 @@ int main(int argc, char** argv) {
   must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");
   const Rows q(kChunk, kHeads), k(kChunk, kKvHeads), v(kChunk, kKvHeads), out(kMost, kHeads);
   fill(session, layers, tokens, q, k, v);
-  const auto extend = [&](uint32_t n) {
+  const auto extend = [&](uint32_t n, LayerProducts* products = nullptr) {
     const keyhole_tensor tq = q.tensor(n), tk = k.tensor(n), tv = v.tensor(n), to = out.tensor(n);
     for (uint32_t l = 0; l < layers; ++l) {
+      if (products != nullptr) products->before(n, stream);
       must(keyhole_extend(session, l, &tq, &tk, &tv, nullptr, &to, nullptr) == KEYHOLE_OK,
            "extend");
+      if (products != nullptr) products->after(n, stream);
     }
   };
+  LayerProducts products(16);
 
-  std::printf("%u tokens before, %u layers, %s\n%8s %12s %8s\n", tokens, layers, spec.c_str(),
-              "drafts", "us a layer", "/ one");
-  double one = 0;
-  for (const uint32_t n : {1U, 2U, 4U, 8U, 16U}) {
+  std::printf("%u tokens before, %u layers, %s\n%8s %12s %8s %14s %8s\n", tokens, layers,
+              spec.c_str(), "drafts", "us a layer", "/ one", "with products", "/ one");
+  double one = 0, one_with = 0;
+  const auto time = [&](uint32_t n, LayerProducts* with) {
     cudaGraph_t graph;
     must(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
          "capture");
-    extend(n);
+    extend(n, with);
     must(cudaStreamEndCapture(stream, &graph) == cudaSuccess, "capture");
     cudaGraphExec_t exec;
     must(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess, "graph");
@@ -82,12 +86,15 @@ int main(int argc, char** argv) {
       if (i >= 5) times.push_back(ms);
     }
     std::sort(times.begin(), times.end());
-    const double us = 1000.0 * static_cast<double>(times[times.size() / 2]) / layers;
-    if (n == 1) one = us;
-    std::printf("%8u %12.1f %8.2f\n", n, us, us / one);
-    std::fflush(stdout);
     (void)cudaGraphExecDestroy(exec);
     (void)cudaGraphDestroy(graph);
+    return 1000.0 * static_cast<double>(times[times.size() / 2]) / layers;
+  };
+  for (const uint32_t n : {1U, 2U, 4U, 8U, 16U}) {
+    const double us = time(n, nullptr), with = time(n, &products);
+    if (n == 1) one = us, one_with = with;
+    std::printf("%8u %12.1f %8.2f %14.1f %8.2f\n", n, us, us / one, with, with / one_with);
+    std::fflush(stdout);
   }
   std::printf("%8s %12s %8s %14s\n", "turn", "us a layer", "/ one", "as single steps");
   for (const uint32_t n : {32U, 128U, 256U, 512U, 1024U, 2048U}) {
