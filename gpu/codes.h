@@ -45,6 +45,8 @@ struct CodesShape {
   /// Learned sinks, `[layers, q_heads]` in host memory, copied: every step over these codes, of a stream or of
   /// Resident::attend_begin(), counts the state (0, sink) of each head. null: none.
   const float* sinks = nullptr;
+  /// There is memory for blocks after copy_layer() and complete() alone: codes of a copy take none for what they share.
+  bool blocks_later = false;
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
@@ -81,6 +83,15 @@ class Codes {
   /// Blocks of the layer after all that was enqueued.
   [[nodiscard]] virtual uint32_t count(uint32_t layer) const = 0;
 
+  /// The layer, which has no blocks, has those of `from`, codes of the same shape, and their balance, as they are after all
+  /// that was enqueued there. Device memory that holds nothing else is shared, until encode() of either writes there, which
+  /// takes new memory then (Error(out_of_device_memory), and nothing was enqueued). Rows are not `from`'s: set_rows() comes
+  /// before. No step of either session is under way; waits for the device. Batches of such sessions read what is shared once.
+  virtual void copy_layer(uint32_t layer, Codes& from) = 0;
+  /// Takes all memory for blocks that blocks_later has left out and no copy_layer() has brought. Throws
+  /// Error(out_of_device_memory).
+  virtual void complete() = 0;
+
   /// Of a shape with rows_by_host, else 0. The device counts the steps over these codes, of all layers together, from 1 in the
   /// order of the stream, and each asks for the rows of every KV head. Puts the rows that the newest step of a KV head has
   /// asked for where it reads them, and lets it go on; returns the number of the head's newest step that was served (cyclic;
@@ -98,6 +109,7 @@ class Codes {
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
   /// device. For tests and audits.
   virtual void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const = 0;
+  /// Of device memory: what is shared counts for the codes that took it.
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 

@@ -63,19 +63,22 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
   const size_t layers = coded_layers(shape);
   const size_t capacity = shape.blocks == 0 ? 1 : shape.blocks;
   const size_t splits = most_code_splits(shape.kv_heads);
-  head_stride = capacity * shape.code.block_bytes();
-  layer_stride = kv_heads * head_stride;
+  head_stride = shape.code.block_bytes();
+  block_stride = kv_heads * head_stride;
+  layer_stride = capacity * block_stride;
+  const auto add = [](size_t& to, size_t more) {
+    if (!__builtin_add_overflow(to, more, &to)) return;
+    throw Error(Status::invalid_argument, "codes: the size in bytes exceeds 2^64 - 1");
+  };
   const auto take = [&](std::initializer_list<size_t> factors) {
-    const size_t offset = bytes;
-    if (__builtin_add_overflow(bytes, aligned_product(factors), &bytes)) {
-      throw Error(Status::invalid_argument, "codes: the size in bytes exceeds 2^64 - 1");
-    }
+    const size_t offset = others_bytes;
+    add(others_bytes, aligned_product(factors));
     return offset;
   };
-  blocks = take({layers, layer_stride});
+  blocks_bytes = aligned_product({layers, layer_stride});
   key_scales = take({layers, kv_heads, dim, sizeof(float)});
   value_scales = take({layers, kv_heads, sizeof(float)});
-  counts = take({layers, sizeof(uint32_t)});
+  counts = take({layers, 2, sizeof(uint32_t)});
   if (shape.dtype == DType::i8) {
     row_scales = take({layers, capacity, kv_heads, 2, dim, sizeof(uint16_t)});
   }
@@ -93,6 +96,8 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
                aligned_product({kv_heads, capacity, kMaximaOfBlock, padded, sizeof(float)}) +
                aligned_product({kv_heads, splits, heads, dim + 3, sizeof(float)});
   work = take({work_bytes});
+  bytes = blocks_bytes;
+  add(bytes, others_bytes);
 }
 
 RowExchangeLayout::RowExchangeLayout(const CodesShape& shape) {

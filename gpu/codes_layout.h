@@ -1,4 +1,4 @@
-// How a Codes's memory on a device is divided: what plans count and CudaCodes allocates. Offsets are bytes into one
+// How a Codes's memory on a device is divided: what plans count and CudaCodes allocates. Offsets are bytes into an
 // allocation, each a multiple of 256.
 #pragma once
 
@@ -24,12 +24,15 @@ struct CodesLayout {
   /// Throws as codes_bytes().
   explicit CodesLayout(const CodesShape& shape);
 
-  // Of all layers that have codes: blocks `[layers, kv_heads, capacity, block_bytes]`, key_scales `[layers, kv_heads, dim]` and
-  // value_scales `[layers, kv_heads]` fp32, counts `[layers]` uint32, row_scales `[layers, capacity, kv_heads, 2, dim]`
-  // bf16 where rows are i8.
-  size_t blocks = 0, key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;
-  size_t head_stride = 0;   ///< bytes of a KV head's blocks
-  size_t layer_stride = 0;  ///< of all its KV heads'
+  /// An allocation of its own: `[layers, capacity, kv_heads, block_bytes]`, of all layers that have codes.
+  size_t blocks_bytes = 0;
+  // In the other, of the same layers: key_scales `[layers, kv_heads, dim]` and value_scales `[layers, kv_heads]` fp32, counts
+  // `[layers, 2]` uint32 (blocks, and those in common with copies), row_scales `[layers, capacity, kv_heads, 2, dim]` bf16 where rows are i8.
+  size_t key_scales = 0, value_scales = 0, counts = 0, row_scales = 0;
+  // Blocks of all KV heads follow one another: what a prefix of the tokens has is one stretch of memory.
+  size_t head_stride = 0;   ///< bytes of a block
+  size_t block_stride = 0;  ///< of those of all KV heads
+  size_t layer_stride = 0;  ///< of all of the layer's
   size_t row_steps =
       0;  ///< with rows_by_host, `[kv_heads]` uint32: HostRows::steps of gpu/cuda/codes/host_rows.h
   size_t copied =
@@ -37,8 +40,9 @@ struct CodesLayout {
   uint32_t copied_blocks = 0;
   size_t sinks = 0;  ///< where there are any, of all layers of the model: `[layers, q_heads]` fp32
   size_t work = 0;   ///< of the step under way: CodesStep::work of gpu/cuda/codes/codes_kernels.h
-  size_t work_bytes = 0;  ///< no less than codes_work_bytes()
-  size_t bytes = 0;
+  size_t work_bytes = 0;    ///< no less than codes_work_bytes()
+  size_t others_bytes = 0;  ///< of that allocation
+  size_t bytes = 0;         ///< of both
 };
 
 /// What a step and the host exchange of rows that the host reads, in pinned memory, in bytes from its beginning.

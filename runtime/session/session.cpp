@@ -21,7 +21,7 @@ uint32_t largest_top_k(const std::vector<HeadIndex>& heads) {
 
 }  // namespace
 
-Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
+Session::Session(std::shared_ptr<const Engine> engine, SessionParams params, const Session* copied)
     : engine_(std::move(engine)),
       params_(std::move(params)),
       sequence_(*engine_, params_),
@@ -32,7 +32,7 @@ Session::Session(std::shared_ptr<const Engine> engine, SessionParams params)
       step_bytes_(step_.bytes()),
       extended_(engine_->model().layers) {
   params_.heads.clear();  // from here on each head has its own
-  make_stream_runner();
+  make_stream_runner(copied);
 }
 
 void Session::check_layer(uint32_t layer) const {
@@ -317,6 +317,10 @@ void Session::copy_from(const Session& from) {
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);
   reserve_searches(true);
+  if (codes_ != nullptr) {
+    codes_->copy();
+    tell_keeper_of_codes();
+  }
   pin_all_codes();
 }
 

@@ -49,7 +49,9 @@ struct ExtendArgs {
 
 class Session {
  public:
-  Session(std::shared_ptr<const Engine> engine, SessionParams params);
+  /// copied: that copy_from() comes for; null: none.
+  Session(std::shared_ptr<const Engine> engine, SessionParams params,
+          const Session* copied = nullptr);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -279,11 +281,13 @@ class Session {
   // session_stream.cpp
   class Client;
   class Rows;
-  void make_stream_runner();
+  void make_stream_runner(const Session* copied);
   /// Device memory for codes where the session holds `held` bytes of them.
   [[nodiscard]] uint64_t code_room(const gpu::ResidentShape& shape, size_t held) const;
   /// Heads, budgets or what lies where have changed: decides anew which layers have codes on the device.
   void place_codes();
+  /// Which layers have codes on the device.
+  void tell_keeper_of_codes();
   /// After a change that failed. Throws nothing: the first error is the one to tell, the next step finds this one again.
   void place_codes_again() noexcept;
   /// Begins to pin the rows of a session that was loaded or copied.

@@ -82,7 +82,7 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
 std::unique_ptr<Session> fork_session(const Session& session) {
   SessionParams params = session.params();
   for (const HeadParams* head : session.head_params()) params.heads.push_back(*head);
-  auto copy = std::make_unique<Session>(session.shared_engine(), std::move(params));
+  auto copy = std::make_unique<Session>(session.shared_engine(), std::move(params), &session);
   copy->copy_from(session);
   return copy;
 }

@@ -121,7 +121,7 @@ class Session::Rows final : public CodeSource {
   Session* s_;
 };
 
-void Session::make_stream_runner() {
+void Session::make_stream_runner(const Session* copied) {
   gpu::StreamSteps* steps = sequence_.resident().stream_steps();
   if (steps == nullptr) return;
   const uint64_t exchange = gpu::cuda_pinned_bytes(params_.resident_shape(engine_->model()));
@@ -144,6 +144,7 @@ void Session::make_stream_runner() {
       *code_source_, engine_->log(),
       RowServer::Waits{engine_->effective_config().spin_us,
                        engine_->effective_config().timeout_ms});
+  if (copied != nullptr && copied->codes_ != nullptr) codes_->expect_copy_of(*copied->codes_);
   stream_client_ = std::make_unique<Client>(*this, *steps);
   stream_ = std::make_unique<StreamRunner>(
       *engine_, params_, *steps,
@@ -163,6 +164,10 @@ uint64_t Session::code_room(const gpu::ResidentShape& shape, size_t held) const 
 void Session::place_codes() {
   if (codes_ == nullptr) return;
   codes_->plan(head_params());
+  tell_keeper_of_codes();
+}
+
+void Session::tell_keeper_of_codes() {
   for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
     keeper_.set_on_device(layer, codes_->layer_has(layer));
   }

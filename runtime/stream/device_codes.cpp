@@ -80,8 +80,19 @@ CodePlan DeviceCodes::wanted() const {
 }
 
 CodePlan DeviceCodes::fitting_room(size_t held) const {
-  return fitting(wanted(), {room_ ? room_(held) : UINT64_MAX, pinned_room(*params_, model_)},
-                 params_->max_tokens, *params_, model_);
+  uint64_t room = room_ ? room_(held) : UINT64_MAX;
+  room += std::min(shared_bytes(), UINT64_MAX - room);
+  return fitting(wanted(), {room, pinned_room(*params_, model_)}, params_->max_tokens, *params_,
+                 model_);
+}
+
+uint64_t DeviceCodes::shared_bytes() const {
+  if (copied_ == nullptr || copied_->codes_ == nullptr) return 0;
+  uint64_t blocks = 0;
+  for (uint32_t l = 0; l < model_.layers; ++l) {
+    if (copied_->layer_has(l)) blocks += copied_->codes_->count(l);
+  }
+  return blocks * model_.kv_heads * copied_->plan_.shape.block_bytes();
 }
 
 std::string DeviceCodes::too_much_to_pin(const CodePlan& plan) const {
@@ -104,7 +115,7 @@ void DeviceCodes::check_room(const CodePlan& plan) const {
                     " held, device_memory_limit is " + std::to_string(limit));
   }
   const uint64_t room = room_ ? room_(0) : UINT64_MAX;
-  if (!must_be_here() && bytes.device > room) {
+  if (!must_be_here() && bytes.device > room && bytes.device - room > shared_bytes()) {
     throw Error(Status::out_of_device_memory,
                 "codes on the device need " + std::to_string(bytes.device) +
                     " bytes, there is room for " + std::to_string(room));
@@ -145,7 +156,9 @@ void DeviceCodes::make(CodePlan plan) {
   }
   for (;;) {
     try {
-      codes_ = make_(codes_shape(plan, params_->max_tokens, *params_, model_));
+      gpu::CodesShape of_plan = codes_shape(plan, params_->max_tokens, *params_, model_);
+      of_plan.blocks_later = copied_ != nullptr;
+      codes_ = make_(of_plan);
       break;
     } catch (const Error& e) {
       const bool is_full = e.status() == Status::out_of_device_memory;
@@ -176,6 +189,26 @@ void DeviceCodes::make(CodePlan plan) {
   }
   tell(why_not_all);
   if (!why_by_host.empty()) tell_reader(why_by_host);
+}
+
+void DeviceCodes::copy() {
+  const DeviceCodes* const from = std::exchange(copied_, nullptr);
+  if (from == nullptr || codes_ == nullptr) return;
+  try {
+    const bool is_alike = from->plan_.shape.key_bits == plan_.shape.key_bits &&
+                          from->plan_.shape.value_bits == plan_.shape.value_bits;
+    for (uint32_t l = 0; is_alike && l < model_.layers; ++l) {
+      const bool has = layer_has(l) && from->layer_has(l) && from->layers_[l].has_balance;
+      if (!has || from->codes_->count(l) == 0) continue;
+      codes_->copy_layer(l, *from->codes_);
+      layers_[l].has_balance = layers_[l].is_copy = true;
+    }
+    codes_->complete();
+    bytes_peak_ = std::max(bytes_peak_, this->bytes());
+  } catch (const Error& e) {
+    give_up(e.what());
+    if (must_be_here() || e.status() != Status::out_of_device_memory) throw;
+  }
 }
 
 void DeviceCodes::tell_reader(const std::string& why) const {
@@ -244,7 +277,8 @@ void DeviceCodes::drop() {
 
 bool DeviceCodes::is_current(uint32_t layer) const {
   const size_t rows = source_->rows(layer, 0).keys.count;
-  const bool is_pinned = pins_ == nullptr || layers_[layer].end() >= rows;
+  const bool is_pinned =
+      pins_ == nullptr || (layers_[layer].end() >= rows && !layers_[layer].is_copy);
   return is_pinned && size_t{codes_->count(layer)} * kCodeBlock == rows;
 }
 
@@ -280,6 +314,7 @@ void DeviceCodes::update(uint32_t layer, gpu::Stream stream) {
   for (const Piece& piece : layers_[layer].pieces) {
     if (piece.begin < rows) pins_->wait(piece.batch);
   }
+  layers_[layer].is_copy = false;
   encode(layer, rows, stream);
   // A decoder that appends finds its next block pinned.
   pin(layer, rows + kCodeBlock);

@@ -71,6 +71,13 @@ class DeviceCodes {
   /// with the host, and the log says which and why; with KEYHOLE_PLACE_DEVICE it throws Error(out_of_device_memory |
   /// out_of_memory | unsupported).
   void plan(std::span<const HeadParams* const> heads);
+  /// Before the first plan(): the session is to be a copy of one whose codes are `from`, which outlive copy(). Until that,
+  /// memory is taken for what is not shared alone.
+  void expect_copy_of(const DeviceCodes& from) { copied_ = &from; }
+  /// Takes over the codes of all layers that have some there and here; rows and balances are copied already. Where memory is
+  /// lacking for what is not shared, the host attends all layers, as the log says, or with KEYHOLE_PLACE_DEVICE it throws
+  /// Error(out_of_device_memory).
+  void copy();
   /// plan() tries again what the device had no room for.
   void retry() { tries_again_ = true; }
 
@@ -129,9 +136,13 @@ class DeviceCodes {
   struct Layer {
     std::vector<Piece> pieces;
     bool has_balance = false;
+    bool is_copy =
+        false;  ///< its codes are, so that they are here before its rows are pinned; until update()
     [[nodiscard]] size_t end() const { return pieces.empty() ? 0 : pieces.back().end; }
   };
 
+  /// Device memory of the codes that are to be copied, which the copy shares.
+  [[nodiscard]] uint64_t shared_bytes() const;
   /// What is wanted, but for layers that were given up.
   [[nodiscard]] CodePlan wanted() const;
   /// The part of it that there is room for when `held` bytes are given back.
@@ -191,6 +202,7 @@ class DeviceCodes {
   size_t exchange_bytes_ = 0;  ///< pinned, of codes_
   std::vector<Layer> layers_;
   bool tries_again_ = false;
+  const DeviceCodes* copied_ = nullptr;  ///< until copy()
   uint64_t version_ = 1;
   size_t bytes_peak_ = 0;
 };

@@ -177,6 +177,124 @@ INSTANTIATE_TEST_SUITE_P(
              std::to_string(c.group) + dtype_name(c.rows);
     });
 
+struct Member {
+  uint32_t blocks;  ///< of codes
+  uint32_t family;  ///< 0: none
+  uint32_t shared;  ///< blocks that the family has in common
+};
+
+/// Members that have the same rows, and queries of their own.
+class Relatives {
+ public:
+  Relatives(Case c, const std::vector<Member>& members) : members_(members) {
+    for (const Member& m : members) c.blocks = std::max(c.blocks, m.blocks);
+    for (uint32_t i = 0; i < members.size(); ++i) {
+      c.twin = i + 1;
+      layers_.push_back(std::make_unique<Layer>(c));
+      CodesStep& step = layers_[i]->step();
+      step.fill = 33;
+      step.exact_rows = kExactRows;
+      shared_.push_back(std::make_unique<Device<uint32_t>>(std::vector<uint32_t>{0}));
+      step.family_count = shared_[i]->get();
+      if (members[i].family != 0) step.family = &members_[0] + members[i].family;
+      set(i, members[i].blocks, members[i].shared);
+    }
+  }
+  void set(size_t i, uint32_t blocks, uint32_t shared) {
+    members_[i].blocks = blocks;
+    layers_[i]->set_count(blocks);
+    shared_[i]->write(std::vector<uint32_t>{shared});
+  }
+  [[nodiscard]] size_t size() const { return layers_.size(); }
+  [[nodiscard]] Layer& layer(size_t i) { return *layers_[i]; }
+  [[nodiscard]] std::vector<CodesStep> steps() {
+    std::vector<CodesStep> steps;
+    for (const auto& layer : layers_) steps.push_back(layer->step());
+    return steps;
+  }
+  void clear() {
+    for (const auto& layer : layers_) layer->clear_out();
+  }
+  void check() {
+    for (size_t i = 0; i < size(); ++i) {
+      SCOPED_TRACE("member " + std::to_string(i) + " of " + std::to_string(size()));
+      layers_[i]->check(members_[i].blocks);
+    }
+  }
+
+ private:
+  std::vector<Member> members_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<std::unique_ptr<Device<uint32_t>>> shared_;
+};
+
+TEST_P(CodesInBatches, FamiliesHaveTheStatesOfTheHost) {
+  const std::vector<std::vector<Member>> batches{
+      {{20, 1, 20}, {20, 1, 20}},
+      {{10, 1, 10}, {13, 1, 7}, {5, 0, 0}, {9, 1, 9}, {13, 1, 12}, {2, 1, 13}},
+      {{5, 1, 0}, {0, 1, 9}, {4, 2, 4}, {5, 2, 4}, {5, 3, 5}},
+      {{4, 1, 4},
+       {4, 2, 3},
+       {4, 1, 3},
+       {4, 2, 4},
+       {4, 1, 4},
+       {4, 2, 4},
+       {4, 1, 4},
+       {4, 2, 4},
+       {4, 1, 4},
+       {4, 1, 4},
+       {4, 1, 1},
+       {4, 0, 4},
+       {3, 1, 3},
+       {4, 1, 4},
+       {4, 1, 4},
+       {4, 1, 4}}};
+  for (const auto& members : batches) {
+    Relatives batch(GetParam(), members);
+    ASSERT_TRUE(batch.layer(0).step().shares);
+    for (const uint32_t fill : {1U, 7U, 33U, 132U}) {
+      SCOPED_TRACE("fill " + std::to_string(fill));
+      for (size_t i = 0; i < batch.size(); ++i) batch.layer(i).step().fill = fill;
+      batch.clear();
+      ASSERT_EQ(step_codes(batch.steps(), nullptr, fill != 7), cudaSuccess);
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.check();
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(CodesInBatches, AGraphIsReplayedWhileFamiliesPart) {
+  Relatives batch(GetParam(),
+                  {{6, 1, 6}, {15, 1, 6}, {6, 1, 6}, {12, 1, 6}, {15, 1, 6}, {3, 0, 0}});
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  const std::vector<CodesStep> steps = batch.steps();
+  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
+  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
+  cudaGraph_t graph;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t exec;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+  std::mt19937 rng(7);
+  for (uint32_t round = 0; round < 5; ++round) {
+    for (size_t i = 0; i < batch.size() && round != 0; ++i) {
+      const uint32_t blocks = static_cast<uint32_t>(rng()) % 16;
+      batch.set(i, blocks, static_cast<uint32_t>(rng()) % (blocks + 1));
+    }
+    batch.clear();
+    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    batch.check();
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 class KindsOfCodes : public CodesInBatches {};
 
 TEST_F(KindsOfCodes, DoNotMix) {

@@ -77,6 +77,7 @@ struct Case {
   float q_size = 1.0F;
   bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
   int value_bits = -1;  ///< -1: as many as of keys
+  uint32_t twin = 0;    ///< layers that differ in it alone have the same rows, and other queries
 
   [[nodiscard]] CodeShape shape() const {
     return {dim, bits, value_bits < 0 ? bits : static_cast<uint32_t>(value_bits)};
@@ -153,6 +154,10 @@ class Layer {
     for (uint32_t kv = 0; kv < kKvHeads; ++kv) {
       std::vector<float> k = draw(rows * c.dim, 1.0F, 0.0F), v = draw(rows * c.dim, 3.0F, 1.0F);
       std::vector<float> heads = draw(size_t{c.group} * c.dim, c.q_size, 0.0F);
+      std::mt19937_64 own(c.twin * 1000 + kv);
+      for (float& x : heads) {
+        if (c.twin != 0) x = c.q_size * normal(own);
+      }
       // Of one query alone, a channel that it hardly has would outweigh all others of the next query: of 1,510 where 16 are usual.
       std::vector<float> some = draw(size_t{64} * c.dim, 1.0F, 0.0F);
       for (const auto& [from, to] : {std::pair{&k, &keys}, std::pair{&v, &values}}) {
@@ -189,6 +194,7 @@ class Layer {
     step_.block_capacity = c.blocks + c.spare;
     step_.splits = code_splits(shape_, kKvHeads, c.group, step_.block_capacity, 16);
     step_.logits = logits_;
+    step_.block_stride = shape_.block_bytes();
     step_.head_stride = step_.block_capacity * shape_.block_bytes();
     step_.dtype = c.rows;
     step_.row_stride = c.dim * width;

@@ -76,12 +76,15 @@ TEST(CodesLayout, RowsByTheHostTakeALittlePinnedMemory) {
 TEST(CodesLayout, PartsDoNotOverlap) {
   const CodesShape shape = of_8b(3);
   const CodesLayout l(shape);
-  EXPECT_GE(l.key_scales, l.blocks + 32 * l.layer_stride);
+  EXPECT_GE(l.blocks_bytes, 32 * l.layer_stride);
+  EXPECT_GE(l.layer_stride, 3 * l.block_stride);
+  EXPECT_GE(l.block_stride, 8 * l.head_stride);
   EXPECT_GE(l.value_scales, l.key_scales + size_t{32} * 8 * 128 * 4);
   EXPECT_GE(l.counts, l.value_scales + size_t{32} * 8 * 4);
-  EXPECT_GE(l.work, l.counts + size_t{32} * 4);
-  EXPECT_GE(l.bytes, l.work + l.work_bytes);
-  for (const size_t at : {l.blocks, l.key_scales, l.value_scales, l.counts, l.work}) {
+  EXPECT_GE(l.work, l.counts + size_t{32} * 2 * 4);
+  EXPECT_GE(l.others_bytes, l.work + l.work_bytes);
+  EXPECT_EQ(l.bytes, l.blocks_bytes + l.others_bytes);
+  for (const size_t at : {l.blocks_bytes, l.key_scales, l.value_scales, l.counts, l.work}) {
     EXPECT_EQ(at % 256, 0U);
   }
 }

@@ -119,8 +119,9 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
   p.rows_stride = rows.head_stride();
   p.key_scale = keys.as<float>();
   p.value_scale = values.as<float>();
-  p.head_stride = kBlocks * shape.code.block_bytes();
-  const DeviceBuffer blocks(shape.kv_heads * p.head_stride);
+  p.head_stride = shape.code.block_bytes();
+  p.block_stride = shape.kv_heads * p.head_stride;
+  const DeviceBuffer blocks(kBlocks * p.block_stride);
   check(cudaMemset(blocks.data(), 0xa5, blocks.bytes()), "poison");
   p.blocks = blocks.data();
   const size_t copied = shape.dtype == DType::i8 ? kBlocks * rows.block_scales() : 0;
@@ -137,8 +138,7 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
   check(cudaMemcpy(seen.data(), blocks.data(), seen.size(), cudaMemcpyDeviceToHost), "blocks");
   for (uint32_t h = 0; h < shape.kv_heads; ++h) {
     for (uint32_t b = 0; b < kBlocks; ++b) {
-      expect_equal(seen.data() + h * p.head_stride + b * shape.code.block_bytes(), rows, shape, h,
-                   b);
+      expect_equal(seen.data() + b * p.block_stride + h * p.head_stride, rows, shape, h, b);
     }
   }
   std::vector<uint16_t> seen_scales(copied);

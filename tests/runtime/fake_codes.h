@@ -193,8 +193,31 @@ class FakeCodes final : public gpu::Codes {
       head(layer, h).values = values + h * head_stride;
     }
   }
+  void copy_layer(uint32_t layer, gpu::Codes& from) override {
+    on_call();
+    const auto& other = static_cast<const FakeCodes&>(from);
+    other.wait_();
+    wait_();
+    name(layer);
+    if (layers_[layer].wanted != 0) throw Error(Status::invalid_argument, "planted: has blocks");
+    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+      const Head& source = other.heads_[size_t{layer} * shape_.kv_heads + h];
+      head(layer, h).balance = source.balance;
+      head(layer, h).blocks = source.blocks;
+    }
+    layers_[layer].wanted = layers_[layer].count = other.layers_[layer].wanted;
+    copied_ += layers_[layer].count;
+  }
+  void complete() override {
+    on_call();
+    if (!shape_.blocks_later) throw Error(Status::invalid_argument, "planted: is complete");
+    shape_.blocks_later = false;
+  }
+  /// Blocks of a KV head that copy_layer() has brought, of all layers.
+  [[nodiscard]] uint32_t copied() const { return copied_; }
   void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override {
     on_call();
+    if (shape_.blocks_later) throw Error(Status::invalid_argument, "planted: not complete");
     if (!layers_[layer].is_named) throw Error(Status::invalid_argument, "planted: no memory");
     if (first > layers_[layer].wanted || first + count > shape_.blocks) {
       throw Error(Status::invalid_argument,
@@ -248,6 +271,7 @@ class FakeCodes final : public gpu::Codes {
            bool asks = true) {
     const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
     const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
+    check_pinned(layer, 0, layers_[layer].count);
     const uint32_t d = shape_.code.dim;
     std::map<size_t, size_t> asked;  // places of rows in what the host hands over
     if (asks && !ask(layer, kv_head, n, asked)) {
@@ -380,7 +404,7 @@ class FakeCodes final : public gpu::Codes {
   std::function<void()> wait_;
   const FakePinned* pinned_;
   std::vector<Layer> layers_;
-  uint32_t named_ = 0;
+  uint32_t named_ = 0, copied_ = 0;
   std::vector<Head> heads_;
   std::vector<std::unique_ptr<Request>> requests_;  // [kv_head]
   std::atomic<uint32_t> abandoned_{0};

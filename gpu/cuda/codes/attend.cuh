@@ -166,18 +166,22 @@ struct GridSplit {
 
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
+  /// Among the states that are merged.
+  __device__ static uint32_t place() { return blockIdx.x; }
+  /// Blocks of codes that all splits attend.
+  __device__ static uint32_t first_block() { return 0; }
+  __device__ static uint32_t end_block(const CodesParams& s) { return __ldcv(s.block_count); }
 };
 
-/// split: that this thread block is.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Split>
-__device__ __forceinline__ void attend(const CodesParams& s, const Split& split) {
+/// heads: of steps over the same codes, with the same stages and logits. split: that this thread block is.
+template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Heads, class Split>
+__device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   constexpr int kHeads = 4 * kHeadTiles;
   constexpr int kWarps = kAttendWarps<kDim>;
   using Sums = ValueSums<kDim, kHeadTiles>;
   constexpr int kProducts = Sums::kProducts;
-  constexpr size_t kBlockBytes = kShape.block_bytes();
   using Units = ValueUnits<kValueBits == 0 ? 2 : kValueBits>;
 
   extern __shared__ __align__(16) unsigned char memory[];
@@ -188,54 +192,65 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t kv_head = blockIdx.y;
-  constexpr bool kDivides = kDividesGroup<kDim, kKeyBits, kValueBits>;
-  const uint32_t first_head = kDivides ? blockIdx.z * kHeads : 0;
-  const uint32_t all_heads = kDivides ? gridDim.z * kHeads : kHeads;
+  const CodesParams& s = heads.step(0);
+  const bool has_resident = Heads::kHasResident && s.has_resident;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
   using Ring = TileRing<kDim, kKeyBits, kValueBits>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
-            s.stages, base);
-  uint32_t blocks, first, end, ahead = 0;
+            s.stages, base, s.block_stride);
+  uint32_t end_block, first, end, ahead = 0;
   const auto take_in = [&] {
     ring.take_in(ahead < end, ahead);
     ++ahead;
   };
   const auto start = [&] {
-    const uint32_t pairs = blocks * kBlockMaxima, warps = split.count() * kWarps;
+    const uint32_t begin = split.first_block() * kBlockMaxima;
+    const uint32_t pairs = end_block * kBlockMaxima - begin, warps = split.count() * kWarps;
     const uint32_t number = split.number() * kWarps + warp;
     const uint32_t each = pairs / warps, more = pairs - each * warps;
-    first = number * each + min(number, more);
+    first = begin + number * each + min(number, more);
     end = first + each + (number < more ? 1 : 0);
     ahead = first;
 #pragma unroll 1
     for (int i = 1; i < s.stages; ++i) take_in();
     if (first < end) {
       prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(
-          base + first / kBlockMaxima * kBlockBytes, lane);
+          base + first / kBlockMaxima * s.block_stride, lane);
     }
   };
-  blocks = __ldcv(s.block_count);
+  end_block = split.end_block(s);
   start();
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
   let_next_kernel_start();
   RawQueries<kDim, kHeads, kWarps> raw_queries;
-  raw_queries.load(s, kv_head, first_head);
-  if (const uint32_t now = __ldcv(s.block_count); now != blocks) {
-    blocks = now;
+  raw_queries.load(heads, kv_head);
+  if (const uint32_t now = split.end_block(s); now != end_block) {
+    end_block = now;
     ring.restart();
     start();
   }
-  if (s.has_resident) {
-    typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, first_head, split,
-                                                              resident);
-    queries.prepare(s, raw_queries, resident.rows, first_head);
-    share.attend(value_scale);
-  } else {
-    queries.prepare(s, raw_queries, resident.rows, first_head);
+  if constexpr (Heads::kHasResident) {
+    if (has_resident) {
+      typename Split::template Resident<kDim, kHeadTiles> share(s, kv_head, heads.head(0), split,
+                                                                resident);
+      queries.prepare(heads, raw_queries, resident.rows);
+      share.attend(value_scale);
+    }
+  }
+  if (!has_resident) {
+    queries.prepare(heads, raw_queries, resident.rows);
     __syncthreads();
   }
+  // Of head lane % 4 of tile lane / 4.
+  const int own_tile = min(lane / 4, kHeadTiles - 1);
+  const bool has_maxima = lane < kHeads && heads.has(static_cast<uint32_t>(lane)) &&
+                          heads.step(own_tile).exact_rows != 0;
+  float* const maxima =
+      heads.step(own_tile).maxima +
+      size_t{kv_head} * heads.step(own_tile).block_capacity * kBlockMaxima * heads.maxima() +
+      heads.head(own_tile) + lane % 4;
 
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
@@ -256,7 +271,7 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
 
   for (uint32_t at = first; at < end;) {
     const uint32_t b = at / kBlockMaxima;
-    const std::byte* block = base + b * kBlockBytes;
+    const std::byte* block = base + b * s.block_stride;
     const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
     const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
     float middle[kHeadTiles], block_sum[kHeadTiles];
@@ -267,7 +282,7 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
     }
     const uint32_t block_end = min(end, (b + 1) * kBlockMaxima);
     if (block_end < end) {
-      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(block + kBlockBytes, lane);
+      prefetch_means<kShape.key_mean_at(), kShape.noise_at() + 4>(block + s.block_stride, lane);
     }
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
@@ -329,16 +344,13 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
           }
         }
       }
-      if (s.exact_rows != 0) {
+      float best = max_of_head(largest[0]);
 #pragma unroll
-        for (int t = 0; t < kHeadTiles; ++t) {
-          const float best = max_of_head(largest[t]);
-          if (lane < 4) {
-            const size_t to = size_t{kv_head} * s.block_capacity * kBlockMaxima + at;
-            s.maxima[to * all_heads + first_head + 4 * t + lane] = best;
-          }
-        }
+      for (int t = 1; t < kHeadTiles; ++t) {
+        const float of_tile = max_of_head(largest[t]);
+        best = lane / 4 == t ? of_tile : best;
       }
+      if (has_maxima) maxima[size_t{at} * heads.maxima()] = best;
     }
     // The mean value of the block, for all that its rows weigh.
     const auto* value_mean = reinterpret_cast<const __half*>(block + kShape.value_mean_at());
@@ -367,9 +379,10 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
       shared_sum[warp][4 * t + lane] = sum[t];
     }
   }
-  const size_t part = (size_t{kv_head} * s.splits + split.number()) * s.group + first_head;
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
+    const CodesParams& own = heads.step(t);
+    const size_t part = (size_t{kv_head} * own.splits + split.place()) * own.group + heads.head(t);
     const float levels = static_cast<float>((1 << kValueBits) - 1);
     const float even = kValueBits == 0 ? 0.0F : (2.0F * Units::kEven + levels) * scaled_sum[t];
     const float odd = kValueBits == 0 ? 0.0F : (2.0F * Units::kOdd + levels) * scaled_sum[t];
@@ -384,11 +397,11 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
     __syncthreads();
     for (int i = static_cast<int>(threadIdx.x); i < 4 * kDim; i += kWarps * 32) {
       const int h = 4 * t + i / kDim;
-      if (h >= static_cast<int>(s.group - first_head)) break;
+      if (!heads.has(static_cast<uint32_t>(h))) break;
       float largest = kMinusInf;
 #pragma unroll 4
       for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, shared_max[w][h]);
-      const float overall = s.has_resident ? fmaxf(largest, resident.top[h]) : largest;
+      const float overall = has_resident ? fmaxf(largest, resident.top[h]) : largest;
       // Warps without a tile have a maximum of -inf and a state of zeros.
       const float top_base = finite_base(overall);
       float o = 0.0F, total = 0.0F;
@@ -405,15 +418,15 @@ __device__ __forceinline__ void attend(const CodesParams& s, const Split& split)
           of_codes =
               fmaf(exp2_fast(shared_max[w][h] - finite_base(largest)), shared_sum[w][h], of_codes);
         }
-        s.part_lse[part + h] = largest + log2f(of_codes);
+        own.part_lse[part + i / kDim] = largest + log2f(of_codes);
       }
-      if (s.has_resident) {
+      if (has_resident) {
         const float keep = exp2_fast(resident.top[h] - top_base);
         o = fmaf(keep, resident.rows[h][i % kDim], o);
         total = fmaf(keep, resident.sum[h], total);
       }
-      s.part_o[(part + h) * kDim + i % kDim] = o;
-      if (i % kDim == 0) s.part_sum[part + h] = make_float2(overall, total);
+      own.part_o[(part + i / kDim) * kDim + i % kDim] = o;
+      if (i % kDim == 0) own.part_sum[part + i / kDim] = make_float2(overall, total);
     }
     __syncthreads();
   }
@@ -423,7 +436,11 @@ template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
                                   attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
     attend_kernel(const __grid_constant__ CodesParams s) {
-  attend<kDim, kKeyBits, kValueBits, kHeadTiles>(s, GridSplit{});
+  constexpr bool kDivides = kDividesGroup<kDim, kKeyBits, kValueBits>;
+  constexpr uint32_t kHeads = 4 * kHeadTiles;
+  const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
+                        kDivides ? gridDim.z * kHeads : kHeads};
+  attend<kDim, kKeyBits, kValueBits, kHeadTiles>(heads, GridSplit{});
 }
 
 }  // namespace keyhole::gpu::codes

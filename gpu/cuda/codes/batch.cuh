@@ -4,6 +4,10 @@
 // largest number of blocks of codes that a thread block gets is as small as it can be. Thread blocks work that out for themselves, from the
 // counts of codes on the device: a graph stays balanced while its sequences grow, or become others.
 //
+// CASCADE. Copies of a session have codes in common. A pass in front of the members' own attends them for up to 16 heads at once: for 4
+// members with groups of 4 it takes 1.7 times as long as for one. Each member then has the rest of its codes, and its resident
+// tokens, in thread blocks of its own; the states of both passes are merged as those of one are.
+//
 // Kernels for compute capability 9.0 or newer alone: elsewhere steps go one after the other.
 #pragma once
 
@@ -14,32 +18,88 @@
 
 namespace keyhole::gpu::codes {
 
-/// A lane's member: how many thread blocks of the pass a KV head of it has. By a whole warp, the same in all warps of both
-/// kernels.
-__device__ inline uint32_t blocks_of_lane(const BatchParams& batch) {
-  const uint32_t lane = threadIdx.x % 32;
-  const bool is_member = lane < batch.count;
-  uint32_t cost = 0, most = 0;
-  if (is_member) {
-    const CodesParams& s = batch.steps[lane];
-    cost = max(__ldcv(s.block_count) + batch.resident_cost[lane], 1U);
-    most = s.splits;
-  }
+/// How many thread blocks of `all` each lane gets for its cost, `most` at most: as many as make the largest cost of a thread
+/// block as small as it can be. None for a cost of 0. By a whole warp.
+__device__ inline uint32_t divided(uint32_t cost, uint32_t most, uint32_t all) {
   const auto blocks = [&](uint32_t bound) {
     // Rounded as IEEE says: what divides leaves no rest.
-    const float parts =
-        ceilf(__fdiv_rn(static_cast<float>(cost), static_cast<float>(bound)));
+    const float parts = ceilf(__fdiv_rn(static_cast<float>(cost), static_cast<float>(bound)));
     return min(static_cast<uint32_t>(parts), most);
   };
-  // The smallest bound of a thread block's cost with which there are enough of them.
   const uint32_t total = __reduce_add_sync(kWholeWarp, cost);
-  uint32_t low = max(total / batch.blocks, 1U), high = __reduce_max_sync(kWholeWarp, cost);
+  uint32_t low = max(total / all, 1U), high = max(__reduce_max_sync(kWholeWarp, cost), 1U);
   while (low < high) {
     const uint32_t middle = (low + high) / 2;
-    if (__reduce_add_sync(kWholeWarp, blocks(middle)) <= batch.blocks) high = middle;
-    else low = middle + 1;
+    if (__reduce_add_sync(kWholeWarp, blocks(middle)) <= all)
+      high = middle;
+    else
+      low = middle + 1;
   }
   return blocks(high);
+}
+
+/// What a lane's member has of both passes, the same in all warps of all kernels. By a whole warp.
+struct Division {
+  uint32_t count = 0;   ///< blocks of codes,
+  uint32_t common = 0;  ///< of which the family's are the first
+  uint32_t family = 0;  ///< thread blocks of a KV head, of its family
+  uint32_t own = 0;     ///< and its own
+
+  /// As lane `from` has it.
+  [[nodiscard]] __device__ Division of(uint32_t from) const {
+    const int lane = static_cast<int>(from);
+    return {__shfl_sync(kWholeWarp, count, lane), __shfl_sync(kWholeWarp, common, lane),
+            __shfl_sync(kWholeWarp, family, lane), __shfl_sync(kWholeWarp, own, lane)};
+  }
+};
+
+__device__ inline Division divide(const BatchParams& batch) {
+  const uint32_t lane = threadIdx.x % 32;
+  const bool is_member = lane < batch.count;
+  const CodesParams& s = batch.steps[is_member ? lane : 0];
+  Division d;
+  d.count = is_member ? __ldcv(s.block_count) : 0;
+  if (batch.family_count != 0) {
+    // Lanes of families first: what their members have in common.
+    const uint32_t shared =
+        is_member && s.family_count != nullptr ? min(__ldcv(s.family_count), d.count) : 0;
+    const Family& family = batch.families[lane < batch.family_count ? lane : 0];
+    uint32_t common = shared, most = kMostSplits;
+#pragma unroll
+    for (uint32_t i = 0; i < Family::kMost; ++i) {
+      const uint32_t member = family.members[i < family.count ? i : 0];
+      const uint32_t of = __shfl_sync(kWholeWarp, shared, static_cast<int>(member));
+      common = i == 0 ? of : min(common, of);
+      // The members' own thread blocks have a place for their states, too.
+      most = min(most, batch.steps[member].splits / 2);
+    }
+    if (lane >= batch.family_count || most == 0) common = 0;
+    const uint32_t blocks = divided(common, most, batch.family_blocks);
+    const uint32_t own_family = is_member ? batch.family_of[lane] : kNoFamily;
+    const bool has_one = own_family != kNoFamily;
+    const uint32_t of_common = __shfl_sync(kWholeWarp, common, has_one ? own_family : 0);
+    const uint32_t of_blocks = __shfl_sync(kWholeWarp, blocks, has_one ? own_family : 0);
+    d.common = has_one ? of_common : 0;
+    d.family = has_one ? of_blocks : 0;
+  }
+  const uint32_t cost = is_member ? max(d.count - d.common + batch.resident_cost[lane], 1U) : 0;
+  d.own = divided(cost, s.splits - d.family, batch.blocks);
+  return d;
+}
+
+/// The sum of lanes 0 .. own, and which of them thread block `block` is of: how many sums do not reach beyond it.
+struct Placed {
+  uint32_t lane, first;  ///< the lane, and its first thread block
+};
+__device__ inline Placed place(uint32_t blocks, uint32_t block) {
+  uint32_t end = blocks;
+  for (uint32_t offset = 1; offset < 32; offset *= 2) {
+    const uint32_t before = __shfl_up_sync(kWholeWarp, end, offset);
+    if (threadIdx.x % 32 >= offset) end += before;
+  }
+  const uint32_t lane = __popc(__ballot_sync(kWholeWarp, end <= block));
+  const auto from = static_cast<int>(min(lane, 31U));
+  return {lane, __shfl_sync(kWholeWarp, end - blocks, from)};
 }
 
 /// The split of a thread block in a launch of several steps.
@@ -47,15 +107,62 @@ struct JointSplit {
   template <int kDim, int kHeadTiles>
   using Resident = ResidentWarps<kDim, kHeadTiles>;
 
-  uint32_t own, of;
+  uint32_t own, of, before, begin, end;
   [[nodiscard]] __device__ uint32_t number() const { return own; }
   [[nodiscard]] __device__ uint32_t count() const { return of; }
+  [[nodiscard]] __device__ uint32_t place() const { return before + own; }
+  [[nodiscard]] __device__ uint32_t first_block() const { return begin; }
+  [[nodiscard]] __device__ uint32_t end_block(const CodesParams&) const { return end; }
 };
 /// How many splits a member has.
 struct JointSplits {
   uint32_t count;
   [[nodiscard]] __device__ uint32_t of(const CodesParams&) const { return count; }
 };
+
+/// The heads of a family's members, each of which has `tiles` tiles of 4.
+struct FamilyHeads {
+  const BatchParams& batch;
+  const Family& family;
+  uint32_t tiles;  ///< 1 or 2
+
+  static constexpr bool kHasResident = false;
+  [[nodiscard]] __device__ uint32_t member(int tile) const {
+    return static_cast<uint32_t>(tile) >> (tiles - 1);
+  }
+  [[nodiscard]] __device__ const CodesParams& step(int tile) const {
+    return batch.steps[family.members[min(member(tile), family.count - 1U)]];
+  }
+  [[nodiscard]] __device__ uint32_t head(int tile) const {
+    return 4 * (static_cast<uint32_t>(tile) & (tiles - 1));
+  }
+  [[nodiscard]] __device__ bool has(uint32_t h) const {
+    const int tile = static_cast<int>(h / 4);
+    return member(tile) < family.count && head(tile) + h % 4 < step(tile).group;
+  }
+  [[nodiscard]] __device__ uint32_t maxima() const { return 4 * tiles; }
+};
+
+template <int kDim, int kBits, int kHeadTiles>
+__global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
+                                  attend_resident<kDim, kBits, kBits, kHeadTiles>())
+    attend_families_kernel(const __grid_constant__ BatchParams batch) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+  wait_for_kernels_before();
+  const Division d = divide(batch);
+  const uint32_t lane = threadIdx.x % 32;
+  const bool is_family = lane < batch.family_count;
+  const Division of_first = d.of(is_family ? batch.families[lane].members[0] : 0);
+  const Placed at = place(is_family ? of_first.family : 0, blockIdx.x);
+  if (at.lane >= batch.family_count) return;
+  const Family& family = batch.families[at.lane];
+  const Division own = d.of(family.members[0]);
+  const uint32_t tiles = batch.steps[family.members[0]].group > 4 ? 2 : 1;
+  attend<kDim, kBits, kBits, kHeadTiles>(
+      FamilyHeads{batch, family, tiles},
+      JointSplit{blockIdx.x - at.first, own.family, 0, 0, own.common});
+#endif
+}
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
@@ -64,18 +171,13 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Codes are not asked for ahead of this: whose they are is known when counts are.
   wait_for_kernels_before();
-  const uint32_t blocks = blocks_of_lane(batch);
-  uint32_t end = blocks;
-  for (uint32_t offset = 1; offset < 32; offset *= 2) {
-    const uint32_t before = __shfl_up_sync(kWholeWarp, end, offset);
-    if (threadIdx.x % 32 >= offset) end += before;
-  }
-  const uint32_t member = __popc(__ballot_sync(kWholeWarp, end <= blockIdx.x));
-  if (member >= batch.count) return;  // one more than the members need
-  const uint32_t of = __shfl_sync(kWholeWarp, blocks, static_cast<int>(member));
-  const uint32_t first = __shfl_sync(kWholeWarp, end, static_cast<int>(member)) - of;
-  attend<kDim, kBits, kBits, kHeadTiles>(batch.steps[member],
-                                         JointSplit{blockIdx.x - first, of});
+  const Division d = divide(batch);
+  const Placed at = place(d.own, blockIdx.x);
+  if (at.lane >= batch.count) return;  // one more than the members need
+  const Division own = d.of(at.lane);
+  const StepHeads heads{batch.steps[at.lane], 0, 4 * kHeadTiles};
+  attend<kDim, kBits, kBits, kHeadTiles>(
+      heads, JointSplit{blockIdx.x - at.first, own.own, own.family, own.common, own.count});
 #endif
 }
 
@@ -85,17 +187,22 @@ __global__ void __launch_bounds__(kFinishThreads, kDim* kHeadTiles <= 128 ? 3 : 
     finish_batch_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Counts are older than the pass.
-  const uint32_t count =
-      __shfl_sync(kWholeWarp, blocks_of_lane(batch), static_cast<int>(blockIdx.y));
-  finish<kDim, kBits, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{count});
+  const Division d = divide(batch).of(blockIdx.y);
+  finish<kDim, kBits, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
 #endif
 }
 
 template <int kDim, int kBits, int kHeadTiles>
 BatchKernels batch_kernels() {
   static_assert(!kDividesGroup<kDim, kBits, kBits>, "blockIdx.z is free");
-  return {reinterpret_cast<const void*>(&attend_batch_kernel<kDim, kBits, kHeadTiles>),
-          reinterpret_cast<const void*>(&finish_batch_kernel<kDim, kBits, kHeadTiles>)};
+  BatchKernels k;
+  k.attend = reinterpret_cast<const void*>(&attend_batch_kernel<kDim, kBits, kHeadTiles>);
+  k.finish = reinterpret_cast<const void*>(&finish_batch_kernel<kDim, kBits, kHeadTiles>);
+  if constexpr (kHeadTiles == 1) {
+    k.family[0] = reinterpret_cast<const void*>(&attend_families_kernel<kDim, kBits, 2>);
+  }
+  k.family[1] = reinterpret_cast<const void*>(&attend_families_kernel<kDim, kBits, 4>);
+  return k;
 }
 
 template <int kBits>

@@ -67,7 +67,7 @@ __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_
   constexpr int kSteps = static_cast<int>(CodeShape{kDim, kKeyBits, 0}.key_steps()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::byte* block =
-      s.blocks + kv_head * s.head_stride + size_t{group / kBlockMaxima} * shape.block_bytes();
+      s.blocks + kv_head * s.head_stride + group / kBlockMaxima * s.block_stride;
   CodeTile<kDim, kKeyBits, 0> tiles[2];  // keys and factors alone
   const int first = static_cast<int>(group % kBlockMaxima) * 2;
   tiles[0].load_keys(shape, block, first, lane);

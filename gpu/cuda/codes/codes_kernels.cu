@@ -90,11 +90,23 @@ cudaError_t prepare_attend(CodesStep& step, const Kernels& kernels, int device, 
   // 4 bits take more than the 99 KiB of 8.6, 8.9 and 12.0 for groups above 8 with d = 128, above 4 with d = 256.
   needs = attributes.sharedSizeBytes + attend_bytes(step, kernels);
   if (needs > static_cast<size_t>(per_block)) return cudaErrorNotSupported;
-  for (const void* kernel : {kernels.attend, batch_kernels_of(step.shape, step.group).attend}) {
+  const BatchKernels batch = batch_kernels_of(step.shape, step.group);
+  for (const void* kernel : {kernels.attend, batch.attend}) {
     if (kernel == nullptr || status != cudaSuccess) continue;
     // Both declare the same.
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   per_block - fixed);
+  }
+  step.shares = batch.family[1] != nullptr;
+  for (const void* kernel : batch.family) {
+    if (kernel == nullptr || status != cudaSuccess) continue;
+    status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status != cudaSuccess) break;
+    const int left = per_block - static_cast<int>(attributes.sharedSizeBytes);
+    step.shares =
+        step.shares && attend_bytes(step, kernels) <= static_cast<size_t>(std::max(left, 0));
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  std::max(left, 0));
   }
   return status;
 }
@@ -130,6 +142,32 @@ size_t shared_bytes(const CodesStep& step, const Kernels& kernels) {
 }
 
 }  // namespace
+
+void find_families(BatchParams& batch, uint32_t most) {
+  for (uint32_t i = 0; i < batch.count; ++i) {
+    const void* const family = batch.steps[i].family;
+    uint8_t members[kMostJointSteps];
+    uint32_t count = 0;
+    for (uint32_t j = 0; j < batch.count; ++j) {
+      const bool is_own = batch.steps[j].family == family && family != nullptr;
+      if (is_own && j < i) break;  // they are divided
+      if (is_own) members[count++] = static_cast<uint8_t>(j);
+    }
+    const uint32_t parts = (count + most - 1) / most;
+    for (uint32_t part = 0; part < parts; ++part) {
+      const uint32_t begin = part * count / parts, end = (part + 1) * count / parts;
+      if (end - begin < 2) continue;
+      Family& f = batch.families[batch.family_count];
+      f.count = static_cast<uint8_t>(end - begin);
+      for (uint32_t k = begin; k < end; ++k) {
+        f.members[k - begin] = members[k];
+        batch.family_of[members[k]] = static_cast<uint8_t>(batch.family_count);
+      }
+      ++batch.family_count;
+    }
+  }
+}
+
 }  // namespace codes
 
 bool codes_have_kernels(const CodeShape& shape, uint32_t group) {
@@ -252,9 +290,27 @@ cudaError_t step_codes(std::span<const CodesStep> steps, cudaStream_t stream, bo
   }
   params.blocks = std::max(first.fill, params.count);
   void* arguments[] = {&params};
-  const cudaError_t status = launch_ahead(
-      batch.attend, dim3(params.blocks, first.kv_heads), dim3(kernels.attend_warps * 32),
-      codes::attend_bytes(first, kernels), stream, arguments, ahead);
+  std::fill(std::begin(params.family_of), std::end(params.family_of), codes::kNoFamily);
+  const uint32_t tiles = first.group > 4 ? 2 : 1;
+  if (first.shares) codes::find_families(params, codes::Family::kMost / tiles);
+  cudaError_t status = cudaSuccess;
+  if (params.family_count != 0) {
+    uint32_t heads = 0;
+    for (uint32_t f = 0; f < params.family_count; ++f) {
+      heads = std::max(heads, params.families[f].count * tiles * 4);
+    }
+    // Thread blocks of 8 heads fill a multiprocessor by two, those of 16 alone.
+    const uint32_t fill = heads <= 8 ? first.fill : std::max(first.fill / 2, 1U);
+    params.family_blocks = std::max(fill, params.family_count);
+    status =
+        launch_ahead(batch.family[heads <= 8 ? 0 : 1], dim3(params.family_blocks, first.kv_heads),
+                     dim3(kernels.attend_warps * 32), codes::attend_bytes(first, kernels), stream,
+                     arguments, ahead);
+    if (status != cudaSuccess) return status;
+  }
+  status = launch_ahead(batch.attend, dim3(params.blocks, first.kv_heads),
+                        dim3(kernels.attend_warps * 32), codes::attend_bytes(first, kernels),
+                        stream, arguments, ahead);
   if (status != cudaSuccess) return status;
   return codes::launch_clusters(batch.finish,
                                 dim3(codes::clusters(first) * codes::kFinishBlocks, params.count),

@@ -49,12 +49,20 @@ struct CodesStep {
   /// Pairs of tiles, 32 rows each, that a warp of attend_codes() has under way or at hand, 2 or 3: prepare_codes() says how
   /// many the device has shared memory for.
   int stages = 2;
+  /// Whether families of steps have kernels here: prepare_codes() says so.
+  bool shares = false;
 
   const uint32_t* block_count =
       nullptr;  ///< one number, <= block_capacity, the same for all KV heads; 0: no codes yet
-  const std::byte* blocks = nullptr;   ///< `[kv_heads][block_capacity][block_bytes]`
-  size_t head_stride = 0;              ///< bytes between KV heads
-  const float* key_scale = nullptr;    ///< `[kv_heads, dim]` of the balanced space
+  /// Steps of one launch with the same `family` (not null) have the same codes, balance and logits in as many blocks as the
+  /// smallest of their `family_count` says: these are attended for several of them at once.
+  const void* family = nullptr;
+  const uint32_t* family_count = nullptr;  ///< as block_count
+  const std::byte* blocks =
+      nullptr;                       ///< block b of KV head h at b * block_stride + h * head_stride
+  size_t block_stride = 0;           ///< bytes
+  size_t head_stride = 0;            ///< bytes
+  const float* key_scale = nullptr;  ///< `[kv_heads, dim]` of the balanced space
   const float* value_scale = nullptr;  ///< `[kv_heads]`
   InputRows q;                         ///< `[tokens, kv_heads * group / tokens, dim]`
 

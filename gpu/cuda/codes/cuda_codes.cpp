@@ -15,6 +15,7 @@
 #include "gpu/cuda/codes/row_exchange.h"
 #include "gpu/cuda/common/device_scope.h"
 #include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/paged_memory.h"
 #include "gpu/cuda/common/stream.h"
 #include "gpu/cuda/resident/cuda_resident.h"
 
@@ -54,7 +55,10 @@ struct CudaCodes::Impl {
     size_t rows_stride = 0;
     uint32_t count = 0;       ///< blocks, after all that was enqueued
     uint32_t slot = kNoSlot;  ///< its place among the layers that there is memory for
-    bool is_used = false;     ///< something was enqueued that reads its balance
+    /// The same for copies that have the first `shared` blocks in common; null: none has.
+    std::shared_ptr<const char> family;
+    uint32_t shared = 0;
+    bool is_used = false;  ///< something was enqueued that reads its balance
   };
 
   Impl(const CodesShape& wanted, int device, const RowWaits& row_waits, uint32_t resident)
@@ -91,9 +95,10 @@ struct CudaCodes::Impl {
                                         std::to_string(work) + " bytes, and " +
                                         std::to_string(layout.work_bytes) + " were planned");
     }
-    memory = DeviceBuffer(layout.bytes);
-    memory.clear(layout.key_scales,
-                 layout.bytes);  // counts are 0; blocks beyond them are never read
+    memory = DeviceBuffer(layout.others_bytes);
+    memory.clear();  // counts are 0
+    coded = std::make_unique<PagedMemory>(layout.blocks_bytes);
+    if (!shape.blocks_later) coded->own(0, layout.blocks_bytes);
     if (shape.sinks != nullptr) {
       check(
           cudaMemcpy(memory.data() + layout.sinks, shape.sinks,
@@ -149,7 +154,7 @@ struct CudaCodes::Impl {
   }
 
   [[nodiscard]] std::byte* blocks(uint32_t layer) const {
-    return memory.data() + layout.blocks + layers[layer].slot * layout.layer_stride;
+    return coded->data() + layers[layer].slot * layout.layer_stride;
   }
   [[nodiscard]] float* key_scales(uint32_t layer) const {
     return memory.as<float>(layout.key_scales) +
@@ -165,14 +170,17 @@ struct CudaCodes::Impl {
            size_t{layers[layer].slot} * capacity() * shape.kv_heads * 2 * shape.code.dim;
   }
   [[nodiscard]] uint32_t* device_count(uint32_t layer) const {
-    return memory.as<uint32_t>(layout.counts) + layers[layer].slot;
+    return memory.as<uint32_t>(layout.counts) + 2 * layers[layer].slot;
   }
+  /// Of Layer::shared.
+  [[nodiscard]] uint32_t* device_shared(uint32_t layer) const { return device_count(layer) + 1; }
 
   /// What depends on the number of a step's tokens.
   struct Variant {
     uint32_t splits = 1, fill = 1;
     int stages = CodesStep{}.stages;
     bool cluster = true;  // before it is known: as prepare_codes() wants it
+    bool shares = false;
   };
   /// Adds the variant of so many tokens, one more than there are.
   cudaError_t prepare(uint32_t tokens, size_t* needs) {
@@ -190,6 +198,7 @@ struct CudaCodes::Impl {
     const cudaError_t status = prepare_codes(sizes, ordinal, needs);
     v.cluster = sizes.cluster;
     v.stages = sizes.stages;
+    v.shares = sizes.shares;
     if (status != cudaSuccess) variants.pop_back();
     return status;
   }
@@ -207,6 +216,8 @@ struct CudaCodes::Impl {
     s.fill = v.fill;
     s.cluster = v.cluster;
     s.stages = v.stages;
+    s.shares = v.shares;
+    s.block_stride = layout.block_stride;
     s.head_stride = layout.head_stride;
     // What the host reads has places for one token's.
     s.exact_rows =
@@ -219,6 +230,8 @@ struct CudaCodes::Impl {
     (void)layer_at(layer);
     CodesStep s = step_sizes(tokens);
     s.block_count = device_count(layer);
+    s.family = layers[layer].family.get();
+    s.family_count = device_shared(layer);
     s.blocks = blocks(layer);
     s.key_scale = key_scales(layer);
     s.value_scale = value_scales(layer);
@@ -244,6 +257,17 @@ struct CudaCodes::Impl {
     check(finish_codes(s, stream_of(stream), ahead), "merging codes");
   }
 
+  /// Enqueues that the layer has these blocks in common with its family.
+  void set_family(uint32_t layer, const std::shared_ptr<const char>& family, uint32_t shared,
+                  Stream stream) {
+    layers[layer].family = family;
+    layers[layer].shared = shared;
+    launch_set_count(device_shared(layer), shared, stream_of(stream));
+  }
+  /// Blocks from `first` on are not those of the family any more.
+  void leave_family(uint32_t layer, uint32_t first, Stream stream) {
+    if (first < layers[layer].shared) set_family(layer, layers[layer].family, first, stream);
+  }
   /// Enqueues the layer's new count, and marks the place in the stream for those that wait for it here.
   void set_count(uint32_t layer, uint32_t count, Stream stream) {
     launch_set_count(device_count(layer), count, stream_of(stream));
@@ -263,7 +287,30 @@ struct CudaCodes::Impl {
   uint32_t slots = 0;             // that are taken
   std::vector<Variant> variants;  // of 1, 2, ... tokens
   bool ahead = false;             // kernels start before those in front of them have ended
-  DeviceBuffer memory;
+  /// Device memory that is taken, or is about to be: the account learns of it.
+  void account_for(size_t now) {
+    if (now > claimed && account.claim) account.claim(now - claimed);
+    if (now < claimed && account.release) account.release(claimed - now);
+    claimed = now;
+  }
+  [[nodiscard]] size_t bytes() const { return layout.others_bytes + coded->held_bytes(); }
+  /// Bytes [begin, end) of the blocks are about to be written: what others share is exchanged for memory of their own.
+  void own_blocks(size_t begin, size_t end) {
+    if (coded->owns(begin, end)) return;
+    account_for(claimed + coded->missing_bytes(begin, end));
+    try {
+      coded->own(begin, end);
+    } catch (...) {
+      account_for(bytes());
+      throw;
+    }
+    account_for(bytes());
+  }
+
+  DeviceBuffer memory;                 // but for blocks,
+  std::unique_ptr<PagedMemory> coded;  // which copies share
+  CudaCodes::Account account;
+  size_t claimed = 0;
   std::unique_ptr<EncodeLauncher> encoder;
   std::unique_ptr<RowExchange> exchange;  // null: the device reads rows itself
   std::unique_ptr<OwnStream> own;         // of balances, and of what is read back
@@ -275,8 +322,16 @@ CudaCodes::CudaCodes(const CodesShape& shape, int ordinal, const RowWaits& waits
     : impl_(std::make_unique<Impl>(shape, ordinal, waits, resident_tokens)) {}
 
 CudaCodes::~CudaCodes() {
+  const Account account = impl_->account;
+  const size_t claimed = impl_->claimed;
   impl_.reset();
-  if (at_end_) at_end_();
+  if (account.release) account.release(claimed);
+}
+
+void CudaCodes::set_account(Account account, size_t claimed) {
+  impl_->account = std::move(account);
+  impl_->claimed = claimed;
+  impl_->account_for(impl_->bytes());
 }
 
 void CudaCodes::set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
@@ -337,6 +392,15 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   }
   if (count != 0 && (l.keys == nullptr || l.values == nullptr)) refuse("rows that were not set");
   const DeviceScope scope(m.ordinal);
+  const size_t begin = l.slot * m.layout.layer_stride + first * m.layout.block_stride;
+  const size_t end = begin + count * m.layout.block_stride;
+  if (!m.coded->owns(begin, end)) {
+    // Steps that were enqueued still read the pages that are exchanged.
+    const BesideCapture beside;
+    check(cudaStreamSynchronize(stream_of(stream)), "steps before encoding");
+    m.own_blocks(begin, end);
+  }
+  m.leave_family(layer, first, stream);
   EncodeParams p;
   p.shape = m.shape.code;
   p.dtype = m.shape.dtype;
@@ -351,6 +415,7 @@ void CudaCodes::encode(uint32_t layer, uint32_t first, uint32_t count, Stream st
   p.key_scale = m.key_scales(layer);
   p.value_scale = m.value_scales(layer);
   p.blocks = m.blocks(layer);
+  p.block_stride = m.layout.block_stride;
   p.head_stride = m.layout.head_stride;
   if (m.exchange == nullptr) {
     m.encoder->launch(p, stream_of(stream));
@@ -369,7 +434,70 @@ void CudaCodes::truncate(uint32_t layer, uint32_t blocks, Stream stream) {
            std::to_string(m.layers[layer].count));
   }
   const DeviceScope scope(m.ordinal);
+  m.leave_family(layer, blocks, stream);
   m.set_count(layer, blocks, stream);
+}
+
+void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
+  Impl& m = *impl_;
+  Impl& f = *static_cast<CudaCodes&>(from).impl_;
+  const Impl::Layer& source = f.layer_at(layer);
+  const Impl::Layer& l = m.name_layer(layer);
+  const bool is_alike =
+      m.shape.code.dim == f.shape.code.dim && m.shape.code.key_bits == f.shape.code.key_bits &&
+      m.shape.code.value_bits == f.shape.code.value_bits && m.shape.kv_heads == f.shape.kv_heads &&
+      m.shape.blocks == f.shape.blocks && m.shape.dtype == f.shape.dtype;
+  if (!is_alike || m.ordinal != f.ordinal) refuse("a copy of a layer of another shape");
+  if (l.count != 0) {
+    refuse("a copy of a layer where there are " + std::to_string(l.count) + " blocks already");
+  }
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  f.changed->wait("encoding keys and values");
+  if (l.is_used) m.changed->wait("encoding keys and values");
+  const size_t begin = l.slot * m.layout.layer_stride;
+  const size_t end = begin + source.count * m.layout.block_stride;
+  PagedMemory::Stretch shared{begin, begin};
+  if (l.slot == source.slot) shared = m.coded->share(*f.coded, begin, end);
+  m.account_for(m.bytes());
+  m.own_blocks(begin, shared.begin);
+  m.own_blocks(shared.end, end);
+  const auto copy = [&](void* to, const void* data, size_t bytes) {
+    check(cudaMemcpyAsync(to, data, bytes, cudaMemcpyDeviceToDevice, m.own->get()),
+          "copying codes");
+  };
+  const size_t behind = shared.end - begin;
+  copy(m.blocks(layer), f.blocks(layer), shared.begin - begin);
+  copy(m.blocks(layer) + behind, f.blocks(layer) + behind, end - shared.end);
+  const size_t heads = m.shape.kv_heads, dim = m.shape.code.dim;
+  copy(m.key_scales(layer), f.key_scales(layer), heads * dim * sizeof(float));
+  copy(m.value_scales(layer), f.value_scales(layer), heads * sizeof(float));
+  if (m.shape.dtype == DType::i8) {
+    copy(m.row_scales(layer), f.row_scales(layer),
+         source.count * heads * 2 * dim * sizeof(uint16_t));
+  }
+  // A family that has most of the blocks in common is joined; else the two are a new one.
+  if (source.family == nullptr || source.shared < source.count / 2) {
+    f.set_family(layer, std::make_shared<const char>(), source.count, m.own->get());
+  }
+  m.set_family(layer, source.family, source.shared, m.own->get());
+  m.set_count(layer, source.count, m.own->get());
+  m.own->wait("copying codes");
+}
+
+void CudaCodes::complete() {
+  Impl& m = *impl_;
+  const DeviceScope scope(m.ordinal);
+  const BesideCapture beside;
+  // Layer by layer: what copies have brought is not exchanged.
+  const size_t stride = m.layout.layer_stride;
+  std::vector<size_t> ends(coded_layers(m.shape));
+  for (const Impl::Layer& l : m.layers) {
+    if (l.slot != kNoSlot) ends[l.slot] = l.count * m.layout.block_stride;
+  }
+  for (size_t slot = 0; slot < ends.size(); ++slot) {
+    m.own_blocks(slot * stride + ends[slot], (slot + 1) * stride);
+  }
 }
 
 uint32_t CudaCodes::count(uint32_t layer) const {
@@ -401,13 +529,13 @@ void CudaCodes::read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte
   const BesideCapture beside;
   m.changed->wait("encoding keys and values");
   const size_t bytes = m.shape.code.block_bytes();
-  check(cudaMemcpyAsync(out, m.blocks(layer) + kv_head * m.layout.head_stride + block * bytes,
-                        bytes, cudaMemcpyDeviceToHost, m.own->get()),
+  const size_t at = block * m.layout.block_stride + kv_head * m.layout.head_stride;
+  check(cudaMemcpyAsync(out, m.blocks(layer) + at, bytes, cudaMemcpyDeviceToHost, m.own->get()),
         "reading codes back");
   m.own->wait("reading codes back");
 }
 
-size_t CudaCodes::bytes() const { return impl_->layout.bytes; }
+size_t CudaCodes::bytes() const { return impl_->bytes(); }
 
 void CudaCodes::step(uint32_t layer, const DeviceRows& q, const StepParams& resident,
                      const DeviceRows& out, float* lse, Stream stream, StepGroup* group) {
@@ -461,7 +589,9 @@ std::unique_ptr<Codes> make_cuda_codes(Resident& resident, const CodesShape& sha
   try {
     auto codes = std::make_unique<CudaCodes>(shape, own.ordinal(), own.row_waits(),
                                              r.sink + r.window_capacity);
-    codes->at_end([&own, bytes] { own.release(bytes); });
+    codes->set_account({[&own](size_t more) { own.claim(more, "codes of keys and values"); },
+                        [&own](size_t less) { own.release(less); }},
+                       bytes);
     return codes;
   } catch (...) {
     own.release(bytes);

@@ -29,14 +29,22 @@ class CudaCodes final : public Codes {
   void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override;
   void truncate(uint32_t layer, uint32_t blocks, Stream stream) override;
   [[nodiscard]] uint32_t count(uint32_t layer) const override;
+  void copy_layer(uint32_t layer, Codes& from) override;
+  void complete() override;
   uint32_t serve_rows(uint32_t kv_head) override;
   void give_up_rows(uint32_t step) override;
   [[nodiscard]] uint32_t most_tokens() const override;
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   [[nodiscard]] size_t bytes() const override;
 
-  /// Is called when the memory is given back; throws nothing.
-  void at_end(std::function<void()> call) { at_end_ = std::move(call); }
+  /// Learns of device memory that is about to be taken, and may throw Error(out_of_device_memory), and of memory that is given
+  /// back.
+  struct Account {
+    std::function<void(size_t)> claim;
+    std::function<void(size_t)> release;
+  };
+  /// claimed: of what it has, what the account knows of already. In the end all is released.
+  void set_account(Account account, size_t claimed);
 
   /// Enqueues a whole step: the pass over the layer's codes and resident tokens, what follows it, and, where `resident`
   /// counts, what it says of publishing and of the new token. out: `[q_heads, head_dim]`; lse: `[q_heads]` or null. group: a
@@ -56,7 +64,6 @@ class CudaCodes final : public Codes {
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
-  std::function<void()> at_end_;
 };
 
 }  // namespace keyhole::gpu

@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
   const uint32_t block = p.first + blockIdx.x;
   const std::byte* const source =
       (is_keys ? p.keys : p.values) + head * p.rows_stride + size_t{block} * kCodeBlock * row_bytes;
-  std::byte* const out = p.blocks + head * p.head_stride + block * p.shape.block_bytes();
+  std::byte* const out = p.blocks + head * p.head_stride + block * p.block_stride;
   const uint32_t pitch = p.staged ? row_bytes : dim;
 
   if (p.staged) {

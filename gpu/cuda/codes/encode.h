@@ -27,7 +27,8 @@ struct EncodeParams {
   uint16_t* row_scales_out = nullptr;
   const float* key_scale = nullptr;    ///< `[kv_heads, dim]`
   const float* value_scale = nullptr;  ///< `[kv_heads]`
-  std::byte* blocks = nullptr;  ///< block b of KV head h at h * head_stride + b * block_bytes
+  std::byte* blocks = nullptr;  ///< block b of KV head h at b * block_stride + h * head_stride
+  size_t block_stride = 0;
   size_t head_stride = 0;
 };
 

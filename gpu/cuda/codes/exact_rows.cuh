@@ -86,8 +86,7 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
   // All else that is to be had of the row, while its bytes are on their way.
   if (lane == 0 && s.chosen != nullptr) s.chosen[kv_head * s.exact_rows + number] = row;
   if (inside) {
-    const std::byte* block =
-        s.blocks + kv_head * s.head_stride + size_t{row / kCodeBlock} * shape.block_bytes();
+    const std::byte* block = s.blocks + kv_head * s.head_stride + row / kCodeBlock * s.block_stride;
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
       *reinterpret_cast<float4*>(&rows.coded_values[slot][128 * u + 4 * lane]) =

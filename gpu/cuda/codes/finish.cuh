@@ -113,8 +113,7 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
     }
     exact.total = fmaf(weight, shared.exact_sum[b][own], exact.total);
   }
-  merge_head<kDim>(s, kv_head, h, codes, exact, value_scale, resident,
-                   shared.split_o[own]);
+  merge_head<kDim>(s, kv_head, h, codes, exact, value_scale, resident, shared.split_o[own]);
 }
 
 /// splits: that the pass has left of the step.
@@ -143,8 +142,9 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   const uint32_t turns = (group_count + kClusterThreads - 1) / kClusterThreads;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kFinishWarps)> raw_queries;
-  raw_queries.load(s, kv_head);
-  shared.queries.prepare(s, raw_queries, shared.q);
+  const StepHeads heads{s};
+  raw_queries.load(heads, kv_head);
+  shared.queries.prepare(heads, raw_queries, shared.q);
   if (threadIdx.x == 0) choice.group_count = choice.row_count = 0;
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
@@ -169,7 +169,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   weigh_splits(s, kv_head, splits, shared.splits, shared);
   __syncthreads();
   if (wanted == 0) {
-    if (s.host_rows.requests != nullptr) ask_host(s, kv_head, choice.chosen, 0, deal.rank, shared.top);
+    if (s.host_rows.requests != nullptr)
+      ask_host(s, kv_head, choice.chosen, 0, deal.rank, shared.top);
     cluster_wait();  // all blocks have started
     sums.add<kDim>(s, kv_head, splits, shared.splits);
     __syncthreads();
@@ -265,7 +266,7 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
 }
 
 template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
-__global__ void __launch_bounds__(kFinishThreads, kDim <= 128 ? 0 : 1)
+__global__ void __launch_bounds__(kFinishThreads, 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   finish<kDim, kKeyBits, kValueBits, kHeadTiles>(s, AllSplits{});

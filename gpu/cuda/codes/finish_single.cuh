@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   const uint32_t group_count = *s.block_count * kBlockMaxima;
   uint32_t wanted = group_count == 0 ? 0 : s.exact_rows;  // a block has more rows than that
   RawQueries<kDim, Shared::kHeads, static_cast<int>(kSingleWarps)> raw_queries;
-  raw_queries.load(s, kv_head);
-  shared.queries.prepare(s, raw_queries, shared.q);
+  const StepHeads heads{s};
+  raw_queries.load(heads, kv_head);
+  shared.queries.prepare(heads, raw_queries, shared.q);
   const float value_scale = value_scale_of(s, kv_head);
   wait_for_kernels_before();
 
@@ -165,8 +166,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
     o = exact.o + 4 * u;
     o[0] = exactly.x, o[1] = exactly.y, o[2] = exactly.z, o[3] = exactly.w;
   }
-  merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident,
-                   shared.split_o[warp]);
+  merge_head<kDim>(s, kv_head, warp, codes, exact, value_scale, resident, shared.split_o[warp]);
 }
 
 }  // namespace keyhole::gpu::codes

@@ -29,6 +29,8 @@ constexpr int kAttendWarps = kDim <= 128 ? 8 : 4;
 struct BatchKernels {
   const void* attend = nullptr;
   const void* finish = nullptr;
+  /// Of families with 8 and with 16 heads of a KV head; those with groups above 4 have the latter alone.
+  const void* family[2] = {};
 };
 
 /// The kernels of one shape.

@@ -234,6 +234,21 @@ __device__ inline float capped(float logit, float cap, float& slope) {
   return cap * t;
 }
 
+/// The heads that a thread block works on: tiles of 4, each of one step. These are of one step, from `first` on in its groups.
+struct StepHeads {
+  const CodesParams& s;
+  uint32_t first = 0, padded = 0;
+
+  static constexpr bool kHasResident =
+      true;  ///< the block attends resident tokens, too, if its step does
+  __device__ const CodesParams& step(int) const { return s; }
+  /// In its step's group, the first of a tile.
+  __device__ uint32_t head(int tile) const { return first + 4 * static_cast<uint32_t>(tile); }
+  __device__ bool has(uint32_t h) const { return first + h < s.group; }
+  /// Heads that the maxima of every 32 rows of a step are of.
+  __device__ uint32_t maxima() const { return padded; }
+};
+
 /// A warp's queries of a group as they lie in memory: of kBlockWarps warps, number w has heads w, w + kBlockWarps, ..
 /// Asked for ahead of all else, as everything needs them.
 template <int kDim, int kHeads, int kBlockWarps>
@@ -242,8 +257,9 @@ struct RawQueries {
   RawQuad q[kOwn][kLaneQuads<kDim>] = {};
   float scale[kLaneParts<kDim>];  ///< of the head's channels
 
-  /// first: the group's head that is number 0 here.
-  __device__ void load(const CodesParams& s, uint32_t kv_head, uint32_t first = 0) {
+  template <class Heads>
+  __device__ void load(const Heads& heads, uint32_t kv_head) {
+    const float* const key_scale = heads.step(0).key_scale;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (float& x : scale) x = 1.0F;
@@ -251,16 +267,18 @@ struct RawQueries {
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
       const size_t at = size_t{kv_head} * kDim + 128 * u + 4 * lane;
-      const float4 x = *reinterpret_cast<const float4*>(s.key_scale + at);
+      const float4 x = *reinterpret_cast<const float4*>(key_scale + at);
       scale[4 * u] = x.x, scale[4 * u + 1] = x.y, scale[4 * u + 2] = x.z, scale[4 * u + 3] = x.w;
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const uint32_t h = first + warp + static_cast<uint32_t>(i) * kBlockWarps;
-      if (h >= s.group) break;
+      const uint32_t h = warp + static_cast<uint32_t>(i) * kBlockWarps;
+      if (h >= kHeads || !heads.has(h)) continue;
+      const CodesParams& s = heads.step(h / 4);
 #pragma unroll
       for (int u = 0; u < kLaneQuads<kDim>; ++u) {
-        const size_t at = row_at(s.q, query_head(s, kv_head, h)) + size_t(4) * lane;
+        const QueryHead head = query_head(s, kv_head, heads.head(h / 4) + h % 4);
+        const size_t at = row_at(s.q, head) + size_t(4) * lane;
         q[i][u] = load_raw(s.q.data, s.q.dtype, at + 128 * u);
       }
     }
@@ -275,11 +293,12 @@ struct SharedQueries {
   alignas(16) float rows[kHeads][kDim];  ///< times scale log2(e)
   HeadConstants constants[kHeads];
 
-  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated. first: as load() had
-  /// it.
-  template <int kBlockWarps>
-  __device__ void prepare(const CodesParams& s, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
-                          float (*as_they_came)[kDim], uint32_t first = 0) {
+  /// By kBlockWarps warps. `as_they_came` `[kHeads][kDim]`: gets the same rows before they are rotated. heads: as load() had
+  /// them, of steps with the same scale.
+  template <class Heads, int kBlockWarps>
+  __device__ void prepare(const Heads& heads, const RawQueries<kDim, kHeads, kBlockWarps>& raw,
+                          float (*as_they_came)[kDim]) {
+    const CodesParams& s = heads.step(0);
     constexpr int kParts = kLaneParts<kDim>;
     const int warp = static_cast<int>(threadIdx.x) / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -291,10 +310,10 @@ struct SharedQueries {
       if (h >= kHeads) break;
       float* row = rows[h];
       float x[kParts] = {};
-      if (inside && h < static_cast<int>(s.group - first)) {
+      if (inside && heads.has(static_cast<uint32_t>(h))) {
+        const DType dtype = heads.step(h / 4).q.dtype;
 #pragma unroll
-        for (int u = 0; u < kLaneQuads<kDim>; ++u)
-          convert_quad(raw.q[own][u], s.q.dtype, &x[4 * u]);
+        for (int u = 0; u < kLaneQuads<kDim>; ++u) convert_quad(raw.q[own][u], dtype, &x[4 * u]);
       }
       if (inside) store_quads<kDim>(as_they_came[h], lane, x, unit);
         // An approximate division is good to 2 units in the last place; a full one is a function of 40 instructions.

@@ -37,8 +37,10 @@ class TileRing {
   using Pair = TilePair<kDim, kKeyBits, kValueBits>;
 
   /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages 2 or 3. blocks: of the KV head.
-  __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks)
-      : memory_(memory), end_(static_cast<uint32_t>(stages) * Pair::kBytes) {
+  __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks, size_t block_stride)
+      : memory_(memory),
+        end_(static_cast<uint32_t>(stages) * Pair::kBytes),
+        block_stride_(block_stride) {
     const uint32_t lane = threadIdx.x % 32;
     from_ = blocks + 16 * lane;
     keys_to_ = shared_address(memory) + 16 * place_of_piece<kKeyPieces>(lane);
@@ -50,8 +52,7 @@ class TileRing {
     if (is_one) {
       constexpr CodeShape kShape = Pair::kShape;
       const auto of_block = static_cast<int>(pair % kPairs);
-      const std::byte* from =
-          from_ + size_t{pair / kPairs} * kShape.block_bytes() + of_block * kKeyStep;
+      const std::byte* from = from_ + pair / kPairs * block_stride_ + of_block * kKeyStep;
       copy<Pair::kKeyBytes>(keys_to_ + in_, from);
       if constexpr (kValueBits != 0) {
         copy<Pair::kValueBytes>(values_to_ + in_,
@@ -145,6 +146,7 @@ class TileRing {
 
   std::byte* memory_;
   uint32_t end_;                  ///< bytes of the ring
+  size_t block_stride_;           ///< bytes
   uint32_t in_ = 0, out_ = 0;     ///< bytes from its beginning
   const std::byte* from_;         ///< the lane's first piece of the KV head's first block
   uint32_t keys_to_, values_to_;  ///< its place of a pair's first pieces, in the ring's first pair

@@ -178,6 +178,37 @@ TEST_F(CudaBatch, SessionsOnOneStreamAnswerAsAlone) {
   }
 }
 
+TEST_F(CudaBatch, ForksAttendWhatTheyShareAsAlone) {
+  add("codes:k=2,v=2", 2600);
+  for (int i = 0; i < 5; ++i) {
+    for (std::vector<SessionPtr>* some : {&members_, &twins_}) {
+      keyhole_session* copy = nullptr;
+      // The last is a copy of a copy.
+      ASSERT_OK(keyhole_fork((*some)[i == 4 ? 2 : 0].get(), &copy));
+      some->emplace_back(copy);
+      ASSERT_OK(keyhole_session_set_stream(copy, stream_));
+    }
+  }
+  for (int i = 0; i < 3; ++i) {
+    round({1});
+    if (HasFatalFailure()) return;
+  }
+  // One parts within what all share, and all grow by blocks of their own.
+  for (const std::vector<SessionPtr>* some : {&members_, &twins_}) {
+    ASSERT_OK(keyhole_truncate((*some)[3].get(), 1000));
+  }
+  for (int i = 0; i < 40; ++i) {
+    round({8, 13, 0, 7});
+    if (HasFatalFailure()) return;
+  }
+  // What was copied first goes before its copies.
+  for (std::vector<SessionPtr>* some : {&members_, &twins_}) some->erase(some->begin());
+  for (int i = 0; i < 3; ++i) {
+    round({1, 2});
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_F(CudaBatch, GraphsOfBatchesAreLaunchedOften) {
   for (uint32_t i = 0; i < 5; ++i) add("codes:k=2,v=2", 30 + 600 * i);
   if (HasFatalFailure()) return;
