@@ -30,7 +30,7 @@ void Session::give_state(const float* o, const float* lse, const RowsOut& out,
   }
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](
-        o + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.head_dim);
+        o + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.value_dim);
   }
   if (out_lse != nullptr) std::copy_n(lse, m.q_heads, out_lse);
 }

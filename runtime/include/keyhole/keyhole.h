@@ -19,10 +19,10 @@
  *         resident, indexed or pending.
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..128
- *         and d a multiple of 16 from 64 to 512; on a CUDA device groups of 1..16 and d one of 64,
+ *         and d a multiple of 16 from 64 to 576; on a CUDA device groups of 1..16 and d one of 64,
  *         80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
  *         are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can
- *         undo it.
+ *         undo it. Values and outputs may have fewer components than d: see value_dim.
  *
  * ERRORS  Every function that can fail returns a keyhole_status: KEYHOLE_OK or a negative code. The
  *         text of the last failure (what was wrong, the value seen, the values allowed) is read
@@ -240,7 +240,7 @@ typedef struct keyhole_engine_config {
   /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes up to 16. Of shapes that it does not take
    * DEVICE_AUTO is the host, which the log tells, and DEVICE_CUDA is UNSUPPORTED. */
   uint32_t kv_heads;
-  /* Required: d, a multiple of 16 from 64 to 512. A CUDA device takes 64, 80, 96, 128 and 256. */
+  /* Required: d, a multiple of 16 from 64 to 576. A CUDA device takes 64, 80, 96, 128 and 256. */
   uint32_t head_dim;
   /* How K and V are stored; default KEYHOLE_F16. Set it to the dtype of the model's K and V: a bf16
    * model stored as f16 has every value above 65504 refused (NOT_FINITE), and an f16 model stored
@@ -306,6 +306,11 @@ typedef struct keyhole_engine_config {
   /* Of yarn scaling, "truncate" of config.json: 1: the borders between the two lie on whole pairs; -1: they do not.
    * AUTO: 1. */
   int32_t rope_whole_pairs;
+  /* Components of values and outputs where they are fewer than those of queries and keys, a multiple of 16 up to d.
+   * AUTO: d. See VALUES NARROWER THAN KEYS. */
+  uint32_t value_dim;
+  /* 1: a token's value is the first value_dim components of its key. v is NULL then in every call that takes k. */
+  int32_t values_in_keys;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
@@ -313,6 +318,12 @@ KEYHOLE_API void keyhole_engine_config_init_sized(keyhole_engine_config* config,
 static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
   keyhole_engine_config_init_sized(config, sizeof *config);
 }
+
+/* VALUES NARROWER THAN KEYS. With value_dim = dv < d (multi-head latent attention: one KV head of d = 576, dv = 512) tensors q and k
+ * are `[.., d]`, v, out and the o of states `[.., dv]` in every call; read d as dv there. scale is the model's: AUTO is that of d.
+ * Such models run on the host: KEYHOLE_DEVICE_AUTO takes it, which the log tells, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED. Values
+ * are kept as rows of d components, of which the last are 0, in memory, in files and in codes: they take d / dv of the memory and
+ * time that rows of dv would. That holds with values_in_keys, too, where keys are kept twice. */
 
 /* LAYERS. A model whose layers differ gives an array of keyhole_layer_config, one for each layer. The fields that the engine
  * has too (scale, softcap, RoPE) then count in the array alone.
