@@ -250,6 +250,8 @@ class Session {
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
   /// Of a sliding layer: a step for each.
   void extend_window(uint32_t layer, const ExtendArgs& args);
+  /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.
+  [[nodiscard]] gpu::SeenDrafts drafts_seen(uint32_t layer, const uint64_t* mask, uint32_t i) const;
   /// group: where the last step may wait for those of other sessions, see StreamRunner::enqueue().
   void extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group = nullptr);
   /// Enqueues a step of the tokens from `first` on; returns how many it took.

@@ -705,8 +705,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * Where that is faster, and not in a capture, all are attended at once and exactly, whatever the budget: offloaded K and V
  * cross the bus once, and the call waits for the stream (K and V in f16 or bf16; device memory for it is taken then and kept,
  * within device_memory_limit). A mask in a layer without codes on the device, or of more tokens than
- * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, no mask but a causal one
- * (UNSUPPORTED), and all of it may be captured.
+ * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, with a mask, too, and
+ * all of it may be captured; a token sees what its layer still keeps when it comes, so that n tokens of a tree need a window_slack of
+ * n - 1 (INVALID_ARGUMENT names the layer and what it needs), or max_tokens of no more than the layer keeps.
  * Errors: as keyhole_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of a capture:
  * the graph is lost) and out and lse are unspecified. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
