@@ -159,7 +159,7 @@ ModelShape check_model(const keyhole_engine_config& c) {
 std::string unsupported_on_device(const ModelShape& model) {
   std::string why = gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
   if (why.empty() && model.value_dim != model.head_dim) {
-    why = "there are no GPU kernels for values narrower than keys: value_dim is " +
+    why = "there are no GPU kernels for values narrower than keys: value_dim " +
           std::to_string(model.value_dim) + ", head_dim " + std::to_string(model.head_dim);
   }
   return why;
