@@ -753,8 +753,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
     const keyhole_tensor* out, float* lse, keyhole_status* statuses);
 /* ENGINES WITH ATTENTION OF THEIR OWN keep sink and window themselves, append with keyhole_prefill, and
  * merge what these two calls return with their own states (keyhole_merge_states_base and
- * keyhole_merge_states_device). Tensors and arrays lie in host memory, whatever the engine's device; lse
- * is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
+ * keyhole_merge_states_device). Arrays lie in host memory, and so do tensors, whatever the engine's
+ * device; with a CUDA device q, out and lse of the first two may lie in device memory, all of them: such a call waits for what is on
+ * the session's stream before it, and the state is there when it returns. lse is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
  * `sink` and the last `window` of them. Learned sinks are in none of these states: the caller adds them once.
  * UNSUPPORTED in sliding layers, which have nothing offloaded. See docs/embedding.md, Engines with attention of their
  * own. */
