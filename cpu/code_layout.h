@@ -50,7 +50,7 @@ struct CodePlace {
 };
 
 struct CodeShape {
-  uint32_t dim = 0;         ///< a multiple of 16 from 64 to 512
+  uint32_t dim = 0;         ///< a multiple of 16 from 64 to 576
   uint32_t key_bits = 0;    ///< 1, 2, 4
   uint32_t value_bits = 0;  ///< 0 (the block's mean stands for its values), 1, 2, 4
 

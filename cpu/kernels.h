@@ -5,7 +5,7 @@
 // environment variable KEYHOLE_CPU=scalar|avx2|avx512|avx512vnni forces one. Scalar code is the
 // reference and stays scalar.
 //
-// Rows may be unaligned; `dim` is a multiple of 16 from 64 to 512; `group` is 1..kMaxGroup. Kernels allocate
+// Rows may be unaligned; `dim` is a multiple of 16 from 64 to 576; `group` is 1..kMaxGroup. Kernels allocate
 // nothing, never throw, and read no byte outside the rows that they were given.
 #pragma once
 

@@ -27,9 +27,9 @@
 
 namespace keyhole {
 
-/// Limits of the contract. Head dimensions: multiples of 16 from 64 to 512.
+/// Limits of the contract. Head dimensions: multiples of 16 from 64 to 576.
 inline constexpr uint32_t kMaxGroup = 128;
-inline constexpr uint32_t kMaxHeadDim = 512;
+inline constexpr uint32_t kMaxHeadDim = 576;
 /// What kernels of a GPU take of them: models beyond it run on the host.
 inline constexpr uint32_t kMaxDeviceGroup = 16;
 inline constexpr uint32_t kMaxDeviceHeadDim = 256;
@@ -38,7 +38,7 @@ inline constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
 [[nodiscard]] constexpr bool is_supported_head_dim(uint32_t dim) {
   return dim % 16 == 0 && dim >= 64 && dim <= kMaxHeadDim;
 }
-inline constexpr char kHeadDims[] = "multiples of 16 from 64 to 512";  ///< for texts
+inline constexpr char kHeadDims[] = "multiples of 16 from 64 to 576";  ///< for texts
 
 [[nodiscard]] constexpr bool is_device_head_dim(uint32_t dim) {
   return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 256;

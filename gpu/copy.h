@@ -1,5 +1,5 @@
 // Rows from device memory to pageable host memory through two pinned buffers: the copy of one piece overlaps what
-// the host does with the piece before.
+// the host does with the piece before. And a few rows back.
 #pragma once
 
 #include <functional>
@@ -19,6 +19,11 @@ class HostCopies {
   using Take = std::function<void(size_t first, size_t count, const std::byte* data)>;
   virtual void read(const void* device, size_t row_bytes, size_t pitch, size_t rows, Stream stream,
                     const Take& take) = 0;
+
+  /// Copies `rows` rows of row_bytes each, which lie without gaps in host memory, to where they lie `pitch` bytes apart on the
+  /// device, after all that was enqueued on the stream before. Returns when they are there. Throws Error(device_error).
+  virtual void write(const std::byte* data, size_t row_bytes, size_t rows, void* device,
+                     size_t pitch, Stream stream) = 0;
 };
 
 /// Throws Error(unsupported) without CUDA, Error(out_of_memory) without pinned memory (2 x 8 MiB).

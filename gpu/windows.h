@@ -5,6 +5,8 @@
 // One kernel does all of a step: the resident attention (gpu/step.h) over the ring's newest tokens, without an exchange.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -35,6 +37,26 @@ struct WindowsShape {
   std::vector<float> sinks;  ///< learned, natural log, `[layers, q_heads]`; empty: none
 };
 
+/// In a tree of drafts: which of the newest tokens a step attends to, its own among them.
+struct SeenDrafts {
+  uint32_t drafts =
+      0;  ///< so many are the drafts, up to kMostDrafts, the step's own the last; 0: it sees all of them
+  uint64_t sees = 0;  ///< bit j: the j-th of them; that of its own is set
+
+  /// Those that a step with a window attends to: the newest `window` of what it sees.
+  [[nodiscard]] uint64_t seen_within(uint32_t window) const {
+    uint64_t seen = sees;
+    while (static_cast<uint32_t>(std::popcount(seen)) > window) seen &= seen - 1;
+    return seen;
+  }
+  /// The newest tokens among which all lie that a step with a window attends to: the drafts, and those before them that the
+  /// window has room for.
+  [[nodiscard]] uint32_t reach(uint32_t window) const {
+    if (drafts == 0) return window;
+    return window - std::min(window, static_cast<uint32_t>(std::popcount(sees))) + drafts;
+  }
+};
+
 /// Of one sequence. One thread at a time. Layers are those of the shape, 0, 1, ...
 class Windows {
  public:
@@ -62,11 +84,12 @@ class Windows {
                                         DType as, Stream stream) = 0;
 
   /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
-  /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then.
+  /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then. Of
+  /// drafts: drafts.reach() <= slots, or the layer has had no more tokens than slots.
   /// Throws Error(invalid_argument | device_error); nothing is enqueued then.
   virtual void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-                    const DeviceRows& out, float* lse, Stream stream) = 0;
-  /// The same in halves; one step at a time is between them.
+                    const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) = 0;
+  /// The same in halves, of a step that sees all; one step at a time is between them.
   virtual void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
                      Stream stream) = 0;
   virtual void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) = 0;

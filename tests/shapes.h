@@ -12,7 +12,7 @@ inline constexpr uint32_t kGroups[] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 1
                                        12, 13, 14, 15, 16, 17, 24, 32, 48, 71, 128};
 
 /// Head dimensions: those of real models, and others whose components are cut in other ways.
-inline constexpr uint32_t kHeadDims[] = {64, 80, 96, 112, 128, 208, 256, 320, 512};
+inline constexpr uint32_t kHeadDims[] = {64, 80, 96, 112, 128, 208, 256, 512, 560, 576};
 /// Those of which a GPU has kernels.
 inline constexpr uint32_t kDeviceDims[] = {64, 80, 96, 128, 256};
 

@@ -117,7 +117,7 @@ template <class S, DType T, uint32_t heads>
   uint32_t j = 0;
   if constexpr (S::kMaxValueVectors >= 6) {
     // Fours. One or two that are left over are taken with the last four.
-    const uint32_t vectors = s.dim / S::kWidth;  // 4 to 32
+    const uint32_t vectors = s.dim / S::kWidth;  // 4 to 36
     const uint32_t last = vectors % 4 == 1 || vectors % 4 == 2 ? 4 + vectors % 4 : vectors % 4;
     for (; j < (vectors - last) * S::kWidth; j += 4 * S::kWidth) sum_tile<S, T, heads, 4>(s, j);
     if (last == 5) return sum_tile<S, T, heads, 5>(s, j);

@@ -23,7 +23,7 @@ struct HeadOfCodes {
 
 /// Words of a row that a call may have, and how many of them: kWords where that is not 0, else what the call says. Common
 /// head dimensions have instances of their own.
-constexpr uint32_t kMostWords = 32;
+constexpr uint32_t kMostWords = 36;
 template <uint32_t kWords>
 constexpr uint32_t kPlaces = 2 * (kWords != 0 ? kWords : kMostWords);
 template <uint32_t kWords>

@@ -121,8 +121,8 @@ constexpr float kind_factor(uint32_t k) {
   return kBits == 4 ? 1.0F : kBits == 2 ? (k % 2 == 0 ? 1.0F : 4.0F) : kOne[k % 4];
 }
 
-/// The vectors after which the lanes of a tile's words are those of the first again, at most: 31 for 31 words of a lane.
-constexpr uint32_t kMostPeriod = 31;
+/// The vectors after which the lanes of a tile's words are those of the first again, at most: 35 for 35 words of a lane.
+constexpr uint32_t kMostPeriod = 35;
 /// As long as a period may be for weights of all of it to be kept: 5 vectors of 16 words for 20 of a lane class, 8 of 8 words
 /// for 64.
 template <class V>

@@ -151,8 +151,7 @@ keyhole_status keyhole_plan(const keyhole_engine_config* engine,
         session == nullptr ? session_defaults : read_struct(session, session_defaults, "session");
     // The plan is about `context`, not about the longest that the session allows.
     const ModelShape model = check_model(e);
-    const std::string why_host =
-        gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
+    const std::string why_host = unsupported_on_device(model);
     if (e.device == KEYHOLE_DEVICE_CUDA && !why_host.empty()) refuse_cuda(why_host);
     const bool host_device = e.device == KEYHOLE_DEVICE_HOST || !why_host.empty();
     CodeRoom room;

@@ -27,8 +27,8 @@ ExtendArgs check_extend_tensors(const Engine& engine, const keyhole_tensor* q,
   ExtendArgs a;
   a.q = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
   a.k = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
-  a.v = check_rows(v, "v", m.kv_heads, m.head_dim, false, device);
-  a.out = check_many_out(out, "out", a.q.tokens, m.q_heads, m.head_dim, device);
+  a.v = check_values(v, m, a.k, false, device);
+  a.out = check_many_out(out, "out", a.q.tokens, m.q_heads, m.value_dim, device);
   a.lse = lse;
   (void)is_on_device(a);
   return a;

@@ -31,7 +31,8 @@ struct keyhole_index {
   Selection selection;
   uint32_t reserved_group = 0, reserved_k = 0;  ///< what `selection` is reserved for; 0: nothing
   std::vector<float> tail_o, tail_lse;          ///< `[group, head_dim]`, `[group]`
-  std::vector<uint32_t> attended;               ///< last, where all are attended by codes
+  std::vector<float> wide_o, wide_other;  ///< `[group, head_dim]`, of values narrower than keys
+  std::vector<uint32_t> attended;         ///< last, where all are attended by codes
   std::vector<float> queries;
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
@@ -50,13 +51,13 @@ RowsIn as_rows(const RowsView& m) {
 
 std::vector<std::byte> convert(const Engine& engine, const RowsView& from, const char* name) {
   const ModelShape& m = engine.model();
-  check_finite(engine.kernels(), as_rows(from), name, 0, static_cast<uint32_t>(from.count),
-               m.kv_dtype);
+  const RowsIn rows = as_rows(from);
+  check_finite(engine.kernels(), rows, name, 0, rows.tokens, m.kv_dtype);
   std::vector<std::byte> to(checked_product({from.count, m.row_bytes()}, name));
   float scratch[kMaxHeadDim];
   for (size_t i = 0; i < from.count; ++i) {
-    convert_row(engine.kernels(), from.row(i), from.dtype, to.data() + i * m.row_bytes(),
-                m.kv_dtype, m.head_dim, scratch);
+    store_row(engine.kernels(), rows, i, 0, to.data() + i * m.row_bytes(), m.kv_dtype, m.head_dim,
+              scratch);
   }
   return to;
 }
@@ -123,6 +124,14 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
     call.params.tail = tail_work(budget, *ix.tail);
     // Read only: StateView is what merges take.
     call.params.tail.other = {const_cast<float*>(o.other_o), const_cast<float*>(o.other_lse)};
+    if (o.other_o != nullptr && m.value_dim != m.head_dim) {
+      ix.wide_other.assign(size_t{call.group} * m.head_dim, 0.0F);
+      for (uint32_t h = 0; h < call.group; ++h) {
+        std::copy_n(o.other_o + size_t{h} * m.value_dim, m.value_dim,
+                    ix.wide_other.begin() + size_t{h} * m.head_dim);
+      }
+      call.params.tail.other.o = ix.wide_other.data();
+    }
     ix.tail_o.resize(size_t{call.group} * m.head_dim);
     ix.tail_lse.resize(call.group);
   }
@@ -261,8 +270,13 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     ix->count = k.count;
     ix->keys = convert(engine, k, "keys");
     ix->values.clear();
-    if (values != nullptr) {
-      const RowsView v = check_matrix(values, "values", m.head_dim);
+    if (m.values_in_keys && values != nullptr) {
+      throw Error(Status::invalid_argument,
+                  "values is given, but the engine was made with values_in_keys; allowed: NULL");
+    }
+    if (m.values_in_keys || values != nullptr) {
+      RowsView v = m.values_in_keys ? k : check_matrix(values, "values", m.value_dim);
+      v.dim = m.value_dim;
       if (v.count != k.count) {
         throw Error(Status::invalid_argument, "values holds " + std::to_string(v.count) +
                                                   " rows, needed: as many as keys, " +
@@ -387,6 +401,13 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
                   "the index was built without values, which attention needs");
     }
     const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
+    const ModelShape& m = ix->engine->model();
+    const bool is_narrow = m.value_dim != m.head_dim;
+    float* const given_o = o;
+    if (is_narrow) {
+      ix->wide_o.resize(size_t{call.group} * m.head_dim);
+      o = ix->wide_o.data();
+    }
     const StepCost spent =
         ix->selection.search_and_attend(*ix->index, call.query, call.params, {}, {{o, lse}, tail});
     std::span<const uint32_t> attended = ix->selection.attended();
@@ -396,7 +417,10 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       merge_missing(call, o, lse, tail, missing);
     } else if (call.params.tail.mode != index::TailMode::none) {
       const std::array<StateView, 2> both{StateView{o, lse}, tail};
-      cpu::merge_states(both, call.group, ix->engine->model().head_dim, {o, lse});
+      cpu::merge_states(both, call.group, m.head_dim, {o, lse});
+    }
+    for (uint32_t h = 0; h < call.group && is_narrow; ++h) {
+      std::copy_n(o + size_t{h} * m.head_dim, m.value_dim, given_o + size_t{h} * m.value_dim);
     }
     if (rows != nullptr) *rows = attended.data();
     if (row_count != nullptr) *row_count = static_cast<uint32_t>(attended.size());

@@ -84,7 +84,8 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
     }
     const RowsIn rq = rows_on_device(q, "q", m.q_heads, m.head_dim);
     const RowsIn rk = rows_on_device(k, "k", m.kv_heads, m.head_dim);
-    const RowsIn rv = rows_on_device(v, "v", m.kv_heads, m.head_dim);
+    const RowsIn rv = m.values_in_keys ? check_values(v, m, rk, false, true)
+                                       : rows_on_device(v, "v", m.kv_heads, m.head_dim);
     (void)rows_on_device(out, "out", m.q_heads, m.head_dim);
     const RowsOut ro = check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, true);
     if (rv.tokens != rk.tokens) {

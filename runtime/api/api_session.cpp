@@ -27,13 +27,13 @@ StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, cons
   StepTensors t;
   t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
   t.on_device = t.q.on_device;
-  if ((k == nullptr) != (v == nullptr)) {
+  if ((k == nullptr) != (v == nullptr) && (!m.values_in_keys || k == nullptr)) {
     throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
   }
   t.appends = k != nullptr;
   if (!t.appends) return t;
   t.k = check_rows(k, "k", m.kv_heads, m.head_dim, true, device);
-  t.v = check_rows(v, "v", m.kv_heads, m.head_dim, true, device);
+  t.v = check_values(v, m, t.k, true, device);
   if (t.k.on_device != t.on_device || t.v.on_device != t.on_device) {
     throw Error(Status::invalid_argument,
                 "q, k and v: some lie in device memory, allowed: all of them or none");
@@ -43,7 +43,7 @@ StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, cons
 
 RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
   const ModelShape& m = s.engine().model();
-  const RowsOut rows = check_out(out, "out", m.q_heads, m.head_dim, s.engine().has_streams());
+  const RowsOut rows = check_out(out, "out", m.q_heads, m.value_dim, s.engine().has_streams());
   if (rows.on_device != on_device) {
     throw Error(Status::invalid_argument, std::string("out lies in ") +
                                               (on_device ? "host" : "device") +
@@ -52,13 +52,23 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
   return rows;
 }
 
-/// Query and output of a call that takes host memory alone.
+/// The query of a call that takes host memory alone.
 RowsIn check_host_q(Session& s, uint32_t layer, const keyhole_tensor* q) {
   s.check_layer(layer);
   return check_rows(q, "q", s.engine().model().q_heads, s.engine().model().head_dim, true, false);
 }
-RowsOut check_host_out(Session& s, const keyhole_tensor* out) {
-  return check_out(out, "out", s.engine().model().q_heads, s.engine().model().head_dim, false);
+
+/// Of a call whose query and output lie in either memory.
+struct StateTensors {
+  RowsIn q;
+  RowsOut out;
+};
+StateTensors check_state(Session& s, uint32_t layer, const keyhole_tensor* q,
+                         const keyhole_tensor* out) {
+  s.check_layer(layer);
+  const ModelShape& m = s.engine().model();
+  return {check_rows(q, "q", m.q_heads, m.head_dim, true, s.engine().has_streams()),
+          check_step_out(s, out, q->memory == KEYHOLE_DEVICE)};
 }
 
 /// A step with tensors in host memory comes after those on the stream.
@@ -153,7 +163,7 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
     s.check_layer(layer);
     const bool device = s.engine().has_streams();
     const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
-    const RowsIn rv = check_rows(v, "v", m.kv_heads, m.head_dim, false, device);
+    const RowsIn rv = check_values(v, m, rk, false, device);
     RowsIn rq;
     if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
     const RowsIn* queries = q == nullptr ? nullptr : &rq;
@@ -218,8 +228,8 @@ keyhole_status keyhole_attend_offloaded(keyhole_session* session, uint32_t layer
                                         const keyhole_tensor* q, const keyhole_tensor* out,
                                         float* lse) {
   return with_session(session, Needs::no_step, [&](Session& s) {
-    const RowsIn queries = check_host_q(s, layer, q);
-    s.attend_offloaded(layer, queries, check_host_out(s, out), lse);
+    const StateTensors t = check_state(s, layer, q, out);
+    s.attend_offloaded(layer, t.q, t.out, lse);
   });
 }
 
@@ -228,13 +238,13 @@ keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
                                      const uint32_t* counts, int32_t with_resident,
                                      const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::no_step, [&](Session& s) {
-    const RowsIn queries = check_host_q(s, layer, q);
+    const StateTensors t = check_state(s, layer, q, out);
     require(counts, "counts");
     const uint32_t kv_heads = s.engine().model().kv_heads;
     if (std::any_of(counts, counts + kv_heads, [](uint32_t n) { return n != 0; })) {
       require(ids, "ids");
     }
-    s.attend_tokens(layer, queries, {ids, counts, with_resident != 0}, check_host_out(s, out), lse);
+    s.attend_tokens(layer, t.q, {ids, counts, with_resident != 0}, t.out, lse);
   });
 }
 

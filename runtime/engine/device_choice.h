@@ -17,7 +17,7 @@ struct DeviceChoice {
 
 /// `gpus` are the machine's GPUs, `status` says in words what was found (cuda_devices(), cuda_status()).
 /// KEYHOLE_DEVICE_AUTO takes GPU `ordinal` where it exists and can run sessions of the model, else the host.
-/// why_not_model: gpu::unsupported_shape(). Throws Error(unsupported) where KEYHOLE_DEVICE_CUDA cannot be had,
+/// why_not_model: unsupported_on_device(). Throws Error(unsupported) where KEYHOLE_DEVICE_CUDA cannot be had,
 /// Error(invalid_argument) for a device or an ordinal that does not exist.
 [[nodiscard]] DeviceChoice choose_device(keyhole_device device, uint32_t ordinal,
                                          const std::vector<gpu::DeviceInfo>& gpus,

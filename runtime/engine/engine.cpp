@@ -78,9 +78,8 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
       config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
   std::string why_host;
   if (!has_streams()) {
-    DeviceChoice choice =
-        choose_device(config.device, config.device_ordinal, gpu::cuda_devices(), gpu::cuda_status(),
-                      gpu::unsupported_shape(model_.q_heads, model_.kv_heads, model_.head_dim));
+    DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
+                                        gpu::cuda_status(), unsupported_on_device(model_));
     why_host = std::move(choice.reason);
     if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }
@@ -110,6 +109,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
 
   effective_ = config;
   effective_.scale = model_.logits.scale;
+  effective_.value_dim = model_.value_dim;
   effective_.sink_logits = model_.sinks.empty() ? nullptr : model_.sinks.data();
   effective_.layer_configs = layer_configs_.empty() ? nullptr : layer_configs_.data();
   effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;

@@ -91,6 +91,19 @@ RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uin
   return rows;
 }
 
+RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, const RowsIn& k,
+                    bool one_token, bool device) {
+  if (!model.values_in_keys) {
+    return check_rows(v, "v", model.kv_heads, model.value_dim, one_token, device);
+  }
+  if (v != nullptr) {
+    bad("tensor v is given, but the engine was made with values_in_keys; allowed: NULL");
+  }
+  RowsIn rows = k;
+  rows.dim = model.value_dim;
+  return rows;
+}
+
 RowsOut check_out(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim,
                   bool device) {
   const RowsIn rows = check_rows(t, name, heads, dim, true, device);
@@ -159,6 +172,13 @@ void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, 
   // Unaligned fp32 on either side is copied through the scratch row.
   kernels.to_f32[static_cast<int>(from)](src, scratch, dim);
   kernels.from_f32[static_cast<int>(to)](scratch, dst, dim);
+}
+
+void store_row(const cpu::Kernels& kernels, const RowsIn& rows, size_t token, size_t head,
+               std::byte* dst, DType to, uint32_t dim, float* scratch) {
+  convert_row(kernels, rows.row(token, head), rows.dtype, dst, to, rows.dim, scratch);
+  const size_t size = dtype_size(to);
+  std::memset(dst + rows.dim * size, 0, (dim - rows.dim) * size);
 }
 
 void check_finite(const cpu::Kernels& kernels, const RowsIn& rows, const char* name, uint32_t begin,

@@ -3,6 +3,7 @@
 
 #include "cpu/kernels.h"
 #include "keyhole/keyhole.h"
+#include "runtime/plan/config.h"
 
 namespace keyhole::runtime {
 
@@ -32,6 +33,11 @@ struct RowsIn {
 [[nodiscard]] RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads,
                                 uint32_t dim, bool one_token, bool device = false);
 
+/// The values of the tokens whose keys are `k`: the tensor, as check_rows() takes it, or the first value_dim components of the
+/// keys where the model has them there (then the tensor must be NULL).
+[[nodiscard]] RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, const RowsIn& k,
+                                  bool one_token, bool device = false);
+
 /// The same for a tensor that will be written.
 struct RowsOut {
   std::byte* data = nullptr;
@@ -60,6 +66,10 @@ struct RowsOut {
 /// Converts one row between dtypes; `scratch` holds kMaxHeadDim floats (used if neither side is f32).
 void convert_row(const cpu::Kernels& kernels, const std::byte* src, DType from, std::byte* dst,
                  DType to, uint32_t dim, float* scratch);
+
+/// A row of a tensor as the library keeps it: `dim` elements of dtype `to`, those that the tensor lacks are 0. scratch: as above.
+void store_row(const cpu::Kernels& kernels, const RowsIn& rows, size_t token, size_t head,
+               std::byte* dst, DType to, uint32_t dim, float* scratch);
 
 /// Throws Error(not_finite) that names the first row of tokens [begin, end) whose elements are not all
 /// finite after conversion to `to`.

@@ -13,6 +13,8 @@
 namespace keyhole::runtime {
 namespace {
 
+constexpr uint32_t kValueStep = 16;  // as head dimensions
+
 [[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
 void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high) {
@@ -114,6 +116,13 @@ ModelShape check_model(const keyhole_engine_config& c) {
   if (!is_supported_head_dim(c.head_dim)) {
     bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: " + kHeadDims);
   }
+  const uint32_t value_dim = c.value_dim == KEYHOLE_AUTO ? c.head_dim : c.value_dim;
+  if (value_dim > c.head_dim || value_dim % kValueStep != 0) {
+    bad("value_dim is " + std::to_string(c.value_dim) + ", allowed: multiples of " +
+        std::to_string(kValueStep) + " up to head_dim = " + std::to_string(c.head_dim) +
+        ", KEYHOLE_AUTO (0)");
+  }
+  check_range("values_in_keys", static_cast<uint32_t>(c.values_in_keys), 0, 1);
   if (c.kv_dtype != KEYHOLE_F32 && c.kv_dtype != KEYHOLE_F16 && c.kv_dtype != KEYHOLE_BF16) {
     bad("kv_dtype is " + std::to_string(c.kv_dtype) +
         ", allowed: KEYHOLE_F32 (0), KEYHOLE_F16 (1), KEYHOLE_BF16 (2)");
@@ -123,6 +132,8 @@ ModelShape check_model(const keyhole_engine_config& c) {
   m.q_heads = c.q_heads;
   m.kv_heads = c.kv_heads;
   m.head_dim = c.head_dim;
+  m.value_dim = value_dim;
+  m.values_in_keys = c.values_in_keys != 0;
   m.kv_dtype = static_cast<DType>(c.kv_dtype);
   check_layer_shape(layer_of(c), "");
   m.logits.scale = c.scale > 0.0F ? c.scale : 1.0F / std::sqrt(static_cast<float>(c.head_dim));
@@ -143,6 +154,15 @@ ModelShape check_model(const keyhole_engine_config& c) {
     }
   }
   return m;
+}
+
+std::string unsupported_on_device(const ModelShape& model) {
+  std::string why = gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
+  if (why.empty() && model.value_dim != model.head_dim) {
+    why = "there are no GPU kernels for values narrower than keys: value_dim " +
+          std::to_string(model.value_dim) + ", head_dim " + std::to_string(model.head_dim);
+  }
+  return why;
 }
 
 void check_mode(keyhole_mode mode) {

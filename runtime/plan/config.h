@@ -40,6 +40,10 @@ struct ModelShape {
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
+  /// Of values and outputs as callers see them, <= head_dim. Inside, values are rows of head_dim components that end in zeros.
+  uint32_t value_dim = 0;
+  bool values_in_keys =
+      false;  ///< values are the first components of the keys, and callers hand over none
   DType kv_dtype = DType::f16;
   LogitParams logits;
   std::vector<LogitParams> layer_logits;  ///< `[layers]`; empty: `logits` of all
@@ -134,6 +138,8 @@ void write_struct(T* to, T value, const char* name);
 
 /// Throws Error(invalid_argument) that names the field, the value and what is allowed.
 [[nodiscard]] ModelShape check_model(const keyhole_engine_config& config);
+/// What of the model a CUDA device does not take, as gpu::unsupported_shape() says it; empty: nothing.
+[[nodiscard]] std::string unsupported_on_device(const ModelShape& model);
 /// One for all layers, or `[layers]`.
 [[nodiscard]] std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& config);
 /// layer_configs as the library has them: of this version, with what is AUTO chosen; empty: all layers are alike.

@@ -128,8 +128,8 @@ std::vector<HeadParams> load_heads(ChecksumReader& in, size_t heads) {
 }
 
 void save_shape(const ModelShape& m, ChecksumWriter& out) {
-  for (const uint32_t v :
-       {m.layers, m.q_heads, m.kv_heads, m.head_dim, static_cast<uint32_t>(m.kv_dtype)}) {
+  for (const uint32_t v : {m.layers, m.q_heads, m.kv_heads, m.head_dim, m.value_dim,
+                           static_cast<uint32_t>(m.kv_dtype)}) {
     out.value(v);
   }
 }
@@ -147,6 +147,7 @@ void check_shape(ChecksumReader& in, const ModelShape& m) {
   check("q_heads", m.q_heads);
   check("kv_heads", m.kv_heads);
   check("head_dim", m.head_dim);
+  check("value_dim", m.value_dim);
   check("kv_dtype", static_cast<uint32_t>(m.kv_dtype));
 }
 

@@ -88,8 +88,8 @@ void Sequence::stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* 
   float scratch[kMaxHeadDim];
   for (uint32_t t = 0; t < n; ++t) {
     for (uint32_t h = 0; h < kv_heads_; ++h) {
-      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, to,
-                  engine_->model().kv_dtype, head_dim_, scratch);
+      store_row(engine_->kernels(), rows, begin + t, h, to, engine_->model().kv_dtype, head_dim_,
+                scratch);
       to += row_bytes_;
     }
   }
@@ -156,8 +156,7 @@ void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn&
     write_blocks(layer, n, [&](uint32_t which, uint32_t t, uint32_t h, float* to) {
       const RowsIn& rows = which == 0 ? k : v;
       std::byte stored[kMaxHeadDim * sizeof(float)];
-      convert_row(engine_->kernels(), rows.row(begin + t, h), rows.dtype, stored, dtype, head_dim_,
-                  to);
+      store_row(engine_->kernels(), rows, begin + t, h, stored, dtype, head_dim_, to);
       read_stored(stored, to);
     });
     return store_.grow(layer, n);
@@ -167,10 +166,10 @@ void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn&
     const uint32_t h = task / per_head;
     const uint32_t first = task % per_head * kRowsPerTask;
     for (uint32_t t = first; t < std::min(n, first + kRowsPerTask); ++t) {
-      convert_row(engine_->kernels(), k.row(begin + t, h), k.dtype, store_.key(layer, h, row + t),
-                  dtype, head_dim_, scratch);
-      convert_row(engine_->kernels(), v.row(begin + t, h), v.dtype, store_.value(layer, h, row + t),
-                  dtype, head_dim_, scratch);
+      store_row(engine_->kernels(), k, begin + t, h, store_.key(layer, h, row + t), dtype,
+                head_dim_, scratch);
+      store_row(engine_->kernels(), v, begin + t, h, store_.value(layer, h, row + t), dtype,
+                head_dim_, scratch);
     }
   });
   store_.grow(layer, n);

@@ -69,7 +69,8 @@ class Session {
   void attend_end(const RowsOut& out, float* lse);
   void truncate(uint32_t tokens);
   // session_states.cpp: for engines with attention of their own. Nothing is appended, no step is under way.
-  /// See keyhole_attend_offloaded, keyhole_attend_tokens, keyhole_search_tokens (found: all but first_token).
+  /// See keyhole_attend_offloaded, keyhole_attend_tokens, keyhole_search_tokens (found: all but first_token). q and out of the
+  /// first two may lie in device memory, both of them and lse with them.
   void attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
   void attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice, const RowsOut& out,
                      float* lse);
@@ -252,6 +253,8 @@ class Session {
   [[nodiscard]] bool attends_blocked(uint32_t layer, uint32_t n, bool masked) const;
   /// Of a sliding layer: a step for each.
   void extend_window(uint32_t layer, const ExtendArgs& args);
+  /// What new token i of a sliding layer sees by the mask. Throws Error(invalid_argument) where the ring is too short for it.
+  [[nodiscard]] gpu::SeenDrafts drafts_seen(uint32_t layer, const uint64_t* mask, uint32_t i) const;
   /// group: where the last step may wait for those of other sessions, see StreamRunner::enqueue().
   void extend_by_steps(uint32_t layer, const ExtendArgs& args, gpu::StepGroup* group = nullptr);
   /// Enqueues a step of the tokens from `first` on; returns how many it took.
@@ -298,6 +301,13 @@ class Session {
     return attends ? codes_->of_layer(layer) : nullptr;
   }
   [[nodiscard]] StreamRunner& runner(const char* what);
+  [[nodiscard]] DeviceRowsReader& device_rows_reader();
+  /// Runs call(q, out, lse) with rows in host memory, between which and the caller's they are copied where these are a device's.
+  template <class Call>
+  void by_way_of_host(const RowsIn& q, const RowsOut& out, float* lse, const Call& call);
+  void attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
+  void attend_tokens_on_host(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
+                             const RowsOut& out, float* lse);
   /// A prompt's tokens of a sliding layer, on the device; false: they are to come by way of host memory.
   [[nodiscard]] bool prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v,
                                     const RowsIn* q);
@@ -332,7 +342,7 @@ class Session {
   keyhole_statistics totals_{};
   uint64_t host_bytes_peak_ = 0;
   mutable uint64_t promised_search_bytes_ = 0;     ///< see first_search_bytes()
-  std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: no prefill came from device memory
+  std::unique_ptr<DeviceRowsReader> device_rows_;  ///< null: nothing came from device memory
   RowBuffer prompt_rows_[3];  ///< k, v and q of a chunk, until a step or a build
   // Null: no call has needed it.
   std::unique_ptr<ChosenTokens> chosen_tokens_;

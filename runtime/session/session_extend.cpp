@@ -114,8 +114,8 @@ void Session::Extension::store_new_rows() {
     const RowsIn& rows = task < m.kv_heads ? args_.k : args_.v;
     float scratch[kMaxHeadDim];
     for (uint32_t t = 0; t < n; ++t) {
-      convert_row(engine.kernels(), rows.row(t, task % m.kv_heads), rows.dtype,
-                  to + (size_t{task} * n + t) * m.row_bytes(), m.kv_dtype, m.head_dim, scratch);
+      store_row(engine.kernels(), rows, t, task % m.kv_heads,
+                to + (size_t{task} * n + t) * m.row_bytes(), m.kv_dtype, m.head_dim, scratch);
     }
   };
   if (n <= kTokensPerTask) {
@@ -208,7 +208,7 @@ void Session::Extension::write_answers() {
     for (uint32_t t = 0; t < fresh_.asking; ++t) {
       for (uint32_t g = 0; g < m.group(); ++g, ++from) {
         const size_t token = fresh_.first + t, head = h * m.group() + g;
-        from_f32(step_->o() + from * m.head_dim, args_.out.row(token, head), m.head_dim);
+        from_f32(step_->o() + from * m.head_dim, args_.out.row(token, head), m.value_dim);
         if (args_.lse != nullptr) args_.lse[token * m.q_heads + head] = step_->lse()[from];
       }
     }

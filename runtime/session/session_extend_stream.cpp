@@ -78,15 +78,24 @@ void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
   extended_[layer] = {before, n, false, true};
 }
 
+gpu::SeenDrafts Session::drafts_seen(uint32_t layer, const uint64_t* mask, uint32_t i) const {
+  if (mask == nullptr || mask[i] == (uint64_t{2} << i) - 1) return {};
+  const gpu::SeenDrafts seen{i + 1, mask[i]};
+  const Window& window = engine_->model().windows[layer];
+  // The step's own token and those before it are in the ring when it attends, seen or not.
+  const uint32_t slots = sequence_.rings().slots(layer), needed = seen.reach(window.tokens);
+  if (needed <= slots || slots == params_.max_tokens) return seen;
+  throw Error(Status::invalid_argument,
+              "layer " + std::to_string(layer) + " has a sliding window of " +
+                  std::to_string(window.tokens) + " and keeps " + std::to_string(slots) +
+                  " tokens; of tensors in device memory token " + std::to_string(i) +
+                  " of this mask needs a window_slack of " +
+                  std::to_string(needed - window.tokens));
+}
+
 void Session::extend_window(uint32_t layer, const ExtendArgs& args) {
   const uint32_t n = args.k.tokens;
-  for (uint32_t i = 0; args.mask != nullptr && i < n; ++i) {
-    if (args.mask[i] == (uint64_t{2} << i) - 1) continue;
-    throw Error(Status::unsupported,
-                "layer " + std::to_string(layer) + " has a sliding window: word " +
-                    std::to_string(i) + " of the mask is " + std::to_string(args.mask[i]) +
-                    ", of tensors in device memory allowed: all bits up to its own (causal)");
-  }
+  for (uint32_t i = 0; i < n; ++i) (void)drafts_seen(layer, args.mask, i);
   const bool captured = stream_->is_capturing();
   const uint32_t before = captured ? 0 : tokens(layer);
   if (!captured && n > params_.max_tokens - before) {
@@ -97,7 +106,8 @@ void Session::extend_window(uint32_t layer, const ExtendArgs& args) {
   }
   for (uint32_t i = 0; i < n; ++i) {
     const ExtendArgs one = slice(args, i, 1);
-    stream_->enqueue(layer, one.q, &one.k, &one.v, &one.out, one.lse);
+    stream_->enqueue_window(layer, one.q, &one.k, &one.v, drafts_seen(layer, args.mask, i),
+                            &one.out, one.lse);
   }
   if (!captured) extended_[layer] = {before, n, false, true};
 }

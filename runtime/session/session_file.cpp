@@ -11,7 +11,7 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 10;
+constexpr uint32_t kFormatVersion = 11;
 
 [[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 

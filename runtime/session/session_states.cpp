@@ -30,12 +30,44 @@ void Session::give_state(const float* o, const float* lse, const RowsOut& out,
   }
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](
-        o + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.head_dim);
+        o + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.value_dim);
   }
   if (out_lse != nullptr) std::copy_n(lse, m.q_heads, out_lse);
 }
 
+template <class Call>
+void Session::by_way_of_host(const RowsIn& q, const RowsOut& out, float* lse, const Call& call) {
+  if (!q.on_device) return call(q, out, lse);
+  const ModelShape& m = engine_->model();
+  const gpu::Stream stream = runner("tensors in device memory").stream();
+  DeviceRowsReader& copies = device_rows_reader();
+  RowBuffer queries;
+  const RowsIn host_q = copies.read(q, "q", stream, queries);
+  const size_t row = m.value_dim * dtype_size(out.dtype);
+  std::vector<std::byte> o(m.q_heads * row);
+  std::vector<float> sums(m.q_heads);
+  call(host_q, RowsOut{o.data(), row, out.dtype}, sums.data());
+  copies.write(o.data(), row, m.q_heads, out, stream);
+  if (lse == nullptr) return;
+  copies.write(reinterpret_cast<const std::byte*>(sums.data()), sums.size() * sizeof(float), 1,
+               RowsOut{reinterpret_cast<std::byte*>(lse)}, stream);
+}
+
 void Session::attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) {
+  by_way_of_host(q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+    attend_offloaded_on_host(layer, hq, ho, sums);
+  });
+}
+
+void Session::attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
+                            const RowsOut& out, float* lse) {
+  by_way_of_host(q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+    attend_tokens_on_host(layer, hq, choice, ho, sums);
+  });
+}
+
+void Session::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const RowsOut& out,
+                                       float* lse) {
   const Stopwatch watch;
   take_queries(layer, q);
   if (codes_of_step(layer) != nullptr) {
@@ -62,8 +94,8 @@ void Session::attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& o
   totals_.attend_seconds += watch.seconds();
 }
 
-void Session::attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
-                            const RowsOut& out, float* lse) {
+void Session::attend_tokens_on_host(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
+                                    const RowsOut& out, float* lse) {
   const Stopwatch watch;
   take_queries(layer, q);
   const uint32_t kv_heads = engine_->model().kv_heads;

@@ -172,7 +172,7 @@ void Session::attend_end(const RowsOut& out, float* lse) {
   audits_.submit();
   for (uint32_t h = 0; h < m.q_heads; ++h) {
     engine_->kernels().from_f32[static_cast<int>(out.dtype)](
-        step_.o() + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.head_dim);
+        step_.o() + size_t{h} * m.head_dim, out.data + h * out.head_stride, m.value_dim);
   }
   if (lse != nullptr) std::copy_n(step_.lse(), m.q_heads, lse);
 

@@ -248,16 +248,21 @@ void Session::synchronize() {
   if (stream_ != nullptr) stream_->synchronize();
 }
 
-void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v,
-                                  const RowsIn* q) {
-  const gpu::Stream stream = runner("tensors in device memory").stream();
-  if (sequence_.slides(layer) && prefill_window(layer, k, v, q)) return;
+DeviceRowsReader& Session::device_rows_reader() {
   if (device_rows_ == nullptr) {
     device_rows_ =
         std::make_unique<DeviceRowsReader>(engine_->stream_device().make_copies(), engine_->pool());
   }
-  const RowsIn hk = device_rows_->read(k, "k", stream, prompt_rows_[0]);
-  const RowsIn hv = device_rows_->read(v, "v", stream, prompt_rows_[1]);
+  return *device_rows_;
+}
+
+void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                  const RowsIn* q) {
+  const gpu::Stream stream = runner("tensors in device memory").stream();
+  if (sequence_.slides(layer) && prefill_window(layer, k, v, q)) return;
+  DeviceRowsReader& reader = device_rows_reader();
+  const RowsIn hk = reader.read(k, "k", stream, prompt_rows_[0]);
+  const RowsIn hv = reader.read(v, "v", stream, prompt_rows_[1]);
   if (q == nullptr) return prefill(layer, hk, hv, nullptr);
   check_as_many(*q, k);
   // Of a prompt's queries, two thirds of all bytes, a sample takes one in 32 and less: the others need not leave the device. Rows
@@ -270,7 +275,7 @@ void Session::prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn&
   wanted.tokens = (q->tokens - wanted.first - 1) / wanted.step + 1;
   wanted.data += wanted.first * q->token_stride;
   wanted.token_stride *= wanted.step;
-  const RowsIn hq = device_rows_->read(wanted, "q", stream, prompt_rows_[2]);
+  const RowsIn hq = reader.read(wanted, "q", stream, prompt_rows_[2]);
   prefill(layer, hk, hv, &hq);
 }
 

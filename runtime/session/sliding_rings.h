@@ -36,6 +36,8 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   [[nodiscard]] uint32_t least_truncation(uint32_t layer) const;
   /// The first of n new tokens that will still be there when all have come: those before it need not be given.
   [[nodiscard]] uint32_t first_kept(uint32_t layer, uint32_t n) const;
+  /// Tokens of a layer that are kept; where they are fewer than can come, steps of drafts may miss some.
+  [[nodiscard]] uint32_t slots(uint32_t layer) const { return at(layer).slots; }
   /// So many of the tokens that follow are passed over: they will have left when those behind them have come.
   void skip(uint32_t layer, uint32_t n);
 

@@ -13,6 +13,7 @@ DecodeStep::DecodeStep(const Engine& engine, uint32_t most_tokens)
       model_group_(engine.model().group()),
       most_group_(most_tokens * model_group_),
       dim_(engine.model().head_dim),
+      value_dim_(engine.model().value_dim),
       group_(model_group_),
       queries_(size_t{kv_heads_} * most_group_ * dim_),
       work_(kv_heads_),
@@ -316,6 +317,10 @@ void DecodeStep::end_state(uint32_t kv_head) {
   const HeadStates states = states_of(kv_head);
   const StateView out = sink_->slot(kv_head);
   cpu::merge_states(states.all(), group_, dim_, out);
+  // Codes of values leave traces in the components that values do not have.
+  for (uint32_t h = 0; h < group_ && value_dim_ < dim_; ++h) {
+    std::fill_n(out.o + size_t{h} * dim_ + value_dim_, dim_ - value_dim_, 0.0F);
+  }
   HeadRecord* record = work_[kv_head].record;
   if (record != nullptr) end_record(*record, states, out);
   sink_->deliver(kv_head);

@@ -109,7 +109,7 @@ class DecodeStep {
   void count_bytes();
 
   const Engine* engine_;
-  uint32_t kv_heads_, model_group_, most_group_, dim_;
+  uint32_t kv_heads_, model_group_, most_group_, dim_, value_dim_;
   uint32_t group_;  ///< of the step under way
   std::vector<float> queries_;
   std::vector<HeadWork> work_;  // [kv_heads]

@@ -1,4 +1,4 @@
-// Tensors in device memory: as the device reads them in a step, and as host memory for a prefill.
+// Tensors in device memory: as the device reads them in a step, and by way of host memory.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class RowBuffer {
   size_t bytes_ = 0;
 };
 
-/// Copies tensors of a prompt to host memory.
+/// Copies tensors to host memory, and a token's rows back.
 class DeviceRowsReader {
  public:
   DeviceRowsReader(std::unique_ptr<gpu::HostCopies> copies, cpu::Pool& pool)
@@ -54,6 +54,13 @@ class DeviceRowsReader {
   /// tensor are equally far apart, Error(device_error).
   [[nodiscard]] RowsIn read(const RowsIn& rows, const char* name, gpu::Stream stream,
                             RowBuffer& buffer);
+  /// `heads` rows of a tensor's width, without gaps at `data`, to one token's rows in device memory; returns when they are
+  /// there. Throws Error(device_error).
+  void write(const std::byte* data, size_t row_bytes, uint32_t heads, const RowsOut& to,
+             gpu::Stream stream) {
+    copies_->write(data, row_bytes, heads, to.data, heads == 1 ? row_bytes : to.head_stride,
+                   stream);
+  }
 
  private:
   std::unique_ptr<gpu::HostCopies> copies_;

@@ -437,7 +437,7 @@ bool StreamRunner::enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens)
 
 void StreamRunner::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                            const RowsOut* out, float* lse, gpu::StepGroup* group) {
-  if (model_.slides(layer)) return enqueue_window(layer, q, k, v, out, lse);
+  if (model_.slides(layer)) return enqueue_window(layer, q, k, v, {}, out, lse);
   const uint32_t appends = k != nullptr ? 1 : 0;
   const uint64_t id = open(layer, appends);
   const bool is_captured = id != 0;

@@ -109,6 +109,9 @@ class StreamRunner {
   /// launched this session enqueues nothing else.
   void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                const RowsOut* out, float* lse, gpu::StepGroup* group = nullptr);
+  /// The same of a sliding layer, among drafts; of a first half drafts is empty.
+  void enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                      const gpu::SeenDrafts& drafts, const RowsOut* out, float* lse);
   /// Waits for all that enqueue() of so many tokens would wait for, so that steps in a group wait for no other session.
   /// Throws as enqueue().
   void prepare_ahead(uint32_t layer, uint32_t appends);
@@ -216,8 +219,6 @@ class StreamRunner {
   void launch(bool is_captured, F&& launches);
 
   // stream_runner_windows.cpp
-  void enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                      const RowsOut* out, float* lse);
   void note_window_step(uint32_t layer, uint32_t appends);
   void note_window_failure();
   /// The tokens of sliding layers that take part lie on the device before a graph is launched.

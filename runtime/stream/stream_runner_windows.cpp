@@ -9,7 +9,7 @@
 namespace keyhole::runtime {
 
 void StreamRunner::enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                                  const RowsOut* out, float* lse) {
+                                  const gpu::SeenDrafts& drafts, const RowsOut* out, float* lse) {
   const uint32_t appends = k != nullptr ? 1 : 0;
   check_no_open_step();
   note_window_failure();
@@ -36,7 +36,7 @@ void StreamRunner::enqueue_window(uint32_t layer, const RowsIn& q, const RowsIn*
     if (out == nullptr) {
       windows.begin(place, rq, pk, pv, stream_);
     } else {
-      windows.step(place, rq, pk, pv, device_rows(*out), lse, stream_);
+      windows.step(place, rq, pk, pv, drafts, device_rows(*out), lse, stream_);
     }
   });
   if (id == 0) note_window_step(layer, appends);

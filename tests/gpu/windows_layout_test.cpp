@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,29 @@ TEST(WindowRing, AttendsTheNewestTokensInTheirSlots) {
       EXPECT_EQ(attended(ring, state, 0).tokens(), std::min(slots, 40U)) << "0: all";
     }
   }
+}
+
+// Beside the newest `window` of all tokens that a draft sees, one by one.
+TEST(SeenDrafts, ReachBackToWhatTheWindowHasRoomFor) {
+  std::mt19937_64 random(5);
+  for (int i = 0; i < 2000; ++i) {
+    const auto drafts = static_cast<uint32_t>(1 + random() % kMostDrafts);
+    const auto window = static_cast<uint32_t>(1 + random() % 80);
+    const uint64_t own = uint64_t{1} << (drafts - 1);
+    const uint64_t others = i % 3 == 0 ? random() & random() & random() : random();
+    const SeenDrafts seen{drafts, (others & (own - 1)) | own};
+    uint32_t left = window, reach = 0;
+    uint64_t within = 0;
+    for (uint32_t j = drafts; j-- > 0;) {
+      if ((seen.sees >> j & 1) == 0 || left == 0) continue;
+      within |= uint64_t{1} << j;
+      --left;
+    }
+    reach = drafts + left;  // those before the drafts are seen
+    ASSERT_EQ(seen.seen_within(window), within) << drafts << " drafts, window " << window;
+    ASSERT_EQ(seen.reach(window), reach) << drafts << " drafts, window " << window;
+  }
+  EXPECT_EQ(SeenDrafts{}.reach(17), 17U) << "no drafts: the window";
 }
 
 TEST(WindowsLayout, NothingOverlaps) {

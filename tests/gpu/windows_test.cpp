@@ -27,13 +27,17 @@ class CudaWindowsTest : public testing::Test {
     first_.assign(shape_.layers.size(), 0);
   }
   /// What the layer holds, and attends.
-  States truth(uint32_t layer, const std::vector<float>& q) const {
+  States truth(uint32_t layer, const std::vector<float>& q, const SeenDrafts& drafts = {}) const {
     ResidentShape s = resident_shape_;
     s.logits = shape_.layers[layer].logits;
     Truth all(s);
     const auto& tokens = tokens_[layer];
-    const size_t n = std::min<size_t>(tokens.size(), shape_.layers[layer].window);
-    all.window.assign(tokens.end() - static_cast<ptrdiff_t>(n), tokens.end());
+    const size_t before = tokens.size() - drafts.drafts;
+    for (size_t i = tokens.size(); i-- > 0 && all.window.size() < shape_.layers[layer].window;) {
+      const bool other =
+          drafts.drafts != 0 && i >= before && (drafts.sees >> (i - before) & 1) == 0;
+      if (!other) all.window.push_back(tokens[i]);
+    }
     States state = all.attend(q);
     if (shape_.sinks.empty()) return state;
     States sinks{std::vector<double>(state.o.size()), {}};
@@ -88,7 +92,8 @@ class CudaWindowsTest : public testing::Test {
     EXPECT_FALSE(windows_->are_finite(rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
   }
   /// A step with new tensors, checked.
-  void step(uint32_t layer, bool appends, bool halves, DType dtype, uint32_t gap) {
+  void step(uint32_t layer, bool appends, bool halves, DType dtype, uint32_t gap,
+            const SeenDrafts& drafts = {}) {
     LayerTensors t(resident_shape_, dtype, gap);
     const auto size = size_t{shape_.q_heads} * shape_.head_dim;
     std::vector<float> q = random_floats(rng_, size);
@@ -110,10 +115,10 @@ class CudaWindowsTest : public testing::Test {
       windows_->begin(layer, rq, k, v, stream_.get());
       windows_->end(layer, out, t.lse.floats(), stream_.get());
     } else {
-      windows_->step(layer, rq, k, v, out, t.lse.floats(), stream_.get());
+      windows_->step(layer, rq, k, v, drafts, out, t.lse.floats(), stream_.get());
     }
     check(cudaStreamSynchronize(stream_.get()), "a step");
-    const States expected = truth(layer, q);
+    const States expected = truth(layer, q, drafts);
     const double tolerance = dtype == DType::bf16         ? 1e-2
                              : dtype == DType::f16        ? 2e-3
                              : shape_.dtype == DType::f32 ? 2e-4
@@ -166,6 +171,52 @@ TEST_F(CudaWindowsTest, AttendTheirNewestTokensInEveryShape) {
         expect_no_failure();
       }
     }
+  }
+}
+
+// Windows longer and shorter than the trees; trees that fill tiles of which a step sees nothing.
+TEST_F(CudaWindowsTest, StepsOfATreeSeeTheirBranch) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
+    for (const uint32_t group : {1U, 8U, 12U}) {
+      SCOPED_TRACE(std::string(dtype_name(dtype)) + ", group " + std::to_string(group));
+      make(group == 8 ? 128 : 80, dtype, group, 2,
+           {{0, 17, 81, {1.0F, 0.0F}}, {1, 400, 470, {0.7F, 4.0F}}, {2, 2, 66, {1.0F, 0.0F}}},
+           group == 8);
+      for (uint32_t round = 0; round < 4; ++round) {
+        fill(1, round == 0 ? 0 : 7, round == 0 ? 0 : 390 + 20 * round);
+        const uint32_t n = round == 3 ? 64 : 5 + 9 * round;
+        std::vector<uint32_t> layers(3);
+        std::iota(layers.begin(), layers.end(), 0U);
+        for (uint32_t i = 0; i < n; ++i) {
+          // Long branches, and drafts that see their own alone.
+          uint64_t sees = uint64_t{1} << i;
+          if (round != 3 || i % 7 != 0) {
+            for (uint32_t j = 0; j < i; ++j) sees |= uint64_t{rng_() % 2} << j;
+          }
+          for (const uint32_t layer : layers) {
+            step(layer, true, false, i % 2 == 0 ? DType::f32 : dtype, 0, {i + 1, sees});
+            if (HasFatalFailure()) return;
+          }
+        }
+        windows_->keep_newest(layers, n, std::vector<uint32_t>{0, 3}, stream_.get());
+        for (const uint32_t layer : layers) {
+          auto& tokens = tokens_[layer];
+          const Token first = tokens[tokens.size() - n], second = tokens[tokens.size() - n + 3];
+          tokens.resize(tokens.size() - n);
+          tokens.push_back(first);
+          tokens.push_back(second);
+          step(layer, true, round % 2 == 0, DType::f32, 0);
+          if (HasFatalFailure()) return;
+        }
+      }
+      for (uint32_t layer = 0; layer < 3; ++layer) expect_read(layer);
+      expect_no_failure();
+    }
+  }
+  const LayerTensors t(resident_shape_, DType::f32, 0);
+  const DeviceRows q = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
+  for (const SeenDrafts& bad : {SeenDrafts{65, 1}, SeenDrafts{3, 3}, SeenDrafts{2, 7}}) {
+    EXPECT_THROW(windows_->step(0, q, &k, &v, bad, out, nullptr, stream_.get()), Error);
   }
 }
 
@@ -250,7 +301,7 @@ TEST_F(CudaWindowsTest, GraphsGoOnWhereTheLastLaunchEnded) {
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
   check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "capture");
-  windows_->step(0, q, &k, &v, out, t.lse.floats(), stream_.get());
+  windows_->step(0, q, &k, &v, {}, out, t.lse.floats(), stream_.get());
   windows_->begin(0, q, nullptr, nullptr, stream_.get());
   windows_->end(0, out, t.lse.floats(), stream_.get());
   check(cudaStreamEndCapture(stream_.get(), &graph), "capture");
@@ -294,7 +345,7 @@ TEST_F(CudaWindowsTest, SayWhatIsNotFinite) {
     t.v.write(token.v);
     check(cudaDeviceSynchronize(), "the tensors");
     const DeviceRows rq = t.q.rows(), k = t.k.rows(), v = t.v.rows(), out = t.out.rows();
-    windows_->step(0, rq, &k, &v, out, nullptr, stream_.get());
+    windows_->step(0, rq, &k, &v, {}, out, nullptr, stream_.get());
     check(cudaStreamSynchronize(stream_.get()), "a step");
     std::string text;
     EXPECT_EQ(windows_->failure(text), Status::not_finite);

@@ -11,7 +11,7 @@ constexpr const char* kExactSpecs[] = {"flat",
                                        "hnsw:M=8,ef=100000,efc=20",
                                        "roargraph:M=8,ef=100000,beam=20",
                                        "saap:C=11,probe=11,iters=2",
-                                       "sparq:r=512"};
+                                       "sparq:r=576"};
 
 // Random shapes, dtypes, groups and k, against double precision.
 TEST(Exact, RandomShapes) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -203,6 +204,13 @@ class FakeCopies final : public gpu::HostCopies {
             const Take& take) override {
     wait_();
     for (size_t i = 0; i < rows; ++i) take(i, 1, static_cast<const std::byte*>(device) + i * pitch);
+  }
+  void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
+             gpu::Stream) override {
+    wait_();
+    for (size_t i = 0; i < rows; ++i) {
+      std::memcpy(static_cast<std::byte*>(device) + i * pitch, data + i * row_bytes, row_bytes);
+    }
   }
 
  private:

@@ -95,18 +95,22 @@ class FakeWindows final : public gpu::Windows {
   }
 
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-            const gpu::DeviceRows* v, const gpu::DeviceRows& out, float* lse,
-            gpu::Stream stream) override {
-    begin(layer, q, k, v, stream);
+            const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts, const gpu::DeviceRows& out,
+            float* lse, gpu::Stream stream) override {
+    begin_among(layer, q, k, v, drafts);
     end(layer, out, lse, stream);
   }
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
              const gpu::DeviceRows* v, gpu::Stream) override {
+    begin_among(layer, q, k, v, {});
+  }
+  void begin_among(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
+                   const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts) {
     launch();
     const bool appends = k != nullptr;
     const gpu::DeviceRows rk = appends ? *k : gpu::DeviceRows{},
                           rv = appends ? *v : gpu::DeviceRows{};
-    push_([this, layer, q, rk, rv, appends] { run(layer, q, rk, rv, appends); });
+    push_([this, layer, q, rk, rv, drafts, appends] { run(layer, q, rk, rv, drafts, appends); });
   }
   void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override {
     launch();
@@ -200,7 +204,7 @@ class FakeWindows final : public gpu::Windows {
   }
 
   void run(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows& k,
-           const gpu::DeviceRows& v, bool appends) {
+           const gpu::DeviceRows& v, const gpu::SeenDrafts& drafts, bool appends) {
     Layer& l = layers_[layer];
     const gpu::WindowsShape::Layer& own = shape_.layers[layer];
     if (appends) {
@@ -213,11 +217,12 @@ class FakeWindows final : public gpu::Windows {
     const std::vector<float> queries = read_rows(q, shape_.q_heads);
     check_finite(queries, "q");
     const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
-    const size_t count = std::min<size_t>(l.tokens.size(), own.window);
     l.o.assign(queries.size(), 0.0F);
     l.lse.assign(shape_.q_heads, 0.0F);
     std::vector<std::vector<float>> keys, values;
-    for (size_t i = l.tokens.size() - count; i < l.tokens.size(); ++i) {
+    const size_t before = l.tokens.size() - drafts.drafts;
+    for (size_t i = l.tokens.size(); i-- > 0 && keys.size() < own.window;) {
+      if (drafts.drafts != 0 && i >= before && (drafts.sees >> (i - before) & 1) == 0) continue;
       keys.push_back(numbers(l.tokens[i].k));
       values.push_back(numbers(l.tokens[i].v));
     }

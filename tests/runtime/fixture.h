@@ -110,9 +110,9 @@ class Model {
   }
   void truncate(uint32_t n) {
     for (auto& l : layers_) {
-      const size_t keep = std::min(l.k.size(), size_t{n} * c_.kv_heads * c_.head_dim);
-      l.k.resize(keep);
-      l.v.resize(keep);
+      const size_t keep = std::min(l.k.size() / c_.head_dim, size_t{n} * c_.kv_heads);
+      l.k.resize(keep * c_.head_dim);
+      l.v.resize(keep * value_dim());
     }
   }
   /// The same tokens without learned sinks.
@@ -121,7 +121,7 @@ class Model {
     m.sinks_.clear();
     return m;
   }
-  /// `[tokens, Hkv, d]`, to change.
+  /// `[tokens, Hkv, d]` and `[tokens, Hkv, dv]`, to change.
   std::vector<float>& keys(uint32_t layer) { return layers_[layer].k; }
   std::vector<float>& values(uint32_t layer) { return layers_[layer].v; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const {
@@ -133,9 +133,9 @@ class Model {
   template <class Use>
   std::vector<double> attend(uint32_t layer, const std::vector<float>& q, std::vector<double>& lse,
                              Use use) const {
-    const uint32_t d = c_.head_dim;
+    const uint32_t d = c_.head_dim, dv = value_dim();
     const uint32_t group = c_.q_heads / c_.kv_heads;
-    std::vector<double> out(size_t{c_.q_heads} * d, 0.0);
+    std::vector<double> out(size_t{c_.q_heads} * dv, 0.0);
     lse.assign(c_.q_heads, -INFINITY);
     double scale = scale_, softcap = c_.softcap;
     std::vector<uint32_t> used;
@@ -167,8 +167,8 @@ class Model {
       lse[h] = top + std::log(sum);
       for (size_t j = 0; j < used.size(); ++j) {
         const double w = std::exp(logits[j] - lse[h]);
-        const float* v = &layers_[layer].v[(size_t{used[j]} * c_.kv_heads + h / group) * d];
-        for (uint32_t i = 0; i < d; ++i) out[size_t{h} * d + i] += w * v[i];
+        const float* v = &layers_[layer].v[(size_t{used[j]} * c_.kv_heads + h / group) * dv];
+        for (uint32_t i = 0; i < dv; ++i) out[size_t{h} * dv + i] += w * v[i];
       }
     }
     return out;
@@ -179,6 +179,10 @@ class Model {
   }
 
  private:
+  [[nodiscard]] uint32_t value_dim() const {
+    return c_.value_dim != 0 ? c_.value_dim : c_.head_dim;
+  }
+
   struct Layer {
     std::vector<float> k, v;
   };
@@ -191,22 +195,46 @@ class Model {
 
 /// Sizes and tensors of one shape.
 struct Shape {
-  explicit Shape(const keyhole_engine_config& c) : hq(c.q_heads), hkv(c.kv_heads), d(c.head_dim) {}
-  int64_t hq, hkv, d;
+  explicit Shape(const keyhole_engine_config& c)
+      : hq(c.q_heads),
+        hkv(c.kv_heads),
+        d(c.head_dim),
+        dv(c.value_dim != 0 ? c.value_dim : c.head_dim),
+        values_in_keys(c.values_in_keys != 0) {}
+  int64_t hq, hkv, d, dv;  ///< dv: of values and outputs
+  bool values_in_keys;
   [[nodiscard]] size_t kv(uint32_t n) const { return static_cast<size_t>(n * hkv * d); }
+  [[nodiscard]] size_t v(uint32_t n) const { return static_cast<size_t>(n * hkv * dv); }
   [[nodiscard]] size_t q(uint32_t n) const { return static_cast<size_t>(n * hq * d); }
+  [[nodiscard]] size_t o(uint32_t n) const { return static_cast<size_t>(n * hq * dv); }
+  /// Values of tokens with these keys: random, or where the model has them there the keys' first components.
+  template <class Random>
+  [[nodiscard]] std::vector<float> values_of(const std::vector<float>& k, Random& numbers) const {
+    const size_t rows = k.size() / static_cast<size_t>(d), width = static_cast<size_t>(dv);
+    if (!values_in_keys) return numbers.many(rows * width);
+    std::vector<float> v;
+    for (size_t i = 0; i < rows; ++i) {
+      const auto row = k.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(d));
+      v.insert(v.end(), row, row + dv);
+    }
+    return v;
+  }
+  /// What calls take of values.
+  [[nodiscard]] const keyhole_tensor* given(const keyhole_tensor& v) const {
+    return values_in_keys ? nullptr : &v;
+  }
 };
 
 /// Appends n random tokens to a layer of both.
 inline void prefill_both(keyhole_session* s, Model& model, const Shape& shape, uint32_t layer,
                          uint32_t n, Numbers& numbers) {
   const auto k = numbers.many(shape.kv(n));
-  const auto v = numbers.many(shape.kv(n));
+  const auto v = shape.values_of(k, numbers);
   const auto q = numbers.many(shape.q(n));
   const auto tk = tensor(k, {n, shape.hkv, shape.d});
-  const auto tv = tensor(v, {n, shape.hkv, shape.d});
+  const auto tv = tensor(v, {n, shape.hkv, shape.dv});
   const auto tq = tensor(q, {n, shape.hq, shape.d});
-  ASSERT_OK(keyhole_prefill(s, layer, &tk, &tv, &tq));
+  ASSERT_OK(keyhole_prefill(s, layer, &tk, shape.given(tv), &tq));
   model.append(layer, k, v);
 }
 
@@ -216,9 +244,9 @@ struct Answer {
 };
 inline Answer attend_only(keyhole_session* s, const Shape& shape, uint32_t layer,
                           const std::vector<float>& q) {
-  Answer a{std::vector<float>(shape.q(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
+  Answer a{std::vector<float>(shape.o(1)), std::vector<float>(static_cast<size_t>(shape.hq))};
   const auto tq = tensor(q, {shape.hq, shape.d});
-  const auto out = tensor(a.o, {shape.hq, shape.d});
+  const auto out = tensor(a.o, {shape.hq, shape.dv});
   EXPECT_OK(keyhole_attend(s, layer, &tq, nullptr, nullptr, &out, a.lse.data()));
   return a;
 }

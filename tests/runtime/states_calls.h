@@ -12,9 +12,9 @@ namespace keyhole::test {
 
 inline Answer attend_offloaded(keyhole_session* s, const Shape& shape, uint32_t layer,
                                const std::vector<float>& q) {
-  Answer a{std::vector<float>(shape.q(1), NAN),
+  Answer a{std::vector<float>(shape.o(1), NAN),
            std::vector<float>(static_cast<size_t>(shape.hq), NAN)};
-  const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});
   EXPECT_OK(keyhole_attend_offloaded(s, layer, &tq, &out, a.lse.data()));
   return a;
 }
@@ -22,9 +22,9 @@ inline Answer attend_offloaded(keyhole_session* s, const Shape& shape, uint32_t 
 inline Answer attend_tokens(keyhole_session* s, const Shape& shape, uint32_t layer,
                             const std::vector<float>& q, const std::vector<uint32_t>& ids,
                             const std::vector<uint32_t>& counts, bool with_resident) {
-  Answer a{std::vector<float>(shape.q(1), NAN),
+  Answer a{std::vector<float>(shape.o(1), NAN),
            std::vector<float>(static_cast<size_t>(shape.hq), NAN)};
-  const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.d});
+  const auto tq = tensor(q, {shape.hq, shape.d}), out = tensor(a.o, {shape.hq, shape.dv});
   EXPECT_OK(keyhole_attend_tokens(s, layer, &tq, ids.data(), counts.data(), with_resident ? 1 : 0,
                                   &out, a.lse.data()));
   return a;
@@ -82,7 +82,7 @@ inline void expect_tokens_exact(keyhole_session* s, const Model& model,
       } else {
         ASSERT_NEAR(a.lse[g], lse[g], 1e-4) << "head " << g;
       }
-      for (uint32_t i = g * ec.head_dim; i < (g + 1) * ec.head_dim; ++i) {
+      for (size_t i = g * shape.o(1) / ec.q_heads; i < (g + 1) * shape.o(1) / ec.q_heads; ++i) {
         ASSERT_NEAR(a.o[i], o[i], 1e-4) << "head " << g;
       }
     }

@@ -49,7 +49,7 @@ class Decoder {
   }
 
   /// Forgets all tokens from `tokens` on, so that another continuation can follow. Throws std::runtime_error where layers
-  /// with a sliding window cannot go back so far (WindowSpan::kSlack).
+  /// with a sliding window cannot go back so far (kWindowSlack).
   virtual void truncate(uint32_t tokens) = 0;
 
   /// Number of tokens so far: the position of the next.

@@ -5,7 +5,6 @@
 
 #include "runtime/files/safetensors.h"
 #include "tools/llama/weights.h"
-#include "tools/llama/window_span.h"
 
 namespace keyhole::tools {
 namespace {
@@ -108,17 +107,6 @@ uint64_t gpu_step_bytes(const LlamaConfig& config) {
     bytes += on_card(4 * floats);
   }
   return bytes;
-}
-
-uint64_t gpu_window_bytes(const LlamaConfig& config, size_t number_bytes, uint32_t max_tokens) {
-  uint64_t bytes = 0;
-  for (uint32_t layer = 0; layer < config.layers; ++layer) {
-    if (!config.slides(layer)) continue;
-    const size_t slots = WindowSpan::slots_of(config.windows[layer], max_tokens);
-    bytes += 2 * on_card(slots * config.kv_width() * number_bytes);
-  }
-  if (bytes == 0) return 0;
-  return bytes + on_card(4 * config.q_heads * kWindowParts * (config.head_dim + size_t{2}));
 }
 
 uint64_t gpu_weight_bytes(const fs::path& folder, const LlamaConfig& config) {

@@ -65,13 +65,6 @@ inline constexpr size_t kGpuTokensAtOnce = 512;
 /// Device memory of a GpuDecoder's buffers for one token.
 [[nodiscard]] uint64_t gpu_step_bytes(const LlamaConfig& config);
 
-/// Parts that attention over a sliding window is cut into, for which there is room for states.
-inline constexpr uint32_t kWindowParts = 16;
-/// Device memory of DeviceWindows for a session on the GPU of at most `max_tokens` tokens, whose K and V take `number_bytes` bytes
-/// each; 0 for a model without sliding windows.
-[[nodiscard]] uint64_t gpu_window_bytes(const LlamaConfig& config, size_t number_bytes,
-                                        uint32_t max_tokens);
-
 /// Device memory of a GpuModel, from the headers of the folder's safetensors files: 2 bytes a number of a bf16 matrix, 4 of
 /// others (sums of two bf16; 2 where all of them happen to be bf16 numbers, which only reading them shows), 4 of vectors;
 /// nothing of what is not run (weights.h: stays_in_file()).

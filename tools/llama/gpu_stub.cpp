@@ -1,7 +1,6 @@
 // What a build without CUDA has of the GPU decoder: a clear answer.
 #include <stdexcept>
 
-#include "tools/llama/device_windows.h"
 #include "tools/llama/gpu_decoder.h"
 
 namespace keyhole::tools {
@@ -54,20 +53,5 @@ const StepTimes& GpuDecoder::times() const {
   return none;
 }
 void GpuDecoder::reset_times() {}
-
-class DeviceWindows::Rings {};
-
-DeviceWindows::DeviceWindows(const LlamaConfig&, ElementType, uint32_t) {
-  throw std::runtime_error(kReason);
-}
-DeviceWindows::DeviceWindows(const DeviceWindows&) {}
-DeviceWindows::~DeviceWindows() = default;
-void DeviceWindows::append(uint32_t, size_t, const float*, const float*) {}
-void DeviceWindows::append(const DeviceLayerChunk&, void*) {}
-void DeviceWindows::attend(uint32_t, const float*, const float*, const float*, float*) {}
-void DeviceWindows::enqueue_attend(uint32_t, const float*, const float*, const float*, float*,
-                                   const uint32_t*, void*) {}
-void DeviceWindows::will_hold(uint32_t) {}
-void DeviceWindows::truncate(uint32_t) {}
 
 }  // namespace keyhole::tools

@@ -7,8 +7,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "tools/llama/window_span.h"
-
 namespace keyhole::tools {
 
 keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
@@ -74,7 +72,7 @@ std::vector<keyhole_layer_config> add_sliding_layers(const LlamaConfig& model,
     if (!model.slides(layer)) continue;
     keyhole_layer_config& own = layers[place++];
     own.window = model.windows[layer];
-    own.window_slack = WindowSpan::kSlack;
+    own.window_slack = kWindowSlack;
     set_rope(model.sliding_rope, own);
   }
   config.layers = config.layer_count = model.layers;
@@ -101,8 +99,10 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   cache.q_heads_ = model.q_heads;
   cache.kv_heads_ = model.kv_heads;
   cache.head_dim_ = model.head_dim;
-  cache.places_ = model.places_among_full();
-  cache.has_layers_ = model.full_layers() > 0;
+  uint32_t sliding = model.full_layers();
+  for (const auto& place : model.places_among_full()) {
+    cache.places_.push_back(place ? *place : sliding++);
+  }
   cache.format_ = options.kv_format;
   if (cache.format_ && cache.head_dim_ % kKvFormatBlock != 0) {
     throw std::runtime_error("K and V in blocks of 32 numbers: head_dim is " +
@@ -114,29 +114,14 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
-  const bool slides = model.full_layers() != model.layers;
-  const bool to_host = options.device == KEYHOLE_DEVICE_HOST || cache.format_.has_value();
-  if (!slides || !to_host) {
-    cache.engine_ = make_engine(engine);
-    keyhole_engine_config made;
-    keyhole_engine_config_init(&made);
-    check(keyhole_engine_get_config(cache.engine_.get(), &made));
-    // A format works on host memory, which the rows of a step then come through.
-    cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
-  }
-  if (!slides) return cache;
-  if (cache.on_device_) {
-    cache.device_windows_ =
-        std::make_unique<DeviceWindows>(model, cache.kv_type_, options.max_tokens);
-    return cache;
-  }
-  const std::vector<keyhole_layer_config> layers = add_sliding_layers(model, engine);
+  std::vector<keyhole_layer_config> layers;  // to which the config points
+  if (model.full_layers() != model.layers) layers = add_sliding_layers(model, engine);
   cache.engine_ = make_engine(engine);
-  uint32_t place = model.full_layers();
-  for (std::optional<uint32_t>& own : cache.places_) {
-    if (!own) own = place++;
-  }
-  cache.has_layers_ = true;
+  keyhole_engine_config made;
+  keyhole_engine_config_init(&made);
+  check(keyhole_engine_get_config(cache.engine_.get(), &made));
+  // A format works on host memory, which the rows of a step then come through.
+  cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
   return cache;
 }
 
@@ -173,21 +158,12 @@ void apply_settings(const std::vector<SettingValue>& values, void* config) {
   }
 }
 
-namespace {
-
-[[noreturn]] void refuse_to_save() {
-  throw std::runtime_error(
-      "sessions with sliding windows on a GPU cannot be saved or loaded: these layers keep their "
-      "tokens beside them; allowed: sessions of --device cpu");
-}
-
-}  // namespace
+namespace {}  // namespace
 
 KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
                                 const std::string& path, const Contents* contents) {
   if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
   KeyholeCache cache = with_engine(model, options);
-  if (cache.device_windows_) refuse_to_save();
   keyhole_session* session = nullptr;
   if (contents == nullptr) {
     check(keyhole_load(cache.engine_.get(), path.c_str(), &session));
@@ -200,12 +176,7 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
   return cache;
 }
 
-void KeyholeCache::check_can_be_saved(const LlamaConfig& model, keyhole_device device) {
-  if (model.full_layers() != model.layers && device == KEYHOLE_DEVICE_CUDA) refuse_to_save();
-}
-
 void KeyholeCache::save(const std::string& path, const Contents* contents) const {
-  if (device_windows_) refuse_to_save();
   if (contents != nullptr) {
     const std::vector<int32_t>& tokens = contents->tokens;
     check(keyhole_session_set_identity(session_.get(), contents->model.c_str(),
@@ -230,8 +201,6 @@ KeyholeCache KeyholeCache::fork() const {
   copy.on_device_ = on_device_;
   copy.kv_type_ = kv_type_;
   copy.places_ = places_;
-  copy.has_layers_ = has_layers_;
-  if (device_windows_) copy.device_windows_ = std::make_unique<DeviceWindows>(*device_windows_);
   copy.format_ = format_;
   keyhole_session* session = nullptr;
   check(keyhole_fork(session_.get(), &session));
@@ -246,19 +215,13 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
   const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
   const float* const keys = stored(chunk.k, numbers, stored_k_);
   const float* const values = stored(chunk.v, numbers, stored_v_);
-  const std::optional<uint32_t> layer = place(chunk.layer);
-  if (!layer) {
-    device_windows_->append(chunk.layer, chunk.tokens, keys, values);
-    return;
-  }
   const keyhole_tensor k = keyhole_tensor_host(keys, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor v = keyhole_tensor_host(values, KEYHOLE_F32, 3, kv_shape);
   const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
-  append(*layer, k, v, q);
+  append(places_[chunk.layer], k, v, q);
 }
 
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
-  if (!place(chunk.layer)) return device_windows_->append(chunk, stream_);
   const auto n = static_cast<int64_t>(chunk.tokens);
   const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
   const int64_t q_shape[] = {n, q_heads_, head_dim_};
@@ -268,7 +231,7 @@ void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
     tensor.memory = KEYHOLE_DEVICE;
     return tensor;
   };
-  append(*place(chunk.layer), on_device(chunk.k, dtype, kv_shape),
+  append(places_[chunk.layer], on_device(chunk.k, dtype, kv_shape),
          on_device(chunk.v, dtype, kv_shape),
          on_device(chunk.q, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16, q_shape));
 }
@@ -282,7 +245,7 @@ void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole
 }
 
 void KeyholeCache::build(keyhole_progress_fn progress, void* user) {
-  if (has_layers_) check(keyhole_build(session_.get(), progress, user));
+  check(keyhole_build(session_.get(), progress, user));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const float* v,
@@ -290,75 +253,50 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   const size_t numbers = size_t{kv_heads_} * head_dim_;
   const float* const new_k = stored(k, numbers, stored_k_);
   const float* const new_v = stored(v, numbers, stored_v_);
-  const std::optional<uint32_t> number = place(layer);
-  if (!number) {
-    device_windows_->attend(layer, q, new_k, new_v, out);
-    return;
-  }
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor keys = heads(new_k, kv_heads_);
   const keyhole_tensor values = heads(new_v, kv_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
-  check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
+  check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
 }
 
 void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
-  const size_t q_width = size_t{q_heads_} * head_dim_, kv_width = size_t{kv_heads_} * head_dim_;
-  const std::optional<uint32_t> layer = place(chunk.layer);
-  for (size_t t = 0; t < chunk.tokens && !layer; ++t) {
-    attend(chunk.layer, chunk.q + t * q_width, chunk.k + t * kv_width, chunk.v + t * kv_width,
-           out + t * q_width);
-  }
-  if (!layer) return;
   const auto n = static_cast<int64_t>(chunk.tokens);
   const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
   const int64_t q_shape[] = {n, q_heads_, head_dim_};
-  const size_t numbers = chunk.tokens * kv_width;
+  const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
   const auto tensor = [](const float* data, const int64_t* shape) {
     return keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
   };
   const keyhole_tensor q = tensor(chunk.q, q_shape), result = tensor(out, q_shape);
   const keyhole_tensor k = tensor(stored(chunk.k, numbers, stored_k_), kv_shape);
   const keyhole_tensor v = tensor(stored(chunk.v, numbers, stored_v_), kv_shape);
-  check(keyhole_extend(session_.get(), *layer, &q, &k, &v, nullptr, &result, nullptr));
+  check(
+      keyhole_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result, nullptr));
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
-  const std::optional<uint32_t> number = place(layer);
-  if (!number) return device_windows_->attend(layer, q, nullptr, nullptr, out);
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor result = heads(out, q_heads_);
-  check(keyhole_attend(session_.get(), *number, &queries, nullptr, nullptr, &result, nullptr));
+  check(
+      keyhole_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result, nullptr));
 }
 
 void KeyholeCache::use_stream(void* stream) {
   check(keyhole_session_set_stream(session_.get(), stream));
-  stream_ = stream;
 }
 
 void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
-                                  float* out, const uint32_t* position) {
-  const std::optional<uint32_t> number = place(layer);
-  if (!number) {
-    device_windows_->enqueue_attend(layer, q, k, v, out, position, stream_);
-    return;
-  }
+                                  float* out) {
   const keyhole_tensor queries = heads(q, q_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor keys = heads(k, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor values = heads(v, kv_heads_, KEYHOLE_DEVICE);
   const keyhole_tensor result = heads(out, q_heads_, KEYHOLE_DEVICE);
-  check(keyhole_attend(session_.get(), *number, &queries, &keys, &values, &result, nullptr));
+  check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
 }
 
 void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k,
-                                  const float* v, float* out, const uint32_t* positions) {
-  const std::optional<uint32_t> number = place(layer);
-  const size_t q_width = size_t{q_heads_} * head_dim_, kv_width = size_t{kv_heads_} * head_dim_;
-  for (uint32_t i = 0; i < n && !number; ++i) {
-    device_windows_->enqueue_attend(layer, q + i * q_width, k + i * kv_width, v + i * kv_width,
-                                    out + i * q_width, positions + i, stream_);
-  }
-  if (!number) return;
+                                  const float* v, float* out) {
   const auto tokens = [&](const float* data, uint32_t heads) {
     const int64_t shape[] = {n, heads, head_dim_};
     keyhole_tensor t = keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
@@ -367,12 +305,8 @@ void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, co
   };
   const keyhole_tensor queries = tokens(q, q_heads_), keys = tokens(k, kv_heads_);
   const keyhole_tensor values = tokens(v, kv_heads_), result = tokens(out, q_heads_);
-  check(
-      keyhole_extend(session_.get(), *number, &queries, &keys, &values, nullptr, &result, nullptr));
-}
-
-void KeyholeCache::will_hold(uint32_t tokens) {
-  if (device_windows_) device_windows_->will_hold(tokens);
+  check(keyhole_extend(session_.get(), places_[layer], &queries, &keys, &values, nullptr, &result,
+                       nullptr));
 }
 
 void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
@@ -382,17 +316,13 @@ bool KeyholeCache::can_be_captured() const {
 }
 
 bool KeyholeCache::announce() {
-  if (!has_layers_) return true;  // the session has no part in it
   const keyhole_status status = keyhole_session_announce(session_.get());
   if (status == KEYHOLE_INVALID_ARGUMENT) return false;
   check(status);
   return true;
 }
 
-void KeyholeCache::truncate(uint32_t tokens) {
-  if (device_windows_) device_windows_->truncate(tokens);  // first: it may refuse
-  if (has_layers_) check(keyhole_truncate(session_.get(), tokens));
-}
+void KeyholeCache::truncate(uint32_t tokens) { check(keyhole_truncate(session_.get(), tokens)); }
 
 void KeyholeCache::set_index(const std::string& spec) {
   check(keyhole_session_set_index(session_.get(), spec.c_str()));
@@ -429,7 +359,7 @@ void KeyholeCache::reset_statistics() { check(keyhole_reset_statistics(session_.
 keyhole_layer_tokens KeyholeCache::layer_tokens(uint32_t layer) const {
   keyhole_layer_tokens tokens;
   keyhole_layer_tokens_init(&tokens);
-  check(keyhole_get_layer_tokens(session_.get(), *place(layer), &tokens));
+  check(keyhole_get_layer_tokens(session_.get(), places_[layer], &tokens));
   return tokens;
 }
 

@@ -6,9 +6,8 @@
 // keyhole_session keeps sink and window resident and finds the rest through an index.
 //
 // Layers that attend to a sliding window only (Mistral, Gemma) have nothing to find. The session's first layers are the others,
-// counted from 0; sliding ones follow them where steps come through host memory, and lie in rings of the GPU beside the session
-// where they do not. Layers are named by their number in the model here; by that of the session in dense_layers, classifiers and
-// budgets, which go to the library as they are.
+// counted from 0; sliding ones follow them. Layers are named by their number in the model here; by that of the session in
+// dense_layers, classifiers and budgets, which go to the library as they are.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -22,7 +21,6 @@
 #include "runtime/files/settings.h"
 #include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
-#include "tools/llama/device_windows.h"
 #include "tools/llama/kv_format.h"
 #include "tools/llama/prefill.h"
 
@@ -65,6 +63,9 @@ struct KeyholeCacheOptions {
 /// Puts the values into a struct of their table.
 void apply_settings(const std::vector<SettingValue>& values, void* config);
 
+/// Tokens behind a sliding window that are kept for truncate().
+inline constexpr uint32_t kWindowSlack = 4096;
+
 /// The KV cache of one sequence. Throws LibraryError with the library's own text. One thread at a
 /// time.
 class KeyholeCache {
@@ -81,10 +82,7 @@ class KeyholeCache {
                                          const KeyholeCacheOptions& options,
                                          const std::string& path,
                                          const Contents* contents = nullptr);
-  /// Throws std::runtime_error for a model with sliding windows on a GPU, which lie outside the session.
-  static void check_can_be_saved(const LlamaConfig& model, keyhole_device device);
-  /// Writes tokens, indexes and settings to `path` by keyhole_save(); and what they are, where it is known. Throws
-  /// likewise.
+  /// Writes tokens, indexes and settings to `path` by keyhole_save(); and what they are, where it is known.
   void save(const std::string& path, const Contents* contents = nullptr) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
   [[nodiscard]] keyhole_session_config config() const;
@@ -102,8 +100,7 @@ class KeyholeCache {
   /// One layer of one decoding step: appends k and v `[Hkv, d]`, attends with q `[Hq, d]`, writes
   /// out `[Hq, d]`; all fp32 after RoPE.
   void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
-  /// The same for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`. Where it throws, the
-  /// layer may hold some of them if it slides on a GPU.
+  /// The same for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`.
   void extend(const LayerChunk& chunk, float* out);
   /// Attends again without appending.
   void attend(uint32_t layer, const float* q, float* out);
@@ -111,18 +108,15 @@ class KeyholeCache {
   /// What K and V are stored in: f32, f16 or bf16.
   [[nodiscard]] ElementType kv_type() const { return kv_type_; }
   /// Whether sink and window lie on a GPU and steps may come from there. If so, a step may be enqueued on a stream of it (a
-  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory, where sliding layers find the token's
-  /// position as well. synchronize() waits for all that was enqueued, and throws what went wrong with it. will_hold() comes
-  /// before a step or a graph's launch, with the tokens that there are behind it; throws for more than max_tokens.
+  /// cudaStream_t; null: the default one): arrays as of attend(), but in device memory. synchronize() waits for all that was
+  /// enqueued, and throws what went wrong with it.
   [[nodiscard]] bool on_device() const { return on_device_; }
   void use_stream(void* stream);
-  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
-                      const uint32_t* position);
+  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
   /// The same for n tokens behind those there are, each of which attends to those before it: q, out `[n, Hq, d]`, k, v
-  /// `[n, Hkv, d]`, positions `[n]`.
+  /// `[n, Hkv, d]`.
   void enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k, const float* v,
-                      float* out, const uint32_t* positions);
-  void will_hold(uint32_t tokens);
+                      float* out);
   void synchronize();
   /// Whether steps on the stream may be captured in a graph; announce() comes before each launch of
   /// it. False where the session has changed since: the steps are to be captured again, after synchronize().
@@ -130,7 +124,7 @@ class KeyholeCache {
   [[nodiscard]] bool announce();
 
   /// Forgets all tokens from `tokens` on. Throws std::runtime_error, and changes nothing, where a sliding window would begin
-  /// before what is kept (WindowSpan::kSlack tokens behind it).
+  /// before what is kept (kWindowSlack tokens behind it).
   void truncate(uint32_t tokens);
 
   /// Other ways to attend to the same tokens; set_index wants a build() before the index is used.
@@ -148,15 +142,12 @@ class KeyholeCache {
   [[nodiscard]] bool audited() const { return audited_; }
   [[nodiscard]] keyhole_audit audit() const;
   void reset_statistics();
-  /// Of a layer that is Keyhole's.
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
 
  private:
   KeyholeCache() = default;
   /// Without a session yet.
   static KeyholeCache with_engine(const LlamaConfig& model, const KeyholeCacheOptions& options);
-  /// The session's number of a layer; nothing for one that lies beside it.
-  [[nodiscard]] std::optional<uint32_t> place(uint32_t layer) const { return places_[layer]; }
   void append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
               const keyhole_tensor& q);
   [[nodiscard]] keyhole_tensor heads(const float* data, uint32_t heads,
@@ -169,10 +160,7 @@ class KeyholeCache {
   bool on_device_ = false;
   ElementType kv_type_ = ElementType::f32;
   double prefill_seconds_ = 0.0;
-  std::vector<std::optional<uint32_t>> places_;
-  bool has_layers_ = true;                         ///< the session has layers of the model
-  std::unique_ptr<DeviceWindows> device_windows_;  ///< on_device_, in a model with sliding layers
-  void* stream_ = nullptr;                         ///< of use_stream()
+  std::vector<uint32_t> places_;  ///< the session's number of each layer
   std::optional<KvFormat> format_;
   std::vector<float> stored_k_, stored_v_;  ///< of a chunk or a step, with a format
   Engine engine_;  ///< null in a fork: its session keeps what it needs of the engine

@@ -53,6 +53,15 @@ class PinnedCopies final : public HostCopies {
     }
   }
 
+  void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
+             Stream stream) override {
+    auto* s = static_cast<cudaStream_t>(stream);
+    check(cudaMemcpy2DAsync(device, pitch, data, row_bytes, row_bytes, rows, cudaMemcpyHostToDevice,
+                            s),
+          "copying rows to the device");
+    check(cudaStreamSynchronize(s), "copying rows to the device");
+  }
+
  private:
   struct Buffer {
     PinnedBuffer memory;

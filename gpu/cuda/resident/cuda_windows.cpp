@@ -160,9 +160,15 @@ class CudaWindows final : public Windows {
   }
 
   void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
-            const DeviceRows& out, float* lse, Stream stream) override {
+            const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) override {
     check_rows(out, "out");
+    check_drafts(drafts);
     StepParams p = step_params(layer, q, k, v);
+    if (drafts.drafts != 0) {
+      p.drafts = drafts.drafts;
+      p.sees[0] = drafts.seen_within(p.window);
+      p.window = drafts.reach(p.window);
+    }
     p.merges = true;
     p.merge.out = {out.data, out.head_stride, out.dtype};
     p.merge.lse = lse;
@@ -267,6 +273,13 @@ class CudaWindows final : public Windows {
     if (layer < shape_.layers.size()) return;
     refuse("a step of layer " + std::to_string(layer) + "; there are " +
            std::to_string(shape_.layers.size()));
+  }
+
+  static void check_drafts(const SeenDrafts& d) {
+    if (d.drafts <= kMostDrafts && (d.drafts == 0 || d.sees >> (d.drafts - 1) == 1)) return;
+    refuse("a step among " + std::to_string(d.drafts) + " drafts that sees " +
+           std::to_string(d.sees) + "; allowed are " + std::to_string(kMostDrafts) +
+           ", its own the last that it sees");
   }
 
   /// No tokens, and the states that stand in place of the host's.

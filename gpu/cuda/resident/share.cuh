@@ -44,6 +44,12 @@ __device__ inline Work work_of(const StepParams& p, const RingState& state, uint
   return w;
 }
 
+/// Whether the step attends to token number `token`, one of w.tokens: not to drafts of other branches.
+__device__ inline bool sees(const StepParams& p, const Work& w, uint32_t token) {
+  if (p.drafts == 0 || token + p.drafts < w.tokens) return true;
+  return (p.sees[0] >> (token + p.drafts - w.tokens) & 1U) != 0;
+}
+
 /// True for the block that attends the step's new token.
 __device__ inline bool owns_new_token(const Work& w) {
   return w.stored < w.tokens && w.split == w.active - 1;

@@ -59,7 +59,7 @@ struct FloatShare {
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
           const uint32_t token = tile * kTile + row + b * kRows;
-          there[b] = token < w.tokens;
+          there[b] = token < w.tokens && sees(p, w, token);
           const float* from = nullptr;
           const float* from_v = nullptr;
           if (token < w.stored) {

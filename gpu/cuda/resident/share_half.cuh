@@ -243,16 +243,21 @@ struct HalfShare {
       }
 
       // Element j of a product: token lane / 4 (+ 8 for j >= 2), head 2 * (lane % 4) + j % 2.
-      const uint32_t left = w.tokens - tile * kTile;  // >= 1
+      bool there[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t token = tile * kTile + lane / 4 + half * 8;
+        there[half] = token < w.tokens && sees(p, w, token);
+      }
       uint32_t weights_high[Columns][2], weights_low[Columns][2];
 #pragma unroll
       for (int c = 0; c < Columns; ++c) {
         float x[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          const bool there = lane / 4 + (j / 2) * 8 < left;
-          x[j] = there ? logit_base2(logits[c][j] + rest[c][j], factor[c][j % 2], p.logits.softcap)
-                       : kMinusInf;
+          x[j] = there[j / 2]
+                     ? logit_base2(logits[c][j] + rest[c][j], factor[c][j % 2], p.logits.softcap)
+                     : kMinusInf;
         }
         float scale[2];
 #pragma unroll

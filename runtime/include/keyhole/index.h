@@ -31,8 +31,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_create(keyhole_engine*
 /* Accepts NULL. */
 KEYHOLE_API void keyhole_index_destroy(keyhole_index* index);
 
-/* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`; values may be NULL
- * if keyhole_index_attend is not used). training_queries `[m, d]` or NULL with their token
+/* Builds over keys `[n, d]` (any dtype; copied to kv_dtype with values `[n, d]`, or `[n, value_dim]` where the engine has one;
+ * values may be NULL if keyhole_index_attend is not used, and must be with values_in_keys). training_queries `[m, d]` or NULL with their token
  * positions (NULL: unknown); first_position is the token position of keys[0]. progress may be NULL.
  * Replaces an earlier build. On an error the index is empty; it is as before on BUSY, and where the
  * shape, dtype or memory of `keys` was refused. Errors: INVALID_ARGUMENT, NOT_FINITE (names tensor
@@ -69,7 +69,7 @@ typedef struct keyhole_search_options {
   /* Token position of the queries, from which an index can undo their RoPE; default
    * KEYHOLE_POSITION_UNKNOWN. */
   uint32_t position;
-  /* States of everything else that the queries attend to, o `[g, d]`, lse `[g]`: error and mass
+  /* States of everything else that the queries attend to, o `[g, d]` (or value_dim), lse `[g]`: error and mass
    * targets are about them and the index's keys together. Both NULL: nothing else. */
   const float* other_o;
   const float* other_lse;
@@ -116,7 +116,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_index_search(
     uint32_t* ids, float* scores, uint32_t* counts, keyhole_search_cost* cost);
 
 /* Search, then partial attention of all g heads over the keys that options->budget takes from it:
- * what a decoding step does for one KV head. o `[g, d]`, lse `[g]` fp32.
+ * what a decoding step does for one KV head. o `[g, d]`, or value_dim of the
+ * engine, lse `[g]` fp32.
  *   rows, row_count  the distinct keys attended, in no particular order; *rows points into the
  *                    index and is valid until its next call. Either may be NULL.
  * With a tail, (o, lse) is the state of the keys that were read merged with that of the tail.

@@ -19,10 +19,10 @@
  *         resident, indexed or pending.
  *
  * SHAPES  Hq = q_heads, Hkv = kv_heads, d = head_dim, n = tokens. Hq % Hkv == 0, group 1..128
- *         and d a multiple of 16 from 64 to 512; on a CUDA device groups of 1..16 and d one of 64,
+ *         and d a multiple of 16 from 64 to 576; on a CUDA device groups of 1..16 and d one of 64,
  *         80, 96, 128, 256. Query head h belongs to KV head h / (Hq / Hkv). K and q
  *         are passed after RoPE (rotate-half); RoPE's parameters are given so that an index can
- *         undo it.
+ *         undo it. Values and outputs may have fewer components than d: see value_dim.
  *
  * ERRORS  Every function that can fail returns a keyhole_status: KEYHOLE_OK or a negative code. The
  *         text of the last failure (what was wrong, the value seen, the values allowed) is read
@@ -240,7 +240,7 @@ typedef struct keyhole_engine_config {
   /* Required: Hkv, divides Hq, Hq / Hkv <= 128. A CUDA device takes up to 16. Of shapes that it does not take
    * DEVICE_AUTO is the host, which the log tells, and DEVICE_CUDA is UNSUPPORTED. */
   uint32_t kv_heads;
-  /* Required: d, a multiple of 16 from 64 to 512. A CUDA device takes 64, 80, 96, 128 and 256. */
+  /* Required: d, a multiple of 16 from 64 to 576. A CUDA device takes 64, 80, 96, 128 and 256. */
   uint32_t head_dim;
   /* How K and V are stored; default KEYHOLE_F16. Set it to the dtype of the model's K and V: a bf16
    * model stored as f16 has every value above 65504 refused (NOT_FINITE), and an f16 model stored
@@ -306,6 +306,11 @@ typedef struct keyhole_engine_config {
   /* Of yarn scaling, "truncate" of config.json: 1: the borders between the two lie on whole pairs; -1: they do not.
    * AUTO: 1. */
   int32_t rope_whole_pairs;
+  /* Components of values and outputs where they are fewer than those of queries and keys, a multiple of 16 up to d.
+   * AUTO: d. See VALUES NARROWER THAN KEYS. */
+  uint32_t value_dim;
+  /* 1: a token's value is the first value_dim components of its key. v is NULL then in every call that takes k. */
+  int32_t values_in_keys;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */
@@ -313,6 +318,12 @@ KEYHOLE_API void keyhole_engine_config_init_sized(keyhole_engine_config* config,
 static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
   keyhole_engine_config_init_sized(config, sizeof *config);
 }
+
+/* VALUES NARROWER THAN KEYS. With value_dim = dv < d (multi-head latent attention: one KV head of d = 576, dv = 512) tensors q and k
+ * are `[.., d]`, v, out and the o of states `[.., dv]` in every call; read d as dv there. scale is the model's: AUTO is that of d.
+ * Such models run on the host: KEYHOLE_DEVICE_AUTO takes it, which the log tells, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED. Values
+ * are kept as rows of d components, of which the last are 0, in memory, in files and in codes: they take d / dv of the memory and
+ * time that rows of dv would. That holds with values_in_keys, too, where keys are kept twice. */
 
 /* LAYERS. A model whose layers differ gives an array of keyhole_layer_config, one for each layer. The fields that the engine
  * has too (scale, softcap, RoPE) then count in the array alone.
@@ -694,8 +705,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * Where that is faster, and not in a capture, all are attended at once and exactly, whatever the budget: offloaded K and V
  * cross the bus once, and the call waits for the stream (K and V in f16 or bf16; device memory for it is taken then and kept,
  * within device_memory_limit). A mask in a layer without codes on the device, or of more tokens than
- * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, no mask but a causal one
- * (UNSUPPORTED), and all of it may be captured.
+ * `window`, needs that: else UNSUPPORTED. A sliding layer takes one step for each token there, with a mask, too, and
+ * all of it may be captured; a token sees what its layer still keeps when it comes, so that n tokens of a tree need a window_slack of
+ * n - 1 (INVALID_ARGUMENT names the layer and what it needs), or max_tokens of no more than the layer keeps.
  * Errors: as keyhole_attend; INVALID_ARGUMENT also for n = 0 and the mask. On an error nothing is appended (of a capture:
  * the graph is lost) and out and lse are unspecified. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
@@ -741,8 +753,9 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend_batch(
     const keyhole_tensor* out, float* lse, keyhole_status* statuses);
 /* ENGINES WITH ATTENTION OF THEIR OWN keep sink and window themselves, append with keyhole_prefill, and
  * merge what these two calls return with their own states (keyhole_merge_states_base and
- * keyhole_merge_states_device). Tensors and arrays lie in host memory, whatever the engine's device; lse
- * is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
+ * keyhole_merge_states_device). Arrays lie in host memory, and so do tensors, whatever the engine's
+ * device; with a CUDA device q, out and lse of the first two may lie in device memory, all of them: such a call waits for what is on
+ * the session's stream before it, and the state is there when it returns. lse is a natural logarithm. Which tokens are offloaded keyhole_get_layer_tokens tells: all but the first
  * `sink` and the last `window` of them. Learned sinks are in none of these states: the caller adds them once.
  * UNSUPPORTED in sliding layers, which have nothing offloaded. See docs/embedding.md, Engines with attention of their
  * own. */

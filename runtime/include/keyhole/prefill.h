@@ -33,7 +33,7 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
 
 /* Enqueues causal attention of the last n of m tokens of a prompt.
  *   q       `[n, Hq, d]` in f16 or bf16
- *   k, v    `[m, Hkv, d]`, n <= m, the dtype of q, strides alike: all tokens so far
+ *   k, v    `[m, Hkv, d]`, n <= m, the dtype of q, strides alike: all tokens so far; v NULL with values_in_keys
  *   out     `[n, Hq, d]`, any dtype, rows that do not overlap
  *   lse     NULL, or `[n, Hq]` floats in device memory: log-sum-exp of the logits attended, natural
  *   stream  a cudaStream_t of the engine's device; NULL: the default stream

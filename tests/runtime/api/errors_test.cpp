@@ -32,8 +32,8 @@ TEST(EngineErrors, NameTheField) {
   refused([](auto& c) { c.layers = 100000; }, "layers");
   refused([](auto& c) { c.kv_heads = 3; }, "kv_heads");
   refused([](auto& c) { c.q_heads = 258; }, "1..128");
-  refused([](auto& c) { c.head_dim = 100; }, "multiples of 16 from 64 to 512");
-  refused([](auto& c) { c.head_dim = 528; }, "head_dim is 528");
+  refused([](auto& c) { c.head_dim = 100; }, "multiples of 16 from 64 to 576");
+  refused([](auto& c) { c.head_dim = 592; }, "head_dim is 592");
   refused([](auto& c) { c.kv_dtype = 3; }, "kv_dtype");
   refused([](auto& c) { c.scale = std::numeric_limits<float>::quiet_NaN(); }, "scale");
   refused([](auto& c) { c.softcap = -1.0F; }, "softcap");

@@ -313,6 +313,72 @@ TEST_F(OwnAttentionOnADevice, ResidentTokensAreReadOnTheHost) {
   for (int i = 0; i < 5; ++i) step(s.get(), model, false);
 }
 
+// Strided rows, of which nothing but the state changes; steps that are still under way come first.
+TEST_F(OwnAttentionOnADevice, TakesAndGivesTensorsInDeviceMemory) {
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  StreamCodes::prefill(s.get(), model, 200);
+  const Shape shape(engine_config_);
+  const int64_t gap = 3, apart = shape.d + gap;
+  const auto strided = [&](const std::vector<float>& rows) {
+    keyhole_tensor t = on_device(rows, {shape.hq, shape.d});
+    t.strides[0] = apart;
+    return t;
+  };
+  for (int i = 0; i < 12; ++i) {
+    const auto q = numbers_.many(shape.q(1));
+    const auto heads = static_cast<size_t>(shape.hq), width = static_cast<size_t>(shape.d);
+    std::vector<float> rows(heads * static_cast<size_t>(apart), NAN);
+    for (size_t h = 0; h < heads; ++h) {
+      std::copy_n(q.begin() + static_cast<ptrdiff_t>(h * width), width,
+                  rows.begin() + static_cast<ptrdiff_t>(h * static_cast<size_t>(apart)));
+    }
+    std::vector<float> o(rows.size(), 77.0F), lse(heads, NAN);
+    // q comes when the stream comes to it.
+    const std::vector<float> late = rows;
+    std::fill(rows.begin(), rows.end(), 0.0F);
+    device.stream.push([&] { std::copy(late.begin(), late.end(), rows.begin()); });
+    const keyhole_tensor tq = strided(rows), out = strided(o);
+    const keyhole_layer_tokens t = layer_tokens(s.get(), 1);
+    const bool offloaded = i % 2 == 0;
+    std::vector<uint32_t> ids, counts(engine_config_.kv_heads, 2);
+    for (uint32_t h = 0; h < engine_config_.kv_heads; ++h) ids.insert(ids.end(), {h, 50 + h});
+    float* const sums = i % 3 == 0 ? nullptr : lse.data();
+    if (offloaded) {
+      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &tq, &out, sums));
+    } else {
+      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 0, &out, sums));
+    }
+    const auto group = engine_config_.q_heads / engine_config_.kv_heads;
+    for (uint32_t h = 0; h < heads; ++h) {
+      std::vector<double> true_lse;
+      const auto truth = model.attend(1, q, true_lse, [&](uint32_t token) {
+        return offloaded ? is_offloaded(t, token) : token == h / group || token == 50 + h / group;
+      });
+      for (size_t j = 0; j < static_cast<size_t>(apart); ++j) {
+        const float seen = o[h * static_cast<size_t>(apart) + j];
+        ASSERT_NEAR(seen, j < width ? truth[h * width + j] : 77.0, 1e-4) << "head " << h;
+      }
+      if (sums != nullptr) {
+        ASSERT_NEAR(lse[h], true_lse[h], 1e-4) << "head " << h;
+      }
+    }
+    if (i % 3 == 2) step(s.get(), model, true);
+  }
+  // Both or none.
+  std::vector<float> q(shape.q(1)), o(q.size());
+  const auto here = tensor(q, {shape.hq, shape.d}), there = on_device(o, {shape.hq, shape.d});
+  EXPECT_EQ(keyhole_attend_offloaded(s.get(), 1, &here, &there, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(keyhole_last_error()).find("allowed: both in the same"), std::string::npos)
+      << keyhole_last_error();
+  EXPECT_EQ(keyhole_attend_offloaded(s.get(), 1, &there, &here, nullptr), KEYHOLE_INVALID_ARGUMENT);
+  // Not of an engine on the host.
+  const EnginePtr host = make_engine(engine_config_);
+  const SessionPtr plain = make_session(host.get(), small_session());
+  EXPECT_EQ(keyhole_attend_offloaded(plain.get(), 0, &there, &there, nullptr), KEYHOLE_UNSUPPORTED);
+}
+
 TEST_F(OwnAttentionOnADevice, CodesOnTheDeviceHaveNoStateOfTheirOwn) {
   StreamEngine device(engine_config_);
   const SessionPtr s = make_session(device.handle.get(), coded());

@@ -40,6 +40,10 @@ class RandomCalls {
     const uint32_t dim = random_.below(1000);
     ec_.head_dim = on_host ? some_head_dim(dim) : kDeviceDims[dim % std::size(kDeviceDims)];
     ec_.kv_heads = 1 + random_.below(3);
+    if (on_host && random_.below(3) == 0) {
+      ec_.value_dim = 16 * (1 + random_.below(ec_.head_dim / 16));
+      ec_.values_in_keys = random_.below(2) == 0 ? 1 : 0;
+    }
     const bool any_group = on_host && random_.below(8) == 0;
     const uint32_t group = any_group ? some_group(random_.below(1000)) : 1 + random_.below(6);
     ec_.q_heads = ec_.kv_heads * group;
@@ -100,17 +104,18 @@ class RandomCalls {
   virtual void settle(Sequence&) {}
 
   void step_in_host_memory(Sequence& s, uint32_t l) {
-    const auto k = random_.many(shape().kv(1)), v = random_.many(k.size()),
+    const auto k = random_.many(shape().kv(1)), v = shape().values_of(k, random_),
                q = random_.many(shape().q(1));
-    const RandomTensor gk = row(k, ec_.kv_heads), gv = row(v, ec_.kv_heads),
+    const RandomTensor gk = row(k, ec_.kv_heads), gv(v, 1, ec_.kv_heads, shape().dv, random_, true),
                        gq = row(q, ec_.q_heads);
-    Answer a{std::vector<float>(q.size()), std::vector<float>(ec_.q_heads)};
-    const keyhole_tensor out = tensor(a.o, {ec_.q_heads, ec_.head_dim});
+    const keyhole_tensor* const tv = shape().given(gv.tensor);
+    Answer a{std::vector<float>(shape().o(1)), std::vector<float>(ec_.q_heads)};
+    const keyhole_tensor out = tensor(a.o, {ec_.q_heads, shape().dv});
     keyhole_session* const session = s.session.get();
     if (random_.below(2) == 0) {
-      ASSERT_OK(keyhole_attend(session, l, &gq.tensor, &gk.tensor, &gv.tensor, &out, a.lse.data()));
+      ASSERT_OK(keyhole_attend(session, l, &gq.tensor, &gk.tensor, tv, &out, a.lse.data()));
     } else {
-      ASSERT_OK(keyhole_attend_begin(session, l, &gq.tensor, &gk.tensor, &gv.tensor));
+      ASSERT_OK(keyhole_attend_begin(session, l, &gq.tensor, &gk.tensor, tv));
       ASSERT_EQ(keyhole_truncate(session, 0), KEYHOLE_BUSY) << "inside a step";
       ASSERT_OK(keyhole_attend_end(session, &out, a.lse.data()));
     }
@@ -133,11 +138,11 @@ class RandomCalls {
     }
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const NewRows rows = new_rows(n);
-      std::vector<float> o(rows.q.size()), lse(size_t{n} * ec_.q_heads);
-      const keyhole_tensor out = tensor(o, {n, ec_.q_heads, ec_.head_dim});
+      std::vector<float> o(shape().o(n)), lse(size_t{n} * ec_.q_heads);
+      const keyhole_tensor out = tensor(o, {n, ec_.q_heads, shape().dv});
       ASSERT_OK(keyhole_extend(s.session.get(), l, &rows.tq.tensor, &rows.tk.tensor,
-                               &rows.tv.tensor, mask.empty() ? nullptr : mask.data(), &out,
-                               lse.data()));
+                               shape().given(rows.tv.tensor), mask.empty() ? nullptr : mask.data(),
+                               &out, lse.data()));
       s.model.append(l, rows.k, rows.v);
       expect_truth_of_many(s, l, before, rows.q, mask, o.data(), lse.data());
       if (::testing::Test::HasFatalFailure()) return;
@@ -172,8 +177,8 @@ class RandomCalls {
     if (status == KEYHOLE_INVALID_ARGUMENT && can_refuse_truncation_) return;
     ASSERT_OK(status);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
-      const size_t token = shape().kv(1);
       for (std::vector<float>* rows : {&s.model.keys(l), &s.model.values(l)}) {
+        const size_t token = rows == &s.model.keys(l) ? shape().kv(1) : shape().v(1);
         std::vector<float> kept(rows->begin(),
                                 rows->begin() + static_cast<std::ptrdiff_t>(before * token));
         for (const uint32_t i : path) {
@@ -197,7 +202,6 @@ class RandomCalls {
       before.push_back(s.model.tokens(0));
     }
     const uint32_t total = start.back();
-    const size_t token = shape().kv(1);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       NewRows rows = new_rows(total);
       // The last layer's, so that all of a sequence fail or none.
@@ -209,12 +213,13 @@ class RandomCalls {
         bad[broken * shape().q(1) + random_.below(static_cast<uint32_t>(shape().q(1)))] = NAN;
         rows.tq.set(bad);
       }
-      std::vector<float> o(rows.q.size()), lse(size_t{total} * ec_.q_heads);
+      std::vector<float> o(shape().o(total)), lse(size_t{total} * ec_.q_heads);
       std::vector<keyhole_status> statuses(sessions.size(), 1);
-      const keyhole_tensor out = tensor(o, {total, ec_.q_heads, ec_.head_dim});
-      const keyhole_status status = keyhole_extend_batch(
-          sessions.data(), static_cast<uint32_t>(sessions.size()), l, &rows.tq.tensor,
-          &rows.tk.tensor, &rows.tv.tensor, start.data(), &out, lse.data(), statuses.data());
+      const keyhole_tensor out = tensor(o, {total, ec_.q_heads, shape().dv});
+      const keyhole_status status =
+          keyhole_extend_batch(sessions.data(), static_cast<uint32_t>(sessions.size()), l,
+                               &rows.tq.tensor, &rows.tk.tensor, shape().given(rows.tv.tensor),
+                               start.data(), &out, lse.data(), statuses.data());
       ASSERT_EQ(status, breaks ? KEYHOLE_NOT_FINITE : KEYHOLE_OK) << keyhole_last_error();
       for (size_t i = 0; i < sessions.size(); ++i) {
         const bool fails = broken >= start[i] && broken < start[i + 1];
@@ -226,9 +231,9 @@ class RandomCalls {
               all.begin() + static_cast<std::ptrdiff_t>(start[i + 1] * of_token));
         };
         Sequence& s = sequences_[i];
-        s.model.append(l, part(rows.k, token), part(rows.v, token));
+        s.model.append(l, part(rows.k, shape().kv(1)), part(rows.v, shape().v(1)));
         expect_truth_of_many(s, l, before[i], part(rows.q, shape().q(1)), {},
-                             o.data() + start[i] * shape().q(1),
+                             o.data() + start[i] * shape().o(1),
                              lse.data() + start[i] * ec_.q_heads);
         if (::testing::Test::HasFatalFailure()) return;
       }
@@ -238,12 +243,12 @@ class RandomCalls {
   void prefill(Sequence& s, uint32_t n) {
     if (!has_room(s, n)) return;
     for (uint32_t l = 0; l < ec_.layers; ++l) {
-      const auto k = random_.many(shape().kv(n)), v = random_.many(k.size()),
+      const auto k = random_.many(shape().kv(n)), v = shape().values_of(k, random_),
                  q = random_.many(shape().q(n));
       const RandomTensor gk(k, n, ec_.kv_heads, ec_.head_dim, random_, false),
-          gv(v, n, ec_.kv_heads, ec_.head_dim, random_, false),
+          gv(v, n, ec_.kv_heads, shape().dv, random_, false),
           gq(q, n, ec_.q_heads, ec_.head_dim, random_, false);
-      ASSERT_OK(keyhole_prefill(s.session.get(), l, &gk.tensor, &gv.tensor,
+      ASSERT_OK(keyhole_prefill(s.session.get(), l, &gk.tensor, shape().given(gv.tensor),
                                 random_.below(2) == 0 ? &gq.tensor : nullptr));
       s.model.append(l, k, v);
     }
@@ -271,7 +276,7 @@ class RandomCalls {
                             const std::vector<float>& q, const std::vector<uint64_t>& mask,
                             const float* o, const float* lse) {
     const auto n = static_cast<uint32_t>(q.size() / shape().q(1));
-    const size_t width = shape().q(1);
+    const size_t width = shape().q(1), o_width = shape().o(1);
     for (uint32_t i = 0; i < n;
          i += i + 1 < n ? std::min(n - 1 - i, 1 + random_.below(1 + n / 4)) : 1) {
       SCOPED_TRACE("new token " + std::to_string(i) + " of " + std::to_string(n));
@@ -286,7 +291,7 @@ class RandomCalls {
           layer,
           std::vector<float>(q.begin() + at, q.begin() + at + static_cast<std::ptrdiff_t>(width)),
           true_lse, sees);
-      const Answer seen{std::vector<float>(o + i * width, o + (i + 1) * width),
+      const Answer seen{std::vector<float>(o + i * o_width, o + (i + 1) * o_width),
                         std::vector<float>(lse + i * ec_.q_heads, lse + (i + 1) * ec_.q_heads)};
       expect_truth(seen, true_o, true_lse);
       if (::testing::Test::HasFatalFailure()) return;
@@ -308,10 +313,10 @@ class RandomCalls {
     RandomTensor tk, tv, tq;
   };
   [[nodiscard]] NewRows new_rows(uint32_t n) {
-    auto k = random_.many(shape().kv(n)), v = random_.many(k.size()),
+    auto k = random_.many(shape().kv(n)), v = shape().values_of(k, random_),
          q = random_.many(shape().q(n));
     RandomTensor tk(k, n, ec_.kv_heads, ec_.head_dim, random_, false),
-        tv(v, n, ec_.kv_heads, ec_.head_dim, random_, false),
+        tv(v, n, ec_.kv_heads, shape().dv, random_, false),
         tq(q, n, ec_.q_heads, ec_.head_dim, random_, false);
     return {std::move(k), std::move(v), std::move(q), std::move(tk), std::move(tv), std::move(tq)};
   }
@@ -447,9 +452,9 @@ class RandomCalls {
       expect_search_sound(s.session.get(), model, ec_, layer, 1 + random_.below(60), random_);
     }
     const auto q = random_.many(shape().q(1));
-    Answer a{std::vector<float>(q.size()), std::vector<float>(ec_.q_heads)};
+    Answer a{std::vector<float>(shape().o(1)), std::vector<float>(ec_.q_heads)};
     const keyhole_tensor tq = tensor(q, {ec_.q_heads, ec_.head_dim}),
-                         out = tensor(a.o, {ec_.q_heads, ec_.head_dim});
+                         out = tensor(a.o, {ec_.q_heads, shape().dv});
     const keyhole_status status =
         keyhole_attend_offloaded(s.session.get(), layer, &tq, &out, a.lse.data());
     if (window_of(layer) != 0) {
@@ -488,18 +493,19 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
   keyhole_session* const session = s.session.get();
   const auto n = static_cast<int64_t>(1 + random_.below(5));
   auto k = random_.many(shape().kv(static_cast<uint32_t>(n)));
-  const auto v = random_.many(k.size()), q = random_.many(shape().q(1));
+  const auto v = random_.many(shape().v(static_cast<uint32_t>(n))), q = random_.many(shape().q(1));
   keyhole_tensor tk = tensor(k, {n, ec_.kv_heads, ec_.head_dim}),
-                 tv = tensor(v, {n, ec_.kv_heads, ec_.head_dim}),
+                 tv = tensor(v, {n, ec_.kv_heads, shape().dv}),
                  tq = tensor(q, {ec_.q_heads, ec_.head_dim});
-  std::vector<float> o(q.size());
-  const keyhole_tensor out = tensor(o, {ec_.q_heads, ec_.head_dim});
+  const keyhole_tensor* const given = shape().given(tv);
+  std::vector<float> o(shape().o(1));
+  const keyhole_tensor out = tensor(o, {ec_.q_heads, shape().dv});
   keyhole_status status = KEYHOLE_OK;
   switch (random_.below(10)) {
-    case 0: status = keyhole_prefill(session, ec_.layers, &tk, &tv, nullptr); break;
+    case 0: status = keyhole_prefill(session, ec_.layers, &tk, given, nullptr); break;
     case 1:
       tk.shape[1] += 1;
-      status = keyhole_prefill(session, 0, &tk, &tv, nullptr);
+      status = keyhole_prefill(session, 0, &tk, given, nullptr);
       break;
     case 2:
       tv.shape[0] -= 1;
@@ -507,7 +513,7 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
       break;
     case 3:
       k[random_.below(static_cast<uint32_t>(k.size()))] = random_.below(2) == 0 ? NAN : INFINITY;
-      status = keyhole_prefill(session, 0, &tk, &tv, nullptr);
+      status = keyhole_prefill(session, 0, &tk, given, nullptr);
       EXPECT_EQ(status, KEYHOLE_NOT_FINITE);
       break;
     case 4:
@@ -527,8 +533,9 @@ inline void RandomCalls::break_a_rule(Sequence& s) {
     default: {
       const int64_t many = sc_.max_tokens + 1;
       const std::vector<float> all(shape().kv(static_cast<uint32_t>(many)));
-      tk = tv = tensor(all, {many, ec_.kv_heads, ec_.head_dim});
-      status = keyhole_prefill(session, 0, &tk, &tv, nullptr);
+      tk = tensor(all, {many, ec_.kv_heads, ec_.head_dim});
+      tv = tensor(all, {many, ec_.kv_heads, shape().dv});
+      status = keyhole_prefill(session, 0, &tk, given, nullptr);
     }
   }
   EXPECT_NE(status, KEYHOLE_OK);

@@ -35,6 +35,7 @@ class RandomStreamCalls final : public RandomCalls {
     } else if (random_.below(2) == 0) {
       sc_.budget = on_partitions();
     }
+    ec_.values_in_keys = random_.below(4) == 0 ? 1 : 0;
   }
 
   void run() {
@@ -113,7 +114,7 @@ class RandomStreamCalls final : public RandomCalls {
   /// Other numbers in the step's tensors, and what it answers to them.
   void fill(StepUnderWay& step, Sequence& s) {
     const auto q = random_.many(shape().q(1)), k = random_.many(shape().kv(1)),
-               v = random_.many(k.size());
+               v = shape().values_of(k, random_);
     step.q.set(q);
     step.k.set(k);
     step.v.set(v);
@@ -125,7 +126,7 @@ class RandomStreamCalls final : public RandomCalls {
   keyhole_status enqueue(Sequence& s, StepUnderWay& step) {
     keyhole_session* const session = s.session.get();
     const keyhole_tensor* const k = step.appends ? &step.k.tensor : nullptr;
-    const keyhole_tensor* const v = step.appends ? &step.v.tensor : nullptr;
+    const keyhole_tensor* const v = step.appends ? shape().given(step.v.tensor) : nullptr;
     const keyhole_tensor out = on_device(step.seen.o, {ec_.q_heads, ec_.head_dim});
     float* const lse = step.seen.lse.data();
     seen_->steps += 1;

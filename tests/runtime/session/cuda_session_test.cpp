@@ -486,6 +486,49 @@ TEST_F(CudaSession, TakesTensorsWhoseHeadsRunBackwards) {
   for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(seen[i], expected[i], 1e-3) << i;
 }
 
+// Beside the same calls with tensors in host memory; q comes when the stream comes to it, out has gaps between its heads.
+TEST_F(CudaSession, StatesOfOffloadedTokensInDeviceMemory) {
+  const EnginePtr engine = make_engine(cuda_config_);
+  const SessionPtr s = make_session(engine.get(), small_session());
+  ASSERT_OK(keyhole_session_set_stream(s.get(), stream_));
+  prefill(s.get(), 300, 5);
+  const int64_t apart = d() + 8;
+  const auto heads = static_cast<size_t>(hq()), width = static_cast<size_t>(d());
+  DeviceVector q(q_size()), lse(heads), out(heads * static_cast<size_t>(apart));
+  const std::vector<uint32_t> ids = {3, 250, 9, 77, 80}, counts = {2, 3};
+  for (int i = 0; i < 6; ++i) {
+    const std::vector<float> queries = numbers_.many(q_size());
+    std::vector<float> host_o(q_size()), host_lse(heads);
+    const keyhole_tensor host_q = tensor(queries, {hq(), d()}),
+                         host_out = tensor(host_o, {hq(), d()});
+    q.set(std::vector<float>(q_size(), 0.0F), stream_);
+    out.set(std::vector<float>(heads * static_cast<size_t>(apart), 77.0F), stream_);
+    const keyhole_tensor tq = q.tensor({hq(), d()});
+    keyhole_tensor to = out.tensor({hq(), d()});
+    to.strides[0] = apart;
+    auto* const sums = static_cast<float*>(lse.tensor({hq()}).data);
+    ASSERT_CUDA(cudaMemcpyAsync(tq.data, queries.data(), q_size() * sizeof(float),
+                                cudaMemcpyHostToDevice, stream_));
+    if (i % 2 == 0) {
+      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &tq, &to, sums));
+      ASSERT_OK(keyhole_attend_offloaded(s.get(), 1, &host_q, &host_out, host_lse.data()));
+    } else {
+      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &tq, ids.data(), counts.data(), 1, &to, sums));
+      ASSERT_OK(keyhole_attend_tokens(s.get(), 1, &host_q, ids.data(), counts.data(), 1, &host_out,
+                                      host_lse.data()));
+    }
+    EXPECT_EQ(lse.get(), host_lse);
+    const std::vector<float> seen = out.get();
+    for (size_t h = 0; h < heads; ++h) {
+      for (size_t j = 0; j < static_cast<size_t>(apart); ++j) {
+        ASSERT_EQ(seen[h * static_cast<size_t>(apart) + j],
+                  j < width ? host_o[h * width + j] : 77.0F)
+            << "head " << h;
+      }
+    }
+  }
+}
+
 TEST_F(CudaSession, FaultsHaveAStatusAndATextAndAnEnd) {
   EnginePtr engine = make_engine(cuda_config_);
   keyhole_session_config c = small_session();

@@ -80,10 +80,10 @@ class CudaWindows : public testing::Test {
       const keyhole_status status = keyhole_attend_begin(session, layer, &tq, &tk, &tv);
       return status != KEYHOLE_OK ? status : keyhole_attend_end(session, &to, sums);
     }
-    keyhole_status extend(keyhole_session* session) {
+    keyhole_status extend(keyhole_session* session, const uint64_t* mask = nullptr) {
       const auto tq = q.tensor({n, s.hq, s.d}), tk = k.tensor({n, s.hkv, s.d}),
                  tv = v.tensor({n, s.hkv, s.d}), to = out.tensor({n, s.hq, s.d});
-      return keyhole_extend(session, layer, &tq, &tk, &tv, nullptr, &to,
+      return keyhole_extend(session, layer, &tq, &tk, &tv, mask, &to,
                             static_cast<float*>(lse.tensor({n, s.hq}).data));
     }
     keyhole_status prefill(keyhole_session* session) {
@@ -109,6 +109,27 @@ class CudaWindows : public testing::Test {
       std::vector<double> sums;
       const auto o = model.attend_all(t.layer, part(t.hq, i, shape().q(1)), sums);
       expect_near({part(out, i, shape().q(1)), part(lse, i, config_.q_heads)}, o, sums, kTolerance);
+    }
+  }
+  /// The same of a tree of drafts, of which those at `path` remain.
+  void expect_tree(Model& model, const Turn& t, const uint64_t* mask,
+                   const std::vector<uint32_t>& path) {
+    const std::vector<float> out = t.out.get(), lse = t.lse.get();
+    const uint32_t before = model.tokens(t.layer);
+    Model all = model;
+    all.append(t.layer, t.hk, t.hv);
+    for (uint32_t i = 0; i < t.n; ++i) {
+      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", draft " + std::to_string(i) + " after " +
+                   std::to_string(before));
+      std::vector<double> sums;
+      const auto sees = [&](uint32_t token) {
+        return token < before || (mask[i] >> (token - before) & 1) != 0;
+      };
+      const auto o = all.attend(t.layer, part(t.hq, i, shape().q(1)), sums, sees);
+      expect_near({part(out, i, shape().q(1)), part(lse, i, config_.q_heads)}, o, sums, kTolerance);
+    }
+    for (const uint32_t i : path) {
+      model.append(t.layer, part(t.hk, i, shape().kv(1)), part(t.hv, i, shape().kv(1)));
     }
   }
   std::vector<std::unique_ptr<Turn>> turns(uint32_t n) {
@@ -195,6 +216,46 @@ TEST_F(CudaWindows, DraftsAreAcceptedOnTheStream) {
     decode(s.get(), model, 2);
   }
   expect_exact_on_host(s.get(), model);
+}
+
+TEST_F(CudaWindows, TreesOfDraftsOnTheStreamAndInGraphs) {
+  config_.signal = KEYHOLE_SIGNAL_WAIT;
+  const EnginePtr engine = make_engine(config_);
+  const SessionPtr s = session(engine.get());
+  Model model(config_);
+  prefill(s.get(), model, 90);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  const uint64_t mask[] = {1, 3, 5, 13, 17, 51, 71};
+  const std::vector<uint32_t> path = {0, 2, 3};
+  // The sliding layers, which alone take a mask in a capture where nothing is attended by codes.
+  std::vector<std::unique_ptr<Turn>> sliding;
+  for (const uint32_t layer : {1U, 2U}) {
+    sliding.push_back(std::make_unique<Turn>(shape(), layer, 7));
+    sliding.back()->set(numbers_, stream_);
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_CUDA(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+  for (const auto& t : sliding) EXPECT_OK(t->extend(s.get(), mask));
+  ASSERT_CUDA(cudaStreamEndCapture(stream_, &graph));
+  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  for (uint32_t round = 0; round < 20; ++round) {
+    const bool by_graph = round % 2 == 0;
+    for (const auto& t : sliding) t->set(numbers_, stream_);
+    if (by_graph) {
+      ASSERT_OK(keyhole_session_announce(s.get()));
+      ASSERT_CUDA(cudaGraphLaunch(executable, stream_));
+    } else {
+      for (const auto& t : sliding) ASSERT_OK(t->extend(s.get(), mask));
+    }
+    ASSERT_OK(keyhole_session_accept(s.get(), 3, path.data()));
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    for (const auto& t : sliding) expect_tree(model, *t, mask, path);
+    if (HasFatalFailure()) break;
+  }
+  expect_exact_on_host(s.get(), model);
+  (void)cudaGraphExecDestroy(executable);
+  (void)cudaGraphDestroy(graph);
 }
 
 TEST_F(CudaWindows, GraphsAreLaunchedOften) {

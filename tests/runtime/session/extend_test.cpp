@@ -36,17 +36,21 @@ class Pair {
     }
   }
   [[nodiscard]] New new_tokens(uint32_t n) {
-    return {numbers_.many(shape_.kv(n)), numbers_.many(shape_.kv(n)), numbers_.many(shape_.q(n))};
+    New t{numbers_.many(shape_.kv(n)), {}, {}};
+    t.v = shape_.values_of(t.k, numbers_);
+    t.q = numbers_.many(shape_.q(n));
+    return t;
   }
   [[nodiscard]] keyhole_status extend(uint32_t layer, const New& t, const uint64_t* mask,
                                       Answer& a) {
     const auto n = static_cast<int64_t>(t.k.size() / shape_.kv(1));
-    a = {std::vector<float>(t.q.size()), std::vector<float>(static_cast<size_t>(n * shape_.hq))};
+    a = {std::vector<float>(shape_.o(static_cast<uint32_t>(n))),
+         std::vector<float>(static_cast<size_t>(n * shape_.hq))};
     const auto tk = tensor(t.k, {n, shape_.hkv, shape_.d}),
-               tv = tensor(t.v, {n, shape_.hkv, shape_.d}),
+               tv = tensor(t.v, {n, shape_.hkv, shape_.dv}),
                tq = tensor(t.q, {n, shape_.hq, shape_.d}),
-               out = tensor(a.o, {n, shape_.hq, shape_.d});
-    return keyhole_extend(session(), layer, &tq, &tk, &tv, mask, &out, a.lse.data());
+               out = tensor(a.o, {n, shape_.hq, shape_.dv});
+    return keyhole_extend(session(), layer, &tq, &tk, shape_.given(tv), mask, &out, a.lse.data());
   }
   /// Of every layer; each `step`-th answer and the last are compared with the truth.
   void extend_and_check(uint32_t n, const std::vector<uint64_t>& mask, double tolerance,
@@ -67,7 +71,8 @@ class Pair {
   }
   void check_one(uint32_t l, const New& t, const Answer& a, uint32_t i, uint32_t before,
                  const std::vector<uint64_t>& mask, double tolerance) {
-    const size_t width = shape_.q(1), heads = static_cast<size_t>(shape_.hq);
+    const size_t width = shape_.q(1), o_width = shape_.o(1);
+    const auto heads = static_cast<size_t>(shape_.hq);
     const std::vector<float> q(t.q.begin() + static_cast<std::ptrdiff_t>(i * width),
                                t.q.begin() + static_cast<std::ptrdiff_t>((i + 1) * width));
     std::vector<double> lse;
@@ -76,18 +81,18 @@ class Pair {
       const uint32_t j = token - before;
       return mask.empty() ? j <= i : (mask[i] >> j & 1) != 0;
     });
-    const Answer seen{{a.o.begin() + static_cast<std::ptrdiff_t>(i * width),
-                       a.o.begin() + static_cast<std::ptrdiff_t>((i + 1) * width)},
+    const Answer seen{{a.o.begin() + static_cast<std::ptrdiff_t>(i * o_width),
+                       a.o.begin() + static_cast<std::ptrdiff_t>((i + 1) * o_width)},
                       {a.lse.begin() + static_cast<std::ptrdiff_t>(i * heads),
                        a.lse.begin() + static_cast<std::ptrdiff_t>((i + 1) * heads)}};
     expect_near(seen, o, lse, tolerance);
   }
   /// What the model has of the newest n tokens becomes those at `path`.
   void keep(uint32_t n, const std::vector<uint32_t>& path) {
-    const size_t token = shape_.kv(1);
     for (uint32_t l = 0; l < ec_.layers; ++l) {
       const uint32_t before = model_.tokens(l) - n;
       for (std::vector<float>* rows : {&model_.keys(l), &model_.values(l)}) {
+        const size_t token = rows == &model_.keys(l) ? shape_.kv(1) : shape_.v(1);
         for (size_t i = 0; i < path.size(); ++i) {
           std::copy_n(rows->begin() + static_cast<std::ptrdiff_t>((before + path[i]) * token),
                       token, rows->begin() + static_cast<std::ptrdiff_t>((before + i) * token));
@@ -169,6 +174,8 @@ TEST_P(Extend, EveryAnswerIsExactAcrossAllBorders) {
     auto ec = small_engine(1 + numbers.below(3));
     ec.layers = 1 + numbers.below(2);
     ec.head_dim = some_head_dim(numbers.below(1000));
+    ec.value_dim = numbers.below(2) == 0 ? 0 : 16 * (1 + numbers.below(ec.head_dim / 16));
+    ec.values_in_keys = numbers.below(3) == 0 ? 1 : 0;
     ec.kv_heads = 1 + numbers.below(2);
     ec.q_heads = ec.kv_heads * some_group(numbers.below(1000));
     ec.kv_dtype = kTypes[numbers.below(3)];

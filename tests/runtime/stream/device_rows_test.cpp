@@ -29,6 +29,12 @@ class FakeCopies final : public gpu::HostCopies {
       take(first, n, piece.data());
     }
   }
+  void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
+             gpu::Stream) override {
+    for (size_t i = 0; i < rows; ++i) {
+      std::memcpy(static_cast<std::byte*>(device) + i * pitch, data + i * row_bytes, row_bytes);
+    }
+  }
 };
 
 class DeviceRows : public testing::Test {

@@ -42,10 +42,10 @@ class StreamWindows : public LayerConfig {
                v = on_device(t.v, {t.n, hkv(), d()}), o = on_device(t.out, {t.n, hq(), d()});
     return keyhole_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
   }
-  keyhole_status extend_on_host(keyhole_session* s, Turn& t) {
+  keyhole_status extend_on_host(keyhole_session* s, Turn& t, const uint64_t* mask = nullptr) {
     const auto q = tensor(t.q, {t.n, hq(), d()}), k = tensor(t.k, {t.n, hkv(), d()}),
                v = tensor(t.v, {t.n, hkv(), d()}), o = tensor(t.out, {t.n, hq(), d()});
-    return keyhole_extend(s, t.layer, &q, &k, &v, nullptr, &o, t.lse.data());
+    return keyhole_extend(s, t.layer, &q, &k, &v, mask, &o, t.lse.data());
   }
   keyhole_status step_on_device(keyhole_session* s, Turn& t, bool halves) {
     const auto q = on_device(t.q, {hq(), d()}), k = on_device(t.k, {hkv(), d()}),
@@ -68,6 +68,51 @@ class StreamWindows : public LayerConfig {
       const auto o = model.attend_all(t.layer, part(t.q, shape().q(1)), lse);
       expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
     }
+  }
+  /// The same of a tree of drafts.
+  void expect_tree(Model& model, const Turn& t, const uint64_t* mask) {
+    const uint32_t before = model.tokens(t.layer);
+    model.append(t.layer, t.k, t.v);
+    for (uint32_t i = 0; i < t.n; ++i) {
+      SCOPED_TRACE("layer " + std::to_string(t.layer) + ", draft " + std::to_string(i) + " of " +
+                   std::to_string(t.n) + " after " + std::to_string(before));
+      const auto part = [&](const std::vector<float>& x, size_t size) {
+        return std::vector<float>(x.begin() + static_cast<ptrdiff_t>(i * size),
+                                  x.begin() + static_cast<ptrdiff_t>((i + 1) * size));
+      };
+      std::vector<double> lse;
+      const auto o = model.attend(t.layer, part(t.q, shape().q(1)), lse, [&](uint32_t token) {
+        return token < before || (mask[i] >> (token - before) & 1) != 0;
+      });
+      expect_near({part(t.out, shape().q(1)), part(t.lse, static_cast<size_t>(hq()))}, o, lse);
+    }
+  }
+  /// Of the model's newest n tokens those at `path` remain.
+  void keep_newest(Model& model, const Turn& t, const std::vector<uint32_t>& path) {
+    const uint32_t before = model.tokens(t.layer) - t.n;
+    const auto cut = [&](std::vector<float>& rows, const std::vector<float>& fresh) {
+      const size_t token = shape().kv(1);
+      rows.resize(before * token);
+      for (const uint32_t i : path) {
+        rows.insert(rows.end(), fresh.begin() + static_cast<ptrdiff_t>(i * token),
+                    fresh.begin() + static_cast<ptrdiff_t>((i + 1) * token));
+      }
+    };
+    cut(model.keys(t.layer), t.k);
+    cut(model.values(t.layer), t.v);
+  }
+  /// Each draft sees some of those before it.
+  std::vector<uint64_t> random_tree(uint32_t n) {
+    std::vector<uint64_t> mask;
+    const uint32_t one_in = 1 + numbers_.below(4);
+    for (uint32_t i = 0; i < n; ++i) {
+      uint64_t seen = uint64_t{1} << i;
+      for (uint32_t j = 0; j < i; ++j) {
+        if (numbers_.below(one_in) == 0) seen |= uint64_t{1} << j;
+      }
+      mask.push_back(seen);
+    }
+    return mask;
   }
   /// A token of every layer on the stream, checked.
   void decode_on_device(keyhole_session* s, Model& model, bool halves = false) {
@@ -268,13 +313,109 @@ TEST_F(StreamWindows, DraftsAreAcceptedWithoutWaiting) {
   EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, keyhole_session_accept(s.get(), 1, nullptr));
   expect_text("allowed: to drop up to its slack, 8");
   ASSERT_OK(keyhole_session_accept(s.get(), 2, nullptr));
-  const uint64_t mask[] = {1, 3, 5};
-  Turn tree = turn(1, 3);
-  EXPECT_EQ(KEYHOLE_UNSUPPORTED, extend_on_device(s.get(), tree, mask));
-  expect_text("word 2 of the mask is 5");
-  const uint64_t causal[] = {1, 3, 7};
-  ASSERT_OK(extend_on_device(s.get(), tree, causal));
   ASSERT_OK(keyhole_session_synchronize(s.get()));
+}
+
+// Windows that are longer than the tree, as long as a branch, and shorter; rings that have turned over and that have not.
+TEST_F(StreamWindows, TreesOfDraftsSeeTheirBranches) {
+  engine_config_.layers = 3;
+  const std::vector<float> sinks = numbers_.many(12);
+  engine_config_.sink_logits = sinks.data();
+  slide(0, 40, 20);
+  slide(1, 3, 20);
+  slide(2, 1, 20);
+  StreamEngine device(engine_config_);
+  for (const uint32_t prompt : {1U, 10U, 90U}) {
+    const SessionPtr s = make_session(device.handle.get(), small_session());
+    Model model(engine_config_);
+    prefill_model(s.get(), model, prompt);
+    for (uint32_t round = 0; round < unless_sanitized(12, 3); ++round) {
+      const uint32_t n = 1 + numbers_.below(20);
+      const auto mask = random_tree(n);
+      std::vector<Turn> turns = {turn(0, n), turn(1, n), turn(2, n)};
+      for (Turn& t : turns) ASSERT_OK(extend_on_device(s.get(), t, mask.data()));
+      std::vector<uint32_t> path;
+      for (uint32_t i = 0; i < n; ++i) {
+        if (numbers_.below(3) == 0) path.push_back(i);
+      }
+      path.reserve(1);
+      ASSERT_OK(keyhole_session_accept(s.get(), static_cast<uint32_t>(path.size()), path.data()));
+      ASSERT_OK(keyhole_session_synchronize(s.get()));
+      for (const Turn& t : turns) {
+        expect_tree(model, t, mask.data());
+        keep_newest(model, t, path);
+      }
+      decode_on_device(s.get(), model);
+      if (HasFatalFailure()) return;
+    }
+    expect_all_exact(s.get(), model);
+  }
+}
+
+TEST_F(StreamWindows, TreesOfDraftsInGraphs) {
+  engine_config_.layers = 1;
+  slide(0, 9, 6);
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), small_session());
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 30);
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  const uint64_t mask[] = {1, 3, 5, 13, 19};
+  Turn t = turn(0, 5);
+  device.stream.begin_capture();
+  ASSERT_OK(extend_on_device(s.get(), t, mask));
+  device.stream.end_capture();
+  for (uint32_t launch = 0; launch < 10; ++launch) {
+    const Turn next = turn(0, 5);  // the graph reads the same memory
+    std::copy(next.q.begin(), next.q.end(), t.q.begin());
+    std::copy(next.k.begin(), next.k.end(), t.k.begin());
+    std::copy(next.v.begin(), next.v.end(), t.v.begin());
+    std::fill(t.out.begin(), t.out.end(), NAN);
+    ASSERT_OK(keyhole_session_announce(s.get()));
+    device.stream.launch_graph();
+    const std::vector<uint32_t> path = {0, 2, 3};
+    ASSERT_OK(keyhole_session_accept(s.get(), 3, path.data()));
+    ASSERT_OK(keyhole_session_synchronize(s.get()));
+    expect_tree(model, t, mask);
+    keep_newest(model, t, path);
+    EXPECT_EQ(layer_tokens(s.get(), 0).total, model.tokens(0));
+  }
+  expect_exact_on_device(s.get(), model);
+}
+
+TEST_F(StreamWindows, TreesOfDraftsNeedSlack) {
+  slide(1, 12, 8);
+  StreamEngine device(engine_config_);
+  auto c = small_session();
+  const SessionPtr s = make_session(device.handle.get(), c);
+  Model model(engine_config_);
+  prefill_model(s.get(), model, 60);
+  // The last draft sees itself alone: of the tokens before it 11, and 9 drafts lie behind these.
+  const std::vector<uint64_t> mask = {1, 3, 5, 9, 17, 33, 65, 129, 257, 512};
+  Turn t = turn(1, 9);
+  ASSERT_OK(extend_on_device(s.get(), t, mask.data()));
+  ASSERT_OK(keyhole_session_accept(s.get(), 1, nullptr));
+  ASSERT_OK(keyhole_session_synchronize(s.get()));
+  expect_tree(model, t, mask.data());
+  keep_newest(model, t, {0});
+  Turn many = turn(1, 10);
+  EXPECT_EQ(KEYHOLE_INVALID_ARGUMENT, extend_on_device(s.get(), many, mask.data()));
+  expect_text("layer 1 has a sliding window of 12 and keeps 20 tokens");
+  expect_text("token 9 of this mask needs a window_slack of 9");
+  EXPECT_EQ(layer_tokens(s.get(), 1).total, model.tokens(1));
+  // In host memory there is no such bound.
+  ASSERT_OK(extend_on_host(s.get(), many, mask.data()));
+  expect_tree(model, many, mask.data());
+  expect_exact_on_device(s.get(), model);
+  // Nor where the layer keeps all tokens that can come.
+  c.max_tokens = 20;
+  const SessionPtr all = make_session(device.handle.get(), c);
+  Model few(engine_config_);
+  prefill_model(all.get(), few, 10);
+  many = turn(1, 10);
+  ASSERT_OK(extend_on_device(all.get(), many, mask.data()));
+  ASSERT_OK(keyhole_session_synchronize(all.get()));
+  expect_tree(few, many, mask.data());
 }
 
 TEST_F(StreamWindows, RefuseWhatIsNotFinite) {
@@ -445,8 +586,14 @@ TEST_F(StreamWindows, RandomCalls) {
           const bool on_host = random.below(3) == 0;
           std::vector<Turn> turns;
           for (uint32_t l = 0; l < 3; ++l) turns.push_back(turn(l, n));
+          // A tree now and then. On the device the slack must do for it, and layer 0 has no codes: K and V in f16 then.
+          const bool is_tree = random.below(2) == 0 &&
+                               (on_host || (n <= slack && engine_config_.kv_dtype == KEYHOLE_F16));
+          const auto tree = random_tree(n);
+          const uint64_t* const mask = is_tree ? tree.data() : nullptr;
           for (Turn& t : turns) {
-            ASSERT_OK(on_host ? extend_on_host(s.get(), t) : extend_on_device(s.get(), t));
+            ASSERT_OK(on_host ? extend_on_host(s.get(), t, mask)
+                              : extend_on_device(s.get(), t, mask));
           }
           std::vector<uint32_t> ids;
           for (uint32_t i = 0; i < n; ++i) {
@@ -459,7 +606,13 @@ TEST_F(StreamWindows, RandomCalls) {
               keyhole_session_accept(s.get(), m, by_path ? ids.data() : nullptr) == KEYHOLE_OK;
           if (!accepted) expect_text("sliding window");
           ASSERT_OK(keyhole_session_synchronize(s.get()));
-          for (const Turn& t : turns) expect_turn(model, t);
+          for (const Turn& t : turns) {
+            if (is_tree) {
+              expect_tree(model, t, mask);
+            } else {
+              expect_turn(model, t);
+            }
+          }
           if (!accepted) break;
           model.truncate(tokens);
           for (const Turn& t : turns) {

@@ -291,6 +291,33 @@ TEST_P(GpuFamily, TakesTheRestOfAPromptLater) {
   });
 }
 
+/// Sliding layers are in the file, wherever they lay.
+TEST_P(GpuFamily, SavedSessionsGoOn) {
+  const Golden golden = load(GetParam());
+  const TemporaryFolder folder;
+  for_all_ways(golden, [&](const GpuModel& gpu, KeyholeCache& cache) {
+    const std::string path = (folder.path() / "talk.kv").string();
+    KeyholeCacheOptions options = exact_cache();
+    options.device = cache.on_device() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
+    const auto prompt = std::span(golden.prompt);
+    const auto before = static_cast<uint32_t>(prompt.size() - 3);
+    {
+      GpuDecoder decoder(gpu, cache);
+      (void)decoder.prefill(prompt.first(before - 2));
+      cache.build(nullptr, nullptr);
+      for (uint32_t i = before - 2; i < before; ++i) (void)decoder.step(prompt[i]);
+      cache.save(path);
+    }
+    KeyholeCache saved = KeyholeCache::load(gpu.host().config, options, path);
+    GpuDecoder decoder(gpu, saved, before);
+    std::span<const float> logits;
+    for (uint32_t i = before; i < prompt.size(); ++i) logits = decoder.step(prompt[i]);
+    expect_close_on_gpu(logits, golden.logits);
+    EXPECT_EQ(continued(decoder, logits, 8),
+              std::vector<uint32_t>(golden.generated.begin(), golden.generated.begin() + 8));
+  });
+}
+
 const auto kModels =
     ::testing::Values("llama", "llama_biases", "mistral", "mistral_sliding", "qwen2", "qwen3",
                       "gemma2", "gemma3_text", "gemma3", "phi3", "phi3_longrope", "phi3_sliding");

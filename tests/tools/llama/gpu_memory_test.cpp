@@ -1,6 +1,7 @@
 // --gpu-memory from outside, and its plan for a model of 8 billion weights of which only the headers exist. Needs no GPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 
 #include "tests/tools/cli/run_command.h"
@@ -134,6 +135,22 @@ TEST(GpuMemory, SaysWithWhichBitsAllLayersWouldFit) {
   EXPECT_NE(warning.find(" of 32 layers fit"), std::string::npos) << warning;
   EXPECT_NE(warning.find("--index codes:k=2,v=2, or with a context of "), std::string::npos)
       << warning;
+}
+
+// Of layers with a window their rings: 8192 tokens, or all of a shorter context, in place of codes and of sink and window.
+TEST(GpuMemory, SlidingLayersTakeTheirRings) {
+  const Folder8B folder;
+  const auto session = [&](uint32_t window, uint32_t sliding, uint64_t tokens) {
+    GpuMemoryRequest request = request_of(folder, 40 * kGiB, tokens, "flat");
+    request.model.windows.assign(32, 0);
+    std::fill_n(request.model.windows.begin(), sliding, window);
+    return plan_gpu_memory(request).session;
+  };
+  const uint64_t token = 2 * 1024 * 2;  // of one layer, K and V
+  const double more = static_cast<double>(session(8192, 16, 60000) - session(4096, 16, 60000));
+  EXPECT_NEAR(more, 16.0 * 4096 * static_cast<double>(token), 1e5);
+  EXPECT_EQ(session(4096, 16, 2000), session(8192, 16, 2000)) << "no more than the context";
+  EXPECT_GT(session(4096, 32, 60000), 32U * 8192 * token) << "where all layers slide, too";
 }
 
 TEST(GpuMemory, RecordingTakesNoSession) {

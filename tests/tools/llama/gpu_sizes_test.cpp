@@ -96,16 +96,6 @@ TEST(GpuStepBytes, AreAFewMegabytes) {
   EXPECT_LT(gpu_step_bytes(llama_8b()), 4 * floats + 12 * 512);
 }
 
-TEST(GpuWindowBytes, AreThoseOfTheRings) {
-  LlamaConfig config = llama_8b();
-  EXPECT_EQ(gpu_window_bytes(config, 2, 0), 0U);
-  config.windows.assign(config.layers, 0);
-  config.windows[1] = config.windows[3] = 4096;
-  const uint64_t parts = on_card(4 * 32 * 16 * 130);
-  EXPECT_EQ(gpu_window_bytes(config, 2, 0), 4 * on_card(8192 * 1024 * 2) + parts);
-  EXPECT_EQ(gpu_window_bytes(config, 4, 1000), 4 * on_card(1000 * 1024 * 4) + parts);
-}
-
 TEST(GpuWeightBytes, FollowTheDtypeOfTheFiles) {
   using namespace testing;
   nlohmann::json json = small_config();

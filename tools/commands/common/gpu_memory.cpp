@@ -25,6 +25,10 @@ keyhole_memory_plan plan_session(const GpuMemoryRequest& request, const AttendSp
   if (request.cache.kv_dtype != "auto") engine.kv_dtype = dtype_of(request.cache.kv_dtype);
   engine.device = KEYHOLE_DEVICE_CUDA;
   engine.threads = request.cache.threads;
+  std::vector<keyhole_layer_config> layers;  // to which the config points
+  if (request.model.full_layers() != request.model.layers) {
+    layers = add_sliding_layers(request.model, engine);
+  }
   keyhole_session_config session;
   keyhole_session_config_init(&session);
   session.sink = request.cache.sink;
@@ -56,13 +60,7 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.prefill =
       gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill).device_bytes();
   if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
-  if (request.session) {
-    const keyhole_dtype dtype = request.cache.kv_dtype == "auto" ? kv_dtype_of(request.model)
-                                                                 : dtype_of(request.cache.kv_dtype);
-    const size_t number = dtype == KEYHOLE_F32 ? 4 : 2;
-    plan.steps = gpu_step_bytes(request.model) +
-                 gpu_window_bytes(request.model, number, static_cast<uint32_t>(request.context));
-  }
+  if (request.session) plan.steps = gpu_step_bytes(request.model);
   plan.session_limit = plan.limit > plan.others() ? plan.limit - plan.others() : 0;
   return plan;
 }

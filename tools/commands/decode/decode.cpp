@@ -127,7 +127,6 @@ void decode(DecodeOptions options) {
 
   Runner runner = make_runner(options.model, options.cache.threads);
   options.cache.device = runner.session_device(options.cache.cache_device);
-  if (!options.save_session.empty()) KeyholeCache::check_can_be_saved(model, options.cache.device);
   const std::unique_ptr<Conversation> conversation =
       saved ? resume(options, runner, *saved) : begin(options, runner, capacity);
 

@@ -97,7 +97,6 @@ class GpuDecoder::Steps {
   std::span<const float> step(uint32_t token) {
     check_tokens(config_, {&token, 1});
     layers_.check_position(tokens_);
-    if (cache_.on_device()) cache_.will_hold(tokens_ + 1);
     const Clock::time_point start = Clock::now();
     hook_seconds_ = 0.0;
     measuring_ = times_.steps % kStepsPerMeasurement == 0;
@@ -162,11 +161,10 @@ class GpuDecoder::Steps {
     mark(marks.begin);
     layers_.project(number, qkv_.get(), s);
     mark(marks.projected);
-    // A hook has no part in sliding layers, whose rings are where the session is.
+    // A hook has no part in sliding layers, whose tokens stay on the device.
     if (enqueued() || (cache_.on_device() && config_.slides(number))) {
       const float* const k = qkv_.get() + config_.q_width();
-      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get(),
-                            &input_.get()->position);
+      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get());
     } else {
       attend_on_host(number);
     }

@@ -1,7 +1,5 @@
 #include "tools/llama/cuda/gpu_extension.h"
 
-#include <numeric>
-
 #include "tools/llama/cuda/token_rows.h"
 
 namespace keyhole::tools {
@@ -17,7 +15,6 @@ class Extension {
         before_(before),
         stream_(stream),
         tokens_(n_),
-        positions_(cache.on_device() ? n_ : 0),
         hidden_(n_ * config_.hidden_size),
         qkv_(n_ * (config_.q_width() + 2 * config_.kv_width())),
         attended_(n_ * config_.q_width()),
@@ -26,9 +23,6 @@ class Extension {
         ropes_(config_, prompt_tokens, n_),
         rows_(model, gpu_chunk_sizes(config_, n_), stream) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
-    std::vector<uint32_t> positions(positions_.size());
-    std::iota(positions.begin(), positions.end(), before);
-    cuda::copy_now(positions_.get(), positions.data(), positions.size());
     ropes_.fill(before, n_, stream);
   }
   /// Nothing may work on freed memory.
@@ -37,7 +31,6 @@ class Extension {
   Extension& operator=(const Extension&) = delete;
 
   std::vector<float> run() {
-    if (cache_.on_device()) cache_.will_hold(before_ + static_cast<uint32_t>(n_));
     rows_.embed(tokens_.get(), n_, hidden_.get());
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
       cuda::Heads heads = rows_.project(layer, hidden_.get(), n_, ropes_, 0);
@@ -82,7 +75,7 @@ class Extension {
 
   void attend_on_device(uint32_t layer) {
     cache_.enqueue_extend(layer, static_cast<uint32_t>(n_), q(qkv_, 0), k(qkv_, 0), v(qkv_, 0),
-                          attended_.get(), positions_.get());
+                          attended_.get());
   }
 
   void attend_on_host(uint32_t layer) {
@@ -102,7 +95,7 @@ class Extension {
   const size_t n_;
   const uint32_t before_;
   cudaStream_t stream_;
-  cuda::Buffer<uint32_t> tokens_, positions_;
+  cuda::Buffer<uint32_t> tokens_;
   cuda::Buffer<float> hidden_, qkv_, attended_;
   cuda::Pinned<float> host_qkv_, host_attended_;  // where the session is on the host
   cuda::RopeTables ropes_;
