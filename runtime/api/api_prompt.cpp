@@ -85,9 +85,15 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     auto made = std::make_unique<keyhole_prompt>();
     made->engine = engine->engine;
     const ModelShape& m = made->engine->model();
-    made->patterns.assign(size_t{m.layers} * m.q_heads,
-                          parse_prefill_pattern(pattern == nullptr ? "auto" : pattern));
+    made->patterns = parse_head_patterns(pattern == nullptr ? "auto" : pattern, m);
     made->attention = make_attention(*made->engine);
+    for (uint32_t layer = 0; layer < m.layers && !made->attention->has_head_patterns(); ++layer) {
+      if (are_alike(made->patterns_of(layer))) continue;
+      throw Error(Status::unsupported,
+                  std::string("the pattern is ") + pattern + ", in which query heads of layer " +
+                      std::to_string(layer) + " differ, allowed on " + made->engine->device_name() +
+                      ": one pattern for all heads of a layer");
+    }
     *out = made.release();
   });
 }

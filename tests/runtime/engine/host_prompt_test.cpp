@@ -2,9 +2,11 @@
 #include <keyhole/prefill.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "runtime/engine/block_choice.h"
 #include "tests/runtime/fixture.h"
+#include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
@@ -202,6 +204,47 @@ TEST(HostPrompt, HeadsHavePatternsOfTheirOwn) {
   EXPECT_EQ(keyhole_prompt_set_pattern(mixed.p, 0, 0, nullptr), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(keyhole_prompt_set_pattern(nullptr, 0, 0, "dense"), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(attend(mixed.p, tokens, 700, 700, 0), exact);
+}
+
+TEST(HostPrompt, AFileOfBudgetsSaysWhatHeadsAttend) {
+  const TemporaryFolder folder;
+  const std::string path = (folder / "budgets.json").string();
+  const auto write = [&](const std::string& heads) {
+    std::ofstream(path) << R"({"keyhole_budgets": 1, "model": {"layers": 2, "q_heads": 4, )"
+                        << R"("kv_heads": 2, "head_dim": 64}, "heads": [)" << heads << "]}";
+  };
+  const EnginePtr engine = make_engine(small_engine());
+  Tokens tokens(900, 12);
+  write(R"({"layer": 1, "q_head": 2, "pattern": "a-shape:first=64,near=64"},
+           {"layer": "all", "q_head": 3, "pattern": "sampled:mass=700,from=0"},
+           {"layer": 0, "kv_head": 0, "top_k": 3})");
+  const Prompt read(engine.get(), ("budgets:" + path).c_str()), said(engine.get(), "dense");
+  ASSERT_OK(keyhole_prompt_set_pattern(said.p, 1, 2, "a-shape:first=64,near=64"));
+  ASSERT_OK(keyhole_prompt_set_pattern(said.p, KEYHOLE_ALL, 3, "sampled:mass=700,from=0"));
+  for (const uint32_t layer : {0U, 1U}) {
+    EXPECT_EQ(attend(read.p, tokens, 700, 700, layer), attend(said.p, tokens, 700, 700, layer));
+  }
+  keyhole_prompt* none = nullptr;
+  const auto create = [&](const std::string& pattern) {
+    return keyhole_prompt_create(engine.get(), pattern.c_str(), &none);
+  };
+  const auto says = [](const char* text) {
+    return std::string(keyhole_last_error()).find(text) != std::string::npos;
+  };
+  EXPECT_EQ(create("budgets:"), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(create("budgets:" + path + ".not"), KEYHOLE_IO);
+  write(R"({"layer": 1, "q_head": 2, "pattern": "sparse"})");
+  EXPECT_EQ(create("budgets:" + path), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("heads[0].pattern: ")) << keyhole_last_error();
+  write(R"({"layer": 1, "q_head": 4, "pattern": "dense"})");
+  EXPECT_EQ(create("budgets:" + path), KEYHOLE_CORRUPT);
+  keyhole_engine_config other = small_engine();
+  other.layers = 3;
+  const EnginePtr larger = make_engine(other);
+  write("");
+  EXPECT_EQ(keyhole_prompt_create(larger.get(), ("budgets:" + path).c_str(), &none),
+            KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(none, nullptr);
 }
 
 TEST(HostPrompt, HeadsThatLookUpSingleRowsAreDense) {
