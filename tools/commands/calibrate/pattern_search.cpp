@@ -44,7 +44,7 @@ PatternSearch::PatternSearch(uint32_t dim, float scale, float softcap,
   }
 }
 
-void PatternSearch::attend(const PromptHandle& prompt, const PromptHead& head,
+void PatternSearch::attend(const PromptHandle& prompt, const HeadRows& head,
                            std::vector<float>& out, std::vector<float>& lse) {
   out.resize(head.tokens * dim_);
   lse.resize(head.tokens);
@@ -55,7 +55,7 @@ void PatternSearch::attend(const PromptHandle& prompt, const PromptHead& head,
   check(keyhole_prompt_attend(prompt.get(), 0, &q, &k, &v, &o, lse.data(), nullptr));
 }
 
-std::vector<PatternFigures> PatternSearch::measure(const PromptHead& head) {
+std::vector<PatternFigures> PatternSearch::measure(const HeadRows& head) {
   std::vector<PatternFigures> all;
   for (size_t i = 0; i < patterns_.size(); ++i) {
     PatternFigures& figures = all.emplace_back();
@@ -70,7 +70,7 @@ std::vector<PatternFigures> PatternSearch::measure(const PromptHead& head) {
     figures.share =
         PromptBlocks{after.attended - before.attended, after.seen - before.seen}.share();
     const std::vector<double> errors = row_errors(out_.data(), exact_.data(), head.tokens, dim_);
-    std::vector<double> chosen_by, checked_by;
+    std::vector<double> chosen_by, checked_by;  // by every second tile each
     double mass = 0;
     for (size_t t = 0; t < head.tokens; ++t) {
       (t / kTile % 2 == 0 ? chosen_by : checked_by).push_back(errors[t]);
@@ -78,7 +78,9 @@ std::vector<PatternFigures> PatternSearch::measure(const PromptHead& head) {
     }
     if (checked_by.empty()) checked_by = chosen_by;
     figures.mass = mass / static_cast<double>(head.tokens);
-    figures.ratio = requirement_.ratio(std::move(chosen_by));
+    // Queries of a tile share their blocks and much of their error.
+    const size_t tiles = (chosen_by.size() + kTile - 1) / kTile;
+    figures.ratio = requirement_.cautious_ratio(std::move(chosen_by), tiles);
     figures.check_ratio = requirement_.ratio(checked_by);
     figures.error_median = quantile_of(checked_by, 0.5);
     figures.error_p95 = quantile_of(std::move(checked_by), 0.95);

@@ -13,7 +13,7 @@
 namespace keyhole::tools {
 
 /// One query head of a prompt on the host, in fp32, after RoPE: `[tokens, head_dim]`, widths in elements between tokens.
-struct PromptHead {
+struct HeadRows {
   const float* q = nullptr;
   const float* k = nullptr;
   const float* v = nullptr;
@@ -45,10 +45,10 @@ class PatternSearch {
                 const Requirement& requirement, uint32_t threads);
 
   /// Of each pattern, in their order.
-  [[nodiscard]] std::vector<PatternFigures> measure(const PromptHead& head);
+  [[nodiscard]] std::vector<PatternFigures> measure(const HeadRows& head);
 
  private:
-  void attend(const PromptHandle& prompt, const PromptHead& head, std::vector<float>& out,
+  void attend(const PromptHandle& prompt, const HeadRows& head, std::vector<float>& out,
               std::vector<float>& lse);
 
   uint32_t dim_;

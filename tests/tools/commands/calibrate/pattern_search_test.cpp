@@ -24,9 +24,7 @@ struct MadeHead {
     for (float& x : v) x = normal(rng);
     for (size_t i = 0; i < n * kDim; ++i) q[i] = 0.3F * normal(rng), k[i] = 0.3F * normal(rng);
   }
-  [[nodiscard]] PromptHead head() const {
-    return {q.data(), k.data(), v.data(), kDim, kDim, tokens};
-  }
+  [[nodiscard]] HeadRows head() const { return {q.data(), k.data(), v.data(), kDim, kDim, tokens}; }
   size_t tokens;
   std::vector<float> q, k, v;
 };
