@@ -210,8 +210,12 @@ class Prefill {
       meter_.add(static_cast<double>(cells) * attention_work_per_cell());
     };
     if (hooks_.attend && may_choose && n > hooks_.beyond) {
-      hooks_.attend(layer, first, n, &q_[first * config_.q_width()], k_.data(), v_.data());
-      on_cells(causal_cells(n, first, config_.windows[layer]));
+      const size_t chunk = hooks_.chunk == 0 ? n : hooks_.chunk;
+      for (size_t begin = first; begin < n; begin += chunk) {
+        const size_t end = std::min(n, begin + chunk);
+        hooks_.attend(layer, begin, end, &q_[begin * config_.q_width()], k_.data(), v_.data());
+        on_cells(causal_cells(end, begin, config_.windows[layer]));
+      }
       return;
     }
     attention_.run(q_.data(), k_.data(), v_.data(), n, first, on_cells, config_.windows[layer]);

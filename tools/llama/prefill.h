@@ -38,8 +38,8 @@ using LayerSink = std::function<void(const LayerChunk&)>;
 /// Called on the calling thread with the share of the work that is done, 0..1, rising.
 using PrefillProgress = std::function<void(double fraction)>;
 
-/// What attends in place of exact attention: q `[tokens - first, Hq, d]` of the tokens from `first` on becomes their output; k and v
-/// are of all `tokens`. Not asked for sliding layers, nor for the last layer, which attends one token.
+/// What attends in place of exact attention: q `[tokens - first, Hq, d]` of the tokens from `first` up to `tokens` becomes their
+/// output; k and v are of all `tokens`. Called layer by layer, tokens in rising order. Not asked for sliding layers, nor for the last layer, which attends one token.
 using PromptAttend = std::function<void(uint32_t layer, size_t first, size_t tokens, float* q,
                                         const float* k, const float* v)>;
 /// Seconds of a prompt's stages.
@@ -54,6 +54,7 @@ struct PrefillTimes {
 struct PrefillHooks {
   PromptAttend attend;  ///< of prompts of more tokens than `beyond`; empty: exact attention
   size_t beyond = 0;
+  size_t chunk = 0;               ///< queries of one call at most; 0: all of a layer
   PrefillTimes* times = nullptr;  ///< written; null: not wanted
 };
 

@@ -57,7 +57,8 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * sinks can be captured in a graph.
  * On an engine on the host all of this is the caller's memory, lse too, and it is done when the call
  * returns; stream is not looked at. q, k and v may each be f32, f16 or bf16, at any address and with strides of
- * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Errors:
+ * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Memory for the choice, up to some
+ * 300 MiB, is kept. Errors:
  * INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
     keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
