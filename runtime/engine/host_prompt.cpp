@@ -136,12 +136,12 @@ void HostPrompt::attend_slice(cpu::PromptPiece p, uint32_t begin, uint32_t n,
   counts_.resize(size_t{p.q_heads} * p.tiles());
   lists_.resize(counts_.size() * p.blocks());
   for (const Heads& group : groups) choose(p, group);
+  attention_.attend(p, {counts_.data(), lists_.data(), p.blocks()});
   for (uint32_t tile = 0; tile < p.tiles(); ++tile) {
     const cpu::PromptPiece::Span seen = p.seen(tile);
     totals_.seen += uint64_t{p.q_heads} * (seen.end - seen.begin);
   }
   for (const uint32_t count : counts_) totals_.attended += count;
-  attention_.attend(p, {counts_.data(), lists_.data(), p.blocks()});
 }
 
 void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
