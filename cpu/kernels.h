@@ -12,6 +12,7 @@
 #include <span>
 
 #include "cpu/code_kernels.h"
+#include "cpu/prompt_kernels.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -170,6 +171,9 @@ struct Kernels {
   /// Codes of keys and values, see cpu/code_kernels.h.
   void (*score_codes)(const ScoreCodesArgs&);
   void (*sum_codes)(const SumCodesArgs&);
+  /// Many queries at once, see cpu/prompt_kernels.h.
+  void (*product)(const ProductArgs&);
+  void (*weigh_row)(const WeighRowArgs&);
   /// dst[i] = fp32(src[i]).
   void (*to_f32[3])(const std::byte* src, float* dst, size_t n);
   /// dst[i] = src[i] * scales[i], of int8 and bf16.

@@ -30,6 +30,8 @@ constinit const Kernels kAvx2Kernels = {
                      weighted_sum_avx2_i8},
     .score_codes = score_codes_avx2,
     .sum_codes = sum_codes_avx2,
+    .product = product_avx2,
+    .weigh_row = weigh_row_avx2,
     .to_f32 = {to_f32<Avx2, DType::f32>, to_f32<Avx2, DType::f16>, to_f32<Avx2, DType::bf16>},
     .i8_to_f32 = i8_to_f32<Avx2>,
     .from_f32 = {from_f32<Avx2, DType::f32>, from_f32<Avx2, DType::f16>,

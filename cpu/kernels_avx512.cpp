@@ -31,6 +31,8 @@ constinit const Kernels kAvx512Kernels = {
                      weighted_sum_avx512_i8},
     .score_codes = score_codes_avx512,
     .sum_codes = sum_codes_avx512,
+    .product = product_avx512,
+    .weigh_row = weigh_row_avx512,
     .to_f32 = {to_f32<Avx512, DType::f32>, to_f32<Avx512, DType::f16>, to_f32<Avx512, DType::bf16>},
     .i8_to_f32 = i8_to_f32<Avx512>,
     .from_f32 = {from_f32<Avx512, DType::f32>, from_f32<Avx512, DType::f16>,

@@ -259,6 +259,40 @@ void weighted_sum(const WeightedSumArgs& a) {
   }
 }
 
+void product(const ProductArgs& p) {
+  for (uint32_t i = 0; i < p.m; ++i) {
+    for (uint32_t j = 0; j < p.n; ++j) {
+      float sum = p.adds ? p.c[i * p.c_stride + j] : 0.0F;
+      for (uint32_t l = 0; l < p.k; ++l) sum += p.a[i * p.a_stride + l] * p.b[l * p.b_stride + j];
+      p.c[i * p.c_stride + j] = sum;
+    }
+  }
+}
+
+void weigh_row(const WeighRowArgs& a) {
+  float largest = *a.largest;
+  for (uint32_t i = 0; i < kPromptRows; ++i) {
+    if (i < a.from || i >= a.to) {
+      a.x[i] = kMinusInf;
+      continue;
+    }
+    a.x[i] = logit_of(a.x[i], {1.0F, a.softcap});
+    if (a.x[i] > largest) largest = a.x[i];
+  }
+  const bool is_empty = largest == kMinusInf && a.to <= a.from;
+  const float rescale = is_empty || *a.largest == largest ? 1.0F : std::exp(*a.largest - largest);
+  float sum = 0.0F;
+  for (uint32_t i = 0; i < kPromptRows; ++i) {
+    const float below = a.x[i] - largest;
+    a.x[i] = is_empty || below < kMinExponent ? 0.0F : std::exp(below);
+    sum += a.x[i];
+  }
+  *a.sum = *a.sum * rescale + sum;
+  *a.largest = largest;
+  if (rescale == 1.0F) return;
+  for (uint32_t j = 0; j < a.dim; ++j) a.o[j] *= rescale;
+}
+
 template <DType T>
 void to_f32(const std::byte* src, float* dst, size_t n) {
   for (size_t i = 0; i < n; ++i) dst[i] = load<T>(src, i);
@@ -303,6 +337,8 @@ const Kernels kScalarKernels = {
                      weighted_sum<DType::i8>},
     .score_codes = score_codes_scalar,
     .sum_codes = sum_codes_scalar,
+    .product = product,
+    .weigh_row = weigh_row,
     .to_f32 = {to_f32<DType::f32>, to_f32<DType::f16>, to_f32<DType::bf16>},
     .i8_to_f32 = i8_to_f32,
     .from_f32 = {from_f32<DType::f32>, from_f32<DType::f16>, from_f32<DType::bf16>},

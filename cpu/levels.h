@@ -34,6 +34,8 @@ void weighted_sum_avx2_bf16(const WeightedSumArgs& args);
 void weighted_sum_avx2_i8(const WeightedSumArgs& args);
 void score_codes_avx2(const ScoreCodesArgs& args);
 void sum_codes_avx2(const SumCodesArgs& args);
+void product_avx2(const ProductArgs& args);
+void weigh_row_avx2(const WeighRowArgs& args);
 
 extern const Kernels kAvx512Kernels;
 void attend_avx512_f32(const AttendArgs& args);
@@ -53,6 +55,8 @@ void weighted_sum_avx512_bf16(const WeightedSumArgs& args);
 void weighted_sum_avx512_i8(const WeightedSumArgs& args);
 void score_codes_avx512(const ScoreCodesArgs& args);
 void sum_codes_avx512(const SumCodesArgs& args);
+void product_avx512(const ProductArgs& args);
+void weigh_row_avx512(const WeighRowArgs& args);
 
 void score_i8_avx512vnni(const ScoreI8Args& args);
 void score_codes_avx512vnni(const ScoreCodesArgs& args);

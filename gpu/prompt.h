@@ -1,5 +1,6 @@
 // Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
-// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h says how).
+// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h says how). The
+// host has the same of its own memory: runtime/engine/host_prompt.h.
 //
 // FLOOR. 4 head_dim operations for each query head and row that it sees: 142 ms for one layer of an 8B shape and 128k tokens at the
 // 990 TFLOP/s of Hopper's data sheet.
@@ -8,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "cpu/types.h"
@@ -34,6 +36,8 @@ struct PromptPattern {
   /// of a call. 1: none is.
   float lookups = 1.0F;
   uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense.
+
+  bool operator==(const PromptPattern&) const = default;
 };
 
 /// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
@@ -63,6 +67,16 @@ class PromptAttention {
   /// Not captured in a graph where the pattern is not dense, or there are sinks.
   virtual void attend(const PromptStretch& stretch, const PromptPattern& pattern,
                       Stream stream) = 0;
+  /// Whether query heads of a stretch may have patterns of their own.
+  [[nodiscard]] virtual bool has_head_patterns() const { return false; }
+  /// The same by a pattern for each query head, `[q_heads]`; only where has_head_patterns().
+  virtual void attend_heads(const PromptStretch& /*stretch*/,
+                            std::span<const PromptPattern> /*patterns*/, Stream /*stream*/) {
+    throw Error(
+        Status::unsupported,
+        "attention of a prompt: patterns of single query heads, allowed on this device: one "
+        "for all heads of a layer");
+  }
   /// Of all stretches so far that were not dense; waits for them.
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
   /// Device memory that it holds: grows with the rows, of 32 query heads to some 160 MiB up to 512k and 300 MiB at

@@ -42,6 +42,7 @@ void add_commands(CLI::App& keyhole) {
   add_train_saap(keyhole);
   add_calibrate(keyhole);
   add_plan(keyhole);
+  add_prefill(keyhole);
   add_bench_step(keyhole);
 }
 

@@ -1,11 +1,15 @@
 // keyhole_prompt: attention of a prompt before it is stored.
+#include <algorithm>
 #include <atomic>
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "keyhole/prefill.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
+#include "runtime/engine/host_prompt.h"
 #include "runtime/engine/prefill_pattern.h"
 #include "runtime/engine/tensor.h"
 
@@ -14,31 +18,56 @@ using namespace keyhole::runtime;  // NOLINT
 
 struct keyhole_prompt {
   std::shared_ptr<const Engine> engine;
-  gpu::PromptPattern pattern;
+  std::vector<gpu::PromptPattern> patterns;  ///< `[layers, q_heads]`
   std::unique_ptr<gpu::PromptAttention> attention;
   std::atomic<bool> in_use = false;
+
+  [[nodiscard]] std::span<gpu::PromptPattern> patterns_of(uint32_t layer) {
+    const uint32_t heads = engine->model().q_heads;
+    return std::span(patterns).subspan(size_t{layer} * heads, heads);
+  }
 };
 
 namespace {
 
-gpu::DeviceTokens device_tokens(const std::byte* data, size_t token_stride, size_t head_stride,
-                                DType dtype) {
+gpu::DeviceTokens tokens_of(const std::byte* data, size_t token_stride, size_t head_stride,
+                            DType dtype) {
   const size_t element = dtype_size(dtype);
   return {const_cast<std::byte*>(data), token_stride / element, head_stride / element, dtype};
 }
 
-RowsIn rows_on_device(const keyhole_tensor* t, const char* name, uint32_t heads, uint32_t dim) {
-  RowsIn rows = check_rows(t, name, heads, dim, false, true);
-  if (!rows.on_device) {
-    throw Error(Status::unsupported,
-                std::string("tensor ") + name +
-                    " lies in host memory; a prompt's attention takes device memory");
+/// Rows where the engine's device is.
+RowsIn check_prompt_rows(const Engine& engine, const keyhole_tensor* t, const char* name,
+                         uint32_t heads, uint32_t dim) {
+  const bool device = engine.has_streams();
+  RowsIn rows = check_rows(t, name, heads, dim, false, device);
+  if (device && !rows.on_device) {
+    throw Error(Status::unsupported, std::string("tensor ") + name +
+                                         " lies in host memory; a prompt's attention on " +
+                                         engine.device_name() + " takes device memory");
   }
   // An axis of length 1 has any stride.
   const size_t row = dim * dtype_size(rows.dtype);
   if (rows.head_stride == 0) rows.head_stride = row;
   if (rows.token_stride == 0) rows.token_stride = row * heads;
   return rows;
+}
+
+std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine) {
+  const ModelShape& m = engine.model();
+  const gpu::PromptShape shape{m.q_heads, m.kv_heads, m.head_dim};
+  if (!engine.has_streams()) {
+    return std::make_unique<HostPrompt>(shape, engine.kernels(), engine.pool());
+  }
+  if (engine.stream_device().make_prompt) return engine.stream_device().make_prompt(shape);
+  throw Error(Status::unsupported, std::string("attention of a prompt: the engine's device is ") +
+                                       engine.device_name() +
+                                       ", needed: a CUDA device or the host");
+}
+
+bool are_alike(std::span<const gpu::PromptPattern> patterns) {
+  return std::all_of(patterns.begin(), patterns.end(),
+                     [&](const gpu::PromptPattern& p) { return p == patterns.front(); });
 }
 
 }  // namespace
@@ -55,15 +84,22 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     require(engine, "engine");
     auto made = std::make_unique<keyhole_prompt>();
     made->engine = engine->engine;
-    made->pattern = parse_prefill_pattern(pattern == nullptr ? "auto" : pattern);
-    const StreamDevice& device = made->engine->stream_device();
-    if (!device.make_prompt) {
-      throw Error(Status::unsupported,
-                  std::string("attention of a prompt: the engine's device is ") +
-                      made->engine->device_name() + ", needed: a CUDA device");
-    }
     const ModelShape& m = made->engine->model();
-    made->attention = device.make_prompt({m.q_heads, m.kv_heads, m.head_dim});
+    if (m.value_dim != m.head_dim) {
+      throw Error(Status::unsupported, "attention of a prompt: value_dim is " +
+                                           std::to_string(m.value_dim) +
+                                           ", needed: head_dim, which is " +
+                                           std::to_string(m.head_dim));
+    }
+    made->patterns = parse_head_patterns(pattern == nullptr ? "auto" : pattern, m);
+    made->attention = make_attention(*made->engine);
+    for (uint32_t layer = 0; layer < m.layers && !made->attention->has_head_patterns(); ++layer) {
+      if (are_alike(made->patterns_of(layer))) continue;
+      throw Error(Status::unsupported,
+                  std::string("the pattern is ") + pattern + ", in which query heads of layer " +
+                      std::to_string(layer) + " differ, allowed on " + made->engine->device_name() +
+                      ": one pattern for all heads of a layer");
+    }
     *out = made.release();
   });
 }
@@ -82,29 +118,68 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
       throw Error(Status::invalid_argument, "layer is " + std::to_string(layer) + ", allowed: 0.." +
                                                 std::to_string(m.layers - 1));
     }
-    const RowsIn rq = rows_on_device(q, "q", m.q_heads, m.head_dim);
-    const RowsIn rk = rows_on_device(k, "k", m.kv_heads, m.head_dim);
-    const RowsIn rv = m.values_in_keys ? check_values(v, m, rk, false, true)
-                                       : rows_on_device(v, "v", m.kv_heads, m.head_dim);
-    (void)rows_on_device(out, "out", m.q_heads, m.head_dim);
-    const RowsOut ro = check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, true);
+    const Engine& engine = *prompt->engine;
+    const RowsIn rq = check_prompt_rows(engine, q, "q", m.q_heads, m.head_dim);
+    const RowsIn rk = check_prompt_rows(engine, k, "k", m.kv_heads, m.head_dim);
+    const RowsIn rv = m.values_in_keys
+                          ? check_values(v, m, rk, false, engine.has_streams())
+                          : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
+    (void)check_prompt_rows(engine, out, "out", m.q_heads, m.head_dim);
+    const RowsOut ro =
+        check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, engine.has_streams());
     if (rv.tokens != rk.tokens) {
       throw Error(Status::invalid_argument, "tensor v has " + std::to_string(rv.tokens) +
                                                 " tokens, needed: as many as k, " +
                                                 std::to_string(rk.tokens));
     }
     gpu::PromptStretch s;
-    s.q = device_tokens(rq.data, rq.token_stride, rq.head_stride, rq.dtype);
-    s.k = device_tokens(rk.data, rk.token_stride, rk.head_stride, rk.dtype);
-    s.v = device_tokens(rv.data, rv.token_stride, rv.head_stride, rv.dtype);
-    s.out = device_tokens(ro.data, ro.token_stride, ro.head_stride, ro.dtype);
+    s.q = tokens_of(rq.data, rq.token_stride, rq.head_stride, rq.dtype);
+    s.k = tokens_of(rk.data, rk.token_stride, rk.head_stride, rk.dtype);
+    s.v = tokens_of(rv.data, rv.token_stride, rv.head_stride, rv.dtype);
+    s.out = tokens_of(ro.data, ro.token_stride, ro.head_stride, ro.dtype);
     s.lse = lse;
     s.n = rq.tokens;
     s.rows = rk.tokens;
     s.logits = m.logits_of(layer);
     s.sinks = m.sinks_of(layer);
     s.window = m.slides(layer) ? m.windows[layer].tokens : 0;
-    prompt->attention->attend(s, prompt->pattern, stream);
+    const std::span<const gpu::PromptPattern> patterns = prompt->patterns_of(layer);
+    if (are_alike(patterns)) {
+      prompt->attention->attend(s, patterns.front(), stream);
+    } else {
+      prompt->attention->attend_heads(s, patterns, stream);
+    }
+  });
+}
+
+keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer, uint32_t q_head,
+                                          const char* pattern) {
+  return guarded([&] {
+    require(prompt, "prompt");
+    require(pattern, "pattern");
+    const UseLock lock(prompt->in_use, "the prompt");
+    const ModelShape& m = prompt->engine->model();
+    const gpu::PromptPattern parsed = parse_prefill_pattern(pattern);
+    const auto check = [](const char* name, uint32_t value, uint32_t count) {
+      if (value == KEYHOLE_ALL || value < count) return;
+      throw Error(Status::invalid_argument, std::string(name) + " is " + std::to_string(value) +
+                                                ", allowed: 0.." + std::to_string(count - 1) +
+                                                " and KEYHOLE_ALL");
+    };
+    check("layer", layer, m.layers);
+    check("q_head", q_head, m.q_heads);
+    if (q_head != KEYHOLE_ALL && m.q_heads > 1 && !prompt->attention->has_head_patterns()) {
+      throw Error(Status::unsupported, std::string("q_head is ") + std::to_string(q_head) +
+                                           ", allowed on " + prompt->engine->device_name() +
+                                           ": KEYHOLE_ALL");
+    }
+    for (uint32_t l = 0; l < m.layers; ++l) {
+      if (layer != KEYHOLE_ALL && layer != l) continue;
+      const std::span<gpu::PromptPattern> of_layer = prompt->patterns_of(l);
+      for (uint32_t h = 0; h < m.q_heads; ++h) {
+        if (q_head == KEYHOLE_ALL || q_head == h) of_layer[h] = parsed;
+      }
+    }
   });
 }
 

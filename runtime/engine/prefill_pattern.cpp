@@ -1,8 +1,10 @@
 #include "runtime/engine/prefill_pattern.h"
 
+#include <algorithm>
 #include <array>
 
 #include "index/spec.h"
+#include "runtime/plan/budget_file.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -14,6 +16,7 @@ using index::TypeDecl;
 
 constexpr int64_t kMostRows = int64_t{65535} * 64;
 constexpr float kPerMille = 1000.0F;
+constexpr std::string_view kBudgets = "budgets:";
 
 constexpr TypeDecl kDense = {"dense", "all that a query sees", {}};
 
@@ -70,6 +73,38 @@ gpu::PromptPattern parse_prefill_pattern(std::string_view text) {
   return p;
 }
 
+std::vector<gpu::PromptPattern> parse_head_patterns(std::string_view text,
+                                                    const ModelShape& model) {
+  std::vector<gpu::PromptPattern> all(size_t{model.layers} * model.q_heads);
+  if (!text.starts_with(kBudgets)) {
+    std::fill(all.begin(), all.end(), parse_prefill_pattern(text));
+    return all;
+  }
+  const std::string path(text.substr(kBudgets.size()));
+  if (path.empty()) {
+    throw Error(Status::invalid_argument,
+                "the pattern is \"budgets:\", allowed: \"budgets:\" and a path");
+  }
+  with_budgets(path, model, [&](const BudgetsFile& file) {
+    for (size_t i = 0; i < file.heads.size(); ++i) {
+      const BudgetsFile::Entry& entry = file.heads[i];
+      if (!entry.pattern) continue;
+      try {
+        const gpu::PromptPattern pattern = parse_prefill_pattern(*entry.pattern);
+        for (uint32_t layer = 0; layer < model.layers; ++layer) {
+          for (uint32_t h = 0; h < model.q_heads; ++h) {
+            if (entry.layer.value_or(layer) != layer || entry.q_head.value_or(h) != h) continue;
+            all[size_t{layer} * model.q_heads + h] = pattern;
+          }
+        }
+      } catch (const Error& e) {
+        throw Error(e.status(), "heads[" + std::to_string(i) + "].pattern: " + e.what());
+      }
+    }
+  });
+  return all;
+}
+
 const std::string& prefill_pattern_help() {
   static const std::string text = [] {
     std::string s;
@@ -80,6 +115,8 @@ const std::string& prefill_pattern_help() {
              index::allowed_text(p) + ") " + std::string(p.meaning) + "\n";
       }
     }
+    s +=
+        "budgets:PATH: of each (layer, query head) what a file of budgets says; others are dense\n";
     return s;
   }();
   return text;

@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <limits>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "runtime/files/input_file.h"
@@ -62,6 +63,7 @@ class Node {
     return value_->size();
   }
 
+  [[nodiscard]] bool is_object() const { return value_->is_object(); }
   [[nodiscard]] bool is_string() const { return value_->is_string(); }
   [[nodiscard]] std::string string() const {
     if (!value_->is_string()) refuse("a string");
@@ -143,9 +145,14 @@ void parse_field(const Node& node, const Setting& s, BudgetFields& out) {
 }
 
 BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
-  std::vector<std::string_view> keys = {"layer", "kv_head", "index"};
-  for (const Setting& setting : kBudgetSettings) keys.emplace_back(setting.name);
-  keys.insert(keys.end(), {"dense", "measured"});
+  // Of prompts, or of decoding.
+  const bool of_prompts = entry.is_object() && entry.has("q_head");
+  std::vector<std::string_view> keys = {"layer", "q_head", "pattern", "measured"};
+  if (!of_prompts) {
+    keys = {"layer", "kv_head", "index"};
+    for (const Setting& setting : kBudgetSettings) keys.emplace_back(setting.name);
+    keys.insert(keys.end(), {"dense", "measured"});
+  }
   entry.expect_keys(keys);
   BudgetsFile::Entry out;
   const auto place = [&](const char* key, uint32_t count, std::optional<uint32_t>& number) {
@@ -157,13 +164,18 @@ BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
     }
   };
   place("layer", file.layers, out.layer);
+  if (entry.has("measured")) out.measured = entry.at("measured").numbers();
+  if (of_prompts) {
+    place("q_head", file.q_heads, out.q_head);
+    out.pattern = entry.at("pattern").string();
+    return out;
+  }
   place("kv_head", file.kv_heads, out.kv_head);
   take(entry, "index", out.index, [](const Node& n) { return n.string(); });
   for (const Setting& setting : kBudgetSettings) {
     if (entry.has(setting.name)) parse_field(entry.at(setting.name), setting, out.budget);
   }
   take(entry, "dense", out.dense, [](const Node& n) { return n.flag(); });
-  if (entry.has("measured")) out.measured = entry.at("measured").numbers();
   return out;
 }
 
@@ -198,20 +210,22 @@ BudgetsFile parse(const json& parsed) {
   if (root.has("machine")) out.machine = root.at("machine").string();
   if (root.has("made_by")) out.made_by = root.at("made_by").string();
   const Node heads = root.at("heads");
-  std::map<std::pair<uint32_t, uint32_t>, size_t> named;
+  std::map<std::tuple<bool, uint32_t, uint32_t>, size_t> named;
   for (size_t i = 0; i < heads.array_size(); ++i) {
     out.heads.push_back(parse_entry(heads.item(i), out));
     const BudgetsFile::Entry& entry = out.heads.back();
     constexpr uint32_t kAll = std::numeric_limits<uint32_t>::max();
+    const bool of_prompts = entry.pattern.has_value();
+    const std::optional<uint32_t>& head = of_prompts ? entry.q_head : entry.kv_head;
     const auto [earlier, is_new] =
-        named.emplace(std::pair(entry.layer.value_or(kAll), entry.kv_head.value_or(kAll)), i);
+        named.emplace(std::tuple(of_prompts, entry.layer.value_or(kAll), head.value_or(kAll)), i);
     if (is_new) continue;
     const auto name = [](const std::optional<uint32_t>& number) {
       return number ? std::to_string(*number) : "all";
     };
-    fail("heads[" + std::to_string(i) + "] is of layer " + name(entry.layer) + ", kv_head " +
-         name(entry.kv_head) + ", as is heads[" + std::to_string(earlier->second) +
-         "]; allowed: one entry of each kind");
+    fail("heads[" + std::to_string(i) + "] is of layer " + name(entry.layer) +
+         (of_prompts ? ", q_head " : ", kv_head ") + name(head) + ", as is heads[" +
+         std::to_string(earlier->second) + "]; allowed: one entry of each kind");
   }
   return out;
 }

@@ -1,4 +1,5 @@
-// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use.
+// A file of budgets: which index, and how much of it, each (layer, KV head) of a model shall use, and which pattern the prompts of
+// each (layer, query head).
 // JSON:
 //
 //   {"keyhole_budgets": 1,                                          the format's version
@@ -10,7 +11,8 @@
 //      {"layer": "all", "kv_head": "all", "index": "ivf:probe=32", "top_k": 100},
 //      {"layer": 4, "kv_head": 1, "attend": "weight", "min_weight": 1e-4, "tail": "second",
 //       "error_target": 0.05, "mass_target": 0, "min_keys": 0, "max_keys": 0},
-//      {"layer": 0, "kv_head": "all", "dense": true}]}
+//      {"layer": 0, "kv_head": "all", "dense": true},
+//      {"layer": 3, "q_head": 7, "pattern": "a-shape:first=64,near=1024"}]}
 //
 // Entries are taken in order: each sets what it names, of the heads that it names; what no entry
 // names stays as the session's config has it.
@@ -76,6 +78,9 @@ struct BudgetsFile {
   /// What an entry says; absent: nothing.
   struct Entry {
     std::optional<uint32_t> layer, kv_head;  ///< absent: all
+    /// Of prompts, as keyhole_prompt_create() takes it. Of such an entry nothing else is there but q_head and `measured`.
+    std::optional<std::string> pattern;
+    std::optional<uint32_t> q_head;  ///< absent: all
     std::optional<std::string> index;
     BudgetFields budget;
     std::optional<bool> dense;

@@ -22,6 +22,13 @@ ordered_json place(const std::optional<uint32_t>& number) {
 }
 
 ordered_json to_json(const BudgetsFile::Entry& entry) {
+  if (entry.pattern) {
+    ordered_json of_prompts = {{"layer", place(entry.layer)},
+                               {"q_head", place(entry.q_head)},
+                               {"pattern", *entry.pattern}};
+    if (!entry.measured.empty()) of_prompts["measured"] = entry.measured;
+    return of_prompts;
+  }
   ordered_json out = {{"layer", place(entry.layer)}, {"kv_head", place(entry.kv_head)}};
   const auto put = [&](const char* key, const auto& value) {
     if (value) out[key] = *value;

@@ -1,7 +1,6 @@
 #include "runtime/plan/budget_file.h"
 
 #include "index/types/factory.h"
-#include "runtime/files/budgets.h"
 #include "runtime/files/mapped_file.h"
 
 namespace keyhole::runtime {
@@ -37,6 +36,7 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
                                 HeadParams{params.index, params.budget});
   for (size_t i = 0; i < file.heads.size(); ++i) {
     const BudgetsFile::Entry& entry = file.heads[i];
+    if (entry.pattern) continue;  // of prompts
     try {
       if (entry.index) index::check_spec(*entry.index);
       const uint32_t first_layer = entry.layer.value_or(0);
@@ -57,17 +57,16 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
 
 }  // namespace
 
-void apply_budgets(const std::string& path, const ModelShape& model, SessionParams& params) {
+void with_budgets(const std::string& path, const ModelShape& model,
+                  const std::function<void(const BudgetsFile&)>& use) {
   try {
     const BudgetsFile file = read_budgets(path);
     try {
       check_shape(file, model);
-      params.heads = heads_of(file, model, params);
+      use(file);
     } catch (const Error& e) {
       throw Error(e.status(), path + ": " + e.what());
     }
-    if (file.tail_partition) params.tail_partition = *file.tail_partition;
-    params.budgets = path;
   } catch (const CannotRead& e) {
     throw Error(Status::io, e.what());
   } catch (const AnotherFormat& e) {
@@ -77,6 +76,14 @@ void apply_budgets(const std::string& path, const ModelShape& model, SessionPara
   } catch (const std::runtime_error& e) {
     throw Error(Status::corrupt, e.what());
   }
+}
+
+void apply_budgets(const std::string& path, const ModelShape& model, SessionParams& params) {
+  with_budgets(path, model, [&](const BudgetsFile& file) {
+    params.heads = heads_of(file, model, params);
+    if (file.tail_partition) params.tail_partition = *file.tail_partition;
+    params.budgets = path;
+  });
 }
 
 }  // namespace keyhole::runtime

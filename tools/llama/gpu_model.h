@@ -54,7 +54,7 @@ class GpuModel {
     double median = 0.0, p95 = 0.0;
   };
   /// Attention of prompts is computed a second time, densely, and compared. Off at first. Before prompts.
-  void check_prefill() { checks_prefill_ = true; }
+  void check_prefill(bool checks = true) { checks_prefill_ = checks; }
   [[nodiscard]] bool checks_prefill() const { return checks_prefill_; }
   void note_prefill_errors(std::vector<PrefillErrors> errors) const {
     prefill_errors_ = std::move(errors);

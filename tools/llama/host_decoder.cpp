@@ -35,14 +35,16 @@ void HostDecoder::Turn::set(uint32_t position) {
   rope.angles(position, cosines.data(), sines.data());
 }
 
-HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens)
+HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens,
+                         PrefillHooks hooks)
     : model_(model),
       cache_(cache),
       team_(team),
       math_(model.config),
       full_(model.config.head_dim, model.config.rope, tokens),
       sliding_(model.config.head_dim, model.config.sliding_rope, tokens),
-      tokens_(tokens) {
+      tokens_(tokens),
+      hooks_(std::move(hooks)) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
   normed_.resize(config.hidden_size);
@@ -56,7 +58,8 @@ HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& tea
 std::span<const float> HostDecoder::prefill(std::span<const uint32_t> tokens,
                                             const PrefillProgress& progress) {
   logits_ = tools::prefill(
-      model_, team_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress);
+      model_, team_, tokens, [this](const LayerChunk& chunk) { cache_.prefill(chunk); }, progress,
+      hooks_);
   const LlamaConfig& config = model_.config;
   full_ = Turn(config.head_dim, config.rope, tokens.size());
   sliding_ = Turn(config.head_dim, config.sliding_rope, tokens.size());

@@ -14,8 +14,9 @@ namespace keyhole::tools {
 
 class HostDecoder final : public Decoder {
  public:
-  /// Borrows all three. The cache holds the `tokens` tokens of a prompt.
-  HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0);
+  /// Borrows all three. The cache holds the `tokens` tokens of a prompt. hooks: of prompts to come.
+  HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& team, uint32_t tokens = 0,
+              PrefillHooks hooks = {});
 
   using Decoder::prefill;
   std::span<const float> prefill(std::span<const uint32_t> tokens,
@@ -45,6 +46,7 @@ class HostDecoder final : public Decoder {
   LayerMath math_;
   Turn full_, sliding_;
   uint32_t tokens_ = 0;
+  PrefillHooks hooks_;
   AttentionHook hook_;
   StepTimes times_;
   std::vector<float> hidden_, normed_, qkv_, attended_, gate_up_, update_, logits_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -38,7 +39,7 @@ class Meter {
 class Prefill {
  public:
   Prefill(const LlamaModel& model, Team& team, std::span<const uint32_t> tokens,
-          const PrefillProgress& progress)
+          const PrefillProgress& progress, const PrefillHooks& hooks)
       : model_(model),
         config_(model.config),
         team_(team),
@@ -48,6 +49,7 @@ class Prefill {
                     config_.attention_softcap},
                    team),
         meter_(total_work(), progress),
+        hooks_(hooks),
         hidden_(tokens.size() * config_.hidden_size),
         q_(tokens.size() * config_.q_width()),
         k_(tokens.size() * config_.kv_width()),
@@ -68,27 +70,48 @@ class Prefill {
 
   std::vector<float> run(const LayerSink& sink) {
     const SingleThreadedBlas single_threaded;
+    PrefillTimes times;
+    Stopwatch watch;
     embed();
+    watch.add_to(times.projections);
     const size_t n = tokens_.size();
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
       const bool last = layer + 1 == config_.layers;
       const LayerWeights& weights = model_.layers[layer];
       matrices_.convert(weights, team_);
+      watch.add_to(times.weights);
       project_qkv(weights, config_.slides(layer) ? sliding_ : full_);
+      watch.add_to(times.projections);
       hand_over(layer, sink);
+      watch.add_to(times.hand_over);
       const size_t first = last ? n - 1 : 0;
-      const auto on_cells = [&](size_t cells) {
-        meter_.add(static_cast<double>(cells) * attention_work_per_cell());
-      };
-      attention_.run(q_.data(), k_.data(), v_.data(), n, first, on_cells, config_.windows[layer]);
+      attend(layer, first, !last && !config_.slides(layer));
+      watch.add_to(times.attention);
       output_and_mlp(weights, first);
+      watch.add_to(times.mlp);
     }
-    return logits();
+    std::vector<float> out = logits();
+    watch.add_to(times.logits);
+    if (hooks_.times != nullptr) *hooks_.times = times;
+    return out;
   }
 
  private:
   struct Scratch {
     std::vector<float> input, output;
+  };
+  /// Adds the time since the former call to the stage that has ended.
+  class Stopwatch {
+   public:
+    void add_to(double& stage) {
+      const Clock::time_point now = Clock::now();
+      stage += std::chrono::duration<double>(now - last_).count();
+      last_ = now;
+    }
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point last_ = Clock::now();
   };
   /// RoPE of one kind of layer, with cos and sin of every token, `[tokens, pairs]`.
   struct Turns {
@@ -181,6 +204,23 @@ class Prefill {
     }
   }
 
+  void attend(uint32_t layer, size_t first, bool may_choose) {
+    const size_t n = tokens_.size();
+    const auto on_cells = [&](size_t cells) {
+      meter_.add(static_cast<double>(cells) * attention_work_per_cell());
+    };
+    if (hooks_.attend && may_choose && n > hooks_.beyond) {
+      const size_t chunk = hooks_.chunk == 0 ? n : hooks_.chunk;
+      for (size_t begin = first; begin < n; begin += chunk) {
+        const size_t end = std::min(n, begin + chunk);
+        hooks_.attend(layer, begin, end, &q_[begin * config_.q_width()], k_.data(), v_.data());
+        on_cells(causal_cells(end, begin, config_.windows[layer]));
+      }
+      return;
+    }
+    attention_.run(q_.data(), k_.data(), v_.data(), n, first, on_cells, config_.windows[layer]);
+  }
+
   /// hidden += W x with its bias and norm, for `count` tokens; x `[count, cols]`. Where there is neither, the product adds
   /// by itself.
   void add_product(const MatrixF32& w, size_t begin, size_t count, const float* x,
@@ -234,6 +274,7 @@ class Prefill {
   LayerMath math_;
   CausalAttention attention_;
   Meter meter_;
+  const PrefillHooks& hooks_;
   LayerF32 matrices_;             // of the current layer
   std::vector<float> hidden_;     // [tokens, hidden]
   std::vector<float> q_, k_, v_;  // of the current layer
@@ -254,10 +295,11 @@ void check_tokens(const LlamaConfig& config, std::span<const uint32_t> tokens) {
 }
 
 std::vector<float> prefill(const LlamaModel& model, Team& team, std::span<const uint32_t> tokens,
-                           const LayerSink& sink, const PrefillProgress& progress) {
+                           const LayerSink& sink, const PrefillProgress& progress,
+                           const PrefillHooks& hooks) {
   if (tokens.empty()) throw std::runtime_error("the prompt is empty; at least one token is needed");
   check_tokens(model.config, tokens);
-  return Prefill(model, team, tokens, progress).run(sink);
+  return Prefill(model, team, tokens, progress, hooks).run(sink);
 }
 
 }  // namespace keyhole::tools

@@ -38,6 +38,26 @@ using LayerSink = std::function<void(const LayerChunk&)>;
 /// Called on the calling thread with the share of the work that is done, 0..1, rising.
 using PrefillProgress = std::function<void(double fraction)>;
 
+/// What attends in place of exact attention: q `[tokens - first, Hq, d]` of the tokens from `first` up to `tokens` becomes their
+/// output; k and v are of all `tokens`. Called layer by layer, tokens in rising order. Not asked for sliding layers, nor for the last layer, which attends one token.
+using PromptAttend = std::function<void(uint32_t layer, size_t first, size_t tokens, float* q,
+                                        const float* k, const float* v)>;
+/// Seconds of a prompt's stages.
+struct PrefillTimes {
+  double weights = 0;      ///< to fp32
+  double projections = 0;  ///< embedding, norms, q, k and v, RoPE
+  double hand_over = 0;    ///< to the sink
+  double attention = 0;
+  double mlp = 0;  ///< and what follows attention
+  double logits = 0;
+};
+struct PrefillHooks {
+  PromptAttend attend;  ///< of prompts of more tokens than `beyond`; empty: exact attention
+  size_t beyond = 0;
+  size_t chunk = 0;               ///< queries of one call at most; 0: all of a layer
+  PrefillTimes* times = nullptr;  ///< written; null: not wanted
+};
+
 /// Runs the prompt through the model and returns the logits `[vocab]` that follow its last token.
 ///
 /// Only one layer's q, K and V exist at a time, beside the hidden states of all tokens. The last layer
@@ -46,7 +66,8 @@ using PrefillProgress = std::function<void(double fraction)>;
 /// Throws std::runtime_error for an empty prompt or a token that is not in the vocabulary.
 [[nodiscard]] std::vector<float> prefill(const LlamaModel& model, Team& team,
                                          std::span<const uint32_t> tokens, const LayerSink& sink,
-                                         const PrefillProgress& progress = {});
+                                         const PrefillProgress& progress = {},
+                                         const PrefillHooks& hooks = {});
 
 /// Throws if a token is not in the vocabulary; names its place and the size of the vocabulary.
 void check_tokens(const LlamaConfig& config, std::span<const uint32_t> tokens);

@@ -1,6 +1,6 @@
-/* Keyhole: attention of a prompt on a CUDA device, exact or over the blocks of tokens that matter
- * (MInference and what came after), for a decoder that computes prompts with K and V of a layer in
- * device memory. Nothing is stored: keyhole_prefill of keyhole/keyhole.h takes K and V for the
+/* Keyhole: attention of a prompt, exact or over the blocks of tokens that matter (MInference and what
+ * came after), for a decoder that computes prompts with K and V of a layer in the memory of the engine's
+ * device: a CUDA device or the host. Nothing is stored: keyhole_prefill of keyhole/keyhole.h takes K and V for the
  * decoding. The opening comment of that header (words, errors, structs) holds here, too.
  */
 #ifndef KEYHOLE_PREFILL_H_
@@ -21,13 +21,23 @@ KEYHOLE_API const char* keyhole_prompt_help(void);
 
 /* For the heads of the engine, with its scale, soft-caps, learned sinks and sliding windows of each
  * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", or NULL or "auto", which is exact up to
- * 16,384 tokens and attends what holds 95 % of the weight beyond; sliding layers are always exact.
- * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern), UNSUPPORTED
- * (an engine on the host; head dimensions other than 64, 80, 96, 128, 256), OUT_OF_MEMORY,
- * DEVICE_ERROR. */
+ * 16,384 tokens and attends what holds 95 % of the weight beyond; or "budgets:PATH", by which a file of
+ * budgets says it of each (layer, query head), and heads that it does not name are dense. Sliding layers
+ * are always exact.
+ * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
+ * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256, and query heads of a layer
+ * that differ), IO, CORRUPT, VERSION (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine* engine,
                                                                   const char* pattern,
                                                                   keyhole_prompt** out);
+/* Another pattern for a query head of a layer, or for all of a layer, of a head number or of both
+ * (KEYHOLE_ALL), from the next call on: text as of keyhole_prompt_create(), not NULL. On a CUDA device all
+ * query heads of a layer have one pattern: q_head is KEYHOLE_ALL there. Errors: INVALID_ARGUMENT,
+ * UNSUPPORTED (q_head on a CUDA device), BUSY; then nothing has changed. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt,
+                                                                       uint32_t layer,
+                                                                       uint32_t q_head,
+                                                                       const char* pattern);
 /* Waits for what was enqueued. Accepts NULL. */
 KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
 
@@ -44,8 +54,12 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
  * choice, of 32 query heads some 160 MiB up to 512k tokens and 300 MiB at 1M, is taken when it is needed and kept. Dense patterns without learned
- * sinks can be captured in a graph. Errors: INVALID_ARGUMENT, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR,
- * BUSY. */
+ * sinks can be captured in a graph.
+ * On an engine on the host all of this is the caller's memory, lse too, and it is done when the call
+ * returns; stream is not looked at. q, k and v may each be f32, f16 or bf16, at any address and with strides of
+ * their own, out may be q; there is no limit to m. Sums are fp32, on the engine's threads. Memory for the choice, up to some
+ * 300 MiB, is kept. Errors:
+ * INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY, DEVICE_ERROR, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_attend(
     keyhole_prompt* prompt, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
     const keyhole_tensor* v, const keyhole_tensor* out, float* lse, void* stream);

@@ -2,7 +2,7 @@
 // until none fails. A call that fails says OUT_OF_MEMORY and changes nothing: tokens, settings, answers and files are
 // what they were, and the same call succeeds as soon as there is memory.
 //   KEYHOLE_FAULT_ALL=1   every n; otherwise the first 40, then every tenth more than the last
-#include "keyhole/keyhole.h"
+#include "keyhole/prefill.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -503,6 +503,57 @@ TEST_P(ApiFault, CreateAndRead) {
     const keyhole_session_config sc = w.config();
     return under_fault([&] { return keyhole_plan(&w.engine_config(), &sc, 4096, 0, 0, &p); });
   });
+}
+
+TEST(PromptFault, MakeAndAttend) {
+  const EnginePtr engine = make_engine(small_engine(2));
+  constexpr uint32_t kTokens = 400;
+  Numbers numbers(41);
+  std::vector<float> q = numbers.many(kTokens * 4 * 64), k = numbers.many(kTokens * 2 * 64);
+  const auto tensor_of = [](std::vector<float>& x, int64_t heads) {
+    keyhole_tensor t{};
+    t.data = x.data();
+    t.dtype = KEYHOLE_F32;
+    t.rank = 3;
+    t.shape[0] = kTokens, t.shape[1] = heads, t.shape[2] = 64;
+    t.strides[0] = heads * 64, t.strides[1] = 64, t.strides[2] = 1;
+    return t;
+  };
+  const auto attend = [&](keyhole_prompt* p, std::vector<float>& out) {
+    out.assign(q.size(), NAN);
+    const keyhole_tensor tq = tensor_of(q, 4), tk = tensor_of(k, 2), to = tensor_of(out, 4);
+    return under_fault(
+        [&] { return keyhole_prompt_attend(p, 0, &tq, &tk, &tk, &to, nullptr, nullptr); });
+  };
+  std::vector<float> truth;
+  for (int64_t n = -1;; n = after(n)) {  // once without a fault
+    SCOPED_TRACE(std::to_string(n) + " allocations before");
+    keyhole_prompt* p = nullptr;
+    std::vector<float> out;
+    Planted::plant(Fault::allocation, n);
+    keyhole_status status = under_fault([&] {
+      return keyhole_prompt_create(engine.get(), "sampled:mass=700,first=64,near=64,from=0", &p);
+    });
+    ASSERT_EQ(p != nullptr, status == KEYHOLE_OK);
+    if (p != nullptr) status = attend(p, out);
+    const bool has_struck = Planted::lift();
+    if (status != KEYHOLE_OK) {
+      ASSERT_TRUE(has_struck);
+      ASSERT_EQ(status, KEYHOLE_OUT_OF_MEMORY) << keyhole_last_error();
+    }
+    if (p != nullptr) {
+      if (status != KEYHOLE_OK) {
+        ASSERT_EQ(attend(p, out), KEYHOLE_OK) << keyhole_last_error();
+      }
+      uint64_t attended = 0, seen = 0;
+      ASSERT_EQ(keyhole_prompt_blocks(p, &attended, &seen), KEYHOLE_OK);
+      EXPECT_EQ(seen, uint64_t{4} * (2 + 4 + 6 + 7)) << "a call that failed counts for nothing";
+      if (truth.empty()) truth = out;
+      EXPECT_EQ(out, truth);
+    }
+    keyhole_prompt_destroy(p);
+    if (n >= 0 && !has_struck) break;
+  }
 }
 
 // Effort that covers every key: whatever is indexed, the answers are exact.

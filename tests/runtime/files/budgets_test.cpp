@@ -73,6 +73,40 @@ TEST(BudgetsFile, ReadsEveryField) {
   EXPECT_TRUE(b.budget.empty());
 }
 
+TEST(BudgetsFile, PatternsAreOfQueryHeads) {
+  const std::string heads =
+      R"({"layer": 1, "q_head": 7, "pattern": "a-shape:near=64", "measured": {"share": 0.25}},
+         {"layer": "all", "q_head": "all", "pattern": "dense"}, {"layer": 1, "kv_head": 0, "top_k": 3})";
+  BudgetsFile file = parse(with_heads(heads));
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_EQ(file.heads.size(), 3U);
+    EXPECT_EQ(file.heads[0].layer, 1U);
+    EXPECT_EQ(file.heads[0].q_head, 7U);
+    EXPECT_EQ(file.heads[0].pattern, "a-shape:near=64");
+    EXPECT_EQ(file.heads[0].measured.at("share"), 0.25);
+    EXPECT_FALSE(file.heads[1].layer);
+    EXPECT_FALSE(file.heads[1].q_head);
+    EXPECT_EQ(file.heads[1].pattern, "dense");
+    EXPECT_FALSE(file.heads[2].pattern);
+    EXPECT_EQ(file.heads[2].kv_head, 0U);
+    file = parse(budgets_text(file));
+  }
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 8, "pattern": "dense"})"),
+                 "heads[0].q_head is 8; allowed: a whole number from 0 to 7");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 1})"), "the key \"pattern\" is missing");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 1, "pattern": 3})"),
+                 "heads[0].pattern is 3; allowed: a string");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 1, "pattern": "dense", "top_k": 3})"),
+                 "the key \"top_k\" is unknown; allowed: layer, q_head, pattern, measured");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 1, "kv_head": 0, "pattern": "dense"})"),
+                 "the key \"kv_head\" is unknown");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "kv_head": 1, "pattern": "dense"})"),
+                 "the key \"pattern\" is unknown");
+  EXPECT_REFUSED(with_heads(R"({"layer": 0, "q_head": 1, "pattern": "dense"},
+                               {"layer": 0, "q_head": 1, "pattern": "dense"})"),
+                 "heads[1] is of layer 0, q_head 1, as is heads[0]");
+}
+
 TEST(BudgetsFile, WhatIsWrittenIsReadAgain) {
   std::mt19937 random(7);
   const auto maybe = [&](auto value) {

@@ -157,6 +157,31 @@ TEST_F(PromptTest, AttendsAsTheLayerSays) {
   EXPECT_EQ(seen, 6U);
 }
 
+TEST_F(PromptTest, LayersHavePatternsOfTheirOwn) {
+  const auto e = engine();
+  Prompt prompt;
+  ASSERT_EQ(keyhole_prompt_create(e.get(), "dense", &prompt.p), KEYHOLE_OK);
+  ASSERT_EQ(keyhole_prompt_set_pattern(prompt.p, 0, KEYHOLE_ALL, "a-shape:first=128,near=640"),
+            KEYHOLE_OK);
+  // The device has one pattern for all query heads.
+  EXPECT_EQ(keyhole_prompt_set_pattern(prompt.p, 0, 1, "dense"), KEYHOLE_UNSUPPORTED);
+  EXPECT_NE(std::string(keyhole_last_error()).find("q_head is 1, allowed on test device"),
+            std::string::npos)
+      << keyhole_last_error();
+  Numbers numbers(7);
+  auto q = halves(numbers, 4 * 4 * 64), k = halves(numbers, 4 * 2 * 64);
+  std::vector<float> out(q.size());
+  const keyhole_tensor tq = tensor_of(q, KEYHOLE_F16, 4, 4, 64),
+                       tk = tensor_of(k, KEYHOLE_F16, 4, 2, 64),
+                       to = tensor_of(out, KEYHOLE_F32, 4, 4, 64);
+  for (const uint32_t layer : {0U, 1U}) {
+    ASSERT_EQ(keyhole_prompt_attend(prompt.p, layer, &tq, &tk, &tk, &to, nullptr, nullptr),
+              KEYHOLE_OK);
+    EXPECT_EQ(pattern_.dense, layer == 1);
+    EXPECT_EQ(pattern_.near_rows, layer == 1 ? 0U : 640U);
+  }
+}
+
 TEST_F(PromptTest, RefusesOtherTensors) {
   const auto e = engine();
   Prompt prompt;

@@ -1,4 +1,5 @@
 // keyhole calibrate: index and budget of every head for a stated output error, measured on this machine.
+#include <keyhole/prefill.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +10,8 @@
 #include <limits>
 #include <memory>
 
+#include "tools/commands/calibrate/patterns.h"
+#include "tools/commands/calibrate/prefill.h"
 #include "tools/commands/calibrate/report.h"
 #include "tools/commands/calibrate/run.h"
 #include "tools/commands/commands.h"
@@ -42,6 +45,8 @@ struct Options {
   std::string classifiers;
   std::vector<uint32_t> layers;
   std::string out;
+  bool prefill = false;
+  std::vector<std::string> patterns;
 };
 
 /// Few enough for minutes, far enough apart that most heads find something cheap.
@@ -101,13 +106,19 @@ std::vector<CalibrationPlan::Candidate> make_candidates(const Options& options) 
   return out;
 }
 
-CalibrationPlan make_plan(const Options& options) {
-  CalibrationPlan plan;
+Requirement requirement_of(const Options& options) {
   if (!(options.error > 0 && options.error < 1)) {
     throw UsageError("--error is " + std::to_string(options.error) +
                      "; allowed: above 0 and below 1");
   }
-  plan.requirement = parse_requirement(options.require, options.error);
+  return parse_requirement(options.require, options.error);
+}
+
+CalibrationPlan make_plan(const Options& options) {
+  CalibrationPlan plan;
+  if (options.cost == "blocks") throw UsageError("--cost blocks is of --prefill");
+  if (!options.patterns.empty()) throw UsageError("--pattern is of --prefill");
+  plan.requirement = requirement_of(options);
   plan.cost = options.cost == "us" ? CalibrationPlan::Cost::us : CalibrationPlan::Cost::bytes;
   plan.may_be_dense = !options.no_dense;
   plan.candidates = make_candidates(options);
@@ -200,6 +211,37 @@ ModelDims dims_of(const Options& options, const TraceInfo& info, bool recorded) 
   return dims;
 }
 
+/// `command`: what is of decoding only must not have been given.
+void calibrate_patterns(const Options& options, const CLI::App& command) {
+  for (const char* name :
+       {"--trace", "--check", "--index", "--attend", "--tail", "--target", "--k", "--queries",
+        "--sink", "--window", "--no-dense", "--kv-dtype", "--classifiers"}) {
+    if (command.count(name) > 0) {
+      throw UsageError(std::string(name) + " is of decoding, and --prefill of prompts");
+    }
+  }
+  if (options.cost == "bytes") throw UsageError("--cost bytes: allowed with --prefill: blocks, us");
+  PrefillPlan plan;
+  plan.model = options.model;
+  plan.task = options.task;
+  plan.requirement = requirement_of(options);
+  plan.cost =
+      options.cost == "us" && command.count("--cost") > 0 ? PatternCost::us : PatternCost::blocks;
+  plan.patterns = expand_patterns(options.patterns.empty()
+                                      ? default_patterns(pattern_types(keyhole_prompt_help()))
+                                      : options.patterns);
+  plan.layers = options.layers;
+  plan.threads = options.threads;
+  check_writable(options.out);
+  const std::vector<PatternChoice> choices = calibrate_prefill(plan);
+  const std::string machine = to_text(describe_machine(""));
+  write_text(options.out, budgets_text(to_budgets(choices, plan, machine)));
+  if (options.out == "-") return;
+  std::printf("%s\n%s\n\n%s\n%s", machine.c_str(), plan.requirement.text().c_str(),
+              pattern_table(choices, style_of(stdout)).c_str(),
+              pattern_summary(choices, plan).c_str());
+}
+
 void calibrate(const Options& options) {
   const CalibrationPlan plan = make_plan(options);
   if (!options.traces.empty() && !options.task.task.empty()) {
@@ -232,6 +274,11 @@ library's keyhole_session_config.budgets, take that file.
                     meets the error (--no-dense: then what comes nearest is taken, with a warning)
   held              the requirement was met by queries that had no part in the choice too: every second one, or
                     those of --check; median and p95 are theirs
+With --prefill the model runs over prompts on the host, and of each (layer, query head) every pattern is tried beside
+dense attention to the same q, k and v: the one that attends the fewest blocks and meets the error on every prompt is
+written, with its share of the blocks (what attends more than 90 % is taken for dense). Every second tile of 128
+queries chooses, the others check.
+  mass              recovered attention: the share of the softmax's weight that was attended
 Without --trace, the model runs over a task's context, or (without --task) over one of kv and over prose.)";
 
 }  // namespace
@@ -263,9 +310,19 @@ void add_calibrate(CLI::App& keyhole) {
           "error")
       ->type_name("WHAT")
       ->capture_default_str();
-  command->add_option("--cost", options->cost, "What is minimised: us (time) or bytes (read)")
-      ->check(CLI::IsMember({"us", "bytes"}))
+  command
+      ->add_option(
+          "--cost", options->cost,
+          "What is minimised: us (time), bytes (read), or of --prefill blocks (its default) "
+          "or us")
+      ->check(CLI::IsMember({"us", "bytes", "blocks"}))
       ->capture_default_str();
+  command->add_flag("--prefill", options->prefill,
+                    "A pattern for the prompts of every query head, in place of indexes: for "
+                    "--prefill budgets:FILE of decode and eval");
+  add_repeatable(*command, "--pattern", "PATTERN",
+                 "With --prefill: a pattern to try beside dense; name=a|b|c sweeps a parameter",
+                 options->patterns, default_patterns(pattern_types(keyhole_prompt_help())));
   command->add_flag("--no-dense", options->no_dense, "Never choose exact attention for a head");
   add_repeatable(*command, "--index", "SPEC",
                  "An index type with parameters; name=a|b|c sweeps a parameter", options->indexes,
@@ -306,10 +363,13 @@ void add_calibrate(CLI::App& keyhole) {
           {"keyhole calibrate --length 32k --error 0.05 --out budgets.json",
            "keyhole calibrate --trace kv.safetensors --trace text.safetensors --error 0.02 \\",
            "    --check other.safetensors --out budgets.json",
+           "keyhole calibrate --prefill --length 16k --error 0.01 --out patterns.json",
            "keyhole calibrate --trace t.safetensors --index 'ivf:probe=16|64' --index roargraph \\",
            "    --attend topk:100 --tail none --target none --cost bytes --out budgets.json"}) +
       "\n\n" + kExplanation);
-  command->callback([options] { calibrate(*options); });
+  command->callback([options, command] {
+    options->prefill ? calibrate_patterns(*options, *command) : calibrate(*options);
+  });
 }
 
 }  // namespace keyhole::tools

@@ -231,6 +231,14 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
   add_session_settings(command, flags.settings);
 }
 
+void name_prefill_budgets(ModelOptions& model, const CacheFlags& flags) {
+  if (model.prefill != "budgets") return;
+  if (flags.budgets.empty()) {
+    throw UsageError("--prefill budgets: needed: --budgets FILE, or --prefill budgets:FILE");
+  }
+  model.prefill = "budgets:" + flags.budgets;
+}
+
 void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model) {
   if (flags.kv_dtype != "auto") return;
   flags.kv_dtype = dtype_name(kv_dtype_of(model));

@@ -100,6 +100,8 @@ struct CacheFlags {
   AuditFlags audit;                             ///< of commands that have add_audit_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
+/// Puts "budgets:FILE" with the file of --budgets in place of --prefill budgets. Throws UsageError where there is no file.
+void name_prefill_budgets(ModelOptions& model, const CacheFlags& flags);
 /// Puts the dtype of the model's K and V in place of `--kv-dtype auto`.
 void set_kv_dtype(CacheFlags& flags, const LlamaConfig& model);
 

@@ -196,6 +196,10 @@ class LayerRecorder {
 
 }  // namespace
 
+std::vector<uint32_t> prompt_tokens(const RecordOptions& options) {
+  return make_prompt(options).tokens;
+}
+
 std::string record_trace(const RecordOptions& options) {
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   const Prompt prompt = make_prompt(options);

@@ -24,6 +24,9 @@ struct RecordOptions {
   bool chat = false;  ///< a task as a conversation in the model's chat template
 };
 
+/// What the model is run over. Throws UsageError for options that do not fit.
+[[nodiscard]] std::vector<uint32_t> prompt_tokens(const RecordOptions& options);
+
 /// Shows progress on a terminal. Returns a line for people about what was written. Throws UsageError for options
 /// that do not fit the prompt.
 std::string record_trace(const RecordOptions& options);

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tools/commands/common/quantile.h"
 #include "tools/llama/gpu_decoder.h"
+#include "tools/llama/gpu_sizes.h"
 #include "tools/llama/host_decoder.h"
 #include "tools/llama/read_ahead.h"
 #include "tools/terminal/clock.h"
@@ -28,6 +30,9 @@ void add_device_option(CLI::App& command, std::string& device) {
 
 namespace {
 
+// Queries that the host attends in one call, whole tiles of 128: a minute at 1M tokens of an 8B shape.
+constexpr size_t kHostChunk = 8192;
+
 /// "loading 3.1 GiB of 15 GiB, 2.4 GiB/s".
 std::string loading_title(uint64_t done, uint64_t total, double seconds) {
   std::string title = "loading " + format_bytes(done) + " of " + format_bytes(total);
@@ -41,11 +46,11 @@ std::string loading_title(uint64_t done, uint64_t total, double seconds) {
 
 void add_prefill_option(CLI::App& command, std::string& pattern) {
   command
-      .add_option("--prefill", pattern,
-                  "What the queries of a prompt attend, on a GPU and beyond 4096 tokens: dense "
-                  "(everything), auto, "
-                  "or one of\n" +
-                      std::string(keyhole_prompt_help()))
+      .add_option(
+          "--prefill", pattern,
+          "What the queries of a prompt of more than 4096 tokens attend: dense (everything), "
+          "auto, budgets (as --budgets FILE says), or one of\n" +
+              std::string(keyhole_prompt_help()))
       ->type_name("PATTERN")
       ->capture_default_str();
 }
@@ -56,12 +61,6 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
   const std::string refusal = device == "host" ? "" : gpu_refusal(model_.config);
   if (device == "cuda" && !refusal.empty()) {
     throw std::runtime_error("--device cuda: " + refusal);
-  }
-  const bool asks = prefill.pattern != "dense" && prefill.pattern != kAutoPrefill;
-  if ((asks || prefill.check) && (device == "host" || !refusal.empty())) {
-    throw std::runtime_error("--prefill " + prefill.pattern +
-                             ": the model is to run on the host, where prompts are dense" +
-                             (refusal.empty() ? "" : " (" + refusal + ")"));
   }
   const Clock::time_point start = Clock::now();
   Progress bar("loading");
@@ -74,8 +73,9 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
     check_prefill_pattern(model_.config, prefill.pattern);
     gpu_ = std::make_unique<GpuModel>(model_, progress);
     gpu_->set_prefill_pattern(prefill.pattern);
-    if (prefill.check) gpu_->check_prefill();
+    gpu_->check_prefill(prefill.check);
   } else {
+    set_prefill(prefill);
     read_ahead(model_, team_, progress);
   }
   load_seconds_ = seconds_since(start);
@@ -120,13 +120,57 @@ nlohmann::ordered_json prefill_errors_json(const Runner& runner) {
 
 std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {
   if (on_gpu()) return std::make_unique<GpuDecoder>(*gpu_, cache, tokens);
-  return std::make_unique<HostDecoder>(model_, cache, team_, tokens);
+  return std::make_unique<HostDecoder>(model_, cache, team_, tokens, host_hooks());
 }
 
 std::vector<float> Runner::prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
-                                   const PrefillProgress& progress) {
+                                   const PrefillProgress& progress, PrefillTimes* times) {
   if (on_gpu()) return gpu_prefill(*gpu_, tokens, sink, progress);
-  return tools::prefill(model_, team_, tokens, sink, progress);
+  return tools::prefill(model_, team_, tokens, sink, progress, host_hooks(times));
+}
+
+void Runner::set_prefill(const PrefillChoice& prefill) {
+  if (on_gpu()) {
+    check_prefill_pattern(model_.config, prefill.pattern);
+    gpu_->set_prefill_pattern(prefill.pattern);
+    gpu_->check_prefill(prefill.check);
+    return;
+  }
+  std::unique_ptr<HostPrompt> prompt, truth;
+  if (prefill.pattern != "dense") {
+    prompt = std::make_unique<HostPrompt>(model_.config, prefill.pattern, team_.size());
+    if (prefill.check) {
+      truth = std::make_unique<HostPrompt>(model_.config, "dense", team_.size());
+    }
+  }
+  host_prefill_ = prefill;
+  host_prompt_ = std::move(prompt);
+  host_truth_ = std::move(truth);
+  host_errors_.clear();
+}
+
+PrefillHooks Runner::host_hooks(PrefillTimes* times) {
+  if (!host_prompt_) return {{}, 0, 0, times};
+  // Between two calls there is progress, and Ctrl-C; errors are of whole layers.
+  const size_t chunk = host_truth_ ? 0 : kHostChunk;
+  return {[this](uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
+                 const float* v) { attend_on_host(layer, first, tokens, q, k, v); },
+          kFineTokens, chunk, times};
+}
+
+void Runner::attend_on_host(uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
+                            const float* v) {
+  throw_if_interrupted();
+  const size_t n = tokens - first;
+  if (!host_truth_) return host_prompt_->attend(layer, n, tokens, q, k, v, q);
+  std::vector<float> exact(n * model_.config.q_width());
+  host_truth_->attend(layer, n, tokens, q, k, v, exact.data());
+  host_prompt_->attend(layer, n, tokens, q, k, v, q);
+  const uint32_t d = model_.config.head_dim;
+  std::vector<double> errors = row_errors(q, exact.data(), n * model_.config.q_heads, d);
+  std::sort(errors.begin(), errors.end());
+  if (!host_errors_.empty() && host_errors_.back().layer >= layer) host_errors_.clear();
+  host_errors_.push_back({layer, nearest_rank(errors, 0.5), nearest_rank(errors, 0.95)});
 }
 
 }  // namespace keyhole::tools

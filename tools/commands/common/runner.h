@@ -11,6 +11,7 @@
 #include "tools/commands/common/cli_fwd.h"
 #include "tools/llama/decoder.h"
 #include "tools/llama/gpu_model.h"
+#include "tools/llama/host_prompt.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/llama/team.h"
 
@@ -22,9 +23,10 @@ void add_device_option(CLI::App& command, std::string& device);
 /// `--prefill`, into ModelOptions::prefill.
 void add_prefill_option(CLI::App& command, std::string& pattern);
 
-/// The library's choice; on the host, and up to 4096 tokens, that everything is attended.
+/// The library's choice, by the device that the model runs on.
 inline constexpr const char* kAutoPrefill = "auto";
-/// How prompts are attended on a GPU: see GpuModel.
+/// How prompts of more than 4096 tokens are attended: a pattern of keyhole_prompt_create(), and whether dense attention is computed
+/// beside it to compare.
 struct PrefillChoice {
   std::string pattern = "dense";
   bool check = false;
@@ -34,8 +36,7 @@ struct PrefillChoice {
 class Runner {
  public:
   /// `threads` of the host. Brings the weights to where they are read, with a progress bar and Ctrl-C. Throws
-  /// std::runtime_error where the GPU was asked for and cannot, and where prefill (keyhole_prompt_create()) is no pattern, or
-  /// not "dense" on the host.
+  /// std::runtime_error where the GPU was asked for and cannot, and where prefill (keyhole_prompt_create()) is no pattern.
   Runner(LlamaModel model, const std::string& device, uint32_t threads,
          const PrefillChoice& prefill = {});
 
@@ -47,28 +48,43 @@ class Runner {
   [[nodiscard]] std::string device() const;
   /// GpuModel::memory_peak(); 0 on the host.
   [[nodiscard]] uint64_t gpu_memory_peak() const { return on_gpu() ? gpu_->memory_peak() : 0; }
-  /// GpuModel::prefill_pattern() and prefill_share(); on the host all is attended.
+  /// As GpuModel's, on the host likewise.
   [[nodiscard]] std::string prefill_pattern() const {
-    return on_gpu() ? gpu_->prefill_pattern() : "dense";
+    return on_gpu() ? gpu_->prefill_pattern() : host_prefill_.pattern;
   }
   [[nodiscard]] std::vector<GpuModel::PrefillErrors> prefill_errors() const {
-    return on_gpu() ? gpu_->prefill_errors() : std::vector<GpuModel::PrefillErrors>{};
+    return on_gpu() ? gpu_->prefill_errors() : host_errors_;
   }
-  [[nodiscard]] double prefill_share() const { return on_gpu() ? gpu_->prefill_share() : 1.0; }
+  [[nodiscard]] double prefill_share() const {
+    if (on_gpu()) return gpu_->prefill_share();
+    return host_prompt_ ? host_prompt_->blocks().share() : 1.0;
+  }
   /// Where a session beside it keeps sink and window: `choice` is that of --cache-device.
   [[nodiscard]] keyhole_device session_device(const std::string& choice) const;
 
   /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
-  /// See prefill.h.
+  /// See prefill.h. times: of the host; on a GPU they stay as they are.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
-                             const PrefillProgress& progress);
+                             const PrefillProgress& progress, PrefillTimes* times = nullptr);
+  /// Another way for prompts to come. Throws LibraryError, and then keeps the former one.
+  void set_prefill(const PrefillChoice& prefill);
 
  private:
+  /// Of prompts on the host.
+  [[nodiscard]] PrefillHooks host_hooks(PrefillTimes* times = nullptr);
+  void attend_on_host(uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
+                      const float* v);
+
   const LlamaModel model_;
   std::unique_ptr<GpuModel> gpu_;
   Team team_;
   double load_seconds_ = 0.0;
+  // Of a model on the host.
+  PrefillChoice host_prefill_;
+  std::unique_ptr<HostPrompt> host_prompt_;  ///< null: dense
+  std::unique_ptr<HostPrompt> host_truth_;   ///< null: nothing is compared
+  std::vector<GpuModel::PrefillErrors> host_errors_;
 };
 
 /// ", sampled:mass=950 (12 % of the blocks)" behind what is said of a prompt; empty where all was attended.

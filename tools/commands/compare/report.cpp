@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "tools/terminal/csv.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
 
@@ -135,17 +136,6 @@ void put_figures(ordered_json& out, const Measurement& m) {
       at = nullptr;
     }
   }
-}
-
-// RFC 4180: quotes around everything that needs them, quotes inside doubled.
-std::string csv_text(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"') out += '"';
-    out += c;
-  }
-  return out + "\"";
 }
 
 std::string percent(double share) { return format_number(100 * share) + " %"; }

@@ -111,6 +111,7 @@ void decode(DecodeOptions options) {
   const std::optional<SavedSession> saved = find_session(options);
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   set_kv_dtype(options.cache, model);
+  name_prefill_budgets(options.model, options.cache);
   // Token ids are what a model without a tokenizer can be given.
   const bool has_text = options.interactive || options.chat || !options.stops.empty() ||
                         (options.has_prompt() && options.token_file.empty());

@@ -277,7 +277,10 @@ void add_eval(CLI::App& keyhole) {
       "\n\nThe context is run once for all ways to attend. Every question is answered by decoding "
       "steps, which "
       "are then\ntruncated away; a text, and passages to copy, in copies of the cache.");
-  command->callback([options] { eval(*options); });
+  command->callback([options] {
+    name_prefill_budgets(options->model, options->cache);
+    eval(*options);
+  });
 }
 
 }  // namespace keyhole::tools

@@ -1,0 +1,38 @@
+// What the kernels of many queries take: products of fp32 matrices, and the softmax between two of them. The library has no BLAS;
+// tiles of 128 queries by 64 rows lie in the first two levels of cache, where a register-blocked loop comes within 10 % of one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace keyhole::cpu {
+
+/// Rows of K and V that queries attend or skip together.
+inline constexpr uint32_t kPromptRows = 64;
+
+/// C = A B, or C += A B, row-major; strides are elements between rows. Sums of each element of C in the order of k.
+struct ProductArgs {
+  const float* a;  ///< `[m, k]`
+  size_t a_stride;
+  const float* b;  ///< `[k, n]`
+  size_t b_stride;
+  float* c;  ///< out `[m, n]`; in, too, where it adds
+  size_t c_stride;
+  uint32_t m, k;
+  uint32_t n;  ///< a multiple of 16
+  bool adds;
+};
+
+/// Logits of kPromptRows rows for one query to softmax weights, in place, relative to the largest logit so far.
+struct WeighRowArgs {
+  float* x;           ///< `[kPromptRows]` inner products times the scale
+  uint32_t from, to;  ///< rows that the query sees, to <= kPromptRows; others get 0
+  float softcap;      ///< of LogitParams
+  float* largest;     ///< in and out: of the logits so far, -inf of none
+  float* sum;         ///< in and out: of their weights
+  /// In and out: the weighted sum of values so far `[dim]`, dim a multiple of 16, made relative to the new largest.
+  float* o;
+  uint32_t dim;
+};
+
+}  // namespace keyhole::cpu

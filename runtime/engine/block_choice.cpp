@@ -1,0 +1,81 @@
+#include "runtime/engine/block_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace keyhole::runtime {
+namespace {
+
+// Bins of 1/8 of an octave down to 2^-32 of a sample's weight.
+constexpr uint32_t kBins = 256;
+constexpr float kBinsOfOctave = 8.0F;
+// A sample is alone in a block where it has so many times the weight of any other.
+constexpr float kAlone = 8.0F;
+
+uint64_t in_units(float share) {
+  return std::isnan(share) ? 0 : static_cast<uint64_t>(double{share} * kShareUnits);
+}
+
+/// Of a share of all samples together: 0 for 1, one more for each 1/8 of an octave less. What is not finite is attended, so that
+/// outputs say so.
+uint32_t bin_of(float share) {
+  if (std::isnan(share)) return 0;
+  if (share <= 0.0F) return kBins - 1;
+  const float place = -std::log2(share) * kBinsOfOctave;
+  return static_cast<uint32_t>(std::clamp(place, 0.0F, static_cast<float>(kBins - 1)));
+}
+
+/// ln of the whole weight of a sample.
+float whole(const float* row, const cpu::PromptPiece::Span& seen) {
+  const float top = *std::max_element(row + seen.begin, row + seen.end);
+  if (top == kMinusInf) return 0.0F;
+  float sum = 0.0F;
+  for (uint32_t b = seen.begin; b < seen.end; ++b) sum += std::exp(row[b] - top);
+  return top + std::log(sum);
+}
+
+}  // namespace
+
+TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const BlockRule& rule,
+                         const TileWeights& weights, uint32_t* list) {
+  const cpu::PromptPiece::Span seen = piece.seen(tile);
+  const uint32_t own = piece.position(tile * cpu::kPromptQueries) / cpu::kPromptRows;
+  const uint32_t near = own > rule.near_blocks ? own - rule.near_blocks : 0;
+  const auto is_kept = [&](uint32_t b) { return b < rule.first_blocks || b >= near; };
+
+  TileChoice out;
+  uint32_t last_bin = 0;               // bins below it are attended
+  float* const shares = weights.data;  // in the place of the first sample's weights
+  if (weights.data != nullptr && weights.samples != 0) {
+    std::array<float, cpu::kPromptQueries> lse{};
+    for (uint32_t i = 0; i < weights.samples; ++i) {
+      lse[i] = whole(weights.data + i * weights.stride, seen);
+    }
+    std::array<uint64_t, kBins + 1> bins{};  // and what is kept anyhow
+    float looked_up = 0.0F;
+    const auto samples = static_cast<float>(weights.samples);
+    for (uint32_t b = seen.begin; b < seen.end; ++b) {
+      float share = 0.0F, largest = 0.0F, second = 0.0F;
+      for (uint32_t i = 0; i < weights.samples; ++i) {
+        const float x = std::exp(weights.data[i * weights.stride + b] - lse[i]);
+        share += x;
+        second = std::max(second, std::min(largest, x));
+        largest = std::max(largest, x);
+      }
+      share /= samples;
+      shares[b] = share;
+      if (weights.samples > 1 && !is_kept(b) && largest > kAlone * second) looked_up += largest;
+      bins[is_kept(b) ? kBins : bin_of(share)] += in_units(share);
+    }
+    out.looked_up = in_units(looked_up / samples);
+    uint64_t held = bins[kBins];
+    while (last_bin < kBins && held < in_units(rule.mass)) held += bins[last_bin++];
+  }
+  for (uint32_t b = seen.begin; b < seen.end; ++b) {
+    if (is_kept(b) || (last_bin > 0 && bin_of(shares[b]) < last_bin)) list[out.count++] = b;
+  }
+  return out;
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,202 @@
+#include "runtime/engine/host_prompt.h"
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/engine/block_choice.h"
+
+namespace keyhole::runtime {
+namespace {
+
+// Tiles of queries are chosen for together, as on a device: of the weights and lists of so many bytes, but no fewer tiles.
+constexpr size_t kMostWeightBytes = size_t{128} << 20U;
+constexpr uint32_t kLeastTiles = 16;
+constexpr size_t kListBytes = 2;  // of a block's number there
+
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(Status::invalid_argument, "attention of a prompt: " + text);
+}
+
+cpu::TokenRows rows_of(const gpu::DeviceTokens& t) {
+  const size_t element = dtype_size(t.dtype);
+  return {static_cast<std::byte*>(t.data), t.token_stride * element, t.head_stride * element,
+          t.dtype};
+}
+
+uint32_t blocks_of(uint32_t rows) {
+  return rows / cpu::kPromptRows + (rows % cpu::kPromptRows != 0 ? 1 : 0);
+}
+
+bool is_dense(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern) {
+  return pattern.dense || s.window != 0 || s.rows <= pattern.dense_rows;
+}
+
+/// All blocks that a tile sees.
+uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) {
+  const cpu::PromptPiece::Span seen = piece.seen(tile);
+  for (uint32_t b = seen.begin; b < seen.end; ++b) list[b - seen.begin] = b;
+  return seen.end - seen.begin;
+}
+
+}  // namespace
+
+HostPrompt::HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernels, cpu::Pool& pool)
+    : shape_(shape), pool_(&pool), attention_(kernels, pool), samples_(kernels, pool) {}
+
+void HostPrompt::check(const gpu::PromptStretch& s,
+                       std::span<const gpu::PromptPattern> patterns) const {
+  if (patterns.size() != shape_.q_heads) {
+    refuse(std::to_string(patterns.size()) + " patterns, needed: one for each of " +
+           std::to_string(shape_.q_heads) + " query heads");
+  }
+  if (s.n > s.rows) {
+    refuse(std::to_string(s.n) + " queries of " + std::to_string(s.rows) +
+           " tokens, allowed: no more than these");
+  }
+  for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
+    if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
+  }
+  for (const gpu::PromptPattern& p : patterns) {
+    if (p.dense || (p.stride <= cpu::kPromptQueries && p.mass >= 0.0F && p.mass <= 1.0F)) continue;
+    refuse("a stride of " + std::to_string(p.stride) + " and a mass of " + std::to_string(p.mass) +
+           ", allowed: 0.." + std::to_string(cpu::kPromptQueries) + " and 0..1");
+  }
+}
+
+cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
+  cpu::PromptPiece p;
+  p.q = rows_of(s.q);
+  p.k = rows_of(s.k);
+  p.v = rows_of(s.v);
+  p.out = rows_of(s.out);
+  p.lse = s.lse;
+  p.sinks = s.sinks;
+  p.n = s.n;
+  p.rows = s.rows;
+  p.q_heads = shape_.q_heads;
+  p.kv_heads = shape_.kv_heads;
+  p.head_dim = shape_.head_dim;
+  p.window = s.window;
+  p.logits = s.logits;
+  return p;
+}
+
+void HostPrompt::attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern,
+                        gpu::Stream stream) {
+  attend_heads(s, std::vector<gpu::PromptPattern>(shape_.q_heads, pattern), stream);
+}
+
+void HostPrompt::attend_heads(const gpu::PromptStretch& s,
+                              std::span<const gpu::PromptPattern> patterns, gpu::Stream) {
+  check(s, patterns);
+  if (s.n == 0) return;
+  const cpu::PromptPiece piece = piece_of(s);
+  std::vector<Heads> groups;
+  uint32_t samples = 0;
+  bool all_dense = true;
+  for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+    const gpu::PromptPattern* const pattern = is_dense(s, patterns[h]) ? nullptr : &patterns[h];
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Heads& g) {
+      return pattern == nullptr || g.pattern == nullptr ? pattern == g.pattern
+                                                        : *pattern == *g.pattern;
+    });
+    if (same == groups.end()) {
+      groups.push_back({pattern, {h}});
+    } else {
+      same->heads.push_back(h);
+    }
+    if (pattern == nullptr) continue;
+    all_dense = false;
+    if (pattern->stride != 0) {
+      samples =
+          std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, pattern->stride}.count());
+    }
+  }
+  if (all_dense) return attention_.attend(piece, {});
+
+  const size_t of_tile =
+      size_t{shape_.q_heads} * blocks_of(s.rows) * (samples * sizeof(float) + kListBytes);
+  const auto tiles = static_cast<uint32_t>(
+      std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), piece.tiles()));
+  // From the end back, so that all but the first take whole tiles of queries.
+  for (uint32_t end = s.n; end > 0;) {
+    const uint32_t n = std::min(tiles * cpu::kPromptQueries, end), begin = end - n;
+    attend_slice(piece, begin, n, groups);
+    end = begin;
+  }
+}
+
+void HostPrompt::attend_slice(cpu::PromptPiece p, uint32_t begin, uint32_t n,
+                              std::span<const Heads> groups) {
+  p.rows = p.position(begin) + n;
+  p.n = n;
+  p.q.data = p.q.row(begin, 0);
+  p.out.data = p.out.row(begin, 0);
+  if (p.lse != nullptr) p.lse += size_t{begin} * p.q_heads;
+  counts_.resize(size_t{p.q_heads} * p.tiles());
+  lists_.resize(counts_.size() * p.blocks());
+  for (const Heads& group : groups) choose(p, group);
+  attention_.attend(p, {counts_.data(), lists_.data(), p.blocks()});
+  for (uint32_t tile = 0; tile < p.tiles(); ++tile) {
+    const cpu::PromptPiece::Span seen = p.seen(tile);
+    totals_.seen += uint64_t{p.q_heads} * (seen.end - seen.begin);
+  }
+  for (const uint32_t count : counts_) totals_.attended += count;
+}
+
+void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
+  const uint32_t tiles = p.tiles();
+  const auto heads = static_cast<uint32_t>(group.heads.size());
+  const auto list_of = [&](size_t at) { return lists_.data() + at * p.blocks(); };
+  if (group.pattern == nullptr) {
+    for (const uint32_t head : group.heads) {
+      for (uint32_t tile = 0; tile < tiles; ++tile) {
+        const size_t at = size_t{head} * tiles + tile;
+        counts_[at] = list_all(p, tile, list_of(at));
+      }
+    }
+    return;
+  }
+  const gpu::PromptPattern& pattern = *group.pattern;
+  cpu::SampledQueries samples{p.n, pattern.stride};
+  if (pattern.stride != 0) {
+    weights_.resize(std::max(weights_.size(), size_t{heads} * samples.count() * p.blocks()));
+    samples_.compute(p, samples, group.heads, weights_.data());
+  }
+  const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass};
+  looked_up_.assign(size_t{heads} * tiles, 0);
+  pool_->run(heads * tiles, [&](uint32_t task, uint32_t) {
+    const uint32_t i = task / tiles, tile = task % tiles;
+    TileWeights weights;
+    if (pattern.stride != 0) {
+      const uint32_t first = tile * cpu::kPromptQueries;
+      const uint32_t from = samples.from(first);
+      const uint32_t to = samples.from(std::min(first + cpu::kPromptQueries, p.n));
+      weights = {weights_.data() + (size_t{i} * samples.count() + from) * p.blocks(), to - from,
+                 p.blocks()};
+    }
+    const size_t at = size_t{group.heads[i]} * tiles + tile;
+    const TileChoice choice = choose_blocks(p, tile, rule, weights, list_of(at));
+    counts_[at] = choice.count;
+    looked_up_[task] = choice.looked_up;
+  });
+  if (pattern.stride == 0 || pattern.lookups >= 1.0F) return;
+  for (uint32_t i = 0; i < heads; ++i) {
+    uint64_t looked_up = 0;
+    for (uint32_t tile = 0; tile < tiles; ++tile) looked_up += looked_up_[i * tiles + tile];
+    const auto allowed = static_cast<uint64_t>(double{pattern.lookups} * kShareUnits) * tiles;
+    if (looked_up <= allowed) continue;
+    for (uint32_t tile = 0; tile < tiles; ++tile) {
+      const size_t at = size_t{group.heads[i]} * tiles + tile;
+      counts_[at] = list_all(p, tile, list_of(at));
+    }
+  }
+}
+
+size_t HostPrompt::bytes() const {
+  return weights_.capacity() * sizeof(float) +
+         (counts_.capacity() + lists_.capacity()) * sizeof(uint32_t) +
+         looked_up_.capacity() * sizeof(uint64_t);
+}
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,51 @@
+// Attention of a prompt where there is no GPU: K and V in host memory, attended by the worker pool.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpu/block_attention.h"
+#include "cpu/block_weights.h"
+#include "gpu/prompt.h"
+
+namespace keyhole::runtime {
+
+/// As gpu::PromptAttention says, but that all pointers of a stretch are the host's, in f32, f16 or bf16 each, at any address and
+/// with any strides, that streams are not looked at, and that a call returns when it is done.
+class HostPrompt final : public gpu::PromptAttention {
+ public:
+  /// Head dimensions: all that the host has (is_supported_head_dim).
+  HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernels, cpu::Pool& pool);
+
+  void attend(const gpu::PromptStretch& stretch, const gpu::PromptPattern& pattern,
+              gpu::Stream stream) override;
+  [[nodiscard]] bool has_head_patterns() const override { return true; }
+  void attend_heads(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns,
+                    gpu::Stream stream) override;
+  [[nodiscard]] gpu::PromptBlocks blocks() const override { return totals_; }
+  [[nodiscard]] size_t bytes() const override;
+
+ private:
+  /// Query heads of one pattern.
+  struct Heads {
+    const gpu::PromptPattern* pattern;  ///< null: dense
+    std::vector<uint32_t> heads;
+  };
+  void check(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns) const;
+  [[nodiscard]] cpu::PromptPiece piece_of(const gpu::PromptStretch& stretch) const;
+  void attend_slice(cpu::PromptPiece piece, uint32_t begin, uint32_t n,
+                    std::span<const Heads> groups);
+  void choose(const cpu::PromptPiece& piece, const Heads& group);
+
+  gpu::PromptShape shape_;
+  cpu::Pool* pool_;
+  cpu::BlockAttention attention_;
+  cpu::BlockWeights samples_;
+  gpu::PromptBlocks totals_;
+  // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern, lists of all heads.
+  std::vector<float> weights_;
+  std::vector<uint32_t> counts_, lists_;
+  std::vector<uint64_t> looked_up_;  ///< `[heads, tiles]`
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,71 @@
+// Which pattern the prompts of a query head shall attend by (MInference, section 3.2: the search for the best pattern of each head,
+// offline), by what dense attention to the same q, k and v gives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/commands/calibrate/choose.h"
+#include "tools/commands/common/library.h"
+#include "tools/llama/host_prompt.h"
+
+namespace keyhole::tools {
+
+/// One query head of a prompt on the host, in fp32, after RoPE: `[tokens, head_dim]`, widths in elements between tokens.
+struct HeadRows {
+  const float* q = nullptr;
+  const float* k = nullptr;
+  const float* v = nullptr;
+  size_t q_width = 0, kv_width = 0;
+  size_t tokens = 0;
+};
+
+/// A pattern's figures on one prompt, or the worst and the means over some.
+struct PatternFigures {
+  std::string pattern;
+  double ratio =
+      0;  ///< of the requirement, by every second tile of 128 queries; met where at most 1
+  double check_ratio = 0;                  ///< by the other tiles
+  double error_median = 0, error_p95 = 0;  ///< |o - o*| / |o*| by query, of the other tiles
+  double mass =
+      1;  ///< recovered attention: share of the softmax's weight that was attended, mean over queries
+  double share = 1;  ///< of the blocks that queries see those that they attend
+  double seconds = 0;
+
+  [[nodiscard]] bool met() const { return ratio <= 1; }
+  [[nodiscard]] bool held() const { return check_ratio <= 1; }
+};
+
+class PatternSearch {
+ public:
+  /// Heads of `dim` elements; scale 0: 1 / sqrt(dim); softcap 0: none. patterns: the first is "dense". Throws UsageError for a
+  /// pattern that the library refuses.
+  PatternSearch(uint32_t dim, float scale, float softcap, const std::vector<std::string>& patterns,
+                const Requirement& requirement, uint32_t threads);
+
+  /// Of each pattern, in their order.
+  [[nodiscard]] std::vector<PatternFigures> measure(const HeadRows& head);
+
+ private:
+  void attend(const PromptHandle& prompt, const HeadRows& head, std::vector<float>& out,
+              std::vector<float>& lse);
+
+  uint32_t dim_;
+  Requirement requirement_;
+  Engine engine_;  ///< of one layer with one head
+  std::vector<std::string> patterns_;
+  std::vector<PromptHandle> prompts_;
+  std::vector<float> exact_, exact_lse_, out_, lse_;
+};
+
+/// One figure of each pattern from those of several prompts: the worst ratios and errors, means of all else.
+[[nodiscard]] std::vector<PatternFigures> merge_figures(
+    const std::vector<std::vector<PatternFigures>>& prompts);
+
+enum class PatternCost { blocks, us };
+/// The cheapest that meets the requirement. By blocks, what attends more than nine tenths of them is as dear as dense attention: it
+/// has to choose them, too. The first pattern, which is dense, always meets it.
+[[nodiscard]] size_t cheapest_pattern(const std::vector<PatternFigures>& figures, PatternCost cost);
+
+}  // namespace keyhole::tools

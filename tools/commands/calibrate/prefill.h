@@ -1,0 +1,41 @@
+// calibrate --prefill: a pattern for the prompts of every query head.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/files/budgets.h"
+#include "tools/commands/calibrate/pattern_search.h"
+#include "tools/commands/common/decoding.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+struct PrefillPlan {
+  ModelOptions model;
+  TaskOptions task;  ///< without a task: one of kv, and prose
+  Requirement requirement;
+  PatternCost cost = PatternCost::blocks;
+  std::vector<std::string> patterns;  ///< expand_patterns()
+  std::vector<uint32_t> layers;       ///< of those without a sliding window; empty: all
+  uint32_t threads = 0;
+};
+
+struct PatternChoice {
+  uint32_t layer = 0, q_head = 0;  ///< the layer among those without a sliding window
+  PatternFigures figures, dense;
+};
+
+/// Runs the model over the prompts on the host, densely, and tries every pattern on every query head of its layers. The last layer
+/// has no patterns: a prompt attends there with its last token alone. Shows progress on a terminal; Ctrl-C ends it.
+[[nodiscard]] std::vector<PatternChoice> calibrate_prefill(const PrefillPlan& plan);
+
+[[nodiscard]] BudgetsFile to_budgets(const std::vector<PatternChoice>& choices,
+                                     const PrefillPlan& plan, const std::string& machine);
+[[nodiscard]] std::string pattern_table(const std::vector<PatternChoice>& choices,
+                                        const Style& style);
+/// Shares and speed of all heads together, and which have not held.
+[[nodiscard]] std::string pattern_summary(const std::vector<PatternChoice>& choices,
+                                          const PrefillPlan& plan);
+
+}  // namespace keyhole::tools

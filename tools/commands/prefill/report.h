@@ -1,0 +1,35 @@
+// What `keyhole prefill` has measured, for people and machines.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/llama/gpu_model.h"
+#include "tools/llama/prefill.h"
+#include "tools/terminal/style.h"
+
+namespace keyhole::tools {
+
+/// One pattern's figures of a prompt.
+struct PrefillMeasurement {
+  std::string pattern;
+  double share = 1;        ///< of the blocks that queries see those that they attend
+  double seconds = 0;      ///< until the first token is known
+  PrefillTimes stages;     ///< of the host; on a GPU all 0
+  bool same_token = true;  ///< as dense attention gives
+  std::vector<GpuModel::PrefillErrors>
+      errors;  ///< by layer; empty: not measured, and of dense attention
+};
+
+/// Rows of patterns; `stages`: with their seconds.
+[[nodiscard]] std::string prefill_table(const std::vector<PrefillMeasurement>& all, bool stages,
+                                        const Style& style);
+/// Rows of layers, columns of patterns: p50 and p95; empty where nothing was measured.
+[[nodiscard]] std::string prefill_error_table(const std::vector<PrefillMeasurement>& all,
+                                              const Style& style);
+[[nodiscard]] nlohmann::ordered_json prefill_json(const std::vector<PrefillMeasurement>& all);
+/// A row for each pattern and layer with errors, or one of a pattern without.
+[[nodiscard]] std::string prefill_csv(const std::vector<PrefillMeasurement>& all);
+
+}  // namespace keyhole::tools

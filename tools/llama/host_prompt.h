@@ -1,0 +1,59 @@
+// Attention of a prompt on the host by the library: over the blocks of tokens that matter.
+#pragma once
+
+#include <keyhole/prefill.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/library.h"
+#include "tools/llama/config.h"
+
+namespace keyhole::tools {
+
+using PromptHandle = std::unique_ptr<keyhole_prompt, Destroy<keyhole_prompt_destroy>>;
+
+/// Throws LibraryError.
+[[nodiscard]] PromptHandle make_prompt(const Engine& engine, const std::string& pattern);
+
+/// Dense rows of fp32 `[tokens, heads, dim]` in host memory, `width` elements between tokens.
+[[nodiscard]] keyhole_tensor host_rows(const float* data, size_t tokens, uint32_t heads,
+                                       uint32_t dim, size_t width);
+
+/// Blocks of 64 tokens that queries have attended, and that they saw.
+struct PromptBlocks {
+  uint64_t attended = 0, seen = 0;
+
+  /// 1 where nothing was chosen.
+  [[nodiscard]] double share() const {
+    return seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
+  }
+};
+[[nodiscard]] PromptBlocks blocks_of(const PromptHandle& prompt);
+
+/// Of a model; an engine of its own, as prompts need no session.
+class HostPrompt {
+ public:
+  /// pattern: as keyhole_prompt_create() takes it. threads: 0 for one per core. Throws LibraryError.
+  HostPrompt(const LlamaConfig& model, const std::string& pattern, uint32_t threads);
+
+  /// Queries `[n, q_heads, d]` of the last n of m tokens, whose k and v are `[m, kv_heads, d]`; out `[n, q_heads, d]`, which may be
+  /// q. Returns when it is done.
+  void attend(uint32_t layer, size_t n, size_t m, const float* q, const float* k, const float* v,
+              float* out);
+  [[nodiscard]] PromptBlocks blocks() const { return blocks_of(prompt_); }
+
+ private:
+  uint32_t q_heads_, kv_heads_, head_dim_;
+  std::vector<uint32_t> places_;  ///< the engine's number of each layer
+  Engine engine_;
+  PromptHandle prompt_;
+};
+
+/// Of a layer's outputs, by token and query head: relative errors |o - o*| / |o*| beside others, `[rows, dim]`.
+[[nodiscard]] std::vector<double> row_errors(const float* out, const float* exact, size_t rows,
+                                             uint32_t dim);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,19 @@
+// Text in CSV.
+#pragma once
+
+#include <string>
+
+namespace keyhole::tools {
+
+/// RFC 4180: quotes around everything that needs them, quotes inside doubled.
+[[nodiscard]] inline std::string csv_text(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"') out += '"';
+    out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace keyhole::tools
