@@ -24,11 +24,14 @@
 
 namespace keyhole::gpu::hopper {
 
+using blocked::chosen_rows;
+using blocked::has_weight;
 using blocked::power_of_2;
 using blocked::quad_max;
 using blocked::quad_sum;
 using blocked::QueryEnd;
 using blocked::Seen;
+using blocked::skip_of;
 using blocked::store_pair;
 
 constexpr int kQueries = kListQueries;  ///< of a thread block
@@ -62,6 +65,19 @@ __device__ inline void wait_for_turn(int group) {
 }
 __device__ inline void give_turn(int group) {
   asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
+}
+
+/// Whether it holds for some thread of the warpgroup, in all of them.
+__device__ inline bool any_of_group(int group, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %2, 128, p;\n"
+      "selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(any)
+      : "r"(mine ? 1U : 0U), "r"(1 + kConsumers + group)
+      : "memory");
+  // All lanes have it already; from one of them, it is also known to be the same.
+  return __shfl_sync(kWholeWarp, any, 0) != 0;
 }
 
 /// The rows that a thread block attends: how many blocks of 64, and which.
@@ -152,20 +168,29 @@ struct Consumer {
   __device__ void score(uint32_t queries, uint32_t keys) {
     multiply_queries<T, columns>(logits, queries, keys);
   }
-  /// Enqueues sums += weights times values.
-  __device__ void sum_up(uint32_t values) {
+  /// Enqueues sums += weights times values. blocks: of the tile, a bit for each that has weights; all have where it is not selective.
+  template <bool selective>
+  __device__ void sum_up(uint32_t values, uint32_t blocks) {
     constexpr uint32_t kPanelBytes = Shared::kKeyPanel * 2;
+    constexpr int kSteps = kBlockRows / 16;  ///< of a block
 #pragma unroll
     for (int part = 0; part < kParts; ++part) hold(sums[part]);
     start_products();
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
+    for (int block = 0; block < Shared::kBlocks; ++block) {
+      if (selective) {
+        if ((blocks >> block & 1U) == 0) continue;
+        start_products();  // of this branch
+      }
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const uint64_t b =
-            columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
-        multiply_columns<T>(sums[part], weights[step], b);
-        if constexpr (fine) multiply_columns<T>(sums[part], rest[step], b);
+      for (int step = block * kSteps; step < (block + 1) * kSteps; ++step) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const uint64_t b =
+              columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
+          multiply_columns<T>(sums[part], weights[step], b);
+          if constexpr (fine) multiply_columns<T>(sums[part], rest[step], b);
+        }
       }
     }
     commit_products();
@@ -189,6 +214,85 @@ struct Consumer {
       const Seen& s = seen[i / 2 % 2];
       if (key < s.from || key >= s.to) logits[i] = kMinusInf;
     }
+  }
+  /// Logits of rows that the tile of queries does not attend: bits `chosen` of all rows.
+  __device__ void hide_unchosen(const uint32_t* chosen, const uint32_t (&block)[Shared::kBlocks]) {
+    const uint32_t column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int b = 0; b < Shared::kBlocks; ++b) {
+      const uint2 bits = block[b] == kNoBlock
+                             ? make_uint2(0, 0)
+                             : __ldg(reinterpret_cast<const uint2*>(chosen) + block[b]);
+#pragma unroll
+      for (int i = 0; i < kBlockRows / 8; ++i) {
+        const uint32_t eight = (i < 4 ? bits.x : bits.y) >> (i % 4 * 8);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          if ((eight >> (column + j) & 1U) != 0) continue;
+          const int at = 4 * (b * kBlockRows / 8 + i) + j;
+          logits[at] = logits[at + 2] = kMinusInf;
+        }
+      }
+    }
+  }
+  /// As exponentiate(), but for blocks of no weight (BlockedParams::skip), whose powers are 0. Returns a bit for each other block.
+  __device__ uint32_t exponentiate_heavy(const BlockedParams& a, int group, float limit,
+                                         float to_base2, float (&shrink)[2]) {
+    constexpr int kBlocks = Shared::kBlocks, kEights = kBlockRows / 8;
+    float largest[kBlocks][2], next[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      next[half] = top[half];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        float x = kMinusInf;
+#pragma unroll
+        for (int i = b * kEights; i < (b + 1) * kEights; ++i)
+          x = fmaxf(x, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
+        largest[b][half] = quad_max(x);
+        next[half] = fmaxf(next[half], largest[b][half]);
+      }
+    }
+    uint32_t heavy = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      bool is_heavy = limit <= 0.0F;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        is_heavy = is_heavy || (row[half] < a.n && has_weight(largest[b][half] * to_base2,
+                                                              next[half] * to_base2, limit));
+      }
+      if (any_of_group(group, is_heavy)) heavy |= 1U << b;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float base = finite_base(next[half]) * to_base2;
+      shrink[half] = power_of_2(fmaf(top[half], to_base2, -base));
+      top[half] = next[half];
+      total[half] *= shrink[half];
+    }
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      if ((heavy >> b & 1U) != 0) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float base = finite_base(next[half]) * to_base2;
+#pragma unroll
+          for (int i = b * kEights; i < (b + 1) * kEights; ++i) {
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              float& x = logits[4 * i + 2 * half + j];
+              x = power_of_2(fmaf(x, to_base2, -base));
+              total[half] += x;
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 4 * b * kEights; i < 4 * (b + 1) * kEights; ++i) logits[i] = 0.0F;
+      }
+    }
+    return heavy;
   }
   /// Logits to powers; shrink: what sums so far are to be multiplied by.
   __device__ void exponentiate(float to_base2, float (&shrink)[2]) {
@@ -280,7 +384,8 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-template <class T, int columns, bool fine>
+/// selective: rows are chosen one by one, or blocks are passed over (BlockedParams::chosen, skip).
+template <class T, int columns, bool fine, bool selective>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BlockedParams a,
                   uint32_t dim) {
@@ -368,17 +473,27 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t all_see = Seen::by(a, first + own * 64).to;
     bool looks = true;
     float shrink[2];
+    const uint32_t* const chosen = selective ? chosen_rows(a, head, tile_of_queries) : nullptr;
+    const float limit = selective ? skip_of(a, head) : 0.0F;
+    uint32_t heavy = 0;  // of the tile's blocks, a bit each
     const auto weigh = [&](uint32_t tile) {
       if (cap > 0.0F) c.cap_logits(a.logits);
-      if (looks || tile + 1 == tiles) {
+      if (looks || tile + 1 == tiles || (selective && chosen != nullptr)) {
         uint32_t block[kBlocks];
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
           block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
         looks = a.window != 0 || (block[kBlocks - 1] + 1) * kBlockRows > all_see;
         c.hide(block);
+        if constexpr (selective) {
+          if (chosen != nullptr) c.hide_unchosen(chosen, block);
+        }
       }
-      c.exponentiate(to_base2, shrink);
+      if constexpr (selective) {
+        heavy = c.exponentiate_heavy(a, own, limit, to_base2, shrink);
+      } else {
+        c.exponentiate(to_base2, shrink);
+      }
     };
 
     shared.queries_are_here.wait(0);
@@ -397,7 +512,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         wait_for_turn(own);
         c.score(queries, keys(tile));
         shared.values_are_here[(tile - 1) % kStages].wait((tile - 1) / kStages % 2);
-        c.sum_up(values(tile - 1));
+        c.template sum_up<selective>(values(tile - 1), heavy);
         give_turn(1 - own);
         wait_for_products<1>();
         hold(c.logits);
@@ -411,7 +526,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       if (own == 0) wait_for_turn(0);  // the turn that nobody takes
       shared.values_are_here[(tiles - 1) % kStages].wait((tiles - 1) / kStages % 2);
-      c.sum_up(values(tiles - 1));
+      c.template sum_up<selective>(values(tiles - 1), heavy);
       wait_for_products<0>();
       c.hold_sums();
     }
@@ -439,17 +554,24 @@ CUtensorMap rows_map(const BlockedParams& a, const void* rows, uint32_t dim) {
                           is_bf16});
 }
 
-template <class T, int columns, bool fine>
-void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+template <class T, int columns, bool fine, bool selective>
+void launch_kernel(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(Tiles<columns>) + 1024;
-  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine>,
+  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine, selective>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
   const Maps maps{queries_map<T>(a, dim), rows_map<T>(a, a.keys, dim),
                   rows_map<T>(a, a.values, dim)};
   const dim3 grid(a.q_heads, (a.n + kQueries - 1) / kQueries);
-  attend_kernel<T, columns, fine><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
+  attend_kernel<T, columns, fine, selective><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
   check_launch("blocked attention");
+}
+
+template <class T, int columns, bool fine>
+void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+  const bool selective = a.chosen != nullptr || a.skip > 0.0F || a.skips != nullptr;
+  selective ? launch_kernel<T, columns, fine, true>(a, dim, stream)
+            : launch_kernel<T, columns, fine, false>(a, dim, stream);
 }
 
 template <class T, bool fine>
