@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,9 @@ class FakePrompt final : public gpu::PromptAttention {
   FakePrompt(const gpu::PromptShape& shape, gpu::PromptPattern& last)
       : shape_(shape), last_(&last) {}
 
-  void attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern,
+  void attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
               gpu::Stream) override {
-    *last_ = pattern;
+    *last_ = patterns[0];
     const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
     const auto at = [](const gpu::DeviceTokens& t, size_t token, size_t head, size_t i) {
       return double{cpu::f16_to_f32(
@@ -204,7 +205,9 @@ TEST_F(PromptTest, IsMadeOfAnEngineOnADeviceAndAPattern) {
   EXPECT_EQ(prompt.p, nullptr);
   const auto e = engine();
   for (const char* bad :
-       {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", ""}) {
+       {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", "",
+        "dense:skip=65", "antidiagonal:stride=4", "pooled:mass=-1", "vertical-slash:queries=65",
+        "vertical-slash:columns=16385", "auto:skip=3"}) {
     EXPECT_EQ(keyhole_prompt_create(e.get(), bad, &prompt.p), KEYHOLE_INVALID_ARGUMENT) << bad;
     EXPECT_EQ(prompt.p, nullptr);
   }
@@ -228,13 +231,39 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(s.first_rows, 0U);
   EXPECT_EQ(s.near_rows, 64U);
   EXPECT_EQ(s.dense_rows, 4096U);
+  EXPECT_EQ(s.choice, gpu::PromptChoice::sampled);
+  EXPECT_EQ(s.skip, 0.0F);
+  EXPECT_EQ(parse_prefill_pattern("dense:skip=12").skip, 12.0F);
+  EXPECT_TRUE(parse_prefill_pattern("dense:skip=12").dense);
+  const gpu::PromptPattern lines = parse_prefill_pattern(
+      "vertical-slash:columns=30,slashes=2048,queries=32,first=128,near=0,from=99,skip=10");
+  EXPECT_FALSE(lines.dense);
+  EXPECT_EQ(lines.choice, gpu::PromptChoice::vertical_slash);
+  EXPECT_EQ(lines.columns, 30U);
+  EXPECT_EQ(lines.slashes, 2048U);
+  EXPECT_EQ(lines.queries, 32U);
+  EXPECT_EQ(lines.first_rows, 128U);
+  EXPECT_EQ(lines.near_rows, 0U);
+  EXPECT_EQ(lines.dense_rows, 99U);
+  EXPECT_EQ(lines.skip, 10.0F);
+  const gpu::PromptPattern means = parse_prefill_pattern("pooled:blocks=100,mass=500");
+  EXPECT_EQ(means.choice, gpu::PromptChoice::pooled);
+  EXPECT_EQ(means.blocks, 100U);
+  EXPECT_FLOAT_EQ(means.mass, 0.5F);
+  EXPECT_EQ(parse_prefill_pattern("pooled").blocks, 0U);
+  const gpu::PromptPattern squares = parse_prefill_pattern("antidiagonal:stride=8,mass=900");
+  EXPECT_EQ(squares.choice, gpu::PromptChoice::antidiagonal);
+  EXPECT_EQ(squares.stride, 8U);
+  EXPECT_FLOAT_EQ(squares.mass, 0.9F);
+  EXPECT_EQ(parse_prefill_pattern("antidiagonal").stride, 16U);
   const gpu::PromptPattern automatic = parse_prefill_pattern("auto"),
                            defaults = parse_prefill_pattern("sampled");
   EXPECT_EQ(automatic.mass, defaults.mass);
   EXPECT_EQ(automatic.stride, defaults.stride);
   EXPECT_EQ(automatic.dense_rows, defaults.dense_rows);
   const std::string help = keyhole_prompt_help();
-  for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16"}) {
+  for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16",
+                           "vertical-slash:", "pooled:", "antidiagonal:", "skip=0"}) {
     EXPECT_NE(help.find(name), std::string::npos) << name;
   }
 }
