@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/cuda/blocked/prompt_lists.h"
 #include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {
@@ -89,6 +90,30 @@ TEST_P(HeadPatternsTest, ChunksOfWholeTilesChooseAlike) {
   const PromptPattern lines = pattern_of(PromptChoice::vertical_slash);
   const std::vector<float> dense = attend(*prompt, PromptPattern{}, kQueries);
   EXPECT_LT(error(attend(*prompt, lines, 100), dense), 1.0);
+}
+
+TEST_P(HeadPatternsTest, SlicesAttendAsTheWholeDoes) {
+  const Case& c = GetParam();
+  // Whole tiles, behind whole blocks.
+  constexpr uint32_t kOfTiles = 5 * kListQueries;
+  fill(kOfTiles, 13 * kListRows + kOfTiles);
+  const PromptShape shape{heads(), c.kv_heads, c.dim};
+  const auto whole = make_cuda_prompt(0, shape);
+  // One tile at a time, and two; weights of lines head by head.
+  const auto single = make_cuda_prompt(0, shape, {1, 1}),
+             pairs = make_cuda_prompt(0, shape, {1, 2});
+  std::vector<std::vector<PromptPattern>> cases;
+  for (const PromptChoice choice : kChoices) cases.push_back({pattern_of(choice)});
+  cases.emplace_back();
+  for (uint32_t h = 0; h < heads(); ++h)
+    cases.back().push_back(h % 5 == 4 ? PromptPattern{} : pattern_of(kChoices[h % 5]));
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const std::vector<float> out = attend(*whole, cases[i], kOfTiles);
+    EXPECT_EQ(attend(*single, cases[i], kOfTiles), out) << "case " << i;
+    EXPECT_EQ(attend(*pairs, cases[i], kOfTiles), out) << "case " << i;
+  }
+  EXPECT_EQ(single->blocks().attended, whole->blocks().attended);
+  EXPECT_EQ(pairs->blocks().seen, whole->blocks().seen);
 }
 
 TEST_P(HeadPatternsTest, EachHeadAttendsByItsOwn) {

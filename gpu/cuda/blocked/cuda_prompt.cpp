@@ -32,7 +32,8 @@ void check_aligned(const DeviceTokens& t, const char* name, size_t bytes) {
 
 class CudaPrompt final : public PromptAttention {
  public:
-  CudaPrompt(int ordinal, const PromptShape& shape) : ordinal_(ordinal), shape_(shape) {
+  CudaPrompt(int ordinal, const PromptShape& shape, const SliceLimits& limits)
+      : ordinal_(ordinal), shape_(shape) {
     if (const std::string why = why_no_prompt(shape); !why.empty()) {
       throw Error(Status::unsupported, "attention of a prompt on a CUDA device: " + why);
     }
@@ -40,7 +41,7 @@ class CudaPrompt final : public PromptAttention {
     const BesideCapture beside;
     has_hopper_ = hopper_kernels_run_on(ordinal_);
     finished_ = std::make_unique<Event>();
-    lists_ = std::make_unique<PromptLists>(shape, has_hopper_, *finished_);
+    lists_ = std::make_unique<PromptLists>(shape, has_hopper_, *finished_, limits);
   }
   ~CudaPrompt() override { (void)cudaEventSynchronize(finished_->get()); }
   CudaPrompt(const CudaPrompt&) = delete;
@@ -216,7 +217,11 @@ class CudaPrompt final : public PromptAttention {
 }  // namespace
 
 std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape) {
-  return std::make_unique<CudaPrompt>(ordinal, shape);
+  return make_cuda_prompt(ordinal, shape, SliceLimits{});
+}
+std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape,
+                                                  const SliceLimits& limits) {
+  return std::make_unique<CudaPrompt>(ordinal, shape, limits);
 }
 
 }  // namespace keyhole::gpu

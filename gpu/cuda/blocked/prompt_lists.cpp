@@ -10,10 +10,6 @@
 namespace keyhole::gpu {
 namespace {
 
-// Weights and states of tiles that are attended together: no more than this, but whole tiles of 128 samples of one query in 16.
-constexpr size_t kMostWeightBytes = size_t{128} << 20U;
-constexpr uint32_t kLeastTiles = 16;
-
 uint32_t blocks_of(uint32_t rows) { return (rows + kListRows - 1) / kListRows; }
 
 bool has_lines(const PromptPattern& p) {
@@ -71,7 +67,7 @@ uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
       shape_.q_heads * (list + (column_capacity_ == 0 ? 0 : state + column_capacity_ / 8));
   const auto all = static_cast<size_t>((stretch.n + kListQueries - 1) / kListQueries);
   const auto tiles = static_cast<uint32_t>(
-      std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), all));
+      std::min<size_t>(std::max<size_t>(limits_.bytes / of_tile, limits_.least_tiles), all));
 
   Sizes sizes;
   sizes.tiles_and_heads = size_t{tiles} * shape_.q_heads;
@@ -85,7 +81,7 @@ uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
   if (column_capacity_ != 0) {
     const size_t of_head = LineWeights::bytes_of_head(stretch.rows);
     line_heads_ =
-        static_cast<uint32_t>(std::clamp<size_t>(kMostWeightBytes / of_head, 1, shape_.q_heads));
+        static_cast<uint32_t>(std::clamp<size_t>(limits_.bytes / of_head, 1, shape_.q_heads));
     sizes.weights = std::max(sizes.weights, line_heads_ * of_head);
   }
   reserve(sizes);

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -30,12 +31,20 @@ struct PatternHeads {
 [[nodiscard]] std::vector<PatternHeads> group_patterns(std::span<const PromptPattern> patterns,
                                                        uint32_t rows);
 
+/// Of weights, lists and states of tiles that are attended together: no more bytes than this, but so many tiles (whole ones of 128
+/// samples of one query in 16) at least. Weights of columns and diagonals are those of as many heads as fit, or of one.
+struct SliceLimits {
+  size_t bytes = size_t{128} << 20U;
+  uint32_t least_tiles = 16;
+};
+
 /// One stretch after the other, on the current device; calls enqueue. Throws Error: out_of_device_memory, device_error.
 class PromptLists {
  public:
   /// finished: recorded behind all that uses the lists; outlives this.
-  PromptLists(const PromptShape& shape, bool has_hopper, const Event& finished)
-      : shape_(shape), has_hopper_(has_hopper), finished_(&finished) {}
+  PromptLists(const PromptShape& shape, bool has_hopper, const Event& finished,
+              const SliceLimits& limits)
+      : shape_(shape), has_hopper_(has_hopper), finished_(&finished), limits_(limits) {}
 
   /// Takes memory, and finds what holds for the whole stretch. stretch: causal, without window and lists. Returns the queries of a
   /// slice, whole tiles; slices are taken from the stretch's end back.
@@ -63,6 +72,7 @@ class PromptLists {
   PromptShape shape_;
   bool has_hopper_;
   const Event* finished_;
+  SliceLimits limits_;
   // Of the stretch.
   DType dtype_ = DType::f16;
   std::vector<PatternHeads> groups_;
@@ -75,5 +85,10 @@ class PromptLists {
   ScratchBuffer column_counts_, column_lists_, chosen_, outputs_, sums_;
   DeviceBuffer totals_;
 };
+
+/// As gpu/prompt.h makes it, which takes the limits' defaults.
+[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal,
+                                                                const PromptShape& shape,
+                                                                const SliceLimits& limits);
 
 }  // namespace keyhole::gpu
