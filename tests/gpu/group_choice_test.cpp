@@ -222,6 +222,30 @@ TEST_P(GroupChoiceTest, MeansMeetMeans) {
     }
   }
 }
+TEST_P(GroupChoiceTest, OfEqualBlocksTheFirstAreChosen) {
+  // More than a block of the choice's threads.
+  constexpr uint32_t kTokens = 300 * kListRows, kMost = 270;
+  fill(100, kTokens);
+  SampledWeights w = weights_for(kMeanQueries);
+  w.weights = upload(std::vector<float>(size_t{heads()} * w.samples * w.blocks, -3.0F));
+  BlockChoice choice;
+  choice.first_blocks = choice.near_blocks = 2;
+  choice.most_blocks = kMost;
+  choice.counts = upload(std::vector<uint32_t>(heads()));
+  choice.lists = upload(std::vector<uint16_t>(size_t{heads()} * w.blocks));
+  launch_choose_blocks(p_, w, choice, nullptr);
+  // The first two, and so many after them; the last tile begins in block 298.
+  std::vector<uint16_t> wanted;
+  for (uint32_t b = 0; b < w.blocks; ++b) {
+    if (b < 2 + kMost || b >= 296) wanted.push_back(static_cast<uint16_t>(b));
+  }
+  const auto counts = download(choice.counts, heads());
+  const auto lists = download(choice.lists, size_t{heads()} * w.blocks);
+  for (uint32_t h = 0; h < heads(); ++h) {
+    const uint16_t* const list = &lists[size_t{h} * w.blocks];
+    EXPECT_EQ(std::vector<uint16_t>(list, list + std::min(counts[h], w.blocks)), wanted) << h;
+  }
+}
 TEST_P(GroupChoiceTest, OnlyTheHeadsThatAreAskedForChange) {
   fill(200, 700);
   SampledWeights w = weights_for(16);

@@ -188,6 +188,18 @@ TEST_P(LineChoiceTest, WeightsAreSoftmaxOfTheLastQueries) {
   }
 }
 
+TEST_P(LineChoiceTest, OfEqualColumnsTheFirstAreChosen) {
+  const Prompt prompt{200, 2000, 1100, 0, 64, 1, 1};
+  fill(prompt.n, prompt.rows);
+  for (size_t i = 0; i < k_.size(); ++i) k_[i] = k_[i % (GetParam().kv_heads * GetParam().dim)];
+  p_.keys = upload(as_bytes(k_, GetParam().dtype));
+  const Lines lines = lines_of(prompt);
+  launch_choose_lines(p_, weights_of(prompt, 0, heads()), lines, nullptr);
+  std::vector<uint32_t> first(prompt.columns);
+  for (uint32_t i = 0; i < prompt.columns; ++i) first[i] = kListRows + i;
+  for (const Found& head : found(lines)) EXPECT_EQ(head.rows, first);
+}
+
 TEST_P(LineChoiceTest, TilesAttendDiagonalsAsBlocksAndOtherColumnsByBits) {
   const Case& c = GetParam();
   for (const Prompt& prompt : kPrompts) {
