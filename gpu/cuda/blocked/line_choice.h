@@ -5,8 +5,8 @@
 // SCHEME
 //   weights    of the last queries and all rows: a pass for the logarithm of each query's sum, a pass for the sums in fp32. No sum is
 //              added up in an order that depends on chance.
-//   lines      the largest sums with any weight, of those columns and diagonals that no tile attends anyhow: of the columns, those behind the
-//              first blocks and before the last tile's near ones; of the diagonals, those farther back than the near blocks.
+//   lines      the largest sums with any weight, of those columns and diagonals that are not attended anyhow: of the columns, those
+//              behind the first blocks and before the last tile's near ones; of the diagonals, those farther back than the near blocks.
 //   blocks     of a tile of 128 queries and a diagonal: the blocks of 64 rows that it crosses, at most 3, beside the first and the near
 //              ones. All of a tile's blocks are one list (BlockLists), attended first, as a state.
 //   columns    K and V of a head's columns lie gathered, in rising order of their rows, padded with zeros to whole blocks. For each tile a
