@@ -134,6 +134,7 @@ TEST_P(HeadPatternsTest, EachHeadAttendsByItsOwn) {
   // Every head by every pattern in turn, beside others.
   for (size_t shift = 0; shift < kinds.size(); ++shift) {
     std::vector<PromptPattern> patterns;
+    patterns.reserve(heads());
     for (uint32_t h = 0; h < heads(); ++h) patterns.push_back(kinds[(h + shift) % kinds.size()]);
     const std::vector<float> out = attend(*prompt, patterns, kQueries);
     for (uint32_t h = 0; h < heads(); ++h) {

@@ -156,16 +156,21 @@ __global__ void __launch_bounds__(kThreads, 2)
 /// Means of kListRows rows each, by thread blocks of (dim / 2, kMeanLanes): `[heads, groups, dim]`.
 constexpr uint32_t kMeanLanes = 4;
 template <class T>
+struct alignas(2 * sizeof(T)) Pair {
+  T x, y;
+};
+template <class T>
 __global__ void mean_kernel(const __grid_constant__ Groups from, uint32_t dim, T* to) {
   extern __shared__ float2 sums[];
   const uint32_t first = blockIdx.x * kListRows, last = min(first + kListRows, from.rows);
   const T* const rows =
       static_cast<const T*>(from.data) + blockIdx.y * from.head_stride + 2 * threadIdx.x;
   float2 sum{};
+#pragma unroll 4
   for (uint32_t i = first + threadIdx.y; i < last; i += kMeanLanes) {
-    const T* const x = rows + i * from.row_stride;
-    sum.x += as_float(x[0]);
-    sum.y += as_float(x[1]);
+    const auto x = *reinterpret_cast<const Pair<T>*>(rows + i * from.row_stride);
+    sum.x += as_float(x.x);
+    sum.y += as_float(x.y);
   }
   sums[threadIdx.y * blockDim.x + threadIdx.x] = sum;
   __syncthreads();
@@ -178,8 +183,8 @@ __global__ void mean_kernel(const __grid_constant__ Groups from, uint32_t dim, T
   }
   const float share = 1.0F / static_cast<float>(last - first);
   const size_t at = (size_t{blockIdx.y} * gridDim.x + blockIdx.x) * dim + 2 * threadIdx.x;
-  to[at] = rounded_to<T>(sum.x * share);
-  to[at + 1] = rounded_to<T>(sum.y * share);
+  *reinterpret_cast<Pair<T>*>(to + at) = {rounded_to<T>(sum.x * share),
+                                          rounded_to<T>(sum.y * share)};
 }
 
 uint32_t blocks_of(uint32_t rows) { return (rows + kListRows - 1) / kListRows; }
