@@ -1,6 +1,7 @@
 // Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
-// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h says how). The
-// host has the same of its own memory: runtime/engine/host_prompt.h.
+// 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h, group_weights.h and
+// line_choice.h say how). Query heads may attend by patterns of their own. The
+// host has the same of its own memory, by some of the patterns: runtime/engine/host_prompt.h.
 //
 // FLOOR. 4 head_dim operations for each query head and row that it sees: 142 ms for one layer of an 8B shape and 128k tokens at the
 // 990 TFLOP/s of Hopper's data sheet.
@@ -23,19 +24,35 @@ struct PromptShape {
   uint32_t head_dim = 0;
 };
 
+/// How the blocks are found that are attended beside the first and the near ones.
+enum class PromptChoice : uint8_t {
+  sampled,  ///< by the weights of some queries of each tile; none where stride is 0 (a-shape)
+  pooled,   ///< by products of means of 64 queries and of 64 rows (MInference's block-sparse heads)
+  antidiagonal,    ///< by sums of logits along antidiagonals (XAttention)
+  vertical_slash,  ///< not blocks: the rows, and the distances, that the last queries of a stretch attend most (MInference)
+};
+
 /// What queries attend of the rows that they see.
 struct PromptPattern {
   bool dense = true;        ///< everything; else:
   uint32_t first_rows = 0;  ///< the first rows of the prompt, in whole blocks of 64,
   uint32_t near_rows = 0;   ///< the newest ones, at least so many before each query, likewise,
-  /// and of all others the blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128,
+  PromptChoice choice = PromptChoice::sampled;  ///< and of all others those that this finds:
+  /// sampled: blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128; antidiagonal: 8 or 16,
   uint32_t stride = 0;
   float mass = 1.0F;  ///< until this share of the weight is held, 0..1.
+  /// pooled: so many blocks of each tile, the heaviest, in place of the mass; 0: the mass.
+  uint32_t blocks = 0;
+  /// vertical_slash: so many rows and distances of each head, 0..16384 each, by the weights of the last `queries`, 1..64, of a call.
+  uint32_t columns = 0, slashes = 0, queries = 64;
   /// Query heads that look up single rows, each query its own, lose what no sampled query looks at. Of such heads more than this
   /// share of the sampled weight, 0..1, lies in blocks that no other sample of the tile cares for: they are dense for the length
   /// of a call. 1: none is.
-  float lookups = 1.0F;
-  uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense.
+  float lookups = 1.0F;     ///< of choice sampled
+  uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense, and exact.
+  /// Of the blocks that are attended, those are passed over (BLASST) that have no weight of 2^-skip of the largest so far for any
+  /// of some 64 queries: of n rows, no more than n * 2^-skip of the weight is lost. 0: none are.
+  float skip = 0.0F;
 
   bool operator==(const PromptPattern&) const = default;
 };
@@ -53,7 +70,8 @@ struct PromptStretch {
   uint32_t window = 0;           ///< of a sliding layer, whose attention is exact; 0: none
 };
 
-/// Blocks of 64 rows, summed over tiles of 128 queries and query heads.
+/// Blocks of 64 rows, summed over tiles of 128 queries and query heads. Gathered rows of vertical_slash count by the blocks of 64 of them
+/// that a tile attends.
 struct PromptBlocks {
   uint64_t attended = 0, seen = 0;
 };
@@ -64,23 +82,21 @@ class PromptAttention {
  public:
   virtual ~PromptAttention() = default;
 
-  /// Not captured in a graph where the pattern is not dense, or there are sinks.
-  virtual void attend(const PromptStretch& stretch, const PromptPattern& pattern,
+  /// patterns: one, or one for each query head (of no more than 512). Not captured in a graph where one is not dense, or
+  /// there are sinks.
+  virtual void attend(const PromptStretch& stretch, std::span<const PromptPattern> patterns,
                       Stream stream) = 0;
-  /// Whether query heads of a stretch may have patterns of their own.
-  [[nodiscard]] virtual bool has_head_patterns() const { return false; }
-  /// The same by a pattern for each query head, `[q_heads]`; only where has_head_patterns().
-  virtual void attend_heads(const PromptStretch& /*stretch*/,
-                            std::span<const PromptPattern> /*patterns*/, Stream /*stream*/) {
-    throw Error(
-        Status::unsupported,
-        "attention of a prompt: patterns of single query heads, allowed on this device: one "
-        "for all heads of a layer");
+  /// By one pattern.
+  void attend(const PromptStretch& stretch, const PromptPattern& pattern, Stream stream) {
+    attend(stretch, std::span(&pattern, 1), stream);
   }
+  /// Why stretches are not attended by the pattern here; empty: they are. A skip is nothing that must be done.
+  [[nodiscard]] virtual std::string why_not(const PromptPattern& /*pattern*/) const { return {}; }
   /// Of all stretches so far that were not dense; waits for them.
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
   /// Device memory that it holds: grows with the rows, of 32 query heads to some 160 MiB up to 512k and 300 MiB at
-  /// 1M, where the pattern samples.
+  /// 1M, where the pattern chooses blocks; gathered rows of vertical_slash take 4 head_dim bytes for each of a head's columns
+  /// beside that.
   [[nodiscard]] virtual size_t bytes() const = 0;
 };
 

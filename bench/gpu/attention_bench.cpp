@@ -1,7 +1,8 @@
 // Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
 // at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
 // beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
-// choice alone.
+// patterns. Patterns have two times: that of the choice, where next to nothing of what it finds is attended, and what attention
+// takes beside it. Numbers are random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing.
 //
 //   gpu_attention_bench [tokens ..]
 #include <cuda_bf16.h>
@@ -14,6 +15,9 @@
 #include <cstdlib>
 #include <functional>
 #include <random>
+#include <span>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
@@ -95,23 +99,70 @@ Lists lists_of(uint32_t first, uint32_t n, double share, std::mt19937& rng) {
 constexpr uint32_t kManyTokens = 200000;
 int repetitions(uint32_t tokens) { return tokens > kManyTokens ? 1 : 3; }
 
-/// What the choice of blocks takes: samples whose mass nobody wants, so that next to nothing is attended. And the first
-/// and the newest tokens alone.
-void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
-                 const DeviceTokens& out, uint32_t tokens) {
+struct NamedPattern {
+  std::string name;
+  PromptPattern pattern;
+  PromptPattern choice;  ///< alone; dense: there is none
+};
+std::vector<NamedPattern> patterns() {
+  std::vector<NamedPattern> all;
+  const auto add = [&](const std::string& name, PromptPattern p) {
+    NamedPattern n{name, p, {}};
+    if (!p.dense && (p.choice != PromptChoice::sampled || p.stride != 0)) {
+      n.choice = p;
+      n.choice.mass = 0.0F;
+      n.choice.blocks = std::min(n.choice.blocks, 1U);
+      n.choice.columns = n.choice.slashes = 1;
+    }
+    all.push_back(n);
+  };
+  PromptPattern p;
+  p.skip = 64.0F;  // of no block
+  add("dense:skip=64", p);
+  p.skip = 1.0F;
+  add("dense:skip=1", p);
+  p = {};
+  p.dense = false;
+  p.first_rows = 1024;
+  p.near_rows = 8192;
+  add("a-shape:first=1024,near=8192", p);
+  p.first_rows = p.near_rows = 64;
+  p.mass = 0.1F;
+  for (const uint32_t stride : {32U, 16U, 8U}) {
+    p.stride = stride;
+    add("sampled:mass=100,stride=" + std::to_string(stride), p);
+  }
+  p.choice = PromptChoice::antidiagonal;
+  for (const uint32_t stride : {16U, 8U}) {
+    p.stride = stride;
+    add("antidiagonal:mass=100,stride=" + std::to_string(stride), p);
+  }
+  p.choice = PromptChoice::pooled;
+  for (const uint32_t blocks : {32U, 128U}) {
+    p.blocks = blocks;
+    add("pooled:blocks=" + std::to_string(blocks), p);
+  }
+  p.choice = PromptChoice::vertical_slash;
+  for (const auto& [columns, slashes] : {std::pair{1024U, 64U}, std::pair{4096U, 16U}}) {
+    p.columns = columns;
+    p.slashes = slashes;
+    add("vertical-slash:columns=" + std::to_string(columns) + ",slashes=" + std::to_string(slashes),
+        p);
+  }
+  return all;
+}
+
+/// Patterns that choose, by what finding takes and what attention does; all heads alike, and then heads by all of them in turn.
+void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
+                   const DeviceTokens& out, uint32_t tokens) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
   const auto prompt = make_cuda_prompt(0, {kHeads, kKvHeads, kDim});
-  for (const uint32_t stride : {32U, 16U, 8U, 0U}) {
-    PromptPattern pattern;
-    pattern.dense = false;
-    pattern.first_rows = stride == 0 ? 1024 : 64;
-    pattern.near_rows = stride == 0 ? 8192 : 64;
-    pattern.stride = stride;
-    pattern.mass = 0.0F;
+  const auto time = [&](std::span<const PromptPattern> of_heads) {
     float best = 1e9F;
-    for (int i = 0; i < repetitions(tokens); ++i) {
+    // The first takes memory.
+    for (int i = 0; i <= repetitions(tokens); ++i) {
       check(cudaEventRecord(begin), "record");
       for (uint32_t first = 0; first < tokens; first += kChunk) {
         PromptStretch s;
@@ -119,23 +170,45 @@ void time_choice(const DeviceTokens& k, const DeviceTokens& v, const DeviceToken
         s.n = std::min(kChunk, tokens - first);
         s.rows = first + s.n;
         s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
-        prompt->attend(s, pattern, nullptr);
+        prompt->attend(s, of_heads, nullptr);
       }
       check(cudaEventRecord(end), "record");
       check(cudaDeviceSynchronize(), "attention");
       float ms = 0;
       check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
-      best = std::min(best, ms);
+      if (i > 0) best = std::min(best, ms);
     }
-    if (stride == 0) {
-      std::printf("%8u %6s a-shape:first=1024,near=8192    %6.2f\n", tokens, dtype_name(k.dtype),
-                  double{best});
-    } else {
-      std::printf("%8u %6s choice of blocks by one query in %-3u %6.2f\n", tokens,
-                  dtype_name(k.dtype), stride, double{best});
-    }
+    return double{best};
+  };
+  const auto report = [&](const std::string& name, double choice,
+                          std::span<const PromptPattern> of_heads) {
+    const PromptBlocks before = prompt->blocks();
+    const double all = time(of_heads);
+    const PromptBlocks after = prompt->blocks();
+    const uint64_t seen = after.seen - before.seen;
+    std::printf("%8u %6s %-44s %8.3f %9.2f %9.2f\n", tokens, dtype_name(k.dtype), name.c_str(),
+                seen == 0 ? 1.0
+                          : static_cast<double>(after.attended - before.attended) /
+                                static_cast<double>(seen),
+                choice, all - choice);
     std::fflush(stdout);
+  };
+  std::printf("%8s %6s %-44s %8s %9s %9s\n", "tokens", "dtype", "pattern", "blocks", "choice ms",
+              "rest ms");
+  std::vector<PromptPattern> in_turn;
+  double choices = 0;
+  for (const NamedPattern& p : patterns()) {
+    const double choice = p.choice.dense ? 0.0 : time(std::span(&p.choice, 1));
+    report(p.name, choice, std::span(&p.pattern, 1));
+    if (p.pattern.dense) continue;
+    in_turn.push_back(p.pattern);
+    choices += choice;
   }
+  // Each pattern chooses for some of the heads.
+  const double share = 1.0 / static_cast<double>(in_turn.size());
+  std::vector<PromptPattern> of_heads;
+  for (uint32_t h = 0; h < kHeads; ++h) of_heads.push_back(in_turn[h % in_turn.size()]);
+  report("heads by all of these in turn", share * choices, of_heads);
   check(cudaEventDestroy(begin), "destroy");
   check(cudaEventDestroy(end), "destroy");
 }
@@ -220,9 +293,10 @@ int main(int argc, char** argv) {
       for (const double share : {1.0, 0.3, 0.1, 0.03}) {
         if (!many) time(has_hopper, share);
       }
-      time_choice({k, p.row_stride, p.head_stride, dtype}, {v, p.row_stride, p.head_stride, dtype},
-                  {q, p.q_token_stride, p.q_head_stride, dtype},
-                  {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens);
+      time_patterns({k, p.row_stride, p.head_stride, dtype},
+                    {v, p.row_stride, p.head_stride, dtype},
+                    {q, p.q_token_stride, p.q_head_stride, dtype},
+                    {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens);
       for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
                       static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");

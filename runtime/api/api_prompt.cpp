@@ -65,6 +65,11 @@ std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine) {
                                        ", needed: a CUDA device or the host");
 }
 
+void check_pattern(const gpu::PromptAttention& attention, const gpu::PromptPattern& pattern) {
+  const std::string why = attention.why_not(pattern);
+  if (!why.empty()) throw Error(Status::unsupported, "attention of a prompt: " + why);
+}
+
 bool are_alike(std::span<const gpu::PromptPattern> patterns) {
   return std::all_of(patterns.begin(), patterns.end(),
                      [&](const gpu::PromptPattern& p) { return p == patterns.front(); });
@@ -86,20 +91,13 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     made->engine = engine->engine;
     const ModelShape& m = made->engine->model();
     if (m.value_dim != m.head_dim) {
-      throw Error(Status::unsupported, "attention of a prompt: value_dim is " +
-                                           std::to_string(m.value_dim) +
-                                           ", needed: head_dim, which is " +
-                                           std::to_string(m.head_dim));
+      throw Error(Status::unsupported,
+                  "attention of a prompt: value_dim is " + std::to_string(m.value_dim) +
+                      ", needed: head_dim, which is " + std::to_string(m.head_dim));
     }
     made->patterns = parse_head_patterns(pattern == nullptr ? "auto" : pattern, m);
     made->attention = make_attention(*made->engine);
-    for (uint32_t layer = 0; layer < m.layers && !made->attention->has_head_patterns(); ++layer) {
-      if (are_alike(made->patterns_of(layer))) continue;
-      throw Error(Status::unsupported,
-                  std::string("the pattern is ") + pattern + ", in which query heads of layer " +
-                      std::to_string(layer) + " differ, allowed on " + made->engine->device_name() +
-                      ": one pattern for all heads of a layer");
-    }
+    for (const gpu::PromptPattern& p : made->patterns) check_pattern(*made->attention, p);
     *out = made.release();
   });
 }
@@ -121,9 +119,8 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
     const Engine& engine = *prompt->engine;
     const RowsIn rq = check_prompt_rows(engine, q, "q", m.q_heads, m.head_dim);
     const RowsIn rk = check_prompt_rows(engine, k, "k", m.kv_heads, m.head_dim);
-    const RowsIn rv = m.values_in_keys
-                          ? check_values(v, m, rk, false, engine.has_streams())
-                          : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
+    const RowsIn rv = m.values_in_keys ? check_values(v, m, rk, false, engine.has_streams())
+                                       : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
     (void)check_prompt_rows(engine, out, "out", m.q_heads, m.head_dim);
     const RowsOut ro =
         check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, engine.has_streams());
@@ -144,11 +141,7 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
     s.sinks = m.sinks_of(layer);
     s.window = m.slides(layer) ? m.windows[layer].tokens : 0;
     const std::span<const gpu::PromptPattern> patterns = prompt->patterns_of(layer);
-    if (are_alike(patterns)) {
-      prompt->attention->attend(s, patterns.front(), stream);
-    } else {
-      prompt->attention->attend_heads(s, patterns, stream);
-    }
+    prompt->attention->attend(s, are_alike(patterns) ? patterns.first(1) : patterns, stream);
   });
 }
 
@@ -168,11 +161,7 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
     };
     check("layer", layer, m.layers);
     check("q_head", q_head, m.q_heads);
-    if (q_head != KEYHOLE_ALL && m.q_heads > 1 && !prompt->attention->has_head_patterns()) {
-      throw Error(Status::unsupported, std::string("q_head is ") + std::to_string(q_head) +
-                                           ", allowed on " + prompt->engine->device_name() +
-                                           ": KEYHOLE_ALL");
-    }
+    check_pattern(*prompt->attention, parsed);
     for (uint32_t l = 0; l < m.layers; ++l) {
       if (layer != KEYHOLE_ALL && layer != l) continue;
       const std::span<gpu::PromptPattern> of_layer = prompt->patterns_of(l);

@@ -81,13 +81,18 @@ cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
   return p;
 }
 
-void HostPrompt::attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern,
-                        gpu::Stream stream) {
-  attend_heads(s, std::vector<gpu::PromptPattern>(shape_.q_heads, pattern), stream);
+std::string HostPrompt::why_not(const gpu::PromptPattern& pattern) const {
+  if (pattern.dense || pattern.choice == gpu::PromptChoice::sampled) return {};
+  return "the host attends prompts by the patterns dense, a-shape, sampled and auto";
 }
 
-void HostPrompt::attend_heads(const gpu::PromptStretch& s,
-                              std::span<const gpu::PromptPattern> patterns, gpu::Stream) {
+void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
+                        gpu::Stream) {
+  std::vector<gpu::PromptPattern> alike;
+  if (patterns.size() == 1) {
+    alike.assign(shape_.q_heads, patterns.front());
+    patterns = alike;
+  }
   check(s, patterns);
   if (s.n == 0) return;
   const cpu::PromptPiece piece = piece_of(s);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "cpu/block_attention.h"
@@ -17,11 +19,10 @@ class HostPrompt final : public gpu::PromptAttention {
   /// Head dimensions: all that the host has (is_supported_head_dim).
   HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernels, cpu::Pool& pool);
 
-  void attend(const gpu::PromptStretch& stretch, const gpu::PromptPattern& pattern,
+  using gpu::PromptAttention::attend;
+  void attend(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns,
               gpu::Stream stream) override;
-  [[nodiscard]] bool has_head_patterns() const override { return true; }
-  void attend_heads(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns,
-                    gpu::Stream stream) override;
+  [[nodiscard]] std::string why_not(const gpu::PromptPattern& pattern) const override;
   [[nodiscard]] gpu::PromptBlocks blocks() const override { return totals_; }
   [[nodiscard]] size_t bytes() const override;
 

@@ -9,6 +9,7 @@
 namespace keyhole::runtime {
 namespace {
 
+using index::choice;
 using index::integer;
 using index::ParamDecl;
 using index::Stage;
@@ -18,13 +19,28 @@ constexpr int64_t kMostRows = int64_t{65535} * 64;
 constexpr float kPerMille = 1000.0F;
 constexpr std::string_view kBudgets = "budgets:";
 
-constexpr TypeDecl kDense = {"dense", "all that a query sees", {}};
+// Parameters that several types have.
+constexpr ParamDecl kMass =
+    integer("mass", Stage::search, 950, 0, 1000, "of the estimated weight, in thousandths");
+constexpr ParamDecl kFirst = integer("first", Stage::search, 64, 0, kMostRows,
+                                     "tokens at the beginning that are always attended");
+constexpr ParamDecl kNear = integer("near", Stage::search, 256, 0, kMostRows,
+                                    "tokens before each query that are always attended");
+constexpr ParamDecl kFrom =
+    integer("from", Stage::search, 16384, 0, kMostRows, "tokens up to which attention is dense");
+constexpr ParamDecl kSkip = integer(
+    "skip", Stage::search, 0, 0, 64,
+    "blocks are passed over whose weights are less than 2^-skip of the largest so far; 0: none");
+
+constexpr std::array kDenseParams = {kSkip};
+constexpr TypeDecl kDense = {"dense", "all that a query sees", kDenseParams};
 
 constexpr std::array kAShapeParams = {
     integer("first", Stage::search, 1024, 0, kMostRows,
             "tokens at the beginning, in whole blocks of 64"),
     integer("near", Stage::search, 4096, 0, kMostRows,
             "tokens before each query, in whole blocks of 64"),
+    kSkip,
 };
 constexpr TypeDecl kAShape = {"a-shape", "the first tokens and the newest ones", kAShapeParams};
 
@@ -35,27 +51,97 @@ constexpr std::array kSampledParams = {
     integer("lookups", Stage::search, 50, 0, 1000,
             "query heads are dense that look up single tokens with more than so many thousandths "
             "of their weight"),
-    integer("first", Stage::search, 64, 0, kMostRows,
-            "tokens at the beginning that are always attended"),
-    integer("near", Stage::search, 256, 0, kMostRows,
-            "tokens before each query that are always attended"),
-    integer("from", Stage::search, 16384, 0, kMostRows, "tokens up to which attention is dense"),
+    kFirst,
+    kNear,
+    kFrom,
+    kSkip,
 };
 constexpr TypeDecl kSampled = {
     "sampled", "the blocks that hold the weight of some queries of each tile", kSampledParams};
+// MInference's vertical-slash and block-sparse heads, and XAttention.
+constexpr std::array kVerticalSlashParams = {
+    integer("columns", Stage::search, 1024, 0, 16384, "tokens that all queries of a head attend"),
+    integer("slashes", Stage::search, 1024, 0, 16384,
+            "distances at which all queries of a head attend, in blocks of 64"),
+    integer("queries", Stage::search, 64, 1, 64, "the last ones of a call, which choose both"),
+    kFirst,
+    kNear,
+    kFrom,
+    kSkip,
+};
+constexpr TypeDecl kVerticalSlash = {
+    "vertical-slash", "the columns and diagonals that the last queries of a call attend most",
+    kVerticalSlashParams};
+
+constexpr std::array kPooledParams = {
+    kMass,
+    integer("blocks", Stage::search, 0, 0, 65535,
+            "in place of the mass: so many blocks of 64 for each 128 queries; 0: the mass"),
+    kFirst,
+    kNear,
+    kFrom,
+    kSkip,
+};
+constexpr TypeDecl kPooled = {"pooled", "blocks by the means of 64 queries and of 64 keys",
+                              kPooledParams};
+
+constexpr std::array<std::string_view, 2> kStrides = {"8", "16"};
+constexpr std::array kAntidiagonalParams = {
+    kMass,  choice("stride", Stage::search, 1, kStrides, "queries and keys of an antidiagonal"),
+    kFirst, kNear,
+    kFrom,  kSkip,
+};
+constexpr TypeDecl kAntidiagonal = {"antidiagonal",
+                                    "blocks by sums of logits along antidiagonals of small squares",
+                                    kAntidiagonalParams};
 constexpr TypeDecl kAuto = {"auto", "sampled, with its defaults", {}};
 
-constexpr std::array<const TypeDecl*, 4> kTypes = {&kDense, &kAShape, &kSampled, &kAuto};
+constexpr std::array<const TypeDecl*, 7> kTypes = {
+    &kDense, &kAShape, &kSampled, &kVerticalSlash, &kPooled, &kAntidiagonal, &kAuto};
 
-gpu::PromptPattern sampled(const index::Spec& spec) {
+/// The value of a parameter of the spec's type.
+int64_t value_of(const index::Spec& spec, std::string_view name) {
+  const auto params = spec.type().params;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].name == name) return spec[i];
+  }
+  throw Error(Status::internal, "a pattern without parameter " + std::string(name));
+}
+
+gpu::PromptPattern pattern_of(const index::Spec& spec) {
+  const auto number = [&](std::string_view name) {
+    return static_cast<uint32_t>(value_of(spec, name));
+  };
+  const auto per_mille = [&](std::string_view name) {
+    return static_cast<float>(value_of(spec, name)) / kPerMille;
+  };
+  const TypeDecl* const type = &spec.type();
   gpu::PromptPattern p;
-  p.dense = false;
-  p.mass = static_cast<float>(spec[0]) / kPerMille;
-  p.stride = static_cast<uint32_t>(spec[1]);
-  p.lookups = static_cast<float>(spec[2]) / kPerMille;
-  p.first_rows = static_cast<uint32_t>(spec[3]);
-  p.near_rows = static_cast<uint32_t>(spec[4]);
-  p.dense_rows = static_cast<uint32_t>(spec[5]);
+  p.dense = type == &kDense;
+  p.skip = static_cast<float>(value_of(spec, "skip"));
+  if (p.dense) return p;
+  p.first_rows = number("first");
+  p.near_rows = number("near");
+  if (type == &kAShape) return p;
+  p.dense_rows = number("from");
+  if (type == &kVerticalSlash) {
+    p.choice = gpu::PromptChoice::vertical_slash;
+    p.columns = number("columns");
+    p.slashes = number("slashes");
+    p.queries = number("queries");
+    return p;
+  }
+  p.mass = per_mille("mass");
+  if (type == &kSampled) {
+    p.stride = number("stride");
+    p.lookups = per_mille("lookups");
+  } else if (type == &kPooled) {
+    p.choice = gpu::PromptChoice::pooled;
+    p.blocks = number("blocks");
+  } else {
+    p.choice = gpu::PromptChoice::antidiagonal;
+    p.stride = value_of(spec, "stride") == 0 ? 8 : 16;
+  }
   return p;
 }
 
@@ -63,14 +149,7 @@ gpu::PromptPattern sampled(const index::Spec& spec) {
 
 gpu::PromptPattern parse_prefill_pattern(std::string_view text) {
   const index::Spec spec = index::Spec::parse(text, kTypes);
-  if (&spec.type() == &kSampled) return sampled(spec);
-  if (&spec.type() == &kAuto) return sampled(index::Spec(kSampled));
-  gpu::PromptPattern p;
-  if (&spec.type() == &kDense) return p;
-  p.dense = false;
-  p.first_rows = static_cast<uint32_t>(spec[0]);
-  p.near_rows = static_cast<uint32_t>(spec[1]);
-  return p;
+  return pattern_of(&spec.type() == &kAuto ? index::Spec(kSampled) : spec);
 }
 
 std::vector<gpu::PromptPattern> parse_head_patterns(std::string_view text,

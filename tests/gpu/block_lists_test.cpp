@@ -35,6 +35,7 @@ struct Piece {
   uint32_t first = 0;
   Lists lists = Lists::none;
   uint32_t window = 0;
+  bool some = false;  ///< of rows, whole blocks of them that are not causal, each tile attends some
 };
 
 class BlockListsTest : public testing::TestWithParam<Case> {
@@ -63,7 +64,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     return uploads_.back().template as<T>();
   }
 
-  /// Attends the pieces one after the other and compares. as_outputs: of a single one, not as states.
+  /// Attends the pieces one after the other and compares. as_outputs: of the last one, not as states.
   void run(uint32_t n, const std::vector<Piece>& pieces, bool by_token,
            std::optional<DType> as_outputs = {}, bool with_sinks = false) {
     const Case& c = GetParam();
@@ -87,12 +88,14 @@ class BlockListsTest : public testing::TestWithParam<Case> {
     const DeviceBuffer outputs(
         as_outputs ? size_t{n} * (heads() * d + gap) * dtype_size(*as_outputs) : 0);
     const DeviceBuffer lse(size_t{n} * heads() * sizeof(float));
+    BlockedOutput final;
     if (as_outputs) {
-      p.final = {outputs.data(), heads() * d + gap, d, *as_outputs, lse.as<float>(), nullptr};
+      final = {outputs.data(), heads() * d + gap, d, *as_outputs, lse.as<float>(), nullptr};
       if (with_sinks) sinks_ = random_floats(rng_, heads(), 3.0F);
-      if (with_sinks) p.final.sinks = upload(sinks_);
+      if (with_sinks) final.sinks = upload(sinks_);
     }
     for (const Piece& piece : pieces) {
+      p.final = &piece == &pieces.back() ? final : BlockedOutput{};
       const std::vector<float> k = rounded_floats(size_t{piece.rows} * kKvHeads * d);
       const std::vector<float> v = rounded_floats(k.size());
       p.keys = upload(as_bytes(k, c.dtype));
@@ -115,6 +118,12 @@ class BlockListsTest : public testing::TestWithParam<Case> {
           if (in) list[i * blocks + counts[i]++] = static_cast<uint16_t>(b);
         }
       }
+      const uint32_t words = piece.rows / 32;
+      std::vector<uint32_t> chosen(counts.size() * words, ~0U);
+      for (uint32_t& word : chosen) word = piece.some ? rng_() : word;
+      // Of a block with no row, too.
+      for (uint32_t i = 0; piece.some && i < chosen.size(); i += 6) chosen[i] = 0;
+      p.chosen = piece.some ? upload(chosen) : nullptr;
       p.lists = {};
       if (piece.lists != Lists::none) p.lists = {upload(counts), upload(list), blocks};
       launch_blocked(p, c.dtype, d, c.hopper, nullptr);
@@ -127,6 +136,7 @@ class BlockListsTest : public testing::TestWithParam<Case> {
           for (uint32_t i = piece.window != 0 && end > piece.window ? end - piece.window : 0;
                i < end; ++i) {
             if (!listed[tile * blocks + i / kListRows]) continue;
+            if (piece.some && (chosen[tile * words + i / 32] >> i % 32 & 1U) == 0) continue;
             const size_t at = i * p.row_stride + h / c.group * p.head_stride;
             add(truth_[size_t{t} * heads() + h], &q[(size_t{t} * heads() + h) * d], &k[at], &v[at],
                 p.logits);
@@ -275,6 +285,15 @@ TEST_P(BlockListsTest, PiecesOneAfterTheOther) {
   run(150,
       {{200, false, 0, Lists::empty}, {190, true, 40, Lists::random}, {65, false, 0, Lists::all}},
       true);
+}
+
+TEST_P(BlockListsTest, RowsThatTilesChoose) {
+  for (const Lists lists : {Lists::none, Lists::random, Lists::empty}) {
+    SCOPED_TRACE("lists " + std::to_string(static_cast<int>(lists)));
+    run(200, {{64 * 5, false, 0, lists, 0, true}}, false);
+    run(130, {{230, true, 100, Lists::random}, {64 * 4, false, 0, lists, 0, true}}, true,
+        DType::f32, true);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, BlockListsTest, testing::ValuesIn([] {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
+#include "gpu/cuda/blocked/head_set.h"
 
 namespace keyhole::gpu {
 
@@ -21,6 +22,7 @@ struct SampledWeights {
   /// log2 of the sum of 2^logit over a block's rows that the query sees (logits in base 2), -inf where it sees none
   /// `[q_heads, samples, blocks]`.
   float* weights = nullptr;
+  HeadSet heads;  ///< whose weights are wanted; those of others are not read, and may be written
 
   /// The query that sample `i` is, of n; rising.
   [[nodiscard]] __host__ __device__ uint32_t query(uint32_t n, uint32_t i) const {
@@ -48,6 +50,8 @@ struct BlockChoice {
       0;  ///< before the block of a tile's first query, always attended with all behind them
   /// Of the weight that the samples of a tile of queries have together, the share that the chosen blocks hold at least.
   float mass = 1.0F;
+  /// In place of the mass: so many blocks, beside the first and the near ones, with the largest shares of the weight. 0: the mass.
+  uint32_t most_blocks = 0;
   /// Heads attend all blocks of which the samples have more than this share of their weight, on average over the tiles, each in
   /// blocks where no other sample of its tile has an eighth of it; what is attended anyhow left out. 1: none does.
   float lookups = 1.0F;
@@ -56,6 +60,10 @@ struct BlockChoice {
   uint16_t* lists = nullptr;                ///< `[q_heads, query tiles, blocks]`
   unsigned long long* totals =
       nullptr;  ///< blocks that are attended, and that are seen, are added to these two; null: not wanted
+  HeadSet heads;  ///< whose lists are made; others' stay as they are
+  float* skips =
+      nullptr;  ///< `[q_heads]`, as BlockedParams has them: the heads' become `skip`; null: not wanted
+  float skip = 0.0F;
 };
 /// Enqueues the choice; samples.weights null: the first and the near ones alone. Weights change.
 void launch_choose_blocks(const BlockedParams& piece, const SampledWeights& samples,

@@ -129,6 +129,8 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
   // What the warp's first query sees, all of them see, but for what leaves their windows, and for masks.
   const uint32_t warp_first = first + warp * tiles * 16;
   const uint32_t all_see = a.window != 0 || a.mask != nullptr ? 0 : Seen::by(a, warp_first).to;
+  const uint32_t* const chosen = chosen_rows(a, head, first / kListQueries);
+  const float limit = skip_of(a, head);
 
   for (uint32_t tile = 0; tile < count; ++tile) {
     const uint32_t row = row_of(tile);
@@ -210,6 +212,37 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1) attend_kernel(cons
           }
         }
       }
+    }
+
+    if (chosen != nullptr) {
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+        const uint32_t bits = __ldg(chosen + (row + n * 8) / 32) >> (row + n * 8) % 32;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          if ((bits >> (lane % 4 * 2 + i) & 1U) != 0) continue;
+#pragma unroll
+          for (int t = 0; t < tiles; ++t) s[t][n][i] = s[t][n][2 + i] = kMinusInf;
+        }
+      }
+    }
+    if (limit > 0.0F) {
+      bool is_heavy = false;
+#pragma unroll
+      for (int t = 0; t < tiles; ++t) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float largest = kMinusInf;
+#pragma unroll
+          for (int n = 0; n < kKeys / 8; ++n)
+            largest = fmaxf(largest, fmaxf(s[t][n][2 * half], s[t][n][2 * half + 1]));
+          largest = quad_max(largest);
+          is_heavy = is_heavy || (rows[t][half] < a.n &&
+                                  has_weight(largest * to_base2, top[t][half] * to_base2, limit));
+        }
+      }
+      // The copies of the next rows are under way, and its barriers are those of the loop's beginning.
+      if (!__any_sync(kWholeWarp, is_heavy)) continue;
     }
 
     bool moves = false;

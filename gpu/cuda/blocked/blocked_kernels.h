@@ -53,6 +53,13 @@ struct BlockedParams {
   uint32_t window = 0;  ///< of a causal piece: the newest of those rows; 0: all of them
   BlockLists lists;
   const uint64_t* mask = nullptr;  ///< `[n]`: of these, those whose bit is set; null: all of them
+  /// Of a piece that is not causal and has whole blocks of kListRows rows: a bit for each row that a tile of queries attends,
+  /// `[q_heads, query tiles, rows / 32]`, aligned to 8 bytes; null: all of them.
+  const uint32_t* chosen = nullptr;
+  /// Blocks of rows are passed over, with weights of 0 and without their product with the values, where for each query of a warp
+  /// (of Hopper's kernel: a warpgroup) all weights are less than 2^-skip of the largest so far. 0: none are.
+  float skip = 0.0F;
+  const float* skips = nullptr;  ///< `[q_heads]`: in its place; null: it holds for all heads
 
   // What was attended before, and is after: sums of weights times values `[n, q_heads, head_dim]`, and (largest, sum of weights)
   // `[n, q_heads]`. Largest: of the logits, or without a soft-cap of the products that these are `scale` times. Weights are
@@ -60,10 +67,9 @@ struct BlockedParams {
   float* o = nullptr;
   float2* sums = nullptr;
   bool is_first = false;  ///< nothing was: o and sums are not read
-  BlockedOutput final;    ///< in place of the state after; of a first piece
+  BlockedOutput final;    ///< in place of the state after; of the last piece
 };
 
-[[nodiscard]] bool blocked_has(uint32_t head_dim);
 void launch_blocked_f16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 void launch_blocked_bf16(const BlockedParams& params, uint32_t head_dim, cudaStream_t stream);
 /// The same by Hopper's own instructions, without q_low and mask: on devices of compute capability 9.0, where the library has been

@@ -3,6 +3,7 @@
 // list in rising order.
 #include "gpu/cuda/blocked/block_choice.h"
 #include "gpu/cuda/blocked/ends.cuh"
+#include "gpu/cuda/blocked/top_values.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/warp.cuh"
@@ -24,6 +25,7 @@ struct Shared {
   unsigned long long bins[kBins + 1];  ///< and what is attended anyhow
   uint32_t counts[kWarps];
   uint32_t last_bin;
+  LargestKeysShared largest;
 };
 
 /// Shares in units that are added up exactly, in whatever order: the choice is the same every time.
@@ -43,6 +45,8 @@ __global__ void __launch_bounds__(kThreads)
                   const __grid_constant__ BlockChoice c) {
   __shared__ Shared shared;
   const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
+  if (!c.heads.has(head)) return;
+  if (c.skips != nullptr && tile == 0 && threadIdx.x == 0) c.skips[head] = c.skip;
   const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
@@ -53,6 +57,10 @@ __global__ void __launch_bounds__(kThreads)
 
   // Samples of the tile.
   float* shares = nullptr;
+  LargestKeys most{};
+  const auto key_at = [&](uint32_t i) {
+    return is_kept(begin + i) ? 0 : key_of(shares[begin + i]);
+  };
   if (w.weights != nullptr) {
     const uint32_t offset = w.query(a.n, 0);
     const uint32_t from = first <= offset ? 0 : (first - offset + w.stride - 1) / w.stride;
@@ -98,25 +106,25 @@ __global__ void __launch_bounds__(kThreads)
       shared.last_bin = bin;  // bins below it are attended
     }
     __syncthreads();
+    if (c.most_blocks != 0)
+      most = largest_keys<kThreads>(end - begin, c.most_blocks, key_at, shared.largest);
   }
 
   uint16_t* const list = c.lists + (size_t{head} * tiles + tile) * w.blocks;
-  uint32_t count = 0;
+  uint32_t count = 0, equals = 0;
   for (uint32_t b0 = begin; b0 < end; b0 += kThreads) {
     const uint32_t b = b0 + threadIdx.x;
     bool keep = b < end && is_kept(b);
-    if (b < end && shares != nullptr && !keep) keep = bin_of(shares[b]) < shared.last_bin;
-    const uint32_t votes = __ballot_sync(kWholeWarp, keep);
-    if (lane == 0) shared.counts[warp] = __popc(votes);
-    __syncthreads();
-    uint32_t before = count;
-#pragma unroll
-    for (uint32_t i = 0; i < kWarps; ++i) {
-      if (i < warp) before += shared.counts[i];
-      count += shared.counts[i];
+    if (shares != nullptr && c.most_blocks != 0) {
+      const uint32_t key = b < end ? key_at(b - begin) : 0;
+      const bool is_equal = key != 0 && key == most.key;
+      const uint32_t place = take_place(is_equal, shared.counts, equals);
+      keep = keep || key > most.key || (is_equal && place < most.equal);
+    } else if (b < end && shares != nullptr && !keep) {
+      keep = bin_of(shares[b]) < shared.last_bin;
     }
-    if (keep) list[before + __popc(votes & ((1U << lane) - 1))] = static_cast<uint16_t>(b);
-    __syncthreads();
+    const uint32_t place = take_place(keep, shared.counts, count);
+    if (keep) list[place] = static_cast<uint16_t>(b);
   }
   if (threadIdx.x != 0) return;
   c.counts[size_t{head} * tiles + tile] = count;
@@ -130,7 +138,7 @@ __global__ void __launch_bounds__(kThreads)
     widen_kernel(const __grid_constant__ BlockedParams a, uint32_t blocks,
                  const __grid_constant__ BlockChoice c) {
   const uint32_t tile = blockIdx.x, tiles = gridDim.x, head = blockIdx.y;
-  if (c.looked_up[head] <= in_units(c.lookups) * tiles) return;
+  if (!c.heads.has(head) || c.looked_up[head] <= in_units(c.lookups) * tiles) return;
   const uint32_t first = tile * kListQueries, last = min(first + kListQueries, a.n) - 1;
   const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
   const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;

@@ -35,6 +35,24 @@ struct Seen {
   }
 };
 
+/// Bits of the rows that a tile of queries attends (BlockedParams::chosen); null: there are none.
+__device__ inline const uint32_t* chosen_rows(const BlockedParams& a, uint32_t head,
+                                              uint32_t tile) {
+  if (a.chosen == nullptr) return nullptr;
+  const uint32_t tiles = (a.n + kListQueries - 1) / kListQueries;
+  return a.chosen + (size_t{head} * tiles + tile) * (a.rows / 32);
+}
+
+/// Octaves under the largest weight, of which lighter blocks are passed over; 0: none are.
+__device__ inline float skip_of(const BlockedParams& a, uint32_t head) {
+  return a.skips != nullptr ? a.skips[head] : a.skip;
+}
+/// Whether a block must be attended whose largest logit is `largest`, all in base 2; before: the largest of those before. The sum
+/// is on the block's side so that the heaviest block is attended whatever is rounded, and so are NaN.
+__device__ inline bool has_weight(float largest, float before, float limit) {
+  return !(largest + limit < before);
+}
+
 /// What becomes of a query's sums: its output is `scale` times them.
 struct QueryEnd {
   float scale, lse;

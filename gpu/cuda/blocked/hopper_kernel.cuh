@@ -10,277 +10,24 @@
 // of the data sheet; exponentials take half as long (16 a cycle), beside products.
 #pragma once
 
-#include <string>
 #include <type_traits>
 
 #include "gpu/cuda/blocked/blocked_kernels.h"
-#include "gpu/cuda/blocked/ends.cuh"
+#include "gpu/cuda/blocked/hopper_consumer.cuh"
 #include "gpu/cuda/common/check.h"
 #include "gpu/cuda/common/copy_engine.cuh"
-#include "gpu/cuda/common/element.cuh"
-#include "gpu/cuda/common/state.cuh"
 #include "gpu/cuda/common/tensor_map.h"
 #include "gpu/cuda/common/wgmma.cuh"
 
 namespace keyhole::gpu::hopper {
-
-using blocked::power_of_2;
-using blocked::quad_max;
-using blocked::quad_sum;
-using blocked::QueryEnd;
-using blocked::Seen;
-using blocked::store_pair;
-
-constexpr int kQueries = kListQueries;  ///< of a thread block
-constexpr int kBlockRows = kListRows;
-constexpr int kConsumers = 2;  ///< warpgroups
-constexpr int kGroupThreads = 128;
-constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
-constexpr int kStages = 2;
-constexpr uint32_t kNoBlock = 1U << 24U;  ///< lies behind all rows: the copy engine brings zeros
-
-/// columns: 64, 128 or 256, the components of a row and zeros.
-template <int columns>
-struct Tiles {
-  static constexpr int kPanels = columns / kPanelColumns;
-  static constexpr int kKeys = columns <= 128 ? 128 : 64;
-  static constexpr int kBlocks = kKeys / kBlockRows;
-  static constexpr uint32_t kQueryPanel = kQueries * kPanelColumns;  // elements
-  static constexpr uint32_t kKeyPanel = kKeys * kPanelColumns;
-  static constexpr uint32_t kTileBytes = kPanels * kKeyPanel * sizeof(uint16_t);
-  alignas(1024) uint16_t queries[kPanels * kQueryPanel];
-  alignas(1024) uint16_t keys[kStages][kPanels * kKeyPanel];
-  alignas(1024) uint16_t values[kStages][kPanels * kKeyPanel];
-  CopyBarrier queries_are_here;
-  CopyBarrier keys_are_here[kStages], values_are_here[kStages];
-  CopyBarrier keys_are_used[kStages], values_are_used[kStages];
-};
-
-/// Barriers of the block by which the warpgroups take turns.
-__device__ inline void wait_for_turn(int group) {
-  asm volatile("bar.sync %0, 256;" ::"r"(1 + group) : "memory");
-}
-__device__ inline void give_turn(int group) {
-  asm volatile("bar.arrive %0, 256;" ::"r"(1 + group) : "memory");
-}
-
-/// The rows that a thread block attends: how many blocks of 64, and which.
-struct BlockRange {
-  const uint16_t* list;  ///< null: begin, begin + 1, ..
-  uint32_t begin, count;
-
-  __device__ BlockRange(const BlockedParams& a, uint32_t head, uint32_t tile) {
-    const uint32_t end = Seen::by(a, min((tile + 1) * kQueries, a.n) - 1).to;
-    list = nullptr;
-    begin = Seen::by(a, tile * kQueries).from / kBlockRows;
-    count = (end + kBlockRows - 1) / kBlockRows - begin;
-    if (a.lists.counts == nullptr) return;
-    const size_t at = size_t{head} * ((a.n + kQueries - 1) / kQueries) + tile;
-    list = a.lists.blocks + at * a.lists.capacity;
-    count = min(a.lists.counts[at], a.lists.capacity);
-  }
-  /// The i-th from the end.
-  [[nodiscard]] __device__ uint32_t from_end(uint32_t i) const {
-    if (i >= count) return kNoBlock;
-    const uint32_t at = count - 1 - i;
-    return list == nullptr ? begin + at : __ldg(list + at);
-  }
-};
-
-/// Enqueues logits = a warpgroup's queries times a tile of keys; both are addresses of shared memory.
-template <class T, int columns, int n>
-__device__ inline void multiply_queries(float (&logits)[n], uint32_t queries, uint32_t keys) {
-  using Shared = Tiles<columns>;
-  hold(logits);
-  start_products();
-#pragma unroll
-  for (int step = 0; step < columns / 16; ++step) {
-    const uint32_t panel = step / 4, along = step % 4 * 32;
-    multiply_rows<T>(logits, rows_operand(queries + panel * Shared::kQueryPanel * 2 + along),
-                     rows_operand(keys + panel * Shared::kKeyPanel * 2 + along), step != 0);
-  }
-  commit_products();
-}
-
-/// The lane's two rows of its warpgroup's 64.
-template <class T, int columns, bool fine>
-struct Consumer {
-  using Shared = Tiles<columns>;
-  static constexpr int kKeys = Shared::kKeys, kPanels = Shared::kPanels;
-  static constexpr int kParts = columns <= 128 ? 1 : 2;  ///< of the sums, of up to 128 components
-  static constexpr int kPart = columns / kParts / 2;     ///< registers of each
-
-  float logits[kKeys / 2];
-  float sums[kParts][kPart];
-  uint32_t weights[kKeys / 16][4];
-  uint32_t rest[fine ? kKeys / 16 : 1][4];
-  float top[2], total[2];
-  uint32_t row[2];  ///< query
-  Seen seen[2];
-
-  __device__ void begin(const BlockedParams& a, uint32_t head, uint32_t first, uint32_t dim) {
-    const int lane = static_cast<int>(threadIdx.x) % 32,
-              warp = static_cast<int>(threadIdx.x) % kGroupThreads / 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      row[half] = first + warp * 16 + lane / 4 + half * 8;
-      seen[half] = Seen::by(a, row[half]);
-      top[half] = kMinusInf;
-      total[half] = 0.0F;
-      const bool continues = !a.is_first && row[half] < a.n;
-      const size_t at = size_t{row[half]} * a.q_heads + head;
-      if (continues) {
-        const float2 before = a.sums[at];
-        top[half] = before.x;
-        total[half] = lane % 4 == 0 ? before.y : 0.0F;
-      }
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < kPart / 4; ++i) {
-          const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
-          float2 x{};
-          if (continues && column < dim)
-            x = *reinterpret_cast<const float2*>(a.o + at * dim + column);
-          sums[part][4 * i + 2 * half] = x.x, sums[part][4 * i + 2 * half + 1] = x.y;
-        }
-      }
-    }
-  }
-
-  /// Enqueues logits = queries times keys.
-  __device__ void score(uint32_t queries, uint32_t keys) {
-    multiply_queries<T, columns>(logits, queries, keys);
-  }
-  /// Enqueues sums += weights times values.
-  __device__ void sum_up(uint32_t values) {
-    constexpr uint32_t kPanelBytes = Shared::kKeyPanel * 2;
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) hold(sums[part]);
-    start_products();
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        const uint64_t b =
-            columns_operand(values + part * 2 * kPanelBytes + step * 2048, kPanelBytes);
-        multiply_columns<T>(sums[part], weights[step], b);
-        if constexpr (fine) multiply_columns<T>(sums[part], rest[step], b);
-      }
-    }
-    commit_products();
-  }
-  __device__ void hold_sums() {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) hold(sums[part]);
-  }
-
-  __device__ void cap_logits(const LogitParams& l) {
-#pragma unroll
-    for (float& x : logits) x = l.softcap * tanhf(l.scale * x / l.softcap);
-  }
-  /// Logits of the tile's blocks that a query does not see.
-  __device__ void hide(const uint32_t (&block)[Shared::kBlocks]) {
-    const uint32_t column = threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) {
-      const uint32_t in_tile = i / 4 * 8 + i % 2;
-      const uint32_t key = block[in_tile / kBlockRows] * kBlockRows + in_tile % kBlockRows + column;
-      const Seen& s = seen[i / 2 % 2];
-      if (key < s.from || key >= s.to) logits[i] = kMinusInf;
-    }
-  }
-  /// Logits to powers; shrink: what sums so far are to be multiplied by.
-  __device__ void exponentiate(float to_base2, float (&shrink)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = logits[2 * half];
-#pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) {
-        largest = fmaxf(largest, fmaxf(logits[4 * i + 2 * half], logits[4 * i + 2 * half + 1]));
-      }
-      largest = fmaxf(top[half], quad_max(largest));
-      const float base = finite_base(largest) * to_base2;
-      shrink[half] = power_of_2(fmaf(top[half], to_base2, -base));
-      top[half] = largest;
-      float more = 0.0F;
-#pragma unroll
-      for (int i = 0; i < kKeys / 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          float& x = logits[4 * i + 2 * half + j];
-          x = power_of_2(fmaf(x, to_base2, -base));
-          more += x;
-        }
-      }
-      total[half] = fmaf(total[half], shrink[half], more);
-    }
-  }
-  __device__ void rescale(const float (&shrink)[2]) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) sums[part][i] *= shrink[i / 2 % 2];
-    }
-  }
-  __device__ void pack_weights() {
-#pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float x = logits[8 * step + 2 * i], y = logits[8 * step + 2 * i + 1];
-        const T a = rounded_to<T>(x), b = rounded_to<T>(y);
-        weights[step][i] = packed(a, b);
-        if constexpr (fine)
-          rest[step][i] = packed(rounded_to<T>(x - as_float(a)), rounded_to<T>(y - as_float(b)));
-      }
-    }
-  }
-
-  __device__ void end(const BlockedParams& a, uint32_t head, uint32_t dim) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float all = quad_sum(total[half]);
-      if (row[half] >= a.n) continue;
-      const size_t at = size_t{row[half]} * a.q_heads + head;
-      if (a.final.data != nullptr) {
-        const QueryEnd q = QueryEnd::of(a, head, top[half], all);
-        if (a.final.lse != nullptr && lane % 4 == 0) a.final.lse[at] = q.lse;
-        const size_t to = row[half] * a.final.token_stride + head * a.final.head_stride;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int i = 0; i < kPart / 4; ++i) {
-            const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
-            if (column >= dim) continue;
-            store_pair(a.final, to + column, q.scale * sums[part][4 * i + 2 * half],
-                       q.scale * sums[part][4 * i + 2 * half + 1]);
-          }
-        }
-        continue;
-      }
-      if (lane % 4 == 0) a.sums[at] = make_float2(top[half], all);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < kPart / 4; ++i) {
-          const uint32_t column = part * 128 + i * 8 + lane % 4 * 2;
-          if (column >= dim) continue;
-          *reinterpret_cast<float2*>(a.o + at * dim + column) =
-              make_float2(sums[part][4 * i + 2 * half], sums[part][4 * i + 2 * half + 1]);
-        }
-      }
-    }
-  }
-};
 
 /// What the copy engine reads.
 struct Maps {
   CUtensorMap q, k, v;
 };
 
-template <class T, int columns, bool fine>
+/// selective: rows are chosen one by one, or blocks are passed over (BlockedParams::chosen, skip).
+template <class T, int columns, bool fine, bool selective>
 __global__ void __launch_bounds__(kThreads, 1)
     attend_kernel(const __grid_constant__ Maps maps, const __grid_constant__ BlockedParams a,
                   uint32_t dim) {
@@ -368,17 +115,27 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint32_t all_see = Seen::by(a, first + own * 64).to;
     bool looks = true;
     float shrink[2];
+    const uint32_t* const chosen = selective ? chosen_rows(a, head, tile_of_queries) : nullptr;
+    const float limit = selective ? skip_of(a, head) : 0.0F;
+    uint32_t heavy = 0;  // of the tile's blocks, a bit each
     const auto weigh = [&](uint32_t tile) {
       if (cap > 0.0F) c.cap_logits(a.logits);
-      if (looks || tile + 1 == tiles) {
+      if (looks || tile + 1 == tiles || (selective && chosen != nullptr)) {
         uint32_t block[kBlocks];
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i)
           block[kBlocks - 1 - i] = range.from_end(tile * kBlocks + i);
         looks = a.window != 0 || (block[kBlocks - 1] + 1) * kBlockRows > all_see;
         c.hide(block);
+        if constexpr (selective) {
+          if (chosen != nullptr) c.hide_unchosen(chosen, block);
+        }
       }
-      c.exponentiate(to_base2, shrink);
+      if constexpr (selective) {
+        heavy = c.exponentiate_heavy(a, own, limit, to_base2, shrink);
+      } else {
+        c.exponentiate(to_base2, shrink);
+      }
     };
 
     shared.queries_are_here.wait(0);
@@ -397,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         wait_for_turn(own);
         c.score(queries, keys(tile));
         shared.values_are_here[(tile - 1) % kStages].wait((tile - 1) / kStages % 2);
-        c.sum_up(values(tile - 1));
+        c.template sum_up<selective>(values(tile - 1), heavy);
         give_turn(1 - own);
         wait_for_products<1>();
         hold(c.logits);
@@ -411,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       if (own == 0) wait_for_turn(0);  // the turn that nobody takes
       shared.values_are_here[(tiles - 1) % kStages].wait((tiles - 1) / kStages % 2);
-      c.sum_up(values(tiles - 1));
+      c.template sum_up<selective>(values(tiles - 1), heavy);
       wait_for_products<0>();
       c.hold_sums();
     }
@@ -439,17 +196,24 @@ CUtensorMap rows_map(const BlockedParams& a, const void* rows, uint32_t dim) {
                           is_bf16});
 }
 
-template <class T, int columns, bool fine>
-void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+template <class T, int columns, bool fine, bool selective>
+void launch_kernel(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(Tiles<columns>) + 1024;
-  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine>,
+  check(cudaFuncSetAttribute(attend_kernel<T, columns, fine, selective>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kBytes)),
         "shared memory of blocked attention");
   const Maps maps{queries_map<T>(a, dim), rows_map<T>(a, a.keys, dim),
                   rows_map<T>(a, a.values, dim)};
   const dim3 grid(a.q_heads, (a.n + kQueries - 1) / kQueries);
-  attend_kernel<T, columns, fine><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
+  attend_kernel<T, columns, fine, selective><<<grid, kThreads, kBytes, stream>>>(maps, a, dim);
   check_launch("blocked attention");
+}
+
+template <class T, int columns, bool fine>
+void launch_of(const BlockedParams& a, uint32_t dim, cudaStream_t stream) {
+  const bool selective = a.chosen != nullptr || a.skip > 0.0F || a.skips != nullptr;
+  selective ? launch_kernel<T, columns, fine, true>(a, dim, stream)
+            : launch_kernel<T, columns, fine, false>(a, dim, stream);
 }
 
 template <class T, bool fine>

@@ -64,6 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       (reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
 
   const uint32_t head = blockIdx.y, kv_head = head / (a.q_heads / a.kv_heads);
+  if (!w.heads.has(head)) return;
   const uint32_t first = blockIdx.z * kQueries, begin = blockIdx.x * kRunOfBlocks;
   // Blocks behind what the tile's last sample sees have no weight.
   const uint32_t last = min(first + kQueries, w.samples) - 1;

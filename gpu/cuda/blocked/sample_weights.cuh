@@ -30,6 +30,9 @@ __global__ void __launch_bounds__(kThreads, d <= 128 ? 2 : 1)
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const uint32_t kv_head = blockIdx.z, group = a.q_heads / a.kv_heads, pairs = w.samples * group;
+  bool is_wanted = false;
+  for (uint32_t i = 0; i < group; ++i) is_wanted = is_wanted || w.heads.has(kv_head * group + i);
+  if (!is_wanted) return;
   const uint32_t first_pair = blockIdx.y * kPairs;
   const auto query_of = [&](uint32_t pair) {
     return w.query(a.n, min(pair / group, w.samples - 1));

@@ -20,20 +20,20 @@ typedef struct keyhole_prompt keyhole_prompt;
 KEYHOLE_API const char* keyhole_prompt_help(void);
 
 /* For the heads of the engine, with its scale, soft-caps, learned sinks and sliding windows of each
- * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", or NULL or "auto", which is exact up to
+ * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", on a CUDA device also "vertical-slash:..",
+ * "pooled:.." and "antidiagonal:.."; or NULL or "auto", which is exact up to
  * 16,384 tokens and attends what holds 95 % of the weight beyond; or "budgets:PATH", by which a file of
  * budgets says it of each (layer, query head), and heads that it does not name are dense. Sliding layers
  * are always exact.
  * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
- * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256, and query heads of a layer
- * that differ), IO, CORRUPT, VERSION (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
+ * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256; on the
+ * host patterns that it has not; a value_dim that is not head_dim), IO, CORRUPT, VERSION (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine* engine,
                                                                   const char* pattern,
                                                                   keyhole_prompt** out);
 /* Another pattern for a query head of a layer, or for all of a layer, of a head number or of both
- * (KEYHOLE_ALL), from the next call on: text as of keyhole_prompt_create(), not NULL. On a CUDA device all
- * query heads of a layer have one pattern: q_head is KEYHOLE_ALL there. Errors: INVALID_ARGUMENT,
- * UNSUPPORTED (q_head on a CUDA device), BUSY; then nothing has changed. */
+ * (KEYHOLE_ALL), from the next call on: text as of keyhole_prompt_create(), not NULL. Errors: INVALID_ARGUMENT,
+ * UNSUPPORTED, BUSY; then nothing has changed. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt,
                                                                        uint32_t layer,
                                                                        uint32_t q_head,

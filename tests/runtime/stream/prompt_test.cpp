@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,12 +20,12 @@ using runtime::parse_prefill_pattern;
 /// Dense attention in double precision, of numbers in fp16; remembers the pattern.
 class FakePrompt final : public gpu::PromptAttention {
  public:
-  FakePrompt(const gpu::PromptShape& shape, gpu::PromptPattern& last)
+  FakePrompt(const gpu::PromptShape& shape, std::vector<gpu::PromptPattern>& last)
       : shape_(shape), last_(&last) {}
 
-  void attend(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern,
+  void attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
               gpu::Stream) override {
-    *last_ = pattern;
+    last_->assign(patterns.begin(), patterns.end());
     const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
     const auto at = [](const gpu::DeviceTokens& t, size_t token, size_t head, size_t i) {
       return double{cpu::f16_to_f32(
@@ -59,7 +60,7 @@ class FakePrompt final : public gpu::PromptAttention {
 
  private:
   gpu::PromptShape shape_;
-  gpu::PromptPattern* last_;
+  std::vector<gpu::PromptPattern>* last_;
   gpu::PromptBlocks blocks_;
 };
 
@@ -85,7 +86,7 @@ class PromptTest : public testing::Test {
     device.name = "test device";
     if (has_prompts) {
       device.make_prompt = [this](const gpu::PromptShape& shape) {
-        return std::make_unique<FakePrompt>(shape, pattern_);
+        return std::make_unique<FakePrompt>(shape, patterns_);
       };
     }
     auto made = std::make_unique<keyhole_engine>();
@@ -116,8 +117,8 @@ class PromptTest : public testing::Test {
 
   keyhole_engine_config config_{};
   std::vector<keyhole_layer_config> layers_;
-  std::vector<float> sinks_;  ///< `[layers, q_heads]`
-  gpu::PromptPattern pattern_;
+  std::vector<float> sinks_;                  ///< `[layers, q_heads]`
+  std::vector<gpu::PromptPattern> patterns_;  ///< of the last stretch
 };
 
 TEST_F(PromptTest, AttendsAsTheLayerSays) {
@@ -157,17 +158,12 @@ TEST_F(PromptTest, AttendsAsTheLayerSays) {
   EXPECT_EQ(seen, 6U);
 }
 
-TEST_F(PromptTest, LayersHavePatternsOfTheirOwn) {
+TEST_F(PromptTest, LayersAndHeadsHavePatternsOfTheirOwn) {
   const auto e = engine();
   Prompt prompt;
   ASSERT_EQ(keyhole_prompt_create(e.get(), "dense", &prompt.p), KEYHOLE_OK);
   ASSERT_EQ(keyhole_prompt_set_pattern(prompt.p, 0, KEYHOLE_ALL, "a-shape:first=128,near=640"),
             KEYHOLE_OK);
-  // The device has one pattern for all query heads.
-  EXPECT_EQ(keyhole_prompt_set_pattern(prompt.p, 0, 1, "dense"), KEYHOLE_UNSUPPORTED);
-  EXPECT_NE(std::string(keyhole_last_error()).find("q_head is 1, allowed on test device"),
-            std::string::npos)
-      << keyhole_last_error();
   Numbers numbers(7);
   auto q = halves(numbers, 4 * 4 * 64), k = halves(numbers, 4 * 2 * 64);
   std::vector<float> out(q.size());
@@ -177,9 +173,15 @@ TEST_F(PromptTest, LayersHavePatternsOfTheirOwn) {
   for (const uint32_t layer : {0U, 1U}) {
     ASSERT_EQ(keyhole_prompt_attend(prompt.p, layer, &tq, &tk, &tk, &to, nullptr, nullptr),
               KEYHOLE_OK);
-    EXPECT_EQ(pattern_.dense, layer == 1);
-    EXPECT_EQ(pattern_.near_rows, layer == 1 ? 0U : 640U);
+    ASSERT_EQ(patterns_.size(), 1U);
+    EXPECT_EQ(patterns_[0].dense, layer == 1);
+    EXPECT_EQ(patterns_[0].near_rows, layer == 1 ? 0U : 640U);
   }
+  ASSERT_EQ(keyhole_prompt_set_pattern(prompt.p, 0, 1, "pooled:blocks=3"), KEYHOLE_OK);
+  ASSERT_EQ(keyhole_prompt_attend(prompt.p, 0, &tq, &tk, &tk, &to, nullptr, nullptr), KEYHOLE_OK);
+  ASSERT_EQ(patterns_.size(), 4U);
+  EXPECT_EQ(patterns_[1].blocks, 3U);
+  for (const size_t h : {0, 2, 3}) EXPECT_EQ(patterns_[h].near_rows, 640U) << h;
 }
 
 TEST_F(PromptTest, RefusesOtherTensors) {
@@ -229,7 +231,9 @@ TEST_F(PromptTest, IsMadeOfAnEngineOnADeviceAndAPattern) {
   EXPECT_EQ(prompt.p, nullptr);
   const auto e = engine();
   for (const char* bad :
-       {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", ""}) {
+       {"sparse", "sampled:mass=1001", "sampled:stride=0", "a-shape:far=3", "dense:x=1", "",
+        "dense:skip=65", "antidiagonal:stride=4", "pooled:mass=-1", "vertical-slash:queries=65",
+        "vertical-slash:columns=16385", "auto:skip=3"}) {
     EXPECT_EQ(keyhole_prompt_create(e.get(), bad, &prompt.p), KEYHOLE_INVALID_ARGUMENT) << bad;
     EXPECT_EQ(prompt.p, nullptr);
   }
@@ -253,13 +257,39 @@ TEST(PrefillPattern, SaysWhatIsAttended) {
   EXPECT_EQ(s.first_rows, 0U);
   EXPECT_EQ(s.near_rows, 64U);
   EXPECT_EQ(s.dense_rows, 4096U);
+  EXPECT_EQ(s.choice, gpu::PromptChoice::sampled);
+  EXPECT_EQ(s.skip, 0.0F);
+  EXPECT_EQ(parse_prefill_pattern("dense:skip=12").skip, 12.0F);
+  EXPECT_TRUE(parse_prefill_pattern("dense:skip=12").dense);
+  const gpu::PromptPattern lines = parse_prefill_pattern(
+      "vertical-slash:columns=30,slashes=2048,queries=32,first=128,near=0,from=99,skip=10");
+  EXPECT_FALSE(lines.dense);
+  EXPECT_EQ(lines.choice, gpu::PromptChoice::vertical_slash);
+  EXPECT_EQ(lines.columns, 30U);
+  EXPECT_EQ(lines.slashes, 2048U);
+  EXPECT_EQ(lines.queries, 32U);
+  EXPECT_EQ(lines.first_rows, 128U);
+  EXPECT_EQ(lines.near_rows, 0U);
+  EXPECT_EQ(lines.dense_rows, 99U);
+  EXPECT_EQ(lines.skip, 10.0F);
+  const gpu::PromptPattern means = parse_prefill_pattern("pooled:blocks=100,mass=500");
+  EXPECT_EQ(means.choice, gpu::PromptChoice::pooled);
+  EXPECT_EQ(means.blocks, 100U);
+  EXPECT_FLOAT_EQ(means.mass, 0.5F);
+  EXPECT_EQ(parse_prefill_pattern("pooled").blocks, 0U);
+  const gpu::PromptPattern squares = parse_prefill_pattern("antidiagonal:stride=8,mass=900");
+  EXPECT_EQ(squares.choice, gpu::PromptChoice::antidiagonal);
+  EXPECT_EQ(squares.stride, 8U);
+  EXPECT_FLOAT_EQ(squares.mass, 0.9F);
+  EXPECT_EQ(parse_prefill_pattern("antidiagonal").stride, 16U);
   const gpu::PromptPattern automatic = parse_prefill_pattern("auto"),
                            defaults = parse_prefill_pattern("sampled");
   EXPECT_EQ(automatic.mass, defaults.mass);
   EXPECT_EQ(automatic.stride, defaults.stride);
   EXPECT_EQ(automatic.dense_rows, defaults.dense_rows);
   const std::string help = keyhole_prompt_help();
-  for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16"}) {
+  for (const char* name : {"dense:", "a-shape:", "sampled:", "auto:", "stride=16",
+                           "vertical-slash:", "pooled:", "antidiagonal:", "skip=0"}) {
     EXPECT_NE(help.find(name), std::string::npos) << name;
   }
 }

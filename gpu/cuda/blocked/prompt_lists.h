@@ -1,0 +1,94 @@
+// What the queries of a prompt's stretch attend where not all heads are dense: the memory for it, and the order in which it is
+// found, pattern by pattern, each for its own heads. A stretch is attended slice by slice, as many queries as there is memory for.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "gpu/cuda/blocked/block_choice.h"
+#include "gpu/cuda/blocked/line_choice.h"
+#include "gpu/cuda/common/memory.h"
+#include "gpu/cuda/common/stream.h"
+#include "gpu/prompt.h"
+
+namespace keyhole::gpu {
+
+/// Lists name blocks by 16 bits.
+inline constexpr uint32_t kMostPromptRows = 65535 * kListRows;
+
+/// Query heads that attend by the same pattern.
+struct PatternHeads {
+  PromptPattern pattern;
+  HeadSet heads;
+};
+/// patterns: one, or one for each of q_heads. Of stretches of so many rows.
+[[nodiscard]] std::vector<PatternHeads> group_patterns(std::span<const PromptPattern> patterns,
+                                                       uint32_t rows);
+
+/// Of weights, lists and states of tiles that are attended together: no more bytes than this, but so many tiles (whole ones of 128
+/// samples of one query in 16) at least. Weights of columns and diagonals are those of as many heads as fit, or of one.
+struct SliceLimits {
+  size_t bytes = size_t{128} << 20U;
+  uint32_t least_tiles = 16;
+};
+
+/// One stretch after the other, on the current device; calls enqueue. Throws Error: out_of_device_memory, device_error.
+class PromptLists {
+ public:
+  /// finished: recorded behind all that uses the lists; outlives this.
+  PromptLists(const PromptShape& shape, bool has_hopper, const Event& finished,
+              const SliceLimits& limits)
+      : shape_(shape), has_hopper_(has_hopper), finished_(&finished), limits_(limits) {}
+
+  /// Takes memory, and finds what holds for the whole stretch. stretch: causal, without window and lists. Returns the queries of a
+  /// slice, whole tiles; slices are taken from the stretch's end back.
+  uint32_t begin(const BlockedParams& stretch, DType dtype, std::span<const PatternHeads> patterns,
+                 cudaStream_t stream);
+  /// Finds the lists of a slice, and writes them to `slice`. Where the second part is there, the slice is two pieces: `slice`, whose
+  /// state it takes, and that one, which has its outputs.
+  std::optional<BlockedParams> choose(BlockedParams& slice, cudaStream_t stream);
+
+  /// Device memory: blocks attended and seen, two numbers; null before the first stretch.
+  [[nodiscard]] const unsigned long long* totals() const {
+    return totals_.as<unsigned long long>();
+  }
+  [[nodiscard]] size_t bytes() const;
+
+ private:
+  struct Sizes;
+  [[nodiscard]] Lines lines_of(const PromptPattern& pattern, const HeadSet& heads) const;
+  [[nodiscard]] BlockChoice choice_of(const PatternHeads& group) const;
+  void find_lines(const BlockedParams& stretch, cudaStream_t stream);
+  void weigh(const BlockedParams& slice, const PromptPattern& pattern, SampledWeights& weights,
+             cudaStream_t stream);
+  void reserve(const Sizes& sizes);
+
+  PromptShape shape_;
+  bool has_hopper_;
+  const Event* finished_;
+  SliceLimits limits_;
+  // Of the stretch.
+  DType dtype_ = DType::f16;
+  std::vector<PatternHeads> groups_;
+  uint32_t column_capacity_ = 0, slash_capacity_ = 0;  // 0: no head has columns and diagonals
+  uint32_t last_tile_ = 0;                             // its first query
+  uint32_t line_heads_ = 0;                            // whose weights are found together
+  // Memory: weights of samples, or of lines; means; lists; lines and their rows; states between two pieces.
+  ScratchBuffer weights_, query_means_, row_means_, counts_, lists_, skips_;
+  ScratchBuffer line_counts_, line_rows_, distances_, keys_, values_;
+  ScratchBuffer column_counts_, column_lists_, chosen_, outputs_, sums_;
+  DeviceBuffer totals_;
+};
+
+/// As gpu/prompt.h makes it, which takes the limits' defaults.
+[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal,
+                                                                const PromptShape& shape,
+                                                                const SliceLimits& limits);
+
+}  // namespace keyhole::gpu
