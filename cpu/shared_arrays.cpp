@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "cpu/pool.h"
 #include "cpu/types.h"
 
 namespace keyhole::cpu {
@@ -254,7 +255,7 @@ bool SharedArrays::is_shared(size_t group, size_t from) const {
   });
 }
 
-void SharedArrays::prepare(size_t group, size_t from, size_t to) {
+void SharedArrays::prepare(size_t group, size_t from, size_t to, Pool* pool) {
   Group& g = groups_[group];
   if (to <= from || (from >= g.writable_from && to <= g.held)) return;
   const size_t page = down(from, page_size()), end = up(to, page_size());
@@ -266,7 +267,7 @@ void SharedArrays::prepare(size_t group, size_t from, size_t to) {
     if (first < last) is_mine = is_mine && piece.region->claim(this, group, first, last);
   }
   if (!is_mine) exchange(group, from, end);
-  make_huge(group, std::max(from, g.held), to);
+  make_huge(group, std::max(from, g.held), to, pool);
   g.held = std::max(g.held, end);
   g.writable_from = std::min(g.writable_from, page);
 }
@@ -391,7 +392,7 @@ SharedArrays::Bytes SharedArrays::bytes(size_t group, size_t bytes) const {
   return all;
 }
 
-void SharedArrays::make_huge(size_t group, size_t from, size_t to) {
+void SharedArrays::make_huge(size_t group, size_t from, size_t to, Pool* pool) {
   // The first 2 MiB of an array stay on small pages: a short context would otherwise touch a huge page of each of the
   // hundreds of arrays (1 GiB for 32 layers of 8 heads).
   const Group& g = groups_[group];
@@ -406,16 +407,21 @@ void SharedArrays::make_huge(size_t group, size_t from, size_t to) {
   // Each takes as long as the kernel's clearing of 2 MiB and a little more: a prompt can wait for that, a step that moves
   // a few rows out of the window cannot.
   if (is_collapsed && to - from < kHugePage / 8) return;
-  for (size_t a = 0; a < arrays_; ++a) {
+  const auto make = [&](size_t a) {
     std::byte* const array = view_ + offset(group, a);
     if (!is_collapsed) {
       (void)madvise(array + first, array_bytes_ - first, MADV_HUGEPAGE);
-      continue;
+      return;
     }
     for (size_t at = first; at < last; at += kHugePage) {
       array[at] = std::byte{0};  // a range without any page cannot be made huge
       if (madvise(array + at, kHugePage, MADV_COLLAPSE) != 0) return;
     }
+  };
+  if (pool != nullptr && is_collapsed) {
+    pool->run(static_cast<uint32_t>(arrays_), [&](uint32_t a, uint32_t) { make(a); });
+  } else {
+    for (size_t a = 0; a < arrays_; ++a) make(a);
   }
 }
 

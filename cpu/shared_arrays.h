@@ -21,6 +21,8 @@
 
 namespace keyhole::cpu {
 
+class Pool;
+
 /// Groups of equally many arrays, all of the same size. The arrays of a group grow and are cut together. Objects that share
 /// pages may be used, and destroyed, by different threads at once and in any order; each by one thread at a time.
 class SharedArrays {
@@ -38,8 +40,9 @@ class SharedArrays {
   }
 
   /// Bytes [from, to) of the group's arrays are about to be written, and those from `from` on hold nothing: afterwards
-  /// nobody else reads them. Throws Error(out_of_memory), and then the bytes before `from` are what they were.
-  void prepare(size_t group, size_t from, size_t to);
+  /// nobody else reads them. Throws Error(out_of_memory), and then the bytes before `from` are what they were. pool: whose
+  /// threads make pages huge, an array each: one thread alone clears 2 to 5 GB/s; null: the caller.
+  void prepare(size_t group, size_t from, size_t to, Pool* pool = nullptr);
   /// The same bytes hold nothing any more: pages that nobody reads go back to the system.
   void truncate(size_t group, size_t from) noexcept;
   /// Makes the first `bytes` of each of the group's arrays, which hold nothing, those of `from`, an object of the same
@@ -78,7 +81,7 @@ class SharedArrays {
   /// Exchanges the pages of bytes [from, array_bytes) of the group's arrays, and holds them up to `end`.
   void exchange(size_t group, size_t from, size_t end);
   /// Asks for huge pages where bytes [from, to) come.
-  void make_huge(size_t group, size_t from, size_t to);
+  void make_huge(size_t group, size_t from, size_t to, Pool* pool);
 
   size_t groups_count_, arrays_, array_bytes_;
   std::byte* view_ = nullptr;

@@ -31,8 +31,9 @@ size_t scale_array_bytes(uint32_t layers, uint32_t kv_heads, size_t capacity, ui
 }  // namespace
 
 OffloadStore::OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype,
-                           size_t capacity)
-    : kv_heads_(kv_heads),
+                           size_t capacity, cpu::Pool* pool)
+    : pool_(pool),
+      kv_heads_(kv_heads),
       head_dim_(head_dim),
       dtype_(dtype),
       capacity_(capacity),
@@ -64,7 +65,7 @@ std::byte* OffloadStore::value(uint32_t layer, uint32_t kv_head, size_t row) {
 }
 
 void OffloadStore::take(uint32_t layer, size_t from, size_t to) {
-  arrays_.prepare(layer, from * row_bytes_, to * row_bytes_);
+  arrays_.prepare(layer, from * row_bytes_, to * row_bytes_, pool_);
   scales_.prepare(layer, scale_bytes(from), scale_bytes(to));
 }
 

@@ -14,13 +14,18 @@
 #include "cpu/shared_arrays.h"
 #include "cpu/types.h"
 
+namespace keyhole::cpu {
+class Pool;
+}
+
 namespace keyhole::runtime {
 
 class OffloadStore {
  public:
   /// Reserves address space for `capacity` rows per head; memory is taken as rows are written.
-  /// Throws Error(out_of_memory).
-  OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype, size_t capacity);
+  /// pool: that takes part in taking much of it at once, and outlives the store; null: nobody. Throws Error(out_of_memory).
+  OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype, size_t capacity,
+               cpu::Pool* pool = nullptr);
 
   [[nodiscard]] size_t capacity() const { return capacity_; }
   [[nodiscard]] uint32_t rows(uint32_t layer) const { return rows_[layer]; }
@@ -103,6 +108,7 @@ class OffloadStore {
            (size_t{kv_head} * 2 + which) * head_dim_;
   }
 
+  cpu::Pool* pool_;
   uint32_t kv_heads_;
   uint32_t head_dim_;
   DType dtype_;
