@@ -153,6 +153,9 @@ TEST(Patterns, AreThoseThatTheLibraryLists) {
       expand_patterns(default_patterns(pattern_types(keyhole_prompt_help())));
   EXPECT_GE(all.size(), 9U);
   EXPECT_NO_THROW(PatternSearch(kDim, 0, 0, all, {}, 1));
+  const std::vector<std::string> of_host = patterns_of_host(all);
+  EXPECT_EQ(of_host.front(), "dense");
+  EXPECT_GE(of_host.size(), 9U);
 }
 
 }  // namespace
