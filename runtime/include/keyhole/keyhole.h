@@ -837,7 +837,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_truncate(keyhole_session* se
 /* An independent copy of the session. It copies resident tokens and the config; offloaded K and V, indexes, codes and
  * training queries it shares with the session until one of the two changes them. That one takes a copy of its own first, of
  * what it changes: of an index that grows or is cut, all of that head's (codes and the lists of ivf and saap stay shared);
- * of K and V, a page of each array. Where there is no memory for it, tokens stay pending, or keyhole_build returns
+ * of K and V, a page of each array; of codes on a device, pages of it. Where there is no memory for it, tokens stay pending, or keyhole_build returns
  * OUT_OF_MEMORY. See shared_bytes of keyhole_statistics. Both give the same answers, to the last bit, as long as they have
  * indexed the same tokens (with KEYHOLE_APPEND_BACKGROUND a block is indexed when it is ready). A session and its copies
  * may be used by different threads at once, and destroyed in any order. The caller destroys *out. BUSY leaves *out as it
