@@ -31,6 +31,29 @@ bool is_dense(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern) {
   return pattern.dense || s.window != 0 || s.rows <= pattern.dense_rows;
 }
 
+/// One query, or group of queries, in so many has weights; 0: none has.
+uint32_t stride_of(const gpu::PromptPattern& p) {
+  return p.choice == gpu::PromptChoice::pooled ? cpu::kMeanQueries : p.stride;
+}
+
+void check_pattern(const gpu::PromptPattern& p) {
+  if (p.dense) return;
+  if (!(p.mass >= 0.0F && p.mass <= 1.0F)) {
+    refuse("a mass of " + std::to_string(p.mass) + ", allowed: 0..1");
+  }
+  switch (p.choice) {
+    case gpu::PromptChoice::sampled:
+      if (p.stride <= cpu::kPromptQueries) return;
+      refuse("a stride of " + std::to_string(p.stride) + ", allowed: 0.." +
+             std::to_string(cpu::kPromptQueries));
+    case gpu::PromptChoice::antidiagonal:
+      if (p.stride == 8 || p.stride == 16) return;
+      refuse("antidiagonals of stride " + std::to_string(p.stride) + ", allowed: 8, 16");
+    case gpu::PromptChoice::pooled: return;
+    case gpu::PromptChoice::vertical_slash: refuse("columns and diagonals on the host");
+  }
+}
+
 /// All blocks that a tile sees.
 uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) {
   const cpu::PromptPiece::Span seen = piece.seen(tile);
@@ -41,7 +64,11 @@ uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) 
 }  // namespace
 
 HostPrompt::HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernels, cpu::Pool& pool)
-    : shape_(shape), pool_(&pool), attention_(kernels, pool), samples_(kernels, pool) {}
+    : shape_(shape),
+      pool_(&pool),
+      attention_(kernels, pool),
+      samples_(kernels, pool),
+      groups_(kernels, pool) {}
 
 void HostPrompt::check(const gpu::PromptStretch& s,
                        std::span<const gpu::PromptPattern> patterns) const {
@@ -56,11 +83,7 @@ void HostPrompt::check(const gpu::PromptStretch& s,
   for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
     if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
   }
-  for (const gpu::PromptPattern& p : patterns) {
-    if (p.dense || (p.stride <= cpu::kPromptQueries && p.mass >= 0.0F && p.mass <= 1.0F)) continue;
-    refuse("a stride of " + std::to_string(p.stride) + " and a mass of " + std::to_string(p.mass) +
-           ", allowed: 0.." + std::to_string(cpu::kPromptQueries) + " and 0..1");
-  }
+  for (const gpu::PromptPattern& p : patterns) check_pattern(p);
 }
 
 cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
@@ -82,8 +105,8 @@ cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
 }
 
 std::string HostPrompt::why_not(const gpu::PromptPattern& pattern) const {
-  if (pattern.dense || pattern.choice == gpu::PromptChoice::sampled) return {};
-  return "the host attends prompts by the patterns dense, a-shape, sampled and auto";
+  if (pattern.dense || pattern.choice != gpu::PromptChoice::vertical_slash) return {};
+  return "the host attends no columns and diagonals (vertical-slash)";
 }
 
 void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
@@ -112,9 +135,8 @@ void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::Prompt
     }
     if (pattern == nullptr) continue;
     all_dense = false;
-    if (pattern->stride != 0) {
-      samples =
-          std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, pattern->stride}.count());
+    if (const uint32_t stride = stride_of(*pattern); stride != 0) {
+      samples = std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, stride}.count());
     }
   }
   if (all_dense) return attention_.attend(piece, {});
@@ -149,6 +171,23 @@ void HostPrompt::attend_slice(cpu::PromptPiece p, uint32_t begin, uint32_t n,
   for (const uint32_t count : counts_) totals_.attended += count;
 }
 
+uint32_t HostPrompt::weigh(const cpu::PromptPiece& p, const Heads& group) {
+  const gpu::PromptPattern& pattern = *group.pattern;
+  const uint32_t stride = stride_of(pattern);
+  if (stride == 0) return 0;
+  const cpu::SampledQueries samples{p.n, stride};
+  const size_t count = group.heads.size() * samples.count() * p.blocks();
+  weights_.resize(std::max(weights_.size(), count));
+  switch (pattern.choice) {
+    case gpu::PromptChoice::pooled: groups_.means(p, group.heads, weights_.data()); break;
+    case gpu::PromptChoice::antidiagonal:
+      groups_.antidiagonals(p, stride, group.heads, weights_.data());
+      break;
+    default: samples_.compute(p, samples, group.heads, weights_.data());
+  }
+  return stride;
+}
+
 void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
   const uint32_t tiles = p.tiles();
   const auto heads = static_cast<uint32_t>(group.heads.size());
@@ -163,17 +202,16 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
     return;
   }
   const gpu::PromptPattern& pattern = *group.pattern;
-  cpu::SampledQueries samples{p.n, pattern.stride};
-  if (pattern.stride != 0) {
-    weights_.resize(std::max(weights_.size(), size_t{heads} * samples.count() * p.blocks()));
-    samples_.compute(p, samples, group.heads, weights_.data());
-  }
-  const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass};
+  const uint32_t stride = weigh(p, group);
+  // Groups of queries are as many as queries would be, and those of a tile have the same numbers.
+  const cpu::SampledQueries samples{p.n, stride};
+  const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass,
+                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0};
   looked_up_.assign(size_t{heads} * tiles, 0);
   pool_->run(heads * tiles, [&](uint32_t task, uint32_t) {
     const uint32_t i = task / tiles, tile = task % tiles;
     TileWeights weights;
-    if (pattern.stride != 0) {
+    if (stride != 0) {
       const uint32_t first = tile * cpu::kPromptQueries;
       const uint32_t from = samples.from(first);
       const uint32_t to = samples.from(std::min(first + cpu::kPromptQueries, p.n));
@@ -185,7 +223,8 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
     counts_[at] = choice.count;
     looked_up_[task] = choice.looked_up;
   });
-  if (pattern.stride == 0 || pattern.lookups >= 1.0F) return;
+  const bool is_sampled = pattern.choice == gpu::PromptChoice::sampled && stride != 0;
+  if (!is_sampled || pattern.lookups >= 1.0F) return;
   for (uint32_t i = 0; i < heads; ++i) {
     uint64_t looked_up = 0;
     for (uint32_t tile = 0; tile < tiles; ++tile) looked_up += looked_up_[i * tiles + tile];

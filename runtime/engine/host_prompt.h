@@ -8,6 +8,7 @@
 
 #include "cpu/block_attention.h"
 #include "cpu/block_weights.h"
+#include "cpu/group_weights.h"
 #include "gpu/prompt.h"
 
 namespace keyhole::runtime {
@@ -37,11 +38,14 @@ class HostPrompt final : public gpu::PromptAttention {
   void attend_slice(cpu::PromptPiece piece, uint32_t begin, uint32_t n,
                     std::span<const Heads> groups);
   void choose(const cpu::PromptPiece& piece, const Heads& group);
+  /// To weights_, of one query or group of queries in so many; 0: of none.
+  uint32_t weigh(const cpu::PromptPiece& piece, const Heads& group);
 
   gpu::PromptShape shape_;
   cpu::Pool* pool_;
   cpu::BlockAttention attention_;
   cpu::BlockWeights samples_;
+  cpu::GroupWeights groups_;
   gpu::PromptBlocks totals_;
   // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern, lists of all heads.
   std::vector<float> weights_;

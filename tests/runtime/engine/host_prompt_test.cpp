@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <numeric>
 
 #include "runtime/engine/block_choice.h"
 #include "tests/runtime/fixture.h"
@@ -143,6 +144,118 @@ TEST(HostPrompt, PatternsAttendWhatTheySay) {
     // Three tiles that begin at 367, 495 and 623 see 8, 10 and 11 blocks: the first, and from the 3rd, 5th and 7th on.
     EXPECT_EQ(seen, is_a_shape ? kHeads * (8 + 10 + 11) : 0);
     EXPECT_EQ(attended, is_a_shape ? kHeads * (6 + 6 + 5) : 0);
+  }
+}
+
+/// What groups of queries of a call choose, from its definition: of the newest `queries` tokens, groups of `group` at a time.
+struct GroupChoice {
+  const Tokens& t;
+  uint32_t queries, group;
+  bool pools;
+
+  [[nodiscard]] uint32_t first() const { return t.n - queries; }
+  /// Weights of the blocks that the group with the given first query sees.
+  [[nodiscard]] std::vector<double> weights(uint32_t query, uint32_t head) const {
+    const uint32_t end = std::min(query + group, queries);
+    std::vector<double> w;
+    for (uint32_t row = 0; row < first() + end; row += pools ? kPromptRows : group) {
+      w.resize(row / kPromptRows + 1);
+      double x = 0;
+      if (pools) {
+        const uint32_t to = std::min(row + kPromptRows, t.n);
+        for (uint32_t i = query; i < end; ++i) {
+          for (uint32_t j = row; j < to; ++j) x += t.logit(first() + i, head, j);
+        }
+        x /= (end - query) * (to - row);
+      } else {
+        for (uint32_t j = 0; j < group; ++j) {
+          const uint32_t i = query + group - 1 - j;
+          if (i < queries && row + j < t.n) x += t.logit(first() + i, head, row + j) / group;
+        }
+      }
+      w.back() += std::exp(x);
+    }
+    return w;
+  }
+  /// Shares of a tile's groups, on average.
+  [[nodiscard]] std::vector<double> shares(uint32_t tile, uint32_t head) const {
+    const uint32_t from = tile * kPromptQueries, to = std::min(from + kPromptQueries, queries);
+    std::vector<double> share((first() + to - 1) / kPromptRows + 1);
+    const uint32_t groups = (to - from + group - 1) / group;
+    for (uint32_t query = from; query < to; query += group) {
+      const std::vector<double> w = weights(query, head);
+      const double sum = std::accumulate(w.begin(), w.end(), 0.0);
+      for (size_t b = 0; b < w.size(); ++b) share[b] += w[b] / sum / groups;
+    }
+    return share;
+  }
+  /// The tile's blocks beside the first and those from one before its first query's on: so many of the heaviest, or, by bins of an
+  /// eighth of an octave, those that hold the mass.
+  [[nodiscard]] std::vector<bool> chosen(uint32_t tile, uint32_t head, size_t most,
+                                         double mass) const {
+    const std::vector<double> share = shares(tile, head);
+    const uint32_t own = (first() + tile * kPromptQueries) / kPromptRows;
+    std::vector<bool> in(share.size());
+    std::vector<size_t> others;
+    double held = 0;
+    for (size_t b = 0; b < share.size(); ++b) {
+      in[b] = b == 0 || b + 1 >= own;
+      if (in[b])
+        held += share[b];
+      else
+        others.push_back(b);
+    }
+    std::sort(others.begin(), others.end(),
+              [&](size_t a, size_t b) { return share[a] > share[b]; });
+    const auto bin = [&](size_t b) { return std::floor(-std::log2(share[b]) * 8); };
+    for (size_t i = 0; i < others.size(); ++i) {
+      const bool is_wanted = most != 0 ? i < most
+                                       : held < mass || (i > 0 && in[others[i - 1]] &&
+                                                         bin(others[i]) == bin(others[i - 1]));
+      if (!is_wanted) break;
+      in[others[i]] = true;
+      held += share[others[i]];
+    }
+    return in;
+  }
+};
+
+TEST(HostPrompt, GroupsOfQueriesChooseBlocks) {
+  const EnginePtr engine = make_engine(small_engine());
+  Tokens tokens(unless_sanitized(1500, 900), 13);
+  constexpr uint32_t kQueries = 333;
+  struct Case {
+    const char* pattern;
+    uint32_t group, most;
+    double mass;
+  };
+  for (const Case& c : {Case{"pooled:blocks=3,first=64,near=64,from=0", 64, 3, 0},
+                        Case{"pooled:mass=600,first=64,near=64,from=0", 64, 0, 0.6},
+                        Case{"antidiagonal:stride=8,mass=500,first=64,near=64,from=0", 8, 0, 0.5},
+                        Case{"antidiagonal:mass=350,first=64,near=64,from=0", 16, 0, 0.35}}) {
+    SCOPED_TRACE(c.pattern);
+    const GroupChoice choice{tokens, kQueries, c.group, c.group == 64};
+    const Prompt prompt(engine.get(), c.pattern);
+    const Output out = attend(prompt.p, tokens, kQueries, kQueries);
+    uint64_t attended = 0, wanted = 0, seen = 0, expected_seen = 0;
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      for (uint32_t tile = 0; tile * kPromptQueries < kQueries; ++tile) {
+        const std::vector<bool> in = choice.chosen(tile, head, c.most, c.mass);
+        wanted += static_cast<uint64_t>(std::count(in.begin(), in.end(), true));
+        expected_seen += in.size();
+        for (uint32_t i = 5; i < kPromptQueries; i += 50) {
+          const uint32_t query = tile * kPromptQueries + i;
+          if (query >= kQueries) break;
+          expect_truth(tokens, out, kQueries, query, head, -INFINITY,
+                       [&](uint32_t row) { return in[row / kPromptRows]; });
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+    ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+    EXPECT_EQ(attended, wanted);
+    EXPECT_EQ(seen, expected_seen);
+    EXPECT_LT(attended, seen);
   }
 }
 
@@ -295,6 +408,43 @@ TEST(HostPrompt, OutMayBeTheQueries) {
                        fewer = tensor_of(tokens.k.data(), 299, kKvHeads, kDim);
   EXPECT_EQ(keyhole_prompt_attend(prompt.p, 0, &more, &fewer, &fewer, &more, nullptr, nullptr),
             KEYHOLE_INVALID_ARGUMENT);
+}
+
+TEST(HostBlockChoice, TakesSoManyOfTheHeaviest) {
+  const auto seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
+  for (uint32_t i = 0; i < cases(100); ++i) {
+    std::mt19937_64 rng(seed * 1000 + i);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i));
+    cpu::PromptPiece piece;
+    piece.n = 1 + rng() % 200;
+    piece.rows = piece.n + rng() % 4000;
+    const cpu::PromptPiece::Span seen = piece.seen(0);
+    const auto most = static_cast<uint32_t>(1 + rng() % 20);
+    const runtime::BlockRule rule{static_cast<uint32_t>(rng() % 3),
+                                  static_cast<uint32_t>(rng() % 4), 0.5F, most};
+    // Of few values, so that many are equal; some blocks have no weight.
+    std::vector<float> weights(seen.end);
+    for (float& x : weights) x = rng() % 5 == 0 ? kMinusInf : static_cast<float>(rng() % 4);
+    weights[0] = 0.0F;
+    const uint32_t own = piece.position(0) / kPromptRows;
+    std::vector<std::pair<float, uint32_t>> others;
+    std::vector<uint32_t> wanted;
+    for (uint32_t b = 0; b < seen.end; ++b) {
+      if (b < rule.first_blocks || b + rule.near_blocks >= own)
+        wanted.push_back(b);
+      else if (weights[b] != kMinusInf)
+        others.emplace_back(-weights[b], b);
+    }
+    std::sort(others.begin(), others.end());
+    for (size_t j = 0; j < std::min<size_t>(most, others.size()); ++j)
+      wanted.push_back(others[j].second);
+    std::sort(wanted.begin(), wanted.end());
+    std::vector<uint32_t> list(piece.blocks());
+    const runtime::TileChoice choice =
+        runtime::choose_blocks(piece, 0, rule, {weights.data(), 1, weights.size()}, list.data());
+    list.resize(choice.count);
+    EXPECT_EQ(list, wanted);
+  }
 }
 
 // Random weights: a list holds the wanted share of the samples' weight, no block of it could be missed, and none that is left out
