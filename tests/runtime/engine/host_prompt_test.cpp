@@ -259,6 +259,110 @@ TEST(HostPrompt, GroupsOfQueriesChooseBlocks) {
   }
 }
 
+/// The `most` heaviest of [first, end); how much less than the last of them the next one weighs is far more than rounding.
+std::vector<uint32_t> heaviest(const std::vector<double>& weights, uint32_t first, uint32_t end,
+                               uint32_t most) {
+  std::vector<uint32_t> order;
+  for (uint32_t i = first; i < end; ++i) order.push_back(i);
+  std::sort(order.begin(), order.end(),
+            [&](uint32_t a, uint32_t b) { return weights[a] > weights[b]; });
+  if (most < order.size()) {
+    if (most > 0) {
+      EXPECT_GT(weights[order[most - 1]], weights[order[most]] * 1.0001) << "too close to call";
+    }
+    order.resize(most);
+  }
+  return order;
+}
+
+TEST(HostPrompt, ColumnsAndDiagonalsAreThoseOfTheLastQueries) {
+  const EnginePtr engine = make_engine(small_engine());
+  struct Case {
+    uint32_t tokens, queries;  // and of a call
+    uint32_t columns, slashes, of, first, near;
+  };
+  constexpr Case kCases[] = {
+      {700, 200, 20, 3, 64, 1, 1},      // two tiles, ragged, behind other rows
+      {300, 1, 5, 2, 64, 0, 0},         // a single query
+      {40, 40, 300, 300, 64, 0, 0},     // fewer queries than wanted, fewer rows than lines
+      {900, 300, 100, 0, 33, 1, 2},     // no diagonals, some of the queries
+      {900, 257, 0, 5, 64, 0, 1},       // no columns
+      {1500, 333, 80, 2, 17, 2, 3},     // more rows than attention takes at once
+      {1500, 333, 16384, 0, 64, 0, 0},  // every row
+  };
+  for (const Case& c : kCases) {
+    Tokens tokens(c.tokens, 14);
+    // Queries like the key 200 rows back.
+    for (uint32_t i = 200; i < tokens.n; ++i) {
+      for (uint32_t j = 0; j < kHeads * kDim; ++j) {
+        tokens.q[size_t{i} * kHeads * kDim + j] +=
+            0.3F * tokens.k[(size_t{i - 200} * kKvHeads + j / kDim / 2) * kDim + j % kDim];
+      }
+    }
+    const std::string pattern =
+        "vertical-slash:from=0,columns=" + std::to_string(c.columns) +
+        ",slashes=" + std::to_string(c.slashes) + ",queries=" + std::to_string(c.of) +
+        ",first=" + std::to_string(c.first * 64) + ",near=" + std::to_string(c.near * 64);
+    SCOPED_TRACE(pattern + " of " + std::to_string(c.tokens));
+    const Prompt prompt(engine.get(), pattern.c_str());
+    const Output out = attend(prompt.p, tokens, c.queries, c.queries);
+    const uint32_t before = c.tokens - c.queries, tiles = (c.queries + 127) / 128;
+    uint64_t wanted_blocks = 0, wanted_seen = 0;
+    for (uint32_t head = 0; head < kHeads; ++head) {
+      std::vector<double> columns(c.tokens), slashes(c.tokens);
+      for (uint32_t i = c.queries - std::min(c.of, c.queries); i < c.queries; ++i) {
+        const uint32_t position = before + i;
+        std::vector<double> w(position + 1);
+        double sum = 0;
+        for (uint32_t row = 0; row <= position; ++row) {
+          sum += w[row] = std::exp(tokens.logit(position, head, row));
+        }
+        for (uint32_t row = 0; row <= position; ++row) {
+          columns[row] += w[row] / sum;
+          slashes[position - row] += w[row] / sum;
+        }
+      }
+      const uint32_t own = (before + (tiles - 1) * kPromptQueries) / kPromptRows;
+      const uint32_t near = own > c.near ? own - c.near : 0;
+      const std::vector<uint32_t> rows = heaviest(columns, c.first * kPromptRows,
+                                                  near * kPromptRows, c.columns),
+                                  distances = heaviest(slashes, c.near * kPromptRows + 1, c.tokens,
+                                                       c.slashes);
+      for (uint32_t tile = 0; tile < tiles; ++tile) {
+        const uint32_t first = before + tile * kPromptQueries;
+        const uint32_t last = before + std::min((tile + 1) * kPromptQueries, c.queries) - 1;
+        std::vector<bool> listed(last / kPromptRows + 1), single(c.tokens);
+        for (uint32_t b = 0; b < listed.size(); ++b) {
+          listed[b] = b < c.first || b + c.near >= first / kPromptRows;
+        }
+        for (const uint32_t distance : distances) {
+          for (uint32_t q = std::max(first, distance); q <= last; ++q) {
+            listed[(q - distance) / kPromptRows] = true;
+          }
+        }
+        uint32_t beside = 0;
+        for (const uint32_t row : rows) {
+          if (row >= first || listed[row / kPromptRows]) continue;
+          single[row] = true;
+          ++beside;
+        }
+        wanted_blocks += static_cast<uint64_t>(std::count(listed.begin(), listed.end(), true)) +
+                         (beside + kPromptRows - 1) / kPromptRows;
+        wanted_seen += listed.size();
+        for (uint32_t position = first; position <= last; position += 50) {
+          expect_truth(tokens, out, c.queries, position - before, head, -INFINITY,
+                       [&](uint32_t row) { return listed[row / kPromptRows] || single[row]; });
+          if (HasFatalFailure()) return;
+        }
+      }
+    }
+    uint64_t attended = 0, seen = 0;
+    ASSERT_OK(keyhole_prompt_blocks(prompt.p, &attended, &seen));
+    EXPECT_EQ(attended, wanted_blocks);
+    EXPECT_EQ(seen, wanted_seen);
+  }
+}
+
 TEST(HostPrompt, ChunksOfWholeTilesChooseAlike) {
   const EnginePtr engine = make_engine(small_engine());
   Tokens tokens(1500, 8);
@@ -285,7 +389,7 @@ TEST(HostPrompt, HeadsHavePatternsOfTheirOwn) {
   const EnginePtr engine = make_engine(small_engine());
   Tokens tokens(900, 9);
   const char* const kPatterns[] = {"sampled:mass=700,first=64,near=64,from=0", "dense",
-                                   "a-shape:first=64,near=64",
+                                   "vertical-slash:columns=70,slashes=2,first=64,near=64,from=0",
                                    "sampled:mass=700,stride=32,first=64,near=64,from=0"};
   const Prompt mixed(engine.get(), "dense");
   for (uint32_t h = 0; h < kHeads; ++h) {
