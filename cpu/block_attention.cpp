@@ -34,10 +34,30 @@ void RowUnpacker::copy(const TokenRows& rows, uint32_t head, uint32_t first, uin
   std::fill(out + size_t{count} * dim, out + size_t{kPromptRows} * dim, 0.0F);
 }
 
+void RowUnpacker::copy(const TokenRows& rows, uint32_t head, const uint32_t* numbers,
+                       uint32_t count, uint32_t dim, float* out) const {
+  const auto convert = kernels_->to_f32[static_cast<size_t>(rows.dtype)];
+  for (uint32_t i = 0; i < count; ++i) {
+    convert(rows.row(numbers[i], head), out + size_t{i} * dim, dim);
+  }
+  std::fill(out + size_t{count} * dim, out + size_t{kPromptRows} * dim, 0.0F);
+}
+
+void RowUnpacker::transpose(const TokenRows& rows, uint32_t head, const uint32_t* numbers,
+                            uint32_t count, uint32_t dim, float* out) {
+  rows_.resize(size_t{kPromptRows} * dim);
+  copy(rows, head, numbers, count, dim, rows_.data());
+  turn(dim, out);
+}
+
 void RowUnpacker::transpose(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count,
                             uint32_t dim, float* out) {
   rows_.resize(size_t{kPromptRows} * dim);
   copy(rows, head, first, count, dim, rows_.data());
+  turn(dim, out);
+}
+
+void RowUnpacker::turn(uint32_t dim, float* out) const {
   // Squares of 16: a cache line of each side at a time.
   constexpr uint32_t kSquare = 16;
   for (uint32_t j0 = 0; j0 < dim; j0 += kSquare) {
@@ -120,11 +140,39 @@ void BlockAttention::attend_tile(const PromptPiece& piece, const PromptLists& li
       attend_block(piece, block, first, n, h, s);
     }
   }
+  for (uint32_t h = 0; h < heads.count && lists.row_counts != nullptr; ++h) {
+    const size_t list = size_t{heads.first + h} * piece.tiles() + tile;
+    const uint32_t* const rows = lists.rows + list * lists.row_capacity;
+    for (uint32_t i = 0; i < lists.row_counts[list]; i += kPromptRows) {
+      attend_rows(piece, rows + i, std::min(kPromptRows, lists.row_counts[list] - i), n, kv_head, h,
+                  s);
+    }
+  }
   finish(piece, first, n, heads, s);
 }
 
 void BlockAttention::attend_block(const PromptPiece& piece, uint32_t block, uint32_t first,
                                   uint32_t n, uint32_t head, Scratch& s) const {
+  const uint32_t begin = block * kPromptRows;
+  attend_keys(piece, n, head, s, [&](uint32_t i, WeighRowArgs& weigh) {
+    const uint32_t position = piece.position(first + i);
+    const uint32_t oldest =
+        piece.window == 0 || position < piece.window ? 0 : position + 1 - piece.window;
+    weigh.to = position < begin ? 0 : std::min(kPromptRows, position + 1 - begin);
+    weigh.from = oldest > begin ? std::min(oldest - begin, kPromptRows) : 0;
+  });
+}
+
+void BlockAttention::attend_rows(const PromptPiece& piece, const uint32_t* rows, uint32_t count,
+                                 uint32_t n, uint32_t kv_head, uint32_t head, Scratch& s) const {
+  s.unpacker.transpose(piece.k, kv_head, rows, count, piece.head_dim, s.keys.data());
+  s.unpacker.copy(piece.v, kv_head, rows, count, piece.head_dim, s.values.data());
+  attend_keys(piece, n, head, s, [&](uint32_t /*i*/, WeighRowArgs& weigh) { weigh.to = count; });
+}
+
+template <class See>
+void BlockAttention::attend_keys(const PromptPiece& piece, uint32_t n, uint32_t head, Scratch& s,
+                                 See&& see) const {
   const uint32_t d = piece.head_dim;
   const size_t row = size_t{head} * n;
   kernels_->product({.a = s.q.data() + row * d,
@@ -137,15 +185,10 @@ void BlockAttention::attend_block(const PromptPiece& piece, uint32_t block, uint
                      .k = d,
                      .n = kPromptRows,
                      .adds = false});
-  const uint32_t begin = block * kPromptRows;
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t position = piece.position(first + i);
-    const uint32_t oldest =
-        piece.window == 0 || position < piece.window ? 0 : position + 1 - piece.window;
     WeighRowArgs weigh{};
     weigh.x = s.x.data() + size_t{i} * kPromptRows;
-    weigh.to = position < begin ? 0 : std::min(kPromptRows, position + 1 - begin);
-    weigh.from = oldest > begin ? std::min(oldest - begin, kPromptRows) : 0;
+    see(i, weigh);
     weigh.softcap = piece.logits.softcap;
     weigh.largest = &s.largest[row + i];
     weigh.sum = &s.sums[row + i];

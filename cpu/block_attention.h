@@ -1,4 +1,4 @@
-// Causal attention of many queries over lists of blocks of rows, or over all that they see: exact inside the lists. Tiles of queries
+// Causal attention of many queries over lists of blocks of rows and of single rows, or over all that they see: exact inside the lists. Tiles of queries
 // of some heads that share K and V are spread over the pool; a block of K and V is unpacked once for all of them.
 #pragma once
 
@@ -55,6 +55,10 @@ struct PromptLists {
   /// `[q_heads, tiles, capacity]`, rising, each among those that the tile sees.
   const uint32_t* blocks = nullptr;
   size_t capacity = 0;
+  // And rows beside them, in none of a tile's blocks, which all of the tile's queries see: of a piece without window.
+  const uint32_t* row_counts = nullptr;  ///< `[q_heads, tiles]`; null: none
+  const uint32_t* rows = nullptr;        ///< `[q_heads, tiles, row_capacity]`
+  size_t row_capacity = 0;
 };
 
 /// Rows in fp32, as products want them: of a block of K, transposed; of V and of queries as they lie.
@@ -67,8 +71,16 @@ class RowUnpacker {
   /// To `[kPromptRows, dim]`, rows behind them 0.
   void copy(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count, uint32_t dim,
             float* out) const;
+  /// The same of rows with the given numbers.
+  void transpose(const TokenRows& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
+                 uint32_t dim, float* out);
+  void copy(const TokenRows& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
+            uint32_t dim, float* out) const;
 
  private:
+  /// rows_, of which there are kPromptRows, transposed.
+  void turn(uint32_t dim, float* out) const;
+
   const Kernels* kernels_;
   LineVector<float> rows_;
 };
@@ -79,7 +91,7 @@ class BlockAttention {
   BlockAttention(const Kernels& kernels, Pool& pool) : kernels_(&kernels), pool_(&pool) {}
 
   /// Returns when it is done. Sums are fp32, so that products beyond 3e38 and what is not finite give outputs that are not; a
-  /// query that sees no block of its list, and has no sink, gets 0 and lse -inf. The bits depend on the arguments and the level
+  /// query that sees nothing of its lists, and has no sink, gets 0 and lse -inf. The bits depend on the arguments and the level
   /// of the kernels alone. Throws std::bad_alloc.
   void attend(const PromptPiece& piece, const PromptLists& lists);
 
@@ -97,6 +109,12 @@ class BlockAttention {
                    const Heads& heads, Scratch& scratch) const;
   void attend_block(const PromptPiece& piece, uint32_t block, uint32_t first, uint32_t n,
                     uint32_t head, Scratch& scratch) const;
+  void attend_rows(const PromptPiece& piece, const uint32_t* rows, uint32_t count, uint32_t n,
+                   uint32_t kv_head, uint32_t head, Scratch& scratch) const;
+  /// Of the unpacked keys and values, of which query i sees [from, to): see(i, weigh) says it.
+  template <class See>
+  void attend_keys(const PromptPiece& piece, uint32_t n, uint32_t head, Scratch& scratch,
+                   See&& see) const;
   void finish(const PromptPiece& piece, uint32_t first, uint32_t n, const Heads& heads,
               Scratch& scratch) const;
 

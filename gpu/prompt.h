@@ -1,7 +1,7 @@
 // Attention of a stretch of a prompt whose K and V lie in device memory, before any of it is offloaded: exact, or over the blocks of
 // 64 rows that each tile of 128 queries chooses (MInference and what came after; gpu/cuda/blocked/block_choice.h, group_weights.h and
 // line_choice.h say how). Query heads may attend by patterns of their own. The
-// host has the same of its own memory, by some of the patterns: runtime/engine/host_prompt.h.
+// host has the same of its own memory: runtime/engine/host_prompt.h.
 //
 // FLOOR. 4 head_dim operations for each query head and row that it sees: 142 ms for one layer of an 8B shape and 128k tokens at the
 // 990 TFLOP/s of Hopper's data sheet.
@@ -51,7 +51,7 @@ struct PromptPattern {
   float lookups = 1.0F;     ///< of choice sampled
   uint32_t dense_rows = 0;  ///< Stretches that see no more rows than this are dense, and exact.
   /// Of the blocks that are attended, those are passed over (BLASST) that have no weight of 2^-skip of the largest so far for any
-  /// of some 64 queries: of n rows, no more than n * 2^-skip of the weight is lost. 0: none are.
+  /// of some 64 queries: of n rows, no more than n * 2^-skip of the weight is lost. 0: none are. The host passes over none.
   float skip = 0.0F;
 
   bool operator==(const PromptPattern&) const = default;
@@ -90,8 +90,6 @@ class PromptAttention {
   void attend(const PromptStretch& stretch, const PromptPattern& pattern, Stream stream) {
     attend(stretch, std::span(&pattern, 1), stream);
   }
-  /// Why stretches are not attended by the pattern here; empty: they are. A skip is nothing that must be done.
-  [[nodiscard]] virtual std::string why_not(const PromptPattern& /*pattern*/) const { return {}; }
   /// Of all stretches so far that were not dense; waits for them.
   [[nodiscard]] virtual PromptBlocks blocks() const = 0;
   /// Device memory that it holds: grows with the rows, of 32 query heads to some 160 MiB up to 512k and 300 MiB at

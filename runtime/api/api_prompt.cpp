@@ -65,11 +65,6 @@ std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine) {
                                        ", needed: a CUDA device or the host");
 }
 
-void check_pattern(const gpu::PromptAttention& attention, const gpu::PromptPattern& pattern) {
-  const std::string why = attention.why_not(pattern);
-  if (!why.empty()) throw Error(Status::unsupported, "attention of a prompt: " + why);
-}
-
 bool are_alike(std::span<const gpu::PromptPattern> patterns) {
   return std::all_of(patterns.begin(), patterns.end(),
                      [&](const gpu::PromptPattern& p) { return p == patterns.front(); });
@@ -97,7 +92,6 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     }
     made->patterns = parse_head_patterns(pattern == nullptr ? "auto" : pattern, m);
     made->attention = make_attention(*made->engine);
-    for (const gpu::PromptPattern& p : made->patterns) check_pattern(*made->attention, p);
     *out = made.release();
   });
 }
@@ -161,7 +155,6 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
     };
     check("layer", layer, m.layers);
     check("q_head", q_head, m.q_heads);
-    check_pattern(*prompt->attention, parsed);
     for (uint32_t l = 0; l < m.layers; ++l) {
       if (layer != KEYHOLE_ALL && layer != l) continue;
       const std::span<gpu::PromptPattern> of_layer = prompt->patterns_of(l);

@@ -35,6 +35,27 @@ float whole(const float* row, const cpu::PromptPiece::Span& seen) {
   return top + std::log(sum);
 }
 
+/// What is kept anyhow, and the `most` heaviest others that have any weight, rising; their number.
+template <class IsKept>
+uint32_t keep_heaviest(const cpu::PromptPiece::Span& seen, uint32_t most, IsKept&& is_kept,
+                       const float* shares, uint32_t* list) {
+  uint32_t* end = list;
+  for (uint32_t b = seen.begin; b < seen.end; ++b) {
+    if (!is_kept(b) && shares[b] > 0.0F) *end++ = b;
+  }
+  if (most < static_cast<size_t>(end - list)) {
+    std::nth_element(list, list + most, end, [&](uint32_t a, uint32_t b) {
+      return shares[a] != shares[b] ? shares[a] > shares[b] : a < b;
+    });
+    end = list + most;
+  }
+  for (uint32_t b = seen.begin; b < seen.end; ++b) {
+    if (is_kept(b)) *end++ = b;
+  }
+  std::sort(list, end);
+  return static_cast<uint32_t>(end - list);
+}
+
 }  // namespace
 
 TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const BlockRule& rule,
@@ -71,6 +92,10 @@ TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const Blo
     out.looked_up = in_units(looked_up / samples);
     uint64_t held = bins[kBins];
     while (last_bin < kBins && held < in_units(rule.mass)) held += bins[last_bin++];
+  }
+  if (shares != nullptr && rule.most_blocks != 0) {
+    out.count = keep_heaviest(seen, rule.most_blocks, is_kept, shares, list);
+    return out;
   }
   for (uint32_t b = seen.begin; b < seen.end; ++b) {
     if (is_kept(b) || (last_bin > 0 && bin_of(shares[b]) < last_bin)) list[out.count++] = b;

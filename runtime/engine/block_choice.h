@@ -1,5 +1,5 @@
 // Which blocks of rows a tile of a prompt's queries attends, on the host: the same choice as a device's (gpu/prompt.h), by the weights
-// that blocks have for some of the queries.
+// that blocks have for some of the queries, or for groups of them.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace keyhole::runtime {
 
-/// Weights of a tile's samples, overwritten: ln of the sum of e^logit over a block's rows, `[samples, stride]`, the first column
+/// Weights of a tile's samples (queries or groups of them), overwritten: ln of the sum of e^logit over a block's rows, `[samples, stride]`, the first column
 /// that of block 0.
 struct TileWeights {
   float* data = nullptr;  ///< null: none, and only what is kept anyhow is attended
@@ -21,6 +21,8 @@ struct BlockRule {
   uint32_t near_blocks = 0;   ///< before that of the tile's first query, with all behind them
   /// Of the weight that the samples have together, the share that the chosen blocks hold at least.
   float mass = 1.0F;
+  /// In place of the mass: so many other blocks, with the largest shares of the weight, of equal ones the first. 0: the mass.
+  uint32_t most_blocks = 0;
 };
 
 struct TileChoice {

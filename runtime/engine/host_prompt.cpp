@@ -12,6 +12,7 @@ namespace {
 constexpr size_t kMostWeightBytes = size_t{128} << 20U;
 constexpr uint32_t kLeastTiles = 16;
 constexpr size_t kListBytes = 2;  // of a block's number there
+constexpr uint32_t kMostLines = 16384;
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(Status::invalid_argument, "attention of a prompt: " + text);
@@ -31,6 +32,46 @@ bool is_dense(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern) {
   return pattern.dense || s.window != 0 || s.rows <= pattern.dense_rows;
 }
 
+bool has_lines(const gpu::PromptPattern& p) {
+  return p.choice == gpu::PromptChoice::vertical_slash;
+}
+
+/// One query, or group of queries, in so many has weights; 0: none has.
+uint32_t stride_of(const gpu::PromptPattern& p) {
+  if (has_lines(p)) return 0;
+  return p.choice == gpu::PromptChoice::pooled ? cpu::kMeanQueries : p.stride;
+}
+
+LineRule line_rule(const gpu::PromptPattern& p) {
+  return {p.columns, p.slashes, blocks_of(p.first_rows), blocks_of(p.near_rows)};
+}
+
+void check_pattern(const gpu::PromptPattern& p) {
+  if (p.dense) return;
+  if (!(p.mass >= 0.0F && p.mass <= 1.0F)) {
+    refuse("a mass of " + std::to_string(p.mass) + ", allowed: 0..1");
+  }
+  switch (p.choice) {
+    case gpu::PromptChoice::sampled:
+      if (p.stride <= cpu::kPromptQueries) return;
+      refuse("a stride of " + std::to_string(p.stride) + ", allowed: 0.." +
+             std::to_string(cpu::kPromptQueries));
+    case gpu::PromptChoice::antidiagonal:
+      if (p.stride == 8 || p.stride == 16) return;
+      refuse("antidiagonals of stride " + std::to_string(p.stride) + ", allowed: 8, 16");
+    case gpu::PromptChoice::pooled: return;
+    case gpu::PromptChoice::vertical_slash:
+      if (p.columns <= kMostLines && p.slashes <= kMostLines && p.queries >= 1 &&
+          p.queries <= cpu::kMostLineQueries) {
+        return;
+      }
+      refuse(std::to_string(p.columns) + " columns and " + std::to_string(p.slashes) +
+             " diagonals of " + std::to_string(p.queries) + " queries, allowed: 0.." +
+             std::to_string(kMostLines) + " of both and 1.." +
+             std::to_string(cpu::kMostLineQueries));
+  }
+}
+
 /// All blocks that a tile sees.
 uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) {
   const cpu::PromptPiece::Span seen = piece.seen(tile);
@@ -41,7 +82,12 @@ uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) 
 }  // namespace
 
 HostPrompt::HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernels, cpu::Pool& pool)
-    : shape_(shape), pool_(&pool), attention_(kernels, pool), samples_(kernels, pool) {}
+    : shape_(shape),
+      pool_(&pool),
+      attention_(kernels, pool),
+      samples_(kernels, pool),
+      groups_(kernels, pool),
+      line_weights_(kernels, pool) {}
 
 void HostPrompt::check(const gpu::PromptStretch& s,
                        std::span<const gpu::PromptPattern> patterns) const {
@@ -56,11 +102,7 @@ void HostPrompt::check(const gpu::PromptStretch& s,
   for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
     if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
   }
-  for (const gpu::PromptPattern& p : patterns) {
-    if (p.dense || (p.stride <= cpu::kPromptQueries && p.mass >= 0.0F && p.mass <= 1.0F)) continue;
-    refuse("a stride of " + std::to_string(p.stride) + " and a mass of " + std::to_string(p.mass) +
-           ", allowed: 0.." + std::to_string(cpu::kPromptQueries) + " and 0..1");
-  }
+  for (const gpu::PromptPattern& p : patterns) check_pattern(p);
 }
 
 cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
@@ -81,11 +123,6 @@ cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
   return p;
 }
 
-std::string HostPrompt::why_not(const gpu::PromptPattern& pattern) const {
-  if (pattern.dense || pattern.choice == gpu::PromptChoice::sampled) return {};
-  return "the host attends prompts by the patterns dense, a-shape, sampled and auto";
-}
-
 void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
                         gpu::Stream) {
   std::vector<gpu::PromptPattern> alike;
@@ -97,7 +134,7 @@ void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::Prompt
   if (s.n == 0) return;
   const cpu::PromptPiece piece = piece_of(s);
   std::vector<Heads> groups;
-  uint32_t samples = 0;
+  uint32_t samples = 0, columns = 0;
   bool all_dense = true;
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
     const gpu::PromptPattern* const pattern = is_dense(s, patterns[h]) ? nullptr : &patterns[h];
@@ -112,22 +149,51 @@ void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::Prompt
     }
     if (pattern == nullptr) continue;
     all_dense = false;
-    if (pattern->stride != 0) {
-      samples =
-          std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, pattern->stride}.count());
+    if (has_lines(*pattern)) columns = std::max(columns, std::min(pattern->columns, s.rows));
+    if (const uint32_t stride = stride_of(*pattern); stride != 0) {
+      samples = std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, stride}.count());
     }
   }
   if (all_dense) return attention_.attend(piece, {});
 
   const size_t of_tile =
-      size_t{shape_.q_heads} * blocks_of(s.rows) * (samples * sizeof(float) + kListBytes);
+      size_t{shape_.q_heads} *
+      (blocks_of(s.rows) * (samples * sizeof(float) + kListBytes) + columns * sizeof(uint32_t));
   const auto tiles = static_cast<uint32_t>(
       std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), piece.tiles()));
+  const uint32_t slice = std::min(tiles * cpu::kPromptQueries, s.n);
+  row_capacity_ = columns;
+  find_lines(piece, s.n - slice + (slice - 1) / cpu::kPromptQueries * cpu::kPromptQueries, groups);
   // From the end back, so that all but the first take whole tiles of queries.
   for (uint32_t end = s.n; end > 0;) {
     const uint32_t n = std::min(tiles * cpu::kPromptQueries, end), begin = end - n;
     attend_slice(piece, begin, n, groups);
     end = begin;
+  }
+}
+
+void HostPrompt::find_lines(const cpu::PromptPiece& piece, uint32_t last_tile,
+                            std::span<const Heads> groups) {
+  // Columns and diagonals of a head, and what is kept beside them.
+  const size_t of_head = size_t{4} * piece.rows * sizeof(float);
+  const size_t at_once = std::max<size_t>(kMostWeightBytes / of_head, 1);
+  for (const Heads& group : groups) {
+    if (group.pattern == nullptr || !has_lines(*group.pattern)) continue;
+    lines_.resize(shape_.q_heads);
+    const LineRule rule = line_rule(*group.pattern);
+    const uint32_t queries = std::min(group.pattern->queries, piece.n);
+    for (size_t first = 0; first < group.heads.size(); first += at_once) {
+      const auto heads =
+          std::span(group.heads).subspan(first, std::min(at_once, group.heads.size() - first));
+      const size_t count = heads.size() * piece.rows;
+      weights_.resize(std::max(weights_.size(), 2 * count));
+      float* const slashes = weights_.data() + count;
+      line_weights_.compute(piece, queries, heads, weights_.data(), slashes);
+      pool_->run(static_cast<uint32_t>(heads.size()), [&](uint32_t i, uint32_t) {
+        const size_t at = size_t{i} * piece.rows;
+        lines_[heads[i]] = choose_lines(piece, last_tile, rule, weights_.data() + at, slashes + at);
+      });
+    }
   }
 }
 
@@ -140,13 +206,34 @@ void HostPrompt::attend_slice(cpu::PromptPiece p, uint32_t begin, uint32_t n,
   if (p.lse != nullptr) p.lse += size_t{begin} * p.q_heads;
   counts_.resize(size_t{p.q_heads} * p.tiles());
   lists_.resize(counts_.size() * p.blocks());
+  row_counts_.assign(counts_.size(), 0);
+  rows_.resize(counts_.size() * row_capacity_);
   for (const Heads& group : groups) choose(p, group);
-  attention_.attend(p, {counts_.data(), lists_.data(), p.blocks()});
+  attention_.attend(p, {counts_.data(), lists_.data(), p.blocks(), row_counts_.data(), rows_.data(),
+                        row_capacity_});
   for (uint32_t tile = 0; tile < p.tiles(); ++tile) {
     const cpu::PromptPiece::Span seen = p.seen(tile);
     totals_.seen += uint64_t{p.q_heads} * (seen.end - seen.begin);
   }
   for (const uint32_t count : counts_) totals_.attended += count;
+  for (const uint32_t count : row_counts_) totals_.attended += blocks_of(count);
+}
+
+uint32_t HostPrompt::weigh(const cpu::PromptPiece& p, const Heads& group) {
+  const gpu::PromptPattern& pattern = *group.pattern;
+  const uint32_t stride = stride_of(pattern);
+  if (stride == 0) return 0;
+  const cpu::SampledQueries samples{p.n, stride};
+  const size_t count = group.heads.size() * samples.count() * p.blocks();
+  weights_.resize(std::max(weights_.size(), count));
+  switch (pattern.choice) {
+    case gpu::PromptChoice::pooled: groups_.means(p, group.heads, weights_.data()); break;
+    case gpu::PromptChoice::antidiagonal:
+      groups_.antidiagonals(p, stride, group.heads, weights_.data());
+      break;
+    default: samples_.compute(p, samples, group.heads, weights_.data());
+  }
+  return stride;
 }
 
 void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
@@ -163,17 +250,17 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
     return;
   }
   const gpu::PromptPattern& pattern = *group.pattern;
-  cpu::SampledQueries samples{p.n, pattern.stride};
-  if (pattern.stride != 0) {
-    weights_.resize(std::max(weights_.size(), size_t{heads} * samples.count() * p.blocks()));
-    samples_.compute(p, samples, group.heads, weights_.data());
-  }
-  const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass};
+  if (has_lines(pattern)) return choose_lines_of(p, group);
+  const uint32_t stride = weigh(p, group);
+  // Groups of queries are as many as queries would be, and those of a tile have the same numbers.
+  const cpu::SampledQueries samples{p.n, stride};
+  const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass,
+                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0};
   looked_up_.assign(size_t{heads} * tiles, 0);
   pool_->run(heads * tiles, [&](uint32_t task, uint32_t) {
     const uint32_t i = task / tiles, tile = task % tiles;
     TileWeights weights;
-    if (pattern.stride != 0) {
+    if (stride != 0) {
       const uint32_t first = tile * cpu::kPromptQueries;
       const uint32_t from = samples.from(first);
       const uint32_t to = samples.from(std::min(first + cpu::kPromptQueries, p.n));
@@ -185,7 +272,8 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
     counts_[at] = choice.count;
     looked_up_[task] = choice.looked_up;
   });
-  if (pattern.stride == 0 || pattern.lookups >= 1.0F) return;
+  const bool is_sampled = pattern.choice == gpu::PromptChoice::sampled && stride != 0;
+  if (!is_sampled || pattern.lookups >= 1.0F) return;
   for (uint32_t i = 0; i < heads; ++i) {
     uint64_t looked_up = 0;
     for (uint32_t tile = 0; tile < tiles; ++tile) looked_up += looked_up_[i * tiles + tile];
@@ -198,9 +286,23 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
   }
 }
 
+void HostPrompt::choose_lines_of(const cpu::PromptPiece& p, const Heads& group) {
+  const uint32_t tiles = p.tiles();
+  const LineRule rule = line_rule(*group.pattern);
+  pool_->run(static_cast<uint32_t>(group.heads.size()) * tiles, [&](uint32_t task, uint32_t) {
+    const uint32_t head = group.heads[task / tiles], tile = task % tiles;
+    const size_t at = size_t{head} * tiles + tile;
+    const TileLines lines = list_lines(p, tile, rule, lines_[head], lists_.data() + at * p.blocks(),
+                                       rows_.data() + at * row_capacity_);
+    counts_[at] = lines.blocks;
+    row_counts_[at] = lines.rows;
+  });
+}
+
 size_t HostPrompt::bytes() const {
   return weights_.capacity() * sizeof(float) +
-         (counts_.capacity() + lists_.capacity()) * sizeof(uint32_t) +
+         (counts_.capacity() + lists_.capacity() + row_counts_.capacity() + rows_.capacity()) *
+             sizeof(uint32_t) +
          looked_up_.capacity() * sizeof(uint64_t);
 }
 

@@ -3,12 +3,14 @@
 
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "cpu/block_attention.h"
 #include "cpu/block_weights.h"
+#include "cpu/group_weights.h"
+#include "cpu/line_weights.h"
 #include "gpu/prompt.h"
+#include "runtime/engine/line_choice.h"
 
 namespace keyhole::runtime {
 
@@ -22,7 +24,6 @@ class HostPrompt final : public gpu::PromptAttention {
   using gpu::PromptAttention::attend;
   void attend(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns,
               gpu::Stream stream) override;
-  [[nodiscard]] std::string why_not(const gpu::PromptPattern& pattern) const override;
   [[nodiscard]] gpu::PromptBlocks blocks() const override { return totals_; }
   [[nodiscard]] size_t bytes() const override;
 
@@ -34,19 +35,30 @@ class HostPrompt final : public gpu::PromptAttention {
   };
   void check(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns) const;
   [[nodiscard]] cpu::PromptPiece piece_of(const gpu::PromptStretch& stretch) const;
+  /// The lines of the heads that attend by them; the stretch's last slice ends with the tile that begins with query `last_tile`.
+  void find_lines(const cpu::PromptPiece& piece, uint32_t last_tile, std::span<const Heads> groups);
   void attend_slice(cpu::PromptPiece piece, uint32_t begin, uint32_t n,
                     std::span<const Heads> groups);
   void choose(const cpu::PromptPiece& piece, const Heads& group);
+  void choose_lines_of(const cpu::PromptPiece& piece, const Heads& group);
+  /// To weights_, of one query or group of queries in so many; 0: of none.
+  uint32_t weigh(const cpu::PromptPiece& piece, const Heads& group);
 
   gpu::PromptShape shape_;
   cpu::Pool* pool_;
   cpu::BlockAttention attention_;
   cpu::BlockWeights samples_;
+  cpu::GroupWeights groups_;
+  cpu::LineWeights line_weights_;
   gpu::PromptBlocks totals_;
   // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern, lists of all heads.
   std::vector<float> weights_;
   std::vector<uint32_t> counts_, lists_;
   std::vector<uint64_t> looked_up_;  ///< `[heads, tiles]`
+  std::vector<HeadLines> lines_;     ///< of a stretch `[q_heads]`
+  /// Rows of columns beside the lists, likewise, for each tile.
+  std::vector<uint32_t> row_counts_, rows_;
+  size_t row_capacity_ = 0;
 };
 
 }  // namespace keyhole::runtime

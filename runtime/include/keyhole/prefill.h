@@ -20,14 +20,14 @@ typedef struct keyhole_prompt keyhole_prompt;
 KEYHOLE_API const char* keyhole_prompt_help(void);
 
 /* For the heads of the engine, with its scale, soft-caps, learned sinks and sliding windows of each
- * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", on a CUDA device also "vertical-slash:..",
- * "pooled:.." and "antidiagonal:.."; or NULL or "auto", which is exact up to
+ * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
+ * "pooled:..", "antidiagonal:.."; or NULL or "auto", which is exact up to
  * 16,384 tokens and attends what holds 95 % of the weight beyond; or "budgets:PATH", by which a file of
  * budgets says it of each (layer, query head), and heads that it does not name are dense. Sliding layers
  * are always exact.
  * Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (the pattern),
- * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256; on the
- * host patterns that it has not; a value_dim that is not head_dim), IO, CORRUPT, VERSION (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
+ * UNSUPPORTED (on a CUDA device head dimensions other than 64, 80, 96, 128, 256; a
+ * value_dim that is not head_dim), IO, CORRUPT, VERSION (the file), OUT_OF_MEMORY, DEVICE_ERROR. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_create(keyhole_engine* engine,
                                                                   const char* pattern,
                                                                   keyhole_prompt** out);
@@ -49,7 +49,7 @@ KEYHOLE_API void keyhole_prompt_destroy(keyhole_prompt* prompt);
  *   stream  a cudaStream_t of the engine's device; NULL: the default stream
  * All in device memory, rows aligned to 16 bytes (of out to 8), m up to 4,194,240; they stay as they
  * are until the stream has done it. A prompt may come in one piece or in many; the choice of blocks is
- * each tile of 128 queries' own, counted from the first query of a call; which heads are dense as they
+ * each tile of 128 queries' own, counted from the first query of a call; columns and diagonals are those of a call's last queries; which heads are dense as they
  * look up single tokens is found for each call anew.
  * Products of fp16 numbers are summed in fp32, softmax weights are rounded to fp16 (two bf16): relative
  * error some 5e-4. Numbers that are not finite give outputs that are not. Device memory for the
