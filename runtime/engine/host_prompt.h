@@ -51,7 +51,8 @@ class HostPrompt final : public gpu::PromptAttention {
   cpu::GroupWeights groups_;
   cpu::LineWeights line_weights_;
   gpu::PromptBlocks totals_;
-  // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern, lists of all heads.
+  // Of a slice: weights `[heads, samples, blocks]` of the heads of one pattern (before that, of a stretch, sums over columns and
+  // then diagonals, `[2][heads, rows]`), lists of all heads.
   std::vector<float> weights_;
   std::vector<uint32_t> counts_, lists_;
   std::vector<uint64_t> looked_up_;  ///< `[heads, tiles]`

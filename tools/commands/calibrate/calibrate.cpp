@@ -227,10 +227,9 @@ void calibrate_patterns(const Options& options, const CLI::App& command) {
   plan.requirement = requirement_of(options);
   plan.cost =
       options.cost == "us" && command.count("--cost") > 0 ? PatternCost::us : PatternCost::blocks;
-  plan.patterns = options.patterns.empty()
-                      ? patterns_of_host(
-                            expand_patterns(default_patterns(pattern_types(keyhole_prompt_help()))))
-                      : expand_patterns(options.patterns);
+  plan.patterns = expand_patterns(options.patterns.empty()
+                                      ? default_patterns(pattern_types(keyhole_prompt_help()))
+                                      : options.patterns);
   plan.layers = options.layers;
   plan.threads = options.threads;
   check_writable(options.out);

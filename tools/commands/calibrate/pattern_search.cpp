@@ -88,26 +88,6 @@ std::vector<PatternFigures> PatternSearch::measure(const HeadRows& head) {
   return all;
 }
 
-std::vector<std::string> patterns_of_host(const std::vector<std::string>& patterns) {
-  constexpr uint32_t kDim = 64;
-  const Engine engine = make_engine(engine_of_one_head(kDim, 0, 0, 1));
-  const std::vector<float> zeros(kDim);
-  std::vector<float> out(kDim);
-  const keyhole_tensor in = host_rows(zeros.data(), 1, 1, kDim, kDim),
-                       o = host_rows(out.data(), 1, 1, kDim, kDim);
-  std::vector<std::string> had;
-  for (const std::string& pattern : patterns) {
-    try {
-      const PromptHandle prompt = make_prompt(engine, pattern);
-      check(keyhole_prompt_attend(prompt.get(), 0, &in, &in, &in, &o, nullptr, nullptr));
-    } catch (const LibraryError& e) {
-      if (e.status() == KEYHOLE_UNSUPPORTED) continue;
-    }
-    had.push_back(pattern);
-  }
-  return had;
-}
-
 std::vector<PatternFigures> merge_figures(const std::vector<std::vector<PatternFigures>>& prompts) {
   std::vector<PatternFigures> merged = prompts.front();
   const double part = 1.0 / static_cast<double>(prompts.size());

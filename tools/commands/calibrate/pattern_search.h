@@ -59,9 +59,6 @@ class PatternSearch {
   std::vector<float> exact_, exact_lse_, out_, lse_;
 };
 
-/// Those of them that prompts on the host have, by making one and attending a token; what is no pattern at all stays.
-[[nodiscard]] std::vector<std::string> patterns_of_host(const std::vector<std::string>& patterns);
-
 /// One figure of each pattern from those of several prompts: the worst ratios and errors, means of all else.
 [[nodiscard]] std::vector<PatternFigures> merge_figures(
     const std::vector<std::vector<PatternFigures>>& prompts);

@@ -11,14 +11,20 @@ namespace {
 /// Parameters by which a type attends more or less, and values worth trying, by rising cost.
 struct Sweep {
   std::string_view parameter, values;
+  bool is_of_ends =
+      false;  ///< what lies first and near: not swept where another parameter says how much is attended
+  std::string_view type = {};  ///< whose parameter is meant; empty: any type's
 };
 constexpr std::array kSweeps = {
-    Sweep{"first", "64"},
-    Sweep{"near", "256|1024|4096"},
+    Sweep{"first", "64", true},
+    Sweep{"near", "256|1024|4096", true},
     Sweep{"mass", "800|900|950|980|995"},
+    Sweep{"columns", "256|1024|4096"},
+    // Each is a band of blocks: a few hundred, where they lie apart, are nearly everything.
+    Sweep{"slashes", "16|128"},
+    // The side of squares; of sampled queries a stride is another thing.
+    Sweep{"stride", "16|8", false, "antidiagonal"},
 };
-/// Where a type has a mass, that says how much is attended: what lies near is not swept.
-constexpr std::string_view kMass = "mass";
 
 bool has(const PatternType& type, std::string_view parameter) {
   return std::find(type.parameters.begin(), type.parameters.end(), parameter) !=
@@ -31,9 +37,12 @@ std::string spec_of(const PatternType& type) {
     text += text.empty() ? ":" : ",";
     text += std::string(name) + "=" + std::string(value);
   };
+  const bool says_how_much = std::any_of(kSweeps.begin(), kSweeps.end(), [&](const Sweep& s) {
+    return !s.is_of_ends && has(type, s.parameter);
+  });
   for (const Sweep& sweep : kSweeps) {
-    const bool is_mass = sweep.parameter == kMass;
-    if (has(type, sweep.parameter) && (is_mass || !has(type, kMass))) {
+    const bool is_its = sweep.type.empty() || sweep.type == type.name;
+    if (is_its && has(type, sweep.parameter) && !(sweep.is_of_ends && says_how_much)) {
       add(sweep.parameter, sweep.values);
     }
   }
