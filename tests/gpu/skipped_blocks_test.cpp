@@ -129,9 +129,11 @@ class SkippedBlocksTest : public testing::TestWithParam<Case> {
         }
         std::fill(o.begin(), o.end(), 0.0);
         double sum = 0, lost = 0, largest_value = 0;
-        for (uint32_t b = 0; b * kListRows < end; ++b) {
+        // Of 256 components half a block is passed over by itself.
+        const uint32_t rows = dim() > 128 ? kListRows / 2 : kListRows;
+        for (uint32_t b = 0; b * rows < end; ++b) {
           double heaviest = 0, of_block = 0;
-          for (uint32_t i = b * kListRows; i < std::min(end, (b + 1) * kListRows); ++i) {
+          for (uint32_t i = b * rows; i < std::min(end, (b + 1) * rows); ++i) {
             const double x = std::exp(w[i] - top);
             heaviest = std::max(heaviest, x);
             of_block += x;

@@ -20,7 +20,6 @@
 
 #include "gpu/cuda/codes/queries.cuh"
 #include "gpu/cuda/codes/resident_rows.cuh"
-#include "gpu/cuda/codes/resident_warps.cuh"
 #include "gpu/cuda/codes/tile_ring.cuh"
 #include "gpu/cuda/common/grid_dependency.cuh"
 
@@ -160,20 +159,10 @@ constexpr size_t attend_fixed() {
 template <int kDim, int kKeyBits, int kValueBits>
 constexpr bool kDividesGroup = kDim > 128 || kKeyBits != kValueBits;
 
-template <int kDim, int kHeadTiles, bool kByWarps>
-struct ResidentOf {
-  using Type = ResidentShare<kDim, kHeadTiles>;
-};
-template <int kDim, int kHeadTiles>
-struct ResidentOf<kDim, kHeadTiles, true> {
-  using Type = ResidentWarps<kDim, kHeadTiles>;
-};
-
 /// The split of a thread block in a launch of one step.
 struct GridSplit {
-  /// Of 16 heads a thread block has twice as many rows, and its barriers twice as much between them.
   template <int kDim, int kHeadTiles>
-  using Resident = typename ResidentOf<kDim, kHeadTiles, (kHeadTiles > 2 && kDim <= 128)>::Type;
+  using Resident = ResidentShare<kDim, kHeadTiles>;
 
   __device__ static uint32_t number() { return blockIdx.x; }
   __device__ static uint32_t count() { return gridDim.x; }
