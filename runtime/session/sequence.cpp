@@ -25,8 +25,8 @@ Sequence::Sequence(const Engine& engine, const SessionParams& params)
       window_(params.window),
       flush_block_(params.flush_block),
       row_block_(params.row_block()),
-      store_(layers_, kv_heads_, head_dim_, params.offload_dtype(engine.model()),
-             params.max_tokens, &engine.pool()),
+      store_(layers_, kv_heads_, head_dim_, params.offload_dtype(engine.model()), params.max_tokens,
+             &engine.pool()),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
       rings_(engine, params.max_tokens, *resident_),
