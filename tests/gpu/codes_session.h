@@ -206,7 +206,9 @@ class CodesSession {
     EXPECT_EQ(steps().failure(text), Status::ok) << text;
     EXPECT_EQ(left_, 0U);
     const bool coarse = set_.dtype == DType::bf16 || set_.caller == DType::bf16;
-    const double allowed = set_.key_bits == 1 ? 2e-2 : coarse ? 1e-2 : 4e-3;
+    // The largest of more components is larger.
+    const double fine = set_.dim > 128 ? 6e-3 : 4e-3;
+    const double allowed = set_.key_bits == 1 ? 2e-2 : coarse ? 1e-2 : fine;
     for (size_t i = 0; i < want.size(); ++i) {
       LayerTensors& t = tensors_[i];
       const Token& taken = taken_[(rounds_ - 1) * want.size() + i];
