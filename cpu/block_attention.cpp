@@ -175,16 +175,7 @@ void BlockAttention::attend_keys(const PromptPiece& piece, uint32_t n, uint32_t 
                                  See&& see) const {
   const uint32_t d = piece.head_dim;
   const size_t row = size_t{head} * n;
-  kernels_->product({.a = s.q.data() + row * d,
-                     .a_stride = d,
-                     .b = s.keys.data(),
-                     .b_stride = kPromptRows,
-                     .c = s.x.data(),
-                     .c_stride = kPromptRows,
-                     .m = n,
-                     .k = d,
-                     .n = kPromptRows,
-                     .adds = false});
+  kernels_->product(scores_of_rows(s.q.data() + row * d, n, d, s.keys.data(), s.x.data()));
   for (uint32_t i = 0; i < n; ++i) {
     WeighRowArgs weigh{};
     weigh.x = s.x.data() + size_t{i} * kPromptRows;

@@ -56,16 +56,8 @@ void BlockWeights::weigh_block(const PromptPiece& piece, const SampledQueries& s
     for (uint32_t i = 0; i < first; ++i) out[size_t{i} * blocks] = kMinusInf;
     for (uint32_t i0 = first; i0 < count; i0 += kQueries) {
       const uint32_t m = std::min(kQueries, count - i0);
-      kernels_->product({.a = queries_.data() + (h * count + i0) * d,
-                         .a_stride = d,
-                         .b = s.keys.data(),
-                         .b_stride = kPromptRows,
-                         .c = s.x.data(),
-                         .c_stride = kPromptRows,
-                         .m = m,
-                         .k = d,
-                         .n = kPromptRows,
-                         .adds = false});
+      kernels_->product(
+          scores_of_rows(queries_.data() + (h * count + i0) * d, m, d, s.keys.data(), s.x.data()));
       for (uint32_t i = 0; i < m; ++i) {
         const uint32_t position = past + samples.query(i0 + i);
         out[size_t{i0 + i} * blocks] =

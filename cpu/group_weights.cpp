@@ -153,16 +153,7 @@ void GroupWeights::weigh_tile(const PromptPiece& piece, const Groups& g,
       };
       if (seen_by(i0 + m - 1) > first_row_group) {
         unpack_queries(g, g.q_by_place ? h : heads[h], i0, m, d, s.queries.data());
-        kernels_->product({.a = s.queries.data(),
-                           .a_stride = width,
-                           .b = s.keys.data(),
-                           .b_stride = kRowGroups,
-                           .c = s.x.data(),
-                           .c_stride = kRowGroups,
-                           .m = m,
-                           .k = width,
-                           .n = kRowGroups,
-                           .adds = false});
+        kernels_->product(scores_of_rows(s.queries.data(), m, width, s.keys.data(), s.x.data()));
       }
       for (uint32_t i = 0; i < m; ++i) {
         const uint32_t seen = seen_by(i0 + i);

@@ -74,16 +74,7 @@ void LineWeights::weigh_block(const PromptPiece& last, std::span<const uint32_t>
   const uint32_t kv_head = heads[first_head] / last.group();
   s.unpacker.transpose(last.k, kv_head, begin, rows, d, s.keys.data());
   for (size_t h = first_head; h < heads.size() && heads[h] / last.group() == kv_head; ++h) {
-    kernels_->product({.a = queries_.data() + h * n * d,
-                       .a_stride = d,
-                       .b = s.keys.data(),
-                       .b_stride = kPromptRows,
-                       .c = s.x.data(),
-                       .c_stride = kPromptRows,
-                       .m = n,
-                       .k = d,
-                       .n = kPromptRows,
-                       .adds = false});
+    kernels_->product(scores_of_rows(queries_.data() + h * n * d, n, d, s.keys.data(), s.x.data()));
     // Of query i and the block's row c: number c + (n - 1 - i), which falls as the distance rises.
     float across[kPromptRows] = {}, along[kMostDiagonals] = {};
     for (uint32_t i = 0; i < n; ++i) {

@@ -23,6 +23,21 @@ struct ProductArgs {
   bool adds;
 };
 
+/// Inner products of m queries `[m, width]` with kPromptRows keys, transposed `[width, kPromptRows]`, to x `[m, kPromptRows]`.
+[[nodiscard]] inline ProductArgs scores_of_rows(const float* queries, uint32_t m, uint32_t width,
+                                                const float* keys, float* x) {
+  return {.a = queries,
+          .a_stride = width,
+          .b = keys,
+          .b_stride = kPromptRows,
+          .c = x,
+          .c_stride = kPromptRows,
+          .m = m,
+          .k = width,
+          .n = kPromptRows,
+          .adds = false};
+}
+
 /// Logits of kPromptRows rows for one query to softmax weights, in place, relative to the largest logit so far.
 struct WeighRowArgs {
   float* x;           ///< `[kPromptRows]` inner products times the scale

@@ -83,12 +83,6 @@ class Sequences {
     for (uint32_t i = 0; i <= count; ++i) starts_.push_back(i);
     streams_.resize(count);
     for (cudaStream_t& s : streams_) must(cudaStreamCreate(&s) == cudaSuccess, "stream");
-    keyhole_session_config c;
-    keyhole_session_config_init(&c);
-    c.max_tokens = tokens + kReserve;
-    const std::string spec = "codes:k=" + shape.bits + ",v=" + shape.bits;
-    c.index = spec.c_str();
-    c.partitions = KEYHOLE_PLACE_DEVICE;
     for (uint32_t i = 0; i < count; ++i) {
       keyhole_session* session = nullptr;
       const auto begin = Clock::now();
@@ -97,7 +91,7 @@ class Sequences {
         must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
         fork_us_ += us_since(begin) / (count - 1);
       } else {
-        must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+        session = make_session(engine, tokens + kReserve, codes_spec(shape.bits));
       }
       sessions_.push_back(session);
       must(keyhole_session_set_stream(session, streams_[i]) == KEYHOLE_OK, "stream");

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace keyhole::bench {
@@ -71,6 +72,21 @@ inline keyhole_engine* make_engine(uint32_t layers) {
   must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
   return engine;
 }
+
+/// A session for up to so many tokens whose index lies on the device.
+inline keyhole_session* make_session(keyhole_engine* engine, uint32_t most_tokens,
+                                     const std::string& spec) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = most_tokens;
+  c.index = spec.c_str();
+  c.partitions = KEYHOLE_PLACE_DEVICE;
+  keyhole_session* session = nullptr;
+  must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+  return session;
+}
+/// "2" to codes of 2 bits of keys and of values.
+inline std::string codes_spec(const std::string& bits) { return "codes:k=" + bits + ",v=" + bits; }
 
 /// Hands the session `tokens` tokens in every layer, and builds: k and v of kChunk tokens, shifted in each chunk (the heaviest of
 /// many equal rows take longer to choose), and their q.

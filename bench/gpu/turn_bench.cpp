@@ -36,14 +36,8 @@ int main(int argc, char** argv) {
   const std::string bits = argc > 3 ? argv[3] : "2";
   constexpr uint32_t kMost = 2048;
   keyhole_engine* const engine = make_engine(layers);
-  keyhole_session_config c;
-  keyhole_session_config_init(&c);
-  c.max_tokens = tokens + 2 * kMost;
-  const std::string spec = "codes:k=" + bits + ",v=" + bits;
-  c.index = spec.c_str();
-  c.partitions = KEYHOLE_PLACE_DEVICE;
-  keyhole_session* session = nullptr;
-  must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+  const std::string spec = codes_spec(bits);
+  keyhole_session* const session = make_session(engine, tokens + 2 * kMost, spec);
   cudaStream_t stream;
   must(cudaStreamCreate(&stream) == cudaSuccess, "stream");
   must(keyhole_session_set_stream(session, stream) == KEYHOLE_OK, "stream");

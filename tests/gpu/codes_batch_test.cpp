@@ -15,21 +15,9 @@ using namespace test;  // NOLINT
 
 constexpr uint32_t kExactRows = 16;
 
-/// Members of a batch.
-class Batch {
+/// Layers whose steps go together, with as many blocks as each has now.
+class Members {
  public:
-  /// Blocks of each; fill: thread blocks of a KV head of all members.
-  Batch(const Case& c, const std::vector<uint32_t>& blocks, uint32_t fill) {
-    for (const uint32_t n : blocks) {
-      Case own = c;
-      own.blocks = std::max(n, 1U);
-      layers_.push_back(std::make_unique<Layer>(own));
-      layers_.back()->step().fill = fill;
-      layers_.back()->step().exact_rows = kExactRows;
-      counts_.push_back(own.blocks);
-      set_count(counts_.size() - 1, n);
-    }
-  }
   void set_count(size_t member, uint32_t blocks) {
     layers_[member]->set_count(blocks);
     counts_[member] = blocks;
@@ -42,8 +30,11 @@ class Batch {
     for (const auto& layer : layers_) steps.push_back(layer->step());
     return steps;
   }
-  void run(bool ahead = true) {
+  void clear_out() {
     for (const auto& layer : layers_) layer->clear_out();
+  }
+  void run(bool ahead = true) {
+    clear_out();
     ASSERT_EQ(step_codes(steps(), nullptr, ahead), cudaSuccess);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   }
@@ -53,10 +44,57 @@ class Batch {
       layers_[i]->check(counts_[i]);
     }
   }
+  /// Captures the steps once, and launches them `rounds` times; change(i): member i is about to be another, not in the first.
+  template <class Change>
+  void replay(uint32_t rounds, const Change& change) {
+    cudaStream_t stream;
+    ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+    // Twice: the second pass is launched ahead of the first's end.
+    const std::vector<CodesStep> both = steps();
+    ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
+    ASSERT_EQ(step_codes(both, stream, true), cudaSuccess);
+    cudaGraph_t graph;
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+    cudaGraphExec_t exec;
+    ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
+    for (uint32_t round = 0; round < rounds; ++round) {
+      for (size_t i = 0; i < size() && round != 0; ++i) change(i);
+      clear_out();
+      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
+      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+      check();
+      if (testing::Test::HasFailure()) break;
+    }
+    EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+    EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+
+ protected:
+  void add(const Case& c, uint32_t blocks, uint32_t fill) {
+    layers_.push_back(std::make_unique<Layer>(c));
+    layers_.back()->step().fill = fill;
+    layers_.back()->step().exact_rows = kExactRows;
+    counts_.push_back(blocks);
+    set_count(counts_.size() - 1, blocks);
+  }
 
  private:
   std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<uint32_t> counts_;
+};
+
+class Batch : public Members {
+ public:
+  /// Blocks of each; fill: thread blocks of a KV head of all members.
+  Batch(Case c, const std::vector<uint32_t>& blocks, uint32_t fill) {
+    for (const uint32_t n : blocks) {
+      c.blocks = std::max(n, 1U);
+      add(c, n, fill);
+    }
+  }
 };
 
 class CodesInBatches : public testing::TestWithParam<Case> {
@@ -123,32 +161,10 @@ TEST_P(CodesInBatches, MembersMayHaveOtherExactRows) {
 
 TEST_P(CodesInBatches, AGraphIsReplayedWhileBlocksComeAndGo) {
   Batch batch(GetParam(), {12, 40, 3, 25}, 33);
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  // Twice: the second pass is launched ahead of the first's end.
-  const std::vector<CodesStep> steps = batch.steps();
-  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
-  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
   std::mt19937 rng(7);
-  for (uint32_t round = 0; round < 6; ++round) {
-    for (size_t i = 0; i < batch.size() && round != 0; ++i) {
-      batch.set_count(i, static_cast<uint32_t>(rng()) % (batch.layer(i).of().blocks + 1));
-    }
-    for (size_t i = 0; i < batch.size(); ++i) batch.layer(i).clear_out();
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    batch.check();
-    if (HasFailure()) break;
-  }
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  batch.replay(6, [&](size_t i) {
+    batch.set_count(i, static_cast<uint32_t>(rng()) % (batch.layer(i).of().blocks + 1));
+  });
 }
 
 TEST_P(CodesInBatches, WhatIsNotFiniteStaysItsMembers) {
@@ -184,48 +200,25 @@ struct Member {
 };
 
 /// Members that have the same rows, and queries of their own.
-class Relatives {
+class Relatives : public Members {
  public:
-  Relatives(Case c, const std::vector<Member>& members) : members_(members) {
+  Relatives(Case c, const std::vector<Member>& members) {
+    constexpr uint32_t kFill = 33;
     for (const Member& m : members) c.blocks = std::max(c.blocks, m.blocks);
-    for (uint32_t i = 0; i < members.size(); ++i) {
-      c.twin = i + 1;
-      layers_.push_back(std::make_unique<Layer>(c));
-      CodesStep& step = layers_[i]->step();
-      step.fill = 33;
-      step.exact_rows = kExactRows;
-      shared_.push_back(std::make_unique<Device<uint32_t>>(std::vector<uint32_t>{0}));
-      step.family_count = shared_[i]->get();
-      if (members[i].family != 0) step.family = &members_[0] + members[i].family;
-      set(i, members[i].blocks, members[i].shared);
+    for (const Member& m : members) {
+      c.twin += 1;
+      add(c, m.blocks, kFill);
+      shared_.push_back(std::make_unique<Device<uint32_t>>(std::vector<uint32_t>{m.shared}));
+      CodesStep& step = layer(size() - 1).step();
+      step.family_count = shared_.back()->get();
+      if (m.family != 0) step.family = &families_[m.family];
     }
   }
-  void set(size_t i, uint32_t blocks, uint32_t shared) {
-    members_[i].blocks = blocks;
-    layers_[i]->set_count(blocks);
-    shared_[i]->write(std::vector<uint32_t>{shared});
-  }
-  [[nodiscard]] size_t size() const { return layers_.size(); }
-  [[nodiscard]] Layer& layer(size_t i) { return *layers_[i]; }
-  [[nodiscard]] std::vector<CodesStep> steps() {
-    std::vector<CodesStep> steps;
-    for (const auto& layer : layers_) steps.push_back(layer->step());
-    return steps;
-  }
-  void clear() {
-    for (const auto& layer : layers_) layer->clear_out();
-  }
-  void check() {
-    for (size_t i = 0; i < size(); ++i) {
-      SCOPED_TRACE("member " + std::to_string(i) + " of " + std::to_string(size()));
-      layers_[i]->check(members_[i].blocks);
-    }
-  }
+  void set_shared(size_t i, uint32_t shared) { shared_[i]->write(std::vector<uint32_t>{shared}); }
 
  private:
-  std::vector<Member> members_;
-  std::vector<std::unique_ptr<Layer>> layers_;
   std::vector<std::unique_ptr<Device<uint32_t>>> shared_;
+  char families_[4] = {};  ///< whose addresses tell families apart
 };
 
 TEST_P(CodesInBatches, FamiliesHaveTheStatesOfTheHost) {
@@ -255,9 +248,7 @@ TEST_P(CodesInBatches, FamiliesHaveTheStatesOfTheHost) {
     for (const uint32_t fill : {1U, 7U, 33U, 132U}) {
       SCOPED_TRACE("fill " + std::to_string(fill));
       for (size_t i = 0; i < batch.size(); ++i) batch.layer(i).step().fill = fill;
-      batch.clear();
-      ASSERT_EQ(step_codes(batch.steps(), nullptr, fill != 7), cudaSuccess);
-      ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+      batch.run(fill != 7);
       batch.check();
       if (HasFailure()) return;
     }
@@ -267,32 +258,12 @@ TEST_P(CodesInBatches, FamiliesHaveTheStatesOfTheHost) {
 TEST_P(CodesInBatches, AGraphIsReplayedWhileFamiliesPart) {
   Relatives batch(GetParam(),
                   {{6, 1, 6}, {15, 1, 6}, {6, 1, 6}, {12, 1, 6}, {15, 1, 6}, {3, 0, 0}});
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-  const std::vector<CodesStep> steps = batch.steps();
-  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
-  ASSERT_EQ(step_codes(steps, stream, true), cudaSuccess);
-  cudaGraph_t graph;
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGraphExec_t exec;
-  ASSERT_EQ(cudaGraphInstantiate(&exec, graph, 0), cudaSuccess);
   std::mt19937 rng(7);
-  for (uint32_t round = 0; round < 5; ++round) {
-    for (size_t i = 0; i < batch.size() && round != 0; ++i) {
-      const uint32_t blocks = static_cast<uint32_t>(rng()) % 16;
-      batch.set(i, blocks, static_cast<uint32_t>(rng()) % (blocks + 1));
-    }
-    batch.clear();
-    ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    ASSERT_EQ(cudaGraphLaunch(exec, stream), cudaSuccess);
-    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-    batch.check();
-    if (HasFailure()) break;
-  }
-  EXPECT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
-  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
-  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  batch.replay(5, [&](size_t i) {
+    const uint32_t blocks = static_cast<uint32_t>(rng()) % 16;
+    batch.set_count(i, blocks);
+    batch.set_shared(i, static_cast<uint32_t>(rng()) % (blocks + 1));
+  });
 }
 
 class KindsOfCodes : public CodesInBatches {};

@@ -1,6 +1,5 @@
 #include "gpu/cuda/common/paged_memory.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -8,24 +7,17 @@
 #include <utility>
 
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/driver.h"
 
 namespace keyhole::gpu {
 namespace {
 
-/// The driver's functions: the library itself is not linked with the driver, which may be absent.
 struct Driver {
-  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
-  decltype(&cuMemAddressReserve) reserve = nullptr;
-  decltype(&cuMemAddressFree) free_addresses = nullptr;
-  decltype(&cuMemCreate) create = nullptr;
-  decltype(&cuMemRelease) release = nullptr;
-  decltype(&cuMemMap) map = nullptr;
-  decltype(&cuMemUnmap) unmap = nullptr;
-  decltype(&cuMemSetAccess) set_access = nullptr;
-  bool is_there = false;
-
+  template <class Function>
+  static void find(const char* name, Function& to) {
+    to = driver_function<Function>(name);
+  }
   Driver() {
-    is_there = true;
     find("cuMemGetAllocationGranularity", granularity);
     find("cuMemAddressReserve", reserve);
     find("cuMemAddressFree", free_addresses);
@@ -35,20 +27,20 @@ struct Driver {
     find("cuMemUnmap", unmap);
     find("cuMemSetAccess", set_access);
   }
-  template <class Function>
-  void find(const char* name, Function& to) {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    constexpr unsigned kSince = 12000;
-    const cudaError_t status =
-        cudaGetDriverEntryPointByVersion(name, &function, kSince, cudaEnableDefault, &result);
-    if (status != cudaSuccess || result != cudaDriverEntryPointSuccess || function == nullptr) {
-      (void)cudaGetLastError();
-      is_there = false;
-      return;
-    }
-    to = reinterpret_cast<Function>(function);
+  [[nodiscard]] bool is_there() const {
+    return granularity != nullptr && reserve != nullptr && free_addresses != nullptr &&
+           create != nullptr && release != nullptr && map != nullptr && unmap != nullptr &&
+           set_access != nullptr;
   }
+
+  decltype(&cuMemGetAllocationGranularity) granularity = nullptr;
+  decltype(&cuMemAddressReserve) reserve = nullptr;
+  decltype(&cuMemAddressFree) free_addresses = nullptr;
+  decltype(&cuMemCreate) create = nullptr;
+  decltype(&cuMemRelease) release = nullptr;
+  decltype(&cuMemMap) map = nullptr;
+  decltype(&cuMemUnmap) unmap = nullptr;
+  decltype(&cuMemSetAccess) set_access = nullptr;
 };
 
 const Driver& driver() {
@@ -80,7 +72,7 @@ CUmemAllocationProp properties(int ordinal) {
 
 /// 0: the device does not map pages.
 size_t page_bytes(int ordinal) {
-  if (!driver().is_there) return 0;
+  if (!driver().is_there()) return 0;
   int maps = 0;
   // Known to the driver's API by its number, which the runtime's does not name.
   constexpr auto kMapsPages =

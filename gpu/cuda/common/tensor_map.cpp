@@ -5,26 +5,15 @@
 #include <string>
 
 #include "gpu/cuda/common/check.h"
+#include "gpu/cuda/common/driver.h"
 
 namespace keyhole::gpu {
 namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// The driver's function: the library itself is not linked with the driver, which may be absent.
 Encode encoder() {
-  static const Encode found = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult result{};
-    constexpr unsigned kSince = 12000;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                                kSince, cudaEnableDefault, &result);
-    if (status != cudaSuccess || result != cudaDriverEntryPointSuccess) {
-      (void)cudaGetLastError();
-      function = nullptr;
-    }
-    return reinterpret_cast<Encode>(function);
-  }();
+  static const auto found = driver_function<Encode>("cuTensorMapEncodeTiled");
   return found;
 }
 
