@@ -7,6 +7,7 @@
 // can hold that together, see share().
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <iosfwd>
 #include <memory>
@@ -23,10 +24,22 @@
 namespace keyhole::index {
 
 class Accelerator;
+class CodeLists;
 class KvCodes;
 struct Balance;
 class QueryClassifier;
 struct TypeDecl;
+
+/// How many lists of codes a step reads (index/scan/list_choice.h).
+struct ListGoal {
+  float share = 0.12F;  ///< of the rows
+  size_t least = 8192;  ///< rows, or all
+
+  [[nodiscard]] size_t rows(size_t count) const {
+    const auto shared = static_cast<size_t>(share * static_cast<float>(count));
+    return std::min(count, std::max(shared, least));
+  }
+};
 
 /// What an index works with; outlives the index.
 struct Context {
@@ -221,6 +234,10 @@ class Index {
   /// Codes by which every row of its complete blocks can be attended (index/scan/kv_codes.h); null: it has none. Valid
   /// until the index changes.
   [[nodiscard]] virtual const KvCodes* codes() const { return nullptr; }
+  /// The same in lists, of which a step reads those that weigh (index/scan/code_lists.h). At most one of both is not null.
+  [[nodiscard]] virtual const CodeLists* lists() const { return nullptr; }
+  /// How many of lists() a step reads, see ListGoal.
+  [[nodiscard]] virtual ListGoal list_goal() const { return {}; }
 
   /// info() measures the whole index, in a time that grows with it; bytes() is IndexInfo::bytes alone, at once.
   [[nodiscard]] virtual IndexInfo info() const = 0;

@@ -58,7 +58,7 @@ void pass(benchmark::State& state, cpu::Level level) {
   const auto bits = static_cast<uint32_t>(state.range(1));
   KvCodes codes({kDim, bits, bits}, learn_balance(*kernels, data.kv(), {}));
   codes.extend(*kernels, data.kv());
-  const CodeSearch search{kernels, &codes, data.queries.data(), kGroup, {0.088F, 0.0F}, 16};
+  const CodeSearch search{kernels, {&codes}, data.queries.data(), kGroup, {0.088F, 0.0F}, 16};
   CodeParts parts;
   CodeScan scan;
   parts.reserve(codes.shape(), kGroup, 16);
@@ -119,7 +119,7 @@ void threads(benchmark::State& state, cpu::Level level) {
     const double kernel = bench::BesideFloor::wall_seconds([&] {
       pool.run(tasks, [&](uint32_t task, uint32_t worker) {
         const size_t head = task / cut.parts;
-        const CodeSearch search{kernels, &heads[head],   data.queries.data(),
+        const CodeSearch search{kernels, {&heads[head]}, data.queries.data(),
                                 kGroup,  {0.088F, 0.0F}, 16};
         scans[worker].scan(search, task % cut.parts, {}, parts[head]);
       });

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
 #include "cpu/half.h"
 #include "index/grow.h"
@@ -25,15 +24,8 @@ constexpr float heavy_share(uint32_t bits) {
 
 constexpr auto kHalf = static_cast<size_t>(DType::f16);
 
-const std::byte* factors_of(const CodeShape& shape, const std::byte* block, uint32_t tile) {
-  return block + shape.factors_at() + size_t{tile} * kCodeTile * 4;
-}
-
-float noise_of(const CodeShape& shape, const std::byte* block) {
-  float noise;
-  std::memcpy(&noise, block + shape.noise_at(), sizeof noise);
-  return noise;
-}
+// Mean values of lists that are added in one go: weights of a group of 4 are 4 KiB.
+constexpr size_t kListsAtOnce = 256;
 
 uint32_t query_parts(const CodeShape& shape) { return shape.key_bits == 4 ? 2 : 1; }
 
@@ -93,10 +85,12 @@ void CodeScan::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) 
   grow(value_sums_, group * cpu::code_sum_size(shape));
   grow(means_, size_t{group} * shape.dim);
   grow(o_, size_t{group} * shape.dim);
+  grow(list_weights_, group * kListsAtOnce);
   grow(candidates_, size_t{group} * wanted);
   grow(spare_, size_t{group} * wanted);
   chosen_.reserve(wanted);
   sorted_.reserve(wanted);
+  chosen_rows_.reserve(wanted);
   grow(value_, shape.dim);
   if (wanted != 0) best_.begin(group, wanted, SIZE_MAX / 2);
   group_ = group;
@@ -105,7 +99,7 @@ void CodeScan::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) 
 
 size_t CodeScan::bytes() const {
   return (rows_.size() + scores_.size() + value_sums_.size() + means_.size() + o_.size() +
-          value_.size()) *
+          value_.size() + list_weights_.size()) *
              sizeof(float) +
          parts_.size() + (candidates_.size() + spare_.size()) * sizeof(uint64_t);
 }
@@ -113,16 +107,24 @@ size_t CodeScan::bytes() const {
 // ---- The pass ------------------------------------------------------------------------------------
 
 void CodeScan::begin(const CodeSearch& s) {
-  const CodeShape& shape = s.codes->shape();
+  const CodeShape& shape = s.shape();
   reserve(shape, s.group, s.wanted);
-  s.codes->rotate_queries(s.queries, s.group, rows_.data());
+  if (s.choice != nullptr) {
+    std::copy_n(s.choice->rows(), size_t{s.group} * shape.dim, rows_.data());
+    std::copy_n(s.choice->norms(), s.group, norms_);
+  } else {
+    rotate_queries(s.rows.balance(), s.queries, s.group, rows_.data());
+    for (uint32_t h = 0; h < s.group; ++h) {
+      const float* row = rows_.data() + size_t{h} * shape.dim;
+      double norm = 0.0;
+      for (uint32_t j = 0; j < shape.dim; ++j) norm += double{row[j]} * row[j];
+      norms_[h] = static_cast<float>(norm);
+    }
+  }
   const size_t bytes = cpu::code_query_bytes(shape);
   for (uint32_t h = 0; h < s.group; ++h) {
-    const float* row = rows_.data() + size_t{h} * shape.dim;
-    scales_[h] = cpu::prepare_code_query(shape, row, parts_.data() + h * bytes);
-    double norm = 0.0;
-    for (uint32_t j = 0; j < shape.dim; ++j) norm += double{row[j]} * row[j];
-    norms_[h] = static_cast<float>(norm);
+    scales_[h] = cpu::prepare_code_query(shape, rows_.data() + size_t{h} * shape.dim,
+                                         parts_.data() + h * bytes);
     tops_[h] = kMinusInf;
     sums_[h] = 0.0F;
   }
@@ -130,15 +132,15 @@ void CodeScan::begin(const CodeSearch& s) {
 
 void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
                     CodeParts& out) {
-  const CodeShape& shape = s.codes->shape();
-  const CodeCut cut = code_cut(s.codes->blocks());
-  const size_t first = size_t{part} * cut.blocks;
-  const size_t end = std::min(s.codes->blocks(), first + cut.blocks);
+  const CodeShape& shape = s.shape();
   begin(s);
   std::fill_n(value_sums_.begin(), s.group * cpu::code_sum_size(shape), 0.0F);
   std::fill_n(means_.begin(), size_t{s.group} * shape.dim, 0.0F);
-  if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
-  for (size_t b = first; b < end; ++b) scan_block(s, b, first, end, skipped, out.floors_.get());
+  if (s.rows.blocks != nullptr) {
+    scan_blocks(s, part, skipped, out.floors_.get());
+  } else {
+    scan_lists(s, part, skipped, out.floors_.get());
+  }
 
   for (uint32_t h = 0; h < s.group; ++h) {
     float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
@@ -161,59 +163,167 @@ void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t
   }
 }
 
-void CodeScan::weigh_tiles(const CodeSearch& s, size_t number, uint32_t tile, uint32_t n,
-                           uint32_t parts, float* maxima, float* floors) {
-  const CodeShape& shape = s.codes->shape();
-  const std::byte* block = s.codes->block(number);
-  const bool whole = n == kCodeTiles;
-  const float noise = noise_of(shape, block);
-  float offsets[kMaxGroup], noises[kMaxGroup];
-  for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * noise;
+void CodeScan::scan_blocks(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
+                           std::atomic<float>* floors) {
+  const CodeCut cut = code_cut(s.rows.blocks->blocks());
+  const size_t first = size_t{part} * cut.blocks;
+  const size_t end = std::min(s.rows.blocks->blocks(), first + cut.blocks);
+  if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
+  CodeRun run, next = s.run(first);
+  for (size_t b = first; b < end; ++b) {
+    run = next;
+    if (b + 1 < end) next = s.run(b + 1);
+    float offsets[kMaxGroup];
+    score_mean(s, run, offsets);
+    scan_run(s, b, offsets, b - first, end - first, b + 1 < end ? &next : nullptr, skipped, floors);
+  }
+}
+
+void CodeScan::scan_lists(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
+                          std::atomic<float>* floors) {
+  const ListChoice& choice = *s.choice;
+  const uint32_t parts = s.rows.parts();
+  const size_t lists = s.rows.lists->lists();
+  add_means(s, lists * part / parts, lists * (part + 1) / parts);
+  const std::span<const uint32_t> chosen = choice.chosen();
+  const size_t first = chosen.size() * part / parts, end = chosen.size() * (part + 1) / parts;
+  if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
+  if (first == end) return;
+  CodeRun next = s.run(chosen[first]);
+  for (size_t i = first; i < end; ++i) {
+    if (i + 1 < end) next = s.run(chosen[i + 1]);
+    float offsets[kMaxGroup];
+    for (uint32_t h = 0; h < s.group; ++h) {
+      offsets[h] = choice.scores()[h * choice.stride() + chosen[i]];
+    }
+    scan_run(s, chosen[i], offsets, i - first, end - first, i + 1 < end ? &next : nullptr, skipped,
+             floors);
+  }
+}
+
+void CodeScan::add_means(const CodeSearch& s, size_t begin, size_t end) {
+  const ListChoice& choice = *s.choice;
+  const CodeLists& lists = *s.rows.lists;
+  const uint32_t dim = s.shape().dim;
+  std::copy_n(choice.tops(), s.group, tops_);
+  for (size_t c = 0; c < lists.chunks(); ++c) {
+    const CodeChunk& chunk = lists.chunk(c);
+    const size_t first = lists.first_list(c);
+    const size_t chunk_end = std::min(end, lists.first_list(c + 1));
+    for (size_t from = std::max(begin, first); from < chunk_end; from += kListsAtOnce) {
+      const size_t n = std::min(kListsAtOnce, chunk_end - from);
+      const float* sizes = choice.left_sizes() + from;
+      const float* spreads = chunk.spreads.data() + (from - first);
+      s.kernels->weigh_partitions({.scores = choice.scores() + from,
+                                   .score_stride = choice.stride(),
+                                   .group = s.group,
+                                   .count = n,
+                                   .sizes = sizes,
+                                   .variances = spreads,
+                                   .square_norms = norms_,
+                                   .logits = s.logits,
+                                   .caps = choice.tops(),
+                                   .shifts = choice.tops(),
+                                   .weights = list_weights_.data(),
+                                   .uncertainties = nullptr,
+                                   .out_stride = kListsAtOnce});
+      for (uint32_t h = 0; h < s.group; ++h) {
+        float sum = 0.0F;
+        for (size_t i = 0; i < n; ++i) sum += list_weights_[h * kListsAtOnce + i];
+        sums_[h] += sum;
+      }
+      s.kernels->weighted_sum[kHalf]({.weights = list_weights_.data(),
+                                      .weight_stride = kListsAtOnce,
+                                      .group = s.group,
+                                      .dim = dim,
+                                      .values = lists.value_means(c) + (from - first) * dim * 2,
+                                      .value_stride = size_t{dim} * 2,
+                                      .ids = nullptr,
+                                      .count = n,
+                                      .o = means_.data()});
+    }
+  }
+}
+
+void CodeScan::raise_tops(uint32_t group, const float* tops, float* rescales) {
+  for (uint32_t h = 0; h < group; ++h) {
+    rescales[h] = 1.0F;
+    if (tops[h] <= tops_[h]) continue;
+    rescales[h] = tops_[h] == kMinusInf ? 0.0F : std::exp(tops_[h] - tops[h]);
+    tops_[h] = tops[h];
+  }
+}
+
+void CodeScan::score_mean(const CodeSearch& s, const CodeRun& run, float* offsets) const {
   s.kernels->score[kHalf]({.queries = rows_.data(),
                            .group = s.group,
-                           .dim = shape.dim,
-                           .keys = block + shape.key_mean_at(),
+                           .dim = s.shape().dim,
+                           .keys = run.key_mean,
                            .key_stride = 0,
                            .ids = nullptr,
                            .count = 1,
                            .scores = offsets,
                            .score_stride = 1});
-  s.kernels->score_codes({.bits = shape.key_bits,
-                          .words = shape.key_words(),
-                          .codes = block + size_t{tile} * kCodeLanes * shape.key_words() * 4,
-                          .factors = factors_of(shape, block, tile),
-                          .tiles = n,
-                          .parts = parts,
-                          .queries = parts_.data(),
-                          .scales = scales_,
-                          .group = s.group,
-                          .offsets = offsets,
-                          .noises = noises,
-                          .logits = s.logits,
-                          .scores = scores_.data(),
-                          .stride = kCodeBlock,
-                          .maxima = maxima,
-                          .floors = floors,
-                          .wanted = s.wanted,
-                          .above = above_,
-                          .ahead = whole ? block + shape.values_at() : nullptr,
-                          .ahead_bytes = shape.value_bytes()});
 }
 
-const float* CodeScan::score(const CodeSearch& s, size_t block) {
+void CodeScan::weigh_tiles(const CodeSearch& s, const CodeRun& run, const float* offsets,
+                           uint32_t tile, uint32_t n, uint32_t parts, uint32_t wanted,
+                           float* maxima, float* floors) {
+  const CodeShape& shape = s.shape();
+  float noises[kMaxGroup];
+  for (uint32_t h = 0; h < s.group; ++h) noises[h] = norms_[h] * run.noise;
+  s.kernels->score_codes(
+      {.bits = shape.key_bits,
+       .words = shape.key_words(),
+       .codes = run.keys + size_t{tile} * kCodeLanes * shape.key_words() * 4,
+       .factors = run.factors + size_t{tile} * kCodeTile * 4,
+       .tiles = n,
+       .parts = parts,
+       .queries = parts_.data(),
+       .scales = scales_,
+       .group = s.group,
+       .offsets = offsets,
+       .noises = noises,
+       .logits = s.logits,
+       .scores = scores_.data() + size_t{tile} * kCodeTile,
+       .stride = kCodeBlock,
+       .maxima = maxima,
+       .floors = floors,
+       .wanted = wanted,
+       .above = above_,
+       .ahead = n > 1 ? run.values : nullptr,
+       .ahead_bytes = size_t{run.tiles()} * kCodeLanes * shape.value_words() * 4});
+}
+
+void CodeScan::weigh_run(const CodeSearch& s, const CodeRun& run, const float* offsets,
+                         uint32_t parts, float* maxima, float* floors) {
+  const uint32_t tiles = run.tiles(), over = tiles * kCodeTile - run.rows;
+  // Rows that are none score as the mean does: the kernel must not count them among those that reach a floor. The
+  // maximum may be theirs, which only makes the weights' unit larger.
+  weigh_tiles(s, run, offsets, 0, tiles, parts, over == 0 ? s.wanted : kMostExactRows, maxima,
+              floors);
+  for (uint32_t h = 0; h < s.group && over != 0; ++h) {
+    std::fill_n(scores_.data() + h * kCodeBlock + run.rows, over, kMinusInf);
+    above_[h * tiles + tiles - 1] &= static_cast<uint16_t>(0xFFFFU >> over);
+  }
+}
+
+const float* CodeScan::score(const CodeSearch& s, size_t number) {
   // A score is the log weight of a logit that is scaled by 1 and has no noise.
   CodeSearch plain = s;
   plain.logits = {1.0F, 0.0F};
   std::fill_n(norms_, s.group, 0.0F);
-  float maxima[kMaxGroup];
-  weigh_tiles(plain, block, 0, kCodeTiles, cpu::kCodeParts, maxima);
+  float maxima[kMaxGroup], offsets[kMaxGroup];
+  const CodeRun run = s.run(number);
+  score_mean(s, run, offsets);
+  weigh_run(plain, run, offsets, cpu::kCodeParts, maxima, nullptr);
   return scores_.data();
 }
 
-bool CodeScan::is_heavy(const CodeSearch& s, size_t number, size_t blocks, const float* maxima) {
-  const CodeShape& shape = s.codes->shape();
+bool CodeScan::is_heavy(const CodeSearch& s, size_t number, size_t runs, const float* maxima) {
+  const CodeShape& shape = s.shape();
   if (number == 0) return true;
-  const float ahead = std::min(static_cast<float>(blocks) / static_cast<float>(number), kMostAhead);
+  const float ahead = std::min(static_cast<float>(runs) / static_cast<float>(number), kMostAhead);
   const float share = heavy_share(std::max(shape.key_bits, shape.value_bits)) * ahead;
   for (uint32_t h = 0; h < s.group; ++h) {
     const float log_share = maxima[h] - tops_[h];
@@ -224,27 +334,27 @@ bool CodeScan::is_heavy(const CodeSearch& s, size_t number, size_t blocks, const
   return false;
 }
 
-void CodeScan::offer_block(uint32_t group, uint32_t first) {
+void CodeScan::offer_run(uint32_t group, uint32_t tiles, uint32_t first) {
   for (uint32_t h = 0; h < group; ++h) {
     const float* scores = scores_.data() + h * kCodeBlock;
-    for (uint32_t i = 0; i < kCodeBlock; i += 64) {
-      uint64_t rows = 0;  // of four tiles
-      for (uint32_t t = 0; t < 4; ++t) {
-        rows |= uint64_t{above_[(h * kCodeBlock + i) / kCodeTile + t]} << (t * kCodeTile);
+    for (uint32_t tile = 0; tile < tiles; tile += 4) {
+      uint64_t rows = 0;
+      for (uint32_t t = tile; t < std::min(tile + 4, tiles); ++t) {
+        rows |= uint64_t{above_[h * tiles + t]} << ((t - tile) * kCodeTile);
       }
       for (; rows != 0; rows &= rows - 1) {
-        const uint32_t row = i + static_cast<uint32_t>(std::countr_zero(rows));
+        const uint32_t row = tile * kCodeTile + static_cast<uint32_t>(std::countr_zero(rows));
         best_.offer_rank(h, pack_rank(scores[row], first + row));
       }
     }
   }
 }
 
-void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t begin, size_t end,
-                          std::span<const uint32_t> skipped, std::atomic<float>* shared) {
-  const CodeShape& shape = s.codes->shape();
-  const std::byte* block = s.codes->block(number);
-  const std::byte* factors = factors_of(shape, block, 0);
+void CodeScan::scan_run(const CodeSearch& s, size_t number, const float* offsets, size_t done,
+                        size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
+                        std::atomic<float>* shared) {
+  const CodeShape& shape = s.shape();
+  const CodeRun run = s.run(number);
   const auto first = static_cast<uint32_t>(number * kCodeBlock);
   float maxima[kMaxGroup], rescales[kMaxGroup], weights[kMaxGroup];
   float floors[kMaxGroup];
@@ -252,52 +362,51 @@ void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t begin, size
   for (uint32_t h = 0; h < s.group && finds_best; ++h) {
     floors[h] = std::max(best_.floor(h), shared[h].load(std::memory_order_relaxed));
   }
-  weigh_tiles(s, number, 0, kCodeTiles, query_parts(shape), maxima, finds_best ? floors : nullptr);
-  const bool heavy = is_heavy(s, number - begin, end - begin, maxima);
+  weigh_run(s, run, offsets, query_parts(shape), maxima, finds_best ? floors : nullptr);
+  const bool heavy = is_heavy(s, done, runs, maxima);
   auto skip = std::lower_bound(skipped.begin(), skipped.end(), first);
   const bool skips = skip != skipped.end() && *skip < first + kCodeBlock;
   for (; skip != skipped.end() && *skip < first + kCodeBlock; ++skip) {
     for (uint32_t h = 0; h < s.group; ++h) scores_[h * kCodeBlock + *skip - first] = kMinusInf;
   }
   if (finds_best) {
-    offer_block(s.group, first);
+    offer_run(s.group, run.tiles(), first);
     for (uint32_t h = 0; h < s.group; ++h) raise(shared[h], floors[h]);
   }
-  bool some = false;
-  for (uint32_t h = 0; h < s.group; ++h) {
+  for (uint32_t h = 0; h < s.group && skips; ++h) {
     const float* of_head = scores_.data() + h * kCodeBlock;
-    if (skips) maxima[h] = *std::max_element(of_head, of_head + kCodeBlock);
-    rescales[h] = 1.0F;
-    if (maxima[h] > tops_[h]) {
-      rescales[h] = tops_[h] == kMinusInf ? 0.0F : std::exp(tops_[h] - maxima[h]);
-      tops_[h] = maxima[h];
-    }
-    some = some || tops_[h] != kMinusInf;
+    maxima[h] = *std::max_element(of_head, of_head + run.tiles() * kCodeTile);
   }
-  if (!some) return;
-  if (number + 1 < end) {
-    // The kernel asks for the next block's keys. What is read before them lies at the block's end.
-    const std::byte* next = s.codes->block(number + 1);
-    for (size_t i = shape.factors_at(); i < shape.block_bytes(); i += 64) {
-      __builtin_prefetch(next + i);
+  raise_tops(s.group, maxima, rescales);
+  if (std::all_of(tops_, tops_ + s.group, [](float top) { return top == kMinusInf; })) return;
+  if (next != nullptr) {
+    // The kernel asks for the next run's keys. What is read before them lies at its end.
+    for (size_t i = 0; i < size_t{next->tiles()} * kCodeTile * 4; i += 64) {
+      __builtin_prefetch(next->factors + i);
+    }
+    for (size_t i = 0; i < size_t{shape.dim} * 2; i += 64) {
+      __builtin_prefetch(next->key_mean + i);
+      __builtin_prefetch(next->value_mean + i);
     }
   }
-  s.kernels->sum_codes({.bits = shape.value_bits,
-                        .words = shape.value_words(),
-                        .codes = block + shape.values_at(),
-                        .factors = factors,
-                        .tiles = kCodeTiles,
-                        .parts = heavy ? 2U : 1U,
-                        .log_weights = scores_.data(),
-                        .stride = kCodeBlock,
-                        .group = s.group,
-                        .tops = tops_,
-                        .rescales = rescales,
-                        .sums = value_sums_.data(),
-                        .sum_size = cpu::code_sum_size(shape),
-                        .weight_sums = weights,
-                        .ahead = number + 1 < end ? s.codes->block(number + 1) : nullptr,
-                        .ahead_bytes = shape.key_bytes()});
+  s.kernels->sum_codes(
+      {.bits = shape.value_bits,
+       .words = shape.value_words(),
+       .codes = run.values,
+       .factors = run.factors,
+       .tiles = run.tiles(),
+       .parts = heavy ? 2U : 1U,
+       .log_weights = scores_.data(),
+       .stride = kCodeBlock,
+       .group = s.group,
+       .tops = tops_,
+       .rescales = rescales,
+       .sums = value_sums_.data(),
+       .sum_size = cpu::code_sum_size(shape),
+       .weight_sums = weights,
+       .ahead = next != nullptr ? next->keys : nullptr,
+       .ahead_bytes =
+           next == nullptr ? 0 : size_t{next->tiles()} * kCodeLanes * shape.key_words() * 4});
   for (uint32_t h = 0; h < s.group; ++h) {
     sums_[h] = sums_[h] * rescales[h] + weights[h];
     if (rescales[h] == 1.0F) continue;
@@ -308,7 +417,7 @@ void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t begin, size
                                   .weight_stride = 1,
                                   .group = s.group,
                                   .dim = shape.dim,
-                                  .values = block + shape.value_mean_at(),
+                                  .values = run.value_mean,
                                   .value_stride = 0,
                                   .ids = nullptr,
                                   .count = 1,
@@ -318,8 +427,8 @@ void CodeScan::scan_block(const CodeSearch& s, size_t number, size_t begin, size
 // ---- The end -------------------------------------------------------------------------------------
 
 void CodeScan::merge(const CodeSearch& s, const CodeParts& parts) {
-  const uint32_t dim = s.codes->shape().dim;
-  const uint32_t n = code_cut(s.codes->blocks()).parts;
+  const uint32_t dim = s.shape().dim;
+  const uint32_t n = s.rows.parts();
   for (uint32_t h = 0; h < s.group; ++h) {
     tops_[h] = kMinusInf;
     sums_[h] = 0.0F;
@@ -342,9 +451,9 @@ std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts&
   begin(s);
   merge(s, parts);
   chosen_.clear();
-  const size_t wanted = std::min<size_t>(s.wanted, s.codes->count());
+  const size_t wanted = std::min<size_t>(s.wanted, s.rows.count());
   if (wanted == 0) return {};
-  const uint32_t n = code_cut(s.codes->blocks()).parts;
+  const uint32_t n = s.rows.parts();
   best_.begin(s.group, s.wanted, size_t{n} * s.wanted);
   size_t candidates = 0;
   for (uint32_t h = 0; h < s.group; ++h) {
@@ -364,20 +473,25 @@ std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts&
     const uint32_t row = rank_row(candidates_[i]);
     if (std::find(chosen_.begin(), chosen_.end(), row) == chosen_.end()) chosen_.push_back(row);
   }
-  return chosen_;
+  chosen_rows_.clear();
+  for (const uint32_t place : chosen_) chosen_rows_.push_back(s.row_at(place));
+  return chosen_rows_;
 }
 
 bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
-  const CodeShape& shape = s.codes->shape();
+  const CodeShape& shape = s.shape();
   float before[kMaxGroup];
   std::copy_n(sums_, s.group, before);
   for (const uint32_t row : chosen_) {
     // The same kernels over the row's tile: the same log weights.
-    float maxima[kMaxGroup];
-    weigh_tiles(s, row / kCodeBlock, row % kCodeBlock / kCodeTile, 1, query_parts(shape), maxima);
-    s.codes->rotated_value(row, value_.data());
+    float maxima[kMaxGroup], offsets[kMaxGroup];
+    const CodeRun run = s.run(row / kCodeBlock);
+    const uint32_t tile = row % kCodeBlock / kCodeTile;
+    score_mean(s, run, offsets);
+    weigh_tiles(s, run, offsets, tile, 1, query_parts(shape), 0, maxima, nullptr);
+    CodeRunReader(shape, run).rotated_value(row % kCodeBlock, value_.data());
     for (uint32_t h = 0; h < s.group; ++h) {
-      const float weight = std::exp(scores_[h * kCodeBlock + row % kCodeTile] - tops_[h]);
+      const float weight = std::exp(scores_[h * kCodeBlock + row % kCodeBlock] - tops_[h]);
       sums_[h] -= weight;
       float* o = o_.data() + size_t{h} * shape.dim;
       for (uint32_t j = 0; j < shape.dim; ++j) o[j] -= weight * value_[j];
@@ -393,14 +507,14 @@ bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
 
 void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& parts,
                       StateView out) {
-  const uint32_t dim = s.codes->shape().dim;
-  const bool none = chosen_.size() == s.codes->count();
+  const uint32_t dim = s.shape().dim;
+  const bool none = chosen_.size() == s.rows.count();
   if (!none && !chosen_.empty() && !take_out(s, exact_lse)) {
     sorted_.assign(chosen_.begin(), chosen_.end());
     std::sort(sorted_.begin(), sorted_.end());
     CodeSearch others = s;
     others.wanted = 0;
-    const uint32_t n = code_cut(s.codes->blocks()).parts;
+    const uint32_t n = s.rows.parts();
     for (uint32_t p = 0; p < n; ++p) scan(others, p, sorted_, parts);
     merge(others, parts);
   }
@@ -411,7 +525,7 @@ void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& pa
     out.lse[h] = empty ? kMinusInf : tops_[h] + std::log(sums_[h]);
     std::fill_n(o, dim, 0.0F);
     if (empty) continue;
-    const float unit = s.codes->balance().value_scale / sums_[h];
+    const float unit = s.rows.balance().value_scale / sums_[h];
     for (uint32_t j = 0; j < dim; ++j) o[j] = unit * o_[size_t{h} * dim + j];
     rotate_codes_back(o, dim);
   }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "index/scan/kv_codes.h"
+#include "index/scan/list_choice.h"
 #include "index/scan/topk.h"
 
 namespace keyhole::index {
@@ -30,23 +31,60 @@ inline constexpr uint32_t kMostCodeParts = 64;
 /// Rows of a KV head that are read exactly, at most: 64 do what more would.
 inline constexpr uint32_t kMostExactRows = 1024;
 
-/// What one KV head asks of its codes.
-struct CodeSearch {
-  const cpu::Kernels* kernels = nullptr;
-  const KvCodes* codes = nullptr;
-  const float* queries = nullptr;  ///< `[group, dim]` fp32
-  uint32_t group = 0;
-  LogitParams logits;
-  uint32_t wanted =
-      0;  ///< rows to be read exactly, at most kMostExactRows; more than there are: all
-};
-
 /// How `blocks` blocks are cut.
 struct CodeCut {
   uint32_t parts = 0;
   uint32_t blocks = 0;  ///< of a part; the last may have less
 };
 [[nodiscard]] CodeCut code_cut(size_t blocks);
+
+/// The codes of an index, in blocks or in lists; neither: it has none.
+struct CodedRows {
+  const KvCodes* blocks = nullptr;
+  const CodeLists* lists = nullptr;
+  ListGoal goal{};  ///< of lists
+
+  [[nodiscard]] static CodedRows of(const Index& index) {
+    return {index.codes(), index.lists(), index.list_goal()};
+  }
+  [[nodiscard]] explicit operator bool() const { return blocks != nullptr || lists != nullptr; }
+  [[nodiscard]] const CodeShape& shape() const {
+    return blocks != nullptr ? blocks->shape() : lists->shape();
+  }
+  [[nodiscard]] const Balance& balance() const {
+    return blocks != nullptr ? blocks->balance() : lists->balance();
+  }
+  /// Rows [0, count()) have codes.
+  [[nodiscard]] size_t count() const {
+    return blocks != nullptr ? blocks->count() : lists->count();
+  }
+  /// Parts of a pass: by the number of rows or lists alone, as sums of floats depend on where they are cut.
+  [[nodiscard]] uint32_t parts() const {
+    return blocks != nullptr ? code_cut(blocks->blocks()).parts
+                             : ListChoice::scan_parts(lists->lists());
+  }
+};
+
+/// What one KV head asks of its codes.
+struct CodeSearch {
+  const cpu::Kernels* kernels = nullptr;
+  CodedRows rows;
+  const float* queries = nullptr;  ///< `[group, dim]` fp32
+  uint32_t group = 0;
+  LogitParams logits;
+  uint32_t wanted =
+      0;  ///< rows to be read exactly, at most kMostExactRows; more than there are: all
+  const ListChoice* choice = nullptr;  ///< of its lists, where these are scanned
+
+  [[nodiscard]] const CodeShape& shape() const { return rows.shape(); }
+  /// Block or list `number`. Its rows have the places number * kCodeBlock on; in a block these are the rows' numbers.
+  [[nodiscard]] CodeRun run(size_t number) const {
+    return rows.blocks != nullptr ? rows.blocks->run(number) : rows.lists->run(number);
+  }
+  [[nodiscard]] uint32_t row_at(uint32_t place) const {
+    return rows.blocks != nullptr ? place : rows.lists->id_of(place);
+  }
+};
 
 /// What the ranges of one pass have come to. Different ranges may be written at once.
 class CodeParts {
@@ -85,16 +123,17 @@ class CodeScan {
   void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
   [[nodiscard]] bool fits(const CodeShape& shape, uint32_t group, uint32_t wanted) const;
 
-  /// Part `part` of code_cut(): all rows but `skipped` (rising).
+  /// Part `part` of code_cut(), or of ListChoice::scan_parts(): all rows but those at the places `skipped` (rising). Of lists
+  /// that were not chosen, their mean values.
   void scan(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
             CodeParts& out);
 
-  /// For searches: prepares the queries, and scores a block by its codes: `[group, kCodeBlock]`, valid until the next
-  /// call.
+  /// For searches: prepares the queries, and scores a block or list by its codes: `[group, kCodeBlock]`, valid until the
+  /// next call.
   void begin(const CodeSearch& search);
   [[nodiscard]] const float* score(const CodeSearch& search, size_t block);
 
-  /// When all parts have been scanned: the `wanted` rows that weigh most, heaviest first; of equal ones the smaller
+  /// When all parts have been scanned: the `wanted` rows (of those in lists that were read) that weigh most, heaviest first; of equal ones the smaller
   /// first. Valid until the next call.
   [[nodiscard]] std::span<const uint32_t> choose(const CodeSearch& search, const CodeParts& parts);
 
@@ -106,17 +145,32 @@ class CodeScan {
   [[nodiscard]] size_t bytes() const;
 
  private:
-  /// Log weights of the n tiles of a block from `tile` on, in scores_, by so many parts of the queries. floors: null, or
-  /// see cpu::ScoreCodesArgs.
-  void weigh_tiles(const CodeSearch& search, size_t block, uint32_t tile, uint32_t n,
-                   uint32_t parts, float* maxima, float* floors = nullptr);
-  /// Whether a row of block `number` of a pass over `blocks` is heavy for some head. maxima: the largest log weights.
-  [[nodiscard]] bool is_heavy(const CodeSearch& search, size_t number, size_t blocks,
+  /// Log weights of n tiles of a run from `tile` on, in scores_ from that tile's place on, by so many parts of the queries.
+  /// offsets: the queries' products with the run's mean key. floors: null, or with wanted see cpu::ScoreCodesArgs.
+  void weigh_tiles(const CodeSearch& search, const CodeRun& run, const float* offsets,
+                   uint32_t tile, uint32_t n, uint32_t parts, uint32_t wanted, float* maxima,
+                   float* floors);
+  /// All tiles of a run, rows that a last tile does not have with -inf.
+  void weigh_run(const CodeSearch& search, const CodeRun& run, const float* offsets, uint32_t parts,
+                 float* maxima, float* floors);
+  void score_mean(const CodeSearch& search, const CodeRun& run, float* offsets) const;
+  /// Whether a row of run `number` of a pass over `runs` is heavy for some head. maxima: the largest log weights.
+  [[nodiscard]] bool is_heavy(const CodeSearch& search, size_t number, size_t runs,
                               const float* maxima);
-  /// Offers the rows of above_ to best_.
-  void offer_block(uint32_t group, uint32_t first);
-  void scan_block(const CodeSearch& search, size_t block, size_t begin, size_t end,
-                  std::span<const uint32_t> skipped, std::atomic<float>* floors);
+  /// Offers the rows of above_ to best_, the first of which has place `first`.
+  void offer_run(uint32_t group, uint32_t tiles, uint32_t first);
+  /// Adds run `number`, the `done`-th of `runs` of this part. next: the run that comes after it, null: none.
+  void scan_run(const CodeSearch& search, size_t number, const float* offsets, size_t done,
+                size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
+                std::atomic<float>* floors);
+  void scan_blocks(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
+                   std::atomic<float>* floors);
+  void scan_lists(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
+                  std::atomic<float>* floors);
+  /// Begins the sums with the mean values of lists [begin, end) that are not read.
+  void add_means(const CodeSearch& search, size_t begin, size_t end);
+  /// Makes tops_ at least `tops` `[group]`; rescales `[group]`: what sums so far are to be multiplied by.
+  void raise_tops(uint32_t group, const float* tops, float* rescales);
   void merge(const CodeSearch& search, const CodeParts& parts);
   /// Takes the chosen rows' weights out of sums_ and o_; false where rounding would show.
   [[nodiscard]] bool take_out(const CodeSearch& search, const float* exact_lse);
@@ -131,11 +185,13 @@ class CodeScan {
                   kCodeTiles];  // of a block's rows, those that may be among the best of a head
   cpu::LineVector<float> value_sums_;  // `[group, code_sum_size()]`
   std::vector<float> means_;           // `[group, dim]` weighted sum of mean values
+  std::vector<float> list_weights_;    // `[group, kListsAtOnce]`
   std::vector<float> o_;               // `[group, dim]`
   float tops_[kMaxGroup] = {}, sums_[kMaxGroup] = {};
   TopK best_;
   std::vector<uint64_t> candidates_, spare_;
-  std::vector<uint32_t> chosen_, sorted_;
+  std::vector<uint32_t> chosen_, sorted_;  // places
+  std::vector<uint32_t> chosen_rows_;
   std::vector<float> value_;  // `[dim]`
 };
 

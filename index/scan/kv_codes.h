@@ -21,6 +21,7 @@
 #include "cpu/kernels.h"
 #include "cpu/shared.h"
 #include "index/scan/balance.h"
+#include "index/scan/code_rows.h"
 
 namespace keyhole::index {
 
@@ -29,10 +30,6 @@ struct CodeQueries {
   uint32_t group = 0;
   std::vector<float> rows;  ///< `[group, dim]` q / s, rotated
 };
-
-/// Applies the rotation in place, or its inverse (of `[dim]`). fp32, in a fixed order: the same bits on every machine.
-void rotate_codes(float* row, uint32_t dim);
-void rotate_codes_back(float* row, uint32_t dim);
 
 /// Encodes rows [first, first + kCodeBlock) of kv into `out` (CodeShape::block_bytes()). Without values (count 0,
 /// value_bits 0) their mean is 0. All arithmetic is fp32 in a
@@ -67,6 +64,7 @@ class KvCodes {
     while (i < pieces_[p].begin) --p;
     return pieces_[p].data->data() + (i - pieces_[p].begin) * shape_.block_bytes();
   }
+  [[nodiscard]] CodeRun run(size_t block) const;
   [[nodiscard]] size_t bytes() const;
   /// Of these, those that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const;

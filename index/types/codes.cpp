@@ -12,7 +12,7 @@
 namespace keyhole::index {
 namespace {
 
-enum Param : size_t { kKeyBits, kValueBits };
+enum Param : size_t { kKeyBits, kValueBits, kLists, kRead };
 
 constexpr std::string_view kKeyOptions[] = {"1", "2", "4"};
 constexpr std::string_view kValueOptions[] = {"0", "1", "2", "4"};
@@ -21,7 +21,14 @@ constexpr ParamDecl kParams[] = {
     choice("k", Stage::build, 1, kKeyOptions, "bits of an element of a key"),
     choice("v", Stage::build, 2, kValueOptions,
            "bits of an element of a value; 0: the mean of its block stands for it"),
+    integer("lists", Stage::build, 0, 0, kCodeBlock,
+            "rows of a list of near rows, on average: a step on the host reads the lists that "
+            "weigh, and the means "
+            "of the others; 0: none are made, and it reads all rows"),
+    integer("read", Stage::search, 12, 1, 100,
+            "percent of the rows that a step reads in lists, 8,192 rows at least"),
 };
+constexpr uint32_t kLeastListRows = 16;
 
 CodeShape shape_of(const Spec& spec, uint32_t dim, bool has_values) {
   const CodeBits bits = code_bits(spec);
@@ -42,9 +49,11 @@ struct CodesScratch final : SearchScratch {
 };
 
 struct CodesGrowth final : Addition {
-  cpu::Shared<KvCodes> first;   // where there was none
-  std::vector<std::byte> more;  // blocks to add to those that are there
-  bool has_values = false;      // of `first`
+  cpu::Shared<CodeLists> first_lists;    // where there were none
+  std::vector<CodeLists::Chunk> chunks;  // to add to those that are there
+  cpu::Shared<KvCodes> first;            // where there was none
+  std::vector<std::byte> more;           // blocks to add to those that are there
+  bool has_values = false;               // of `first`
 };
 
 class CodesIndex final : public TypedIndex<CodesScratch> {
@@ -53,13 +62,18 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
 
   [[nodiscard]] Sharing sharing() const override { return Sharing::rows; }
   [[nodiscard]] bool finds_per_head() const override { return true; }
-  [[nodiscard]] size_t bytes() const override { return codes_ ? codes_->bytes() : 0; }
+  [[nodiscard]] size_t bytes() const override { return held(codes_) + held(lists_); }
   [[nodiscard]] size_t bytes_of_others() const override {
-    if (!codes_) return 0;
-    return codes_.is_first() ? codes_->bytes_of_others() : codes_->bytes();
+    return held_by_others(codes_) + held_by_others(lists_);
   }
   [[nodiscard]] const KvCodes* codes() const override {
     return has_values_ ? codes_.get() : nullptr;
+  }
+  [[nodiscard]] const CodeLists* lists() const override {
+    return has_values_ ? lists_.get() : nullptr;
+  }
+  [[nodiscard]] ListGoal list_goal() const override {
+    return {.share = static_cast<float>(spec()[kRead]) / 100.0F};
   }
 
  protected:
@@ -70,11 +84,15 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     const bool has_values = input.values.count != 0;
     if (has_values) check_values({input.keys, input.values});
     cpu::Shared<KvCodes> codes;
-    if (input.keys.count != 0) {
-      codes = cpu::Shared(
-          encode_all({input.keys, input.values}, input.queries.rows, input.balance, progress));
+    cpu::Shared<CodeLists> lists;
+    const KvView kv{input.keys, input.values};
+    if (input.keys.count != 0 && has_lists()) {
+      lists = cpu::Shared(all_lists(kv, input.queries.rows, input.balance, progress));
+    } else if (input.keys.count != 0) {
+      codes = cpu::Shared(encode_all(kv, input.queries.rows, input.balance, progress));
     }
     codes_ = std::move(codes);
+    lists_ = std::move(lists);
     has_values_ = has_values;
   }
   [[nodiscard]] std::unique_ptr<Addition> do_prepare(const RowsView& keys,
@@ -86,23 +104,27 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
                                                         const Progress& progress) const override;
   void do_commit(Addition& addition) override {
     auto& growth = static_cast<CodesGrowth&>(addition);
-    if (growth.first) {
+    if (growth.first || growth.first_lists) {
       has_values_ = growth.has_values;
       codes_ = std::move(growth.first);
+      lists_ = std::move(growth.first_lists);
+    } else if (lists_) {
+      lists_.own().append(std::move(growth.chunks));
     } else {
       codes_.own().append(growth.more);
     }
   }
   void do_truncate(size_t count) override {
     if (codes_) codes_.own().truncate(count);
+    if (lists_) lists_.own().truncate(count);
   }
   [[nodiscard]] std::unique_ptr<BasicIndex> do_share() const override {
     return std::make_unique<CodesIndex>(*this);
   }
   void reserve(CodesScratch& scratch) const override {
-    if (!codes_) return;
-    scratch.scan.reserve(codes_->shape(), scratch.max_group, 0);
-    const size_t each = kept(codes_->shape().key_bits, scratch.max_k, count());
+    if (!codes_ && !lists_) return;
+    scratch.scan.reserve(shape(), scratch.max_group, 0);
+    const size_t each = kept(shape().key_bits, scratch.max_k, count());
     scratch.shortlist.begin(scratch.max_group, each, count());
     const size_t most = size_t{scratch.max_group} * scratch.max_group * each;
     if (scratch.exact.size() < most) scratch.exact.resize(most);
@@ -133,7 +155,40 @@ class CodesIndex final : public TypedIndex<CodesScratch> {
     return {shape, std::move(own), blocks};
   }
 
-  cpu::Shared<KvCodes> codes_;  // none before there is a row
+  template <class T>
+  [[nodiscard]] static size_t held(const cpu::Shared<T>& shared) {
+    return shared ? shared->bytes() : 0;
+  }
+  template <class T>
+  [[nodiscard]] static size_t held_by_others(const cpu::Shared<T>& shared) {
+    if (!shared) return 0;
+    return shared.is_first() ? shared->bytes_of_others() : shared->bytes();
+  }
+  [[nodiscard]] bool has_lists() const { return spec()[kLists] != 0; }
+  [[nodiscard]] ListConfig list_config() const {
+    return {.rows = std::max(static_cast<uint32_t>(spec()[kLists]), kLeastListRows)};
+  }
+  [[nodiscard]] const CodeShape& shape() const {
+    return lists_ ? lists_->shape() : codes_->shape();
+  }
+  [[nodiscard]] size_t coded_rows() const {
+    return lists_ ? lists_->count() : codes_ ? codes_->count() : 0;
+  }
+  /// Chunks of rows up to the last complete block that `lists` lacks.
+  [[nodiscard]] std::vector<CodeLists::Chunk> chunks_for(const CodeLists& lists, const KvView& kv,
+                                                         const Progress& progress) const;
+  [[nodiscard]] CodeLists all_lists(const KvView& kv, const RowsView& queries,
+                                    const Balance* balance, const Progress& progress) const {
+    CodeLists lists(shape_of(spec(), dim(), kv.values.count != 0),
+                    balance != nullptr ? *balance : learn_balance(kernels(), kv, queries));
+    lists.append(chunks_for(lists, kv, progress));
+    return lists;
+  }
+  void load_lists(Reader& in, CodeLists& lists, size_t rows);
+
+  // One of both, none before there is a row.
+  cpu::Shared<KvCodes> codes_;
+  cpu::Shared<CodeLists> lists_;
   bool has_values_ = false;
 };
 
@@ -152,12 +207,42 @@ std::vector<std::byte> CodesIndex::encode(const CodeShape& shape, const Balance&
   return blocks;
 }
 
+std::vector<CodeLists::Chunk> CodesIndex::chunks_for(const CodeLists& lists, const KvView& kv,
+                                                     const Progress& progress) const {
+  const size_t rows = kv.keys.count / kCodeBlock * kCodeBlock;
+  std::vector<CodeLists::Chunk> chunks;
+  if (rows <= lists.count()) {
+    ProgressMeter(progress, 1.0).advance(1.0);
+    return chunks;
+  }
+  const std::vector<size_t> cuts = lists.cuts(rows);
+  const auto end_of = [&](size_t i) { return i + 1 < cuts.size() ? cuts[i + 1] : rows; };
+  double work = 0.0;
+  for (size_t i = 0; i < cuts.size(); ++i) work += list_work(end_of(i) - cuts[i], list_config());
+  ProgressMeter meter(progress, work);
+  chunks.resize(cuts.size());
+  const auto make = [&](uint32_t i, uint32_t) {
+    chunks[i] = cpu::Shared(make_chunk(context(), lists.shape(), lists.balance(), kv, cuts[i],
+                                       end_of(i) - cuts[i], list_config(), meter));
+  };
+  if (context().pool != nullptr) {
+    context().pool->run(static_cast<uint32_t>(cuts.size()), make);
+  } else {
+    for (uint32_t i = 0; i < cuts.size(); ++i) make(i, 0);
+  }
+  return chunks;
+}
+
 std::unique_ptr<Addition> CodesIndex::do_prepare_kv(const KvView& kv, const std::vector<float>&,
                                                     const Progress& progress) const {
   auto growth = std::make_unique<CodesGrowth>();
   if (kv.values.count != 0) check_values(kv);
-  if (!codes_) {
-    growth->first = cpu::Shared(encode_all(kv, {}, nullptr, progress));
+  if (!codes_ && !lists_) {
+    if (has_lists()) {
+      growth->first_lists = cpu::Shared(all_lists(kv, {}, nullptr, progress));
+    } else {
+      growth->first = cpu::Shared(encode_all(kv, {}, nullptr, progress));
+    }
     growth->has_values = kv.values.count != 0;
     return growth;
   }
@@ -165,22 +250,26 @@ std::unique_ptr<Addition> CodesIndex::do_prepare_kv(const KvView& kv, const std:
     throw Error(Status::invalid_argument,
                 "the index has codes of values: its new rows need values, too");
   }
-  growth->more = encode(codes_->shape(), codes_->balance(), has_values_ ? kv : KvView{kv.keys, {}},
-                        codes_->blocks(), progress);
+  const KvView coded = has_values_ ? kv : KvView{kv.keys, {}};
+  if (lists_) {
+    growth->chunks = chunks_for(*lists_, coded, progress);
+  } else {
+    growth->more = encode(codes_->shape(), codes_->balance(), coded, codes_->blocks(), progress);
+  }
   return growth;
 }
 
 void CodesIndex::find(const SearchArgs& args, CodesScratch& scratch, SearchCost& cost) const {
   Collector& collector = scratch.collector;
-  const CodeShape& shape = codes_->shape();
+  const CodeShape& shape = this->shape();
   const CodeSearch search{.kernels = &kernels(),
-                          .codes = &*codes_,
+                          .rows = {codes_.get(), lists_.get()},
                           .queries = args.queries,
                           .group = args.group,
                           .logits = {},
                           .wanted = 0};
-  const size_t begin = args.begin_of(codes_->blocks());
-  const size_t end = args.end_of(codes_->blocks());
+  const size_t runs = lists_ ? lists_->lists() : codes_->blocks();
+  const size_t begin = args.begin_of(runs), end = args.end_of(runs);
   const bool logs = collector.logging();
   if (!logs) {
     const size_t each = kept(shape.key_bits, args.k, count());
@@ -188,25 +277,31 @@ void CodesIndex::find(const SearchArgs& args, CodesScratch& scratch, SearchCost&
     const size_t most = size_t{args.group} * args.group * each;
     if (scratch.exact.size() < most) scratch.exact.resize(most);
   }
-  const auto offer = [&](const float* scores, size_t first, size_t n) {
-    const auto row = static_cast<uint32_t>(first);
-    if (logs) return collector.offer(scores, kScanBlock, row, n);
-    scratch.shortlist.offer(scores, kScanBlock, row, n);
+  const auto offer = [&](const float* scores, auto rows, size_t n) {
+    cost.keys_scored += args.group * n;
+    if (logs) return collector.offer(scores, kScanBlock, rows, n);
+    scratch.shortlist.offer(scores, kScanBlock, rows, n);
   };
   if (begin != end) scratch.scan.begin(search);
-  for (size_t b = begin; b < end; ++b) {
-    offer(scratch.scan.score(search, b), b * kCodeBlock, kCodeBlock);
+  for (size_t r = begin; r < end; ++r) {
+    const float* scores = scratch.scan.score(search, r);
+    if (lists_) {
+      offer(scores, lists_->ids(r).data(), lists_->ids(r).size());
+    } else {
+      offer(scores, static_cast<uint32_t>(r * kCodeBlock), kCodeBlock);
+    }
+    cost.bytes_read +=
+        search.run(r).tiles() * (shape.key_bytes() / kCodeTiles + kCodeTile * 4) + shape.dim * 2;
   }
-  cost.keys_scored += args.group * (end - begin) * kCodeBlock;
-  cost.bytes_read += (end - begin) * (shape.key_bytes() + kCodeBlock * 4 + shape.dim * 2);
-  // The rows of the last block, which have no codes yet.
-  const size_t rest = count() - codes_->count();
-  if (args.part + 1 == args.parts && rest != 0) {
-    cpu::score_rows(kernels(), keys().slice(codes_->count(), rest), args.queries, args.group,
-                    nullptr, rest, scratch.scores.data(), kScanBlock);
-    offer(scratch.scores.data(), codes_->count(), rest);
-    cost.keys_scored += args.group * rest;
-    cost.bytes_read += rest * row_bytes();
+  // Rows that have no codes yet.
+  if (args.part + 1 == args.parts) {
+    for (size_t first = coded_rows(); first < count(); first += kScanBlock) {
+      const size_t n = std::min(kScanBlock, count() - first);
+      cpu::score_rows(kernels(), keys().slice(first, n), args.queries, args.group, nullptr, n,
+                      scratch.scores.data(), kScanBlock);
+      offer(scratch.scores.data(), static_cast<uint32_t>(first), n);
+      cost.bytes_read += n * row_bytes();
+    }
   }
   cost.exact = false;
   if (logs) return;
@@ -217,10 +312,11 @@ void CodesIndex::find(const SearchArgs& args, CodesScratch& scratch, SearchCost&
 }
 
 void CodesIndex::describe(IndexInfo& info) const {
-  if (!codes_) return;
-  const std::vector<float>& scale = codes_->balance().key_scale;
+  if (!codes_ && !lists_) return;
+  const std::vector<float>& scale = (lists_ ? lists_->balance() : codes_->balance()).key_scale;
   const auto [low, high] = std::minmax_element(scale.begin(), scale.end());
-  info.diagnostics.emplace_back("coded_rows", static_cast<double>(codes_->count()));
+  info.diagnostics.emplace_back("coded_rows", static_cast<double>(coded_rows()));
+  if (lists_) info.diagnostics.emplace_back("lists", static_cast<double>(lists_->lists()));
   info.diagnostics.emplace_back("value_codes", has_values_ ? 1.0 : 0.0);
   // How far apart the channels' scales are: 1 where no queries were known.
   info.diagnostics.emplace_back("balance", *high / *low);
@@ -229,13 +325,38 @@ void CodesIndex::describe(IndexInfo& info) const {
 // Codes are saved, not made again from K and V: they are a seventh of these at 2 bits, and a load of 128k rows takes a
 // copy in place of a second for each head.
 void CodesIndex::save_body(Writer& out) const {
-  out.put(static_cast<uint32_t>(codes_ ? (has_values_ ? 2 : 1) : 0));
-  if (!codes_) return;
-  out.put_array(codes_->balance().key_scale.data(), dim());
-  out.put(codes_->balance().value_scale);
+  const bool none = !codes_ && !lists_;
+  out.put(static_cast<uint32_t>(none ? 0 : has_values_ ? 2 : 1));
+  if (none) return;
+  const Balance& balance = lists_ ? lists_->balance() : codes_->balance();
+  out.put_array(balance.key_scale.data(), dim());
+  out.put(balance.value_scale);
+  if (lists_) {
+    out.put(static_cast<uint64_t>(lists_->chunks()));
+    for (size_t c = 0; c < lists_->chunks(); ++c) {
+      out.put(static_cast<uint64_t>(lists_->chunk(c).rows));
+      lists_->chunk(c).save(out);
+    }
+    return;
+  }
   out.put(static_cast<uint64_t>(codes_->blocks()));
   for (size_t b = 0; b < codes_->blocks(); ++b) {
     out.put_array(codes_->block(b), codes_->shape().block_bytes());
+  }
+}
+
+void CodesIndex::load_lists(Reader& in, CodeLists& lists, size_t rows) {
+  const auto chunks = in.get<uint64_t>();
+  require_sound(chunks <= rows / kCodeBlock, "chunks of other rows");
+  for (uint64_t c = 0; c < chunks; ++c) {
+    const auto size = in.get<uint64_t>();
+    const size_t begin = lists.count();
+    require_sound(
+        size != 0 && size % kCodeBlock == 0 && size <= kListSegment && begin + size <= rows,
+        "a chunk of other rows");
+    std::vector<CodeLists::Chunk> one;
+    one.emplace_back(CodeChunk::load(in, lists.shape(), begin, begin + size));
+    lists.append(std::move(one));
   }
 }
 
@@ -245,6 +366,7 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   if (kind == 0) {
     in.finish();
     codes_ = {};
+    lists_ = {};
     has_values_ = false;
     return;
   }
@@ -256,11 +378,20 @@ void CodesIndex::load_body(Reader& in, const RowsView& keys) {
   require_sound(std::all_of(balance.key_scale.begin(), balance.key_scale.end(), usable) &&
                     usable(balance.value_scale),
                 "a balance that is not finite and above 0");
-  const auto blocks = in.get<uint64_t>();
-  require_sound(blocks == keys.count / kCodeBlock, "codes of other rows");
-  KvCodes codes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes()));
+  cpu::Shared<KvCodes> codes;
+  cpu::Shared<CodeLists> lists;
+  if (has_lists()) {
+    lists = cpu::Shared(CodeLists(shape, std::move(balance)));
+    load_lists(in, lists.own(), keys.count);
+  } else {
+    const auto blocks = in.get<uint64_t>();
+    require_sound(blocks == keys.count / kCodeBlock, "codes of other rows");
+    codes = cpu::Shared(
+        KvCodes(shape, std::move(balance), in.get_array<std::byte>(blocks * shape.block_bytes())));
+  }
   in.finish();
-  codes_ = cpu::Shared(std::move(codes));
+  codes_ = std::move(codes);
+  lists_ = std::move(lists);
   has_values_ = kind == 2;
 }
 
@@ -282,7 +413,15 @@ std::unique_ptr<Index> make_codes(const Spec& spec, uint32_t dim, DType dtype,
 
 size_t estimate_codes(const Spec& spec, size_t count, uint32_t dim, DType) {
   if (count == 0) return 0;
-  return count / kCodeBlock * shape_of(spec, dim, true).block_bytes() + dim * sizeof(float);
+  const CodeShape shape = shape_of(spec, dim, true);
+  const size_t scales = dim * sizeof(float);
+  if (spec[kLists] == 0) return count / kCodeBlock * shape.block_bytes() + scales;
+  // A list has half a tile too much, two means and eight numbers; a row its number.
+  const size_t rows = std::max<size_t>(static_cast<size_t>(spec[kLists]), kLeastListRows);
+  const size_t coded = count / kCodeBlock * kCodeBlock;
+  const size_t lists = coded / rows + 1;
+  return coded * (CodeLists::tile_bytes(shape) / kCodeTile + sizeof(uint32_t)) +
+         lists * (CodeLists::tile_bytes(shape) / 2 + size_t{dim} * 4 + 40) + scales;
 }
 
 }  // namespace keyhole::index

@@ -105,8 +105,8 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
                  .min_weight = budget.min_weight};
   if (budget.reads_codes() && attends) {
     check_codes(budget, ix.spec);
-    call.params.codes = ix.index->codes();
-    if (call.params.codes == nullptr) {
+    call.params.codes = index::CodedRows::of(*ix.index);
+    if (!call.params.codes) {
       throw Error(Status::invalid_argument,
                   "tail is KEYHOLE_TAIL_CODES, but the index was built without values");
     }
@@ -162,7 +162,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
 std::span<const uint32_t> add_uncoded(keyhole_index& ix, const Call& call, StateView read) {
   const std::span<const uint32_t> chosen = ix.selection.attended();
   ix.attended.assign(chosen.begin(), chosen.end());
-  const size_t first = call.params.codes->count();
+  const size_t first = call.params.codes.count();
   if (first == ix.count) return ix.attended;
   for (size_t i = first; i < ix.count; ++i) ix.attended.push_back(static_cast<uint32_t>(i));
   std::vector<float> o(size_t{call.group} * call.query.dim()), lse(call.group);
@@ -412,7 +412,7 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
         ix->selection.search_and_attend(*ix->index, call.query, call.params, {}, {{o, lse}, tail});
     std::span<const uint32_t> attended = ix->selection.attended();
     float missing[kMaxGroup] = {};
-    if (call.params.codes != nullptr) {
+    if (call.params.codes) {
       attended = add_uncoded(*ix, call, {o, lse});
       merge_missing(call, o, lse, tail, missing);
     } else if (call.params.tail.mode != index::TailMode::none) {
@@ -433,7 +433,7 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
       c.tail_bytes_read = spent.tail_bytes_read;
       c.tail_seconds = spent.tail_seconds;
       const size_t told = std::min(size_t{call.group}, std::size(c.missing));
-      if (call.params.codes != nullptr) std::copy_n(missing, told, c.missing);
+      if (call.params.codes) std::copy_n(missing, told, c.missing);
       if (call.params.tail.tree != nullptr) {
         const TailFigures& tails = ix->selection.tail_figures();
         std::copy_n(tails.missing, told, c.missing);

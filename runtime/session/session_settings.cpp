@@ -202,10 +202,10 @@ void Session::reserve_searches(bool anew) {
       specs.push_back(&h.params.index);
       finest.push_back(h.full_tail());
       uses.push_back({h.index.get(), budget.attend, h.full_tail(),
-                      budget.reads_codes() ? h.index->codes() : nullptr});
+                      budget.reads_codes() ? index::CodedRows::of(*h.index) : index::CodedRows()});
       continue;
     }
-    if (budget.reads_codes()) uses[at].codes = h.index->codes();
+    if (budget.reads_codes()) uses[at].codes = index::CodedRows::of(*h.index);
     if (h.indexed() > uses[at].index->count()) uses[at].index = h.index.get();
     const index::TailTree* tail = h.full_tail();
     if (tail != nullptr && (uses[at].tail == nullptr || tail->count() > uses[at].tail->count())) {

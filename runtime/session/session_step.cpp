@@ -101,11 +101,12 @@ void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, 
 void Session::prepare_codes(DecodeStep& step, HeadWork& work, const HeadIndex& head,
                             uint32_t position, uint32_t tokens) {
   const Budget& budget = head.params.budget;
-  const index::KvCodes* codes = head.index == nullptr ? nullptr : head.index->codes();
+  const index::CodedRows codes =
+      head.index == nullptr ? index::CodedRows() : index::CodedRows::of(*head.index);
   // Rows of the last block that are indexed and have no code yet are attended like pending ones.
-  const bool reads = codes != nullptr && codes->count() != 0 &&
-                     step.fits({head.index.get(), budget.attend, nullptr, codes});
-  work.exact_begin = reads ? static_cast<uint32_t>(codes->count()) : 0;
+  const bool reads =
+      codes && codes.count() != 0 && step.fits({head.index.get(), budget.attend, nullptr, codes});
+  work.exact_begin = reads ? static_cast<uint32_t>(codes.count()) : 0;
   if (!reads) return;
   work.index = head.index.get();
   // Each token of the step may have heavy rows of its own.

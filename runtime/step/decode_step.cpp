@@ -1,6 +1,7 @@
 #include "runtime/step/decode_step.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "runtime/step/recording.h"
@@ -36,17 +37,24 @@ void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   for (PartHits& h : hits) h.reserve(plan_.most_parts(), most_group_, k);
 
   std::vector<index::CodeParts> codes;
+  std::vector<index::ListChoice> choices;
   for (const Selection::Use& use : uses) {
-    if (use.codes == nullptr) continue;
+    if (!use.codes) continue;
     codes.resize(kv_heads_);
+    choices.resize(kv_heads_);
+    for (index::ListChoice& c : choices) {
+      if (use.codes.lists == nullptr) break;
+      c.reserve(use.codes.shape(), use.codes.lists->lists(), most_group_);
+    }
     for (index::CodeParts& c : codes) {
-      c.reserve(use.codes->shape(), most_group_, std::min(k, index::kMostExactRows));
+      c.reserve(use.codes.shape(), most_group_, std::min(k, index::kMostExactRows));
     }
   }
 
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].selection = std::move(selections[i]);
   part_hits_.swap(hits);
   code_parts_.swap(codes);
+  choices_.swap(choices);
   capacity_k_ = k;
   count_bytes();
 }
@@ -65,6 +73,7 @@ void DecodeStep::count_bytes() {
   }
   for (const PartHits& h : part_hits_) fixed_bytes_ += h.bytes();
   for (const index::CodeParts& c : code_parts_) fixed_bytes_ += c.bytes();
+  for (const index::ListChoice& c : choices_) fixed_bytes_ += c.bytes();
   bytes_.store(fixed_bytes_ + logs, std::memory_order_relaxed);
 }
 
@@ -126,6 +135,13 @@ void DecodeStep::start_tasks(ResultSink& sink) {
     const HeadPlan& head = plan_.head(h);
     progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);
     if (head.codes != 0) code_parts_[h].begin();
+    progress_[h].ranks.store(head.ranks, std::memory_order_relaxed);
+    progress_[h].has_chosen.store(false, std::memory_order_relaxed);
+    if (head.ranks != 0) {
+      const GroupQuery query = query_of(h);
+      choices_[h].begin(*work_[h].search.codes.lists, *query.kernels, query.queries, group_,
+                        query.logits);
+    }
     progress_[h].states.store(head.tasks() + 1, std::memory_order_relaxed);
     progress_[h].failed.store(false, std::memory_order_relaxed);
   }
@@ -166,6 +182,7 @@ void DecodeStep::run_task(uint32_t task, Worker& worker) {
     run_task(tasks[task], worker);
   } catch (...) {
     progress_[kv_head].failed.store(true, std::memory_order_relaxed);
+    progress_[kv_head].has_chosen.store(true, std::memory_order_release);
     end_state(kv_head);
     throw;
   }
@@ -176,6 +193,7 @@ void DecodeStep::run_task(const StepTask& task, Worker& worker) {
   switch (task.kind) {
     case StepTask::Kind::search: return run_search(task.kv_head, task.number, worker);
     case StepTask::Kind::chosen: return run_chosen(task.kv_head, task.number, worker);
+    case StepTask::Kind::ranks: return run_ranks(task.kv_head, task.number, worker);
     case StepTask::Kind::codes: return run_codes(task.kv_head, task.number, worker);
     case StepTask::Kind::exact: return run_chunk(task.kv_head, task.number, worker);
   }
@@ -239,16 +257,38 @@ void DecodeStep::record_search(uint32_t kv_head, const SearchParams& params,
                 selection.tail_figures().missing);
 }
 
+void DecodeStep::run_ranks(uint32_t kv_head, uint32_t part, Worker& worker) {
+  Progress& progress = progress_[kv_head];
+  const Stopwatch watch;
+  index::ListChoice& choice = choices_[kv_head];
+  choice.rank(part);
+  worker.cost.search_seconds += watch.seconds();
+  if (progress.ranks.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const Stopwatch choosing;
+  choice.choose(work_[kv_head].search.codes.goal);
+  worker.cost.search_seconds += choosing.seconds();
+  progress.has_chosen.store(true, std::memory_order_release);
+}
+
 void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
   const HeadWork& work = work_[kv_head];
   const GroupQuery query = query_of(kv_head);
   Selection& selection = worker.selection;
   index::CodeParts& parts = code_parts_[kv_head];
-  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.search.codes->count();
-  worker.cost += selection.scan_codes(query, work.search, part, parts);
+  const index::ListChoice* choice = nullptr;
+  if (work.search.codes.lists != nullptr) {
+    choice = &choices_[kv_head];
+    // Others rank the last lists, within some tens of microseconds; see StepPlan::make().
+    while (!progress_[kv_head].has_chosen.load(std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+    if (progress_[kv_head].failed.load(std::memory_order_relaxed)) return;
+  }
+  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.search.codes.count();
+  worker.cost += selection.scan_codes(query, work.search, part, choice, parts);
   // As in keep_hits().
   if (progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  worker.cost += selection.attend_codes(query, work.search, parts,
+  worker.cost += selection.attend_codes(query, work.search, choice, parts,
                                         {slots_.part(kv_head, 0), slots_.tail(kv_head)});
   if (work.record != nullptr) work.record->attended.add(selection.attended());
 }

@@ -82,7 +82,9 @@ class DecodeStep {
   /// How far a KV head is in the step under way.
   struct alignas(64) Progress {
     std::atomic<uint32_t> parts{0};  ///< of the search or the codes, to be merged and not there yet
-    std::atomic<uint32_t> states{0};  ///< tasks that are not done, and the resident part
+    std::atomic<uint32_t> ranks{0};  ///< of the choice among lists, not there yet
+    std::atomic<bool> has_chosen{false};  ///< among lists, or will never
+    std::atomic<uint32_t> states{0};      ///< tasks that are not done, and the resident part
     std::atomic<bool> failed{false};
   };
 
@@ -93,6 +95,7 @@ class DecodeStep {
   void run_task(uint32_t task, Worker& worker);
   void run_task(const StepTask& task, Worker& worker);
   void run_search(uint32_t kv_head, uint32_t part, Worker& worker);
+  void run_ranks(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_codes(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chosen(uint32_t kv_head, uint32_t part, Worker& worker);
   void run_chunk(uint32_t kv_head, uint32_t chunk, Worker& worker);
@@ -116,6 +119,7 @@ class DecodeStep {
   std::vector<Worker> workers_;
   std::vector<PartHits> part_hits_;           // [kv_heads]; empty where no search has parts
   std::vector<index::CodeParts> code_parts_;  // [kv_heads]; empty where no head has codes
+  std::vector<index::ListChoice> choices_;    // [kv_heads]; likewise
   uint32_t capacity_k_ = 0;
   ResultArrays results_;
   StateSlots slots_;

@@ -14,8 +14,8 @@ struct SearchParams {
   keyhole_attend_mode attend = KEYHOLE_ATTEND_TOPK;
   float min_weight = 0.0F;  ///< of KEYHOLE_ATTEND_WEIGHT
   TailWork tail{};          ///< its goal's max_rows: beyond what the search finds
-  /// Not null: all its rows are attended by their codes but the k heaviest of the KV head, which are read exactly.
-  const index::KvCodes* codes = nullptr;
+  /// Where there are some: all their rows are attended by them but the k heaviest of the KV head, which are read exactly.
+  index::CodedRows codes{};
 
   /// With codes: rows that are read exactly.
   [[nodiscard]] uint32_t exact_rows() const {

@@ -44,13 +44,15 @@ index::SearchArgs search_args(const GroupQuery& query, const SearchParams& param
           .parts = part.count};
 }
 
-index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params) {
+index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
+                              const index::ListChoice* choice) {
   return {.kernels = query.kernels,
-          .codes = params.codes,
+          .rows = params.codes,
           .queries = query.queries,
           .group = query.group,
           .logits = query.logits,
-          .wanted = params.exact_rows()};
+          .wanted = params.exact_rows(),
+          .choice = choice};
 }
 
 }  // namespace
@@ -67,8 +69,8 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
     } else {
       index.reserve_search(*found->scratch);
     }
-    if (use.codes != nullptr) {
-      next.code_scan_.reserve(use.codes->shape(), group, std::min(k, index::kMostExactRows));
+    if (use.codes) {
+      next.code_scan_.reserve(use.codes.shape(), group, std::min(k, index::kMostExactRows));
     }
     if (use.tail != nullptr) next.tail_reader_.reserve(*use.tail, group);
     if (use.attend == KEYHOLE_ATTEND_TOPK || use.attend == KEYHOLE_ATTEND_NONE) continue;
@@ -88,7 +90,7 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
 
 bool Selection::fits(const Use& use) const {
   if (use.tail != nullptr && !tail_reader_.fits(*use.tail, group_)) return false;
-  if (use.codes != nullptr && !code_scan_.fits(use.codes->shape(), group_, 0)) return false;
+  if (use.codes && !code_scan_.fits(use.codes.shape(), group_, 0)) return false;
   const bool explores = use.attend == KEYHOLE_ATTEND_SCORED || use.attend == KEYHOLE_ATTEND_WEIGHT;
   return std::any_of(scratches_.begin(), scratches_.end(), [&](const TypeScratch& s) {
     return s.type == &use.index->type() && (!explores || s.log_bytes != 0);
@@ -125,13 +127,24 @@ void Selection::explore(const index::Index& index, const GroupQuery& query,
 StepCost Selection::search_and_attend(const index::Index& index, const GroupQuery& query,
                                       const SearchParams& params, SearchPart part,
                                       SearchStates out) {
-  if (params.codes != nullptr) {
+  if (params.codes) {
     StepCost sum;
-    code_parts_.reserve(params.codes->shape(), query.group, params.exact_rows());
-    for (uint32_t p = 0; p < index::code_cut(params.codes->blocks()).parts; ++p) {
-      sum += scan_codes(query, params, p, code_parts_);
+    const index::ListChoice* choice = nullptr;
+    if (params.codes.lists != nullptr) {
+      const Stopwatch ranking;
+      list_choice_.begin(*params.codes.lists, *query.kernels, query.queries, query.group,
+                         query.logits);
+      const uint32_t ranks = index::ListChoice::rank_parts(params.codes.lists->lists());
+      for (uint32_t p = 0; p < ranks; ++p) list_choice_.rank(p);
+      list_choice_.choose(params.codes.goal);
+      choice = &list_choice_;
+      sum.search_seconds = ranking.seconds();
     }
-    return sum += attend_codes(query, params, code_parts_, out);
+    code_parts_.reserve(params.codes.shape(), query.group, params.exact_rows());
+    for (uint32_t p = 0; p < params.codes.parts(); ++p) {
+      sum += scan_codes(query, params, p, choice, code_parts_);
+    }
+    return sum += attend_codes(query, params, choice, code_parts_, out);
   }
   const Stopwatch watch;
   StepCost cost;
@@ -155,24 +168,37 @@ StepCost Selection::search_and_attend(const index::Index& index, const GroupQuer
 }
 
 StepCost Selection::scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
-                               index::CodeParts& parts) {
+                               const index::ListChoice* choice, index::CodeParts& parts) {
   const Stopwatch watch;
   StepCost cost;
-  code_scan_.scan(code_search(query, params), part, {}, parts);
-  const index::KvCodes& codes = *params.codes;
-  const index::CodeCut cut = index::code_cut(codes.blocks());
-  const size_t blocks = std::min<size_t>(cut.blocks, codes.blocks() - size_t{part} * cut.blocks);
-  cost.keys_scored = uint64_t{query.group} * blocks * kCodeBlock;
-  cost.bytes_read = cost.tail_bytes_read = blocks * codes.shape().block_bytes();
+  code_scan_.scan(code_search(query, params, choice), part, {}, parts);
+  if (choice != nullptr) {
+    const index::CodeLists& lists = *params.codes.lists;
+    const uint32_t n = params.codes.parts();
+    const size_t means = lists.lists() * (part + 1) / n - lists.lists() * part / n;
+    // What the part has read of the chosen lists is told as an equal share: to look it up would take a walk over them.
+    const size_t rows = choice->chosen_rows() * (part + 1) / n - choice->chosen_rows() * part / n;
+    cost.keys_scored = uint64_t{query.group} * rows;
+    cost.bytes_read = 2 * means * lists.shape().dim * 2 +
+                      rows * index::CodeLists::tile_bytes(lists.shape()) / kCodeTile;
+  } else {
+    const index::KvCodes& codes = *params.codes.blocks;
+    const index::CodeCut cut = index::code_cut(codes.blocks());
+    const size_t blocks = std::min<size_t>(cut.blocks, codes.blocks() - size_t{part} * cut.blocks);
+    cost.keys_scored = uint64_t{query.group} * blocks * kCodeBlock;
+    cost.bytes_read = blocks * codes.shape().block_bytes();
+  }
+  cost.tail_bytes_read = cost.bytes_read;
   cost.search_seconds = cost.tail_seconds = watch.seconds();
   return cost;
 }
 
 StepCost Selection::attend_codes(const GroupQuery& query, const SearchParams& params,
-                                 index::CodeParts& parts, SearchStates out) {
+                                 const index::ListChoice* choice, index::CodeParts& parts,
+                                 SearchStates out) {
   const Stopwatch watch;
   StepCost cost;
-  const index::CodeSearch search = code_search(query, params);
+  const index::CodeSearch search = code_search(query, params, choice);
   attended_ = code_scan_.choose(search, parts);
   cost.search_seconds = watch.seconds();
   query.attend(attended_, out.read);
@@ -241,8 +267,8 @@ void Selection::attend_with_tail(const GroupQuery& query, const SearchParams& pa
 
 size_t Selection::bytes() const {
   return log_bytes_ + tail_reader_.bytes() + union_.bytes() + code_scan_.bytes() +
-         code_parts_.bytes() + (ids_.size() + counts_.size()) * sizeof(uint32_t) +
-         scores_.size() * sizeof(float);
+         code_parts_.bytes() + list_choice_.bytes() +
+         (ids_.size() + counts_.size()) * sizeof(uint32_t) + scores_.size() * sizeof(float);
 }
 
 }  // namespace keyhole::runtime

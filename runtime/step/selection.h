@@ -24,7 +24,7 @@ class Selection {
     const index::Index* index;
     keyhole_attend_mode attend;
     const index::TailTree* tail = nullptr;
-    const index::KvCodes* codes = nullptr;  ///< that all rows are attended by; null: they are not
+    index::CodedRows codes{};  ///< that all rows are attended by, if there are some
   };
   /// Makes it large enough for searches of `group` heads and `k` results in indexes of these types, up to these
   /// sizes, and drops what others needed. Strong guarantee: an allocation that fails leaves it as it was.
@@ -51,12 +51,12 @@ class Selection {
   StepCost attend_parts(std::span<const index::Hits> hits, const GroupQuery& query,
                         const SearchParams& params, SearchStates out);
 
-  /// One part (index::code_cut) of a pass over params.codes.
+  /// One of params.codes.parts() of a pass over them. Lists have been chosen: choice; null of blocks.
   StepCost scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
-                      index::CodeParts& parts);
+                      const index::ListChoice* choice, index::CodeParts& parts);
   /// Its end, when all parts have been scanned: the heaviest rows exactly, and in out.tail all others by their codes.
   StepCost attend_codes(const GroupQuery& query, const SearchParams& params,
-                        index::CodeParts& parts, SearchStates out);
+                        const index::ListChoice* choice, index::CodeParts& parts, SearchStates out);
 
   /// Of the last search() or search_and_attend() in mode TOPK: `[group, k]`, `[group]`.
   [[nodiscard]] const index::Hits& hits() const { return hits_; }
@@ -96,7 +96,9 @@ class Selection {
   float coverage_[kMaxGroup] = {};
   RowUnion union_;
   index::CodeScan code_scan_;
-  index::CodeParts code_parts_;         // of search_and_attend(), which does all parts itself
+  // Of search_and_attend(), which does all parts itself.
+  index::CodeParts code_parts_;
+  index::ListChoice list_choice_;
   std::span<const uint32_t> attended_;  // in union_, in a scratch or in tail_reader_
   uint32_t group_ = 0;                  // that it is reserved for
 };

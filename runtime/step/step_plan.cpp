@@ -21,7 +21,8 @@ StepPlan::StepPlan(uint32_t kv_heads, uint32_t threads)
       threads_(threads),
       most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / kv_heads, 1U, kMaxParts)),
       heads_(kv_heads) {
-  tasks_.reserve(size_t{kv_heads} * (kMaxParts + index::kMostCodeParts + kMaxChunks));
+  tasks_.reserve(size_t{kv_heads} *
+                 (kMaxParts + index::ListChoice::kMostParts + index::kMostCodeParts + kMaxChunks));
 }
 
 uint32_t StepPlan::search_parts(const HeadWork& work) const {
@@ -51,9 +52,10 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
   HeadPlan p;
   if (work.partitions != nullptr) {
     p.parts = std::clamp(threads_ / kv_heads_, 1U, kMaxParts);
-  } else if (work.index != nullptr && work.search.codes != nullptr) {
-    // By the number of rows alone: sums of floats depend on where they are cut.
-    p.codes = index::code_cut(work.search.codes->blocks()).parts;
+  } else if (work.index != nullptr && work.search.codes) {
+    const index::CodedRows& codes = work.search.codes;
+    p.codes = codes.parts();
+    if (codes.lists != nullptr) p.ranks = index::ListChoice::rank_parts(codes.lists->lists());
   } else if (work.index != nullptr) {
     p.parts = search_parts(work);
     p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;
@@ -75,6 +77,13 @@ void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
       if (p >= heads_[h].parts) continue;
       const bool chosen = works[h].partitions != nullptr;
       tasks_.push_back({chosen ? StepTask::Kind::chosen : StepTask::Kind::search, h, p});
+    }
+  }
+  // A scan of lists waits for its head's choice: all that it may wait for has begun before it.
+  // Head after head, so that the first ones choose while others rank.
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    for (uint32_t p = 0; p < heads_[h].ranks; ++p) {
+      tasks_.push_back({StepTask::Kind::ranks, h, p});
     }
   }
   // A few heads at a time: later parts of a head keep less where earlier ones have ended, and what a head does after its

@@ -23,17 +23,18 @@ struct HeadPlan {
   uint32_t parts = 0;  ///< of its search, or of the partitions that the device chooses
   bool merges_hits =
       false;            ///< the parts' hits are merged before they are attended: one state for all
-  uint32_t codes = 0;   ///< of the pass over the codes of all rows
+  uint32_t ranks = 0;   ///< of the choice among lists of codes, before any of their scans
+  uint32_t codes = 0;   ///< of the pass over the codes of all rows, or of the chosen lists
   uint32_t chunks = 0;  ///< of the rows that are attended exactly
   uint32_t chunk_rows = 0;  ///< of all but the last
 
-  [[nodiscard]] uint32_t tasks() const { return parts + codes + chunks; }
+  [[nodiscard]] uint32_t tasks() const { return parts + ranks + codes + chunks; }
   /// States that the parts leave.
   [[nodiscard]] uint32_t part_states() const { return merges_hits || codes != 0 ? 1 : parts; }
 };
 
 struct StepTask {
-  enum class Kind : uint8_t { search, chosen, codes, exact };
+  enum class Kind : uint8_t { search, chosen, ranks, codes, exact };
   Kind kind;
   uint32_t kv_head;
   uint32_t number;  ///< of the part, or of the chunk

@@ -76,8 +76,9 @@ void use(keyhole_session* session) {
 void write_corpus(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder) || !std::filesystem::is_empty(folder)) return;
   int number = 0;
-  for (const char* spec : {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8",
-                           "roargraph:M=4,ef=8", "sparq:r=4", "codes:k=2,v=2"}) {
+  for (const char* spec :
+       {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8", "roargraph:M=4,ef=8",
+        "sparq:r=4", "codes:k=2,v=2", "codes:k=2,v=2,lists=16"}) {
     keyhole_session_config c;
     keyhole_session_config_init(&c);
     c.max_tokens = 1024;

@@ -60,10 +60,10 @@ struct Answer {
 
 /// All parts one after the other, then the end, as a step does it.
 Answer run(const CodeSearch& s, const KvView& kv, bool backwards = false) {
-  const uint32_t dim = s.codes->shape().dim;
+  const uint32_t dim = s.shape().dim;
   CodeParts parts;
-  parts.reserve(s.codes->shape(), s.group, s.wanted);
-  const uint32_t n = code_cut(s.codes->blocks()).parts;
+  parts.reserve(s.shape(), s.group, s.wanted);
+  const uint32_t n = s.rows.parts();
   for (uint32_t i = 0; i < n; ++i) {
     CodeScan other;
     other.scan(s, backwards ? n - 1 - i : i, {}, parts);
@@ -113,7 +113,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
                        std::to_string(key_bits) + " v " + std::to_string(value_bits) + " g " +
                        std::to_string(group));
           const CodeSearch s{
-              cpu::kernels_for(level), &codes, head.queries.data(), group, logits, 0};
+              cpu::kernels_for(level), {&codes}, head.queries.data(), group, logits, 0};
           const Answer seen = run(s, head.kv());
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
@@ -218,7 +218,7 @@ TEST(CodeScan, ChoosesTheHeaviestRowsOfTheGroup) {
   const KvCodes codes = head.codes(2, 2);
   const uint32_t group = 5;
   const LogitParams logits{0.2F, 0.0F};
-  const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), group, logits, 24};
+  const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), group, logits, 24};
   const Answer seen = run(s, head.kv());
   ASSERT_EQ(seen.rows.size(), 24U);
   // The reference's weight of one row: the state of that row alone.
@@ -257,7 +257,7 @@ TEST(CodeScan, ChosenRowsLeaveTheState) {
   for (const uint32_t wanted : {1U, 16U, 100U}) {
     Head head(128, 4864, 7 + wanted);
     const KvCodes codes = head.codes(2, 2);
-    const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 4,
+    const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 4,
                        {0.1F, 0.0F},           wanted};
     const Answer seen = run(s, head.kv());
     std::vector<uint32_t> rows = seen.rows;
@@ -284,7 +284,7 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
       static_cast<uint32_t>(std::max_element(scores.begin(), scores.end()) - scores.begin());
   std::vector<float> keys = head.keys;
   std::fill_n(keys.begin() + heaviest * 64, 64, 0.0F);  // what is read exactly
-  CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 1, logits, 1};
+  CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 1, logits, 1};
   for (const float scale : {0.5F, 1.0F, 3.0F, 6.0F}) {
     s.logits.scale = scale;
     const Answer seen = run(s, {head.view(keys), head.view(head.values)});
@@ -301,7 +301,7 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
 TEST(CodeScan, AllRowsExactIsExactAttention) {
   Head head(80, 512, 13);
   const KvCodes codes = head.codes(1, 1);
-  const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 3, {0.1F, 0.0F}, 5000};
+  const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 3, {0.1F, 0.0F}, 5000};
   const Answer seen = run(s, head.kv());
   EXPECT_EQ(seen.rows.size(), 512U);
   for (uint32_t h = 0; h < 3; ++h) EXPECT_EQ(seen.coded.lse[h], kMinusInf);
@@ -313,7 +313,7 @@ TEST(CodeScan, AllRowsExactIsExactAttention) {
 TEST(CodeScan, TheOrderOfPartsChangesNoBit) {
   Head head(128, 20480, 17);
   const KvCodes codes = head.codes(2, 2);
-  const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 4, {0.1F, 0.0F}, 16};
+  const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 4, {0.1F, 0.0F}, 16};
   ASSERT_GT(code_cut(codes.blocks()).parts, 2U);
   const Answer a = run(s, head.kv()), b = run(s, head.kv(), true);
   EXPECT_EQ(a.rows, b.rows);
@@ -328,7 +328,7 @@ TEST(CodeScan, EqualKeysAreOneKey) {
   }
   const KvCodes codes = head.codes(2, 4);
   for (const uint32_t wanted : {0U, 16U}) {
-    const CodeSearch s{&cpu::select_kernels(), &codes, head.queries.data(), 2,
+    const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 2,
                        {0.1F, 0.0F},           wanted};
     Answer seen = run(s, head.kv());
     const StateView both[] = {seen.exact.view(), seen.coded.view()};
@@ -347,7 +347,7 @@ TEST(CodeScan, OfRowsThatWeighAlikeTheSmallerIsChosen) {
   std::fill(head.keys.begin(), head.keys.end(), 0.0F);
   const KvCodes codes = head.codes(2, 2);
   for (const cpu::Level level : cpu::available_levels()) {
-    const CodeSearch s{cpu::kernels_for(level), &codes, head.queries.data(), 3, {0.1F, 0.0F}, 16};
+    const CodeSearch s{cpu::kernels_for(level), {&codes}, head.queries.data(), 3, {0.1F, 0.0F}, 16};
     std::vector<uint32_t> first(16);
     std::iota(first.begin(), first.end(), 0U);
     EXPECT_EQ(run(s, head.kv()).rows, first);
@@ -364,7 +364,8 @@ TEST(CodeScan, ZeroAndHugeRowsStayFinite) {
   for (const cpu::Level level : cpu::available_levels()) {
     for (const uint32_t bits : {1U, 2U, 4U}) {
       const KvCodes codes = head.codes(bits, bits);
-      const CodeSearch s{cpu::kernels_for(level), &codes, head.queries.data(), 4, {0.1F, 0.0F}, 8};
+      const CodeSearch s{
+          cpu::kernels_for(level), {&codes}, head.queries.data(), 4, {0.1F, 0.0F}, 8};
       const Answer seen = run(s, head.kv());
       for (const float x : seen.coded.o) EXPECT_TRUE(std::isfinite(x));
       for (const float x : seen.coded.lse) EXPECT_TRUE(std::isfinite(x) || x == kMinusInf);

@@ -18,7 +18,8 @@ constexpr const char* kSpecs[] = {"flat",
                                   "saap:C=12,probe=4,iters=1",
                                   "sparq:r=8",
                                   "sparq:r=8,codec=int8",
-                                  "codes:k=2"};
+                                  "codes:k=2",
+                                  "codes:k=2,lists=16"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:

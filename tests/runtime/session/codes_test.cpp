@@ -74,12 +74,14 @@ SessionPtr fork(keyhole_session* s) {
 /// their values, which blocks hold exactly: a token that is there twice, or not at all, or another's in its place,
 /// shows.
 TEST(Codes, EveryTokenIsAttendedOnceAfterEveryOperation) {
-  for (uint64_t seed = 1; seed <= 4; ++seed) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
     Numbers numbers(seed);
     auto ec = small_engine(1 + numbers.below(3));
     ec.kv_dtype = seed % 2 == 0 ? KEYHOLE_F16 : KEYHOLE_F32;
     const bool tail_alone = seed % 2 != 0;
-    auto sc = coded(tail_alone ? "codes:k=1,v=0" : "codes:k=1,v=4", 1 + numbers.below(40));
+    const char* blocks = tail_alone ? "codes:k=1,v=0" : "codes:k=1,v=4";
+    const char* lists = tail_alone ? "codes:k=1,v=0,lists=16" : "codes:k=1,v=4,lists=40";
+    auto sc = coded(seed > 4 ? lists : blocks, 1 + numbers.below(40));
     sc.append_block = 64 + numbers.below(400);
     sc.sink = numbers.below(9);
     if (tail_alone) sc.budget.attend = KEYHOLE_ATTEND_NONE;
@@ -127,13 +129,15 @@ TEST(Codes, AsManyExactRowsAsThereAreIsExactAttention) {
   Numbers numbers(5);
   const auto ec = small_engine();
   const EnginePtr engine = make_engine(ec);
-  const SessionPtr session = make_session(engine.get(), coded("codes:k=1,v=1", 1024));
-  Model model(ec);
-  const Shape shape(ec);
-  prefill(session.get(), model, shape, 2, 1000, numbers, 0.25F);
-  ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
-  EXPECT_EQ(layer_tokens(session.get(), 0).indexed, 980U);
-  for (uint32_t l = 0; l < 2; ++l) expect_exact(session.get(), model, shape, l, numbers);
+  for (const char* index : {"codes:k=1,v=1", "codes:k=1,v=1,lists=20,read=100"}) {
+    const SessionPtr session = make_session(engine.get(), coded(index, 1024));
+    Model model(ec);
+    const Shape shape(ec);
+    prefill(session.get(), model, shape, 2, 1000, numbers, 0.25F);
+    ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+    EXPECT_EQ(layer_tokens(session.get(), 0).indexed, 980U);
+    for (uint32_t l = 0; l < 2; ++l) expect_exact(session.get(), model, shape, l, numbers);
+  }
 }
 
 TEST(Codes, ErrorsFallWithBitsAndRows) {
@@ -166,7 +170,7 @@ TEST(Codes, ErrorsFallWithBitsAndRows) {
   EXPECT_LT(errors.back(), 0.2);
 }
 
-TEST(Codes, ThreadsForksAndFilesChangeNoBit) {
+void expect_same_bits(const char* index) {
   TemporaryFolder folder;
   const auto path = (folder.path() / "session").string();
   std::vector<Answer> answers;
@@ -176,7 +180,7 @@ TEST(Codes, ThreadsForksAndFilesChangeNoBit) {
     const EnginePtr engine = make_engine(ec);
     const Shape shape(ec);
     Model model(ec);
-    const SessionPtr session = make_session(engine.get(), coded("codes", 16));
+    const SessionPtr session = make_session(engine.get(), coded(index, 16));
     prefill(session.get(), model, shape, 2, 9000, numbers, 0.5F);
     ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
     for (int i = 0; i < 700; ++i) step(session.get(), model, shape, 2, numbers, 0.5F);
@@ -199,6 +203,9 @@ TEST(Codes, ThreadsForksAndFilesChangeNoBit) {
     EXPECT_EQ(a.lse, answers.front().lse);
   }
 }
+
+TEST(Codes, ThreadsForksAndFilesChangeNoBit) { expect_same_bits("codes"); }
+TEST(Codes, ThreadsForksAndFilesChangeNoBitOfLists) { expect_same_bits("codes:lists=32"); }
 
 TEST(Codes, AuditsSeeWhatWasReadAndWhatStandsForTheRest) {
   for (const int32_t action : {KEYHOLE_AUDIT_REPORT, KEYHOLE_AUDIT_WIDEN, KEYHOLE_AUDIT_EXACT}) {

@@ -227,6 +227,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"exact", "flat", KEYHOLE_MODE_EXACT, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
         Case{"codes", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
              KEYHOLE_KV_HOST_SAME, 1e-4},
+        Case{"lists", "codes:k=4,v=4,lists=16,read=100", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
+             KEYHOLE_KV_HOST_SAME, 1e-4},
         Case{"tail", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_SECOND, KEYHOLE_KV_HOST_SAME, 1e-4},
         Case{"hnsw", "hnsw:M=6,ef=100000,efc=20", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE,
              KEYHOLE_KV_HOST_SAME, 1e-4},

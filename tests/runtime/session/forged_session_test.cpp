@@ -164,9 +164,12 @@ TEST_P(ForgedSession, NumbersThatAreNotFiniteAreRefused) {
 
 INSTANTIATE_TEST_SUITE_P(Types, ForgedSession,
                          ::testing::Values("flat", "ivf:C=8,probe=2", "hnsw:M=8,ef=40",
-                                           "roargraph:M=8,ef=8", "sparq:r=8", "codes:k=2,v=2"),
+                                           "roargraph:M=8,ef=8", "sparq:r=8", "codes:k=2,v=2",
+                                           "codes:k=2,v=2,lists=16"),
                          [](const auto& p) {
-                           return std::string(p.param).substr(0, std::string(p.param).find(':'));
+                           const std::string spec = p.param;
+                           const bool lists = spec.find("lists") != std::string::npos;
+                           return spec.substr(0, spec.find(':')) + (lists ? "_in_lists" : "");
                          });
 
 }  // namespace

@@ -1,0 +1,89 @@
+// Rows of one KV head in codes, some hundred at a time, about means of their own: how they are made and read. A run is up to 256
+// rows in tiles of 16 as cpu/code_layout.h lays them out: a block of consecutive rows (index/scan/kv_codes.h), or a list of
+// rows that are near each other (index/scan/code_lists.h).
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "cpu/code_layout.h"
+#include "cpu/half.h"
+#include "cpu/kernels.h"
+#include "index/scan/balance.h"
+
+namespace keyhole::index {
+
+/// Where the parts of a run lie. Every part but the tiles' is one for all rows.
+template <class Byte>
+struct CodeRunOf {
+  Byte* keys = nullptr;        ///< `[tiles, 32, key_words]` uint32
+  Byte* values = nullptr;      ///< `[tiles, 32, value_words]` uint32
+  Byte* factors = nullptr;     ///< `[tiles, 16, 2]` fp16: f, g
+  Byte* key_mean = nullptr;    ///< `[dim]` fp16, balanced and rotated
+  Byte* value_mean = nullptr;  ///< `[dim]` fp16, divided by the head's value scale and rotated
+  float noise = 0.0F;          ///< mean over the keys of |r/f - level|^2 / dim
+  uint32_t rows = 0;           ///< 1..kCodeBlock; what the last tile has beyond them is 0
+
+  [[nodiscard]] uint32_t tiles() const { return (rows + kCodeTile - 1) / kCodeTile; }
+};
+using CodeRun = CodeRunOf<const std::byte>;
+
+/// Applies the rotation in place, or its inverse (of `[dim]`). fp32, in a fixed order: the same bits on every machine.
+void rotate_codes(float* row, uint32_t dim);
+void rotate_codes_back(float* row, uint32_t dim);
+
+/// Queries q `[group, dim]` in the space of the codes, into `out` `[group, dim]`: divided by the balance and rotated.
+void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out);
+
+/// What a run is besides its codes.
+struct CodeRunFigures {
+  float noise = 0.0F;   ///< as CodeRunOf::noise
+  float spread = 0.0F;  ///< mean over the keys of |k - mean|^2 / dim, balanced
+};
+
+/// Encodes the rows `ids` of kv into `out`, whose parts are zeros. Without values (count 0, value_bits 0) their mean is 0.
+/// All arithmetic is fp32 in a fixed order, each operation rounded by itself, so that every implementation makes the same
+/// bits.
+CodeRunFigures encode_rows(const CodeShape& shape, const Balance& balance,
+                           const cpu::Kernels& kernels, const KvView& kv,
+                           std::span<const uint32_t> ids, const CodeRunOf<std::byte>& out);
+
+/// One run, read component by component.
+class CodeRunReader {
+ public:
+  CodeRunReader(const CodeShape& shape, const CodeRun& run) : shape_(shape), run_(run) {}
+
+  [[nodiscard]] float key_level(uint32_t row, uint32_t j) const {
+    const std::byte* words =
+        run_.keys + size_t{row / kCodeTile} * kCodeLanes * shape_.key_words() * 4;
+    return level(code(words, shape_.key_place(row % kCodeTile, j), shape_.key_bits),
+                 shape_.key_bits);
+  }
+  [[nodiscard]] float value_level(uint32_t row, uint32_t j) const {
+    if (shape_.value_bits == 0) return 0.0F;
+    const std::byte* words =
+        run_.values + size_t{row / kCodeTile} * kCodeLanes * shape_.value_words() * 4;
+    return level(code(words, shape_.value_place(row % kCodeTile, j), shape_.value_bits),
+                 shape_.value_bits);
+  }
+  [[nodiscard]] float key_factor(uint32_t row) const { return half(run_.factors, 2 * row); }
+  [[nodiscard]] float value_factor(uint32_t row) const { return half(run_.factors, 2 * row + 1); }
+  [[nodiscard]] float key_mean(uint32_t j) const { return half(run_.key_mean, j); }
+  [[nodiscard]] float value_mean(uint32_t j) const { return half(run_.value_mean, j); }
+  [[nodiscard]] float noise() const { return run_.noise; }
+
+  /// g level + value mean, `[dim]`: the value before it is rotated back and scaled.
+  void rotated_value(uint32_t row, float* out) const;
+
+ private:
+  static uint32_t code(const std::byte* words, CodePlace place, uint32_t bits);
+  static float level(uint32_t code, uint32_t bits) {
+    return static_cast<float>(2 * static_cast<int>(code) - ((1 << bits) - 1));
+  }
+  static float half(const std::byte* at, uint32_t i);
+
+  const CodeShape& shape_;
+  CodeRun run_;
+};
+
+}  // namespace keyhole::index
