@@ -90,7 +90,7 @@ TEST_F(CompareRival, StandsInEveryOutput) {
   const std::string csv = folder_ / "rows.csv";
   const std::string svg = folder_ / "curves.svg";
   // Without any index, too.
-  const json result = compare(trace, {"--rival", "pages:size=8,budget=32|64", "--rival",
+  const json result = compare(trace, {"--rival", "pages:size=8,budget=32..64*2", "--rival",
                                       "lsh:tables=20,bits=4", "--csv", csv, "--svg", svg});
   ASSERT_EQ(result["results"].size(), 12U);
   ASSERT_EQ(result["summary"].size(), 3U);
@@ -108,7 +108,7 @@ TEST_F(CompareRival, StandsInEveryOutput) {
         << table;
   }
   EXPECT_EQ(result["results"][8]["params"], "lsh:tables=20,bits=4,seed=1");
-  EXPECT_NE(read_file(svg).find(">pages:size=8,budget=32|64, own<"), std::string::npos);
+  EXPECT_NE(read_file(svg).find(">pages:size=8,budget=32..64*2, own<"), std::string::npos);
   // A sweep of what only a search reads is built once: two builds would not take the same time to the nanosecond.
   for (size_t head = 0; head < 4; ++head) {
     EXPECT_EQ(result["results"][head]["build_s"], result["results"][4 + head]["build_s"]);
@@ -151,6 +151,7 @@ TEST_F(CompareRival, RefusesWhatCannotBe) {
   refused({"annoy"}, "--rival annoy: there is no rival 'annoy'; there are faiss-ivf");
   refused({"pages:budget=64|x"}, "--rival pages:budget=x: budget=x");
   refused({"pages", "pages:size=16"}, "twice");
+  refused({"pages:budget=64..128"}, "--rival pages:budget=64..128: budget=64..128: how it goes on");
   refused({"blocks"}, "--rival blocks: blocks chooses representatives by training queries");
   for (const char* library : {"faiss-ivf", "faiss-ivfpq", "faiss-hnsw", "hnswlib"}) {
     if (!is_there(library)) refused({library}, "install lib");

@@ -12,6 +12,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/commands/compare/report.h"
 #include "tools/commands/compare/run.h"
 #include "tools/commands/compare/svg.h"
@@ -301,8 +302,8 @@ void add_inputs(CLI::App& command, Options& options) {
 
 void add_measured(CLI::App& command, Options& options) {
   add_repeatable(command, "--index", "SPEC",
-                 "An index type with parameters. name=a|b|c sweeps a parameter; what only searches "
-                 "read is swept without building again",
+                 std::string("An index type with parameters. ") + kSweepHelp +
+                     "; what only searches read is swept without building again",
                  options.indexes);
   add_repeatable(command, "--rival", "SPEC",
                  "Someone else's way to show beside them, named below; sweeps as --index does",
@@ -369,7 +370,8 @@ void add_compare(CLI::App& keyhole) {
   command->footer(
       examples(
           {"keyhole compare --trace t.safetensors --index flat --index ivf:C=1024,probe=32",
-           "keyhole compare --trace t.safetensors --index hnsw:M=32,ef=128 --layers 4,5 --per-head",
+           "keyhole compare --trace t.safetensors --index 'hnsw:M=32,ef=32..512*2' --layers 4,5 "
+           "--per-head",
            "keyhole compare --trace t.safetensors --index 'ivf:probe=8|16|32|64' --attend topk:100 "
            "--attend scored --attend weight:1e-4 --svg curves.svg",
            "keyhole compare --trace t.safetensors --index ivf --tail none --tail second --target "

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "tools/commands/common/sweep.h"
 #include "tools/commands/compare/side_by_side.h"
 #include "tools/llama/blas.h"
 #include "tools/rivals/rivals.h"
@@ -30,18 +31,23 @@ BuiltRivals build_all(const RivalSpec& spec, const RivalBatch& batch) {
 
 std::vector<SweptRival> expand_rivals(const std::vector<std::string>& rivals) {
   std::vector<SweptRival> out;
+  std::string text;  // that is being read
+  const auto add = [&](const std::string& series) {
+    RivalSpec spec = RivalSpec::parse(text, rival_types());
+    const bool known = std::any_of(
+        out.begin(), out.end(), [&](const SweptRival& r) { return r.spec.text() == spec.text(); });
+    if (known) throw UsageError("it is given twice");
+    out.push_back({text, series, std::move(spec)});
+  };
   for (const std::string& rival : rivals) {
-    for (const std::string& text : expand_sweep(rival)) {
-      try {
-        RivalSpec spec = RivalSpec::parse(text, rival_types());
-        const bool known = std::any_of(out.begin(), out.end(), [&](const SweptRival& r) {
-          return r.spec.text() == spec.text();
-        });
-        if (known) throw UsageError("it is given twice");
-        out.push_back({text, rival, std::move(spec)});
-      } catch (const UsageError& e) {
-        throw UsageError("--rival " + text + ": " + e.what());
+    text = rival;
+    try {
+      for (const std::string& one : expand_sweep(rival)) {
+        text = one;
+        add(rival);
       }
+    } catch (const UsageError& e) {
+      throw UsageError("--rival " + text + ": " + e.what());
     }
   }
   return out;
