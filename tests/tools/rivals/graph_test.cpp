@@ -51,6 +51,27 @@ TEST(LibraryRivals, FindTheBestKeysWithAllListsOrWideBeams) {
   if (there == 0) GTEST_SKIP() << "neither Faiss nor hnswlib is installed";
 }
 
+TEST(LibraryRivals, GraphsOfRawProductsAreSearchedToo) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937 random(seed);
+  const RivalCase on(random, 500, 16, 2, 5);
+  size_t there = 0;
+  for (const char* text : {"faiss-hnsw:lift=0,ef=500", "hnswlib:lift=0,ef=500"}) {
+    SCOPED_TRACE(text);
+    RivalAnswer answer;
+    const double found = recall(on, text, answer);
+    if (found < 0) continue;
+    ++there;
+    EXPECT_GT(found, 0.3);  // the longest keys are what remains within reach, and they score well
+    RivalAnswer lifted;
+    (void)recall(on, std::string(text).replace(std::string(text).find("lift=0"), 6, "lift=1"),
+                 lifted);
+    EXPECT_LT(answer.keys_scored, lifted.keys_scored + 64);
+  }
+  if (there == 0) GTEST_SKIP() << "neither Faiss nor hnswlib is installed";
+}
+
 TEST(LibraryRivals, ReadLessWithLess) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
