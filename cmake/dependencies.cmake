@@ -36,6 +36,19 @@ if(KEYHOLE_TOOLS)
       INTERFACE_LINK_LIBRARIES ${${upper}_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${${upper}_INCLUDE_DIR})
   endforeach()
   find_package(HDF5 COMPONENTS C) # optional: reading ann-benchmarks files
+
+  # Optional: rivals that compare shows beside the library's index types. Debian's hnswlib has no CMake package.
+  find_path(HNSWLIB_INCLUDE_DIR hnswlib/hnswlib.h)
+  mark_as_advanced(HNSWLIB_INCLUDE_DIR)
+  find_package(OpenMP COMPONENTS CXX QUIET) # Faiss's package names its target, and does not find it
+  if(OpenMP_CXX_FOUND)
+    find_package(faiss CONFIG QUIET)
+  endif()
+  if(TARGET faiss)
+    # The BLAS and LAPACK of the packager's machine are in Faiss's target by their paths; the process has one already.
+    set_target_properties(faiss PROPERTIES INTERFACE_LINK_LIBRARIES "OpenMP::OpenMP_CXX;OpenBLAS::OpenBLAS")
+    add_library(Faiss::Faiss ALIAS faiss)
+  endif()
 endif()
 
 if(KEYHOLE_TESTS)

@@ -99,7 +99,7 @@ TEST_F(CompareAttend, ASweepOfTheSearchBuildsOnce) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   const SyntheticTrace trace = make_synthetic_trace({}, random_);
   const json sweep =
-      compare(trace, {"--index", "ivf:C=12|16,probe=1|4|16", "--k", "10"})["results"];
+      compare(trace, {"--index", "ivf:C=12..16+4,probe=1..16*4", "--k", "10"})["results"];
   ASSERT_EQ(sweep.size(), 6U * 4);
   const char* specs[] = {"ivf:C=12,probe=1", "ivf:C=12,probe=4", "ivf:C=12,probe=16",
                          "ivf:C=16,probe=1", "ivf:C=16,probe=4", "ivf:C=16,probe=16"};

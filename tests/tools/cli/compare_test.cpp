@@ -292,6 +292,7 @@ TEST_F(Compare, RefusesWhatCannotBe) {
   refused(2, {"--trace", path, "--index", "ivf:probe=2|4", "--index", "ivf:probe=4"}, "twice");
   refused(2, {"--trace", path, "--index", "ivf:probe=2|four", "--sink", "16", "--window", "32"},
           "probe=four");
+  refused(2, {"--trace", path, "--index", "ivf:probe=16..8*2"}, "probe=16..8*2: 16 is above 8");
   for (const char* attend :
        {"all", "topk:0", "topk:x", "scored:1", "weight", "weight:0", "weight:1"}) {
     refused(2, {"--trace", path, "--index", "flat", "--attend", attend}, "weight:EPS");

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "tools/commands/common/setting_options.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/commands/common/ways.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
@@ -108,7 +109,7 @@ void add_model_and_data(CLI::App& command, BenchStepOptions& options) {
 
 void add_ways(CLI::App& command, BenchStepOptions& options) {
   add_repeatable(command, "--index", "SPEC",
-                 "An index type with parameters, or auto. name=a|b|c sweeps a parameter [auto]",
+                 std::string("An index type with parameters, or auto. ") + kSweepHelp + " [auto]",
                  options.indexes);
   add_budget_lists(command, options.budgets);
   add_number(command, "--k", options.k, "Keys that a search is asked for per query head", 1,

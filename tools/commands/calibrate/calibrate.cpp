@@ -17,6 +17,7 @@
 #include "tools/commands/commands.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/llama/config.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "tools/commands/common/attend_choice.h"
+#include "tools/commands/common/sweep.h"
 
 namespace keyhole::tools {
 namespace {

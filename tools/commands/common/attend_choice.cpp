@@ -25,17 +25,6 @@ bool parse_number(std::string_view text, T& value) {
       "and below 1");
 }
 
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  while (true) {
-    const size_t end = text.find(separator, begin);
-    parts.push_back(text.substr(begin, end - begin));
-    if (end == std::string::npos) return parts;
-    begin = end + 1;
-  }
-}
-
 }  // namespace
 
 std::string AttendChoice::text() const {
@@ -85,26 +74,6 @@ std::vector<AttendChoice> parse_attends(const std::vector<std::string>& texts, u
     choices.push_back(choice);
   }
   return choices;
-}
-
-std::vector<std::string> expand_sweep(const std::string& spec) {
-  const size_t colon = spec.find(':');
-  if (colon == std::string::npos) return {spec};
-  std::vector<std::string> specs = {spec.substr(0, colon)};
-  char separator = ':';
-  for (const std::string& param : split(spec.substr(colon + 1), ',')) {
-    const size_t equals = param.find('=');
-    const std::string name = equals == std::string::npos ? "" : param.substr(0, equals + 1);
-    std::vector<std::string> longer;
-    for (const std::string& begun : specs) {
-      for (const std::string& value : split(param.substr(name.size()), '|')) {
-        longer.push_back(begun + separator + name + value);
-      }
-    }
-    specs = std::move(longer);
-    separator = ',';
-  }
-  return specs;
 }
 
 }  // namespace keyhole::tools

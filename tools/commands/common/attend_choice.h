@@ -1,4 +1,4 @@
-// `--attend`: which of the keys that a search came upon are attended, and sweeps in `--index`.
+// `--attend`: which of the keys that a search came upon are attended.
 #pragma once
 
 #include <keyhole/keyhole.h>
@@ -32,9 +32,5 @@ inline constexpr const char* kAttendHelp =
     "What is attended of a search: topk:K (the K best keys of each head; without :K those of --k), "
     "scored (every key that was scored), weight:EPS (scored keys of a softmax weight above EPS), "
     "none (no search: a tail or a target says what is read)";
-
-/// The specs of "ivf:C=64|128,probe=8|16": one for each combination of alternatives, the last parameter
-/// varying first.
-[[nodiscard]] std::vector<std::string> expand_sweep(const std::string& spec);
 
 }  // namespace keyhole::tools

@@ -3,35 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <numeric>
 #include <span>
 
-#include "tools/commands/common/quantile.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 
 namespace keyhole::tools {
 namespace {
-
-double dot(const float* a, const float* b, size_t n) {
-  double sums[8] =
-      {};  // side by side: every attended key is scored here, which may be all there are
-  for (size_t i = 0; i < n; ++i) sums[i % 8] += double{a[i]} * b[i];
-  return std::accumulate(std::begin(sums), std::end(sums), 0.0);
-}
-
-double norm(const float* a, size_t n) { return std::sqrt(dot(a, a, n)); }
-
-// How far the score of a key may lie below the k-th best and still count as found, relative to
-// |q| |k|. Two fp32 sums of the same products in another order differ by about 1e-6; rounding the
-// components of a key independently by up to u moves its score by about u / sqrt(d), of which we
-// allow four.
-double tie_tolerance(keyhole_dtype kv_dtype, bool rounds_keys, size_t dim) {
-  constexpr double kSummation = 1e-5;
-  if (!rounds_keys) return kSummation;
-  const double unit = kv_dtype == KEYHOLE_BF16 ? 0x1p-9 : 0x1p-12;
-  return kSummation + 4 * unit / std::sqrt(static_cast<double>(dim));
-}
 
 // Buffers and the call of one group search with attention.
 class Step {
@@ -96,25 +74,13 @@ class Step {
   std::vector<float> no_output_;     // [g, d] zeros, where there are no values
 };
 
-// Rows in ascending order, each once.
-std::vector<uint32_t> distinct(std::span<const uint32_t> rows, const HeadTruth& truth) {
-  std::vector<uint32_t> out(rows.begin(), rows.end());
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
-  if (!out.empty() && out.back() >= truth.offloaded.count()) {
-    throw std::runtime_error("the index returned row " + std::to_string(out.back()) + " of " +
-                             std::to_string(truth.offloaded.count()));
-  }
-  return out;
-}
-
 // Quality of one step's answer, added up over steps.
 class Quality {
  public:
-  Quality(const HeadTruth& truth, const BudgetChoice& budget, double tolerance)
+  Quality(const HeadTruth& truth, const BudgetChoice& budget, const RowJudge& judge)
       : truth_(truth),
         budget_(budget),
-        tolerance_(tolerance),
+        judge_(judge),
         credits_all_(budget.attend.mode != KEYHOLE_ATTEND_TOPK || budget.target.any()) {}
 
   double recall = 0, mass = 0, attended = 0;
@@ -125,14 +91,14 @@ class Quality {
   size_t held = 0;       // samples
 
   void add(size_t query, Step& step) {
-    const std::vector<uint32_t> rows = distinct(step.rows, truth_);
+    const std::vector<uint32_t> rows = judge_.distinct(step.rows);
     for (size_t j = 0; j < truth_.group; ++j) {
       const size_t row = query * truth_.group + j;
-      const Found all = look_at(row, rows);
-      const double read = all.mass + std::exp(truth_.resident_lse[row] - truth_.lse[row]);
+      const FoundRows all = judge_.look_at(row, rows);
+      const double read = all.mass + judge_.resident_mass(row);
       mass += read;
       // Of the best k a head is credited with its own; where all heads share what was scored, with that.
-      if (credits_all_) recall += share(all.hits);
+      if (credits_all_) recall += judge_.share(all.hits);
       double error = 0;
       if (!truth_.output.empty()) {
         error = output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]);
@@ -152,7 +118,8 @@ class Quality {
     if (credits_all_) return;
     step.search(query);
     for (size_t j = 0; j < truth_.group; ++j) {
-      recall += share(look_at(query * truth_.group + j, distinct(step.found(j), truth_)).hits);
+      const std::vector<uint32_t> own = judge_.distinct(step.found(j));
+      recall += judge_.share(judge_.look_at(query * truth_.group + j, own).hits);
     }
   }
 
@@ -163,41 +130,11 @@ class Quality {
            (target.mass == 0 || read >= target.mass - kMassSlack);
   }
 
-  struct Found {
-    size_t hits = 0;  // rows that are among the k best
-    double mass = 0;  // softmax weight of all of them
-  };
-
-  Found look_at(size_t row, const std::vector<uint32_t>& ids) const {
-    const float* q = truth_.query(row);
-    const double slack = tolerance_ * norm(q, truth_.dim);
-    const double certain = truth_.kth_score[row];
-    Found found;
-    for (const uint32_t id : ids) {
-      const float* key = truth_.offloaded_key(id);
-      const double score = dot(q, key, truth_.dim);
-      found.mass += std::exp(truth_.logit(score) - truth_.lse[row]);
-      if (score >= certain || score >= certain - slack * norm(key, truth_.dim)) ++found.hits;
-    }
-    return found;
-  }
-
-  double share(size_t hits) const {
-    return static_cast<double>(std::min(hits, truth_.k)) / static_cast<double>(truth_.k);
-  }
-
   const HeadTruth& truth_;
   const BudgetChoice& budget_;
-  const double tolerance_;
+  const RowJudge& judge_;
   const bool credits_all_;  // a head's recall counts what any head found
 };
-
-OutputError summarise(std::vector<double> errors) {
-  const double mean =
-      std::accumulate(errors.begin(), errors.end(), 0.0) / static_cast<double>(errors.size());
-  const Percentiles p = percentiles(std::move(errors));
-  return {mean, p.p50, p.p95};
-}
 
 keyhole_rope_scaling scaling_of(const TraceRope& rope) {
   if (rope.scaling == "linear") return KEYHOLE_ROPE_LINEAR;
@@ -206,34 +143,6 @@ keyhole_rope_scaling scaling_of(const TraceRope& rope) {
 }
 
 }  // namespace
-
-double output_error(const HeadTruth& truth, size_t row, const float* o, double lse) {
-  const double resident_lse = truth.resident_lse[row];
-  const double top = std::max(lse, resident_lse);
-  // Both sets empty: the output is zero, and all of the truth is missing.
-  double index_share = 0;
-  double resident_share = 0;
-  if (std::isfinite(top)) {
-    index_share = std::exp(lse - top);
-    resident_share = std::exp(resident_lse - top);
-    const double sum = index_share + resident_share;
-    index_share /= sum;
-    resident_share /= sum;
-  }
-  const float* exact = truth.output.data() + row * truth.dim;
-  const float* resident = truth.resident_output.data() + row * truth.dim;
-  double difference = 0;
-  for (size_t i = 0; i < truth.dim; ++i) {
-    const double error = index_share * o[i] + resident_share * resident[i] - exact[i];
-    difference += error * error;
-  }
-  return std::sqrt(difference) / norm(exact, truth.dim);
-}
-
-Percentiles percentiles(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  return {nearest_rank(samples, 0.50), nearest_rank(samples, 0.95), nearest_rank(samples, 0.99)};
-}
 
 Engine make_trace_engine(const TraceInfo& info, keyhole_dtype kv_dtype, uint32_t threads,
                          const std::string& classifiers) {
@@ -295,7 +204,8 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
       static_cast<uint32_t>(std::min<size_t>(budget.attend.k, truth.offloaded.count()));
   Step step(index, truth, bounded);
 
-  Quality quality(truth, bounded, tie_tolerance(kv_dtype, rounds_keys, truth.dim));
+  const RowJudge judge(truth, kv_dtype, rounds_keys);
+  Quality quality(truth, bounded, judge);
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     step.run(i);

@@ -6,21 +6,11 @@
 #include <vector>
 
 #include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/head_quality.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/library.h"
 
 namespace keyhole::tools {
-
-/// A distribution as compare reports it.
-struct Percentiles {
-  double p50 = 0, p95 = 0, p99 = 0;
-};
-/// Nearest rank; `samples` must not be empty.
-[[nodiscard]] Percentiles percentiles(std::vector<double> samples);
-
-struct OutputError {
-  double mean = 0, median = 0, p95 = 0;
-};
 
 /// The tail's estimates of the softmax weight that a step did not read, beside the truth.
 struct MissingMass {
@@ -63,10 +53,6 @@ struct Measurement {
 /// at most so much below.
 inline constexpr double kErrorSlack = 1.5;
 inline constexpr double kMassSlack = 0.02;
-
-/// |o - o*| / |o*| of row `row`: o `[d]` and lse are the state that an index gave, which is merged with the exact
-/// one of the resident tokens.
-[[nodiscard]] double output_error(const HeadTruth& truth, size_t row, const float* o, double lse);
 
 /// An engine of the recorded model's shape and RoPE, with as many layers as the trace tells of.
 /// `classifiers`: a file, or empty.

@@ -7,6 +7,7 @@
 #include "runtime/files/settings.h"
 #include "tools/commands/common/attend_choice.h"
 #include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

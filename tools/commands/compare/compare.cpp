@@ -12,10 +12,12 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/commands/compare/report.h"
 #include "tools/commands/compare/run.h"
 #include "tools/commands/compare/svg.h"
 #include "tools/io/vector_trace.h"
+#include "tools/rivals/rivals.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/machine.h"
@@ -29,7 +31,7 @@ using nlohmann::ordered_json;
 struct Options {
   std::string trace;
   VectorFiles vectors;
-  std::vector<std::string> indexes;
+  std::vector<std::string> indexes, rivals;
   BudgetLists budgets;
   uint32_t k = 100;
   std::optional<uint32_t> sink, window;
@@ -118,10 +120,15 @@ ComparisonPlan make_plan(const Trace& trace, const Options& options) {
   const bool vectors = trace.info().task == "vectors";
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
+  if (options.indexes.empty() && options.rivals.empty()) {
+    throw UsageError("nothing to compare: give --index, e.g. --index ivf, or --rival");
+  }
   plan.indexes = expand_indexes(options.indexes);
+  plan.rivals = expand_rivals(options.rivals);
   plan.budgets = with_numbers(cross_budgets(parse_attends(options.budgets.attends, options.k),
                                             options.budgets.tails, options.budgets.targets),
                               options.budgets.numbers);
+  plan.rival_ks = rival_ks(plan.budgets, options.k);
   if (!trace.heads().front().values &&
       std::any_of(plan.budgets.begin(), plan.budgets.end(),
                   [](const BudgetChoice& b) { return b.target.error != 0; })) {
@@ -267,7 +274,13 @@ constexpr const char* kDefinitions = R"(What is measured, for each KV head, inde
   build_s         of one head, while as many others are built as --threads allows; 1 to time it alone
   bytes/key       held by the index, and by the partitions of its tail, beside K and V
 With P tokens at the first recorded query, the tokens [sink, P - window) are offloaded and indexed; all
-others up to a query's own position are attended exactly.)";
+others up to a query's own position are attended exactly.
+
+Rivals: those that search for keys are asked for K per query head, one head after the other, for each
+--attend topk:K (else --k); all heads of a group attend the union, as with an index. attend = own: a
+budget of the rival's own decides; recall is then the share that was attended. lsh and random attend a
+sample for each head and weigh it: error is that of their estimate. What a rival holds itself is read
+as it holds it (Faiss, hnswlib: fp32), K and V of what is attended as --kv-dtype says.)";
 
 void add_inputs(CLI::App& command, Options& options) {
   command
@@ -289,10 +302,12 @@ void add_inputs(CLI::App& command, Options& options) {
 
 void add_measured(CLI::App& command, Options& options) {
   add_repeatable(command, "--index", "SPEC",
-                 "An index type with parameters. name=a|b|c sweeps a parameter; what only searches "
-                 "read is swept without building again",
+                 std::string("An index type with parameters. ") + kSweepHelp +
+                     "; what only searches read is swept without building again",
                  options.indexes);
-  command.get_option("--index")->required();
+  add_repeatable(command, "--rival", "SPEC",
+                 "Someone else's way to show beside them, named below; sweeps as --index does",
+                 options.rivals);
   add_budget_lists(command, options.budgets);
   command
       .add_option("--k", options.k,
@@ -355,16 +370,22 @@ void add_compare(CLI::App& keyhole) {
   command->footer(
       examples(
           {"keyhole compare --trace t.safetensors --index flat --index ivf:C=1024,probe=32",
-           "keyhole compare --trace t.safetensors --index hnsw:M=32,ef=128 --layers 4,5 --per-head",
+           "keyhole compare --trace t.safetensors --index 'hnsw:M=32,ef=32..512*2' --layers 4,5 "
+           "--per-head",
            "keyhole compare --trace t.safetensors --index 'ivf:probe=8|16|32|64' --attend topk:100 "
            "--attend scored --attend weight:1e-4 --svg curves.svg",
            "keyhole compare --trace t.safetensors --index ivf --tail none --tail second --target "
            "none "
            "--target error=0.05 --sort bytes",
+           "keyhole compare --trace t.safetensors --index ivf --rival 'faiss-ivf:probe=8|32' "
+           "--rival pages "
+           "--rival lsh",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
            "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +
-      "\n\n" + kDefinitions + "\n\n" + keyhole_index_help());
+      "\n\n" + kDefinitions + "\n\n" + keyhole_index_help() +
+      "\nRivals (--rival): other people's ways, here only to be compared with.\n" +
+      describe_rivals(rival_types()));
   command->callback([options] { run(*options); });
 }
 

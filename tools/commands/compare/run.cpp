@@ -2,42 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <exception>
-#include <thread>
 #include <tuple>
 #include <utility>
 
+#include "tools/commands/compare/side_by_side.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
 
 namespace keyhole::tools {
-namespace {
-
-// One thread for each of n tasks; throws what the first of them threw.
-template <class Task>
-void side_by_side(size_t n, const Task& task) {
-  std::vector<std::exception_ptr> errors(n);
-  const auto guarded = [&](size_t i) {
-    try {
-      task(i);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (size_t i = 1; i < n; ++i) threads.emplace_back(guarded, i);
-    guarded(0);
-  }
-  // The library reports a cancelled build; what the user did comes first.
-  throw_if_interrupted();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
-
-}  // namespace
 
 // Progress over all steps, several of which report at once.
 class Comparison::Work {
@@ -86,11 +59,16 @@ Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
       throw UsageError("--index " + spec + ": " + e.what());
     }
   }
+  for (const TraceHead* head : plan.heads) {
+    check_rivals(plan.rivals, rival_shape(trace, *head, plan.truth.offloaded));
+  }
 }
 
 std::vector<Measurement> Comparison::run() {
-  // Of each head the truth, and of each index on it the build and the measurement.
-  Work work(plan_.heads.size() * (1 + plan_.indexes.size() * (1 + plan_.budgets.size())));
+  // Of each head the truth, and of each index and rival on it the build and the measurements.
+  size_t steps = 1 + plan_.indexes.size() * (1 + plan_.budgets.size());
+  for (const SweptRival& rival : plan_.rivals) steps += 1 + rows_of(rival.spec, plan_.rival_ks);
+  Work work(plan_.heads.size() * steps);
   std::vector<Measurement> out;
   for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
     const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
@@ -99,6 +77,18 @@ std::vector<Measurement> Comparison::run() {
   const auto order = [&](const Measurement& m) {
     const auto index = std::find_if(plan_.indexes.begin(), plan_.indexes.end(),
                                     [&](const auto& i) { return i.spec == m.index; });
+    if (index == plan_.indexes.end()) {  // rivals come last
+      const auto rival = std::find_if(plan_.rivals.begin(), plan_.rivals.end(),
+                                      [&](const SweptRival& r) { return r.text == m.index; });
+      size_t at = 0;  // of its number of keys
+      while (at + 1 < plan_.rival_ks.size() &&
+             rival_attend(rival->spec, plan_.rival_ks[at]) != m.attend) {
+        ++at;
+      }
+      return std::tuple(
+          static_cast<ptrdiff_t>(plan_.indexes.size()) + (rival - plan_.rivals.begin()),
+          static_cast<ptrdiff_t>(at), m.layer, m.kv_head);
+    }
     const auto budget =
         std::find_if(plan_.budgets.begin(), plan_.budgets.end(), [&](const BudgetChoice& b) {
           return b.attend.text() == m.attend && b.tail.text() == m.tail &&
@@ -161,6 +151,17 @@ void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& ou
       }
     }
   }
+  indexes.clear();
+  const std::vector<Measurement> rows =
+      measure_rivals(plan_.rivals, plan_.rival_ks,
+                     {.trace = trace_,
+                      .heads = heads,
+                      .truths = truths,
+                      .kv_dtype = plan_.kv_dtype,
+                      .threads_per_build = plan_.threads_per_build(),
+                      .rounds_keys = [this](const TraceHead& head) { return rounds(head); },
+                      .done = [&work](double steps) { work.done(steps); }});
+  out.insert(out.end(), rows.begin(), rows.end());
 }
 
 bool Comparison::set_spec(const std::vector<IndexHandle>& indexes, const std::string& spec) {

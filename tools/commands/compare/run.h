@@ -1,4 +1,4 @@
-// The work of compare: truths, builds and measurements of all heads and indexes.
+// The work of compare: truths, builds and measurements of all heads, indexes and rivals.
 #pragma once
 
 #include <span>
@@ -8,6 +8,7 @@
 #include "tools/commands/common/head_measure.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/compare/rival_run.h"
 
 namespace keyhole::tools {
 
@@ -19,6 +20,8 @@ struct ComparisonPlan {
   unsigned builds_at_once = 1;
   std::vector<const TraceHead*> heads;
   std::vector<SweptIndex> indexes;
+  std::vector<SweptRival> rivals;
+  std::vector<uint32_t> rival_ks;  ///< keys that rivals are asked for per head
   std::vector<BudgetChoice> budgets;
   std::string classifiers;  ///< a file, or empty
   TruthOptions truth;
@@ -36,7 +39,7 @@ class Comparison {
   /// `plan` must outlive the object.
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
-  /// Shows progress on a terminal. By index and budget in the plan's order, then layer, then KV head.
+  /// Shows progress on a terminal. By index and budget in the plan's order, rivals behind indexes, then layer, then KV head.
   [[nodiscard]] std::vector<Measurement> run();
 
   /// The library's kernel level, e.g. "avx512vnni".

@@ -12,6 +12,7 @@
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
+#include "tools/commands/common/sweep.h"
 #include "tools/commands/prefill/report.h"
 #include "tools/llama/gpu_sizes.h"
 #include "tools/terminal/clock.h"

@@ -1,0 +1,49 @@
+// The rivals of a comparison: --rival, and their builds and measurements over a batch of heads.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tools/commands/common/budget_choice.h"
+#include "tools/commands/compare/rival_measure.h"
+
+namespace keyhole::tools {
+
+/// A rival's spec without alternatives, and the --rival that it comes from.
+struct SweptRival {
+  std::string text;  ///< as given
+  std::string series;
+  RivalSpec spec;
+};
+/// Every spec of every --rival, see expand_sweep(). Throws UsageError for one that is wrong or given twice.
+[[nodiscard]] std::vector<SweptRival> expand_rivals(const std::vector<std::string>& rivals);
+
+/// The numbers of keys that rivals are asked for: each K of --attend topk:K once, or `k` where there is none.
+[[nodiscard]] std::vector<uint32_t> rival_ks(const std::vector<BudgetChoice>& budgets, uint32_t k);
+
+/// How many rows compare shows of a rival.
+[[nodiscard]] size_t rows_of(const RivalSpec& spec, const std::vector<uint32_t>& ks);
+
+/// Throws UsageError where one of them cannot be built over keys of this shape.
+void check_rivals(const std::vector<SweptRival>& rivals, const RivalShape& shape);
+
+/// What the rivals are measured on.
+struct RivalBatch {
+  const Trace& trace;
+  std::span<const TraceHead* const> heads;
+  const std::vector<HeadTruth>& truths;  ///< of the heads
+  keyhole_dtype kv_dtype = KEYHOLE_F16;
+  unsigned threads_per_build = 1;
+  std::function<bool(const TraceHead&)> rounds_keys;
+  std::function<void(double)>
+      done;  ///< called with steps: one for each head's build, and for each of its rows
+};
+/// Builds each rival over all heads side by side, then measures them one after the other. One that differs from the one
+/// before it in search parameters alone is not built again. Rows by rival, number of keys, head.
+[[nodiscard]] std::vector<Measurement> measure_rivals(const std::vector<SweptRival>& rivals,
+                                                      const std::vector<uint32_t>& ks,
+                                                      const RivalBatch& batch);
+
+}  // namespace keyhole::tools

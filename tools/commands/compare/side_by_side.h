@@ -1,0 +1,36 @@
+// Builds of several heads at once.
+#pragma once
+
+#include <exception>
+#include <thread>
+#include <vector>
+
+#include "tools/terminal/interrupt.h"
+
+namespace keyhole::tools {
+
+/// One thread for each of n tasks, the caller's among them; throws what the first of them threw, but before that
+/// Interrupted.
+template <class Task>
+void side_by_side(size_t n, const Task& task) {
+  std::vector<std::exception_ptr> errors(n);
+  const auto guarded = [&](size_t i) {
+    try {
+      task(i);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (size_t i = 1; i < n; ++i) threads.emplace_back(guarded, i);
+    guarded(0);
+  }
+  // The library reports a cancelled build; what the user did comes first.
+  throw_if_interrupted();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace keyhole::tools

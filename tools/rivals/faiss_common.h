@@ -1,0 +1,44 @@
+// What the three rivals of Faiss share. Faiss counts its work in variables of the process: measure one rival at a time.
+#pragma once
+
+#include <faiss/Index.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tools/rivals/rival.h"
+
+namespace keyhole::tools {
+
+/// While one lives, Faiss uses so many threads when the calling thread calls it.
+class FaissThreads {
+ public:
+  explicit FaissThreads(unsigned threads);
+  ~FaissThreads();
+  FaissThreads(const FaissThreads&) = delete;
+  FaissThreads& operator=(const FaissThreads&) = delete;
+
+ private:
+  int former_;
+};
+
+/// What the index takes when it is saved, which is what it holds.
+[[nodiscard]] uint64_t faiss_bytes(const faiss::Index& index);
+
+/// One search of one query head with one thread: the ids of at most k rows, best first, into `ids`.
+class FaissSearch {
+ public:
+  void run(const faiss::Index& index, const float* query, size_t k, std::vector<uint32_t>& ids);
+
+ private:
+  std::vector<float> scores_;
+  std::vector<int64_t> labels_;
+};
+
+/// `lists` of a spec, 0 chosen by the number of keys.
+[[nodiscard]] size_t faiss_lists(int64_t lists, size_t rows);
+/// Throws UsageError where there are fewer keys than lists.
+void check_faiss_lists(int64_t lists, size_t rows);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,87 @@
+// What compare asks of a rival: to be built over the offloaded keys of one KV head, and to say for the query heads of one
+// step which rows they attend, with which weights.
+//
+// Rivals are other people's ways of finding or approximating attention over offloaded keys, written from their papers or
+// called in their libraries. They are here to be compared with, and nowhere else: no index type, no session has them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tools/rivals/params.h"
+#include "tools/rivals/stored_rows.h"
+
+namespace keyhole::tools {
+
+/// What is known before anything is built.
+struct RivalShape {
+  size_t rows = 0;  ///< offloaded keys
+  size_t dim = 0;
+  size_t group = 0;          ///< query heads of the KV head
+  size_t training_rows = 0;  ///< queries that may guide a build
+};
+
+/// What a rival is built over. Borrowed during build() only, but for `stored`, which outlives the rival.
+struct RivalData {
+  RivalShape shape;
+  const float* keys = nullptr;      ///< `[rows, d]`, exactly as they are stored
+  const float* training = nullptr;  ///< `[training_rows, d]`, by position, then query head
+  std::span<const uint32_t>
+      training_positions;  ///< `[training_rows / group]` ascending tokens; empty: unknown
+  size_t first_token = 0;  ///< row i is token first_token + i
+  const StoredRows* stored = nullptr;  ///< the rows that a step attends
+  unsigned threads = 1;                ///< that the build may use
+};
+
+/// What one query head attends.
+struct RivalRows {
+  std::vector<uint32_t> rows;  ///< each once, in any order
+  /// log of each row's weight in sums of exp(logit); empty: all weights are 1.
+  std::vector<float> log_weights;
+
+  void clear() {
+    rows.clear();
+    log_weights.clear();
+  }
+};
+
+/// The answer to one step, reused from step to step.
+struct RivalAnswer {
+  std::vector<RivalRows> heads;  ///< `[g]`
+  /// Each head attends its own rows. False: all heads attend the union of all rows, as an index of the library does.
+  bool own_rows = false;
+  /// (key, query head) pairs whose score was computed. 0: those that are attended.
+  uint64_t keys_scored = 0;
+  /// That the search loaded; what is attended is counted by the step.
+  uint64_t bytes_read = 0;
+
+  void reset(size_t group) {
+    heads.resize(group);
+    for (RivalRows& head : heads) head.clear();
+    own_rows = false;
+    keys_scored = bytes_read = 0;
+  }
+};
+
+/// One rival over one KV head. One thread at a time.
+class Rival {
+ public:
+  Rival() = default;
+  virtual ~Rival() = default;
+  Rival(const Rival&) = delete;
+  Rival& operator=(const Rival&) = delete;
+
+  /// Once. Throws std::exception where the rival's library fails.
+  virtual void build(const RivalData& data) = 0;
+  /// Search parameters of a spec that is built_alike() with the one that the rival was made of.
+  virtual void set_spec(const RivalSpec& spec) = 0;
+  /// Rows for the heads of one step. queries `[g, d]`; k: keys wanted per head, of rivals that ask for them. `answer` was
+  /// reset to g heads.
+  virtual void search(const float* queries, size_t group, size_t k, RivalAnswer& answer) = 0;
+  /// Held beside K and V.
+  [[nodiscard]] virtual uint64_t bytes() const = 0;
+};
+
+}  // namespace keyhole::tools
