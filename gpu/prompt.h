@@ -7,6 +7,7 @@
 // 990 TFLOP/s of Hopper's data sheet.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -74,6 +75,23 @@ struct PromptStretch {
 /// that a tile attends.
 struct PromptBlocks {
   uint64_t attended = 0, seen = 0;
+};
+
+/// Of weights, lists and states of tiles of 128 queries that are attended together, on a device and on the host, so that both slice
+/// alike: no more bytes than this, but so many tiles (whole ones of 128 samples of one query in 16) at least. Weights of columns and
+/// diagonals are those of as many heads as fit, or of one.
+struct SliceLimits {
+  size_t bytes = size_t{128} << 20U;
+  uint32_t least_tiles = 16;
+
+  /// Of `all` tiles, of so many bytes each.
+  [[nodiscard]] uint32_t tiles(size_t of_tile, uint32_t all) const {
+    return static_cast<uint32_t>(
+        std::min<size_t>(std::max<size_t>(bytes / of_tile, least_tiles), all));
+  }
+  [[nodiscard]] uint32_t heads(size_t of_head, uint32_t all) const {
+    return static_cast<uint32_t>(std::clamp<size_t>(bytes / of_head, 1, all));
+  }
 };
 
 /// One at a time; calls enqueue, in order, on the current device's streams. All throw Error: invalid_argument,

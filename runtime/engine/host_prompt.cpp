@@ -8,10 +8,8 @@
 namespace keyhole::runtime {
 namespace {
 
-// Tiles of queries are chosen for together, as on a device: of the weights and lists of so many bytes, but no fewer tiles.
-constexpr size_t kMostWeightBytes = size_t{128} << 20U;
-constexpr uint32_t kLeastTiles = 16;
-constexpr size_t kListBytes = 2;  // of a block's number there
+constexpr gpu::SliceLimits kLimits;
+constexpr size_t kListBytes = 2;  // of a block's number on a device
 constexpr uint32_t kMostLines = 16384;
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -159,8 +157,7 @@ void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::Prompt
   const size_t of_tile =
       size_t{shape_.q_heads} *
       (blocks_of(s.rows) * (samples * sizeof(float) + kListBytes) + columns * sizeof(uint32_t));
-  const auto tiles = static_cast<uint32_t>(
-      std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), piece.tiles()));
+  const uint32_t tiles = kLimits.tiles(of_tile, piece.tiles());
   const uint32_t slice = std::min(tiles * cpu::kPromptQueries, s.n);
   row_capacity_ = columns;
   find_lines(piece, s.n - slice + (slice - 1) / cpu::kPromptQueries * cpu::kPromptQueries, groups);
@@ -176,7 +173,7 @@ void HostPrompt::find_lines(const cpu::PromptPiece& piece, uint32_t last_tile,
                             std::span<const Heads> groups) {
   // Columns and diagonals of a head, and what is kept beside them.
   const size_t of_head = size_t{4} * piece.rows * sizeof(float);
-  const size_t at_once = std::max<size_t>(kMostWeightBytes / of_head, 1);
+  const size_t at_once = kLimits.heads(of_head, shape_.q_heads);
   for (const Heads& group : groups) {
     if (group.pattern == nullptr || !has_lines(*group.pattern)) continue;
     lines_.resize(shape_.q_heads);
