@@ -2,6 +2,7 @@
 #include <deque>
 #include <vector>
 
+#include "keyhole/prefill.h"
 #include "runtime/api/session_call.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
@@ -140,6 +141,23 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
     if (is_on_device(a)) return s.extend_on_device(layer, a);
     make_ready(s, Needs::no_step);
     s.extend(layer, a);
+  });
+}
+
+keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern,
+                                                  uint32_t tokens) {
+  return with_session(session, Needs::stream,
+                      [&](Session& s) { s.set_extend_pattern(pattern, tokens); });
+}
+
+keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended,
+                                             uint64_t* seen) {
+  return with_session(session, Needs::nothing, [&](Session& s) {
+    require(attended, "attended");
+    require(seen, "seen");
+    const gpu::PromptBlocks blocks = s.extend_blocks();
+    *attended = blocks.attended;
+    *seen = blocks.seen;
   });
 }
 

@@ -699,6 +699,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * searches for each query head by itself (flat, codes), without partitions and without audits; with codes the heavy rows
  * of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the other, each
  * to the newest `window` tokens that it sees, of those before the call and the new ones together. May allocate.
+ * Hundreds of tokens in host memory may attend as prompts do: keyhole_session_set_extend_pattern of keyhole/prefill.h.
  * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream. A few
  * tokens are steps over codes (16 query heads of a KV head at once, their heavy rows chosen together, 64 at most), or one step
  * each where a layer has no codes on the device; these may be captured in a graph, and steps of several tokens are not audited.
