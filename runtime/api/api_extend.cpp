@@ -2,7 +2,6 @@
 #include <deque>
 #include <vector>
 
-#include "keyhole/prefill.h"
 #include "runtime/api/session_call.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace

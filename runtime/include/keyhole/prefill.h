@@ -70,24 +70,6 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_prompt_blocks(keyhole_prompt
                                                                   uint64_t* attended,
                                                                   uint64_t* seen);
 
-/* ---- Later turns and chunks of a prompt -------------------------------------------------------------------------- */
-
-/* By which pattern a session's keyhole_extend and keyhole_extend_batch of many new tokens attend: those of at least `tokens` of
- * them, without a mask, with tensors in host memory. Such a call looks at K and V themselves, in no index: of all tokens that there are, offloaded
- * ones as they lie (int8, too), and of the new ones. Each tile of 128 new tokens chooses blocks of 64 tokens among all before it
- * as keyhole_prompt_attend does, with the same q, k and v up to the rounding of stored K and V; "dense" is exact.
- *   pattern  text as of keyhole_prompt_create(); NULL, as a session begins: none, and extends attend as steps do
- *   tokens   1..2^31; KEYHOLE_AUTO: 128. Fewer new tokens attend as steps do
- * Sliding layers, KEYHOLE_MODE_RESIDENT and tensors in device memory (exact there, or by steps) know no patterns. Audits do not
- * look at such calls. Copies of the session have the pattern, files do not. Memory for the choice, up to some 300 MiB, counts
- * against host_memory_limit and is given back with the next step. Errors: INVALID_ARGUMENT (pattern, tokens), UNSUPPORTED
- * (a value_dim that is not head_dim), IO, CORRUPT, VERSION (a file of budgets), BUSY; then nothing has changed. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_set_extend_pattern(
-    keyhole_session* session, const char* pattern, uint32_t tokens);
-/* As keyhole_prompt_blocks(), of all such calls of the session: those attended, and those that the new tokens see. Errors: BUSY. */
-KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_extend_blocks(
-    const keyhole_session* session, uint64_t* attended, uint64_t* seen);
-
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
