@@ -44,6 +44,10 @@ class GpuModel {
   /// prompts.
   void set_prefill_pattern(std::string pattern) { prefill_pattern_ = std::move(pattern); }
   [[nodiscard]] const std::string& prefill_pattern() const { return prefill_pattern_; }
+  /// Tokens whose activations are there at once, and whose queries choose what they attend; 0, as at first: as many as
+  /// 1 GiB has room for, 8192 at most.
+  void set_prefill_chunk(size_t chunk) { prefill_chunk_ = chunk; }
+  [[nodiscard]] size_t prefill_chunk() const { return prefill_chunk_; }
   /// Of the blocks of tokens that the queries of the last prompt saw, the share that they attended. Any thread.
   void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
   [[nodiscard]] double prefill_share() const { return prefill_share_; }
@@ -70,6 +74,7 @@ class GpuModel {
   std::unique_ptr<Device> device_;
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::string prefill_pattern_ = "dense";
+  size_t prefill_chunk_ = 0;
   mutable std::atomic<double> prefill_share_ = 1.0;
   bool checks_prefill_ = false;
   mutable std::vector<PrefillErrors> prefill_errors_;

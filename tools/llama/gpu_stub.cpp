@@ -45,6 +45,7 @@ std::span<const float> GpuDecoder::prefill(std::span<const uint32_t>, const Pref
 std::span<const float> GpuDecoder::step(uint32_t) { return {}; }
 std::span<const float> GpuDecoder::extend(std::span<const uint32_t>) { return {}; }
 size_t GpuDecoder::tokens_at_once() const { return 1; }
+void GpuDecoder::take_at_once(size_t) {}
 void GpuDecoder::truncate(uint32_t) {}
 uint32_t GpuDecoder::tokens() const { return 0; }
 void GpuDecoder::set_attention_hook(AttentionHook) {}

@@ -60,6 +60,16 @@ TEST(PrefillCommand, MeasuresPatternsBesideDenseAttention) {
   EXPECT_EQ(patterns[2]["blocks"], 1.0);  // all that queries see
   EXPECT_LT(patterns[2]["errors"][0]["p95"], 1e-5);
   EXPECT_TRUE(patterns[2]["same_token"]);
+  // In chunks of whole tiles blocks are chosen alike; dense attention is then the library's.
+  const json chunked = run_json(model.arguments("prefill"),
+                                {"--pattern", "a-shape:first=64,near=256", "--chunk", "1024"});
+  EXPECT_EQ(chunked["chunk"], 1024);
+  EXPECT_EQ(chunked["patterns"][1]["blocks"], patterns[1]["blocks"]);
+  EXPECT_EQ(chunked["patterns"][1]["same_token"], patterns[1]["same_token"]);
+  for (const char* quantile : {"p50", "p95"}) {
+    const double whole = patterns[1]["errors"][0][quantile];
+    EXPECT_NEAR(chunked["patterns"][1]["errors"][0][quantile].get<double>(), whole, 1e-4 * whole);
+  }
   const std::string csv = read_file(model.file("out.csv"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), static_cast<long>(2 + 2 * (layers - 1)));
   EXPECT_NE(csv.find("\"a-shape:first=64,near=256\","), std::string::npos) << csv;

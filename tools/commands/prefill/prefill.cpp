@@ -74,13 +74,14 @@ void set_pattern(Runner& runner, const PrefillChoice& choice) {
 }
 
 std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32_t>& tokens,
-                                        const std::vector<std::string>& patterns, bool errors) {
+                                        const std::vector<std::string>& patterns, bool errors,
+                                        size_t chunk) {
   // What is misspelt is said before minutes of work.
-  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false});
+  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
   std::vector<PrefillMeasurement> all;
   size_t dense_token = 0;
   for (const std::string& pattern : patterns) {
-    set_pattern(runner, {pattern, false});
+    set_pattern(runner, {pattern, false, chunk});
     PrefillMeasurement& m = all.emplace_back();
     m.pattern = pattern;
     const Clock::time_point start = Clock::now();
@@ -91,7 +92,7 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
     if (is_dense) dense_token = best_token(logits);
     m.same_token = best_token(logits) == dense_token;
     if (!errors || is_dense) continue;
-    set_pattern(runner, {pattern, true});
+    set_pattern(runner, {pattern, true, chunk});
     (void)run_prompt(runner, tokens, "errors of " + pattern, nullptr);
     m.errors = runner.prefill_errors();
   }
@@ -119,13 +120,15 @@ void prefill(Options options) {
   }
   warn_of_context(model, tokens.size());
   Runner runner = make_runner(prompt.model, prompt.threads);
-  const std::vector<PrefillMeasurement> all = measure(runner, tokens, patterns, !options.no_errors);
+  const std::vector<PrefillMeasurement> all =
+      measure(runner, tokens, patterns, !options.no_errors, prompt.model.chunk);
   const Machine machine = describe_machine("");
   if (!options.json.empty()) {
     write_json(options.json, {{"machine", to_text(machine)},
                               {"device", runner.device()},
                               {"model", model_name(prompt.model)},
                               {"tokens", tokens.size()},
+                              {"chunk", prompt.model.chunk},
                               {"load_s", runner.load_seconds()},
                               {"patterns", prefill_json(all)}});
   }
@@ -170,6 +173,7 @@ void add_prefill(CLI::App& keyhole) {
                  "What queries attend, beside dense; name=a|b|c sweeps a parameter. One of\n" +
                      std::string(keyhole_prompt_help()),
                  options->patterns, kDefaultPatterns);
+  add_chunk_option(*command, prompt.model.chunk);
   command->add_flag("--no-errors", options->no_errors, "Measure times alone: half the work");
   command->add_option("--threads", prompt.threads, "Threads of the host; 0: one per core")
       ->capture_default_str();
