@@ -88,14 +88,16 @@ struct DeviceSink {
 };
 
 /// As prefill() of prefill.h, computed on the GPU: the same logits but for rounding (attention in fp16 with fp32
-/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on.
+/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on. times: written, by the GPU's
+/// clock, of the hand-over by the host's; null: not wanted.
 ///
 /// Hidden states of all tokens, RoPE's table and one layer's K and V (fp16) lie on the card, beside the activations
 /// of a chunk of tokens: of 128k tokens of a model with 384 hidden and 2 KV heads of 128 elements, 0.8 GB.
 [[nodiscard]] std::vector<float> gpu_prefill(const GpuModel& model,
                                              std::span<const uint32_t> tokens,
                                              const LayerSink& sink,
-                                             const PrefillProgress& progress = {});
+                                             const PrefillProgress& progress = {},
+                                             PrefillTimes* times = nullptr);
 /// The same for a sink on the GPU: a third to a half of the bytes, which leave the card at most once.
 [[nodiscard]] std::vector<float> gpu_prefill_to_device(const GpuModel& model,
                                                        std::span<const uint32_t> tokens,

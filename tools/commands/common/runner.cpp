@@ -133,7 +133,7 @@ std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {
 
 std::vector<float> Runner::prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                                    const PrefillProgress& progress, PrefillTimes* times) {
-  if (on_gpu()) return gpu_prefill(*gpu_, tokens, sink, progress);
+  if (on_gpu()) return gpu_prefill(*gpu_, tokens, sink, progress, times);
   return tools::prefill(model_, team_, tokens, sink, progress, host_hooks(times));
 }
 

@@ -72,7 +72,7 @@ class Runner {
 
   /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
-  /// See prefill.h. times: of the host; on a GPU they stay as they are.
+  /// See prefill.h. times: of the host, or of the GPU by its clock.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                              const PrefillProgress& progress, PrefillTimes* times = nullptr);
   /// Another way for prompts to come. Throws LibraryError, and then keeps the former one.

@@ -139,16 +139,15 @@ void prefill(Options options) {
   std::printf("%s, model on %s\nprompt of %s tokens of %s, loaded in %s\n\n%s%s%s",
               to_text(machine).c_str(), runner.device().c_str(),
               format_count(tokens.size()).c_str(), model_name(prompt.model).c_str(),
-              format_duration(runner.load_seconds()).c_str(),
-              prefill_table(all, !runner.on_gpu(), style).c_str(), errors.empty() ? "" : "\n",
-              errors.c_str());
+              format_duration(runner.load_seconds()).c_str(), prefill_table(all, style).c_str(),
+              errors.empty() ? "" : "\n", errors.c_str());
 }
 
 constexpr const char* kExplanation =
     R"(The prompt runs once densely and once by each pattern; a second run by each finds the errors.
   blocks            of the blocks of 64 tokens that queries see, the share that they attend
-  weights .. logits seconds of the host's stages: weights to fp32; norms, q, k, v and RoPE; attention; what follows
-                    it; the last token's logits
+  weights .. logits seconds of stages, on a GPU by its clock: weights to fp32 (on the host); norms, q, k, v and RoPE;
+                    attention, and choosing what it reads; what follows it; the last token's logits
   first token       seconds until the first token is known, without loading the model
   error             |o - o*| / |o*| by token and query head beside dense attention to the same q, k and v: of the worst
                     layer, and below of each. The last layer attends with the last token alone, on the host densely
