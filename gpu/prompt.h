@@ -42,6 +42,9 @@ struct PromptPattern {
   /// sampled: blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128; antidiagonal: 8 or 16,
   uint32_t stride = 0;
   float mass = 1.0F;  ///< until this share of the weight is held, 0..1.
+  /// 64, or 128: two blocks, of which the first has an even number, are chosen together, by the sum of their shares of the weight; the first and
+  /// the newest rows are in whole pairs of blocks then. Not of vertical_slash.
+  uint32_t block_rows = 64;
   /// pooled: so many blocks of each tile, the heaviest, in place of the mass; 0: the mass.
   uint32_t blocks = 0;
   /// vertical_slash: so many rows and distances of each head, 0..16384 each, by the weights of the last `queries`, 1..64, of a call.

@@ -49,6 +49,9 @@ void check_pattern(const gpu::PromptPattern& p) {
   if (!(p.mass >= 0.0F && p.mass <= 1.0F)) {
     refuse("a mass of " + std::to_string(p.mass) + ", allowed: 0..1");
   }
+  if (p.block_rows != cpu::kPromptRows && p.block_rows != 2 * cpu::kPromptRows) {
+    refuse("blocks of " + std::to_string(p.block_rows) + " rows, allowed: 64, 128");
+  }
   switch (p.choice) {
     case gpu::PromptChoice::sampled:
       if (p.stride <= cpu::kPromptQueries) return;
@@ -271,7 +274,8 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
   // Groups of queries are as many as queries would be, and those of a tile have the same numbers.
   const cpu::SampledQueries samples{p.n, stride};
   const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass,
-                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0};
+                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0,
+                       pattern.block_rows / cpu::kPromptRows};
   looked_up_.assign(size_t{heads} * tiles, 0);
   pool_->run(heads * tiles, [&](uint32_t task, uint32_t) {
     const uint32_t i = task / tiles, tile = task % tiles;

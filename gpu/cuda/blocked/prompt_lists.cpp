@@ -153,6 +153,7 @@ BlockChoice PromptLists::choice_of(const PatternHeads& group) const {
   choice.near_blocks = blocks_of(p.near_rows);
   choice.mass = p.mass;
   choice.most_blocks = p.choice == PromptChoice::pooled ? p.blocks : 0;
+  choice.unit = p.dense ? 1 : p.block_rows / kListRows;
   choice.counts = counts_.as<uint32_t>();
   choice.lists = lists_.as<uint16_t>();
   choice.totals = totals_.as<unsigned long long>();
