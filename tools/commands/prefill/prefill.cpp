@@ -30,6 +30,7 @@ using nlohmann::ordered_json;
 struct Options {
   RecordOptions prompt;
   std::vector<std::string> patterns;
+  uint32_t turn = 0;  ///< tokens of the prompt, the last ones, that are measured; 0: all of it
   bool no_errors = false;
   std::string json, csv;
 };
@@ -99,6 +100,41 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
   return all;
 }
 
+/// The same of the last `turn` tokens alone, as a later turn behind all others, which were attended densely.
+std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<uint32_t>& tokens,
+                                             const std::vector<std::string>& patterns, size_t chunk,
+                                             uint32_t turn, uint32_t threads) {
+  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
+  set_pattern(runner, {"dense", false, chunk});
+  const auto before = static_cast<uint32_t>(tokens.size()) - turn;
+  KeyholeCacheOptions options;
+  options.max_tokens = static_cast<uint32_t>(tokens.size());
+  options.index = "flat";
+  options.mode = KEYHOLE_MODE_EXACT;
+  options.threads = threads;
+  options.device = runner.session_device("auto");
+  KeyholeCache cache(runner.model().config, options);
+  (void)prefill_prompt(runner, {tokens.begin(), tokens.begin() + before},
+                       [&](const LayerChunk& part) { cache.prefill(part); });
+  cache.build(nullptr, nullptr);
+  std::vector<PrefillMeasurement> all;
+  size_t dense_token = 0;
+  for (const std::string& pattern : patterns) {
+    set_pattern(runner, {pattern, false, chunk});
+    KeyholeCache copy = cache.fork();
+    std::vector<float> logits;
+    const TurnCost cost =
+        extend_by_turn(runner, copy, std::span(tokens).subspan(before), before, &logits);
+    PrefillMeasurement& m = all.emplace_back();
+    m.pattern = pattern;
+    m.seconds = cost.seconds;
+    m.share = cost.share;
+    if (all.size() == 1) dense_token = best_token(logits);
+    m.same_token = best_token(logits) == dense_token;
+  }
+  return all;
+}
+
 void prefill(Options options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError("--json and --csv cannot both go to standard output");
@@ -113,7 +149,12 @@ void prefill(Options options) {
   const std::vector<std::string> patterns = patterns_of(options);
   const LlamaConfig model = load_llama_config(model_folder(prompt.model) / "config.json");
   const std::vector<uint32_t> tokens = prompt_tokens(prompt);
-  if (tokens.size() <= kFineTokens) {
+  if (options.turn >= tokens.size()) {
+    throw UsageError("--turn is " + std::to_string(options.turn) +
+                     "; allowed: fewer than the prompt's " + std::to_string(tokens.size()) +
+                     " tokens");
+  }
+  if (options.turn == 0 && tokens.size() <= kFineTokens) {
     throw UsageError("the prompt has " + std::to_string(tokens.size()) +
                      " tokens; patterns are of prompts of more than " +
                      std::to_string(kFineTokens));
@@ -121,7 +162,9 @@ void prefill(Options options) {
   warn_of_context(model, tokens.size());
   Runner runner = make_runner(prompt.model, prompt.threads);
   const std::vector<PrefillMeasurement> all =
-      measure(runner, tokens, patterns, !options.no_errors, prompt.model.chunk);
+      options.turn != 0
+          ? measure_turn(runner, tokens, patterns, prompt.model.chunk, options.turn, prompt.threads)
+          : measure(runner, tokens, patterns, !options.no_errors, prompt.model.chunk);
   const Machine machine = describe_machine("");
   if (!options.json.empty()) {
     write_json(options.json, {{"machine", to_text(machine)},
@@ -129,6 +172,7 @@ void prefill(Options options) {
                               {"model", model_name(prompt.model)},
                               {"tokens", tokens.size()},
                               {"chunk", prompt.model.chunk},
+                              {"turn", options.turn},
                               {"load_s", runner.load_seconds()},
                               {"patterns", prefill_json(all)}});
   }
@@ -173,6 +217,9 @@ void add_prefill(CLI::App& keyhole) {
                      std::string(keyhole_prompt_help()),
                  options->patterns, kDefaultPatterns);
   add_chunk_option(*command, prompt.model.chunk);
+  command->add_option("--turn", options->turn,
+                      "Measure the prompt's last tokens alone, as a later turn behind all others: "
+                      "so many of them, --chunk at once (default: 4096); without errors");
   command->add_flag("--no-errors", options->no_errors, "Measure times alone: half the work");
   command->add_option("--threads", prompt.threads, "Threads of the host; 0: one per core")
       ->capture_default_str();
@@ -184,7 +231,9 @@ void add_prefill(CLI::App& keyhole) {
       examples(
           {"keyhole prefill --length 16k --pattern 'sampled:from=0,mass=900|950'",
            "keyhole prefill --prompt book.txt --pattern budgets:patterns.json --json result.json",
-           "keyhole prefill --model DIR --device cuda --task kv --length 128k --no-errors"}) +
+           "keyhole prefill --model DIR --device cuda --task kv --length 128k --no-errors",
+           "keyhole prefill --length 32k --turn 2048 --pattern sampled:from=0 --pattern "
+           "pooled:from=0"}) +
       "\n\n" + kExplanation);
   command->callback([options] { prefill(*options); });
 }

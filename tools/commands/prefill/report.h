@@ -14,9 +14,9 @@ namespace keyhole::tools {
 /// One pattern's figures of a prompt.
 struct PrefillMeasurement {
   std::string pattern;
-  double share = 1;    ///< of the blocks that queries see those that they attend
-  double seconds = 0;  ///< until the first token is known
-  PrefillTimes stages;
+  double share = 1;        ///< of the blocks that queries see those that they attend
+  double seconds = 0;      ///< until the first token is known
+  PrefillTimes stages;     ///< all 0 of a turn
   bool same_token = true;  ///< as dense attention gives
   std::vector<GpuModel::PrefillErrors>
       errors;  ///< by layer; empty: not measured, and of dense attention
