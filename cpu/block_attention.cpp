@@ -25,32 +25,30 @@ PromptPiece::Span PromptPiece::seen(uint32_t tile) const {
   return {oldest / kPromptRows, position(last) / kPromptRows + 1};
 }
 
-void RowUnpacker::copy(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count,
+void RowUnpacker::copy(const RowRuns& rows, uint32_t head, uint32_t first, uint32_t count,
                        uint32_t dim, float* out) const {
-  const auto convert = kernels_->to_f32[static_cast<size_t>(rows.dtype)];
   for (uint32_t i = 0; i < count; ++i) {
-    convert(rows.row(size_t{first} + i, head), out + size_t{i} * dim, dim);
+    rows.read(*kernels_, size_t{first} + i, head, 0, dim, out + size_t{i} * dim);
   }
   std::fill(out + size_t{count} * dim, out + size_t{kPromptRows} * dim, 0.0F);
 }
 
-void RowUnpacker::copy(const TokenRows& rows, uint32_t head, const uint32_t* numbers,
-                       uint32_t count, uint32_t dim, float* out) const {
-  const auto convert = kernels_->to_f32[static_cast<size_t>(rows.dtype)];
+void RowUnpacker::copy(const RowRuns& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
+                       uint32_t dim, float* out) const {
   for (uint32_t i = 0; i < count; ++i) {
-    convert(rows.row(numbers[i], head), out + size_t{i} * dim, dim);
+    rows.read(*kernels_, numbers[i], head, 0, dim, out + size_t{i} * dim);
   }
   std::fill(out + size_t{count} * dim, out + size_t{kPromptRows} * dim, 0.0F);
 }
 
-void RowUnpacker::transpose(const TokenRows& rows, uint32_t head, const uint32_t* numbers,
+void RowUnpacker::transpose(const RowRuns& rows, uint32_t head, const uint32_t* numbers,
                             uint32_t count, uint32_t dim, float* out) {
   rows_.resize(size_t{kPromptRows} * dim);
   copy(rows, head, numbers, count, dim, rows_.data());
   turn(dim, out);
 }
 
-void RowUnpacker::transpose(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count,
+void RowUnpacker::transpose(const RowRuns& rows, uint32_t head, uint32_t first, uint32_t count,
                             uint32_t dim, float* out) {
   rows_.resize(size_t{kPromptRows} * dim);
   copy(rows, head, first, count, dim, rows_.data());

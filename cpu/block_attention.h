@@ -9,27 +9,17 @@
 #include "cpu/aligned.h"
 #include "cpu/kernels.h"
 #include "cpu/pool.h"
+#include "cpu/row_runs.h"
 
 namespace keyhole::cpu {
 
 /// Queries that share a list of blocks; a block is kPromptRows rows.
 inline constexpr uint32_t kPromptQueries = 128;
 
-/// `[tokens, heads, head_dim]` in f32, f16 or bf16; elements of a row are contiguous, strides in bytes.
-struct TokenRows {
-  std::byte* data = nullptr;
-  size_t token_stride = 0, head_stride = 0;
-  DType dtype = DType::f32;
-
-  [[nodiscard]] std::byte* row(size_t token, size_t head) const {
-    return data + token * token_stride + head * head_stride;
-  }
-};
-
 /// The newest n of `rows` tokens of a prompt.
 struct PromptPiece {
   TokenRows q;                   ///< `[n, q_heads, head_dim]`
-  TokenRows k, v;                ///< `[rows, kv_heads, head_dim]`
+  RowRuns k, v;                  ///< `[rows, kv_heads, head_dim]`
   TokenRows out;                 ///< `[n, q_heads, head_dim]`, written
   float* lse = nullptr;          ///< `[n, q_heads]`, natural log, written; null: not wanted
   const float* sinks = nullptr;  ///< learned, `[q_heads]`, natural log; null: none
@@ -66,15 +56,15 @@ class RowUnpacker {
  public:
   explicit RowUnpacker(const Kernels& kernels) : kernels_(&kernels) {}
   /// `count` (<= kPromptRows) rows from `first` on to `[dim, kPromptRows]`, columns behind them 0.
-  void transpose(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count, uint32_t dim,
+  void transpose(const RowRuns& rows, uint32_t head, uint32_t first, uint32_t count, uint32_t dim,
                  float* out);
   /// To `[kPromptRows, dim]`, rows behind them 0.
-  void copy(const TokenRows& rows, uint32_t head, uint32_t first, uint32_t count, uint32_t dim,
+  void copy(const RowRuns& rows, uint32_t head, uint32_t first, uint32_t count, uint32_t dim,
             float* out) const;
   /// The same of rows with the given numbers.
-  void transpose(const TokenRows& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
+  void transpose(const RowRuns& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
                  uint32_t dim, float* out);
-  void copy(const TokenRows& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
+  void copy(const RowRuns& rows, uint32_t head, const uint32_t* numbers, uint32_t count,
             uint32_t dim, float* out) const;
 
  private:

@@ -41,7 +41,9 @@ void GroupWeights::means(const PromptPiece& piece, std::span<const uint32_t> hea
   query_means_.resize(std::max(query_means_.size(), heads.size() * g.queries * d));
   row_means_.resize(std::max(row_means_.size(), size_t{piece.kv_heads} * g.rows * d));
   g.q = rows_of(query_means_, heads.size(), d);
-  g.k = rows_of(row_means_, piece.kv_heads, d);
+  const TokenRows row_means = rows_of(row_means_, piece.kv_heads, d);
+  g.k = row_means;
+  const RowRuns queries = piece.q;
   // All groups of queries, then all blocks.
   pool_->run(g.queries + g.rows, [&](uint32_t task, uint32_t) {
     const bool is_query = task < g.queries;
@@ -51,7 +53,7 @@ void GroupWeights::means(const PromptPiece& piece, std::span<const uint32_t> hea
     const uint32_t first = i * length, count = std::min(length, of - first);
     if (is_query) {
       for (size_t h = 0; h < heads.size(); ++h) {
-        average(piece.q, heads[h], first, count, d, reinterpret_cast<float*>(g.q.row(i, h)));
+        average(queries, heads[h], first, count, d, reinterpret_cast<float*>(g.q.row(i, h)));
       }
       return;
     }
@@ -59,23 +61,22 @@ void GroupWeights::means(const PromptPiece& piece, std::span<const uint32_t> hea
     for (size_t h = 0; h < heads.size(); ++h) {
       const uint32_t kv_head = heads[h] / piece.group();
       if (h > 0 && heads[h - 1] / piece.group() == kv_head) continue;
-      average(piece.k, kv_head, first, count, d, reinterpret_cast<float*>(g.k.row(i, kv_head)));
+      average(piece.k, kv_head, first, count, d,
+              reinterpret_cast<float*>(row_means.row(i, kv_head)));
     }
   });
   weigh(piece, g, heads, weights);
 }
 
-void GroupWeights::average(const TokenRows& rows, size_t head, uint32_t first, uint32_t count,
+void GroupWeights::average(const RowRuns& rows, size_t head, uint32_t first, uint32_t count,
                            uint32_t dim, float* out) const {
   constexpr uint32_t kAtOnce = 64;  // components; any multiple of 16, by which dimensions go
-  const auto convert = kernels_->to_f32[static_cast<size_t>(rows.dtype)];
-  const size_t element = dtype_size(rows.dtype);
   const float share = 1.0F / static_cast<float>(count);
   for (uint32_t j0 = 0; j0 < dim; j0 += kAtOnce) {
     const uint32_t width = std::min(kAtOnce, dim - j0);
     float sum[kAtOnce] = {}, row[kAtOnce] = {};
     for (uint32_t i = 0; i < count; ++i) {
-      convert(rows.row(size_t{first} + i, head) + j0 * element, row, width);
+      rows.read(*kernels_, size_t{first} + i, head, j0, width, row);
       for (uint32_t j = 0; j < kAtOnce; ++j) sum[j] += row[j];
     }
     for (uint32_t j = 0; j < width; ++j) out[j0 + j] = sum[j] * share;
@@ -130,12 +131,11 @@ void GroupWeights::weigh_tile(const PromptPiece& piece, const Groups& g,
   const uint32_t first_row_group = tile * kRowGroups;
   for (uint32_t slice = 0; slice < g.slices; ++slice) {
     // The slice's row of each group; the last group may lack it.
-    TokenRows rows = g.k;
-    rows.data += slice * rows.token_stride;
-    rows.token_stride *= g.slices;
     const uint32_t with_row = parts_of(g.rows - std::min(g.rows, slice), g.slices);
     const uint32_t n = std::min(kRowGroups, with_row - std::min(with_row, first_row_group));
-    s.unpacker.transpose(rows, kv_head, first_row_group, n, d,
+    uint32_t numbers[kRowGroups];
+    for (uint32_t i = 0; i < n; ++i) numbers[i] = (first_row_group + i) * g.slices + slice;
+    s.unpacker.transpose(g.k, kv_head, numbers, n, d,
                          s.keys.data() + size_t{slice} * d * kRowGroups);
   }
 

@@ -37,7 +37,8 @@ class GroupWeights {
   };
   /// Queries and rows whose products are wanted: of a group there are `slices`, one after the other.
   struct Groups {
-    TokenRows q, k;  ///< q by the place in `heads`, where q_by_place, else by the head
+    TokenRows q;  ///< by the place in `heads`, where q_by_place, else by the head
+    RowRuns k;
     uint32_t queries = 0, rows = 0;
     uint32_t slices = 1;
     uint32_t group_queries = 0, group_rows = 0;  ///< of the piece
@@ -50,7 +51,7 @@ class GroupWeights {
                   size_t first_head, uint32_t tile, float* weights, Scratch& scratch) const;
   void unpack_queries(const Groups& groups, size_t head, uint32_t first, uint32_t count,
                       uint32_t dim, float* out) const;
-  void average(const TokenRows& rows, size_t head, uint32_t first, uint32_t count, uint32_t dim,
+  void average(const RowRuns& rows, size_t head, uint32_t first, uint32_t count, uint32_t dim,
                float* out) const;
 
   const Kernels* kernels_;

@@ -7,6 +7,7 @@
 // 990 TFLOP/s of Hopper's data sheet.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,9 @@ struct PromptPattern {
   /// sampled: blocks that hold the weight of one query in `stride`, 0 (no others) or 1..128; antidiagonal: 8 or 16,
   uint32_t stride = 0;
   float mass = 1.0F;  ///< until this share of the weight is held, 0..1.
+  /// 64, or 128: two blocks, of which the first has an even number, are chosen together, by the sum of their shares of the weight; the first and
+  /// the newest rows are in whole pairs of blocks then. Not of vertical_slash.
+  uint32_t block_rows = 64;
   /// pooled: so many blocks of each tile, the heaviest, in place of the mass; 0: the mass.
   uint32_t blocks = 0;
   /// vertical_slash: so many rows and distances of each head, 0..16384 each, by the weights of the last `queries`, 1..64, of a call.
@@ -74,6 +78,23 @@ struct PromptStretch {
 /// that a tile attends.
 struct PromptBlocks {
   uint64_t attended = 0, seen = 0;
+};
+
+/// Of weights, lists and states of tiles of 128 queries that are attended together, on a device and on the host, so that both slice
+/// alike: no more bytes than this, but so many tiles (whole ones of 128 samples of one query in 16) at least. Weights of columns and
+/// diagonals are those of as many heads as fit, or of one.
+struct SliceLimits {
+  size_t bytes = size_t{128} << 20U;
+  uint32_t least_tiles = 16;
+
+  /// Of `all` tiles, of so many bytes each.
+  [[nodiscard]] uint32_t tiles(size_t of_tile, uint32_t all) const {
+    return static_cast<uint32_t>(
+        std::min<size_t>(std::max<size_t>(bytes / of_tile, least_tiles), all));
+  }
+  [[nodiscard]] uint32_t heads(size_t of_head, uint32_t all) const {
+    return static_cast<uint32_t>(std::clamp<size_t>(bytes / of_head, 1, all));
+  }
 };
 
 /// One at a time; calls enqueue, in order, on the current device's streams. All throw Error: invalid_argument,

@@ -143,6 +143,23 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
   });
 }
 
+keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern,
+                                                  uint32_t tokens) {
+  return with_session(session, Needs::stream,
+                      [&](Session& s) { s.set_extend_pattern(pattern, tokens); });
+}
+
+keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended,
+                                             uint64_t* seen) {
+  return with_session(session, Needs::nothing, [&](Session& s) {
+    require(attended, "attended");
+    require(seen, "seen");
+    const gpu::PromptBlocks blocks = s.extend_blocks();
+    *attended = blocks.attended;
+    *seen = blocks.seen;
+  });
+}
+
 keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, const uint32_t* path) {
   return with_session(session, Needs::stream, [&](Session& s) { s.accept(m, path); });
 }

@@ -35,12 +35,12 @@ float whole(const float* row, const cpu::PromptPiece::Span& seen) {
   return top + std::log(sum);
 }
 
-/// What is kept anyhow, and the `most` heaviest others that have any weight, rising; their number.
+/// What is kept anyhow, and the `most` heaviest others that have any weight, rising; their number. Blocks of a unit have the same share.
 template <class IsKept>
-uint32_t keep_heaviest(const cpu::PromptPiece::Span& seen, uint32_t most, IsKept&& is_kept,
-                       const float* shares, uint32_t* list) {
+uint32_t keep_heaviest(const cpu::PromptPiece::Span& seen, uint32_t most, uint32_t unit,
+                       IsKept&& is_kept, const float* shares, uint32_t* list) {
   uint32_t* end = list;
-  for (uint32_t b = seen.begin; b < seen.end; ++b) {
+  for (uint32_t b = seen.begin; b < seen.end; b += unit) {
     if (!is_kept(b) && shares[b] > 0.0F) *end++ = b;
   }
   if (most < static_cast<size_t>(end - list)) {
@@ -48,6 +48,10 @@ uint32_t keep_heaviest(const cpu::PromptPiece::Span& seen, uint32_t most, IsKept
       return shares[a] != shares[b] ? shares[a] > shares[b] : a < b;
     });
     end = list + most;
+  }
+  // The last of those seen is kept anyhow, and with it what its unit lacks.
+  for (const uint32_t *first = list, *last = end; first < last && unit > 1; ++first) {
+    *end++ = *first + 1;
   }
   for (uint32_t b = seen.begin; b < seen.end; ++b) {
     if (is_kept(b)) *end++ = b;
@@ -62,8 +66,12 @@ TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const Blo
                          const TileWeights& weights, uint32_t* list) {
   const cpu::PromptPiece::Span seen = piece.seen(tile);
   const uint32_t own = piece.position(tile * cpu::kPromptQueries) / cpu::kPromptRows;
-  const uint32_t near = own > rule.near_blocks ? own - rule.near_blocks : 0;
-  const auto is_kept = [&](uint32_t b) { return b < rule.first_blocks || b >= near; };
+  const uint32_t near =
+      (own > rule.near_blocks ? own - rule.near_blocks : 0) / rule.unit * rule.unit;
+  // All blocks of a unit or none: the block that a pair has more than first_blocks belongs to them.
+  const auto is_kept = [&](uint32_t b) {
+    return b / rule.unit * rule.unit < rule.first_blocks || b >= near;
+  };
 
   TileChoice out;
   uint32_t last_bin = 0;               // bins below it are attended
@@ -87,6 +95,10 @@ TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const Blo
       share /= samples;
       shares[b] = share;
       if (weights.samples > 1 && !is_kept(b) && largest > kAlone * second) looked_up += largest;
+    }
+    for (uint32_t b = seen.begin; b < seen.end; b += rule.unit) {
+      float share = shares[b];
+      if (rule.unit == 2 && b + 1 < seen.end) shares[b] = shares[b + 1] = share += shares[b + 1];
       bins[is_kept(b) ? kBins : bin_of(share)] += in_units(share);
     }
     out.looked_up = in_units(looked_up / samples);
@@ -94,7 +106,7 @@ TileChoice choose_blocks(const cpu::PromptPiece& piece, uint32_t tile, const Blo
     while (last_bin < kBins && held < in_units(rule.mass)) held += bins[last_bin++];
   }
   if (shares != nullptr && rule.most_blocks != 0) {
-    out.count = keep_heaviest(seen, rule.most_blocks, is_kept, shares, list);
+    out.count = keep_heaviest(seen, rule.most_blocks, rule.unit, is_kept, shares, list);
     return out;
   }
   for (uint32_t b = seen.begin; b < seen.end; ++b) {

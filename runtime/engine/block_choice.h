@@ -23,6 +23,8 @@ struct BlockRule {
   float mass = 1.0F;
   /// In place of the mass: so many other blocks, with the largest shares of the weight, of equal ones the first. 0: the mass.
   uint32_t most_blocks = 0;
+  /// Blocks that are attended or not together, 1 or 2, by the sum of their shares: from a multiple of it on. most_blocks counts these.
+  uint32_t unit = 1;
 };
 
 struct TileChoice {

@@ -8,10 +8,8 @@
 namespace keyhole::runtime {
 namespace {
 
-// Tiles of queries are chosen for together, as on a device: of the weights and lists of so many bytes, but no fewer tiles.
-constexpr size_t kMostWeightBytes = size_t{128} << 20U;
-constexpr uint32_t kLeastTiles = 16;
-constexpr size_t kListBytes = 2;  // of a block's number there
+constexpr gpu::SliceLimits kLimits;
+constexpr size_t kListBytes = 2;  // of a block's number on a device
 constexpr uint32_t kMostLines = 16384;
 
 [[noreturn]] void refuse(const std::string& text) {
@@ -28,8 +26,8 @@ uint32_t blocks_of(uint32_t rows) {
   return rows / cpu::kPromptRows + (rows % cpu::kPromptRows != 0 ? 1 : 0);
 }
 
-bool is_dense(const gpu::PromptStretch& s, const gpu::PromptPattern& pattern) {
-  return pattern.dense || s.window != 0 || s.rows <= pattern.dense_rows;
+bool is_dense(const cpu::PromptPiece& p, const gpu::PromptPattern& pattern) {
+  return pattern.dense || p.window != 0 || p.rows <= pattern.dense_rows;
 }
 
 bool has_lines(const gpu::PromptPattern& p) {
@@ -50,6 +48,9 @@ void check_pattern(const gpu::PromptPattern& p) {
   if (p.dense) return;
   if (!(p.mass >= 0.0F && p.mass <= 1.0F)) {
     refuse("a mass of " + std::to_string(p.mass) + ", allowed: 0..1");
+  }
+  if (p.block_rows != cpu::kPromptRows && p.block_rows != 2 * cpu::kPromptRows) {
+    refuse("blocks of " + std::to_string(p.block_rows) + " rows, allowed: 64, 128");
   }
   switch (p.choice) {
     case gpu::PromptChoice::sampled:
@@ -72,6 +73,9 @@ void check_pattern(const gpu::PromptPattern& p) {
   }
 }
 
+/// Columns and diagonals of a head, and what is kept beside them.
+size_t line_bytes(uint32_t rows) { return size_t{4} * rows * sizeof(float); }
+
 /// All blocks that a tile sees.
 uint32_t list_all(const cpu::PromptPiece& piece, uint32_t tile, uint32_t* list) {
   const cpu::PromptPiece::Span seen = piece.seen(tile);
@@ -88,22 +92,6 @@ HostPrompt::HostPrompt(const gpu::PromptShape& shape, const cpu::Kernels& kernel
       samples_(kernels, pool),
       groups_(kernels, pool),
       line_weights_(kernels, pool) {}
-
-void HostPrompt::check(const gpu::PromptStretch& s,
-                       std::span<const gpu::PromptPattern> patterns) const {
-  if (patterns.size() != shape_.q_heads) {
-    refuse(std::to_string(patterns.size()) + " patterns, needed: one for each of " +
-           std::to_string(shape_.q_heads) + " query heads");
-  }
-  if (s.n > s.rows) {
-    refuse(std::to_string(s.n) + " queries of " + std::to_string(s.rows) +
-           " tokens, allowed: no more than these");
-  }
-  for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
-    if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
-  }
-  for (const gpu::PromptPattern& p : patterns) check_pattern(p);
-}
 
 cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
   cpu::PromptPiece p;
@@ -125,58 +113,89 @@ cpu::PromptPiece HostPrompt::piece_of(const gpu::PromptStretch& s) const {
 
 void HostPrompt::attend(const gpu::PromptStretch& s, std::span<const gpu::PromptPattern> patterns,
                         gpu::Stream) {
-  std::vector<gpu::PromptPattern> alike;
-  if (patterns.size() == 1) {
-    alike.assign(shape_.q_heads, patterns.front());
-    patterns = alike;
+  for (const gpu::DeviceTokens* t : {&s.q, &s.k, &s.v, &s.out}) {
+    if (t->dtype == DType::i8) refuse("numbers in i8, allowed: f32, f16, bf16");
   }
-  check(s, patterns);
-  if (s.n == 0) return;
-  const cpu::PromptPiece piece = piece_of(s);
-  std::vector<Heads> groups;
-  uint32_t samples = 0, columns = 0;
+  attend(piece_of(s), patterns);
+}
+
+HostPrompt::Plan HostPrompt::plan(const cpu::PromptPiece& piece,
+                                  std::span<const gpu::PromptPattern> patterns) const {
+  if (patterns.size() != 1 && patterns.size() != shape_.q_heads) {
+    refuse(std::to_string(patterns.size()) + " patterns, needed: one, or one for each of " +
+           std::to_string(shape_.q_heads) + " query heads");
+  }
+  if (piece.n > piece.rows) {
+    refuse(std::to_string(piece.n) + " queries of " + std::to_string(piece.rows) +
+           " tokens, allowed: no more than these");
+  }
+  for (const gpu::PromptPattern& p : patterns) check_pattern(p);
+  Plan plan;
   bool all_dense = true;
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-    const gpu::PromptPattern* const pattern = is_dense(s, patterns[h]) ? nullptr : &patterns[h];
-    const auto same = std::find_if(groups.begin(), groups.end(), [&](const Heads& g) {
+    const gpu::PromptPattern* pattern = &patterns[patterns.size() == 1 ? 0 : h];
+    if (is_dense(piece, *pattern)) pattern = nullptr;
+    const auto same = std::find_if(plan.groups.begin(), plan.groups.end(), [&](const Heads& g) {
       return pattern == nullptr || g.pattern == nullptr ? pattern == g.pattern
                                                         : *pattern == *g.pattern;
     });
-    if (same == groups.end()) {
-      groups.push_back({pattern, {h}});
+    if (same == plan.groups.end()) {
+      plan.groups.push_back({pattern, {h}});
     } else {
       same->heads.push_back(h);
     }
     if (pattern == nullptr) continue;
     all_dense = false;
-    if (has_lines(*pattern)) columns = std::max(columns, std::min(pattern->columns, s.rows));
+    plan.has_lines = plan.has_lines || has_lines(*pattern);
+    if (has_lines(*pattern))
+      plan.columns = std::max(plan.columns, std::min(pattern->columns, piece.rows));
     if (const uint32_t stride = stride_of(*pattern); stride != 0) {
-      samples = std::max(samples, cpu::SampledQueries{cpu::kPromptQueries, stride}.count());
+      plan.samples =
+          std::max(plan.samples, cpu::SampledQueries{cpu::kPromptQueries, stride}.count());
     }
   }
-  if (all_dense) return attention_.attend(piece, {});
+  if (all_dense) return plan;
+  const size_t of_tile = size_t{shape_.q_heads} *
+                         (blocks_of(piece.rows) * (plan.samples * sizeof(float) + kListBytes) +
+                          plan.columns * sizeof(uint32_t));
+  plan.tiles = kLimits.tiles(of_tile, piece.tiles());
+  return plan;
+}
 
-  const size_t of_tile =
-      size_t{shape_.q_heads} *
-      (blocks_of(s.rows) * (samples * sizeof(float) + kListBytes) + columns * sizeof(uint32_t));
-  const auto tiles = static_cast<uint32_t>(
-      std::min<size_t>(std::max<size_t>(kMostWeightBytes / of_tile, kLeastTiles), piece.tiles()));
-  const uint32_t slice = std::min(tiles * cpu::kPromptQueries, s.n);
-  row_capacity_ = columns;
-  find_lines(piece, s.n - slice + (slice - 1) / cpu::kPromptQueries * cpu::kPromptQueries, groups);
+void HostPrompt::attend(const cpu::PromptPiece& piece,
+                        std::span<const gpu::PromptPattern> patterns) {
+  const Plan plan = this->plan(piece, patterns);
+  if (piece.n == 0) return;
+  if (plan.tiles == 0) return attention_.attend(piece, {});
+  const uint32_t at_once = plan.tiles * cpu::kPromptQueries, slice = std::min(at_once, piece.n);
+  row_capacity_ = plan.columns;
+  find_lines(piece, piece.n - slice + (slice - 1) / cpu::kPromptQueries * cpu::kPromptQueries,
+             plan.groups);
   // From the end back, so that all but the first take whole tiles of queries.
-  for (uint32_t end = s.n; end > 0;) {
-    const uint32_t n = std::min(tiles * cpu::kPromptQueries, end), begin = end - n;
-    attend_slice(piece, begin, n, groups);
+  for (uint32_t end = piece.n; end > 0;) {
+    const uint32_t n = std::min(at_once, end), begin = end - n;
+    attend_slice(piece, begin, n, plan.groups);
     end = begin;
   }
 }
 
+size_t HostPrompt::bytes_for(const cpu::PromptPiece& piece,
+                             std::span<const gpu::PromptPattern> patterns) const {
+  const Plan plan = this->plan(piece, patterns);
+  if (plan.tiles == 0) return 0;
+  const size_t lists = size_t{plan.tiles} * shape_.q_heads, blocks = blocks_of(piece.rows);
+  const uint32_t line_heads =
+      plan.has_lines ? kLimits.heads(line_bytes(piece.rows), shape_.q_heads) : 0;
+  const size_t weights =
+      std::max(lists * plan.samples * blocks, size_t{2} * line_heads * piece.rows);
+  return weights * sizeof(float) + lists * (blocks + plan.columns + 2) * sizeof(uint32_t) +
+         lists * sizeof(uint64_t);
+}
+
 void HostPrompt::find_lines(const cpu::PromptPiece& piece, uint32_t last_tile,
                             std::span<const Heads> groups) {
-  // Columns and diagonals of a head, and what is kept beside them.
-  const size_t of_head = size_t{4} * piece.rows * sizeof(float);
-  const size_t at_once = std::max<size_t>(kMostWeightBytes / of_head, 1);
+  const size_t of_head = line_bytes(piece.rows);
+  const size_t at_once = kLimits.heads(of_head, shape_.q_heads);
   for (const Heads& group : groups) {
     if (group.pattern == nullptr || !has_lines(*group.pattern)) continue;
     lines_.resize(shape_.q_heads);
@@ -255,7 +274,8 @@ void HostPrompt::choose(const cpu::PromptPiece& p, const Heads& group) {
   // Groups of queries are as many as queries would be, and those of a tile have the same numbers.
   const cpu::SampledQueries samples{p.n, stride};
   const BlockRule rule{blocks_of(pattern.first_rows), blocks_of(pattern.near_rows), pattern.mass,
-                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0};
+                       pattern.choice == gpu::PromptChoice::pooled ? pattern.blocks : 0,
+                       pattern.block_rows / cpu::kPromptRows};
   looked_up_.assign(size_t{heads} * tiles, 0);
   pool_->run(heads * tiles, [&](uint32_t task, uint32_t) {
     const uint32_t i = task / tiles, tile = task % tiles;

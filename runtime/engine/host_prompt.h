@@ -24,8 +24,13 @@ class HostPrompt final : public gpu::PromptAttention {
   using gpu::PromptAttention::attend;
   void attend(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns,
               gpu::Stream stream) override;
+  /// The same of a piece whose K and V may lie in several places, in int8 too.
+  void attend(const cpu::PromptPiece& piece, std::span<const gpu::PromptPattern> patterns);
   [[nodiscard]] gpu::PromptBlocks blocks() const override { return totals_; }
   [[nodiscard]] size_t bytes() const override;
+  /// About what bytes() is after the piece, where it was no more before.
+  [[nodiscard]] size_t bytes_for(const cpu::PromptPiece& piece,
+                                 std::span<const gpu::PromptPattern> patterns) const;
 
  private:
   /// Query heads of one pattern.
@@ -33,7 +38,16 @@ class HostPrompt final : public gpu::PromptAttention {
     const gpu::PromptPattern* pattern;  ///< null: dense
     std::vector<uint32_t> heads;
   };
-  void check(const gpu::PromptStretch& stretch, std::span<const gpu::PromptPattern> patterns) const;
+  struct Plan {
+    std::vector<Heads> groups;
+    uint32_t samples = 0;  ///< of a tile, at most
+    uint32_t columns = 0;  ///< of a head, likewise
+    bool has_lines = false;
+    uint32_t tiles = 0;  ///< of a slice; 0: all heads are dense
+  };
+  /// Throws Error(invalid_argument). patterns outlive it.
+  [[nodiscard]] Plan plan(const cpu::PromptPiece& piece,
+                          std::span<const gpu::PromptPattern> patterns) const;
   [[nodiscard]] cpu::PromptPiece piece_of(const gpu::PromptStretch& stretch) const;
   /// The lines of the heads that attend by them; the stretch's last slice ends with the tile that begins with query `last_tile`.
   void find_lines(const cpu::PromptPiece& piece, uint32_t last_tile, std::span<const Heads> groups);

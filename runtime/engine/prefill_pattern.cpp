@@ -32,6 +32,10 @@ constexpr ParamDecl kSkip = integer(
     "skip", Stage::search, 0, 0, 64,
     "blocks are passed over whose weights are less than 2^-skip of the largest so far; 0: none");
 
+constexpr std::array<std::string_view, 2> kBlockRows = {"64", "128"};
+constexpr ParamDecl kBlock =
+    choice("block", Stage::search, 0, kBlockRows, "tokens that are attended or not together");
+
 constexpr std::array kDenseParams = {kSkip};
 constexpr TypeDecl kDense = {"dense", "all that a query sees", kDenseParams};
 
@@ -54,6 +58,7 @@ constexpr std::array kSampledParams = {
     kFirst,
     kNear,
     kFrom,
+    kBlock,
     kSkip,
 };
 constexpr TypeDecl kSampled = {
@@ -76,10 +81,11 @@ constexpr TypeDecl kVerticalSlash = {
 constexpr std::array kPooledParams = {
     kMass,
     integer("blocks", Stage::search, 0, 0, 65535,
-            "in place of the mass: so many blocks of 64 for each 128 queries; 0: the mass"),
+            "in place of the mass: so many blocks for each 128 queries; 0: the mass"),
     kFirst,
     kNear,
     kFrom,
+    kBlock,
     kSkip,
 };
 constexpr TypeDecl kPooled = {"pooled", "blocks by the means of 64 queries and of 64 keys",
@@ -89,7 +95,8 @@ constexpr std::array<std::string_view, 2> kStrides = {"8", "16"};
 constexpr std::array kAntidiagonalParams = {
     kMass,  choice("stride", Stage::search, 1, kStrides, "queries and keys of an antidiagonal"),
     kFirst, kNear,
-    kFrom,  kSkip,
+    kFrom,  kBlock,
+    kSkip,
 };
 constexpr TypeDecl kAntidiagonal = {"antidiagonal",
                                     "blocks by sums of logits along antidiagonals of small squares",
@@ -132,6 +139,7 @@ gpu::PromptPattern pattern_of(const index::Spec& spec) {
     return p;
   }
   p.mass = per_mille("mass");
+  p.block_rows = value_of(spec, "block") == 0 ? 64 : 128;
   if (type == &kSampled) {
     p.stride = number("stride");
     p.lookups = per_mille("lookups");

@@ -189,7 +189,7 @@ void Session::truncate(uint32_t n) {
 // ---- Indexes ------------------------------------------------------------------------------------
 
 void Session::build(const BuildProgress& progress) {
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   if (codes_ != nullptr) codes_->retry();
   place_codes();
   for (uint32_t layer = 0; stream_ != nullptr && layer < engine_->model().layers; ++layer) {
@@ -235,6 +235,7 @@ uint32_t Session::most_tokens() const {
 uint64_t Session::host_bytes() const {
   uint64_t bytes = sequence_.bytes() + keeper_.index_bytes() + keeper_.sample_bytes() +
                    step_bytes_ + audits_.bytes() + new_rows_.capacity() + token_call_bytes();
+  if (extend_prompt_ != nullptr) bytes += extend_prompt_->bytes();
   // On a CUDA device the resident tokens have a copy here.
   if (stream_ != nullptr) bytes += gpu::resident_bytes(params_.resident_shape(engine_->model()));
   return bytes;
@@ -316,6 +317,8 @@ void Session::copy_from(const Session& from) {
   audits_.copy_from(from.audits_);
   sequence_.copy_from(from.sequence_);
   keeper_.copy_from(from.keeper_);
+  extend_patterns_ = from.extend_patterns_;
+  extend_pattern_from_ = from.extend_pattern_from_;
   reserve_searches(true);
   if (codes_ != nullptr) {
     codes_->copy();

@@ -24,6 +24,7 @@
 #include "runtime/audit/session_audits.h"
 #include "runtime/build/index_keeper.h"
 #include "runtime/engine/engine.h"
+#include "runtime/engine/host_prompt.h"
 #include "runtime/engine/tensor.h"
 #include "runtime/session/identity.h"
 #include "runtime/session/resident_truth.h"
@@ -83,6 +84,9 @@ class Session {
   /// With tensors in device memory, session_extend_stream.cpp: on the session's stream.
   void extend_on_device(uint32_t layer, const ExtendArgs& args);
   void accept(uint32_t tokens, const uint32_t* path);
+  /// See keyhole_session_set_extend_pattern and keyhole_session_extend_blocks, session_extend_lists.cpp.
+  void set_extend_pattern(const char* pattern, uint32_t tokens);
+  [[nodiscard]] gpu::PromptBlocks extend_blocks() const { return extend_blocks_; }
   struct BatchMember {
     Session* session = nullptr;
     ExtendArgs args;
@@ -245,6 +249,16 @@ class Session {
   /// The extend of all layers that took part; throws Error(invalid_argument) where they do not agree.
   [[nodiscard]] Extended agreed_extended() const;
 
+  // session_extend_lists.cpp
+  /// Whether an extend with tensors in host memory attends by the pattern that was set.
+  [[nodiscard]] bool extends_by_pattern(uint32_t layer, const ExtendArgs& args) const;
+  /// Writes the answers; the new tokens are not appended.
+  void extend_by_pattern(uint32_t layer, const ExtendArgs& args, const NewTokens& fresh);
+  /// K, or V, of all tokens of a layer that does not slide, where they lie on the host.
+  [[nodiscard]] cpu::RowRuns rows_before(uint32_t layer, bool values);
+  /// Gives back what prompts alone need.
+  void release_prompt();
+
   // session_extend_stream.cpp
   [[nodiscard]] gpu::BlockedShape blocked_shape() const;
   /// Offloaded rows of a layer, the first ones, that are pinned for the device.
@@ -336,8 +350,12 @@ class Session {
   std::atomic<uint64_t> step_bytes_ =
       0;  ///< of the steps when no worker wrote to them; read by any thread
 
-  std::vector<Extended> extended_;   ///< [layer]
-  std::vector<std::byte> new_rows_;  ///< K and V of an extension under way
+  std::vector<Extended> extended_;                   ///< [layer]
+  std::vector<std::byte> new_rows_;                  ///< K and V of an extension under way
+  std::vector<gpu::PromptPattern> extend_patterns_;  ///< `[layers, q_heads]`; empty: none is set
+  uint32_t extend_pattern_from_ = 0;                 ///< new tokens
+  std::unique_ptr<HostPrompt> extend_prompt_;        ///< null: not used since the last step
+  gpu::PromptBlocks extend_blocks_;
 
   keyhole_statistics totals_{};
   uint64_t host_bytes_peak_ = 0;

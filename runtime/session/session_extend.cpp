@@ -70,6 +70,7 @@ class Session::Extension {
   ExtendArgs args_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   double append_seconds_ = 0.0;
+  bool by_pattern_ = false;  ///< all at once, without a step
   NewTokens fresh_;
   DecodeStep* joint_ = nullptr;  ///< of several tokens; null: of one at a time
   DecodeStep* step_ = nullptr;   ///< the one under way
@@ -79,11 +80,12 @@ class Session::Extension {
 Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args)
     : s_(&session), layer_(layer), args_(args) {
   s_->check_extend(layer, args);
+  by_pattern_ = s_->extends_by_pattern(layer, args);
   store_new_rows();
-  for (RowBuffer& buffer : s_->prompt_rows_) buffer.release();
+  if (!by_pattern_) s_->release_prompt();
   s_->advance_append(layer);
   if (s_->codes_of_step(layer) != nullptr) s_->stream_->finish_codes(layer);
-  if (args.k.tokens > 1) joint_ = s_->joint_step(layer);
+  if (args.k.tokens > 1 && !by_pattern_) joint_ = s_->joint_step(layer);
   append_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
 }
@@ -137,6 +139,10 @@ void Session::Extension::store_new_rows() {
 }
 
 bool Session::Extension::start() {
+  if (by_pattern_) {
+    s_->extend_by_pattern(layer_, args_, fresh_);
+    return false;
+  }
   fresh_.first += fresh_.asking;
   fresh_.asking = 0;
   if (fresh_.first == fresh_.count) return false;

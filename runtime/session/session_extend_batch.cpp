@@ -37,7 +37,7 @@ bool Session::takes_one_step(uint32_t layer, uint32_t n) {
 }
 
 void Session::prepare_step(uint32_t layer, const ExtendArgs& args) {
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   check_counts(args);
   stream_->prepare_ahead(layer, args.k.tokens);
 }

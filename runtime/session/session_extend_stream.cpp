@@ -55,7 +55,7 @@ bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
 void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
   const uint32_t n = args.k.tokens;
   const bool masked = args.mask != nullptr;
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   check_counts(args);
   if (sequence_.slides(layer)) return extend_window(layer, args);
   if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);

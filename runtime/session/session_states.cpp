@@ -76,7 +76,7 @@ void Session::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const Ro
                     " by codes, together with sink and window; KEYHOLE_PLACE_HOST in the config's "
                     "partitions keeps the codes on the host");
   }
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   advance_append(layer);
   const double append_seconds = watch.seconds();
   prepare_work(layer, tokens(layer) - 1, false);

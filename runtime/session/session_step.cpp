@@ -23,7 +23,7 @@ uint32_t rows_of_codes(const Budget& budget, uint32_t tokens) {
 void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
   const auto began = std::chrono::steady_clock::now();
   const ModelShape& m = engine_->model();
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   if (k != nullptr) check_append(layer, *k, *v);
   check_finite(engine_->kernels(), q, "q", 0, 1, DType::f32);
   if (k == nullptr && tokens(layer) == 0) {

@@ -197,7 +197,7 @@ bool Session::device_chooses(uint32_t layer, uint32_t kv_head) const {
 void Session::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                       const RowsOut* out, float* lse) {
   StreamRunner& stream = runner("tensors in device memory");
-  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  release_prompt();
   stream.enqueue(layer, q, k, v, out, lse);
   if (k != nullptr) forget_extended(layer);
 }

@@ -1,5 +1,9 @@
 // Attention of many queries over lists of blocks, and weights of blocks, against double precision.
+#include <deque>
+#include <numeric>
+
 #include "cpu/block_weights.h"
+#include "cpu/group_weights.h"
 #include "tests/cpu/prompt_fixture.h"
 #include "tests/sanitized.h"
 
@@ -202,6 +206,113 @@ TEST_P(BlockAttentionTest, ChunksGiveTheBitsOfOnePiece) {
       }
     }
   }
+}
+
+/// Copies of rows in as many places as there are borders, which rise.
+struct ScatteredRows {
+  ScatteredRows(const TestTokens& from, uint32_t heads, uint32_t dim,
+                const std::vector<uint32_t>& borders) {
+    for (size_t i = 0; i + 1 < borders.size(); ++i) {
+      const uint32_t begin = borders[i];
+      places.emplace_back(
+          borders[i + 1] - begin, heads, dim, from.rows.dtype,
+          [&](uint32_t t, uint32_t h, uint32_t j) { return from.row(begin + t, h)[j]; });
+      runs.add(borders[i + 1] - begin, places.back().rows);
+    }
+  }
+  std::deque<TestTokens> places;
+  RowRuns runs;
+};
+
+// What a session's tokens are: some in front, offloaded ones, some behind, none of whole blocks.
+TEST_P(BlockAttentionTest, RowsInSeveralPlacesGiveTheBitsOfOne) {
+  const auto seed = static_cast<uint64_t>(testing::UnitTest::GetInstance()->random_seed());
+  Pool pool({.threads = 2});
+  BlockAttention attention(kernels, pool);
+  BlockWeights sampled(kernels, pool);
+  GroupWeights groups(kernels, pool);
+  for (uint32_t i = 0; i < cases(8); ++i) {
+    Rng rng(seed * 1000 + i);
+    PromptCase c = random_case(rng);
+    c.window = 0;
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " + text(c));
+    TestPrompt prompt(rng, c);
+    std::vector<uint32_t> borders = {0, c.rows};
+    for (uint32_t j = 0; j + 1 < RowRuns::kMostRuns; ++j)
+      borders.push_back(static_cast<uint32_t>(rng() % (c.rows + 1)));
+    std::sort(borders.begin(), borders.end());
+    const ScatteredRows k(prompt.k, c.kv_heads, c.dim, borders),
+        v(prompt.v, c.kv_heads, c.dim, borders);
+    std::vector<uint32_t> heads(prompt.piece.q_heads);
+    std::iota(heads.begin(), heads.end(), 0U);
+    const RandomLists lists(rng, prompt.piece);
+    struct Results {
+      std::vector<float> lse, o, samples, means, antidiagonals;
+      bool operator==(const Results&) const = default;
+    };
+    const auto results = [&](const PromptPiece& piece) {
+      Results r;
+      attention.attend(piece, lists.lists);
+      r.lse.assign(prompt.lse.begin(), prompt.lse.end());
+      for (uint32_t at = 0; at < c.n * piece.q_heads; ++at) {
+        for (uint32_t j = 0; j < c.dim; ++j) {
+          r.o.push_back(
+              static_cast<float>(prompt.output(at / piece.q_heads, at % piece.q_heads, j)));
+        }
+      }
+      const auto of = [&](uint32_t stride) {
+        return std::vector<float>(heads.size() * SampledQueries{c.n, stride}.count() *
+                                  piece.blocks());
+      };
+      r.samples = of(16);
+      sampled.compute(piece, {c.n, 16}, heads, r.samples.data());
+      r.means = of(kMeanQueries);
+      groups.means(piece, heads, r.means.data());
+      r.antidiagonals = of(8);
+      groups.antidiagonals(piece, 8, heads, r.antidiagonals.data());
+      return r;
+    };
+    const Results one = results(prompt.piece);
+    PromptPiece piece = prompt.piece;
+    piece.k = k.runs;
+    piece.v = v.runs;
+    EXPECT_TRUE(results(piece) == one);
+  }
+}
+
+// A row of int8 is what its scales make of it, wherever its block of scales begins.
+TEST_P(BlockAttentionTest, RowsInInt8AreThoseOfTheirScales) {
+  Rng rng(testing::UnitTest::GetInstance()->random_seed() + 6);
+  constexpr uint32_t kRows = 700, kDim = 80, kHeads = 2, kFront = 37, kFirst = 100;
+  const PromptCase c{130, kFront + kRows, kHeads, 2, kDim, 0, DType::f32, DType::f32, {0.1F, 0.0F}};
+  GuardedArray<int8_t> numbers(size_t{kHeads} * kRows * kDim);
+  for (int8_t& x : numbers) x = static_cast<int8_t>(static_cast<int>(rng() % 255) - 127);
+  // `[blocks, heads, dim]` in bf16 of 2^-8..2^-5.
+  GuardedArray<uint16_t> scales(size_t{(kFirst + kRows) / kScaleRows + 1} * kHeads * kDim);
+  for (uint16_t& x : scales) x = static_cast<uint16_t>(0x3B80U + rng() % 0x180U);
+  TestPrompt prompt(rng, c);
+  const TestTokens front = TestTokens(kFront, kHeads, kDim, DType::f32, gaussian(rng));
+  const auto value = [&](uint32_t t, uint32_t h, uint32_t j) {
+    if (t < kFront) return front.row(t, h)[j];
+    const uint32_t row = t - kFront;
+    const size_t scale = (size_t{(kFirst + row) / kScaleRows} * kHeads + h) * kDim + j;
+    return static_cast<double>(numbers[(size_t{h} * kRows + row) * kDim + j]) *
+           decode(reinterpret_cast<const std::byte*>(&scales[scale]), DType::bf16);
+  };
+  const TestTokens whole(c.rows, kHeads, kDim, DType::f32, value);
+  Pool pool({.threads = 2});
+  BlockAttention attention(kernels, pool);
+  prompt.piece.k = prompt.piece.v = whole.rows;
+  attention.attend(prompt.piece, {});
+  const std::vector<float> lse(prompt.lse.begin(), prompt.lse.end());
+  RowRuns runs;
+  runs.add(kFront, front.rows);
+  const TokenRows packed{reinterpret_cast<std::byte*>(numbers.data()), kDim, size_t{kRows} * kDim,
+                         DType::i8};
+  runs.add(kRows, packed, {{scales.data(), size_t{kHeads} * kDim, kFirst}, kDim});
+  prompt.piece.k = prompt.piece.v = runs;
+  attention.attend(prompt.piece, {});
+  EXPECT_EQ(std::vector<float>(prompt.lse.begin(), prompt.lse.end()), lse);
 }
 
 TEST_P(BlockAttentionTest, WeightsOfBlocksAreThoseOfSampledQueries) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "tests/gpu/prompt_layer.h"
+#include "tests/list_truth.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -91,32 +92,15 @@ TEST_P(BlockChoiceTest, WeightsAndListsAreThoseOfSampledQueries) {
         }
         ASSERT_GT(samples, 0U);
         const size_t at = size_t{h} * tiles + t;
-        const uint16_t* const list = &lists[at * w.blocks];
-        std::vector<bool> in(end);
-        double held = 0, least = INFINITY;
-        for (uint32_t i = 0; i < counts[at]; ++i) {
-          ASSERT_LT(list[i], end);
-          if (i > 0) {
-            ASSERT_GT(list[i], list[i - 1]);
-          }
-          in[list[i]] = true;
-          held += share[list[i]] / samples;
-          if (list[i] >= 1 && list[i] + 2U < own) least = std::min(least, share[list[i]] / samples);
-        }
-        for (uint32_t b = 0; b < end; ++b) {
-          if (b == 0 || b + 2 >= own) {
-            ASSERT_TRUE(in[b]) << b;
-          }
-        }
-        EXPECT_GE(held, double{prompt.mass} - 1e-3);
-        // Without the lightest blocks, an eighth of an octave of them, less than the mass would be held.
-        double without = held;
-        for (uint32_t b = 1; b + 2 < own && b < end; ++b) {
-          if (in[b] && share[b] / samples < least * 1.1) without -= share[b] / samples;
-        }
-        if (least != INFINITY) {
-          EXPECT_LT(without, double{prompt.mass} + 2e-3);
-        }
+        for (double& x : share) x /= samples;
+        keyhole::test::expect_heaviest(&lists[at * w.blocks], counts[at], share,
+                                       {.first = 1,
+                                        .near = 2,
+                                        .own = own,
+                                        .mass = double{prompt.mass},
+                                        .error = 2e-3,
+                                        .close = 1.11});
+        if (HasFatalFailure()) return;
         all += counts[at];
         seen += end;
       }

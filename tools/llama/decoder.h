@@ -39,6 +39,8 @@ class Decoder {
   virtual std::span<const float> extend(std::span<const uint32_t> tokens);
   /// How many tokens extend() takes together rather than one after the other; 1: there is nothing to gain.
   [[nodiscard]] virtual size_t tokens_at_once() const { return 1; }
+  /// That many from now on, at least 1; more take more memory while extend() lasts. Decoders that gain nothing do not follow.
+  virtual void take_at_once(size_t /*tokens*/) {}
 
   /// About how many tokens of a prefill take the time of `tokens` tokens behind those that there are. A step takes that of
   /// 16 at least, as it reads every weight for one token: of the bundled model on 2 cores some 10, of an 8B on a GPU 50 and

@@ -26,6 +26,7 @@ class GpuDecoder final : public Decoder {
   /// a hook by steps.
   std::span<const float> extend(std::span<const uint32_t> tokens) override;
   [[nodiscard]] size_t tokens_at_once() const override;
+  void take_at_once(size_t tokens) override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override;
   void set_attention_hook(AttentionHook hook) override;

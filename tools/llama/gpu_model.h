@@ -44,6 +44,10 @@ class GpuModel {
   /// prompts.
   void set_prefill_pattern(std::string pattern) { prefill_pattern_ = std::move(pattern); }
   [[nodiscard]] const std::string& prefill_pattern() const { return prefill_pattern_; }
+  /// Tokens whose activations are there at once, and whose queries choose what they attend; 0, as at first: as many as
+  /// 1 GiB has room for, 8192 at most.
+  void set_prefill_chunk(size_t chunk) { prefill_chunk_ = chunk; }
+  [[nodiscard]] size_t prefill_chunk() const { return prefill_chunk_; }
   /// Of the blocks of tokens that the queries of the last prompt saw, the share that they attended. Any thread.
   void note_prefill_share(double share) const noexcept { prefill_share_ = share; }
   [[nodiscard]] double prefill_share() const { return prefill_share_; }
@@ -70,6 +74,7 @@ class GpuModel {
   std::unique_ptr<Device> device_;
   mutable std::atomic<uint64_t> memory_peak_ = 0;
   std::string prefill_pattern_ = "dense";
+  size_t prefill_chunk_ = 0;
   mutable std::atomic<double> prefill_share_ = 1.0;
   bool checks_prefill_ = false;
   mutable std::vector<PrefillErrors> prefill_errors_;
@@ -83,14 +88,16 @@ struct DeviceSink {
 };
 
 /// As prefill() of prefill.h, computed on the GPU: the same logits but for rounding (attention in fp16 with fp32
-/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on.
+/// sums, products of numbers with 16 bits), and the same hand-over to `sink`, while the GPU goes on. times: written, by the GPU's
+/// clock, of the hand-over by the host's; null: not wanted.
 ///
 /// Hidden states of all tokens, RoPE's table and one layer's K and V (fp16) lie on the card, beside the activations
 /// of a chunk of tokens: of 128k tokens of a model with 384 hidden and 2 KV heads of 128 elements, 0.8 GB.
 [[nodiscard]] std::vector<float> gpu_prefill(const GpuModel& model,
                                              std::span<const uint32_t> tokens,
                                              const LayerSink& sink,
-                                             const PrefillProgress& progress = {});
+                                             const PrefillProgress& progress = {},
+                                             PrefillTimes* times = nullptr);
 /// The same for a sink on the GPU: a third to a half of the bytes, which leave the card at most once.
 [[nodiscard]] std::vector<float> gpu_prefill_to_device(const GpuModel& model,
                                                        std::span<const uint32_t> tokens,

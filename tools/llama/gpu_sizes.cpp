@@ -58,7 +58,7 @@ uint64_t GpuChunkSizes::device_bytes() const {
 }
 
 GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size_t export_bytes,
-                                  std::string_view pattern) {
+                                  std::string_view pattern, size_t wanted_chunk) {
   // As keyhole_prompt_attend() says: of 16 tiles of queries at least, a list and 8 samples of each block of 64 tokens.
   constexpr size_t kListBytes = size_t{160} << 20U;
   const size_t least_lists =
@@ -67,7 +67,8 @@ GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens, size
   constexpr size_t kAutoDense = 16384;
   const bool dense = pattern == "dense" || (pattern == "auto" && tokens <= kAutoDense);
   GpuPrefillSizes sizes;
-  sizes.rows = gpu_chunk_sizes(config, chunk_tokens(config, tokens));
+  sizes.rows = gpu_chunk_sizes(
+      config, wanted_chunk == 0 ? chunk_tokens(config, tokens) : std::min(tokens, wanted_chunk));
   const size_t chunk = sizes.rows.chunk;
   sizes.tokens = tokens;
   sizes.hidden = tokens * config.hidden_size;

@@ -52,9 +52,10 @@ inline constexpr size_t kFineTokens = 4096;
 /// Of a prompt of `tokens` tokens; a sink takes q, K and V of every layer in numbers of `export_bytes` bytes: 4 or 2, or 0
 /// without one. Chunks are the same for all of them.
 /// pattern: of the prompt's attention, as the library takes it; others than "dense" have operands of one fp16, and lists of
-/// blocks.
+/// blocks. chunk: GpuModel::set_prefill_chunk().
 [[nodiscard]] GpuPrefillSizes gpu_prefill_sizes(const LlamaConfig& config, size_t tokens,
-                                                size_t export_bytes, std::string_view pattern);
+                                                size_t export_bytes, std::string_view pattern,
+                                                size_t chunk = 0);
 
 /// Tokens that a GpuDecoder takes at once behind those that there are: enough that the weights, and the offloaded keys and
 /// values, are read seldom, few enough that a person who interrupts waits but a moment.

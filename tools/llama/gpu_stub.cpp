@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "tools/llama/gpu_decoder.h"
+#include "tools/llama/gpu_head.h"
 
 namespace keyhole::tools {
 namespace {
@@ -26,7 +27,7 @@ void check_prefill_pattern(const LlamaConfig&, const std::string&) {
 }
 
 std::vector<float> gpu_prefill(const GpuModel&, std::span<const uint32_t>, const LayerSink&,
-                               const PrefillProgress&) {
+                               const PrefillProgress&, PrefillTimes*) {
   throw std::runtime_error(kReason);
 }
 
@@ -34,6 +35,12 @@ std::vector<float> gpu_prefill_to_device(const GpuModel&, std::span<const uint32
                                          const DeviceSink&, const PrefillProgress&) {
   throw std::runtime_error(kReason);
 }
+
+struct GpuHead::Memory {};
+GpuHead::GpuHead(uint32_t dim) : dim_(dim) { throw std::runtime_error(kReason); }
+GpuHead::~GpuHead() = default;
+void GpuHead::take(const HeadRows& head) { tokens_ = head.tokens; }
+double GpuHead::attend(keyhole_prompt*, float*, float*) { return dim_ * 0.0; }
 
 GpuDecoder::GpuDecoder(const GpuModel&, KeyholeCache&, uint32_t) {
   throw std::runtime_error(kReason);
@@ -45,6 +52,7 @@ std::span<const float> GpuDecoder::prefill(std::span<const uint32_t>, const Pref
 std::span<const float> GpuDecoder::step(uint32_t) { return {}; }
 std::span<const float> GpuDecoder::extend(std::span<const uint32_t>) { return {}; }
 size_t GpuDecoder::tokens_at_once() const { return 1; }
+void GpuDecoder::take_at_once(size_t) {}
 void GpuDecoder::truncate(uint32_t) {}
 uint32_t GpuDecoder::tokens() const { return 0; }
 void GpuDecoder::set_attention_hook(AttentionHook) {}

@@ -44,6 +44,7 @@ HostDecoder::HostDecoder(const LlamaModel& model, KeyholeCache& cache, Team& tea
       full_(model.config.head_dim, model.config.rope, tokens),
       sliding_(model.config.head_dim, model.config.sliding_rope, tokens),
       tokens_(tokens),
+      at_once_(kHostTokensAtOnce),
       hooks_(std::move(hooks)) {
   const LlamaConfig& config = model.config;
   hidden_.resize(config.hidden_size);
@@ -114,9 +115,9 @@ std::span<const float> HostDecoder::step(uint32_t token) {
 
 std::span<const float> HostDecoder::extend(std::span<const uint32_t> tokens) {
   if (tokens.size() < kFewestHostTokens || tokens_at_once() == 1) return Decoder::extend(tokens);
-  if (tokens.size() > kHostTokensAtOnce) {
+  if (tokens.size() > at_once_) {
     throw std::runtime_error(std::to_string(tokens.size()) +
-                             " tokens at once; allowed: " + std::to_string(kHostTokensAtOnce));
+                             " tokens at once; allowed: " + std::to_string(at_once_));
   }
   check_tokens(model_.config, tokens);
   const size_t end = tokens_ + tokens.size();
@@ -132,7 +133,7 @@ std::span<const float> HostDecoder::extend(std::span<const uint32_t> tokens) {
   return logits_;
 }
 
-size_t HostDecoder::tokens_at_once() const { return hook_ ? 1 : kHostTokensAtOnce; }
+size_t HostDecoder::tokens_at_once() const { return hook_ ? 1 : at_once_; }
 
 size_t HostDecoder::worth_in_prefill(size_t tokens) const {
   if (tokens < kFewestHostTokens || tokens_at_once() == 1) return Decoder::worth_in_prefill(tokens);

@@ -24,6 +24,7 @@ class HostDecoder final : public Decoder {
   std::span<const float> step(uint32_t token) override;
   std::span<const float> extend(std::span<const uint32_t> tokens) override;
   [[nodiscard]] size_t tokens_at_once() const override;
+  void take_at_once(size_t tokens) override { at_once_ = tokens; }
   [[nodiscard]] size_t worth_in_prefill(size_t tokens) const override;
   void truncate(uint32_t tokens) override;
   [[nodiscard]] uint32_t tokens() const override { return tokens_; }
@@ -46,6 +47,7 @@ class HostDecoder final : public Decoder {
   LayerMath math_;
   Turn full_, sliding_;
   uint32_t tokens_ = 0;
+  size_t at_once_;
   PrefillHooks hooks_;
   AttentionHook hook_;
   StepTimes times_;

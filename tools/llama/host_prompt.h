@@ -10,6 +10,7 @@
 
 #include "tools/commands/common/library.h"
 #include "tools/llama/config.h"
+#include "tools/llama/prefill.h"
 
 namespace keyhole::tools {
 
@@ -22,15 +23,6 @@ using PromptHandle = std::unique_ptr<keyhole_prompt, Destroy<keyhole_prompt_dest
 [[nodiscard]] keyhole_tensor host_rows(const float* data, size_t tokens, uint32_t heads,
                                        uint32_t dim, size_t width);
 
-/// Blocks of 64 tokens that queries have attended, and that they saw.
-struct PromptBlocks {
-  uint64_t attended = 0, seen = 0;
-
-  /// 1 where nothing was chosen.
-  [[nodiscard]] double share() const {
-    return seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
-  }
-};
 [[nodiscard]] PromptBlocks blocks_of(const PromptHandle& prompt);
 
 /// Of a model; an engine of its own, as prompts need no session.

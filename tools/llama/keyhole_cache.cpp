@@ -275,6 +275,17 @@ void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
       keyhole_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result, nullptr));
 }
 
+void KeyholeCache::set_extend_pattern(const std::string& pattern) {
+  check(keyhole_session_set_extend_pattern(session_.get(),
+                                           pattern.empty() ? nullptr : pattern.c_str(), 1));
+}
+
+PromptBlocks KeyholeCache::extend_blocks() const {
+  PromptBlocks blocks;
+  check(keyhole_session_extend_blocks(session_.get(), &blocks.attended, &blocks.seen));
+  return blocks;
+}
+
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
   const keyhole_tensor queries = heads(q, q_heads_);
   const keyhole_tensor result = heads(out, q_heads_);

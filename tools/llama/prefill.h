@@ -42,6 +42,16 @@ using PrefillProgress = std::function<void(double fraction)>;
 /// output; k and v are of all `tokens`. Called layer by layer, tokens in rising order. Not asked for sliding layers, nor for the last layer, which attends one token.
 using PromptAttend = std::function<void(uint32_t layer, size_t first, size_t tokens, float* q,
                                         const float* k, const float* v)>;
+/// Blocks of 64 tokens that queries have attended, and that they saw.
+struct PromptBlocks {
+  uint64_t attended = 0, seen = 0;
+
+  /// 1 where nothing was chosen.
+  [[nodiscard]] double share() const {
+    return seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
+  }
+};
+
 /// Seconds of a prompt's stages.
 struct PrefillTimes {
   double weights = 0;      ///< to fp32

@@ -52,6 +52,9 @@ struct BlockChoice {
   float mass = 1.0F;
   /// In place of the mass: so many blocks, beside the first and the near ones, with the largest shares of the weight. 0: the mass.
   uint32_t most_blocks = 0;
+  /// Blocks that are attended or not together, 1 or 2, by the sum of their shares: from a multiple of it on. most_blocks counts
+  /// these.
+  uint32_t unit = 1;
   /// Heads attend all blocks of which the samples have more than this share of their weight, on average over the tiles, each in
   /// blocks where no other sample of its tile has an eighth of it; what is attended anyhow left out. 1: none does.
   float lookups = 1.0F;

@@ -52,14 +52,17 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t begin = blocked::Seen::by(a, first).from / kListRows;
   const uint32_t end = (blocked::Seen::by(a, last).to + kListRows - 1) / kListRows;
   const uint32_t own = (blocked::Seen::by(a, first).to - 1) / kListRows;
-  const uint32_t near = own > c.near_blocks ? own - c.near_blocks : 0;
+  const uint32_t near = (own > c.near_blocks ? own - c.near_blocks : 0) / c.unit * c.unit;
+  // Of the first block of a unit: all of its blocks are, or none. Without a window the first that is seen is block 0.
   const auto is_kept = [&](uint32_t block) { return block < c.first_blocks || block >= near; };
+  const uint32_t units = (end - begin + c.unit - 1) / c.unit;
 
   // Samples of the tile.
   float* shares = nullptr;
   LargestKeys most{};
   const auto key_at = [&](uint32_t i) {
-    return is_kept(begin + i) ? 0 : key_of(shares[begin + i]);
+    const uint32_t b = begin + i * c.unit;
+    return is_kept(b) ? 0 : key_of(shares[b]);
   };
   if (w.weights != nullptr) {
     const uint32_t offset = w.query(a.n, 0);
@@ -81,18 +84,23 @@ __global__ void __launch_bounds__(kThreads)
     // The tile's shares take the place of its first sample's weights. What is kept anyhow counts first.
     shares = rows;
     float looked_up = 0.0F;
-    for (uint32_t b = begin + threadIdx.x; b < end; b += kThreads) {
-      float share = 0.0F, largest = 0.0F, second = 0.0F;
-      for (uint32_t i = 0; i < samples; ++i) {
-        const float x = exp2f(rows[size_t{i} * w.blocks + b] - shared.lse[i]);
-        share += x;
-        second = fmaxf(second, fminf(largest, x));
-        largest = fmaxf(largest, x);
+    for (uint32_t u = threadIdx.x; u < units; u += kThreads) {
+      const uint32_t first_block = begin + u * c.unit;
+      const bool kept = is_kept(first_block);
+      float of_unit = 0.0F;
+      for (uint32_t b = first_block; b < min(first_block + c.unit, end); ++b) {
+        float share = 0.0F, largest = 0.0F, second = 0.0F;
+        for (uint32_t i = 0; i < samples; ++i) {
+          const float x = exp2f(rows[size_t{i} * w.blocks + b] - shared.lse[i]);
+          share += x;
+          second = fmaxf(second, fminf(largest, x));
+          largest = fmaxf(largest, x);
+        }
+        of_unit += share / static_cast<float>(samples);
+        if (samples > 1 && !kept && largest > kAlone * second) looked_up += largest;
       }
-      share /= static_cast<float>(samples);
-      shares[b] = share;
-      if (samples > 1 && !is_kept(b) && largest > kAlone * second) looked_up += largest;
-      atomicAdd(&shared.bins[is_kept(b) ? kBins : bin_of(share)], in_units(share));
+      shares[first_block] = of_unit;
+      atomicAdd(&shared.bins[kept ? kBins : bin_of(of_unit)], in_units(of_unit));
     }
     if (c.looked_up != nullptr) {
       looked_up = warp_sum(looked_up) / static_cast<float>(samples);
@@ -107,26 +115,31 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     if (c.most_blocks != 0)
-      most = largest_keys<kThreads>(end - begin, c.most_blocks, key_at, shared.largest);
+      most = largest_keys<kThreads>(units, c.most_blocks, key_at, shared.largest);
   }
 
   uint16_t* const list = c.lists + (size_t{head} * tiles + tile) * w.blocks;
-  uint32_t count = 0, equals = 0;
-  for (uint32_t b0 = begin; b0 < end; b0 += kThreads) {
-    const uint32_t b = b0 + threadIdx.x;
-    bool keep = b < end && is_kept(b);
+  uint32_t count = 0, equals = 0;  // units
+  for (uint32_t u0 = 0; u0 < units; u0 += kThreads) {
+    const uint32_t u = u0 + threadIdx.x, b = begin + u * c.unit;
+    bool keep = u < units && is_kept(b);
     if (shares != nullptr && c.most_blocks != 0) {
-      const uint32_t key = b < end ? key_at(b - begin) : 0;
+      const uint32_t key = u < units ? key_at(u) : 0;
       const bool is_equal = key != 0 && key == most.key;
       const uint32_t place = take_place(is_equal, shared.counts, equals);
       keep = keep || key > most.key || (is_equal && place < most.equal);
-    } else if (b < end && shares != nullptr && !keep) {
+    } else if (u < units && shares != nullptr && !keep) {
       keep = bin_of(shares[b]) < shared.last_bin;
     }
     const uint32_t place = take_place(keep, shared.counts, count);
-    if (keep) list[place] = static_cast<uint16_t>(b);
+    if (!keep) continue;
+    for (uint32_t i = 0; i < c.unit && b + i < end; ++i) {
+      list[place * c.unit + i] = static_cast<uint16_t>(b + i);
+    }
   }
   if (threadIdx.x != 0) return;
+  // The last unit, which is near, may lack a block.
+  count = count * c.unit - (units * c.unit - (end - begin));
   c.counts[size_t{head} * tiles + tile] = count;
   if (c.totals == nullptr) return;
   atomicAdd(c.totals, static_cast<unsigned long long>(count));

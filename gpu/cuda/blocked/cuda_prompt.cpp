@@ -121,6 +121,9 @@ class CudaPrompt final : public PromptAttention {
     if (!(p.mass >= 0.0F && p.mass <= 1.0F)) {
       refuse("a mass of " + std::to_string(p.mass) + ", allowed: 0..1");
     }
+    if (p.block_rows != kListRows && p.block_rows != 2 * kListRows) {
+      refuse("blocks of " + std::to_string(p.block_rows) + " rows, allowed: 64, 128");
+    }
     switch (p.choice) {
       case PromptChoice::sampled:
         if (p.stride <= kListQueries) return;

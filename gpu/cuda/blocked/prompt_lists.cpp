@@ -65,9 +65,7 @@ uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
   const size_t state = kListQueries * (shape_.head_dim * sizeof(float) + sizeof(float2));
   const size_t of_tile =
       shape_.q_heads * (list + (column_capacity_ == 0 ? 0 : state + column_capacity_ / 8));
-  const auto all = static_cast<size_t>((stretch.n + kListQueries - 1) / kListQueries);
-  const auto tiles = static_cast<uint32_t>(
-      std::min<size_t>(std::max<size_t>(limits_.bytes / of_tile, limits_.least_tiles), all));
+  const uint32_t tiles = limits_.tiles(of_tile, (stretch.n + kListQueries - 1) / kListQueries);
 
   Sizes sizes;
   sizes.tiles_and_heads = size_t{tiles} * shape_.q_heads;
@@ -80,8 +78,7 @@ uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
   }
   if (column_capacity_ != 0) {
     const size_t of_head = LineWeights::bytes_of_head(stretch.rows);
-    line_heads_ =
-        static_cast<uint32_t>(std::clamp<size_t>(limits_.bytes / of_head, 1, shape_.q_heads));
+    line_heads_ = limits_.heads(of_head, shape_.q_heads);
     sizes.weights = std::max(sizes.weights, line_heads_ * of_head);
   }
   reserve(sizes);
@@ -156,6 +153,7 @@ BlockChoice PromptLists::choice_of(const PatternHeads& group) const {
   choice.near_blocks = blocks_of(p.near_rows);
   choice.mass = p.mass;
   choice.most_blocks = p.choice == PromptChoice::pooled ? p.blocks : 0;
+  choice.unit = p.dense ? 1 : p.block_rows / kListRows;
   choice.counts = counts_.as<uint32_t>();
   choice.lists = lists_.as<uint16_t>();
   choice.totals = totals_.as<unsigned long long>();

@@ -31,13 +31,6 @@ struct PatternHeads {
 [[nodiscard]] std::vector<PatternHeads> group_patterns(std::span<const PromptPattern> patterns,
                                                        uint32_t rows);
 
-/// Of weights, lists and states of tiles that are attended together: no more bytes than this, but so many tiles (whole ones of 128
-/// samples of one query in 16) at least. Weights of columns and diagonals are those of as many heads as fit, or of one.
-struct SliceLimits {
-  size_t bytes = size_t{128} << 20U;
-  uint32_t least_tiles = 16;
-};
-
 /// One stretch after the other, on the current device; calls enqueue. Throws Error: out_of_device_memory, device_error.
 class PromptLists {
  public:

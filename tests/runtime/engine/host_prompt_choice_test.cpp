@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "runtime/engine/block_choice.h"
+#include "tests/list_truth.h"
 #include "tests/runtime/engine/host_prompt_fixture.h"
 #include "tests/sanitized.h"
 
@@ -14,6 +15,7 @@ struct GroupChoice {
   const Tokens& t;
   uint32_t queries, group;
   bool pools;
+  size_t unit = 1;  ///< blocks that are chosen together
 
   [[nodiscard]] uint32_t first() const { return t.n - queries; }
   /// Weights of the blocks that the group with the given first query sees.
@@ -55,13 +57,15 @@ struct GroupChoice {
   /// eighth of an octave, those that hold the mass.
   [[nodiscard]] std::vector<bool> chosen(uint32_t tile, uint32_t head, size_t most,
                                          double mass) const {
-    const std::vector<double> share = shares(tile, head);
-    const uint32_t own = (first() + tile * kPromptQueries) / kPromptRows;
-    std::vector<bool> in(share.size());
+    const std::vector<double> of_blocks = shares(tile, head);
+    std::vector<double> share((of_blocks.size() + unit - 1) / unit);
+    for (size_t b = 0; b < of_blocks.size(); ++b) share[b / unit] += of_blocks[b];
+    const size_t own = (first() + tile * kPromptQueries) / kPromptRows;
+    std::vector<bool> in(share.size());  // units
     std::vector<size_t> others;
     double held = 0;
     for (size_t b = 0; b < share.size(); ++b) {
-      in[b] = b == 0 || b + 1 >= own;
+      in[b] = b == 0 || (b + 1) * unit >= own;
       if (in[b])
         held += share[b];
       else
@@ -78,7 +82,9 @@ struct GroupChoice {
       in[others[i]] = true;
       held += share[others[i]];
     }
-    return in;
+    std::vector<bool> of_all(of_blocks.size());
+    for (size_t b = 0; b < of_all.size(); ++b) of_all[b] = in[b / unit];
+    return of_all;
   }
 };
 
@@ -90,13 +96,17 @@ TEST(HostPromptChoice, GroupsOfQueriesChooseBlocks) {
     const char* pattern;
     uint32_t group, most;
     double mass;
+    size_t unit = 1;
   };
-  for (const Case& c : {Case{"pooled:blocks=3,first=64,near=64,from=0", 64, 3, 0},
-                        Case{"pooled:mass=600,first=64,near=64,from=0", 64, 0, 0.6},
-                        Case{"antidiagonal:stride=8,mass=500,first=64,near=64,from=0", 8, 0, 0.5},
-                        Case{"antidiagonal:mass=350,first=64,near=64,from=0", 16, 0, 0.35}}) {
+  for (const Case& c :
+       {Case{"pooled:blocks=3,first=64,near=64,from=0", 64, 3, 0},
+        Case{"pooled:mass=600,first=64,near=64,from=0", 64, 0, 0.6},
+        Case{"antidiagonal:stride=8,mass=500,first=64,near=64,from=0", 8, 0, 0.5},
+        Case{"antidiagonal:mass=350,first=64,near=64,from=0", 16, 0, 0.35},
+        Case{"pooled:blocks=2,block=128,first=64,near=64,from=0", 64, 2, 0, 2},
+        Case{"antidiagonal:mass=350,block=128,first=64,near=64,from=0", 16, 0, 0.35, 2}}) {
     SCOPED_TRACE(c.pattern);
-    const GroupChoice choice{tokens, kQueries, c.group, c.group == 64};
+    const GroupChoice choice{tokens, kQueries, c.group, c.group == 64, c.unit};
     const Prompt prompt(engine.get(), c.pattern);
     const Output out = attend(prompt.p, tokens, kQueries, kQueries);
     uint64_t attended = 0, wanted = 0, seen = 0, expected_seen = 0;
@@ -235,24 +245,30 @@ TEST(HostBlockChoice, TakesSoManyOfTheHeaviest) {
     piece.rows = piece.n + rng() % 4000;
     const cpu::PromptPiece::Span seen = piece.seen(0);
     const auto most = static_cast<uint32_t>(1 + rng() % 20);
+    const auto unit = static_cast<uint32_t>(1 + rng() % 2);
     const runtime::BlockRule rule{static_cast<uint32_t>(rng() % 3),
-                                  static_cast<uint32_t>(rng() % 4), 0.5F, most};
+                                  static_cast<uint32_t>(rng() % 4), 0.5F, most, unit};
     // Of few values, so that many are equal; some blocks have no weight.
     std::vector<float> weights(seen.end);
     for (float& x : weights) x = rng() % 5 == 0 ? kMinusInf : static_cast<float>(rng() % 4);
     weights[0] = 0.0F;
     const uint32_t own = piece.position(0) / kPromptRows;
-    std::vector<std::pair<float, uint32_t>> others;
+    std::vector<std::pair<double, uint32_t>> others;
     std::vector<uint32_t> wanted;
-    for (uint32_t b = 0; b < seen.end; ++b) {
-      if (b < rule.first_blocks || b + rule.near_blocks >= own)
-        wanted.push_back(b);
-      else if (weights[b] != kMinusInf)
-        others.emplace_back(-weights[b], b);
+    const auto take = [&](uint32_t first) {
+      for (uint32_t b = first; b < std::min(first + unit, seen.end); ++b) wanted.push_back(b);
+    };
+    for (uint32_t first = 0; first < seen.end; first += unit) {
+      const double weight =
+          std::exp(double{weights[first]}) +
+          (unit == 2 && first + 1 < seen.end ? std::exp(double{weights[first + 1]}) : 0.0);
+      if (first < rule.first_blocks || first + unit - 1 + rule.near_blocks >= own)
+        take(first);
+      else if (weight > 0)
+        others.emplace_back(-weight, first);
     }
     std::sort(others.begin(), others.end());
-    for (size_t j = 0; j < std::min<size_t>(most, others.size()); ++j)
-      wanted.push_back(others[j].second);
+    for (size_t j = 0; j < std::min<size_t>(most, others.size()); ++j) take(others[j].second);
     std::sort(wanted.begin(), wanted.end());
     std::vector<uint32_t> list(piece.blocks());
     const runtime::TileChoice choice =
@@ -276,9 +292,9 @@ TEST(HostBlockChoice, TakesTheHeaviestBlocksUntilTheMassIsHeld) {
     const cpu::PromptPiece::Span seen = piece.seen(tile);
     const auto samples = static_cast<uint32_t>(1 + rng() % 9);
     const size_t stride = seen.end + rng() % 3;
-    const runtime::BlockRule rule{static_cast<uint32_t>(rng() % 3),
-                                  static_cast<uint32_t>(rng() % 4),
-                                  static_cast<float>(rng() % 1001) / 1000.0F};
+    const runtime::BlockRule rule{
+        static_cast<uint32_t>(rng() % 3), static_cast<uint32_t>(rng() % 4),
+        static_cast<float>(rng() % 1001) / 1000.0F, 0, static_cast<uint32_t>(1 + rng() % 2)};
     std::normal_distribution<float> normal(0.0F, static_cast<float>(1 + rng() % 4));
     std::vector<float> weights(samples * stride);
     for (float& x : weights) x = rng() % 9 == 0 ? kMinusInf : normal(rng);
@@ -287,9 +303,13 @@ TEST(HostBlockChoice, TakesTheHeaviestBlocksUntilTheMassIsHeld) {
     std::vector<double> share(seen.end);
     double looked_up = 0;
     const uint32_t own = piece.position(tile * kPromptQueries) / kPromptRows;
-    const auto is_kept = [&](uint32_t b) {
-      return b < rule.first_blocks || b + rule.near_blocks >= own;
-    };
+    const ListRule truth{.first = rule.first_blocks,
+                         .near = rule.near_blocks,
+                         .own = own,
+                         .unit = rule.unit,
+                         .mass = double{rule.mass},
+                         .error = 1e-5,
+                         .close = 1.001};
     std::vector<std::vector<double>> each(samples, std::vector<double>(seen.end));
     for (uint32_t s = 0; s < samples; ++s) {
       double sum = 0;
@@ -303,37 +323,14 @@ TEST(HostBlockChoice, TakesTheHeaviestBlocksUntilTheMassIsHeld) {
       std::vector<double> x;
       for (const auto& of_sample : each) x.push_back(of_sample[b]);
       std::sort(x.rbegin(), x.rend());
-      if (!is_kept(b) && x[0] > 8 * x[1]) looked_up += x[0] / samples;
+      if (!truth.keeps(b) && x[0] > 8 * x[1]) looked_up += x[0] / samples;
     }
     std::vector<uint32_t> list(piece.blocks());
     const runtime::TileChoice choice =
         runtime::choose_blocks(piece, tile, rule, {weights.data(), samples, stride}, list.data());
     EXPECT_NEAR(static_cast<double>(choice.looked_up) / runtime::kShareUnits, looked_up, 1e-3);
-    std::vector<bool> in(seen.end);
-    double held = 0, least = INFINITY, most_left = 0;
-    for (uint32_t j = 0; j < choice.count; ++j) {
-      const uint32_t b = list[j];
-      ASSERT_LT(b, seen.end);
-      ASSERT_TRUE(j == 0 || b > list[j - 1]);
-      in[b] = true;
-      held += share[b];
-      if (!is_kept(b)) least = std::min(least, share[b]);
-    }
-    double without = held;
-    for (uint32_t b = 0; b < seen.end; ++b) {
-      if (is_kept(b)) {
-        ASSERT_TRUE(in[b]) << b;
-      } else if (!in[b]) {
-        most_left = std::max(most_left, share[b]);
-      } else if (share[b] < least * 1.1) {
-        without -= share[b];
-      }
-    }
-    EXPECT_GE(held, double{rule.mass} - 1e-5);
-    EXPECT_LE(most_left, least * 1.001);
-    if (least != INFINITY) {
-      EXPECT_LT(without, double{rule.mass} + 1e-5);
-    }
+    expect_heaviest(list.data(), choice.count, share, truth);
+    if (HasFatalFailure()) return;
   }
 }
 

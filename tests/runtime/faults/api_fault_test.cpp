@@ -113,6 +113,16 @@ class World {
     if (status == KEYHOLE_OK) model_.append(layer, k, v);
     return status;
   }
+  /// The same by a pattern of prompts, whose lists are full.
+  keyhole_status extend_by_pattern(uint32_t layer, uint32_t n) {
+    constexpr const char* kFull = "sampled:mass=1000,first=999999,from=0";
+    const keyhole_status set =
+        under_fault([&] { return keyhole_session_set_extend_pattern(session_.get(), kFull, n); });
+    if (set != KEYHOLE_OK) return set;
+    const keyhole_status status = extend(layer, n);
+    EXPECT_OK(keyhole_session_set_extend_pattern(session_.get(), nullptr, 0));
+    return status;
+  }
   /// A batch of this session and a copy of it, of which one alone may fail.
   keyhole_status extend_batch(uint32_t layer, uint32_t n) {
     if (other_ == nullptr || layer_tokens(other_.get(), layer).total > 1500) {
@@ -292,6 +302,7 @@ TEST_P(ApiFault, Extend) {
   const auto shorter = [](World& w) { return w.tokens() < 900 ? KEYHOLE_OK : w.truncate(kPrompt); };
   try_all([](World& w) { return w.extend(0, 6); }, shorter);
   try_all([](World& w) { return w.extend(0, 80); }, shorter);
+  try_all([](World& w) { return w.extend_by_pattern(0, 140); }, shorter);
 }
 
 TEST_P(ApiFault, ExtendBatch) {

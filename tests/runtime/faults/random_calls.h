@@ -127,6 +127,13 @@ class RandomCalls {
   void extend(Sequence& s, bool accepts) {
     const uint32_t n = 1 + random_.below(random_.below(4) == 0 ? longest_prompt_ : 9);
     if (!has_room(s, n)) return;
+    // By a pattern of prompts whose lists are full, perhaps, until another one is set.
+    if (shape().dv == ec_.head_dim && random_.below(3) == 0) {
+      constexpr const char* kPatterns[] = {nullptr, "dense", "a-shape:first=999999",
+                                           "sampled:mass=1000,first=999999,from=0"};
+      ASSERT_OK(keyhole_session_set_extend_pattern(s.session.get(), kPatterns[random_.below(4)],
+                                                   random_.below(40)));
+    }
     const uint32_t before = s.model.tokens(0);
     std::vector<uint64_t> mask;
     if (n <= 64 && random_.below(2) == 0) {

@@ -149,6 +149,33 @@ class StreamExtend : public StreamCodes, public testing::WithParamInterface<Way>
   void run_any_calls(uint64_t seeds);
 };
 
+// Of tokens that come from the host, the device's sink and window are attended by their copy there.
+TEST_P(StreamExtend, FromTheHostByAPatternOfPrompts) {
+  StreamEngine device(engine_config_);
+  const SessionPtr s = make_session(device.handle.get(), config());
+  StoredModel m = model();
+  prompt(s.get(), m, 700);
+  ASSERT_OK(
+      keyhole_session_set_extend_pattern(s.get(), "sampled:mass=1000,first=999999,from=0", 1));
+  for (const uint32_t n : {150U, 3U}) {
+    extend(s.get(), m, 7);  // from the device, as ever
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      Turn t = turn(n);
+      const keyhole_tensor q = tensor(t.q, {n, hq(), d()}), k = tensor(t.k, {n, hkv(), d()}),
+                           v = tensor(t.v, {n, hkv(), d()}), o = tensor(t.out, {n, hq(), d()});
+      ASSERT_OK(keyhole_extend(s.get(), l, &q, &k, &v, nullptr, &o, t.lse.data()));
+      m.append(l, t.k, t.v);
+      expect_turn(m, l, t, nullptr);
+      if (HasFatalFailure()) return;
+    }
+    m.follow(s.get());
+  }
+  uint64_t attended = 0, seen = 0;
+  ASSERT_OK(keyhole_session_extend_blocks(s.get(), &attended, &seen));
+  EXPECT_GT(attended, 0U);
+  EXPECT_EQ(attended, seen);
+}
+
 void StreamExtend::run_any_calls(uint64_t seeds) {
   StreamEngine device(engine_config_);
   for (uint64_t seed = 0; seed < seeds; ++seed) {

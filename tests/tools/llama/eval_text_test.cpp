@@ -103,6 +103,61 @@ TEST_F(RandomText, BitsAreThoseOfTheReference) {
   EXPECT_EQ(again["results"][0]["bits_per_token"], rows[2]["bits_per_token"]);
 }
 
+TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
+  const std::vector<std::string> args = {"eval",
+                                         "--model",
+                                         folder_.path(),
+                                         "--task",
+                                         "text",
+                                         "--tokens",
+                                         folder_ / "ids.txt",
+                                         "--index",
+                                         "exact",
+                                         "--length",
+                                         "140",
+                                         "--bytes",
+                                         "8",
+                                         "--window",
+                                         "16",
+                                         "--sink",
+                                         "4",
+                                         "--kv-dtype",
+                                         "f32",
+                                         "--device",
+                                         "host"};
+  double mean = 0.0;
+  for (const double b : reference_bits(141, 149)) mean += b / 8.0;
+  const auto bits = [](const json& result) {
+    return result["results"][0]["bits_per_token"].get<double>();
+  };
+  using Options = std::vector<std::string>;
+  for (const Options& more :
+       {Options{"--chunk", "30"}, Options{"--turn", "60"},
+        Options{"--turn", "100", "--chunk", "33"},
+        Options{"--turn", "60", "--prefill", "sampled:mass=1000,first=999,from=0"}}) {
+    const json result = run_json(args, more);
+    SCOPED_TRACE(more.back());
+    EXPECT_NEAR(bits(result), mean, 1e-4);
+    const bool has_turn = more.front() == "--turn";
+    EXPECT_EQ(result["turn"]["tokens"], has_turn ? std::stoi(more[1]) : 0);
+    EXPECT_EQ(result["turn"]["share"], 1.0);
+    EXPECT_EQ(result["turn"]["seconds"] > 0.0, has_turn);
+  }
+  // Tokens 130 and up see the third block alone.
+  const json less =
+      run_json(args, {"--turn", "10", "--prefill", "a-shape:first=0,near=0", "--chunk", "10"});
+  EXPECT_GT(std::abs(bits(less) - mean), 1e-3);
+  EXPECT_NEAR(less["turn"]["share"].get<double>(), 1.0 / 3.0, 1e-9);
+  EXPECT_EQ(less["chunk"], 10);
+  Options too_long = args;
+  too_long.insert(too_long.end(), {"--turn", "140"});
+  const Outcome outcome = run_keyhole(too_long);
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("--turn is 140; allowed: fewer than the prompt's 140 tokens"),
+            std::string::npos)
+      << outcome.err;
+}
+
 TEST(EvalText, PredictsTheBundledProse) {
   const std::vector<std::string> args = {
       "eval",    "--task", "text",    "--length",        "1500", "--bytes", "150",
@@ -112,6 +167,8 @@ TEST(EvalText, PredictsTheBundledProse) {
   EXPECT_GT(exact, 0.5);  // English text; a uniform guess takes 8 bits
   EXPECT_LT(exact, 3.0);
   EXPECT_NEAR(result["results"][1]["bits_per_byte"].get<double>(), exact, 0.2);
+  const json turn = run_json(args, {"--turn", "700", "--chunk", "300"});
+  EXPECT_NEAR(turn["results"][0]["bits_per_byte"].get<double>(), exact, 0.02);
   const Outcome outcome = run_keyhole(args);
   for (const char* part : {"bits/byte", "above exact", "perplexity", "read/token", "+- "}) {
     EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;

@@ -53,6 +53,10 @@ TEST(GpuPrefillSizes, AddUpToWhatAPromptTakes) {
 
 TEST(GpuPrefillSizes, AShortPromptIsOneChunk) {
   EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4, "dense").rows.chunk, 5U);
+  const GpuPrefillSizes chunked = gpu_prefill_sizes(llama_8b(), 65536, 4, "dense", 2048);
+  EXPECT_EQ(chunked.rows.chunk, 2048U);
+  EXPECT_EQ(chunked.q, 2048 * llama_8b().q_width());
+  EXPECT_EQ(gpu_prefill_sizes(llama_8b(), 5, 4, "dense", 2048).rows.chunk, 5U);
   EXPECT_LT(gpu_prefill_sizes(llama_8b(), 5, 4, "dense").device_bytes(), 40 * kMiB);
 }
 

@@ -60,9 +60,43 @@ TEST(PrefillCommand, MeasuresPatternsBesideDenseAttention) {
   EXPECT_EQ(patterns[2]["blocks"], 1.0);  // all that queries see
   EXPECT_LT(patterns[2]["errors"][0]["p95"], 1e-5);
   EXPECT_TRUE(patterns[2]["same_token"]);
+  // In chunks of whole tiles blocks are chosen alike; dense attention is then the library's.
+  const json chunked = run_json(model.arguments("prefill"),
+                                {"--pattern", "a-shape:first=64,near=256", "--chunk", "1024"});
+  EXPECT_EQ(chunked["chunk"], 1024);
+  EXPECT_EQ(chunked["patterns"][1]["blocks"], patterns[1]["blocks"]);
+  EXPECT_EQ(chunked["patterns"][1]["same_token"], patterns[1]["same_token"]);
+  for (const char* quantile : {"p50", "p95"}) {
+    const double whole = patterns[1]["errors"][0][quantile];
+    EXPECT_NEAR(chunked["patterns"][1]["errors"][0][quantile].get<double>(), whole, 1e-4 * whole);
+  }
   const std::string csv = read_file(model.file("out.csv"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), static_cast<long>(2 + 2 * (layers - 1)));
   EXPECT_NE(csv.find("\"a-shape:first=64,near=256\","), std::string::npos) << csv;
+}
+
+TEST(PrefillCommand, MeasuresALaterTurn) {
+  const ModelFiles model(700);
+  const json out = run_json(model.arguments("prefill"),
+                            {"--turn", "200", "--pattern", "a-shape:first=64,near=64|99999"});
+  EXPECT_EQ(out["tokens"], 700);
+  EXPECT_EQ(out["turn"], 200);
+  const json& patterns = out["patterns"];
+  ASSERT_EQ(patterns.size(), 3U);
+  EXPECT_EQ(patterns[0]["pattern"], "dense");
+  // Tiles at 500 and 628 see 10 and 11 blocks: number 0, and from number 6 and number 8 on.
+  const double blocks = (1.0 + 4.0 + 1.0 + 3.0) / (10.0 + 11.0);
+  EXPECT_NEAR(patterns[1]["blocks"].get<double>(), blocks, 1e-9);
+  EXPECT_EQ(patterns[2]["blocks"], 1.0);
+  EXPECT_TRUE(patterns[2]["same_token"]);
+  for (const json& p : patterns) {
+    EXPECT_GT(p["first_token_s"], 0.0);
+    EXPECT_TRUE(p["errors"].empty());
+  }
+  const Outcome outcome = run_keyhole(with(model.arguments("prefill"), {"--turn", "700"}));
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_NE(outcome.err.find("--turn is 700; allowed: fewer than the prompt's 700 tokens"),
+            std::string::npos);
 }
 
 TEST(PrefillCommand, SaysWhatIsWrong) {

@@ -275,10 +275,10 @@ library's keyhole_session_config.budgets, take that file.
                     meets the error (--no-dense: then what comes nearest is taken, with a warning)
   held              the requirement was met by queries that had no part in the choice too: every second one, or
                     those of --check; median and p95 are theirs
-With --prefill the model runs over prompts on the host, and of each (layer, query head) every pattern is tried beside
-dense attention to the same q, k and v: the one that attends the fewest blocks and meets the error on every prompt is
-written, with its share of the blocks (what attends more than 90 % is taken for dense). Every second tile of 128
-queries chooses, the others check.
+With --prefill the model runs over prompts where --device says, and of each (layer, query head) every pattern is tried
+there beside dense attention to the same q, k and v (in fp16 on a GPU): the one that attends the fewest blocks and
+meets the error on every prompt is written, with its share of the blocks (what attends more than 90 % is taken for
+dense). Every second tile of 128 queries chooses, the others check.
   mass              recovered attention: the share of the softmax's weight that was attended
 Without --trace, the model runs over a task's context, or (without --task) over one of kv and over prose.)";
 
@@ -290,6 +290,7 @@ void add_calibrate(CLI::App& keyhole) {
       "calibrate",
       "Choose index and budget of every head for a stated output error, on this machine");
   add_model_options(*command, options->model);
+  add_device_option(*command, options->model.device);
   add_task_options(*command, options->task);
   command
       ->add_option("--trace", options->traces,

@@ -12,15 +12,15 @@ namespace {
 constexpr size_t kTile = 128;  // queries that choose together
 constexpr double kWorthSkipping = 0.9;
 
-keyhole_engine_config engine_of_one_head(uint32_t dim, float scale, float softcap,
-                                         uint32_t threads) {
+keyhole_engine_config engine_of_one_head(uint32_t dim, float scale, float softcap, uint32_t threads,
+                                         bool on_gpu) {
   keyhole_engine_config config;
   keyhole_engine_config_init(&config);
   config.layers = config.q_heads = config.kv_heads = 1;
   config.head_dim = dim;
   if (scale > 0) config.scale = scale;
   config.softcap = softcap;
-  config.device = KEYHOLE_DEVICE_HOST;
+  config.device = on_gpu ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
   config.threads = threads;
   return config;
 }
@@ -29,11 +29,12 @@ keyhole_engine_config engine_of_one_head(uint32_t dim, float scale, float softca
 
 PatternSearch::PatternSearch(uint32_t dim, float scale, float softcap,
                              const std::vector<std::string>& patterns,
-                             const Requirement& requirement, uint32_t threads)
+                             const Requirement& requirement, uint32_t threads, bool on_gpu)
     : dim_(dim),
       requirement_(requirement),
-      engine_(make_engine(engine_of_one_head(dim, scale, softcap, threads))),
-      patterns_(patterns) {
+      engine_(make_engine(engine_of_one_head(dim, scale, softcap, threads, on_gpu))),
+      patterns_(patterns),
+      gpu_(on_gpu ? std::make_unique<GpuHead>(dim) : nullptr) {
   for (const std::string& pattern : patterns_) {
     try {
       prompts_.push_back(make_prompt(engine_, pattern));
@@ -44,27 +45,30 @@ PatternSearch::PatternSearch(uint32_t dim, float scale, float softcap,
   }
 }
 
-void PatternSearch::attend(const PromptHandle& prompt, const HeadRows& head,
-                           std::vector<float>& out, std::vector<float>& lse) {
+double PatternSearch::attend(const PromptHandle& prompt, const HeadRows& head,
+                             std::vector<float>& out, std::vector<float>& lse) {
   out.resize(head.tokens * dim_);
   lse.resize(head.tokens);
+  if (gpu_ != nullptr) return gpu_->attend(prompt.get(), out.data(), lse.data());
+  const Clock::time_point start = Clock::now();
   const keyhole_tensor q = host_rows(head.q, head.tokens, 1, dim_, head.q_width),
                        k = host_rows(head.k, head.tokens, 1, dim_, head.kv_width),
                        v = host_rows(head.v, head.tokens, 1, dim_, head.kv_width),
                        o = host_rows(out.data(), head.tokens, 1, dim_, dim_);
   check(keyhole_prompt_attend(prompt.get(), 0, &q, &k, &v, &o, lse.data(), nullptr));
+  return seconds_since(start);
 }
 
 std::vector<PatternFigures> PatternSearch::measure(const HeadRows& head) {
   std::vector<PatternFigures> all;
+  if (gpu_ != nullptr) gpu_->take(head);
   for (size_t i = 0; i < patterns_.size(); ++i) {
     PatternFigures& figures = all.emplace_back();
     figures.pattern = patterns_[i];
     const bool is_truth = i == 0;
     const PromptBlocks before = blocks_of(prompts_[i]);
-    const Clock::time_point start = Clock::now();
-    attend(prompts_[i], head, is_truth ? exact_ : out_, is_truth ? exact_lse_ : lse_);
-    figures.seconds = seconds_since(start);
+    figures.seconds =
+        attend(prompts_[i], head, is_truth ? exact_ : out_, is_truth ? exact_lse_ : lse_);
     if (is_truth) continue;
     const PromptBlocks after = blocks_of(prompts_[i]);
     figures.share =

@@ -8,18 +8,10 @@
 
 #include "tools/commands/calibrate/choose.h"
 #include "tools/commands/common/library.h"
+#include "tools/llama/gpu_head.h"
 #include "tools/llama/host_prompt.h"
 
 namespace keyhole::tools {
-
-/// One query head of a prompt on the host, in fp32, after RoPE: `[tokens, head_dim]`, widths in elements between tokens.
-struct HeadRows {
-  const float* q = nullptr;
-  const float* k = nullptr;
-  const float* v = nullptr;
-  size_t q_width = 0, kv_width = 0;
-  size_t tokens = 0;
-};
 
 /// A pattern's figures on one prompt, or the worst and the means over some.
 struct PatternFigures {
@@ -40,22 +32,24 @@ struct PatternFigures {
 class PatternSearch {
  public:
   /// Heads of `dim` elements; scale 0: 1 / sqrt(dim); softcap 0: none. patterns: the first is "dense". Throws UsageError for a
-  /// pattern that the library refuses.
+  /// pattern that the library refuses. on_gpu: attention, and so its errors and seconds, are a GPU's, with q, k and v in fp16.
   PatternSearch(uint32_t dim, float scale, float softcap, const std::vector<std::string>& patterns,
-                const Requirement& requirement, uint32_t threads);
+                const Requirement& requirement, uint32_t threads, bool on_gpu = false);
 
   /// Of each pattern, in their order.
   [[nodiscard]] std::vector<PatternFigures> measure(const HeadRows& head);
 
  private:
-  void attend(const PromptHandle& prompt, const HeadRows& head, std::vector<float>& out,
-              std::vector<float>& lse);
+  /// Returns its seconds.
+  double attend(const PromptHandle& prompt, const HeadRows& head, std::vector<float>& out,
+                std::vector<float>& lse);
 
   uint32_t dim_;
   Requirement requirement_;
   Engine engine_;  ///< of one layer with one head
   std::vector<std::string> patterns_;
   std::vector<PromptHandle> prompts_;
+  std::unique_ptr<GpuHead> gpu_;  ///< null: on the host
   std::vector<float> exact_, exact_lse_, out_, lse_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "tools/commands/common/recording.h"
+#include "tools/llama/gpu_model.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/llama/prefill.h"
 #include "tools/terminal/errors.h"
@@ -35,10 +36,13 @@ class PromptSearch {
         plan_(plan),
         places_(model.config.places_among_full()),
         team_(plan.threads),
+        gpu_(on_gpu(plan.model.device, model.config) ? std::make_unique<GpuModel>(model) : nullptr),
         search_(model.config.head_dim, static_cast<float>(model.config.attention_scale),
                 static_cast<float>(model.config.attention_softcap), plan.patterns, plan.requirement,
-                team_.size()),
-        dense_(model.config, "dense", team_.size()) {
+                team_.size(), gpu_ != nullptr) {
+    if (gpu_ == nullptr) {
+      dense_ = std::make_unique<HostPrompt>(model.config, "dense", team_.size());
+    }
     for (uint32_t layer = 0; layer + 1 < model.config.layers; ++layer) {
       if (places_[layer] && is_wanted(*places_[layer])) wanted_.push_back(layer);
     }
@@ -67,11 +71,17 @@ class PromptSearch {
       bar.update(static_cast<double>(figures_.size()) / heads,
                  "prompt " + std::to_string(number + 1) + ", layer " + std::to_string(layer));
     };
+    if (gpu_ != nullptr) {
+      (void)gpu_prefill(
+          *gpu_, tokens, [&](const LayerChunk& chunk) { gather(chunk, tokens.size(), tell); },
+          [](double) { throw_if_interrupted(); });
+      return std::move(figures_);
+    }
     PrefillHooks hooks;
     hooks.attend = [&](uint32_t layer, size_t first, size_t count, float* q, const float* k,
                        const float* v) {
       if (is_wanted_layer(layer)) measure_layer(layer, q, k, v, count, tell);
-      dense_.attend(layer, count - first, count, q, k, v, q);
+      dense_->attend(layer, count - first, count, q, k, v, q);
     };
     (void)prefill(
         model_, team_, tokens, {}, [](double) { throw_if_interrupted(); }, hooks);
@@ -79,6 +89,29 @@ class PromptSearch {
   }
 
  private:
+  /// Whether the model runs on a GPU. Throws std::runtime_error where that was asked for and cannot be.
+  static bool on_gpu(const std::string& device, const LlamaConfig& config) {
+    if (device == "host") return false;
+    const std::string refusal = gpu_refusal(config);
+    if (device == "cuda" && !refusal.empty()) throw std::runtime_error("--device cuda: " + refusal);
+    return refusal.empty();
+  }
+  /// A layer's q, k and v come in chunks; with the last of them its heads are measured.
+  template <class Tell>
+  void gather(const LayerChunk& chunk, size_t tokens, const Tell& tell) {
+    if (!is_wanted_layer(chunk.layer)) return;
+    const size_t q_width = model_.config.q_width(), kv_width = model_.config.kv_width();
+    const auto add = [&](std::vector<float>& rows, const float* from, size_t width) {
+      rows.resize(tokens * width);
+      std::copy_n(from, chunk.tokens * width,
+                  rows.begin() + static_cast<ptrdiff_t>(chunk.first_token * width));
+    };
+    add(q_, chunk.q, q_width);
+    add(k_, chunk.k, kv_width);
+    add(v_, chunk.v, kv_width);
+    if (chunk.first_token + chunk.tokens < tokens) return;
+    measure_layer(chunk.layer, q_.data(), k_.data(), v_.data(), tokens, tell);
+  }
   [[nodiscard]] bool is_wanted(uint32_t place) const {
     return plan_.layers.empty() ||
            std::find(plan_.layers.begin(), plan_.layers.end(), place) != plan_.layers.end();
@@ -102,9 +135,11 @@ class PromptSearch {
   const PrefillPlan& plan_;
   std::vector<std::optional<uint32_t>> places_;
   Team team_;
+  std::unique_ptr<GpuModel> gpu_;  ///< null: the model runs on the host
   PatternSearch search_;
-  HostPrompt dense_;
-  std::vector<uint32_t> wanted_;  ///< the model's numbers
+  std::unique_ptr<HostPrompt> dense_;  ///< on the host
+  std::vector<float> q_, k_, v_;       ///< of a layer that comes from the GPU
+  std::vector<uint32_t> wanted_;       ///< the model's numbers
   std::vector<std::vector<PatternFigures>> figures_;
 };
 

@@ -26,7 +26,7 @@ struct PatternChoice {
   PatternFigures figures, dense;
 };
 
-/// Runs the model over the prompts on the host, densely, and tries every pattern on every query head of its layers. The last layer
+/// Runs the model over the prompts where plan.model.device says, densely, attends there, and tries every pattern on every query head of its layers. The last layer
 /// has no patterns: a prompt attends there with its last token alone. Shows progress on a terminal; Ctrl-C ends it.
 [[nodiscard]] std::vector<PatternChoice> calibrate_prefill(const PrefillPlan& plan);
 

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "tools/commands/common/options.h"
@@ -94,7 +95,10 @@ fs::path model_folder(const ModelOptions& options) {
 LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }
 
 Runner make_runner(const ModelOptions& options, uint32_t threads) {
-  return {load_model(options), options.device, threads, {options.prefill, options.check_prefill}};
+  return {load_model(options),
+          options.device,
+          threads,
+          {options.prefill, options.check_prefill, options.chunk}};
 }
 
 std::unique_ptr<const Tokenizer> find_tokenizer(const ModelOptions& options,
@@ -348,9 +352,48 @@ double prefill_prompt(Runner& runner, const std::vector<uint32_t>& tokens, const
   });
 }
 
-namespace {
+std::string turn_text(const TurnCost& turn) {
+  if (turn.tokens == 0) return "";
+  constexpr double kPercent = 100.0;
+  const std::string share =
+      turn.share < 1.0 ? " (" + format_number(kPercent * turn.share) + " % of the blocks)" : "";
+  return ", a turn of " + format_count(turn.tokens) + " tokens " + format_duration(turn.seconds) +
+         share;
+}
 
-/// Builds what is pending, indexes and partitions.
+nlohmann::ordered_json turn_json(const TurnCost& turn) {
+  return {{"tokens", turn.tokens}, {"seconds", turn.seconds}, {"share", turn.share}};
+}
+
+TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
+                        uint32_t before, std::vector<float>* logits) {
+  constexpr size_t kUsualChunk = 4096;
+  const size_t chunk = runner.prefill_chunk() == 0 ? kUsualChunk : runner.prefill_chunk();
+  const std::unique_ptr<Decoder> decoder = runner.decoder(cache, before);
+  decoder->take_at_once(std::min(chunk, tokens.size()));
+  cache.set_extend_pattern(runner.prefill_pattern());
+  const PromptBlocks blocks_before = cache.extend_blocks();
+  TurnCost cost;
+  cost.tokens = tokens.size();
+  Progress bar("turn of " + format_count(tokens.size()) + " tokens");
+  const Clock::time_point start = Clock::now();
+  for (size_t i = 0; i < tokens.size();) {
+    throw_if_interrupted();
+    bar.update(static_cast<double>(i) / static_cast<double>(tokens.size()));
+    const size_t count = std::min(decoder->tokens_at_once(), tokens.size() - i);
+    const std::span<const float> last = decoder->extend(tokens.subspan(i, count));
+    i += count;
+    if (logits != nullptr) logits->assign(last.begin(), last.end());
+  }
+  cost.seconds = seconds_since(start);
+  const PromptBlocks blocks = cache.extend_blocks();
+  cost.share =
+      PromptBlocks{blocks.attended - blocks_before.attended, blocks.seen - blocks_before.seen}
+          .share();
+  cache.set_extend_pattern("");
+  return cost;
+}
+
 double build_with_progress(KeyholeCache& cache, const std::string& what) {
   Progress bar("build of " + what);
   const keyhole_progress_fn show = [](void* user, double fraction, const char*) -> int32_t {
@@ -366,8 +409,6 @@ double build_with_progress(KeyholeCache& cache, const std::string& what) {
   }
   return seconds_since(start);
 }
-
-}  // namespace
 
 double apply_spec(KeyholeCache& cache, const AttendSpec& spec, const BudgetChoice& choice) {
   cache.set_mode(spec.mode(), 0);

@@ -58,7 +58,8 @@ GpuMemoryPlan plan_others(const GpuMemoryRequest& request, uint64_t weights, uin
   plan.driver = kDriverBytes;
   plan.weights = weights;
   plan.prefill =
-      gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill).device_bytes();
+      gpu_prefill_sizes(request.model, prompt, sizeof(float), request.prefill, request.chunk)
+          .device_bytes();
   if (request.session) plan.prefill = std::max(plan.prefill, gpu_extension_bytes(request.model));
   if (request.session) plan.steps = gpu_step_bytes(request.model);
   plan.session_limit = plan.limit > plan.others() ? plan.limit - plan.others() : 0;
@@ -182,6 +183,7 @@ std::optional<GpuMemoryPlan> apply_gpu_memory(const ModelOptions& options, GpuMe
   request.folder = model_folder(options);
   request.model = load_llama_config(request.folder / "config.json");
   request.prefill = options.prefill;
+  request.chunk = options.chunk;
   request.cache = cache;
   set_kv_dtype(request.cache, request.model);
   request.session = request.session && cache.cache_device != "host";

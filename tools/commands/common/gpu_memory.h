@@ -21,6 +21,7 @@ struct GpuMemoryRequest {
   std::string option;             ///< as it was given, for messages
   uint64_t prompt = 0;            ///< tokens of the prefill
   std::string prefill = "dense";  ///< what its queries attend
+  size_t chunk = 0;               ///< GpuModel::set_prefill_chunk()
   /// Of the session, if there is one on the GPU: its settings, tokens that it holds in the end, and ways to attend, the
   /// largest of which counts.
   bool session = false;

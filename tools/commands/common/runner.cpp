@@ -55,6 +55,15 @@ void add_prefill_option(CLI::App& command, std::string& pattern) {
       ->capture_default_str();
 }
 
+void add_chunk_option(CLI::App& command, uint32_t& chunk) {
+  constexpr uint32_t kMost = 1U << 24;
+  command
+      .add_option("--chunk", chunk,
+                  "Tokens of a prompt whose queries attend, and choose what they attend, at once; "
+                  "default: 8192 on the host, on a GPU as many as its memory has room for")
+      ->check(CLI::Range(1U, kMost));
+}
+
 Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
                const PrefillChoice& prefill)
     : model_(std::move(model)), team_(threads) {
@@ -72,8 +81,7 @@ Runner::Runner(LlamaModel model, const std::string& device, uint32_t threads,
   if (device != "host" && refusal.empty()) {
     check_prefill_pattern(model_.config, prefill.pattern);
     gpu_ = std::make_unique<GpuModel>(model_, progress);
-    gpu_->set_prefill_pattern(prefill.pattern);
-    gpu_->check_prefill(prefill.check);
+    set_prefill(prefill);
   } else {
     set_prefill(prefill);
     read_ahead(model_, team_, progress);
@@ -125,7 +133,7 @@ std::unique_ptr<Decoder> Runner::decoder(KeyholeCache& cache, uint32_t tokens) {
 
 std::vector<float> Runner::prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                                    const PrefillProgress& progress, PrefillTimes* times) {
-  if (on_gpu()) return gpu_prefill(*gpu_, tokens, sink, progress);
+  if (on_gpu()) return gpu_prefill(*gpu_, tokens, sink, progress, times);
   return tools::prefill(model_, team_, tokens, sink, progress, host_hooks(times));
 }
 
@@ -134,10 +142,11 @@ void Runner::set_prefill(const PrefillChoice& prefill) {
     check_prefill_pattern(model_.config, prefill.pattern);
     gpu_->set_prefill_pattern(prefill.pattern);
     gpu_->check_prefill(prefill.check);
+    gpu_->set_prefill_chunk(prefill.chunk);
     return;
   }
   std::unique_ptr<HostPrompt> prompt, truth;
-  if (prefill.pattern != "dense") {
+  if (prefill.pattern != "dense" || prefill.chunk != 0) {
     prompt = std::make_unique<HostPrompt>(model_.config, prefill.pattern, team_.size());
     if (prefill.check) {
       truth = std::make_unique<HostPrompt>(model_.config, "dense", team_.size());
@@ -151,11 +160,12 @@ void Runner::set_prefill(const PrefillChoice& prefill) {
 
 PrefillHooks Runner::host_hooks(PrefillTimes* times) {
   if (!host_prompt_) return {{}, 0, 0, times};
-  // Between two calls there is progress, and Ctrl-C; errors are of whole layers.
-  const size_t chunk = host_truth_ ? 0 : kHostChunk;
+  // Between two calls there is progress, and Ctrl-C.
+  const size_t chunk = host_prefill_.chunk != 0 ? host_prefill_.chunk : kHostChunk;
+  const size_t beyond = host_prefill_.pattern == "dense" ? 0 : kFineTokens;
   return {[this](uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
                  const float* v) { attend_on_host(layer, first, tokens, q, k, v); },
-          kFineTokens, chunk, times};
+          beyond, chunk, times};
 }
 
 void Runner::attend_on_host(uint32_t layer, size_t first, size_t tokens, float* q, const float* k,
@@ -167,10 +177,14 @@ void Runner::attend_on_host(uint32_t layer, size_t first, size_t tokens, float* 
   host_truth_->attend(layer, n, tokens, q, k, v, exact.data());
   host_prompt_->attend(layer, n, tokens, q, k, v, q);
   const uint32_t d = model_.config.head_dim;
-  std::vector<double> errors = row_errors(q, exact.data(), n * model_.config.q_heads, d);
-  std::sort(errors.begin(), errors.end());
+  const std::vector<double> errors = row_errors(q, exact.data(), n * model_.config.q_heads, d);
+  if (first == 0) layer_errors_.clear();
+  layer_errors_.insert(layer_errors_.end(), errors.begin(), errors.end());
+  std::sort(layer_errors_.begin(), layer_errors_.end());
+  if (first != 0) host_errors_.pop_back();
   if (!host_errors_.empty() && host_errors_.back().layer >= layer) host_errors_.clear();
-  host_errors_.push_back({layer, nearest_rank(errors, 0.5), nearest_rank(errors, 0.95)});
+  host_errors_.push_back(
+      {layer, nearest_rank(layer_errors_, 0.5), nearest_rank(layer_errors_, 0.95)});
 }
 
 }  // namespace keyhole::tools

@@ -22,6 +22,8 @@ void add_device_option(CLI::App& command, std::string& device);
 
 /// `--prefill`, into ModelOptions::prefill.
 void add_prefill_option(CLI::App& command, std::string& pattern);
+/// `--chunk`, see PrefillChoice.
+void add_chunk_option(CLI::App& command, uint32_t& chunk);
 
 /// The library's choice, by the device that the model runs on.
 inline constexpr const char* kAutoPrefill = "auto";
@@ -30,6 +32,9 @@ inline constexpr const char* kAutoPrefill = "auto";
 struct PrefillChoice {
   std::string pattern = "dense";
   bool check = false;
+  /// Queries of one call of the library at most, as of a prompt that comes in chunks: what a call chooses, it chooses by these alone.
+  /// On the host dense attention, too, is the library's then, of prompts of any length. 0: 8192 on the host, on a GPU by its memory.
+  size_t chunk = 0;
 };
 
 /// A model on the device that was asked for; auto: the GPU where the machine has one that can run it.
@@ -52,6 +57,9 @@ class Runner {
   [[nodiscard]] std::string prefill_pattern() const {
     return on_gpu() ? gpu_->prefill_pattern() : host_prefill_.pattern;
   }
+  [[nodiscard]] size_t prefill_chunk() const {
+    return on_gpu() ? gpu_->prefill_chunk() : host_prefill_.chunk;
+  }
   [[nodiscard]] std::vector<GpuModel::PrefillErrors> prefill_errors() const {
     return on_gpu() ? gpu_->prefill_errors() : host_errors_;
   }
@@ -64,7 +72,7 @@ class Runner {
 
   /// The cache holds `tokens` tokens, and lives longer than the decoder, as the runner does.
   [[nodiscard]] std::unique_ptr<Decoder> decoder(KeyholeCache& cache, uint32_t tokens = 0);
-  /// See prefill.h. times: of the host; on a GPU they stay as they are.
+  /// See prefill.h. times: of the host, or of the GPU by its clock.
   std::vector<float> prefill(std::span<const uint32_t> tokens, const LayerSink& sink,
                              const PrefillProgress& progress, PrefillTimes* times = nullptr);
   /// Another way for prompts to come. Throws LibraryError, and then keeps the former one.
@@ -85,6 +93,7 @@ class Runner {
   std::unique_ptr<HostPrompt> host_prompt_;  ///< null: dense
   std::unique_ptr<HostPrompt> host_truth_;   ///< null: nothing is compared
   std::vector<GpuModel::PrefillErrors> host_errors_;
+  std::vector<double> layer_errors_;  ///< of the chunks of a layer so far
 };
 
 /// ", sampled:mass=950 (12 % of the blocks)" behind what is said of a prompt; empty where all was attended.

@@ -135,6 +135,7 @@ void add_decode_options(CLI::App& command, DecodeOptions& options) {
   add_gpu_memory_option(command, options.model.gpu_memory);
   options.model.prefill = kAutoPrefill;
   add_prefill_option(command, options.model.prefill);
+  add_chunk_option(command, options.model.chunk);
   add_prompt(command, options);
   add_generation(command, options);
   add_sessions(command, options);

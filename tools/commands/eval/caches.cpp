@@ -1,5 +1,7 @@
 #include "tools/commands/eval/caches.h"
 
+#include "tools/terminal/errors.h"
+
 namespace keyhole::tools {
 
 EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
@@ -13,11 +15,24 @@ EvalCaches::EvalCaches(const LlamaConfig& model, const EvalOptions& options, uin
   }
 }
 
-double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens) {
-  return prefill_prompt(runner, tokens, [this](const LayerChunk& chunk) {
-    main_.prefill(chunk);
-    for (auto& [format, cache] : rounded_) cache.prefill(chunk);
-  });
+double EvalCaches::prefill(Runner& runner, const std::vector<uint32_t>& tokens, uint32_t turn) {
+  if (turn >= tokens.size()) {
+    throw UsageError("--turn is " + std::to_string(turn) + "; allowed: fewer than the prompt's " +
+                     std::to_string(tokens.size()) + " tokens");
+  }
+  const auto before = static_cast<uint32_t>(tokens.size()) - turn;
+  const double seconds = prefill_prompt(runner, {tokens.begin(), tokens.begin() + before},
+                                        [this](const LayerChunk& chunk) {
+                                          main_.prefill(chunk);
+                                          for (auto& [format, cache] : rounded_)
+                                            cache.prefill(chunk);
+                                        });
+  if (turn == 0) return seconds;
+  (void)build_with_progress(main_, "the index before the turn");
+  const std::span last = std::span(tokens).subspan(before);
+  turn_ = extend_by_turn(runner, main_, last, before);
+  for (auto& [format, cache] : rounded_) (void)extend_by_turn(runner, cache, last, before);
+  return seconds;
 }
 
 KeyholeCache& EvalCaches::of(const AttendSpec& spec) {

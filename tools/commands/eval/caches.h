@@ -16,8 +16,11 @@ class EvalCaches {
   EvalCaches(const LlamaConfig& model, const EvalOptions& options, uint32_t max_tokens,
              const std::vector<AttendSpec>& specs, const std::vector<BudgetChoice>& budgets);
 
-  /// Runs the prompt, with a progress bar. Returns its seconds.
-  double prefill(Runner& runner, const std::vector<uint32_t>& tokens);
+  /// Runs the prompt, with a progress bar, but for its last `turn` tokens; these come behind it by extend_by_turn(), after the build
+  /// of the main cache's index. Returns its seconds.
+  double prefill(Runner& runner, const std::vector<uint32_t>& tokens, uint32_t turn);
+  /// Of the main cache; of no tokens without one.
+  [[nodiscard]] const TurnCost& turn() const { return turn_; }
 
   /// That of exact, none and indexes.
   [[nodiscard]] KeyholeCache& main() { return main_; }
@@ -26,6 +29,7 @@ class EvalCaches {
  private:
   KeyholeCache main_;
   std::map<KvFormat, KeyholeCache> rounded_;
+  TurnCost turn_;
 };
 
 }  // namespace keyhole::tools

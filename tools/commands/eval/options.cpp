@@ -155,17 +155,19 @@ Json to_json(const EvalWay& way, const Json& result) {
 }
 
 std::string eval_heading(const std::string& what, const EvalOptions& options, const Runner& runner,
-                         const keyhole_statistics& statistics, double prefill_seconds) {
+                         const keyhole_statistics& statistics, double prefill_seconds,
+                         const TurnCost& turn) {
   return what + ", sink " + std::to_string(options.cache.sink) + ", window " +
          std::to_string(options.cache.window) + ", K and V in " + options.cache.kv_dtype +
          (options.cache.kv_host == "same" ? "" : ", offloaded in " + options.cache.kv_host) +
          ", model on " + runner.device() + ", sink and window on " + statistics.device +
-         ", prefill " + format_duration(prefill_seconds) + prefill_text(runner) + "\n" +
-         to_text(describe_machine(statistics.cpu_level)) + "\n\n";
+         ", prefill " + format_duration(prefill_seconds) + prefill_text(runner) + turn_text(turn) +
+         "\n" + to_text(describe_machine(statistics.cpu_level)) + "\n\n";
 }
 
 Json eval_header(const EvalOptions& options, const Runner& runner, const KeyholeCache& cache,
-                 const keyhole_statistics& statistics, size_t tokens, double prefill_seconds) {
+                 const keyhole_statistics& statistics, size_t tokens, double prefill_seconds,
+                 const TurnCost& turn) {
   return {{"machine", to_json(describe_machine(statistics.cpu_level))},
           {"model", model_name(options.model)},
           {"device", runner.device()},
@@ -182,6 +184,8 @@ Json eval_header(const EvalOptions& options, const Runner& runner, const Keyhole
           {"prefill_s", prefill_seconds},
           {"prefill", runner.prefill_pattern()},
           {"prefill_share", runner.prefill_share()},
+          {"chunk", runner.prefill_chunk()},
+          {"turn", turn_json(turn)},
           {"hand_over_s", cache.prefill_seconds()}};
 }
 

@@ -25,6 +25,7 @@ struct EvalOptions {
   std::vector<std::string> indexes;
   std::vector<uint32_t> ks{100};
   BudgetLists budgets;
+  uint32_t turn = 0;       ///< tokens of the prompt, the last ones, that come behind its build
   uint32_t questions = 0;  ///< 0: the task's usual number
   bool chat = false;       ///< in the model's chat template
   uint32_t answer_tokens = 64;
@@ -114,12 +115,13 @@ template <class Row>
 [[nodiscard]] nlohmann::ordered_json eval_header(const EvalOptions& options, const Runner& runner,
                                                  const KeyholeCache& cache,
                                                  const keyhole_statistics& statistics,
-                                                 size_t tokens, double prefill_seconds);
+                                                 size_t tokens, double prefill_seconds,
+                                                 const TurnCost& turn);
 
 /// The first line of a result: `what` was asked, and how.
 [[nodiscard]] std::string eval_heading(const std::string& what, const EvalOptions& options,
                                        const Runner& runner, const keyhole_statistics& statistics,
-                                       double prefill_seconds);
+                                       double prefill_seconds, const TurnCost& turn);
 
 /// `--task text`: bits per byte of a real text, decoded after `length` tokens of it.
 void eval_text(const EvalOptions& options);

@@ -36,7 +36,7 @@ EvalRun::EvalRun(const EvalOptions& options)
 void EvalRun::prefill(const std::vector<uint32_t>& prompt, uint32_t more) {
   prompt_tokens_ = prompt.size();
   caches_.emplace(model(), options_, static_cast<uint32_t>(prompt.size()) + more, specs_, budgets_);
-  prefill_seconds_ = caches_->prefill(runner_, prompt);
+  prefill_seconds_ = caches_->prefill(runner_, prompt, options_.turn);
 }
 
 void EvalRun::for_each_way(const std::function<void(const EvalWay&, KeyholeCache&)>& run) {
@@ -45,15 +45,15 @@ void EvalRun::for_each_way(const std::function<void(const EvalWay&, KeyholeCache
 
 void EvalRun::print(const std::string& what, const std::string& result) {
   if (options_.json == "-") return;
-  const std::string heading =
-      eval_heading(what, options_, runner_, caches_->main().statistics(), prefill_seconds_);
+  const std::string heading = eval_heading(what, options_, runner_, caches_->main().statistics(),
+                                           prefill_seconds_, caches_->turn());
   std::printf("%s%s%s", heading.c_str(), result.c_str(), prefill_errors_text(runner_).c_str());
 }
 
 nlohmann::ordered_json EvalRun::header() {
   const KeyholeCache& cache = caches_->main();
-  nlohmann::ordered_json header =
-      eval_header(options_, runner_, cache, cache.statistics(), prompt_tokens_, prefill_seconds_);
+  nlohmann::ordered_json header = eval_header(options_, runner_, cache, cache.statistics(),
+                                              prompt_tokens_, prefill_seconds_, caches_->turn());
   if (options_.model.check_prefill) header["prefill_errors"] = prefill_errors_json(runner_);
   if (memory_) header["gpu_memory"] = to_json(*memory_, runner_.gpu_memory_peak());
   return header;

@@ -31,6 +31,7 @@ using nlohmann::ordered_json;
 struct Options {
   RecordOptions prompt;
   std::vector<std::string> patterns;
+  uint32_t turn = 0;  ///< tokens of the prompt, the last ones, that are measured; 0: all of it
   bool no_errors = false;
   std::string json, csv;
 };
@@ -75,13 +76,14 @@ void set_pattern(Runner& runner, const PrefillChoice& choice) {
 }
 
 std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32_t>& tokens,
-                                        const std::vector<std::string>& patterns, bool errors) {
+                                        const std::vector<std::string>& patterns, bool errors,
+                                        size_t chunk) {
   // What is misspelt is said before minutes of work.
-  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false});
+  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
   std::vector<PrefillMeasurement> all;
   size_t dense_token = 0;
   for (const std::string& pattern : patterns) {
-    set_pattern(runner, {pattern, false});
+    set_pattern(runner, {pattern, false, chunk});
     PrefillMeasurement& m = all.emplace_back();
     m.pattern = pattern;
     const Clock::time_point start = Clock::now();
@@ -92,9 +94,44 @@ std::vector<PrefillMeasurement> measure(Runner& runner, const std::vector<uint32
     if (is_dense) dense_token = best_token(logits);
     m.same_token = best_token(logits) == dense_token;
     if (!errors || is_dense) continue;
-    set_pattern(runner, {pattern, true});
+    set_pattern(runner, {pattern, true, chunk});
     (void)run_prompt(runner, tokens, "errors of " + pattern, nullptr);
     m.errors = runner.prefill_errors();
+  }
+  return all;
+}
+
+/// The same of the last `turn` tokens alone, as a later turn behind all others, which were attended densely.
+std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<uint32_t>& tokens,
+                                             const std::vector<std::string>& patterns, size_t chunk,
+                                             uint32_t turn, uint32_t threads) {
+  for (const std::string& pattern : patterns) set_pattern(runner, {pattern, false, chunk});
+  set_pattern(runner, {"dense", false, chunk});
+  const auto before = static_cast<uint32_t>(tokens.size()) - turn;
+  KeyholeCacheOptions options;
+  options.max_tokens = static_cast<uint32_t>(tokens.size());
+  options.index = "flat";
+  options.mode = KEYHOLE_MODE_EXACT;
+  options.threads = threads;
+  options.device = runner.session_device("auto");
+  KeyholeCache cache(runner.model().config, options);
+  (void)prefill_prompt(runner, {tokens.begin(), tokens.begin() + before},
+                       [&](const LayerChunk& part) { cache.prefill(part); });
+  cache.build(nullptr, nullptr);
+  std::vector<PrefillMeasurement> all;
+  size_t dense_token = 0;
+  for (const std::string& pattern : patterns) {
+    set_pattern(runner, {pattern, false, chunk});
+    KeyholeCache copy = cache.fork();
+    std::vector<float> logits;
+    const TurnCost cost =
+        extend_by_turn(runner, copy, std::span(tokens).subspan(before), before, &logits);
+    PrefillMeasurement& m = all.emplace_back();
+    m.pattern = pattern;
+    m.seconds = cost.seconds;
+    m.share = cost.share;
+    if (all.size() == 1) dense_token = best_token(logits);
+    m.same_token = best_token(logits) == dense_token;
   }
   return all;
 }
@@ -113,20 +150,30 @@ void prefill(Options options) {
   const std::vector<std::string> patterns = patterns_of(options);
   const LlamaConfig model = load_llama_config(model_folder(prompt.model) / "config.json");
   const std::vector<uint32_t> tokens = prompt_tokens(prompt);
-  if (tokens.size() <= kFineTokens) {
+  if (options.turn >= tokens.size()) {
+    throw UsageError("--turn is " + std::to_string(options.turn) +
+                     "; allowed: fewer than the prompt's " + std::to_string(tokens.size()) +
+                     " tokens");
+  }
+  if (options.turn == 0 && tokens.size() <= kFineTokens) {
     throw UsageError("the prompt has " + std::to_string(tokens.size()) +
                      " tokens; patterns are of prompts of more than " +
                      std::to_string(kFineTokens));
   }
   warn_of_context(model, tokens.size());
   Runner runner = make_runner(prompt.model, prompt.threads);
-  const std::vector<PrefillMeasurement> all = measure(runner, tokens, patterns, !options.no_errors);
+  const std::vector<PrefillMeasurement> all =
+      options.turn != 0
+          ? measure_turn(runner, tokens, patterns, prompt.model.chunk, options.turn, prompt.threads)
+          : measure(runner, tokens, patterns, !options.no_errors, prompt.model.chunk);
   const Machine machine = describe_machine("");
   if (!options.json.empty()) {
     write_json(options.json, {{"machine", to_text(machine)},
                               {"device", runner.device()},
                               {"model", model_name(prompt.model)},
                               {"tokens", tokens.size()},
+                              {"chunk", prompt.model.chunk},
+                              {"turn", options.turn},
                               {"load_s", runner.load_seconds()},
                               {"patterns", prefill_json(all)}});
   }
@@ -137,16 +184,15 @@ void prefill(Options options) {
   std::printf("%s, model on %s\nprompt of %s tokens of %s, loaded in %s\n\n%s%s%s",
               to_text(machine).c_str(), runner.device().c_str(),
               format_count(tokens.size()).c_str(), model_name(prompt.model).c_str(),
-              format_duration(runner.load_seconds()).c_str(),
-              prefill_table(all, !runner.on_gpu(), style).c_str(), errors.empty() ? "" : "\n",
-              errors.c_str());
+              format_duration(runner.load_seconds()).c_str(), prefill_table(all, style).c_str(),
+              errors.empty() ? "" : "\n", errors.c_str());
 }
 
 constexpr const char* kExplanation =
     R"(The prompt runs once densely and once by each pattern; a second run by each finds the errors.
   blocks            of the blocks of 64 tokens that queries see, the share that they attend
-  weights .. logits seconds of the host's stages: weights to fp32; norms, q, k, v and RoPE; attention; what follows
-                    it; the last token's logits
+  weights .. logits seconds of stages, on a GPU by its clock: weights to fp32 (on the host); norms, q, k, v and RoPE;
+                    attention, and choosing what it reads; what follows it; the last token's logits
   first token       seconds until the first token is known, without loading the model
   error             |o - o*| / |o*| by token and query head beside dense attention to the same q, k and v: of the worst
                     layer, and below of each. The last layer attends with the last token alone, on the host densely
@@ -171,6 +217,10 @@ void add_prefill(CLI::App& keyhole) {
                  "What queries attend, beside dense; name=a|b|c sweeps a parameter. One of\n" +
                      std::string(keyhole_prompt_help()),
                  options->patterns, kDefaultPatterns);
+  add_chunk_option(*command, prompt.model.chunk);
+  command->add_option("--turn", options->turn,
+                      "Measure the prompt's last tokens alone, as a later turn behind all others: "
+                      "so many of them, --chunk at once (default: 4096); without errors");
   command->add_flag("--no-errors", options->no_errors, "Measure times alone: half the work");
   command->add_option("--threads", prompt.threads, "Threads of the host; 0: one per core")
       ->capture_default_str();
@@ -182,7 +232,9 @@ void add_prefill(CLI::App& keyhole) {
       examples(
           {"keyhole prefill --length 16k --pattern 'sampled:from=0,mass=900|950'",
            "keyhole prefill --prompt book.txt --pattern budgets:patterns.json --json result.json",
-           "keyhole prefill --model DIR --device cuda --task kv --length 128k --no-errors"}) +
+           "keyhole prefill --model DIR --device cuda --task kv --length 128k --no-errors",
+           "keyhole prefill --length 32k --turn 2048 --pattern sampled:from=0 --pattern "
+           "pooled:from=0"}) +
       "\n\n" + kExplanation);
   command->callback([options] { prefill(*options); });
 }

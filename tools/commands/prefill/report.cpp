@@ -32,11 +32,11 @@ double worst(const PrefillMeasurement& m, double GpuModel::PrefillErrors::*which
 
 }  // namespace
 
-std::string prefill_table(const std::vector<PrefillMeasurement>& all, bool stages,
-                          const Style& style) {
+std::string prefill_table(const std::vector<PrefillMeasurement>& all, const Style& style) {
+  const bool stages = !all.empty() && all.front().stages.attention > 0;  // none of a turn
   std::vector<Table::Column> columns = {{"pattern", Table::Align::left}, {"blocks"}};
-  if (stages) {
-    for (const Stage& stage : kStages) columns.push_back({stage.name});
+  for (const Stage& stage : kStages) {
+    if (stages) columns.push_back({stage.name});
   }
   for (const char* title : {"first token", "speed-up", "error p50", "error p95"}) {
     columns.push_back({title});
@@ -45,8 +45,8 @@ std::string prefill_table(const std::vector<PrefillMeasurement>& all, bool stage
   Table table(std::move(columns));
   for (const PrefillMeasurement& m : all) {
     std::vector<std::string> row = {m.pattern, format_number(100 * m.share) + " %"};
-    if (stages) {
-      for (const Stage& stage : kStages) row.push_back(format_duration(m.stages.*stage.seconds));
+    for (const Stage& stage : kStages) {
+      if (stages) row.push_back(format_duration(m.stages.*stage.seconds));
     }
     row.push_back(format_duration(m.seconds));
     row.push_back(format_number(all.front().seconds / m.seconds) + "x");

@@ -16,14 +16,14 @@ struct PrefillMeasurement {
   std::string pattern;
   double share = 1;        ///< of the blocks that queries see those that they attend
   double seconds = 0;      ///< until the first token is known
-  PrefillTimes stages;     ///< of the host; on a GPU all 0
+  PrefillTimes stages;     ///< all 0 of a turn
   bool same_token = true;  ///< as dense attention gives
   std::vector<GpuModel::PrefillErrors>
       errors;  ///< by layer; empty: not measured, and of dense attention
 };
 
-/// Rows of patterns; `stages`: with their seconds.
-[[nodiscard]] std::string prefill_table(const std::vector<PrefillMeasurement>& all, bool stages,
+/// Rows of patterns.
+[[nodiscard]] std::string prefill_table(const std::vector<PrefillMeasurement>& all,
                                         const Style& style);
 /// Rows of layers, columns of patterns: p50 and p95; empty where nothing was measured.
 [[nodiscard]] std::string prefill_error_table(const std::vector<PrefillMeasurement>& all,

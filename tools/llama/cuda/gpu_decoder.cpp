@@ -86,7 +86,8 @@ class GpuDecoder::Steps {
     return logits_;
   }
 
-  [[nodiscard]] size_t tokens_at_once() const { return hook_ ? 1 : kGpuTokensAtOnce; }
+  [[nodiscard]] size_t tokens_at_once() const { return hook_ ? 1 : at_once_; }
+  void take_at_once(size_t tokens) { at_once_ = tokens; }
 
   std::span<const float> extend(std::span<const uint32_t> tokens) {
     logits_ = gpu_extend(model_, cache_, tokens, tokens_, prompt_tokens_, stream_.get());
@@ -224,6 +225,7 @@ class GpuDecoder::Steps {
   KeyholeCache& cache_;
   uint32_t tokens_;
   uint32_t prompt_tokens_;  ///< of the first prompt
+  size_t at_once_ = kGpuTokensAtOnce;
   std::vector<float> logits_;
   AttentionHook hook_;
   StepTimes times_, latest_;
@@ -252,13 +254,14 @@ std::span<const float> GpuDecoder::prefill(std::span<const uint32_t> tokens,
 std::span<const float> GpuDecoder::step(uint32_t token) { return steps_->step(token); }
 std::span<const float> GpuDecoder::extend(std::span<const uint32_t> tokens) {
   if (tokens.size() < 2 || tokens_at_once() == 1) return Decoder::extend(tokens);
-  if (tokens.size() > kGpuTokensAtOnce) {
+  if (tokens.size() > tokens_at_once()) {
     throw std::runtime_error(std::to_string(tokens.size()) +
-                             " tokens at once; allowed: " + std::to_string(kGpuTokensAtOnce));
+                             " tokens at once; allowed: " + std::to_string(tokens_at_once()));
   }
   return steps_->extend(tokens);
 }
 size_t GpuDecoder::tokens_at_once() const { return steps_->tokens_at_once(); }
+void GpuDecoder::take_at_once(size_t tokens) { steps_->take_at_once(tokens); }
 void GpuDecoder::truncate(uint32_t tokens) { steps_->truncate(tokens); }
 uint32_t GpuDecoder::tokens() const { return steps_->tokens(); }
 void GpuDecoder::set_attention_hook(AttentionHook hook) { steps_->set_hook(std::move(hook)); }

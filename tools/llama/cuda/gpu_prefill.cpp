@@ -2,6 +2,7 @@
 // host takes this one's keys and values, so that neither waits for the other longer than it must.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -71,16 +72,58 @@ struct PrefillCheck {
   uint32_t layers;
 };
 
+/// The GPU's seconds of each stage of a prompt, by events between them on its stream.
+class StageClock {
+ public:
+  /// times: null where nobody wants them.
+  StageClock(PrefillTimes* times, cudaStream_t stream) : times_(times), stream_(stream) {}
+
+  /// What follows begins; what the stream waits for until then is no stage's.
+  void begin() { mark(nullptr); }
+  /// What was enqueued since the former call belongs to the stage.
+  void end(double PrefillTimes::*stage) { mark(stage); }
+  [[nodiscard]] PrefillTimes* times() const { return times_; }
+
+  /// When the stream has done it all.
+  void add_up() const {
+    constexpr double kPerSecond = 1e3;
+    for (size_t i = 1; i < marks_.size(); ++i) {
+      if (marks_[i].stage == nullptr) continue;
+      float milliseconds = 0.0F;
+      cuda::check(
+          cudaEventElapsedTime(&milliseconds, marks_[i - 1].event->get(), marks_[i].event->get()),
+          "an event");
+      times_->*marks_[i].stage += double{milliseconds} / kPerSecond;
+    }
+  }
+
+ private:
+  struct Mark {
+    std::unique_ptr<cuda::Event> event;
+    double PrefillTimes::*stage;
+  };
+  void mark(double PrefillTimes::*stage) {
+    if (times_ == nullptr) return;
+    marks_.push_back({std::make_unique<cuda::Event>(cudaEventDefault), stage});
+    marks_.back().event->record(stream_);
+  }
+
+  PrefillTimes* times_;
+  cudaStream_t stream_;
+  std::vector<Mark> marks_;
+};
+
 class GpuPrefill {
  public:
   GpuPrefill(const GpuModel& model, std::span<const uint32_t> tokens, const Sink& sink,
-             const PrefillProgress& progress)
+             const PrefillProgress& progress, PrefillTimes* times)
       : model_(model),
         config_(model.host().config),
         sink_(sink),
         progress_(progress),
         n_(tokens.size()),
-        sizes_(gpu_prefill_sizes(config_, n_, sink.bytes(), model.prefill_pattern())),
+        sizes_(gpu_prefill_sizes(config_, n_, sink.bytes(), model.prefill_pattern(),
+                                 model.prefill_chunk())),
         chunk_(sizes_.rows.chunk),
         qkv_width_(config_.q_width() + 2 * config_.kv_width()),
         tokens_(sizes_.tokens),
@@ -93,6 +136,7 @@ class GpuPrefill {
         v_low_(sizes_.fine ? sizes_.kv : 0),
         q_low_(sizes_.fine ? sizes_.q : 0),
         exports_{make_export(), make_export()},
+        clock_(times, stream_.get()),
         rows_(model, sizes_.rows, stream_.get()) {
     cuda::copy_now(tokens_.get(), tokens.data(), n_);
     if (!sizes_.fine) {
@@ -109,8 +153,11 @@ class GpuPrefill {
   GpuPrefill& operator=(const GpuPrefill&) = delete;
 
   std::vector<float> run() {
+    if (clock_.times() != nullptr) *clock_.times() = {};
+    clock_.begin();
     rows_.embed(tokens_.get(), n_, hidden_.get());
     ropes_.fill(0, n_, stream_.get());
+    clock_.end(&PrefillTimes::projections);
 
     Item former;
     size_t number = 0;
@@ -125,7 +172,13 @@ class GpuPrefill {
     finish(former);
 
     std::vector<float> logits(config_.vocab_size);
+    clock_.begin();
     rows_.logits(hidden(n_ - 1), logits);
+    clock_.end(&PrefillTimes::logits);
+    if (clock_.times() != nullptr) {
+      cuda::check(cudaStreamSynchronize(stream_.get()), "a prompt");
+      clock_.add_up();
+    }
     if (check_) model_.note_prefill_errors(check_->errors());
     model_.note_prefill_share(attention_ == nullptr ? 1.0 : attention_->share());
     if (progress_) progress_(1.0);
@@ -162,6 +215,7 @@ class GpuPrefill {
   }
 
   void enqueue(const Item& item) {
+    clock_.begin();
     cuda::Heads heads =
         rows_.project(item.layer, hidden(item.first), item.count, ropes_, item.first);
     heads.q = q_.get();
@@ -180,13 +234,16 @@ class GpuPrefill {
       heads.v_out = out.v;
     }
     cuda::finish_heads(heads, stream_.get());
+    clock_.end(&PrefillTimes::projections);
     hand_on(item);
 
     // Of the last layer, nothing but the last token's output is ever read.
     if (last(item) && item.first + item.count < n_) return;
     const size_t skipped = last(item) ? item.count - 1 : 0;
     attend(item, skipped);
+    clock_.end(&PrefillTimes::attention);
     rows_.output_and_mlp(item.layer, hidden(item.first + skipped), item.count - skipped);
+    clock_.end(&PrefillTimes::mlp);
   }
 
   /// What a sink takes is ready; to one on the host it is on its way.
@@ -243,6 +300,7 @@ class GpuPrefill {
   void finish(const Item& item) {
     if (item.first == 0) model_.note_memory();
     const Export& out = exports_[item.slot];
+    const auto start = std::chrono::steady_clock::now();
     if (sink_.host != nullptr) {
       out.copied.wait();
       const Parts p = parts(out.host.get(), item.count);
@@ -256,6 +314,10 @@ class GpuPrefill {
         const Parts p = parts(out.device.get(), item.count);
         sink_.device->take({item.layer, item.first, item.count, sink_.type(), p.q, p.k, p.v});
       }
+    }
+    if (clock_.times() != nullptr && sink_.any()) {
+      clock_.times()->hand_over +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     }
     if (!progress_) return;
     // The item's own attention is still to come.
@@ -295,6 +357,7 @@ class GpuPrefill {
   cuda::Buffer<__half> q_;      // [chunk, q_heads, d]
   cuda::Buffer<__half> k_low_, v_low_, q_low_;
   std::array<Export, 2> exports_;
+  StageClock clock_;
   cuda::TokenRows rows_;
   std::unique_ptr<cuda::PromptAttention>
       attention_;  // null: with operands of two fp16, by a kernel of this program
@@ -303,22 +366,24 @@ class GpuPrefill {
 };
 
 std::vector<float> run_prefill(const GpuModel& model, std::span<const uint32_t> tokens,
-                               const Sink& sink, const PrefillProgress& progress) {
+                               const Sink& sink, const PrefillProgress& progress,
+                               PrefillTimes* times) {
   if (tokens.empty()) throw std::runtime_error("the prompt is empty; at least one token is needed");
   check_tokens(model.host().config, tokens);
-  return GpuPrefill(model, tokens, sink, progress).run();
+  return GpuPrefill(model, tokens, sink, progress, times).run();
 }
 
 }  // namespace
 
 std::vector<float> gpu_prefill(const GpuModel& model, std::span<const uint32_t> tokens,
-                               const LayerSink& sink, const PrefillProgress& progress) {
-  return run_prefill(model, tokens, {sink ? &sink : nullptr, nullptr}, progress);
+                               const LayerSink& sink, const PrefillProgress& progress,
+                               PrefillTimes* times) {
+  return run_prefill(model, tokens, {sink ? &sink : nullptr, nullptr}, progress, times);
 }
 
 std::vector<float> gpu_prefill_to_device(const GpuModel& model, std::span<const uint32_t> tokens,
                                          const DeviceSink& sink, const PrefillProgress& progress) {
-  return run_prefill(model, tokens, {nullptr, &sink}, progress);
+  return run_prefill(model, tokens, {nullptr, &sink}, progress, nullptr);
 }
 
 }  // namespace keyhole::tools

@@ -1,0 +1,133 @@
+// Many new tokens of a layer by a pattern of prompts (keyhole_session_set_extend_pattern): blocks of all tokens that there are,
+// sink, offloaded rows as they lie, window and new ones, chosen and attended by the host.
+#include <cmath>
+#include <string>
+
+#include "runtime/engine/prefill_pattern.h"
+#include "runtime/session/session.h"
+
+namespace keyhole::runtime {
+namespace {
+
+constexpr uint32_t kFewestByDefault = cpu::kPromptQueries;  // a tile
+
+/// Rows of all KV heads, of which the first two are given: those of one KV head have no stride.
+cpu::TokenRows rows_of(const RowsView& first, const RowsView& second) {
+  const ptrdiff_t apart = second.data - first.data;
+  return {const_cast<std::byte*>(first.data), first.stride, static_cast<size_t>(apart),
+          first.dtype};
+}
+
+}  // namespace
+
+void Session::set_extend_pattern(const char* pattern, uint32_t tokens) {
+  const ModelShape& m = engine_->model();
+  if (tokens > kMaxTokens) {
+    throw Error(Status::invalid_argument,
+                "extends of " + std::to_string(tokens) + " tokens or more, allowed: 1.." +
+                    std::to_string(kMaxTokens) + ", and KEYHOLE_AUTO for " +
+                    std::to_string(kFewestByDefault));
+  }
+  std::vector<gpu::PromptPattern> patterns;
+  if (pattern != nullptr) {
+    if (m.value_dim != m.head_dim) {
+      throw Error(Status::unsupported,
+                  "patterns of extends: value_dim is " + std::to_string(m.value_dim) +
+                      ", needed: head_dim, which is " + std::to_string(m.head_dim));
+    }
+    patterns = parse_head_patterns(pattern, m);
+  }
+  extend_patterns_ = std::move(patterns);
+  extend_pattern_from_ = tokens == 0 ? kFewestByDefault : tokens;
+}
+
+bool Session::extends_by_pattern(uint32_t layer, const ExtendArgs& args) const {
+  return !extend_patterns_.empty() && args.k.tokens >= extend_pattern_from_ &&
+         args.mask == nullptr && !sequence_.slides(layer) && params_.mode != KEYHOLE_MODE_RESIDENT;
+}
+
+cpu::RowRuns Session::rows_before(uint32_t layer, bool values) {
+  const uint32_t last_head = engine_->model().kv_heads - 1, second = std::min(1U, last_head);
+  const auto rows_in = [&](const KvView& view) { return values ? view.values : view.keys; };
+  cpu::RowRuns runs;
+  const auto add = [&](const RowsView& a, const RowsView& b, size_t from, size_t count) {
+    cpu::TokenRows rows = rows_of(a, b);
+    rows.data += from * rows.token_stride;
+    runs.add(count, rows,
+             {a.scales.slice(from), static_cast<size_t>(b.scales.data - a.scales.data)});
+  };
+  // The resident ones of a device without a ring are one piece; the sink is the beginning of the first.
+  const gpu::ResidentRows resident = sequence_.resident().host_rows(layer, 0),
+                          of_second = sequence_.resident().host_rows(layer, second);
+  const auto add_resident = [&](size_t begin, size_t end) {
+    size_t at = 0;
+    for (uint32_t i = 0; i < resident.count; ++i) {
+      const RowsView a = rows_in(resident.pieces[i]), b = rows_in(of_second.pieces[i]);
+      const size_t from = std::max(begin, at), to = std::min(end, at + a.count);
+      if (from < to) add(a, b, from - at, to - from);
+      at += a.count;
+    }
+  };
+  const size_t sink = sequence_.sink(layer);
+  add_resident(0, sink);
+  const RowsView a = rows_in(sequence_.view(layer, 0)), b = rows_in(sequence_.view(layer, second));
+  add(a, b, 0, a.count);
+  add_resident(sink, sink + sequence_.window(layer));
+  return runs;
+}
+
+void Session::extend_by_pattern(uint32_t layer, const ExtendArgs& args, const NewTokens& fresh) {
+  const ModelShape& m = engine_->model();
+  const uint32_t n = args.k.tokens;
+  cpu::PromptPiece p;
+  p.q = {const_cast<std::byte*>(args.q.data), args.q.token_stride, args.q.head_stride,
+         args.q.dtype};
+  p.out = {args.out.data, args.out.token_stride, args.out.head_stride, args.out.dtype};
+  p.lse = args.lse;
+  p.sinks = m.sinks_of(layer);
+  p.n = n;
+  p.rows = tokens(layer) + n;
+  p.q_heads = m.q_heads;
+  p.kv_heads = m.kv_heads;
+  p.head_dim = m.head_dim;
+  p.logits = m.logits_of(layer);
+  for (const bool values : {false, true}) {
+    const std::byte* const rows = values ? fresh.v : fresh.k;  // `[kv_heads][n, head_dim]`
+    cpu::RowRuns& runs = values ? p.v : p.k;
+    runs = rows_before(layer, values);
+    runs.add(n, {const_cast<std::byte*>(rows), m.row_bytes(), n * m.row_bytes(), m.kv_dtype});
+  }
+  if (extend_prompt_ == nullptr) {
+    extend_prompt_ = std::make_unique<HostPrompt>(
+        gpu::PromptShape{m.q_heads, m.kv_heads, m.head_dim}, engine_->kernels(), engine_->pool());
+  }
+  const auto patterns = std::span(extend_patterns_).subspan(size_t{layer} * m.q_heads, m.q_heads);
+  const size_t held = extend_prompt_->bytes(), wanted = extend_prompt_->bytes_for(p, patterns);
+  if (wanted > held) check_memory(wanted - held, "the choice of blocks of several new tokens");
+  const gpu::PromptBlocks before = extend_prompt_->blocks();
+  extend_prompt_->attend(p, patterns);
+  const gpu::PromptBlocks blocks = extend_prompt_->blocks();
+  const uint64_t attended = blocks.attended - before.attended, seen = blocks.seen - before.seen;
+  extend_blocks_.attended += attended;
+  extend_blocks_.seen += seen;
+  // What the output's dtype has no number for is the caller's choice.
+  const auto is_finite = engine_->kernels().all_finite[static_cast<size_t>(args.out.dtype)];
+  for (uint32_t i = 0; i < n * m.q_heads && args.out.dtype != DType::f16; ++i) {
+    if (!is_finite(args.out.row(i / m.q_heads, i % m.q_heads), m.head_dim)) {
+      throw Error(Status::internal, "finite inputs gave an attention that is not");
+    }
+  }
+  // Of the offloaded keys, the share that blocks have.
+  const double share = seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
+  const uint64_t keys = uint64_t{sequence_.rows(layer)} * m.q_heads * n;
+  StepCost cost;
+  cost.keys_attended = static_cast<uint64_t>(std::llround(static_cast<double>(keys) * share));
+  add_cost(cost, n);
+}
+
+void Session::release_prompt() {
+  for (RowBuffer& buffer : prompt_rows_) buffer.release();
+  extend_prompt_.reset();
+}
+
+}  // namespace keyhole::runtime
