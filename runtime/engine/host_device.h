@@ -27,7 +27,7 @@ class HostDevice final : public gpu::Resident {
   }
   using Resident::attend_begin;
   void attend_begin(uint32_t layer, const float* q, gpu::Codes* codes) override;
-  [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
+  [[nodiscard]] uint32_t host_tasks() const override { return shape_.of(step_layer_).kv_heads; }
   void run_host_task(uint32_t task) override;
   [[nodiscard]] StateView host_state(uint32_t kv_head) override;
   void attend_end(StateView out) override;
@@ -39,6 +39,10 @@ class HostDevice final : public gpu::Resident {
   struct Layer {
     uint32_t sink = 0;
     uint32_t window = 0;
+    LayerShape shape{};
+    size_t row_bytes = 0;
+    size_t first_byte = 0;  ///< of memory_
+    [[nodiscard]] size_t token_bytes() const { return shape.kv_heads * row_bytes; }
   };
 
   [[nodiscard]] size_t slots() const { return shape_.sink + shape_.window_capacity; }
@@ -49,12 +53,12 @@ class HostDevice final : public gpu::Resident {
 
   gpu::ResidentShape shape_;
   const cpu::Kernels* kernels_;
-  size_t row_bytes_;
   cpu::ReservedBuffer memory_;
   std::vector<Layer> layers_;
   uint32_t step_layer_ = 0;
   const float* step_q_ = nullptr;
-  std::vector<float> o_, lse_;  ///< `[q_heads, head_dim]`, `[q_heads]` of the step under way
+  std::vector<float> o_,
+      lse_;  ///< `[q_heads, head_dim]`, `[q_heads]` of the step under way; of any layer
 };
 
 }  // namespace keyhole::runtime
