@@ -27,14 +27,9 @@ struct ResidentShape {
   LogitParams logits;
   bool keeps_answers = false;               ///< there is memory for StreamSteps::answer()
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
-  std::vector<LayerShape> layer_shapes{};   ///< the same of heads; a CUDA device takes none
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
-  }
-  [[nodiscard]] LayerShape of(uint32_t layer) const {
-    if (!layer_shapes.empty()) return layer_shapes[layer];
-    return {q_heads, kv_heads, head_dim, head_dim};
   }
 };
 

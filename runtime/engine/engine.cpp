@@ -152,7 +152,7 @@ uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_mem
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
                                                      size_t device_memory_limit) const {
-  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_);
+  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_, model_.shapes);
   return device_.make_resident(shape, device_memory_limit);
 }
 

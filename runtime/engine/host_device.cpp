@@ -7,42 +7,30 @@
 #include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
-namespace {
-
-/// Of one layer.
-size_t layer_bytes(const gpu::ResidentShape& s, const LayerShape& of) {
-  return checked_product(
-      {2, of.kv_heads, size_t{s.sink} + s.window_capacity, of.head_dim, dtype_size(s.dtype)},
-      "sink and window");
-}
-
-size_t memory_bytes(const gpu::ResidentShape& s) {
-  if (s.layer_shapes.empty()) {
-    return checked_product({s.layers, layer_bytes(s, s.of(0))}, "sink and window");
-  }
-  size_t bytes = 0;
-  for (uint32_t layer = 0; layer < s.layers; ++layer) {
-    bytes = checked_sum(bytes, layer_bytes(s, s.of(layer)), "sink and window");
-  }
-  return bytes;
-}
-
-}  // namespace
-
-HostDevice::HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels)
-    : shape_(shape), kernels_(&kernels), memory_(memory_bytes(shape)), layers_(shape.layers) {
-  size_t at = 0, numbers = 0, heads = 0;
-  for (uint32_t i = 0; i < shape.layers; ++i) {
-    Layer& layer = layers_[i];
-    layer.shape = shape.of(i);
-    layer.row_bytes = layer.shape.row_bytes(shape.dtype);
-    layer.first_byte = at;
-    at += layer_bytes(shape, layer.shape);
-    numbers = std::max(numbers, size_t{layer.shape.q_heads} * layer.shape.head_dim);
-    heads = std::max<size_t>(heads, layer.shape.q_heads);
+HostDevice::HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels,
+                       std::span<const LayerShape> layers)
+    : shape_(shape), kernels_(&kernels), layers_(shape.layers), memory_(lay_out(layers)) {
+  size_t numbers = 0, heads = 0;
+  for (const Layer& l : layers_) {
+    numbers = std::max(numbers, size_t{l.shape.q_heads} * l.shape.head_dim);
+    heads = std::max<size_t>(heads, l.shape.q_heads);
   }
   o_.resize(numbers);
   lse_.resize(heads);
+}
+
+size_t HostDevice::lay_out(std::span<const LayerShape> layers) {
+  constexpr const char* kWhat = "sink and window";
+  const LayerShape all{shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim};
+  size_t bytes = 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& l = layers_[i];
+    l.shape = layers.empty() ? all : layers[i];
+    l.row_bytes = l.shape.row_bytes(shape_.dtype);
+    l.first_byte = bytes;
+    bytes = checked_sum(bytes, checked_product({2, slots(), l.token_bytes()}, kWhat), kWhat);
+  }
+  return bytes;
 }
 
 std::byte* HostDevice::base(uint32_t layer, uint32_t kv_head, uint32_t which) const {

@@ -133,8 +133,7 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           window,
           model.logits,
           audit_share > 0.0,
-          model.layer_logits,
-          model.shapes};
+          model.layer_logits};
 }
 
 gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/device.h"
 #include "index/index.h"

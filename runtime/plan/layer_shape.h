@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cpu/types.h"
+#include "cpu/layer_shape.h"
 #include "keyhole/keyhole.h"
 
 namespace keyhole::runtime {

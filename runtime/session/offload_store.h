@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/quantise.h"
 #include "cpu/shared_arrays.h"
 #include "cpu/types.h"

@@ -371,6 +371,19 @@ TEST(LayerShapes, ABudgetsFileIsOfTheLargestShape) {
   EXPECT_EQ(top_k_of(s.get(), 1, 0), 30U);
   expect_error(open(R"({"layer": 1, "kv_head": 2, "top_k": 20})").first, KEYHOLE_INVALID_ARGUMENT,
                "heads[0]: kv_head is 2, layer 1 has 0..0");
+  // Patterns of prompts are of query heads.
+  const auto prompt = [&](const std::string& heads) {
+    (void)open(heads);
+    keyhole_prompt* made = nullptr;
+    const keyhole_status made_status =
+        keyhole_prompt_create(engine.get(), ("budgets:" + path).c_str(), &made);
+    keyhole_prompt_destroy(made);
+    return made_status;
+  };
+  EXPECT_OK(prompt(R"({"layer": 1, "q_head": 7, "pattern": "sampled"},
+                      {"layer": "all", "q_head": 6, "pattern": "sampled"})"));
+  expect_error(prompt(R"({"layer": 0, "q_head": 4, "pattern": "sampled"})"),
+               KEYHOLE_INVALID_ARGUMENT, "q_head is 4, layer 0 has 0..3");
 }
 
 /// Errors that audits find are those of the answers beside attention in double precision.
