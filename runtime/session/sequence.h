@@ -95,8 +95,8 @@ class Sequence {
   void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging
-  // buffers `[window + flush_block, kv_heads, head_dim]` of the model's dtype (of the largest layer), and the first n of them become offloaded
-  // rows.
+  // buffers `[window + flush_block, kv_heads, head_dim]` of the model's dtype and the layer's shape, and the first n of them
+  // become offloaded rows.
   [[nodiscard]] std::byte* staging_k() { return staging_k_.data(); }
   [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
   void store_staged(uint32_t layer, uint32_t n);

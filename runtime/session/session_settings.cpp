@@ -172,8 +172,9 @@ void Session::reserve_searches(bool anew) {
   place_codes();  // budgets may have changed
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
   if (stream_ != nullptr) stream_->partitions().set_stale();
-  // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of its trees the one with
-  // most rows and the one with most partitions: a tree that has grown in many small blocks has more of them.
+  // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of its
+  // trees the one with most rows and the one with most partitions: a tree that has grown in many small blocks has more of
+  // them.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;
   std::vector<const index::TailTree*> finest;  // [specs]

@@ -54,8 +54,8 @@ class DecodeStep {
     return tokens_of(tokens_, engine_->model().of(layer).group());
   }
   [[nodiscard]] uint32_t most_tokens() const { return most_.tokens; }
-  /// Where the caller puts q `[kv_heads, tokens, group, head_dim]` fp32, of the layer's shape, and the work of every KV head of it
-  /// before start().
+  /// Where the caller puts q `[kv_heads, tokens, group, head_dim]` fp32, of the layer's shape, and the work of each of its KV
+  /// heads before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 

@@ -334,10 +334,10 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * has too (scale, softcap, RoPE) then count in the array alone; of head_dim, kv_heads and q_heads the engine's stand for 0.
  *
  * Layers may have different shapes: wider heads, or fewer KV heads. Every call that takes a layer then has that layer's Hq,
- * Hkv and d where its comment says these, and so have ids, counts, masks of heads and lse. AUTO of scale and rope_dim is that
- * of the layer's d, and so is AUTO of value_dim; a given value_dim holds for all layers and none of them may have fewer
- * components. kv_head means a KV head of the layer; with layer KEYHOLE_ALL it names those of the layers that have it. Budgets
- * files are of the largest q_heads, kv_heads and head_dim that a layer has. Such models run on the host, as those with narrow
+ * Hkv and d where its comment says these, in tensors, ids, counts and lse. AUTO of scale and rope_dim is that of the layer's
+ * d; values are as wide as the layer's keys, but for a value_dim below the engine's d, which holds for all layers: none may
+ * have fewer components. kv_head means a KV head of the layer; with layer KEYHOLE_ALL it names those of the layers that have
+ * it. Budgets files are of the largest q_heads, kv_heads and head_dim. Such models run on the host, as those with narrow
  * values do: KEYHOLE_DEVICE_AUTO takes it, which the log tells, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED; so are classifiers.
  *
  * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
