@@ -55,6 +55,7 @@ class BasicIndex : public Index {
   void truncate(size_t count) final;
   [[nodiscard]] std::unique_ptr<Index> share(const RowsView& keys) const final;
   [[nodiscard]] size_t count() const final { return keys_.count; }
+  [[nodiscard]] uint32_t dim() const final { return dim_; }
   [[nodiscard]] const TypeDecl& type() const final { return spec_.type(); }
   using Index::search;
   void search(const SearchArgs& args, Scratch& scratch, Hits& hits) const final;
@@ -116,7 +117,6 @@ class BasicIndex : public Index {
   /// Fixed with the first rows, saved and loaded with the index.
   [[nodiscard]] const std::vector<float>& channel_scale() const { return channel_scale_; }
   [[nodiscard]] const RowsView& keys() const { return keys_; }  ///< exactly the indexed rows
-  [[nodiscard]] uint32_t dim() const { return dim_; }
   /// Of what the index holds copies of; keys() may be int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] size_t row_bytes() const { return dim_ * dtype_size(keys_.dtype); }  ///< of keys()

@@ -196,8 +196,10 @@ class Index {
   [[nodiscard]] virtual std::unique_ptr<Index> share(const RowsView& keys) const = 0;
 
   [[nodiscard]] virtual size_t count() const = 0;
+  /// Components of a key.
+  [[nodiscard]] virtual uint32_t dim() const = 0;
 
-  /// The declaration of its type: indexes of the same type share their scratch.
+  /// The declaration of its type: indexes of the same type and dimension share their scratch.
   [[nodiscard]] virtual const TypeDecl& type() const = 0;
 
   [[nodiscard]] virtual Sharing sharing() const { return Sharing::none; }
@@ -212,7 +214,7 @@ class Index {
   [[nodiscard]] virtual std::unique_ptr<Scratch> make_scratch(uint32_t max_group,
                                                               uint32_t max_k) const = 0;
 
-  /// Makes a scratch of this type, perhaps another index's, large enough for searches in this one too: what
+  /// Makes a scratch of this type and dimension, perhaps another index's, large enough for searches in this one too: what
   /// the first search would take otherwise.
   virtual void reserve_search(Scratch& /*scratch*/) const {}
 

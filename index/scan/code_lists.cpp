@@ -52,11 +52,13 @@ void lay_out(const CodeShape& shape, CodeChunk& chunk) {
   const size_t lists = chunk.lists();
   chunk.at.resize(lists);
   chunk.sizes.resize(lists);
+  chunk.log_sizes.resize(lists);
   size_t bytes = 0;
   uint32_t begin = 0;
   for (size_t l = 0; l < lists; ++l) {
     chunk.at[l] = bytes;
     chunk.sizes[l] = static_cast<float>(chunk.ends[l] - begin);
+    chunk.log_sizes[l] = std::log(chunk.sizes[l]);
     bytes += codes_bytes(shape, chunk.ends[l] - begin);
     begin = chunk.ends[l];
   }
@@ -131,7 +133,7 @@ CodeChunk make_chunk(const Context& context, const CodeShape& shape, const Balan
 
 size_t CodeChunk::bytes() const {
   return (ids.size() + ends.size()) * sizeof(uint32_t) + at.size() * sizeof(size_t) +
-         (sizes.size() + spreads.size() + noises.size()) * sizeof(float) + means.size() +
+         (2 * sizes.size() + spreads.size() + noises.size()) * sizeof(float) + means.size() +
          codes.size();
 }
 

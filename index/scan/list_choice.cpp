@@ -118,6 +118,7 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
   // Maxima in eight lanes: one chain would wait for each comparison.
   constexpr size_t kLanes = 8;
   const float* spreads = chunk.spreads.data() + (from - first);
+  const float* log_sizes = chunk.log_sizes.data() + (from - first);
   const size_t n = to - from;
   for (uint32_t h = 0; h < group_; ++h) {
     const float* scores = scores_.data() + h * stride_ + from;
@@ -127,7 +128,7 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
     logits.fill(part_logits_[part][h]);
     const auto weigh_one = [&](size_t i, size_t lane, float logit, float slope_squared) {
       const float spread = slope_squared * norms_[h] * spreads[i];
-      hopes[i] = logit + 2.0F * std::sqrt(spread);
+      hopes[i] = logit + spread + log_sizes[i];
       tops[lane] = tops[lane] < hopes[i] ? hopes[i] : tops[lane];
       const float mean = logit + 0.5F * spread;
       logits[lane] = logits[lane] < mean ? mean : logits[lane];

@@ -19,15 +19,15 @@ bool is_on_device(const ExtendArgs& a) {
 }
 
 /// The tensors of n new tokens, but for the mask.
-ExtendArgs check_extend_tensors(const Engine& engine, const keyhole_tensor* q,
+ExtendArgs check_extend_tensors(const Engine& engine, uint32_t layer, const keyhole_tensor* q,
                                 const keyhole_tensor* k, const keyhole_tensor* v,
                                 const keyhole_tensor* out, float* lse) {
-  const ModelShape& m = engine.model();
+  const LayerShape m = engine.model().of(layer);
   const bool device = engine.has_streams();
   ExtendArgs a;
   a.q = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
   a.k = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
-  a.v = check_values(v, m, a.k, false, device);
+  a.v = check_values(v, engine.model(), layer, a.k, false, device);
   a.out = check_many_out(out, "out", a.q.tokens, m.q_heads, m.value_dim, device);
   a.lse = lse;
   (void)is_on_device(a);
@@ -58,7 +58,7 @@ class Batch {
   Batch(keyhole_session* const* sessions, uint32_t count) : handles_(sessions), members_(count) {}
 
   /// Throws Error where the arguments that concern all sessions are not right.
-  void check(uint32_t layer, const ExtendArgs& all, const uint32_t* query_start) {
+  void check(const ExtendArgs& all, const uint32_t* query_start) {
     const auto count = static_cast<uint32_t>(members_.size());
     const Engine& engine = handles_[0]->session->engine();
     for (uint32_t i = 0; i < count; ++i) {
@@ -66,7 +66,6 @@ class Batch {
       throw Error(Status::invalid_argument,
                   "sessions[" + std::to_string(i) + "] is of another engine than sessions[0]");
     }
-    handles_[0]->session->check_layer(layer);
     for (const RowsIn* rows : {&all.k, &all.v}) {
       if (rows->tokens == all.q.tokens) continue;
       throw Error(Status::invalid_argument, std::string("tensor ") + (rows == &all.k ? "k" : "v") +
@@ -134,7 +133,7 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
                               const uint64_t* mask, const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::stream, [&](Session& s) {
     s.check_layer(layer);
-    ExtendArgs a = check_extend_tensors(s.engine(), q, k, v, out, lse);
+    ExtendArgs a = check_extend_tensors(s.engine(), layer, q, k, v, out, lse);
     a.mask = mask;
     tell_dtype(*session, a.k);
     if (is_on_device(a)) return s.extend_on_device(layer, a);
@@ -176,8 +175,10 @@ keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t c
     require(query_start, "query_start");
     for (uint32_t i = 0; i < count; ++i) require(sessions[i], "sessions[i]");
     Batch batch(sessions, count);
-    const ExtendArgs all = check_extend_tensors(sessions[0]->session->engine(), q, k, v, out, lse);
-    batch.check(layer, all, query_start);
+    const Session& first = *sessions[0]->session;
+    first.check_layer(layer);
+    const ExtendArgs all = check_extend_tensors(first.engine(), layer, q, k, v, out, lse);
+    batch.check(all, query_start);
     batch.run(layer);
     of_members = batch.take_statuses(statuses);
   });

@@ -37,9 +37,11 @@ struct keyhole_index {
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
 
+  [[nodiscard]] LayerShape shape() const { return engine->model().of(layer); }
   [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
-    const ModelShape& m = engine->model();
-    return {rows.data(), m.row_bytes(), rows.empty() ? 0 : count, m.head_dim, m.kv_dtype};
+    const DType dtype = engine->model().kv_dtype;
+    return {rows.data(), shape().row_bytes(dtype), rows.empty() ? 0 : count, shape().head_dim,
+            dtype};
   }
 };
 
@@ -49,15 +51,17 @@ RowsIn as_rows(const RowsView& m) {
   return {m.data, m.stride, 0, static_cast<uint32_t>(m.count), 1, m.dim, m.dtype};
 }
 
-std::vector<std::byte> convert(const Engine& engine, const RowsView& from, const char* name) {
-  const ModelShape& m = engine.model();
+/// Rows of `dim` elements.
+std::vector<std::byte> convert(const Engine& engine, const RowsView& from, uint32_t dim,
+                               const char* name) {
+  const DType dtype = engine.model().kv_dtype;
+  const size_t row = dim * dtype_size(dtype);
   const RowsIn rows = as_rows(from);
-  check_finite(engine.kernels(), rows, name, 0, rows.tokens, m.kv_dtype);
-  std::vector<std::byte> to(checked_product({from.count, m.row_bytes()}, name));
+  check_finite(engine.kernels(), rows, name, 0, rows.tokens, dtype);
+  std::vector<std::byte> to(checked_product({from.count, row}, name));
   float scratch[kMaxHeadDim];
   for (size_t i = 0; i < from.count; ++i) {
-    store_row(engine.kernels(), rows, i, 0, to.data() + i * m.row_bytes(), m.kv_dtype, m.head_dim,
-              scratch);
+    store_row(engine.kernels(), rows, i, 0, to.data() + i * row, dtype, dim, scratch);
   }
   return to;
 }
@@ -89,7 +93,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
   keyhole_search_options defaults;
   keyhole_search_options_init(&defaults);
   const auto o = options == nullptr ? defaults : read_struct(options, defaults, "options");
-  const ModelShape& m = ix.engine->model();
+  const LayerShape m = ix.shape();
   const RowsView q = check_matrix(queries, "queries", m.head_dim);
   if (q.count < 1 || q.count > kMaxGroup) {
     throw Error(Status::invalid_argument, "queries holds " + std::to_string(q.count) +
@@ -152,7 +156,7 @@ Call prepare(keyhole_index& ix, const keyhole_tensor* queries,
                 .kv = {ix.view(ix.keys), ix.view(ix.values)},
                 .queries = ix.queries.data(),
                 .group = call.group,
-                .logits = m.logits,
+                .logits = ix.engine->model().logits_of(ix.layer),
                 .position = o.position};
   return call;
 }
@@ -239,7 +243,7 @@ keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, ui
     index::check_spec(spec);
     const ModelShape& m = engine->engine->model();
     check_below("layer", layer, m.layers);
-    check_below("kv_head", kv_head, m.kv_heads);
+    check_below("kv_head", kv_head, m.of(layer).kv_heads);
     auto handle = std::make_unique<keyhole_index>();
     handle->engine = engine->engine;
     handle->spec = spec;
@@ -260,7 +264,8 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     require(ix, "index");
     const UseLock lock(ix->in_use, "the index");
     const Engine& engine = *ix->engine;
-    const ModelShape& m = engine.model();
+    const LayerShape m = ix->shape();
+    const bool values_in_keys = engine.model().values_in_keys;
     const RowsView k = check_matrix(keys, "keys", m.head_dim);
     if (k.count == 0)
       throw Error(Status::invalid_argument, "keys holds 0 rows, allowed: at least 1");
@@ -268,21 +273,21 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
     ix->tail.reset();
     ix->reserved_group = 0;
     ix->count = k.count;
-    ix->keys = convert(engine, k, "keys");
+    ix->keys = convert(engine, k, m.head_dim, "keys");
     ix->values.clear();
-    if (m.values_in_keys && values != nullptr) {
+    if (values_in_keys && values != nullptr) {
       throw Error(Status::invalid_argument,
                   "values is given, but the engine was made with values_in_keys; allowed: NULL");
     }
-    if (m.values_in_keys || values != nullptr) {
-      RowsView v = m.values_in_keys ? k : check_matrix(values, "values", m.value_dim);
+    if (values_in_keys || values != nullptr) {
+      RowsView v = values_in_keys ? k : check_matrix(values, "values", m.value_dim);
       v.dim = m.value_dim;
       if (v.count != k.count) {
         throw Error(Status::invalid_argument, "values holds " + std::to_string(v.count) +
                                                   " rows, needed: as many as keys, " +
                                                   std::to_string(k.count));
       }
-      ix->values = convert(engine, v, "values");
+      ix->values = convert(engine, v, m.head_dim, "values");
     }
     index::BuildInput input;
     input.keys = ix->view(ix->keys);
@@ -302,7 +307,7 @@ keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys
         engine.kernels(), {.keys = input.keys, .values = ix->view(ix->values)}, input.queries.rows);
     input.balance = &balance;
     const auto report = progress_function(progress, user);
-    auto built = index::make_index(ix->spec, m.head_dim, m.kv_dtype,
+    auto built = index::make_index(ix->spec, m.head_dim, engine.model().kv_dtype,
                                    engine.index_context(ix->layer, ix->kv_head));
     const AcceleratedBuild accelerated(engine);
     built->build(input, [&](double f) { return !report || report(f, "building the index"); });
@@ -345,7 +350,7 @@ keyhole_status keyhole_index_build_tail(keyhole_index* ix, uint32_t keys_per_par
     const ModelShape& m = ix->engine->model();
     const auto report = progress_function(progress, user);
     auto tail = std::make_unique<index::TailTree>(
-        ix->engine->index_context(ix->layer, ix->kv_head), m.head_dim, m.kv_dtype,
+        ix->engine->index_context(ix->layer, ix->kv_head), ix->shape().head_dim, m.kv_dtype,
         index::TailParams{.keys_per_partition = keys}, ix->balance.key_scale);
     const AcceleratedBuild accelerated(*ix->engine);
     tail->build({ix->view(ix->keys), ix->view(ix->values)},
@@ -401,7 +406,7 @@ keyhole_status keyhole_index_attend(keyhole_index* ix, const keyhole_tensor* que
                   "the index was built without values, which attention needs");
     }
     const StateView tail{ix->tail_o.data(), ix->tail_lse.data()};
-    const ModelShape& m = ix->engine->model();
+    const LayerShape m = ix->shape();
     const bool is_narrow = m.value_dim != m.head_dim;
     float* const given_o = o;
     if (is_narrow) {

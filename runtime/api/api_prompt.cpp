@@ -18,13 +18,25 @@ using namespace keyhole::runtime;  // NOLINT
 
 struct keyhole_prompt {
   std::shared_ptr<const Engine> engine;
-  std::vector<gpu::PromptPattern> patterns;  ///< `[layers, q_heads]`
-  std::unique_ptr<gpu::PromptAttention> attention;
+  std::vector<gpu::PromptPattern> patterns;  ///< of each layer in turn `[q_heads]`
+  /// Of layers of one shape.
+  struct Attention {
+    LayerShape shape;
+    std::unique_ptr<gpu::PromptAttention> attention;
+  };
+  std::vector<Attention> attentions;
   std::atomic<bool> in_use = false;
 
   [[nodiscard]] std::span<gpu::PromptPattern> patterns_of(uint32_t layer) {
-    const uint32_t heads = engine->model().q_heads;
-    return std::span(patterns).subspan(size_t{layer} * heads, heads);
+    const ModelShape& m = engine->model();
+    return std::span(patterns).subspan(m.first_q_head(layer), m.of(layer).q_heads);
+  }
+  /// Null: there is none for the layer yet.
+  [[nodiscard]] gpu::PromptAttention* attention_of(uint32_t layer) const {
+    const LayerShape shape = engine->model().of(layer);
+    const auto found = std::find_if(attentions.begin(), attentions.end(),
+                                    [&](const Attention& a) { return a.shape == shape; });
+    return found == attentions.end() ? nullptr : found->attention.get();
   }
 };
 
@@ -53,8 +65,7 @@ RowsIn check_prompt_rows(const Engine& engine, const keyhole_tensor* t, const ch
   return rows;
 }
 
-std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine) {
-  const ModelShape& m = engine.model();
+std::unique_ptr<gpu::PromptAttention> make_attention(const Engine& engine, const LayerShape& m) {
   const gpu::PromptShape shape{m.q_heads, m.kv_heads, m.head_dim};
   if (!engine.has_streams()) {
     return std::make_unique<HostPrompt>(shape, engine.kernels(), engine.pool());
@@ -85,13 +96,18 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
     auto made = std::make_unique<keyhole_prompt>();
     made->engine = engine->engine;
     const ModelShape& m = made->engine->model();
-    if (m.value_dim != m.head_dim) {
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      const LayerShape shape = m.of(layer);
+      if (shape.value_dim == shape.head_dim) continue;
       throw Error(Status::unsupported,
-                  "attention of a prompt: value_dim is " + std::to_string(m.value_dim) +
-                      ", needed: head_dim, which is " + std::to_string(m.head_dim));
+                  "attention of a prompt: value_dim is " + std::to_string(shape.value_dim) +
+                      ", needed: head_dim, which is " + std::to_string(shape.head_dim));
     }
     made->patterns = parse_head_patterns(pattern == nullptr ? "auto" : pattern, m);
-    made->attention = make_attention(*made->engine);
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      if (made->attention_of(layer) != nullptr) continue;
+      made->attentions.push_back({m.of(layer), make_attention(*made->engine, m.of(layer))});
+    }
     *out = made.release();
   });
 }
@@ -105,16 +121,18 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
   return guarded([&] {
     require(prompt, "prompt");
     const UseLock lock(prompt->in_use, "the prompt");
-    const ModelShape& m = prompt->engine->model();
-    if (layer >= m.layers) {
+    const ModelShape& model = prompt->engine->model();
+    if (layer >= model.layers) {
       throw Error(Status::invalid_argument, "layer is " + std::to_string(layer) + ", allowed: 0.." +
-                                                std::to_string(m.layers - 1));
+                                                std::to_string(model.layers - 1));
     }
+    const LayerShape m = model.of(layer);
     const Engine& engine = *prompt->engine;
     const RowsIn rq = check_prompt_rows(engine, q, "q", m.q_heads, m.head_dim);
     const RowsIn rk = check_prompt_rows(engine, k, "k", m.kv_heads, m.head_dim);
-    const RowsIn rv = m.values_in_keys ? check_values(v, m, rk, false, engine.has_streams())
-                                       : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
+    const RowsIn rv = model.values_in_keys
+                          ? check_values(v, model, layer, rk, false, engine.has_streams())
+                          : check_prompt_rows(engine, v, "v", m.kv_heads, m.head_dim);
     (void)check_prompt_rows(engine, out, "out", m.q_heads, m.head_dim);
     const RowsOut ro =
         check_many_out(out, "out", rq.tokens, m.q_heads, m.head_dim, engine.has_streams());
@@ -131,11 +149,12 @@ keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
     s.lse = lse;
     s.n = rq.tokens;
     s.rows = rk.tokens;
-    s.logits = m.logits_of(layer);
-    s.sinks = m.sinks_of(layer);
-    s.window = m.slides(layer) ? m.windows[layer].tokens : 0;
+    s.logits = model.logits_of(layer);
+    s.sinks = model.sinks_of(layer);
+    s.window = model.slides(layer) ? model.windows[layer].tokens : 0;
     const std::span<const gpu::PromptPattern> patterns = prompt->patterns_of(layer);
-    prompt->attention->attend(s, are_alike(patterns) ? patterns.first(1) : patterns, stream);
+    prompt->attention_of(layer)->attend(s, are_alike(patterns) ? patterns.first(1) : patterns,
+                                        stream);
   });
 }
 
@@ -154,11 +173,11 @@ keyhole_status keyhole_prompt_set_pattern(keyhole_prompt* prompt, uint32_t layer
                                                 " and KEYHOLE_ALL");
     };
     check("layer", layer, m.layers);
-    check("q_head", q_head, m.q_heads);
+    check("q_head", q_head, layer == KEYHOLE_ALL ? m.largest().q_heads : m.of(layer).q_heads);
     for (uint32_t l = 0; l < m.layers; ++l) {
       if (layer != KEYHOLE_ALL && layer != l) continue;
       const std::span<gpu::PromptPattern> of_layer = prompt->patterns_of(l);
-      for (uint32_t h = 0; h < m.q_heads; ++h) {
+      for (uint32_t h = 0; h < of_layer.size(); ++h) {
         if (q_head == KEYHOLE_ALL || q_head == h) of_layer[h] = parsed;
       }
     }
@@ -171,9 +190,14 @@ keyhole_status keyhole_prompt_blocks(keyhole_prompt* prompt, uint64_t* attended,
     require(attended, "attended");
     require(seen, "seen");
     const UseLock lock(prompt->in_use, "the prompt");
-    const gpu::PromptBlocks blocks = prompt->attention->blocks();
-    *attended = blocks.attended;
-    *seen = blocks.seen;
+    gpu::PromptBlocks all;
+    for (const keyhole_prompt::Attention& a : prompt->attentions) {
+      const gpu::PromptBlocks blocks = a.attention->blocks();
+      all.attended += blocks.attended;
+      all.seen += blocks.seen;
+    }
+    *attended = all.attended;
+    *seen = all.seen;
   });
 }
 

@@ -21,19 +21,20 @@ struct StepTensors {
 
 StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
                        const keyhole_tensor* v) {
-  const ModelShape& m = s.engine().model();
   s.check_layer(layer);
+  const ModelShape& model = s.engine().model();
+  const LayerShape m = model.of(layer);
   const bool device = s.engine().has_streams();
   StepTensors t;
   t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
   t.on_device = t.q.on_device;
-  if ((k == nullptr) != (v == nullptr) && (!m.values_in_keys || k == nullptr)) {
+  if ((k == nullptr) != (v == nullptr) && (!model.values_in_keys || k == nullptr)) {
     throw Error(Status::invalid_argument, "k and v: one is NULL, allowed: both or none");
   }
   t.appends = k != nullptr;
   if (!t.appends) return t;
   t.k = check_rows(k, "k", m.kv_heads, m.head_dim, true, device);
-  t.v = check_values(v, m, t.k, true, device);
+  t.v = check_values(v, model, layer, t.k, true, device);
   if (t.k.on_device != t.on_device || t.v.on_device != t.on_device) {
     throw Error(Status::invalid_argument,
                 "q, k and v: some lie in device memory, allowed: all of them or none");
@@ -41,8 +42,8 @@ StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, cons
   return t;
 }
 
-RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
-  const ModelShape& m = s.engine().model();
+RowsOut check_step_out(Session& s, uint32_t layer, const keyhole_tensor* out, bool on_device) {
+  const LayerShape m = s.engine().model().of(layer);
   const RowsOut rows = check_out(out, "out", m.q_heads, m.value_dim, s.engine().has_streams());
   if (rows.on_device != on_device) {
     throw Error(Status::invalid_argument, std::string("out lies in ") +
@@ -55,7 +56,8 @@ RowsOut check_step_out(Session& s, const keyhole_tensor* out, bool on_device) {
 /// The query of a call that takes host memory alone.
 RowsIn check_host_q(Session& s, uint32_t layer, const keyhole_tensor* q) {
   s.check_layer(layer);
-  return check_rows(q, "q", s.engine().model().q_heads, s.engine().model().head_dim, true, false);
+  const LayerShape m = s.engine().model().of(layer);
+  return check_rows(q, "q", m.q_heads, m.head_dim, true, false);
 }
 
 /// Of a call whose query and output lie in either memory.
@@ -66,9 +68,9 @@ struct StateTensors {
 StateTensors check_state(Session& s, uint32_t layer, const keyhole_tensor* q,
                          const keyhole_tensor* out) {
   s.check_layer(layer);
-  const ModelShape& m = s.engine().model();
+  const LayerShape m = s.engine().model().of(layer);
   return {check_rows(q, "q", m.q_heads, m.head_dim, true, s.engine().has_streams()),
-          check_step_out(s, out, q->memory == KEYHOLE_DEVICE)};
+          check_step_out(s, layer, out, q->memory == KEYHOLE_DEVICE)};
 }
 
 /// A step with tensors in host memory comes after those on the stream.
@@ -159,11 +161,11 @@ keyhole_status keyhole_session_get_budget(const keyhole_session* session, uint32
 keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const keyhole_tensor* k,
                                const keyhole_tensor* v, const keyhole_tensor* q) {
   return with_session(session, Needs::no_step, [&](Session& s) {
-    const ModelShape& m = s.engine().model();
     s.check_layer(layer);
+    const LayerShape m = s.engine().model().of(layer);
     const bool device = s.engine().has_streams();
     const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
-    const RowsIn rv = check_values(v, m, rk, false, device);
+    const RowsIn rv = check_values(v, s.engine().model(), layer, rk, false, device);
     RowsIn rq;
     if (q != nullptr) rq = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
     const RowsIn* queries = q == nullptr ? nullptr : &rq;
@@ -188,7 +190,7 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
   return with_session(session, Needs::stream, [&](Session& s) {
     // All checked first: after begin the token is there.
     const StepTensors t = check_step(s, layer, q, k, v);
-    const RowsOut rows = check_step_out(s, out, t.on_device);
+    const RowsOut rows = check_step_out(s, layer, out, t.on_device);
     if (t.appends) tell_dtype(*session, t.k);
     if (t.on_device) {
       return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
@@ -215,7 +217,7 @@ keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor
       throw Error(Status::invalid_argument,
                   "no step is under way: call keyhole_attend_begin first");
     }
-    const RowsOut rows = check_step_out(s, out, s.in_stream_step());
+    const RowsOut rows = check_step_out(s, s.step_layer(), out, s.in_stream_step());
     if (s.in_stream_step()) {
       s.enqueue_end(rows, lse);
     } else {
@@ -240,7 +242,7 @@ keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
   return with_session(session, Needs::no_step, [&](Session& s) {
     const StateTensors t = check_state(s, layer, q, out);
     require(counts, "counts");
-    const uint32_t kv_heads = s.engine().model().kv_heads;
+    const uint32_t kv_heads = s.engine().model().of(layer).kv_heads;
     if (std::any_of(counts, counts + kv_heads, [](uint32_t n) { return n != 0; })) {
       require(ids, "ids");
     }

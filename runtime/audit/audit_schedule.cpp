@@ -8,7 +8,7 @@ bool AuditSchedule::restore(std::vector<uint64_t> steps, std::vector<Widening> w
   if (steps.size() != steps_.size() || widenings.size() != widenings_.size()) return false;
   for (size_t i = 0; i < widenings.size(); ++i) {
     const Widening& r = widenings[i];
-    const uint64_t now = steps[i / kv_heads_];
+    const uint64_t now = steps[heads_.layer_of(i)];
     if (!std::has_single_bit(r.factor) || r.factor > kMostWidening) return false;
     // An action is due within kLag steps of the step that was audited, which is over.
     if (r.due != kNever && (r.due < now || r.due - now >= kLag)) return false;

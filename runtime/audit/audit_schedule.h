@@ -7,9 +7,11 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "keyhole/keyhole.h"
+#include "runtime/plan/head_numbers.h"
 
 namespace keyhole::runtime {
 
@@ -29,9 +31,9 @@ class AuditSchedule {
     uint32_t epoch = 0;     ///< counts the budgets that the head has had
   };
 
-  AuditSchedule(uint32_t layers, uint32_t kv_heads, double share, keyhole_audit_action action)
-      : kv_heads_(kv_heads), share_(share), action_(action), steps_(layers) {
-    widenings_.resize(size_t{layers} * kv_heads);
+  AuditSchedule(HeadNumbers heads, double share, keyhole_audit_action action)
+      : heads_(std::move(heads)), share_(share), action_(action), steps_(heads_.layers()) {
+    widenings_.resize(heads_.count());
   }
 
   [[nodiscard]] keyhole_audit_action action() const { return action_; }
@@ -51,7 +53,7 @@ class AuditSchedule {
   }
 
   [[nodiscard]] const Widening& widening(uint32_t layer, uint32_t kv_head) const {
-    return widenings_[size_t{layer} * kv_heads_ + kv_head];
+    return widenings_[heads_.at(layer, kv_head)];
   }
 
   /// An audit of that step found too great an error with this widening of a budget of that epoch.
@@ -93,14 +95,14 @@ class AuditSchedule {
 
  private:
   [[nodiscard]] Widening& at(uint32_t layer, uint32_t kv_head) {
-    return widenings_[size_t{layer} * kv_heads_ + kv_head];
+    return widenings_[heads_.at(layer, kv_head)];
   }
 
-  uint32_t kv_heads_;
+  HeadNumbers heads_;
   double share_;
   keyhole_audit_action action_;
   std::vector<uint64_t> steps_;      // [layer]
-  std::vector<Widening> widenings_;  // [layer * kv_heads + kv_head]
+  std::vector<Widening> widenings_;  // by heads_
 };
 
 }  // namespace keyhole::runtime

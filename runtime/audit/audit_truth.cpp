@@ -12,18 +12,17 @@
 
 namespace keyhole::runtime {
 
-AuditTruth::AuditTruth(uint32_t group, uint32_t dim)
-    : group_(group),
-      dim_(dim),
+AuditTruth::AuditTruth(uint32_t group, size_t numbers)
+    : most_group_(group),
       scores_(group * kRows),
-      chunk_o_(size_t{group} * dim),
+      chunk_o_(numbers),
       chunk_lse_(group),
-      sum_o_(size_t{group} * dim),
+      sum_o_(numbers),
       weight_(group),
       largest_(group) {}
 
 void AuditTruth::prepare(uint32_t top_k, size_t rows) {
-  best_.begin(group_, std::min(top_k, kMostPrepared), rows);
+  best_.begin(most_group_, std::min(top_k, kMostPrepared), rows);
 }
 
 void AuditTruth::add_state(const float* o, const float* lse) {
@@ -49,6 +48,8 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
   const auto start = std::chrono::steady_clock::now();
   const RowsView& keys = record.kv.keys;
   const size_t rows = keys.count;
+  group_ = record.group;
+  dim_ = static_cast<uint32_t>(record.queries.size() / group_);
   std::fill(sum_o_.begin(), sum_o_.end(), 0.0);
   std::fill(weight_.begin(), weight_.end(), 0.0);
   std::fill(largest_.begin(), largest_.end(), -std::numeric_limits<double>::infinity());
@@ -110,10 +111,10 @@ bool AuditTruth::compute(const HeadRecord& record, const cpu::Kernels& kernels,
   return true;
 }
 
-size_t AuditTruth::bytes(uint32_t group, uint32_t dim, uint32_t top_k, size_t rows) {
+size_t AuditTruth::bytes(uint32_t group, size_t numbers, uint32_t top_k, size_t rows) {
   const size_t best = 2 * std::min<size_t>(std::min(top_k, kMostPrepared), rows) + 64;
-  return group * (kRows * sizeof(float) + (size_t{dim} + 2) * (sizeof(float) + sizeof(double)) +
-                  best * sizeof(uint64_t));
+  return group * (kRows * sizeof(float) + best * sizeof(uint64_t)) +
+         (numbers + size_t{2} * group) * (sizeof(float) + sizeof(double));
 }
 
 }  // namespace keyhole::runtime

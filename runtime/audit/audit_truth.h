@@ -14,7 +14,8 @@ namespace keyhole::runtime {
 /// Memory and work of one auditing thread.
 class AuditTruth {
  public:
-  AuditTruth(uint32_t group, uint32_t dim);
+  /// For groups of up to `group` query heads, whose queries have up to `numbers` components together.
+  AuditTruth(uint32_t group, size_t numbers);
 
   /// Reserves memory for recall of `top_k` of `rows` keys, so that compute() does not; of as many as kMostPrepared.
   /// Above that, memory grows with the rows; where there is none, the audit has no recall.
@@ -27,7 +28,7 @@ class AuditTruth {
                              AuditResult& result);
 
   /// Bytes of one that is prepared so.
-  [[nodiscard]] static size_t bytes(uint32_t group, uint32_t dim, uint32_t top_k, size_t rows);
+  [[nodiscard]] static size_t bytes(uint32_t group, size_t numbers, uint32_t top_k, size_t rows);
 
  private:
   /// Rows at a time: their scores stay in the first-level cache, their keys and values pass the second.
@@ -36,7 +37,8 @@ class AuditTruth {
 
   void add_state(const float* o, const float* lse);
 
-  uint32_t group_, dim_;
+  uint32_t most_group_;
+  uint32_t group_ = 0, dim_ = 0;            ///< of the record
   std::vector<float> scores_;               ///< `[group, kRows]`
   std::vector<float> chunk_o_, chunk_lse_;  ///< `[group, dim]`, `[group]`
   /// The true state in double: o as a sum of weights exp(logit - largest) times values, and the weights' sum.

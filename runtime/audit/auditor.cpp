@@ -9,23 +9,32 @@ namespace keyhole::runtime {
 namespace {
 
 // Every layer step may be audited in all its heads, and half the ring is always its.
-size_t ring_size(uint32_t kv_heads) { return std::max<size_t>(16, size_t{2} * kv_heads); }
+size_t ring_size(const ModelShape& m) {
+  return std::max<size_t>(16, size_t{2} * m.largest().kv_heads);
+}
+
+/// Components of the states of a group.
+size_t group_numbers(const ModelShape& m) {
+  return m.most([](const LayerShape& s) { return size_t{s.group()} * s.head_dim; });
+}
 
 }  // namespace
 
 Auditor::Auditor(const Engine& engine, size_t capacity, uint32_t top_k, AuditSchedule schedule)
     : engine_(&engine),
-      kv_heads_(engine.model().kv_heads),
+      heads_(engine.model().head_numbers()),
       capacity_(capacity),
       top_k_(top_k),
       schedule_(std::move(schedule)) {
   const ModelShape& m = engine.model();
-  figures_.resize(size_t{m.layers} * m.kv_heads);
-  const auto make_slot = [&] { return std::make_unique<Slot>(m.group(), m.head_dim, capacity); };
-  for (size_t i = 0; i < ring_size(m.kv_heads); ++i) slots_.push_back(make_slot());
+  figures_.resize(heads_.count());
+  const uint32_t group = m.largest_group();
+  const size_t numbers = group_numbers(m);
+  const auto make_slot = [&] { return std::make_unique<Slot>(group, numbers, capacity); };
+  for (size_t i = 0; i < ring_size(m); ++i) slots_.push_back(make_slot());
   spare_ = make_slot();
   for (uint32_t i = 0; i < engine.pool().threads() + 1; ++i) {
-    truths_.push_back(std::make_unique<AuditTruth>(m.group(), m.head_dim));
+    truths_.push_back(std::make_unique<AuditTruth>(group, numbers));
     truths_.back()->prepare(top_k, capacity);
   }
   own_.reserve(slots_.size());
@@ -58,6 +67,8 @@ HeadRecord& Auditor::record(uint32_t layer, uint32_t kv_head, uint64_t step, uin
   s.waited_for = false;
   s.cancelled.store(false, std::memory_order_relaxed);
   HeadRecord& r = s.record;
+  const LayerShape shape = engine_->model().of(layer);
+  r.set_shape(shape.group(), shape.head_dim);
   r.layer = layer;
   r.kv_head = kv_head;
   r.step = step;
@@ -147,7 +158,7 @@ void Auditor::complete(uint64_t end, bool waiting) {
 
 void Auditor::take_in(const Slot& s) {
   const HeadRecord& r = s.record;
-  AuditFigures& figures = figures_[size_t{r.layer} * kv_heads_ + r.kv_head];
+  AuditFigures& figures = figures_[heads_.at(r.layer, r.kv_head)];
   float worst = 0.0F;
   for (uint32_t h = 0; h < r.group; ++h) {
     figures.add(s.result, h, r.estimated_missing(h), r.bound);
@@ -194,16 +205,18 @@ size_t Auditor::bytes() const {
   for (const auto& s : slots_) bytes += sizeof(Slot) + s->record.bytes();
   bytes += sizeof(Slot) + spare_->record.bytes();
   const ModelShape& m = engine_->model();
-  return bytes + truths_.size() * AuditTruth::bytes(m.group(), m.head_dim, top_k_, capacity_);
+  return bytes +
+         truths_.size() * AuditTruth::bytes(m.largest_group(), group_numbers(m), top_k_, capacity_);
 }
 
 size_t Auditor::estimate_bytes(const ModelShape& m, uint32_t threads, uint32_t top_k,
                                size_t capacity) {
-  const size_t values = size_t{m.group()} * m.head_dim;
-  const size_t record = (3 * values + 3 * m.group()) * sizeof(float) + capacity / 8 + 64;
-  return size_t{m.layers} * m.kv_heads * sizeof(AuditFigures) +
-         (ring_size(m.kv_heads) + 1) * (sizeof(Slot) + record) +
-         (size_t{threads} + 1) * AuditTruth::bytes(m.group(), m.head_dim, top_k, capacity);
+  const uint32_t group = m.largest_group();
+  const size_t numbers = group_numbers(m);
+  const size_t record = (3 * numbers + size_t{3} * group) * sizeof(float) + capacity / 8 + 64;
+  return m.head_numbers().count() * sizeof(AuditFigures) +
+         (ring_size(m) + 1) * (sizeof(Slot) + record) +
+         (size_t{threads} + 1) * AuditTruth::bytes(group, numbers, top_k, capacity);
 }
 
 }  // namespace keyhole::runtime

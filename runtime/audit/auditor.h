@@ -63,9 +63,9 @@ class Auditor {
   void finish_reading(uint32_t layer, size_t rows);
 
   void count_action(uint32_t layer, uint32_t kv_head) {
-    figures_[size_t{layer} * kv_heads_ + kv_head].add_action();
+    figures_[heads_.at(layer, kv_head)].add_action();
   }
-  /// [layer * kv_heads + kv_head]
+  /// By their HeadNumbers.
   [[nodiscard]] const std::vector<AuditFigures>& figures() const { return figures_; }
   /// Call finish() first.
   void reset_figures() { figures_.assign(figures_.size(), {}); }
@@ -77,7 +77,7 @@ class Auditor {
 
  private:
   struct Slot {
-    Slot(uint32_t group, uint32_t dim, size_t capacity) : record(group, dim, capacity) {}
+    Slot(size_t group, size_t numbers, size_t capacity) : record(group, numbers, capacity) {}
     enum class State : uint8_t { waiting, taken, done };
     HeadRecord record;
     AuditResult result{};
@@ -95,11 +95,11 @@ class Auditor {
   void work();
 
   const Engine* engine_;
-  uint32_t kv_heads_;
+  HeadNumbers heads_;
   size_t capacity_;
   uint32_t top_k_;
   AuditSchedule schedule_;
-  std::vector<AuditFigures> figures_;  // [layer * kv_heads + kv_head]
+  std::vector<AuditFigures> figures_;  // by heads_
   std::vector<std::unique_ptr<Slot>> slots_;
   std::unique_ptr<Slot> spare_;  // takes the place of one that the thread has not left yet
   std::vector<std::unique_ptr<AuditTruth>> truths_;  // of the pool's workers, then the thread's

@@ -35,7 +35,7 @@ SessionAudits::SessionAudits(const Engine& engine, const SessionParams& params, 
   const ModelShape& m = engine.model();
   auditor_ = std::make_unique<Auditor>(
       engine, params.max_tokens, top_k,
-      AuditSchedule(m.layers, m.kv_heads, params.audit_share, params.audit_action));
+      AuditSchedule(m.head_numbers(), params.audit_share, params.audit_action));
   count_bytes();
 }
 
@@ -77,7 +77,7 @@ std::optional<uint64_t> SessionAudits::count(uint32_t layer) {
   if (!on()) return std::nullopt;
   AuditSchedule& schedule = auditor_->schedule();
   const uint64_t number = schedule.begin_step(layer);
-  for (uint32_t h = 0; h < engine_->model().kv_heads; ++h) {
+  for (uint32_t h = 0; h < engine_->model().of(layer).kv_heads; ++h) {
     if (schedule.chosen(layer, h, number)) return number;
   }
   return std::nullopt;

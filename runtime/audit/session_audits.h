@@ -45,7 +45,7 @@ class SessionAudits {
   /// The step failed: its records are void.
   void discard();
 
-  /// The most keys that a search of the head is asked for. head: layer * kv_heads + kv_head.
+  /// The most keys that a search of the head is asked for. head: its number, see HeadNumbers.
   [[nodiscard]] uint32_t widened_top_k(size_t head, uint32_t top_k) const;
   /// The head has a new budget: what audits have found of the old one is forgotten.
   void reset_widening(size_t head);

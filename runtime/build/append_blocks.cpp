@@ -47,7 +47,7 @@ bool AppendBlocks::wants_first(uint32_t layer, uint32_t kv_head) const {
 
 bool AppendBlocks::wants_block(uint32_t layer) const {
   const uint32_t round = round_of(layer, sequence_->rows(layer));
-  for (uint32_t h = 0; h < heads_->kv_heads(); ++h) {
+  for (uint32_t h = 0; h < heads_->kv_heads(layer); ++h) {
     const HeadIndex& hd = heads_->at(layer, h);
     if (hd.index == nullptr ? wants_first(layer, h) : round_of(layer, hd.indexed()) != round) {
       return true;
@@ -86,7 +86,7 @@ AppendBlocks::Block AppendBlocks::next_block(uint32_t layer) const {
   const uint32_t rows = sequence_->rows(layer);
   Block block;
   block.round = round_of(layer, rows);
-  for (uint32_t h = 0; h < heads_->kv_heads(); ++h) {
+  for (uint32_t h = 0; h < heads_->kv_heads(layer); ++h) {
     const HeadIndex& hd = heads_->at(layer, h);
     if (hd.index == nullptr ? !wants_first(layer, h) : hd.indexed() >= rows) continue;
     block.heads.push_back(h);
@@ -113,7 +113,7 @@ uint64_t AppendBlocks::estimate_first(uint32_t layer, const Block& block) const 
     if (hd.index != nullptr) continue;
     bytes += heads_->estimate_index(layer, h, end_of(layer, h, block.end));
     if (hd.params.budget.needs_partitions())
-      bytes += heads_->estimate_tail(end_of(layer, h, block.end));
+      bytes += heads_->estimate_tail(layer, end_of(layer, h, block.end));
   }
   return bytes;
 }
@@ -276,12 +276,12 @@ void AppendBlocks::load(uint32_t layer, ChecksumReader& in) {
     refuse("up to row " + std::to_string(block.end) + " of " +
            std::to_string(sequence_->rows(layer)));
   }
-  if (block.heads.size() > heads_->kv_heads()) {
+  if (block.heads.size() > heads_->kv_heads(layer)) {
     refuse("of " + std::to_string(block.heads.size()) + " heads");
   }
   for (size_t i = 0; i < block.heads.size(); ++i) {
     const uint32_t h = block.heads[i];
-    if (h >= heads_->kv_heads() || (i != 0 && h <= block.heads[i - 1]) || block.end == 0 ||
+    if (h >= heads_->kv_heads(layer) || (i != 0 && h <= block.heads[i - 1]) || block.end == 0 ||
         heads_->is_dense(layer, h) || heads_->at(layer, h).indexed() >= block.end) {
       refuse("that head " + std::to_string(h) + " cannot take part in");
     }

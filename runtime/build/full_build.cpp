@@ -57,7 +57,7 @@ uint32_t tail_rows(const HeadIndex& hd) {
 FullBuild::FullBuild(const Engine& engine, const Sequence& sequence, HeadIndexes& heads)
     : engine_(&engine), sequence_(&sequence), heads_(&heads) {
   for (uint32_t layer = 0; layer < heads.layers(); ++layer) {
-    for (uint32_t h = 0; h < heads.kv_heads(); ++h) plan(layer, h);
+    for (uint32_t h = 0; h < heads.kv_heads(layer); ++h) plan(layer, h);
   }
 }
 
@@ -70,7 +70,7 @@ void FullBuild::plan(uint32_t layer, uint32_t kv_head) {
   // Partitions alone are less work than an index, but then there is nothing else to report.
   jobs_.push_back({layer, kv_head, double{1} * (unindexed != 0 ? unindexed : rows)});
   rows_ += jobs_.back().rows;
-  if (partitions) bytes_ += heads_->estimate_tail(rows - tail_rows(hd));
+  if (partitions) bytes_ += heads_->estimate_tail(layer, rows - tail_rows(hd));
   if (unindexed == 0) return;
   if (hd.index == nullptr) first_.push_back(&hd);
   bytes_ += heads_->estimate_index(layer, kv_head, rows);

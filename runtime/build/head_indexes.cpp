@@ -45,21 +45,24 @@ HeadIndexes::HeadIndexes(const Engine& engine, const SessionParams& params)
     : engine_(&engine),
       params_(&params),
       layers_(engine.model().layers),
-      kv_heads_(engine.model().kv_heads),
+      numbers_(engine.model().head_numbers()),
       on_device_(layers_) {
   const ModelShape& m = engine.model();
-  heads_.reserve(size_t{layers_} * kv_heads_);
-  for (size_t i = 0; i < size_t{layers_} * kv_heads_; ++i) {
-    heads_.push_back({nullptr,
-                      {},
-                      QuerySample(params.training_queries, m.group(), m.head_dim),
-                      params.head(i),
-                      std::nullopt});
+  heads_.reserve(numbers_.count());
+  for (uint32_t layer = 0; layer < layers_; ++layer) {
+    const LayerShape shape = m.of(layer);
+    for (uint32_t h = 0; h < shape.kv_heads; ++h) {
+      heads_.push_back({nullptr,
+                        {},
+                        QuerySample(params.training_queries, shape.group(), shape.head_dim),
+                        params.head(heads_.size()),
+                        std::nullopt});
+    }
   }
 }
 
 bool HeadIndexes::has_index(uint32_t layer) const {
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
+  for (uint32_t h = 0; h < kv_heads(layer); ++h) {
     if (at(layer, h).index != nullptr || at(layer, h).tail) return true;
   }
   return false;
@@ -71,7 +74,7 @@ void HeadIndexes::set_on_device(uint32_t layer, bool on_device) {
 }
 
 void HeadIndexes::drop(uint32_t layer) {
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
+  for (uint32_t h = 0; h < kv_heads(layer); ++h) {
     at(layer, h).index.reset();
     at(layer, h).tail = {};
   }
@@ -104,7 +107,7 @@ BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv,
   const HeadIndex& hd = at(layer, kv_head);
   BuiltHead built;
   built.balance = balance ? std::move(*balance) : learn(hd, kv);
-  built.index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
+  built.index = index::make_index(hd.params.index, m.of(layer).head_dim, m.kv_dtype,
                                   engine_->index_context(layer, kv_head));
   index::BuildInput input;
   input.keys = kv.keys;
@@ -125,18 +128,19 @@ BuiltHead HeadIndexes::build(uint32_t layer, uint32_t kv_head, const KvView& kv,
 index::TailTree HeadIndexes::make_tail(uint32_t layer, uint32_t kv_head,
                                        const index::Balance& balance) const {
   const ModelShape& m = engine_->model();
-  return {engine_->index_context(layer, kv_head), m.head_dim, m.kv_dtype,
+  return {engine_->index_context(layer, kv_head), m.of(layer).head_dim, m.kv_dtype,
           index::TailParams{.keys_per_partition = params_->tail_partition}, balance.key_scale};
 }
 
 uint64_t HeadIndexes::estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const {
   const ModelShape& m = engine_->model();
-  return index::estimate_bytes(at(layer, kv_head).params.index, rows, m.head_dim, m.kv_dtype);
+  return index::estimate_bytes(at(layer, kv_head).params.index, rows, m.of(layer).head_dim,
+                               m.kv_dtype);
 }
 
-uint64_t HeadIndexes::estimate_tail(uint32_t rows) const {
+uint64_t HeadIndexes::estimate_tail(uint32_t layer, uint32_t rows) const {
   const ModelShape& m = engine_->model();
-  return index::TailTree::estimate(rows, m.head_dim, m.kv_dtype,
+  return index::TailTree::estimate(rows, m.of(layer).head_dim, m.kv_dtype,
                                    {.keys_per_partition = params_->tail_partition});
 }
 
@@ -161,14 +165,14 @@ void HeadIndexes::save_sample(const HeadIndex& hd, ChecksumWriter& out) const {
 }
 
 void HeadIndexes::save(uint32_t layer, ChecksumWriter& out) const {
-  std::vector<std::string> indexes(kv_heads_), tails(kv_heads_);
-  engine_->pool().run(kv_heads_, [&](uint32_t h, uint32_t) {
+  std::vector<std::string> indexes(kv_heads(layer)), tails(kv_heads(layer));
+  engine_->pool().run(kv_heads(layer), [&](uint32_t h, uint32_t) {
     const HeadIndex& hd = at(layer, h);
     if (hd.index != nullptr) indexes[h] = saved(*hd.index);
     if (hd.tail) tails[h] = saved(*hd.tail);
   });
   std::vector<std::span<const std::byte>> forms;
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
+  for (uint32_t h = 0; h < kv_heads(layer); ++h) {
     const HeadIndex& hd = at(layer, h);
     save_sample(hd, out);
     out.value(static_cast<uint64_t>(indexes[h].size()));
@@ -189,7 +193,7 @@ void HeadIndexes::load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv
                        std::to_string(stride));
   }
   auto positions = in.array<uint32_t>(count, "query sample");
-  auto queries = in.array<float>(count * engine_->model().head_dim, "query sample");
+  auto queries = in.array<float>(count * engine_->model().of(layer).head_dim, "query sample");
   for (size_t i = 0; i < positions.size(); ++i) {
     const bool rises = i == 0 || positions[i - 1] < positions[i];
     if (rises && positions[i] < tokens && positions[i] % stride == 0) continue;
@@ -203,7 +207,7 @@ void HeadIndexes::load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv
   at(layer, kv_head).queries.restore(stride, std::move(positions), std::move(queries));
   if (const auto balanced = in.value<uint32_t>("balance"); balanced != 0) {
     index::Balance balance;
-    balance.key_scale = in.array<float>(engine_->model().head_dim, "balance");
+    balance.key_scale = in.array<float>(engine_->model().of(layer).head_dim, "balance");
     balance.value_scale = in.value<float>("balance");
     if (balanced != 1 || kv.keys.count == 0 || !balance.is_sound()) {
       corrupt(layer, "an impossible balance of channels");
@@ -214,10 +218,10 @@ void HeadIndexes::load_sample(uint32_t layer, uint32_t kv_head, const KvView& kv
 
 void HeadIndexes::load(uint32_t layer, std::span<const KvView> kv, uint32_t tokens,
                        ChecksumReader& in) {
-  std::vector<uint64_t> tail_rows(kv_heads_);
+  std::vector<uint64_t> tail_rows(kv_heads(layer));
   std::vector<uint64_t> sizes;  // of each head's index and partitions
   uint64_t sum = 0;
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
+  for (uint32_t h = 0; h < kv_heads(layer); ++h) {
     load_sample(layer, h, kv[h], tokens, in);
     const auto size = [&](const char* what) {
       sizes.push_back(in.value<uint64_t>(what));
@@ -241,7 +245,7 @@ void HeadIndexes::load(uint32_t layer, std::span<const KvView> kv, uint32_t toke
     at += size;
   }
   in.arrays(forms, "indexes");
-  engine_->pool().run(kv_heads_, [&](uint32_t h, uint32_t) {
+  engine_->pool().run(kv_heads(layer), [&](uint32_t h, uint32_t) {
     const auto index = forms[size_t{h} * 2], tail = forms[size_t{h} * 2 + 1];
     if (!index.empty()) load_index(layer, h, kv[h], index);
     if (!tail.empty()) load_tail(layer, h, tail_rows[h], tail);
@@ -252,7 +256,7 @@ void HeadIndexes::load_index(uint32_t layer, uint32_t kv_head, const KvView& kv,
                              std::span<const std::byte> bytes) {
   const ModelShape& m = engine_->model();
   HeadIndex& hd = at(layer, kv_head);
-  auto index = index::make_index(hd.params.index, m.head_dim, m.kv_dtype,
+  auto index = index::make_index(hd.params.index, m.of(layer).head_dim, m.kv_dtype,
                                  engine_->index_context(layer, kv_head));
   MemoryBuffer buffer(bytes);
   std::istream in(&buffer);

@@ -71,14 +71,15 @@ class HeadIndexes {
   HeadIndexes(const Engine& engine, const SessionParams& params);
 
   [[nodiscard]] uint32_t layers() const { return layers_; }
-  [[nodiscard]] uint32_t kv_heads() const { return kv_heads_; }
+  [[nodiscard]] uint32_t kv_heads(uint32_t layer) const { return numbers_.of(layer); }
+  [[nodiscard]] const HeadNumbers& numbers() const { return numbers_; }
   [[nodiscard]] HeadIndex& at(uint32_t layer, uint32_t kv_head) {
-    return heads_[size_t{layer} * kv_heads_ + kv_head];
+    return heads_[numbers_.at(layer, kv_head)];
   }
   [[nodiscard]] const HeadIndex& at(uint32_t layer, uint32_t kv_head) const {
-    return heads_[size_t{layer} * kv_heads_ + kv_head];
+    return heads_[numbers_.at(layer, kv_head)];
   }
-  /// [layer * kv_heads + kv_head]
+  /// By numbers().
   [[nodiscard]] std::vector<HeadIndex>& all() { return heads_; }
   [[nodiscard]] const std::vector<HeadIndex>& all() const { return heads_; }
 
@@ -118,7 +119,7 @@ class HeadIndexes {
 
   /// Bytes that an index of `rows` rows, or its partitions, will have, about.
   [[nodiscard]] uint64_t estimate_index(uint32_t layer, uint32_t kv_head, uint32_t rows) const;
-  [[nodiscard]] uint64_t estimate_tail(uint32_t rows) const;
+  [[nodiscard]] uint64_t estimate_tail(uint32_t layer, uint32_t rows) const;
 
   /// Of all indexes and partitions: counted by count_bytes(), so that a step reads a number. Call
   /// it when an index or a tree has changed.
@@ -143,7 +144,8 @@ class HeadIndexes {
 
   const Engine* engine_;
   const SessionParams* params_;
-  uint32_t layers_, kv_heads_;
+  uint32_t layers_;
+  HeadNumbers numbers_;
   std::vector<HeadIndex> heads_;
   std::vector<char> on_device_;  ///< [layer]
   uint64_t bytes_ = 0;

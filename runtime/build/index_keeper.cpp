@@ -18,7 +18,7 @@ uint32_t IndexKeeper::indexed(uint32_t layer) const {
   // Heads differ only after a build that was cancelled half-way.
   bool dense = true;
   uint32_t indexed = sequence_->rows(layer);
-  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+  for (uint32_t h = 0; h < heads_.kv_heads(layer); ++h) {
     if (is_dense(layer, h)) continue;
     dense = false;
     indexed = std::min(indexed, head(layer, h).indexed());
@@ -27,7 +27,7 @@ uint32_t IndexKeeper::indexed(uint32_t layer) const {
 }
 
 void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t position) {
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(layer);
   const auto grows = [&](uint32_t h) {
     for (uint32_t t = 0; t < q.tokens; ++t) {
       if (head(layer, h).queries.wanted_head(position + q.token_of(t)) >= 0) return true;
@@ -53,13 +53,13 @@ void IndexKeeper::sample_queries(uint32_t layer, const RowsIn& q, uint32_t posit
 
 uint32_t IndexKeeper::query_stride(uint32_t layer) const {
   uint32_t stride = head(layer, 0).queries.stride();
-  for (uint32_t h = 1; h < heads_.kv_heads(); ++h)
+  for (uint32_t h = 1; h < heads_.kv_heads(layer); ++h)
     stride = std::min(stride, head(layer, h).queries.stride());
   return stride;
 }
 
 void IndexKeeper::forget_queries(uint32_t layer, uint32_t position) {
-  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) head(layer, h).queries.truncate(position);
+  for (uint32_t h = 0; h < heads_.kv_heads(layer); ++h) head(layer, h).queries.truncate(position);
 }
 
 void IndexKeeper::build(const BuildProgress& progress,
@@ -83,12 +83,12 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
     const std::span<const uint32_t> positions = head(layer, h).queries.positions();
     return !positions.empty() && positions.back() >= tokens;
   };
-  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+  for (uint32_t h = 0; h < heads_.kv_heads(layer); ++h) {
     if (shrinks(h)) blocks_.cancel_first(layer);
   }
   forget_queries(layer, tokens);
   if (rows == 0) {
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) head(layer, h).balance.reset();
+    for (uint32_t h = 0; h < heads_.kv_heads(layer); ++h) head(layer, h).balance.reset();
   }
   try {
     cut(layer, rows);
@@ -104,7 +104,7 @@ void IndexKeeper::truncate(uint32_t layer, uint32_t rows, uint32_t tokens) {
 }
 
 void IndexKeeper::cut(uint32_t layer, uint32_t rows) {
-  for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+  for (uint32_t h = 0; h < heads_.kv_heads(layer); ++h) {
     HeadIndex& hd = head(layer, h);
     if (hd.tail && hd.tail->count() > rows) {
       hd.tail.own().truncate(rows, sequence_->view(layer, h));
@@ -144,7 +144,7 @@ bool IndexKeeper::set_budget(size_t i, const Budget& budget) {
   if (hd.params.budget == budget) return false;
   // A first index under way is being built with partitions, or without.
   if (hd.params.budget.needs_partitions() != budget.needs_partitions()) {
-    blocks_.cancel_first(static_cast<uint32_t>(i / heads_.kv_heads()));
+    blocks_.cancel_first(heads_.numbers().layer_of(i));
   }
   hd.params.budget = budget;
   return true;
@@ -183,7 +183,7 @@ void IndexKeeper::save(ChecksumWriter& out) const {
 void IndexKeeper::load(ChecksumReader& in) {
   for (uint32_t l = 0; l < heads_.layers(); ++l) {
     std::vector<KvView> kv;
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) kv.push_back(sequence_->view(l, h));
+    for (uint32_t h = 0; h < heads_.kv_heads(l); ++h) kv.push_back(sequence_->view(l, h));
     heads_.load(l, kv, sequence_->tokens(l), in);
     blocks_.load(l, in);
   }
@@ -192,7 +192,7 @@ void IndexKeeper::load(ChecksumReader& in) {
 
 void IndexKeeper::copy_from(const IndexKeeper& from) {
   for (uint32_t l = 0; l < heads_.layers(); ++l) {
-    for (uint32_t h = 0; h < heads_.kv_heads(); ++h) {
+    for (uint32_t h = 0; h < heads_.kv_heads(l); ++h) {
       heads_.copy(l, h, sequence_->view(l, h), from.head(l, h));
     }
   }

@@ -24,8 +24,9 @@ class IndexKeeper {
   [[nodiscard]] const HeadIndex& head(uint32_t layer, uint32_t kv_head) const {
     return heads_.at(layer, kv_head);
   }
-  /// [layer * kv_heads + kv_head]
+  /// By numbers().
   [[nodiscard]] const std::vector<HeadIndex>& heads() const { return heads_.all(); }
+  [[nodiscard]] const HeadNumbers& numbers() const { return heads_.numbers(); }
   /// Attended exactly: never indexed.
   [[nodiscard]] bool is_dense(uint32_t layer, uint32_t kv_head) const {
     return heads_.is_dense(layer, kv_head);

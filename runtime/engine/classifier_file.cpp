@@ -134,6 +134,11 @@ Classifiers::Classifiers(const std::string& path, const ModelShape& model,
     const std::string text = what;
     throw Error(status, text.starts_with(path) ? text : path + ": " + text);
   };
+  if (model.layers_differ()) {
+    refuse(
+        Status::unsupported,
+        "classifiers are of models whose layers have the same heads; those of the engine differ");
+  }
   try {
     const SafetensorsReader tensors(path);
     File file(tensors, model);

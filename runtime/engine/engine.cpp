@@ -94,8 +94,8 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
     classifiers_path_ = config.classifiers;
     classifiers_ = Classifiers(classifiers_path_, model_, ropes_, *kernels_);
     log_(KEYHOLE_LOG_INFO, "classifiers: " + std::to_string(classifiers_.count()) + " of " +
-                               std::to_string(size_t{model_.layers} * model_.kv_heads) +
-                               " heads, from " + classifiers_path_);
+                               std::to_string(model_.head_numbers().count()) + " heads, from " +
+                               classifiers_path_);
   }
 
   cpu::PoolConfig pool;
@@ -109,7 +109,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
 
   effective_ = config;
   effective_.scale = model_.logits.scale;
-  effective_.value_dim = model_.value_dim;
+  effective_.value_dim = config.value_dim == KEYHOLE_AUTO ? config.head_dim : config.value_dim;
   effective_.sink_logits = model_.sinks.empty() ? nullptr : model_.sinks.data();
   effective_.layer_configs = layer_configs_.empty() ? nullptr : layer_configs_.data();
   effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
@@ -152,7 +152,7 @@ uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_mem
 
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
                                                      size_t device_memory_limit) const {
-  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_);
+  if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_, model_.shapes);
   return device_.make_resident(shape, device_memory_limit);
 }
 

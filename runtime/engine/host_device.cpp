@@ -7,53 +7,62 @@
 #include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
-namespace {
-
-size_t memory_bytes(const gpu::ResidentShape& s) {
-  return checked_product({2, s.layers, s.kv_heads, size_t{s.sink} + s.window_capacity, s.head_dim,
-                          dtype_size(s.dtype)},
-                         "sink and window");
+HostDevice::HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels,
+                       std::span<const LayerShape> layers)
+    : shape_(shape), kernels_(&kernels), layers_(shape.layers), memory_(lay_out(layers)) {
+  size_t numbers = 0, heads = 0;
+  for (const Layer& l : layers_) {
+    numbers = std::max(numbers, size_t{l.shape.q_heads} * l.shape.head_dim);
+    heads = std::max<size_t>(heads, l.shape.q_heads);
+  }
+  o_.resize(numbers);
+  lse_.resize(heads);
 }
 
-}  // namespace
-
-HostDevice::HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels)
-    : shape_(shape),
-      kernels_(&kernels),
-      row_bytes_(shape.head_dim * dtype_size(shape.dtype)),
-      memory_(memory_bytes(shape)),
-      layers_(shape.layers),
-      o_(size_t{shape.q_heads} * shape.head_dim),
-      lse_(shape.q_heads) {}
+size_t HostDevice::lay_out(std::span<const LayerShape> layers) {
+  constexpr const char* kWhat = "sink and window";
+  const LayerShape all{shape_.q_heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim};
+  size_t bytes = 0;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Layer& l = layers_[i];
+    l.shape = layers.empty() ? all : layers[i];
+    l.row_bytes = l.shape.row_bytes(shape_.dtype);
+    l.first_byte = bytes;
+    bytes = checked_sum(bytes, checked_product({2, slots(), l.token_bytes()}, kWhat), kWhat);
+  }
+  return bytes;
+}
 
 std::byte* HostDevice::base(uint32_t layer, uint32_t kv_head, uint32_t which) const {
-  const size_t block = (size_t{layer} * shape_.kv_heads + kv_head) * 2 + which;
-  return memory_.data() + block * slots() * row_bytes_;
+  const Layer& l = layers_[layer];
+  return memory_.data() + l.first_byte + (size_t{kv_head} * 2 + which) * slots() * l.row_bytes;
 }
 
 void HostDevice::write_slot(uint32_t layer, uint32_t slot, const std::byte* k, const std::byte* v) {
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-    std::memcpy(base(layer, h, 0) + slot * row_bytes_, k + h * row_bytes_, row_bytes_);
-    std::memcpy(base(layer, h, 1) + slot * row_bytes_, v + h * row_bytes_, row_bytes_);
+  const size_t row = layers_[layer].row_bytes;
+  for (uint32_t h = 0; h < layers_[layer].shape.kv_heads; ++h) {
+    std::memcpy(base(layer, h, 0) + slot * row, k + h * row, row);
+    std::memcpy(base(layer, h, 1) + slot * row, v + h * row, row);
   }
 }
 
 void HostDevice::read_slot(uint32_t layer, uint32_t slot, std::byte* k, std::byte* v) const {
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-    std::memcpy(k + h * row_bytes_, base(layer, h, 0) + slot * row_bytes_, row_bytes_);
-    std::memcpy(v + h * row_bytes_, base(layer, h, 1) + slot * row_bytes_, row_bytes_);
+  const size_t row = layers_[layer].row_bytes;
+  for (uint32_t h = 0; h < layers_[layer].shape.kv_heads; ++h) {
+    std::memcpy(k + h * row, base(layer, h, 0) + slot * row, row);
+    std::memcpy(v + h * row, base(layer, h, 1) + slot * row, row);
   }
 }
 
 void HostDevice::append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) {
-  const size_t token = shape_.kv_heads * row_bytes_;
+  const size_t token = layers_[layer].token_bytes();
   for (uint32_t i = 0; i < n; ++i) {
     write_slot(layer, layers_[layer].sink++, k + i * token, v + i * token);
   }
 }
 
 void HostDevice::append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) {
-  const size_t token = shape_.kv_heads * row_bytes_;
+  const size_t token = layers_[layer].token_bytes();
   Layer& l = layers_[layer];
   for (uint32_t i = 0; i < n; ++i) {
     write_slot(layer, shape_.sink + l.window, k + i * token, v + i * token);
@@ -62,14 +71,14 @@ void HostDevice::append_window(uint32_t layer, const std::byte* k, const std::by
 }
 
 void HostDevice::evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) {
-  const size_t token = shape_.kv_heads * row_bytes_;
+  const size_t token = layers_[layer].token_bytes();
   Layer& l = layers_[layer];
   for (uint32_t i = 0; i < n; ++i) read_slot(layer, shape_.sink + i, k + i * token, v + i * token);
   l.window -= n;
-  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+  for (uint32_t h = 0; h < l.shape.kv_heads; ++h) {
     for (uint32_t which = 0; which < 2; ++which) {
-      std::byte* window = base(layer, h, which) + shape_.sink * row_bytes_;
-      std::memmove(window, window + n * row_bytes_, l.window * row_bytes_);
+      std::byte* window = base(layer, h, which) + shape_.sink * l.row_bytes;
+      std::memmove(window, window + n * l.row_bytes, l.window * l.row_bytes);
     }
   }
 }
@@ -80,7 +89,7 @@ void HostDevice::truncate(uint32_t layer, uint32_t sink, uint32_t window) {
 }
 
 void HostDevice::read(uint32_t layer, std::byte* k, std::byte* v) const {
-  const size_t token = shape_.kv_heads * row_bytes_;
+  const size_t token = layers_[layer].token_bytes();
   const Layer& l = layers_[layer];
   for (uint32_t i = 0; i < l.sink + l.window; ++i) {
     read_slot(layer, i, k + i * token, v + i * token);
@@ -97,32 +106,32 @@ gpu::ResidentRows HostDevice::host_rows(uint32_t layer, uint32_t kv_head) {
 }
 
 void HostDevice::run_host_task(uint32_t kv_head) {
-  const uint32_t group = shape_.q_heads / shape_.kv_heads;
-  const float* q = step_q_ + size_t{kv_head} * group * shape_.head_dim;
-  StateView out{o_.data() + size_t{kv_head} * group * shape_.head_dim,
-                lse_.data() + kv_head * group};
-  cpu::attend_range(*kernels_, contiguous_rows(step_layer_, kv_head), q, group,
-                    shape_.logits_of(step_layer_), out);
+  const LayerShape& layer = layers_[step_layer_].shape;
+  cpu::attend_range(*kernels_, contiguous_rows(step_layer_, kv_head),
+                    step_q_ + size_t{kv_head} * layer.group() * layer.head_dim, layer.group(),
+                    shape_.logits_of(step_layer_), host_state(kv_head));
 }
 
 KvView HostDevice::contiguous_rows(uint32_t layer, uint32_t kv_head) const {
   const Layer& l = layers_[layer];
   // A window is begun only after the sink is full, so both are one range.
   const auto rows = [&](uint32_t which) {
-    return RowsView{base(layer, kv_head, which), row_bytes_, size_t{l.sink} + l.window,
-                    shape_.head_dim, shape_.dtype};
+    return RowsView{base(layer, kv_head, which), l.row_bytes, size_t{l.sink} + l.window,
+                    l.shape.head_dim, shape_.dtype};
   };
   return {rows(0), rows(1)};
 }
 
 StateView HostDevice::host_state(uint32_t kv_head) {
-  const size_t group = shape_.q_heads / shape_.kv_heads;
-  return {o_.data() + kv_head * group * shape_.head_dim, lse_.data() + kv_head * group};
+  const LayerShape& layer = layers_[step_layer_].shape;
+  const size_t head = size_t{kv_head} * layer.group();
+  return {o_.data() + head * layer.head_dim, lse_.data() + head};
 }
 
 void HostDevice::attend_end(StateView out) {
-  std::copy(o_.begin(), o_.end(), out.o);
-  std::copy(lse_.begin(), lse_.end(), out.lse);
+  const LayerShape& layer = layers_[step_layer_].shape;
+  std::copy_n(o_.data(), size_t{layer.q_heads} * layer.head_dim, out.o);
+  std::copy_n(lse_.data(), layer.q_heads, out.lse);
 }
 
 }  // namespace keyhole::runtime

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "cpu/kernels.h"
+#include "cpu/layer_shape.h"
 #include "cpu/memory.h"
 #include "gpu/device.h"
 
@@ -15,7 +17,9 @@ namespace keyhole::runtime {
 /// block), so that a step attends one contiguous range, and its bits depend on the tokens alone.
 class HostDevice final : public gpu::Resident {
  public:
-  HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels);
+  /// layers: `[layers]` or more, in place of the shape's heads; empty: those are of all layers.
+  HostDevice(const gpu::ResidentShape& shape, const cpu::Kernels& kernels,
+             std::span<const LayerShape> layers = {});
 
   void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
   void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override;
@@ -27,7 +31,7 @@ class HostDevice final : public gpu::Resident {
   }
   using Resident::attend_begin;
   void attend_begin(uint32_t layer, const float* q, gpu::Codes* codes) override;
-  [[nodiscard]] uint32_t host_tasks() const override { return shape_.kv_heads; }
+  [[nodiscard]] uint32_t host_tasks() const override { return layers_[step_layer_].shape.kv_heads; }
   void run_host_task(uint32_t task) override;
   [[nodiscard]] StateView host_state(uint32_t kv_head) override;
   void attend_end(StateView out) override;
@@ -39,9 +43,15 @@ class HostDevice final : public gpu::Resident {
   struct Layer {
     uint32_t sink = 0;
     uint32_t window = 0;
+    LayerShape shape{};
+    size_t row_bytes = 0;
+    size_t first_byte = 0;  ///< of memory_
+    [[nodiscard]] size_t token_bytes() const { return shape.kv_heads * row_bytes; }
   };
 
   [[nodiscard]] size_t slots() const { return shape_.sink + shape_.window_capacity; }
+  /// The layers, without memory; how much they need.
+  [[nodiscard]] size_t lay_out(std::span<const LayerShape> layers);
   /// First slot of a head's K (which = 0) or V (which = 1).
   [[nodiscard]] std::byte* base(uint32_t layer, uint32_t kv_head, uint32_t which) const;
   void write_slot(uint32_t layer, uint32_t slot, const std::byte* k, const std::byte* v);
@@ -49,12 +59,12 @@ class HostDevice final : public gpu::Resident {
 
   gpu::ResidentShape shape_;
   const cpu::Kernels* kernels_;
-  size_t row_bytes_;
-  cpu::ReservedBuffer memory_;
   std::vector<Layer> layers_;
+  cpu::ReservedBuffer memory_;
   uint32_t step_layer_ = 0;
   const float* step_q_ = nullptr;
-  std::vector<float> o_, lse_;  ///< `[q_heads, head_dim]`, `[q_heads]` of the step under way
+  std::vector<float> o_,
+      lse_;  ///< `[q_heads, head_dim]`, `[q_heads]` of the step under way; of any layer
 };
 
 }  // namespace keyhole::runtime

@@ -162,7 +162,7 @@ gpu::PromptPattern parse_prefill_pattern(std::string_view text) {
 
 std::vector<gpu::PromptPattern> parse_head_patterns(std::string_view text,
                                                     const ModelShape& model) {
-  std::vector<gpu::PromptPattern> all(size_t{model.layers} * model.q_heads);
+  std::vector<gpu::PromptPattern> all(model.first_q_head(model.layers));
   if (!text.starts_with(kBudgets)) {
     std::fill(all.begin(), all.end(), parse_prefill_pattern(text));
     return all;
@@ -178,10 +178,16 @@ std::vector<gpu::PromptPattern> parse_head_patterns(std::string_view text,
       if (!entry.pattern) continue;
       try {
         const gpu::PromptPattern pattern = parse_prefill_pattern(*entry.pattern);
+        if (entry.layer && entry.q_head && *entry.q_head >= model.of(*entry.layer).q_heads) {
+          throw Error(Status::invalid_argument,
+                      "q_head is " + std::to_string(*entry.q_head) + ", layer " +
+                          std::to_string(*entry.layer) + " has 0.." +
+                          std::to_string(model.of(*entry.layer).q_heads - 1));
+        }
         for (uint32_t layer = 0; layer < model.layers; ++layer) {
-          for (uint32_t h = 0; h < model.q_heads; ++h) {
+          for (uint32_t h = 0; h < model.of(layer).q_heads; ++h) {
             if (entry.layer.value_or(layer) != layer || entry.q_head.value_or(h) != h) continue;
-            all[size_t{layer} * model.q_heads + h] = pattern;
+            all[model.first_q_head(layer) + h] = pattern;
           }
         }
       } catch (const Error& e) {

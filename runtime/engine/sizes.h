@@ -20,6 +20,13 @@ namespace keyhole::runtime {
   return product;
 }
 
+/// The sum of two such; throws as above.
+[[nodiscard]] inline size_t checked_sum(size_t a, size_t b, const char* what) {
+  size_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum) && sum <= (size_t{1} << 63)) return sum;
+  throw Error(Status::out_of_memory, std::string(what) + " would pass 2^63 bytes");
+}
+
 /// Throws Error(out_of_memory) where `more` bytes beyond the `held` ones would pass the limit of a session.
 inline void check_host_memory(uint64_t limit, uint64_t held, uint64_t more, const char* what) {
   if (held + more <= limit) return;

@@ -91,16 +91,17 @@ RowsIn check_rows(const keyhole_tensor* t, const char* name, uint32_t heads, uin
   return rows;
 }
 
-RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, const RowsIn& k,
-                    bool one_token, bool device) {
+RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, uint32_t layer,
+                    const RowsIn& k, bool one_token, bool device) {
+  const LayerShape shape = model.of(layer);
   if (!model.values_in_keys) {
-    return check_rows(v, "v", model.kv_heads, model.value_dim, one_token, device);
+    return check_rows(v, "v", shape.kv_heads, shape.value_dim, one_token, device);
   }
   if (v != nullptr) {
     bad("tensor v is given, but the engine was made with values_in_keys; allowed: NULL");
   }
   RowsIn rows = k;
-  rows.dim = model.value_dim;
+  rows.dim = shape.value_dim;
   return rows;
 }
 

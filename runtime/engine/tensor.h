@@ -35,8 +35,8 @@ struct RowsIn {
 
 /// The values of the tokens whose keys are `k`: the tensor, as check_rows() takes it, or the first value_dim components of the
 /// keys where the model has them there (then the tensor must be NULL).
-[[nodiscard]] RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, const RowsIn& k,
-                                  bool one_token, bool device = false);
+[[nodiscard]] RowsIn check_values(const keyhole_tensor* v, const ModelShape& model, uint32_t layer,
+                                  const RowsIn& k, bool one_token, bool device = false);
 
 /// The same for a tensor that will be written.
 struct RowsOut {

@@ -1,5 +1,7 @@
 #include "runtime/plan/budget_file.h"
 
+#include <algorithm>
+
 #include "index/types/factory.h"
 #include "runtime/files/mapped_file.h"
 
@@ -17,9 +19,10 @@ void check_shape(const BudgetsFile& file, const ModelShape& model) {
   uint32_t layers = model.layers;
   while (layers > file.layers && model.slides(layers - 1)) --layers;
   check("layers", file.layers, layers == file.layers ? layers : model.layers);
-  check("q_heads", file.q_heads, model.q_heads);
-  check("kv_heads", file.kv_heads, model.kv_heads);
-  check("head_dim", file.head_dim, model.head_dim);
+  const LayerShape most = model.largest();
+  check("q_heads", file.q_heads, most.q_heads);
+  check("kv_heads", file.kv_heads, most.kv_heads);
+  check("head_dim", file.head_dim, most.head_dim);
 }
 
 void apply(const BudgetsFile::Entry& entry, HeadParams& head) {
@@ -32,8 +35,8 @@ void apply(const BudgetsFile::Entry& entry, HeadParams& head) {
 
 std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& model,
                                  const SessionParams& params) {
-  std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads,
-                                HeadParams{params.index, params.budget});
+  const HeadNumbers numbers = model.head_numbers();
+  std::vector<HeadParams> heads(numbers.count(), HeadParams{params.index, params.budget});
   for (size_t i = 0; i < file.heads.size(); ++i) {
     const BudgetsFile::Entry& entry = file.heads[i];
     if (entry.pattern) continue;  // of prompts
@@ -42,10 +45,17 @@ std::vector<HeadParams> heads_of(const BudgetsFile& file, const ModelShape& mode
       const uint32_t first_layer = entry.layer.value_or(0);
       const uint32_t end_layer = entry.layer ? first_layer + 1 : model.layers;
       const uint32_t first_head = entry.kv_head.value_or(0);
-      const uint32_t end_head = entry.kv_head ? first_head + 1 : model.kv_heads;
+      if (entry.layer && first_head >= numbers.of(first_layer)) {
+        throw Error(Status::invalid_argument, "kv_head is " + std::to_string(first_head) +
+                                                  ", layer " + std::to_string(first_layer) +
+                                                  " has 0.." +
+                                                  std::to_string(numbers.of(first_layer) - 1));
+      }
       for (uint32_t layer = first_layer; layer < end_layer; ++layer) {
-        for (uint32_t h = first_head; h < end_head; ++h) {
-          apply(entry, heads[size_t{layer} * model.kv_heads + h]);
+        // An entry of all layers is of those that have the head.
+        const uint32_t end_head = entry.kv_head ? first_head + 1 : numbers.of(layer);
+        for (uint32_t h = first_head; h < std::min(end_head, numbers.of(layer)); ++h) {
+          apply(entry, heads[numbers.at(layer, h)]);
         }
       }
     } catch (const Error& e) {

@@ -93,7 +93,7 @@ CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams&
   const gpu::CodesShape shape = codes_shape(plan, tokens, params, model);
   if (plan.rows_by_host) return {gpu::codes_bytes(shape), gpu::codes_pinned_bytes(shape)};
   const uint64_t rows = coded_rows(tokens, params);
-  return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, rows)};
+  return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, 0, rows)};
 }
 
 uint64_t pinned_room(const SessionParams& params, const ModelShape& model) {

@@ -59,6 +59,35 @@ uint32_t ModelShape::sliding_layers() const {
   return n;
 }
 
+size_t ModelShape::first_q_head(uint32_t layer) const {
+  if (shapes.empty()) return size_t{layer} * q_heads;
+  size_t first = 0;
+  for (uint32_t l = 0; l < layer; ++l) first += shapes[l].q_heads;
+  return first;
+}
+
+LayerShape ModelShape::largest() const {
+  LayerShape all = of(0);
+  for (const LayerShape& s : shapes) {
+    all.q_heads = std::max(all.q_heads, s.q_heads);
+    all.kv_heads = std::max(all.kv_heads, s.kv_heads);
+    all.head_dim = std::max(all.head_dim, s.head_dim);
+    all.value_dim = std::max(all.value_dim, s.value_dim);
+  }
+  return all;
+}
+
+uint32_t ModelShape::largest_group() const {
+  return static_cast<uint32_t>(most([](const LayerShape& s) { return s.group(); }));
+}
+
+HeadNumbers ModelShape::head_numbers() const {
+  if (shapes.empty()) return {layers, kv_heads};
+  std::vector<uint32_t> of_layers;
+  for (const LayerShape& s : shapes) of_layers.push_back(s.kv_heads);
+  return HeadNumbers(of_layers);
+}
+
 float ModelShape::largest_element() const {
   constexpr float kLargestHalf = 65504.0F;
   constexpr float kLargestBf16 = 0x1.FEp127F;
@@ -66,12 +95,23 @@ float ModelShape::largest_element() const {
   return kv_dtype == DType::bf16 ? kLargestBf16 : std::numeric_limits<float>::max();
 }
 
-uint64_t SessionParams::offload_bytes(const ModelShape& model, uint64_t rows) const {
+uint64_t SessionParams::offload_bytes(const ModelShape& model, uint32_t layer,
+                                      uint64_t rows) const {
   static_assert(kScaleRows == kCodeBlock, "a block of codes has one set of scales");
-  const uint64_t numbers = uint64_t{2} * model.kv_heads * model.head_dim;
+  const LayerShape shape = model.of(layer);
+  const uint64_t numbers = uint64_t{2} * shape.kv_heads * shape.head_dim;
   const DType dtype = offload_dtype(model);
   const uint64_t blocks = dtype == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows : 0;
   return numbers * (rows * dtype_size(dtype) + blocks * sizeof(uint16_t));
+}
+
+uint64_t SessionParams::host_resident_bytes(const ModelShape& model) const {
+  const uint64_t slots = uint64_t{sink} + window + flush_block;
+  uint64_t bytes = 0;
+  for (uint32_t layer = 0; layer < model.layers; ++layer) {
+    if (!model.slides(layer)) bytes += 2 * slots * model.of(layer).token_bytes(model.kv_dtype);
+  }
+  return bytes;
 }
 
 uint64_t SessionParams::staging_tokens() const {
@@ -104,18 +144,52 @@ gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
           capacity,     kMostChosen,   model.logits,   model.layer_logits};
 }
 
+namespace {
+
+/// Of a layer whose q_heads, kv_heads and head_dim are there; the last two numbers are the engine's.
+LayerShape shape_of(const keyhole_layer_config& layer, uint32_t head_dim, uint32_t value_dim,
+                    size_t number) {
+  LayerShape shape{layer.q_heads, layer.kv_heads, layer.head_dim, value_dim};
+  if (value_dim == head_dim) {
+    shape.value_dim = shape.head_dim;  // values as wide as keys
+  } else if (value_dim > shape.head_dim) {
+    bad("layer_configs[" + std::to_string(number) + "].head_dim is " +
+        std::to_string(shape.head_dim) +
+        ", allowed: at least value_dim = " + std::to_string(value_dim));
+  }
+  return shape;
+}
+
+/// Where all layers are alike, their shape is the model's.
+void take_common_shape(ModelShape& m) {
+  const auto is_first = [&](const LayerShape& s) { return s == m.shapes.front(); };
+  if (m.shapes.empty() || !std::all_of(m.shapes.begin(), m.shapes.end(), is_first)) return;
+  const LayerShape all = m.shapes.front();
+  m.q_heads = all.q_heads;
+  m.kv_heads = all.kv_heads;
+  m.head_dim = all.head_dim;
+  m.value_dim = all.value_dim;
+  m.shapes.clear();
+}
+
+}  // namespace
+
+void check_heads(const LayerShape& shape, const std::string& prefix) {
+  check_range((prefix + "q_heads").c_str(), shape.q_heads, 1, kMaxHeads);
+  check_range((prefix + "kv_heads").c_str(), shape.kv_heads, 1, kMaxHeads);
+  if (shape.q_heads % shape.kv_heads != 0 || shape.group() > kMaxGroup) {
+    bad(prefix + "q_heads " + std::to_string(shape.q_heads) + " with kv_heads " +
+        std::to_string(shape.kv_heads) + ": allowed are whole groups of 1.." +
+        std::to_string(kMaxGroup) + " query heads per KV head");
+  }
+  if (!is_supported_head_dim(shape.head_dim)) {
+    bad(prefix + "head_dim is " + std::to_string(shape.head_dim) + ", allowed: " + kHeadDims);
+  }
+}
+
 ModelShape check_model(const keyhole_engine_config& c) {
   check_range("layers", c.layers, 1, kMaxLayers);
-  check_range("q_heads", c.q_heads, 1, kMaxHeads);
-  check_range("kv_heads", c.kv_heads, 1, kMaxHeads);
-  if (c.q_heads % c.kv_heads != 0 || c.q_heads / c.kv_heads > kMaxGroup) {
-    bad("q_heads " + std::to_string(c.q_heads) + " with kv_heads " + std::to_string(c.kv_heads) +
-        ": allowed are whole groups of 1.." + std::to_string(kMaxGroup) +
-        " query heads per KV head");
-  }
-  if (!is_supported_head_dim(c.head_dim)) {
-    bad("head_dim is " + std::to_string(c.head_dim) + ", allowed: " + kHeadDims);
-  }
+  check_heads({c.q_heads, c.kv_heads, c.head_dim}, "");
   const uint32_t value_dim = c.value_dim == KEYHOLE_AUTO ? c.head_dim : c.value_dim;
   if (value_dim > c.head_dim || value_dim % kValueStep != 0) {
     bad("value_dim is " + std::to_string(c.value_dim) + ", allowed: multiples of " +
@@ -141,15 +215,19 @@ ModelShape check_model(const keyhole_engine_config& c) {
   for (const keyhole_layer_config& layer : read_layers(c)) {
     m.layer_logits.push_back({layer.scale, layer.softcap});
     m.windows.push_back({layer.window, layer.window_slack});
+    m.shapes.push_back(shape_of(layer, c.head_dim, value_dim, m.shapes.size()));
   }
+  take_common_shape(m);
   if (c.sink_logits != nullptr) {
-    m.sinks.assign(c.sink_logits, c.sink_logits + size_t{c.layers} * c.q_heads);
+    m.sinks.assign(c.sink_logits, c.sink_logits + m.first_q_head(m.layers));
     const auto is_bad = [](float s) { return !std::isfinite(s) && s != kMinusInf; };
     const auto bad_sink = std::find_if(m.sinks.begin(), m.sinks.end(), is_bad);
     if (bad_sink != m.sinks.end()) {
       const auto at = static_cast<size_t>(bad_sink - m.sinks.begin());
-      bad("sink_logits of layer " + std::to_string(at / c.q_heads) + ", head " +
-          std::to_string(at % c.q_heads) + " is " + std::to_string(*bad_sink) +
+      uint32_t layer = 0;
+      while (m.first_q_head(layer + 1) <= at) ++layer;
+      bad("sink_logits of layer " + std::to_string(layer) + ", head " +
+          std::to_string(at - m.first_q_head(layer)) + " is " + std::to_string(*bad_sink) +
           ", allowed: finite numbers, and -inf for none");
     }
   }
@@ -157,6 +235,18 @@ ModelShape check_model(const keyhole_engine_config& c) {
 }
 
 std::string unsupported_on_device(const ModelShape& model) {
+  if (model.layers_differ()) {
+    uint32_t layer = 1;
+    while (model.of(layer) == model.of(0)) ++layer;
+    const auto text = [&](uint32_t of) {
+      const LayerShape s = model.of(of);
+      return std::to_string(s.q_heads) + " query heads, " + std::to_string(s.kv_heads) +
+             " KV heads and head_dim " + std::to_string(s.head_dim) + " in layer " +
+             std::to_string(of);
+    };
+    return "there are no GPU kernels for layers of different shapes: " + text(0) + ", " +
+           text(layer);
+  }
   std::string why = gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
   if (why.empty() && model.value_dim != model.head_dim) {
     why = "there are no GPU kernels for values narrower than keys: value_dim " +

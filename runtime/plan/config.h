@@ -1,16 +1,19 @@
 // The C config structs, checked and completed: what is AUTO or missing has been chosen.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/device.h"
 #include "index/index.h"
 #include "keyhole/keyhole.h"
 #include "runtime/plan/budget.h"
+#include "runtime/plan/head_numbers.h"
 
 namespace keyhole::runtime {
 
@@ -37,18 +40,20 @@ struct Window {
 /// Shape of the model, as every part of the runtime needs it.
 struct ModelShape {
   uint32_t layers = 0;
+  /// Of all layers where they are alike; a CUDA device takes no others. What works where they are not asks of() or
+  /// largest().
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
-  /// Of values and outputs as callers see them, <= head_dim. Inside, values are rows of head_dim components that end in zeros.
-  uint32_t value_dim = 0;
+  uint32_t value_dim = 0;          ///< see LayerShape
+  std::vector<LayerShape> shapes;  ///< `[layers]`; empty: all are alike
   bool values_in_keys =
       false;  ///< values are the first components of the keys, and callers hand over none
   DType kv_dtype = DType::f16;
   LogitParams logits;
   std::vector<LogitParams> layer_logits;  ///< `[layers]`; empty: `logits` of all
-  std::vector<float> sinks;               ///< learned, `[layers, q_heads]`; empty: none
-  std::vector<Window> windows;            ///< `[layers]`; empty: no layer slides
+  std::vector<float> sinks;     ///< learned, of each layer in turn `[q_heads]`; empty: none
+  std::vector<Window> windows;  ///< `[layers]`; empty: no layer slides
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
@@ -56,8 +61,25 @@ struct ModelShape {
   /// Learned sinks of a layer `[q_heads]`, or of a KV head's group; null: none.
   [[nodiscard]] const float* sinks_of(uint32_t layer, uint32_t kv_head = 0) const {
     if (sinks.empty()) return nullptr;
-    return sinks.data() + size_t{layer} * q_heads + size_t{kv_head} * group();
+    return sinks.data() + first_q_head(layer) + size_t{kv_head} * of(layer).group();
   }
+  [[nodiscard]] LayerShape of(uint32_t layer) const {
+    return shapes.empty() ? LayerShape{q_heads, kv_heads, head_dim, value_dim} : shapes[layer];
+  }
+  [[nodiscard]] bool layers_differ() const { return !shapes.empty(); }
+  /// Query heads of the layers before.
+  [[nodiscard]] size_t first_q_head(uint32_t layer) const;
+  /// Of each field the largest that a layer has: no layer may have all of it.
+  [[nodiscard]] LayerShape largest() const;
+  [[nodiscard]] uint32_t largest_group() const;
+  /// The largest of what `numbers` makes of a layer's shape: memory that any layer can work in.
+  template <class Numbers>
+  [[nodiscard]] size_t most(const Numbers& numbers) const {
+    size_t all = numbers(of(0));
+    for (const LayerShape& shape : shapes) all = std::max<size_t>(all, numbers(shape));
+    return all;
+  }
+  [[nodiscard]] HeadNumbers head_numbers() const;
   [[nodiscard]] bool slides(uint32_t layer) const {
     return !windows.empty() && windows[layer].tokens != 0;
   }
@@ -65,6 +87,7 @@ struct ModelShape {
   [[nodiscard]] uint32_t sliding_layers() const;
   /// Layers up to the last that does not slide, 1 at least: those that have resident tokens, and sliding ones between them.
   [[nodiscard]] uint32_t resident_layers() const;
+  /// Of all layers where they are alike.
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
   [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
   /// The largest number that kv_dtype has.
@@ -90,7 +113,7 @@ struct SessionParams : keyhole_session_config {
   std::vector<uint32_t> dense_layers;  ///< ascending
   /// Of the model, ascending: they have no index either.
   std::vector<uint32_t> sliding_layers;
-  /// `[layer * kv_heads + kv_head]`; empty: all of `index` and `budget`.
+  /// By their HeadNumbers; empty: all of `index` and `budget`.
   std::vector<HeadParams> heads;
 
   [[nodiscard]] HeadParams head(size_t i) const {
@@ -112,7 +135,10 @@ struct SessionParams : keyhole_session_config {
     return kv_host == KEYHOLE_KV_HOST_INT8 ? DType::i8 : model.kv_dtype;
   }
   /// Host memory of `rows` offloaded rows of a layer, K and V of all KV heads with their scales.
-  [[nodiscard]] uint64_t offload_bytes(const ModelShape& model, uint64_t rows) const;
+  [[nodiscard]] uint64_t offload_bytes(const ModelShape& model, uint32_t layer,
+                                       uint64_t rows) const;
+  /// Of sink and window where they lie in host memory, all layers that do not slide.
+  [[nodiscard]] uint64_t host_resident_bytes(const ModelShape& model) const;
   /// Tokens that each of the buffers holds through which tokens come and go.
   [[nodiscard]] uint64_t staging_tokens() const;
   [[nodiscard]] gpu::ResidentShape resident_shape(const ModelShape& model) const;

@@ -127,6 +127,9 @@ void check_layer_shape(const keyhole_layer_config& c, const std::string& prefix)
 keyhole_layer_config layer_of(const keyhole_engine_config& c) {
   keyhole_layer_config layer{};
   layer.struct_size = sizeof layer;
+  layer.head_dim = c.head_dim;
+  layer.kv_heads = c.kv_heads;
+  layer.q_heads = c.q_heads;
   layer.scale = c.scale;
   layer.softcap = c.softcap;
   layer.rope_theta = c.rope_theta;
@@ -155,6 +158,7 @@ std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& c) {
     bad("layer_count is " + std::to_string(c.layer_count) +
         ", allowed: as many as layers = " + std::to_string(c.layers));
   }
+  check_heads({c.q_heads, c.kv_heads, c.head_dim}, "");
   // Elements are of the caller's version, and so are their distances.
   const size_t stride = c.layer_configs->struct_size;
   const auto* bytes = reinterpret_cast<const std::byte*>(c.layer_configs);
@@ -166,7 +170,11 @@ std::vector<keyhole_layer_config> read_layers(const keyhole_engine_config& c) {
           ", allowed: that of the first, " + std::to_string(stride));
     }
     check_layer_shape(layer, prefix_of(i));
-    if (layer.scale == 0.0F) layer.scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim));
+    if (layer.head_dim == KEYHOLE_AUTO) layer.head_dim = c.head_dim;
+    if (layer.kv_heads == KEYHOLE_AUTO) layer.kv_heads = c.kv_heads;
+    if (layer.q_heads == KEYHOLE_AUTO) layer.q_heads = c.q_heads;
+    check_heads({layer.q_heads, layer.kv_heads, layer.head_dim}, prefix_of(i));
+    if (layer.scale == 0.0F) layer.scale = 1.0F / std::sqrt(static_cast<float>(layer.head_dim));
     if (layer.window == 0) {
       layer.window_slack = 0;
     } else if (layer.window_slack == KEYHOLE_AUTO) {
@@ -182,7 +190,7 @@ std::vector<index::RopeParams> check_ropes(const keyhole_engine_config& c) {
   std::vector<index::RopeParams> ropes;
   if (layers.empty()) ropes.push_back(check_rope(layer_of(c), c.head_dim, ""));
   for (size_t i = 0; i < layers.size(); ++i) {
-    ropes.push_back(check_rope(layers[i], c.head_dim, prefix_of(i)));
+    ropes.push_back(check_rope(layers[i], layers[i].head_dim, prefix_of(i)));
   }
   return ropes;
 }

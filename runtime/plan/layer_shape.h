@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cpu/layer_shape.h"
 #include "keyhole/keyhole.h"
 
 namespace keyhole::runtime {
@@ -10,5 +11,7 @@ namespace keyhole::runtime {
 /// Throws Error(invalid_argument) where scale, softcap or the window of a layer is outside what is allowed; `prefix` stands
 /// before the names of fields.
 void check_layer_shape(const keyhole_layer_config& layer, const std::string& prefix);
+/// The same of heads; value_dim is not looked at.
+void check_heads(const LayerShape& shape, const std::string& prefix);
 
 }  // namespace keyhole::runtime

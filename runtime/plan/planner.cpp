@@ -27,12 +27,15 @@ uint64_t narrow(Wide bytes, const char* what) {
 
 /// What the heads of a session have in common and where they differ.
 struct Kinds {
-  std::map<std::string_view, Wide> specs;  ///< heads with an index of this spec
-  Wide partitioned = 0;                    ///< heads with partitions of a tail
-  Wide chosen = 0;                         ///< of which on the device, where there is one
-  uint32_t top_k = 0;                      ///< the largest
-  bool explores = false;                   ///< some attend to more than the best k
-  bool codes = false;                      ///< some attend all rows by their codes
+  /// A spec, and components of a key.
+  using Spec = std::pair<std::string_view, uint32_t>;
+  std::map<Spec, Wide> specs;           ///< heads with an index of it
+  std::map<uint32_t, Wide> partitions;  ///< heads with partitions of a tail, by components of a key
+  bool partitioned = false;             ///< some have
+  bool chosen = false;                  ///< some have them on the device, where there is one
+  uint32_t top_k = 0;                   ///< the largest
+  bool explores = false;                ///< some attend to more than the best k
+  bool codes = false;                   ///< some attend all rows by their codes
 };
 
 bool explores(const Budget& budget) {
@@ -48,39 +51,45 @@ uint32_t most_partitions(const SessionParams& s, uint64_t rows) {
 /// a weight and some marks of every row (TailEstimate, TailReader).
 Wide tail_scratch(const ModelShape& m, const SessionParams& s, uint64_t rows) {
   const Wide partitions = Wide{rows} / s.tail_partition + 1;
-  const Wide numbers = partitions * (5 * m.group() + 8) + Wide{rows} * (2 * m.group() + 6);
+  const uint32_t group = m.largest_group();
+  const Wide numbers = partitions * (5 * group + 8) + Wide{rows} * (2 * group + 6);
   return numbers * sizeof(float) * 5 / 4;
 }
 
-uint32_t indexed_layers(const ModelShape& m, const SessionParams& s) {
-  const auto both =
-      std::count_if(s.sliding_layers.begin(), s.sliding_layers.end(), [&](uint32_t l) {
-        return std::binary_search(s.dense_layers.begin(), s.dense_layers.end(), l);
-      });
-  return m.layers - static_cast<uint32_t>(s.dense_layers.size() + s.sliding_layers.size() -
-                                          static_cast<size_t>(both));
+void count_head(const Budget& budget, const Kinds::Spec& spec, Wide heads, Kinds& kinds) {
+  if (heads == 0) return;
+  kinds.specs[spec] += heads;
+  if (budget.needs_partitions()) {
+    kinds.partitions[spec.second] += heads;
+    kinds.partitioned = true;
+  }
+  kinds.chosen = kinds.chosen || budget.can_choose_on_device();
+}
+
+void count_budget(const Budget& budget, Kinds& kinds) {
+  kinds.top_k = std::max(kinds.top_k, budget.top_k);
+  kinds.explores = kinds.explores || explores(budget);
+  kinds.codes = kinds.codes || budget.reads_codes();
 }
 
 Kinds count_kinds(const ModelShape& m, const SessionParams& s) {
   Kinds kinds;
   if (s.heads.empty()) {  // before all heads are walked: a shape may have millions
-    kinds.specs[s.index] = Wide{indexed_layers(m, s)} * m.kv_heads;
-    if (s.budget.needs_partitions()) kinds.partitioned = kinds.specs[s.index];
-    if (s.budget.can_choose_on_device()) kinds.chosen = kinds.specs[s.index];
-    kinds.top_k = s.budget.top_k;
-    kinds.explores = explores(s.budget);
-    kinds.codes = s.budget.reads_codes();
+    count_budget(s.budget, kinds);
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      const LayerShape shape = m.of(layer);
+      count_head(s.budget, {s.index, shape.head_dim}, s.is_dense(layer) ? 0 : shape.kv_heads,
+                 kinds);
+    }
     return kinds;
   }
+  const HeadNumbers numbers = m.head_numbers();
   for (size_t i = 0; i < s.heads.size(); ++i) {
     const HeadParams& head = s.heads[i];
-    if (head.dense || s.is_dense(static_cast<uint32_t>(i / m.kv_heads))) continue;
-    kinds.specs[head.index] += 1;
-    if (head.budget.needs_partitions()) kinds.partitioned += 1;
-    if (head.budget.can_choose_on_device()) kinds.chosen += 1;
-    kinds.top_k = std::max(kinds.top_k, head.budget.top_k);
-    kinds.explores = kinds.explores || explores(head.budget);
-    kinds.codes = kinds.codes || head.budget.reads_codes();
+    const uint32_t layer = numbers.layer_of(i);
+    if (head.dense || s.is_dense(layer)) continue;
+    count_budget(head.budget, kinds);
+    count_head(head.budget, {head.index, m.of(layer).head_dim}, 1, kinds);
   }
   return kinds;
 }
@@ -92,28 +101,28 @@ Wide search_memory(const ModelShape& m, const SessionParams& s, const Kinds& kin
   const bool widens = s.audit_share > 0.0 && s.audit_action == KEYHOLE_AUDIT_WIDEN;
   const uint64_t widest = widens ? AuditSchedule::kMostWidening : 1;
   const uint64_t k = std::min<uint64_t>(kinds.top_k * widest, std::bit_ceil(rows));
-  const Wide selections =
-      Wide{threads} * m.group() * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
-  const Wide logs =
-      !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(m.group(), rows);
+  const uint32_t group = m.largest_group();
+  const Wide selections = Wide{threads} * group * k * (3 * sizeof(uint32_t) + 4 * sizeof(uint64_t));
+  const Wide logs = !kinds.explores ? 0 : Wide{threads} * index::Collector::log_bytes(group, rows);
   // Passes over codes: scratch of every worker, and what the parts of every KV head have come to.
-  const Wide codes =
-      !kinds.codes ? 0
-                   : (Wide{threads} * (8 * m.head_dim + 400) +
-                      Wide{m.kv_heads} * index::kMostCodeParts *
-                          (m.head_dim + 3 + 2 * std::min(kinds.top_k, index::kMostExactRows))) *
-                         m.group() * sizeof(float);
-  const Wide tails = kinds.partitioned == 0 ? 0 : threads * tail_scratch(m, s, rows);
+  const LayerShape most = m.largest();
+  const Wide of_head = Wide{threads} * (8 * most.head_dim + 400) +
+                       Wide{most.kv_heads} * index::kMostCodeParts *
+                           (most.head_dim + 3 + 2 * std::min(kinds.top_k, index::kMostExactRows));
+  const Wide codes = !kinds.codes ? 0 : of_head * group * sizeof(float);
+  const Wide tails = !kinds.partitioned ? 0 : threads * tail_scratch(m, s, rows);
   return selections + logs + codes + tails;
 }
 
 /// K and V of the sliding layers.
 Wide sliding_memory(const ModelShape& m, uint64_t context) {
-  Wide tokens = 0;
-  for (const Window& w : m.windows) {
-    if (w.tokens != 0) tokens += std::min<uint64_t>(context, w.slots(kMaxTokens));
+  Wide bytes = 0;
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    if (!m.slides(layer)) continue;
+    const uint64_t tokens = std::min<uint64_t>(context, m.windows[layer].slots(kMaxTokens));
+    bytes += Wide{2} * tokens * m.of(layer).token_bytes(m.kv_dtype);
   }
-  return tokens * 2 * m.kv_heads * m.row_bytes();
+  return bytes;
 }
 
 /// Of the sliding layers on a device, of a session for `context` tokens.
@@ -142,12 +151,12 @@ CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
 }
 
 /// Heads of the plan's layers, by their specs.
-std::map<std::string_view, Wide> heads_by_spec(const CodePlan& plan, const ModelShape& m,
-                                               const SessionParams& s) {
-  std::map<std::string_view, Wide> heads;
-  if (s.heads.empty()) heads[s.index] = Wide{plan.count()} * m.kv_heads;
+std::map<Kinds::Spec, Wide> heads_by_spec(const CodePlan& plan, const ModelShape& m,
+                                          const SessionParams& s) {
+  std::map<Kinds::Spec, Wide> heads;
+  if (s.heads.empty()) heads[{s.index, m.head_dim}] = Wide{plan.count()} * m.kv_heads;
   for (size_t i = 0; i < s.heads.size(); ++i) {
-    if (plan.layers[i / m.kv_heads] != 0) heads[s.heads[i].index] += 1;
+    if (plan.layers[i / m.kv_heads] != 0) heads[{s.heads[i].index, m.head_dim}] += 1;
   }
   return heads;
 }
@@ -161,15 +170,21 @@ uint64_t estimate_search_bytes(const ModelShape& m, const SessionParams& s, uint
 
 MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t context,
                        uint32_t threads, bool host_device, uint64_t device_limit) {
-  const uint32_t layers = m.layers - m.sliding_layers();
-  const Wide token = Wide{2} * layers * m.kv_heads * m.row_bytes();
-  const Wide heads = Wide{layers} * m.kv_heads;
   const uint64_t slots = uint64_t{s.sink} + s.window + s.flush_block;
   // A full window holds between W and W + one block tokens; W is the case that offloads most.
   const uint64_t resident = uint64_t{s.sink} + s.window;
   const uint64_t rows = context > resident ? context - resident : 0;
 
-  const Wide offloaded = Wide{layers} * s.offload_bytes(m, rows);
+  // Of the layers that do not slide.
+  Wide token = 0, offloaded = 0, samples = 0;
+  const uint64_t sampled = std::min<uint64_t>(s.training_queries, context);
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    if (m.slides(layer)) continue;
+    const LayerShape shape = m.of(layer);
+    token += Wide{2} * shape.token_bytes(m.kv_dtype);
+    offloaded += s.offload_bytes(m, layer, rows);
+    samples += Wide{shape.kv_heads} * sampled * (shape.head_dim * sizeof(float) + sizeof(uint32_t));
+  }
   const Wide sliding = sliding_memory(m, context);
 
   MemoryPlan plan;
@@ -183,7 +198,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     mirror = gpu::resident_bytes(shape);
     plan.device_bytes = gpu::cuda_resident_bytes(shape) + windows_memory(m, context);
     plan.pinned_bytes = gpu::cuda_pinned_bytes(shape);
-    if (kinds.chosen != 0 && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
+    if (kinds.chosen && rows != 0 && s.partitions != KEYHOLE_PLACE_HOST) {
       const uint64_t partitions =
           gpu::partitions_bytes(s.partitions_shape(m, most_partitions(s, rows)));
       const uint64_t with = plan.device_bytes + partitions;
@@ -200,7 +215,7 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
     coded = fitting(std::move(coded), {device_limit == 0 ? UINT64_MAX : left, pinned_room(s, m)},
                     context, s, m);
   }
-  std::map<std::string_view, Wide> on_device;  // heads that need no index of the spec here
+  std::map<Kinds::Spec, Wide> on_device;  // heads that need no index of the spec here
   if (coded.any() && gpu::codes_supported(codes_shape(coded, context, s, m))) {
     const CodeBytes bytes = code_bytes(coded, context, s, m);
     plan.code_bytes = bytes.device;
@@ -214,20 +229,22 @@ MemoryPlan plan_memory(const ModelShape& m, const SessionParams& s, uint64_t con
   Wide index = 0;
   for (const auto& [spec, count] : kinds.specs) {
     const Wide here = count - on_device[spec];
-    if (rows != 0) index += here * index::estimate_bytes(spec, rows, m.head_dim, m.kv_dtype);
+    if (rows != 0) index += here * index::estimate_bytes(spec.first, rows, spec.second, m.kv_dtype);
   }
-  if (kinds.partitioned != 0 && rows != 0) {
-    index +=
-        kinds.partitioned * index::TailTree::estimate(rows, m.head_dim, m.kv_dtype,
-                                                      {.keys_per_partition = s.tail_partition});
+  for (const auto& [dim, count] : kinds.partitions) {
+    if (rows == 0) break;
+    index += count * index::TailTree::estimate(rows, dim, m.kv_dtype,
+                                               {.keys_per_partition = s.tail_partition});
   }
   plan.index_bytes = narrow(index, "the indexes");
 
-  const Wide query_row = Wide{m.head_dim} * sizeof(float) + sizeof(uint32_t);
-  const Wide samples = heads * std::min<uint64_t>(s.training_queries, context) * query_row;
-  const Wide staging = Wide{2} * s.staging_tokens() * m.kv_heads * m.row_bytes();
+  const Wide staging = Wide{2} * s.staging_tokens() * m.most([&](const LayerShape& shape) {
+    return shape.token_bytes(m.kv_dtype);
+  });
   const Wide searches = search_memory(m, s, kinds, rows, threads);
-  const Wide states = Wide{m.q_heads} * 66 * (m.head_dim + 1) * sizeof(float);
+  const Wide states = Wide{66} * sizeof(float) * m.most([](const LayerShape& shape) {
+    return size_t{shape.q_heads} * (shape.head_dim + 1);
+  });
   const Wide audits =
       s.audit_share > 0.0 ? Auditor::estimate_bytes(m, threads, kinds.top_k, context) : 0;
   plan.host_bytes =

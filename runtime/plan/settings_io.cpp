@@ -128,27 +128,65 @@ std::vector<HeadParams> load_heads(ChecksumReader& in, size_t heads) {
 }
 
 void save_shape(const ModelShape& m, ChecksumWriter& out) {
-  for (const uint32_t v : {m.layers, m.q_heads, m.kv_heads, m.head_dim, m.value_dim,
+  const LayerShape most = m.largest();
+  for (const uint32_t v : {m.layers, most.q_heads, most.kv_heads, most.head_dim, most.value_dim,
                            static_cast<uint32_t>(m.kv_dtype)}) {
     out.value(v);
   }
 }
 
+namespace {
+
+void check_saved(const std::string& name, uint32_t saved, uint32_t needed) {
+  if (saved == needed) return;
+  throw Error(Status::invalid_argument, "the file was saved with " + name + " " +
+                                            std::to_string(saved) + ", the engine has " +
+                                            std::to_string(needed));
+}
+
+}  // namespace
+
 void check_shape(ChecksumReader& in, const ModelShape& m) {
+  const LayerShape most = m.largest();
   const auto check = [&](const char* name, uint32_t needed) {
-    const auto seen = in.value<uint32_t>("shape");
-    if (seen != needed) {
-      throw Error(Status::invalid_argument, std::string("the file was saved with ") + name + " " +
-                                                std::to_string(seen) + ", the engine has " +
-                                                std::to_string(needed));
-    }
+    check_saved(name, in.value<uint32_t>("shape"), needed);
   };
   check("layers", m.layers);
-  check("q_heads", m.q_heads);
-  check("kv_heads", m.kv_heads);
-  check("head_dim", m.head_dim);
-  check("value_dim", m.value_dim);
+  check("q_heads", most.q_heads);
+  check("kv_heads", most.kv_heads);
+  check("head_dim", most.head_dim);
+  check("value_dim", most.value_dim);
   check("kv_dtype", static_cast<uint32_t>(m.kv_dtype));
+}
+
+void save_layer_shapes(const ModelShape& m, ChecksumWriter& out) {
+  out.value(static_cast<uint32_t>(m.shapes.size()));
+  for (const LayerShape& s : m.shapes) {
+    for (const uint32_t v : {s.q_heads, s.kv_heads, s.head_dim, s.value_dim}) out.value(v);
+  }
+}
+
+void check_layer_shapes(ChecksumReader& in, const ModelShape& m, bool has_any) {
+  const auto number = [&] { return in.value<uint32_t>("shapes of layers"); };
+  const uint32_t count = has_any ? number() : 0;
+  if (count != 0 && count != m.layers) {
+    corrupt("it has shapes of " + std::to_string(count) + " layers, allowed: 0, or all " +
+            std::to_string(m.layers));
+  }
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    LayerShape saved = m.largest();  // as check_shape() has found
+    if (count != 0) {
+      for (uint32_t* v : {&saved.q_heads, &saved.kv_heads, &saved.head_dim, &saved.value_dim}) {
+        *v = number();
+      }
+    }
+    const LayerShape needed = m.of(layer);
+    const std::string of = " of layer " + std::to_string(layer);
+    check_saved("q_heads" + of, saved.q_heads, needed.q_heads);
+    check_saved("kv_heads" + of, saved.kv_heads, needed.kv_heads);
+    check_saved("head_dim" + of, saved.head_dim, needed.head_dim);
+    check_saved("value_dim" + of, saved.value_dim, needed.value_dim);
+  }
 }
 
 void save_windows(const ModelShape& m, ChecksumWriter& out) {

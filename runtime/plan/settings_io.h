@@ -10,6 +10,7 @@
 
 namespace keyhole::runtime {
 
+/// Of layers of different shapes the largest numbers of each; all of them by save_layer_shapes().
 void save_shape(const ModelShape& model, ChecksumWriter& out);
 /// Throws Error(invalid_argument) that names the first field in which the file's model is another.
 void check_shape(ChecksumReader& in, const ModelShape& model);
@@ -26,5 +27,10 @@ void save_heads(std::span<const HeadParams* const> heads, ChecksumWriter& out);
 /// Windows of all layers. check_windows() throws Error(invalid_argument) where they are not the model's.
 void save_windows(const ModelShape& model, ChecksumWriter& out);
 void check_windows(ChecksumReader& in, const ModelShape& model);
+
+/// Shapes of all layers, where these differ. After check_shape(), check_layer_shapes() throws Error(invalid_argument) where they
+/// are not the model's; has_any: false for files that know of none.
+void save_layer_shapes(const ModelShape& model, ChecksumWriter& out);
+void check_layer_shapes(ChecksumReader& in, const ModelShape& model, bool has_any);
 
 }  // namespace keyhole::runtime

@@ -30,26 +30,42 @@ size_t scale_array_bytes(uint32_t layers, uint32_t kv_heads, size_t capacity, ui
 
 }  // namespace
 
-OffloadStore::OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype,
-                           size_t capacity, cpu::Pool* pool)
-    : pool_(pool),
-      kv_heads_(kv_heads),
-      head_dim_(head_dim),
-      dtype_(dtype),
-      capacity_(capacity),
-      row_bytes_(head_dim * dtype_size(dtype)),
-      arrays_(layers, size_t{2} * kv_heads, array_bytes(layers, kv_heads, capacity, row_bytes_)),
-      scales_(layers, 1,
-              dtype == DType::i8 ? scale_array_bytes(layers, kv_heads, capacity, head_dim) : 0),
-      rows_(layers, 0),
-      pinned_(layers, 0) {}
+OffloadStore::Kind::Kind(uint32_t layers, uint32_t heads, uint32_t dim, DType dtype,
+                         size_t capacity)
+    : kv_heads(heads),
+      head_dim(dim),
+      arrays(layers, size_t{2} * heads,
+             array_bytes(layers, heads, capacity, dim * dtype_size(dtype))),
+      scales(layers, 1, dtype == DType::i8 ? scale_array_bytes(layers, heads, capacity, dim) : 0) {}
+
+OffloadStore::OffloadStore(std::span<const LayerShape> shapes, DType dtype, size_t capacity,
+                           cpu::Pool* pool)
+    : pool_(pool), dtype_(dtype), capacity_(capacity), layers_(shapes.size()) {
+  const auto same = [](const LayerShape& a, const LayerShape& b) {
+    return a.kv_heads == b.kv_heads && a.head_dim == b.head_dim;
+  };
+  for (size_t first = 0; first < shapes.size(); ++first) {
+    if (layers_[first].kind != nullptr) continue;
+    std::vector<size_t> alike;
+    for (size_t i = first; i < shapes.size(); ++i) {
+      if (same(shapes[i], shapes[first])) alike.push_back(i);
+    }
+    kinds_.push_back(std::make_unique<Kind>(static_cast<uint32_t>(alike.size()),
+                                            shapes[first].kv_heads, shapes[first].head_dim, dtype,
+                                            capacity));
+    for (size_t place = 0; place < alike.size(); ++place) {
+      layers_[alike[place]] = {kinds_.back().get(), static_cast<uint32_t>(place)};
+    }
+  }
+}
 
 KvView OffloadStore::view(uint32_t layer, uint32_t kv_head) const {
+  const Layer& l = layers_[layer];
   const auto rows = [&](uint32_t which) {
-    RowsView view{arrays_.at(layer, array(kv_head, which)), row_bytes_, rows_[layer], head_dim_,
-                  dtype_};
+    RowsView view{l.kind->arrays.at(l.place, array(kv_head, which)), row_bytes(layer), l.rows,
+                  l.kind->head_dim, dtype_};
     if (dtype_ == DType::i8) {
-      view.scales = {scales_at(layer, kv_head, which, 0), scale_stride(), 0};
+      view.scales = {scales_at(layer, kv_head, which, 0), scale_stride(layer), 0};
     }
     return view;
   };
@@ -57,69 +73,81 @@ KvView OffloadStore::view(uint32_t layer, uint32_t kv_head) const {
 }
 
 std::byte* OffloadStore::key(uint32_t layer, uint32_t kv_head, size_t row) {
-  return arrays_.at(layer, array(kv_head, 0)) + row * row_bytes_;
+  const Layer& l = layers_[layer];
+  return l.kind->arrays.at(l.place, array(kv_head, 0)) + row * row_bytes(layer);
 }
 
 std::byte* OffloadStore::value(uint32_t layer, uint32_t kv_head, size_t row) {
-  return arrays_.at(layer, array(kv_head, 1)) + row * row_bytes_;
+  const Layer& l = layers_[layer];
+  return l.kind->arrays.at(l.place, array(kv_head, 1)) + row * row_bytes(layer);
 }
 
 void OffloadStore::take(uint32_t layer, size_t from, size_t to) {
-  arrays_.prepare(layer, from * row_bytes_, to * row_bytes_, pool_);
-  scales_.prepare(layer, scale_bytes(from), scale_bytes(to));
+  const Layer& l = layers_[layer];
+  l.kind->arrays.prepare(l.place, from * row_bytes(layer), to * row_bytes(layer), pool_);
+  l.kind->scales.prepare(l.place, scale_bytes(layer, from), scale_bytes(layer, to));
 }
 
 void OffloadStore::release(uint32_t layer, size_t from) {
-  arrays_.truncate(layer, from * row_bytes_);
-  scales_.truncate(layer, scale_bytes(from));
+  const Layer& l = layers_[layer];
+  l.kind->arrays.truncate(l.place, from * row_bytes(layer));
+  l.kind->scales.truncate(l.place, scale_bytes(layer, from));
 }
 
 void OffloadStore::prepare(uint32_t layer, uint32_t n) {
-  take(layer, rows_[layer], size_t{rows_[layer]} + n);
+  take(layer, rows(layer), size_t{rows(layer)} + n);
 }
 
 void OffloadStore::set_pinned(uint32_t layer, size_t pinned) {
+  Layer& l = layers_[layer];
   // Memory is taken when it is pinned, not when rows come, and with it the page where the next rows begin: once pinned, it
   // cannot be exchanged.
-  if (pinned > pinned_[layer]) {
-    const size_t next = std::min(capacity_, size_t{rows_[layer]} + kScaleRows);
-    take(layer, rows_[layer], std::max(pinned, next));
-  } else if (pinned < pinned_[layer] && rows_[layer] < pinned_[layer]) {
-    release(layer, std::max<size_t>(rows_[layer], pinned));
+  if (pinned > l.pinned) {
+    const size_t next = std::min(capacity_, size_t{l.rows} + kScaleRows);
+    take(layer, l.rows, std::max(pinned, next));
+  } else if (pinned < l.pinned && l.rows < l.pinned) {
+    release(layer, std::max<size_t>(l.rows, pinned));
   }
-  pinned_[layer] = pinned;
+  l.pinned = pinned;
 }
 
 void OffloadStore::truncate(uint32_t layer, uint32_t rows) {
-  if (rows >= rows_[layer]) return;
-  release(layer, std::max<size_t>(rows, pinned_[layer]));
-  rows_[layer] = rows;
+  Layer& l = layers_[layer];
+  if (rows >= l.rows) return;
+  release(layer, std::max<size_t>(rows, l.pinned));
+  l.rows = rows;
 }
 
 void OffloadStore::share(uint32_t layer, const OffloadStore& from) {
-  const uint32_t rows = from.rows_[layer];
-  arrays_.share(layer, from.arrays_, rows * row_bytes_);
-  scales_.share(layer, from.scales_, scale_bytes(rows));
-  rows_[layer] = rows;
+  Layer& l = layers_[layer];
+  const Kind& other = *from.layers_[layer].kind;
+  const uint32_t rows = from.rows(layer);
+  l.kind->arrays.share(l.place, other.arrays, rows * row_bytes(layer));
+  l.kind->scales.share(l.place, other.scales, scale_bytes(layer, rows));
+  l.rows = rows;
 }
 
 bool OffloadStore::is_shared(uint32_t layer, uint32_t row) const {
-  return arrays_.is_shared(layer, row * row_bytes_) || scales_.is_shared(layer, scale_bytes(row));
+  const Layer& l = layers_[layer];
+  return l.kind->arrays.is_shared(l.place, row * row_bytes(layer)) ||
+         l.kind->scales.is_shared(l.place, scale_bytes(layer, row));
 }
 
 size_t OffloadStore::bytes() const {
   size_t bytes = 0;
-  for (const uint32_t rows : rows_) {
-    bytes += size_t{rows} * 2 * kv_heads_ * row_bytes_ + scale_bytes(rows);
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    bytes += size_t{rows(layer)} * 2 * layers_[layer].kind->kv_heads * row_bytes(layer) +
+             scale_bytes(layer, rows(layer));
   }
   return bytes;
 }
 
 size_t OffloadStore::bytes_of_others() const {
   size_t bytes = 0;
-  for (uint32_t layer = 0; layer < rows_.size(); ++layer) {
-    bytes += arrays_.bytes(layer, rows_[layer] * row_bytes_).counted_by_others +
-             scales_.bytes(layer, scale_bytes(rows_[layer])).counted_by_others;
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    const Layer& l = layers_[layer];
+    bytes += l.kind->arrays.bytes(l.place, l.rows * row_bytes(layer)).counted_by_others +
+             l.kind->scales.bytes(l.place, scale_bytes(layer, l.rows)).counted_by_others;
   }
   return bytes;
 }

@@ -8,8 +8,11 @@
 // head_dim]` of bf16, of K and then of V, that does not move either.
 #pragma once
 
+#include <memory>
+#include <span>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/quantise.h"
 #include "cpu/shared_arrays.h"
 #include "cpu/types.h"
@@ -24,13 +27,21 @@ class OffloadStore {
  public:
   /// Reserves address space for `capacity` rows per head; memory is taken as rows are written.
   /// pool: that takes part in taking much of it at once, and outlives the store; null: nobody. Throws Error(out_of_memory).
-  OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype, size_t capacity,
+  /// shapes: `[layers]`, of which kv_heads and head_dim count.
+  OffloadStore(std::span<const LayerShape> shapes, DType dtype, size_t capacity,
                cpu::Pool* pool = nullptr);
+  /// Of layers that are alike.
+  OffloadStore(uint32_t layers, uint32_t kv_heads, uint32_t head_dim, DType dtype, size_t capacity,
+               cpu::Pool* pool = nullptr)
+      : OffloadStore(std::vector<LayerShape>(layers, {kv_heads, kv_heads, head_dim, head_dim}),
+                     dtype, capacity, pool) {}
 
   [[nodiscard]] size_t capacity() const { return capacity_; }
-  [[nodiscard]] uint32_t rows(uint32_t layer) const { return rows_[layer]; }
+  [[nodiscard]] uint32_t rows(uint32_t layer) const { return layers_[layer].rows; }
   [[nodiscard]] DType dtype() const { return dtype_; }
-  [[nodiscard]] size_t row_bytes() const { return row_bytes_; }
+  [[nodiscard]] size_t row_bytes(uint32_t layer) const {
+    return layers_[layer].kind->head_dim * dtype_size(dtype_);
+  }
 
   /// Rows [0, rows(layer)) of one head.
   [[nodiscard]] KvView view(uint32_t layer, uint32_t kv_head) const;
@@ -46,7 +57,7 @@ class OffloadStore {
   void write_block(uint32_t layer, uint32_t kv_head, uint32_t which, size_t row, float most,
                    const Read& read) {
     float x[kMaxHeadDim];
-    cpu::ChannelQuantiser quantiser(head_dim_);
+    cpu::ChannelQuantiser quantiser(layers_[layer].kind->head_dim);
     for (uint32_t i = 0; i < kScaleRows; ++i) {
       read(i, x);
       quantiser.look(x);
@@ -56,18 +67,18 @@ class OffloadStore {
                                                     : value(layer, kv_head, row));
     for (uint32_t i = 0; i < kScaleRows; ++i) {
       read(i, x);
-      quantiser.write(x, to + i * row_bytes_);
+      quantiser.write(x, to + i * row_bytes(layer));
     }
   }
-  void grow(uint32_t layer, uint32_t n) { rows_[layer] += n; }
+  void grow(uint32_t layer, uint32_t n) { layers_[layer].rows += n; }
 
   /// Scales of the layer's blocks, `[blocks, kv_heads, 2, head_dim]` bf16; null where rows are not i8.
   [[nodiscard]] uint16_t* scales(uint32_t layer) const {
     return dtype_ == DType::i8 ? scales_at(layer, 0, 0, 0) : nullptr;
   }
-  /// Numbers that scales() has for `rows` rows.
-  [[nodiscard]] size_t scale_count(size_t rows) const {
-    return dtype_ == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows * scale_stride() : 0;
+  /// Numbers that the layer's scales() has for `rows` rows.
+  [[nodiscard]] size_t scale_count(uint32_t layer, size_t rows) const {
+    return dtype_ == DType::i8 ? (rows + kScaleRows - 1) / kScaleRows * scale_stride(layer) : 0;
   }
 
   /// The first `pinned` rows of the layer's arrays are pinned, or about to be, whether they are held or not: their memory
@@ -89,14 +100,30 @@ class OffloadStore {
   [[nodiscard]] size_t bytes_of_others() const;
 
  private:
+  /// The memory of layers that are alike.
+  struct Kind {
+    Kind(uint32_t layers, uint32_t heads, uint32_t dim, DType dtype, size_t capacity);
+
+    uint32_t kv_heads, head_dim;
+    cpu::SharedArrays arrays;  ///< per layer K and V of each head
+    cpu::SharedArrays scales;  ///< per layer one array
+  };
+  struct Layer {
+    Kind* kind = nullptr;
+    uint32_t place = 0;  ///< among those of its kind
+    uint32_t rows = 0;
+    size_t pinned = 0;  ///< rows
+  };
   /// Number of a head's K (which = 0) or V (which = 1) among the layer's arrays.
   [[nodiscard]] static size_t array(uint32_t kv_head, uint32_t which) {
     return size_t{kv_head} * 2 + which;
   }
   /// Numbers between the scales of a block and of the next one.
-  [[nodiscard]] size_t scale_stride() const { return size_t{2} * kv_heads_ * head_dim_; }
-  [[nodiscard]] size_t scale_bytes(size_t rows) const {
-    return scale_count(rows) * sizeof(uint16_t);
+  [[nodiscard]] size_t scale_stride(uint32_t layer) const {
+    return size_t{2} * layers_[layer].kind->kv_heads * layers_[layer].kind->head_dim;
+  }
+  [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const {
+    return scale_count(layer, rows) * sizeof(uint16_t);
   }
   /// Rows [from, to) are about to be written, or their memory to be pinned.
   void take(uint32_t layer, size_t from, size_t to);
@@ -104,20 +131,17 @@ class OffloadStore {
   void release(uint32_t layer, size_t from);
   [[nodiscard]] uint16_t* scales_at(uint32_t layer, uint32_t kv_head, uint32_t which,
                                     size_t row) const {
-    return reinterpret_cast<uint16_t*>(scales_.at(layer, 0)) + row / kScaleRows * scale_stride() +
-           (size_t{kv_head} * 2 + which) * head_dim_;
+    const Layer& l = layers_[layer];
+    return reinterpret_cast<uint16_t*>(l.kind->scales.at(l.place, 0)) +
+           row / kScaleRows * scale_stride(layer) +
+           (size_t{kv_head} * 2 + which) * l.kind->head_dim;
   }
 
   cpu::Pool* pool_;
-  uint32_t kv_heads_;
-  uint32_t head_dim_;
   DType dtype_;
   size_t capacity_;
-  size_t row_bytes_;
-  cpu::SharedArrays arrays_;    ///< per layer K and V of each head
-  cpu::SharedArrays scales_;    ///< per layer one array
-  std::vector<uint32_t> rows_;  ///< [layer]
-  std::vector<size_t> pinned_;  ///< [layer] rows
+  std::vector<std::unique_ptr<Kind>> kinds_;
+  std::vector<Layer> layers_;
 };
 
 }  // namespace keyhole::runtime

@@ -12,25 +12,34 @@ namespace {
 // Rows of one head per task when a prompt goes straight to the host: about 100 us of work.
 constexpr uint32_t kRowsPerTask = 1024;
 
+std::vector<LayerShape> shapes_of(const ModelShape& model) {
+  std::vector<LayerShape> shapes;
+  for (uint32_t layer = 0; layer < model.layers; ++layer) shapes.push_back(model.of(layer));
+  return shapes;
+}
+
+size_t largest_token(const ModelShape& model) {
+  return model.most([&](const LayerShape& s) { return s.token_bytes(model.kv_dtype); });
+}
+
 }  // namespace
 
 Sequence::Sequence(const Engine& engine, const SessionParams& params)
     : engine_(&engine),
       layers_(engine.model().layers),
-      kv_heads_(engine.model().kv_heads),
-      head_dim_(engine.model().head_dim),
-      row_bytes_(engine.model().row_bytes()),
       max_tokens_(params.max_tokens),
       sink_(params.sink),
       window_(params.window),
       flush_block_(params.flush_block),
       row_block_(params.row_block()),
-      store_(layers_, kv_heads_, head_dim_, params.offload_dtype(engine.model()), params.max_tokens,
+      store_(shapes_of(engine.model()), params.offload_dtype(engine.model()), params.max_tokens,
              &engine.pool()),
       resident_(
           engine.make_resident(params.resident_shape(engine.model()), params.device_memory_limit)),
       rings_(engine, params.max_tokens, *resident_),
-      staging_k_(checked_product({params.staging_tokens(), token_bytes()}, "staged tokens"), false),
+      staging_k_(checked_product({params.staging_tokens(), largest_token(engine.model())},
+                                 "staged tokens"),
+                 false),
       staging_v_(staging_k_.bytes(), false) {}
 
 void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
@@ -39,8 +48,8 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
   uint32_t at = 0;
   while (at < n && sink(layer) < sink_) {
     const uint32_t piece = std::min({n - at, sink_ - sink(layer), window_capacity()});
-    stage(k, at, piece, staging_k_.data());
-    stage(v, at, piece, staging_v_.data());
+    stage(layer, k, at, piece, staging_k_.data());
+    stage(layer, v, at, piece, staging_v_.data());
     resident_->append_sink(layer, staging_k_.data(), staging_v_.data(), piece);
     at += piece;
   }
@@ -54,11 +63,11 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
     // A block that begins in the window is filled up from the input, so that it is stored at once.
     const uint32_t whole = (from_window + row_block_ - 1) / row_block_ * row_block_;
     const uint32_t filling = whole - from_window;
-    const size_t behind = from_window * token_bytes();
+    const size_t behind = from_window * token_bytes(layer);
     if (from_window != 0) {
       resident_->evict(layer, staging_k_.data(), staging_v_.data(), from_window);
-      stage(k, at, filling, staging_k_.data() + behind);
-      stage(v, at, filling, staging_v_.data() + behind);
+      stage(layer, k, at, filling, staging_k_.data() + behind);
+      stage(layer, v, at, filling, staging_v_.data() + behind);
       store_staged(layer, whole);
       at += filling;
     }
@@ -66,8 +75,8 @@ void Sequence::append(uint32_t layer, const RowsIn& k, const RowsIn& v) {
     at += leaving - whole;
   }
   if (at < n) {
-    stage(k, at, n - at, staging_k_.data());
-    stage(v, at, n - at, staging_v_.data());
+    stage(layer, k, at, n - at, staging_k_.data());
+    stage(layer, v, at, n - at, staging_v_.data());
     resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n - at);
   }
 }
@@ -77,20 +86,21 @@ void Sequence::append_to_ring(uint32_t layer, const RowsIn& k, const RowsIn& v) 
   rings_.skip(layer, at);
   while (at < k.tokens) {
     const uint32_t piece = std::min(k.tokens - at, window_capacity());
-    stage(k, at, piece, staging_k_.data());
-    stage(v, at, piece, staging_v_.data());
+    stage(layer, k, at, piece, staging_k_.data());
+    stage(layer, v, at, piece, staging_v_.data());
     rings_.append_window(layer, staging_k_.data(), staging_v_.data(), piece);
     at += piece;
   }
 }
 
-void Sequence::stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to) {
+void Sequence::stage(uint32_t layer, const RowsIn& rows, uint32_t begin, uint32_t n,
+                     std::byte* to) {
   float scratch[kMaxHeadDim];
+  const LayerShape of = shape(layer);
   for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      store_row(engine_->kernels(), rows, begin + t, h, to, engine_->model().kv_dtype, head_dim_,
-                scratch);
-      to += row_bytes_;
+    for (uint32_t h = 0; h < of.kv_heads; ++h) {
+      store_row(engine_->kernels(), rows, begin + t, h, to, dtype(), of.head_dim, scratch);
+      to += of.row_bytes(dtype());
     }
   }
 }
@@ -104,25 +114,27 @@ void Sequence::offload_from_window(uint32_t layer, uint32_t n) {
 void Sequence::store_staged(uint32_t layer, uint32_t n) {
   store_.prepare(layer, n);
   const uint32_t row = store_.rows(layer);
+  const LayerShape of = shape(layer);
+  const size_t row_bytes = of.row_bytes(dtype());
   if (store_.dtype() == DType::i8) {
-    write_blocks(layer, n, [this](uint32_t which, uint32_t t, uint32_t h, float* to) {
+    write_blocks(layer, n, [&](uint32_t which, uint32_t t, uint32_t h, float* to) {
       const std::byte* staged = (which == 0 ? staging_k_ : staging_v_).data();
-      read_stored(staged + (size_t{t} * kv_heads_ + h) * row_bytes_, to);
+      read_stored(staged + (size_t{t} * of.kv_heads + h) * row_bytes, of.head_dim, to);
     });
     return store_.grow(layer, n);
   }
   for (uint32_t t = 0; t < n; ++t) {
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
-      std::copy_n(staging_k_.data() + at, row_bytes_, store_.key(layer, h, row + t));
-      std::copy_n(staging_v_.data() + at, row_bytes_, store_.value(layer, h, row + t));
+    for (uint32_t h = 0; h < of.kv_heads; ++h) {
+      const size_t at = (size_t{t} * of.kv_heads + h) * row_bytes;
+      std::copy_n(staging_k_.data() + at, row_bytes, store_.key(layer, h, row + t));
+      std::copy_n(staging_v_.data() + at, row_bytes, store_.value(layer, h, row + t));
     }
   }
   store_.grow(layer, n);
 }
 
-void Sequence::read_stored(const std::byte* row, float* to) const {
-  engine_->kernels().to_f32[static_cast<size_t>(engine_->model().kv_dtype)](row, to, head_dim_);
+void Sequence::read_stored(const std::byte* row, uint32_t dim, float* to) const {
+  engine_->kernels().to_f32[static_cast<size_t>(dtype())](row, to, dim);
 }
 
 template <class Read>
@@ -135,7 +147,7 @@ void Sequence::write_blocks(uint32_t layer, uint32_t n, const Read& read) {
   }
   const float most = engine_->model().largest_element();
   const uint32_t blocks = n / kScaleRows;
-  engine_->pool().run(2 * kv_heads_ * blocks, [&](uint32_t task, uint32_t) {
+  engine_->pool().run(2 * shape(layer).kv_heads * blocks, [&](uint32_t task, uint32_t) {
     const uint32_t which = task % 2;
     const uint32_t h = task / 2 / blocks;
     const uint32_t first = task / 2 % blocks * kScaleRows;
@@ -149,27 +161,27 @@ void Sequence::offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn&
   if (n == 0) return;
   const uint32_t row = store_.rows(layer);
   const uint32_t per_head = (n + kRowsPerTask - 1) / kRowsPerTask;
-  const DType dtype = engine_->model().kv_dtype;
+  const LayerShape of = shape(layer);
   store_.prepare(layer, n);
   if (store_.dtype() == DType::i8) {
     // By way of the model's dtype, like the tokens that come through the window.
     write_blocks(layer, n, [&](uint32_t which, uint32_t t, uint32_t h, float* to) {
       const RowsIn& rows = which == 0 ? k : v;
       std::byte stored[kMaxHeadDim * sizeof(float)];
-      store_row(engine_->kernels(), rows, begin + t, h, stored, dtype, head_dim_, to);
-      read_stored(stored, to);
+      store_row(engine_->kernels(), rows, begin + t, h, stored, dtype(), of.head_dim, to);
+      read_stored(stored, of.head_dim, to);
     });
     return store_.grow(layer, n);
   }
-  engine_->pool().run(kv_heads_ * per_head, [&](uint32_t task, uint32_t) {
+  engine_->pool().run(of.kv_heads * per_head, [&](uint32_t task, uint32_t) {
     float scratch[kMaxHeadDim];
     const uint32_t h = task / per_head;
     const uint32_t first = task % per_head * kRowsPerTask;
     for (uint32_t t = first; t < std::min(n, first + kRowsPerTask); ++t) {
-      store_row(engine_->kernels(), k, begin + t, h, store_.key(layer, h, row + t), dtype,
-                head_dim_, scratch);
-      store_row(engine_->kernels(), v, begin + t, h, store_.value(layer, h, row + t), dtype,
-                head_dim_, scratch);
+      store_row(engine_->kernels(), k, begin + t, h, store_.key(layer, h, row + t), dtype(),
+                of.head_dim, scratch);
+      store_row(engine_->kernels(), v, begin + t, h, store_.value(layer, h, row + t), dtype(),
+                of.head_dim, scratch);
     }
   });
   store_.grow(layer, n);
@@ -189,27 +201,28 @@ void Sequence::read(uint32_t layer, std::span<const uint32_t> tokens, std::byte*
   if (slides(layer)) {
     for (const uint32_t token : tokens) {
       rings_.read_token(layer, token, k, v);
-      k += token_bytes();
-      v += token_bytes();
+      k += token_bytes(layer);
+      v += token_bytes(layer);
     }
     return;
   }
-  std::vector<std::byte> resident_k((sink(layer) + window(layer)) * token_bytes());
+  const LayerShape of = shape(layer);
+  const size_t row_bytes = of.row_bytes(dtype());
+  std::vector<std::byte> resident_k((sink(layer) + window(layer)) * token_bytes(layer));
   std::vector<std::byte> resident_v(resident_k.size());
   resident_->read(layer, resident_k.data(), resident_v.data());
   const uint32_t first_row = sink(layer), first_of_window = first_row + rows(layer);
   for (const uint32_t token : tokens) {
     const bool offloaded = token >= first_row && token < first_of_window;
-    const size_t at = (token < first_row ? token : token - rows(layer)) * token_bytes();
-    for (uint32_t h = 0; h < kv_heads_; ++h, k += row_bytes_, v += row_bytes_) {
+    const size_t at = (token < first_row ? token : token - rows(layer)) * token_bytes(layer);
+    for (uint32_t h = 0; h < of.kv_heads; ++h, k += row_bytes, v += row_bytes) {
       if (offloaded) {
         const KvView kv = view(layer, h);
-        const DType dtype = engine_->model().kv_dtype;
-        cpu::copy_row(engine_->kernels(), kv.keys, token - first_row, dtype, k);
-        cpu::copy_row(engine_->kernels(), kv.values, token - first_row, dtype, v);
+        cpu::copy_row(engine_->kernels(), kv.keys, token - first_row, dtype(), k);
+        cpu::copy_row(engine_->kernels(), kv.values, token - first_row, dtype(), v);
       } else {
-        std::copy_n(resident_k.data() + at + h * row_bytes_, row_bytes_, k);
-        std::copy_n(resident_v.data() + at + h * row_bytes_, row_bytes_, v);
+        std::copy_n(resident_k.data() + at + h * row_bytes, row_bytes, k);
+        std::copy_n(resident_v.data() + at + h * row_bytes, row_bytes, v);
       }
     }
   }
@@ -240,13 +253,13 @@ void Sequence::truncate(uint32_t layer, uint32_t tokens) {
 }
 
 void Sequence::return_to_window(uint32_t layer, uint32_t row, uint32_t n) {
-  const DType dtype = engine_->model().kv_dtype;
-  for (uint32_t h = 0; h < kv_heads_; ++h) {
+  const LayerShape of = shape(layer);
+  for (uint32_t h = 0; h < of.kv_heads; ++h) {
     const KvView kv = store_.view(layer, h);
     for (uint32_t t = 0; t < n; ++t) {
-      const size_t at = (size_t{t} * kv_heads_ + h) * row_bytes_;
-      cpu::copy_row(engine_->kernels(), kv.keys, row + t, dtype, staging_k_.data() + at);
-      cpu::copy_row(engine_->kernels(), kv.values, row + t, dtype, staging_v_.data() + at);
+      const size_t at = (size_t{t} * of.kv_heads + h) * of.row_bytes(dtype());
+      cpu::copy_row(engine_->kernels(), kv.keys, row + t, dtype(), staging_k_.data() + at);
+      cpu::copy_row(engine_->kernels(), kv.values, row + t, dtype(), staging_v_.data() + at);
     }
   }
   resident_->append_window(layer, staging_k_.data(), staging_v_.data(), n);
@@ -254,7 +267,7 @@ void Sequence::return_to_window(uint32_t layer, uint32_t row, uint32_t n) {
 
 void Sequence::fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v) {
   resident_->append_sink(layer, k, v, counts.sink);
-  const size_t sink_bytes = counts.sink * token_bytes();
+  const size_t sink_bytes = counts.sink * token_bytes(layer);
   resident_->append_window(layer, k + sink_bytes, v + sink_bytes, counts.window);
 }
 
@@ -264,7 +277,7 @@ void Sequence::copy_from(const Sequence& from) {
   for (uint32_t layer = 0; layer < layers_; ++layer) {
     if (slides(layer)) continue;
     const Split counts = from.split(layer, from.tokens(layer));
-    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
+    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes(layer)), v(k.size());
     from.resident_->read(layer, k.data(), v.data());
     fill(layer, counts, k.data(), v.data());
     store_.share(layer, from.store_);
@@ -278,19 +291,19 @@ void Sequence::save(ChecksumWriter& out) const {
     out.value(counts.sink);
     out.value(counts.rows);
     out.value(counts.window);
-    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes()), v(k.size());
+    std::vector<std::byte> k((counts.sink + counts.window) * token_bytes(layer)), v(k.size());
     resident_->read(layer, k.data(), v.data());
     out.bytes(k.data(), k.size());
     out.bytes(v.data(), v.size());
     std::vector<std::span<const std::byte>> rows;
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
+    for (uint32_t h = 0; h < shape(layer).kv_heads; ++h) {
       const KvView kv = view(layer, h);
-      rows.emplace_back(kv.keys.data, counts.rows * store_.row_bytes());
-      rows.emplace_back(kv.values.data, counts.rows * store_.row_bytes());
+      rows.emplace_back(kv.keys.data, counts.rows * store_.row_bytes(layer));
+      rows.emplace_back(kv.values.data, counts.rows * store_.row_bytes(layer));
     }
     out.arrays(rows);
     out.bytes(reinterpret_cast<const std::byte*>(store_.scales(layer)),
-              store_.scale_count(counts.rows) * sizeof(uint16_t));
+              store_.scale_count(layer, counts.rows) * sizeof(uint16_t));
   }
   rings_.save(out);
 }
@@ -327,17 +340,18 @@ void Sequence::load(ChecksumReader& in) {
       row_block_ = 1;  // codes were chosen after there were rows
     }
     const uint64_t resident = uint64_t{counts.sink} + counts.window;
-    const auto k = in.array<std::byte>(resident * token_bytes(), "resident keys");
-    const auto v = in.array<std::byte>(resident * token_bytes(), "resident values");
-    check_finite(layer, k.data(), resident * kv_heads_ * head_dim_, engine_->model().kv_dtype);
-    check_finite(layer, v.data(), resident * kv_heads_ * head_dim_, engine_->model().kv_dtype);
+    const auto k = in.array<std::byte>(resident * token_bytes(layer), "resident keys");
+    const auto v = in.array<std::byte>(resident * token_bytes(layer), "resident values");
+    const size_t elements = k.size() / dtype_size(dtype());
+    check_finite(layer, k.data(), elements, dtype());
+    check_finite(layer, v.data(), elements, dtype());
     fill(layer, counts, k.data(), v.data());
     store_.prepare(layer, counts.rows);
     store_.grow(layer, counts.rows);
     std::vector<std::span<std::byte>> rows;
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      rows.emplace_back(store_.key(layer, h, 0), counts.rows * store_.row_bytes());
-      rows.emplace_back(store_.value(layer, h, 0), counts.rows * store_.row_bytes());
+    for (uint32_t h = 0; h < shape(layer).kv_heads; ++h) {
+      rows.emplace_back(store_.key(layer, h, 0), counts.rows * store_.row_bytes(layer));
+      rows.emplace_back(store_.value(layer, h, 0), counts.rows * store_.row_bytes(layer));
     }
     // Of int8 the scales are looked at.
     const bool is_int8 = store_.dtype() == DType::i8;
@@ -345,7 +359,7 @@ void Sequence::load(ChecksumReader& in) {
       if (!is_int8) check_finite(layer, data, n / dtype_size(store_.dtype()), store_.dtype());
     });
     uint16_t* scales = store_.scales(layer);
-    const size_t n = store_.scale_count(counts.rows);
+    const size_t n = store_.scale_count(layer, counts.rows);
     in.bytes(reinterpret_cast<std::byte*>(scales), n * sizeof *scales, "scales");
     constexpr uint16_t kInfinity = 0x7F80;  // what is above it is NaN, or negative
     if (std::any_of(scales, scales + n, [](uint16_t s) { return s >= kInfinity; })) {

@@ -95,8 +95,8 @@ class Sequence {
   void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging
-  // buffers `[window + flush_block, kv_heads, head_dim]` of the model's dtype, and the first n of them become offloaded
-  // rows.
+  // buffers `[window + flush_block, kv_heads, head_dim]` of the model's dtype and the layer's shape, and the first n of them
+  // become offloaded rows.
   [[nodiscard]] std::byte* staging_k() { return staging_k_.data(); }
   [[nodiscard]] std::byte* staging_v() { return staging_v_.data(); }
   void store_staged(uint32_t layer, uint32_t n);
@@ -119,9 +119,15 @@ class Sequence {
 
  private:
   [[nodiscard]] uint32_t window_capacity() const { return window_ + flush_block_; }
-  [[nodiscard]] size_t token_bytes() const { return size_t{kv_heads_} * row_bytes_; }
+  [[nodiscard]] LayerShape shape(uint32_t layer) const { return engine_->model().of(layer); }
+  [[nodiscard]] DType dtype() const { return engine_->model().kv_dtype; }
+  /// Of the model's dtype.
+  [[nodiscard]] size_t row_bytes(uint32_t layer) const { return shape(layer).row_bytes(dtype()); }
+  [[nodiscard]] size_t token_bytes(uint32_t layer) const {
+    return shape(layer).token_bytes(dtype());
+  }
   /// Converts n tokens of the input to K and V's dtype.
-  void stage(const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
+  void stage(uint32_t layer, const RowsIn& rows, uint32_t begin, uint32_t n, std::byte* to);
   /// The window's share of n tokens more than it has slots for, in whole blocks.
   [[nodiscard]] uint32_t overflow(uint32_t tokens) const {
     return (tokens - window_) / row_block_ * row_block_;
@@ -132,8 +138,8 @@ class Sequence {
   /// (which = 0) or V (which = 1) of the t-th of them in fp32, on any worker.
   template <class Read>
   void write_blocks(uint32_t layer, uint32_t n, const Read& read);
-  /// A row of the model's dtype in fp32.
-  void read_stored(const std::byte* row, float* to) const;
+  /// A row of `dim` elements of the model's dtype in fp32.
+  void read_stored(const std::byte* row, uint32_t dim, float* to) const;
   /// Copies n offloaded rows to the window, which is empty.
   void return_to_window(uint32_t layer, uint32_t row, uint32_t n);
   void offload_from_input(uint32_t layer, const RowsIn& k, const RowsIn& v, uint32_t begin,
@@ -144,8 +150,7 @@ class Sequence {
   void fill(uint32_t layer, const Split& counts, const std::byte* k, const std::byte* v);
 
   const Engine* engine_;
-  uint32_t layers_, kv_heads_, head_dim_;
-  size_t row_bytes_;  ///< of the model's dtype
+  uint32_t layers_;
   uint32_t max_tokens_, sink_, window_, flush_block_;
   uint32_t row_block_;  ///< offloaded rows are a multiple of it
   OffloadStore store_;

@@ -122,7 +122,7 @@ void Session::check_room(uint32_t layer, uint32_t n) const {
   if (sequence_.slides(layer)) {
     check_memory(sequence_.rings().more_bytes(layer, n), "appending tokens");
   } else if (params_.host_memory_limit != 0 && total > slots) {
-    check_memory(params_.offload_bytes(engine_->model(), std::max(n, params_.flush_block)),
+    check_memory(params_.offload_bytes(engine_->model(), layer, std::max(n, params_.flush_block)),
                  "appending tokens");
   }
 }

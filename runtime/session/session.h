@@ -149,6 +149,8 @@ class Session {
   [[nodiscard]] Budget budget(uint32_t layer, uint32_t kv_head) const;
 
   [[nodiscard]] bool in_step() const { return in_step_; }
+  /// Of the step on the host that is under way, or was the last.
+  [[nodiscard]] uint32_t step_layer() const { return step_layer_; }
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
   /// Reads nothing that workers write: also between attend_begin() and attend_end().
   [[nodiscard]] keyhole_statistics statistics() const;
@@ -207,7 +209,7 @@ class Session {
   struct Settings {
     keyhole_mode mode;
     Budget common;
-    std::vector<Budget> heads;  ///< [layer * kv_heads + kv_head]
+    std::vector<Budget> heads;  ///< by their HeadNumbers
   };
   [[nodiscard]] Settings settings() const;
   /// Strong guarantee. `anew`: searches need memory of another shape.
@@ -293,7 +295,8 @@ class Session {
   /// Checks q and puts it where a step reads it. Throws Error(unsupported) of a sliding layer.
   void take_queries(uint32_t layer, const RowsIn& q);
   /// Writes o and lse `[q_heads, head_dim]`, `[q_heads]` to the caller's; throws Error(internal) for what is not finite.
-  void give_state(const float* o, const float* lse, const RowsOut& out, float* out_lse) const;
+  void give_state(uint32_t layer, const float* o, const float* lse, const RowsOut& out,
+                  float* out_lse) const;
 
   // session_stream.cpp
   class Client;

@@ -126,7 +126,7 @@ void Session::accept_on_host(const Extended& e, uint32_t m, const uint32_t* path
   std::vector<Kept> kept(n != 0 ? extended_.size() : 0);
   for (uint32_t layer = 0; layer < kept.size(); ++layer) {
     if (extended_[layer].tokens == 0) continue;
-    kept[layer].k.resize(size_t{n} * model.kv_heads * model.row_bytes());
+    kept[layer].k.resize(n * model.of(layer).token_bytes(model.kv_dtype));
     kept[layer].v.resize(kept[layer].k.size());
     sequence_.read(layer, moved, kept[layer].k.data(), kept[layer].v.data());
   }
@@ -136,12 +136,13 @@ void Session::accept_on_host(const Extended& e, uint32_t m, const uint32_t* path
     extended_[layer] = {};
     if (prefix < e.tokens) truncate_layer(layer, e.before + prefix);
     if (n == 0) continue;
+    const LayerShape shape = model.of(layer);
     RowsIn k{.data = kept[layer].k.data(),
-             .token_stride = model.kv_heads * model.row_bytes(),
-             .head_stride = model.row_bytes(),
+             .token_stride = shape.token_bytes(model.kv_dtype),
+             .head_stride = shape.row_bytes(model.kv_dtype),
              .tokens = n,
-             .heads = model.kv_heads,
-             .dim = model.head_dim,
+             .heads = shape.kv_heads,
+             .dim = shape.head_dim,
              .dtype = model.kv_dtype};
     RowsIn v = k;
     v.data = kept[layer].v.data();

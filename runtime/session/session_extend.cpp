@@ -104,8 +104,10 @@ Session::Extension::~Extension() {
 void Session::Extension::store_new_rows() {
   const Engine& engine = *s_->engine_;
   const ModelShape& m = engine.model();
+  const LayerShape shape = m.of(layer_);
+  const size_t row = shape.row_bytes(m.kv_dtype);
   const uint32_t n = args_.k.tokens;
-  const size_t bytes = size_t{m.kv_heads} * n * m.row_bytes();
+  const size_t bytes = size_t{shape.kv_heads} * n * row;
   if (2 * bytes > s_->new_rows_.capacity()) {
     s_->check_memory(2 * bytes - s_->new_rows_.capacity(), "several new tokens");
     std::vector<std::byte>().swap(s_->new_rows_);
@@ -113,23 +115,23 @@ void Session::Extension::store_new_rows() {
   s_->new_rows_.resize(2 * bytes);
   std::byte* const to = s_->new_rows_.data();
   const auto store = [&](uint32_t task, uint32_t) {
-    const RowsIn& rows = task < m.kv_heads ? args_.k : args_.v;
+    const RowsIn& rows = task < shape.kv_heads ? args_.k : args_.v;
     float scratch[kMaxHeadDim];
     for (uint32_t t = 0; t < n; ++t) {
-      store_row(engine.kernels(), rows, t, task % m.kv_heads,
-                to + (size_t{task} * n + t) * m.row_bytes(), m.kv_dtype, m.head_dim, scratch);
+      store_row(engine.kernels(), rows, t, task % shape.kv_heads, to + (size_t{task} * n + t) * row,
+                m.kv_dtype, shape.head_dim, scratch);
     }
   };
   if (n <= kTokensPerTask) {
-    for (uint32_t task = 0; task < 2 * m.kv_heads; ++task) store(task, 0);
+    for (uint32_t task = 0; task < 2 * shape.kv_heads; ++task) store(task, 0);
   } else {
-    engine.pool().run(2 * m.kv_heads, store);
+    engine.pool().run(2 * shape.kv_heads, store);
   }
   fresh_ = {.kernels = &engine.kernels(),
             .k = to,
             .v = to + bytes,
             .count = n,
-            .head_dim = m.head_dim,
+            .head_dim = shape.head_dim,
             .dtype = m.kv_dtype,
             .logits = m.logits_of(layer_),
             .mask = args_.mask,
@@ -147,7 +149,7 @@ bool Session::Extension::start() {
   fresh_.asking = 0;
   if (fresh_.first == fresh_.count) return false;
   const uint32_t left = fresh_.count - fresh_.first;
-  fresh_.asking = joint_ == nullptr ? 1 : std::min(left, joint_->most_tokens());
+  fresh_.asking = joint_ == nullptr ? 1 : std::min(left, joint_->most_tokens(layer_));
   step_ = fresh_.asking > 1 ? joint_ : &s_->step_;
   put_queries();
   const uint32_t before = s_->tokens(layer_);
@@ -173,7 +175,7 @@ bool Session::Extension::start() {
 }
 
 void Session::Extension::put_queries() {
-  const ModelShape& m = s_->engine_->model();
+  const LayerShape m = s_->engine_->model().of(layer_);
   const auto to_f32 = s_->engine_->kernels().to_f32[static_cast<int>(args_.q.dtype)];
   float* to = step_->queries();
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
@@ -187,7 +189,7 @@ void Session::Extension::put_queries() {
 
 void Session::Extension::finish() {
   under_way_ = false;
-  const ModelShape& m = s_->engine_->model();
+  const LayerShape m = s_->engine_->model().of(layer_);
   StepCost cost;
   try {
     cost = step_->finish();
@@ -207,7 +209,7 @@ void Session::Extension::finish() {
 }
 
 void Session::Extension::write_answers() {
-  const ModelShape& m = s_->engine_->model();
+  const LayerShape m = s_->engine_->model().of(layer_);
   const auto from_f32 = s_->engine_->kernels().from_f32[static_cast<int>(args_.out.dtype)];
   size_t from = 0;  // `[kv_heads, asking, group]`
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
@@ -235,12 +237,12 @@ void Session::Extension::append() {
 
 DecodeStep* Session::joint_step(uint32_t layer) {
   const ModelShape& m = engine_->model();
-  const uint32_t tokens = kJointHeads / m.group();
+  const LayerShape shape = m.of(layer);
   // An audit's record is of one token.
   // The window of a sliding layer moves on from token to token.
-  if (tokens < 2 || audits_.on() || m.slides(layer)) return nullptr;
+  if (kJointHeads / shape.group() < 2 || audits_.on() || m.slides(layer)) return nullptr;
   if (sequence_.resident().contiguous_rows(layer, 0).keys.data == nullptr) return nullptr;
-  for (uint32_t h = 0; h < m.kv_heads && params_.mode == KEYHOLE_MODE_INDEXED; ++h) {
+  for (uint32_t h = 0; h < shape.kv_heads && params_.mode == KEYHOLE_MODE_INDEXED; ++h) {
     const HeadIndex& head = keeper_.head(layer, h);
     if (keeper_.is_dense(layer, h) || head.index == nullptr) continue;
     // A target is met, and partitions are chosen, for the heads of a group together.
@@ -248,7 +250,7 @@ DecodeStep* Session::joint_step(uint32_t layer) {
   }
   if (joint_step_ != nullptr) return joint_step_.get();
   try {
-    joint_step_ = std::make_unique<DecodeStep>(*engine_, tokens);
+    joint_step_ = std::make_unique<DecodeStep>(*engine_, DecodeStep::Tokens::several);
     reserve_searches(false);
     count_step_bytes();
     check_memory(0, "several tokens in one step");

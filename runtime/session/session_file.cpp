@@ -11,7 +11,10 @@ namespace keyhole::runtime {
 namespace {
 
 constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
-constexpr uint32_t kFormatVersion = 11;
+constexpr uint32_t kFormatVersion = 12;
+// The oldest that is read. Before 12 all layers were alike.
+constexpr uint32_t kOldestVersion = 11;
+constexpr uint32_t kLayerShapesVersion = 12;
 
 [[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
@@ -25,6 +28,7 @@ void save_session(const Session& session, const std::string& path) {
     out.value(kFormatVersion);
     save_shape(session.engine().model(), out);
     save_windows(session.engine().model(), out);
+    save_layer_shapes(session.engine().model(), out);
     session.identity().save(out);
     out.value(session.most_tokens());
     save_params(session.params(), out);
@@ -46,18 +50,20 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
     corrupt("not a saved session (wrong magic)");
   }
   const auto version = in.value<uint32_t>("format version");
-  if (version != kFormatVersion) {
+  if (version < kOldestVersion || version > kFormatVersion) {
     throw Error(Status::version, "format version " + std::to_string(version) +
-                                     ", this library reads " + std::to_string(kFormatVersion));
+                                     ", this library reads " + std::to_string(kOldestVersion) +
+                                     " and " + std::to_string(kFormatVersion));
   }
   check_shape(in, engine->model());
   check_windows(in, engine->model());
+  check_layer_shapes(in, engine->model(), version >= kLayerShapesVersion);
   Identity identity = Identity::load(in);
   const auto held = in.value<uint32_t>("identity");
   expected.check(identity, held);
   const ModelShape& m = engine->model();
   SessionParams params = load_params(in, m);
-  params.heads = load_heads(in, size_t{m.layers} * m.kv_heads);
+  params.heads = load_heads(in, m.head_numbers().count());
   auto session = std::make_unique<Session>(engine, std::move(params));
   session->load(in);
   if (session->most_tokens() != held) {

@@ -132,11 +132,11 @@ std::vector<size_t> Session::named_heads(uint32_t layer, uint32_t kv_head) const
                                               " or KEYHOLE_ALL");
   };
   check("layer", layer, m.layers);
-  check("kv_head", kv_head, m.kv_heads);
+  check("kv_head", kv_head, layer == KEYHOLE_ALL ? m.largest().kv_heads : m.of(layer).kv_heads);
   std::vector<size_t> out;
   for (uint32_t l = layer == KEYHOLE_ALL ? 0 : layer; l < m.layers; ++l) {
-    for (uint32_t h = kv_head == KEYHOLE_ALL ? 0 : kv_head; h < m.kv_heads; ++h) {
-      out.push_back(size_t{l} * m.kv_heads + h);
+    for (uint32_t h = kv_head == KEYHOLE_ALL ? 0 : kv_head; h < m.of(l).kv_heads; ++h) {
+      out.push_back(keeper_.numbers().at(l, h));
       if (kv_head != KEYHOLE_ALL) break;
     }
     if (layer != KEYHOLE_ALL) break;
@@ -172,8 +172,9 @@ void Session::reserve_searches(bool anew) {
   place_codes();  // budgets may have changed
   host_bytes_peak_ = std::max(host_bytes_peak_, host_bytes());
   if (stream_ != nullptr) stream_->partitions().set_stale();
-  // Of each spec the largest index: another one's scratch is not always large enough for it. Of its trees the one with
-  // most rows and the one with most partitions: a tree that has grown in many small blocks has more of them.
+  // Of each spec, and dimension of keys, the largest index: another one's scratch is not always large enough for it. Of its
+  // trees the one with most rows and the one with most partitions: a tree that has grown in many small blocks has more of
+  // them.
   std::vector<Selection::Use> uses;
   std::vector<const std::string*> specs;
   std::vector<const index::TailTree*> finest;  // [specs]
@@ -194,11 +195,12 @@ void Session::reserve_searches(bool anew) {
     k = std::max(k, std::min(top_k, std::bit_ceil(h.indexed())));
     if (budget.reads_codes())
       code_rows = std::max(code_rows, std::min(top_k, index::kMostExactRows));
-    const auto same = std::find_if(specs.begin(), specs.end(), [&](const std::string* spec) {
-      return *spec == h.params.index;
-    });
-    const auto at = static_cast<size_t>(same - specs.begin());
-    if (same == specs.end()) {
+    size_t at = 0;
+    while (at < specs.size() &&
+           (*specs[at] != h.params.index || uses[at].index->dim() != h.index->dim())) {
+      ++at;
+    }
+    if (at == specs.size()) {
       specs.push_back(&h.params.index);
       finest.push_back(h.full_tail());
       uses.push_back({h.index.get(), budget.attend, h.full_tail(),

@@ -8,8 +8,8 @@
 namespace keyhole::runtime {
 
 void Session::take_queries(uint32_t layer, const RowsIn& q) {
-  const ModelShape& m = engine_->model();
-  if (m.slides(layer)) {
+  const LayerShape m = engine_->model().of(layer);
+  if (engine_->model().slides(layer)) {
     throw Error(Status::unsupported, "layer " + std::to_string(layer) +
                                          " has a sliding window: its tokens are the session's to "
                                          "attend, and none of them is offloaded");
@@ -21,9 +21,9 @@ void Session::take_queries(uint32_t layer, const RowsIn& q) {
   }
 }
 
-void Session::give_state(const float* o, const float* lse, const RowsOut& out,
+void Session::give_state(uint32_t layer, const float* o, const float* lse, const RowsOut& out,
                          float* out_lse) const {
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(layer);
   if (!engine_->kernels().all_finite[0](reinterpret_cast<const std::byte*>(o),
                                         size_t{m.q_heads} * m.head_dim)) {
     throw Error(Status::internal, "finite inputs gave an attention that is not");
@@ -88,7 +88,7 @@ void Session::attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const Ro
     step_bytes_ = step_.bytes();
     throw;
   }
-  give_state(step_.o(), step_.lse(), out, lse);
+  give_state(layer, step_.o(), step_.lse(), out, lse);
   add_cost(cost);
   totals_.append_seconds += append_seconds;
   totals_.attend_seconds += watch.seconds();
@@ -98,16 +98,15 @@ void Session::attend_tokens_on_host(uint32_t layer, const RowsIn& q, const Token
                                     const RowsOut& out, float* lse) {
   const Stopwatch watch;
   take_queries(layer, q);
-  const uint32_t kv_heads = engine_->model().kv_heads;
+  const uint32_t kv_heads = engine_->model().of(layer).kv_heads;
   std::vector<HeadTokens> heads(kv_heads);
   for (uint32_t h = 0; h < kv_heads; ++h) {
     heads[h] = {sequence_.view(layer, h), sequence_.resident().host_rows(layer, h)};
   }
   if (chosen_tokens_ == nullptr) chosen_tokens_ = std::make_unique<ChosenTokens>(*engine_);
   ChosenTokens& chosen = *chosen_tokens_;
-  const StepCost cost = chosen.attend(heads, sequence_.sink(layer), choice, step_.queries(),
-                                      engine_->model().logits_of(layer));
-  give_state(chosen.results().o(), chosen.results().lse(), out, lse);
+  const StepCost cost = chosen.attend(layer, heads, sequence_.sink(layer), choice, step_.queries());
+  give_state(layer, chosen.results().o(), chosen.results().lse(), out, lse);
   add_cost(cost);
   totals_.attend_seconds += watch.seconds();
 }
@@ -115,7 +114,7 @@ void Session::attend_tokens_on_host(uint32_t layer, const RowsIn& q, const Token
 void Session::search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found found) {
   take_queries(layer, q);
   advance_append(layer);
-  const uint32_t kv_heads = engine_->model().kv_heads;
+  const uint32_t kv_heads = engine_->model().of(layer).kv_heads;
   const uint32_t k = std::min(found.top_k, sequence_.rows(layer));
   found.first_token = sequence_.sink(layer);
   std::vector<TokenSearch::Head> heads(kv_heads);
@@ -135,7 +134,7 @@ void Session::search_tokens(uint32_t layer, const RowsIn& q, TokenSearch::Found 
     }
     search.reserve(uses, k);
   }
-  const StepCost cost = search.search(heads, k, step_.queries(), found);
+  const StepCost cost = search.search(layer, heads, k, step_.queries(), found);
   totals_.keys_scored += cost.keys_scored;
   totals_.keys_offered += cost.keys_offered;
   totals_.bytes_read += cost.bytes_read;

@@ -22,7 +22,7 @@ uint32_t rows_of_codes(const Budget& budget, uint32_t tokens) {
 
 void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v) {
   const auto began = std::chrono::steady_clock::now();
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(layer);
   release_prompt();
   if (k != nullptr) check_append(layer, *k, *v);
   check_finite(engine_->kernels(), q, "q", 0, 1, DType::f32);
@@ -62,8 +62,7 @@ void Session::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, con
 
 void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, bool on_device,
                            uint32_t tokens) {
-  const ModelShape& m = engine_->model();
-  for (uint32_t h = 0; h < m.kv_heads; ++h) {
+  for (uint32_t h = 0; h < engine_->model().of(layer).kv_heads; ++h) {
     const HeadIndex& hd = keeper_.head(layer, h);
     HeadWork& work = step.work(h);
     work.kv = sequence_.view(layer, h);
@@ -115,7 +114,7 @@ void Session::prepare_codes(DecodeStep& step, HeadWork& work, const HeadIndex& h
 }
 
 void Session::begin_audits(uint32_t layer) {
-  const uint32_t kv_heads = engine_->model().kv_heads;
+  const uint32_t kv_heads = engine_->model().of(layer).kv_heads;
   const auto budget = [&](uint32_t h) -> const Budget& {
     return keeper_.head(layer, h).params.budget;
   };
@@ -155,7 +154,7 @@ void Session::end_coded_audits() {
 
 void Session::attend_end(const RowsOut& out, float* lse) {
   in_step_ = false;
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(step_layer_);
   StepCost cost;
   try {
     cost = step_.finish();

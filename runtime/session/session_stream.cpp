@@ -20,14 +20,13 @@ class Session::Client final : public StreamClient {
   uint64_t host_bytes() const override { return s_->accounted_bytes(); }
   void advance_append(uint32_t layer) override { s_->advance_append(layer); }
   std::vector<PartitionedHead> partitioned_heads() const override {
-    const uint32_t kv_heads = s_->engine_->model().kv_heads;
+    const HeadNumbers& numbers = s_->keeper_.numbers();
     std::vector<PartitionedHead> heads(s_->keeper_.heads().size());
     for (size_t i = 0; i < heads.size(); ++i) {
       const HeadIndex& hd = s_->keeper_.heads()[i];
       const Budget& b = hd.params.budget;
       if (!b.can_choose_on_device() || hd.indexed() == 0 ||
-          s_->keeper_.is_dense(static_cast<uint32_t>(i / kv_heads),
-                               static_cast<uint32_t>(i % kv_heads))) {
+          s_->keeper_.is_dense(numbers.layer_of(i), numbers.kv_head_of(i))) {
         continue;
       }
       heads[i] = {hd.full_tail(), b.min_keys, b.tail};
@@ -39,7 +38,7 @@ class Session::Client final : public StreamClient {
   void codes_gone() override { s_->place_codes(); }
   void flush(uint32_t layer) override {
     const ModelShape& m = s_->engine_->model();
-    s_->check_memory(s_->params_.offload_bytes(m, row_block()), "appending tokens");
+    s_->check_memory(s_->params_.offload_bytes(m, layer, row_block()), "appending tokens");
     s_->sequence_.flush(layer);
   }
 
@@ -304,11 +303,8 @@ bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, c
 }
 
 uint64_t Session::device_bytes() const {
-  gpu::ResidentShape shape = params_.resident_shape(engine_->model());
-  if (stream_ == nullptr) {
-    shape.layers = engine_->model().layers - engine_->model().sliding_layers();
-    return gpu::resident_bytes(shape);
-  }
+  const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
+  if (stream_ == nullptr) return params_.host_resident_bytes(engine_->model());
   const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();
   return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
          codes_->bytes() + sequence_.rings().device_bytes();

@@ -13,45 +13,40 @@
 namespace keyhole::runtime {
 
 SlidingRings::SlidingRings(const Engine& engine, uint32_t max_tokens, gpu::Resident& others)
-    : engine_(&engine),
-      others_(&others),
-      kv_heads_(engine.model().kv_heads),
-      group_(engine.model().group()),
-      head_dim_(engine.model().head_dim),
-      max_tokens_(max_tokens),
-      row_bytes_(engine.model().row_bytes()),
-      places_(engine.model().layers) {
+    : engine_(&engine), others_(&others), max_tokens_(max_tokens), places_(engine.model().layers) {
   const ModelShape& m = engine.model();
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     if (!m.slides(layer)) continue;
     places_[layer] = static_cast<uint32_t>(rings_.size());
     const Window& window = m.windows[layer];
     const uint32_t slots = window.slots(max_tokens);
-    const size_t bytes = checked_product({2, kv_heads_, slots, row_bytes_}, "a sliding window");
-    rings_.push_back({cpu::ReservedBuffer(bytes), window.tokens, slots});
+    const LayerShape shape = m.of(layer);
+    const size_t row = shape.row_bytes(m.kv_dtype);
+    const size_t bytes = checked_product({2, shape.kv_heads, slots, row}, "a sliding window");
+    rings_.push_back({cpu::ReservedBuffer(bytes), window.tokens, slots, shape, row});
   }
   if (rings_.empty()) return;
-  o_.resize(size_t{m.q_heads} * head_dim_);
+  o_.resize(m.most([](const LayerShape& s) { return size_t{s.q_heads} * s.head_dim; }));
   piece_o_.resize(o_.size());
-  lse_.resize(m.q_heads);
-  piece_lse_.resize(m.q_heads);
+  lse_.resize(m.largest().q_heads);
+  piece_lse_.resize(lse_.size());
 }
 
 std::byte* SlidingRings::slot(const Ring& ring, uint32_t kv_head, uint32_t which,
                               uint32_t slot) const {
-  const size_t row = (size_t{which} * kv_heads_ + kv_head) * ring.slots + slot;
-  return ring.memory.data() + row * row_bytes_;
+  const size_t row = (size_t{which} * ring.shape.kv_heads + kv_head) * ring.slots + slot;
+  return ring.memory.data() + row * ring.row_bytes;
 }
 
 // ---- Tokens come and go ---------------------------------------------------------------------------
 
 void SlidingRings::append(Ring& ring, const std::byte* k, const std::byte* v, uint32_t n) {
-  const size_t token = kv_heads_ * row_bytes_;
+  const size_t row = ring.row_bytes, token = ring.token_bytes();
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t to = ring.tokens % ring.slots;
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      std::memcpy(slot(ring, h, 0, to), k + i * token + h * row_bytes_, row_bytes_);
-      std::memcpy(slot(ring, h, 1, to), v + i * token + h * row_bytes_, row_bytes_);
+    for (uint32_t h = 0; h < ring.shape.kv_heads; ++h) {
+      std::memcpy(slot(ring, h, 0, to), k + i * token + h * row, row);
+      std::memcpy(slot(ring, h, 1, to), v + i * token + h * row, row);
     }
     ring.touched = std::max(ring.touched, to + 1);
     ring.tokens += 1;
@@ -118,7 +113,7 @@ void SlidingRings::truncate(uint32_t, uint32_t, uint32_t) { not_of_a_ring("trunc
 
 uint64_t SlidingRings::bytes() const {
   uint64_t bytes = 0;
-  for (const Ring& ring : rings_) bytes += uint64_t{2} * kv_heads_ * ring.touched * row_bytes_;
+  for (const Ring& ring : rings_) bytes += uint64_t{2} * ring.touched * ring.token_bytes();
   return bytes;
 }
 
@@ -129,7 +124,7 @@ uint64_t SlidingRings::more_bytes(uint32_t layer, uint32_t n) const {
     const uint64_t all = std::min<uint64_t>(uint64_t{ring.tokens} + n, ring.slots);
     more = all - std::min<uint64_t>(all, ring.touched);
   }
-  return 2 * kv_heads_ * more * row_bytes_;
+  return 2 * more * ring.token_bytes();
 }
 
 // ---- Attention ------------------------------------------------------------------------------------
@@ -143,47 +138,50 @@ void SlidingRings::attend_begin(uint32_t layer, const float* q, gpu::Codes* /*it
 
 void SlidingRings::run_host_task(uint32_t kv_head) {
   const Ring& ring = at(step_layer_);
-  const size_t head = size_t{kv_head} * group_;
+  const uint32_t group = ring.shape.group(), dim = ring.shape.head_dim;
+  const size_t head = size_t{kv_head} * group;
   const std::array<StateView, 2> states{
-      StateView{o_.data() + head * head_dim_, lse_.data() + head},
-      StateView{piece_o_.data() + head * head_dim_, piece_lse_.data() + head}};
+      StateView{o_.data() + head * dim, lse_.data() + head},
+      StateView{piece_o_.data() + head * dim, piece_lse_.data() + head}};
   const uint32_t n =
       std::min(window_count(step_layer_), ring.window - std::min(ring.window, step_ahead_));
-  if (n == 0) return cpu::clear_state(states[0], group_, head_dim_);
+  if (n == 0) return cpu::clear_state(states[0], group, dim);
   const uint32_t first = (ring.tokens - n) % ring.slots;
   const uint32_t straight = std::min(n, ring.slots - first);
   const auto attend = [&](uint32_t from, uint32_t count, StateView out) {
     const auto rows = [&](uint32_t which) {
-      return RowsView{slot(ring, kv_head, which, from), row_bytes_, count, head_dim_,
+      return RowsView{slot(ring, kv_head, which, from), ring.row_bytes, count, dim,
                       engine_->model().kv_dtype};
     };
-    cpu::attend_range(engine_->kernels(), {rows(0), rows(1)}, step_q_ + head * head_dim_, group_,
+    cpu::attend_range(engine_->kernels(), {rows(0), rows(1)}, step_q_ + head * dim, group,
                       engine_->model().logits_of(step_layer_), out);
   };
   attend(first, straight, states[0]);
   if (straight == n) return;
   attend(0, n - straight, states[1]);
-  cpu::merge_states(states, group_, head_dim_, states[0]);
+  cpu::merge_states(states, group, dim, states[0]);
 }
 
 StateView SlidingRings::host_state(uint32_t kv_head) {
-  const size_t head = size_t{kv_head} * group_;
-  return {o_.data() + head * head_dim_, lse_.data() + head};
+  const LayerShape& shape = at(step_layer_).shape;
+  const size_t head = size_t{kv_head} * shape.group();
+  return {o_.data() + head * shape.head_dim, lse_.data() + head};
 }
 
 void SlidingRings::attend_end(StateView out) {
-  std::copy(o_.begin(), o_.end(), out.o);
-  std::copy(lse_.begin(), lse_.end(), out.lse);
+  const LayerShape& shape = at(step_layer_).shape;
+  std::copy_n(o_.data(), size_t{shape.q_heads} * shape.head_dim, out.o);
+  std::copy_n(lse_.data(), shape.q_heads, out.lse);
 }
 
 void SlidingRings::read_tokens(const Ring& ring, uint32_t first, uint32_t n, std::byte* k,
                                std::byte* v) const {
   if (ring.on_device) return windows_->read(place_of(ring), first, n, k, v);
   for (uint32_t i = 0; i < n; ++i) {
-    for (uint32_t h = 0; h < kv_heads_; ++h) {
-      const size_t to = (size_t{i} * kv_heads_ + h) * row_bytes_;
-      std::memcpy(k + to, slot(ring, h, 0, (first + i) % ring.slots), row_bytes_);
-      std::memcpy(v + to, slot(ring, h, 1, (first + i) % ring.slots), row_bytes_);
+    for (uint32_t h = 0; h < ring.shape.kv_heads; ++h) {
+      const size_t to = (size_t{i} * ring.shape.kv_heads + h) * ring.row_bytes;
+      std::memcpy(k + to, slot(ring, h, 0, (first + i) % ring.slots), ring.row_bytes);
+      std::memcpy(v + to, slot(ring, h, 1, (first + i) % ring.slots), ring.row_bytes);
     }
   }
 }
@@ -215,8 +213,8 @@ void SlidingRings::save(ChecksumWriter& out) const {
 }
 
 void SlidingRings::load(ChecksumReader& in) {
-  const size_t token = kv_heads_ * row_bytes_;
   for (Ring& ring : rings_) {
+    const size_t token = ring.token_bytes();
     const auto tokens = in.value<uint32_t>("tokens of a sliding layer");
     const auto kept = in.value<uint32_t>("tokens of a sliding layer");
     // A truncation leaves fewer than slots, but never fewer than the window.
@@ -232,8 +230,8 @@ void SlidingRings::load(ChecksumReader& in) {
     const auto v = in.array<std::byte>(kept * token, "values of a sliding layer");
     for (const auto* rows : {&k, &v}) {
       const auto dtype = static_cast<size_t>(engine_->model().kv_dtype);
-      if (!engine_->kernels().all_finite[dtype](rows->data(),
-                                                size_t{kept} * kv_heads_ * head_dim_)) {
+      if (!engine_->kernels().all_finite[dtype](
+              rows->data(), size_t{kept} * ring.shape.kv_heads * ring.shape.head_dim)) {
         throw Error(Status::corrupt, "a sliding layer has an element of K or V that is not finite");
       }
     }

@@ -99,7 +99,7 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
   [[nodiscard]] uint32_t window_count(uint32_t layer) const override;
   using Resident::attend_begin;
   void attend_begin(uint32_t layer, const float* q, gpu::Codes* codes) override;
-  [[nodiscard]] uint32_t host_tasks() const override { return kv_heads_; }
+  [[nodiscard]] uint32_t host_tasks() const override { return at(step_layer_).shape.kv_heads; }
   void run_host_task(uint32_t task) override;
   [[nodiscard]] StateView host_state(uint32_t kv_head) override;
   void attend_end(StateView out) override;
@@ -110,10 +110,14 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
     cpu::ReservedBuffer
         memory;  ///< K and V `[2, kv_heads, slots, head_dim]`; token t in slot t % slots
     uint32_t window, slots;
+    LayerShape shape;
+    size_t row_bytes;
     uint32_t tokens = 0;     ///< that came
     uint32_t oldest = 0;     ///< that is still here
     uint32_t touched = 0;    ///< slots
     bool on_device = false;  ///< its tokens; `memory` is of no use then
+
+    [[nodiscard]] size_t token_bytes() const { return shape.kv_heads * row_bytes; }
   };
   [[nodiscard]] const Ring& at(uint32_t layer) const { return rings_[places_[layer]]; }
   [[nodiscard]] Ring& at(uint32_t layer) { return rings_[places_[layer]]; }
@@ -138,8 +142,7 @@ class SlidingRings final : public gpu::Resident, public StreamWindows {
 
   const Engine* engine_;
   gpu::Resident* others_;
-  uint32_t kv_heads_, group_, head_dim_, max_tokens_;
-  size_t row_bytes_;
+  uint32_t max_tokens_;
   std::vector<uint32_t> places_;  ///< layer -> ring
   std::vector<Ring> rings_;
   std::unique_ptr<gpu::Windows> windows_;  ///< null: no step has been on the device

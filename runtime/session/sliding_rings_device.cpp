@@ -39,13 +39,13 @@ gpu::Windows& SlidingRings::on_device(uint32_t layer) {
 
 SlidingRings::Kept SlidingRings::read_all(const Ring& ring) const {
   const uint32_t n = ring.tokens - ring.oldest;
-  const size_t token = kv_heads_ * row_bytes_;
+  const size_t token = ring.token_bytes();
   Kept kept{ring.tokens, std::vector<std::byte>(n * token), std::vector<std::byte>(n * token)};
   if (n != 0) read_tokens(ring, ring.oldest, n, kept.k.data(), kept.v.data());
   if (!ring.on_device) return kept;
   const auto all_finite =
       engine_->kernels().all_finite[static_cast<size_t>(engine_->model().kv_dtype)];
-  const size_t numbers = size_t{kv_heads_} * head_dim_;
+  const size_t numbers = size_t{ring.shape.kv_heads} * ring.shape.head_dim;
   const auto is_finite = [&](uint32_t at, uint32_t count) {
     return all_finite(kept.k.data() + at * token, count * numbers) &&
            all_finite(kept.v.data() + at * token, count * numbers);

@@ -47,17 +47,25 @@ class RowSet {
 
 /// One KV head of one step. Lives in a slot of the Auditor and is used again and again.
 struct HeadRecord {
-  HeadRecord(uint32_t heads, uint32_t dim, size_t capacity)
-      : group(heads),
-        queries(size_t{heads} * dim),
-        resident_o(size_t{heads} * dim),
-        o(size_t{heads} * dim),
+  /// Memory for groups of up to `heads` query heads, whose queries have up to `numbers` components together, and for as
+  /// many rows.
+  HeadRecord(size_t heads, size_t numbers, size_t capacity)
+      : queries(numbers),
+        resident_o(numbers),
+        o(numbers),
         resident_lse(heads),
         read_lse(heads),
         unread_lse(heads),
         attended(capacity) {}
 
-  uint32_t group;
+  /// Of the step that it is used for next; takes no memory.
+  void set_shape(uint32_t heads, uint32_t dim) {
+    group = heads;
+    for (auto* v : {&queries, &resident_o, &o}) v->resize(size_t{heads} * dim);
+    for (auto* v : {&resident_lse, &read_lse, &unread_lse}) v->resize(heads);
+  }
+
+  uint32_t group = 0;
 
   // Filled in by who wants the audit, before the step starts.
   uint32_t layer = 0, kv_head = 0;
@@ -97,7 +105,7 @@ struct HeadRecord {
     return row >= exact_begin || attended.contains(row);
   }
   [[nodiscard]] size_t bytes() const {
-    return (3 * queries.size() + 3 * size_t{group}) * sizeof(float) + attended.bytes();
+    return 3 * (queries.capacity() + read_lse.capacity()) * sizeof(float) + attended.bytes();
   }
 };
 

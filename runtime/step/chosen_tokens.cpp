@@ -20,11 +20,11 @@ std::span<const uint32_t> chunk_of(const std::vector<uint32_t>& rows, uint32_t c
 
 ChosenTokens::ChosenTokens(const Engine& engine)
     : engine_(&engine),
-      group_(engine.model().group()),
-      dim_(engine.model().head_dim),
-      rows_(engine.model().kv_heads),
+      rows_(engine.model().largest().kv_heads),
       marks_(engine.pool().threads()),
-      results_(engine.model().q_heads, group_, dim_) {}
+      results_(engine.model().largest().q_heads, engine.model().most([](const LayerShape& s) {
+        return size_t{s.q_heads} * s.head_dim;
+      })) {}
 
 size_t ChosenTokens::bytes() const {
   size_t bytes = results_.bytes() + (o_.capacity() + lse_.capacity()) * sizeof(float) +
@@ -79,10 +79,13 @@ void ChosenTokens::find_rows(uint32_t kv_head, const HeadTokens& tokens, uint32_
   for (const uint32_t id : ids) marks[id / 64] = 0;
 }
 
-StepCost ChosenTokens::attend(std::span<const HeadTokens> heads, uint32_t sink,
-                              const TokenChoice& choice, const float* queries,
-                              const LogitParams& logits) {
-  logits_ = logits;
+StepCost ChosenTokens::attend(uint32_t layer, std::span<const HeadTokens> heads, uint32_t sink,
+                              const TokenChoice& choice, const float* queries) {
+  const LayerShape shape = engine_->model().of(layer);
+  group_ = shape.group();
+  dim_ = shape.head_dim;
+  logits_ = engine_->model().logits_of(layer);
+  results_.set_shape(group_, dim_);
   const Stopwatch watch;
   const auto kv_heads = static_cast<uint32_t>(heads.size());
   std::vector<size_t> first(kv_heads + 1, 0);

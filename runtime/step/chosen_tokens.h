@@ -35,8 +35,8 @@ class ChosenTokens {
   /// Of queries `[q_heads, head_dim]` fp32; `sink` tokens lie before the offloaded ones. Throws
   /// Error(invalid_argument) for an id that the layer does not have, or that comes twice. The result does not depend on
   /// the number of threads.
-  StepCost attend(std::span<const HeadTokens> heads, uint32_t sink, const TokenChoice& choice,
-                  const float* queries, const LogitParams& logits);
+  StepCost attend(uint32_t layer, std::span<const HeadTokens> heads, uint32_t sink,
+                  const TokenChoice& choice, const float* queries);
   /// Of the last attend().
   [[nodiscard]] const ResultArrays& results() const { return results_; }
 
@@ -65,8 +65,8 @@ class ChosenTokens {
   void attend_chunk(const Task& task, const HeadTokens& tokens, const float* q);
 
   const Engine* engine_;
-  uint32_t group_, dim_;
-  std::vector<Rows> rows_;                    // [kv_heads]
+  uint32_t group_ = 0, dim_ = 0;              // of the call under way
+  std::vector<Rows> rows_;                    // [the most kv_heads]
   std::vector<std::vector<uint64_t>> marks_;  // [workers]
   std::vector<Task> tasks_;
   std::vector<float> o_, lse_;  // of all states

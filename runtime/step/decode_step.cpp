@@ -8,22 +8,34 @@
 
 namespace keyhole::runtime {
 
-DecodeStep::DecodeStep(const Engine& engine, uint32_t most_tokens)
+DecodeStep::Sizes DecodeStep::sizes_of(const ModelShape& m, Tokens tokens) {
+  Sizes sizes;
+  for (uint32_t layer = 0; layer < (m.layers_differ() ? m.layers : 1); ++layer) {
+    const LayerShape s = m.of(layer);
+    const uint32_t most_tokens = tokens_of(tokens, s.group());
+    const size_t heads = size_t{s.q_heads} * most_tokens;
+    sizes.fewest_heads = std::min(sizes.fewest_heads, s.kv_heads);
+    sizes.most_heads = std::max(sizes.most_heads, s.kv_heads);
+    sizes.group = std::max(sizes.group, s.group() * most_tokens);
+    sizes.tokens = std::max(sizes.tokens, most_tokens);
+    sizes.states = std::max(sizes.states, heads);
+    sizes.numbers = std::max(sizes.numbers, heads * s.head_dim);
+  }
+  return sizes;
+}
+
+DecodeStep::DecodeStep(const Engine& engine, Tokens tokens)
     : engine_(&engine),
-      kv_heads_(engine.model().kv_heads),
-      model_group_(engine.model().group()),
-      most_group_(most_tokens * model_group_),
-      dim_(engine.model().head_dim),
-      value_dim_(engine.model().value_dim),
-      group_(model_group_),
-      queries_(size_t{kv_heads_} * most_group_ * dim_),
-      work_(kv_heads_),
+      tokens_(tokens),
+      most_(sizes_of(engine.model(), tokens)),
+      queries_(most_.numbers),
+      work_(most_.most_heads),
       workers_(engine.pool().threads()),
-      results_(kv_heads_ * most_group_, most_group_, dim_),
-      slots_(kv_heads_, most_group_, dim_),
-      plan_(kv_heads_, engine.pool().threads()),
-      resident_(kv_heads_, most_group_, dim_),
-      progress_(std::make_unique<Progress[]>(kv_heads_)) {
+      results_(most_.states, most_.numbers),
+      slots_(most_.states, most_.numbers),
+      plan_(most_.fewest_heads, most_.most_heads, engine.pool().threads()),
+      resident_(most_.most_heads, most_.states, most_.numbers),
+      progress_(std::make_unique<Progress[]>(most_.most_heads)) {
   count_bytes();
 }
 
@@ -32,22 +44,22 @@ DecodeStep::DecodeStep(const Engine& engine, uint32_t most_tokens)
 void DecodeStep::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   // All of it is made before any of it is used: a worker that stayed small beside others would run past its end.
   std::vector<Selection> selections(workers_.size());
-  for (Selection& s : selections) s.reserve(uses, most_group_, k);
-  std::vector<PartHits> hits(plan_.most_parts() > 1 ? kv_heads_ : 0);
-  for (PartHits& h : hits) h.reserve(plan_.most_parts(), most_group_, k);
+  for (Selection& s : selections) s.reserve(uses, most_.group, k);
+  std::vector<PartHits> hits(plan_.most_parts() > 1 ? most_.most_heads : 0);
+  for (PartHits& h : hits) h.reserve(plan_.most_parts(), most_.group, k);
 
   std::vector<index::CodeParts> codes;
   std::vector<index::ListChoice> choices;
   for (const Selection::Use& use : uses) {
     if (!use.codes) continue;
-    codes.resize(kv_heads_);
-    choices.resize(kv_heads_);
+    codes.resize(most_.most_heads);
+    choices.resize(most_.most_heads);
     for (index::ListChoice& c : choices) {
       if (use.codes.lists == nullptr) break;
-      c.reserve(use.codes.shape(), use.codes.lists->lists(), most_group_);
+      c.reserve(use.codes.shape(), use.codes.lists->lists(), most_.group);
     }
     for (index::CodeParts& c : codes) {
-      c.reserve(use.codes.shape(), most_group_, std::min(k, index::kMostExactRows));
+      c.reserve(use.codes.shape(), most_.group, std::min(k, index::kMostExactRows));
     }
   }
 
@@ -79,16 +91,21 @@ void DecodeStep::count_bytes() {
 
 // ---- Start and end -------------------------------------------------------------------------------
 
-void DecodeStep::set_tokens(uint32_t tokens) {
-  group_ = tokens * model_group_;
-  results_.set_group(group_);
-  slots_.set_group(group_);
+void DecodeStep::set_shape(uint32_t layer, uint32_t tokens) {
+  const LayerShape shape = engine_->model().of(layer);
+  layer_ = layer;
+  kv_heads_ = shape.kv_heads;
+  group_ = tokens * shape.group();
+  dim_ = shape.head_dim;
+  value_dim_ = shape.value_dim;
+  results_.set_shape(group_, dim_);
+  slots_.set_shape(group_, dim_);
+  resident_.set_heads(kv_heads_, dim_);
 }
 
 void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes,
                        const NewTokens* fresh) {
-  set_tokens(fresh != nullptr ? fresh->asking : 1);
-  layer_ = layer;
+  set_shape(layer, fresh != nullptr ? fresh->asking : 1);
   q_ = queries_.data();
   delivery_ = nullptr;
   begin_records();
@@ -97,21 +114,20 @@ void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* code
 }
 
 void DecodeStep::start(uint32_t layer, const float* q, Delivery& delivery) {
-  layer_ = layer;
+  set_shape(layer, 1);
   q_ = q;
   delivery_ = &delivery;
   start_without_resident(delivery, engine_->model().sinks_of(layer));
 }
 
 void DecodeStep::start_offloaded(uint32_t layer) {
-  layer_ = layer;
+  set_shape(layer, 1);
   q_ = queries_.data();
   delivery_ = nullptr;
   start_without_resident(results_, nullptr);
 }
 
 void DecodeStep::start_without_resident(ResultSink& sink, const float* learned_sinks) {
-  set_tokens(1);
   begin_records();
   resident_.begin_without(group_, learned_sinks);
   start_tasks(sink);
@@ -128,9 +144,10 @@ void DecodeStep::begin_records() {
 
 void DecodeStep::start_tasks(ResultSink& sink) {
   sink_ = &sink;
-  for (HeadWork& work : work_) work.search.k = std::min(work.search.k, capacity_k_);
+  const std::span<HeadWork> works = std::span(work_).first(kv_heads_);
+  for (HeadWork& work : works) work.search.k = std::min(work.search.k, capacity_k_);
   for (Worker& w : workers_) w.cost = {};
-  plan_.make(work_, group_);
+  plan_.make(works, group_);
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadPlan& head = plan_.head(h);
     progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);

@@ -6,6 +6,7 @@
 // soon as the last of its states is there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -28,8 +29,12 @@ namespace keyhole::runtime {
 
 class DecodeStep {
  public:
-  /// most_tokens: that may be answered by one step, as one group of that many times the model's, at most kJointHeads unless it is 1.
-  explicit DecodeStep(const Engine& engine, uint32_t most_tokens = 1);
+  /// Tokens that one step answers.
+  enum class Tokens : uint8_t {
+    one,
+    several  ///< as one group of that many times a layer's, as far as kJointHeads goes
+  };
+  explicit DecodeStep(const Engine& engine, Tokens tokens = Tokens::one);
   DecodeStep(const DecodeStep&) = delete;
   DecodeStep& operator=(const DecodeStep&) = delete;
 
@@ -44,8 +49,13 @@ class DecodeStep {
   /// Takes the memory for heads whose chosen partitions have so many rows together.
   void reserve_chosen_rows(size_t rows);
 
-  [[nodiscard]] uint32_t most_tokens() const { return most_group_ / model_group_; }
-  /// Where the caller puts q `[kv_heads, tokens, group, head_dim]` fp32 and the work of every KV head before start().
+  /// Tokens that one step answers, at most: of a layer, and of any.
+  [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
+    return tokens_of(tokens_, engine_->model().of(layer).group());
+  }
+  [[nodiscard]] uint32_t most_tokens() const { return most_.tokens; }
+  /// Where the caller puts q `[kv_heads, tokens, group, head_dim]` fp32, of the layer's shape, and the work of each of its KV
+  /// heads before start().
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
@@ -88,7 +98,20 @@ class DecodeStep {
     std::atomic<bool> failed{false};
   };
 
-  void set_tokens(uint32_t tokens);
+  /// The most that steps of the model's layers have: what memory is taken for.
+  struct Sizes {
+    uint32_t fewest_heads = UINT32_MAX, most_heads = 0;  ///< KV heads
+    uint32_t group = 0;                                  ///< of all tokens
+    uint32_t tokens = 0;
+    size_t states = 0, numbers = 0;  ///< of all KV heads and tokens, and components of these
+  };
+  [[nodiscard]] static Sizes sizes_of(const ModelShape& model, Tokens tokens);
+  /// For a group of so many query heads.
+  [[nodiscard]] static uint32_t tokens_of(Tokens tokens, uint32_t group) {
+    return tokens == Tokens::one ? 1 : std::max(1U, kJointHeads / group);
+  }
+  /// The shape of the step that is about to begin.
+  void set_shape(uint32_t layer, uint32_t tokens);
   void begin_records();
   void start_tasks(ResultSink& sink);
   void start_without_resident(ResultSink& sink, const float* learned_sinks);
@@ -112,14 +135,16 @@ class DecodeStep {
   void count_bytes();
 
   const Engine* engine_;
-  uint32_t kv_heads_, model_group_, most_group_, dim_, value_dim_;
-  uint32_t group_;  ///< of the step under way
+  Tokens tokens_;
+  Sizes most_;
+  // Of the step under way.
+  uint32_t kv_heads_ = 0, group_ = 0, dim_ = 0, value_dim_ = 0;
   std::vector<float> queries_;
-  std::vector<HeadWork> work_;  // [kv_heads]
+  std::vector<HeadWork> work_;  // [most heads]
   std::vector<Worker> workers_;
-  std::vector<PartHits> part_hits_;           // [kv_heads]; empty where no search has parts
-  std::vector<index::CodeParts> code_parts_;  // [kv_heads]; empty where no head has codes
-  std::vector<index::ListChoice> choices_;    // [kv_heads]; likewise
+  std::vector<PartHits> part_hits_;           // [most heads]; empty where no search has parts
+  std::vector<index::CodeParts> code_parts_;  // [most heads]; empty where no head has codes
+  std::vector<index::ListChoice> choices_;    // [most heads]; likewise
   uint32_t capacity_k_ = 0;
   ResultArrays results_;
   StateSlots slots_;
@@ -133,7 +158,7 @@ class DecodeStep {
   ResultSink* sink_ = nullptr;
   Delivery* delivery_ = nullptr;  // what chooses partitions; null: nothing does
   ResidentPart resident_;
-  std::unique_ptr<Progress[]> progress_;  // [kv_heads]
+  std::unique_ptr<Progress[]> progress_;  // [most heads]
   cpu::Job job_;  // last: its end waits for tasks, which use all of the above
 };
 

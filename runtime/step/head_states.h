@@ -29,14 +29,14 @@ struct HeadStates {
 /// Memory for the states of all tasks.
 class StateSlots {
  public:
-  StateSlots(uint32_t kv_heads, uint32_t group, uint32_t dim)
-      : group_(group),
-        dim_(dim),
-        o_(size_t{kv_heads} * kSlots * group * dim),
-        lse_(size_t{kv_heads} * kSlots * group) {}
+  /// For so many query heads, and for their components.
+  StateSlots(size_t heads, size_t numbers) : o_(kSlots * numbers), lse_(kSlots * heads) {}
 
-  /// Of the states from now on: at most the group that there was memory for at first.
-  void set_group(uint32_t group) { group_ = group; }
+  /// Of the states from now on: together no more than there is memory for.
+  void set_shape(uint32_t group, uint32_t dim) {
+    group_ = group;
+    dim_ = dim;
+  }
   [[nodiscard]] StateView part(uint32_t kv_head, uint32_t number) { return at(kv_head, number); }
   [[nodiscard]] StateView chunk(uint32_t kv_head, uint32_t number) {
     return at(kv_head, kMaxParts + number);
@@ -51,7 +51,7 @@ class StateSlots {
     return {o_.data() + s * dim_, lse_.data() + s};
   }
 
-  uint32_t group_, dim_;
+  uint32_t group_ = 0, dim_ = 0;
   std::vector<float> o_, lse_;  // `[kv_heads, kSlots, group, dim]`, without dim
 };
 

@@ -8,12 +8,10 @@
 
 namespace keyhole::runtime {
 
-ResidentPart::ResidentPart(uint32_t kv_heads, uint32_t group, uint32_t dim)
-    : states_(kv_heads * group, group, dim),
-      fresh_states_(kv_heads * group, group, dim),
+ResidentPart::ResidentPart(uint32_t kv_heads, size_t states, size_t numbers)
+    : states_(states, numbers),
+      fresh_states_(states, numbers),
       kv_heads_(kv_heads),
-      group_(group),
-      dim_(dim),
       tasks_(std::make_unique<Task[]>(kv_heads_)) {}
 
 void ResidentPart::begin(gpu::Resident& resident, uint32_t layer, const float* q, uint32_t group,
@@ -24,8 +22,8 @@ void ResidentPart::begin(gpu::Resident& resident, uint32_t layer, const float* q
   fresh_ = fresh;
   sinks_ = codes == nullptr ? sinks : nullptr;
   group_ = group;
-  states_.set_group(group);
-  fresh_states_.set_group(group);
+  states_.set_shape(group, dim_);
+  fresh_states_.set_shape(group, dim_);
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     tasks_[h].taken.store(false, std::memory_order_relaxed);
     tasks_[h].done.store(false, std::memory_order_relaxed);
@@ -45,7 +43,7 @@ void ResidentPart::begin_without(uint32_t group, const float* sinks) {
   is_here_ = false;
   sinks_ = sinks;
   group_ = group;
-  states_.set_group(group);
+  states_.set_shape(group, dim_);
   if (sinks == nullptr) return;
   const uint32_t heads = kv_heads_ * group_;
   std::fill_n(states_.all().o, size_t{heads} * dim_, 0.0F);

@@ -15,8 +15,14 @@ namespace keyhole::runtime {
 
 class ResidentPart {
  public:
-  /// For groups of up to `group` query heads.
-  ResidentPart(uint32_t kv_heads, uint32_t group, uint32_t dim);
+  /// For steps of up to so many KV heads, states and components of these.
+  ResidentPart(uint32_t kv_heads, size_t states, size_t numbers);
+
+  /// Of the steps from now on.
+  void set_heads(uint32_t kv_heads, uint32_t dim) {
+    kv_heads_ = kv_heads;
+    dim_ = dim;
+  }
 
   /// Begins a step, with codes as gpu::Resident::attend_begin(); q `[kv_heads, group, head_dim]` stays valid until end().
   /// fresh, where not null: new tokens of the step, likewise valid; more than one of them may ask where the resident
@@ -62,7 +68,7 @@ class ResidentPart {
 
   gpu::Resident* resident_ = nullptr;
   ResultArrays states_, fresh_states_;
-  uint32_t kv_heads_, group_, dim_;
+  uint32_t kv_heads_, group_ = 0, dim_ = 0;
   // The step under way.
   uint32_t layer_ = 0;
   const float* q_ = nullptr;
@@ -70,7 +76,7 @@ class ResidentPart {
   const NewTokens* fresh_ = nullptr;
   bool is_here_ = false;  ///< of a step with new tokens: its tasks attend the resident ones as well
   bool has_begun_ = false;         ///< Resident::attend_begin() was called
-  std::unique_ptr<Task[]> tasks_;  // [kv_heads]
+  std::unique_ptr<Task[]> tasks_;  // [the most kv_heads]
 };
 
 }  // namespace keyhole::runtime

@@ -30,11 +30,14 @@ class Delivery : public ResultSink {
 /// Arrays o `[kv_heads, group, head_dim]`, lse `[kv_heads, group]`.
 class ResultArrays final : public ResultSink {
  public:
-  ResultArrays(uint32_t q_heads, uint32_t group, uint32_t dim)
-      : group_(group), dim_(dim), o_(size_t{q_heads} * dim), lse_(q_heads) {}
+  /// Memory for so many states, and for their components.
+  ResultArrays(size_t heads, size_t numbers) : o_(numbers), lse_(heads) {}
 
-  /// Of the results from now on: at most the group that there was memory for at first.
-  void set_group(uint32_t group) { group_ = group; }
+  /// Of the results from now on: together no more than there is memory for.
+  void set_shape(uint32_t group, uint32_t dim) {
+    group_ = group;
+    dim_ = dim;
+  }
   [[nodiscard]] StateView slot(uint32_t kv_head) override {
     const size_t head = size_t{kv_head} * group_;
     return {o_.data() + head * dim_, lse_.data() + head};
@@ -48,7 +51,7 @@ class ResultArrays final : public ResultSink {
   [[nodiscard]] size_t bytes() const { return (o_.size() + lse_.size()) * sizeof(float); }
 
  private:
-  uint32_t group_, dim_;
+  uint32_t group_ = 0, dim_ = 0;
   std::vector<float> o_, lse_;
 };
 

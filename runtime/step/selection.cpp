@@ -62,9 +62,9 @@ void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
   for (const Use& use : uses) {
     const index::Index& index = *use.index;
     auto found = std::find_if(next.scratches_.begin(), next.scratches_.end(),
-                              [&](const TypeScratch& s) { return s.type == &index.type(); });
+                              [&](const TypeScratch& s) { return s.is_of(index); });
     if (found == next.scratches_.end()) {
-      next.scratches_.push_back({&index.type(), index.make_scratch(group, k), 0});
+      next.scratches_.push_back({&index.type(), index.dim(), index.make_scratch(group, k), 0});
       found = next.scratches_.end() - 1;
     } else {
       index.reserve_search(*found->scratch);
@@ -93,13 +93,13 @@ bool Selection::fits(const Use& use) const {
   if (use.codes && !code_scan_.fits(use.codes.shape(), group_, 0)) return false;
   const bool explores = use.attend == KEYHOLE_ATTEND_SCORED || use.attend == KEYHOLE_ATTEND_WEIGHT;
   return std::any_of(scratches_.begin(), scratches_.end(), [&](const TypeScratch& s) {
-    return s.type == &use.index->type() && (!explores || s.log_bytes != 0);
+    return s.is_of(*use.index) && (!explores || s.log_bytes != 0);
   });
 }
 
 Selection::TypeScratch& Selection::scratch_of(const index::Index& index) {
   size_t i = 0;  // one or two, so that a walk is the fastest look-up
-  while (scratches_[i].type != &index.type()) ++i;
+  while (!scratches_[i].is_of(index)) ++i;
   return scratches_[i];
 }
 

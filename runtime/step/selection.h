@@ -70,11 +70,16 @@ class Selection {
   [[nodiscard]] size_t log_bytes() const { return log_bytes_; }
 
  private:
-  /// What searches of one index type need.
+  /// What searches of one index type need, for keys of as many components.
   struct TypeScratch {
     const index::TypeDecl* type = nullptr;
+    uint32_t dim = 0;
     std::unique_ptr<index::Scratch> scratch;
     size_t log_bytes = 0;  ///< of the scratch, for what explore() logs; 0: it has not been reserved
+
+    [[nodiscard]] bool is_of(const index::Index& index) const {
+      return type == &index.type() && dim == index.dim();
+    }
   };
   [[nodiscard]] TypeScratch& scratch_of(const index::Index& index);
   void clear_hits() { hits_ = {ids_.data(), scores_.data(), counts_.data(), 0, 0}; }

@@ -16,13 +16,11 @@ constexpr uint32_t kMinChunk = 1024;
 
 }  // namespace
 
-StepPlan::StepPlan(uint32_t kv_heads, uint32_t threads)
-    : kv_heads_(kv_heads),
-      threads_(threads),
-      most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / kv_heads, 1U, kMaxParts)),
-      heads_(kv_heads) {
-  tasks_.reserve(size_t{kv_heads} *
-                 (kMaxParts + index::ListChoice::kMostParts + index::kMostCodeParts + kMaxChunks));
+StepPlan::StepPlan(uint32_t fewest, uint32_t most, uint32_t threads)
+    : threads_(threads),
+      most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / fewest, 1U, kMaxParts)),
+      heads_(most) {
+  tasks_.reserve(size_t{most} * (kMaxParts + index::ListChoice::kMostParts + index::kMostCodeParts + kMaxChunks));
 }
 
 uint32_t StepPlan::search_parts(const HeadWork& work) const {
@@ -67,6 +65,7 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
 }
 
 void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
+  kv_heads_ = static_cast<uint32_t>(works.size());
   group_ = group;
   for (uint32_t h = 0; h < kv_heads_; ++h) heads_[h] = plan(works[h]);
   tasks_.clear();

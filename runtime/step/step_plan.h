@@ -42,9 +42,10 @@ struct StepTask {
 
 class StepPlan {
  public:
-  StepPlan(uint32_t kv_heads, uint32_t threads);
+  /// For steps of fewest..most KV heads.
+  StepPlan(uint32_t fewest, uint32_t most, uint32_t threads);
 
-  /// Plans a step of `[kv_heads]` works of groups of `group` query heads; allocates nothing.
+  /// Plans a step of so many works, one for each KV head, of groups of `group` query heads; allocates nothing.
   void make(std::span<const HeadWork> works, uint32_t group);
 
   [[nodiscard]] const HeadPlan& head(uint32_t kv_head) const { return heads_[kv_head]; }
@@ -57,7 +58,7 @@ class StepPlan {
   [[nodiscard]] uint32_t search_parts(const HeadWork& work) const;
   [[nodiscard]] HeadPlan plan(const HeadWork& work) const;
 
-  uint32_t kv_heads_, group_ = 1, threads_, most_parts_;
+  uint32_t kv_heads_ = 1, group_ = 1, threads_, most_parts_;
   std::vector<HeadPlan> heads_;
   std::vector<StepTask> tasks_;
 };

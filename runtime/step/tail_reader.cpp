@@ -64,7 +64,8 @@ void TailReader::reserve(const index::TailTree& tree, uint32_t group) {
 }
 
 bool TailReader::fits(const index::TailTree& tree, uint32_t group) const {
-  return tree.count() <= capacity_ && group <= group_capacity_ && estimate_.fits(tree, group);
+  return tree.count() <= capacity_ && group <= group_capacity_ &&
+         spare_o_.size() >= size_t{2} * group * tree.dim() && estimate_.fits(tree, group);
 }
 
 void TailReader::see(const Step& s) {

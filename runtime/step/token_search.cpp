@@ -13,10 +13,7 @@ constexpr size_t kRows = 512;
 }  // namespace
 
 TokenSearch::TokenSearch(const Engine& engine)
-    : engine_(&engine),
-      group_(engine.model().group()),
-      dim_(engine.model().head_dim),
-      workers_(engine.pool().threads()) {}
+    : engine_(&engine), workers_(engine.pool().threads()) {}
 
 bool TokenSearch::fits(std::span<const Head> heads, uint32_t k) const {
   return std::all_of(heads.begin(), heads.end(), [&](const Head& head) {
@@ -27,7 +24,8 @@ bool TokenSearch::fits(std::span<const Head> heads, uint32_t k) const {
 
 void TokenSearch::reserve(std::span<const Selection::Use> uses, uint32_t k) {
   std::vector<Selection> selections(workers_.size());
-  for (Selection& s : selections) s.reserve(uses, group_, std::max(k, capacity_k_));
+  for (Selection& s : selections)
+    s.reserve(uses, engine_->model().largest_group(), std::max(k, capacity_k_));
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].selection = std::move(selections[i]);
   capacity_k_ = std::max(k, capacity_k_);
 }
@@ -41,8 +39,10 @@ size_t TokenSearch::bytes() const {
   return bytes;
 }
 
-StepCost TokenSearch::search(std::span<const Head> heads, uint32_t k, const float* queries,
-                             const Found& found) {
+StepCost TokenSearch::search(uint32_t layer, std::span<const Head> heads, uint32_t k,
+                             const float* queries, const Found& found) {
+  group_ = engine_->model().of(layer).group();
+  dim_ = engine_->model().of(layer).head_dim;
   for (Worker& w : workers_) w.cost = {};
   engine_->pool().run(static_cast<uint32_t>(heads.size()), [&](uint32_t h, uint32_t worker) {
     search_head(h, heads[h], k, queries + size_t{h} * group_ * dim_, found, workers_[worker]);

@@ -39,7 +39,7 @@ class TokenSearch {
     uint32_t top_k = 0;
     uint32_t first_token = 0;
   };
-  StepCost search(std::span<const Head> heads, uint32_t k, const float* queries,
+  StepCost search(uint32_t layer, std::span<const Head> heads, uint32_t k, const float* queries,
                   const Found& found);
 
   [[nodiscard]] size_t bytes() const;
@@ -56,7 +56,7 @@ class TokenSearch {
                    const Found& found, Worker& worker);
 
   const Engine* engine_;
-  uint32_t group_, dim_;
+  uint32_t group_ = 0, dim_ = 0;  // of the call under way
   uint32_t capacity_k_ = 0;
   std::vector<Worker> workers_;
 };

@@ -228,7 +228,7 @@ TEST(CodeLists, ChosenRowsLeaveTheState) {
   }
 }
 
-/// By how much a list's mean logit and twice its deviation are below those of the best, for the head that wants it most.
+/// By how much what a list weighs, with the whole of its spread, is below what the best does, for the head that wants it most.
 std::vector<double> depths_of(const Step& step) {
   const CodeLists& lists = *step.search.rows.lists;
   const uint32_t dim = lists.shape().dim;
@@ -250,7 +250,7 @@ std::vector<double> depths_of(const Step& step) {
           logit = cap * std::tanh(logit / cap);
         }
         const double spread = lists.chunk(c).spreads[l - lists.first_list(c)];
-        hopes[l] = logit + 2.0 * slope * std::sqrt(norm * spread);
+        hopes[l] = logit + slope * slope * norm * spread + std::log(lists.ids(l).size());
         top = std::max(top, hopes[l]);
       }
     }

@@ -96,11 +96,11 @@ class Model {
       : c_(c),
         scale_(c.scale > 0 ? c.scale : 1.0 / std::sqrt(double{1} * c.head_dim)),
         layers_(c.layers) {
-    if (c.sink_logits != nullptr) {
-      sinks_.assign(c.sink_logits, c.sink_logits + size_t{c.layers} * c.q_heads);
-    }
     if (c.layer_configs != nullptr) {
       own_.assign(c.layer_configs, c.layer_configs + c.layers);
+    }
+    if (c.sink_logits != nullptr) {
+      sinks_.assign(c.sink_logits, c.sink_logits + first_q_head(c.layers));
     }
   }
 
@@ -109,10 +109,12 @@ class Model {
     layers_[layer].v.insert(layers_[layer].v.end(), v.begin(), v.end());
   }
   void truncate(uint32_t n) {
-    for (auto& l : layers_) {
-      const size_t keep = std::min(l.k.size() / c_.head_dim, size_t{n} * c_.kv_heads);
-      l.k.resize(keep * c_.head_dim);
-      l.v.resize(keep * value_dim());
+    for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+      Layer& l = layers_[layer];
+      const Heads s = heads(layer);
+      const size_t keep = std::min(l.k.size() / s.d, size_t{n} * s.hkv);
+      l.k.resize(keep * s.d);
+      l.v.resize(keep * s.dv);
     }
   }
   /// The same tokens without learned sinks.
@@ -125,7 +127,8 @@ class Model {
   std::vector<float>& keys(uint32_t layer) { return layers_[layer].k; }
   std::vector<float>& values(uint32_t layer) { return layers_[layer].v; }
   [[nodiscard]] uint32_t tokens(uint32_t layer) const {
-    return static_cast<uint32_t>(layers_[layer].k.size() / (size_t{c_.kv_heads} * c_.head_dim));
+    return static_cast<uint32_t>(layers_[layer].k.size() /
+                                 (size_t{heads(layer).hkv} * heads(layer).d));
   }
 
   /// Attention of q `[Hq, d]` over the tokens for which `use(token)`, of a sliding layer the newest of these; returns o and
@@ -133,28 +136,28 @@ class Model {
   template <class Use>
   std::vector<double> attend(uint32_t layer, const std::vector<float>& q, std::vector<double>& lse,
                              Use use) const {
-    const uint32_t d = c_.head_dim, dv = value_dim();
-    const uint32_t group = c_.q_heads / c_.kv_heads;
-    std::vector<double> out(size_t{c_.q_heads} * dv, 0.0);
-    lse.assign(c_.q_heads, -INFINITY);
+    const auto [hq, hkv, d, dv] = heads(layer);
+    const uint32_t group = hq / hkv;
+    std::vector<double> out(size_t{hq} * dv, 0.0);
+    lse.assign(hq, -INFINITY);
     double scale = scale_, softcap = c_.softcap;
     std::vector<uint32_t> used;
     for (uint32_t t = 0; t < tokens(layer); ++t) {
       if (use(t)) used.push_back(t);
     }
     if (!own_.empty()) {
-      if (own_[layer].scale > 0) scale = own_[layer].scale;
+      scale = own_[layer].scale > 0 ? own_[layer].scale : 1.0 / std::sqrt(double{1} * d);
       softcap = own_[layer].softcap;
       const uint32_t window = own_[layer].window;
       if (window != 0 && used.size() > window) used.erase(used.begin(), used.end() - window);
     }
-    for (uint32_t h = 0; h < c_.q_heads; ++h) {
+    for (uint32_t h = 0; h < hq; ++h) {
       std::vector<double> logits;
-      const double sink = sinks_.empty() ? -INFINITY : sinks_[size_t{layer} * c_.q_heads + h];
+      const double sink = sinks_.empty() ? -INFINITY : sinks_[first_q_head(layer) + h];
       double top = sink;
       for (const uint32_t t : used) {
         double dot = 0.0;
-        const float* k = &layers_[layer].k[(size_t{t} * c_.kv_heads + h / group) * d];
+        const float* k = &layers_[layer].k[(size_t{t} * hkv + h / group) * d];
         for (uint32_t i = 0; i < d; ++i) dot += double{q[size_t{h} * d + i]} * k[i];
         double logit = scale * dot;
         if (softcap > 0) logit = softcap * std::tanh(logit / softcap);
@@ -167,7 +170,7 @@ class Model {
       lse[h] = top + std::log(sum);
       for (size_t j = 0; j < used.size(); ++j) {
         const double w = std::exp(logits[j] - lse[h]);
-        const float* v = &layers_[layer].v[(size_t{used[j]} * c_.kv_heads + h / group) * dv];
+        const float* v = &layers_[layer].v[(size_t{used[j]} * hkv + h / group) * dv];
         for (uint32_t i = 0; i < dv; ++i) out[size_t{h} * dv + i] += w * v[i];
       }
     }
@@ -179,8 +182,20 @@ class Model {
   }
 
  private:
-  [[nodiscard]] uint32_t value_dim() const {
-    return c_.value_dim != 0 ? c_.value_dim : c_.head_dim;
+  struct Heads {
+    uint32_t hq, hkv, d, dv;
+  };
+  [[nodiscard]] Heads heads(uint32_t layer) const {
+    const auto or_engine = [](uint32_t own, uint32_t engine) { return own != 0 ? own : engine; };
+    const keyhole_layer_config own = own_.empty() ? keyhole_layer_config{} : own_[layer];
+    const uint32_t d = or_engine(own.head_dim, c_.head_dim);
+    return {or_engine(own.q_heads, c_.q_heads), or_engine(own.kv_heads, c_.kv_heads), d,
+            or_engine(c_.value_dim, d)};
+  }
+  [[nodiscard]] size_t first_q_head(uint32_t layer) const {
+    size_t first = 0;
+    for (uint32_t l = 0; l < layer; ++l) first += heads(l).hq;
+    return first;
   }
 
   struct Layer {
@@ -188,7 +203,7 @@ class Model {
   };
   keyhole_engine_config c_;
   double scale_;
-  std::vector<float> sinks_;               ///< `[layers, q_heads]`; empty: none
+  std::vector<float> sinks_;               ///< of each layer in turn `[q_heads]`; empty: none
   std::vector<keyhole_layer_config> own_;  ///< `[layers]`; empty: layers are alike
   std::vector<Layer> layers_;
 };
@@ -201,6 +216,15 @@ struct Shape {
         d(c.head_dim),
         dv(c.value_dim != 0 ? c.value_dim : c.head_dim),
         values_in_keys(c.values_in_keys != 0) {}
+  /// Of a layer that may have heads of its own.
+  Shape(const keyhole_engine_config& c, uint32_t layer) : Shape(c) {
+    if (c.layer_configs == nullptr) return;
+    const keyhole_layer_config& own = c.layer_configs[layer];
+    if (own.q_heads != 0) hq = own.q_heads;
+    if (own.kv_heads != 0) hkv = own.kv_heads;
+    if (own.head_dim != 0) d = own.head_dim;
+    if (c.value_dim == 0) dv = d;
+  }
   int64_t hq, hkv, d, dv;  ///< dv: of values and outputs
   bool values_in_keys;
   [[nodiscard]] size_t kv(uint32_t n) const { return static_cast<size_t>(n * hkv * d); }

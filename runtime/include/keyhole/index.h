@@ -19,8 +19,8 @@ typedef struct keyhole_index keyhole_index;
 /* Text that lists every index type with its parameters, defaults and allowed values. Static. */
 KEYHOLE_API const char* keyhole_index_help(void);
 
-/* An empty index over the keys of one KV head, on the engine's threads and kernels. head_dim,
- * kv_dtype, scale, softcap and RoPE are the engine's. layer and kv_head, below those of the
+/* An empty index over the keys of one KV head, on the engine's threads and kernels. kv_dtype is the
+ * engine's; head_dim, scale, softcap and RoPE are the layer's. layer and kv_head, below those of the
  * engine's shape, say where in the model the head stands: an index type with trained data uses that
  * of its place. Keeps its engine alive. *out is NULL on failure. Errors: INVALID_ARGUMENT (spec,
  * layer, kv_head), OUT_OF_MEMORY. */

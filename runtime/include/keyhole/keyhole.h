@@ -229,6 +229,10 @@ typedef struct keyhole_layer_config {
   float rope_beta_fast;
   float rope_beta_slow;
   int32_t rope_whole_pairs;
+  /* Hq, Hkv and d of the layer, with the limits of the engine's. 0: the engine's. See LAYERS. */
+  uint32_t head_dim;
+  uint32_t kv_heads;
+  uint32_t q_heads;
 } keyhole_layer_config;
 
 typedef struct keyhole_engine_config {
@@ -286,7 +290,8 @@ typedef struct keyhole_engine_config {
   /* Of a CUDA device alone: milliseconds that device and host wait for each other before
    * KEYHOLE_TIMEOUT. AUTO: 10000. */
   uint32_t timeout_ms;
-  /* Learned sinks: `[layers, Hq]` or NULL: none. Copied. A head's number is a logit s without key and value that
+  /* Learned sinks: `[layers, Hq]` (of layers of different shapes: each layer's `[Hq]` behind that of the layer before) or NULL:
+   * none. Copied. A head's number is a logit s without key and value that
    * stands in the softmax of every step beside those of the tokens: with (o, lse) of the tokens, the step
    * returns o * e^(lse - lse') and lse' = ln(e^lse + e^s). Its weight counts as read in targets and audits.
    * -inf: the head has none; NaN and +inf are refused. Never in keyhole_merge_states. */
@@ -326,7 +331,14 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * time that rows of dv would. That holds with values_in_keys, too, where keys are kept twice. */
 
 /* LAYERS. A model whose layers differ gives an array of keyhole_layer_config, one for each layer. The fields that the engine
- * has too (scale, softcap, RoPE) then count in the array alone.
+ * has too (scale, softcap, RoPE) then count in the array alone; of head_dim, kv_heads and q_heads the engine's stand for 0.
+ *
+ * Layers may have different shapes: wider heads, or fewer KV heads. Every call that takes a layer then has that layer's Hq,
+ * Hkv and d where its comment says these, in tensors, ids, counts and lse. AUTO of scale and rope_dim is that of the layer's
+ * d; values are as wide as the layer's keys, but for a value_dim below the engine's d, which holds for all layers: none may
+ * have fewer components. kv_head means a KV head of the layer; with layer KEYHOLE_ALL it names those of the layers that have
+ * it. Budgets files are of the largest q_heads, kv_heads and head_dim. Such models run on the host, as those with narrow
+ * values do: KEYHOLE_DEVICE_AUTO takes it, which the log tells, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED; so are classifiers.
  *
  * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
  * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens (fewer, where max_tokens is less). sink,

@@ -19,8 +19,8 @@ typedef struct keyhole_prompt keyhole_prompt;
 /* Text that lists the patterns with their parameters, defaults and allowed values. Static. */
 KEYHOLE_API const char* keyhole_prompt_help(void);
 
-/* For the heads of the engine, with its scale, soft-caps, learned sinks and sliding windows of each
- * layer. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
+/* For the heads, scale, soft-caps, learned sinks and sliding windows of each of the engine's
+ * layers. pattern: "dense" (exact), "a-shape:..", "sampled:..", "vertical-slash:..",
  * "pooled:..", "antidiagonal:.."; or NULL or "auto", which is exact up to
  * 16,384 tokens and attends what holds 95 % of the weight beyond; or "budgets:PATH", by which a file of
  * budgets says it of each (layer, query head), and heads that it does not name are dense. Sliding layers

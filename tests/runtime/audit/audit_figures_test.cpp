@@ -127,7 +127,7 @@ TEST(AuditFigures, MergedAreThoseOfAll) {
 
 TEST(AuditSchedule, ChoosesTheShareWithoutAPattern) {
   for (const double share : {0.0, 0.001, 0.01, 0.3, 1.0}) {
-    const AuditSchedule schedule(32, 8, share, KEYHOLE_AUDIT_REPORT);
+    const AuditSchedule schedule({32, 8}, share, KEYHOLE_AUDIT_REPORT);
     constexpr uint32_t kSteps = 2000;
     const auto expect_share = [&](uint64_t chosen, double n, const std::string& of) {
       // Six standard deviations of a binomial distribution, one failure in 1e9 honest ones; a few more
@@ -166,7 +166,7 @@ TEST(AuditSchedule, ChoosesTheShareWithoutAPattern) {
 }
 
 TEST(AuditSchedule, AnActionTakesEffect16StepsLaterAndOnce) {
-  AuditSchedule s(2, 3, 1.0, KEYHOLE_AUDIT_WIDEN);
+  AuditSchedule s({2, 3}, 1.0, KEYHOLE_AUDIT_WIDEN);
   s.found_over_bound(1, 2, 5, 1, 0);
   s.found_over_bound(1, 2, 9, 1, 0);  // the same budget: nothing new
   for (uint64_t step = 6; step < 21; ++step) EXPECT_FALSE(s.act(1, 2, step)) << step;
@@ -195,7 +195,7 @@ TEST(AuditSchedule, AnActionTakesEffect16StepsLaterAndOnce) {
 TEST(AuditSchedule, RestoresOnlyWhatASessionCanHave) {
   using Widening = AuditSchedule::Widening;
   const auto restores = [](keyhole_audit_action action, Widening widening, uint64_t now = 100) {
-    AuditSchedule s(1, 2, 0.5, action);
+    AuditSchedule s({1, 2}, 0.5, action);
     return s.restore({now}, {widening, {}});
   };
   EXPECT_TRUE(restores(KEYHOLE_AUDIT_WIDEN, {8, false, 115}));
@@ -214,7 +214,7 @@ TEST(AuditSchedule, RestoresOnlyWhatASessionCanHave) {
   EXPECT_FALSE(restores(KEYHOLE_AUDIT_EXACT, {1, true, 101}));
   EXPECT_FALSE(restores(KEYHOLE_AUDIT_REPORT, {1, false, 101}));
   EXPECT_FALSE(restores(KEYHOLE_AUDIT_REPORT, {2, false, AuditSchedule::kNever}));
-  AuditSchedule s(1, 2, 0.5, KEYHOLE_AUDIT_WIDEN);
+  AuditSchedule s({1, 2}, 0.5, KEYHOLE_AUDIT_WIDEN);
   EXPECT_FALSE(s.restore({1, 2}, {{}, {}}));
   EXPECT_FALSE(s.restore({1}, {{}}));
 }

@@ -47,6 +47,7 @@ class SlowIndex final : public index::Index {
   }
   void truncate(size_t) override {}
   [[nodiscard]] size_t count() const override { return 0; }
+  [[nodiscard]] uint32_t dim() const override { return 64; }
   [[nodiscard]] std::unique_ptr<index::Scratch> make_scratch(uint32_t, uint32_t) const override {
     return nullptr;
   }

@@ -4,26 +4,10 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/runtime/fixture.h"
+#include "tests/runtime/session/recurrence.h"
 
 namespace keyhole::test {
 namespace {
-
-/// The numbers of make_attention.py.
-class Recurrence {
- public:
-  explicit Recurrence(uint32_t seed) : state_(seed) {}
-  std::vector<float> many(size_t n) {
-    std::vector<float> out(n);
-    for (float& x : out) {
-      state_ = 1664525U * state_ + 1013904223U;
-      x = (static_cast<float>((state_ >> 16U) % 129U) - 64.0F) / 16.0F;
-    }
-    return out;
-  }
-
- private:
-  uint32_t state_;
-};
 
 struct LayerRows {
   std::vector<float> k, v, q;

@@ -19,8 +19,8 @@ class OffloadStoreTest : public testing::TestWithParam<DType> {
       std::fill(store_.value(1, h, from), store_.value(1, h, to), std::byte{7});
     }
     if (GetParam() != DType::i8) return;
-    std::fill(store_.scales(1) + store_.scale_count(from),
-              store_.scales(1) + store_.scale_count(to), uint16_t{7});
+    std::fill(store_.scales(1) + store_.scale_count(1, from),
+              store_.scales(1) + store_.scale_count(1, to), uint16_t{7});
   }
   /// Whether rows [from, to) of every array still hold what was written: memory that was given back reads as zeros.
   [[nodiscard]] bool holds(size_t from, size_t to, std::byte what = std::byte{7}) {

@@ -42,6 +42,7 @@ class Coarse final : public index::Index {
   }
   void truncate(size_t n) override { inner_->truncate(n); }
   [[nodiscard]] size_t count() const override { return inner_->count(); }
+  [[nodiscard]] uint32_t dim() const override { return inner_->dim(); }
   [[nodiscard]] std::unique_ptr<index::Scratch> make_scratch(uint32_t g,
                                                              uint32_t k) const override {
     return inner_->make_scratch(g, k);
