@@ -28,7 +28,7 @@ struct CodeChunk {
   std::vector<uint32_t> ids;           ///< `[rows]` the rows of the first list, of the second...
   std::vector<uint32_t> ends;          ///< `[lists]` where each list ends in ids; none is empty
   std::vector<size_t> at;              ///< `[lists]` where its codes begin in `codes`
-  std::vector<float> sizes;            ///< `[lists]` rows
+  std::vector<float> sizes, log_sizes;   ///< `[lists]` rows, ln of them
   std::vector<float> spreads, noises;  ///< `[lists]` CodeRunFigures
   cpu::LineVector<std::byte> means;    ///< `[2 (key, value), lists, dim]` fp16
   cpu::LineVector<std::byte> codes;    ///< of each list: keys, values, factors
