@@ -312,7 +312,8 @@ keyhole_status keyhole_load_expecting(keyhole_engine* engine, const char* path, 
     *out = nullptr;
     require(engine, "engine");
     require(path, "path");
-    *out = new keyhole_session(load_session(engine->engine, path, {model, tokens, count}));
+    const std::string paths[] = {path};
+    *out = new keyhole_session(load_session(engine->engine, paths, {model, tokens, count}));
   });
 }
 

@@ -1,16 +1,18 @@
 #include "runtime/session/session_file.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <ostream>
 #include <system_error>
 
 #include "runtime/files/new_file.h"
 #include "runtime/plan/checksum_io.h"
+#include "runtime/plan/child_format.h"
 #include "runtime/plan/settings_io.h"
 
 namespace keyhole::runtime {
 namespace {
 
-constexpr char kMagic[8] = {'K', 'E', 'Y', 'H', 'O', 'L', 'E', '\x1a'};
 constexpr uint32_t kFormatVersion = 12;
 // The oldest that is read. Before 12 all layers were alike.
 constexpr uint32_t kOldestVersion = 11;
@@ -18,23 +20,83 @@ constexpr uint32_t kLayerShapesVersion = 12;
 
 [[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
+void write_session(const Session& session, std::ostream& stream) {
+  ChecksumWriter out(stream, &session.engine().pool());
+  out.bytes(reinterpret_cast<const std::byte*>(kSessionMagic), sizeof kSessionMagic);
+  out.value(kFormatVersion);
+  save_shape(session.engine().model(), out);
+  save_windows(session.engine().model(), out);
+  save_layer_shapes(session.engine().model(), out);
+  session.identity().save(out);
+  out.value(session.most_tokens());
+  save_params(session.params(), out);
+  save_heads(session.head_params(), out);
+  session.save(out);
+  out.finish();
+}
+
+/// Runs body(), whose errors are those of `path`.
+template <class F>
+auto naming(const std::string& path, const F& body) {
+  try {
+    return body();
+  } catch (const Error& e) {
+    // What the system says names the file already.
+    throw e.status() == Status::io ? e : Error(e.status(), path + ": " + e.what());
+  }
+}
+
+/// What the first of `paths` stands for; those behind it are its parents, as far as it has any.
+std::unique_ptr<const ByteSource> open_saved(std::span<const std::string> paths) {
+  auto file = std::make_unique<const FileSource>(paths[0]);
+  if (!ChildSource::is_child(*file)) return file;
+  if (paths.size() == 1) {
+    naming(paths[0], [&] {
+      throw Error(Status::invalid_argument,
+                  "it holds what differs from a parent of " + ChildSource::parent_text(*file) +
+                      ": keyhole_load_child loads it, and needs the paths of its parent and of all "
+                      "that this has");
+    });
+  }
+  auto parent = open_saved(paths.subspan(1));
+  return naming(paths[0] + ", child of " + paths[1], [&]() -> std::unique_ptr<const ByteSource> {
+    return std::make_unique<const ChildSource>(std::move(file), std::move(parent));
+  });
+}
+
 }  // namespace
 
 void save_session(const Session& session, const std::string& path) {
   try {
     NewFile file(path, NewFile::Access::owner);
-    ChecksumWriter out(file.stream(), &session.engine().pool());
-    out.bytes(reinterpret_cast<const std::byte*>(kMagic), sizeof kMagic);
-    out.value(kFormatVersion);
-    save_shape(session.engine().model(), out);
-    save_windows(session.engine().model(), out);
-    save_layer_shapes(session.engine().model(), out);
-    session.identity().save(out);
-    out.value(session.most_tokens());
-    save_params(session.params(), out);
-    save_heads(session.head_params(), out);
-    session.save(out);
-    out.finish();
+    write_session(session, file.stream());
+    file.commit();
+  } catch (const std::system_error& e) {
+    throw Error(Status::io, e.what());
+  }
+}
+
+void save_child(const Session& session, const std::string& path,
+                std::span<const std::string> parents) {
+  for (const std::string& parent : parents) {
+    std::error_code none;
+    if (!std::filesystem::equivalent(path, parent, none)) continue;
+    throw Error(Status::invalid_argument,
+                path + " is a parent of what is to be saved there: it would be replaced");
+  }
+  const std::unique_ptr<const ByteSource> parent = open_saved(parents);
+  try {
+    NewFile file(path, NewFile::Access::owner);
+    std::unique_ptr<ChildWriter> child;
+    naming(parents[0], [&] {
+      child = std::make_unique<ChildWriter>(file.stream(), *parent,
+                                            std::filesystem::path(parents[0]).filename().string(),
+                                            &session.engine().pool());
+    });
+    std::ostream out(child.get());
+    out.exceptions(std::ios::badbit);
+    write_session(session, out);
+    child->finish();
     file.commit();
   } catch (const std::system_error& e) {
     throw Error(Status::io, e.what());
@@ -44,9 +106,9 @@ void save_session(const Session& session, const std::string& path) {
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
                                       const ByteSource& source, const ExpectedIdentity& expected) {
   ChecksumReader in(source, &engine->pool());
-  char magic[sizeof kMagic];
+  char magic[sizeof kSessionMagic];
   in.bytes(reinterpret_cast<std::byte*>(magic), sizeof magic, "magic");
-  if (!std::equal(std::begin(magic), std::end(magic), std::begin(kMagic))) {
+  if (!std::equal(std::begin(magic), std::end(magic), std::begin(kSessionMagic))) {
     corrupt("not a saved session (wrong magic)");
   }
   const auto version = in.value<uint32_t>("format version");
@@ -75,14 +137,13 @@ std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engin
 }
 
 std::unique_ptr<Session> load_session(const std::shared_ptr<const Engine>& engine,
-                                      const std::string& path, const ExpectedIdentity& expected) {
-  const FileSource file(path);
-  try {
-    return load_session(engine, file, expected);
-  } catch (const Error& e) {
-    // What the system says names the file already.
-    throw e.status() == Status::io ? e : Error(e.status(), path + ": " + e.what());
-  }
+                                      std::span<const std::string> paths,
+                                      const ExpectedIdentity& expected) {
+  const std::unique_ptr<const ByteSource> source = open_saved(paths);
+  const bool is_child = dynamic_cast<const ChildSource*>(source.get()) != nullptr;
+  // What is wrong may be the parent's.
+  return naming(is_child ? paths[0] + ", child of " + paths[1] : paths[0],
+                [&] { return load_session(engine, *source, expected); });
 }
 
 std::unique_ptr<Session> fork_session(const Session& session) {

@@ -1,16 +1,20 @@
-// libFuzzer: any bytes are either a saved session, which can be used then, or refused by an Error. Checksums are not
-// looked at. Two programs: sessions uses what it has loaded, session_files does not, and is many times as fast. At its
+// libFuzzer: any bytes are either a saved session, or what differs from one, which can be used then, or refused by an Error.
+// Checksums are not looked at. Two programs: sessions uses what it has loaded, session_files does not, and is many times as fast. At its
 // start it writes sessions of every index type into the first folder that it is given, unless that has files.
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/api/api_objects.h"
+#include "runtime/plan/child_file.h"
 #include "runtime/session/session_file.h"
 
 namespace {
@@ -73,29 +77,65 @@ void use(keyhole_session* session) {
   expect_allowed(keyhole_attend(session, 0, &q, &kv, &kv, &out, nullptr));
 }
 
+keyhole_session* make_session(const char* spec, uint32_t tokens) {
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = 1024;
+  c.sink = 2;
+  c.window = 4;
+  c.flush_block = 2;
+  c.index = spec;
+  c.training_queries = 8;
+  keyhole_session* session = nullptr;
+  require(keyhole_session_create(engine(), &c, &session) == KEYHOLE_OK);
+  const keyhole_tensor q = numbers(tokens, kHeads, false), kv = numbers(tokens, 1, false);
+  require(keyhole_prefill(session, 0, &kv, &kv, &q) == KEYHOLE_OK);
+  require(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK);
+  return session;
+}
+
+/// The file of the parent of all inputs that are children.
+const std::string& parent() {
+  static const std::string bytes = [] {
+    const auto path = std::filesystem::temp_directory_path() /
+                      ("keyhole-fuzz-parent." + std::to_string(getpid()));
+    keyhole_session* session = make_session("flat", 30);
+    require(keyhole_save(session, path.c_str()) == KEYHOLE_OK);
+    keyhole_session_destroy(session);
+    std::ifstream in(path, std::ios::binary);
+    std::string all(std::istreambuf_iterator<char>(in), {});
+    std::filesystem::remove(path);
+    return all;
+  }();
+  return bytes;
+}
+
 void write_corpus(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder) || !std::filesystem::is_empty(folder)) return;
   int number = 0;
-  for (const char* spec :
-       {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8", "roargraph:M=4,ef=8",
-        "sparq:r=4", "codes:k=2,v=2", "codes:k=2,v=2,lists=16"}) {
-    keyhole_session_config c;
-    keyhole_session_config_init(&c);
-    c.max_tokens = 1024;
-    c.sink = 2;
-    c.window = 4;
-    c.flush_block = 2;
-    c.index = spec;
-    c.training_queries = 8;
-    keyhole_session* session = nullptr;
-    require(keyhole_session_create(engine(), &c, &session) == KEYHOLE_OK);
-    const uint32_t tokens = number == 6 ? 270 : 30;
-    const keyhole_tensor q = numbers(tokens, kHeads, false), kv = numbers(tokens, 1, false);
-    require(keyhole_prefill(session, 0, &kv, &kv, &q) == KEYHOLE_OK);
-    require(keyhole_build(session, nullptr, nullptr) == KEYHOLE_OK);
+  for (const char* spec : {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8",
+                           "roargraph:M=4,ef=8", "sparq:r=4", "codes:k=2,v=2",
+                           "codes:k=2,v=2,lists=16"}) {
+    keyhole_session* session = make_session(spec, number == 6 ? 270 : 30);
     require(keyhole_save(session, (folder / std::to_string(number++)).c_str()) == KEYHOLE_OK);
     keyhole_session_destroy(session);
   }
+  const std::string whole = (folder / "parent").string();
+  std::ofstream(whole, std::ios::binary) << parent();
+  const char* const parents[] = {whole.c_str()};
+  keyhole_session* child = make_session("flat", 40);
+  require(keyhole_save_child(child, (folder / "child").c_str(), parents, 1) == KEYHOLE_OK);
+  keyhole_session_destroy(child);
+}
+
+/// What the bytes stand for.
+std::unique_ptr<const keyhole::runtime::ByteSource> source_of(std::span<const std::byte> bytes) {
+  using keyhole::runtime::ChildSource;
+  using keyhole::runtime::MemorySource;
+  auto source = std::make_unique<const MemorySource>(bytes);
+  if (!ChildSource::is_child(*source)) return source;
+  return std::make_unique<const ChildSource>(std::move(source),
+                                             std::make_unique<const MemorySource>(parent()));
 }
 
 }  // namespace
@@ -112,10 +152,10 @@ extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const keyhole::runtime::MemorySource bytes(std::as_bytes(std::span(data, size)));
   std::unique_ptr<keyhole::runtime::Session> session;
   try {
-    session = keyhole::runtime::load_session(engine()->engine, bytes);
+    session = keyhole::runtime::load_session(engine()->engine,
+                                             *source_of(std::as_bytes(std::span(data, size))));
   } catch (const Error& e) {
     require(*e.what() != '\0' && e.status() != Status::internal);
     return 0;

@@ -472,6 +472,80 @@ TEST_P(ApiFault, SaveAndLoad) {
   });
 }
 
+TEST_P(ApiFault, SaveAndLoadAChild) {
+  if (std::string(GetParam()) != "codes") GTEST_SKIP() << "to these calls all files are bytes";
+  try_all([&](World& w) {
+    const std::string parent = w.folder() / "parent", path = w.folder() / "child";
+    const char* const parents[] = {parent.c_str()};
+    if (!std::filesystem::exists(parent)) {
+      EXPECT_OK(keyhole_save(w.session(), parents[0]));
+    }
+    const auto saved =
+        under_fault([&] { return keyhole_save_child(w.session(), path.c_str(), parents, 1); });
+    EXPECT_LE(std::distance(std::filesystem::directory_iterator(w.folder().path()), {}), 2);
+    if (saved != KEYHOLE_OK) return saved;
+    keyhole_session* copy = nullptr;
+    const auto status = under_fault([&] {
+      return keyhole_load_child(w.engine(), path.c_str(), parents, 1, nullptr, nullptr, 0, &copy);
+    });
+    const SessionPtr owner(copy);
+    EXPECT_EQ(copy != nullptr, status == KEYHOLE_OK);
+    if (copy != nullptr) w.check(copy);
+    return status;
+  });
+}
+
+// Copies that do what they have in common together; where there is no memory for that, each does all by itself.
+TEST(ApiFaultOfCopies, ABatchFailsForNoneButWhomItConcerns) {
+  auto ec = small_engine(2);
+  ec.layers = 1;
+  const EnginePtr engine = make_engine(ec);
+  auto sc = small_session();
+  sc.mode = KEYHOLE_MODE_EXACT;
+  const SessionPtr root = make_session(engine.get(), sc);
+  const Shape shape(ec);
+  Numbers numbers(37);
+  Model model(ec);
+  prefill_both(root.get(), model, shape, 0, 2600, numbers);
+  bool hit = true;
+  for (int64_t n = 0; hit; n = after(n)) {
+    SCOPED_TRACE("allocation " + std::to_string(n));
+    SessionPtr copies[3];
+    keyhole_session* sessions[3];
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_OK(keyhole_fork(root.get(), &sessions[i]));
+      copies[i].reset(sessions[i]);
+    }
+    const auto k = numbers.many(shape.kv(3)), v = numbers.many(shape.kv(3)),
+               q = numbers.many(shape.q(3));
+    std::vector<float> o(shape.q(3)), lse(size_t{3} * ec.q_heads);
+    const auto tk = tensor(k, {3, shape.hkv, shape.d}), tv = tensor(v, {3, shape.hkv, shape.d}),
+               tq = tensor(q, {3, shape.hq, shape.d}), out = tensor(o, {3, shape.hq, shape.d});
+    const uint32_t start[] = {0, 1, 2, 3};
+    keyhole_status statuses[3];
+    Planted::plant(Fault::allocation, n);
+    const keyhole_status status = under_fault([&] {
+      return keyhole_extend_batch(sessions, 3, 0, &tq, &tk, &tv, start, &out, lse.data(), statuses);
+    });
+    hit = Planted::lift();
+    EXPECT_TRUE(status == KEYHOLE_OK || status == KEYHOLE_OUT_OF_MEMORY);
+    for (uint32_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(layer_tokens(sessions[i], 0).total, 2600 + (statuses[i] == KEYHOLE_OK ? 1 : 0));
+      if (statuses[i] != KEYHOLE_OK) continue;
+      const auto part = [&](const std::vector<float>& x, size_t width) {
+        const auto begin = x.begin() + static_cast<std::ptrdiff_t>(i * width);
+        return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(width));
+      };
+      Model grown = model;
+      grown.append(0, part(k, shape.kv(1)), part(v, shape.kv(1)));
+      std::vector<double> true_lse;
+      const auto truth = grown.attend_all(0, part(q, shape.q(1)), true_lse);
+      expect_near({part(o, shape.q(1)), part(lse, ec.q_heads)}, truth, true_lse);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(ApiFault, Identity) {
   std::string model(100, 'm');
   const int32_t tokens[] = {1, 2, 3};
