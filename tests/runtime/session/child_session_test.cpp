@@ -194,8 +194,7 @@ TEST_P(ChildFiles, OtherParentsAreRefused) {
 TEST_P(ChildFiles, AParentIsNotReplacedByItsChild) {
   const std::string before = bytes_of(parent_path_), path = file("child.kv");
   EXPECT_EQ(save(parent_.get(), parent_path_, {parent_name_}), KEYHOLE_INVALID_ARGUMENT);
-  EXPECT_EQ(save(parent_.get(), file("./parent.kv"), {parent_name_}),
-            KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_EQ(save(parent_.get(), file("./parent.kv"), {parent_name_}), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(save(parent_.get(), path, {}), KEYHOLE_INVALID_ARGUMENT);
   EXPECT_EQ(save(parent_.get(), path, {file("none.kv").c_str()}), KEYHOLE_IO);
   EXPECT_EQ(bytes_of(parent_path_), before);
