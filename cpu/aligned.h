@@ -1,4 +1,6 @@
-// Vectors whose memory begins a cache line: loads of a whole line cost twice as much where they meet two.
+// Vectors whose memory begins a cache line: loads of a whole line cost twice as much where they meet two. Those of 2 MiB and
+// more begin a huge page, and ask for such: what a step reads here and there costs a walk through the page tables for each
+// small page, in a virtual machine through two.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +8,10 @@
 #include <vector>
 
 namespace keyhole::cpu {
+
+inline constexpr size_t kHugePageBytes = size_t{2} << 20;
+/// Asks for huge pages in the whole ones among memory that nothing has touched.
+void advise_huge_pages(void* memory, size_t bytes);
 
 template <class T>
 struct LineAllocator {
@@ -17,9 +23,16 @@ struct LineAllocator {
   LineAllocator(const LineAllocator<U>& /*other*/) {}  // NOLINT: what allocators must allow
 
   [[nodiscard]] T* allocate(size_t n) {
-    return static_cast<T*>(::operator new(n * sizeof(T), kLine));
+    const std::align_val_t alignment = alignment_of(n);
+    void* const memory = ::operator new(n * sizeof(T), alignment);
+    if (alignment != kLine) advise_huge_pages(memory, n * sizeof(T));
+    return static_cast<T*>(memory);
   }
-  void deallocate(T* p, size_t /*n*/) { ::operator delete(p, kLine); }
+  void deallocate(T* p, size_t n) { ::operator delete(p, alignment_of(n)); }
+  static std::align_val_t alignment_of(size_t n) {
+    return n * sizeof(T) < kHugePageBytes ? kLine : std::align_val_t{kHugePageBytes};
+  }
+
   template <class U>
   bool operator==(const LineAllocator<U>& /*other*/) const {
     return true;

@@ -1,5 +1,7 @@
 #include "cpu/memory.h"
 
+#include "cpu/aligned.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -75,6 +77,11 @@ void ReservedBuffer::advise_huge(size_t begin, size_t end) {
   const size_t last = std::min(round_up(end, page_size()), mapped_bytes(bytes_));
   // A hint: where the kernel has no huge pages, small ones serve.
   if (first < last) (void)madvise(data_ + first, last - first, MADV_HUGEPAGE);
+}
+
+void advise_huge_pages(void* memory, size_t bytes) {
+  const size_t whole = bytes / kHugePageBytes * kHugePageBytes;
+  if (whole != 0) (void)madvise(memory, whole, MADV_HUGEPAGE);
 }
 
 }  // namespace keyhole::cpu

@@ -43,6 +43,8 @@ Lists lists_of(const std::vector<uint32_t>& labels, size_t clusters, size_t begi
   return lists;
 }
 
+size_t to_line(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
 size_t codes_bytes(const CodeShape& shape, uint32_t rows) {
   return (rows + kCodeTile - 1) / kCodeTile * CodeLists::tile_bytes(shape);
 }
@@ -62,8 +64,12 @@ void lay_out(const CodeShape& shape, CodeChunk& chunk) {
     bytes += codes_bytes(shape, chunk.ends[l] - begin);
     begin = chunk.ends[l];
   }
-  chunk.codes.assign(bytes, std::byte{0});
-  chunk.means.assign(2 * lists * shape.dim * 2, std::byte{0});
+  chunk.codes_bytes = bytes;
+  chunk.means_bytes = 2 * lists * shape.dim * 2;
+  const size_t codes_at = to_line(chunk.means_bytes);
+  chunk.memory = std::make_shared<cpu::LineVector<std::byte>>(codes_at + bytes);
+  chunk.means = chunk.memory->data();
+  chunk.codes = chunk.means + codes_at;
   chunk.spreads.resize(lists);
   chunk.noises.resize(lists);
 }
@@ -73,19 +79,35 @@ template <class Byte, class Chunk>
 CodeRunOf<Byte> run_of(const CodeShape& shape, Chunk& chunk, size_t l) {
   const uint32_t rows = chunk.ends[l] - (l == 0 ? 0 : chunk.ends[l - 1]);
   const size_t tiles = (rows + kCodeTile - 1) / kCodeTile;
-  Byte* codes = chunk.codes.data() + chunk.at[l];
+  Byte* codes = chunk.codes + chunk.at[l];
   Byte* values = codes + tiles * kCodeLanes * shape.key_words() * 4;
   const size_t row = size_t{shape.dim} * 2;
   return {.keys = codes,
           .values = values,
           .factors = values + tiles * kCodeLanes * shape.value_words() * 4,
-          .key_mean = chunk.means.data() + l * row,
-          .value_mean = chunk.means.data() + (chunk.lists() + l) * row,
+          .key_mean = chunk.means + l * row,
+          .value_mean = chunk.means + (chunk.lists() + l) * row,
           .noise = chunk.noises[l],
           .rows = rows};
 }
 
 }  // namespace
+
+void join_memory(std::span<CodeChunk> chunks) {
+  size_t bytes = 0;
+  for (const CodeChunk& c : chunks) bytes += to_line(c.means_bytes) + to_line(c.codes_bytes);
+  const auto memory = std::make_shared<cpu::LineVector<std::byte>>(bytes);
+  std::byte* to = memory->data();
+  for (CodeChunk& c : chunks) {
+    std::copy_n(c.means, c.means_bytes, to);
+    c.means = to;
+    to += to_line(c.means_bytes);
+    std::copy_n(c.codes, c.codes_bytes, to);
+    c.codes = to;
+    to += to_line(c.codes_bytes);
+    c.memory = memory;
+  }
+}
 
 double list_work(size_t rows, const ListConfig& config) {
   const size_t sample = kmeans_sample(rows, clusters_of(rows, config));
@@ -133,8 +155,8 @@ CodeChunk make_chunk(const Context& context, const CodeShape& shape, const Balan
 
 size_t CodeChunk::bytes() const {
   return (ids.size() + ends.size()) * sizeof(uint32_t) + at.size() * sizeof(size_t) +
-         (2 * sizes.size() + spreads.size() + noises.size()) * sizeof(float) + means.size() +
-         codes.size();
+         (2 * sizes.size() + spreads.size() + noises.size()) * sizeof(float) + means_bytes +
+         codes_bytes;
 }
 
 void CodeChunk::save(Writer& out) const {
@@ -143,8 +165,8 @@ void CodeChunk::save(Writer& out) const {
   out.put_array(ends.data(), ends.size());
   out.put_array(spreads.data(), spreads.size());
   out.put_array(noises.data(), noises.size());
-  out.put_array(means.data(), means.size());
-  out.put_array(codes.data(), codes.size());
+  out.put_array(means, means_bytes);
+  out.put_array(codes, codes_bytes);
 }
 
 CodeChunk CodeChunk::load(Reader& in, const CodeShape& shape, size_t begin, size_t end) {
@@ -177,9 +199,9 @@ CodeChunk CodeChunk::load(Reader& in, const CodeShape& shape, size_t begin, size
                              [](uint16_t half) { return (half & 0x7C00U) == 0x7C00U; }),
                 "a mean that is not finite");
   lay_out(shape, chunk);
-  const std::vector<std::byte> codes = in.get_array<std::byte>(chunk.codes.size());
-  std::memcpy(chunk.means.data(), means.data(), chunk.means.size());
-  std::copy(codes.begin(), codes.end(), chunk.codes.begin());
+  const std::vector<std::byte> codes = in.get_array<std::byte>(chunk.codes_bytes);
+  std::memcpy(chunk.means, means.data(), chunk.means_bytes);
+  std::copy(codes.begin(), codes.end(), chunk.codes);
   chunk.spreads = spreads;
   chunk.noises = noises;
   return chunk;

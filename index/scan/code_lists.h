@@ -8,6 +8,7 @@
 // some five times); rows of a chunk that is cut by a truncation have no codes until more are appended.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -25,13 +26,16 @@ inline constexpr size_t kListSegment = 16384;
 /// Rows [begin, begin + rows) in lists.
 struct CodeChunk {
   size_t begin = 0, rows = 0;
-  std::vector<uint32_t> ids;           ///< `[rows]` the rows of the first list, of the second...
-  std::vector<uint32_t> ends;          ///< `[lists]` where each list ends in ids; none is empty
-  std::vector<size_t> at;              ///< `[lists]` where its codes begin in `codes`
-  std::vector<float> sizes, log_sizes;   ///< `[lists]` rows, ln of them
-  std::vector<float> spreads, noises;  ///< `[lists]` CodeRunFigures
-  cpu::LineVector<std::byte> means;    ///< `[2 (key, value), lists, dim]` fp16
-  cpu::LineVector<std::byte> codes;    ///< of each list: keys, values, factors
+  std::vector<uint32_t> ids;            ///< `[rows]` the rows of the first list, of the second...
+  std::vector<uint32_t> ends;           ///< `[lists]` where each list ends in ids; none is empty
+  std::vector<size_t> at;               ///< `[lists]` where its codes begin in `codes`
+  std::vector<float> sizes, log_sizes;  ///< `[lists]` rows, ln of them
+  std::vector<float> spreads, noises;   ///< `[lists]` CodeRunFigures
+  /// Chunks that are made together lie one after the other in memory of theirs.
+  std::shared_ptr<cpu::LineVector<std::byte>> memory;
+  std::byte* means = nullptr;  ///< `[2 (key, value), lists, dim]` fp16
+  std::byte* codes = nullptr;  ///< of each list: keys, values, factors
+  size_t means_bytes = 0, codes_bytes = 0;
 
   [[nodiscard]] size_t lists() const { return ends.size(); }
   [[nodiscard]] size_t bytes() const;
@@ -45,6 +49,9 @@ struct ListConfig {
   uint32_t rows = 64;  ///< of a list, on average
   uint32_t iterations = 8;
 };
+
+/// Moves chunks into one piece of memory.
+void join_memory(std::span<CodeChunk> chunks);
 
 /// Rows [begin, begin + rows) of kv as a chunk. Advances the meter by list_work().
 [[nodiscard]] CodeChunk make_chunk(const Context& context, const CodeShape& shape,
@@ -68,11 +75,9 @@ class CodeLists {
   [[nodiscard]] const CodeChunk& chunk(size_t i) const { return *chunks_[i]; }
   /// The number of its first list.
   [[nodiscard]] size_t first_list(size_t chunk) const { return first_[chunk]; }
-  [[nodiscard]] const std::byte* key_means(size_t chunk) const {
-    return chunks_[chunk]->means.data();
-  }
+  [[nodiscard]] const std::byte* key_means(size_t chunk) const { return chunks_[chunk]->means; }
   [[nodiscard]] const std::byte* value_means(size_t chunk) const {
-    return chunks_[chunk]->means.data() + chunks_[chunk]->lists() * shape_.dim * 2;
+    return chunks_[chunk]->means + chunks_[chunk]->lists() * shape_.dim * 2;
   }
 
   [[nodiscard]] CodeRun run(size_t list) const;

@@ -220,16 +220,18 @@ std::vector<CodeLists::Chunk> CodesIndex::chunks_for(const CodeLists& lists, con
   double work = 0.0;
   for (size_t i = 0; i < cuts.size(); ++i) work += list_work(end_of(i) - cuts[i], list_config());
   ProgressMeter meter(progress, work);
-  chunks.resize(cuts.size());
+  std::vector<CodeChunk> made(cuts.size());
   const auto make = [&](uint32_t i, uint32_t) {
-    chunks[i] = cpu::Shared(make_chunk(context(), lists.shape(), lists.balance(), kv, cuts[i],
-                                       end_of(i) - cuts[i], list_config(), meter));
+    made[i] = make_chunk(context(), lists.shape(), lists.balance(), kv, cuts[i],
+                         end_of(i) - cuts[i], list_config(), meter);
   };
   if (context().pool != nullptr) {
     context().pool->run(static_cast<uint32_t>(cuts.size()), make);
   } else {
     for (uint32_t i = 0; i < cuts.size(); ++i) make(i, 0);
   }
+  join_memory(made);
+  for (CodeChunk& chunk : made) chunks.emplace_back(std::move(chunk));
   return chunks;
 }
 
@@ -348,16 +350,20 @@ void CodesIndex::save_body(Writer& out) const {
 void CodesIndex::load_lists(Reader& in, CodeLists& lists, size_t rows) {
   const auto chunks = in.get<uint64_t>();
   require_sound(chunks <= rows / kCodeBlock, "chunks of other rows");
+  std::vector<CodeChunk> loaded;
+  size_t begin = 0;
   for (uint64_t c = 0; c < chunks; ++c) {
     const auto size = in.get<uint64_t>();
-    const size_t begin = lists.count();
     require_sound(
         size != 0 && size % kCodeBlock == 0 && size <= kListSegment && begin + size <= rows,
         "a chunk of other rows");
-    std::vector<CodeLists::Chunk> one;
-    one.emplace_back(CodeChunk::load(in, lists.shape(), begin, begin + size));
-    lists.append(std::move(one));
+    loaded.push_back(CodeChunk::load(in, lists.shape(), begin, begin + size));
+    begin += size;
   }
+  join_memory(loaded);
+  std::vector<CodeLists::Chunk> all;
+  for (CodeChunk& chunk : loaded) all.emplace_back(std::move(chunk));
+  lists.append(std::move(all));
 }
 
 void CodesIndex::load_body(Reader& in, const RowsView& keys) {

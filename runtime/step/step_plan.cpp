@@ -20,7 +20,8 @@ StepPlan::StepPlan(uint32_t fewest, uint32_t most, uint32_t threads)
     : threads_(threads),
       most_parts_(std::clamp(std::max(kSearchesPerStep, threads) / fewest, 1U, kMaxParts)),
       heads_(most) {
-  tasks_.reserve(size_t{most} * (kMaxParts + index::ListChoice::kMostParts + index::kMostCodeParts + kMaxChunks));
+  tasks_.reserve(size_t{most} *
+                 (kMaxParts + index::ListChoice::kMostParts + index::kMostCodeParts + kMaxChunks));
 }
 
 uint32_t StepPlan::search_parts(const HeadWork& work) const {

@@ -113,10 +113,10 @@ const std::string& parent() {
 void write_corpus(const std::filesystem::path& folder) {
   if (!std::filesystem::is_directory(folder) || !std::filesystem::is_empty(folder)) return;
   int number = 0;
-  for (const char* spec : {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8",
-                           "roargraph:M=4,ef=8", "sparq:r=4", "codes:k=2,v=2",
-                           "codes:k=2,v=2,lists=16"}) {
-    keyhole_session* session = make_session(spec, number == 6 ? 270 : 30);
+  for (const char* spec :
+       {"flat", "flat:codec=int8", "ivf:C=4,probe=2", "hnsw:M=4,efc=8", "roargraph:M=4,ef=8",
+        "sparq:r=4", "codes:k=2,v=2", "codes:k=2,v=2,lists=16"}) {
+    keyhole_session* session = make_session(spec, number >= 6 ? 270 : 30);
     require(keyhole_save(session, (folder / std::to_string(number++)).c_str()) == KEYHOLE_OK);
     keyhole_session_destroy(session);
   }
