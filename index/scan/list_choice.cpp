@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kListsPerRank = 512;
 constexpr size_t kListsPerScan = 256;
 
+// Logits below a head's heaviest list at which lists count as its lightest.
+constexpr float kDeepest = 32.0F;
+
 constexpr auto kHalf = static_cast<size_t>(DType::f16);
 
 /// Rows by how far their list is below the best, in steps of an eighth of a logit.
@@ -59,14 +62,14 @@ bool ListChoice::fits(const CodeShape& shape, size_t lists, uint32_t group) cons
 void ListChoice::reserve(const CodeShape& shape, size_t lists, uint32_t group) {
   grow(rows_, size_t{group} * shape.dim);
   grow(hopes_, group * lists);
-  grow(depths_, lists);
+  grow(gains_, lists);
   grow(sizes_, lists);
   grow(chosen_, lists);
   grow(scores_, group * lists);
 }
 
 size_t ListChoice::bytes() const {
-  return (rows_.size() + scores_.size() + hopes_.size() + depths_.size() + sizes_.size()) *
+  return (rows_.size() + scores_.size() + hopes_.size() + gains_.size() + sizes_.size()) *
              sizeof(float) +
          chosen_.size() * sizeof(uint32_t);
 }
@@ -95,6 +98,7 @@ void ListChoice::rank(uint32_t part) {
   const size_t begin = stride_ * part / parts, end = stride_ * (part + 1) / parts;
   const uint32_t dim = lists_->shape().dim;
   std::fill_n(part_tops_[part], group_, kMinusInf);
+  std::fill_n(part_lows_[part], group_, std::numeric_limits<float>::infinity());
   std::fill_n(part_logits_[part], group_, kMinusInf);
   for (size_t c = 0; c < lists_->chunks(); ++c) {
     const size_t first = lists_->first_list(c);
@@ -123,13 +127,15 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
   for (uint32_t h = 0; h < group_; ++h) {
     const float* scores = scores_.data() + h * stride_ + from;
     float* hopes = hopes_.data() + h * stride_ + from;
-    std::array<float, kLanes> tops, logits;
+    std::array<float, kLanes> tops, lows, logits;
     tops.fill(part_tops_[part][h]);
+    lows.fill(part_lows_[part][h]);
     logits.fill(part_logits_[part][h]);
     const auto weigh_one = [&](size_t i, size_t lane, float logit, float slope_squared) {
       const float spread = slope_squared * norms_[h] * spreads[i];
       hopes[i] = logit + spread + log_sizes[i];
       tops[lane] = tops[lane] < hopes[i] ? hopes[i] : tops[lane];
+      lows[lane] = hopes[i] < lows[lane] ? hopes[i] : lows[lane];
       const float mean = logit + 0.5F * spread;
       logits[lane] = logits[lane] < mean ? mean : logits[lane];
     };
@@ -147,36 +153,42 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
       weigh_one(i, 0, at.logit, at.slope_squared);
     }
     part_tops_[part][h] = *std::max_element(tops.begin(), tops.end());
+    part_lows_[part][h] = *std::min_element(lows.begin(), lows.end());
     part_logits_[part][h] = *std::max_element(logits.begin(), logits.end());
   }
 }
 
 void ListChoice::choose(const ListGoal& goal) {
   const uint32_t parts = rank_parts(stride_);
-  std::fill_n(depths_.begin(), stride_, std::numeric_limits<float>::infinity());
+  std::fill_n(gains_.begin(), stride_, kMinusInf);
+  float most = kMinusInf;
   for (uint32_t h = 0; h < group_; ++h) {
-    float top = kMinusInf;
+    float top = kMinusInf, low = std::numeric_limits<float>::infinity();
     tops_[h] = kMinusInf;
     for (uint32_t p = 0; p < parts; ++p) {
       top = std::max(top, part_tops_[p][h]);
+      low = std::min(low, part_lows_[p][h]);
       tops_[h] = std::max(tops_[h], part_logits_[p][h]);
     }
+    // What is lighter still is as good as nothing.
+    low = std::max(low, top - kDeepest);
+    most = std::max(most, top - low);
     const float* hopes = hopes_.data() + h * stride_;
     for (size_t i = 0; i < stride_; ++i) {
-      const float depth = top - hopes[i];
-      depths_[i] = depth < depths_[i] ? depth : depths_[i];
+      const float gain = hopes[i] - low;
+      gains_[i] = gains_[i] < gain ? gain : gains_[i];
     }
   }
   Histogram rows;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
-    for (const float size : lists_->chunk(c).sizes) rows.add(depths_[i++], size);
+    for (const float size : lists_->chunk(c).sizes) rows.add(most - gains_[i++], size);
   }
   const size_t last = rows.last_within(static_cast<float>(goal.rows(lists_->count())));
   chosen_count_ = 0;
   float read = 0.0F;
   for (size_t c = 0, i = 0; c < lists_->chunks(); ++c) {
     for (const float size : lists_->chunk(c).sizes) {
-      const bool is_read = Histogram::bin_of(depths_[i]) <= last;
+      const bool is_read = Histogram::bin_of(most - gains_[i]) <= last;
       sizes_[i] = is_read ? 0.0F : size;
       chosen_[chosen_count_] = static_cast<uint32_t>(i);
       chosen_count_ += is_read ? 1 : 0;

@@ -7,13 +7,13 @@
 //
 // To second order the n rows of a list weigh n e^(s + t/2), where s is their mean logit for a head and t = slope^2 |q|^2 spread its
 // variance. Lists are read in the order of n e^(s + t), as lists that are wide may hide a row that weighs much, relative to the
-// head's largest, by the head that wants them most. Of those that are not read all rows have the second-order weight and the
+// head's lightest list, by the head for which they stand out most: heads whose lists weigh alike lose little by reading few. Of those that are not read all rows have the second-order weight and the
 // mean value.
 //
 // How many are read is a share of the rows, and not what their weights by second order say: a head whose weight seems to lie
 // elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at 128k, 2 bits and lists of 64, 12 %
 // answered 59 and 60 (exact attention: 60 and 60), 6 % 59 and 56; reading until at most 30 % of a head's weight is left, and at
-// most 12 %, 40 and 27, with as many rows on average. In the order of s + 2 t^(1/2) 12 % answered 51 and 37.
+// most 12 %, 40 and 27, with as many rows on average. Relative to the head's heaviest list 12 % answered 50 and 35.
 #pragma once
 
 #include <cmath>
@@ -87,8 +87,9 @@ class ListChoice {
   float norms_[kMaxGroup] = {};
   std::vector<float> scores_;                    // `[group, lists]`
   std::vector<float> hopes_;                     // `[group, lists]` ln n + s + t
-  std::vector<float> depths_, sizes_;            // `[lists]`
+  std::vector<float> gains_, sizes_;             // `[lists]`
   float part_tops_[kMostParts][kMaxGroup] = {};  // of hopes_
+  float part_lows_[kMostParts][kMaxGroup] = {};
   float part_logits_[kMostParts][kMaxGroup] = {};
   std::vector<uint32_t> chosen_;
   size_t chosen_count_ = 0, chosen_rows_ = 0;

@@ -228,15 +228,17 @@ TEST(CodeLists, ChosenRowsLeaveTheState) {
   }
 }
 
-/// By how much what a list weighs, with the whole of its spread, is below what the best does, for the head that wants it most.
+/// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for which it
+/// does most; below the most that any does.
 std::vector<double> depths_of(const Step& step) {
   const CodeLists& lists = *step.search.rows.lists;
   const uint32_t dim = lists.shape().dim;
-  std::vector<double> depths(lists.lists(), 1e30);
+  std::vector<double> gains(lists.lists(), 0.0);
+  double most = 0.0;
   for (uint32_t h = 0; h < step.search.group; ++h) {
     std::vector<float> q(dim);
     rotate_queries(lists.balance(), step.search.queries + size_t{h} * dim, 1, q.data());
-    double norm = 0.0, top = -1e30;
+    double norm = 0.0;
     for (const float x : q) norm += double{x} * x;
     std::vector<double> hopes(lists.lists());
     for (size_t c = 0; c < lists.chunks(); ++c) {
@@ -250,13 +252,17 @@ std::vector<double> depths_of(const Step& step) {
           logit = cap * std::tanh(logit / cap);
         }
         const double spread = lists.chunk(c).spreads[l - lists.first_list(c)];
-        hopes[l] = logit + slope * slope * norm * spread + std::log(lists.ids(l).size());
-        top = std::max(top, hopes[l]);
+        hopes[l] = logit + slope * slope * norm * spread +
+                   std::log(static_cast<double>(lists.ids(l).size()));
       }
     }
-    for (size_t l = 0; l < hopes.size(); ++l) depths[l] = std::min(depths[l], top - hopes[l]);
+    const auto [low, top] = std::minmax_element(hopes.begin(), hopes.end());
+    const double lightest = std::max(*low, *top - 32.0);
+    most = std::max(most, *top - lightest);
+    for (size_t l = 0; l < hopes.size(); ++l) gains[l] = std::max(gains[l], hopes[l] - lightest);
   }
-  return depths;
+  for (double& gain : gains) gain = most - gain;
+  return gains;
 }
 
 TEST(CodeLists, ReadsTheListsOfMostHope) {

@@ -521,7 +521,8 @@ typedef struct keyhole_session_config {
   keyhole_mode mode;
   /* Spec of every head's index, e.g. "ivf:C=1024,probe=32". NULL or "auto": codes of all tokens and the heaviest
    * of them exactly, on a CUDA device with the most bits (4 or 2) that device_memory_limit, or half of the memory
-   * that is free, has room for, of as many layers as it has room for; keyhole_session_get_config() tells. Copied.
+   * that is free, has room for, of as many layers as it has room for; on the host with 4 bits, in lists of which a step
+   * reads 12 % of the tokens (8,192 at least). keyhole_session_get_config() tells. Copied.
    * keyhole_index_help() of keyhole/index.h lists the types. */
   const char* index;
   /* Of every head that `budgets` does not name. */
