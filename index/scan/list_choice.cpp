@@ -17,6 +17,11 @@ constexpr size_t kListsPerScan = 256;
 // Logits below a head's heaviest list at which lists count as its lightest.
 constexpr float kDeepest = 32.0F;
 
+// Up to this variance of a list's logits all of it counts, beyond only as its root grows, without a step in value or slope:
+// keys of some models are hundreds long, and the widest list is not the best one then.
+constexpr float kWidest = 16.0F;
+constexpr float kFar = 8.0F;  // 2 sqrt(kWidest)
+
 constexpr auto kHalf = static_cast<size_t>(DType::f16);
 
 /// Rows by how far their list is below the best, in steps of an eighth of a logit.
@@ -133,11 +138,11 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
     logits.fill(part_logits_[part][h]);
     const auto weigh_one = [&](size_t i, size_t lane, float logit, float slope_squared) {
       const float spread = slope_squared * norms_[h] * spreads[i];
-      hopes[i] = logit + spread + log_sizes[i];
+      const float hope = spread <= kWidest ? spread : kFar * std::sqrt(spread) - kWidest;
+      hopes[i] = logit + hope + log_sizes[i];
       tops[lane] = tops[lane] < hopes[i] ? hopes[i] : tops[lane];
       lows[lane] = hopes[i] < lows[lane] ? hopes[i] : lows[lane];
-      const float mean = logit + 0.5F * spread;
-      logits[lane] = logits[lane] < mean ? mean : logits[lane];
+      logits[lane] = logits[lane] < logit ? logit : logits[lane];
     };
     size_t i = 0;
     if (logits_.softcap <= 0.0F) {

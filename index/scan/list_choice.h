@@ -6,14 +6,16 @@
 //     CodeScan::scan_lists()  a part of the chosen lists by their codes, and of the others by their mean values
 //
 // To second order the n rows of a list weigh n e^(s + t/2), where s is their mean logit for a head and t = slope^2 |q|^2 spread its
-// variance. Lists are read in the order of n e^(s + t), as lists that are wide may hide a row that weighs much, relative to the
-// head's lightest list, by the head for which they stand out most: heads whose lists weigh alike lose little by reading few. Of those that are not read all rows have the second-order weight and the
-// mean value.
+// variance. Lists are read in the order of n e^(s + t), as lists that are wide may hide a row that weighs much (of variances above
+// 16 less than t counts), relative to the head's lightest list, by the head for which they stand out most: heads whose lists
+// weigh alike lose little by reading few. Rows of lists that are not read weigh e^(s + t/2), but no more than e^s of the
+// head's heaviest list, and have their list's mean value.
 //
 // How many are read is a share of the rows, and not what their weights by second order say: a head whose weight seems to lie
 // elsewhere is the one that looks for a single row. Of 64 kv and 64 pass-key questions at 128k, 2 bits and lists of 64, 12 %
 // answered 59 and 60 (exact attention: 60 and 60), 6 % 59 and 56; reading until at most 30 % of a head's weight is left, and at
-// most 12 %, 40 and 27, with as many rows on average. Relative to the head's heaviest list 12 % answered 50 and 35.
+// most 12 %, 40 and 27, with as many rows on average. Relative to the head's heaviest list 12 % answered 50 and
+// 35; in the order of s + 2 t^(1/2) 59 and 57.
 #pragma once
 
 #include <cmath>
@@ -64,7 +66,7 @@ class ListChoice {
   [[nodiscard]] size_t stride() const { return stride_; }
   /// Rows of every list, 0 where it is read.
   [[nodiscard]] const float* left_sizes() const { return sizes_.data(); }
-  /// `[group]` the largest logit of a list by second order, read or not.
+  /// `[group]` the largest mean logit of a list, read or not.
   [[nodiscard]] const float* tops() const { return tops_; }
   /// The queries in the space of the codes, `[group, dim]`; |q|^2 of them, `[group]`.
   [[nodiscard]] const float* rows() const { return rows_.data(); }

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <sstream>
 
 #include "cpu/attention.h"
+#include "cpu/attention_state.h"
 #include "index/scan/code_scan.h"
 #include "index/types/codes.h"
 #include "tests/index/keys.h"
@@ -100,6 +102,12 @@ State truth_of(const Step& step) {
     for (uint32_t j = 0; j < dim; ++j) norm += double{row[j]} * row[j];
     std::vector<double> o(dim, 0.0);
     double sum = 0.0;
+    double cap = 1e30;  // of what a list's logit is believed to be
+    const auto logit_of = [&](double score) {
+      const double logit = s.logits.scale * score;
+      return s.logits.softcap > 0.0F ? s.logits.softcap * std::tanh(logit / s.logits.softcap)
+                                     : logit;
+    };
     const auto add = [&](double score, double variance, double n, const float* v) {
       double logit = s.logits.scale * score, slope = s.logits.scale;
       if (s.logits.softcap > 0.0F) {
@@ -107,10 +115,18 @@ State truth_of(const Step& step) {
         slope *= 1.0 - t * t;
         logit = s.logits.softcap * t;
       }
-      const double weight = n * std::exp(logit + 0.5 * slope * slope * norm * variance);
+      const double weight =
+          n * std::exp(std::min(cap, logit + 0.5 * slope * slope * norm * variance));
       sum += weight;
       for (uint32_t j = 0; j < dim; ++j) o[j] += weight * v[j];
     };
+    double heaviest = -1e30;
+    for (size_t l = 0; l < lists.lists(); ++l) {
+      const CodeRunReader run(shape, lists.run(l));
+      double mean = 0.0;
+      for (uint32_t j = 0; j < dim; ++j) mean += double{row[j]} * run.key_mean(j);
+      heaviest = std::max(heaviest, logit_of(mean));
+    }
     for (size_t c = 0; c < lists.chunks(); ++c) {
       for (size_t l = lists.first_list(c); l < lists.first_list(c + 1); ++l) {
         const CodeRunReader run(shape, lists.run(l));
@@ -118,10 +134,12 @@ State truth_of(const Step& step) {
         for (uint32_t j = 0; j < dim; ++j) mean += double{row[j]} * run.key_mean(j);
         if (!std::binary_search(chosen.begin(), chosen.end(), static_cast<uint32_t>(l))) {
           for (uint32_t j = 0; j < dim; ++j) value[j] = run.value_mean(j);
+          cap = heaviest;
           add(mean, lists.chunk(c).spreads[l - lists.first_list(c)],
               static_cast<double>(lists.ids(l).size()), value.data());
           continue;
         }
+        cap = 1e30;
         for (uint32_t i = 0; i < lists.ids(l).size(); ++i) {
           double product = 0.0;
           for (uint32_t j = 0; j < dim; ++j) product += double{row[j]} * run.key_level(i, j);
@@ -162,14 +180,14 @@ TEST(CodeLists, EveryLevelGivesTheSumsInDouble) {
         step.attend(head.kv());
         const State truth = truth_of(step);
         for (uint32_t h = 0; h < group; ++h) {
-          EXPECT_NEAR(step.coded.lse[h], truth.lse[h], 0.03);  // queries of 8 bits
+          EXPECT_NEAR(step.coded.lse[h], truth.lse[h], 0.06);  // queries of 8 bits
           double difference = 0.0, norm = 0.0;
           for (uint32_t j = 0; j < dim; ++j) {
             const double x = truth.o[h * dim + j];
             difference += (step.coded.o[h * dim + j] - x) * (step.coded.o[h * dim + j] - x);
             norm += x * x;
           }
-          EXPECT_LT(std::sqrt(difference / norm), 0.03);
+          EXPECT_LT(std::sqrt(difference / norm), 0.08);
         }
       }
     }
@@ -228,8 +246,8 @@ TEST(CodeLists, ChosenRowsLeaveTheState) {
   }
 }
 
-/// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for which it
-/// does most; below the most that any does.
+/// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for which it does
+/// most; below the most that any does.
 std::vector<double> depths_of(const Step& step) {
   const CodeLists& lists = *step.search.rows.lists;
   const uint32_t dim = lists.shape().dim;
@@ -252,7 +270,8 @@ std::vector<double> depths_of(const Step& step) {
           logit = cap * std::tanh(logit / cap);
         }
         const double spread = lists.chunk(c).spreads[l - lists.first_list(c)];
-        hopes[l] = logit + slope * slope * norm * spread +
+        const double t = slope * slope * norm * spread;
+        hopes[l] = logit + (t <= 16.0 ? t : 8.0 * std::sqrt(t) - 16.0) +
                    std::log(static_cast<double>(lists.ids(l).size()));
       }
     }
@@ -303,6 +322,41 @@ TEST(CodeLists, ReadsTheListsOfMostHope) {
       }
     }
   }
+}
+
+/// Keys of some models are hundreds long: the variance of a list's logits is in the thousands then.
+TEST(CodeLists, LongKeysDoNotDrownTheRest) {
+  Head head(6000, 64, 11);
+  for (size_t i = 0; i < head.keys.count(); ++i) {
+    auto* row = reinterpret_cast<float*>(const_cast<std::byte*>(head.keys.view().row(i)));
+    for (uint32_t j = 0; j < 64; ++j) row[j] *= 30.0F;
+  }
+  const auto index = head.index("codes:k=4,v=4,lists=24,read=30");
+  Step step(cpu::select_kernels(), *index, head.queries.data(), 4, {0.125F, 0.0F}, 16);
+  step.choose();
+  step.attend(head.kv());
+  std::vector<uint32_t> all(5888);
+  for (uint32_t i = 0; i < 5888; ++i) all[i] = i;
+  State truth(4, 64);
+  cpu::attend_ids(*step.search.kernels, head.kv(), all, head.queries.data(), 4, {0.125F, 0.0F},
+                  truth.view());
+  const std::array<StateView, 2> both{step.exact.view(), step.coded.view()};
+  cpu::merge_states(both, 4, 64, step.exact.view());
+  uint32_t found = 0;
+  for (uint32_t h = 0; h < 4; ++h) {
+    EXPECT_LT(step.exact.lse[h], truth.lse[h] + 0.1F);
+    // One row has nearly all the weight: where it was read, the answer is its value.
+    if (step.exact.lse[h] < truth.lse[h] - 0.1F) continue;
+    ++found;
+    double difference = 0.0, norm = 0.0;
+    for (uint32_t j = 0; j < 64; ++j) {
+      const double x = truth.o[h * 64 + j];
+      difference += (step.exact.o[h * 64 + j] - x) * (step.exact.o[h * 64 + j] - x);
+      norm += x * x;
+    }
+    EXPECT_LT(std::sqrt(difference / norm), 0.1);
+  }
+  EXPECT_GE(found, 2U);
 }
 
 TEST(CodeLists, ReadsAllOfFewRows) {
