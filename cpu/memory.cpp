@@ -16,8 +16,6 @@
 namespace keyhole::cpu {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-
 size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -37,7 +35,7 @@ ReservedBuffer::ReservedBuffer(size_t bytes, bool huge) {
   if (bytes > SIZE_MAX / 2) refuse(bytes, "larger than any address space");
   const size_t wanted = mapped_bytes(bytes);
   // Only a range that starts on a 2 MiB boundary can hold huge pages from its first byte on.
-  const size_t slack = wanted >= kHugePage ? kHugePage : 0;
+  const size_t slack = wanted >= kHugePageBytes ? kHugePageBytes : 0;
   void* mapping = mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) refuse(bytes, std::strerror(errno));
@@ -45,7 +43,7 @@ ReservedBuffer::ReservedBuffer(size_t bytes, bool huge) {
   auto* begin = static_cast<std::byte*>(mapping);
   if (slack > 0) {
     const auto address = reinterpret_cast<uintptr_t>(begin);
-    const size_t before = round_up(address, kHugePage) - address;
+    const size_t before = round_up(address, kHugePageBytes) - address;
     if (before > 0) munmap(begin, before);
     begin += before;
     if (slack > before) munmap(begin + wanted, slack - before);
@@ -53,7 +51,7 @@ ReservedBuffer::ReservedBuffer(size_t bytes, bool huge) {
   data_ = begin;
   bytes_ = bytes;
   // A short buffer should not cost a whole huge page.
-  if (huge && bytes > kHugePage) advise_huge(kHugePage, bytes);
+  if (huge && bytes > kHugePageBytes) advise_huge(kHugePageBytes, bytes);
 }
 
 ReservedBuffer::~ReservedBuffer() {
@@ -73,7 +71,7 @@ void ReservedBuffer::release(size_t begin, size_t end) {
 }
 
 void ReservedBuffer::advise_huge(size_t begin, size_t end) {
-  const size_t first = round_up(begin, kHugePage);
+  const size_t first = round_up(begin, kHugePageBytes);
   const size_t last = std::min(round_up(end, page_size()), mapped_bytes(bytes_));
   // A hint: where the kernel has no huge pages, small ones serve.
   if (first < last) (void)madvise(data_ + first, last - first, MADV_HUGEPAGE);

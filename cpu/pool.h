@@ -2,6 +2,7 @@
 // part, hand-off in a few microseconds. Idle workers spin for a bounded time and then sleep on a futex.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -109,5 +110,13 @@ class Pool {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// f(task, worker) for tasks [0, count) on `pool`, or one after the other on the calling thread where that is null.
+template <class F>
+void run_on(Pool* pool, size_t count, F&& f) {
+  const auto tasks = static_cast<uint32_t>(count);
+  if (pool != nullptr) return pool->run(tasks, f);
+  for (uint32_t task = 0; task < tasks; ++task) f(task, 0);
+}
 
 }  // namespace keyhole::cpu

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 
+#include "cpu/aligned.h"
 #include "cpu/pool.h"
 #include "cpu/types.h"
 
@@ -20,8 +21,6 @@ namespace {
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-
-constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t page_size() {
   static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -37,14 +36,14 @@ size_t up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 /// Reserves addresses, from a huge page's first byte on; null: none.
 std::byte* reserve(size_t bytes, int flags) {
-  void* const mapping = mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE,
+  void* const mapping = mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE,
                              flags | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return nullptr;
   auto* begin = static_cast<std::byte*>(mapping);
   const auto address = reinterpret_cast<uintptr_t>(begin);
-  const size_t before = up(address, kHugePage) - address;
+  const size_t before = up(address, kHugePageBytes) - address;
   if (before > 0) munmap(begin, before);
-  if (kHugePage > before) munmap(begin + before + bytes, kHugePage - before);
+  if (kHugePageBytes > before) munmap(begin + before + bytes, kHugePageBytes - before);
   return begin + before;
 }
 
@@ -396,26 +395,26 @@ void SharedArrays::make_huge(size_t group, size_t from, size_t to, Pool* pool) {
   // The first 2 MiB of an array stay on small pages: a short context would otherwise touch a huge page of each of the
   // hundreds of arrays (1 GiB for 32 layers of 8 heads).
   const Group& g = groups_[group];
-  if (array_bytes_ % kHugePage != 0) return;
-  const size_t last = up(to, kHugePage);
-  size_t first = std::max(up(from, kHugePage), kHugePage);
+  if (array_bytes_ % kHugePageBytes != 0) return;
+  const size_t last = up(to, kHugePageBytes);
+  size_t first = std::max(up(from, kHugePageBytes), kHugePageBytes);
   if (g.pieces.size() > 1)
-    first = std::max(first, up(g.pieces[g.pieces.size() - 2].end, kHugePage));
+    first = std::max(first, up(g.pieces[g.pieces.size() - 2].end, kHugePageBytes));
   if (first >= last || huge_pages() == Huge::no) return;
   const bool is_private = own_ == nullptr;
   const bool is_collapsed = !is_private && huge_pages() == Huge::collapsed;
   // Each takes as long as the kernel's clearing of 2 MiB and a little more: a prompt can wait for that, a step that moves
   // a few rows out of the window cannot.
-  if (is_collapsed && to - from < kHugePage / 8) return;
+  if (is_collapsed && to - from < kHugePageBytes / 8) return;
   const auto make = [&](size_t a) {
     std::byte* const array = view_ + offset(group, a);
     if (!is_collapsed) {
       (void)madvise(array + first, array_bytes_ - first, MADV_HUGEPAGE);
       return;
     }
-    for (size_t at = first; at < last; at += kHugePage) {
+    for (size_t at = first; at < last; at += kHugePageBytes) {
       array[at] = std::byte{0};  // a range without any page cannot be made huge
-      if (madvise(array + at, kHugePage, MADV_COLLAPSE) != 0) return;
+      if (madvise(array + at, kHugePageBytes, MADV_COLLAPSE) != 0) return;
     }
   };
   if (pool != nullptr && is_collapsed) {

@@ -141,11 +141,7 @@ Neighbours nearest_keys(const Context& context, const RowsView& keys, uint32_t f
   const auto task = [&](uint32_t block, uint32_t worker) {
     search_block(size_t{block} * kQueriesAtOnce, memory[worker]);
   };
-  if (context.pool != nullptr) {
-    context.pool->run(static_cast<uint32_t>(blocks), task);
-  } else {
-    for (uint32_t b = 0; b < blocks; ++b) task(b, 0);
-  }
+  cpu::run_on(context.pool, blocks, task);
   return found;
 }
 

@@ -12,15 +12,6 @@ namespace {
 constexpr size_t kRowsPerTask = 512;
 constexpr size_t kMaxPartitions = size_t{1} << 24;
 
-template <class Task>
-void run(cpu::Pool* pool, size_t tasks, const Task& task) {
-  if (pool != nullptr) {
-    pool->run(static_cast<uint32_t>(tasks), task);
-  } else {
-    for (uint32_t i = 0; i < tasks; ++i) task(i, 0);
-  }
-}
-
 // Of every `step`-th row.
 std::vector<float> sample_rows(const cpu::Kernels& kernels, const RowsView& keys, size_t wanted,
                                const RopeUndo& rope, std::span<const float> scale) {
@@ -94,15 +85,15 @@ std::vector<uint32_t> partition_rows(const Context& context, const KeyPartitions
   NearestCentroid nearest(*context.kernels, Nearness::inner_product, keys.dim);
   nearest.set(partitions.centroids.data(), partitions.bonuses);
   std::vector<uint32_t> labels(end - begin);
-  run(context.pool, (labels.size() + kRowsPerTask - 1) / kRowsPerTask,
-      [&](uint32_t task, uint32_t) {
-        const size_t first = begin + task * kRowsPerTask;
-        const size_t n = std::min(kRowsPerTask, end - first);
-        const std::vector<float> points =
-            rows_as_f32(*context.kernels, keys, first, first + n, rope);
-        nearest.assign(points.data(), n, labels.data() + (first - begin));
-        meter.advance(static_cast<double>(n));
-      });
+  cpu::run_on(context.pool, (labels.size() + kRowsPerTask - 1) / kRowsPerTask,
+              [&](uint32_t task, uint32_t) {
+                const size_t first = begin + task * kRowsPerTask;
+                const size_t n = std::min(kRowsPerTask, end - first);
+                const std::vector<float> points =
+                    rows_as_f32(*context.kernels, keys, first, first + n, rope);
+                nearest.assign(points.data(), n, labels.data() + (first - begin));
+                meter.advance(static_cast<double>(n));
+              });
   return labels;
 }
 
@@ -110,7 +101,7 @@ std::vector<std::byte> mean_keys(const Context& context, const KeyLists& lists, 
                                  DType dtype, const RopeUndo& rope) {
   const auto kind = static_cast<size_t>(dtype);
   std::vector<float> means(lists.count() * dim, 0.0F);
-  run(context.pool, lists.count(), [&](uint32_t l, uint32_t) {
+  cpu::run_on(context.pool, lists.count(), [&](uint32_t l, uint32_t) {
     const KeyList list = lists.list(l);
     double sums[kMaxHeadDim] = {};
     float row[kMaxHeadDim];

@@ -122,12 +122,7 @@ void assign_points(const NearestCentroid& nearest, cpu::Pool* pool, const float*
     meter.advance(static_cast<double>(size));
     nearest.assign(points + first * dim, size, labels + first);
   };
-  const auto blocks = static_cast<uint32_t>((n + kBlock - 1) / kBlock);
-  if (pool != nullptr) {
-    pool->run(blocks, block);
-  } else {
-    for (uint32_t b = 0; b < blocks; ++b) block(b, 0);
-  }
+  cpu::run_on(pool, (n + kBlock - 1) / kBlock, block);
 }
 
 std::vector<float> train_kmeans(const cpu::Kernels& kernels, cpu::Pool* pool, const float* points,

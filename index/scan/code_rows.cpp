@@ -144,11 +144,16 @@ void rotate_codes_back(float* row, uint32_t dim) {
   }
 }
 
-void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out) {
+void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
+                    float* norms) {
   const auto dim = static_cast<uint32_t>(balance.key_scale.size());
   for (uint32_t h = 0; h < group; ++h, q += dim, out += dim) {
     for (uint32_t j = 0; j < dim; ++j) out[j] = q[j] / balance.key_scale[j];
     rotate_codes(out, dim);
+    if (norms == nullptr) continue;
+    double norm = 0.0;
+    for (uint32_t j = 0; j < dim; ++j) norm += double{out[j]} * out[j];
+    norms[h] = static_cast<float>(norm);
   }
 }
 

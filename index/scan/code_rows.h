@@ -32,8 +32,10 @@ using CodeRun = CodeRunOf<const std::byte>;
 void rotate_codes(float* row, uint32_t dim);
 void rotate_codes_back(float* row, uint32_t dim);
 
-/// Queries q `[group, dim]` in the space of the codes, into `out` `[group, dim]`: divided by the balance and rotated.
-void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out);
+/// Queries q `[group, dim]` in the space of the codes, into `out` `[group, dim]`: divided by the balance and rotated. norms: null,
+/// or out `[group]`: |q|^2 there.
+void rotate_queries(const Balance& balance, const float* q, uint32_t group, float* out,
+                    float* norms = nullptr);
 
 /// What a run is besides its codes.
 struct CodeRunFigures {

@@ -27,6 +27,9 @@ constexpr auto kHalf = static_cast<size_t>(DType::f16);
 // Mean values of lists that are added in one go: weights of a group of 4 are 4 KiB.
 constexpr size_t kListsAtOnce = 256;
 
+/// Of the rows of block or list `number`, see CodeSearch::run().
+uint32_t first_place(size_t number) { return static_cast<uint32_t>(number * kCodeBlock); }
+
 uint32_t query_parts(const CodeShape& shape) { return shape.key_bits == 4 ? 2 : 1; }
 
 /// To the larger of both.
@@ -113,13 +116,7 @@ void CodeScan::begin(const CodeSearch& s) {
     std::copy_n(s.choice->rows(), size_t{s.group} * shape.dim, rows_.data());
     std::copy_n(s.choice->norms(), s.group, norms_);
   } else {
-    rotate_queries(s.rows.balance(), s.queries, s.group, rows_.data());
-    for (uint32_t h = 0; h < s.group; ++h) {
-      const float* row = rows_.data() + size_t{h} * shape.dim;
-      double norm = 0.0;
-      for (uint32_t j = 0; j < shape.dim; ++j) norm += double{row[j]} * row[j];
-      norms_[h] = static_cast<float>(norm);
-    }
+    rotate_queries(s.rows.balance(), s.queries, s.group, rows_.data(), norms_);
   }
   const size_t bytes = cpu::code_query_bytes(shape);
   for (uint32_t h = 0; h < s.group; ++h) {
@@ -175,7 +172,8 @@ void CodeScan::scan_blocks(const CodeSearch& s, uint32_t part, std::span<const u
     if (b + 1 < end) next = s.run(b + 1);
     float offsets[kMaxGroup];
     score_mean(s, run, offsets);
-    scan_run(s, b, offsets, b - first, end - first, b + 1 < end ? &next : nullptr, skipped, floors);
+    scan_run(s, run, first_place(b), offsets, b - first, end - first, b + 1 < end ? &next : nullptr,
+             skipped, floors);
   }
 }
 
@@ -189,15 +187,16 @@ void CodeScan::scan_lists(const CodeSearch& s, uint32_t part, std::span<const ui
   const size_t first = chosen.size() * part / parts, end = chosen.size() * (part + 1) / parts;
   if (s.wanted != 0) best_.begin(s.group, s.wanted, (end - first) * kCodeBlock);
   if (first == end) return;
-  CodeRun next = s.run(chosen[first]);
+  CodeRun run, next = s.run(chosen[first]);
   for (size_t i = first; i < end; ++i) {
+    run = next;
     if (i + 1 < end) next = s.run(chosen[i + 1]);
     float offsets[kMaxGroup];
     for (uint32_t h = 0; h < s.group; ++h) {
       offsets[h] = choice.scores()[h * choice.stride() + chosen[i]];
     }
-    scan_run(s, chosen[i], offsets, i - first, end - first, i + 1 < end ? &next : nullptr, skipped,
-             floors);
+    scan_run(s, run, first_place(chosen[i]), offsets, i - first, end - first,
+             i + 1 < end ? &next : nullptr, skipped, floors);
   }
 }
 
@@ -350,12 +349,10 @@ void CodeScan::offer_run(uint32_t group, uint32_t tiles, uint32_t first) {
   }
 }
 
-void CodeScan::scan_run(const CodeSearch& s, size_t number, const float* offsets, size_t done,
-                        size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
-                        std::atomic<float>* shared) {
+void CodeScan::scan_run(const CodeSearch& s, const CodeRun& run, uint32_t first,
+                        const float* offsets, size_t done, size_t runs, const CodeRun* next,
+                        std::span<const uint32_t> skipped, std::atomic<float>* shared) {
   const CodeShape& shape = s.shape();
-  const CodeRun run = s.run(number);
-  const auto first = static_cast<uint32_t>(number * kCodeBlock);
   float maxima[kMaxGroup], rescales[kMaxGroup], weights[kMaxGroup];
   float floors[kMaxGroup];
   const bool finds_best = s.wanted != 0;

@@ -159,9 +159,10 @@ class CodeScan {
                               const float* maxima);
   /// Offers the rows of above_ to best_, the first of which has place `first`.
   void offer_run(uint32_t group, uint32_t tiles, uint32_t first);
-  /// Adds run `number`, the `done`-th of `runs` of this part. next: the run that comes after it, null: none.
-  void scan_run(const CodeSearch& search, size_t number, const float* offsets, size_t done,
-                size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
+  /// Adds a run, the `done`-th of `runs` of this part, whose rows have the places from `first` on. next: the run that comes
+  /// after it, null: none.
+  void scan_run(const CodeSearch& search, const CodeRun& run, uint32_t first, const float* offsets,
+                size_t done, size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
                 std::atomic<float>* floors);
   void scan_blocks(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
                    std::atomic<float>* floors);

@@ -105,9 +105,7 @@ void ComponentBlocks::copy_blocks(const KeyCodes& codes, const RowsView& keys, s
     }
     meter.advance(static_cast<double>(rows));
   };
-  const auto tasks = static_cast<uint32_t>((blocks + kBlocksPerTask - 1) / kBlocksPerTask);
-  if (pool != nullptr) return pool->run(tasks, task);
-  for (uint32_t t = 0; t < tasks; ++t) task(t, 0);
+  cpu::run_on(pool, (blocks + kBlocksPerTask - 1) / kBlocksPerTask, task);
 }
 
 ComponentBlocks::Growth ComponentBlocks::first_rows(KeyCodes codes, const RowsView& keys,

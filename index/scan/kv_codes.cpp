@@ -33,10 +33,6 @@ CodeRun KvCodes::run(size_t i) const {
   return run;
 }
 
-void KvCodes::rotate_queries(const float* q, uint32_t group, float* out) const {
-  keyhole::index::rotate_queries(balance_, q, group, out);
-}
-
 void KvCodes::extend(const cpu::Kernels& kernels, const KvView& kv) {
   const size_t begin = blocks();
   const size_t end = std::max(begin, kv.keys.count / kCodeBlock);
@@ -103,7 +99,7 @@ CodeQueries KvCodes::queries(const float* q, uint32_t group) const {
   CodeQueries out;
   out.group = group;
   out.rows.resize(size_t{group} * dim);
-  rotate_queries(q, group, out.rows.data());
+  rotate_queries(balance_, q, group, out.rows.data());
   return out;
 }
 
@@ -190,13 +186,9 @@ void KvCodes::decode_key(size_t row, float* out) const {
   for (uint32_t j = 0; j < shape_.dim; ++j) out[j] /= balance_.key_scale[j];
 }
 
-void KvCodes::rotated_value(size_t row, float* out) const {
+void KvCodes::decode_value(size_t row, float* out) const {
   CodeRunReader(shape_, run(row / kCodeBlock))
       .rotated_value(static_cast<uint32_t>(row % kCodeBlock), out);
-}
-
-void KvCodes::decode_value(size_t row, float* out) const {
-  rotated_value(row, out);
   for (uint32_t j = 0; j < shape_.dim; ++j) out[j] *= balance_.value_scale;
   rotate_codes_back(out, shape_.dim);
 }

@@ -72,8 +72,6 @@ class KvCodes {
   [[nodiscard]] const Balance& balance() const { return balance_; }
 
   [[nodiscard]] CodeQueries queries(const float* q, uint32_t group) const;
-  /// The same into `out` `[group, dim]`.
-  void rotate_queries(const float* q, uint32_t group, float* out) const;
 
   /// Inner products by code of rows [0, count()): scores[h * stride + i], an estimate of q_h . k_i.
   void score(const CodeQueries& queries, float* scores, size_t stride) const;
@@ -85,8 +83,6 @@ class KvCodes {
   /// A row's key or value as its code has it, `[dim]`.
   void decode_key(size_t row, float* out) const;
   void decode_value(size_t row, float* out) const;
-  /// g level + value mean, `[dim]`: the value before it is rotated back and scaled.
-  void rotated_value(size_t row, float* out) const;
 
  private:
   using Data = cpu::LineVector<std::byte>;

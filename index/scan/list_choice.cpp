@@ -59,11 +59,6 @@ uint32_t parts_of(size_t lists, size_t each) {
 uint32_t ListChoice::rank_parts(size_t lists) { return parts_of(lists, kListsPerRank); }
 uint32_t ListChoice::scan_parts(size_t lists) { return parts_of(lists, kListsPerScan); }
 
-bool ListChoice::fits(const CodeShape& shape, size_t lists, uint32_t group) const {
-  return rows_.size() >= size_t{group} * shape.dim && scores_.size() >= group * lists &&
-         sizes_.size() >= lists;
-}
-
 void ListChoice::reserve(const CodeShape& shape, size_t lists, uint32_t group) {
   grow(rows_, size_t{group} * shape.dim);
   grow(hopes_, group * lists);
@@ -81,21 +76,13 @@ size_t ListChoice::bytes() const {
 
 void ListChoice::begin(const CodeLists& lists, const cpu::Kernels& kernels, const float* queries,
                        uint32_t group, const LogitParams& logits) {
-  const uint32_t dim = lists.shape().dim;
   reserve(lists.shape(), lists.lists(), group);
   lists_ = &lists;
   kernels_ = &kernels;
   group_ = group;
   logits_ = logits;
   stride_ = lists.lists();
-  rotate_queries(lists.balance(), queries, group, rows_.data());
-  for (uint32_t h = 0; h < group; ++h) {
-    double norm = 0.0;
-    for (uint32_t j = 0; j < dim; ++j) {
-      norm += double{rows_[size_t{h} * dim + j]} * rows_[size_t{h} * dim + j];
-    }
-    norms_[h] = static_cast<float>(norm);
-  }
+  rotate_queries(lists.balance(), queries, group, rows_.data(), norms_);
 }
 
 void ListChoice::rank(uint32_t part) {

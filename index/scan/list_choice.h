@@ -45,7 +45,6 @@ class ListChoice {
 
   /// Takes memory for lists of up to so many, of groups of `group` heads; keeps what it has where that is enough.
   void reserve(const CodeShape& shape, size_t lists, uint32_t group);
-  [[nodiscard]] bool fits(const CodeShape& shape, size_t lists, uint32_t group) const;
 
   /// Parts of rank() and of scan_lists(): by the number of lists alone.
   [[nodiscard]] static uint32_t rank_parts(size_t lists);
@@ -71,8 +70,6 @@ class ListChoice {
   /// The queries in the space of the codes, `[group, dim]`; |q|^2 of them, `[group]`.
   [[nodiscard]] const float* rows() const { return rows_.data(); }
   [[nodiscard]] const float* norms() const { return norms_; }
-  [[nodiscard]] const LogitParams& logits() const { return logits_; }
-  [[nodiscard]] uint32_t group() const { return group_; }
 
   [[nodiscard]] size_t bytes() const;
 

@@ -103,11 +103,7 @@ void TailTree::build(const KvView& kv, const Progress& progress) {
       parts[i] = next.cluster(kv, n * i / segments, n * (i + 1) / segments, {});
       meter.advance(1.0);
     };
-    if (context_.pool != nullptr) {
-      context_.pool->run(static_cast<uint32_t>(segments), build_one);
-    } else {
-      for (uint32_t i = 0; i < segments; ++i) build_one(i, 0);
-    }
+    cpu::run_on(context_.pool, segments, build_one);
     for (const TailSegment& part : parts) next.add(part);
     next.update_values();
   }

@@ -225,11 +225,7 @@ std::vector<CodeLists::Chunk> CodesIndex::chunks_for(const CodeLists& lists, con
     made[i] = make_chunk(context(), lists.shape(), lists.balance(), kv, cuts[i],
                          end_of(i) - cuts[i], list_config(), meter);
   };
-  if (context().pool != nullptr) {
-    context().pool->run(static_cast<uint32_t>(cuts.size()), make);
-  } else {
-    for (uint32_t i = 0; i < cuts.size(); ++i) make(i, 0);
-  }
+  cpu::run_on(context().pool, cuts.size(), make);
   join_memory(made);
   for (CodeChunk& chunk : made) chunks.emplace_back(std::move(chunk));
   return chunks;

@@ -158,11 +158,7 @@ std::vector<Part> IvfIndex::train(const RowsView& keys, size_t begin, size_t end
     const size_t share = piece(lists, segments, i + 1) - piece(lists, segments, i);
     parts[i] = train_part(context(), keys, b, e, std::min(share, e - b), config, meter);
   };
-  if (context().pool != nullptr) {
-    context().pool->run(static_cast<uint32_t>(segments), train_one);
-  } else {
-    for (uint32_t i = 0; i < segments; ++i) train_one(i, 0);
-  }
+  cpu::run_on(context().pool, segments, train_one);
   return parts;
 }
 

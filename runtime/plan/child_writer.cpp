@@ -63,11 +63,7 @@ class ChildWriter::Anchors {
         if (!is_plain(bytes.data() + i)) hashes[(begin + i) / kStride] = hash_of(bytes.data() + i);
       }
     };
-    if (pool != nullptr) {
-      pool->run(static_cast<uint32_t>(chunks), look);
-    } else {
-      for (uint32_t i = 0; i < chunks; ++i) look(i, 0);
-    }
+    cpu::run_on(pool, chunks, look);
     ChunkSums all;
     for (const uint64_t sum : sums) all.add_chunk(sum);
     if (index::kChecksSums && all.finish() != id.checksum) {

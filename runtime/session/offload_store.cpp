@@ -2,18 +2,19 @@
 
 #include <algorithm>
 
+#include "cpu/aligned.h"
 #include "runtime/engine/sizes.h"
 
 namespace keyhole::runtime {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
 constexpr size_t kPage = 4096;
 
 /// Of the K or V of one head: whole huge pages.
 size_t array_bytes(uint32_t layers, uint32_t kv_heads, size_t capacity, size_t row_bytes) {
   const size_t bytes = checked_product({capacity, row_bytes}, "offloaded K and V");
-  const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
+  const size_t whole =
+      (bytes + cpu::kHugePageBytes - 1) / cpu::kHugePageBytes * cpu::kHugePageBytes;
   (void)checked_product({2, layers, kv_heads, whole}, "offloaded K and V");
   return whole;
 }

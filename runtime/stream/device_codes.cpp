@@ -1,4 +1,5 @@
 #include "runtime/stream/device_codes.h"
+#include "cpu/aligned.h"
 
 #include <algorithm>
 #include <string>
@@ -11,7 +12,6 @@ namespace {
 
 // Arrays have huge pages from here on (OffloadStore), and are pinned by these: a call of the driver takes 42 us for 256 KiB
 // and 70 us for 2 MiB.
-constexpr size_t kHugePage = size_t{2} << 20U;
 // Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is pinned takes memory, whether
 // rows come or not.
 constexpr size_t kPinnedTogether = 1024;
@@ -327,7 +327,7 @@ void DeviceCodes::encode(uint32_t layer, size_t rows, gpu::Stream stream) {
 }
 
 size_t DeviceCodes::piece_end(size_t rows) const {
-  const size_t huge = kHugePage / row_bytes() / kCodeBlock * kCodeBlock;
+  const size_t huge = cpu::kHugePageBytes / row_bytes() / kCodeBlock * kCodeBlock;
   const size_t unit = rows > huge ? huge : kPinnedTogether;
   return std::min((rows + unit - 1) / unit * unit, coded_rows(params_->max_tokens, *params_));
 }

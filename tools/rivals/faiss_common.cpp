@@ -46,6 +46,13 @@ void FaissSearch::run(const faiss::Index& index, const float* query, size_t k,
   }
 }
 
+void faiss_fill(faiss::IndexIVF& index, const RivalData& data) {
+  index.cp.min_points_per_centroid = 1;  // or it warns on stderr
+  const auto n = static_cast<int64_t>(data.shape.rows);
+  index.train(n, data.keys);
+  index.add(n, data.keys);
+}
+
 size_t faiss_lists(int64_t lists, size_t rows) {
   if (lists != 0) return static_cast<size_t>(lists);
   const auto chosen = static_cast<size_t>(4 * std::sqrt(static_cast<double>(rows)));

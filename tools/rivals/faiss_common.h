@@ -2,6 +2,7 @@
 #pragma once
 
 #include <faiss/Index.h>
+#include <faiss/IndexIVF.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,9 @@ class FaissSearch {
   std::vector<float> scores_;
   std::vector<int64_t> labels_;
 };
+
+/// Trains an empty index on all keys, and adds them.
+void faiss_fill(faiss::IndexIVF& index, const RivalData& data);
 
 /// `lists` of a spec, 0 chosen by the number of keys.
 [[nodiscard]] size_t faiss_lists(int64_t lists, size_t rows);

@@ -23,10 +23,7 @@ class FaissIvf : public Rival {
     coarse_ = std::make_unique<faiss::IndexFlatIP>(dim_);
     index_ = std::make_unique<faiss::IndexIVFFlat>(coarse_.get(), dim_, lists,
                                                    faiss::METRIC_INNER_PRODUCT);
-    index_->cp.min_points_per_centroid = 1;  // or it warns on stderr
-    const auto n = static_cast<int64_t>(data.shape.rows);
-    index_->train(n, data.keys);
-    index_->add(n, data.keys);
+    faiss_fill(*index_, data);
     bytes_ = faiss_bytes(*index_);
     set_spec(spec_);
   }

@@ -34,11 +34,8 @@ class FaissIvfPq : public Rival {
     coarse_ = std::make_unique<faiss::IndexFlatIP>(dim_);
     index_ = std::make_unique<faiss::IndexIVFPQFastScan>(coarse_.get(), dim_, lists, parts, kBits,
                                                          faiss::METRIC_INNER_PRODUCT);
-    index_->cp.min_points_per_centroid = 1;  // or they warn on stderr
-    index_->pq.cp.min_points_per_centroid = 1;
-    const auto n = static_cast<int64_t>(data.shape.rows);
-    index_->train(n, data.keys);
-    index_->add(n, data.keys);
+    index_->pq.cp.min_points_per_centroid = 1;  // or it warns on stderr
+    faiss_fill(*index_, data);
     bytes_ = faiss_bytes(*index_);
     set_spec(spec_);
   }

@@ -83,9 +83,7 @@ class Quality {
         judge_(judge),
         credits_all_(budget.attend.mode != KEYHOLE_ATTEND_TOPK || budget.target.any()) {}
 
-  double recall = 0, mass = 0, attended = 0;
-  uint64_t scored = 0, bytes = 0;
-  std::vector<double> errors;
+  StepSums sums;
   MissingMass missing;   // sums
   size_t estimates = 0;  // that `missing` is about
   size_t held = 0;       // samples
@@ -96,13 +94,13 @@ class Quality {
       const size_t row = query * truth_.group + j;
       const FoundRows all = judge_.look_at(row, rows);
       const double read = all.mass + judge_.resident_mass(row);
-      mass += read;
+      sums.mass += read;
       // Of the best k a head is credited with its own; where all heads share what was scored, with that.
-      if (credits_all_) recall += judge_.share(all.hits);
+      if (credits_all_) sums.recall += judge_.share(all.hits);
       double error = 0;
       if (!truth_.output.empty()) {
         error = output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]);
-        errors.push_back(error);
+        sums.errors.push_back(error);
       }
       if (keeps_target(error, read)) ++held;
       if (j >= std::size(step.cost.missing)) continue;
@@ -112,14 +110,14 @@ class Quality {
     }
     missing.bytes_per_step += static_cast<double>(step.cost.tail_bytes_read);
     missing.keys_opened += step.cost.keys_opened;
-    attended += step.cost.keys_attended;
-    scored += step.cost.keys_scored;
-    bytes += step.cost.bytes_read;
+    sums.attended += step.cost.keys_attended;
+    sums.scored += step.cost.keys_scored;
+    sums.bytes += step.cost.bytes_read;
     if (credits_all_) return;
     step.search(query);
     for (size_t j = 0; j < truth_.group; ++j) {
       const std::vector<uint32_t> own = judge_.distinct(step.found(j));
-      recall += judge_.share(judge_.look_at(query * truth_.group + j, own).hits);
+      sums.recall += judge_.share(judge_.look_at(query * truth_.group + j, own).hits);
     }
   }
 
@@ -196,6 +194,19 @@ void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& 
                             static_cast<uint32_t>(truth.offloaded.begin), progress, user));
 }
 
+void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& m) {
+  const auto rows = static_cast<double>(truth.rows());
+  const double steps = rows / static_cast<double>(truth.group);
+  m.middle_mass = truth.middle_mass;
+  m.recall = sums.recall / rows;
+  m.recovered_mass = sums.mass / rows;
+  m.missing_mass = 1 - m.recovered_mass;
+  if (!sums.errors.empty()) m.output_error = summarise(std::move(sums.errors));
+  m.scan_fraction = static_cast<double>(sums.scored) / (rows * keys);
+  m.keys_attended = sums.attended / steps;
+  m.bytes_per_step = static_cast<double>(sums.bytes) / steps;
+}
+
 Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
                           const BudgetChoice& budget, keyhole_dtype kv_dtype, bool rounds_keys) {
   const size_t queries = truth.rows() / truth.group;
@@ -212,14 +223,7 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
     quality.add(i, step);
   }
 
-  std::vector<double> microseconds;
-  microseconds.reserve(queries);
-  for (size_t i = 0; i < queries; ++i) {
-    throw_if_interrupted();
-    const Clock::time_point start = Clock::now();
-    step.run(i);
-    microseconds.push_back(microseconds_since(start));
-  }
+  const Percentiles latency = time_steps(truth, [&](size_t i) { step.run(i); });
 
   keyhole_index_info info;
   keyhole_index_info_init(&info);
@@ -235,16 +239,9 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
   m.target = budget.target.text();
   m.params = info.params;
   m.diagnostics = info.diagnostics;
-  m.middle_mass = truth.middle_mass;
-  m.recall = quality.recall / rows;
-  m.recovered_mass = quality.mass / rows;
-  m.missing_mass = 1 - m.recovered_mass;
-  if (!quality.errors.empty()) m.output_error = summarise(std::move(quality.errors));
-  m.scan_fraction = static_cast<double>(quality.scored) / (rows * keys);
-  m.keys_attended = quality.attended / steps;
-  m.bytes_per_step = static_cast<double>(quality.bytes) / steps;
+  put_means(std::move(quality.sums), truth, keys, m);
   m.read_share = m.bytes_per_step / (2 * keys * static_cast<double>(truth.dim) * element_bytes);
-  m.latency_us = percentiles(std::move(microseconds));
+  m.latency_us = latency;
   m.build_seconds = info.build_seconds;
   m.bytes_per_key = static_cast<double>(info.bytes) / keys;
   if (budget.target.any()) m.held = static_cast<double>(quality.held) / rows;

@@ -3,12 +3,15 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/head_quality.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/library.h"
+#include "tools/terminal/clock.h"
+#include "tools/terminal/interrupt.h"
 
 namespace keyhole::tools {
 
@@ -48,6 +51,28 @@ struct Measurement {
   double tail_bytes_per_key = 0;  ///< likewise
   std::string diagnostics;        ///< the index's own JSON object of numbers
 };
+
+/// What steps come to, added up: a step is one of each query head of the group.
+struct StepSums {
+  double recall = 0, mass = 0, attended = 0;
+  uint64_t scored = 0, bytes = 0;
+  std::vector<double> errors;  ///< of each query head; none where the trace has no values
+};
+/// The means of `sums` over all steps of the truth, of an index or rival of `keys` keys; read_share is the caller's.
+void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& m);
+
+/// run(i) of every step i of the truth, timed one by one.
+template <class Run>
+[[nodiscard]] Percentiles time_steps(const HeadTruth& truth, const Run& run) {
+  std::vector<double> microseconds(truth.rows() / truth.group);
+  for (size_t i = 0; i < microseconds.size(); ++i) {
+    throw_if_interrupted();
+    const Clock::time_point start = Clock::now();
+    run(i);
+    microseconds[i] = microseconds_since(start);
+  }
+  return percentiles(std::move(microseconds));
+}
 
 /// A sample keeps a target where its output error is at most so many times the target, and its recovered mass
 /// at most so much below.

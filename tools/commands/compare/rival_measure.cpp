@@ -11,15 +11,8 @@ ElementType element_of(keyhole_dtype dtype) {
   return dtype == KEYHOLE_F16 ? ElementType::f16 : ElementType::bf16;
 }
 
-// Sums over steps.
-struct RivalSums {
-  double recall = 0, mass = 0, attended = 0;
-  uint64_t scored = 0, bytes = 0;
-  std::vector<double> errors;
-};
-
 void add_step(const RivalStep& step, const HeadTruth& truth, const RowJudge& judge,
-              bool credits_own, size_t query, RivalSums& sums) {
+              bool credits_own, size_t query, StepSums& sums) {
   for (size_t j = 0; j < truth.group; ++j) {
     const size_t row = query * truth.group + j;
     const FoundRows all = judge.look_at(row, judge.distinct(step.attended_by(j)));
@@ -83,41 +76,23 @@ Measurement BuiltRival::measure(const RivalSpec& spec, size_t k, bool rounds_key
   RivalStep step(*rival_, stored_, shape_, {truth_.scale, truth_.softcap}, k);
   const RowJudge judge(truth_, kv_dtype_, rounds_keys);
   const size_t queries = truth_.rows() / truth_.group;
-  RivalSums sums;
+  StepSums sums;
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     step.run(truth_.query(i * truth_.group));
     add_step(step, truth_, judge, spec.type().asks_for_k, i, sums);
   }
-  std::vector<double> microseconds;
-  microseconds.reserve(queries);
-  for (size_t i = 0; i < queries; ++i) {
-    throw_if_interrupted();
-    const Clock::time_point start = Clock::now();
-    step.run(truth_.query(i * truth_.group));
-    microseconds.push_back(microseconds_since(start));
-  }
-
-  const auto rows = static_cast<double>(truth_.rows());
-  const auto steps = static_cast<double>(queries);
-  const auto keys = static_cast<double>(shape_.rows);
   Measurement m;
   m.attend = rival_attend(spec, k);
   m.tail = "none";
   m.target = "none";
   m.params = spec.text();
   m.diagnostics = "{}";
-  m.middle_mass = truth_.middle_mass;
-  m.recall = sums.recall / rows;
-  m.recovered_mass = sums.mass / rows;
-  m.missing_mass = 1 - m.recovered_mass;
-  if (!sums.errors.empty()) m.output_error = summarise(std::move(sums.errors));
-  m.scan_fraction = static_cast<double>(sums.scored) / (rows * keys);
-  m.keys_attended = sums.attended / steps;
-  m.bytes_per_step = static_cast<double>(sums.bytes) / steps;
+  const auto keys = static_cast<double>(shape_.rows);
+  put_means(std::move(sums), truth_, keys, m);
   m.read_share =
       m.bytes_per_step / static_cast<double>(stored_.keys.bytes() + stored_.values.bytes());
-  m.latency_us = percentiles(std::move(microseconds));
+  m.latency_us = time_steps(truth_, [&](size_t i) { step.run(truth_.query(i * truth_.group)); });
   m.build_seconds = build_seconds_;
   m.bytes_per_key = static_cast<double>(rival_->bytes()) / keys;
   return m;
