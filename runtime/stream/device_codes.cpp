@@ -1,19 +1,18 @@
 #include "runtime/stream/device_codes.h"
-#include "cpu/aligned.h"
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
+#include "cpu/aligned.h"
 #include "gpu/host_pin.h"
 
 namespace keyhole::runtime {
 namespace {
 
-// Arrays have huge pages from here on (OffloadStore), and are pinned by these: a call of the driver takes 42 us for 256 KiB
-// and 70 us for 2 MiB.
-// Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is pinned takes memory, whether
-// rows come or not.
+// Arrays have huge pages from the second on (OffloadStore), and are pinned by these: a call of the driver takes 42 us for
+// 256 KiB and 70 us for 2 MiB. Rows before are pinned in multiples of it, 256 KiB an array at d = 128 in 16 bits: what is
+// pinned takes memory, whether rows come or not.
 constexpr size_t kPinnedTogether = 1024;
 // Most bytes of a call, 1.4 ms, for which launches wait.
 constexpr size_t kMostOfACall = size_t{64} << 20U;
