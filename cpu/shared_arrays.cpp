@@ -375,6 +375,19 @@ void SharedArrays::share(size_t group, const SharedArrays& from, size_t bytes) {
   }
 }
 
+size_t SharedArrays::common_bytes(size_t group, const SharedArrays& other) const {
+  const Group &mine = groups_[group], &theirs = other.groups_[group];
+  if (mine.is_mixed || theirs.is_mixed) return 0;
+  size_t common = 0;
+  for (size_t p = 0; p < std::min(mine.pieces.size(), theirs.pieces.size()); ++p) {
+    const Piece &a = mine.pieces[p], &b = theirs.pieces[p];
+    if (a.region != b.region) break;
+    common = std::min(a.end, b.end);
+    if (a.end != b.end) break;
+  }
+  return common;
+}
+
 SharedArrays::Bytes SharedArrays::bytes(size_t group, size_t bytes) const {
   const Group& g = groups_[group];
   Bytes all;

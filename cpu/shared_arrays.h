@@ -52,6 +52,10 @@ class SharedArrays {
   /// Whether prepare() from byte `from` on would exchange pages.
   [[nodiscard]] bool is_shared(size_t group, size_t from) const;
 
+  /// Bytes [0, n) of both objects' arrays of the group, which have the same shape, are the same memory; of these, those that
+  /// both hold are the same bytes.
+  [[nodiscard]] size_t common_bytes(size_t group, const SharedArrays& other) const;
+
   /// Of memory that several share, the first of them that still has it counts it, and the others do not: over all
   /// objects every page is counted once.
   struct Bytes {

@@ -10,10 +10,6 @@
 namespace keyhole::index {
 namespace {
 
-// Enough work (60 us for 2 bits and a group of 4) that a query's preparation, some 3 us, does not count.
-constexpr uint32_t kLeastBlocks = 24;
-// Where exact attention leaves less than this of what the codes weighed, what rounding has left of these would show.
-constexpr float kLeastKept = 0.1F;
 // Blocks still to come count as much as the mean of those before, but no more than so many times those.
 constexpr float kMostAhead = 4.0F;
 
@@ -30,8 +26,6 @@ constexpr size_t kListsAtOnce = 256;
 /// Of the rows of block or list `number`, see CodeSearch::run().
 uint32_t first_place(size_t number) { return static_cast<uint32_t>(number * kCodeBlock); }
 
-uint32_t query_parts(const CodeShape& shape) { return shape.key_bits == 4 ? 2 : 1; }
-
 /// To the larger of both.
 void raise(std::atomic<float>& to, float x) {
   float seen = to.load(std::memory_order_relaxed);
@@ -40,35 +34,6 @@ void raise(std::atomic<float>& to, float x) {
 }
 
 }  // namespace
-
-CodeCut code_cut(size_t blocks) {
-  CodeCut cut;
-  cut.blocks = std::max<uint32_t>(
-      kLeastBlocks, static_cast<uint32_t>((blocks + kMostCodeParts - 1) / kMostCodeParts));
-  cut.parts = static_cast<uint32_t>((blocks + cut.blocks - 1) / cut.blocks);
-  return cut;
-}
-
-void CodeParts::reserve(const CodeShape& shape, uint32_t group, uint32_t wanted) {
-  wanted = std::max(wanted_, std::min(wanted, kMostExactRows));
-  const size_t o_stride = std::max(o_stride_, size_t{group} * shape.dim);
-  group = std::max(group_, group);
-  grow(o_, kMostCodeParts * o_stride);
-  grow(tops_, size_t{kMostCodeParts} * group);
-  grow(sums_, size_t{kMostCodeParts} * group);
-  grow(counts_, size_t{kMostCodeParts} * group);
-  grow(best_, size_t{kMostCodeParts} * group * wanted);
-  if (floors_ == nullptr) floors_ = std::make_unique<std::atomic<float>[]>(kMaxGroup);
-  // Last: nothing claims to have grown that has not.
-  wanted_ = wanted;
-  o_stride_ = o_stride;
-  group_ = group;
-  begin();
-}
-
-void CodeParts::begin() {
-  for (uint32_t h = 0; h < group_; ++h) floors_[h].store(kMinusInf, std::memory_order_relaxed);
-}
 
 // ---- Memory --------------------------------------------------------------------------------------
 
@@ -110,13 +75,23 @@ size_t CodeScan::bytes() const {
 // ---- The pass ------------------------------------------------------------------------------------
 
 void CodeScan::begin(const CodeSearch& s) {
+  const CodeAsker alone{s.queries, s.group, nullptr};
+  begin(s, {&alone, 1});
+}
+
+void CodeScan::begin(const CodeSearch& s, std::span<const CodeAsker> askers) {
   const CodeShape& shape = s.shape();
   reserve(shape, s.group, s.wanted);
   if (s.choice != nullptr) {
     std::copy_n(s.choice->rows(), size_t{s.group} * shape.dim, rows_.data());
     std::copy_n(s.choice->norms(), s.group, norms_);
   } else {
-    rotate_queries(s.rows.balance(), s.queries, s.group, rows_.data(), norms_);
+    uint32_t head = 0;  // of all
+    for (const CodeAsker& asker : askers) {
+      rotate_queries(s.rows.balance(), asker.queries, asker.group,
+                     rows_.data() + size_t{head} * shape.dim, norms_ + head);
+      head += asker.group;
+    }
   }
   const size_t bytes = cpu::code_query_bytes(shape);
   for (uint32_t h = 0; h < s.group; ++h) {
@@ -128,40 +103,44 @@ void CodeScan::begin(const CodeSearch& s) {
 }
 
 void CodeScan::scan(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
-                    CodeParts& out) {
+                    std::span<const CodeAsker> askers) {
   const CodeShape& shape = s.shape();
-  begin(s);
+  begin(s, askers);
   std::fill_n(value_sums_.begin(), s.group * cpu::code_sum_size(shape), 0.0F);
   std::fill_n(means_.begin(), size_t{s.group} * shape.dim, 0.0F);
   if (s.rows.blocks != nullptr) {
-    scan_blocks(s, part, skipped, out.floors_.get());
+    scan_blocks(s, part, skipped, askers);
   } else {
-    scan_lists(s, part, skipped, out.floors_.get());
+    scan_lists(s, part, skipped, askers);
   }
 
-  for (uint32_t h = 0; h < s.group; ++h) {
-    float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
-    const float* means = means_.data() + size_t{h} * shape.dim;
-    if (shape.value_bits != 0) {
-      cpu::fold_code_sum(shape, value_sums_.data() + h * cpu::code_sum_size(shape), o);
-      for (uint32_t j = 0; j < shape.dim; ++j) o[j] += means[j];
-    } else {
-      std::copy_n(means, shape.dim, o);
+  uint32_t head = 0;  // of all
+  for (const CodeAsker& asker : askers) {
+    CodeParts& out = *asker.out;
+    for (uint32_t h = 0; h < asker.group; ++h, ++head) {
+      float* o = out.o_.data() + part * out.o_stride_ + size_t{h} * shape.dim;
+      const float* means = means_.data() + size_t{head} * shape.dim;
+      if (shape.value_bits != 0) {
+        cpu::fold_code_sum(shape, value_sums_.data() + head * cpu::code_sum_size(shape), o);
+        for (uint32_t j = 0; j < shape.dim; ++j) o[j] += means[j];
+      } else {
+        std::copy_n(means, shape.dim, o);
+      }
+      const size_t at = out.at(part, h);
+      out.tops_[at] = tops_[head];
+      out.sums_[at] = sums_[head];
+      out.counts_[at] = 0;
+      if (s.wanted == 0) continue;
+      const std::span<const uint64_t> best = best_.selected(head);
+      std::copy(best.begin(), best.end(),
+                out.best_.begin() + static_cast<std::ptrdiff_t>(at * out.wanted_));
+      out.counts_[at] = static_cast<uint32_t>(best.size());
     }
-    const size_t at = out.at(part, h);
-    out.tops_[at] = tops_[h];
-    out.sums_[at] = sums_[h];
-    out.counts_[at] = 0;
-    if (s.wanted == 0) continue;
-    const std::span<const uint64_t> best = best_.selected(h);
-    std::copy(best.begin(), best.end(),
-              out.best_.begin() + static_cast<std::ptrdiff_t>(at * out.wanted_));
-    out.counts_[at] = static_cast<uint32_t>(best.size());
   }
 }
 
 void CodeScan::scan_blocks(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
-                           std::atomic<float>* floors) {
+                           std::span<const CodeAsker> askers) {
   const CodeCut cut = code_cut(s.rows.blocks->blocks());
   const size_t first = size_t{part} * cut.blocks;
   const size_t end = std::min(s.rows.blocks->blocks(), first + cut.blocks);
@@ -173,12 +152,12 @@ void CodeScan::scan_blocks(const CodeSearch& s, uint32_t part, std::span<const u
     float offsets[kMaxGroup];
     score_mean(s, run, offsets);
     scan_run(s, run, first_place(b), offsets, b - first, end - first, b + 1 < end ? &next : nullptr,
-             skipped, floors);
+             skipped, askers);
   }
 }
 
 void CodeScan::scan_lists(const CodeSearch& s, uint32_t part, std::span<const uint32_t> skipped,
-                          std::atomic<float>* floors) {
+                          std::span<const CodeAsker> askers) {
   const ListChoice& choice = *s.choice;
   const uint32_t parts = s.rows.parts();
   const size_t lists = s.rows.lists->lists();
@@ -196,7 +175,7 @@ void CodeScan::scan_lists(const CodeSearch& s, uint32_t part, std::span<const ui
       offsets[h] = choice.scores()[h * choice.stride() + chosen[i]];
     }
     scan_run(s, run, first_place(chosen[i]), offsets, i - first, end - first,
-             i + 1 < end ? &next : nullptr, skipped, floors);
+             i + 1 < end ? &next : nullptr, skipped, askers);
   }
 }
 
@@ -319,12 +298,12 @@ const float* CodeScan::score(const CodeSearch& s, size_t number) {
   return scores_.data();
 }
 
-bool CodeScan::is_heavy(const CodeSearch& s, size_t number, size_t runs, const float* maxima) {
-  const CodeShape& shape = s.shape();
+bool CodeScan::is_heavy(const CodeShape& shape, uint32_t head, uint32_t heads, size_t number,
+                        size_t runs, const float* maxima) {
   if (number == 0) return true;
   const float ahead = std::min(static_cast<float>(runs) / static_cast<float>(number), kMostAhead);
   const float share = heavy_share(std::max(shape.key_bits, shape.value_bits)) * ahead;
-  for (uint32_t h = 0; h < s.group; ++h) {
+  for (uint32_t h = head; h < head + heads; ++h) {
     const float log_share = maxima[h] - tops_[h];
     // Weights of e^-20 and less are light beside the one that weighs 1.
     if (log_share < -20.0F) continue;
@@ -351,16 +330,28 @@ void CodeScan::offer_run(uint32_t group, uint32_t tiles, uint32_t first) {
 
 void CodeScan::scan_run(const CodeSearch& s, const CodeRun& run, uint32_t first,
                         const float* offsets, size_t done, size_t runs, const CodeRun* next,
-                        std::span<const uint32_t> skipped, std::atomic<float>* shared) {
+                        std::span<const uint32_t> skipped, std::span<const CodeAsker> askers) {
   const CodeShape& shape = s.shape();
-  float maxima[kMaxGroup], rescales[kMaxGroup], weights[kMaxGroup];
+  float maxima[kMaxGroup], rescales[kMaxGroup];
   float floors[kMaxGroup];
   const bool finds_best = s.wanted != 0;
-  for (uint32_t h = 0; h < s.group && finds_best; ++h) {
-    floors[h] = std::max(best_.floor(h), shared[h].load(std::memory_order_relaxed));
+  const auto for_all_floors = [&](auto&& body) {
+    uint32_t head = 0;
+    for (const CodeAsker& asker : askers) {
+      for (uint32_t h = 0; h < asker.group && finds_best; ++h) body(asker.out->floors_[h], head++);
+    }
+  };
+  for_all_floors([&](const std::atomic<float>& shared, uint32_t h) {
+    floors[h] = std::max(best_.floor(h), shared.load(std::memory_order_relaxed));
+  });
+  weigh_run(s, run, offsets, s.query_parts(), maxima, finds_best ? floors : nullptr);
+  // How finely an asker's weights are rounded depends on its own heads.
+  bool heavy[kMaxGroup];
+  uint32_t head = 0;
+  for (size_t i = 0; i < askers.size(); ++i) {
+    heavy[i] = is_heavy(shape, head, askers[i].group, done, runs, maxima);
+    head += askers[i].group;
   }
-  weigh_run(s, run, offsets, query_parts(shape), maxima, finds_best ? floors : nullptr);
-  const bool heavy = is_heavy(s, done, runs, maxima);
   auto skip = std::lower_bound(skipped.begin(), skipped.end(), first);
   const bool skips = skip != skipped.end() && *skip < first + kCodeBlock;
   for (; skip != skipped.end() && *skip < first + kCodeBlock; ++skip) {
@@ -368,14 +359,13 @@ void CodeScan::scan_run(const CodeSearch& s, const CodeRun& run, uint32_t first,
   }
   if (finds_best) {
     offer_run(s.group, run.tiles(), first);
-    for (uint32_t h = 0; h < s.group; ++h) raise(shared[h], floors[h]);
+    for_all_floors([&](std::atomic<float>& shared, uint32_t h) { raise(shared, floors[h]); });
   }
   for (uint32_t h = 0; h < s.group && skips; ++h) {
     const float* of_head = scores_.data() + h * kCodeBlock;
     maxima[h] = *std::max_element(of_head, of_head + run.tiles() * kCodeTile);
   }
   raise_tops(s.group, maxima, rescales);
-  if (std::all_of(tops_, tops_ + s.group, [](float top) { return top == kMinusInf; })) return;
   if (next != nullptr) {
     // The kernel asks for the next run's keys. What is read before them lies at its end.
     for (size_t i = 0; i < size_t{next->tiles()} * kCodeTile * 4; i += 64) {
@@ -386,146 +376,60 @@ void CodeScan::scan_run(const CodeSearch& s, const CodeRun& run, uint32_t first,
       __builtin_prefetch(next->value_mean + i);
     }
   }
-  s.kernels->sum_codes(
+  // Askers side by side whose weights are rounded alike in one call; those with nothing but skipped rows are left out.
+  const auto parts_of = [&](size_t i, uint32_t from) {
+    const bool some = std::any_of(tops_ + from, tops_ + from + askers[i].group,
+                                  [](float top) { return top != kMinusInf; });
+    return !some ? 0U : heavy[i] ? 2U : 1U;
+  };
+  head = 0;
+  for (size_t i = 0; i < askers.size();) {
+    const uint32_t from = head, parts = parts_of(i, head);
+    do {
+      head += askers[i++].group;
+    } while (i < askers.size() && parts_of(i, head) == parts);
+    if (parts != 0) sum_run(shape, *s.kernels, run, next, from, head - from, parts, rescales);
+  }
+}
+
+void CodeScan::sum_run(const CodeShape& shape, const cpu::Kernels& kernels, const CodeRun& run,
+                       const CodeRun* next, uint32_t head, uint32_t heads, uint32_t parts,
+                       const float* rescales) {
+  float weights[kMaxGroup];
+  kernels.sum_codes(
       {.bits = shape.value_bits,
        .words = shape.value_words(),
        .codes = run.values,
        .factors = run.factors,
        .tiles = run.tiles(),
-       .parts = heavy ? 2U : 1U,
-       .log_weights = scores_.data(),
+       .parts = parts,
+       .log_weights = scores_.data() + size_t{head} * kCodeBlock,
        .stride = kCodeBlock,
-       .group = s.group,
-       .tops = tops_,
-       .rescales = rescales,
-       .sums = value_sums_.data(),
+       .group = heads,
+       .tops = tops_ + head,
+       .rescales = rescales + head,
+       .sums = value_sums_.data() + head * cpu::code_sum_size(shape),
        .sum_size = cpu::code_sum_size(shape),
        .weight_sums = weights,
        .ahead = next != nullptr ? next->keys : nullptr,
        .ahead_bytes =
            next == nullptr ? 0 : size_t{next->tiles()} * kCodeLanes * shape.key_words() * 4});
-  for (uint32_t h = 0; h < s.group; ++h) {
-    sums_[h] = sums_[h] * rescales[h] + weights[h];
-    if (rescales[h] == 1.0F) continue;
-    float* means = means_.data() + size_t{h} * shape.dim;
-    for (uint32_t j = 0; j < shape.dim; ++j) means[j] *= rescales[h];
+  float* const means = means_.data() + size_t{head} * shape.dim;
+  for (uint32_t h = 0; h < heads; ++h) {
+    const float rescale = rescales[head + h];
+    sums_[head + h] = sums_[head + h] * rescale + weights[h];
+    if (rescale == 1.0F) continue;
+    for (uint32_t j = 0; j < shape.dim; ++j) means[size_t{h} * shape.dim + j] *= rescale;
   }
-  s.kernels->weighted_sum[kHalf]({.weights = weights,
-                                  .weight_stride = 1,
-                                  .group = s.group,
-                                  .dim = shape.dim,
-                                  .values = run.value_mean,
-                                  .value_stride = 0,
-                                  .ids = nullptr,
-                                  .count = 1,
-                                  .o = means_.data()});
-}
-
-// ---- The end -------------------------------------------------------------------------------------
-
-void CodeScan::merge(const CodeSearch& s, const CodeParts& parts) {
-  const uint32_t dim = s.shape().dim;
-  const uint32_t n = s.rows.parts();
-  for (uint32_t h = 0; h < s.group; ++h) {
-    tops_[h] = kMinusInf;
-    sums_[h] = 0.0F;
-    for (uint32_t p = 0; p < n; ++p) tops_[h] = std::max(tops_[h], parts.tops_[parts.at(p, h)]);
-    float* o = o_.data() + size_t{h} * dim;
-    std::fill_n(o, dim, 0.0F);
-    for (uint32_t p = 0; p < n; ++p) {
-      const size_t at = parts.at(p, h);
-      if (parts.tops_[at] == kMinusInf) continue;
-      const float weight = std::exp(parts.tops_[at] - tops_[h]);
-      if (weight == 0.0F) continue;
-      sums_[h] += weight * parts.sums_[at];
-      const float* from = parts.o_.data() + p * parts.o_stride_ + size_t{h} * dim;
-      for (uint32_t j = 0; j < dim; ++j) o[j] += weight * from[j];
-    }
-  }
-}
-
-std::span<const uint32_t> CodeScan::choose(const CodeSearch& s, const CodeParts& parts) {
-  begin(s);
-  merge(s, parts);
-  chosen_.clear();
-  const size_t wanted = std::min<size_t>(s.wanted, s.rows.count());
-  if (wanted == 0) return {};
-  const uint32_t n = s.rows.parts();
-  best_.begin(s.group, s.wanted, size_t{n} * s.wanted);
-  size_t candidates = 0;
-  for (uint32_t h = 0; h < s.group; ++h) {
-    for (uint32_t p = 0; p < n; ++p) {
-      const size_t at = parts.at(p, h);
-      for (uint32_t i = 0; i < parts.counts_[at]; ++i) {
-        best_.offer_rank(h, parts.best_[at * parts.wanted_ + i]);
-      }
-    }
-    const float lse = tops_[h] + std::log(sums_[h]);
-    for (const uint64_t rank : best_.selected(h)) {
-      candidates_[candidates++] = pack_rank(rank_score(rank) - lse, rank_row(rank));
-    }
-  }
-  sort_ranks(candidates_.data(), spare_.data(), candidates);
-  for (size_t i = 0; i < candidates && chosen_.size() < wanted; ++i) {
-    const uint32_t row = rank_row(candidates_[i]);
-    if (std::find(chosen_.begin(), chosen_.end(), row) == chosen_.end()) chosen_.push_back(row);
-  }
-  chosen_rows_.clear();
-  for (const uint32_t place : chosen_) chosen_rows_.push_back(s.row_at(place));
-  return chosen_rows_;
-}
-
-bool CodeScan::take_out(const CodeSearch& s, const float* exact_lse) {
-  const CodeShape& shape = s.shape();
-  float before[kMaxGroup];
-  std::copy_n(sums_, s.group, before);
-  for (const uint32_t row : chosen_) {
-    // The same kernels over the row's tile: the same log weights.
-    float maxima[kMaxGroup], offsets[kMaxGroup];
-    const CodeRun run = s.run(row / kCodeBlock);
-    const uint32_t tile = row % kCodeBlock / kCodeTile;
-    score_mean(s, run, offsets);
-    weigh_tiles(s, run, offsets, tile, 1, query_parts(shape), 0, maxima, nullptr);
-    CodeRunReader(shape, run).rotated_value(row % kCodeBlock, value_.data());
-    for (uint32_t h = 0; h < s.group; ++h) {
-      const float weight = std::exp(scores_[h * kCodeBlock + row % kCodeBlock] - tops_[h]);
-      sums_[h] -= weight;
-      float* o = o_.data() + size_t{h} * shape.dim;
-      for (uint32_t j = 0; j < shape.dim; ++j) o[j] -= weight * value_[j];
-    }
-  }
-  for (uint32_t h = 0; h < s.group; ++h) {
-    if (before[h] == 0.0F) continue;
-    const float kept = std::max(sums_[h], 0.0F) + std::exp(exact_lse[h] - tops_[h]);
-    if (!(kLeastKept * before[h] <= kept)) return false;
-  }
-  return true;
-}
-
-void CodeScan::finish(const CodeSearch& s, const float* exact_lse, CodeParts& parts,
-                      StateView out) {
-  const uint32_t dim = s.shape().dim;
-  const bool none = chosen_.size() == s.rows.count();
-  if (!none && !chosen_.empty() && !take_out(s, exact_lse)) {
-    sorted_.assign(chosen_.begin(), chosen_.end());
-    std::sort(sorted_.begin(), sorted_.end());
-    CodeSearch others = s;
-    others.wanted = 0;
-    const uint32_t n = s.rows.parts();
-    for (uint32_t p = 0; p < n; ++p) scan(others, p, sorted_, parts);
-    merge(others, parts);
-  }
-  for (uint32_t h = 0; h < s.group; ++h) {
-    float* o = out.o + size_t{h} * dim;
-    // What is left of the weights where all rows are exact is rounding.
-    const bool empty = none || !(sums_[h] > 0.0F);
-    out.lse[h] = empty ? kMinusInf : tops_[h] + std::log(sums_[h]);
-    std::fill_n(o, dim, 0.0F);
-    if (empty) continue;
-    const float unit = s.rows.balance().value_scale / sums_[h];
-    for (uint32_t j = 0; j < dim; ++j) o[j] = unit * o_[size_t{h} * dim + j];
-    rotate_codes_back(o, dim);
-  }
+  kernels.weighted_sum[kHalf]({.weights = weights,
+                               .weight_stride = 1,
+                               .group = heads,
+                               .dim = shape.dim,
+                               .values = run.value_mean,
+                               .value_stride = 0,
+                               .ids = nullptr,
+                               .count = 1,
+                               .o = means});
 }
 
 }  // namespace keyhole::index

@@ -15,28 +15,15 @@
 // head where it weighs most: each range keeps the N best of each head.
 #pragma once
 
-#include <atomic>
-#include <memory>
 #include <span>
 #include <vector>
 
+#include "index/scan/code_parts.h"
 #include "index/scan/kv_codes.h"
 #include "index/scan/list_choice.h"
 #include "index/scan/topk.h"
 
 namespace keyhole::index {
-
-/// Ranges of a pass, at most.
-inline constexpr uint32_t kMostCodeParts = 64;
-/// Rows of a KV head that are read exactly, at most: 64 do what more would.
-inline constexpr uint32_t kMostExactRows = 1024;
-
-/// How `blocks` blocks are cut.
-struct CodeCut {
-  uint32_t parts = 0;
-  uint32_t blocks = 0;  ///< of a part; the last may have less
-};
-[[nodiscard]] CodeCut code_cut(size_t blocks);
 
 /// The codes of an index, in blocks or in lists; neither: it has none.
 struct CodedRows {
@@ -81,38 +68,11 @@ struct CodeSearch {
   [[nodiscard]] CodeRun run(size_t number) const {
     return rows.blocks != nullptr ? rows.blocks->run(number) : rows.lists->run(number);
   }
+  /// Parts of the queries that the pass takes, see cpu::ScoreCodesArgs.
+  [[nodiscard]] uint32_t query_parts() const { return shape().key_bits == 4 ? 2 : 1; }
   [[nodiscard]] uint32_t row_at(uint32_t place) const {
     return rows.blocks != nullptr ? place : rows.lists->id_of(place);
   }
-};
-
-/// What the ranges of one pass have come to. Different ranges may be written at once.
-class CodeParts {
- public:
-  /// Takes memory for searches of up to `group` heads and `wanted` rows; keeps what it has where that is enough.
-  void reserve(const CodeShape& shape, uint32_t group, uint32_t wanted);
-  /// Before the first part of every pass.
-  void begin();
-  [[nodiscard]] size_t bytes() const {
-    return (o_.size() + tops_.size() + sums_.size()) * sizeof(float) +
-           best_.size() * sizeof(uint64_t) + counts_.size() * sizeof(uint32_t);
-  }
-
- private:
-  friend class CodeScan;
-  [[nodiscard]] size_t at(uint32_t part, uint32_t head) const {
-    return size_t{part} * group_ + head;
-  }
-  uint32_t group_ = 0, wanted_ = 0;
-  size_t o_stride_ = 0;           // of a part: group * dim
-  std::vector<float> o_;          // rotated sums of weight * (g level + mean)
-  std::vector<float> tops_;       // `[parts, group]` the log weight that weighs 1
-  std::vector<float> sums_;       // `[parts, group]` of weights
-  std::vector<uint64_t> best_;    // `[parts, group, wanted_]` ranks
-  std::vector<uint32_t> counts_;  // `[parts, kMaxGroup]`
-  // `[kMaxGroup]` log weights that as many rows as are wanted reach: what parts that run side by side or later need not
-  // keep. Which rows are chosen in the end does not depend on it.
-  std::unique_ptr<std::atomic<float>[]> floors_;
 };
 
 /// One thread's memory for passes.
@@ -126,7 +86,15 @@ class CodeScan {
   /// Part `part` of code_cut(), or of ListChoice::scan_parts(): all rows but those at the places `skipped` (rising). Of lists
   /// that were not chosen, their mean values.
   void scan(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
-            CodeParts& out);
+            CodeParts& out) {
+    const CodeAsker alone{search.queries, search.group, &out};
+    scan(search, part, skipped, {&alone, 1});
+  }
+  /// The same for several at once, of blocks: they read each block together. search.queries is not read, search.group is the
+  /// sum of theirs, at most kMaxGroup, and `wanted` that of each. Each gets what it gets alone. Only blocks of the part are
+  /// read: the askers' codes may differ behind it, but for the cut.
+  void scan(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
+            std::span<const CodeAsker> askers);
 
   /// For searches: prepares the queries, and scores a block or list by its codes: `[group, kCodeBlock]`, valid until the
   /// next call.
@@ -145,6 +113,7 @@ class CodeScan {
   [[nodiscard]] size_t bytes() const;
 
  private:
+  void begin(const CodeSearch& search, std::span<const CodeAsker> askers);
   /// Log weights of n tiles of a run from `tile` on, in scores_ from that tile's place on, by so many parts of the queries.
   /// offsets: the queries' products with the run's mean key. floors: null, or with wanted see cpu::ScoreCodesArgs.
   void weigh_tiles(const CodeSearch& search, const CodeRun& run, const float* offsets,
@@ -154,20 +123,25 @@ class CodeScan {
   void weigh_run(const CodeSearch& search, const CodeRun& run, const float* offsets, uint32_t parts,
                  float* maxima, float* floors);
   void score_mean(const CodeSearch& search, const CodeRun& run, float* offsets) const;
-  /// Whether a row of run `number` of a pass over `runs` is heavy for some head. maxima: the largest log weights.
-  [[nodiscard]] bool is_heavy(const CodeSearch& search, size_t number, size_t runs,
-                              const float* maxima);
+  /// Whether a row of run `number` of a pass over `runs` is heavy for one of heads [head, head + heads). maxima: the largest
+  /// log weights.
+  [[nodiscard]] bool is_heavy(const CodeShape& shape, uint32_t head, uint32_t heads, size_t number,
+                              size_t runs, const float* maxima);
   /// Offers the rows of above_ to best_, the first of which has place `first`.
   void offer_run(uint32_t group, uint32_t tiles, uint32_t first);
   /// Adds a run, the `done`-th of `runs` of this part, whose rows have the places from `first` on. next: the run that comes
   /// after it, null: none.
   void scan_run(const CodeSearch& search, const CodeRun& run, uint32_t first, const float* offsets,
                 size_t done, size_t runs, const CodeRun* next, std::span<const uint32_t> skipped,
-                std::atomic<float>* floors);
+                std::span<const CodeAsker> askers);
+  /// Adds the run's values to the sums of heads [head, head + heads), by so many parts of the weights.
+  void sum_run(const CodeShape& shape, const cpu::Kernels& kernels, const CodeRun& run,
+               const CodeRun* next, uint32_t head, uint32_t heads, uint32_t parts,
+               const float* rescales);
   void scan_blocks(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
-                   std::atomic<float>* floors);
+                   std::span<const CodeAsker> askers);
   void scan_lists(const CodeSearch& search, uint32_t part, std::span<const uint32_t> skipped,
-                  std::atomic<float>* floors);
+                  std::span<const CodeAsker> askers);
   /// Begins the sums with the mean values of lists [begin, end) that are not read.
   void add_means(const CodeSearch& search, size_t begin, size_t end);
   /// Makes tops_ at least `tops` `[group]`; rescales `[group]`: what sums so far are to be multiplied by.

@@ -82,6 +82,17 @@ void KvCodes::truncate(size_t rows) noexcept {
   if (!last.data.is_shared()) last.data.own().resize((end - last.begin) * shape_.block_bytes());
 }
 
+size_t KvCodes::common_blocks(const KvCodes& other) const {
+  size_t common = 0;
+  for (size_t p = 0; p < std::min(pieces_.size(), other.pieces_.size()); ++p) {
+    const Piece &mine = pieces_[p], &theirs = other.pieces_[p];
+    if (mine.data.get() != theirs.data.get()) break;
+    common = std::min(mine.end, theirs.end);
+    if (mine.end != theirs.end) break;
+  }
+  return common;
+}
+
 size_t KvCodes::bytes() const {
   size_t bytes = balance_.key_scale.size() * sizeof(float);
   for (const Piece& piece : pieces_) bytes += piece.data->size();

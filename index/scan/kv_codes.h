@@ -65,6 +65,8 @@ class KvCodes {
     return pieces_[p].data->data() + (i - pieces_[p].begin) * shape_.block_bytes();
   }
   [[nodiscard]] CodeRun run(size_t block) const;
+  /// Blocks [0, n) of both are the same memory: what copies have had in common since they were made.
+  [[nodiscard]] size_t common_blocks(const KvCodes& other) const;
   [[nodiscard]] size_t bytes() const;
   /// Of these, those that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const;

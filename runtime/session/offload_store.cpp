@@ -134,6 +134,19 @@ bool OffloadStore::is_shared(uint32_t layer, uint32_t row) const {
          l.kind->scales.is_shared(l.place, scale_bytes(layer, row));
 }
 
+uint32_t OffloadStore::common_rows(uint32_t layer, const OffloadStore& other) const {
+  const Layer &l = layers_[layer], &o = other.layers_[layer];
+  size_t common = std::min(l.rows, o.rows);
+  common =
+      std::min(common, l.kind->arrays.common_bytes(l.place, o.kind->arrays) / row_bytes(layer));
+  if (dtype_ == DType::i8) {
+    const size_t blocks =
+        l.kind->scales.common_bytes(l.place, o.kind->scales) / scale_bytes(layer, kScaleRows);
+    common = std::min(common, blocks * kScaleRows);
+  }
+  return static_cast<uint32_t>(common);
+}
+
 size_t OffloadStore::bytes() const {
   size_t bytes = 0;
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {

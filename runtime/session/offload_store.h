@@ -94,6 +94,9 @@ class OffloadStore {
   /// too. What is pinned of them must be unpinned before.
   [[nodiscard]] bool is_shared(uint32_t layer, uint32_t row) const;
 
+  /// Rows [0, n) of the layer are in both stores, which have the same shape, the same memory.
+  [[nodiscard]] uint32_t common_rows(uint32_t layer, const OffloadStore& other) const;
+
   /// Bytes of the rows held, all layers, whether others share them or not.
   [[nodiscard]] size_t bytes() const;
   /// Of these, those that another store counts: of rows that several share, the first that still has them does.

@@ -92,6 +92,9 @@ class Sequence {
   [[nodiscard]] bool is_shared(uint32_t layer, uint32_t row) const {
     return store_.is_shared(layer, row);
   }
+  [[nodiscard]] uint32_t common_rows(uint32_t layer, const Sequence& other) const {
+    return store_.common_rows(layer, other.store_);
+  }
   void set_pinned(uint32_t layer, size_t rows) { store_.set_pinned(layer, rows); }
 
   // For a device that evicts tokens from its window by itself: it writes them to the staging

@@ -30,6 +30,7 @@
 #include "runtime/session/resident_truth.h"
 #include "runtime/session/sequence.h"
 #include "runtime/step/chosen_tokens.h"
+#include "runtime/step/common_pass.h"
 #include "runtime/step/decode_step.h"
 #include "runtime/step/token_search.h"
 #include "runtime/stream/device_codes.h"
@@ -218,11 +219,12 @@ class Session {
   /// suffice.
   void reserve_searches(bool anew);
   void count_step_bytes() {
-    step_bytes_ = step_.bytes() + (joint_step_ == nullptr ? 0 : joint_step_->bytes());
+    step_bytes_ = step_.bytes() + (joint_step_ == nullptr ? 0 : joint_step_->bytes()) +
+                  (common_pass_ == nullptr ? 0 : common_pass_->bytes());
   }
 
   // session_extend.cpp, session_accept.cpp
-  class Extension;
+  class Extension;  // extension.h
   /// The tokens that a layer's last keyhole_extend has appended.
   struct Extended {
     uint32_t before = 0;     ///< tokens that there were
@@ -278,6 +280,15 @@ class Session {
                                       gpu::StepGroup* group);
   /// Exactly, and appends them. No step is under way.
   void extend_blocked(uint32_t layer, const ExtendArgs& args);
+
+  // session_batch_on_host.cpp
+  class HostBatch;
+  /// Whether both hold enough of a layer's offloaded rows, or of their codes, in the same memory to read them together.
+  [[nodiscard]] bool is_copy(uint32_t layer, const Session& other) const;
+  /// Blocks of a layer's codes that lie in the same memory for both.
+  [[nodiscard]] size_t blocks_in_common(uint32_t layer, const Session& other) const;
+  /// The first offloaded row that a step attends exactly, but for those of a block that has no codes yet.
+  [[nodiscard]] size_t exact_from(uint32_t layer, uint32_t kv_head) const;
 
   // session_extend_batch.cpp
   static void extend_batch_on_device(uint32_t layer, std::span<BatchMember> members);
@@ -339,6 +350,8 @@ class Session {
   Sequence sequence_;
   DecodeStep step_;
   std::unique_ptr<DecodeStep> joint_step_;  ///< null: there was no use for it yet
+  std::unique_ptr<CommonPass>
+      common_pass_;  ///< of a batch, one of whose members has it; null likewise
   // Last, so that they end before anything that they read.
   IndexKeeper keeper_;
   SessionAudits audits_;

@@ -1,11 +1,11 @@
 // Several new tokens of a layer at once (keyhole_extend): their K and V in the dtype in which they will be stored, the
 // answers of some tokens after the other, each by one step over what the session holds and the new tokens that they see,
-// and when all answers are known the append. Batches are several of these whose steps are under way at once.
+// and when all answers are known the append.
 #include <algorithm>
 #include <memory>
 #include <string>
 
-#include "runtime/session/session.h"
+#include "runtime/session/extension.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -14,8 +14,6 @@ namespace {
 constexpr uint32_t kTokensPerTask = 64;
 // Of so many new tokens the memory for K and V is kept for the next call.
 constexpr uint32_t kTokensKept = 64;
-// Steps of a batch that are under way at once: as many jobs as the pool publishes (64), with room for others.
-constexpr size_t kStepsAtOnce = 32;
 
 void check_mask(const uint64_t* mask, uint32_t n) {
   if (mask == nullptr) return;
@@ -45,38 +43,6 @@ ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n) {
 
 // ---- One extension -------------------------------------------------------------------------------
 
-/// A keyhole_extend of one session: start() and finish() in turn until start() has nothing left to do, then append().
-class Session::Extension {
- public:
-  /// Checks and prepares all. Throws Error; the session's tokens have not changed then.
-  Extension(Session& session, uint32_t layer, const ExtendArgs& args);
-  ~Extension();
-  Extension(const Extension&) = delete;
-  Extension& operator=(const Extension&) = delete;
-
-  /// Hands a step for the next tokens to the pool; false: all are answered.
-  [[nodiscard]] bool start();
-  /// Waits for it and writes its answers.
-  void finish();
-  void append();
-
- private:
-  void store_new_rows();
-  void put_queries();
-  void write_answers();
-
-  Session* s_;
-  uint32_t layer_;
-  ExtendArgs args_;
-  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-  double append_seconds_ = 0.0;
-  bool by_pattern_ = false;  ///< all at once, without a step
-  NewTokens fresh_;
-  DecodeStep* joint_ = nullptr;  ///< of several tokens; null: of one at a time
-  DecodeStep* step_ = nullptr;   ///< the one under way
-  bool under_way_ = false;
-};
-
 Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args)
     : s_(&session), layer_(layer), args_(args) {
   s_->check_extend(layer, args);
@@ -96,8 +62,8 @@ Session::Extension::~Extension() {
       (void)step_->finish();
     } catch (...) {  // NOLINT: another error is on its way
     }
-    s_->audits_.discard();
   }
+  if (under_way_ || is_prepared_) s_->audits_.discard();
   if (args_.k.tokens > kTokensKept) std::vector<std::byte>().swap(s_->new_rows_);
 }
 
@@ -140,7 +106,7 @@ void Session::Extension::store_new_rows() {
             .asking = 0};
 }
 
-bool Session::Extension::start() {
+bool Session::Extension::prepare() {
   if (by_pattern_) {
     s_->extend_by_pattern(layer_, args_, fresh_);
     return false;
@@ -156,9 +122,20 @@ bool Session::Extension::start() {
   // In a tree a token follows those that it sees.
   const uint32_t depth = fresh_.seen_by_first() - 1;
   s_->prepare_work(*step_, layer_, before + depth, false, fresh_.asking);
-  gpu::Codes* const codes = s_->codes_of_step(layer_);
   try {
     if (s_->audits_.on()) s_->begin_audits(layer_);
+  } catch (...) {
+    s_->audits_.discard();
+    throw;
+  }
+  is_prepared_ = true;
+  return true;
+}
+
+void Session::Extension::launch() {
+  is_prepared_ = false;
+  gpu::Codes* const codes = s_->codes_of_step(layer_);
+  try {
     s_->step_layer_ = layer_;
     if (codes != nullptr) s_->codes_->expect_step();
     if (fresh_.window != 0) s_->sequence_.rings().set_ahead(fresh_.seen_by_first());
@@ -171,7 +148,11 @@ bool Session::Extension::start() {
   // A ring without tokens was not asked.
   s_->sequence_.rings().set_ahead(0);
   under_way_ = true;
-  return true;
+}
+
+DecodeStep& Session::Extension::plan() {
+  step_->plan(layer_, fresh_);
+  return *step_;
 }
 
 void Session::Extension::put_queries() {
@@ -289,66 +270,6 @@ void Session::extend(uint32_t layer, const ExtendArgs& args) {
   Extension extension(*this, layer, args);
   while (extension.start()) extension.finish();
   extension.append();
-}
-
-// ---- Batches -------------------------------------------------------------------------------------
-
-void Session::extend_batch(uint32_t layer, std::span<BatchMember> members) {
-  if (!members.empty() && members[0].args.q.on_device) {
-    return extend_batch_on_device(layer, members);
-  }
-  // Of one session after the other the step under way is finished and the next begun at once: meanwhile workers have the
-  // tasks of all others.
-  struct Slot {
-    BatchMember* member = nullptr;
-    std::unique_ptr<Extension> extension;  ///< with a step under way; null: the slot is free
-  };
-  // Taken before any session changes: from here on only members can fail.
-  std::vector<Slot> slots(std::min(kStepsAtOnce, members.size()));
-  const auto attempt = [](BatchMember& member, auto&& body) {
-    try {
-      return body();
-    } catch (...) {
-      member.error = std::current_exception();
-      return false;
-    }
-  };
-  // False: the session is done, or has failed.
-  const auto go_on = [&](Slot& slot) {
-    return attempt(*slot.member, [&] {
-      if (slot.extension->start()) return true;
-      slot.extension->append();
-      return false;
-    });
-  };
-  size_t next = 0;
-  const auto take_next = [&](Slot& slot) {
-    slot.extension.reset();
-    while (next < members.size()) {
-      slot.member = &members[next++];
-      if (slot.member->error != nullptr || slot.member->args.k.tokens == 0) continue;
-      const bool begun = attempt(*slot.member, [&] {
-        slot.extension =
-            std::make_unique<Extension>(*slot.member->session, layer, slot.member->args);
-        return true;
-      });
-      if (begun && go_on(slot)) return;
-      slot.extension.reset();
-    }
-  };
-  for (Slot& slot : slots) take_next(slot);
-  for (bool some = true; some;) {
-    some = false;
-    for (Slot& slot : slots) {
-      if (slot.extension == nullptr) continue;
-      some = true;
-      const bool answered = attempt(*slot.member, [&] {
-        slot.extension->finish();
-        return true;
-      });
-      if (!answered || !go_on(slot)) take_next(slot);
-    }
-  }
 }
 
 }  // namespace keyhole::runtime

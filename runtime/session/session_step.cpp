@@ -70,6 +70,7 @@ void Session::prepare_work(DecodeStep& step, uint32_t layer, uint32_t position, 
     work.exact_begin = 0;
     work.record = nullptr;
     work.partitions = nullptr;
+    work.common = {};
     if (params_.mode == KEYHOLE_MODE_EXACT || keeper_.is_dense(layer, h)) continue;
     work.exact_begin = sequence_.rows(layer);
     if (params_.mode == KEYHOLE_MODE_RESIDENT || codes_of_step(layer) != nullptr) continue;

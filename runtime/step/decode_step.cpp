@@ -1,7 +1,6 @@
 #include "runtime/step/decode_step.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "runtime/step/recording.h"
@@ -103,6 +102,22 @@ void DecodeStep::set_shape(uint32_t layer, uint32_t tokens) {
   resident_.set_heads(kv_heads_, dim_);
 }
 
+void DecodeStep::plan(uint32_t layer, const NewTokens& fresh) {
+  set_shape(layer, fresh.asking);
+  q_ = queries_.data();
+  common_cost_ = {};
+  plan_tasks();
+}
+
+void DecodeStep::plan_tasks() {
+  const std::span<HeadWork> works = std::span(work_).first(kv_heads_);
+  for (HeadWork& work : works) work.search.k = std::min(work.search.k, capacity_k_);
+  plan_.make(works, group_);
+  for (uint32_t h = 0; h < kv_heads_; ++h) {
+    if (plan_.head(h).codes != 0 && work_[h].common.codes == 0) code_parts_[h].begin();
+  }
+}
+
 void DecodeStep::start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes,
                        const NewTokens* fresh) {
   set_shape(layer, fresh != nullptr ? fresh->asking : 1);
@@ -144,14 +159,16 @@ void DecodeStep::begin_records() {
 
 void DecodeStep::start_tasks(ResultSink& sink) {
   sink_ = &sink;
-  const std::span<HeadWork> works = std::span(work_).first(kv_heads_);
-  for (HeadWork& work : works) work.search.k = std::min(work.search.k, capacity_k_);
   for (Worker& w : workers_) w.cost = {};
-  plan_.make(works, group_);
+  plan_tasks();
+  // What is left of a step that was planned and did not start is not this one's.
+  const std::span<const HeadWork> works = std::span(work_).first(kv_heads_);
+  if (std::all_of(works.begin(), works.end(), [](const HeadWork& w) { return w.common.none(); })) {
+    common_cost_ = {};
+  }
   for (uint32_t h = 0; h < kv_heads_; ++h) {
     const HeadPlan& head = plan_.head(h);
-    progress_[h].parts.store(head.parts + head.codes, std::memory_order_relaxed);
-    if (head.codes != 0) code_parts_[h].begin();
+    progress_[h].parts.store(head.parts + head.code_tasks(), std::memory_order_relaxed);
     progress_[h].ranks.store(head.ranks, std::memory_order_relaxed);
     progress_[h].has_chosen.store(false, std::memory_order_relaxed);
     if (head.ranks != 0) {
@@ -177,7 +194,7 @@ StepCost DecodeStep::finish() {
     resident_.end();
     for (uint32_t h = 0; h < kv_heads_; ++h) end_state(h);
   }
-  StepCost sum;
+  StepCost sum = std::exchange(common_cost_, {});
   size_t logs = 0;
   for (const Worker& w : workers_) {
     sum += w.cost;
@@ -272,42 +289,6 @@ void DecodeStep::record_search(uint32_t kv_head, const SearchParams& params,
   if (params.tail.tree == nullptr) return;
   record_unread(record, slots_.part(kv_head, 0).lse, params.tail.other,
                 selection.tail_figures().missing);
-}
-
-void DecodeStep::run_ranks(uint32_t kv_head, uint32_t part, Worker& worker) {
-  Progress& progress = progress_[kv_head];
-  const Stopwatch watch;
-  index::ListChoice& choice = choices_[kv_head];
-  choice.rank(part);
-  worker.cost.search_seconds += watch.seconds();
-  if (progress.ranks.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  const Stopwatch choosing;
-  choice.choose(work_[kv_head].search.codes.goal);
-  worker.cost.search_seconds += choosing.seconds();
-  progress.has_chosen.store(true, std::memory_order_release);
-}
-
-void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
-  const HeadWork& work = work_[kv_head];
-  const GroupQuery query = query_of(kv_head);
-  Selection& selection = worker.selection;
-  index::CodeParts& parts = code_parts_[kv_head];
-  const index::ListChoice* choice = nullptr;
-  if (work.search.codes.lists != nullptr) {
-    choice = &choices_[kv_head];
-    // Others rank the last lists, within some tens of microseconds; see StepPlan::make().
-    while (!progress_[kv_head].has_chosen.load(std::memory_order_acquire)) {
-      std::this_thread::yield();
-    }
-    if (progress_[kv_head].failed.load(std::memory_order_relaxed)) return;
-  }
-  if (part == 0) worker.cost.keys_offered += uint64_t{group_} * work.search.codes.count();
-  worker.cost += selection.scan_codes(query, work.search, part, choice, parts);
-  // As in keep_hits().
-  if (progress_[kv_head].parts.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  worker.cost += selection.attend_codes(query, work.search, choice, parts,
-                                        {slots_.part(kv_head, 0), slots_.tail(kv_head)});
-  if (work.record != nullptr) work.record->attended.add(selection.attended());
 }
 
 void DecodeStep::run_chosen(uint32_t kv_head, uint32_t part, Worker& worker) {

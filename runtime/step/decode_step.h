@@ -59,6 +59,20 @@ class DecodeStep {
   [[nodiscard]] float* queries() { return queries_.data(); }
   [[nodiscard]] HeadWork& work(uint32_t kv_head) { return work_[kv_head]; }
 
+  /// Before start(), for a CommonPass: says how the step of these new tokens is cut (plan_of()). With it queries and work are
+  /// the step's, but for HeadWork::common.
+  void plan(uint32_t layer, const NewTokens& fresh);
+  [[nodiscard]] const HeadPlan& plan_of(uint32_t kv_head) const { return plan_.head(kv_head); }
+  /// In the step that is planned or under way.
+  [[nodiscard]] GroupQuery query_of(uint32_t kv_head) const;
+  /// Where the states of a head's parts and chunks go.
+  [[nodiscard]] index::CodeParts& code_parts(uint32_t kv_head) { return code_parts_[kv_head]; }
+  [[nodiscard]] StateView chunk(uint32_t kv_head, uint32_t number) {
+    return slots_.chunk(kv_head, number);
+  }
+  /// Adds to what finish() returns next: the step's share of what was done for several steps together.
+  void add_common_cost(const StepCost& cost) { common_cost_ += cost; }
+
   /// Hands the step to the pool and returns. queries() and the resident part are the step's. Results go to o() and
   /// lse(). codes, where not null: the device attends the offloaded rows, too, see gpu::Resident::attend_begin().
   void start(uint32_t layer, gpu::Resident& resident, gpu::Codes* codes = nullptr) {
@@ -112,6 +126,7 @@ class DecodeStep {
   }
   /// The shape of the step that is about to begin.
   void set_shape(uint32_t layer, uint32_t tokens);
+  void plan_tasks();
   void begin_records();
   void start_tasks(ResultSink& sink);
   void start_without_resident(ResultSink& sink, const float* learned_sinks);
@@ -130,8 +145,6 @@ class DecodeStep {
   /// A task of a head, or the resident part, is done: the last one merges and delivers.
   void end_state(uint32_t kv_head);
   [[nodiscard]] HeadStates states_of(uint32_t kv_head);
-  /// In the step under way.
-  [[nodiscard]] GroupQuery query_of(uint32_t kv_head) const;
   void count_bytes();
 
   const Engine* engine_;
@@ -153,6 +166,7 @@ class DecodeStep {
 
   // The step under way.
   StepPlan plan_;
+  StepCost common_cost_;
   uint32_t layer_ = 0;
   const float* q_ = nullptr;
   ResultSink* sink_ = nullptr;

@@ -16,6 +16,11 @@ struct HeadWork {
   /// Not null: instead of a search, the rows of the partitions that the device chooses (Delivery::chosen).
   const index::TailTree* partitions = nullptr;
   HeadRecord* record = nullptr;  ///< not null: to be filled in for an audit
+  /// The first of its parts and chunks (step/step_plan.h) whose states are there when the step starts, see CommonPass.
+  struct Common {
+    uint32_t codes = 0, chunks = 0;
+    [[nodiscard]] bool none() const { return codes == 0 && chunks == 0; }
+  } common;
 };
 
 }  // namespace keyhole::runtime

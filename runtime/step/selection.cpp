@@ -44,6 +44,8 @@ index::SearchArgs search_args(const GroupQuery& query, const SearchParams& param
           .parts = part.count};
 }
 
+}  // namespace
+
 index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
                               const index::ListChoice* choice) {
   return {.kernels = query.kernels,
@@ -54,8 +56,6 @@ index::CodeSearch code_search(const GroupQuery& query, const SearchParams& param
           .wanted = params.exact_rows(),
           .choice = choice};
 }
-
-}  // namespace
 
 void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
   Selection next;

@@ -16,6 +16,10 @@
 
 namespace keyhole::runtime {
 
+/// What the query asks of params.codes. Lists have been chosen: choice; null of blocks.
+[[nodiscard]] index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
+                                            const index::ListChoice* choice);
+
 /// One worker's memory for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
  public:

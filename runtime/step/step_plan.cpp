@@ -60,8 +60,12 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
     p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;
   }
   const auto rows = static_cast<uint32_t>(work.kv.keys.count) - work.exact_begin;
-  p.chunk_rows = std::max(kMinChunk, (rows + kMaxChunks - 1) / kMaxChunks);
+  // Of sequences of nearly the same length the chunks are the same rows.
+  p.chunk_rows = kMinChunk;
+  while (uint64_t{p.chunk_rows} * kMaxChunks < rows) p.chunk_rows *= 2;
   p.chunks = (rows + p.chunk_rows - 1) / p.chunk_rows;
+  p.first_code = p.codes == 0 ? 0 : std::min(work.common.codes, p.codes - 1);
+  p.first_chunk = work.common.chunks;
   return p;
 }
 
@@ -92,12 +96,12 @@ void StepPlan::make(std::span<const HeadWork> works, uint32_t group) {
   for (uint32_t h = 0; h < kv_heads_; h += kHeadsAtATime) {
     for (uint32_t i = 0; i < kHeadsAtATime * index::kMostCodeParts; ++i) {
       const uint32_t head = h + i % kHeadsAtATime, p = i / kHeadsAtATime;
-      if (head >= kv_heads_ || p >= heads_[head].codes) continue;
+      if (head >= kv_heads_ || p < heads_[head].first_code || p >= heads_[head].codes) continue;
       tasks_.push_back({StepTask::Kind::codes, head, p});
     }
   }
   for (uint32_t h = 0; h < kv_heads_; ++h) {
-    for (uint32_t c = 0; c < heads_[h].chunks; ++c) {
+    for (uint32_t c = heads_[h].first_chunk; c < heads_[h].chunks; ++c) {
       tasks_.push_back({StepTask::Kind::exact, h, c});
     }
   }

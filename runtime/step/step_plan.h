@@ -26,9 +26,14 @@ struct HeadPlan {
   uint32_t ranks = 0;   ///< of the choice among lists of codes, before any of their scans
   uint32_t codes = 0;   ///< of the pass over the codes of all rows, or of the chosen lists
   uint32_t chunks = 0;  ///< of the rows that are attended exactly
-  uint32_t chunk_rows = 0;  ///< of all but the last
+  uint32_t chunk_rows = 0;                   ///< of all but the last
+  uint32_t first_code = 0, first_chunk = 0;  ///< that the step has a task for, see HeadWork::common
 
-  [[nodiscard]] uint32_t tasks() const { return parts + ranks + codes + chunks; }
+  /// Parts of the pass over codes that are to end. The last has a task even if it is there: to end the pass.
+  [[nodiscard]] uint32_t code_tasks() const { return codes - first_code; }
+  [[nodiscard]] uint32_t tasks() const {
+    return parts + ranks + code_tasks() + chunks - first_chunk;
+  }
   /// States that the parts leave.
   [[nodiscard]] uint32_t part_states() const { return merges_hits || codes != 0 ? 1 : parts; }
 };

@@ -103,6 +103,17 @@ class Member {
     return all;
   }
   [[nodiscard]] const SharedArrays& arrays() const { return arrays_; }
+  /// Whether what both hold of the bytes that they have in common are the same bytes.
+  [[nodiscard]] bool agrees_with(const Member& other) const {
+    for (size_t i = 0; i < expected_.size(); ++i) {
+      const size_t g = i / count_;
+      const size_t common =
+          std::min({arrays_.common_bytes(g, other.arrays_), held(g), other.held(g)});
+      if (common == 0) continue;
+      if (std::memcmp(expected_[i].data(), other.expected_[i].data(), common) != 0) return false;
+    }
+    return true;
+  }
 
  private:
   SharedArrays arrays_;
@@ -111,6 +122,7 @@ class Member {
 };
 
 TEST(SharedArrays, EachHoldsItsOwnWhateverOthersDo) {
+  size_t forked = 0, in_common = 0;  // pages
   for (uint64_t seed = 1; seed <= unless_sanitized(40, 6); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
@@ -131,7 +143,11 @@ TEST(SharedArrays, EachHoldsItsOwnWhateverOthersDo) {
         case 4: m.truncate(g, held - std::min(held, below(6000))); break;
         case 5: m.truncate(g, held / kPage * kPage); break;
         case 6:
-          if (family.size() < 6) family.push_back(m.fork());
+          if (family.size() == 6) break;
+          family.push_back(m.fork());
+          EXPECT_LE(m.arrays().common_bytes(g, family.back()->arrays()), held);
+          forked += held / kPage;
+          in_common += m.arrays().common_bytes(g, family.back()->arrays()) / kPage;
           break;
         default:
           if (family.size() > 1)
@@ -139,6 +155,7 @@ TEST(SharedArrays, EachHoldsItsOwnWhateverOthersDo) {
       }
       for (size_t f = 0; f < family.size(); ++f) {
         ASSERT_TRUE(family[f]->is_right()) << "member " << f << " after call " << i;
+        ASSERT_TRUE(family[f]->agrees_with(*family[below(family.size())]));
         const SharedArrays::Bytes bytes = family[f]->bytes();
         if (family.size() == 1) {
           ASSERT_EQ(bytes.counted_by_others, 0U) << "there are no others";
@@ -146,6 +163,7 @@ TEST(SharedArrays, EachHoldsItsOwnWhateverOthersDo) {
       }
     }
   }
+  EXPECT_EQ(in_common, forked);  // copies share all whole pages
 }
 
 TEST(SharedArrays, HaveEachPageOnceAndCountItOnce) {

@@ -321,6 +321,75 @@ TEST(CodeScan, TheOrderOfPartsChangesNoBit) {
   EXPECT_EQ(a.coded.lse, b.coded.lse);
 }
 
+// Whoever asks beside it, an asker gets the bits that it gets alone; also where its codes end behind the part.
+TEST(CodeScan, AskersTogetherGetWhatEachGetsAlone) {
+  for (uint32_t seed = 1; seed <= test::cases(6); ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const uint32_t dim = random() % 2 == 0 ? 64 : 128;
+    Head head(dim, 13312, seed);  // 52 blocks: three parts
+    // A heavy row or two for some of the heads alone: others round the block's weights more coarsely.
+    for (uint32_t h = 0; h < 3; ++h) {
+      const size_t row = random() % 13312;
+      for (uint32_t j = 0; j < dim; ++j) {
+        head.keys[row * dim + j] += 2.0F * head.queries[(7 * h) * dim + j];
+      }
+    }
+    const uint32_t bits = 1U << random() % 3;
+    const KvCodes codes = head.codes(bits, random() % 4 == 0 ? 0 : bits);
+    KvCodes shorter = codes;
+    shorter.truncate(12800);  // 50 blocks: their last part is another one
+    const uint32_t wanted = random() % 3 == 0 ? 0 : 1 + random() % 40;
+    const auto levels = cpu::available_levels();
+    CodeSearch s{cpu::kernels_for(levels[random() % levels.size()]),
+                 {&codes},
+                 nullptr,
+                 0,
+                 {0.1F, random() % 3 == 0 ? 6.0F : 0.0F},
+                 wanted};
+    std::vector<uint32_t> groups(2 + random() % 4);
+    std::vector<CodeParts> parts(groups.size());
+    std::vector<CodeAsker> askers(groups.size());
+    for (size_t i = 0; i < groups.size(); ++i) {
+      groups[i] = 1 + random() % 5;
+      askers[i] = {head.queries.data() + size_t{s.group} * dim, groups[i], &parts[i]};
+      parts[i].reserve(codes.shape(), groups[i], wanted);
+      s.group += groups[i];
+    }
+    CodeScan scan;
+    ASSERT_EQ(code_cut(codes.blocks()).parts, 3U);
+    for (const uint32_t part : {0U, 1U, 2U}) scan.scan(s, part, {}, askers);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      SCOPED_TRACE("asker " + std::to_string(i));
+      CodeSearch own = s;
+      own.queries = askers[i].queries;
+      own.group = groups[i];
+      const Answer alone = run(own, head.kv());
+      const auto rows = scan.choose(own, parts[i]);
+      EXPECT_TRUE(std::equal(rows.begin(), rows.end(), alone.rows.begin(), alone.rows.end()));
+      State coded(groups[i], dim);
+      scan.finish(own, alone.exact.lse.data(), parts[i], coded.view());
+      EXPECT_EQ(coded.o, alone.coded.o);
+      EXPECT_EQ(coded.lse, alone.coded.lse);
+      // Its codes are a copy that ends elsewhere: the first two parts together, the last by itself.
+      own.rows = {&shorter};
+      CodeParts both;
+      both.reserve(codes.shape(), groups[i], wanted);
+      const CodeAsker with_others[] = {{own.queries, groups[i], &both},
+                                       askers[(i + 1) % groups.size()]};
+      s.group = with_others[0].group + with_others[1].group;
+      for (const uint32_t part : {0U, 1U}) scan.scan(s, part, {}, with_others);
+      scan.scan(own, 2, {}, both);
+      const Answer cut = run(own, head.kv());
+      const auto chosen = scan.choose(own, both);
+      EXPECT_TRUE(std::equal(chosen.begin(), chosen.end(), cut.rows.begin(), cut.rows.end()));
+      scan.finish(own, cut.exact.lse.data(), both, coded.view());
+      EXPECT_EQ(coded.o, cut.coded.o);
+      EXPECT_EQ(coded.lse, cut.coded.lse);
+    }
+  }
+}
+
 TEST(CodeScan, EqualKeysAreOneKey) {
   Head head(128, 1024, 19);
   for (size_t i = 1; i < 1024; ++i) {

@@ -407,6 +407,17 @@ TEST(KvCodes, CopiesGrowAndAreCutEachByItself) {
           ASSERT_EQ(first, member.blocks[b]);
           ASSERT_EQ(last, member.blocks[b]);
         }
+        for (const Member& other : family) {
+          const size_t common = member.codes.common_blocks(other.codes);
+          ASSERT_EQ(common, other.codes.common_blocks(member.codes));
+          ASSERT_LE(common, std::min(member.blocks.size(), other.blocks.size()));
+          for (size_t b = 0; b < common; ++b) {
+            ASSERT_EQ(member.codes.block(b), other.codes.block(b));
+          }
+          // Blocks that are at another place are not in common.
+          const bool at_end = common == std::min(member.blocks.size(), other.blocks.size());
+          ASSERT_TRUE(at_end || member.codes.block(common) != other.codes.block(common));
+        }
         counted += member.codes.bytes() - member.codes.bytes_of_others();
         ASSERT_GE(member.codes.bytes(), member.blocks.size() * shape.block_bytes());
       }
