@@ -768,7 +768,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_accept(keyhole_sessi
  * or 128 components, up to 8 query heads for a KV head and step) go by one launch for up to 16 sessions, also in a capture: short
  * sequences then fill the device together. It shares its thread blocks by their lengths as they are when the kernels run, so a
  * session's result may differ by rounding from that of keyhole_extend. A launch that fails is a failure of each session in it.
- * Sequences may join and leave between calls.
+ * Sequences may join and leave between calls. On a host device what copies (keyhole_fork) have in common of codes without lists,
+ * and of K and V that are attended exactly, is read once for all of them: results differ by rounding from those of keyhole_extend, at most.
  *   q, out       `[total, Hq, d]`, total = query_start[count]: the tokens of session 0, then those of session 1, ...
  *   k, v         `[total, Hkv, d]`
  *   query_start  `[count + 1]`, rising from 0: tokens query_start[i] to query_start[i + 1] are session i's; none: the
@@ -974,7 +975,7 @@ typedef struct keyhole_statistics {
   uint64_t keys_offered;
   /* Sum: offloaded tokens x query heads that entered an attention state. */
   uint64_t keys_attended;
-  /* Sum: host memory read by searches and offloaded attention. */
+  /* Sum: host memory read by searches and offloaded attention. What a batch of copies reads once is divided among them. */
   uint64_t bytes_read;
   /* Sum: wall time of attends, begin to end; of stream steps, serve_seconds. */
   double attend_seconds;
