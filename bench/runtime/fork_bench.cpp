@@ -217,6 +217,7 @@ void batch_sizes(benchmark::internal::Benchmark* b) {
 }
 BENCHMARK_CAPTURE(batch, codes2, "codes:k=2,v=2")->Apply(batch_sizes);
 BENCHMARK_CAPTURE(batch, codes4, "codes:k=4,v=4")->Apply(batch_sizes);
+BENCHMARK_CAPTURE(batch, lists4, "codes:k=4,v=4,lists=64")->Apply(batch_sizes);
 BENCHMARK_CAPTURE(batch, exact, "exact")->Apply(batch_sizes);
 BENCHMARK_CAPTURE(copy_floor, codes, "codes:k=4,v=4")->Apply(sizes);
 

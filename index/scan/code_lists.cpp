@@ -264,6 +264,12 @@ void CodeLists::truncate(size_t rows) {
   count_lists();
 }
 
+size_t CodeLists::common_rows(const CodeLists& other) const {
+  size_t n = 0;
+  while (n < std::min(chunks(), other.chunks()) && &chunk(n) == &other.chunk(n)) ++n;
+  return n == 0 ? 0 : end_of(n - 1);
+}
+
 size_t CodeLists::bytes() const {
   size_t bytes = balance_.key_scale.size() * sizeof(float) + first_.size() * sizeof(size_t);
   for (const Chunk& chunk : chunks_) bytes += chunk->bytes();

@@ -101,6 +101,9 @@ class CodeLists {
   /// Forgets chunks that hold a row >= rows.
   void truncate(size_t rows);
 
+  /// Rows [0, n) are in chunks that are the same memory in both: what copies have had in common since they were made.
+  [[nodiscard]] size_t common_rows(const CodeLists& other) const;
+
   [[nodiscard]] size_t bytes() const;
   /// Of these, those that a copy counts, see cpu/shared.h.
   [[nodiscard]] size_t bytes_of_others() const;

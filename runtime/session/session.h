@@ -285,8 +285,8 @@ class Session {
   class HostBatch;
   /// Whether both hold enough of a layer's offloaded rows, or of their codes, in the same memory to read them together.
   [[nodiscard]] bool is_copy(uint32_t layer, const Session& other) const;
-  /// Blocks of a layer's codes that lie in the same memory for both.
-  [[nodiscard]] size_t blocks_in_common(uint32_t layer, const Session& other) const;
+  /// Whether enough of a layer's codes lies in the same memory for both.
+  [[nodiscard]] bool has_codes_of(uint32_t layer, const Session& other) const;
   /// The first offloaded row that a step attends exactly, but for those of a block that has no codes yet.
   [[nodiscard]] size_t exact_from(uint32_t layer, uint32_t kv_head) const;
 

@@ -96,7 +96,7 @@ bool Session::HostBatch::have_copies() const {
 }
 
 bool Session::is_copy(uint32_t layer, const Session& other) const {
-  if (blocks_in_common(layer, other) * kCodeBlock >= kLeastCommonRows) return true;
+  if (has_codes_of(layer, other)) return true;
   const uint32_t rows = sequence_.common_rows(layer, other.sequence_);
   if (rows < kLeastCommonRows) return false;
   for (uint32_t h = 0; h < engine_->model().of(layer).kv_heads; ++h) {
@@ -106,11 +106,13 @@ bool Session::is_copy(uint32_t layer, const Session& other) const {
   return false;
 }
 
-size_t Session::blocks_in_common(uint32_t layer, const Session& other) const {
+bool Session::has_codes_of(uint32_t layer, const Session& other) const {
   const index::Index *mine = index_of(layer, 0), *theirs = other.index_of(layer, 0);
-  if (mine == nullptr || theirs == nullptr) return 0;
-  const index::KvCodes *codes = mine->codes(), *others = theirs->codes();
-  return codes == nullptr || others == nullptr ? 0 : codes->common_blocks(*others);
+  if (mine == nullptr || theirs == nullptr) return false;
+  const auto a = index::CodedRows::of(*mine), b = index::CodedRows::of(*theirs);
+  if (a.lists != nullptr && b.lists != nullptr) return read_together(*a.lists, *b.lists);
+  return a.blocks != nullptr && b.blocks != nullptr &&
+         a.blocks->common_blocks(*b.blocks) * kCodeBlock >= kLeastCommonRows;
 }
 
 size_t Session::exact_from(uint32_t layer, uint32_t kv_head) const {

@@ -39,6 +39,7 @@ Rows rows_of_chunk(const HeadWork& work, const HeadPlan& plan, uint32_t chunk) {
 void CommonPass::run(uint32_t layer, std::span<DecodeStep* const> steps,
                      const CommonRows& common_rows) {
   const LayerShape shape = engine_->model().of(layer);
+  lists_.run(shape.kv_heads, steps);
   steps_ = steps;
   units_.clear();
   who_.clear();
@@ -133,7 +134,7 @@ void CommonPass::reserve(uint32_t dim) {
 }
 
 size_t CommonPass::bytes() const {
-  size_t bytes = 0;
+  size_t bytes = lists_.bytes();
   for (const Worker& w : workers_) {
     bytes += w.scan.bytes() + (w.queries.size() + w.o.size() + w.lse.size()) * sizeof(float);
   }

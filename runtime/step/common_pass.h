@@ -1,6 +1,7 @@
 // What the steps of copies of one sequence have in common, done once for all of them (the cascade of prefixes): parts of the
 // pass over codes, and chunks of rows attended exactly, that are the same memory in several sessions are read once, for the
-// query heads of all.
+// query heads of all. Codes in lists, of which every session reads others, are read by one after the other while they are in
+// a thread's cache (step/common_lists.h).
 //
 // It runs before the steps start. Each step is planned, with parts and chunks cut by its own counts as always; those that
 // several steps have in common are done here, whole, and leave every step the states that it would have made itself. So an
@@ -16,13 +17,14 @@
 
 #include "cpu/pool.h"
 #include "index/scan/code_scan.h"
+#include "runtime/step/common_lists.h"
 #include "runtime/step/decode_step.h"
 
 namespace keyhole::runtime {
 
 class CommonPass {
  public:
-  explicit CommonPass(const Engine& engine) : engine_(&engine) {}
+  explicit CommonPass(const Engine& engine) : engine_(&engine), lists_(engine) {}
 
   /// How many of the layer's first offloaded rows lie in the same memory for steps i and j.
   using CommonRows = std::function<uint32_t(size_t i, size_t j)>;
@@ -71,6 +73,7 @@ class CommonPass {
   [[nodiscard]] uint32_t heads(const Unit& unit) const;
 
   const Engine* engine_;
+  CommonLists lists_;
   std::vector<Worker> workers_;
   // The pass under way.
   std::span<DecodeStep* const> steps_;

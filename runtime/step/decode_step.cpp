@@ -170,12 +170,8 @@ void DecodeStep::start_tasks(ResultSink& sink) {
     const HeadPlan& head = plan_.head(h);
     progress_[h].parts.store(head.parts + head.code_tasks(), std::memory_order_relaxed);
     progress_[h].ranks.store(head.ranks, std::memory_order_relaxed);
-    progress_[h].has_chosen.store(false, std::memory_order_relaxed);
-    if (head.ranks != 0) {
-      const GroupQuery query = query_of(h);
-      choices_[h].begin(*work_[h].search.codes.lists, *query.kernels, query.queries, group_,
-                        query.logits);
-    }
+    progress_[h].has_chosen.store(work_[h].common.has_chosen, std::memory_order_relaxed);
+    if (head.ranks != 0) begin_choice(h);
     progress_[h].states.store(head.tasks() + 1, std::memory_order_relaxed);
     progress_[h].failed.store(false, std::memory_order_relaxed);
   }

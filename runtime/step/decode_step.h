@@ -65,6 +65,9 @@ class DecodeStep {
   [[nodiscard]] const HeadPlan& plan_of(uint32_t kv_head) const { return plan_.head(kv_head); }
   /// In the step that is planned or under way.
   [[nodiscard]] GroupQuery query_of(uint32_t kv_head) const;
+  /// Of a head with lists: begins its choice, whose parts (HeadPlan::ranks) any thread may rank then.
+  void begin_choice(uint32_t kv_head);
+  [[nodiscard]] index::ListChoice& choice(uint32_t kv_head) { return choices_[kv_head]; }
   /// Where the states of a head's parts and chunks go.
   [[nodiscard]] index::CodeParts& code_parts(uint32_t kv_head) { return code_parts_[kv_head]; }
   [[nodiscard]] StateView chunk(uint32_t kv_head, uint32_t number) {

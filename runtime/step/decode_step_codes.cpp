@@ -5,6 +5,12 @@
 
 namespace keyhole::runtime {
 
+void DecodeStep::begin_choice(uint32_t kv_head) {
+  const GroupQuery query = query_of(kv_head);
+  choices_[kv_head].begin(*work_[kv_head].search.codes.lists, *query.kernels, query.queries, group_,
+                          query.logits);
+}
+
 void DecodeStep::run_ranks(uint32_t kv_head, uint32_t part, Worker& worker) {
   Progress& progress = progress_[kv_head];
   const Stopwatch watch;

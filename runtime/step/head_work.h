@@ -19,6 +19,7 @@ struct HeadWork {
   /// The first of its parts and chunks (step/step_plan.h) whose states are there when the step starts, see CommonPass.
   struct Common {
     uint32_t codes = 0, chunks = 0;
+    bool has_chosen = false;  ///< among its lists
     [[nodiscard]] bool none() const { return codes == 0 && chunks == 0; }
   } common;
 };

@@ -57,6 +57,32 @@ index::CodeSearch code_search(const GroupQuery& query, const SearchParams& param
           .choice = choice};
 }
 
+StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const SearchParams& params,
+                    uint32_t part, const index::ListChoice* choice, index::CodeParts& parts) {
+  const Stopwatch watch;
+  StepCost cost;
+  scan.scan(code_search(query, params, choice), part, {}, parts);
+  if (choice != nullptr) {
+    const index::CodeLists& lists = *params.codes.lists;
+    const uint32_t n = params.codes.parts();
+    const size_t means = lists.lists() * (part + 1) / n - lists.lists() * part / n;
+    // What the part has read of the chosen lists is told as an equal share: to look it up would take a walk over them.
+    const size_t rows = choice->chosen_rows() * (part + 1) / n - choice->chosen_rows() * part / n;
+    cost.keys_scored = uint64_t{query.group} * rows;
+    cost.bytes_read = 2 * means * lists.shape().dim * 2 +
+                      rows * index::CodeLists::tile_bytes(lists.shape()) / kCodeTile;
+  } else {
+    const index::KvCodes& codes = *params.codes.blocks;
+    const index::CodeCut cut = index::code_cut(codes.blocks());
+    const size_t blocks = std::min<size_t>(cut.blocks, codes.blocks() - size_t{part} * cut.blocks);
+    cost.keys_scored = uint64_t{query.group} * blocks * kCodeBlock;
+    cost.bytes_read = blocks * codes.shape().block_bytes();
+  }
+  cost.tail_bytes_read = cost.bytes_read;
+  cost.search_seconds = cost.tail_seconds = watch.seconds();
+  return cost;
+}
+
 void Selection::reserve(std::span<const Use> uses, uint32_t group, uint32_t k) {
   Selection next;
   for (const Use& use : uses) {
@@ -164,32 +190,6 @@ StepCost Selection::search_and_attend(const index::Index& index, const GroupQuer
   }
   cost.search_seconds = watch.seconds();
   attend(query, params, params.explores() && scored.exact ? &scored : nullptr, out, cost);
-  return cost;
-}
-
-StepCost Selection::scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
-                               const index::ListChoice* choice, index::CodeParts& parts) {
-  const Stopwatch watch;
-  StepCost cost;
-  code_scan_.scan(code_search(query, params, choice), part, {}, parts);
-  if (choice != nullptr) {
-    const index::CodeLists& lists = *params.codes.lists;
-    const uint32_t n = params.codes.parts();
-    const size_t means = lists.lists() * (part + 1) / n - lists.lists() * part / n;
-    // What the part has read of the chosen lists is told as an equal share: to look it up would take a walk over them.
-    const size_t rows = choice->chosen_rows() * (part + 1) / n - choice->chosen_rows() * part / n;
-    cost.keys_scored = uint64_t{query.group} * rows;
-    cost.bytes_read = 2 * means * lists.shape().dim * 2 +
-                      rows * index::CodeLists::tile_bytes(lists.shape()) / kCodeTile;
-  } else {
-    const index::KvCodes& codes = *params.codes.blocks;
-    const index::CodeCut cut = index::code_cut(codes.blocks());
-    const size_t blocks = std::min<size_t>(cut.blocks, codes.blocks() - size_t{part} * cut.blocks);
-    cost.keys_scored = uint64_t{query.group} * blocks * kCodeBlock;
-    cost.bytes_read = blocks * codes.shape().block_bytes();
-  }
-  cost.tail_bytes_read = cost.bytes_read;
-  cost.search_seconds = cost.tail_seconds = watch.seconds();
   return cost;
 }
 

@@ -20,6 +20,10 @@ namespace keyhole::runtime {
 [[nodiscard]] index::CodeSearch code_search(const GroupQuery& query, const SearchParams& params,
                                             const index::ListChoice* choice);
 
+/// One of params.codes.parts() of a pass over them, with a thread's memory.
+StepCost scan_codes(index::CodeScan& scan, const GroupQuery& query, const SearchParams& params,
+                    uint32_t part, const index::ListChoice* choice, index::CodeParts& parts);
+
 /// One worker's memory for searching and attending one KV head. Sized once; steps allocate nothing.
 class Selection {
  public:
@@ -57,7 +61,9 @@ class Selection {
 
   /// One of params.codes.parts() of a pass over them. Lists have been chosen: choice; null of blocks.
   StepCost scan_codes(const GroupQuery& query, const SearchParams& params, uint32_t part,
-                      const index::ListChoice* choice, index::CodeParts& parts);
+                      const index::ListChoice* choice, index::CodeParts& parts) {
+    return runtime::scan_codes(code_scan_, query, params, part, choice, parts);
+  }
   /// Its end, when all parts have been scanned: the heaviest rows exactly, and in out.tail all others by their codes.
   StepCost attend_codes(const GroupQuery& query, const SearchParams& params,
                         const index::ListChoice* choice, index::CodeParts& parts, SearchStates out);

@@ -54,7 +54,8 @@ HeadPlan StepPlan::plan(const HeadWork& work) const {
   } else if (work.index != nullptr && work.search.codes) {
     const index::CodedRows& codes = work.search.codes;
     p.codes = codes.parts();
-    if (codes.lists != nullptr) p.ranks = index::ListChoice::rank_parts(codes.lists->lists());
+    if (codes.lists != nullptr && !work.common.has_chosen)
+      p.ranks = index::ListChoice::rank_parts(codes.lists->lists());
   } else if (work.index != nullptr) {
     p.parts = search_parts(work);
     p.merges_hits = p.parts > 1 && work.search.attend == KEYHOLE_ATTEND_TOPK;

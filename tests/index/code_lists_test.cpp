@@ -412,6 +412,16 @@ void expect_sound(const CodeLists& lists, const KvView& kv) {
   for (const uint32_t n : seen) ASSERT_EQ(n, 1U);
 }
 
+/// Rows of the first lists whose codes are the same memory in both.
+size_t rows_at_the_same_place(const CodeLists& a, const CodeLists& b) {
+  size_t rows = 0;
+  for (size_t l = 0; l < std::min(a.lists(), b.lists()); ++l) {
+    if (a.run(l).keys != b.run(l).keys) break;
+    rows += a.ids(l).size();
+  }
+  return rows;
+}
+
 std::string saved(const Index& index) {
   std::ostringstream out;
   index.save(out);
@@ -467,6 +477,11 @@ TEST(CodeLists, HoldEveryRowOnceAfterAnyOperation) {
       if (index->lists() == nullptr) continue;
       ASSERT_EQ(index->lists()->count() % 256, 0U);
       ASSERT_NO_FATAL_FAILURE(expect_sound(*index->lists(), kv()));
+      if (parent != nullptr && parent->lists() != nullptr) {
+        const size_t common = index->lists()->common_rows(*parent->lists());
+        ASSERT_EQ(common, rows_at_the_same_place(*index->lists(), *parent->lists()));
+        ASSERT_TRUE(kind != 6 || common == index->lists()->count());
+      }
       if (keys.count() == 0) continue;
       const size_t estimate =
           estimate_codes(Spec::parse(kSpec, {{&kCodesType}}), keys.count(), 64, keys.dtype());
