@@ -84,6 +84,7 @@ void CommonLists::cut(const Slots& slots) {
   units_.clear();
   size_t whole = 0;  // units of whole groups
   for (const Group& group : groups_) whole += slots(group);
+  if (whole == 0) return;
   const size_t wanted = kUnitsPerThread * workers_.size();
   const size_t cuts = (wanted + whole - 1) / whole;
   for (uint32_t g = 0; g < groups_.size(); ++g) {

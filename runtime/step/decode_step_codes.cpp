@@ -30,7 +30,7 @@ void DecodeStep::run_codes(uint32_t kv_head, uint32_t part, Worker& worker) {
   Selection& selection = worker.selection;
   index::CodeParts& parts = code_parts_[kv_head];
   const index::ListChoice* choice = nullptr;
-  if (work.search.codes.lists != nullptr) {
+  if (work.search.codes.blocks == nullptr) {
     choice = &choices_[kv_head];
     // Others rank the last lists, within some tens of microseconds; see StepPlan::make().
     while (!progress_[kv_head].has_chosen.load(std::memory_order_acquire)) {
