@@ -63,11 +63,12 @@ TEST_F(Compare, ReportsWhatTheDefinitionsSay) {
 TEST_F(Compare, WritesTheDocumentedJson) {
   const std::string path = write(make_synthetic_trace({}, random_));
   const json result = compare(path, {"--index", "flat", "--index", "ivf:C=8,probe=8", "--k", "10"});
-  EXPECT_EQ(keys_of(result),
-            (std::set<std::string>{"machine", "trace", "options", "results", "summary"}));
+  EXPECT_EQ(keys_of(result), (std::set<std::string>{"format", "version", "command", "machine",
+                                                    "trace", "options", "results", "summary"}));
   EXPECT_EQ(keys_of(result["machine"]),
             (std::set<std::string>{"cpu", "cores", "memory_bytes", "simd", "system", "keyhole"}));
-  const std::set<std::string> figures = {"index",
+  const std::set<std::string> figures = {"series",
+                                         "index",
                                          "attend",
                                          "tail",
                                          "target",
@@ -92,11 +93,12 @@ TEST_F(Compare, WritesTheDocumentedJson) {
                                          "build_s",
                                          "bytes_per_key",
                                          "tail_build_s",
-                                         "tail_bytes_per_key"};
+                                         "tail_bytes_per_key",
+                                         "memory_bytes_per_key"};
   std::set<std::string> row_keys = figures;
   row_keys.insert({"layer", "kv_head", "diagnostics"});
   std::set<std::string> summary_keys = figures;
-  summary_keys.insert({"heads", "build_s_total", "heavy_heads"});
+  summary_keys.insert({"heads", "build_s_total", "heavy_heads", "pareto"});
   EXPECT_EQ(result["trace"]["tokens"], 600);
   EXPECT_EQ(result["trace"]["first_query_position"], 582);
   EXPECT_EQ(result["options"]["offloaded"], 582 + 1 - kWindow - kSink);

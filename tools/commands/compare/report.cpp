@@ -7,6 +7,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "tools/page/front.h"
 #include "tools/terminal/csv.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -83,6 +84,8 @@ Summary summarise_way(const Measurement& way, const std::vector<Measurement>& re
   return summary;
 }
 
+double memory_per_key(const Measurement& m) { return m.bytes_per_key + m.tail_bytes_per_key; }
+
 // A figure that JSON and CSV tell of heads and of summaries, by the same name and in the same order.
 struct Figure {
   const char* name;
@@ -120,6 +123,7 @@ constexpr Figure kFigures[] = {
     {"bytes_per_key", [](M m) { return Value(m.bytes_per_key); }},
     {"tail_build_s", [](M m) { return Value(m.tail_build_seconds); }},
     {"tail_bytes_per_key", [](M m) { return Value(m.tail_bytes_per_key); }},
+    {"memory_bytes_per_key", [](M m) { return Value(memory_per_key(m)); }},
 };
 
 void put_figures(ordered_json& out, const Measurement& m) {
@@ -222,6 +226,7 @@ std::vector<Summary> summarise(const std::vector<Measurement>& results) {
         std::any_of(out.begin(), out.end(), [&](const Summary& s) { return same_way(s.mean, m); });
     if (!known) out.push_back(summarise_way(m, results));
   }
+  mark_fronts(out);
   return out;
 }
 
@@ -239,23 +244,47 @@ void sort(std::vector<Summary>& summaries, SortBy by) {
                    [&](const Summary& a, const Summary& b) { return figure(a) < figure(b); });
 }
 
+void mark_fronts(std::vector<Summary>& summaries) {
+  const bool errors = std::all_of(summaries.begin(), summaries.end(),
+                                  [](const Summary& s) { return s.mean.output_error.has_value(); });
+  std::vector<double> losses;
+  for (Summary& s : summaries) {
+    s.fronts.clear();
+    losses.push_back(errors ? s.mean.output_error->median : 1 - s.mean.recall);
+  }
+  const auto mark = [&](const char* name, double (*cost)(M)) {
+    std::vector<double> costs;
+    for (const Summary& s : summaries) costs.push_back(cost(s.mean));
+    const std::vector<bool> front = pareto_front(costs, losses);
+    for (size_t i = 0; i < summaries.size(); ++i) {
+      if (front[i]) summaries[i].fronts.emplace_back(name);
+    }
+  };
+  mark("time", [](M m) { return m.latency_us.p50; });
+  mark("bytes", [](M m) { return m.bytes_per_step; });
+  mark("memory", memory_per_key);
+}
+
 ordered_json to_json(const Measurement& m) {
-  ordered_json out = {{"index", m.index},   {"attend", m.attend}, {"tail", m.tail},
-                      {"target", m.target}, {"layer", m.layer},   {"kv_head", m.kv_head},
-                      {"params", m.params}};
+  ordered_json out = {{"series", m.series},   {"index", m.index},   {"attend", m.attend},
+                      {"tail", m.tail},       {"target", m.target}, {"layer", m.layer},
+                      {"kv_head", m.kv_head}, {"params", m.params}};
   put_figures(out, m);
   out["diagnostics"] = ordered_json::parse(m.diagnostics, nullptr, false);
   return out;
 }
 
 ordered_json to_json(const Summary& s) {
-  ordered_json out = {{"index", s.mean.index},   {"attend", s.mean.attend}, {"tail", s.mean.tail},
-                      {"target", s.mean.target}, {"params", s.mean.params}, {"heads", s.heads}};
+  ordered_json out = {{"series", s.mean.series}, {"index", s.mean.index},
+                      {"attend", s.mean.attend}, {"tail", s.mean.tail},
+                      {"target", s.mean.target}, {"params", s.mean.params},
+                      {"heads", s.heads}};
   put_figures(out, s.mean);
   out["build_s_total"] = s.build_seconds_total;
   ordered_json heavy = {{"least_middle_mass", kHeavyMass}, {"heads", s.heavy_heads}};
   if (s.heavy_heads != 0) put_figures(heavy, s.heavy_mean);
   out["heavy_heads"] = heavy;
+  out["pareto"] = s.fronts;
   return out;
 }
 
@@ -279,12 +308,21 @@ std::string to_csv(const std::vector<Measurement>& results) {
 
 std::string summary_table(const std::vector<Summary>& summaries, const Style& style) {
   const Extras extras = extras_of(summaries);
-  Table table(
-      joined(joined(way_columns(extras), figure_columns(extras)), {{"build"}, {"bytes/key"}}));
+  std::vector<Table::Column> columns =
+      joined(joined(way_columns(extras), figure_columns(extras)), {{"build"}, {"bytes/key"}});
+  const bool several = summaries.size() > 1;
+  if (several) columns.push_back({"front", Table::Align::left});
+  Table table(columns);
   for (const Summary& s : summaries) {
-    table.add_row(joined(joined(way_cells(s.mean, extras), figure_cells(s.mean, extras)),
-                         {format_duration(s.build_seconds_total),
-                          format_number(s.mean.bytes_per_key + s.mean.tail_bytes_per_key)}));
+    std::vector<std::string> cells =
+        joined(joined(way_cells(s.mean, extras), figure_cells(s.mean, extras)),
+               {format_duration(s.build_seconds_total), format_number(memory_per_key(s.mean))});
+    if (several) {
+      std::string fronts;
+      for (const std::string& front : s.fronts) fronts += (fronts.empty() ? "" : " ") + front;
+      cells.push_back(fronts);
+    }
+    table.add_row(std::move(cells));
   }
   return table.text(style);
 }

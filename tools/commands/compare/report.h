@@ -10,6 +10,9 @@
 
 namespace keyhole::tools {
 
+/// Of the JSON result: raised where a field changes its meaning or goes; docs/compare.schema.json describes it.
+inline constexpr int kCompareVersion = 1;
+
 /// Heads of at least this middle mass are those that an index can do something for.
 inline constexpr double kHeavyMass = 0.2;
 
@@ -23,9 +26,20 @@ struct Summary {
   Measurement heavy_mean;
   size_t heavy_heads = 0;
   double build_seconds_total = 0;
+  /// The costs for which no other summary is better: "time", "bytes", "memory"; see mark_fronts().
+  std::vector<std::string> fronts;
 };
 /// A summary for each index and budget, in the order in which they first appear in `results`.
 [[nodiscard]] std::vector<Summary> summarise(const std::vector<Measurement>& results);
+
+/// Fills in the fronts: for each cost the Pareto front of it and the median output error, or of 1 - recall where a summary
+/// has no error.
+void mark_fronts(std::vector<Summary>& summaries);
+/// What a table's column of them means.
+inline constexpr const char* kFrontMeaning =
+    "front: no other row is better in this cost (time: p50, bytes: read/step, memory: bytes/key) "
+    "and "
+    "in error p50.";
 
 /// What the rows of summaries are sorted by, the least first. none: the order of the plan.
 enum class SortBy { none, error, bytes, us };

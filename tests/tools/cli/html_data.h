@@ -1,0 +1,70 @@
+// What a test reads of a page.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+inline nlohmann::json json_behind(const std::string& html, const std::string& mark) {
+  const size_t begin = html.find(mark);
+  if (begin == std::string::npos) return nullptr;
+  const size_t text = begin + mark.size();
+  return nlohmann::json::parse(html.substr(text, html.find("</script>", text) - text));
+}
+/// The data of the page's first curves; null without any.
+inline nlohmann::json curves_data(const std::string& html) {
+  return json_behind(html, "class=\"curves-data\">");
+}
+/// The JSON result that it carries.
+inline nlohmann::json result_in_page(const std::string& html) {
+  return json_behind(html, "id=\"result\">");
+}
+
+/// A point as it is drawn where no script runs.
+struct DrawnPoint {
+  size_t panel = 0, point = 0;
+  double x = 0, y = 0;    ///< values
+  double cx = 0, cy = 0;  ///< places
+};
+inline std::vector<DrawnPoint> drawn_points(const std::string& html) {
+  const std::regex part(
+      "data-panel=\"([0-9]+)\"|data-point=\"([0-9]+)\" data-x=\"([^\"]+)\" data-y=\"([^\"]+)\" "
+      "cx=\"([^\"]+)\" cy=\"([^\"]+)\"");
+  std::vector<DrawnPoint> out;
+  size_t panel = 0;
+  for (std::sregex_iterator it(html.begin(), html.end(), part), end; it != end; ++it) {
+    const std::smatch& m = *it;
+    if (m[1].matched) {
+      panel = std::stoul(m[1]);
+    } else {
+      out.push_back({panel, std::stoul(m[2]), std::stod(m[3]), std::stod(m[4]), std::stod(m[5]),
+                     std::stod(m[6])});
+    }
+  }
+  return out;
+}
+
+/// The cells of a line of CSV (RFC 4180).
+inline std::vector<std::string> csv_cells(const std::string& line) {
+  std::vector<std::string> out(1);
+  bool quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '"') {
+      if (quoted && i + 1 < line.size() && line[i + 1] == '"') {
+        out.back() += line[++i];
+      } else {
+        quoted = !quoted;
+      }
+    } else if (line[i] == ',' && !quoted) {
+      out.emplace_back();
+    } else {
+      out.back() += line[i];
+    }
+  }
+  return out;
+}
+
+}  // namespace keyhole::tools

@@ -1,0 +1,55 @@
+// Curves: what several ways cost and are worth, as panels of SVG with one legend.
+//
+// Drawn here and not by a library of charts: what Debian has (libjs-chart.js, libjs-dygraphs, libjs-jquery-flot, libjs-d3,
+// libjs-vega; no uPlot) draws with a script in the reader's browser, most on a canvas, takes 120 to 500 kB in every page,
+// and shows nothing where scripts are off. These panels are SVG as they stand; a script of a few kB adds hover and toggles.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/page/axis.h"
+
+namespace keyhole::tools {
+
+struct Curves {
+  /// A line, or a single point. Lines of one group have one colour, those of one kind one pattern of dashes.
+  struct Series {
+    size_t group = 0, kind = 0;  ///< of `groups` and `kinds`
+  };
+  struct Point {
+    size_t series = 0;
+    std::string text;  ///< what it is, e.g. "ivf:probe=16, topk:100"
+  };
+  /// The same points by other figures, e.g. of one head.
+  struct View {
+    std::string name;
+    std::vector<std::vector<double>> values;  ///< by point, then quantity; NaN: unknown
+  };
+
+  std::string group_title = "Index", kind_title = "Budget";
+  std::vector<std::string> groups, kinds;
+  std::vector<Quantity> quantities;
+  std::vector<std::pair<size_t, size_t>> panels;  ///< quantities of x and y
+  std::vector<Series> series;
+  std::vector<Point> points;
+  std::vector<View> views;  ///< at least one: the first is drawn
+
+  /// The series of this group and kind, which are added where they are new.
+  size_t series_of(const std::string& group, const std::string& kind);
+};
+
+/// Every panel as a <figure> of its own, and the legend; with what the page's script needs to show other views.
+[[nodiscard]] std::string curves_html(const Curves& curves);
+
+/// One SVG file: the panels side by side, `columns` in a row, above a legend of one line for each series. Whole colours
+/// on white, without style sheets.
+[[nodiscard]] std::string curves_svg(const Curves& curves, const std::string& title,
+                                     size_t columns);
+
+/// The colour of a group, as a hexadecimal triple.
+[[nodiscard]] const char* group_colour(size_t group);
+
+}  // namespace keyhole::tools

@@ -1,0 +1,27 @@
+// Heat maps of layers and KV heads.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/page/axis.h"
+
+namespace keyhole::tools {
+
+/// One figure of every (layer, KV head).
+struct HeatMap {
+  std::string title;
+  std::string field;  ///< its name in the JSON result
+  std::vector<std::string> rows, columns;
+  /// By row, then column. NaN: unknown, drawn as an empty cell.
+  std::vector<double> values;
+  Scale scale = Scale::linear;
+  double limit = 0;  ///< as Quantity::limit
+  /// Where it is not empty, the values are places in this list, and the cells are coloured by it.
+  std::vector<std::string> names;
+};
+
+/// Maps side by side, each a <figure> of its own.
+[[nodiscard]] std::string heat_maps_html(const std::vector<HeatMap>& maps);
+
+}  // namespace keyhole::tools
