@@ -94,7 +94,7 @@ class Map {
       out += text(kLeft + cell_width_ * (static_cast<double>(c) + 0.5), kTop - 5, map_.columns[c],
                   "middle", "");
     }
-    out += text(kWidth - kRight, kTop - 20, "KV head", "end", "");
+    out += text(kWidth - kRight, kTop - 20, map_.column_title, "end", "");
   }
 
   [[nodiscard]] std::string value_text(double value) const {
@@ -106,7 +106,8 @@ class Map {
     const double value = map_.values[r * map_.columns.size() + c];
     const double x = kLeft + cell_width_ * static_cast<double>(c);
     const double y = kTop + cell_height_ * static_cast<double>(r);
-    const std::string where = "layer " + map_.rows[r] + ", KV head " + map_.columns[c];
+    const std::string where =
+        "layer " + map_.rows[r] + ", " + map_.column_title + " " + map_.columns[c];
     const bool known = std::isfinite(value) && (!map_.names.empty() || axis_.shows(value));
     if (!known) {
       out += rectangle(x, y, cell_width_, cell_height_, " class=\"cell unknown\" fill=\"none\" ") +
@@ -165,6 +166,12 @@ class Map {
 };
 
 }  // namespace
+
+void HeatMap::set_name(size_t cell, const std::string& name) {
+  const auto at = std::find(names.begin(), names.end(), name);
+  values[cell] = static_cast<double>(at - names.begin());
+  if (at == names.end()) names.push_back(name);
+}
 
 std::string heat_maps_html(const std::vector<HeatMap>& maps) {
   std::string out = "<div class=\"panels\">\n";

@@ -1,4 +1,4 @@
-// Heat maps of layers and KV heads.
+// Heat maps of layers and heads.
 #pragma once
 
 #include <string>
@@ -8,10 +8,11 @@
 
 namespace keyhole::tools {
 
-/// One figure of every (layer, KV head).
+/// One figure of every (layer, head).
 struct HeatMap {
   std::string title;
   std::string field;  ///< its name in the JSON result
+  std::string column_title = "KV head";
   std::vector<std::string> rows, columns;
   /// By row, then column. NaN: unknown, drawn as an empty cell.
   std::vector<double> values;
@@ -19,6 +20,9 @@ struct HeatMap {
   double limit = 0;  ///< as Quantity::limit
   /// Where it is not empty, the values are places in this list, and the cells are coloured by it.
   std::vector<std::string> names;
+
+  /// Gives a cell a name, which is added to the list where it is new.
+  void set_name(size_t cell, const std::string& name);
 };
 
 /// Maps side by side, each a <figure> of its own.

@@ -47,6 +47,29 @@ inline std::vector<DrawnPoint> drawn_points(const std::string& html) {
   return out;
 }
 
+/// The values of all parts of bars.
+inline std::vector<double> drawn_bars(const std::string& html) {
+  const std::regex part("<rect class=\"part [^>]* data-value=\"([^\"]+)\"");
+  std::vector<double> out;
+  for (std::sregex_iterator it(html.begin(), html.end(), part), end; it != end; ++it) {
+    out.push_back(std::stod((*it)[1]));
+  }
+  return out;
+}
+
+/// The values or names of a heat map's cells, row after row.
+inline std::vector<std::string> heat_cells(const std::string& html, const std::string& field) {
+  const size_t begin = html.find("data-field=\"" + field + "\"");
+  if (begin == std::string::npos) return {};
+  const std::string map = html.substr(begin, html.find("</svg>", begin) - begin);
+  const std::regex cell("data-value=\"([^\"]+)\"");
+  std::vector<std::string> out;
+  for (std::sregex_iterator it(map.begin(), map.end(), cell), end; it != end; ++it) {
+    out.push_back((*it)[1]);
+  }
+  return out;
+}
+
 /// The cells of a line of CSV (RFC 4180).
 inline std::vector<std::string> csv_cells(const std::string& line) {
   std::vector<std::string> out(1);

@@ -5,6 +5,9 @@
 #include <fstream>
 
 #include "tests/tools/cli/compare_fixture.h"
+#include "tests/tools/cli/html_data.h"
+#include "tools/commands/calibrate/page.h"
+#include "tools/commands/eval/page.h"
 
 namespace keyhole::tools {
 namespace {
@@ -107,6 +110,126 @@ TEST_F(PageInBrowser, ComparisonsCanBeReadHoveredAndToggled) {
                  "--tail", "second", "--html", path});
   const std::string html = read_file(path);
   expect_sound(html, 9U * 6 * 4);
+}
+
+TEST_F(PageInBrowser, OtherCommandsToo) {
+  const std::string step = folder_ / "step.html";
+  ASSERT_EQ(run_keyhole({"bench-step", "--synthetic",
+                         "--layers",   "1",
+                         "--q-heads",  "4",
+                         "--kv-heads", "2",
+                         "--head-dim", "64",
+                         "--context",  "1k",
+                         "--steps",    "2",
+                         "--warmup",   "1",
+                         "--sink",     "16",
+                         "--window",   "64",
+                         "--threads",  "2",
+                         "--device",   "host",
+                         "--index",    "ivf:C=16,probe=4",
+                         "--tail",     "second",
+                         "--compare",  "full",
+                         "--html",     step})
+                .exit_code,
+            0);
+  expect_sound(read_file(step), 9);
+
+  // A model of 32 layers and 32 KV heads is as large as maps become.
+  json heads = json::array();
+  for (int layer = 0; layer < 32; ++layer) {
+    for (int head = 0; head < 32; ++head) {
+      const double x = (layer * 32 + head + 1) / 1025.0;
+      heads.push_back({{"layer", layer},
+                       {"kv_head", head},
+                       {"middle_mass", x},
+                       {"dense", head == 3},
+                       {"index", "ivf:probe=" + std::to_string(layer)},
+                       {"budget", "topk:100"},
+                       {"error_median", x / 10},
+                       {"error_p95", x},
+                       {"met", true},
+                       {"held", head != 5},
+                       {"attended", 1000 * x},
+                       {"bytes", 1e6 * x},
+                       {"us", 90 * x},
+                       {"dense_bytes", 1e6},
+                       {"dense_us", 100},
+                       {"read_share", x},
+                       {"held_bytes", 1e5}});
+    }
+  }
+  const nlohmann::ordered_json machine = {
+      {"cpu", "a"},     {"cores", 2},        {"memory_bytes", 1 << 30},
+      {"simd", "avx2"}, {"system", "Linux"}, {"keyhole", "1"}};
+  expect_sound(calibration_page({{"format", "keyhole-calibration"},
+                                 {"command", "keyhole calibrate"},
+                                 {"machine", machine},
+                                 {"requirement", {{"text", "95 % of steps below 0.075"}}},
+                                 {"heads", heads}}),
+               0);
+}
+
+TEST_F(PageInBrowser, AnswersToo) {
+  const nlohmann::ordered_json way = {
+      {"k", 100},           {"attend", "topk:100"}, {"tail", "second"},
+      {"target", "none"},   {"scan_fraction", 0.2}, {"build_s", 1},
+      {"index_bytes", 1e6}, {"budgets", ""}};
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (int i = 1; i <= 4; ++i) {
+    nlohmann::ordered_json row = way;
+    row.update({{"index", "roargraph:M=16,ef=" + std::to_string(16 * i) + ",efc=512,lift=1"},
+                {"correct", 10 + i},
+                {"questions", 16},
+                {"accuracy", (10 + i) / 16.0},
+                {"lost", 6 - i},
+                {"won", 0},
+                {"tokens_per_second", 100.0 / i},
+                {"attention_ms_per_token", 2.0 * i},
+                {"bytes_read_per_token", 1e6 * i}});
+    rows.push_back(row);
+  }
+  rows.push_back({{"index", "q8_0"},
+                  {"budgets", ""},
+                  {"k", nullptr},
+                  {"attend", nullptr},
+                  {"tail", nullptr},
+                  {"target", nullptr},
+                  {"correct", 16},
+                  {"questions", 16},
+                  {"accuracy", 1.0},
+                  {"lost", 0},
+                  {"won", 0},
+                  {"scan_fraction", nullptr},
+                  {"bytes_read_per_token", nullptr},
+                  {"tokens_per_second", nullptr},
+                  {"attention_ms_per_token", nullptr},
+                  {"build_s", 0},
+                  {"index_bytes", 0}});
+  const std::string html = eval_page({{"command", "keyhole eval"},
+                                      {"machine",
+                                       {{"cpu", "a"},
+                                        {"cores", 2},
+                                        {"memory_bytes", 1 << 30},
+                                        {"simd", ""},
+                                        {"system", "Linux"},
+                                        {"keyhole", "1"}}},
+                                      {"model", "bundled"},
+                                      {"device", "host"},
+                                      {"session_device", "host"},
+                                      {"task", "kv"},
+                                      {"tokens", 4091},
+                                      {"seed", 1},
+                                      {"sink", 128},
+                                      {"window", 512},
+                                      {"kv_dtype", "bf16"},
+                                      {"kv_host", "same"},
+                                      {"threads", 2},
+                                      {"prefill_s", 7.25},
+                                      {"results", rows}});
+  // Without a time the way is in the table and among the answers, and no point of the curves against time and bytes.
+  expect_sound(html, 4 + 4 + 5);
+  const std::vector<double> bars = drawn_bars(html);
+  EXPECT_EQ(bars, (std::vector{11.0 / 16, 12.0 / 16, 13.0 / 16, 14.0 / 16, 1.0}));
 }
 
 TEST_F(PageInBrowser, TheProbeSeesWhatIsWrong) {

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/tools/cli/html_data.h"
 #include "tests/tools/llama/run_json.h"
 
 namespace keyhole::tools {
@@ -49,11 +50,16 @@ TEST(EvalCommand, PutsRoundedCachesBesideExactAttention) {
 }
 
 TEST(EvalCommand, CopiesPassages) {
+  const TemporaryFolder folder;
   const std::vector<std::string> args = {"eval",     "--task",      "copy",   "--length", "1024",
                                          "--window", "64",          "--sink", "16",       "--seed",
                                          "3",        "--questions", "2"};
-  const json result = run_json(with(args, {"--index", "none", "--index", "exact", "--index", "q8_0",
-                                           "--index", "flat", "--k", "2000"}));
+  const json result =
+      run_json(with(args, {"--index", "none", "--index", "exact", "--index", "q8_0", "--index",
+                           "flat", "--k", "2000", "--html", folder / "page.html"}));
+  const std::string page = read_file(folder / "page.html");
+  EXPECT_EQ(result_in_page(page), result);
+  EXPECT_EQ(drawn_bars(page).size(), 4U);
   EXPECT_EQ(result["tokens"], 1024);
   EXPECT_EQ(result["seed"], 3);
   EXPECT_EQ(result["passage_bytes"], 160);

@@ -10,9 +10,11 @@
 
 #include "runtime/files/settings.h"
 #include "tools/commands/bench_step/options.h"
+#include "tools/commands/bench_step/page.h"
 #include "tools/commands/bench_step/report.h"
 #include "tools/commands/bench_step/run.h"
 #include "tools/commands/commands.h"
+#include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/machine.h"
@@ -80,7 +82,10 @@ std::string heading(const StepPlan& plan, const HeadSource& source, const StepBe
 }
 
 void run(const BenchStepOptions& options) {
-  if (!options.json.empty()) check_writable(options.json);
+  if (options.html == "-") throw UsageError("--html needs a file");
+  for (const std::string& path : {options.json, options.html}) {
+    if (!path.empty()) check_writable(path);
+  }
   const StepPlan wanted = make_step_plan(options);
   const std::unique_ptr<HeadSource> source = make_source(options, wanted);
   const bool to_people = options.json != "-";
@@ -113,18 +118,21 @@ void run(const BenchStepOptions& options) {
   StepBench bench(*source, wanted, listener);
   const StepPlan& plan = bench.plan();
   const Machine machine = describe_machine(bench.cpu_level());
-  if (!options.json.empty()) {
+  if (!options.json.empty() || !options.html.empty()) {
     save = [&] {
       ordered_json rows = ordered_json::array();
       for (const StepResult& result : results) rows.push_back(to_json(result));
       ordered_json times = ordered_json::object();
       for (const Phase& phase : phases) times[phase.name] = phase.seconds;
-      write_json(options.json, {{"machine", to_json(machine)},
-                                {"options", describe(options, plan, *source, bench)},
-                                {"phases_s", times},
-                                {"floors", to_json(bench.floors())},
-                                {"results", rows},
-                                {"warnings", warnings}});
+      const ordered_json document = {{"command", command_line()},
+                                     {"machine", to_json(machine)},
+                                     {"options", describe(options, plan, *source, bench)},
+                                     {"phases_s", times},
+                                     {"floors", to_json(bench.floors())},
+                                     {"results", rows},
+                                     {"warnings", warnings}};
+      if (!options.html.empty()) write_text(options.html, bench_step_page(document));
+      if (!options.json.empty()) write_json(options.json, document);
     };
   }
   print(to_text(machine) + "\n" + heading(plan, *source, bench));

@@ -185,6 +185,11 @@ void add_results(CLI::App& command, BenchStepOptions& options) {
       ->capture_default_str();
   command.add_option("--json", options.json, "Write the results here (- for standard output)")
       ->type_name("FILE");
+  command
+      .add_option("--html", options.html,
+                  "Write one page with curves, stages, figures and this command here: it needs no "
+                  "network")
+      ->type_name("FILE");
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <nlohmann/json.hpp>
 
+#include "tools/commands/calibrate/page.h"
 #include "tools/commands/calibrate/patterns.h"
 #include "tools/commands/calibrate/prefill.h"
 #include "tools/commands/calibrate/report.h"
@@ -45,7 +47,7 @@ struct Options {
   std::string kv_dtype = "f16";
   std::string classifiers;
   std::vector<uint32_t> layers;
-  std::string out;
+  std::string out, json, html;
   bool prefill = false;
   std::vector<std::string> patterns;
 };
@@ -212,6 +214,21 @@ ModelDims dims_of(const Options& options, const TraceInfo& info, bool recorded) 
   return dims;
 }
 
+void check_outputs(const Options& options) {
+  if (options.html == "-") throw UsageError("--html needs a file");
+  if (options.out == "-" && options.json == "-") {
+    throw UsageError("--out and --json cannot both go to standard output");
+  }
+  for (const std::string& path : {options.out, options.json, options.html}) {
+    if (!path.empty()) check_writable(path);
+  }
+}
+
+void write_results(const Options& options, const nlohmann::ordered_json& document) {
+  if (!options.html.empty()) write_text(options.html, calibration_page(document));
+  if (!options.json.empty()) write_json(options.json, document);
+}
+
 /// `command`: what is of decoding only must not have been given.
 void calibrate_patterns(const Options& options, const CLI::App& command) {
   for (const char* name :
@@ -233,11 +250,12 @@ void calibrate_patterns(const Options& options, const CLI::App& command) {
                                       : options.patterns);
   plan.layers = options.layers;
   plan.threads = options.threads;
-  check_writable(options.out);
+  check_outputs(options);
   const std::vector<PatternChoice> choices = calibrate_prefill(plan);
   const std::string machine = to_text(describe_machine(""));
   write_text(options.out, budgets_text(to_budgets(choices, plan, machine)));
-  if (options.out == "-") return;
+  write_results(options, calibration_document(choices, plan, describe_machine("")));
+  if (options.out == "-" || options.json == "-") return;
   std::printf("%s\n%s\n\n%s\n%s", machine.c_str(), plan.requirement.text().c_str(),
               pattern_table(choices, style_of(stdout)).c_str(),
               pattern_summary(choices, plan).c_str());
@@ -248,7 +266,7 @@ void calibrate(const Options& options) {
   if (!options.traces.empty() && !options.task.task.empty()) {
     throw UsageError("--task is what is recorded where no --trace is given");
   }
-  check_writable(options.out);
+  check_outputs(options);
   std::unique_ptr<Recordings> recordings;
   if (options.traces.empty()) recordings = std::make_unique<Recordings>(options);
   const std::vector<Trace> traces = open_all(recordings ? recordings->paths() : options.traces);
@@ -258,7 +276,8 @@ void calibrate(const Options& options) {
   const std::vector<HeadChoice> choices = calibration.run();
   const Machine machine = describe_machine(calibration.simd_level());
   write_text(options.out, budgets_text(to_budgets(choices, plan, dims, to_text(machine))));
-  if (options.out == "-") return;
+  write_results(options, calibration_document(choices, plan, machine));
+  if (options.out == "-" || options.json == "-") return;
   std::printf("%s\n%s, by %s\n\n%s\n%s", to_text(machine).c_str(), plan.requirement.text().c_str(),
               options.cost.c_str(), choice_table(choices, style_of(stdout)).c_str(),
               choice_summary(choices, plan).c_str());
@@ -359,6 +378,15 @@ void add_calibrate(CLI::App& keyhole) {
       ->type_name("L,...");
   command->add_option("--out", options->out, "The file of budgets (- for standard output)")
       ->required()
+      ->type_name("FILE");
+  command
+      ->add_option("--json", options->json,
+                   "Write what the table shows here (- for standard output)")
+      ->type_name("FILE");
+  command
+      ->add_option("--html", options->html,
+                   "Write one page with maps of the heads, figures and this command here: it needs "
+                   "no network")
       ->type_name("FILE");
   command->footer(
       examples(

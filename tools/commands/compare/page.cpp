@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "tools/commands/common/head_grid.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
@@ -97,46 +98,11 @@ Curves curves_of(const ordered_json& document, bool with_heads) {
   return out;
 }
 
-// The cells of (layer, KV head), in growing order of both.
-class HeadGrid {
- public:
-  explicit HeadGrid(const ordered_json& rows) {
-    for (const ordered_json& row : rows) {
-      layers_.emplace(row["layer"].get<uint32_t>(), 0);
-      heads_.emplace(row["kv_head"].get<uint32_t>(), 0);
-    }
-    for (auto* names : {&layers_, &heads_}) {
-      size_t place = 0;
-      for (auto& [number, at] : *names) at = place++;
-    }
-  }
-  [[nodiscard]] size_t cells() const { return layers_.size() * heads_.size(); }
-  [[nodiscard]] size_t cell(const ordered_json& row) const {
-    return layers_.at(row["layer"]) * heads_.size() + heads_.at(row["kv_head"]);
-  }
-  [[nodiscard]] HeatMap map(std::string title, std::string field, Scale scale,
-                            double limit = 0) const {
-    HeatMap out;
-    out.title = std::move(title);
-    out.field = std::move(field);
-    out.scale = scale;
-    out.limit = limit;
-    for (const auto& [number, at] : layers_) out.rows.push_back(std::to_string(number));
-    for (const auto& [number, at] : heads_) out.columns.push_back(std::to_string(number));
-    out.values.assign(cells(), kUnknown);
-    return out;
-  }
-
- private:
-  std::map<uint32_t, size_t> layers_, heads_;
-};
-
 std::vector<HeatMap> heat_maps(const ordered_json& document) {
   const ordered_json& rows = document["results"];
   const HeadGrid grid(rows);
   std::vector<HeatMap> out = {
-      grid.map("attention mass in the middle (offloaded)", "middle_mass", Scale::linear)};
-  for (const ordered_json& row : rows) out[0].values[grid.cell(row)] = row["middle_mass"];
+      grid.map_of(rows, "attention mass in the middle (offloaded)", "middle_mass", Scale::linear)};
   if (!has_errors(document["summary"])) return out;
   // Of each head the fastest row that keeps the error.
   std::vector<const ordered_json*> best(grid.cells(), nullptr);
@@ -152,10 +118,7 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
       grid.map("its output error, median (from 0.0001)", "output_error_median", Scale::log, 1e-4);
   for (size_t cell = 0; cell < best.size(); ++cell) {
     if (best[cell] == nullptr) continue;
-    const std::string name = point_text(*best[cell]);
-    const auto at = std::find(chosen.names.begin(), chosen.names.end(), name);
-    chosen.values[cell] = static_cast<double>(at - chosen.names.begin());
-    if (at == chosen.names.end()) chosen.names.push_back(name);
+    chosen.set_name(cell, point_text(*best[cell]));
     time.values[cell] = figure_at(*best[cell], time.field);
     error.values[cell] = figure_at(*best[cell], error.field);
   }

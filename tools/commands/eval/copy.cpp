@@ -9,7 +9,6 @@
 #include "tools/commands/eval/run.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/terminal/interrupt.h"
-#include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -221,7 +220,7 @@ void eval_copy(const EvalOptions& options) {
                 " passages of " + std::to_string(kCopyBytes) + " bytes, seed " +
                 std::to_string(options.task.seed),
             table_text(rows) + way_notes(rows));
-  if (!options.json.empty()) {
+  if (run.writes()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows)));
     Json json = run.header();
@@ -231,7 +230,7 @@ void eval_copy(const EvalOptions& options) {
     json["cue_bytes"] = kCopyCueBytes;
     json["passage_places"] = places;
     json["results"] = results;
-    write_json(options.json, json);
+    run.write(json);
   }
 }
 

@@ -15,7 +15,6 @@
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
-#include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -170,14 +169,14 @@ void eval_questions(const EvalOptions& options) {
                 format_count(tokens.size()) + " tokens, " + std::to_string(questions) +
                 " questions, seed " + std::to_string(options.task.seed),
             table_text(rows, task) + way_notes(rows));
-  if (!options.json.empty()) {
+  if (run.writes()) {
     Json results = Json::array();
     for (const Row& row : rows)
       results.push_back(to_json(row, find_exact(rows), task, asking.chats()));
     Json json = run.header();
     json["chat"] = options.chat;
     json["results"] = results;
-    write_json(options.json, json);
+    run.write(json);
   }
 }
 
@@ -262,6 +261,12 @@ void add_eval(CLI::App& keyhole) {
   add_cache_options(*command, options->cache);
   add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
+      ->type_name("FILE");
+  command
+      ->add_option(
+          "--html", options->html,
+          "Write one page with answers, curves, figures and this command here: it needs no "
+          "network")
       ->type_name("FILE");
   command->footer(
       examples(

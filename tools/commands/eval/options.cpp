@@ -6,6 +6,7 @@
 
 #include "tools/commands/eval/caches.h"
 #include "tools/llama/blas.h"
+#include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/units.h"
@@ -168,7 +169,8 @@ std::string eval_heading(const std::string& what, const EvalOptions& options, co
 Json eval_header(const EvalOptions& options, const Runner& runner, const KeyholeCache& cache,
                  const keyhole_statistics& statistics, size_t tokens, double prefill_seconds,
                  const TurnCost& turn) {
-  return {{"machine", to_json(describe_machine(statistics.cpu_level))},
+  return {{"command", command_line()},
+          {"machine", to_json(describe_machine(statistics.cpu_level))},
           {"model", model_name(options.model)},
           {"device", runner.device()},
           {"session_device", statistics.device},

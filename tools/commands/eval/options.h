@@ -29,7 +29,7 @@ struct EvalOptions {
   uint32_t questions = 0;  ///< 0: the task's usual number
   bool chat = false;       ///< in the model's chat template
   uint32_t answer_tokens = 64;
-  std::string json;
+  std::string json, html;
 };
 
 /// One index (or exact, none, the file of --budgets) with one budget, and what decoding with them took.

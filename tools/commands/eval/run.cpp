@@ -5,6 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "tools/commands/eval/page.h"
+#include "tools/terminal/errors.h"
+#include "tools/terminal/json.h"
+
 namespace keyhole::tools {
 
 namespace {
@@ -21,10 +25,18 @@ std::optional<GpuMemoryPlan> plan_memory(EvalOptions& options, const std::vector
   return apply_gpu_memory(options.model, std::move(request), options.cache);
 }
 
+EvalOptions checked(const EvalOptions& options) {
+  if (options.html == "-") throw UsageError("--html needs a file");
+  for (const std::string& path : {options.json, options.html}) {
+    if (!path.empty()) check_writable(path);
+  }
+  return options;
+}
+
 }  // namespace
 
 EvalRun::EvalRun(const EvalOptions& options)
-    : options_(options),
+    : options_(checked(options)),
       budgets_(all_budgets(options)),
       specs_(all_specs(options)),
       memory_(plan_memory(options_, specs_, budgets_)),
@@ -48,6 +60,11 @@ void EvalRun::print(const std::string& what, const std::string& result) {
   const std::string heading = eval_heading(what, options_, runner_, caches_->main().statistics(),
                                            prefill_seconds_, caches_->turn());
   std::printf("%s%s%s", heading.c_str(), result.c_str(), prefill_errors_text(runner_).c_str());
+}
+
+void EvalRun::write(const nlohmann::ordered_json& document) const {
+  if (!options_.html.empty()) write_text(options_.html, eval_page(document));
+  if (!options_.json.empty()) write_json(options_.json, document);
 }
 
 nlohmann::ordered_json EvalRun::header() {

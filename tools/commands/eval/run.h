@@ -27,8 +27,12 @@ class EvalRun {
 
   /// Prints a heading, which says `what` was asked, and `result`; nothing where standard output is the JSON's.
   void print(const std::string& what, const std::string& result);
+  /// Whether a file is asked for.
+  [[nodiscard]] bool writes() const { return !options_.json.empty() || !options_.html.empty(); }
   /// The head of the file, see eval_header().
   [[nodiscard]] nlohmann::ordered_json header();
+  /// Writes the whole result to the files that are asked for.
+  void write(const nlohmann::ordered_json& document) const;
 
  private:
   EvalOptions options_;  // with the device and the dtype of this machine and model in place of auto

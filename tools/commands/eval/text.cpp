@@ -8,7 +8,6 @@
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
-#include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -155,13 +154,13 @@ void eval_text(const EvalOptions& options) {
   run.print("text, " + std::to_string(options.bytes) + (text.of_bytes() ? " bytes" : " tokens") +
                 " decoded after " + format_count(context) + " tokens",
             table_text(rows, text) + way_notes(rows));
-  if (!options.json.empty()) {
+  if (run.writes()) {
     Json results = Json::array();
     for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), text));
     Json json = run.header();
     json["decoded"] = options.bytes;
     json["results"] = results;
-    write_json(options.json, json);
+    run.write(json);
   }
 }
 

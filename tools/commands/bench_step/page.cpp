@@ -1,0 +1,201 @@
+#include "tools/commands/bench_step/page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tools/commands/common/page_facts.h"
+#include "tools/page/page.h"
+#include "tools/terminal/units.h"
+
+namespace keyhole::tools {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+// What a step is worth: of stream steps what they wrote, else what audits say.
+double error_of(const ordered_json& row, const std::string& quantile) {
+  const double written = figure_at(row, "stream_error." + quantile);
+  if (std::isfinite(written)) return written;
+  return figure_at(
+      row, quantile == "p50" ? "audit.error.median" : "audit.error." + quantile);
+}
+
+// A sum of the statistics for each attend.
+double per_attend(const ordered_json& row, const std::string& field) {
+  const double attends = figure_at(row, "statistics.attends");
+  return attends > 0 ? figure_at(row, "statistics." + field) / attends : kUnknown;
+}
+
+double memory_of(const ordered_json& row) {
+  return figure_at(row, "statistics.index_bytes") + figure_at(row, "statistics.tail_bytes");
+}
+
+std::string budget_text(const ordered_json& row) {
+  if (row["comparison"]) return "comparison";
+  std::string text = row["attend"];
+  if (row["tail"] != "none") text += ", tail " + row["tail"].get<std::string>();
+  if (row["target"] != "none") text += ", " + row["target"].get<std::string>();
+  return text;
+}
+
+Curves curves_of(const ordered_json& rows) {
+  enum : size_t { kLayer, kRead, kMemory, kError, kRecall, kMass };
+  Curves out;
+  out.quantities = {
+      {"layer_us.p50", "time of a layer, median us", Scale::log},
+      {"statistics.bytes_read", "bytes read by an attend of a layer", Scale::log, 1},
+      {"statistics.index_bytes", "memory of indexes and tails, bytes (from 1)", Scale::log, 1},
+      {"error", "output error, median (below 0.0001 drawn there)", Scale::log, 1e-4},
+      {"audit.recall", "recall", Scale::linear, 0, true},
+      {"audit.mass.mean", "recovered mass (above 0.9999 drawn there)", Scale::nines, 1e-4, true}};
+  Curves::View& view = out.views.emplace_back();
+  view.name = "all";
+  for (const ordered_json& row : rows) {
+    if (row["comparison"] || row["layer_us"].is_null() || row["audit"].is_null()) continue;
+    out.points.push_back(
+        {out.series_of(row["index"], budget_text(row)), row["name"].get<std::string>()});
+    view.values.push_back({figure_at(row, "layer_us.p50"), per_attend(row, "bytes_read"),
+                           memory_of(row), error_of(row, "p50"), figure_at(row, "audit.recall"),
+                           figure_at(row, "audit.mass.mean")});
+  }
+  for (const size_t worth : {kError, kRecall, kMass}) {
+    for (const size_t cost : {kLayer, kRead, kMemory}) out.panels.emplace_back(cost, worth);
+  }
+  return out;
+}
+
+// Worker time of an attend by stage.
+Bars stages_of(const ordered_json& rows) {
+  struct Stage {
+    const char* name;
+    const char* field;
+    const char* without;  ///< a stage that it contains
+  };
+  constexpr Stage kStages[] = {{"search", "search_seconds", "tail_seconds"},
+                               {"tail", "tail_seconds", nullptr},
+                               {"offloaded attention", "offload_seconds", nullptr},
+                               {"resident attention", "resident_seconds", nullptr},
+                               {"appends", "append_seconds", nullptr},
+                               {"the device waited", "device_wait_seconds", nullptr}};
+  Bars out;
+  out.unit = "us";
+  for (const Stage& stage : kStages) out.parts.emplace_back(stage.name);
+  for (const ordered_json& row : rows) {
+    if (row["statistics"].is_null()) continue;
+    Bars::Bar& bar = out.bars.emplace_back();
+    bar.name = row["name"];
+    for (const Stage& stage : kStages) {
+      const double all = per_attend(row, stage.field);
+      bar.parts.push_back(1e6 *
+                          (stage.without == nullptr ? all : all - per_attend(row, stage.without)));
+    }
+    bar.text = format_duration(1e-6 * figure_at(row, "layer_us.p50")) + " a layer";
+  }
+  return out;
+}
+
+Bars tokens_of(const ordered_json& rows) {
+  Bars out;
+  out.unit = "us";
+  out.parts = {"all attends of a token, median"};
+  for (const ordered_json& row : rows) {
+    if (row["token_us"].is_null()) continue;
+    out.bars.push_back({row["name"],
+                        {figure_at(row, "token_us.p50")},
+                        format_duration(1e-6 * figure_at(row, "token_us.p50")) + ", " +
+                            format_number(figure_at(row, "tokens_per_second")) + " tokens/s"});
+  }
+  return out;
+}
+
+PageTable table_of(const ordered_json& rows) {
+  PageTable out;
+  out.columns = {{"index and budget", true},
+                 {"build"},
+                 {"layer p50"},
+                 {"p95"},
+                 {"p99"},
+                 {"token p50"},
+                 {"p95"},
+                 {"tokens/s"},
+                 {"read/attend"},
+                 {"error p50"},
+                 {"p95"},
+                 {"p99"},
+                 {"recall"},
+                 {"mass"},
+                 {"note", true}};
+  for (const ordered_json& row : rows) {
+    const auto number = [&](const char* field) { return format_number(figure_at(row, field), 4); };
+    const auto us = [&](const char* field) {
+      const double value = figure_at(row, field);
+      return std::isfinite(value) ? format_duration(1e-6 * value) : "-";
+    };
+    const double build = figure_at(row, "build_s") + figure_at(row, "tail_build_s");
+    const double read = per_attend(row, "bytes_read");
+    out.rows.push_back({row["name"], build == 0 ? "-" : format_duration(build), us("layer_us.p50"),
+                        us("layer_us.p95"), us("layer_us.p99"), us("token_us.p50"),
+                        us("token_us.p95"), number("tokens_per_second"),
+                        std::isfinite(read) ? format_bytes(static_cast<uint64_t>(read)) : "-",
+                        format_number(error_of(row, "p50"), 4),
+                        format_number(error_of(row, "p95"), 4),
+                        format_number(error_of(row, "p99"), 4), number("audit.recall"),
+                        number("audit.mass.mean"), row["note"]});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string bench_step_page(const ordered_json& document) {
+  const ordered_json& options = document["options"];
+  const ordered_json& rows = document["results"];
+  Page page("keyhole bench-step: " + format_count(options["context"]) + " tokens");
+  put_page_facts(page, document);
+  page.fact("model", options["layers"].dump() + " layers, " + options["q_heads"].dump() +
+                         " query and " + options["kv_heads"].dump() + " KV heads of " +
+                         options["head_dim"].dump() + ", " +
+                         options["kv_dtype"].get<std::string>());
+  page.fact("data", options["data_description"]);
+  page.fact("steps", options["steps"].dump() + " after " + options["warmup"].dump() + ", in " +
+                         options["steps_in"].get<std::string>() + ", " + options["threads"].dump() +
+                         " threads; sink " + options["sink"].dump() + ", window " +
+                         options["window"].dump());
+  if (const std::string device = document["floors"]["device"]; !device.empty()) {
+    page.fact("device", device);
+  }
+
+  page.section("Time of a token");
+  page.add(tokens_of(rows));
+  const Bars stages = stages_of(rows);
+  if (!stages.bars.empty()) {
+    page.section("A step by stage",
+                 "Worker time of one attend of one layer, summed over threads: where several work "
+                 "at once, it is longer than the step.");
+    page.add(stages);
+  }
+  const Curves curves = curves_of(rows);
+  if (!curves.points.empty()) {
+    page.section("What each way costs and is worth",
+                 "Times of whole layers; errors of the same steps, computed again exactly.");
+    page.add(curves);
+  }
+  page.section("Figures");
+  page.add(table_of(rows));
+  for (const ordered_json& warning : document["warnings"]) {
+    page.paragraph("warning: " + warning.get<std::string>());
+  }
+  PageTable phases{{{"preparation", true}, {"time"}}, {}, {}};
+  for (const auto& [name, seconds] : document["phases_s"].items()) {
+    phases.rows.push_back({name, format_duration(seconds)});
+  }
+  if (!phases.rows.empty()) page.add(phases);
+  put_page_command(page, document);
+  return page.html(document);
+}
+
+}  // namespace keyhole::tools
