@@ -147,6 +147,34 @@ TEST_F(ComparePage, HoldsNoMarkupOfTheUsers) {
   EXPECT_NE(html_.find("&lt;b onclick=&#39;x&#39;&gt;&amp;.safetensors"), std::string::npos);
 }
 
+TEST_F(CompareFixture, AdvisesTheFastestThatKeepsAnError) {
+  const std::string trace = write(make_synthetic_trace({}, random_));
+  const std::string page = folder_ / "page.html";
+  const json document = compare(trace, {"--index", "ivf:C=16,probe=1|16", "--rival", "pages:size=8",
+                                        "--goal", "error=0.9", "--html", page});
+  const json& advice = document["advice"];
+  EXPECT_EQ(advice["goals"][0]["most"], 0.9);
+  EXPECT_EQ(advice["candidates"], 2);
+  const json* expected = nullptr;
+  for (const json& row : document["summary"]) {
+    const bool rival = row["index"] == "pages:size=8";
+    if (rival || row["output_error_median"] > 0.9) continue;
+    if (expected == nullptr || row["latency_us"]["p50"] < (*expected)["latency_us"]["p50"])
+      expected = &row;
+  }
+  ASSERT_NE(expected, nullptr);
+  EXPECT_EQ(advice["reached"], true);
+  EXPECT_EQ(advice["index"], (*expected)["index"]);
+  EXPECT_EQ(advice["latency_us_p50"], (*expected)["latency_us"]["p50"]);
+  const std::string text = advice["text"];
+  EXPECT_EQ(out_.substr(out_.size() - text.size()), text) << "the last of what is printed";
+  EXPECT_NE(read_file(page).find("For error=0.9:\n  --index ivf:C=16,probe="), std::string::npos);
+  const json none = compare(trace, {"--index", "ivf:C=16,probe=1", "--goal", "latency=0.001us"});
+  EXPECT_EQ(none["advice"]["reached"], false);
+  EXPECT_NE(out_.find("nothing that was measured reaches it"), std::string::npos) << out_;
+  EXPECT_EQ(compare(trace, {"--index", "flat"})["advice"], nullptr);
+}
+
 TEST_F(CompareFixture, APageNeedsAFile) {
   const Outcome outcome =
       run_keyhole({"compare", "--trace", "t.safetensors", "--index", "flat", "--html", "-"});

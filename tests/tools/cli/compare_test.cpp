@@ -63,8 +63,9 @@ TEST_F(Compare, ReportsWhatTheDefinitionsSay) {
 TEST_F(Compare, WritesTheDocumentedJson) {
   const std::string path = write(make_synthetic_trace({}, random_));
   const json result = compare(path, {"--index", "flat", "--index", "ivf:C=8,probe=8", "--k", "10"});
-  EXPECT_EQ(keys_of(result), (std::set<std::string>{"format", "version", "command", "machine",
-                                                    "trace", "options", "results", "summary"}));
+  EXPECT_EQ(keys_of(result),
+            (std::set<std::string>{"format", "version", "command", "machine", "trace", "options",
+                                   "results", "summary", "advice"}));
   EXPECT_EQ(keys_of(result["machine"]),
             (std::set<std::string>{"cpu", "cores", "memory_bytes", "simd", "system", "keyhole"}));
   const std::set<std::string> figures = {"series",
@@ -302,6 +303,11 @@ TEST_F(Compare, RefusesWhatCannotBe) {
   refused(2, {"--trace", path, "--index", "flat", "--attend", "topk", "--attend", "topk:100"},
           "--attend topk:100 is given twice");
   refused(2, {"--trace", path, "--index", "flat", "--svg", "-"}, "--svg");
+  refused(2, {"--trace", path, "--index", "flat", "--goal", "speed=1"}, "no goal 'speed'");
+  refused(
+      2,
+      {"--trace", path, "--rival", "random", "--sink", "16", "--window", "32", "--goal", "error=1"},
+      "give --index");
   refused(2, {"--trace", path, "--index", "flat", "--layers", "2"}, "which has 1, 4");
   refused(2, {"--trace", path, "--index", "flat", "--heads", "2"}, "0..1");
   refused(2, {"--trace", path, "--index", "flat", "--k", "0"}, "--k");

@@ -116,9 +116,18 @@ ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
 
 void run(const CompareOptions& options) {
   check_outputs(options);
+  const std::vector<Goal> goals = parse_goals(options.goals);
   const Trace trace = open_trace(options);
   const ComparisonPlan plan = make_plan(trace, options);
-  ComparisonResult result{options, trace, plan, {}, {}, {}};
+  if (!trace.heads().front().values && std::any_of(goals.begin(), goals.end(), [](const Goal& g) {
+        return g.of == Goal::Of::error;
+      })) {
+    throw UsageError("--goal error= is about outputs, and " + options.trace + " has no values");
+  }
+  if (!goals.empty() && plan.indexes.empty()) {
+    throw UsageError("--goal advises an index, and none is measured: give --index");
+  }
+  ComparisonResult result{options, trace, plan, {}, {}, {}, {}};
   {
     Comparison comparison(trace, plan);
     result.rows = comparison.run();
@@ -126,6 +135,7 @@ void run(const CompareOptions& options) {
   }
   result.summaries = summarise(result.rows);
   sort(result.summaries, kSortings.at(options.sort));
+  result.advice = advise(result.summaries, goals, plan.indexes, plan.truth.offloaded.count());
   write_outputs(result);
 }
 

@@ -7,6 +7,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/sweep.h"
+#include "tools/commands/compare/advice.h"
 #include "tools/rivals/rivals.h"
 
 namespace keyhole::tools {
@@ -104,6 +105,7 @@ void add_outputs(CLI::App& command, CompareOptions& options) {
       ->type_name("BY")
       ->check(CLI::IsMember({"none", "error", "bytes", "us"}))
       ->capture_default_str();
+  add_repeatable(command, "--goal", "GOAL", kGoalHelp, options.goals);
   command.add_flag("--per-head", options.per_head, "Also print a row for every head");
   command.add_option("--json", options.json, "Write all results here (- for standard output)")
       ->type_name("FILE");
@@ -139,6 +141,8 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
            "keyhole compare --trace t.safetensors --index ivf --rival 'faiss-ivf:probe=8|32' "
            "--rival pages "
            "--rival lsh",
+           "keyhole compare --trace t.safetensors --index 'ivf:probe=8..128*2' --index flat --goal "
+           "error=0.05 --html compare.html",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
            "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +

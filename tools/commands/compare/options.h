@@ -28,6 +28,7 @@ struct CompareOptions {
   std::string classifiers;
   std::string json, csv, svg, html;
   std::string sort = "none";
+  std::vector<std::string> goals;
   bool per_head = false;
 };
 

@@ -67,6 +67,7 @@ void print(const ComparisonResult& r) {
     std::printf("\n%s\nPlain means over the %zu heads with at least %.0f %% of their mass there.\n",
                 heavy_table(r.summaries, style).c_str(), heavy, 100 * kHeavyMass);
   }
+  if (r.advice) std::printf("\n%s", to_text(*r.advice).c_str());
 }
 
 }  // namespace
@@ -94,7 +95,8 @@ ordered_json compare_document(const ComparisonResult& r) {
           {"trace", describe(r.trace, r.options)},
           {"options", describe(r.plan, r.options)},
           {"results", rows},
-          {"summary", means}};
+          {"summary", means},
+          {"advice", r.advice ? to_json(*r.advice) : ordered_json(nullptr)}};
 }
 
 void write_outputs(const ComparisonResult& r) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <vector>
 
+#include "tools/commands/compare/advice.h"
 #include "tools/commands/compare/options.h"
 #include "tools/commands/compare/report.h"
 #include "tools/commands/compare/run.h"
@@ -19,6 +21,7 @@ struct ComparisonResult {
   Machine machine;
   std::vector<Measurement> rows;
   std::vector<Summary> summaries;  ///< in the order that they are shown in
+  std::optional<Advice> advice;    ///< with --goal
 };
 
 /// Throws where an output could not be written, before the work begins.

@@ -104,14 +104,20 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
   std::vector<HeatMap> out = {
       grid.map_of(rows, "attention mass in the middle (offloaded)", "middle_mass", Scale::linear)};
   if (!has_errors(document["summary"])) return out;
+  double bound = kUsualError;
+  if (!document["advice"].is_null()) {
+    for (const ordered_json& goal : document["advice"]["goals"]) {
+      if (goal["of"] == "error") bound = goal["most"];
+    }
+  }
   // Of each head the fastest row that keeps the error.
   std::vector<const ordered_json*> best(grid.cells(), nullptr);
   for (const ordered_json& row : rows) {
-    if (row["output_error_median"].is_null() || row["output_error_median"] > kUsualError) continue;
+    if (row["output_error_median"].is_null() || row["output_error_median"] > bound) continue;
     const ordered_json*& held = best[grid.cell(row)];
     if (held == nullptr || row["latency_us"]["p50"] < (*held)["latency_us"]["p50"]) held = &row;
   }
-  const std::string good = "error of at most " + format_number(kUsualError);
+  const std::string good = "error of at most " + format_number(bound);
   HeatMap chosen = grid.map("fastest with an " + good, "index", Scale::linear);
   HeatMap time = grid.map("its median latency, us", "latency_us.p50", Scale::log);
   HeatMap error =
@@ -190,6 +196,11 @@ std::string compare_page(const ordered_json& document) {
   page.fact("trace", trace_text(document));
   if (const std::string model = document["trace"]["model"]; !model.empty()) {
     page.fact("model", model + ", task " + document["trace"]["task"].get<std::string>());
+  }
+
+  if (!document["advice"].is_null()) {
+    page.section("Advice");
+    page.verbatim(document["advice"]["text"]);
   }
 
   page.section(

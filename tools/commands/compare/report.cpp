@@ -55,6 +55,8 @@ bool same_way(const Measurement& a, const Measurement& b) {
   return a.index == b.index && a.attend == b.attend && a.tail == b.tail && a.target == b.target;
 }
 
+double memory_per_key(const Measurement& m) { return m.bytes_per_key + m.tail_bytes_per_key; }
+
 Summary summarise_way(const Measurement& way, const std::vector<Measurement>& results) {
   Summary summary;
   double mass = 0;
@@ -72,6 +74,7 @@ Summary summarise_way(const Measurement& way, const std::vector<Measurement>& re
       accumulate(summary.heavy_mean, m, 1.0 / static_cast<double>(summary.heavy_heads));
     }
     summary.build_seconds_total += m.build_seconds;
+    summary.memory_per_key_total += memory_per_key(m);
     summary.mean.params = m.params;
   }
   for (Measurement* mean : {&summary.mean, &summary.heavy_mean}) {
@@ -83,8 +86,6 @@ Summary summarise_way(const Measurement& way, const std::vector<Measurement>& re
   }
   return summary;
 }
-
-double memory_per_key(const Measurement& m) { return m.bytes_per_key + m.tail_bytes_per_key; }
 
 // A figure that JSON and CSV tell of heads and of summaries, by the same name and in the same order.
 struct Figure {

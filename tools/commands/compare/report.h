@@ -26,6 +26,7 @@ struct Summary {
   Measurement heavy_mean;
   size_t heavy_heads = 0;
   double build_seconds_total = 0;
+  double memory_per_key_total = 0;  ///< bytes of indexes and tails for one key of every head
   /// The costs for which no other summary is better: "time", "bytes", "memory"; see mark_fronts().
   std::vector<std::string> fronts;
 };
