@@ -36,9 +36,12 @@ endif()
 
 # The documents keep their places beside each other, so that their relative links work in the installed copy too.
 foreach(folder . docs bench tools/example tools/model)
-  file(GLOB documents CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg)
+  file(GLOB documents CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg
+    ${PROJECT_SOURCE_DIR}/${folder}/*.html)
   install(FILES ${documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
 endforeach()
+file(GLOB described CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.json)
+install(FILES ${described} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/tools/example/CMakeLists.txt ${PROJECT_SOURCE_DIR}/tools/example/example.c
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/tools/example)

@@ -123,7 +123,7 @@ std::string Advice::options() const {
 }
 
 std::optional<Advice> advise(const std::vector<Summary>& summaries, const std::vector<Goal>& goals,
-                             const std::vector<SweptIndex>& indexes, size_t offloaded) {
+                             const std::vector<std::string>& indexes, size_t offloaded) {
   const auto is_goal = [&](Goal::Of of) {
     return std::any_of(goals.begin(), goals.end(), [of](const Goal& g) { return g.of == of; });
   };
@@ -145,9 +145,7 @@ std::optional<Advice> advise(const std::vector<Summary>& summaries, const std::v
   out.goals = goals;
   const Summary* best = nullptr;
   for (const Summary& s : summaries) {
-    const bool known = std::any_of(indexes.begin(), indexes.end(),
-                                   [&](const SweptIndex& i) { return i.spec == s.mean.index; });
-    if (!known) continue;
+    if (std::find(indexes.begin(), indexes.end(), s.mean.index) == indexes.end()) continue;
     ++out.candidates;
     const double ratio = worst_ratio(s);
     const bool reached = ratio <= 1;

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "tools/commands/common/options.h"
 #include "tools/commands/compare/report.h"
 
 namespace keyhole::tools {
@@ -48,7 +47,7 @@ struct Advice {
 /// may be advised. Nothing without goals or without a row of an index. `offloaded`: keys of each head.
 [[nodiscard]] std::optional<Advice> advise(const std::vector<Summary>& summaries,
                                            const std::vector<Goal>& goals,
-                                           const std::vector<SweptIndex>& indexes,
+                                           const std::vector<std::string>& indexes,
                                            size_t offloaded);
 
 [[nodiscard]] std::string to_text(const Advice& advice);

@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/compare/options.h"
 #include "tools/commands/compare/outputs.h"
+#include "tools/commands/compare/results_file.h"
 #include "tools/terminal/errors.h"
+#include "tools/terminal/interrupt.h"
 #include "tools/terminal/machine.h"
+#include "tools/terminal/units.h"
+#include "tools/terminal/warning.h"
 
 namespace keyhole::tools {
 namespace {
@@ -90,17 +95,29 @@ ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
   const bool vectors = trace.info().task == "vectors";
   plan.sink = options.sink.value_or(vectors ? 0 : 128);
   plan.window = options.window.value_or(vectors ? 0 : 512);
-  if (options.indexes.empty() && options.rivals.empty()) {
-    throw UsageError("nothing to compare: give --index, e.g. --index ivf, or --rival");
+  std::vector<std::string> indexes, rivals;
+  for (const RunFile::Run& run : options.groups) {
+    (run.rival ? rivals : indexes).push_back(run.spec);
   }
-  plan.indexes = expand_indexes(options.indexes);
-  plan.rivals = expand_rivals(options.rivals);
-  plan.budgets = with_numbers(cross_budgets(parse_attends(options.budgets.attends, options.k),
-                                            options.budgets.tails, options.budgets.targets),
-                              options.budgets.numbers);
-  plan.rival_ks = rival_ks(plan.budgets, options.k);
+  plan.rivals = expand_rivals(rivals);
+  for (SweptIndex& index : expand_indexes(indexes)) {
+    const auto run = std::find_if(options.groups.begin(), options.groups.end(),
+                                  [&](const RunFile::Run& r) { return r.spec == index.series; });
+    const BudgetLists& lists = run->budgets;
+    plan.indexes.push_back(
+        {std::move(index), with_numbers(cross_budgets(parse_attends(lists.attends, options.k),
+                                                      lists.tails, lists.targets),
+                                        options.budgets.numbers)});
+  }
+  std::vector<BudgetChoice> budgets;  // that are anywhere asked for
+  for (const IndexRun& run : plan.indexes) {
+    budgets.insert(budgets.end(), run.budgets.begin(), run.budgets.end());
+  }
+  if (budgets.empty())
+    budgets = cross_budgets(parse_attends(options.budgets.attends, options.k), {}, {});
+  plan.rival_ks = rival_ks(budgets, options.k);
   if (!trace.heads().front().values &&
-      std::any_of(plan.budgets.begin(), plan.budgets.end(),
+      std::any_of(budgets.begin(), budgets.end(),
                   [](const BudgetChoice& b) { return b.target.error != 0; })) {
     throw UsageError("--target error= is about outputs, and " + options.trace + " has no values");
   }
@@ -127,15 +144,25 @@ void run(const CompareOptions& options) {
   if (!goals.empty() && plan.indexes.empty()) {
     throw UsageError("--goal advises an index, and none is measured: give --index");
   }
+  std::optional<ResultsFile> kept;
   ComparisonResult result{options, trace, plan, {}, {}, {}, {}};
   {
     Comparison comparison(trace, plan);
-    result.rows = comparison.run();
     result.machine = describe_machine(comparison.simd_level());
+    if (!options.resume.empty()) kept.emplace(options.resume, resume_header(result));
+    try {
+      result.rows = comparison.run(kept ? &*kept : nullptr);
+    } catch (const Interrupted&) {
+      if (kept) {
+        warn(options.resume + " holds the rows that are measured, " +
+             format_count(kept->rows().size()) + " so far; the same command goes on from there");
+      }
+      throw;
+    }
   }
   result.summaries = summarise(result.rows);
   sort(result.summaries, kSortings.at(options.sort));
-  result.advice = advise(result.summaries, goals, plan.indexes, plan.truth.offloaded.count());
+  result.advice = advise(result.summaries, goals, plan.specs(), plan.truth.offloaded.count());
   write_outputs(result);
 }
 
@@ -147,7 +174,7 @@ void add_compare(CLI::App& keyhole) {
                                              "Compare index types and budgets on a recorded trace: "
                                              "output error against bytes read and time");
   add_compare_options(*command, *options);
-  command->callback([options] { run(*options); });
+  command->callback([options, command] { run(resolve_runs(*command, *options)); });
 }
 
 }  // namespace keyhole::tools

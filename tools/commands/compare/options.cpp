@@ -3,12 +3,14 @@
 #include <keyhole/keyhole.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <limits>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/sweep.h"
 #include "tools/commands/compare/advice.h"
 #include "tools/rivals/rivals.h"
+#include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
 namespace {
@@ -45,8 +47,12 @@ void add_inputs(CLI::App& command, CompareOptions& options) {
   command
       .add_option("--trace", options.trace,
                   "A trace written by record, or keys in .hdf5 (ann-benchmarks), .fbin or .fvecs")
-      ->type_name("FILE")
-      ->required();
+      ->type_name("FILE");
+  command
+      .add_option("--runs", options.runs,
+                  "Indexes, rivals, budgets, options and goals from a run file, beside what is "
+                  "given here (docs/formats.md)")
+      ->type_name("FILE");
   command.add_option("--query-file", options.vectors.queries, "Queries of .fbin or .fvecs keys")
       ->type_name("FILE");
   command
@@ -100,6 +106,11 @@ void add_measured(CLI::App& command, CompareOptions& options) {
 
 void add_outputs(CLI::App& command, CompareOptions& options) {
   command
+      .add_option("--resume", options.resume,
+                  "Append every row to this file as it is measured; where it is there already, "
+                  "measure only what it lacks")
+      ->type_name("FILE");
+  command
       .add_option("--sort", options.sort,
                   "Sort the summary by error (median), bytes read or us (p50), the least first")
       ->type_name("BY")
@@ -122,7 +133,58 @@ void add_outputs(CLI::App& command, CompareOptions& options) {
       ->type_name("FILE");
 }
 
+// The arguments of a command line that were given, in any order.
+std::vector<std::string> given_arguments(const CLI::App& command) {
+  std::vector<std::string> out;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0) continue;
+    for (const std::string& value : option->results()) {
+      out.push_back(option->get_name() + "=" + value);
+    }
+  }
+  return out;
+}
+
+// `given` with the file's options for those that the command line leaves out.
+CompareOptions with_file_options(const CLI::App& command, const RunFile& file,
+                                 const std::string& path) {
+  std::vector<std::string> arguments = given_arguments(command);
+  for (size_t i = 0; i < file.arguments.size(); i += 2) {
+    if (command.count(file.arguments[i]) != 0) continue;
+    arguments.push_back(file.arguments[i] + "=" + file.arguments[i + 1]);
+  }
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  CompareOptions out;
+  CLI::App both;
+  add_compare_options(both, out);
+  try {
+    both.parse(arguments);
+  } catch (const CLI::ParseError& e) {
+    throw UsageError("--runs " + path + ": options: " + e.what());
+  }
+  return out;
+}
+
 }  // namespace
+
+CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
+  if (!given.runs.empty()) {
+    const RunFile file = read_run_file(given.runs);
+    given = with_file_options(command, file, given.runs);
+    if (given.trace.empty()) given.trace = file.trace;
+    if (given.goals.empty()) given.goals = file.goals;
+    given.groups = file.runs;
+  }
+  if (given.trace.empty()) throw UsageError("--trace is missing, and no run file names a trace");
+  for (const std::string& index : given.indexes) {
+    given.groups.push_back({index, false, given.budgets});
+  }
+  for (const std::string& rival : given.rivals) given.groups.push_back({rival, true, {}});
+  if (given.groups.empty()) {
+    throw UsageError("nothing to compare: give --index, e.g. --index ivf, --rival or --runs");
+  }
+  return given;
+}
 
 void add_compare_options(CLI::App& command, CompareOptions& options) {
   add_inputs(command, options);
@@ -143,6 +205,7 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
            "--rival lsh",
            "keyhole compare --trace t.safetensors --index 'ivf:probe=8..128*2' --index flat --goal "
            "error=0.05 --html compare.html",
+           "keyhole compare --runs sweep.json --resume sweep.jsonl --html sweep.html",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
            "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +

@@ -9,6 +9,7 @@
 
 #include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/compare/run_file.h"
 #include "tools/io/vector_trace.h"
 
 namespace keyhole::tools {
@@ -27,6 +28,9 @@ struct CompareOptions {
   std::string kv_dtype = "f16";
   std::string classifiers;
   std::string json, csv, svg, html;
+  std::string runs, resume;
+  std::vector<RunFile::Run>
+      groups;  ///< of the run file; then those of --index and --rival, by resolve_runs()
   std::string sort = "none";
   std::vector<std::string> goals;
   bool per_head = false;
@@ -34,5 +38,9 @@ struct CompareOptions {
 
 /// Adds them all, and the help. `options` must outlive the command.
 void add_compare_options(CLI::App& command, CompareOptions& options);
+
+/// What the command line and its --runs say together: the file's trace, options and goals where the command line has none,
+/// and every index and rival with its budgets in `groups`. Throws UsageError.
+[[nodiscard]] CompareOptions resolve_runs(const CLI::App& command, CompareOptions given);
 
 }  // namespace keyhole::tools

@@ -99,6 +99,17 @@ ordered_json compare_document(const ComparisonResult& r) {
           {"advice", r.advice ? to_json(*r.advice) : ordered_json(nullptr)}};
 }
 
+ordered_json resume_header(const ComparisonResult& r) {
+  ordered_json trace = describe(r.trace, r.options);
+  trace.erase("path");  // it may have moved
+  ordered_json machine = to_json(r.machine);
+  for (const char* name : {"memory_bytes", "system"}) machine.erase(name);
+  return {{"file", {{"format", "keyhole-compare-rows"}, {"version", kCompareVersion}}},
+          {"trace", trace},
+          {"options", describe(r.plan, r.options)},
+          {"machine", machine}};
+}
+
 void write_outputs(const ComparisonResult& r) {
   const CompareOptions& options = r.options;
   if (options.json != "-" && options.csv != "-") print(r);

@@ -30,6 +30,9 @@ void check_outputs(const CompareOptions& options);
 /// The JSON result; docs/compare.schema.json describes it. Curves and page are drawn from it.
 [[nodiscard]] nlohmann::ordered_json compare_document(const ComparisonResult& result);
 
+/// What the rows of a file of --resume depend on, beside their index, budget and head.
+[[nodiscard]] nlohmann::ordered_json resume_header(const ComparisonResult& result);
+
 /// Prints the tables, unless standard output is taken, and writes all files that were asked for.
 void write_outputs(const ComparisonResult& result);
 

@@ -79,9 +79,8 @@ void check_rivals(const std::vector<SweptRival>& rivals, const RivalShape& shape
   }
 }
 
-std::vector<Measurement> measure_rivals(const std::vector<SweptRival>& rivals,
-                                        const std::vector<uint32_t>& ks, const RivalBatch& batch) {
-  std::vector<Measurement> out;
+void measure_rivals(const std::vector<SweptRival>& rivals, const std::vector<uint32_t>& ks,
+                    const RivalBatch& batch) {
   BuiltRivals built;
   const RivalSpec* built_by = nullptr;
   for (const auto& [text, series, spec] : rivals) {
@@ -94,6 +93,7 @@ std::vector<Measurement> measure_rivals(const std::vector<SweptRival>& rivals,
       built_by = &spec;
     }
     for (size_t row = 0; row < rows_of(spec, ks); ++row) {
+      std::vector<Measurement> rows;
       for (size_t i = 0; i < built.size(); ++i) {
         const TraceHead& head = *batch.heads[i];
         Measurement m = built[i]->measure(spec, ks[row], batch.rounds_keys(head));
@@ -101,12 +101,12 @@ std::vector<Measurement> measure_rivals(const std::vector<SweptRival>& rivals,
         m.index = text;
         m.layer = head.layer;
         m.kv_head = head.kv_head;
-        out.push_back(std::move(m));
+        rows.push_back(std::move(m));
         batch.done(1);
       }
+      batch.keep(std::move(rows));
     }
   }
-  return out;
 }
 
 }  // namespace keyhole::tools

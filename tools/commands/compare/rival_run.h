@@ -39,11 +39,11 @@ struct RivalBatch {
   std::function<bool(const TraceHead&)> rounds_keys;
   std::function<void(double)>
       done;  ///< called with steps: one for each head's build, and for each of its rows
+  std::function<void(std::vector<Measurement>)> keep;  ///< called with each row of all heads
 };
 /// Builds each rival over all heads side by side, then measures them one after the other. One that differs from the one
 /// before it in search parameters alone is not built again. Rows by rival, number of keys, head.
-[[nodiscard]] std::vector<Measurement> measure_rivals(const std::vector<SweptRival>& rivals,
-                                                      const std::vector<uint32_t>& ks,
-                                                      const RivalBatch& batch);
+void measure_rivals(const std::vector<SweptRival>& rivals, const std::vector<uint32_t>& ks,
+                    const RivalBatch& batch);
 
 }  // namespace keyhole::tools

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <iterator>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -51,7 +53,7 @@ Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
       engine_(make_trace_engine(trace.info(), plan.kv_dtype, plan.threads_per_build(),
                                 plan.classifiers)),
       team_(plan.threads) {
-  for (const auto& [spec, series] : plan.indexes) {
+  for (const std::string& spec : plan.specs()) {
     try {
       (void)make_index(engine_, spec, 0, 0);
     } catch (const LibraryError& e) {
@@ -64,42 +66,126 @@ Comparison::Comparison(const Trace& trace, const ComparisonPlan& plan)
   }
 }
 
-std::vector<Measurement> Comparison::run() {
+struct Comparison::Todo {
+  struct Index {
+    const IndexRun* run;
+    std::vector<BudgetChoice> budgets;
+  };
+  std::vector<Index> indexes;
+  std::vector<SweptRival> rivals;
+
+  [[nodiscard]] bool empty() const { return indexes.empty() && rivals.empty(); }
   // Of each head the truth, and of each index and rival on it the build and the measurements.
-  size_t steps = 1 + plan_.indexes.size() * (1 + plan_.budgets.size());
-  for (const SweptRival& rival : plan_.rivals) steps += 1 + rows_of(rival.spec, plan_.rival_ks);
-  Work work(plan_.heads.size() * steps);
-  std::vector<Measurement> out;
+  [[nodiscard]] size_t steps(const std::vector<uint32_t>& ks) const {
+    if (empty()) return 0;
+    size_t out = 1;
+    for (const Index& index : indexes) out += 1 + index.budgets.size();
+    for (const SweptRival& rival : rivals) out += 1 + rows_of(rival.spec, ks);
+    return out;
+  }
+};
+
+Comparison::Todo Comparison::todo_of(Heads heads, const ResultsFile* kept) const {
+  // A row of all heads; what is known of some is measured again, and not kept twice.
+  const auto is_known = [&](Measurement row) {
+    return kept != nullptr && std::all_of(heads.begin(), heads.end(), [&](const TraceHead* head) {
+             row.layer = head->layer;
+             row.kv_head = head->kv_head;
+             return kept->knows(row_key(row));
+           });
+  };
+  Todo todo;
+  for (const IndexRun& run : plan_.indexes) {
+    Todo::Index index{&run, {}};
+    for (const BudgetChoice& budget : by_partition(run)) {
+      Measurement row;
+      row.index = run.index.spec;
+      row.attend = budget.attend.text();
+      row.tail = budget.tail.text();
+      row.target = budget.target.text();
+      if (!is_known(row)) index.budgets.push_back(budget);
+    }
+    if (!index.budgets.empty()) todo.indexes.push_back(std::move(index));
+  }
+  for (const SweptRival& rival : plan_.rivals) {
+    bool known = true;
+    for (size_t i = 0; i < rows_of(rival.spec, plan_.rival_ks); ++i) {
+      Measurement row;
+      row.index = rival.text;
+      row.attend = rival_attend(rival.spec, plan_.rival_ks[i]);
+      row.tail = row.target = "none";
+      known = known && is_known(row);
+    }
+    if (!known) todo.rivals.push_back(rival);
+  }
+  return todo;
+}
+
+std::vector<Measurement> Comparison::run(ResultsFile* kept) {
+  std::vector<Heads> batches;
+  std::vector<Todo> todos;
+  size_t steps = 0;
   for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
     const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
-    run_batch(Heads(plan_.heads).subspan(first, count), work, out);
+    batches.push_back(Heads(plan_.heads).subspan(first, count));
+    todos.push_back(todo_of(batches.back(), kept));
+    steps += count * todos.back().steps(plan_.rival_ks);
   }
-  const auto order = [&](const Measurement& m) {
-    const auto index = std::find_if(plan_.indexes.begin(), plan_.indexes.end(),
-                                    [&](const auto& i) { return i.spec == m.index; });
-    if (index == plan_.indexes.end()) {  // rivals come last
-      const auto rival = std::find_if(plan_.rivals.begin(), plan_.rivals.end(),
-                                      [&](const SweptRival& r) { return r.text == m.index; });
-      size_t at = 0;  // of its number of keys
-      while (at + 1 < plan_.rival_ks.size() &&
-             rival_attend(rival->spec, plan_.rival_ks[at]) != m.attend) {
-        ++at;
-      }
-      return std::tuple(
-          static_cast<ptrdiff_t>(plan_.indexes.size()) + (rival - plan_.rivals.begin()),
-          static_cast<ptrdiff_t>(at), m.layer, m.kv_head);
+  Work work(steps);
+  std::vector<Measurement> out;
+  const auto keep = [&](std::vector<Measurement> rows) {
+    if (kept != nullptr) {
+      kept->append(rows);
+    } else {
+      std::move(rows.begin(), rows.end(), std::back_inserter(out));
     }
-    const auto budget =
-        std::find_if(plan_.budgets.begin(), plan_.budgets.end(), [&](const BudgetChoice& b) {
-          return b.attend.text() == m.attend && b.tail.text() == m.tail &&
-                 b.target.text() == m.target;
-        });
-    return std::tuple(index - plan_.indexes.begin(), budget - plan_.budgets.begin(), m.layer,
-                      m.kv_head);
   };
-  std::stable_sort(out.begin(), out.end(),
-                   [&](const Measurement& a, const Measurement& b) { return order(a) < order(b); });
+  for (size_t i = 0; i < batches.size(); ++i) {
+    if (!todos[i].empty()) run_batch(batches[i], todos[i], work, keep);
+  }
+  if (kept != nullptr) out = kept->rows();
+  put_in_order(out);
   return out;
+}
+
+void Comparison::put_in_order(std::vector<Measurement>& rows) const {
+  std::map<std::string, size_t> places;  // of a way, without its head
+  const auto way = [](const Measurement& m) {
+    return m.index + "\n" + m.attend + "\n" + m.tail + "\n" + m.target;
+  };
+  const auto add = [&](const Measurement& m) { places.emplace(way(m), places.size()); };
+  for (const IndexRun& run : plan_.indexes) {
+    Measurement m;
+    m.index = run.index.spec;
+    for (const BudgetChoice& choice : run.budgets) {
+      const BudgetChoice budget = for_index(choice, run.index.spec);
+      m.attend = budget.attend.text();
+      m.tail = budget.tail.text();
+      m.target = budget.target.text();
+      add(m);
+    }
+  }
+  for (const SweptRival& rival : plan_.rivals) {
+    Measurement m;
+    m.index = rival.text;
+    m.tail = m.target = "none";
+    for (size_t i = 0; i < rows_of(rival.spec, plan_.rival_ks); ++i) {
+      m.attend = rival_attend(rival.spec, plan_.rival_ks[i]);
+      add(m);
+    }
+  }
+  // A file of results may hold more than is asked for now.
+  std::erase_if(rows, [&](const Measurement& m) {
+    const bool head = std::any_of(plan_.heads.begin(), plan_.heads.end(), [&](const TraceHead* h) {
+      return h->layer == m.layer && h->kv_head == m.kv_head;
+    });
+    return !head || places.count(way(m)) == 0;
+  });
+  const auto order = [&](const Measurement& m) {
+    return std::tuple(places.at(way(m)), m.layer, m.kv_head);
+  };
+  std::stable_sort(rows.begin(), rows.end(),
+                   [&](const Measurement& a, const Measurement& b) { return order(a) < order(b); });
 }
 
 std::string Comparison::simd_level() const {
@@ -109,18 +195,19 @@ std::string Comparison::simd_level() const {
   return config.cpu_level;
 }
 
-void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& out) {
+void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
+                           const std::function<void(std::vector<Measurement>)>& keep) {
   std::vector<HeadTruth> truths;
   for (const TraceHead* head : heads) {
     throw_if_interrupted();
     truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
     work.done(1);
   }
-  const std::vector<BudgetChoice> budgets = by_partition();
   std::vector<IndexHandle> indexes;
   constexpr uint32_t kNoPartitions = UINT32_MAX;
   uint32_t partition = kNoPartitions;  // of the indexes as they are now
-  for (const auto& [spec, series] : plan_.indexes) {
+  for (const auto& [run, budgets] : todo.indexes) {
+    const std::string& spec = run->index.spec;
     if (set_spec(indexes, spec)) {
       work.done(static_cast<double>(heads.size()));
     } else {
@@ -128,40 +215,35 @@ void Comparison::run_batch(Heads heads, Work& work, std::vector<Measurement>& ou
       indexes = build_all(heads, truths, spec, work);
       partition = kNoPartitions;
     }
-    for (const BudgetChoice& choice : budgets) {
-      // Of several indexes, --tail codes is of those that have codes.
-      if (choice.reads_codes() && !has_codes(spec) && plan_.indexes.size() > 1) {
-        work.done(static_cast<double>(heads.size()));
-        continue;
-      }
-      const BudgetChoice budget = for_index(choice, spec);
+    for (const BudgetChoice& budget : budgets) {
       if (budget.needs_partitions() && partition != budget.tail.keys_per_partition) {
         build_tails(indexes, budget.tail.keys_per_partition);
         partition = budget.tail.keys_per_partition;
       }
+      std::vector<Measurement> rows;
       for (size_t i = 0; i < heads.size(); ++i) {
         Measurement m =
             measure_index(indexes[i], truths[i], budget, plan_.kv_dtype, rounds(*heads[i]));
-        m.series = series;
+        m.series = run->index.series;
         m.index = spec;
         m.layer = heads[i]->layer;
         m.kv_head = heads[i]->kv_head;
-        out.push_back(std::move(m));
+        rows.push_back(std::move(m));
         work.done(1);
       }
+      keep(std::move(rows));
     }
   }
   indexes.clear();
-  const std::vector<Measurement> rows =
-      measure_rivals(plan_.rivals, plan_.rival_ks,
-                     {.trace = trace_,
-                      .heads = heads,
-                      .truths = truths,
-                      .kv_dtype = plan_.kv_dtype,
-                      .threads_per_build = plan_.threads_per_build(),
-                      .rounds_keys = [this](const TraceHead& head) { return rounds(head); },
-                      .done = [&work](double steps) { work.done(steps); }});
-  out.insert(out.end(), rows.begin(), rows.end());
+  measure_rivals(todo.rivals, plan_.rival_ks,
+                 {.trace = trace_,
+                  .heads = heads,
+                  .truths = truths,
+                  .kv_dtype = plan_.kv_dtype,
+                  .threads_per_build = plan_.threads_per_build(),
+                  .rounds_keys = [this](const TraceHead& head) { return rounds(head); },
+                  .done = [&work](double steps) { work.done(steps); },
+                  .keep = keep});
 }
 
 bool Comparison::set_spec(const std::vector<IndexHandle>& indexes, const std::string& spec) {
@@ -193,8 +275,14 @@ void Comparison::build_tails(const std::vector<IndexHandle>& indexes, uint32_t k
   });
 }
 
-std::vector<BudgetChoice> Comparison::by_partition() const {
-  std::vector<BudgetChoice> out = plan_.budgets;
+std::vector<BudgetChoice> Comparison::by_partition(const IndexRun& run) const {
+  std::vector<BudgetChoice> out;
+  for (const BudgetChoice& choice : run.budgets) {
+    // Of several indexes, --tail codes is of those that have codes.
+    const bool of_others =
+        choice.reads_codes() && !has_codes(run.index.spec) && plan_.indexes.size() > 1;
+    if (!of_others) out.push_back(for_index(choice, run.index.spec));
+  }
   const auto size = [](const BudgetChoice& b) {
     return b.needs_partitions() ? b.tail.keys_per_partition : 0;
   };

@@ -1,6 +1,7 @@
 // The work of compare: truths, builds and measurements of all heads, indexes and rivals.
 #pragma once
 
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -8,9 +9,16 @@
 #include "tools/commands/common/head_measure.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/compare/results_file.h"
 #include "tools/commands/compare/rival_run.h"
 
 namespace keyhole::tools {
+
+/// An index spec without alternatives, and the budgets that it is measured with.
+struct IndexRun {
+  SweptIndex index;
+  std::vector<BudgetChoice> budgets;
+};
 
 /// What is compared, with everything filled in that depends on the trace.
 struct ComparisonPlan {
@@ -19,13 +27,18 @@ struct ComparisonPlan {
   unsigned threads = 1;  ///< in all
   unsigned builds_at_once = 1;
   std::vector<const TraceHead*> heads;
-  std::vector<SweptIndex> indexes;
+  std::vector<IndexRun> indexes;
   std::vector<SweptRival> rivals;
   std::vector<uint32_t> rival_ks;  ///< keys that rivals are asked for per head
-  std::vector<BudgetChoice> budgets;
-  std::string classifiers;  ///< a file, or empty
+  std::string classifiers;         ///< a file, or empty
   TruthOptions truth;
 
+  /// Of the indexes.
+  [[nodiscard]] std::vector<std::string> specs() const {
+    std::vector<std::string> out;
+    for (const IndexRun& run : indexes) out.push_back(run.index.spec);
+    return out;
+  }
   [[nodiscard]] unsigned threads_per_build() const { return threads / builds_at_once; }
 };
 
@@ -40,7 +53,8 @@ class Comparison {
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
   /// Shows progress on a terminal. By index and budget in the plan's order, rivals behind indexes, then layer, then KV head.
-  [[nodiscard]] std::vector<Measurement> run();
+  /// `kept`: rows that are there already are not measured again, and new ones are appended as soon as they are; or null.
+  [[nodiscard]] std::vector<Measurement> run(ResultsFile* kept);
 
   /// The library's kernel level, e.g. "avx512vnni".
   [[nodiscard]] std::string simd_level() const;
@@ -50,7 +64,11 @@ class Comparison {
   struct BuildProgress;
   using Heads = std::span<const TraceHead* const>;
 
-  void run_batch(Heads heads, Work& work, std::vector<Measurement>& out);
+  /// What is still to be measured over a batch of heads.
+  struct Todo;
+  [[nodiscard]] Todo todo_of(Heads heads, const ResultsFile* kept) const;
+  void run_batch(Heads heads, const Todo& todo, Work& work,
+                 const std::function<void(std::vector<Measurement>)>& keep);
   [[nodiscard]] std::vector<IndexHandle> build_all(Heads heads,
                                                    const std::vector<HeadTruth>& truths,
                                                    const std::string& spec, Work& work) const;
@@ -59,8 +77,9 @@ class Comparison {
                                      const std::string& spec);
   /// The partitions that tails and targets need.
   static void build_tails(const std::vector<IndexHandle>& indexes, uint32_t keys_per_partition);
-  /// The plan's budgets, those with partitions of the same size after each other.
-  [[nodiscard]] std::vector<BudgetChoice> by_partition() const;
+  /// An index's budgets as they are with its spec, those with partitions of the same size after each other.
+  [[nodiscard]] std::vector<BudgetChoice> by_partition(const IndexRun& run) const;
+  void put_in_order(std::vector<Measurement>& rows) const;
   [[nodiscard]] bool rounds(const TraceHead& head) const;
 
   const Trace& trace_;

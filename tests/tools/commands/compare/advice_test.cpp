@@ -55,11 +55,11 @@ TEST(Advice, IsTheBestOfThoseThatReachTheGoals) {
   std::uniform_real_distribution<double> unit(0.01, 1);
   for (int round = 0; round < 500; ++round) {
     std::vector<Summary> summaries;
-    std::vector<SweptIndex> indexes;
+    std::vector<std::string> indexes;
     for (size_t i = 0; i < 1 + random() % 6; ++i) {
       const std::string name = "ivf:probe=" + std::to_string(i);
       summaries.push_back(summary_of(name, unit(random), 100 * unit(random), 10 * unit(random)));
-      if (i == 0 || random() % 4 != 0) indexes.push_back({name, name});  // the others are rivals
+      if (i == 0 || random() % 4 != 0) indexes.push_back(name);  // the others are rivals
     }
     std::vector<std::string> texts;
     const bool by_error = random() % 2 == 0;
@@ -80,7 +80,7 @@ TEST(Advice, IsTheBestOfThoseThatReachTheGoals) {
       if (!reaching && any) break;
       for (const Summary& s : summaries) {
         bool known = false;
-        for (const SweptIndex& i : indexes) known = known || i.spec == s.mean.index;
+        for (const std::string& i : indexes) known = known || i == s.mean.index;
         if (!known) continue;
         double worst = 0;
         for (const Goal& g : goals) {
@@ -117,7 +117,7 @@ TEST(Advice, IsTheBestOfThoseThatReachTheGoals) {
 
 TEST(Advice, IsNothingWithoutGoalsOrIndexes) {
   const std::vector<Summary> summaries = {summary_of("pages", 0.1, 10, 1)};
-  EXPECT_FALSE(advise(summaries, {}, {{"pages", "pages"}}, kKeys));
+  EXPECT_FALSE(advise(summaries, {}, {"pages"}, kKeys));
   EXPECT_FALSE(advise(summaries, goals_of({"error=1"}), {}, kKeys));
 }
 
