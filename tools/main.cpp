@@ -41,6 +41,7 @@ void add_commands(CLI::App& keyhole) {
   add_compare(keyhole);
   add_train_saap(keyhole);
   add_calibrate(keyhole);
+  add_heads(keyhole);
   add_plan(keyhole);
   add_prefill(keyhole);
   add_bench_step(keyhole);
@@ -79,7 +80,7 @@ int run(int argc, char** argv) {
                 "keyhole record --model MODEL --task kv --length 8192 --out trace.safetensors",
                 "keyhole compare --trace trace.safetensors --index flat --index hnsw:M=32,ef=128",
                 "keyhole calibrate --length 32k --error 0.05 --out budgets.json",
-                "keyhole compare --help"}) +
+                "keyhole heads --length 8k --html heads.html", "keyhole compare --help"}) +
       "\n\n" + kExitCodes);
   add_commands(app);
 

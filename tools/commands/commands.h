@@ -18,6 +18,7 @@ void add_eval(CLI::App& keyhole);
 void add_plan(CLI::App& keyhole);
 void add_prefill(CLI::App& keyhole);
 void add_calibrate(CLI::App& keyhole);
+void add_heads(CLI::App& keyhole);
 void add_train_saap(CLI::App& keyhole);
 void add_bench_step(CLI::App& keyhole);
 

@@ -134,11 +134,11 @@ TEST_F(PageInBrowser, OtherCommandsToo) {
             0);
   expect_sound(read_file(step), 9);
 
-  // A model of 32 layers and 32 KV heads is as large as maps become.
+  // Many narrow cells.
   json heads = json::array();
-  for (int layer = 0; layer < 32; ++layer) {
+  for (int layer = 0; layer < 16; ++layer) {
     for (int head = 0; head < 32; ++head) {
-      const double x = (layer * 32 + head + 1) / 1025.0;
+      const double x = (layer * 32 + head + 1) / 513.0;
       heads.push_back({{"layer", layer},
                        {"kv_head", head},
                        {"middle_mass", x},
@@ -167,6 +167,17 @@ TEST_F(PageInBrowser, OtherCommandsToo) {
                                  {"requirement", {{"text", "95 % of steps below 0.075"}}},
                                  {"heads", heads}}),
                0);
+}
+
+TEST_F(PageInBrowser, HeadsToo) {
+  SyntheticShape shape;
+  shape.queries = 2;
+  const std::string page = folder_ / "heads.html";
+  ASSERT_EQ(run_keyhole({"heads", "--trace", write(make_synthetic_trace(shape, random_)), "--sink",
+                         "16", "--window", "32", "--html", page})
+                .exit_code,
+            0);
+  expect_sound(read_file(page), 0);
 }
 
 TEST_F(PageInBrowser, AnswersToo) {

@@ -1,15 +1,14 @@
 // keyhole calibrate: index and budget of every head for a stated output error, measured on this machine.
 #include <keyhole/prefill.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "tools/commands/calibrate/page.h"
 #include "tools/commands/calibrate/patterns.h"
@@ -135,63 +134,37 @@ CalibrationPlan make_plan(const Options& options) {
   return plan;
 }
 
-/// Traces that were recorded for this run alone: the destructor removes them.
-class Recordings {
- public:
-  explicit Recordings(const Options& options) {
-    std::string pattern = (fs::temp_directory_path() / "keyhole_calibrate_XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) {
-      throw std::runtime_error(pattern + ": a folder for traces cannot be made");
-    }
-    folder_ = pattern;
-    RecordOptions record;
-    record.model = options.model;
-    record.task = options.task;
-    record.layers = options.layers;
-    record.queries = static_cast<uint32_t>(
-        std::min<size_t>(options.queries, std::numeric_limits<uint32_t>::max()));
-    record.threads = options.threads;
-    if (!options.task.task.empty()) {
-      add(record, options.task.task);
-      return;
-    }
-    record.task.task = "kv";
-    add(record, "kv");
-    record.task.task = "";
-    record.prompt_file = write_prose(options);
-    add(record, "text");
-  }
-  ~Recordings() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  Recordings(const Recordings&) = delete;
-  Recordings& operator=(const Recordings&) = delete;
+/// The first bytes of the bundled prose or of --haystack, as a file in the folder.
+std::string write_prose(const Options& options, const fs::path& folder) {
+  const fs::path haystack = options.task.haystack.empty() ? bundled_model_folder() / "haystack.txt"
+                                                          : fs::path(options.task.haystack);
+  const std::string path = (folder / "prose.txt").string();
+  std::ofstream file(path, std::ios::binary);
+  file << read_text_file(haystack).substr(0, length_of(options.task) - 1);
+  file.close();
+  if (!file) throw std::runtime_error(path + ": cannot be written");
+  return path;
+}
 
-  [[nodiscard]] const std::vector<std::string>& paths() const { return paths_; }
-
- private:
-  void add(RecordOptions record, const std::string& name) {
-    record.out = (folder_ / (name + ".safetensors")).string();
-    (void)record_trace(record);
-    paths_.push_back(record.out);
+/// The task, or one of kv and prose.
+void record_prompts(const Options& options, TemporaryTraces& traces) {
+  RecordOptions record;
+  record.model = options.model;
+  record.task = options.task;
+  record.layers = options.layers;
+  record.queries = static_cast<uint32_t>(
+      std::min<size_t>(options.queries, std::numeric_limits<uint32_t>::max()));
+  record.threads = options.threads;
+  if (!options.task.task.empty()) {
+    traces.add(record, options.task.task);
+    return;
   }
-  /// The first bytes of the bundled prose or of --haystack.
-  [[nodiscard]] std::string write_prose(const Options& options) const {
-    const fs::path haystack = options.task.haystack.empty()
-                                  ? bundled_model_folder() / "haystack.txt"
-                                  : fs::path(options.task.haystack);
-    const std::string path = (folder_ / "prose.txt").string();
-    std::ofstream file(path, std::ios::binary);
-    file << read_text_file(haystack).substr(0, length_of(options.task) - 1);
-    file.close();
-    if (!file) throw std::runtime_error(path + ": cannot be written");
-    return path;
-  }
-
-  fs::path folder_;
-  std::vector<std::string> paths_;
-};
+  record.task.task = "kv";
+  traces.add(record, "kv");
+  record.task.task = "";
+  record.prompt_file = write_prose(options, traces.folder());
+  traces.add(record, "text");
+}
 
 std::vector<Trace> open_all(const std::vector<std::string>& paths) {
   std::vector<Trace> out;
@@ -267,11 +240,11 @@ void calibrate(const Options& options) {
     throw UsageError("--task is what is recorded where no --trace is given");
   }
   check_outputs(options);
-  std::unique_ptr<Recordings> recordings;
-  if (options.traces.empty()) recordings = std::make_unique<Recordings>(options);
+  std::optional<TemporaryTraces> recordings;
+  if (options.traces.empty()) record_prompts(options, recordings.emplace());
   const std::vector<Trace> traces = open_all(recordings ? recordings->paths() : options.traces);
   const std::vector<Trace> checks = open_all(options.checks);
-  const ModelDims dims = dims_of(options, traces.front().info(), recordings != nullptr);
+  const ModelDims dims = dims_of(options, traces.front().info(), recordings.has_value());
   Calibration calibration(traces, checks, plan);
   const std::vector<HeadChoice> choices = calibration.run();
   const Machine machine = describe_machine(calibration.simd_level());

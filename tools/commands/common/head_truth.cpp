@@ -33,8 +33,9 @@ struct Scratch {
 class Block {
  public:
   Block(HeadTruth& truth, std::span<const uint32_t> positions, size_t first, size_t count,
-        Scratch& scratch)
+        double coverage, Scratch& scratch)
       : truth_(truth),
+        coverage_(coverage),
         positions_(positions),
         first_(first),
         count_(count),
@@ -88,6 +89,29 @@ class Block {
     sums.resident = sum(0, off.begin) + sum(off.end, visible);
     truth_.lse[at] = top + std::log(sums.middle + sums.resident);
     truth_.resident_lse[at] = top + std::log(sums.resident);  // log(0) = -inf: nothing is resident
+    if (!truth_.spread.empty()) {
+      const double all = sums.middle + sums.resident;
+      WeightSpread& spread = truth_.spread[at];
+      spread.sink = sum(0, off.begin) / all;
+      spread.window = sum(off.end, visible) / all;
+      spread.middle = sums.middle / all;
+      spread.visible = static_cast<uint32_t>(visible);
+      spread.covering = covering(scores, scores + visible, coverage_ * all);
+      spread.largest = scratch_.ranking.front() / all;
+      spread.covering_middle =
+          covering(scores + off.begin, scores + off.end, coverage_ * sums.middle);
+    }
+  }
+
+  // The fewest of these weights whose sum is at least `wanted`. Leaves them sorted, the largest first, in the scratch.
+  uint32_t covering(const float* begin, const float* end, double wanted) {
+    std::vector<float>& sorted = scratch_.ranking;
+    sorted.assign(begin, end);
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    double total = 0;
+    uint32_t count = 0;
+    while (count < sorted.size() && total < wanted) total += sorted[count++];
+    return count;
   }
 
   // out (+)= weights of the tokens [begin, end) times their values.
@@ -119,6 +143,7 @@ class Block {
   }
 
   HeadTruth& truth_;
+  double coverage_;
   std::span<const uint32_t> positions_;
   size_t first_, count_, tokens_;
   Scratch& scratch_;
@@ -164,7 +189,8 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
   truth.offloaded = options.offloaded;
   truth.k = std::min(options.k, options.offloaded.count());
   truth.keys = head.keys.to_f32();
-  if (head.values) truth.values = head.values->to_f32();
+  const bool outputs = head.values && options.outputs;
+  if (outputs) truth.values = head.values->to_f32();
   truth.queries = used_queries(head, options.queries);
 
   for (const size_t i : options.queries) truth.positions.push_back(trace.query_positions()[i]);
@@ -172,7 +198,8 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
   truth.lse.resize(rows);
   truth.resident_lse.resize(rows);
   truth.kth_score.resize(rows);
-  if (head.values) {
+  if (options.coverage > 0) truth.spread.resize(rows);
+  if (outputs) {
     truth.output.resize(rows * truth.dim);
     truth.resident_output.resize(rows * truth.dim);
   }
@@ -182,7 +209,9 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
   const SingleThreadedBlas one_thread_each;
   team.for_each((rows + block - 1) / block, [&](size_t item, unsigned member) {
     const size_t first = item * block;
-    Block(truth, truth.positions, first, std::min(block, rows - first), scratch[member]).compute();
+    Block(truth, truth.positions, first, std::min(block, rows - first), options.coverage,
+          scratch[member])
+        .compute();
   });
 
   double mass = 0;

@@ -26,6 +26,19 @@ struct TruthOptions {
   Offloaded offloaded;
   size_t k = 0;                 ///< of recall@k
   std::vector<size_t> queries;  ///< rows of the trace's queries that are used
+  bool outputs = true;          ///< exact outputs too, where the trace has values
+  /// Above 0: how the weights are spread as well, with the tokens that hold this share of them. It sorts all weights.
+  double coverage = 0;
+};
+
+/// How one query's attention is spread over the tokens up to its position.
+struct WeightSpread {
+  double sink = 0, window = 0,
+         middle = 0;      ///< shares of the softmax weight; window: all behind the offloaded tokens
+  double largest = 0;     ///< weight of one token
+  uint32_t visible = 0;   ///< tokens
+  uint32_t covering = 0;  ///< the fewest tokens that hold the stated share of the weight
+  uint32_t covering_middle = 0;  ///< of the offloaded tokens alone: of their weight
 };
 
 /// Truth of one KV head. Row r = i * group + j is query head j of the i-th used query. Logits and
@@ -46,6 +59,7 @@ struct HeadTruth {
   std::vector<double> resident_lse;    ///< `[rows]`; -inf where no token is resident
   std::vector<float> kth_score;        ///< `[rows]` k-th largest inner product among the offloaded
   double middle_mass = 0;              ///< mean softmax weight of the offloaded tokens
+  std::vector<WeightSpread> spread;    ///< `[rows]`, with TruthOptions::coverage
 
   [[nodiscard]] size_t rows() const { return lse.size(); }
   [[nodiscard]] const float* query(size_t row) const { return queries.data() + row * dim; }

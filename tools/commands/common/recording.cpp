@@ -1,6 +1,7 @@
 #include "tools/commands/common/recording.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <optional>
 
@@ -228,6 +229,25 @@ std::string record_trace(const RecordOptions& options) {
          " KV heads, " + std::to_string(positions.query_positions.size()) + " decode-time and " +
          std::to_string(positions.training_positions.size()) + " training positions, " +
          format_bytes(std::filesystem::file_size(options.out));
+}
+
+TemporaryTraces::TemporaryTraces() {
+  std::string pattern = (std::filesystem::temp_directory_path() / "keyhole_traces_XXXXXX").string();
+  if (mkdtemp(pattern.data()) == nullptr) {
+    throw std::runtime_error(pattern + ": a folder for traces cannot be made");
+  }
+  folder_ = pattern;
+}
+
+TemporaryTraces::~TemporaryTraces() {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder_, ignored);
+}
+
+void TemporaryTraces::add(RecordOptions options, const std::string& name) {
+  options.out = (folder_ / (name + ".safetensors")).string();
+  (void)record_trace(options);
+  paths_.push_back(options.out);
 }
 
 }  // namespace keyhole::tools

@@ -31,4 +31,23 @@ struct RecordOptions {
 /// that do not fit the prompt.
 std::string record_trace(const RecordOptions& options);
 
+/// Traces that are recorded for one run of a command alone: the destructor removes them.
+class TemporaryTraces {
+ public:
+  /// Throws std::runtime_error where no folder can be made.
+  TemporaryTraces();
+  ~TemporaryTraces();
+  TemporaryTraces(const TemporaryTraces&) = delete;
+  TemporaryTraces& operator=(const TemporaryTraces&) = delete;
+
+  /// Records under this name; `options.out` is not read.
+  void add(RecordOptions options, const std::string& name);
+  [[nodiscard]] const std::filesystem::path& folder() const { return folder_; }
+  [[nodiscard]] const std::vector<std::string>& paths() const { return paths_; }
+
+ private:
+  std::filesystem::path folder_;
+  std::vector<std::string> paths_;
+};
+
 }  // namespace keyhole::tools
