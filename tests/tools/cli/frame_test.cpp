@@ -8,8 +8,8 @@
 namespace keyhole::tools {
 namespace {
 
-const char* const kCommands[] = {"bench-step", "calibrate", "compare", "decode",
-                                 "eval",       "plan",      "record",  "train-saap"};
+const char* const kCommands[] = {"bench-step", "calibrate", "compare", "decode",    "eval",
+                                 "heads",      "plan",      "record",  "train-saap"};
 
 TEST(Help, HasExamplesAtEveryLevel) {
   const Outcome top = run_keyhole({"--help"});
