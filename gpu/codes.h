@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "cpu/code_layout.h"
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/step.h"
 
@@ -42,6 +43,11 @@ struct CodesShape {
   /// Rows need not lie in pinned memory: encode() copies them, steps wait for serve_rows().
   bool rows_by_host = false;
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+  /// As ResidentShape::shapes; code.dim is of no use then. sinks are `[q_heads]` of each layer, one behind the other, those without
+  /// KV heads among them.
+  std::vector<LayerShape> shapes{};
+  std::vector<char>
+      coded{};  ///< with shapes, `[layers]`: the layers that have codes, in place of coded_layers
   /// Learned sinks, `[layers, q_heads]` in host memory, copied: every step over these codes, of a stream or of
   /// Resident::attend_begin(), counts the state (0, sink) of each head. null: none.
   const float* sinks = nullptr;
@@ -102,9 +108,9 @@ class Codes {
   /// thread.
   virtual void give_up_rows(uint32_t step) = 0;
 
-  /// Tokens that a step may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
+  /// Tokens that a step of the layer may have (StreamSteps::step_tokens()): most_step_tokens(), or fewer where the device lacks the shared
   /// memory. Their exact rows are chosen together, exact_rows for each, kMostExactRows at most (with rows_by_host exact_rows).
-  [[nodiscard]] virtual uint32_t most_tokens() const = 0;
+  [[nodiscard]] virtual uint32_t most_tokens(uint32_t layer) const = 0;
 
   /// A block as it lies in device memory, to out (code.block_bytes()), after all that was enqueued here: waits for the
   /// device. For tests and audits.

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <initializer_list>
 #include <string>
+#include <vector>
+
+#include "gpu/layer_kinds.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -110,13 +113,38 @@ RowExchangeLayout::RowExchangeLayout(const CodesShape& shape) {
   bytes = rows + aligned_product({shape.kv_heads, shape.exact_rows, 2, row_bytes});
 }
 
-size_t codes_pinned_bytes(const CodesShape& shape) {
-  return shape.rows_by_host ? RowExchangeLayout(shape).bytes : 0;
+namespace {
+
+/// Of all parts that have codes.
+template <class Bytes>
+size_t sum_of_coded(const CodesShape& shape, const Bytes& bytes) {
+  std::vector<float> sinks;
+  const bool is_whole = shape.shapes.empty();
+  return sum_of_parts(parts_of(shape, sinks), [&](const CodesShape& part) {
+    return is_whole || part.layers != 0 ? bytes(part) : size_t{0};
+  });
 }
 
-size_t codes_bytes(const CodesShape& shape) { return CodesLayout(shape).bytes; }
+}  // namespace
+
+size_t codes_pinned_bytes(const CodesShape& shape) {
+  if (!shape.rows_by_host) return 0;
+  return sum_of_coded(shape, [](const CodesShape& part) { return RowExchangeLayout(part).bytes; });
+}
+
+size_t codes_bytes(const CodesShape& shape) {
+  return sum_of_coded(shape, [](const CodesShape& part) { return CodesLayout(part).bytes; });
+}
 
 std::string why_no_codes(const CodesShape& shape) {
+  if (!shape.shapes.empty()) {
+    std::vector<float> sinks;
+    for (const CodesShape& part : parts_of(shape, sinks)) {
+      if (part.layers == 0) continue;
+      if (std::string why = why_no_codes(part); !why.empty()) return why;
+    }
+    return {};
+  }
   check(shape);
   const uint32_t keys = shape.code.key_bits, values = shape.code.value_bits, dim = shape.code.dim;
   const std::string bits =

@@ -1,6 +1,8 @@
 // The part of the device interface that needs no device.
 #include "gpu/device.h"
 
+#include "gpu/layer_kinds.h"
+
 namespace keyhole::gpu {
 
 namespace {
@@ -20,6 +22,10 @@ size_t multiply(size_t a, size_t b) {
 }  // namespace
 
 size_t resident_bytes(const ResidentShape& shape) {
+  if (!shape.shapes.empty()) {
+    return sum_of_parts(parts_of(shape),
+                        [](const ResidentShape& part) { return resident_bytes(part); });
+  }
   constexpr size_t kKeysAndValues = 2;
   const size_t tokens = size_t{shape.sink} + shape.window_capacity;
   const size_t row = multiply(size_t{shape.kv_heads} * shape.head_dim, dtype_size(shape.dtype));

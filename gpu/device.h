@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/partitions.h"
 #include "gpu/step.h"
@@ -27,9 +29,17 @@ struct ResidentShape {
   LogitParams logits;
   bool keeps_answers = false;               ///< there is memory for StreamSteps::answer()
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+  /// Heads of each layer where they differ, `[layers]`, in place of those above; without KV heads: the layer has no resident
+  /// tokens. Such a session has one Resident for each shape (gpu/mixed_parts.h).
+  std::vector<LayerShape> shapes{};
+  std::vector<uint32_t>
+      numbers{};  ///< `[layers]` of the model, for texts of errors; empty: 0, 1, ...
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);
+  }
+  [[nodiscard]] uint32_t number_of(uint32_t layer) const {
+    return layer < numbers.size() ? numbers[layer] : layer;
   }
 };
 
@@ -85,6 +95,14 @@ class Resident {
   }
 };
 
+/// What all of a session's parts on a device have in common, also where there is a Resident for each shape of its layers. One thread
+/// at a time.
+struct SessionOnDevice {
+  size_t memory_limit = 0;       ///< bytes of device memory for all of them; 0: what there is
+  size_t claimed = 0;            ///< of it, so far
+  std::optional<Signal> signal;  ///< what the first of them has chosen
+};
+
 /// How a CUDA device works for one session.
 struct CudaConfig {
   int ordinal = 0;                      ///< which device
@@ -92,6 +110,8 @@ struct CudaConfig {
   Signal signal = Signal::device_wait;  ///< otherwise
   uint32_t timeout_ms = 10000;          ///< of waits on the device, and of waits for it
   size_t memory_limit = 0;  ///< bytes of device memory for all of the session's; 0: what there is
+  std::shared_ptr<SessionOnDevice> session =
+      nullptr;  ///< shared with the session's other Residents, and its limit counts; null: there are none
 };
 
 /// Resident K and V in the memory of a CUDA device. Throws Error: unsupported without CUDA or such a device,

@@ -11,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 
 namespace keyhole::gpu {
@@ -25,6 +26,7 @@ struct PartitionsShape {
   uint32_t most_chosen = 0;  ///< so many can be chosen for a KV head, at most 1024
   LogitParams logits;
   std::vector<LogitParams> layer_logits{};  ///< `[layers]`; empty: `logits` of all
+  std::vector<LayerShape> shapes{};         ///< as ResidentShape::shapes
 
   [[nodiscard]] const LogitParams& logits_of(uint32_t layer) const {
     return logits_of_layer(logits, layer_logits, layer);

@@ -3,6 +3,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "gpu/layer_kinds.h"
+
 namespace keyhole::gpu {
 
 namespace {
@@ -91,6 +93,9 @@ PartitionsLayout::PartitionsLayout(const PartitionsShape& shape) {
   bytes = a.end();
 }
 
-size_t partitions_bytes(const PartitionsShape& shape) { return PartitionsLayout(shape).bytes; }
+size_t partitions_bytes(const PartitionsShape& shape) {
+  return sum_of_parts(parts_of(shape),
+                      [](const PartitionsShape& part) { return PartitionsLayout(part).bytes; });
+}
 
 }  // namespace keyhole::gpu

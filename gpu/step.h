@@ -58,7 +58,7 @@ struct DeviceTokens {
 struct ManyTokens {
   DeviceTokens q, k, v, out;
   float* lse = nullptr;
-  uint32_t tokens = 0;  ///< 1..Codes::most_tokens()
+  uint32_t tokens = 0;  ///< 1..Codes::most_tokens(layer)
   /// Each attends to all tokens before the newest `drafts` (>= tokens, <= kMostDrafts; these are the newest), and of those to
   /// the ones that its word of `sees` has: bit j is the j-th.
   uint32_t drafts = 0;
@@ -185,6 +185,8 @@ class StreamSteps {
   /// Ends waits of the device for this layer's step without a result: their outputs are NaN (not those of steps with
   /// codes, which need no result), failure() says why.
   virtual void give_up(uint32_t layer, uint32_t sequence) = 0;
+  /// The same of all steps of all layers, now and later: the session ends, and memory that is freed waits for kernels.
+  virtual void give_up_all() {}
 
   /// What a step wrote, or would have written without rounding to the dtype of out: o `[group, head_dim]`, lse `[group]`.
   /// False: it is not here, which is so until a later step of the stream, of any layer, was awaited, or the stream was

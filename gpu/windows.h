@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/layer_shape.h"
 #include "cpu/types.h"
 #include "gpu/step.h"
 
@@ -35,6 +36,9 @@ struct WindowsShape {
   DType dtype = DType::f16;  ///< of K and V: f32, f16 or bf16
   std::vector<Layer> layers;
   std::vector<float> sinks;  ///< learned, natural log, `[layers, q_heads]`; empty: none
+  /// Heads of each layer where they differ, in place of those above, `[layers]`; sinks are then those of one layer behind those of
+  /// the layer before. Such a session has one Windows for each shape (gpu/mixed_parts.h).
+  std::vector<LayerShape> shapes{};
 };
 
 /// In a tree of drafts: which of the newest tokens a step attends to, its own among them.
@@ -79,9 +83,9 @@ class Windows {
   /// Error(invalid_argument | device_error).
   virtual void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept,
                       const DeviceTokens& k, const DeviceTokens& v, Stream stream) = 0;
-  /// Whether rows `[n, heads, head_dim]` are finite once they are rounded to a dtype. Likewise.
-  [[nodiscard]] virtual bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads,
-                                        DType as, Stream stream) = 0;
+  /// Whether rows `[n, heads, head_dim]` of a layer are finite once they are rounded to a dtype. Likewise.
+  [[nodiscard]] virtual bool are_finite(uint32_t layer, const DeviceTokens& rows, uint32_t n,
+                                        uint32_t heads, DType as, Stream stream) = 0;
 
   /// Enqueues a step: k and v (both null: none) are appended, in a full ring in place of the oldest token, then q attends; out
   /// `[q_heads, head_dim]`, lse `[q_heads]` fp32 in device memory or null. May be captured. The layer has a token then. Of

@@ -7,6 +7,7 @@
 #include "runtime/engine/device_choice.h"
 #include "runtime/engine/gpu_accelerator.h"
 #include "runtime/engine/host_device.h"
+#include "runtime/engine/mixed_device.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -41,10 +42,11 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
   config.timeout_ms = timeout_ms;
   return {
       gpu::cuda_devices()[ordinal].name,
-      [config](const gpu::ResidentShape& shape, size_t memory_limit) {
-        gpu::CudaConfig limited = config;
-        limited.memory_limit = memory_limit;
-        return gpu::make_cuda_resident(shape, limited);
+      [config](const gpu::ResidentShape& shape,
+               const std::shared_ptr<gpu::SessionOnDevice>& session) {
+        gpu::CudaConfig own = config;
+        own.session = session;
+        return gpu::make_cuda_resident(shape, own);
       },
       gpu::make_cuda_partitions,
       gpu::make_cuda_codes,
@@ -83,6 +85,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
     why_host = std::move(choice.reason);
     if (choice.cuda) device_ = cuda_device(config.device_ordinal, signal, timeout_ms);
   }
+  if (model_.layers_differ() && has_streams()) device_ = for_mixed_layers(std::move(device_));
   if (device_.make_accelerator) {
     if (auto made = device_.make_accelerator(log_)) {
       accelerator_ = std::make_unique<BuildAccelerator>(std::move(made));
@@ -153,7 +156,9 @@ uint64_t Engine::code_room_of(const gpu::ResidentShape& shape, size_t device_mem
 std::unique_ptr<gpu::Resident> Engine::make_resident(const gpu::ResidentShape& shape,
                                                      size_t device_memory_limit) const {
   if (!has_streams()) return std::make_unique<HostDevice>(shape, *kernels_, model_.shapes);
-  return device_.make_resident(shape, device_memory_limit);
+  auto session = std::make_shared<gpu::SessionOnDevice>();
+  session->memory_limit = device_memory_limit;
+  return device_.make_resident(shape, session);
 }
 
 }  // namespace keyhole::runtime

@@ -27,7 +27,9 @@ namespace keyhole::runtime {
 /// A device with streams: the machine's CUDA device, or one that a test makes up.
 struct StreamDevice {
   std::string name;  ///< empty: none
-  std::function<std::unique_ptr<gpu::Resident>(const gpu::ResidentShape&, size_t memory_limit)>
+  /// The session's parts, one for each shape of its layers, share `session`.
+  std::function<std::unique_ptr<gpu::Resident>(
+      const gpu::ResidentShape&, const std::shared_ptr<gpu::SessionOnDevice>& session)>
       make_resident;
   std::function<std::unique_ptr<gpu::Partitions>(gpu::Resident&, const gpu::PartitionsShape&)>
       make_partitions;

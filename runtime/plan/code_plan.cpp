@@ -40,13 +40,14 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
   plan.layers.assign(model.layers, 0);
   plan.rows_by_host = params.exact_rows_by == KEYHOLE_ROWS_BY_HOST;
   if (params.partitions == KEYHOLE_PLACE_HOST) return plan;
+  const HeadNumbers numbers = model.head_numbers();
   for (uint32_t layer = 0; layer < model.layers; ++layer) {
     if (params.is_dense(layer)) continue;
     std::optional<index::CodeBits> bits;
     bool coded = true;
     uint32_t rows = 0;
-    for (uint32_t h = 0; coded && h < model.kv_heads; ++h) {
-      const HeadParams& head = *heads[size_t{layer} * model.kv_heads + h];
+    for (uint32_t h = 0; coded && h < numbers.of(layer); ++h) {
+      const HeadParams& head = *heads[numbers.at(layer, h)];
       const std::optional<index::CodeBits> own = specs.bits(head.index);
       coded = !head.dense && own.has_value() && (h == 0 || own == bits) &&
               head.budget.tail == KEYHOLE_TAIL_CODES;
@@ -54,7 +55,7 @@ CodePlan plan_codes(const SessionParams& params, const ModelShape& model,
       rows = std::max(rows, head.budget.attend == KEYHOLE_ATTEND_NONE ? 0 : head.budget.top_k);
     }
     if (!coded) continue;
-    const CodeShape shape{model.head_dim, bits->keys, bits->values};
+    const CodeShape shape{model.of(layer).head_dim, bits->keys, bits->values};
     if (!plan.any()) plan.shape = shape;
     if (shape.key_bits != plan.shape.key_bits || shape.value_bits != plan.shape.value_bits)
       continue;
@@ -72,7 +73,7 @@ uint64_t coded_rows(uint64_t tokens, const SessionParams& params) {
 gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const SessionParams& params,
                             const ModelShape& model) {
   gpu::CodesShape shape;
-  shape.layers = model.layers;
+  shape.layers = model.resident_layers();
   shape.q_heads = model.q_heads;
   shape.kv_heads = model.kv_heads;
   shape.code = plan.shape;
@@ -85,6 +86,10 @@ gpu::CodesShape codes_shape(const CodePlan& plan, uint64_t tokens, const Session
   shape.sinks = model.sinks.empty() ? nullptr : model.sinks.data();
   shape.coded_layers = plan.count();
   shape.rows_by_host = plan.rows_by_host;
+  shape.shapes = model.device_shapes();
+  if (!shape.shapes.empty()) {
+    shape.coded.assign(plan.layers.begin(), plan.layers.begin() + shape.layers);
+  }
   return shape;
 }
 
@@ -93,7 +98,11 @@ CodeBytes code_bytes(const CodePlan& plan, uint64_t tokens, const SessionParams&
   const gpu::CodesShape shape = codes_shape(plan, tokens, params, model);
   if (plan.rows_by_host) return {gpu::codes_bytes(shape), gpu::codes_pinned_bytes(shape)};
   const uint64_t rows = coded_rows(tokens, params);
-  return {gpu::codes_bytes(shape), uint64_t{plan.count()} * params.offload_bytes(model, 0, rows)};
+  CodeBytes bytes{gpu::codes_bytes(shape), 0};
+  for (uint32_t layer = 0; layer < plan.layers.size(); ++layer) {
+    if (plan.layers[layer] != 0) bytes.pinned += params.offload_bytes(model, layer, rows);
+  }
+  return bytes;
 }
 
 uint64_t pinned_room(const SessionParams& params, const ModelShape& model) {

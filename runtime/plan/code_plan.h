@@ -1,7 +1,7 @@
 // Which layers of a session have codes of their offloaded rows on the device, and what these look like.
 //
 // A layer can have them where every KV head's index is `codes` with the same bits and its budget lets the codes stand for
-// all rows that are not read (KEYHOLE_TAIL_CODES); all such layers of a session share one shape. Where there is no room
+// all rows that are not read (KEYHOLE_TAIL_CODES); all such layers of a session share the bits of the first. Where there is no room
 // for all of them, the first ones go to the host, which attends them by codes of the same bits. A token passes the layers
 // one after the other, so host and device never work side by side in a sequence, wherever the host's layers lie. Together
 // at the beginning, beside dense layers, which are mostly the first, they leave the device one unbroken run of layers, and
@@ -24,7 +24,7 @@
 namespace keyhole::runtime {
 
 struct CodePlan {
-  CodeShape shape;
+  CodeShape shape;            ///< of the first; of layers of different shapes the bits of all
   uint32_t exact_rows = 0;    ///< N: rows of a KV head that a step reads exactly
   bool rows_by_host = false;  ///< who reads these (keyhole_rows_by)
   std::vector<char> layers;   ///< [layer] it has codes

@@ -53,6 +53,16 @@ uint32_t ModelShape::resident_layers() const {
   return last;
 }
 
+std::vector<LayerShape> ModelShape::device_shapes() const {
+  if (!layers_differ()) return {};
+  std::vector<LayerShape> all(shapes.begin(), shapes.begin() + resident_layers());
+  // A session has resident tokens of one layer at least.
+  for (uint32_t layer = 0; layer < all.size() && all.size() > 1; ++layer) {
+    if (slides(layer)) all[layer].kv_heads = 0;
+  }
+  return all;
+}
+
 uint32_t ModelShape::sliding_layers() const {
   uint32_t n = 0;
   for (const Window& w : windows) n += w.tokens != 0 ? 1 : 0;
@@ -133,15 +143,25 @@ gpu::ResidentShape SessionParams::resident_shape(const ModelShape& model) const 
           window,
           model.logits,
           audit_share > 0.0,
-          model.layer_logits};
+          model.layer_logits,
+          model.device_shapes(),
+          {}};
 }
 
 gpu::PartitionsShape SessionParams::partitions_shape(const ModelShape& model,
                                                      uint32_t capacity) const {
   // At most so many partitions are chosen per KV head: 1024 of 16 keys are an eighth of 128k.
   constexpr uint32_t kMostChosen = 1024;
-  return {model.layers, model.q_heads, model.kv_heads, model.head_dim,    model.kv_dtype,
-          capacity,     kMostChosen,   model.logits,   model.layer_logits};
+  return {model.resident_layers(),
+          model.q_heads,
+          model.kv_heads,
+          model.head_dim,
+          model.kv_dtype,
+          capacity,
+          kMostChosen,
+          model.logits,
+          model.layer_logits,
+          model.device_shapes()};
 }
 
 namespace {
@@ -235,24 +255,17 @@ ModelShape check_model(const keyhole_engine_config& c) {
 }
 
 std::string unsupported_on_device(const ModelShape& model) {
-  if (model.layers_differ()) {
-    uint32_t layer = 1;
-    while (model.of(layer) == model.of(0)) ++layer;
-    const auto text = [&](uint32_t of) {
-      const LayerShape s = model.of(of);
-      return std::to_string(s.q_heads) + " query heads, " + std::to_string(s.kv_heads) +
-             " KV heads and head_dim " + std::to_string(s.head_dim) + " in layer " +
-             std::to_string(of);
-    };
-    return "there are no GPU kernels for layers of different shapes: " + text(0) + ", " +
-           text(layer);
+  for (uint32_t layer = 0; layer < (model.layers_differ() ? model.layers : 1); ++layer) {
+    const LayerShape s = model.of(layer);
+    std::string why = gpu::unsupported_shape(s.q_heads, s.kv_heads, s.head_dim);
+    if (why.empty() && s.value_dim != s.head_dim) {
+      why = "there are no GPU kernels for values narrower than keys: value_dim " +
+            std::to_string(s.value_dim) + ", head_dim " + std::to_string(s.head_dim);
+    }
+    if (why.empty()) continue;
+    return model.layers_differ() ? "layer " + std::to_string(layer) + ": " + why : why;
   }
-  std::string why = gpu::unsupported_shape(model.q_heads, model.kv_heads, model.head_dim);
-  if (why.empty() && model.value_dim != model.head_dim) {
-    why = "there are no GPU kernels for values narrower than keys: value_dim " +
-          std::to_string(model.value_dim) + ", head_dim " + std::to_string(model.head_dim);
-  }
-  return why;
+  return {};
 }
 
 void check_mode(keyhole_mode mode) {

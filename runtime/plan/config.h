@@ -40,8 +40,7 @@ struct Window {
 /// Shape of the model, as every part of the runtime needs it.
 struct ModelShape {
   uint32_t layers = 0;
-  /// Of all layers where they are alike; a CUDA device takes no others. What works where they are not asks of() or
-  /// largest().
+  /// Of all layers where they are alike, else the engine's fields: ask of() or largest().
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
@@ -87,9 +86,9 @@ struct ModelShape {
   [[nodiscard]] uint32_t sliding_layers() const;
   /// Layers up to the last that does not slide, 1 at least: those that have resident tokens, and sliding ones between them.
   [[nodiscard]] uint32_t resident_layers() const;
-  /// Of all layers where they are alike.
-  [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
-  [[nodiscard]] size_t row_bytes() const { return head_dim * dtype_size(kv_dtype); }
+  /// Shapes of the layers that a device has resident tokens of, `[resident_layers()]`, where layers differ; those that slide have no
+  /// KV heads. Empty: all are alike.
+  [[nodiscard]] std::vector<LayerShape> device_shapes() const;
   /// The largest number that kv_dtype has.
   [[nodiscard]] float largest_element() const;
 };

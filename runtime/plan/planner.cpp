@@ -129,8 +129,11 @@ Wide sliding_memory(const ModelShape& m, uint64_t context) {
 uint64_t windows_memory(const ModelShape& m, uint64_t context) {
   const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(context, 1, kMaxTokens));
   gpu::WindowsShape shape{m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, {}, {}};
-  for (const Window& w : m.windows) {
-    if (w.tokens != 0) shape.layers.push_back({0, w.tokens, w.slots(most), {}});
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    if (!m.slides(layer)) continue;
+    const Window& w = m.windows[layer];
+    shape.layers.push_back({0, w.tokens, w.slots(most), {}});
+    if (m.layers_differ()) shape.shapes.push_back(m.of(layer));
   }
   return shape.layers.empty() ? 0 : gpu::windows_bytes(shape);
 }
@@ -146,6 +149,7 @@ CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
   const HeadParams same = s.head(0);
   ModelShape narrow = m;
   narrow.kv_heads = 1;
+  for (LayerShape& shape : narrow.shapes) shape.kv_heads = 1;
   heads.assign(m.layers, &same);
   return plan_codes(s, narrow, heads, specs);
 }
@@ -154,9 +158,14 @@ CodePlan code_plan(const ModelShape& m, const SessionParams& s) {
 std::map<Kinds::Spec, Wide> heads_by_spec(const CodePlan& plan, const ModelShape& m,
                                           const SessionParams& s) {
   std::map<Kinds::Spec, Wide> heads;
-  if (s.heads.empty()) heads[{s.index, m.head_dim}] = Wide{plan.count()} * m.kv_heads;
-  for (size_t i = 0; i < s.heads.size(); ++i) {
-    if (plan.layers[i / m.kv_heads] != 0) heads[{s.heads[i].index, m.head_dim}] += 1;
+  const HeadNumbers numbers = m.head_numbers();
+  for (uint32_t layer = 0; layer < m.layers; ++layer) {
+    if (plan.layers[layer] == 0) continue;
+    const LayerShape shape = m.of(layer);
+    if (s.heads.empty()) heads[{s.index, shape.head_dim}] += shape.kv_heads;
+    for (uint32_t h = 0; !s.heads.empty() && h < shape.kv_heads; ++h) {
+      heads[{s.heads[numbers.at(layer, h)].index, shape.head_dim}] += 1;
+    }
   }
   return heads;
 }

@@ -150,8 +150,8 @@ class Session {
   [[nodiscard]] Budget budget(uint32_t layer, uint32_t kv_head) const;
 
   [[nodiscard]] bool in_step() const { return in_step_; }
-  /// Of the step on the host that is under way, or was the last.
-  [[nodiscard]] uint32_t step_layer() const { return step_layer_; }
+  /// Of the step that is under way, or of the last on the host.
+  [[nodiscard]] uint32_t step_layer() const;
   [[nodiscard]] keyhole_layer_tokens layer_tokens(uint32_t layer) const;
   /// Reads nothing that workers write: also between attend_begin() and attend_end().
   [[nodiscard]] keyhole_statistics statistics() const;
@@ -264,7 +264,8 @@ class Session {
   void release_prompt();
 
   // session_extend_stream.cpp
-  [[nodiscard]] gpu::BlockedShape blocked_shape() const;
+  [[nodiscard]] gpu::BlockedShape blocked_shape(uint32_t layer) const;
+  [[nodiscard]] gpu::BlockedAttention& blocked_of(uint32_t layer);
   /// Offloaded rows of a layer, the first ones, that are pinned for the device.
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
@@ -332,7 +333,8 @@ class Session {
   [[nodiscard]] DeviceRowsReader& device_rows_reader();
   /// Runs call(q, out, lse) with rows in host memory, between which and the caller's they are copied where these are a device's.
   template <class Call>
-  void by_way_of_host(const RowsIn& q, const RowsOut& out, float* lse, const Call& call);
+  void by_way_of_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse,
+                      const Call& call);
   void attend_offloaded_on_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
   void attend_tokens_on_host(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
                              const RowsOut& out, float* lse);
@@ -371,6 +373,7 @@ class Session {
   std::vector<gpu::PromptPattern> extend_patterns_;  ///< `[layers, q_heads]`; empty: none is set
   uint32_t extend_pattern_from_ = 0;                 ///< new tokens
   std::unique_ptr<HostPrompt> extend_prompt_;        ///< null: not used since the last step
+  LayerShape extend_prompt_shape_;                   ///< of it
   gpu::PromptBlocks extend_blocks_;
 
   keyhole_statistics totals_{};
@@ -385,7 +388,12 @@ class Session {
   std::unique_ptr<ResidentTruth> resident_truth_;
   std::unique_ptr<CodeSource> code_source_;
   std::unique_ptr<DeviceCodes> codes_;
-  std::unique_ptr<gpu::BlockedAttention> blocked_;  ///< null: not used yet
+  /// Attention of blocks, of layers of one shape.
+  struct Blocked {
+    LayerShape shape;
+    std::unique_ptr<gpu::BlockedAttention> attention;
+  };
+  std::vector<Blocked> blocked_;  ///< those that were used
   std::unique_ptr<StreamClient> stream_client_;
   std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above
 };

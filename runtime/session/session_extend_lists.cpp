@@ -30,10 +30,12 @@ void Session::set_extend_pattern(const char* pattern, uint32_t tokens) {
   }
   std::vector<gpu::PromptPattern> patterns;
   if (pattern != nullptr) {
-    if (m.value_dim != m.head_dim) {
+    for (uint32_t layer = 0; layer < m.layers; ++layer) {
+      const LayerShape shape = m.of(layer);
+      if (shape.value_dim == shape.head_dim) continue;
       throw Error(Status::unsupported,
-                  "patterns of extends: value_dim is " + std::to_string(m.value_dim) +
-                      ", needed: head_dim, which is " + std::to_string(m.head_dim));
+                  "patterns of extends: value_dim is " + std::to_string(shape.value_dim) +
+                      ", needed: head_dim, which is " + std::to_string(shape.head_dim));
     }
     patterns = parse_head_patterns(pattern, m);
   }
@@ -47,7 +49,8 @@ bool Session::extends_by_pattern(uint32_t layer, const ExtendArgs& args) const {
 }
 
 cpu::RowRuns Session::rows_before(uint32_t layer, bool values) {
-  const uint32_t last_head = engine_->model().kv_heads - 1, second = std::min(1U, last_head);
+  const uint32_t last_head = engine_->model().of(layer).kv_heads - 1,
+                 second = std::min(1U, last_head);
   const auto rows_in = [&](const KvView& view) { return values ? view.values : view.keys; };
   cpu::RowRuns runs;
   const auto add = [&](const RowsView& a, const RowsView& b, size_t from, size_t count) {
@@ -77,31 +80,35 @@ cpu::RowRuns Session::rows_before(uint32_t layer, bool values) {
 }
 
 void Session::extend_by_pattern(uint32_t layer, const ExtendArgs& args, const NewTokens& fresh) {
-  const ModelShape& m = engine_->model();
+  const ModelShape& model = engine_->model();
+  const LayerShape m = model.of(layer);
   const uint32_t n = args.k.tokens;
   cpu::PromptPiece p;
   p.q = {const_cast<std::byte*>(args.q.data), args.q.token_stride, args.q.head_stride,
          args.q.dtype};
   p.out = {args.out.data, args.out.token_stride, args.out.head_stride, args.out.dtype};
   p.lse = args.lse;
-  p.sinks = m.sinks_of(layer);
+  p.sinks = model.sinks_of(layer);
   p.n = n;
   p.rows = tokens(layer) + n;
   p.q_heads = m.q_heads;
   p.kv_heads = m.kv_heads;
   p.head_dim = m.head_dim;
-  p.logits = m.logits_of(layer);
+  p.logits = model.logits_of(layer);
   for (const bool values : {false, true}) {
     const std::byte* const rows = values ? fresh.v : fresh.k;  // `[kv_heads][n, head_dim]`
     cpu::RowRuns& runs = values ? p.v : p.k;
     runs = rows_before(layer, values);
-    runs.add(n, {const_cast<std::byte*>(rows), m.row_bytes(), n * m.row_bytes(), m.kv_dtype});
+    const size_t row = m.row_bytes(model.kv_dtype);
+    runs.add(n, {const_cast<std::byte*>(rows), row, n * row, model.kv_dtype});
   }
-  if (extend_prompt_ == nullptr) {
+  if (extend_prompt_ == nullptr || extend_prompt_shape_ != m) {
+    extend_prompt_.reset();
+    extend_prompt_shape_ = m;
     extend_prompt_ = std::make_unique<HostPrompt>(
         gpu::PromptShape{m.q_heads, m.kv_heads, m.head_dim}, engine_->kernels(), engine_->pool());
   }
-  const auto patterns = std::span(extend_patterns_).subspan(size_t{layer} * m.q_heads, m.q_heads);
+  const auto patterns = std::span(extend_patterns_).subspan(model.first_q_head(layer), m.q_heads);
   const size_t held = extend_prompt_->bytes(), wanted = extend_prompt_->bytes_for(p, patterns);
   if (wanted > held) check_memory(wanted - held, "the choice of blocks of several new tokens");
   const gpu::PromptBlocks before = extend_prompt_->blocks();

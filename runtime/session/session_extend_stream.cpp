@@ -19,9 +19,20 @@ constexpr double kAtOnceGain = 1.9;  // of four tokens of a step over codes, for
 
 }  // namespace
 
-gpu::BlockedShape Session::blocked_shape() const {
-  const ModelShape& m = engine_->model();
-  return {m.q_heads, m.kv_heads, m.head_dim, m.kv_dtype, params_.kv_host == KEYHOLE_KV_HOST_INT8};
+gpu::BlockedShape Session::blocked_shape(uint32_t layer) const {
+  const LayerShape m = engine_->model().of(layer);
+  return {m.q_heads, m.kv_heads, m.head_dim, engine_->model().kv_dtype,
+          params_.kv_host == KEYHOLE_KV_HOST_INT8};
+}
+
+gpu::BlockedAttention& Session::blocked_of(uint32_t layer) {
+  const LayerShape shape = engine_->model().of(layer);
+  for (const Blocked& b : blocked_) {
+    if (b.shape == shape) return *b.attention;
+  }
+  auto made = engine_->stream_device().make_blocked(sequence_.resident(), blocked_shape(layer));
+  blocked_.push_back({shape, std::move(made)});
+  return *blocked_.back().attention;
 }
 
 uint32_t Session::pinned_rows(uint32_t layer) const {
@@ -32,7 +43,7 @@ uint32_t Session::pinned_rows(uint32_t layer) const {
 
 bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
   if (stream_->is_capturing() || !engine_->stream_device().make_blocked ||
-      !gpu::why_no_blocked(blocked_shape()).empty()) {
+      !gpu::why_no_blocked(blocked_shape(layer)).empty()) {
     return false;
   }
   const uint32_t at_once = stream_->most_tokens(layer);
@@ -41,7 +52,8 @@ bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
   const ModelShape& m = engine_->model();
   const bool reads_rows = params_.mode != KEYHOLE_MODE_RESIDENT;
   const double rows = reads_rows ? sequence_.rows(layer) : 0.0;
-  const double row_bytes = 2.0 * m.kv_heads * m.head_dim * dtype_size(params_.offload_dtype(m));
+  const double row_bytes =
+      2.0 * static_cast<double>(m.of(layer).token_bytes(params_.offload_dtype(m)));
   double step = reads_rows ? kHostStepUs : kCodedStepUs;
   if (const gpu::Codes* codes = codes_of_step(layer); codes != nullptr) {
     const double row = static_cast<double>(codes_->bytes()) / codes_->layers() / params_.max_tokens;
@@ -168,46 +180,46 @@ uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t 
 void Session::extend_blocked(uint32_t layer, const ExtendArgs& args) {
   const gpu::Stream stream = stream_->stream();
   const ModelShape& m = engine_->model();
-  if (blocked_ == nullptr) {
-    blocked_ = engine_->stream_device().make_blocked(sequence_.resident(), blocked_shape());
-  }
-  blocked_->begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
-                  stream);
+  const LayerShape shape = m.of(layer);
+  gpu::BlockedAttention& blocked = blocked_of(layer);
+  blocked.begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
+                stream);
   if (params_.mode != KEYHOLE_MODE_RESIDENT && sequence_.rows(layer) != 0) {
     const KvView first = sequence_.view(layer, 0);
     gpu::KvRows rows;
     rows.keys = first.keys.data;
     rows.values = first.values.data;
     rows.head_stride =
-        m.kv_heads == 1 ? 0
-                        : static_cast<size_t>(sequence_.view(layer, 1).keys.data - first.keys.data);
+        shape.kv_heads == 1
+            ? 0
+            : static_cast<size_t>(sequence_.view(layer, 1).keys.data - first.keys.data);
     rows.dtype = first.keys.dtype;
     rows.scales = sequence_.scales(layer);
     // What has codes is pinned; what comes behind it may be in part.
     rows.pinned = true;
     rows.count = pinned_rows(layer);
-    blocked_->attend(rows, stream);
-    const size_t skip = size_t{rows.count} * m.head_dim * dtype_size(rows.dtype);
+    blocked.attend(rows, stream);
+    const size_t skip = rows.count * shape.row_bytes(rows.dtype);
     rows.keys += skip;
     rows.values += skip;
     if (rows.scales != nullptr) {
-      rows.scales += size_t{rows.count / kScaleRows} * m.kv_heads * 2 * m.head_dim;
+      rows.scales += size_t{rows.count / kScaleRows} * shape.kv_heads * 2 * shape.head_dim;
     }
     rows.count = sequence_.rows(layer) - rows.count;
     rows.pinned = false;
-    blocked_->attend(rows, stream);
+    blocked.attend(rows, stream);
   }
   const gpu::ResidentPieces resident = sequence_.resident().stream_steps()->device_rows(layer);
-  for (uint32_t i = 0; i < resident.count; ++i) blocked_->attend(resident.pieces[i], stream);
-  blocked_->attend_new(device_tokens(args.k), device_tokens(args.v), args.mask, stream);
-  blocked_->finish(device_tokens(args.out), args.lse, stream);
-  if (blocked_->saw_bad_queries(stream)) {
+  for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
+  blocked.attend_new(device_tokens(args.k), device_tokens(args.v), args.mask, stream);
+  blocked.finish(device_tokens(args.out), args.lse, stream);
+  if (blocked.saw_bad_queries(stream)) {
     throw Error(Status::not_finite, "tensor q has a NaN or an infinity");
   }
   prefill_from_device(layer, args.k, args.v, nullptr);
   totals_.attends += args.q.tokens;
   const uint64_t rows = params_.mode == KEYHOLE_MODE_RESIDENT ? 0 : sequence_.rows(layer);
-  totals_.keys_attended += rows * m.q_heads * args.q.tokens;
+  totals_.keys_attended += rows * shape.q_heads * args.q.tokens;
 }
 
 }  // namespace keyhole::runtime

@@ -36,9 +36,10 @@ void Session::give_state(uint32_t layer, const float* o, const float* lse, const
 }
 
 template <class Call>
-void Session::by_way_of_host(const RowsIn& q, const RowsOut& out, float* lse, const Call& call) {
+void Session::by_way_of_host(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse,
+                             const Call& call) {
   if (!q.on_device) return call(q, out, lse);
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(layer);
   const gpu::Stream stream = runner("tensors in device memory").stream();
   DeviceRowsReader& copies = device_rows_reader();
   RowBuffer queries;
@@ -54,14 +55,14 @@ void Session::by_way_of_host(const RowsIn& q, const RowsOut& out, float* lse, co
 }
 
 void Session::attend_offloaded(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) {
-  by_way_of_host(q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+  by_way_of_host(layer, q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
     attend_offloaded_on_host(layer, hq, ho, sums);
   });
 }
 
 void Session::attend_tokens(uint32_t layer, const RowsIn& q, const TokenChoice& choice,
                             const RowsOut& out, float* lse) {
-  by_way_of_host(q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
+  by_way_of_host(layer, q, out, lse, [&](const RowsIn& hq, const RowsOut& ho, float* sums) {
     attend_tokens_on_host(layer, hq, choice, ho, sums);
   });
 }

@@ -135,7 +135,7 @@ void Session::begin_audits(uint32_t layer) {
 }
 
 void Session::end_coded_audits() {
-  const ModelShape& m = engine_->model();
+  const LayerShape m = engine_->model().of(step_layer_);
   for (uint32_t h = 0; h < m.kv_heads; ++h) {
     HeadRecord* record = step_.work(h).record;
     if (record == nullptr) continue;
@@ -148,7 +148,7 @@ void Session::end_coded_audits() {
       cpu::merge_states(both, m.group(), m.head_dim, resident);
     }
     record->set_resident(resident);
-    add_sinks(*record, m.sinks_of(step_layer_, h));
+    add_sinks(*record, engine_->model().sinks_of(step_layer_, h));
     std::copy_n(step_.lse() + size_t{h} * m.group(), m.group(), record->read_lse.data());
   }
 }

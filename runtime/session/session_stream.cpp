@@ -51,21 +51,22 @@ class Session::Client final : public StreamClient {
   void finish_step() override { s_->add_cost(s_->step_.finish()); }
   void append_published(uint32_t layer, const gpu::Published& published, uint32_t tokens) override {
     const ModelShape& m = s_->engine_->model();
+    const size_t token_bytes = m.of(layer).token_bytes(m.kv_dtype);
     Sequence& sequence = s_->sequence_;
     gpu::Published one = published;
     for (uint32_t i = 0; i < tokens; ++i) {
       const uint32_t left =
           steps_->update_host_copy(layer, one, sequence.staging_k(), sequence.staging_v());
       if (left != 0) sequence.store_staged(layer, left);
-      one.k += m.kv_heads * m.row_bytes();
-      one.v += m.kv_heads * m.row_bytes();
+      one.k += token_bytes;
+      one.v += token_bytes;
     }
   }
 
   bool has_audits() const override { return audits_.on(); }
   std::optional<uint64_t> count_step(uint32_t layer) override { return audits_.count(layer); }
   void begin_audit(const StreamStep& step, const gpu::Published& published) override {
-    const ModelShape& m = s_->engine_->model();
+    const LayerShape m = s_->engine_->model().of(step.layer);
     audits_.open(step);
     for (uint32_t h = 0; h < m.kv_heads; ++h) {
       HeadRecord* record = audits_.add(h, s_->keeper_.head(step.layer, h).params.budget);
@@ -104,7 +105,7 @@ class Session::Rows final : public CodeSource {
   size_t row_capacity() const override { return s_->sequence_.row_capacity(); }
   void learn_balances(uint32_t layer) override {
     // One after the other, eight heads take 30 ms.
-    s_->engine_->pool().run(s_->engine_->model().kv_heads, [&](uint32_t h, uint32_t) {
+    s_->engine_->pool().run(s_->engine_->model().of(layer).kv_heads, [&](uint32_t h, uint32_t) {
       (void)s_->keeper_.fix_balance(layer, h, rows(layer, h));
     });
   }
@@ -205,6 +206,10 @@ void Session::enqueue_end(const RowsOut& out, float* lse) {
   runner("tensors in device memory").enqueue_end(out, lse);
 }
 
+uint32_t Session::step_layer() const {
+  return in_stream_step() ? stream_->open_layer() : step_layer_;
+}
+
 bool Session::in_stream_step() const { return stream_ != nullptr && stream_->in_step(); }
 bool Session::is_capturing() const { return stream_ != nullptr && stream_->is_capturing(); }
 
@@ -291,7 +296,7 @@ bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, c
   gpu::Windows& windows = rings.on_device(layer);
   const ModelShape& m = engine_->model();
   const auto are_finite = [&](const RowsIn& rows, DType as) {
-    return windows.are_finite(device_tokens(rows), n, rows.heads, as, stream);
+    return windows.are_finite(rings.place(layer), device_tokens(rows), n, rows.heads, as, stream);
   };
   if (!are_finite(k, m.kv_dtype) || !are_finite(v, m.kv_dtype) ||
       (q != nullptr && !are_finite(*q, DType::f32))) {
@@ -305,7 +310,8 @@ bool Session::prefill_window(uint32_t layer, const RowsIn& k, const RowsIn& v, c
 uint64_t Session::device_bytes() const {
   const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
   if (stream_ == nullptr) return params_.host_resident_bytes(engine_->model());
-  const size_t blocked = blocked_ == nullptr ? 0 : blocked_->bytes();
+  size_t blocked = 0;
+  for (const Blocked& b : blocked_) blocked += b.attention->bytes();
   return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
          codes_->bytes() + sequence_.rings().device_bytes();
 }

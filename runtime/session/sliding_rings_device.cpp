@@ -12,8 +12,9 @@ gpu::WindowsShape SlidingRings::windows_shape() const {
   for (uint32_t layer = 0; layer < m.layers; ++layer) {
     if (!m.slides(layer)) continue;
     shape.layers.push_back({layer, at(layer).window, at(layer).slots, m.logits_of(layer)});
+    if (m.layers_differ()) shape.shapes.push_back(m.of(layer));
     if (const float* sinks = m.sinks_of(layer); sinks != nullptr) {
-      shape.sinks.insert(shape.sinks.end(), sinks, sinks + m.q_heads);
+      shape.sinks.insert(shape.sinks.end(), sinks, sinks + m.of(layer).q_heads);
     }
   }
   return shape;

@@ -12,7 +12,7 @@ StreamAudits::StreamAudits(const Engine& engine, SessionAudits& audits, gpu::Str
     : engine_(&engine),
       audits_(&audits),
       steps_(&steps),
-      heads_(engine.model().kv_heads),
+      heads_(engine.model().largest().kv_heads),
       resident_(engine, steps) {}
 
 void StreamAudits::open(const StreamStep& step) {

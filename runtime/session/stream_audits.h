@@ -57,7 +57,7 @@ class StreamAudits {
   const Engine* engine_;
   SessionAudits* audits_;
   gpu::StreamSteps* steps_;
-  std::vector<Head> heads_;  ///< [kv_heads]
+  std::vector<Head> heads_;  ///< [kv_heads] of the layer, and as many as the largest has
   bool is_open_ = false;
   StreamStep step_;  ///< of the open records
   ResidentTruth resident_;

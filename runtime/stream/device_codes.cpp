@@ -87,11 +87,15 @@ CodePlan DeviceCodes::fitting_room(size_t held) const {
 
 uint64_t DeviceCodes::shared_bytes() const {
   if (copied_ == nullptr || copied_->codes_ == nullptr) return 0;
-  uint64_t blocks = 0;
+  uint64_t bytes = 0;
   for (uint32_t l = 0; l < model_.layers; ++l) {
-    if (copied_->layer_has(l)) blocks += copied_->codes_->count(l);
+    if (!copied_->layer_has(l)) continue;
+    const LayerShape shape = model_.of(l);
+    CodeShape code = copied_->plan_.shape;
+    code.dim = shape.head_dim;
+    bytes += uint64_t{copied_->codes_->count(l)} * shape.kv_heads * code.block_bytes();
   }
-  return blocks * model_.kv_heads * copied_->plan_.shape.block_bytes();
+  return bytes;
 }
 
 std::string DeviceCodes::too_much_to_pin(const CodePlan& plan) const {
@@ -173,15 +177,14 @@ void DeviceCodes::make(CodePlan plan) {
     exchange_bytes_ = code_bytes(plan, params_->max_tokens, *params_, model_).pinned;
     // A step that reads no row asks for none.
     if (plan.exact_rows != 0) {
-      reader_ = std::make_unique<RowServer>(*codes_, model_.kv_heads, waits_);
+      reader_ = std::make_unique<RowServer>(*codes_, most_kv_heads(), waits_);
     }
   }
-  const size_t row_bytes = this->row_bytes();
   for (uint32_t layer = 0; layer < model_.layers; ++layer) {
     if (!layer_has(layer)) continue;
     const KvView first = source_->rows(layer, 0);
-    size_t stride = source_->row_capacity() * row_bytes;
-    if (model_.kv_heads > 1) {
+    size_t stride = source_->row_capacity() * row_bytes(layer);
+    if (model_.of(layer).kv_heads > 1) {
       stride = static_cast<size_t>(source_->rows(layer, 1).keys.data - first.keys.data);
     }
     codes_->set_rows(layer, first.keys.data, first.values.data, stride, source_->scales(layer));
@@ -325,16 +328,24 @@ void DeviceCodes::encode(uint32_t layer, size_t rows, gpu::Stream stream) {
   if (blocks > first) codes_->encode(layer, first, blocks - first, stream);
 }
 
-size_t DeviceCodes::piece_end(size_t rows) const {
-  const size_t huge = cpu::kHugePageBytes / row_bytes() / kCodeBlock * kCodeBlock;
+uint32_t DeviceCodes::most_kv_heads() const {
+  uint32_t most = 1;
+  for (uint32_t l = 0; l < model_.layers; ++l) {
+    if (layer_has(l)) most = std::max(most, model_.of(l).kv_heads);
+  }
+  return most;
+}
+
+size_t DeviceCodes::piece_end(uint32_t layer, size_t rows) const {
+  const size_t huge = cpu::kHugePageBytes / row_bytes(layer) / kCodeBlock * kCodeBlock;
   const size_t unit = rows > huge ? huge : kPinnedTogether;
   return std::min((rows + unit - 1) / unit * unit, coded_rows(params_->max_tokens, *params_));
 }
 
 std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& piece) const {
-  const size_t row_bytes = this->row_bytes();
+  const size_t row_bytes = this->row_bytes(layer);
   std::vector<PinQueue::Range> ranges;
-  for (uint32_t h = 0; h < model_.kv_heads; ++h) {
+  for (uint32_t h = 0; h < model_.of(layer).kv_heads; ++h) {
     const KvView kv = source_->rows(layer, h);
     for (const std::byte* array : {kv.keys.data, kv.values.data}) {
       const std::byte* const end = array + piece.end * row_bytes;
@@ -354,7 +365,7 @@ std::vector<PinQueue::Range> DeviceCodes::ranges(uint32_t layer, const Piece& pi
 void DeviceCodes::pin(uint32_t layer, size_t rows) {
   if (pins_ == nullptr) return;
   Layer& l = layers_[layer];
-  Piece piece{l.end(), piece_end(rows), 0};
+  Piece piece{l.end(), piece_end(layer, rows), 0};
   if (piece.end <= piece.begin) return;
   // From now on none of it may be given back.
   l.pieces.reserve(l.pieces.size() + 1);
@@ -392,13 +403,13 @@ uint64_t DeviceCodes::last_batch() const {
 
 size_t DeviceCodes::scale_bytes(uint32_t layer, size_t rows) const {
   if (source_->scales(layer) == nullptr) return 0;
-  const size_t bytes = rows / kScaleRows * 2 * model_.kv_heads * model_.head_dim * sizeof(uint16_t);
+  const size_t bytes = rows / kScaleRows * block_scale_bytes(layer);
   return (bytes + gpu::kPinAlignment - 1) / gpu::kPinAlignment * gpu::kPinAlignment;
 }
 
 void DeviceCodes::set_balance(uint32_t layer) {
   source_->learn_balances(layer);
-  for (uint32_t h = 0; h < model_.kv_heads; ++h) {
+  for (uint32_t h = 0; h < model_.of(layer).kv_heads; ++h) {
     const index::Balance& balance = source_->balance(layer, h);
     codes_->set_balance(layer, h, balance.key_scale.data(), balance.value_scale);
   }
@@ -418,10 +429,10 @@ void DeviceCodes::truncate(uint32_t layer, size_t rows, gpu::Stream stream) {
 
 void DeviceCodes::unpin_across(uint32_t layer, size_t rows) {
   // Blocks of rows fill whole pages, their scales do not.
-  const size_t scales = source_->scales(layer) == nullptr
-                            ? 0
-                            : rows / kScaleRows * 2 * model_.kv_heads * model_.head_dim *
-                                  sizeof(uint16_t) / gpu::kPinAlignment * gpu::kPinAlignment;
+  const size_t scales =
+      source_->scales(layer) == nullptr
+          ? 0
+          : rows / kScaleRows * block_scale_bytes(layer) / gpu::kPinAlignment * gpu::kPinAlignment;
   const std::vector<Piece>& pieces = layers_[layer].pieces;
   while (!pieces.empty() &&
          (pieces.back().end > rows || scale_bytes(layer, pieces.back().end) > scales)) {

@@ -156,15 +156,22 @@ class DeviceCodes {
   void drop();
   void tell(const std::string& why_not_all) const;
   void tell_reader(const std::string& why) const;
+  /// Of the layers that have codes.
+  [[nodiscard]] uint32_t most_kv_heads() const;
   /// Where the piece ends that holds the last of so many rows.
-  [[nodiscard]] size_t piece_end(size_t rows) const;
+  [[nodiscard]] size_t piece_end(uint32_t layer, size_t rows) const;
   /// The memory of a piece of the layer, of all heads.
   [[nodiscard]] std::vector<PinQueue::Range> ranges(uint32_t layer, const Piece& piece) const;
   /// Hands memory of the first `rows` rows to the queue where it has not got it.
   void pin(uint32_t layer, size_t rows);
-  /// Bytes of an offloaded row.
-  [[nodiscard]] size_t row_bytes() const {
-    return model_.head_dim * dtype_size(params_->offload_dtype(model_));
+  /// Bytes of an offloaded row of a head of the layer.
+  [[nodiscard]] size_t row_bytes(uint32_t layer) const {
+    return model_.of(layer).row_bytes(params_->offload_dtype(model_));
+  }
+  /// Of the scales of a block of the layer's rows in int8.
+  [[nodiscard]] size_t block_scale_bytes(uint32_t layer) const {
+    const LayerShape shape = model_.of(layer);
+    return size_t{2} * shape.kv_heads * shape.head_dim * sizeof(uint16_t);
   }
   /// Bytes from scales() on, in whole pages, that hold the scales of `rows` rows; 0 where there are none.
   [[nodiscard]] size_t scale_bytes(uint32_t layer, size_t rows) const;

@@ -18,7 +18,8 @@ DevicePartitions::DevicePartitions(const SessionParams& params, const ModelShape
       model_(model),
       make_(std::move(make)),
       log_(log),
-      counts_(size_t{model.layers} * model.kv_heads),
+      numbers_(model.head_numbers()),
+      counts_(numbers_.count()),
       chooses_(counts_.size()),
       layers_(model.layers) {}
 
@@ -34,7 +35,7 @@ size_t DevicePartitions::update(std::span<const PartitionedHead> heads) {
   for (size_t i = 0; i < heads.size(); ++i) {
     if (!may_choose(i, heads[i])) continue;
     chooses[i] = 1;
-    layers[i / model_.kv_heads] = 1;
+    layers[numbers_.layer_of(i)] = 1;
     most = std::max(most, static_cast<uint32_t>(heads[i].tree->fine().count()));
   }
   if (most > capacity_ && !reserve(most)) {
@@ -46,7 +47,7 @@ size_t DevicePartitions::update(std::span<const PartitionedHead> heads) {
   chooses_ = std::move(chooses);
   size_t rows = 0;
   for (size_t i = 0; i < heads.size(); ++i) {
-    if (layers_[i / model_.kv_heads] != 0) rows = std::max(rows, upload(i, heads[i]));
+    if (layers_[numbers_.layer_of(i)] != 0) rows = std::max(rows, upload(i, heads[i]));
   }
   is_stale_ = false;
   return rows;
@@ -61,8 +62,8 @@ bool DevicePartitions::may_choose(size_t i, const PartitionedHead& head) {
   if (std::min<uint64_t>(wanted, head.tree->fine().count()) <= most_chosen) return true;
   if (!has_told_of_many_) {
     has_told_of_many_ = true;
-    log_(KEYHOLE_LOG_WARNING, "layer " + std::to_string(i / model_.kv_heads) + ", KV head " +
-                                  std::to_string(i % model_.kv_heads) + ": min_keys of " +
+    log_(KEYHOLE_LOG_WARNING, "layer " + std::to_string(numbers_.layer_of(i)) + ", KV head " +
+                                  std::to_string(numbers_.kv_head_of(i)) + ": min_keys of " +
                                   std::to_string(head.min_keys) + " are " + std::to_string(wanted) +
                                   " partitions a step, and the device chooses at most " +
                                   std::to_string(most_chosen) +
@@ -106,8 +107,7 @@ bool DevicePartitions::reserve(uint32_t partitions) {
 }
 
 size_t DevicePartitions::upload(size_t i, const PartitionedHead& head) {
-  const auto layer = static_cast<uint32_t>(i / model_.kv_heads);
-  const auto kv_head = static_cast<uint32_t>(i % model_.kv_heads);
+  const uint32_t layer = numbers_.layer_of(i), kv_head = numbers_.kv_head_of(i);
   if (chooses_[i] == 0) {
     // Its layer's kernels score all heads: this one has nothing that could be chosen or stand for keys.
     partitions_->set(layer, kv_head, 0, gpu::PartitionsTail::none);

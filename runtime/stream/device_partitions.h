@@ -56,7 +56,7 @@ class DevicePartitions {
   }
   /// Whether the device holds all partitions of a head's tree and chooses among them.
   [[nodiscard]] bool holds(uint32_t layer, uint32_t kv_head, const index::TailTree& tree) const {
-    const size_t i = size_t{layer} * model_.kv_heads + kv_head;
+    const size_t i = numbers_.at(layer, kv_head);
     return chooses_[i] && counts_[i] == tree.fine().count();
   }
 
@@ -77,10 +77,11 @@ class DevicePartitions {
   Log log_;
   std::unique_ptr<gpu::Partitions> partitions_;  ///< null: none
   uint32_t capacity_ = 0;                        ///< partitions of a head
-  std::vector<uint32_t> counts_;                 ///< [layer * kv_heads + kv_head] uploaded
-  std::vector<char> chooses_;                    ///< likewise: the device chooses among them
-  std::vector<char> layers_;                     ///< [layer] it chooses for some head
-  bool is_refused_ = false;                      ///< the device had no memory for them
+  HeadNumbers numbers_;
+  std::vector<uint32_t> counts_;  ///< [head, by its number] uploaded
+  std::vector<char> chooses_;     ///< likewise: the device chooses among them
+  std::vector<char> layers_;      ///< [layer] it chooses for some head
+  bool is_refused_ = false;       ///< the device had no memory for them
   bool is_stale_ = true;
   bool has_told_of_many_ = false;
   uint64_t version_ = 1;

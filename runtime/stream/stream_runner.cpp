@@ -96,7 +96,8 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
   check_finite_rows(step, published);
   if (step.coded) {
     if (step.appends != 0) client_->append_published(step.layer, published, step.appends);
-    for (uint32_t h = 0; h < model_.kv_heads; ++h) steps_->deliver(step.layer, h, step.sequence);
+    const uint32_t heads = model_.of(step.layer).kv_heads;
+    for (uint32_t h = 0; h < heads; ++h) steps_->deliver(step.layer, h, step.sequence);
     steps_served_ += 1;
     // After all that the device could wait for. q stays until the host has taken the layer's next step.
     if (!step.audited) return;
@@ -130,26 +131,27 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
 void StreamRunner::check_finite_rows(const StreamStep& step,
                                      const gpu::Published& published) const {
   const uint32_t tokens = std::max(step.appends, 1U);
+  const LayerShape shape = model_.of(step.layer);
   const auto check = [&](const char* name, const void* data, uint32_t heads, DType dtype) {
     RowsIn rows;
     rows.data = static_cast<const std::byte*>(data);
-    rows.head_stride = model_.head_dim * dtype_size(dtype);
+    rows.head_stride = shape.row_bytes(dtype);
     rows.token_stride = heads * rows.head_stride;
     rows.tokens = tokens;
     rows.heads = heads;
-    rows.dim = model_.head_dim;
+    rows.dim = shape.head_dim;
     rows.dtype = dtype;
     // Rows lie one after the other: one look at all of them, and at each only where that finds something.
     if (engine_->kernels().all_finite[static_cast<int>(dtype)](
-            rows.data, size_t{tokens} * heads * model_.head_dim)) {
+            rows.data, size_t{tokens} * heads * shape.head_dim)) {
       return;
     }
     check_finite(engine_->kernels(), rows, name, 0, tokens, dtype);
   };
-  check("q", published.q, model_.q_heads, DType::f32);
+  check("q", published.q, shape.q_heads, DType::f32);
   if (step.appends == 0) return;
-  check("k", published.k, model_.kv_heads, model_.kv_dtype);
-  check("v", published.v, model_.kv_heads, model_.kv_dtype);
+  check("k", published.k, shape.kv_heads, model_.kv_dtype);
+  check("v", published.v, shape.kv_heads, model_.kv_dtype);
 }
 
 void StreamRunner::keep_failure() {
@@ -321,11 +323,13 @@ void StreamRunner::know_held_bytes() {
   knows_held_ = true;
 }
 
-void StreamRunner::check_memory(uint64_t offloaded_tokens) const {
-  if (offloaded_tokens == 0) return;
-  check_host_memory(params_->host_memory_limit, held_bytes_,
-                    offloaded_tokens * 2 * model_.kv_heads * model_.row_bytes(),
-                    "appending tokens");
+uint64_t StreamRunner::offloaded_bytes(uint32_t layer, uint32_t appends) const {
+  return forecast_.offloaded(layer, appends) * 2 * model_.of(layer).token_bytes(model_.kv_dtype);
+}
+
+void StreamRunner::check_memory(uint64_t offloaded_bytes) const {
+  if (offloaded_bytes == 0) return;
+  check_host_memory(params_->host_memory_limit, held_bytes_, offloaded_bytes, "appending tokens");
 }
 
 void StreamRunner::prepare(uint32_t layer, uint32_t appends) {
@@ -339,7 +343,7 @@ void StreamRunner::prepare(uint32_t layer, uint32_t appends) {
   update_codes(layer);
   if (appends == 0 || params_->host_memory_limit == 0) return;
   know_held_bytes();
-  check_memory(forecast_.offloaded(layer, appends));
+  check_memory(offloaded_bytes(layer, appends));
 }
 
 StreamStep StreamRunner::counted(StreamStep step) {
@@ -355,7 +359,7 @@ void StreamRunner::submit(StreamStep step) {
   tickets_[step.layer] = server_.submit(step);
   if (!knows_held_) return;
   for (uint32_t i = 0; i < step.appends; ++i) {
-    held_bytes_ += forecast_.offloaded(step.layer, 1) * 2 * model_.kv_heads * model_.row_bytes();
+    held_bytes_ += offloaded_bytes(step.layer, 1);
     forecast_.append(step.layer);
   }
 }
@@ -539,7 +543,7 @@ void StreamRunner::announce() {
     know_held_bytes();
     uint64_t offloaded = 0;
     for (uint32_t l = 0; l < model_.layers; ++l) {
-      if (!model_.slides(l)) offloaded += forecast_.offloaded(l, ahead_[l]);
+      if (!model_.slides(l)) offloaded += offloaded_bytes(l, ahead_[l]);
     }
     check_memory(offloaded);
   }

@@ -121,7 +121,7 @@ class StreamRunner {
   /// device (any more), and nothing was done. tokens.group: as enqueue(), as what is thrown.
   [[nodiscard]] bool enqueue_tokens(uint32_t layer, const gpu::ManyTokens& tokens);
   [[nodiscard]] uint32_t most_tokens(uint32_t layer) const {
-    return is_coded(layer) ? codes_->of_layer(layer)->most_tokens() : 1;
+    return is_coded(layer) ? codes_->of_layer(layer)->most_tokens(layer) : 1;
   }
   /// Enqueues that of the newest tokens of these layers, which are resident, some remain; waits for nothing, and graphs stay
   /// valid. Throws Error: busy, device_error, or that of an earlier step.
@@ -137,6 +137,7 @@ class StreamRunner {
   void enqueue_end(const RowsOut& out, float* lse);
   /// Between enqueue() of a first half and enqueue_end().
   [[nodiscard]] bool in_step() const { return is_open_; }
+  [[nodiscard]] uint32_t open_layer() const { return open_layer_; }  ///< of that step
 
   void set_stream(gpu::Stream stream);
   [[nodiscard]] gpu::Stream stream() const { return stream_; }
@@ -205,7 +206,9 @@ class StreamRunner {
     return params_->mode == KEYHOLE_MODE_INDEXED && codes_->layer_has(layer);
   }
   void know_held_bytes();
-  void check_memory(uint64_t offloaded_tokens) const;
+  /// Host memory of the tokens that will leave the layer's window when so many come.
+  [[nodiscard]] uint64_t offloaded_bytes(uint32_t layer, uint32_t appends) const;
+  void check_memory(uint64_t offloaded_bytes) const;
   /// The step as it is submitted: whether it is audited.
   [[nodiscard]] StreamStep counted(StreamStep step);
   void submit(StreamStep step);

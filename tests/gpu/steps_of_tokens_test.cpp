@@ -69,7 +69,7 @@ class TokensSession {
       codes_->encode(layer, 0, sink == shape_.sink ? 2 : 0, stream_.get());
     }
   }
-  [[nodiscard]] uint32_t most() const { return codes_->most_tokens(); }
+  [[nodiscard]] uint32_t most() const { return codes_->most_tokens(0); }
 
   /// n tokens, of which `before` drafts are there already; sees(i, j): whether token i attends to draft j.
   template <class Sees>

@@ -78,7 +78,7 @@ class CudaWindowsTest : public testing::Test {
     };
     const auto held = static_cast<uint32_t>(tokens_[layer].size());
     const uint32_t first = first_[layer] + held;
-    ASSERT_TRUE(windows_->are_finite(rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
+    ASSERT_TRUE(windows_->are_finite(0, rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
     windows_->append(layer, first, n, std::min(held + n, shape_.layers[layer].slots), rows(k),
                      rows(v), stream_.get());
     for (Token& t : tokens) {
@@ -89,7 +89,7 @@ class CudaWindowsTest : public testing::Test {
     }
     keys[keys.size() / 2] = NAN;
     k.write(keys);
-    EXPECT_FALSE(windows_->are_finite(rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
+    EXPECT_FALSE(windows_->are_finite(0, rows(k), n, shape_.kv_heads, shape_.dtype, stream_.get()));
   }
   /// A step with new tensors, checked.
   void step(uint32_t layer, bool appends, bool halves, DType dtype, uint32_t gap,

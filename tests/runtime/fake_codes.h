@@ -163,7 +163,7 @@ class FakeCodes final : public gpu::Codes {
     r.answered.store(step, std::memory_order_release);
     return step;
   }
-  uint32_t most_tokens() const override {
+  uint32_t most_tokens(uint32_t) const override {
     return gpu::most_step_tokens(shape_.q_heads / shape_.kv_heads);
   }
   void give_up_rows(uint32_t step) override { abandoned_.store(step, std::memory_order_release); }

@@ -80,8 +80,8 @@ class FakeWindows final : public gpu::Windows {
     });
     wait_();
   }
-  bool are_finite(const gpu::DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
-                  gpu::Stream) override {
+  bool are_finite(uint32_t /*layer*/, const gpu::DeviceTokens& rows, uint32_t n, uint32_t heads,
+                  DType as, gpu::Stream) override {
     on_call();
     wait_();
     for (uint32_t i = 0; i < n; ++i) {

@@ -116,6 +116,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
     }
   }
   ~FakeDevice() override { stream_->wait(); }
+  [[nodiscard]] const gpu::ResidentShape& shape() const { return shape_; }
 
   // Resident: both copies alike.
   void append_sink(uint32_t l, const std::byte* k, const std::byte* v, uint32_t n) override {

@@ -26,8 +26,10 @@ struct StreamEngine {
     const cpu::Kernels& kernels = cpu::select_kernels(nullptr);
     runtime::StreamDevice device;
     device.name = "test device";
-    device.make_resident = [this, &kernels](const gpu::ResidentShape& shape, size_t limit) {
-      if (limit != 0 && gpu::cuda_resident_bytes(shape) > limit) {
+    device.make_resident = [this, &kernels](const gpu::ResidentShape& shape,
+                                            const std::shared_ptr<gpu::SessionOnDevice>& session) {
+      session->claimed += gpu::cuda_resident_bytes(shape);
+      if (session->memory_limit != 0 && session->claimed > session->memory_limit) {
         throw Error(Status::out_of_device_memory, "planted: no memory");
       }
       faults.on_call(DeviceCall::memory);
@@ -40,6 +42,9 @@ struct StreamEngine {
       return made;
     };
     device.make_codes = [this, &kernels](gpu::Resident& resident, const gpu::CodesShape& shape) {
+      if (shape.layers != static_cast<FakeDevice&>(resident).shape().layers) {
+        throw Error(Status::invalid_argument, "planted: layers that the resident tokens have not");
+      }
       if (gpu::codes_bytes(shape) > codes_room) {
         throw Error(Status::out_of_device_memory, "planted: no memory for codes");
       }

@@ -557,7 +557,9 @@ void CudaCodes::step_tokens(uint32_t layer, const StepParams& resident, const Ou
   impl_->enqueue(s, stream, group);
 }
 
-uint32_t CudaCodes::most_tokens() const { return static_cast<uint32_t>(impl_->variants.size()); }
+uint32_t CudaCodes::most_tokens(uint32_t /*layer*/) const {
+  return static_cast<uint32_t>(impl_->variants.size());
+}
 
 void CudaCodes::attend(uint32_t layer, const DeviceRows& q, Stream stream) {
   check(attend_codes(impl_->step(layer, input(q)), stream_of(stream), impl_->ahead),

@@ -33,7 +33,7 @@ class CudaCodes final : public Codes {
   void complete() override;
   uint32_t serve_rows(uint32_t kv_head) override;
   void give_up_rows(uint32_t step) override;
-  [[nodiscard]] uint32_t most_tokens() const override;
+  [[nodiscard]] uint32_t most_tokens(uint32_t layer) const override;
   void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   [[nodiscard]] size_t bytes() const override;
 

@@ -17,6 +17,7 @@ namespace {
 
 void check_shape(const ResidentShape& s) {
   if (s.layers == 0 || s.kv_heads == 0 || s.q_heads == 0) refuse("no layers or no heads");
+  if (!s.shapes.empty()) refuse("layers of different shapes; allowed is one");
   if (s.q_heads % s.kv_heads != 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse(std::to_string(s.q_heads) + " query heads for " + std::to_string(s.kv_heads) +
            " KV heads; allowed are 1 to 16 each");
@@ -38,8 +39,12 @@ void check_shape(const ResidentShape& s) {
   }
 }
 
-const CudaConfig& checked_device(const CudaConfig& config) {
+/// With what its session's parts have in common, of its own where it is the only one.
+CudaConfig with_session(CudaConfig config) {
   require_device(config.ordinal, "resident tokens on a CUDA device");
+  if (config.session != nullptr) return config;
+  config.session = std::make_shared<SessionOnDevice>();
+  config.session->memory_limit = config.memory_limit;
   return config;
 }
 
@@ -52,7 +57,7 @@ bool launches_block() {
 
 CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
     : shape_((check_shape(shape), shape)),
-      config_(checked_device(config)),
+      config_(with_session(config)),
       ring_{shape.sink, shape.window_capacity, shape.window == 0 ? 0 : shape.window - 1},
       layout_(shape),
       scratch_layout_(shape),
@@ -71,7 +76,8 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
   own_ = std::make_unique<OwnStream>();
   for (auto& event : staged_) event = std::make_unique<Event>();
 
-  signal_ = config_.signal;
+  signal_ = config_.session->signal.value_or(config_.signal);
+  if (config_.session->signal) return;
   if (config_.probe_signal) {
     signal_ = !launches_block() && probe_device_wait(own_->get()) ? Signal::device_wait
                                                                   : Signal::host_launch;
@@ -80,15 +86,20 @@ CudaResident::CudaResident(const ResidentShape& shape, const CudaConfig& config)
                 "a device that waits for the host, with CUDA_LAUNCH_BLOCKING set: the launch would "
                 "wait for its own end; allowed is Signal::host_launch");
   }
+  config_.session->signal = signal_;
 }
 
 CudaResident::~CudaResident() {
   // Kernels that still wait for the host are given up: freeing their memory would wait until they time out.
+  CudaResident::give_up_all();
+  (void)cudaStreamSynchronize(own_->get());
+}
+
+void CudaResident::give_up_all() {
   for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
     constexpr uint32_t kFarAhead = 1U << 30U;
     give_up(layer, layers_[layer].awaited.load() + kFarAhead);
   }
-  (void)cudaStreamSynchronize(own_->get());
 }
 
 void CudaResident::claim(size_t bytes, const char* what) {
@@ -96,10 +107,10 @@ void CudaResident::claim(size_t bytes, const char* what) {
     throw Error(Status::out_of_device_memory, std::string(what) + ": " + std::to_string(bytes) +
                                                   " bytes of device memory are needed, " + why);
   };
-  if (config_.memory_limit != 0 &&
-      (claimed_ > config_.memory_limit || bytes > config_.memory_limit - claimed_)) {
-    refuse_memory("the limit is " + std::to_string(config_.memory_limit) + " bytes, of which " +
-                  std::to_string(claimed_) + " are taken");
+  const size_t limit = config_.session->memory_limit, claimed = config_.session->claimed;
+  if (limit != 0 && (claimed > limit || bytes > limit - claimed)) {
+    refuse_memory("the limit is " + std::to_string(limit) + " bytes, of which " +
+                  std::to_string(claimed) + " are taken");
   }
   const DeviceScope device(config_.ordinal);
   size_t unused = 0, all = 0;
@@ -108,7 +119,7 @@ void CudaResident::claim(size_t bytes, const char* what) {
     refuse_memory(std::to_string(unused) + " of the device's " + std::to_string(all) +
                   " bytes are free");
   }
-  claimed_ += bytes;
+  config_.session->claimed += bytes;
 }
 
 // --- rows of the host --------------------------------------------------------------------------------
@@ -144,8 +155,9 @@ void CudaResident::wait_idle(uint32_t layer) {
   };
   const uint64_t patience_us = uint64_t{config_.timeout_ms} * 1000;
   if (!wait_until(ready, patience_us, patience_us, [] { return false; })) {
-    throw Error(Status::timeout, "layer " + std::to_string(layer) + ": the device has not ended " +
-                                     "its part of step " + std::to_string(awaited) + " within " +
+    throw Error(Status::timeout, "layer " + std::to_string(shape_.number_of(layer)) +
+                                     ": the device has not ended " + "its part of step " +
+                                     std::to_string(awaited) + " within " +
                                      std::to_string(config_.timeout_ms) + " ms");
   }
   layers_[layer].idle_after = awaited;

@@ -70,6 +70,7 @@ class CudaResident final : public Resident, public StreamSteps {
   [[nodiscard]] StateView host_slot(uint32_t layer, uint32_t kv_head) override;
   void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override;
   void give_up(uint32_t layer, uint32_t sequence) override;
+  void give_up_all() override;
   [[nodiscard]] bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence,
                             StateView& out) override;
   [[nodiscard]] ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override;
@@ -94,7 +95,7 @@ class CudaResident final : public Resident, public StreamSteps {
   /// beyond what is free.
   void claim(size_t bytes, const char* what);
   /// Takes back what was claimed and then not taken.
-  void release(size_t bytes) { claimed_ -= bytes; }
+  void release(size_t bytes) { config_.session->claimed -= bytes; }
 
  private:
   struct Layer {
@@ -147,7 +148,6 @@ class CudaResident final : public Resident, public StreamSteps {
   const PinnedLayout layout_;
   const ScratchLayout scratch_layout_;
   const size_t row_bytes_;  ///< of one token, all heads: K, or V
-  size_t claimed_ = 0;
   Signal signal_ = Signal::device_wait;
 
   Mirror mirror_;

@@ -166,7 +166,7 @@ bool CudaResident::wait_for_delivery(uint32_t layer, uint32_t sequence) const {
   };
   constexpr uint64_t kSpinUs = 1000;
   if (!wait_until(ready, kSpinUs, uint64_t{config_.timeout_ms} * 1000, [] { return false; })) {
-    throw Error(Status::timeout, "layer " + std::to_string(layer) + ", KV head " +
+    throw Error(Status::timeout, "layer " + std::to_string(shape_.number_of(layer)) + ", KV head " +
                                      std::to_string(head) + ": the host has not delivered step " +
                                      std::to_string(sequence) + " within " +
                                      std::to_string(config_.timeout_ms) + " ms");
@@ -236,12 +236,12 @@ void CudaResident::step_tokens(uint32_t layer, const ManyTokens& t, Codes& codes
   };
   const DeviceRows q = first(t.q), k = first(t.k), v = first(t.v);
   check_rows(first(t.out), "out");
-  if (t.tokens == 0 || t.tokens > codes.most_tokens() || t.drafts < t.tokens ||
-      t.drafts > kMostDrafts) {
-    throw Error(Status::invalid_argument,
-                "a step of " + std::to_string(t.tokens) + " tokens and " +
-                    std::to_string(t.drafts) + " drafts; allowed are 1.." +
-                    std::to_string(codes.most_tokens()) + ", and " + std::to_string(kMostDrafts));
+  const uint32_t most = codes.most_tokens(layer);
+  if (t.tokens == 0 || t.tokens > most || t.drafts < t.tokens || t.drafts > kMostDrafts) {
+    throw Error(Status::invalid_argument, "a step of " + std::to_string(t.tokens) + " tokens and " +
+                                              std::to_string(t.drafts) +
+                                              " drafts; allowed are 1.." + std::to_string(most) +
+                                              ", and " + std::to_string(kMostDrafts));
   }
   const DeviceScope device(config_.ordinal);
   OnDevice on_device;
@@ -410,8 +410,9 @@ Status CudaResident::failure(std::string& text) {
   auto& line = *pinned_.as<FailureLine>(layout_.failure());
   if (const uint64_t word = std::atomic_ref(line.word).exchange(0); word != 0) {
     const auto kind = static_cast<FailureKind>(word >> 56U);
+    const uint32_t layer = shape_.number_of(static_cast<uint32_t>(word >> 44U) & 0xfffU);
     const std::string where = "step " + std::to_string(static_cast<uint32_t>(word)) + " of layer " +
-                              std::to_string((word >> 44U) & 0xfffU) + ", KV head " +
+                              std::to_string(layer) + ", KV head " +
                               std::to_string((word >> 32U) & 0xfffU);
     if (kind == FailureKind::untaken || kind == FailureKind::untaken_in_time) {
       const bool in_time = kind == FailureKind::untaken_in_time;

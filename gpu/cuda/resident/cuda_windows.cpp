@@ -142,8 +142,8 @@ class CudaWindows final : public Windows {
     check(cudaStreamSynchronize(stream_of(stream)), "tokens of a prompt");
   }
 
-  bool are_finite(const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
-                  Stream stream) override {
+  bool are_finite(uint32_t /*layer*/, const DeviceTokens& rows, uint32_t n, uint32_t heads,
+                  DType as, Stream stream) override {
     check_tokens(rows, "rows");
     if (n == 0) return true;
     const DeviceScope device(resident_->ordinal());
@@ -252,11 +252,17 @@ class CudaWindows final : public Windows {
   }
 
   void check_shape() const {
-    const ResidentShape& r = resident_->shape();
-    if (shape_.q_heads != r.q_heads || shape_.kv_heads != r.kv_heads ||
-        shape_.head_dim != r.head_dim || shape_.dtype != r.dtype) {
-      refuse("another shape than that of the session's other layers");
+    if (shape_.dtype != resident_->shape().dtype) {
+      refuse(std::string("K and V in ") + dtype_name(shape_.dtype) +
+             "; the session's other layers have " + dtype_name(resident_->shape().dtype));
     }
+    if (!shape_.shapes.empty()) refuse("layers of different shapes; allowed is one");
+    if (shape_.kv_heads == 0 || shape_.q_heads % shape_.kv_heads != 0) {
+      refuse(std::to_string(shape_.q_heads) + " query heads for " +
+             std::to_string(shape_.kv_heads) + " KV heads");
+    }
+    const std::string why = unsupported_shape(shape_.q_heads, shape_.kv_heads, shape_.head_dim);
+    if (!why.empty()) throw Error(Status::unsupported, "sliding layers on a CUDA device: " + why);
     if (shape_.layers.empty() || shape_.layers.size() > KeepParams::kMostLayers) {
       refuse(std::to_string(shape_.layers.size()) + " layers; allowed are 1.." +
              std::to_string(KeepParams::kMostLayers));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/cuda/resident/ring.h"
+#include "gpu/layer_kinds.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -71,11 +72,15 @@ size_t staging_bytes(const ResidentShape& shape) {
 }
 
 size_t cuda_resident_bytes(const ResidentShape& shape) {
-  return resident_bytes(shape) + ScratchLayout(shape).bytes();
+  return sum_of_parts(parts_of(shape), [](const ResidentShape& part) {
+    return resident_bytes(part) + ScratchLayout(part).bytes();
+  });
 }
 
 size_t cuda_pinned_bytes(const ResidentShape& shape) {
-  return PinnedLayout(shape).bytes() + staging_bytes(shape);
+  return sum_of_parts(parts_of(shape), [](const ResidentShape& part) {
+    return PinnedLayout(part).bytes() + staging_bytes(part);
+  });
 }
 
 }  // namespace keyhole::gpu

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "gpu/layer_kinds.h"
+
 namespace keyhole::gpu {
 namespace {
 
@@ -65,6 +67,9 @@ WindowsLayout::WindowsLayout(const WindowsShape& s)
   bytes = end_states + s.layers.size() * s.kv_heads * end_state_bytes;
 }
 
-size_t windows_bytes(const WindowsShape& shape) { return WindowsLayout(shape).bytes; }
+size_t windows_bytes(const WindowsShape& shape) {
+  return sum_of_parts(parts_of(shape),
+                      [](const WindowsShape& part) { return WindowsLayout(part).bytes; });
+}
 
 }  // namespace keyhole::gpu

@@ -62,7 +62,8 @@ inline keyhole_status extend(keyhole_session* s, const Shape& shape, uint32_t la
 
 /// What each token was answered, where the model has them as its newest tokens.
 inline void expect_answers(const Model& model, const Shape& shape, uint32_t layer,
-                           const NewTokensOf& t, const uint64_t* mask = nullptr) {
+                           const NewTokensOf& t, const uint64_t* mask = nullptr,
+                           double tolerance = 1e-4) {
   const uint32_t before = model.tokens(layer) - t.n;
   const auto part = [](const std::vector<float>& all, size_t from, size_t to) {
     return std::vector<float>(all.begin() + static_cast<std::ptrdiff_t>(from),
@@ -81,7 +82,7 @@ inline void expect_answers(const Model& model, const Shape& shape, uint32_t laye
         });
     expect_near(
         {part(t.answer.o, shape.o(i), shape.o(i + 1)), part(t.answer.lse, i * hq, (i + 1) * hq)}, o,
-        lse);
+        lse, tolerance);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }

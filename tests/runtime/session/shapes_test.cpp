@@ -111,28 +111,86 @@ TEST(LayerShapes, StructsWithoutThemAreRead) {
   EXPECT_EQ(seen.layer_configs[1].head_dim, 64U);
 }
 
-TEST(LayerShapes, ADeviceTakesLayersThatAreAlikeAlone) {
+TEST(LayerShapes, ADeviceTakesLayersThatItHasKernelsFor) {
   const ShapedConfig c(kHeads);
-  EXPECT_EQ(
-      runtime::unsupported_on_device(runtime::check_model(c.engine)),
-      "there are no GPU kernels for layers of different shapes: 4 query heads, 2 KV heads and "
-      "head_dim 64 in layer 0, 8 query heads, 1 KV heads and head_dim 128 in layer 1");
+  EXPECT_EQ(runtime::unsupported_on_device(runtime::check_model(c.engine)), "");
   // Alike, though not as the engine's fields say.
   const ShapedConfig alike({{8, 2, 128}, {8, 2, 128}});
   const runtime::ModelShape model = runtime::check_model(alike.engine);
   EXPECT_EQ(runtime::unsupported_on_device(model), "");
   EXPECT_FALSE(model.layers_differ());
   EXPECT_EQ(model.head_dim, 128U);
+  EXPECT_TRUE(model.device_shapes().empty());
+
+  const ShapedConfig wide({{8, 4, 256}, {8, 4, 256}, {8, 1, 512}});
+  EXPECT_EQ(runtime::unsupported_on_device(runtime::check_model(wide.engine)),
+            "layer 2: there are no GPU kernels for head_dim 512, allowed: 64, 80, 96, 128, 256");
+  const ShapedConfig many({{4, 2, 64}, {17, 1, 64}});
+  EXPECT_EQ(runtime::unsupported_on_device(runtime::check_model(many.engine)),
+            "layer 1: there are no GPU kernels for 17 query heads per KV head, allowed: 1..16");
   keyhole_memory_plan plan;
   keyhole_memory_plan_init(&plan);
-  keyhole_engine_config on_device = c.engine;
+  keyhole_engine_config on_device = wide.engine;
   on_device.device = KEYHOLE_DEVICE_CUDA;
   expect_error(keyhole_plan(&on_device, nullptr, 1000, 0, 0, &plan), KEYHOLE_UNSUPPORTED,
-               "layers of different shapes");
+               "layer 2: there are no GPU kernels for head_dim 512");
+  keyhole_engine_config narrow = c.engine;
+  narrow.device = KEYHOLE_DEVICE_CUDA;
+  narrow.value_dim = 48;
+  expect_error(keyhole_plan(&narrow, nullptr, 1000, 0, 0, &plan), KEYHOLE_UNSUPPORTED,
+               "layer 0: there are no GPU kernels for values narrower than keys: value_dim 48, "
+               "head_dim 64");
   keyhole_engine_config trained = c.engine;
   trained.classifiers = "/nowhere";
   expect_error(try_engine(trained), KEYHOLE_UNSUPPORTED,
                "/nowhere: classifiers are of models whose layers have the same heads");
+}
+
+/// The plan of a device for layers of these shapes; the last slides where it says so.
+keyhole_memory_plan device_plan(const std::vector<Heads>& heads, const keyhole_session_config& sc,
+                                uint32_t last_window = 0) {
+  ShapedConfig c(heads);
+  c.engine.device = KEYHOLE_DEVICE_CUDA;
+  c.layers.back().window = last_window;
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  EXPECT_OK(keyhole_plan(&c.engine, &sc, 20000, 0, 0, &plan));
+  return plan;
+}
+
+TEST(LayerShapes, ADevicesPlanIsThatOfItsShapesTogether) {
+  const Heads a{4, 2, 64}, b{8, 1, 128};
+  keyhole_session_config sc = small_session();
+  const auto expect_sum = [&](const char* what) {
+    SCOPED_TRACE(what);
+    const keyhole_memory_plan mixed = device_plan({a, b, a, b, b}, sc),
+                              of_a = device_plan({a, a}, sc), of_b = device_plan({b, b, b}, sc);
+    EXPECT_EQ(mixed.device_bytes, of_a.device_bytes + of_b.device_bytes);
+    EXPECT_EQ(mixed.code_bytes, of_a.code_bytes + of_b.code_bytes);
+    EXPECT_EQ(mixed.pinned_bytes, of_a.pinned_bytes + of_b.pinned_bytes);
+    EXPECT_EQ(mixed.pinned_kv_bytes, of_a.pinned_kv_bytes + of_b.pinned_kv_bytes);
+    EXPECT_EQ(mixed.kv_bytes, of_a.kv_bytes + of_b.kv_bytes);
+    EXPECT_EQ(mixed.code_layers, of_a.code_layers + of_b.code_layers);
+  };
+  expect_sum("flat");
+  sc.budget.tail = KEYHOLE_TAIL_SECOND;
+  sc.budget.attend = KEYHOLE_ATTEND_NONE;
+  sc.budget.min_keys = 100;
+  expect_sum("partitions");
+  sc = small_session();
+  sc.index = "codes:k=2,v=2";
+  sc.flush_block = 256;
+  sc.budget.top_k = 16;
+  sc.budget.tail = KEYHOLE_TAIL_CODES;
+  expect_sum("codes");
+  EXPECT_EQ(device_plan({a, b}, sc).code_layers, 2U);
+  sc.exact_rows_by = KEYHOLE_ROWS_BY_HOST;
+  expect_sum("codes, rows by the host");
+  // A sliding layer has a ring, and neither resident tokens nor codes.
+  const uint64_t ring = device_plan({a, a}, sc, 100).device_bytes;
+  EXPECT_EQ(device_plan({a, b}, sc, 100).code_layers, 1U);
+  EXPECT_LT(device_plan({a, b}, sc, 100).device_bytes, device_plan({a, b}, sc).device_bytes);
+  EXPECT_GT(ring, uint64_t{2} * 2 * 2 * 64 * 116);
 }
 
 TEST(LayerShapes, TensorsAreOfTheLayersShape) {

@@ -205,7 +205,7 @@ class AskedCodes final : public gpu::Codes {
     return asked[kv_head];
   }
   void give_up_rows(uint32_t step) override { given_up = step; }
-  uint32_t most_tokens() const override { return 1; }
+  uint32_t most_tokens(uint32_t) const override { return 1; }
   void read(uint32_t, uint32_t, uint32_t, std::byte*) const override {}
   size_t bytes() const override { return 0; }
 

@@ -20,7 +20,7 @@ class CountingClient final : public StreamClient {
         steps_(&steps),
         offloaded_(model.layers) {
     const size_t bytes =
-        size_t{params.window + params.flush_block} * model.kv_heads * model.row_bytes();
+        size_t{params.window + params.flush_block} * model.of(0).token_bytes(model.kv_dtype);
     k_.resize(bytes);
     v_.resize(bytes);
   }
@@ -34,7 +34,7 @@ class CountingClient final : public StreamClient {
   uint64_t host_bytes() const override {
     uint64_t rows = 0;
     for (const uint32_t n : offloaded_) rows += n;
-    return rows * 2 * model_.kv_heads * model_.row_bytes();
+    return rows * 2 * model_.of(0).token_bytes(model_.kv_dtype);
   }
   void advance_append(uint32_t layer) override {
     say("advance", layer);
@@ -56,8 +56,8 @@ class CountingClient final : public StreamClient {
     EXPECT_TRUE(std::isfinite(q[0]));
     for (uint32_t h = 0; h < model_.kv_heads; ++h) {
       const StateView slot = delivery.slot(h);
-      std::fill_n(slot.o, model_.group() * model_.head_dim, 0.0F);
-      std::fill_n(slot.lse, model_.group(), kMinusInf);
+      std::fill_n(slot.o, model_.of(0).group() * model_.head_dim, 0.0F);
+      std::fill_n(slot.lse, model_.of(0).group(), kMinusInf);
       delivery.deliver(h);
     }
   }
@@ -219,7 +219,7 @@ TEST_F(StreamRunnerTest, KeepsTheFirstErrorOfAClient) {
 TEST_F(StreamRunnerTest, RefusesAStepThatWouldPassTheMemoryLimit) {
   // 7 tokens may be offloaded. A full window of 4 + 2 falls back to 3, then takes the new token: 3 tokens leave at
   // once, twice, and not a third time.
-  params_.host_memory_limit = 7 * 2 * model().kv_heads * model().row_bytes();
+  params_.host_memory_limit = 7 * 2 * model().of(0).token_bytes(model().kv_dtype);
   make_runner();
   uint32_t taken = 0;
   try {
@@ -236,7 +236,7 @@ TEST_F(StreamRunnerTest, RefusesAStepThatWouldPassTheMemoryLimit) {
 }
 
 TEST_F(StreamRunnerTest, AGraphIsRefusedWholeWhereItWouldPassTheMemoryLimit) {
-  params_.host_memory_limit = 7 * 2 * model().kv_heads * model().row_bytes();
+  params_.host_memory_limit = 7 * 2 * model().of(0).token_bytes(model().kv_dtype);
   make_runner();
   runner_->synchronize();
   stream_.begin_capture();

@@ -1,0 +1,450 @@
+#include "gpu/mixed_parts.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace keyhole::gpu {
+namespace {
+
+/// Parts by the numbers of the model's layers.
+template <class Part>
+class Parts {
+ public:
+  explicit Parts(std::span<const LayerShape> shapes) : kinds(shapes), parts(kinds.count()) {}
+
+  struct Found {
+    Part* part;
+    uint32_t layer;  ///< of the part
+    uint32_t kind;
+    Part* operator->() const { return part; }
+  };
+  [[nodiscard]] Found at(uint32_t layer) const {
+    const LayerKinds::Place place = kinds.at(layer);
+    return {parts[place.kind].get(), place.layer, place.kind};
+  }
+  template <class F>
+  void for_each(const F& f) const {
+    for (const auto& part : parts) {
+      if (part != nullptr) f(*part);
+    }
+  }
+  /// f(part, layers of it) for those that have some of these layers.
+  template <class F>
+  void for_layers(std::span<const uint32_t> layers, const F& f) const {
+    for (uint32_t kind = 0; kind < parts.size(); ++kind) {
+      std::vector<uint32_t> own;
+      for (const uint32_t layer : layers) {
+        const LayerKinds::Place place = kinds.at(layer);
+        if (place.kind == kind) own.push_back(place.layer);
+      }
+      if (!own.empty()) f(*parts[kind], std::span<const uint32_t>(own));
+    }
+  }
+  /// The first failure of a part since the last call.
+  template <class F>
+  [[nodiscard]] Status first_failure(const F& failure_of) const {
+    for (const auto& part : parts) {
+      if (const Status status = failure_of(*part); status != Status::ok) return status;
+    }
+    return Status::ok;
+  }
+
+  LayerKinds kinds;
+  std::vector<std::unique_ptr<Part>> parts;  ///< [kind]
+};
+
+class MixedPartitions final : public Partitions {
+ public:
+  explicit MixedPartitions(std::span<const LayerShape> shapes) : all(shapes) {}
+
+  void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
+              const PartitionRows& rows) override {
+    const auto p = all.at(layer);
+    p->upload(p.layer, kv_head, first, rows);
+  }
+  uint32_t count(uint32_t layer, uint32_t kv_head) const override {
+    const auto p = all.at(layer);
+    return p->count(p.layer, kv_head);
+  }
+  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, PartitionsTail tail) override {
+    const auto p = all.at(layer);
+    p->set(p.layer, kv_head, chosen, tail);
+  }
+  size_t bytes() const override {
+    size_t sum = 0;
+    all.for_each([&](const Partitions& part) { sum += part.bytes(); });
+    return sum;
+  }
+
+  Parts<Partitions> all;
+};
+
+class MixedCodes final : public Codes {
+ public:
+  explicit MixedCodes(const CodesShape& shape)
+      : all(shape.shapes), served_(all.kinds.count()), kv_heads_(all.kinds.count()) {
+    for (uint32_t k = 0; k < kv_heads_.size(); ++k) {
+      kv_heads_[k] = shape.shapes[all.kinds.layers(k).front()].kv_heads;
+    }
+  }
+
+  void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
+                   float value_scale) override {
+    const auto p = coded(layer);
+    p->set_balance(p.layer, kv_head, key_scale, value_scale);
+  }
+  void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
+                const uint16_t* scales) override {
+    const auto p = coded(layer);
+    p->set_rows(p.layer, keys, values, head_stride, scales);
+  }
+  void encode(uint32_t layer, uint32_t first, uint32_t count, Stream stream) override {
+    const auto p = coded(layer);
+    p->encode(p.layer, first, count, stream);
+  }
+  void truncate(uint32_t layer, uint32_t blocks, Stream stream) override {
+    const auto p = coded(layer);
+    p->truncate(p.layer, blocks, stream);
+  }
+  uint32_t count(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return 0;
+    const auto p = all.at(layer);
+    return p.part == nullptr ? 0 : p->count(p.layer);
+  }
+  void copy_layer(uint32_t layer, Codes& from) override {
+    const auto p = coded(layer);
+    p->copy_layer(p.layer, *static_cast<MixedCodes&>(from).coded(layer).part);
+  }
+  void complete() override {
+    all.for_each([](Codes& part) { part.complete(); });
+  }
+
+  // Steps of all layers are counted together: those of each part that were served.
+  uint32_t serve_rows(uint32_t kv_head) override {
+    uint32_t sum = 0;
+    for (uint32_t k = 0; k < served_.size(); ++k) {
+      if (all.parts[k] != nullptr && kv_head < kv_heads_[k]) {
+        served_[k].store(all.parts[k]->serve_rows(kv_head), std::memory_order_relaxed);
+      }
+      // Of a part with fewer heads what another of its heads has come to: that head's own sum waits for it.
+      sum += served_[k].load(std::memory_order_relaxed);
+    }
+    return sum;
+  }
+  void give_up_rows(uint32_t step) override {
+    uint32_t sum = 0;
+    for (const auto& served : served_) sum += served.load(std::memory_order_relaxed);
+    // No part has more steps to come than all have together.
+    for (uint32_t k = 0; k < served_.size(); ++k) {
+      if (all.parts[k] == nullptr) continue;
+      all.parts[k]->give_up_rows(served_[k].load(std::memory_order_relaxed) + (step - sum));
+    }
+  }
+  uint32_t most_tokens(uint32_t layer) const override {
+    const auto p = coded(layer);
+    return p->most_tokens(p.layer);
+  }
+  void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override {
+    const auto p = coded(layer);
+    p->read(p.layer, kv_head, block, out);
+  }
+  size_t bytes() const override {
+    size_t sum = 0;
+    all.for_each([&](const Codes& part) { sum += part.bytes(); });
+    return sum;
+  }
+
+  Parts<Codes> all;  ///< null: no layer of the kind has codes
+
+ private:
+  [[nodiscard]] Parts<Codes>::Found coded(uint32_t layer) const {
+    const auto p = all.at(layer);
+    if (p.part != nullptr) return p;
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(layer) + " is of a shape without codes on the device");
+  }
+
+  std::vector<std::atomic<uint32_t>> served_;  ///< [kind]
+  std::vector<uint32_t> kv_heads_;             ///< [kind]
+};
+
+class MixedResident final : public Resident, public StreamSteps {
+ public:
+  explicit MixedResident(const ResidentShape& shape) : all(shape.shapes) {}
+  ~MixedResident() override { give_up_all(); }  // before the memory of any part is freed
+  MixedResident(const MixedResident&) = delete;
+  MixedResident& operator=(const MixedResident&) = delete;
+
+  // Resident
+  void append_sink(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override {
+    const auto p = all.at(layer);
+    p->append_sink(p.layer, k, v, n);
+  }
+  void append_window(uint32_t layer, const std::byte* k, const std::byte* v, uint32_t n) override {
+    const auto p = all.at(layer);
+    p->append_window(p.layer, k, v, n);
+  }
+  void evict(uint32_t layer, std::byte* k, std::byte* v, uint32_t n) override {
+    const auto p = all.at(layer);
+    p->evict(p.layer, k, v, n);
+  }
+  void truncate(uint32_t layer, uint32_t sink, uint32_t window) override {
+    const auto p = all.at(layer);
+    p->truncate(p.layer, sink, window);
+  }
+  uint32_t sink_count(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return 0;
+    const auto p = all.at(layer);
+    return p->sink_count(p.layer);
+  }
+  uint32_t window_count(uint32_t layer) const override {
+    if (!all.kinds.has(layer)) return 0;
+    const auto p = all.at(layer);
+    return p->window_count(p.layer);
+  }
+  using Resident::attend_begin;
+  void attend_begin(uint32_t layer, const float* q, Codes* codes) override {
+    const auto p = all.at(layer);
+    p->attend_begin(p.layer, q, part_of(codes, p.kind));
+    step_ = p.part;
+  }
+  uint32_t host_tasks() const override { return step_ == nullptr ? 0 : step_->host_tasks(); }
+  void run_host_task(uint32_t task) override { step_->run_host_task(task); }
+  StateView host_state(uint32_t kv_head) override {
+    return step_ == nullptr ? StateView{} : step_->host_state(kv_head);
+  }
+  void attend_end(StateView out) override { step_->attend_end(out); }
+  KvView contiguous_rows(uint32_t layer, uint32_t kv_head) const override {
+    const auto p = all.at(layer);
+    return p->contiguous_rows(p.layer, kv_head);
+  }
+  void read(uint32_t layer, std::byte* k, std::byte* v) const override {
+    const auto p = all.at(layer);
+    p->read(p.layer, k, v);
+  }
+  StreamSteps* stream_steps() override { return this; }
+  ResidentRows host_rows(uint32_t layer, uint32_t kv_head) override {
+    const auto p = all.at(layer);
+    return p->host_rows(p.layer, kv_head);
+  }
+
+  // StreamSteps
+  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+             const OnDevice& tokens, Stream stream) override {
+    const auto p = all.at(layer);
+    steps(p).begin(p.layer, q, k, v, part_of(tokens, p.kind), stream);
+  }
+  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+    const auto p = all.at(layer);
+    steps(p).end(p.layer, out, lse, stream);
+  }
+  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+            const OnDevice& tokens, const DeviceRows& out, float* lse, Stream stream) override {
+    const auto p = all.at(layer);
+    steps(p).step(p.layer, q, k, v, part_of(tokens, p.kind), out, lse, stream);
+  }
+  void step_tokens(uint32_t layer, const ManyTokens& tokens, Codes& codes, Stream stream) override {
+    const auto p = all.at(layer);
+    steps(p).step_tokens(p.layer, tokens, *part_of(&codes, p.kind), stream);
+  }
+  std::unique_ptr<StepGroup> make_group(uint32_t most) override {
+    return first().make_group(most);  // of any sessions of the device
+  }
+  void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
+                   Stream stream) override {
+    all.for_layers(layers, [&](Resident& part, std::span<const uint32_t> own) {
+      part.stream_steps()->keep_newest(own, of, kept, stream);
+    });
+  }
+  Signal signal() const override { return first().signal(); }
+  uint64_t capture_id(Stream stream) const override { return first().capture_id(stream); }
+  bool await(uint32_t layer, uint32_t sequence, uint32_t spin_us, uint64_t timeout_us,
+             const std::atomic<bool>& stop, Published& out) override {
+    const auto p = all.at(layer);
+    return steps(p).await(p.layer, sequence, spin_us, timeout_us, stop, out);
+  }
+  bool chosen(uint32_t layer, uint32_t kv_head, uint32_t sequence, uint64_t timeout_us,
+              const std::atomic<bool>& stop, Chosen& out) override {
+    const auto p = all.at(layer);
+    return steps(p).chosen(p.layer, kv_head, sequence, timeout_us, stop, out);
+  }
+  StateView host_slot(uint32_t layer, uint32_t kv_head) override {
+    const auto p = all.at(layer);
+    return steps(p).host_slot(p.layer, kv_head);
+  }
+  void deliver(uint32_t layer, uint32_t kv_head, uint32_t sequence) override {
+    const auto p = all.at(layer);
+    steps(p).deliver(p.layer, kv_head, sequence);
+  }
+  void give_up(uint32_t layer, uint32_t sequence) override {
+    if (!all.kinds.has(layer)) return;  // no step waits for the host there
+    const auto p = all.at(layer);
+    steps(p).give_up(p.layer, sequence);
+  }
+  void give_up_all() final {
+    all.for_each([](Resident& part) { part.stream_steps()->give_up_all(); });
+  }
+  bool answer(uint32_t layer, uint32_t kv_head, uint32_t sequence, StateView& out) override {
+    const auto p = all.at(layer);
+    return steps(p).answer(p.layer, kv_head, sequence, out);
+  }
+  ResidentRows host_copy(uint32_t layer, uint32_t kv_head) override {
+    const auto p = all.at(layer);
+    return steps(p).host_copy(p.layer, kv_head);
+  }
+  uint32_t update_host_copy(uint32_t layer, const Published& published, std::byte* k,
+                            std::byte* v) override {
+    const auto p = all.at(layer);
+    return steps(p).update_host_copy(p.layer, published, k, v);
+  }
+  void keep_newest_of_copy(uint32_t layer, uint32_t of, std::span<const uint32_t> kept) override {
+    const auto p = all.at(layer);
+    steps(p).keep_newest_of_copy(p.layer, of, kept);
+  }
+  ResidentPieces device_rows(uint32_t layer) override {
+    const auto p = all.at(layer);
+    return steps(p).device_rows(p.layer);
+  }
+  void synchronize(Stream stream) override { first().synchronize(stream); }
+  Status failure(std::string& text) override {
+    return all.first_failure([&](Resident& part) { return part.stream_steps()->failure(text); });
+  }
+  uint64_t wait_nanoseconds() const override {
+    uint64_t sum = 0;
+    all.for_each([&](Resident& part) { sum += part.stream_steps()->wait_nanoseconds(); });
+    return sum;
+  }
+  uint64_t merges() const override {
+    uint64_t sum = 0;
+    all.for_each([&](Resident& part) { sum += part.stream_steps()->merges(); });
+    return sum;
+  }
+
+  Parts<Resident> all;
+
+ private:
+  [[nodiscard]] static StreamSteps& steps(const Parts<Resident>::Found& p) {
+    return *p->stream_steps();
+  }
+  [[nodiscard]] StreamSteps& first() const { return *all.parts.front()->stream_steps(); }
+  [[nodiscard]] static Codes* part_of(Codes* codes, uint32_t kind) {
+    return codes == nullptr ? nullptr : static_cast<MixedCodes*>(codes)->all.parts[kind].get();
+  }
+  [[nodiscard]] static OnDevice part_of(OnDevice tokens, uint32_t kind) {
+    tokens.codes = part_of(tokens.codes, kind);
+    if (tokens.partitions != nullptr) {
+      tokens.partitions = static_cast<MixedPartitions*>(tokens.partitions)->all.parts[kind].get();
+    }
+    return tokens;
+  }
+
+  Resident* step_ = nullptr;  ///< of the step with tensors of the host that is under way
+};
+
+class MixedWindows final : public Windows {
+ public:
+  explicit MixedWindows(const WindowsShape& shape) : all(shape.shapes) {}
+
+  void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
+            const std::byte* v) override {
+    const auto p = all.at(layer);
+    p->fill(p.layer, first, n, k, v);
+  }
+  void keep(uint32_t layer, uint32_t first, uint32_t n) override {
+    const auto p = all.at(layer);
+    p->keep(p.layer, first, n);
+  }
+  void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override {
+    const auto p = all.at(layer);
+    p->read(p.layer, first, n, k, v);
+  }
+  void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const DeviceTokens& k,
+              const DeviceTokens& v, Stream stream) override {
+    const auto p = all.at(layer);
+    p->append(p.layer, first, n, kept, k, v, stream);
+  }
+  bool are_finite(uint32_t layer, const DeviceTokens& rows, uint32_t n, uint32_t heads, DType as,
+                  Stream stream) override {
+    const auto p = all.at(layer);
+    return p->are_finite(p.layer, rows, n, heads, as, stream);
+  }
+  void step(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+            const SeenDrafts& drafts, const DeviceRows& out, float* lse, Stream stream) override {
+    const auto p = all.at(layer);
+    p->step(p.layer, q, k, v, drafts, out, lse, stream);
+  }
+  void begin(uint32_t layer, const DeviceRows& q, const DeviceRows* k, const DeviceRows* v,
+             Stream stream) override {
+    const auto p = all.at(layer);
+    p->begin(p.layer, q, k, v, stream);
+  }
+  void end(uint32_t layer, const DeviceRows& out, float* lse, Stream stream) override {
+    const auto p = all.at(layer);
+    p->end(p.layer, out, lse, stream);
+  }
+  void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
+                   Stream stream) override {
+    all.for_layers(layers, [&](Windows& part, std::span<const uint32_t> own) {
+      part.keep_newest(own, of, kept, stream);
+    });
+  }
+  Status failure(std::string& text) override {
+    return all.first_failure([&](Windows& part) { return part.failure(text); });
+  }
+  size_t bytes() const override {
+    size_t sum = 0;
+    all.for_each([&](const Windows& part) { sum += part.bytes(); });
+    return sum;
+  }
+
+  Parts<Windows> all;
+};
+
+MixedResident& mixed_of(Resident& resident) { return static_cast<MixedResident&>(resident); }
+
+}  // namespace
+
+std::unique_ptr<Resident> make_mixed_resident(const ResidentShape& shape,
+                                              const MakeResident& make) {
+  auto mixed = std::make_unique<MixedResident>(shape);
+  const std::vector<ResidentShape> parts = parts_of(shape);
+  if (parts.empty()) throw Error(Status::invalid_argument, "no layer has resident tokens");
+  for (size_t k = 0; k < parts.size(); ++k) mixed->all.parts[k] = make(parts[k]);
+  return mixed;
+}
+
+Resident& some_part(Resident& mixed) { return *mixed_of(mixed).all.parts.front(); }
+
+std::unique_ptr<Partitions> make_mixed_partitions(Resident& resident, const PartitionsShape& shape,
+                                                  const MakePartitions& make) {
+  auto mixed = std::make_unique<MixedPartitions>(shape.shapes);
+  const std::vector<PartitionsShape> parts = parts_of(shape);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    mixed->all.parts[k] = make(*mixed_of(resident).all.parts[k], parts[k]);
+  }
+  return mixed;
+}
+
+std::unique_ptr<Codes> make_mixed_codes(Resident& resident, const CodesShape& shape,
+                                        const MakeCodes& make) {
+  auto mixed = std::make_unique<MixedCodes>(shape);
+  std::vector<float> sinks;
+  const std::vector<CodesShape> parts = parts_of(shape, sinks);
+  for (size_t k = 0; k < parts.size(); ++k) {
+    if (parts[k].layers == 0) continue;
+    mixed->all.parts[k] = make(*mixed_of(resident).all.parts[k], parts[k]);
+  }
+  return mixed;
+}
+
+std::unique_ptr<Windows> make_mixed_windows(Resident& resident, const WindowsShape& shape,
+                                            const MakeWindows& make) {
+  auto mixed = std::make_unique<MixedWindows>(shape);
+  const std::vector<WindowsShape> parts = parts_of(shape);
+  for (size_t k = 0; k < parts.size(); ++k)
+    mixed->all.parts[k] = make(some_part(resident), parts[k]);
+  return mixed;
+}
+
+}  // namespace keyhole::gpu
