@@ -337,8 +337,11 @@ static inline void keyhole_engine_config_init(keyhole_engine_config* config) {
  * Hkv and d where its comment says these, in tensors, ids, counts and lse. AUTO of scale and rope_dim is that of the layer's
  * d; values are as wide as the layer's keys, but for a value_dim below the engine's d, which holds for all layers: none may
  * have fewer components. kv_head means a KV head of the layer; with layer KEYHOLE_ALL it names those of the layers that have
- * it. Budgets files are of the largest q_heads, kv_heads and head_dim. Such models run on the host, as those with narrow
- * values do: KEYHOLE_DEVICE_AUTO takes it, which the log tells, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED; so are classifiers.
+ * it. Budgets files are of the largest q_heads, kv_heads and head_dim. A CUDA device takes such models where it takes the
+ * shape of each layer (d of 64, 80, 96, 128 or 256, up to 16 query heads per KV head, values as wide as keys); else they run on
+ * the host: KEYHOLE_DEVICE_AUTO takes it, which the log tells with the layer, and KEYHOLE_DEVICE_CUDA is UNSUPPORTED. A session has
+ * parts on the device for each shape, all of which device_memory_limit and pinned_memory_limit are about. Classifiers are
+ * UNSUPPORTED.
  *
  * A layer with a window W is a sliding layer. A step of it attends to its newest W tokens, no more and no fewer, exactly in every
  * mode: it has no sink and no index, offloads nothing, and keeps W + window_slack tokens (fewer, where max_tokens is less). sink,

@@ -577,6 +577,26 @@ TEST(LayerShapes, APromptsAttentionIsOfTheLayersHeads) {
   keyhole_prompt_destroy(prompt);
 }
 
+TEST(LayerShapes, ExtendsByAPatternAreOfTheLayersHeads) {
+  ShapedConfig c(kHeads);
+  std::vector<float> sinks;
+  for (const Heads& h : kHeads)
+    sinks.insert(sinks.end(), h.q_heads, static_cast<float>(sinks.size()));
+  c.engine.sink_logits = sinks.data();
+  const EnginePtr engine = make_engine(c.engine);
+  const SessionPtr s = make_session(engine.get(), small_session());
+  ASSERT_OK(keyhole_session_set_extend_pattern(s.get(), "dense", 1));
+  Numbers numbers(11);
+  Model model(c.engine);
+  fill(s.get(), model, c, 90, numbers);
+  for (uint32_t l = 0; l < 4; ++l) {
+    NewTokensOf t = new_tokens(c.shape(l), 40, numbers);
+    ASSERT_OK(extend(s.get(), c.shape(l), l, t));
+    model.append(l, t.k, t.v);
+    expect_answers(model, c.shape(l), l, t);
+  }
+}
+
 TEST(LayerShapes, AnIndexIsOfTheLayersHeads) {
   const ShapedConfig c(kHeads);
   const EnginePtr engine = make_engine(c.engine);
