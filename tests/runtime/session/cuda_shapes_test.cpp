@@ -76,7 +76,7 @@ TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
     const Heads full{8, 1, 256}, narrow = alike ? full : Heads{8, 4, 128};
     ShapedConfig c({narrow, full, narrow, full, narrow});
     for (const uint32_t l : {0U, 2U, 4U}) c.layers[l].window = 100;
-    for (keyhole_layer_config& layer : c.layers) layer.scale = 0.02F;
+    for (keyhole_layer_config& layer : c.layers) layer.scale = 0.004F;
     c.engine.device = KEYHOLE_DEVICE_CUDA;
     const EnginePtr engine = make_engine(c.engine);
     keyhole_session_config sc = small_session();
@@ -96,13 +96,14 @@ TEST(CudaShape, CodesAreThereWhereTheLastLayersSlide) {
       std::vector<double> lse;
       const auto o = model.attend_all(l, q, lse);
       SCOPED_TRACE("layer " + std::to_string(l));
-      expect_near(attend_only(s.get(), c.shape(l), l, q), o, lse, 0.1);
+      expect_near(attend_only(s.get(), c.shape(l), l, q), o, lse, 0.04);
     }
   }
 }
 
-// Of values up to 6 about patterns of their heads and channels, where a row of another head changes answers by whole units.
-constexpr double kExact = 1e-2, kExactInBf16 = 3e-2, kByCodes = 0.1;
+// Of values up to 6 about patterns of their heads and channels, where a row of another head changes answers by whole units. Codes of 4
+// bits leave errors of a tenth of the values' spread about the mean of their block, a sixteenth of that in means of 256 rows.
+constexpr double kExact = 1e-2, kExactInBf16 = 3e-2, kByCodes = 0.15;
 
 std::vector<ShapedCase> all_cases() {
   std::vector<ShapedCase> all;

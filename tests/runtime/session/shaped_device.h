@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -146,8 +147,8 @@ class ShapedSequences {
     for (uint32_t l = 0; l < kLayers; ++l) {
       keyhole_layer_config& layer = config_.layers[l];
       q_heads += layer.q_heads;
-      // Logits of a few units: codes of keys then change weights little.
-      layer.scale = 0.02F;
+      // Logits within a unit of each other: codes of keys then hardly change weights, and errors of values average out.
+      layer.scale = has_codes() ? 0.06F / std::sqrt(static_cast<float>(layer.head_dim)) : 0.02F;
       layer.softcap = numbers_.below(3) == 0 ? 10.0F : 0.0F;
       // The first layer does not slide, the last one does in half of the cases.
       if (l == 0 || numbers_.below(3) == 0) continue;
@@ -445,7 +446,7 @@ class ShapedSequences {
     keyhole_audit audit;
     keyhole_audit_init(&audit);
     ASSERT_OK(keyhole_get_audit(s.session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &audit));
-    EXPECT_LT(audit.error_max, 10 * case_.tolerance);
+    EXPECT_LT(audit.error_max, std::min(10 * case_.tolerance, 0.3));
   }
 
   ShapedCase case_;
