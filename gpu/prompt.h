@@ -64,6 +64,8 @@ struct PromptPattern {
 /// All strides in elements; rows aligned to 16 bytes (of out in fp32 to 8).
 struct PromptStretch {
   DeviceTokens q;  ///< `[n, q_heads, head_dim]`, f16 or bf16
+  /// Of a device: what q has lost by rounding, which lies as q does and counts in attention, not in the choice; null: nothing.
+  const void* q_low = nullptr;
   DeviceTokens k,
       v;  ///< `[rows, kv_heads, head_dim]`, dtype of q; the queries are the last n of these tokens
   DeviceTokens out;      ///< `[n, q_heads, head_dim]`, f16, bf16 or f32

@@ -5,6 +5,7 @@
 #include "gpu/device.h"
 #include "gpu/host_pin.h"
 #include "gpu/kmeans.h"
+#include "gpu/listed.h"
 #include "gpu/neighbours.h"
 #include "gpu/prompt.h"
 #include "gpu/states.h"
@@ -36,6 +37,11 @@ std::unique_ptr<Codes> make_cuda_codes(Resident&, const CodesShape&) {
 std::unique_ptr<BlockedAttention> make_cuda_blocked(Resident&, const BlockedShape&) {
   throw Error(Status::unsupported,
               "blocked attention on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<ListedAttention> make_cuda_listed(Resident&, const BlockedShape&) {
+  throw Error(Status::unsupported,
+              "attention of listed blocks on a CUDA device: this build has no CUDA in it");
 }
 
 std::unique_ptr<PromptAttention> make_cuda_prompt(int, const PromptShape&) {

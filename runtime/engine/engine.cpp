@@ -58,7 +58,8 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
       [ordinal](const gpu::PromptShape& shape) {
         return gpu::make_cuda_prompt(static_cast<int>(ordinal), shape);
       },
-      gpu::make_cuda_windows};
+      gpu::make_cuda_windows,
+      gpu::make_cuda_listed};
 }
 
 }  // namespace

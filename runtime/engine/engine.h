@@ -12,6 +12,7 @@
 #include "gpu/codes.h"
 #include "gpu/copy.h"
 #include "gpu/device.h"
+#include "gpu/listed.h"
 #include "gpu/prompt.h"
 #include "gpu/windows.h"
 #include "index/accelerator.h"
@@ -45,6 +46,8 @@ struct StreamDevice {
       nullptr;  ///< null: none
   std::function<std::unique_ptr<gpu::Windows>(gpu::Resident&, const gpu::WindowsShape&)>
       make_windows = nullptr;  ///< null: sliding layers stay in host memory
+  std::function<std::unique_ptr<gpu::ListedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
+      make_listed = nullptr;  ///< null: patterns of extends are dense
 };
 
 class Engine {

@@ -12,6 +12,7 @@
 // ones pending.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -254,8 +255,13 @@ class Session {
   [[nodiscard]] Extended agreed_extended() const;
 
   // session_extend_lists.cpp
-  /// Whether an extend with tensors in host memory attends by the pattern that was set.
+  /// Whether the pattern that was set is about such an extend: with tensors in host memory it attends by it.
   [[nodiscard]] bool extends_by_pattern(uint32_t layer, const ExtendArgs& args) const;
+  /// Of the layer's query heads.
+  [[nodiscard]] std::span<const gpu::PromptPattern> extend_patterns_of(uint32_t layer) const;
+  /// Of the offloaded keys, for all query heads of n tokens, the share that the blocks attended have of those seen.
+  [[nodiscard]] uint64_t keys_in_blocks(uint32_t layer, uint32_t n,
+                                        const gpu::PromptBlocks& blocks) const;
   /// Writes the answers; the new tokens are not appended.
   void extend_by_pattern(uint32_t layer, const ExtendArgs& args, const NewTokens& fresh);
   /// K, or V, of all tokens of a layer that does not slide, where they lie on the host.
@@ -263,9 +269,29 @@ class Session {
   /// Gives back what prompts alone need.
   void release_prompt();
 
+  // session_extend_listed.cpp
+  /// Whether an extend with tensors in device memory attends by the pattern that was set: by lists, or all rows where it is dense.
+  [[nodiscard]] bool extends_by_pattern_there(uint32_t layer, const ExtendArgs& args) const;
+  /// And by lists, with so many tokens before.
+  [[nodiscard]] bool extends_by_lists(uint32_t layer, const ExtendArgs& args) const;
+  /// Attends by lists, and appends. No step is under way.
+  void extend_listed(uint32_t layer, const ExtendArgs& args);
+
   // session_extend_stream.cpp
   [[nodiscard]] gpu::BlockedShape blocked_shape(uint32_t layer) const;
+  /// Attention of blocks, and of lists of them, of layers of one shape.
+  struct Blocked {
+    LayerShape shape;
+    std::unique_ptr<gpu::BlockedAttention> attention{};  ///< null: not used yet
+    std::unique_ptr<gpu::ListedAttention> listed{};      ///< likewise
+  };
+  [[nodiscard]] Blocked& blocked_parts(uint32_t layer);
   [[nodiscard]] gpu::BlockedAttention& blocked_of(uint32_t layer);
+  [[nodiscard]] gpu::ListedAttention& listed_of(uint32_t layer);
+  /// Whether the device attends all rows, or lists of them, at once; not in a capture.
+  [[nodiscard]] bool attends_at_once(uint32_t layer) const;
+  /// The offloaded rows of a layer, those that are pinned and all behind them.
+  [[nodiscard]] std::array<gpu::KvRows, 2> offloaded_rows(uint32_t layer);
   /// Offloaded rows of a layer, the first ones, that are pinned for the device.
   [[nodiscard]] uint32_t pinned_rows(uint32_t layer) const;
   /// Whether n new tokens are attended by blocks, or a few at a time by steps.
@@ -293,8 +319,8 @@ class Session {
 
   // session_extend_batch.cpp
   static void extend_batch_on_device(uint32_t layer, std::span<BatchMember> members);
-  /// Whether one step over codes on the device answers n new tokens. Waits for the host's part of the steps before.
-  [[nodiscard]] bool takes_one_step(uint32_t layer, uint32_t n);
+  /// Whether one step over codes on the device answers the new tokens. Waits for the host's part of the steps before.
+  [[nodiscard]] bool takes_one_step(uint32_t layer, const ExtendArgs& args);
   /// Waits for what the step waits for, without enqueuing it.
   void prepare_step(uint32_t layer, const ExtendArgs& args);
   /// Enqueues the step or adds it to the group: after prepare_step().
@@ -371,7 +397,7 @@ class Session {
   std::vector<Extended> extended_;                   ///< [layer]
   std::vector<std::byte> new_rows_;                  ///< K and V of an extension under way
   std::vector<gpu::PromptPattern> extend_patterns_;  ///< `[layers, q_heads]`; empty: none is set
-  uint32_t extend_pattern_from_ = 0;                 ///< new tokens
+  uint32_t extend_pattern_from_ = 0;                 ///< new tokens; 0: as the library chooses
   std::unique_ptr<HostPrompt> extend_prompt_;        ///< null: not used since the last step
   LayerShape extend_prompt_shape_;                   ///< of it
   gpu::PromptBlocks extend_blocks_;
@@ -388,11 +414,6 @@ class Session {
   std::unique_ptr<ResidentTruth> resident_truth_;
   std::unique_ptr<CodeSource> code_source_;
   std::unique_ptr<DeviceCodes> codes_;
-  /// Attention of blocks, of layers of one shape.
-  struct Blocked {
-    LayerShape shape;
-    std::unique_ptr<gpu::BlockedAttention> attention;
-  };
   std::vector<Blocked> blocked_;  ///< those that were used
   std::unique_ptr<StreamClient> stream_client_;
   std::unique_ptr<StreamRunner> stream_;  ///< the last: its thread reads all of the above

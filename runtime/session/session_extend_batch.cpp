@@ -29,11 +29,12 @@ bool takes_part(const Session::BatchMember& member) {
 
 }  // namespace
 
-bool Session::takes_one_step(uint32_t layer, uint32_t n) {
+bool Session::takes_one_step(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t n = args.k.tokens;
   if (engine_->model().slides(layer)) return false;
   if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);
   return codes_of_step(layer) != nullptr && n <= stream_->most_tokens(layer) &&
-         !attends_blocked(layer, n, false);
+         !attends_blocked(layer, n, false) && !extends_by_pattern_there(layer, args);
 }
 
 void Session::prepare_step(uint32_t layer, const ExtendArgs& args) {
@@ -73,8 +74,7 @@ void Session::extend_batch_on_device(uint32_t layer, std::span<BatchMember> memb
   for (BatchMember& member : members) {
     if (!takes_part(member)) continue;
     bool joins = shares_stream(member);
-    attempt(member,
-            [&] { joins = joins && member.session->takes_one_step(layer, member.args.k.tokens); });
+    attempt(member, [&] { joins = joins && member.session->takes_one_step(layer, member.args); });
     if (member.error == nullptr) (joins ? together : alone).push_back(&member);
   }
   if (together.size() > 1) {

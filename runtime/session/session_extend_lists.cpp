@@ -1,5 +1,6 @@
 // Many new tokens of a layer by a pattern of prompts (keyhole_session_set_extend_pattern): blocks of all tokens that there are,
-// sink, offloaded rows as they lie, window and new ones, chosen and attended by the host.
+// sink, offloaded rows as they lie, window and new ones, chosen and attended by the host. With tensors in device memory the device
+// does: session_extend_listed.cpp.
 #include <cmath>
 #include <string>
 
@@ -40,12 +41,13 @@ void Session::set_extend_pattern(const char* pattern, uint32_t tokens) {
     patterns = parse_head_patterns(pattern, m);
   }
   extend_patterns_ = std::move(patterns);
-  extend_pattern_from_ = tokens == 0 ? kFewestByDefault : tokens;
+  extend_pattern_from_ = tokens;
 }
 
 bool Session::extends_by_pattern(uint32_t layer, const ExtendArgs& args) const {
-  return !extend_patterns_.empty() && args.k.tokens >= extend_pattern_from_ &&
-         args.mask == nullptr && !sequence_.slides(layer) && params_.mode != KEYHOLE_MODE_RESIDENT;
+  const uint32_t fewest = extend_pattern_from_ == 0 ? kFewestByDefault : extend_pattern_from_;
+  return !extend_patterns_.empty() && args.k.tokens >= fewest && args.mask == nullptr &&
+         !sequence_.slides(layer) && params_.mode != KEYHOLE_MODE_RESIDENT;
 }
 
 cpu::RowRuns Session::rows_before(uint32_t layer, bool values) {
@@ -108,7 +110,7 @@ void Session::extend_by_pattern(uint32_t layer, const ExtendArgs& args, const Ne
     extend_prompt_ = std::make_unique<HostPrompt>(
         gpu::PromptShape{m.q_heads, m.kv_heads, m.head_dim}, engine_->kernels(), engine_->pool());
   }
-  const auto patterns = std::span(extend_patterns_).subspan(model.first_q_head(layer), m.q_heads);
+  const auto patterns = extend_patterns_of(layer);
   const size_t held = extend_prompt_->bytes(), wanted = extend_prompt_->bytes_for(p, patterns);
   if (wanted > held) check_memory(wanted - held, "the choice of blocks of several new tokens");
   const gpu::PromptBlocks before = extend_prompt_->blocks();
@@ -124,12 +126,22 @@ void Session::extend_by_pattern(uint32_t layer, const ExtendArgs& args, const Ne
       throw Error(Status::internal, "finite inputs gave an attention that is not");
     }
   }
-  // Of the offloaded keys, the share that blocks have.
-  const double share = seen == 0 ? 1.0 : static_cast<double>(attended) / static_cast<double>(seen);
-  const uint64_t keys = uint64_t{sequence_.rows(layer)} * m.q_heads * n;
   StepCost cost;
-  cost.keys_attended = static_cast<uint64_t>(std::llround(static_cast<double>(keys) * share));
+  cost.keys_attended = keys_in_blocks(layer, n, {attended, seen});
   add_cost(cost, n);
+}
+
+uint64_t Session::keys_in_blocks(uint32_t layer, uint32_t n,
+                                 const gpu::PromptBlocks& blocks) const {
+  const uint64_t keys = uint64_t{sequence_.rows(layer)} * engine_->model().of(layer).q_heads * n;
+  if (blocks.seen == 0) return keys;
+  const double share = static_cast<double>(blocks.attended) / static_cast<double>(blocks.seen);
+  return static_cast<uint64_t>(std::llround(static_cast<double>(keys) * share));
+}
+
+std::span<const gpu::PromptPattern> Session::extend_patterns_of(uint32_t layer) const {
+  const ModelShape& model = engine_->model();
+  return std::span(extend_patterns_).subspan(model.first_q_head(layer), model.of(layer).q_heads);
 }
 
 void Session::release_prompt() {

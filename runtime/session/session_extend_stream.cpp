@@ -25,14 +25,29 @@ gpu::BlockedShape Session::blocked_shape(uint32_t layer) const {
           params_.kv_host == KEYHOLE_KV_HOST_INT8};
 }
 
-gpu::BlockedAttention& Session::blocked_of(uint32_t layer) {
+Session::Blocked& Session::blocked_parts(uint32_t layer) {
   const LayerShape shape = engine_->model().of(layer);
-  for (const Blocked& b : blocked_) {
-    if (b.shape == shape) return *b.attention;
+  for (Blocked& b : blocked_) {
+    if (b.shape == shape) return b;
   }
-  auto made = engine_->stream_device().make_blocked(sequence_.resident(), blocked_shape(layer));
-  blocked_.push_back({shape, std::move(made)});
-  return *blocked_.back().attention;
+  return blocked_.emplace_back(Blocked{.shape = shape});
+}
+
+gpu::BlockedAttention& Session::blocked_of(uint32_t layer) {
+  Blocked& parts = blocked_parts(layer);
+  if (parts.attention == nullptr) {
+    parts.attention =
+        engine_->stream_device().make_blocked(sequence_.resident(), blocked_shape(layer));
+  }
+  return *parts.attention;
+}
+
+gpu::ListedAttention& Session::listed_of(uint32_t layer) {
+  Blocked& parts = blocked_parts(layer);
+  if (parts.listed == nullptr) {
+    parts.listed = engine_->stream_device().make_listed(sequence_.resident(), blocked_shape(layer));
+  }
+  return *parts.listed;
 }
 
 uint32_t Session::pinned_rows(uint32_t layer) const {
@@ -41,11 +56,13 @@ uint32_t Session::pinned_rows(uint32_t layer) const {
   return pinned ? std::min(codes->count(layer) * kCodeBlock, sequence_.rows(layer)) : 0;
 }
 
+bool Session::attends_at_once(uint32_t layer) const {
+  return !stream_->is_capturing() && engine_->stream_device().make_blocked &&
+         gpu::why_no_blocked(blocked_shape(layer)).empty();
+}
+
 bool Session::attends_blocked(uint32_t layer, uint32_t n, bool masked) const {
-  if (stream_->is_capturing() || !engine_->stream_device().make_blocked ||
-      !gpu::why_no_blocked(blocked_shape(layer)).empty()) {
-    return false;
-  }
+  if (!attends_at_once(layer)) return false;
   const uint32_t at_once = stream_->most_tokens(layer);
   // Steps need the tokens of a mask in the window until the last of them.
   if (masked && (at_once == 1 || n > params_.window)) return true;
@@ -71,11 +88,23 @@ void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
   check_counts(args);
   if (sequence_.slides(layer)) return extend_window(layer, args);
   if (!stream_->is_capturing()) (void)stream_->settled_tokens(layer);
-  if (!attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
+  const bool by_pattern = extends_by_pattern_there(layer, args);
+  if (!by_pattern && !attends_blocked(layer, n, masked)) return extend_by_steps(layer, args);
   wait_idle();
   check_failure();
   check_room(layer, n);
   const uint32_t before = tokens(layer);
+  if (by_pattern && extends_by_lists(layer, args)) {
+    try {
+      extend_listed(layer, args);
+      extended_[layer] = {before, n, false, true};
+      return;
+    } catch (const Error& e) {
+      if (e.status() != Status::out_of_device_memory) throw;
+      engine_->log()(KEYHOLE_LOG_INFO,
+                     std::string("many tokens are attended without lists of blocks: ") + e.what());
+    }
+  }
   for (uint32_t at = 0; at < n; at += gpu::kMostBlockedTokens) {
     try {
       extend_blocked(layer, slice(args, at, std::min(n - at, gpu::kMostBlockedTokens)));
@@ -177,37 +206,42 @@ uint32_t Session::enqueue_some(uint32_t layer, const ExtendArgs& args, uint32_t 
   return 1;
 }
 
+std::array<gpu::KvRows, 2> Session::offloaded_rows(uint32_t layer) {
+  const LayerShape m = engine_->model().of(layer);
+  const KvView first = sequence_.view(layer, 0);
+  gpu::KvRows pinned;
+  pinned.keys = first.keys.data;
+  pinned.values = first.values.data;
+  pinned.head_stride =
+      m.kv_heads == 1 ? 0
+                      : static_cast<size_t>(sequence_.view(layer, 1).keys.data - first.keys.data);
+  pinned.dtype = first.keys.dtype;
+  pinned.scales = sequence_.scales(layer);
+  // What has codes is pinned; what comes behind it may be in part.
+  pinned.pinned = true;
+  pinned.count = pinned_rows(layer);
+  gpu::KvRows others = pinned;
+  const size_t skip = pinned.count * m.row_bytes(pinned.dtype);
+  others.keys += skip;
+  others.values += skip;
+  if (others.scales != nullptr) {
+    others.scales += size_t{pinned.count / kScaleRows} * m.kv_heads * 2 * m.head_dim;
+  }
+  others.count = sequence_.rows(layer) - pinned.count;
+  others.pinned = false;
+  return {pinned, others};
+}
+
 void Session::extend_blocked(uint32_t layer, const ExtendArgs& args) {
   const gpu::Stream stream = stream_->stream();
   const ModelShape& m = engine_->model();
-  const LayerShape shape = m.of(layer);
   gpu::BlockedAttention& blocked = blocked_of(layer);
   blocked.begin(device_tokens(args.q), args.q.tokens, {m.logits_of(layer), m.sinks_of(layer)},
                 stream);
   if (params_.mode != KEYHOLE_MODE_RESIDENT && sequence_.rows(layer) != 0) {
-    const KvView first = sequence_.view(layer, 0);
-    gpu::KvRows rows;
-    rows.keys = first.keys.data;
-    rows.values = first.values.data;
-    rows.head_stride =
-        shape.kv_heads == 1
-            ? 0
-            : static_cast<size_t>(sequence_.view(layer, 1).keys.data - first.keys.data);
-    rows.dtype = first.keys.dtype;
-    rows.scales = sequence_.scales(layer);
-    // What has codes is pinned; what comes behind it may be in part.
-    rows.pinned = true;
-    rows.count = pinned_rows(layer);
-    blocked.attend(rows, stream);
-    const size_t skip = rows.count * shape.row_bytes(rows.dtype);
-    rows.keys += skip;
-    rows.values += skip;
-    if (rows.scales != nullptr) {
-      rows.scales += size_t{rows.count / kScaleRows} * shape.kv_heads * 2 * shape.head_dim;
+    for (const gpu::KvRows& rows : offloaded_rows(layer)) {
+      if (rows.count != 0) blocked.attend(rows, stream);
     }
-    rows.count = sequence_.rows(layer) - rows.count;
-    rows.pinned = false;
-    blocked.attend(rows, stream);
   }
   const gpu::ResidentPieces resident = sequence_.resident().stream_steps()->device_rows(layer);
   for (uint32_t i = 0; i < resident.count; ++i) blocked.attend(resident.pieces[i], stream);
@@ -219,7 +253,7 @@ void Session::extend_blocked(uint32_t layer, const ExtendArgs& args) {
   prefill_from_device(layer, args.k, args.v, nullptr);
   totals_.attends += args.q.tokens;
   const uint64_t rows = params_.mode == KEYHOLE_MODE_RESIDENT ? 0 : sequence_.rows(layer);
-  totals_.keys_attended += rows * shape.q_heads * args.q.tokens;
+  totals_.keys_attended += rows * m.of(layer).q_heads * args.q.tokens;
 }
 
 }  // namespace keyhole::runtime

@@ -311,7 +311,10 @@ uint64_t Session::device_bytes() const {
   const gpu::ResidentShape shape = params_.resident_shape(engine_->model());
   if (stream_ == nullptr) return params_.host_resident_bytes(engine_->model());
   size_t blocked = 0;
-  for (const Blocked& b : blocked_) blocked += b.attention->bytes();
+  for (const Blocked& b : blocked_) {
+    blocked += b.attention == nullptr ? 0 : b.attention->bytes();
+    blocked += b.listed == nullptr ? 0 : b.listed->bytes();
+  }
   return blocked + gpu::cuda_resident_bytes(shape) + stream_->partitions().bytes() +
          codes_->bytes() + sequence_.rings().device_bytes();
 }

@@ -11,6 +11,7 @@
 
 #include "runtime/api/api_objects.h"
 #include "tests/runtime/fake_blocked.h"
+#include "tests/runtime/fake_listed.h"
 #include "tests/runtime/fake_windows.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/stream_device.h"
@@ -71,6 +72,17 @@ struct StreamEngine {
       made->calls = &blocked_calls;
       return made;
     };
+    device.make_listed = [this, &kernels](gpu::Resident&, const gpu::BlockedShape& shape) {
+      auto made = std::make_unique<FakeListed>(
+          shape, kernels, [this](std::function<void()> f) { stream.push(std::move(f)); },
+          [this] { stream.wait(); });
+      made->on_call = [this](bool memory) {
+        faults.on_call(memory ? DeviceCall::memory : DeviceCall::command);
+      };
+      made->calls = &listed_calls;
+      made->places = &listed_places;
+      return made;
+    };
     if (slides) {
       device.make_windows = [this, &kernels](gpu::Resident&, const gpu::WindowsShape& shape) {
         if (gpu::windows_bytes(shape) > windows_room) {
@@ -105,6 +117,8 @@ struct StreamEngine {
   FakeCodes* codes = nullptr;              ///< of the session made last
   FakePinned* pinned = nullptr;            ///< likewise
   std::atomic<uint64_t> blocked_calls = 0;  ///< of BlockedAttention::begin(), all sessions
+  std::atomic<uint64_t> listed_calls = 0;   ///< of ListedAttention::attend(), likewise
+  std::atomic<uint64_t> listed_places = 0;  ///< where their rows lay
   std::unique_ptr<keyhole_engine> handle;
 };
 

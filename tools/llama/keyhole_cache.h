@@ -102,7 +102,7 @@ class KeyholeCache {
   void attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
   /// The same for several tokens, each of which attends to those before it: out `[tokens, Hq, d]`.
   void extend(const LayerChunk& chunk, float* out);
-  /// By which pattern such calls attend from now on where sink and window lie on the host, see keyhole_session_set_extend_pattern;
+  /// By which pattern such calls attend from now on, see keyhole_session_set_extend_pattern;
   /// empty: none. Of all of them the blocks of tokens that were attended.
   void set_extend_pattern(const std::string& pattern);
   [[nodiscard]] PromptBlocks extend_blocks() const;

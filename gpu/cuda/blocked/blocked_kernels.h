@@ -83,20 +83,21 @@ void launch_hopper_bf16(const BlockedParams& params, uint32_t head_dim, cudaStre
 void launch_blocked(const BlockedParams& params, DType dtype, uint32_t head_dim, bool hopper,
                     cudaStream_t stream);
 
-/// q to its two parts. bad: set to 1 where an element is not finite.
+/// q to its two parts, the second where low is not null. bad: set to 1 where an element is not finite.
 void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uint32_t dim, DType to,
                           void* high, void* low, uint32_t* bad, cudaStream_t stream);
 /// `heads` times `bytes` bytes, a multiple of 16, `stride` bytes apart in pinned host memory, to `to` without gaps: by a kernel,
 /// as a copy must not pass from one range that was pinned by itself to the next.
 void launch_fetch(const std::byte* from, size_t stride, uint32_t heads, size_t bytes, std::byte* to,
                   cudaStream_t stream);
-/// New rows `[n, heads, dim]` to `[heads][n, dim]` of `to`.
+/// New rows `[n, heads, dim]` to `[heads][n, dim]` of `to`, heads head_stride elements apart.
 void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
-                        DType to, void* rows, cudaStream_t stream);
-/// Rows in int8 `[heads][rows, dim]` times their scales; which: 0 of keys, 1 of values. `scales` begins with the first row's block.
+                        DType to, void* rows, size_t head_stride, cudaStream_t stream);
+/// Rows in int8 `[heads][rows, dim]` times their scales; which: 0 of keys, 1 of values. `scales` begins with the first row's block, and
+/// with the first of these heads, of `scale_heads` that a block has.
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
-                        uint32_t rows, uint32_t heads, uint32_t dim, DType to, void* out,
-                        cudaStream_t stream);
+                        uint32_t scale_heads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
+                        void* out, cudaStream_t stream);
 /// o / sum to out, and lse; unit: what makes a logit of `largest`. sinks: learned, `[heads]` in natural log, or null.
 void launch_finish_blocked(const float* o, const float2* sums, uint32_t n, uint32_t heads,
                            uint32_t dim, float unit, const float* sinks, const DeviceTokens& out,

@@ -43,30 +43,31 @@ __global__ void split_kernel(DeviceTokens q, size_t quads, uint32_t heads, uint3
   }
   round_elements(to, y);
   store_elements(high, to, i * 4, y);
+  if (low == nullptr) return;
 #pragma unroll
   for (int j = 0; j < 4; ++j) y[j] = x[j] - y[j];
   store_elements(low, to, i * 4, y);
 }
 
-__global__ void gather_kernel(DeviceTokens from, size_t quads, uint32_t n, uint32_t heads,
-                              uint32_t dim, DType to, void* rows) {
+__global__ void gather_kernel(DeviceTokens from, size_t quads, uint32_t heads, uint32_t dim,
+                              DType to, void* rows, size_t head_stride) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   const Place p(i, heads, dim);
   float x[4];
   load_quad(from, p, x);
-  store_elements(rows, to, (p.head * n + p.token) * dim + p.at, x);
+  store_elements(rows, to, p.head * head_stride + p.token * dim + p.at, x);
 }
 
 __global__ void unpack_kernel(const int8_t* from, const uint16_t* scales, uint32_t which,
-                              size_t quads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
-                              void* out) {
+                              uint32_t scale_heads, size_t quads, uint32_t rows, uint32_t dim,
+                              DType to, void* out) {
   const size_t i = size_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= quads) return;
   const uint32_t per = dim / 4;
   const size_t at = i % per * 4, row = i / per % rows, head = i / per / rows;
   const char4 levels = *reinterpret_cast<const char4*>(from + i * 4);
-  const uint16_t* scale = scales + ((row / kScaleRows * heads + head) * 2 + which) * dim + at;
+  const uint16_t* scale = scales + ((row / kScaleRows * scale_heads + head) * 2 + which) * dim + at;
   const float x[4] = {static_cast<float>(levels.x) * load_element(scale, DType::bf16, 0),
                       static_cast<float>(levels.y) * load_element(scale, DType::bf16, 1),
                       static_cast<float>(levels.z) * load_element(scale, DType::bf16, 2),
@@ -130,18 +131,19 @@ void launch_split_queries(const DeviceTokens& q, uint32_t n, uint32_t heads, uin
 }
 
 void launch_gather_rows(const DeviceTokens& from, uint32_t n, uint32_t heads, uint32_t dim,
-                        DType to, void* rows, cudaStream_t stream) {
+                        DType to, void* rows, size_t head_stride, cudaStream_t stream) {
   const size_t quads = size_t{n} * heads * dim / 4;
-  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, n, heads, dim, to, rows);
+  gather_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(from, quads, heads, dim, to, rows,
+                                                            head_stride);
   check_launch("new rows of blocked attention");
 }
 
 void launch_unpack_rows(const std::byte* from, const uint16_t* scales, uint32_t which,
-                        uint32_t rows, uint32_t heads, uint32_t dim, DType to, void* out,
-                        cudaStream_t stream) {
+                        uint32_t scale_heads, uint32_t rows, uint32_t heads, uint32_t dim, DType to,
+                        void* out, cudaStream_t stream) {
   const size_t quads = size_t{rows} * heads * dim / 4;
   unpack_kernel<<<blocks_for(quads), kThreads, 0, stream>>>(
-      reinterpret_cast<const int8_t*>(from), scales, which, quads, rows, heads, dim, to, out);
+      reinterpret_cast<const int8_t*>(from), scales, which, scale_heads, quads, rows, dim, to, out);
   check_launch("rows in int8 of blocked attention");
 }
 

@@ -95,9 +95,11 @@ class CudaBlocked final : public BlockedAttention {
     }
     const DeviceScope device(ordinal());
     auto* const s = stream_of(stream);
-    launch_gather_rows(k, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.keys), s);
+    const size_t head = size_t{n_} * shape_.head_dim;
+    launch_gather_rows(k, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.keys),
+                       head, s);
     launch_gather_rows(v, n_, shape_.kv_heads, shape_.head_dim, shape_.dtype, at(layout_.values),
-                       s);
+                       head, s);
     if (mask != nullptr) {
       // Pageable: it has been read when the call returns.
       check(cudaMemcpyAsync(at(layout_.mask), mask, n_ * sizeof *mask, cudaMemcpyHostToDevice, s),
@@ -106,7 +108,7 @@ class CudaBlocked final : public BlockedAttention {
     BlockedParams p = params();
     p.keys = at(layout_.keys);
     p.values = at(layout_.values);
-    p.head_stride = size_t{n_} * shape_.head_dim;
+    p.head_stride = head;
     p.row_stride = shape_.head_dim;
     p.rows = n_;
     p.causal = true;
@@ -259,9 +261,10 @@ class CudaBlocked final : public BlockedAttention {
       const size_t unpacked = size_t{n} * shape_.head_dim * dtype_size(shape_.dtype);
       std::byte* const to = at(layout_.unpacked);
       std::byte* const to_values = to + unpacked * shape_.kv_heads;
-      launch_unpack_rows(keys, read, 0, n, shape_.kv_heads, shape_.head_dim, shape_.dtype, to, s);
-      launch_unpack_rows(keys + plane, read, 1, n, shape_.kv_heads, shape_.head_dim, shape_.dtype,
-                         to_values, s);
+      launch_unpack_rows(keys, read, 0, shape_.kv_heads, n, shape_.kv_heads, shape_.head_dim,
+                         shape_.dtype, to, s);
+      launch_unpack_rows(keys + plane, read, 1, shape_.kv_heads, n, shape_.kv_heads,
+                         shape_.head_dim, shape_.dtype, to_values, s);
       launch(to, to_values, unpacked, n, stream);
     } else {
       launch(keys, keys + plane, head, n, stream);

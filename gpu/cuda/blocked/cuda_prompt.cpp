@@ -30,7 +30,7 @@ void check_aligned(const DeviceTokens& t, const char* name, size_t bytes) {
   }
 }
 
-class CudaPrompt final : public PromptAttention {
+class CudaPrompt final : public CudaPromptAttention {
  public:
   CudaPrompt(int ordinal, const PromptShape& shape, const SliceLimits& limits)
       : ordinal_(ordinal), shape_(shape) {
@@ -59,10 +59,10 @@ class CudaPrompt final : public PromptAttention {
                "attention of a prompt");  // of another stream
     if (s.sinks != nullptr) p.final.sinks = copy_sinks(s.sinks, to);
     const std::vector<PatternHeads> groups = group_patterns(patterns, s.rows);
-    const bool dense = s.window != 0 || (groups.size() == 1 && groups[0].pattern.dense);
+    const bool dense = s.window != 0 || is_dense(groups);
     if (dense) {
       if (s.window == 0) p.skip = groups[0].pattern.skip;
-      launch_blocked(p, s.q.dtype, shape_.head_dim, has_hopper_, to);
+      launch(p, s.q.dtype, to);
     } else {
       attend_chosen(p, s, groups, to);
     }
@@ -81,6 +81,20 @@ class CudaPrompt final : public PromptAttention {
   }
 
   size_t bytes() const override { return lists_->bytes() + sinks_.bytes(); }
+
+  void reserve(uint32_t n, uint32_t rows, DType dtype,
+               std::span<const PromptPattern> patterns) override {
+    const std::vector<PatternHeads> groups = group_patterns(patterns, rows);
+    if (is_dense(groups)) return;
+    const DeviceScope device(ordinal_);
+    lists_->reserve(n, rows, dtype, groups);
+  }
+  size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
+                   std::span<const PromptPattern> patterns) const override {
+    const std::vector<PatternHeads> groups = group_patterns(patterns, rows);
+    if (is_dense(groups)) return bytes();
+    return lists_->bytes_for(n, rows, dtype, groups) + sinks_.bytes();
+  }
 
  private:
   void check(const PromptStretch& s, std::span<const PromptPattern> patterns) const {
@@ -144,9 +158,17 @@ class CudaPrompt final : public PromptAttention {
     }
   }
 
+  static bool is_dense(std::span<const PatternHeads> groups) {
+    return groups.size() == 1 && groups[0].pattern.dense;
+  }
+  void launch(const BlockedParams& p, DType dtype, cudaStream_t stream) const {
+    launch_blocked(p, dtype, shape_.head_dim, has_hopper_ && p.q_low == nullptr, stream);
+  }
+
   [[nodiscard]] BlockedParams params(const PromptStretch& s) const {
     BlockedParams p;
     p.q = s.q.data;
+    p.q_low = s.q_low;
     p.q_token_stride = s.q.token_stride;
     p.q_head_stride = s.q.head_stride;
     p.n = s.n;
@@ -197,7 +219,9 @@ class CudaPrompt final : public PromptAttention {
   void attend_slice(BlockedParams p, const PromptStretch& s, uint32_t begin, uint32_t n,
                     cudaStream_t stream) {
     const size_t element = dtype_size(s.q.dtype);
-    p.q = static_cast<const std::byte*>(s.q.data) + begin * s.q.token_stride * element;
+    const size_t offset = begin * s.q.token_stride * element;
+    p.q = static_cast<const std::byte*>(s.q.data) + offset;
+    if (s.q_low != nullptr) p.q_low = static_cast<const std::byte*>(s.q_low) + offset;
     p.n = n;
     p.first += begin;
     p.rows = p.first + n;
@@ -205,8 +229,8 @@ class CudaPrompt final : public PromptAttention {
         static_cast<std::byte*>(s.out.data) + begin * s.out.token_stride * dtype_size(s.out.dtype);
     if (s.lse != nullptr) p.final.lse = s.lse + size_t{begin} * shape_.q_heads;
     const std::optional<BlockedParams> second = lists_->choose(p, stream);
-    launch_blocked(p, s.q.dtype, shape_.head_dim, has_hopper_, stream);
-    if (second) launch_blocked(*second, s.q.dtype, shape_.head_dim, has_hopper_, stream);
+    launch(p, s.q.dtype, stream);
+    if (second) launch(*second, s.q.dtype, stream);
   }
 
   int ordinal_;
@@ -222,8 +246,8 @@ class CudaPrompt final : public PromptAttention {
 std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape) {
   return make_cuda_prompt(ordinal, shape, SliceLimits{});
 }
-std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape,
-                                                  const SliceLimits& limits) {
+std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal, const PromptShape& shape,
+                                                      const SliceLimits& limits) {
   return std::make_unique<CudaPrompt>(ordinal, shape, limits);
 }
 

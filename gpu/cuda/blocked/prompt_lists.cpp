@@ -37,52 +37,83 @@ std::vector<PatternHeads> group_patterns(std::span<const PromptPattern> patterns
   return groups;
 }
 
-/// In bytes.
 struct PromptLists::Sizes {
-  size_t weights = 0, query_means = 0, row_means = 0;
-  size_t tiles_and_heads = 0, blocks = 0;
+  uint32_t tiles = 0;                 ///< of a slice
+  uint32_t columns = 0, slashes = 0;  ///< 0: no head has any
+  uint32_t line_heads = 0;
+  std::array<size_t, kBuffers> bytes{};  ///< in the order of buffers_of()
 };
 
-uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
-                            std::span<const PatternHeads> patterns, cudaStream_t stream) {
-  dtype_ = dtype;
-  groups_.assign(patterns.begin(), patterns.end());
-  column_capacity_ = slash_capacity_ = 0;
+PromptLists::Sizes PromptLists::sizes_of(uint32_t n, uint32_t rows, DType dtype,
+                                         std::span<const PatternHeads> patterns) const {
+  Sizes s;
   uint32_t samples = 0;
   bool pools = false;
-  for (const PatternHeads& g : groups_) {
+  for (const PatternHeads& g : patterns) {
     const PromptPattern& p = g.pattern;
     if (has_lines(p)) {
-      column_capacity_ = std::max({column_capacity_, kListRows, blocks_of(p.columns) * kListRows});
-      slash_capacity_ = std::max({slash_capacity_, 1U, p.slashes});
+      s.columns = std::max({s.columns, kListRows, blocks_of(p.columns) * kListRows});
+      s.slashes = std::max({s.slashes, 1U, p.slashes});
     }
     if (const uint32_t stride = stride_of(p); stride != 0)
       samples = std::max(samples, sampled_queries(kListQueries, stride));
     pools = pools || (!p.dense && p.choice == PromptChoice::pooled);
   }
-  const uint32_t blocks = blocks_of(stretch.rows);
+  const bool has_columns = s.columns != 0;
+  const uint32_t blocks = blocks_of(rows);
   const size_t list = blocks * (samples * sizeof(float) + sizeof(uint16_t));
   const size_t state = kListQueries * (shape_.head_dim * sizeof(float) + sizeof(float2));
-  const size_t of_tile =
-      shape_.q_heads * (list + (column_capacity_ == 0 ? 0 : state + column_capacity_ / 8));
-  const uint32_t tiles = limits_.tiles(of_tile, (stretch.n + kListQueries - 1) / kListQueries);
+  const size_t of_tile = shape_.q_heads * (list + (has_columns ? state + s.columns / 8 : 0));
+  s.tiles = limits_.tiles(of_tile, (n + kListQueries - 1) / kListQueries);
 
-  Sizes sizes;
-  sizes.tiles_and_heads = size_t{tiles} * shape_.q_heads;
-  sizes.blocks = blocks;
-  sizes.weights = sizes.tiles_and_heads * samples * blocks * sizeof(float);
+  const size_t lists = size_t{s.tiles} * shape_.q_heads;
   const size_t row = shape_.head_dim * dtype_size(dtype);
-  if (pools) {
-    sizes.query_means = sizes.tiles_and_heads * (kListQueries / kMeanQueries) * row;
-    sizes.row_means = size_t{shape_.kv_heads} * blocks * row;
+  size_t weights = lists * samples * blocks * sizeof(float);
+  if (has_columns) {
+    const size_t of_head = LineWeights::bytes_of_head(rows);
+    s.line_heads = limits_.heads(of_head, shape_.q_heads);
+    weights = std::max(weights, s.line_heads * of_head);
   }
-  if (column_capacity_ != 0) {
-    const size_t of_head = LineWeights::bytes_of_head(stretch.rows);
-    line_heads_ = limits_.heads(of_head, shape_.q_heads);
-    sizes.weights = std::max(sizes.weights, line_heads_ * of_head);
-  }
-  reserve(sizes);
+  const size_t columns = size_t{shape_.q_heads} * s.columns;
+  const size_t states = has_columns ? lists * kListQueries : 0;
+  s.bytes = {weights,
+             pools ? lists * (kListQueries / kMeanQueries) * row : 0,
+             pools ? size_t{shape_.kv_heads} * blocks * row : 0,
+             lists * sizeof(uint32_t),
+             lists * blocks * sizeof(uint16_t),
+             patterns.size() == 1 ? 0 : shape_.q_heads * sizeof(float),
+             has_columns ? size_t{2} * shape_.q_heads * sizeof(uint32_t) : 0,
+             columns * sizeof(uint32_t),
+             size_t{shape_.q_heads} * s.slashes * sizeof(uint32_t),
+             columns * row,
+             columns * row,
+             has_columns ? lists * sizeof(uint32_t) : 0,
+             lists * (s.columns / kListRows) * sizeof(uint16_t),
+             lists * (s.columns / 32) * sizeof(uint32_t),
+             states * shape_.head_dim * sizeof(float),
+             states * sizeof(float2)};
+  return s;
+}
 
+template <class Self>
+auto PromptLists::buffers_of(Self& self) {
+  return std::array{
+      &self.weights_,      &self.query_means_, &self.row_means_,   &self.counts_,
+      &self.lists_,        &self.skips_,       &self.line_counts_, &self.line_rows_,
+      &self.distances_,    &self.keys_,        &self.values_,      &self.column_counts_,
+      &self.column_lists_, &self.chosen_,      &self.outputs_,     &self.sums_};
+}
+
+uint32_t PromptLists::begin(const BlockedParams& stretch, DType dtype,
+                            std::span<const PatternHeads> patterns, cudaStream_t stream) {
+  reserve(stretch.n, stretch.rows, dtype, patterns);
+  const Sizes sizes = sizes_of(stretch.n, stretch.rows, dtype, patterns);
+  dtype_ = dtype;
+  groups_.assign(patterns.begin(), patterns.end());
+  column_capacity_ = sizes.columns;
+  slash_capacity_ = sizes.slashes;
+  line_heads_ = sizes.line_heads;
+  const uint32_t tiles = sizes.tiles;
   const uint32_t slice = std::min(tiles * kListQueries, stretch.n);
   last_tile_ = stretch.n - slice + (slice - 1) / kListQueries * kListQueries;
   if (column_capacity_ != 0) find_lines(stretch, stream);
@@ -218,46 +249,36 @@ std::optional<BlockedParams> PromptLists::choose(BlockedParams& slice, cudaStrea
   return second;
 }
 
-void PromptLists::reserve(const Sizes& s) {
+void PromptLists::reserve(uint32_t n, uint32_t rows, DType dtype,
+                          std::span<const PatternHeads> patterns) {
+  const Sizes sizes = sizes_of(n, rows, dtype, patterns);
+  const auto held = buffers_of(*this);
   const BesideCapture beside;
-  const size_t columns = size_t{shape_.q_heads} * column_capacity_;
-  const size_t row = shape_.head_dim * dtype_size(dtype_);
-  const bool has_columns = column_capacity_ != 0;
-  const size_t states = has_columns ? s.tiles_and_heads * kListQueries : 0;
-  const std::pair<ScratchBuffer*, size_t> wanted[] = {
-      {&weights_, s.weights},
-      {&query_means_, s.query_means},
-      {&row_means_, s.row_means},
-      {&counts_, s.tiles_and_heads * sizeof(uint32_t)},
-      {&lists_, s.tiles_and_heads * s.blocks * sizeof(uint16_t)},
-      {&skips_, groups_.size() == 1 ? 0 : shape_.q_heads * sizeof(float)},
-      {&line_counts_, has_columns ? size_t{2} * shape_.q_heads * sizeof(uint32_t) : 0},
-      {&line_rows_, columns * sizeof(uint32_t)},
-      {&distances_, size_t{shape_.q_heads} * slash_capacity_ * sizeof(uint32_t)},
-      {&keys_, columns * row},
-      {&values_, columns * row},
-      {&column_counts_, has_columns ? s.tiles_and_heads * sizeof(uint32_t) : 0},
-      {&column_lists_, s.tiles_and_heads * (column_capacity_ / kListRows) * sizeof(uint16_t)},
-      {&chosen_, s.tiles_and_heads * (column_capacity_ / 32) * sizeof(uint32_t)},
-      {&outputs_, states * shape_.head_dim * sizeof(float)},
-      {&sums_, states * sizeof(float2)},
-  };
-  const bool grows = std::any_of(std::begin(wanted), std::end(wanted),
-                                 [](const auto& w) { return w.first->bytes() < w.second; });
+  bool grows = false;
+  for (size_t i = 0; i < kBuffers; ++i) grows = grows || held[i]->bytes() < sizes.bytes[i];
   if (grows) finished_->wait("attention of a prompt");
-  for (const auto& [buffer, bytes] : wanted) (void)buffer->reserve(bytes);
+  for (size_t i = 0; i < kBuffers; ++i) (void)held[i]->reserve(sizes.bytes[i]);
   if (totals_.bytes() != 0) return;
-  totals_ = DeviceBuffer((2 + size_t{shape_.q_heads}) * sizeof(unsigned long long));
+  totals_ = DeviceBuffer(totals_bytes());
   totals_.clear(0, totals_.bytes());
+}
+
+size_t PromptLists::totals_bytes() const {
+  return (2 + size_t{shape_.q_heads}) * sizeof(unsigned long long);
+}
+
+size_t PromptLists::bytes_for(uint32_t n, uint32_t rows, DType dtype,
+                              std::span<const PatternHeads> patterns) const {
+  const Sizes sizes = sizes_of(n, rows, dtype, patterns);
+  const auto held = buffers_of(*this);
+  size_t sum = totals_bytes();
+  for (size_t i = 0; i < kBuffers; ++i) sum += std::max(held[i]->bytes(), sizes.bytes[i]);
+  return sum;
 }
 
 size_t PromptLists::bytes() const {
   size_t sum = totals_.bytes();
-  for (const ScratchBuffer* b : {&weights_, &query_means_, &row_means_, &counts_, &lists_, &skips_,
-                                 &line_counts_, &line_rows_, &distances_, &keys_, &values_,
-                                 &column_counts_, &column_lists_, &chosen_, &outputs_, &sums_}) {
-    sum += b->bytes();
-  }
+  for (const ScratchBuffer* b : buffers_of(*this)) sum += b->bytes();
   return sum;
 }
 

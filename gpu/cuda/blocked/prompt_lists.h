@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -43,6 +44,11 @@ class PromptLists {
   /// slice, whole tiles; slices are taken from the stretch's end back.
   uint32_t begin(const BlockedParams& stretch, DType dtype, std::span<const PatternHeads> patterns,
                  cudaStream_t stream);
+  /// Takes the memory that begin() of n queries and these rows would take.
+  void reserve(uint32_t n, uint32_t rows, DType dtype, std::span<const PatternHeads> patterns);
+  /// bytes() after that.
+  [[nodiscard]] size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
+                                 std::span<const PatternHeads> patterns) const;
   /// Finds the lists of a slice, and writes them to `slice`. Where the second part is there, the slice is two pieces: `slice`, whose
   /// state it takes, and that one, which has its outputs.
   std::optional<BlockedParams> choose(BlockedParams& slice, cudaStream_t stream);
@@ -54,13 +60,18 @@ class PromptLists {
   [[nodiscard]] size_t bytes() const;
 
  private:
+  static constexpr size_t kBuffers = 16;
   struct Sizes;
+  [[nodiscard]] Sizes sizes_of(uint32_t n, uint32_t rows, DType dtype,
+                               std::span<const PatternHeads> patterns) const;
+  template <class Self>
+  [[nodiscard]] static auto buffers_of(Self& self);
+  [[nodiscard]] size_t totals_bytes() const;
   [[nodiscard]] Lines lines_of(const PromptPattern& pattern, const HeadSet& heads) const;
   [[nodiscard]] BlockChoice choice_of(const PatternHeads& group) const;
   void find_lines(const BlockedParams& stretch, cudaStream_t stream);
   void weigh(const BlockedParams& slice, const PromptPattern& pattern, SampledWeights& weights,
              cudaStream_t stream);
-  void reserve(const Sizes& sizes);
 
   PromptShape shape_;
   bool has_hopper_;
@@ -79,9 +90,21 @@ class PromptLists {
   DeviceBuffer totals_;
 };
 
+/// Whose memory can be taken before.
+class CudaPromptAttention : public PromptAttention {
+ public:
+  /// Takes the memory that attend() of n queries and these rows would take, but for learned sinks. Waits for stretches before where
+  /// that is more than there is. Throws Error(out_of_device_memory).
+  virtual void reserve(uint32_t n, uint32_t rows, DType dtype,
+                       std::span<const PromptPattern> patterns) = 0;
+  /// bytes() after that.
+  [[nodiscard]] virtual size_t bytes_for(uint32_t n, uint32_t rows, DType dtype,
+                                         std::span<const PromptPattern> patterns) const = 0;
+};
+
 /// As gpu/prompt.h makes it, which takes the limits' defaults.
-[[nodiscard]] std::unique_ptr<PromptAttention> make_cuda_prompt(int ordinal,
-                                                                const PromptShape& shape,
-                                                                const SliceLimits& limits);
+[[nodiscard]] std::unique_ptr<CudaPromptAttention> make_cuda_prompt(int ordinal,
+                                                                    const PromptShape& shape,
+                                                                    const SliceLimits& limits);
 
 }  // namespace keyhole::gpu

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
 #include "gpu/cuda/common/check.h"
 
 namespace keyhole::gpu {
@@ -10,8 +12,14 @@ namespace keyhole::gpu {
 /// A stream of the current device that waits for no other one.
 class OwnStream {
  public:
-  OwnStream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
+  /// high: where multiprocessors come free, its thread blocks come before those of other streams.
+  enum class Priority : uint8_t { usual, high };
+  explicit OwnStream(Priority priority = Priority::usual) {
+    int least = 0, greatest = 0;
+    check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities of streams");
+    check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                       priority == Priority::high ? greatest : least),
+          "creating a stream");
   }
   ~OwnStream() { (void)cudaStreamDestroy(stream_); }
   OwnStream(const OwnStream&) = delete;

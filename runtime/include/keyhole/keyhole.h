@@ -715,7 +715,7 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_attend_end(keyhole_session* 
  * searches for each query head by itself (flat, codes), without partitions and without audits; with codes the heavy rows
  * of these tokens are chosen together, top_k for each token. A sliding layer attends one token after the other, each
  * to the newest `window` tokens that it sees, of those before the call and the new ones together. May allocate.
- * Hundreds of tokens in host memory may attend as prompts do: keyhole_session_set_extend_pattern().
+ * Hundreds of tokens may attend as prompts do: keyhole_session_set_extend_pattern().
  * With a CUDA device q, k, v, out and lse may all lie in device memory: the work is enqueued on the session's stream. A few
  * tokens are steps over codes (16 query heads of a KV head at once, their heavy rows chosen together, 64 at most), or one step
  * each where a layer has no codes on the device; these may be captured in a graph, and steps of several tokens are not audited.
@@ -732,14 +732,22 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_extend(
     const keyhole_tensor* v, const uint64_t* mask, const keyhole_tensor* out, float* lse);
 
 /* By which pattern a session's keyhole_extend and keyhole_extend_batch of many new tokens attend: those of at least
- * `tokens` of them, without a mask, with tensors in host memory. Such a call looks at K and V themselves, in no index: of
+ * `tokens` of them, without a mask. Such a call looks at K and V themselves, in no index: of
  * all tokens that there are, offloaded ones as they lie (int8, too), and of the new ones. Each tile of 128 new tokens
  * chooses blocks of 64 tokens among all before it as keyhole_prompt_attend of keyhole/prefill.h does, with the same q, k
  * and v up to the rounding of stored K and V; "dense" is exact.
  *   pattern  text as of keyhole_prompt_create(); NULL, as a session begins: none, and extends attend as steps do
- *   tokens   1..2^31; KEYHOLE_AUTO: 128. Fewer new tokens attend as steps do
- * Sliding layers, KEYHOLE_MODE_RESIDENT and tensors in device memory (exact there, or by steps) know no patterns. Audits
- * do not look at such calls. Copies of the session have the pattern, files do not. Memory for the choice, up to some
+ *   tokens   1..2^31; KEYHOLE_AUTO: 128, and of tensors in device memory no fewer than are attended at once in any case, see
+ *            keyhole_extend(). Fewer new tokens attend as steps do
+ * With tensors in device memory the device chooses and attends, on the session's stream, for which the call waits: offloaded K and V
+ * cross the bus once, all of them, as the choice is by all keys; a dense pattern, or one that is dense up to as many tokens as there are
+ * (`from`), is exact there. K and V of a few KV heads at a time lie on the device whole: that takes up to 128 MiB, or two heads' where
+ * that is more, and up to some 150 MiB for the new tokens and their choice, which counts against
+ * device_memory_limit and is kept. Where there is no such memory, where rows of out are not aligned to 8 bytes, or
+ * behind 4,194,240 tokens, the call is exact in place of the pattern.
+ * Sliding layers, KEYHOLE_MODE_RESIDENT, captures, and with tensors in device memory K and V in f32 and head
+ * dimensions other than 64, 80, 96, 128, 256 know no patterns: such calls attend as without one. Audits
+ * do not look at such calls. Copies of the session have the pattern, files do not. Host memory for the choice, up to some
  * 300 MiB, counts against host_memory_limit and is given back with the next step. Errors: INVALID_ARGUMENT (pattern,
  * tokens), UNSUPPORTED (a value_dim that is not head_dim), IO, CORRUPT, VERSION (a file of budgets), BUSY; then nothing
  * has changed. */

@@ -150,7 +150,7 @@ struct TurnCost {
 [[nodiscard]] std::string turn_text(const TurnCost& turn);
 [[nodiscard]] nlohmann::ordered_json turn_json(const TurnCost& turn);
 /// Takes tokens behind the `before` that the cache has, with a progress bar and Ctrl-C, as a later turn of a chat comes: the
-/// runner's --chunk of them at once (0: 4096), by the runner's pattern of prompts where the cache is on the host. logits: as above.
+/// runner's --chunk of them at once (0: 4096), by the runner's pattern of prompts. logits: as above.
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
                         uint32_t before, std::vector<float>* logits = nullptr);
 /// Builds what is pending, with a progress bar that names it. Returns its seconds.

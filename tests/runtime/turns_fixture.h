@@ -1,0 +1,162 @@
+// Several new tokens with tensors in device memory, in sessions on the test's device.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/runtime/codes_fixture.h"
+
+namespace keyhole::test {
+
+struct TurnWay {
+  keyhole_dtype dtype;  ///< f32 has no attention of blocks
+  keyhole_kv_host kept;
+  bool coded;  ///< the index is codes, on the device
+};
+
+/// Sessions that get several tokens at once with tensors in device memory, beside the model of their tokens.
+class StreamTurns : public StreamCodes, public testing::WithParamInterface<TurnWay> {
+ protected:
+  StreamTurns() { engine_config_.kv_dtype = GetParam().dtype; }
+
+  keyhole_session_config config() {
+    keyhole_session_config c = coded();
+    c.kv_host = GetParam().kept;
+    if (!GetParam().coded) {
+      c.index = "flat";
+      c.budget = {};
+      keyhole_budget_init(&c.budget);
+      c.mode = KEYHOLE_MODE_EXACT;
+    }
+    return c;
+  }
+  StoredModel model() { return StoredModel(engine_config_, GetParam().kept); }
+  /// As they are stored.
+  std::vector<float> stored(std::vector<float> x) const {
+    for (float& e : x) e = rounded_to(e, GetParam().dtype);
+    return x;
+  }
+
+  struct Turn {
+    std::vector<float> q, k, v, out, lse;
+    uint32_t n = 0;
+  };
+  Turn turn(uint32_t n) {
+    Turn t;
+    t.n = n;
+    t.q = numbers_.many(static_cast<size_t>(n * hq() * d()));
+    t.k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+    t.v = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+    t.out.assign(t.q.size(), NAN);
+    t.lse.assign(static_cast<size_t>(n * hq()), NAN);
+    return t;
+  }
+  keyhole_status enqueue_turn(keyhole_session* s, uint32_t layer, Turn& t, const uint64_t* mask) {
+    const keyhole_tensor q = on_device(t.q, {t.n, hq(), d()}),
+                         k = on_device(t.k, {t.n, hkv(), d()}),
+                         v = on_device(t.v, {t.n, hkv(), d()}),
+                         o = on_device(t.out, {t.n, hq(), d()});
+    return keyhole_extend(s, layer, &q, &k, &v, mask, &o, t.lse.data());
+  }
+  /// The model has the turn's tokens as its newest.
+  void expect_turn(const Model& model, uint32_t layer, const Turn& t, const uint64_t* mask) {
+    const uint32_t before = model.tokens(layer) - t.n;
+    const auto width = static_cast<size_t>(hq() * d()), heads = static_cast<size_t>(hq());
+    for (uint32_t i = 0; i < t.n; ++i) {
+      SCOPED_TRACE("layer " + std::to_string(layer) + ", token " + std::to_string(i) + " of " +
+                   std::to_string(t.n) + " after " + std::to_string(before));
+      const std::vector<float> q(t.q.data() + i * width, t.q.data() + (i + 1) * width);
+      std::vector<double> sums;
+      const auto truth = model.attend(layer, q, sums, [&](uint32_t token) {
+        if (token < before) return true;
+        return mask == nullptr ? token - before <= i : (mask[i] >> (token - before) & 1) != 0;
+      });
+      expect_near({{t.out.data() + i * width, t.out.data() + (i + 1) * width},
+                   {t.lse.data() + i * heads, t.lse.data() + (i + 1) * heads}},
+                  truth, sums, 3e-4);
+      if (HasFatalFailure()) return;
+    }
+  }
+  void extend(keyhole_session* s, StoredModel& m, uint32_t n, const uint64_t* mask = nullptr) {
+    std::vector<Turn> turns;
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) turns.push_back(turn(n));
+    for (uint32_t l = 0; l < engine_config_.layers; ++l)
+      ASSERT_OK(enqueue_turn(s, l, turns[l], mask));
+    ASSERT_OK(keyhole_session_synchronize(s));
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      // Answers are about what there was when they were made: rows that leave the window meanwhile become int8 later.
+      StoredModel before = m;
+      before.append(l, turns[l].k, turns[l].v);
+      if (GetParam().kept == KEYHOLE_KV_HOST_SAME) expect_turn(before, l, turns[l], mask);
+      m.append(l, turns[l].k, turns[l].v);
+      if (HasFatalFailure()) return;
+    }
+    m.follow(s);
+  }
+  /// The newest n tokens become those at `path`.
+  void keep(StoredModel& m, uint32_t n, const std::vector<uint32_t>& path) {
+    const auto token = static_cast<size_t>(hkv() * d());
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const size_t first = m.tokens(l) - n;
+      for (std::vector<float>* rows : {&m.keys(l), &m.values(l)}) {
+        for (size_t i = 0; i < path.size(); ++i) {
+          std::copy_n(rows->data() + (first + path[i]) * token, token,
+                      rows->data() + (first + i) * token);
+        }
+        rows->resize((first + path.size()) * token);
+      }
+    }
+  }
+  void step(keyhole_session* s, StoredModel& m) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      Token t = token();
+      t.k = stored(t.k);
+      t.v = stored(t.v);
+      std::vector<float> out(t.q.size(), NAN), lse(engine_config_.q_heads, NAN);
+      ASSERT_OK(enqueue(s, l, t, out, lse.data(), false));
+      ASSERT_OK(keyhole_session_synchronize(s));
+      m.append(l, t.k, t.v);
+      m.follow(s);
+      expect_truth(m, l, t.q, out, lse);
+    }
+  }
+  void prompt(keyhole_session* s, StoredModel& m, uint32_t n) {
+    for (uint32_t l = 0; l < engine_config_.layers; ++l) {
+      const auto k = stored(numbers_.many(static_cast<size_t>(n * hkv() * d())));
+      const auto v = stored(numbers_.many(k.size()));
+      const keyhole_tensor tk = tensor(k, {n, hkv(), d()}), tv = tensor(v, {n, hkv(), d()});
+      ASSERT_OK(keyhole_prefill(s, l, &tk, &tv, nullptr));
+      m.append(l, k, v);
+      m.follow(s);
+    }
+  }
+  std::vector<uint64_t> tree(uint32_t n) {
+    std::vector<uint64_t> mask(n);
+    for (uint32_t i = 0; i < n; ++i) {
+      mask[i] = uint64_t{1} << i;
+      if (i != 0 && numbers_.below(4) != 0) mask[i] |= mask[numbers_.below(i)];
+    }
+    return mask;
+  }
+  std::vector<uint32_t> path_of(uint32_t n) {
+    std::vector<uint32_t> path;
+    for (uint32_t i = 0; i < n; ++i) {
+      if (numbers_.below(2) != 0) path.push_back(i);
+    }
+    return path;
+  }
+};
+
+inline std::string name_of(const testing::TestParamInfo<TurnWay>& info) {
+  const TurnWay& w = info.param;
+  return std::string(w.dtype == KEYHOLE_F32   ? "f32"
+                     : w.dtype == KEYHOLE_F16 ? "f16"
+                                              : "bf16") +
+         (w.kept == KEYHOLE_KV_HOST_INT8 ? "int8" : "") + (w.coded ? "codes" : "exact");
+}
+
+}  // namespace keyhole::test
