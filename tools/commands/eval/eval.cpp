@@ -211,7 +211,7 @@ void add_eval(CLI::App& keyhole) {
   command->add_option("--turn", options->turn,
                       "Tokens of the prompt, the last ones, that come as a later turn: behind the "
                       "build of the index, --chunk at once (default: 4096), by the pattern of "
-                      "--prefill where sink and window lie on the host");
+                      "--prefill");
   command->add_flag("--check-prefill", options->model.check_prefill,
                     "Compare the prompt's attention with dense attention, layer by layer");
   add_task_options(*command, options->task,
