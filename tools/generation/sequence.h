@@ -32,6 +32,8 @@ class Sequence {
 
   /// Appends a token; returns the logits that follow it.
   std::span<const float> step(uint32_t token) { return extend({&token, 1}); }
+  /// The same with several, no more than the decoder takes at once.
+  std::span<const float> extend(std::span<const uint32_t> tokens);
   /// What follows the last token, `[vocab]`; empty where no token has been taken since the beginning or forget().
   [[nodiscard]] std::span<const float> logits() const { return logits_; }
   /// What the cache holds.
@@ -42,7 +44,6 @@ class Sequence {
  private:
   /// Goes back; false where the decoder cannot, or nothing would be left.
   bool can_go_back_to(size_t tokens);
-  std::span<const float> extend(std::span<const uint32_t> tokens);
   void prefill(std::span<const uint32_t> tokens, const PrefillProgress& progress);
 
   Decoder& decoder_;

@@ -1,6 +1,7 @@
 // eval --task text against the reference forward pass; audits of the commands against --check.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 
@@ -156,6 +157,56 @@ TEST_F(RandomText, PromptsInChunksAndTurnsAreTheReference) {
   EXPECT_NE(outcome.err.find("--turn is 140; allowed: fewer than the prompt's 140 tokens"),
             std::string::npos)
       << outcome.err;
+}
+
+TEST_F(RandomText, DecodeGoesOnFromATurnAsFromAPrompt) {
+  const std::vector<std::string> args = {
+      "decode",     "--model", folder_.path(), "--tokens", folder_ / "ids.txt",
+      "--generate", "12",      "--ignore-eos", "--window", "16",
+      "--sink",     "4",       "--kv-dtype",   "f32",      "--device",
+      "host"};
+  using Options = std::vector<std::string>;
+  // In fp32, from the reference.
+  std::vector<uint32_t> all = tokens_, wanted;
+  for (int i = 0; i < 12; ++i) {
+    const auto logits = reference_logits(small_config(), tensors_, all).back();
+    all.push_back(
+        static_cast<uint32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin()));
+    wanted.push_back(all.back());
+  }
+  for (const Options& more :
+       {Options{"--turn", "60", "--index", "exact"},
+        Options{"--turn", "149", "--index", "flat", "--k", "1000", "--attend", "scored"},
+        Options{"--turn", "100", "--index", "exact", "--chunk", "33"},
+        Options{"--turn", "60", "--index", "exact", "--prefill",
+                "sampled:mass=1000,first=999,from=0", "--check"}}) {
+    SCOPED_TRACE(more[1] + " " + more.back());
+    const json result = run_json(args, more);
+    EXPECT_EQ(result["generated_ids"], json(wanted));
+    EXPECT_EQ(result["prompt_tokens"], 150);
+    EXPECT_EQ(result["turn"]["tokens"], std::stoi(more[1]));
+    EXPECT_EQ(result["turn"]["share"], 1.0);
+    EXPECT_GT(result["turn"]["seconds"].get<double>(), 0.0);
+    if (result.contains("check")) {
+      EXPECT_LT(result["check"]["output_error"]["max"].get<double>(), 1e-4);
+    }
+  }
+  EXPECT_EQ(run_json(args, {"--index", "exact"})["turn"]["tokens"], 0);
+  // Tokens 140 and up see the third block alone.
+  const json less = run_json(args, {"--turn", "10", "--index", "exact", "--chunk", "10",
+                                    "--prefill", "a-shape:first=0,near=0"});
+  EXPECT_NEAR(less["turn"]["share"].get<double>(), 1.0 / 3.0, 1e-9);
+  const Outcome text = run_keyhole(with(args, {"--turn", "60", "--index", "exact"}));
+  EXPECT_NE(text.out.find(", a turn of 60 tokens "), std::string::npos) << text.out;
+  const auto refused = [](const Options& some, const char* why) {
+    const Outcome outcome = run_keyhole(some);
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+  };
+  refused(with(args, {"--turn", "150"}),
+          "--turn is 150; allowed: fewer than the prompt's 150 tokens");
+  refused({"decode", "--tokens", folder_ / "ids.txt", "--turn", "10", "--load-session", "none"},
+          "--turn with --load-session");
 }
 
 TEST(EvalText, PredictsTheBundledProse) {

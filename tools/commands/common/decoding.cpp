@@ -367,10 +367,20 @@ nlohmann::ordered_json turn_json(const TurnCost& turn) {
 
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
                         uint32_t before, std::vector<float>* logits) {
+  const std::unique_ptr<Decoder> decoder = runner.decoder(cache, before);
+  return extend_by_turn(runner, cache, *decoder, tokens, [&](std::span<const uint32_t> some) {
+    const std::span<const float> last = decoder->extend(some);
+    if (logits != nullptr) logits->assign(last.begin(), last.end());
+  });
+}
+
+TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, Decoder& decoder,
+                        std::span<const uint32_t> tokens,
+                        const std::function<void(std::span<const uint32_t>)>& take) {
   constexpr size_t kUsualChunk = 4096;
   const size_t chunk = runner.prefill_chunk() == 0 ? kUsualChunk : runner.prefill_chunk();
-  const std::unique_ptr<Decoder> decoder = runner.decoder(cache, before);
-  decoder->take_at_once(std::min(chunk, tokens.size()));
+  const size_t usual = decoder.tokens_at_once();
+  decoder.take_at_once(std::min(chunk, tokens.size()));
   cache.set_extend_pattern(runner.prefill_pattern());
   const PromptBlocks blocks_before = cache.extend_blocks();
   TurnCost cost;
@@ -380,10 +390,9 @@ TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uin
   for (size_t i = 0; i < tokens.size();) {
     throw_if_interrupted();
     bar.update(static_cast<double>(i) / static_cast<double>(tokens.size()));
-    const size_t count = std::min(decoder->tokens_at_once(), tokens.size() - i);
-    const std::span<const float> last = decoder->extend(tokens.subspan(i, count));
+    const size_t count = std::min(decoder.tokens_at_once(), tokens.size() - i);
+    take(tokens.subspan(i, count));
     i += count;
-    if (logits != nullptr) logits->assign(last.begin(), last.end());
   }
   cost.seconds = seconds_since(start);
   const PromptBlocks blocks = cache.extend_blocks();
@@ -391,6 +400,7 @@ TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uin
       PromptBlocks{blocks.attended - blocks_before.attended, blocks.seen - blocks_before.seen}
           .share();
   cache.set_extend_pattern("");
+  decoder.take_at_once(usual);
   return cost;
 }
 

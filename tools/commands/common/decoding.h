@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <span>
@@ -153,6 +154,10 @@ struct TurnCost {
 /// runner's --chunk of them at once (0: 4096), by the runner's pattern of prompts. logits: as above.
 TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, std::span<const uint32_t> tokens,
                         uint32_t before, std::vector<float>* logits = nullptr);
+/// The same by the cache's decoder: take() hands it some of the tokens, one piece behind the other, no more than it takes at once.
+TurnCost extend_by_turn(Runner& runner, KeyholeCache& cache, Decoder& decoder,
+                        std::span<const uint32_t> tokens,
+                        const std::function<void(std::span<const uint32_t>)>& take);
 /// Builds what is pending, with a progress bar that names it. Returns its seconds.
 double build_with_progress(KeyholeCache& cache, const std::string& what);
 

@@ -22,12 +22,20 @@ Conversation::Conversation(Runner& runner, KeyholeCache cache, AttendSpec spec, 
       capacity_(cache_.config().max_tokens),
       built_(built) {}
 
+void Conversation::check_room(size_t tokens) const {
+  if (tokens < capacity_) return;
+  throw std::runtime_error("the context of " + format_count(capacity_) +
+                           " tokens has no room for " + format_count(tokens) + " and an answer");
+}
+
+void Conversation::have_said(std::vector<uint32_t> tokens) {
+  tokens_ = std::move(tokens);
+  sampler_.forget();
+  sampler_.saw(tokens_);
+}
+
 Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
-  if (tokens.size() >= capacity_) {
-    throw std::runtime_error("the context of " + format_count(capacity_) +
-                             " tokens has no room for " + format_count(tokens.size()) +
-                             " and an answer");
-  }
+  check_room(tokens.size());
   Taken taken;
   {
     Progress bar("prompt of " + format_count(tokens.size()) + " tokens");
@@ -39,10 +47,17 @@ Conversation::Taken Conversation::take(std::vector<uint32_t> tokens) {
   if (taken.work.prefilled > 0) built_ = false;
   if (!built_) taken.build_seconds = apply_spec(cache_, spec_, budget_);
   built_ = true;
-  tokens_ = std::move(tokens);
-  sampler_.forget();
-  sampler_.saw(tokens_);
+  have_said(std::move(tokens));
   return taken;
+}
+
+TurnCost Conversation::take_turn(std::vector<uint32_t> tokens) {
+  check_room(tokens.size());
+  const TurnCost cost = extend_by_turn(
+      runner_, cache_, *decoder_, std::span(tokens).subspan(sequence_.tokens().size()),
+      [this](std::span<const uint32_t> some) { (void)sequence_.extend(some); });
+  have_said(std::move(tokens));
+  return cost;
 }
 
 Generator Conversation::answer(const Tokenizer* tokenizer, Stops stops, DecodeState follows) {

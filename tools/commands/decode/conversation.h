@@ -32,6 +32,10 @@ class Conversation {
   /// and builds the index where a prompt was prefilled. Throws std::runtime_error where they leave no room for an answer.
   Taken take(std::vector<uint32_t> tokens);
 
+  /// The same of tokens that begin with what has been taken: the others come as a later turn does, with a progress bar and Ctrl-C, by
+  /// extend_by_turn().
+  TurnCost take_turn(std::vector<uint32_t> tokens);
+
   /// An answer to what has been said, after take(). It goes on as long as it is asked for tokens. Ends before the session is
   /// full whatever `stops` says.
   [[nodiscard]] Generator answer(const Tokenizer* tokenizer, Stops stops, DecodeState follows);
@@ -56,6 +60,10 @@ class Conversation {
   [[nodiscard]] const BudgetChoice& budget() const { return budget_; }
 
  private:
+  /// Throws std::runtime_error where so many tokens leave no room for an answer.
+  void check_room(size_t tokens) const;
+  void have_said(std::vector<uint32_t> tokens);
+
   Runner& runner_;
   KeyholeCache cache_;
   std::unique_ptr<Decoder> decoder_;

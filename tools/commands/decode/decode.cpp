@@ -16,6 +16,7 @@
 #include "tools/commands/decode/report.h"
 #include "tools/commands/decode/resume.h"
 #include "tools/terminal/clock.h"
+#include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/warning.h"
@@ -120,6 +121,11 @@ void decode(DecodeOptions options) {
   const std::optional<Turns> turns = turns_of(options, tokenizer.get());
   Prompt prompt = make_prompt(options, tokenizer.get(), turns ? &*turns : nullptr,
                               saved ? saved->tokens : std::vector<uint32_t>());
+  if (options.turn != 0 && options.turn >= prompt.tokens.size()) {
+    throw UsageError("--turn is " + std::to_string(options.turn) +
+                     "; allowed: fewer than the prompt's " + std::to_string(prompt.tokens.size()) +
+                     " tokens");
+  }
   warn_of_context(model, std::max(prompt.tokens.size(), saved ? saved->tokens.size() : 0) +
                              options.most_tokens());
   const uint32_t capacity = capacity_of(options, model, prompt.tokens.size());
@@ -133,7 +139,11 @@ void decode(DecodeOptions options) {
 
   if (prompt.tokens.empty() && saved) prompt.tokens = saved->tokens;
   Conversation::Taken taken;
-  if (!prompt.tokens.empty()) taken = conversation->take(prompt.tokens);
+  TurnCost turn;
+  if (!prompt.tokens.empty()) {
+    taken = conversation->take({prompt.tokens.begin(), prompt.tokens.end() - options.turn});
+  }
+  if (options.turn != 0) turn = conversation->take_turn(prompt.tokens);
   if (options.interactive) {
     interact(*conversation, *tokenizer, *turns,
              {stops_of(options, model, &*turns), options.chat && options.has_prompt(), about});
@@ -148,6 +158,7 @@ void decode(DecodeOptions options) {
   DecodeRun run =
       answer(options, *conversation, tokenizer.get(), turns ? &*turns : nullptr, taken, about);
   run.memory = memory;
+  run.turn = turn;
   if (options.json != "-") show(report_text(options, runner, run, prompt));
   if (!options.json.empty()) {
     write_json(options.json, report_json(options, runner, run, prompt, tokenizer != nullptr));
@@ -169,6 +180,7 @@ void add_decode(CLI::App& keyhole) {
        "keyhole decode --task kv --length 32k --budgets budgets.json --check",
        "keyhole decode --prompt book.txt --generate 200 --temperature 0.8 --top-p 0.95 --seed 7",
        "keyhole decode --prompt book.txt --save-session book.session --generate 1",
+       "keyhole decode --task kv --length 64k --turn 4096 --prefill sampled:from=0",
        "keyhole decode --load-session book.session --interactive",
        "keyhole decode --model DIR --interactive --chat --temperature 0.7 --top-p 0.9",
        "keyhole decode --model DIR --tokens ids.txt --generate 64 --index exact"}));

@@ -18,6 +18,12 @@ void add_prompt(CLI::App& command, DecodeOptions& options) {
       .add_option("--tokens", options.token_file,
                   "File of token ids to continue, for models without a tokenizer.json")
       ->type_name("FILE");
+  command
+      .add_option("--turn", options.turn,
+                  "Tokens of the prompt, the last ones, that come as a later turn: behind the "
+                  "build of the index, --chunk at once (default: 4096), by the pattern of "
+                  "--prefill")
+      ->type_name("N");
   add_task_options(command, options.task);
   command.get_option("--seed")->description("Seed of the task, and of what is drawn");
   command
@@ -196,6 +202,11 @@ void understand(DecodeOptions& options) {
   if (options.chat && !options.token_file.empty()) {
     throw UsageError(
         "--tokens with --chat: allowed are --prompt and --task, whose text is a message");
+  }
+  if (options.turn != 0 && !options.load_session.empty()) {
+    throw UsageError(
+        "--turn with --load-session: allowed is one of them, what a prompt has beyond the session "
+        "comes behind it in any case");
   }
   if (options.interactive && !options.json.empty()) {
     throw UsageError("--json with --interactive: allowed is one of them");

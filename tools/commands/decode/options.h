@@ -19,7 +19,8 @@ struct DecodeOptions {
   std::string token_file;
   std::optional<uint32_t> generate;  ///< absent: 64, of an interactive answer 512
   std::string context;               ///< empty: chosen by capacity_of()
-  SamplingOptions sampling;          ///< its seed is the task's
+  uint32_t turn = 0;         ///< tokens of the prompt, the last ones, that come behind its build
+  SamplingOptions sampling;  ///< its seed is the task's
   std::vector<std::string> stops;
   bool ignore_end = false;
   bool interactive = false;

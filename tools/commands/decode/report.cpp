@@ -64,7 +64,8 @@ std::string prompt_line(const Runner& runner, const DecodeRun& run) {
             format_number(static_cast<double>(work.prefilled) / work.seconds) + " tokens/s) on " +
             runner.device() + prefill_text(runner);
   }
-  return text + ", index build " + format_duration(run.taken.build_seconds) + "\n";
+  return text + ", index build " + format_duration(run.taken.build_seconds) + turn_text(run.turn) +
+         "\n";
 }
 
 }  // namespace
@@ -117,7 +118,7 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
                {"seed", options.sampling.seed},
                {"threads", s.threads},
                {"blas", blas_kernels()},
-               {"prompt_tokens", work.reused + work.prefilled + work.stepped},
+               {"prompt_tokens", work.reused + work.prefilled + work.stepped + run.turn.tokens},
                {"reused_tokens", work.reused},
                {"generated_ids", run.tokens},
                {"stop", to_text(run.stop)},
@@ -126,6 +127,7 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
                {"prefill", runner.prefill_pattern()},
                {"prefill_share", runner.prefill_share()},
                {"build_s", run.taken.build_seconds},
+               {"turn", turn_json(run.turn)},
                {"tokens_per_second", run.tokens_per_second()},
                {"steps", run.times.steps},
                {"seconds",

@@ -22,6 +22,7 @@ struct DecodeRun {
   std::string text;  ///< as shown; empty without a tokenizer
   StopReason stop = StopReason::none;
   Conversation::Taken taken;
+  TurnCost turn;  ///< with --turn
   double decode_seconds = 0.0;
   StepTimes times;
   keyhole_statistics statistics{};
