@@ -10,9 +10,9 @@
 //
 // FLOOR. Offloaded rows cross the bus once, as they do for exact attention (gpu/blocked.h): 512 MiB a layer at 128k of 8 KV
 // heads, 9.8 ms at 55 GB/s. Exact attention of 32 query heads over them takes 4.8 us of an H200 for each new token beside that: 512
-// tokens 12.6 ms, 1024 15.6, 2048 20.2, 8192 some 50. With a fifth of the blocks and one query in 16 to choose them it is
-// 1.3 us for each token: 512 tokens 10.5 ms, 2048 12.5, 8192 20, less where they hide behind the bus. So lists gain nothing
-// to speak of below some 500 tokens, lose nothing there either, and take half the time from some 2,500 on.
+// tokens 12.6 ms, 1024 15.6, 2048 20.2, and 8192, for which rows cross twice, some 60. With a fifth of the blocks and one query in 16
+// to choose them it should be 1.3 us for each token: 512 tokens 10.5 ms, 2048 12.5, 8192 20, less where they hide behind the bus. So
+// lists gain nothing to speak of below some 500 tokens, lose nothing there either, and halve the time from some 4,000 on.
 #pragma once
 
 #include <cstddef>

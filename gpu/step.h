@@ -124,7 +124,7 @@ struct KvRows {
       false;  ///< of which all of these rows, and scales, are pinned (HostPin), or no matter which
 };
 
-/// A layer's resident tokens in device memory, in as many pieces as they lie in.
+/// A layer's resident tokens in device memory, sink first, oldest first, in as many pieces as they lie in.
 struct ResidentPieces {
   std::array<KvRows, 3> pieces;
   uint32_t count = 0;
