@@ -163,10 +163,11 @@ TEST_P(StreamListed, ChoosesAndCountsAsASessionOnTheHost) {
 }
 
 TEST_P(StreamListed, OtherCallsAttendAsEver) {
+  if (GetParam().kept == KEYHOLE_KV_HOST_INT8) GTEST_SKIP() << "rows attend alike in any dtype";
   StreamEngine device(engine_config_);
   const SessionPtr s = make_session(device.handle.get(), config());
   StoredModel m = model();
-  prompt(s.get(), m, 700);
+  prompt(s.get(), m, unless_sanitized(400U, 100U));
   const char* const one_block = "a-shape:first=0,near=0";
   set(s.get(), one_block, KEYHOLE_AUTO);
   extend(s.get(), m, 127);  // too few
@@ -182,7 +183,7 @@ TEST_P(StreamListed, OtherCallsAttendAsEver) {
   }
   EXPECT_EQ(device.blocked_calls, blocked + 3 * uint64_t{engine_config_.layers});
   set(s.get(), nullptr, 0);
-  extend(s.get(), m, 140);
+  extend(s.get(), m, 128);
   // Where a step is captured it is one.
   set(s.get(), one_block, 1);
   Turn captured = turn(2);
