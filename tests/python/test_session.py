@@ -1,0 +1,267 @@
+"""Sessions against attention in double precision, with NumPy alone."""
+
+import numpy as np
+import pytest
+
+import keyhole
+from truth import attention, error
+
+D, HQ, HKV, LAYERS = 64, 6, 2, 2
+# Sums in fp32 of a few hundred terms, K and V stored in fp32.
+ROUNDING = 2e-5
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return keyhole.Engine(layers=LAYERS, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f32", threads=2)
+
+
+def random(seed, *shape, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def exact(engine, **fields):
+    return engine.session(**{"mode": "exact", "sink": 8, "window": 32, "max_tokens": 4096, **fields})
+
+
+def test_prompt_and_steps_are_exact_attention(engine):
+    k, v, q = random(1, LAYERS, 300, HKV, D), random(2, LAYERS, 300, HKV, D), random(3, LAYERS, 300, HQ, D)
+    session = exact(engine)
+    for layer in range(LAYERS):
+        session.prefill(layer, k[layer, :290], v[layer, :290], q[layer, :290])
+    session.build()
+    for token in range(290, 300):
+        for layer in range(LAYERS):
+            lse = np.empty(HQ, np.float32)
+            out = session.attend(layer, q[layer, token], k[layer, token], v[layer, token], lse=lse)
+            truth, truth_lse = attention(q[layer, token : token + 1], k[layer, : token + 1], v[layer, : token + 1])
+            assert error(out, truth[0]) < ROUNDING
+            np.testing.assert_allclose(lse, truth_lse[0], atol=1e-4)
+    assert session.layer_tokens(1).total == 300
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_extend_attends_causally_and_takes_strides(engine, dtype):
+    k, v = random(4, 200, HKV, D, dtype=dtype), random(5, 200, HKV, D, dtype=dtype)
+    q = random(6, 200, HQ, D, dtype=dtype)
+    session = exact(engine)
+    # Heads before tokens, as models have them: the views are not contiguous.
+    heads_first = [np.ascontiguousarray(array.transpose(1, 0, 2)).transpose(1, 0, 2) for array in (q, k, v)]
+    outputs = []
+    for start, stop in ((0, 150), (150, 151), (151, 200)):
+        views = [array[start:stop] for array in heads_first]
+        outputs.append(session.extend(0, *views))
+        assert outputs[-1].dtype == dtype
+    truth, _ = attention(q, k, v)
+    assert error(np.concatenate(outputs), truth) < (ROUNDING if dtype == np.float32 else 2e-3)
+
+
+def test_a_tree_of_drafts_and_what_is_accepted(engine):
+    k, v, q = random(7, 64, HKV, D), random(8, 64, HKV, D), random(9, 64, HQ, D)
+    session = exact(engine)
+    for layer in range(LAYERS):
+        session.prefill(layer, k[:60], v[:60])
+    tree = np.array([0b0001, 0b0011, 0b0101, 0b1011], np.uint64)
+    for layer in range(LAYERS):
+        out = session.extend(layer, q[60:64], k[60:64], v[60:64], mask=tree)
+        for token, parents in enumerate(((0,), (0, 1), (0, 2), (0, 1, 3))):
+            rows = [*range(60), *(60 + parent for parent in parents)]
+            truth, _ = attention(q[60 + token : 61 + token], k[rows], v[rows])
+            assert error(out[token], truth[0]) < ROUNDING
+    session.accept(3, [0, 1, 3])
+    assert session.layer_tokens().total == 63
+    out = session.attend(0, q[0])
+    truth, _ = attention(q[:1], k[[*range(61), 61, 63]], v[[*range(61), 61, 63]])
+    assert error(out, truth[0]) < ROUNDING
+
+
+def test_batches_of_ragged_sequences(engine):
+    lengths, new = (40, 7, 120), (1, 5, 3)
+    k, v, q = random(10, 3, 200, HKV, D), random(11, 3, 200, HKV, D), random(12, 3, 200, HQ, D)
+    sessions = [exact(engine) for _ in lengths]
+    for place, length in enumerate(lengths):
+        sessions[place].prefill(0, k[place, :length], v[place, :length])
+    rows = [slice(length, length + more) for length, more in zip(lengths, new)]
+    packed = [np.concatenate([array[place, row] for place, row in enumerate(rows)]) for array in (q, k, v)]
+    out = keyhole.extend_batch(sessions, 0, *packed, [0, 1, 6, 9])
+    at = 0
+    for place, (length, more) in enumerate(zip(lengths, new)):
+        truth, _ = attention(q[place, rows[place]], k[place, : length + more], v[place, : length + more])
+        assert error(out[at : at + more], truth) < ROUNDING
+        at += more
+
+
+def test_a_batch_says_who_failed(engine):
+    sessions = [exact(engine), exact(engine)]
+    q, k = random(13, 2, HQ, D), random(14, 2, HKV, D)
+    k[1, 0, 0] = np.nan
+    with pytest.raises(keyhole.BatchError, match="session 1") as caught:
+        keyhole.extend_batch(sessions, 0, q, k, k, [0, 1, 2])
+    assert caught.value.errors[0] is None and isinstance(caught.value.errors[1], keyhole.NotFinite)
+    assert [session.layer_tokens().total for session in sessions] == [1, 0]
+    k[0] = np.nan
+    with pytest.raises(keyhole.NotFinite):
+        keyhole.extend_batch(sessions, 0, q, k, k, [0, 1, 2])
+
+
+def test_the_default_index_is_near_and_reads_less(engine):
+    k, v = random(15, 6000, HKV, D), random(16, 6000, HKV, D)
+    q = 3 * k[3000].repeat(HQ // HKV, axis=0)  # a needle
+    session = engine.session(max_tokens=8192)
+    session.prefill(0, k, v)
+    session.build()
+    assert session.config.index.startswith("codes")
+    truth, _ = attention(q[None], k, v)
+    assert error(session.attend(0, q), truth[0]) < 0.1
+    assert 0 < session.statistics().keys_offered
+    session.set_mode("resident")
+    assert error(session.attend(0, q), truth[0]) > 0.5  # the needle is not resident
+
+
+def test_windows_sinks_and_softcap_of_layers():
+    sinks = random(17, LAYERS, HQ)
+    engine = keyhole.Engine(
+        layers=LAYERS, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f32", threads=2, sink_logits=sinks, softcap=2.0,
+        layer_configs=[keyhole.LayerConfig(window=16, softcap=0.0, scale=0.3), keyhole.LayerConfig()],
+    )  # fmt: skip
+    k, v, q = random(18, 100, HKV, D), random(19, 100, HKV, D), random(20, 100, HQ, D)
+    session = exact(engine)
+    for layer, shape in enumerate(({"window": 16, "scale": 0.3}, {"softcap": 2.0})):
+        session.prefill(layer, k[:90], v[:90])
+        out = session.extend(layer, q[90:], k[90:], v[90:])
+        truth, _ = attention(q[90:], k, v, sinks=sinks[layer], **shape)
+        assert error(out, truth) < ROUNDING
+
+
+def test_states_of_parts_merge_to_the_whole(engine):
+    k, v, q = random(21, 500, HKV, D), random(22, 500, HKV, D), random(23, HQ, D)
+    session = exact(engine)
+    session.prefill(0, k, v)
+    tokens = session.layer_tokens()
+    resident = [*range(tokens.sink), *range(500 - tokens.window, 500)]
+    lse = [np.empty(HQ, np.float32) for _ in range(3)]
+    parts = [session.attend_offloaded(0, q, lse=lse[0]), session.attend_tokens(0, q, [resident] * HKV, lse=lse[1])]
+    whole = np.empty_like(q)
+    keyhole.merge_states(parts, lse[:2], whole, lse[2])
+    truth, truth_lse = attention(q[None], k, v)
+    assert error(whole, truth[0]) < ROUNDING
+    np.testing.assert_allclose(lse[2], truth_lse[0], atol=1e-4)
+
+
+def test_search_finds_the_largest_products(engine):
+    k, q = random(24, 700, HKV, D), random(25, HQ, D)
+    session = exact(engine, index="flat")
+    session.prefill(0, k, k)
+    ids, counts = np.empty((HQ, 10), np.uint32), np.empty(HQ, np.uint32)
+    session.search_tokens(0, q, 10, ids, counts)
+    tokens = session.layer_tokens()
+    for head in range(HQ):
+        products = k[:, head // (HQ // HKV)] @ q[head]
+        products[: tokens.sink] = products[700 - tokens.window :] = -np.inf
+        assert set(ids[head]) == set(np.argsort(-products)[:10])
+    assert list(counts) == [10] * HQ
+
+
+def test_truncate_fork_save_and_load(engine, tmp_path):
+    k, v, q = random(26, LAYERS, 400, HKV, D), random(27, LAYERS, 400, HKV, D), random(28, HQ, D)
+    session = exact(engine, index="flat", mode="indexed")
+    for layer in range(LAYERS):
+        session.prefill(layer, k[layer], v[layer])
+    session.build()
+    session.truncate(350)
+    copy = session.fork()
+    assert session.statistics().shared_bytes + copy.statistics().shared_bytes > 0
+    copy.prefill(0, k[0, :5], v[0, :5])
+    assert (session.layer_tokens().total, copy.layer_tokens().total) == (350, 355)
+    tokens = np.arange(350, dtype=np.int32)
+    session.set_identity("a model", tokens)
+    session.save(tmp_path / "s.kv")
+    loaded = keyhole.Session.load(engine, tmp_path / "s.kv", model="a model", tokens=np.arange(400, dtype=np.int32))
+    assert loaded.identity == session.identity and loaded.identity.token_count == 350
+    np.testing.assert_array_equal(loaded.attend(0, q), session.attend(0, q))
+    with pytest.raises(keyhole.InvalidArgument, match="a model"):
+        engine.load(tmp_path / "s.kv", model="another")
+    loaded.save(tmp_path / "child.kv", parents=[tmp_path / "s.kv"])
+    assert (tmp_path / "child.kv").stat().st_size < (tmp_path / "s.kv").stat().st_size / 2
+    child = engine.load(tmp_path / "child.kv", parents=[tmp_path / "s.kv"])
+    np.testing.assert_array_equal(child.attend(1, q), session.attend(1, q))
+    with pytest.raises(keyhole.IOFailure):
+        engine.load(tmp_path / "none.kv")
+    (tmp_path / "broken.kv").write_bytes(b"no session at all, by its looks")
+    with pytest.raises(keyhole.Corrupt):
+        engine.load(tmp_path / "broken.kv")
+
+
+def test_audits_see_the_error_that_there_is(engine):
+    k, v = random(29, 2000, HKV, D), random(30, 2000, HKV, D)
+    session = engine.session(max_tokens=4096, sink=8, window=32, audit_share=1.0, index="flat", budget={"top_k": 4, "tail": "none"})
+    session.prefill(0, k, v)
+    session.build()
+    truths = []
+    for step in range(4):
+        q = random(31 + step, HQ, D)
+        truth, _ = attention(q[None], k, v)
+        truths.append(np.linalg.norm(session.attend(0, q) - truth[0], axis=-1) / np.linalg.norm(truth[0], axis=-1))
+    audit = session.audit(layer=0)
+    assert audit.audits == 4 * HQ
+    assert audit.error_mean == pytest.approx(np.mean(truths), rel=1e-3)
+    assert audit.error_max == pytest.approx(np.max(truths), rel=1e-3)
+    assert session.audit(layer=1).audits == 0
+    session.reset_statistics()
+    assert session.audit().audits == 0 and session.statistics().attends == 0
+
+
+def test_budgets_and_settings(engine):
+    session = engine.session(max_tokens=4096, index="ivf", budget=keyhole.Budget(top_k=7, tail="second"))
+    assert session.budget().top_k == 7 and session.budget().tail == keyhole.Tail.SECOND
+    session.set_budget(top_k=9, layer=1)
+    assert session.budget(layer=1, kv_head=1).top_k == 9
+    with pytest.raises(keyhole.InvalidArgument):
+        session.budget()
+    session.set_index("flat")
+    assert session.config.index.startswith("flat")
+    session.set_mode("exact")
+    assert session.config.mode == keyhole.Mode.EXACT
+    session.set_attend("weight", 1e-3)
+    assert session.budget(layer=0).attend == keyhole.AttendMode.WEIGHT
+    assert engine.session(dense_layers=[1]).config.dense_layers == (1,)
+    session.set_extend_pattern("dense", 4)
+    k, q = random(40, 300, HKV, D), random(41, 300, HQ, D)
+    assert error(session.extend(0, q, k, k), attention(q, k, k)[0]) < 2e-3
+    assert session.extend_blocks() == (0, 0)
+
+
+def test_a_plan_is_what_a_session_takes(engine):
+    config = keyhole.SessionConfig(max_tokens=4096, dense_layers=[0], index="flat")
+    shape = keyhole.EngineConfig(layers=LAYERS, q_heads=HQ, kv_heads=HKV, head_dim=D, kv_dtype="f32", device="host", threads=2)
+    plan = keyhole.plan(shape, config, context=4096)
+    assert plan.kv_bytes == 2 * LAYERS * 4096 * HKV * D * 4 and plan.fits
+    assert plan.index.startswith("flat")
+    assert not keyhole.plan(shape, config, context=4096, host_limit=1000).fits
+    session = engine.session(config)
+    k = random(42, 4096, HKV, D)
+    for layer in range(LAYERS):
+        session.prefill(layer, k, k)
+    session.build()
+    assert 0.5 * plan.host_bytes < session.statistics().host_bytes < 1.1 * plan.host_bytes
+
+
+def test_outputs_may_be_given_and_buffers_will_do(engine):
+    from array import array
+
+    session = exact(engine)
+    k, q = random(43, 3, HKV, D), random(44, HQ, D)
+    session.prefill(0, k, k)
+    given = np.full((HQ, D), np.nan, np.float16)
+    assert session.attend(0, q, out=given) is given
+    assert error(given, session.attend(0, q)) < 1e-3
+    flat = array("f", q.ravel().tolist())
+    given[:] = np.nan
+    session.attend(0, memoryview(flat).cast("B").cast("f", (HQ, D)), out=given)
+    assert error(given, session.attend(0, q)) < 1e-3
+    read_only = np.empty((HQ, D), np.float32)
+    read_only.flags.writeable = False
+    with pytest.raises(TypeError, match="out"):
+        session.attend(0, q, out=read_only)
+    q.flags.writeable = False
+    session.attend(0, q)  # what is only read may be read-only

@@ -1,0 +1,79 @@
+"""What `pip wheel` and `python -m build` call: scikit-build-core, with the library's sources beside the package.
+
+A source distribution must hold all that it is built from, and the library lies above this folder: its sources are laid into
+library/ for as long as the distribution is packed, with the headers that it includes of xxHash and nlohmann's JSON.
+"""
+
+import contextlib
+import re
+import shutil
+from pathlib import Path
+
+from scikit_build_core import build as _build
+from scikit_build_core.build import get_requires_for_build_sdist, get_requires_for_build_wheel  # noqa: F401
+
+_HERE = Path(__file__).resolve().parent
+_ROOT = _HERE.parent.parent
+_FOLDERS = ("cmake", "cpu", "gpu", "index", "runtime")
+
+
+def _in_repository() -> bool:
+    return (_ROOT / "runtime" / "include" / "keyhole" / "keyhole.h").exists()
+
+
+@contextlib.contextmanager
+def _version_file():
+    """The version's one home is the public header."""
+    file = _HERE / "version.txt"
+    if not _in_repository():
+        yield
+        return
+    header = (_ROOT / "runtime/include/keyhole/keyhole.h").read_text()
+    file.write_text(".".join(re.findall(r"#define KEYHOLE_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header)) + "\n")
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _library():
+    if not _in_repository():
+        yield
+        return
+    library = _HERE / "library"
+    shutil.rmtree(library, ignore_errors=True)
+    try:
+        for folder in _FOLDERS:
+            shutil.copytree(_ROOT / folder, library / folder)
+        for file in ("CMakeLists.txt", "LICENSE"):
+            shutil.copy(_ROOT / file, library / file)
+        dependencies = library / "dependencies"
+        (dependencies / "include").mkdir(parents=True)
+        (dependencies / "share" / "doc").mkdir(parents=True)
+        shutil.copy("/usr/include/xxhash.h", dependencies / "include" / "xxhash.h")
+        shutil.copytree("/usr/include/nlohmann", dependencies / "include" / "nlohmann")
+        config = next(Path(p) for p in ("/usr/share/cmake/nlohmann_json", "/usr/lib/cmake/nlohmann_json") if Path(p).exists())
+        shutil.copytree(config, dependencies / config.relative_to("/usr"))
+        for package in ("libxxhash-dev", "nlohmann-json3-dev"):
+            licence = Path("/usr/share/doc") / package / "copyright"
+            if licence.exists():
+                shutil.copy(licence, dependencies / "share" / "doc" / f"{package}.copyright")
+        yield
+    finally:
+        shutil.rmtree(library, ignore_errors=True)
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    with _version_file():
+        return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
+    with _version_file():
+        return _build.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+
+
+def build_sdist(sdist_directory, config_settings=None):
+    with _version_file(), _library():
+        return _build.build_sdist(sdist_directory, config_settings)

@@ -1,0 +1,411 @@
+
+#include <memory>
+#include <vector>
+
+#include "tools/python/src/arrays.h"
+#include "tools/python/src/callbacks.h"
+#include "tools/python/src/fields.h"
+#include "tools/python/src/handles.h"
+
+namespace nb = nanobind;
+
+namespace keyhole::python {
+namespace {
+
+using Text = nb::handle;  // str or None
+
+const char* c_text(Text text, const char* name) {
+  if (text.is_none()) return nullptr;
+  const char* words = nb::isinstance<nb::str>(text) ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  if (!words) {
+    PyErr_Clear();
+    throw nb::type_error((std::string(name) + " must be a str or None").c_str());
+  }
+  return words;
+}
+
+// lse lies where the other tensors do: its pointer alone is handed over.
+float* c_lse(const Array& lse, int64_t count) {
+  if (lse.none()) return nullptr;
+  const keyhole_tensor& tensor = lse.tensor();
+  int64_t elements = 1, expected = 1;
+  bool dense = tensor.dtype == KEYHOLE_F32;
+  for (int32_t axis = tensor.rank - 1; axis >= 0; --axis) {
+    dense = dense && (tensor.shape[axis] <= 1 || tensor.strides[axis] == expected);
+    expected *= tensor.shape[axis];
+    elements *= tensor.shape[axis];
+  }
+  if (!dense || elements != count)
+    raise(KEYHOLE_INVALID_ARGUMENT,
+          "lse must be a dense float32 array of " + std::to_string(count) +
+              " elements (one for each query head and token), not one of " +
+              std::to_string(elements));
+  return static_cast<float*>(tensor.data);
+}
+
+// Query heads of all tokens: all axes of q but the last.
+int64_t rows_of(const Array& q) {
+  int64_t rows = q.none() ? 0 : 1;
+  for (int32_t axis = 0; !q.none() && axis + 1 < q.tensor().rank; ++axis)
+    rows *= q.tensor().shape[axis];
+  return rows;
+}
+
+Session* create(Engine& engine, nb::dict values, const std::vector<uint32_t>& dense_layers) {
+  Engine::Use use(engine);
+  keyhole_session_config config;
+  keyhole_session_config_init(&config);
+  fill(config, values);
+  config.dense_layers = dense_layers.data();
+  config.dense_layer_count = static_cast<uint32_t>(dense_layers.size());
+  keyhole_session* session = nullptr;
+  run([&] { return keyhole_session_create(use.get(), &config, &session); });
+  return new Session(session, "the session");
+}
+
+nb::dict config_of(Session& self) {
+  Session::Use use(self);
+  keyhole_session_config config;
+  keyhole_session_config_init(&config);
+  check(keyhole_session_get_config(use.get(), &config));
+  nb::dict values = as_dict(config);
+  nb::list dense;
+  for (uint32_t i = 0; i < config.dense_layer_count; ++i)
+    dense.append(nb::int_(config.dense_layers[i]));
+  values["dense_layers"] = nb::tuple(dense);
+  return values;
+}
+
+void prefill(Session& self, uint32_t layer, nb::handle k, nb::handle v, nb::handle q) {
+  Session::Use use(self);
+  const Array keys(k, "k", Array::kRead), values(v, "v", Array::kRead),
+      queries(q, "q", Array::kRead);
+  run([&] {
+    return keyhole_prefill(use.get(), layer, keys.pointer(), values.pointer(), queries.pointer());
+  });
+}
+
+void build(Session& self, nb::handle progress) {
+  Session::Use use(self);
+  Progress(progress).run(
+      [&](keyhole_progress_fn step, void* user) { return keyhole_build(use.get(), step, user); });
+}
+
+void attend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v, nb::handle out,
+            nb::handle lse) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
+      values(v, "v", Array::kRead);
+  const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
+  float* lse_data = c_lse(sums, rows_of(queries));
+  run([&] {
+    return keyhole_attend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
+                          result.pointer(), lse_data);
+  });
+}
+
+void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
+            nb::handle mask, nb::handle out, nb::handle lse) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
+      values(v, "v", Array::kRead);
+  const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
+  const size_t tokens = queries.none() ? 0 : static_cast<size_t>(queries.tensor().shape[0]);
+  const Elements<const uint64_t> words(
+      mask, "mask", "a dense uint64 array in host memory, one element for each token", tokens);
+  float* lse_data = c_lse(sums, rows_of(queries));
+  run([&] {
+    return keyhole_extend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
+                          words.data(), result.pointer(), lse_data);
+  });
+}
+
+// Returns the status and the text of each session.
+nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
+                      const std::vector<uint32_t>& query_start, nb::handle out, nb::handle lse) {
+  const size_t count = sessions.size();
+  if (query_start.size() != count + 1)
+    throw nb::value_error(("query_start has " + std::to_string(query_start.size()) +
+                           " elements; one more than sessions, " + std::to_string(count + 1) +
+                           ", are needed")
+                              .c_str());
+  std::vector<std::unique_ptr<Session::Use>> uses;
+  std::vector<keyhole_session*> pointers;
+  for (nb::handle session : sessions) {
+    uses.push_back(std::make_unique<Session::Use>(nb::cast<Session&>(session)));
+    pointers.push_back(uses.back()->get());
+  }
+  const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
+      values(v, "v", Array::kRead);
+  const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
+  float* lse_data = c_lse(sums, rows_of(queries));
+  std::vector<keyhole_status> statuses(count, KEYHOLE_OK);
+  keyhole_status status;
+  std::string text;
+  {
+    nb::gil_scoped_release unlocked;
+    status = keyhole_extend_batch(pointers.data(), static_cast<uint32_t>(count), layer,
+                                  queries.pointer(), keys.pointer(), values.pointer(),
+                                  query_start.data(), result.pointer(), lse_data, statuses.data());
+    if (status != KEYHOLE_OK) text = keyhole_last_error();
+  }
+  // Where some went on, the caller must know which.
+  size_t failed = 0;
+  for (const keyhole_status one : statuses) failed += one != KEYHOLE_OK;
+  if (status != KEYHOLE_OK && (failed == count || failed == 0)) raise(status, text);
+  nb::list answers;
+  for (const keyhole_status one : statuses)
+    answers.append(
+        one == KEYHOLE_OK
+            ? nb::none()
+            : nb::object(nb::make_tuple(one, one == status ? text : keyhole_status_string(one))));
+  return answers;
+}
+
+void set_extend_pattern(Session& self, Text pattern, uint32_t tokens) {
+  Session::Use use(self);
+  const char* words = c_text(pattern, "pattern");
+  run([&] { return keyhole_session_set_extend_pattern(use.get(), words, tokens); });
+}
+
+nb::tuple extend_blocks(Session& self) {
+  Session::Use use(self);
+  uint64_t attended = 0, seen = 0;
+  check(keyhole_session_extend_blocks(use.get(), &attended, &seen));
+  return nb::make_tuple(attended, seen);
+}
+
+void accept(Session& self, uint32_t m, nb::handle path) {
+  Session::Use use(self);
+  std::vector<uint32_t> indexes;
+  if (!path.is_none()) indexes = nb::cast<std::vector<uint32_t>>(path);
+  if (!path.is_none() && indexes.size() < m) throw nb::value_error("path is shorter than m");
+  run([&] {
+    return keyhole_session_accept(use.get(), m, path.is_none() ? nullptr : indexes.data());
+  });
+}
+
+void attend_offloaded(Session& self, uint32_t layer, nb::handle q, nb::handle out, nb::handle lse) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), result(out, "out", Array::kWrite),
+      sums(lse, "lse", Array::kWrite);
+  float* lse_data = c_lse(sums, rows_of(queries));
+  run([&] {
+    return keyhole_attend_offloaded(use.get(), layer, queries.pointer(), result.pointer(),
+                                    lse_data);
+  });
+}
+
+void attend_tokens(Session& self, uint32_t layer, nb::handle q,
+                   const std::vector<std::vector<uint32_t>>& ids, bool with_resident,
+                   nb::handle out, nb::handle lse) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), result(out, "out", Array::kWrite),
+      sums(lse, "lse", Array::kWrite);
+  std::vector<uint32_t> counts, flat;
+  for (const std::vector<uint32_t>& head : ids) {
+    counts.push_back(static_cast<uint32_t>(head.size()));
+    flat.insert(flat.end(), head.begin(), head.end());
+  }
+  float* lse_data = c_lse(sums, rows_of(queries));
+  run([&] {
+    return keyhole_attend_tokens(use.get(), layer, queries.pointer(),
+                                 flat.empty() ? nullptr : flat.data(), counts.data(), with_resident,
+                                 result.pointer(), lse_data);
+  });
+}
+
+void search_tokens(Session& self, uint32_t layer, nb::handle q, uint32_t top_k, nb::handle ids,
+                   nb::handle scores, nb::handle counts) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead);
+  const size_t heads = static_cast<size_t>(rows_of(queries));
+  const Elements<uint32_t> found(ids, "ids", "a writable dense uint32 array in host memory",
+                                 heads * top_k);
+  const Elements<float> products(scores, "scores", "a writable dense float32 array in host memory",
+                                 heads * top_k);
+  const Elements<uint32_t> numbers(counts, "counts", "a writable dense uint32 array in host memory",
+                                   heads);
+  run([&] {
+    return keyhole_search_tokens(use.get(), layer, queries.pointer(), top_k, found.data(),
+                                 products.data(), numbers.data());
+  });
+}
+
+void set_index(Session& self, const std::string& spec) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_set_index(use.get(), spec.c_str()); });
+}
+
+void set_mode(Session& self, int32_t mode, uint32_t top_k) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_set_mode(use.get(), mode, top_k); });
+}
+
+void set_attend(Session& self, int32_t attend_mode, float min_weight) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_set_attend(use.get(), attend_mode, min_weight); });
+}
+
+void set_budget(Session& self, uint32_t layer, uint32_t kv_head, nb::dict values) {
+  Session::Use use(self);
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  fill(budget, values);
+  run([&] { return keyhole_session_set_budget(use.get(), layer, kv_head, &budget); });
+}
+
+nb::dict get_budget(Session& self, uint32_t layer, uint32_t kv_head) {
+  Session::Use use(self);
+  keyhole_budget budget;
+  keyhole_budget_init(&budget);
+  check(keyhole_session_get_budget(use.get(), layer, kv_head, &budget));
+  return as_dict(budget);
+}
+
+void set_stream(Session& self, uintptr_t stream) {
+  Session::Use use(self);
+  run([&] { return keyhole_session_set_stream(use.get(), reinterpret_cast<void*>(stream)); });
+}
+
+void truncate(Session& self, uint32_t n_tokens) {
+  Session::Use use(self);
+  run([&] { return keyhole_truncate(use.get(), n_tokens); });
+}
+
+Session* fork(Session& self) {
+  Session::Use use(self);
+  keyhole_session* copy = nullptr;
+  run([&] { return keyhole_fork(use.get(), &copy); });
+  return new Session(copy, "the session");
+}
+
+std::vector<const char*> pointers_of(const std::vector<std::string>& texts) {
+  std::vector<const char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(text.c_str());
+  return pointers;
+}
+
+void save(Session& self, const std::string& path, const std::vector<std::string>& parents) {
+  Session::Use use(self);
+  const std::vector<const char*> names = pointers_of(parents);
+  run([&] {
+    return names.empty() ? keyhole_save(use.get(), path.c_str())
+                         : keyhole_save_child(use.get(), path.c_str(), names.data(),
+                                              static_cast<uint32_t>(names.size()));
+  });
+}
+
+Session* load(Engine& engine, const std::string& path, const std::vector<std::string>& parents,
+              Text model, nb::handle tokens) {
+  Engine::Use use(engine);
+  const std::vector<const char*> names = pointers_of(parents);
+  const char* expected = c_text(model, "model");
+  const Elements<const int32_t> ids(tokens, "tokens", "a dense int32 array in host memory");
+  keyhole_session* session = nullptr;
+  run([&] {
+    if (!names.empty())
+      return keyhole_load_child(use.get(), path.c_str(), names.data(),
+                                static_cast<uint32_t>(names.size()), expected, ids.data(),
+                                ids.size(), &session);
+    if (expected || ids.data())
+      return keyhole_load_expecting(use.get(), path.c_str(), expected, ids.data(), ids.size(),
+                                    &session);
+    return keyhole_load(use.get(), path.c_str(), &session);
+  });
+  return new Session(session, "the session");
+}
+
+void set_identity(Session& self, Text model, nb::handle tokens) {
+  Session::Use use(self);
+  const char* name = c_text(model, "model");
+  const Elements<const int32_t> ids(tokens, "tokens", "a dense int32 array in host memory");
+  run([&] { return keyhole_session_set_identity(use.get(), name, ids.data(), ids.size()); });
+}
+
+nb::dict identity(Session& self) {
+  Session::Use use(self);
+  keyhole_identity value;
+  keyhole_identity_init(&value);
+  check(keyhole_session_get_identity(use.get(), &value));
+  return as_dict(value);
+}
+
+nb::dict layer_tokens(Session& self, uint32_t layer) {
+  Session::Use use(self);
+  keyhole_layer_tokens tokens;
+  keyhole_layer_tokens_init(&tokens);
+  run([&] { return keyhole_get_layer_tokens(use.get(), layer, &tokens); });
+  return as_dict(tokens);
+}
+
+nb::dict statistics(Session& self) {
+  Session::Use use(self);
+  keyhole_statistics value;
+  keyhole_statistics_init(&value);
+  run([&] { return keyhole_get_statistics(use.get(), &value); });
+  return as_dict(value);
+}
+
+nb::dict audit(Session& self, uint32_t layer, uint32_t kv_head) {
+  Session::Use use(self);
+  keyhole_audit value;
+  keyhole_audit_init(&value);
+  run([&] { return keyhole_get_audit(use.get(), layer, kv_head, &value); });
+  return as_dict(value);
+}
+
+template <keyhole_status (*call)(keyhole_session*)>
+void plain(Session& self) {
+  Session::Use use(self);
+  run([&] { return call(use.get()); });
+}
+
+}  // namespace
+
+void define_session(nb::module_& module) {
+  const auto none = [](const char* name) { return nb::arg(name).none(); };
+  nb::class_<Session>(module, "Session")
+      .def("close", &Session::close)
+      .def_prop_ro("closed", &Session::closed)
+      .def("config", config_of)
+      .def("prefill", prefill, nb::arg("layer"), none("k"), none("v"), none("q"))
+      .def("build", build, none("progress"))
+      .def("attend", attend, nb::arg("layer"), none("q"), none("k"), none("v"), none("out"),
+           none("lse"))
+      .def("extend", extend, nb::arg("layer"), none("q"), none("k"), none("v"), none("mask"),
+           none("out"), none("lse"))
+      .def("set_extend_pattern", set_extend_pattern, none("pattern"), nb::arg("tokens"))
+      .def("extend_blocks", extend_blocks)
+      .def("accept", accept, nb::arg("m"), none("path"))
+      .def("attend_offloaded", attend_offloaded, nb::arg("layer"), none("q"), none("out"),
+           none("lse"))
+      .def("attend_tokens", attend_tokens, nb::arg("layer"), none("q"), nb::arg("ids"),
+           nb::arg("with_resident"), none("out"), none("lse"))
+      .def("search_tokens", search_tokens, nb::arg("layer"), none("q"), nb::arg("top_k"),
+           none("ids"), none("scores"), none("counts"))
+      .def("set_index", set_index)
+      .def("set_mode", set_mode)
+      .def("set_attend", set_attend)
+      .def("set_budget", set_budget)
+      .def("get_budget", get_budget)
+      .def("set_stream", set_stream)
+      .def("announce", plain<keyhole_session_announce>)
+      .def("synchronize", plain<keyhole_session_synchronize>)
+      .def("truncate", truncate)
+      .def("fork", fork)
+      .def("save", save)
+      .def("set_identity", set_identity, none("model"), none("tokens"))
+      .def("identity", identity)
+      .def("layer_tokens", layer_tokens)
+      .def("statistics", statistics)
+      .def("reset_statistics", plain<keyhole_reset_statistics>)
+      .def("audit", audit);
+  module.def("session_create", create);
+  module.def("session_load", load, nb::arg("engine"), nb::arg("path"), nb::arg("parents"),
+             none("model"), none("tokens"));
+  module.def("extend_batch", extend_batch, nb::arg("sessions"), nb::arg("layer"), none("q"),
+             none("k"), none("v"), nb::arg("query_start"), none("out"), none("lse"));
+}
+
+}  // namespace keyhole::python
