@@ -1,0 +1,394 @@
+"""Models of transformers with Keyhole beside the same models without: the same tokens, whatever generate() is asked to do."""
+
+import json
+import os
+import threading
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+transformers = pytest.importorskip("transformers", minversion="5.0", reason="transformers 5 is not installed")
+
+import keyhole  # noqa: E402
+import keyhole.transformers  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+SMALL = {
+    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.3, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+# Windows are shorter than the prompts, so that they matter.
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, {"rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+                                                             "high_freq_factor": 4.0, "original_max_position_embeddings": 256}}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": 24}),
+    "qwen2": (transformers.Qwen2Config, {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
+    "qwen3": (transformers.Qwen3Config, {}),
+    "gemma2": (transformers.Gemma2Config, {"sliding_window": 24, "query_pre_attn_scalar": 32, "attn_logit_softcapping": 4.0}),
+    "gemma3": (transformers.Gemma3TextConfig, {"sliding_window": 16, "query_pre_attn_scalar": 48, "num_hidden_layers": 4,
+                                               "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    "phi3": (transformers.Phi3Config, {"sliding_window": None, "hidden_size": 256, "partial_rotary_factor": 0.5, "resid_pdrop": 0.0}),
+    "gpt_oss": (transformers.GptOssConfig, {"sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 4,
+                                            "layer_types": ["sliding_attention", "full_attention"] * 2}),
+}  # fmt: skip
+EXACT = {"mode": "exact", "sink": 4, "window": 16, "max_tokens": 1024}
+
+
+def make(family, seed=1, **fields):
+    kind, own = FAMILIES[family]
+    config = kind(**{**SMALL, **own, **fields})
+    if family in ("gemma2", "gpt_oss"):
+        config._attn_implementation = "eager"  # what these have in place of sdpa
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("sinks"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def batch(*lengths, seed=5):
+    """Rows of random tokens, padded on the left."""
+    torch.manual_seed(seed)
+    ids = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, ids.shape[1] - length :] = torch.randint(3, SMALL["vocab_size"], (length,))
+        mask[row, ids.shape[1] - length :] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(model, call, **options):
+    """What `call` gives without Keyhole, and with it."""
+    expected = call(model)
+    enabled = keyhole.transformers.enable(model, **{**EXACT, **options})
+    try:
+        return expected, call(model), enabled
+    finally:
+        keyhole.transformers.disable(model)
+
+
+def greedy(inputs, tokens=64, **options):
+    return lambda model: model.generate(**inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, **options)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_batches_have_the_same_tokens(family):
+    expected, got, _ = both(make(family), greedy(batch(90, 35, 61)))
+    assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_long_prompts_have_the_same_tokens_and_logits(family):
+    """Longer than what counts as a prompt, so that PyTorch attends it, in blocks where there are windows, caps or sinks."""
+    inputs = batch(300, 170)
+    expected, got, _ = both(make(family), greedy(inputs, 24))
+    assert torch.equal(expected, got)
+
+    def logits(model):
+        with torch.no_grad():
+            return model(**inputs).logits[inputs["attention_mask"].bool()]
+
+    expected, got, _ = both(make(family), logits)
+    assert torch.allclose(expected, got, atol=2e-3 * float(expected.detach().std()), rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("more", [9, 150])
+def test_two_turns_on_one_cache(family, more):
+    first, second = batch(60, 44), batch(more, more, seed=6)
+
+    def turns(model):
+        if hasattr(model, "_keyhole"):
+            cache = keyhole.transformers.KeyholeCache(model)
+        else:
+            cache = transformers.DynamicCache(config=model.config)
+        answer = greedy(first, 20, past_key_values=cache)(model)
+        ids = torch.cat([answer, second["input_ids"]], dim=1)
+        mask = torch.cat([first["attention_mask"], torch.ones(2, 20 + more, dtype=torch.long)], dim=1)
+        return greedy({"input_ids": ids, "attention_mask": mask}, 30, past_key_values=cache)(model)
+
+    expected, got, _ = both(make(family), turns)
+    assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_beams_have_the_same_sequences(family):
+    expected, got, _ = both(make(family), greedy(batch(70, 52), 24, num_beams=4, num_return_sequences=2))
+    assert torch.equal(expected, got)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_assisted_generation_has_the_same_tokens(family):
+    model, assistant = make(family), make(family)
+    # An assistant that is often right and sometimes wrong: its drafts are accepted in part.
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter += 0.01 * torch.randn_like(parameter) * parameter.std().nan_to_num(0.0)
+    inputs = batch(75)
+    expected = greedy(inputs)(model)
+    for one in (model, assistant):
+        keyhole.transformers.enable(one, **EXACT)
+    assert torch.equal(expected, greedy(inputs, assistant_model=assistant)(model))
+    assert torch.equal(expected, greedy(inputs, prompt_lookup_num_tokens=6)(model))
+
+
+def test_sampling_has_the_same_tokens():
+    def sample(model):
+        torch.manual_seed(11)
+        return model.generate(**batch(50, 30), do_sample=True, top_k=20, max_new_tokens=32, num_return_sequences=2)
+
+    expected, got, _ = both(make("llama"), sample)
+    assert torch.equal(expected, got)
+
+
+def test_return_sequences_share_the_prompt():
+    model = make("llama")
+    enabled = keyhole.transformers.enable(model, index="ivf", sink=4, window=16, max_tokens=1024)
+    builds = []
+    build = enabled.build
+    enabled.build = lambda session: (builds.append(session), build(session))
+    torch.manual_seed(3)
+    output = model.generate(**batch(400), do_sample=True, max_new_tokens=8, num_return_sequences=3, return_dict_in_generate=True)
+    cache = output.past_key_values
+    assert len(builds) == 1 and len(cache.rows) == 3
+    figures = cache.statistics()
+    assert sum(one.shared_bytes for one in figures) > 0.5 * figures[0].host_bytes
+    # Two rows of one prompt, and another prompt: two sessions until they differ.
+    with torch.no_grad():
+        inputs = batch(200, 200)
+        ids = inputs["input_ids"][[0, 0, 1]]
+        cache = model(ids, attention_mask=torch.ones_like(ids)).past_key_values
+        assert len(cache.sessions) == 2
+        model(torch.tensor([[5], [6], [5]]), past_key_values=cache)
+        assert len(cache.sessions) == 3
+        tokens = [session.layer_tokens().total for session in cache.rows]
+    assert tokens == [201, 201, 201]
+
+
+def test_chunked_prompts_and_forward_passes_without_a_cache():
+    inputs = batch(260)
+    expected, got, _ = both(make("llama"), greedy(inputs, 16, prefill_chunk_size=100))
+    assert torch.equal(expected, got)
+    for family in ("llama", "gemma2", "gpt_oss"):
+
+        def scores(model):
+            return model(**batch(60, 33), use_cache=False).logits[batch(60, 33)["attention_mask"].bool()]
+
+        expected, got, _ = both(make(family), scores)
+        assert torch.allclose(expected, got, atol=2e-3 * float(expected.detach().std()), rtol=0)
+        got.sum().backward()  # training goes through PyTorch
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype):
+    """Logits near those of sdpa: both round in the same places but one."""
+    model = make("qwen3").to(dtype)
+    inputs = batch(140)
+
+    def logits(model):
+        with torch.no_grad():
+            cache = model(**inputs).past_key_values
+            step = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 141), "past_key_values": cache}
+            return model(**step).logits.float()
+
+    expected, got, _ = both(model, logits)
+    assert torch.allclose(expected, got, atol=0.1 * float(expected.std()), rtol=0)
+
+
+def test_a_saved_cache_goes_on(tmp_path):
+    model, first = make("gemma3"), batch(60, 41)
+    expected = greedy(first, 40)(model)
+    keyhole.transformers.enable(model, **EXACT)
+    cache = keyhole.transformers.KeyholeCache(model)
+    answer = greedy(first, 20, past_key_values=cache)(model)
+    cache.save(tmp_path / "saved")
+    loaded = keyhole.transformers.KeyholeCache.load(model, tmp_path / "saved")
+    assert loaded.get_seq_length() == cache.get_seq_length() == 79
+    mask = torch.cat([first["attention_mask"], torch.ones(2, 20, dtype=torch.long)], dim=1)
+    again = greedy({"input_ids": answer, "attention_mask": mask}, 20, past_key_values=loaded)(model)
+    assert torch.equal(expected, again)
+    other = make("llama")
+    keyhole.transformers.enable(other, **EXACT)
+    with pytest.raises(keyhole.InvalidArgument):
+        keyhole.transformers.KeyholeCache.load(other, tmp_path / "saved")
+
+
+def test_what_is_not_supported_is_refused_by_name():
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=1, n_embd=64, vocab_size=10))
+    with pytest.raises(keyhole.Unsupported, match="models of type 'gpt2' are not supported; supported: llama"):
+        keyhole.transformers.enable(gpt2)
+    narrow = make("llama", head_dim=32)
+    with pytest.raises(keyhole.InvalidArgument, match="head_dim is 32"):
+        keyhole.transformers.enable(narrow)
+    model = make("llama")
+    with pytest.raises(TypeError, match="colour"):
+        keyhole.transformers.enable(model, colour=1)
+    with pytest.raises(keyhole.InvalidArgument, match="unknown index type 'foo'"):
+        keyhole.transformers.enable(model, index="foo")
+    with pytest.raises(keyhole.InvalidArgument, match="is not enabled"):
+        keyhole.transformers.KeyholeCache(model)
+    assert torch.equal(greedy(batch(20), 3)(model)[:, :20], batch(20)["input_ids"])  # still as it was
+
+    keyhole.transformers.enable(model, **EXACT)
+    inputs = batch(20)
+    with pytest.raises(keyhole.Unsupported, match="cache_implementation='static'"):
+        model.generate(**inputs, cache_implementation="static")
+    with pytest.raises(keyhole.Unsupported, match="output_attentions"):
+        model(**inputs, output_attentions=True)
+    with pytest.raises(keyhole.Unsupported, match="DynamicCache"):
+        used = transformers.DynamicCache(config=model.config)
+        used.update(torch.zeros(1, 2, 3, 64), torch.zeros(1, 2, 3, 64), 0)
+        model(torch.tensor([[4]]), past_key_values=used)
+    with torch.no_grad(), pytest.raises(keyhole.Unsupported, match="attention masks"):
+        model(inputs["input_ids"], attention_mask=torch.ones(1, 1, 20, 20, dtype=torch.bool))
+    cache = keyhole.transformers.KeyholeCache(model)
+    with torch.no_grad():
+        model(**inputs, past_key_values=cache)
+        with pytest.raises(keyhole.InvalidArgument, match="a batch of 2 rows; the cache has 1"):
+            model(torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
+        with pytest.raises(keyhole.InvalidArgument, match="attention_mask is"):
+            model(torch.tensor([[4]]), attention_mask=torch.ones(1, 5), past_key_values=cache)
+        hidden = torch.ones(1, 21)
+        hidden[0, 3] = 0
+        with pytest.raises(keyhole.Unsupported, match="something else"):
+            model(torch.tensor([[4]]), attention_mask=hidden, past_key_values=cache)
+    assert cache.get_seq_length() == 20 and cache.rows[0].layer_tokens().total == 20
+    keyhole.transformers.enable(model, **EXACT)
+    with torch.no_grad(), pytest.raises(keyhole.InvalidArgument, match="another model"):
+        model(torch.tensor([[4]]), past_key_values=cache)
+
+
+def test_a_forward_pass_that_fails_takes_nothing_with_it():
+    model = make("llama")
+    keyhole.transformers.enable(model, **EXACT)
+    cache = keyhole.transformers.KeyholeCache(model)
+    with torch.no_grad():
+        model(**batch(40), past_key_values=cache)
+        handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(torch.tensor([[4, 5]]), past_key_values=cache)
+        handle.remove()
+        assert [cache.rows[0].layer_tokens(layer).total for layer in range(3)] == [40] * 3
+        assert cache.get_seq_length() == 40
+        model(torch.tensor([[4, 5]]), past_key_values=cache)
+    assert cache.get_seq_length() == 42
+
+
+def test_two_models_in_two_threads():
+    inputs = batch(80, 33)
+    models = [make("llama", seed=1), make("qwen3", seed=2)]
+    expected = [greedy(inputs, 32)(model) for model in models]
+    got = [None, None]
+    for model in models:
+        keyhole.transformers.enable(model, **EXACT)
+
+    def run(place):
+        got[place] = greedy(inputs, 32)(models[place])
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(*pair) for pair in zip(expected, got))
+
+
+# ---- arrays of PyTorch ----
+
+
+def test_tensors_of_torch_are_taken_as_they_are():
+    engine = keyhole.Engine(layers=1, q_heads=2, kv_heads=1, head_dim=64, kv_dtype="bf16", threads=1)
+    session = engine.session(mode="exact")
+    k = torch.randn(5, 1, 64, dtype=torch.bfloat16)
+    session.prefill(0, k, k)
+    q = torch.randn(2, 64, dtype=torch.bfloat16)
+    out = session.attend(0, q)
+    assert out.dtype == torch.bfloat16 and isinstance(out, torch.Tensor)
+    weights = torch.softmax(q.double() @ k[:, 0].double().T / 8, dim=-1)
+    assert torch.allclose(out.double(), weights @ k[:, 0].double(), atol=2e-2)
+    with pytest.raises(keyhole.InvalidArgument, match="q has dtype float64"):
+        session.attend(0, torch.randn(2, 64, dtype=torch.float64), out=torch.empty(2, 64))
+    with pytest.raises(keyhole.InvalidArgument, match="stride 2 of the last axis"):
+        session.attend(0, torch.randn(2, 128)[:, ::2], out=torch.empty(2, 64))
+    with pytest.raises(TypeError, match="q"):
+        session.attend(0, torch.randn(2, 64, device="meta"), out=torch.empty(2, 64))
+
+
+# ---- the bundled model ----
+
+
+@pytest.fixture(scope="module")
+def bundled(root):
+    return transformers.AutoModelForCausalLM.from_pretrained(root / "tools/model", dtype=torch.float32).eval()
+
+
+def prompt_of(text):
+    return torch.tensor([[256, *text.encode()]])
+
+
+@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("mode", ["exact", "indexed"])
+def test_golden_prompts(bundled, root, place, mode):
+    """Tokens and logits of an independent forward pass in NumPy. The default index has nearly all of the prompt."""
+    golden = json.loads((root / "tools/model/golden.json").read_text())[place]
+    ids = prompt_of(golden["prompt"])
+    keyhole.transformers.enable(bundled, mode=mode, sink=16, window=32)
+    tokens = len(golden["generated_ids"])
+    output = bundled.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=257, return_dict_in_generate=True, output_logits=True)
+    assert output.sequences[0, ids.shape[1] :].tolist() == golden["generated_ids"]
+    best = output.logits[0][0].topk(5)
+    expected = golden["first_logits_top5"]
+    expected = list(expected.items()) if isinstance(expected, dict) else [tuple(entry) for entry in expected]
+    assert [int(token) for token, _ in expected] == best.indices.tolist()
+    assert best.values.tolist() == pytest.approx([value for _, value in expected], abs=1e-3)
+    cache = output.past_key_values
+    assert cache.statistics()[0].attends == 6 * (tokens - 1) + (0 if ids.shape[1] > 128 else 6 * ids.shape[1])
+
+
+def kv_question(pairs, seed):
+    """Lines key=value, a question, and its answer: tools/model/README.md."""
+    import random
+
+    rng = random.Random(seed)
+    keys = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(pairs)]
+    values = ["".join(rng.choices("0123456789", k=5)) for _ in range(pairs)]
+    asked = pairs // 2 + seed
+    lines = "".join(f"{key}={value}\n" for key, value in zip(keys, values))
+    return f"{lines}?{keys[asked]}=", values[asked]
+
+
+def passkey_question(root, characters, seed):
+    prose = (root / "tools/model/haystack.txt").read_text()[seed * 5000 : seed * 5000 + characters]
+    middle = prose.index("\n", characters // 2) + 1
+    text = f"{prose[:middle]}[The pass key of marlow is 48{seed}51.]\n{prose[middle:]}\n"
+    return f"{text}[Question: what is the pass key of marlow? Answer: ", f"48{seed}51"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_default_index_answers(bundled, root, seed):
+    small = {"sink": 64, "window": 256}
+    for question, answer in (kv_question(100, seed), passkey_question(root, 1500, seed)):
+        ids = prompt_of(question)
+        keyhole.transformers.enable(bundled, **small)
+        said = bundled.generate(ids, max_new_tokens=len(answer), do_sample=False, pad_token_id=257)
+        assert bytes(said[0, ids.shape[1] :].tolist()).decode() == answer
+        keyhole.transformers.enable(bundled, mode="resident", **small)
+        said = bundled.generate(ids, max_new_tokens=len(answer), do_sample=False, pad_token_id=257)
+        # The first token comes from the exact prompt; sink and window alone know nothing of the others.
+        assert said[0, ids.shape[1] :].tolist() != list(answer.encode())
+
+
+def test_audits_of_a_cache(bundled):
+    keyhole.transformers.enable(bundled, audit_share=1.0, sink=16, window=64)
+    question, answer = kv_question(60, 3)
+    ids = prompt_of(question)
+    output = bundled.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=257, return_dict_in_generate=True)
+    (audit,) = output.past_key_values.audit()
+    assert audit.audits == 4 * 6 * 8 and 0 < audit.error_median < 0.05
+    keyhole.transformers.disable(bundled)

@@ -1,0 +1,343 @@
+"""The cache of a model: a session for each sequence."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .._errors import InvalidArgument, Unsupported
+from .._session import Session
+from .._structs import Audit, Statistics
+
+# New tokens from which on a chunk is a prompt rather than steps: PyTorch or the library's dense blocks attend it exactly.
+CHUNK = 128
+
+
+class _Length(int):
+    """A length that tells the mask's maker that it is a KeyholeCache's: padding is known, and no mask is needed."""
+
+
+class KeyholeLayer(CacheLayerMixin):
+    """What transformers asks of one layer. K and V are in the sessions of the cache."""
+
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self.is_sliding = window > 0
+        self.columns = 0
+
+    def lazy_initialization(self, key_states: Any, value_states: Any) -> None: ...
+
+    def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        raise Unsupported("a layer of a KeyholeCache is updated through its cache")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return _Length(self.columns + query_length), 0
+
+    def get_seq_length(self) -> int:
+        return self.columns
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class KeyholeCache(Cache):
+    """Keys and values of a batch of sequences, in sessions. Made by generate() of an enabled model, or by hand:
+
+        cache = keyhole.transformers.KeyholeCache(model)
+        model.generate(**first, past_key_values=cache)
+        model.generate(**second, past_key_values=cache)     # a later turn
+
+    Sequences of a batch may have any padding: masked tokens are not stored. Rows that are the same (return sequences, beams)
+    share one session until they differ, and are forks of it from then on.
+    """
+
+    def __init__(self, model: Any) -> None:
+        enabled = getattr(model, "_keyhole", None)
+        if enabled is None:
+            raise InvalidArgument(f"{type(model).__name__} is not enabled: call keyhole.transformers.enable(model) first")
+        self._begin(enabled)
+
+    def _begin(self, enabled: Any) -> None:
+        super().__init__(layers=[KeyholeLayer(window) for window in enabled.windows])
+        self.enabled = enabled
+        # Of each row its session; rows that are alike have one session together.
+        self.rows: list[Session] = []
+        # [B, columns] of bool in host memory, false where a token was masked; None: none was.
+        self._real: Optional[torch.Tensor] = None
+        # [B, columns] ids of the tokens; None: not known.
+        self._ids: Optional[torch.Tensor] = None
+        self._forward: Optional[Forward] = None
+        self._unbuilt = False
+
+    # ---- what transformers calls ----
+
+    def update(self, key_states: Any, value_states: Any, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Hands new keys to the attention, which is not told of the cache otherwise, by a mark on them."""
+        if self._forward is None:
+            raise Unsupported("a KeyholeCache is filled by the forward pass of the enabled model alone")
+        key_states._keyhole = self
+        self.layers[layer_idx].columns += key_states.shape[-2]
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.layers[layer_idx].columns
+
+    def activate_past_recording(self) -> None: ...
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.rows) or -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Removes the newest -tokens_to_remove tokens of every row."""
+        if tokens_to_remove > 0:
+            raise InvalidArgument(f"crop({tokens_to_remove}): the negative number of tokens to remove is wanted")
+        columns = self.get_seq_length() + tokens_to_remove
+        if tokens_to_remove == 0 or not self.rows:
+            return
+        if columns < 0:
+            raise InvalidArgument(f"crop({tokens_to_remove}): the cache has {self.get_seq_length()} tokens")
+        for session, kept in zip(self.rows, self._counts(columns)):
+            session.truncate(kept)  # a second time does nothing
+        if self._real is not None:
+            self._real = self._real[:, :columns]
+        if self._ids is not None:
+            self._ids = self._ids[:, :columns]
+        self._set_columns(columns)
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        """Row i becomes what row beam_idx[i] was."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Any) -> None:
+        if not self.rows:
+            return
+        indices = torch.as_tensor(indices, device="cpu")
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero()[:, 0]
+        self.rows = [self.rows[index] for index in indices.tolist()]
+        self._real = None if self._real is None else self._real[indices]
+        self._ids = None if self._ids is None else self._ids[indices]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(len(self.rows)).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forgets all sequences."""
+        self.rows, self._real, self._ids, self._unbuilt = [], None, None, False
+        self._set_columns(0)
+
+    def _set_columns(self, columns: int) -> None:
+        for layer in self.layers:
+            layer.columns = columns
+
+    def _counts(self, columns: int) -> list[int]:
+        """Tokens of each row that lie in the first `columns`."""
+        if self._real is None:
+            return [columns] * len(self.rows)
+        return self._real[:, :columns].sum(dim=1).tolist()
+
+    # ---- what people call ----
+
+    def statistics(self) -> list[Statistics]:
+        """Of each session, in the order of rows; rows that are still alike have one together."""
+        return [session.statistics() for session in self.sessions]
+
+    def audit(self, **head: int) -> list[Audit]:
+        """What audits have found (audit_share of enable()), of each session."""
+        return [session.audit(**head) for session in self.sessions]
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The different sessions, in the order of their first rows."""
+        return list(dict.fromkeys(self.rows))
+
+    def save(self, folder: Any) -> None:
+        """Writes all rows to a folder, for load()."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        sessions = self.sessions
+        for place, session in enumerate(sessions):
+            first = self.rows.index(session)
+            tokens = None
+            if self._ids is not None:
+                ids = self._ids[first] if self._real is None else self._ids[first][self._real[first]]
+                tokens = ids.to(device="cpu", dtype=torch.int32).contiguous().numpy()
+            session.set_identity(self.enabled.model_id, tokens)
+            session.save(folder / f"session-{place}.kv")
+        content = {
+            "keyhole_cache": 1, "columns": self.get_seq_length(), "model": self.enabled.model_id,
+            "rows": [sessions.index(session) for session in self.rows],
+            "padding": None if self._real is None else [(~row).nonzero()[:, 0].tolist() for row in self._real],
+            "ids": None if self._ids is None else self._ids.tolist(),
+        }  # fmt: skip
+        partial = folder / "cache.json.part"
+        partial.write_text(json.dumps(content))
+        os.replace(partial, folder / "cache.json")
+
+    @classmethod
+    def load(cls, model: Any, folder: Any) -> "KeyholeCache":
+        """The cache that save() wrote, for the same model: another one's is refused (InvalidArgument)."""
+        cache = cls(model)
+        folder = Path(folder)
+        content = json.loads((folder / "cache.json").read_text())
+        if content.get("keyhole_cache") != 1:
+            raise InvalidArgument(f"{folder}/cache.json: keyhole_cache is {content.get('keyhole_cache')!r}; allowed: 1")
+        sessions = [
+            Session.load(cache.enabled.engine, str(folder / f"session-{place}.kv"), model=cache.enabled.model_id)
+            for place in range(max(content["rows"]) + 1)
+        ]
+        for session in sessions:
+            cache.enabled.prepare(session)
+        cache.rows = [sessions[place] for place in content["rows"]]
+        if content["padding"] is not None:
+            cache._real = torch.ones(len(cache.rows), content["columns"], dtype=torch.bool)
+            for row, masked in zip(cache._real, content["padding"]):
+                row[masked] = False
+        cache._ids = None if content["ids"] is None else torch.tensor(content["ids"])
+        cache._set_columns(content["columns"])
+        return cache
+
+    def __repr__(self) -> str:
+        return f"KeyholeCache({len(self.rows)} rows, {len(self.sessions)} sessions, {self.get_seq_length()} tokens)"
+
+    # ---- a forward pass ----
+
+    def begin_forward(self, ids: Any, embeds: Any, mask: Any) -> None:
+        """Before the first layer: which tokens are new, whose they are, and who still shares a session with whom."""
+        new = ids if ids is not None else embeds
+        batch, n = new.shape[:2]
+        if not self.rows:
+            first = self.enabled.session()
+            self.rows = [first] * batch
+        elif len(self.rows) != batch:
+            raise InvalidArgument(f"a batch of {batch} rows; the cache has {len(self.rows)}")
+        columns = self.get_seq_length()
+        real = self._new_mask(mask, columns, batch, n)
+        if self._unbuilt and n < CHUNK:
+            self._build()
+        self._part(new, real)
+        if real is not None or self._real is not None:
+            before = torch.ones(batch, columns, dtype=torch.bool) if self._real is None else self._real
+            added = torch.ones(batch, n, dtype=torch.bool) if real is None else real
+            self._real = torch.cat([before, added], dim=1)
+        if ids is None or (columns and self._ids is None):
+            self._ids = None
+        else:
+            self._ids = ids if self._ids is None else torch.cat([self._ids, ids.to(self._ids.device)], dim=1)
+        self._forward = Forward(self.rows, n, real, columns)
+        if n >= CHUNK:
+            self._unbuilt = True
+
+    def _new_mask(self, mask: Any, columns: int, batch: int, n: int) -> Optional[torch.Tensor]:
+        """Which of the new tokens are real, [B, n] in host memory; None: all."""
+        if mask is None:
+            return None
+        if not isinstance(mask, torch.Tensor) or mask.ndim != 2:
+            raise Unsupported("only attention masks [batch, tokens] are supported, not ones of other shapes or of each layer")
+        if tuple(mask.shape) != (batch, columns + n):
+            raise InvalidArgument(f"attention_mask is {tuple(mask.shape)}; [{batch}, {columns + n}] is needed: {columns} tokens in the cache and {n} new ones")
+        mask = mask.to(device="cpu", dtype=torch.bool)
+        before = mask[:, :columns]
+        if not (before.all() if self._real is None else torch.equal(before, self._real)):
+            raise Unsupported("attention_mask says something else of tokens in the cache than when they came")
+        new = mask[:, columns:]
+        return None if bool(new.all()) else new
+
+    def _part(self, new: Any, real: Optional[torch.Tensor]) -> None:
+        """Rows that share a session and now differ get forks."""
+        if len(set(self.rows)) == len(self.rows):
+            return
+        groups: dict[Session, list[tuple[int, Session]]] = {}
+        inputs = new.to("cpu")
+        for row, session in enumerate(self.rows):
+            alike = groups.setdefault(session, [])
+            for other, shared in alike:
+                same = torch.equal(inputs[row], inputs[other])
+                if same and (real is None or torch.equal(real[row], real[other])):
+                    self.rows[row] = shared
+                    break
+            else:
+                # The first keeps the session: copies are made of it before it takes anything in.
+                empty = self.get_seq_length() == 0
+                mine = session if not alike else self.enabled.session() if empty else session.fork()
+                alike.append((row, mine))
+                self.rows[row] = mine
+
+    def end_forward(self, failed: bool) -> None:
+        """After the last layer. What a pass that failed has appended is taken back, as far as sliding layers reach."""
+        forward, self._forward = self._forward, None
+        if failed and forward is not None:
+            for layer in self.layers:
+                layer.columns = forward.before + forward.n
+            self.crop(-forward.n)
+
+    def _build(self) -> None:
+        self._unbuilt = False
+        for session in self.sessions:
+            self.enabled.build(session)
+
+
+class Forward:
+    """One forward pass: new tokens of the different sessions, one behind the other."""
+
+    def __init__(self, rows: Sequence[Session], n: int, real: Optional[torch.Tensor], before: int) -> None:
+        self.n = n
+        self.before = before
+        self.empty = before == 0
+        self.batch = len(rows)
+        self.real = real
+        sessions = list(dict.fromkeys(rows))
+        self.sessions = sessions
+        # The first row of each session, and for each row the place of its session.
+        self.first = [rows.index(session) for session in sessions]
+        places = {session: place for place, session in enumerate(sessions)}
+        self.place = [places[session] for session in rows]
+        self.shared = len(sessions) < self.batch
+        counts = [n] * len(sessions) if real is None else [int(real[row].sum()) for row in self.first]
+        self.query_start = [0]
+        for count in counts:
+            self.query_start.append(self.query_start[-1] + count)
+        self._index: Optional[torch.Tensor] = None
+        if self.shared or real is not None:
+            columns = torch.arange(n)
+            chosen = [row * n + (columns if real is None else columns[real[row]]) for row in self.first]
+            self._index = torch.cat(chosen)
+        # For each row of the output its row among the answers of the different sessions.
+        self._back: Optional[torch.Tensor] = None
+        if self.shared:
+            self._back = torch.tensor(self.place)
+
+    def packed(self, states: Any) -> Any:
+        """[B, H, n, d] as [total, H, d]: the real tokens of the different sessions."""
+        rows = states.transpose(1, 2).flatten(0, 1)
+        if self._index is None:
+            return rows
+        return rows.index_select(0, self._index.to(rows.device))
+
+    def unpacked(self, answers: Any) -> Any:
+        """[total, Hq, d] as [B, n, Hq, d]; 0 for masked tokens."""
+        if self._index is None:
+            return answers.unflatten(0, (self.batch, self.n))
+        if self.real is not None:
+            full = answers.new_zeros(self.batch * self.n, *answers.shape[1:])
+            full.index_copy_(0, self._index.to(answers.device), answers)
+            full = full.unflatten(0, (self.batch, self.n))
+            if self._back is None:
+                return full
+            first = torch.tensor(self.first)[self._back]
+            return full.index_select(0, first.to(answers.device))
+        full = answers.unflatten(0, (len(self.sessions), self.n))
+        return full.index_select(0, self._back.to(answers.device))

@@ -1,0 +1,242 @@
+"""What enable() does to a model: an engine of its shape, the attention, the cache."""
+
+import dataclasses
+import types
+from typing import Any, Optional, Union
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import DynamicCache
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+
+from .._engine import Engine
+from .._enums import Mode, number
+from .._errors import InvalidArgument, Unsupported
+from .._native import extend_batch as _extend_batch
+from .._progress import Progress
+from .._session import BatchError, Session
+from .._structs import Budget, SessionConfig
+from ._cache import CHUNK, KeyholeCache, _Length
+from ._prompt import masked_attention, prompt_attention
+from ._shapes import attentions, engine_config, window_of
+
+NAME = "keyhole"
+
+
+class Enabled:
+    """What a model has since enable(): `engine`, and the config of the sessions that its caches make."""
+
+    def __init__(self, model: Any, engine: Engine, config: SessionConfig, pattern: Optional[str], progress: Progress) -> None:
+        self.engine = engine
+        self.config = config
+        self.progress = progress
+        self.pattern = pattern
+        self.windows = [window_of(module) for module in attentions(model)]
+        self.model_id = f"{getattr(model.config, '_name_or_path', '') or type(model).__name__}"[:255]
+        self.exact = config.mode is not None and number("mode", config.mode) == Mode.EXACT
+        # Graphs that follow the prompt's queries need these; nobody else does.
+        self.samples = "roargraph" in (config.index or "") or config.budgets is not None
+
+    def prepare(self, session: Session) -> Session:
+        if self.pattern is not None and not self.engine._cuda:
+            session.set_extend_pattern(self.pattern, CHUNK)
+        return session
+
+    def session(self) -> Session:
+        return self.prepare(self.engine.session(self.config))
+
+    def build(self, session: Session) -> None:
+        if not self.exact:
+            session.build(self.progress)
+
+
+def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed", threads: Optional[int] = None,
+           max_tokens: Optional[int] = None, window_slack: int = 64, prefill: Optional[str] = "dense",
+           progress: Progress = None, **budget: Any) -> Enabled:  # fmt: skip
+    """From now on the model's sequences lie in keyhole sessions, and its attention reads those keys that matter.
+
+    generate() stays as it is: greedy and sampling, batches with padding, several turns on one KeyholeCache, assisted generation,
+    beams, return sequences. A forward pass without a cache (use_cache=False, training) attends exactly, by PyTorch.
+
+    index: what the keys lie behind; help: keyhole.index_help(). mode: "indexed", or "exact": everything, the truth to compare
+    with. threads: of the engine; default: those of PyTorch (torch.get_num_threads()), with which it takes turns. max_tokens: the
+    longest context of a sequence; default: the model's, at least 131072; only address space is reserved. window_slack: tokens
+    that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
+    of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. progress: of builds, as in
+    Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
+    window=, budgets=, audit_share=, kv_host=, ...).
+
+    Refused, by name, before anything runs (keyhole.Unsupported): models of other types than llama, mistral, qwen2, qwen3, gemma2,
+    gemma3 (text), phi3 and gpt_oss; head dimensions that are no multiple of 16 from 64 to 576 (InvalidArgument); static and other
+    caches of transformers; custom masks; attention weights as outputs; compiled models; gradients through a cache.
+
+    Returns an Enabled, whose engine and config can be looked at. enable() again replaces what was set; disable(model) takes it
+    back. One model is used by one thread at a time; different models may run at once.
+    """
+    fields = {field.name for field in dataclasses.fields(SessionConfig)} - {"budget", "index", "mode", "max_tokens"}
+    session_fields = {name: budget.pop(name) for name in list(budget) if name in fields}
+    unknown = set(budget) - {field.name for field in dataclasses.fields(Budget)}
+    if unknown:
+        raise TypeError(f"enable() knows no {', '.join(sorted(unknown))}: neither keyhole.Budget nor keyhole.SessionConfig has it")
+    config = engine_config(model, window_slack)
+    on_cuda = model.device.type == "cuda"
+    if model.device.type not in ("cpu", "cuda"):
+        raise Unsupported(f"a model on {model.device.type} is not supported; supported: cpu, cuda")
+    config.device = "auto" if on_cuda else "host"
+    if on_cuda:
+        config.device_ordinal = model.device.index or 0
+    config.threads = threads or (None if on_cuda else torch.get_num_threads())
+    if max_tokens is None:
+        max_tokens = max(131072, int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", 0)))
+    disable(model)
+    enabled = Enabled(model, Engine(config), SessionConfig(index=index, mode=mode, max_tokens=max_tokens,
+                                                           budget=Budget(**budget) if budget else None, **session_fields),
+                      prefill, progress)  # fmt: skip
+    enabled.session().close()  # a wrong index or budget is told here
+    enabled.before = model.config._attn_implementation
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+    model.set_attn_implementation(NAME)
+    for module in attentions(model):
+        module._keyhole = enabled
+    decoder = model.get_decoder()
+    enabled.hooks = [
+        decoder.register_forward_pre_hook(types.MethodType(_before_forward, enabled), with_kwargs=True),
+        decoder.register_forward_hook(_after_forward, with_kwargs=True, always_call=True),
+    ]
+    model._keyhole = enabled
+    if hasattr(model, "generate"):
+        model.generate = types.MethodType(_generate, model)
+    return enabled
+
+
+def disable(model: Any) -> None:
+    """Takes enable() back. Caches that were made go on to exist, and cannot be used any more."""
+    enabled = model.__dict__.pop("_keyhole", None)
+    if enabled is None:
+        return
+    for hook in enabled.hooks:
+        hook.remove()
+    for module in attentions(model):
+        module.__dict__.pop("_keyhole", None)
+    model.__dict__.pop("generate", None)
+    model.set_attn_implementation(enabled.before)
+
+
+def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """generate() of the model's class, with a KeyholeCache where the caller gives none."""
+    generation = kwargs.get("generation_config") or (args[1] if len(args) > 1 else None) or self.generation_config
+    use_cache = kwargs.get("use_cache", getattr(generation, "use_cache", True))
+    kind = kwargs.get("cache_implementation", getattr(generation, "cache_implementation", None))
+    if kind not in (None, "dynamic"):
+        raise Unsupported(f"cache_implementation={kind!r} is not supported by a model with Keyhole; leave it out")
+    if kwargs.get("output_attentions", getattr(generation, "output_attentions", False)):
+        raise Unsupported("output_attentions is not supported: attention weights are never all there")
+    if kwargs.get("past_key_values") is None and use_cache is not False:
+        kwargs["past_key_values"] = KeyholeCache(self)
+    return type(self).generate(self, *args, **kwargs)
+
+
+def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs.get("output_attentions"):
+        raise Unsupported("output_attentions is not supported: attention weights are never all there")
+    cache = kwargs.get("past_key_values")
+    use_cache = kwargs.get("use_cache")
+    use_cache = decoder.config.use_cache if use_cache is None else use_cache
+    if cache is None and not use_cache:
+        return None
+    if torch.is_grad_enabled() and decoder.training:
+        if isinstance(cache, KeyholeCache):
+            raise Unsupported("a KeyholeCache has no gradients: call model.eval(), or run under torch.no_grad()")
+        kwargs["use_cache"] = False
+        return args, kwargs
+    if cache is None or (type(cache) is DynamicCache and cache.get_seq_length() == 0):
+        cache = KeyholeCache.__new__(KeyholeCache)
+        cache._begin(enabled)
+    elif not isinstance(cache, KeyholeCache):
+        raise Unsupported(f"past_key_values is a {type(cache).__name__}; a model with Keyhole takes a KeyholeCache, or none")
+    elif cache.enabled is not enabled:
+        raise InvalidArgument("past_key_values was made for another model, or before enable() was called again")
+    kwargs["past_key_values"] = cache
+    ids = kwargs.get("input_ids", args[0] if args else None)
+    cache.begin_forward(ids, kwargs.get("inputs_embeds"), kwargs.get("attention_mask"))
+    return args, kwargs
+
+
+def _after_forward(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    cache = kwargs.get("past_key_values")
+    if isinstance(cache, KeyholeCache):
+        cache.end_forward(failed=output is None)
+
+
+def _mask(*args: Any, **kwargs: Any) -> Any:
+    """The mask of a forward pass: none with a KeyholeCache, which knows the padding; else PyTorch's."""
+    if isinstance(kwargs.get("kv_length"), _Length):
+        function = kwargs.get("mask_function", causal_mask_function)
+        plain = function is causal_mask_function or function.__qualname__.startswith("and_masks.")
+        if kwargs.get("use_vmap") or not plain:
+            raise Unsupported("custom masks (images, prefixes, packed sequences) are not supported with a KeyholeCache")
+        return None
+    kwargs["allow_is_causal_skip"] = False
+    return sdpa_mask(*args, **kwargs)
+
+
+def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: Optional[float] = None,
+               softcap: Optional[float] = None, s_aux: Any = None, **kwargs: Any) -> tuple[Any, None]:  # fmt: skip
+    """query [B, Hq, n, d], key and value [B, Hkv, n, d] of the new tokens alone: [B, n, Hq, d]."""
+    enabled = getattr(module, "_keyhole", None)
+    if enabled is None:
+        raise Unsupported("attn_implementation='keyhole' alone does nothing: call keyhole.transformers.enable(model)")
+    scale = module.scaling if scaling is None else scaling
+    cache = getattr(key, "_keyhole", None)
+    if cache is None:
+        return masked_attention(query, key, value, attention_mask, scale, softcap or 0.0, s_aux), None
+    if attention_mask is not None:
+        raise Unsupported("custom attention masks are not supported with a KeyholeCache")
+    if torch.is_grad_enabled():
+        query, key, value = query.detach(), key.detach(), value.detach()
+    layer = module.layer_idx
+    forward = cache._forward
+    if forward.empty and (forward.n >= CHUNK or enabled.samples):
+        return _prompt(enabled, forward, layer, query, key, value, scale, softcap or 0.0, s_aux), None
+    q, k, v = forward.packed(query), forward.packed(key), forward.packed(value)
+    out = torch.empty_like(q) if q.is_contiguous() else q.new_empty(q.shape)
+    if len(forward.sessions) == 1:
+        session = forward.sessions[0]
+        session._follow(q)
+        if len(q) == 1:
+            session._native.attend(layer, q[0], k[0], v[0], out[0], None)
+        elif len(q):
+            session._native.extend(layer, q, k, v, None, out, None)
+    else:
+        for session in forward.sessions:
+            session._follow(q)
+        answers = _extend_batch([session._native for session in forward.sessions], layer, q, k, v, forward.query_start, out, None)
+        if any(answer is not None for answer in answers):
+            raise BatchError(answers)
+    return forward.unpacked(out), None
+
+
+def _prompt(enabled: Enabled, forward: Any, layer: int, query: Any, key: Any, value: Any, scale: float, softcap: float,
+            sinks: Any) -> Any:  # fmt: skip
+    """The first tokens of all sequences: exact attention by PyTorch, while the sessions take K and V."""
+    window = enabled.windows[layer]
+    out = query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1])
+    for session, row in zip(forward.sessions, forward.first):
+        q, k, v = query[row], key[row], value[row]
+        if forward.real is not None:
+            columns = forward.real[row].nonzero()[:, 0].to(q.device)
+            q, k, v = (states.index_select(1, columns) for states in (q, k, v))
+        if q.shape[1] == 0:
+            continue
+        session._follow(q)
+        session._native.prefill(layer, k.transpose(0, 1), v.transpose(0, 1), q.transpose(0, 1) if enabled.samples else None)
+        answers = prompt_attention(q, k, v, scale, window, softcap, sinks)
+        if forward.real is None:
+            out[row] = answers
+        else:
+            out[row].index_copy_(0, columns, answers)
+    if forward.shared:
+        first = torch.tensor([forward.first[place] for place in forward.place], device=out.device)
+        out = out.index_select(0, first)
+    return out
