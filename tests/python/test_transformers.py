@@ -45,10 +45,14 @@ def make(family, seed=1, **fields):
     if family in ("gemma2", "gpt_oss"):
         config._attn_implementation = "eager"  # what these have in place of sdpa
     torch.manual_seed(seed)
+    if family.startswith("gemma"):
+        config.tie_word_embeddings = False  # tied ones say each token again, whatever attention finds
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
+        if family.startswith("gemma") and name.endswith("post_attention_layernorm.weight"):
+            torch.nn.init.constant_(parameter, 6.0)  # else the embeddings outweigh attention
     return model
 
 
@@ -81,6 +85,28 @@ def greedy(inputs, tokens=64, **options):
 def test_ragged_batches_have_the_same_tokens(family):
     expected, got, _ = both(make(family), greedy(batch(90, 35, 61)))
     assert torch.equal(expected, got)
+    assert len(set(expected[0, 90:].tolist())) > 8  # no model that says one thing again and again
+
+
+@pytest.mark.parametrize("family, wrong", [("llama", "scale"), ("gemma2", "window"), ("gemma2", "softcap"), ("gemma3", "window"),
+                                           ("mistral", "window"), ("qwen2", "window"), ("gpt_oss", "sinks")])  # fmt: skip
+def test_these_models_would_show_a_wrong_config(family, wrong, monkeypatch):
+    from keyhole.transformers import _enable
+
+    right = _enable.engine_config
+
+    def mistaken(*args):
+        config = right(*args)
+        for layer in config.layer_configs:
+            layer.scale *= 1.1 if wrong == "scale" else 1.0
+            layer.window = 0 if wrong == "window" else layer.window
+            layer.softcap = 0.0 if wrong == "softcap" else layer.softcap
+        config.sink_logits = None if wrong == "sinks" else config.sink_logits
+        return config
+
+    monkeypatch.setattr(_enable, "engine_config", mistaken)
+    expected, got, _ = both(make(family), greedy(batch(90, 35, 61)))
+    assert not torch.equal(expected, got)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -217,6 +243,16 @@ def test_a_saved_cache_goes_on(tmp_path):
     keyhole.transformers.enable(other, **EXACT)
     with pytest.raises(keyhole.InvalidArgument):
         keyhole.transformers.KeyholeCache.load(other, tmp_path / "saved")
+
+
+def test_a_cache_of_transformers_is_taken_over():
+    model, ids = make("llama"), batch(90, 90)["input_ids"]
+    expected = greedy({"input_ids": ids}, 20)(model)
+    with torch.no_grad():
+        before = model(ids[:, :60]).past_key_values
+    keyhole.transformers.enable(model, **EXACT)
+    cache = keyhole.transformers.KeyholeCache.from_cache(model, before)
+    assert torch.equal(expected, greedy({"input_ids": ids}, 20, past_key_values=cache)(model))
 
 
 def test_what_is_not_supported_is_refused_by_name():
@@ -392,3 +428,21 @@ def test_audits_of_a_cache(bundled):
     (audit,) = output.past_key_values.audit()
     assert audit.audits == 4 * 6 * 8 and 0 < audit.error_median < 0.05
     keyhole.transformers.disable(bundled)
+
+
+def test_dropped_caches_leave_nothing():
+    import gc
+    import weakref
+
+    model = make("llama")
+    keyhole.transformers.enable(model, **EXACT)
+    gc.collect()
+    gc.disable()  # no cycles: what is dropped goes at once
+    try:
+        output = greedy(batch(150, 40), 4, num_beams=2, return_dict_in_generate=True)(model)
+        sessions = [weakref.ref(session) for session in output.past_key_values.rows]
+        assert len(sessions) == 4 and all(session() is not None for session in sessions)
+        del output
+        assert not any(session() is not None for session in sessions)
+    finally:
+        gc.enable()

@@ -46,6 +46,7 @@ def _library():
     try:
         for folder in _FOLDERS:
             shutil.copytree(_ROOT / folder, library / folder)
+        shutil.copytree(_HERE / "src", library / "tools" / "python" / "src")  # where includes look for its headers
         for file in ("CMakeLists.txt", "LICENSE"):
             shutil.copy(_ROOT / file, library / file)
         dependencies = library / "dependencies"

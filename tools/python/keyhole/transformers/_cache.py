@@ -65,6 +65,24 @@ class KeyholeCache(Cache):
             raise InvalidArgument(f"{type(model).__name__} is not enabled: call keyhole.transformers.enable(model) first")
         self._begin(enabled)
 
+    @classmethod
+    def from_cache(cls, model: Any, cache: Any) -> "KeyholeCache":
+        """The tokens of a DynamicCache, e.g. of a prompt that another attention has computed. Padding is not known of it: all of
+        its tokens are attended. Unsupported where layers with a window have dropped tokens."""
+        made = cls(model)
+        keys = cache.layers[0].keys
+        made.rows = [made.enabled.session() for _ in range(keys.shape[0])]
+        columns = cache.get_seq_length()
+        for number, layer in enumerate(cache.layers):
+            if layer.keys.shape[-2] != columns:
+                raise Unsupported(f"layer {number} of the cache has kept {layer.keys.shape[-2]} of {columns} tokens")
+            for row, session in enumerate(made.rows):
+                session._follow(layer.keys)
+                session._native.prefill(number, layer.keys[row].transpose(0, 1), layer.values[row].transpose(0, 1), None)
+        made._set_columns(columns)
+        made._unbuilt = True
+        return made
+
     def _begin(self, enabled: Any) -> None:
         super().__init__(layers=[KeyholeLayer(window) for window in enabled.windows])
         self.enabled = enabled

@@ -1,6 +1,8 @@
 """What enable() does to a model: an engine of its shape, the attention, the cache."""
 
 import dataclasses
+import logging
+import os
 import types
 from typing import Any, Optional, Union
 
@@ -21,6 +23,7 @@ from ._prompt import masked_attention, prompt_attention
 from ._shapes import attentions, engine_config, window_of
 
 NAME = "keyhole"
+_log = logging.getLogger("keyhole")
 
 
 class Enabled:
@@ -88,6 +91,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     config.threads = threads or (None if on_cuda else torch.get_num_threads())
     if max_tokens is None:
         max_tokens = max(131072, int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", 0)))
+    if not on_cuda and torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
+        _log.warning("idle threads of PyTorch spin and take the cores from attention: start Python with OMP_WAIT_POLICY=passive")
     disable(model)
     enabled = Enabled(model, Engine(config), SessionConfig(index=index, mode=mode, max_tokens=max_tokens,
                                                            budget=Budget(**budget) if budget else None, **session_fields),
