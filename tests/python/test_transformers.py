@@ -262,6 +262,10 @@ def test_what_is_not_supported_is_refused_by_name():
     narrow = make("llama", head_dim=32)
     with pytest.raises(keyhole.InvalidArgument, match="head_dim is 32"):
         keyhole.transformers.enable(narrow)
+    scattered = make("llama")
+    scattered.lm_head.to("meta")
+    with pytest.raises(keyhole.Unsupported, match="several devices .* cpu, meta"):
+        keyhole.transformers.enable(scattered)
     model = make("llama")
     with pytest.raises(TypeError, match="colour"):
         keyhole.transformers.enable(model, colour=1)

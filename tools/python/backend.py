@@ -66,6 +66,8 @@ def _library():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    if _in_repository():  # objects lie where those of all other builds do, not among the sources
+        config_settings = {"build-dir": str(_ROOT / "build" / "wheel" / "{wheel_tag}"), **(config_settings or {})}
     with _version_file():
         return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
 

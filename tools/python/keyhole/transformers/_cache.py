@@ -342,7 +342,7 @@ class Forward:
         """[B, H, n, d] as [total, H, d]: the real tokens of the different sessions."""
         rows = states.transpose(1, 2).flatten(0, 1)
         if self._index is None:
-            return rows
+            return rows.contiguous() if rows.is_cuda else rows  # a device wants the heads of a token side by side
         return rows.index_select(0, self._index.to(rows.device))
 
     def unpacked(self, answers: Any) -> Any:

@@ -235,7 +235,10 @@ def _prompt(enabled: Enabled, forward: Any, layer: int, query: Any, key: Any, va
         if q.shape[1] == 0:
             continue
         session._follow(q)
-        session._native.prefill(layer, k.transpose(0, 1), v.transpose(0, 1), q.transpose(0, 1) if enabled.samples else None)
+        rows = [states.transpose(0, 1) for states in (k, v, q)]
+        if q.is_cuda:  # a device wants the heads of a token side by side
+            rows = [states.contiguous() for states in rows]
+        session._native.prefill(layer, rows[0], rows[1], rows[2] if enabled.samples else None)
         answers = prompt_attention(q, k, v, scale, window, softcap, sinks)
         if forward.real is None:
             out[row] = answers

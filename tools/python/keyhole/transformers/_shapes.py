@@ -23,6 +23,9 @@ def text_config(model: Any) -> Any:
         raise Unsupported(f"models of type {config.model_type!r} are not supported; supported: {', '.join(FAMILIES)}")
     if config is not model.config and getattr(model.config, "vision_config", None) is not None:
         raise Unsupported(f"{type(model).__name__} also reads images, which attend in both directions; load its text model alone")
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) > 1:
+        raise Unsupported(f"a model on several devices is not supported; this one lies on {', '.join(sorted(map(str, devices)))}")
     if model.dtype not in _DTYPES:
         raise Unsupported(f"a model in {model.dtype} is not supported; supported: float32, float16, bfloat16")
     return config
