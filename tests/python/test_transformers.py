@@ -309,6 +309,11 @@ def test_a_forward_pass_that_fails_takes_nothing_with_it():
     keyhole.transformers.enable(model, **EXACT)
     cache = keyhole.transformers.KeyholeCache(model)
     with torch.no_grad():
+        handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(**batch(150, 150), past_key_values=cache)
+        handle.remove()
+        assert not cache.rows and cache.get_seq_length() == 0
         model(**batch(40), past_key_values=cache)
         handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):

@@ -297,7 +297,9 @@ class KeyholeCache(Cache):
     def end_forward(self, failed: bool) -> None:
         """After the last layer. What a pass that failed has appended is taken back, as far as sliding layers reach."""
         forward, self._forward = self._forward, None
-        if failed and forward is not None:
+        if failed and forward is not None and forward.empty:
+            self.reset()
+        elif failed and forward is not None:
             for layer in self.layers:
                 layer.columns = forward.before + forward.n
             self.crop(-forward.n)
