@@ -252,17 +252,19 @@ std::string curves_svg(const Curves& curves, const std::string& title, size_t co
             Panel(curves, curves.views.front(), curves.panels[i]).svg() + "</g>\n";
   }
   double top = kHeading + static_cast<double>(rows) * (kPanelHeight + kGap);
-  for (const auto& [group, kind] : curves.series) {
+  for (size_t i = 0; i < curves.series.size(); ++i) {
+    const auto [group, kind] = curves.series[i];
+    const double left = kLeft + static_cast<double>(i % columns) * (kPanelWidth + kGap);
     const std::string colour = group_colour(group);
-    body += line_from(kLeft, top, kLeft + 30, top,
+    body += line_from(left, top, left + 30, top,
                       " stroke=\"" + colour + "\" stroke-width=\"1.8\" stroke-dasharray=\"" +
                           dashes_of(kind) + "\"");
-    body += "<circle cx=\"" + coordinate(kLeft + 15) + "\" cy=\"" + coordinate(top) +
+    body += "<circle cx=\"" + coordinate(left + 15) + "\" cy=\"" + coordinate(top) +
             "\" r=\"3.2\" fill=\"" + colour + "\"/>\n";
     const std::string& way = curves.kinds[kind];
-    body += text_at(kLeft + 38, top + 4, curves.groups[group] + (way.empty() ? "" : ", " + way),
+    body += text_at(left + 38, top + 4, curves.groups[group] + (way.empty() ? "" : ", " + way),
                     "start");
-    top += kLegendLine;
+    if (i % columns + 1 == columns || i + 1 == curves.series.size()) top += kLegendLine;
   }
   const std::string width = coordinate(static_cast<double>(columns) * (kPanelWidth + kGap));
   const std::string height = coordinate(top + 6);

@@ -175,6 +175,42 @@ TEST_F(CompareFixture, AdvisesTheFastestThatKeepsAnError) {
   EXPECT_EQ(compare(trace, {"--index", "flat"})["advice"], nullptr);
 }
 
+TEST_F(CompareFixture, AnnCsvHasTheFieldsNames) {
+  const std::string csv = folder_ / "ann.csv";
+  const json document =
+      compare(make_synthetic_trace({}, random_),
+              {"--index", "ivf:C=16,probe=1|4", "--k", "10", "--tail", "second", "--ann-csv", csv});
+  std::istringstream lines(read_file(csv));
+  std::string line;
+  std::getline(lines, line);
+  const std::vector<std::string> names = csv_cells(line);
+  for (const json& row : document["summary"]) {
+    ASSERT_TRUE(std::getline(lines, line));
+    const std::vector<std::string> cells = csv_cells(line);
+    ASSERT_EQ(cells.size(), names.size());
+    std::map<std::string, std::string> at_name;
+    for (size_t i = 0; i < names.size(); ++i) at_name[names[i]] = cells[i];
+    EXPECT_EQ(at_name["k"], "10");
+    EXPECT_EQ(at_name["dataset"], "t");
+    EXPECT_EQ(at_name["algorithm"], "ivf");
+    EXPECT_EQ(at_name["params"],
+              row["params"].get<std::string>() + " attend=topk:10 tail=second target=none");
+    EXPECT_EQ(std::stod(at_name["recall"]), row["recall"].get<double>());
+    const double us = row["latency_us"]["p50"];
+    EXPECT_NEAR(std::stod(at_name["qps"]) * us, 2e6, 1);  // two query heads in a step
+    EXPECT_NEAR(std::stod(at_name["p50"]) * 1000, us, 1e-9 * us);
+    const double keys = document["options"]["offloaded"];
+    EXPECT_NEAR(std::stod(at_name["distcomps"]), keys * row["scan_fraction"].get<double>(), 1e-6);
+    EXPECT_EQ(std::stod(at_name["build_time"]), row["build_s_total"].get<double>());
+    double bytes = 0;
+    for (const json& head : document["results"]) {
+      if (head["index"] == row["index"]) bytes += keys * head["memory_bytes_per_key"].get<double>();
+    }
+    EXPECT_NEAR(std::stod(at_name["index_size"]), bytes / 1024, 1e-6 * bytes);
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
 TEST_F(CompareFixture, APageNeedsAFile) {
   const Outcome outcome =
       run_keyhole({"compare", "--trace", "t.safetensors", "--index", "flat", "--html", "-"});

@@ -123,6 +123,11 @@ void add_outputs(CLI::App& command, CompareOptions& options) {
   command.add_option("--csv", options.csv, "Write the per-head rows here (- for standard output)")
       ->type_name("FILE");
   command
+      .add_option("--ann-csv", options.ann_csv,
+                  "Write the summary here under the names of ann-benchmarks and VIBE (recall, qps, "
+                  "build_time, index_size, ...)")
+      ->type_name("FILE");
+  command
       .add_option("--svg", options.svg,
                   "Draw output error against bytes read and against time here")
       ->type_name("FILE");

@@ -27,7 +27,7 @@ struct CompareOptions {
   size_t queries = 1000;
   std::string kv_dtype = "f16";
   std::string classifiers;
-  std::string json, csv, svg, html;
+  std::string json, csv, ann_csv, svg, html;
   std::string runs, resume;
   std::vector<RunFile::Run>
       groups;  ///< of the run file; then those of --index and --rival, by resolve_runs()

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "tools/commands/compare/ann_csv.h"
 #include "tools/commands/compare/page.h"
 #include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
@@ -78,7 +79,9 @@ void check_outputs(const CompareOptions& options) {
   }
   if (options.svg == "-") throw UsageError("--svg needs a file");
   if (options.html == "-") throw UsageError("--html needs a file");
-  for (const std::string& path : {options.json, options.csv, options.svg, options.html}) {
+  if (options.ann_csv == "-") throw UsageError("--ann-csv needs a file");
+  for (const std::string& path :
+       {options.json, options.csv, options.ann_csv, options.svg, options.html}) {
     if (!path.empty()) check_writable(path);
   }
 }
@@ -114,8 +117,12 @@ void write_outputs(const ComparisonResult& r) {
   const CompareOptions& options = r.options;
   if (options.json != "-" && options.csv != "-") print(r);
   if (!options.csv.empty()) write_text(options.csv, to_csv(r.rows));
-  if (options.json.empty() && options.svg.empty() && options.html.empty()) return;
+  if (options.json.empty() && options.ann_csv.empty() && options.svg.empty() &&
+      options.html.empty()) {
+    return;
+  }
   const ordered_json document = compare_document(r);
+  if (!options.ann_csv.empty()) write_text(options.ann_csv, ann_csv(document));
   if (!options.svg.empty()) write_text(options.svg, compare_svg(document));
   if (!options.html.empty()) write_text(options.html, compare_page(document));
   if (!options.json.empty()) write_json(options.json, document);
