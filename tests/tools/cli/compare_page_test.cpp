@@ -6,6 +6,7 @@
 
 #include "tests/tools/cli/compare_fixture.h"
 #include "tests/tools/cli/html_data.h"
+#include "tools/terminal/units.h"
 
 namespace keyhole::tools {
 namespace {
@@ -115,10 +116,10 @@ TEST_F(ComparePage, TablesHoldTheFiguresOfTheJson) {
         std::regex_replace(row["index"].get<std::string>(), std::regex("[|:,=]"), "\\$&") + " +" +
         row["attend"].get<std::string>() + " +" + text + " ");
     EXPECT_TRUE(std::regex_search(out_, printed)) << text << "\n" << out_;
-    std::snprintf(text, sizeof text, "%.3g", row["output_error_median"].get<double>());
     EXPECT_NE(html_.find("<td class=\"text\">" + row["index"].get<std::string>() + "</td>"),
               std::string::npos);
-    EXPECT_NE(html_.find("<td>" + std::string(text) + "</td>"), std::string::npos) << text;
+    const std::string shown = format_number(row["output_error_median"]);
+    EXPECT_NE(html_.find("<td>" + shown + "</td>"), std::string::npos) << shown;
   }
 }
 
