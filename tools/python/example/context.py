@@ -78,13 +78,13 @@ def draw(rows, path):
     from matplotlib import pyplot
 
     figure, (errors, times) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for name in dict.fromkeys(row[1] for row in rows):
+    for color, name in enumerate(dict.fromkeys(row[1] for row in rows)):
         mine = [row for row in rows if row[1] == name]
         contexts = [row[0] for row in mine]
-        times.plot(contexts, [row[4] for row in mine], marker="o", label=name)
+        times.plot(contexts, [row[4] for row in mine], marker="o", color=f"C{color}", label=name)
         if name != "exact":
-            (line,) = errors.plot(contexts, [row[2] for row in mine], marker="o", label=f"{name}, median")
-            errors.plot(contexts, [row[3] for row in mine], linestyle="--", color=line.get_color(), label=f"{name}, p95")
+            errors.plot(contexts, [row[2] for row in mine], marker="o", color=f"C{color}", label=f"{name}, median")
+            errors.plot(contexts, [row[3] for row in mine], linestyle="--", color=f"C{color}", label=f"{name}, p95")
     errors.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="output error of a layer")
     times.set(xscale="log", xlabel="tokens of context", ylabel="milliseconds for a token", ylim=(0, None))
     for axes in (errors, times):
