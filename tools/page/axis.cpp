@@ -53,6 +53,11 @@ std::string tick_text(double value) {
   return text;
 }
 
+double tick_middle(double x, const std::string& text, double width) {
+  constexpr double kHalfDigit = 3.8;  // of 12 units
+  return std::min(x, width - 2 - kHalfDigit * static_cast<double>(text.size()));
+}
+
 Axis::Axis(const Quantity& quantity, const std::vector<double>& values)
     : scale_(quantity.scale), limit_(quantity.limit) {
   std::vector<double> places;

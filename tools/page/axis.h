@@ -52,4 +52,7 @@ class Axis {
 /// "0.05", "20k", "3M": short enough for a tick.
 [[nodiscard]] std::string tick_text(double value);
 
+/// Where the middle of a tick's text lies that belongs at `x`: so far left that it ends within `width`.
+[[nodiscard]] double tick_middle(double x, const std::string& text, double width);
+
 }  // namespace keyhole::tools

@@ -85,7 +85,8 @@ class Panel {
     std::string out = "<g class=\"grid\">\n";
     for (const Axis::Tick& tick : x_axis_.ticks()) {
       const double x = kLeft + tick.place * kPlotWidth;
-      out += line_from(x, kTop, x, bottom, light) + text_at(x, bottom + 15, tick.text, "middle");
+      out += line_from(x, kTop, x, bottom, light) +
+             text_at(tick_middle(x, tick.text, kPanelWidth), bottom + 15, tick.text, "middle");
     }
     for (const Axis::Tick& tick : y_axis_.ticks()) {
       const double y = bottom - tick.place * kPlotHeight;
@@ -174,6 +175,7 @@ ordered_json script_data(const Curves& curves) {
         {{"name", view.name}, {"values", view.values}, {"axes", axes}, {"fronts", fronts}});
   }
   return {{"plot", {kLeft, kTop, kPlotWidth, kPlotHeight}},
+          {"width", kPanelWidth},
           {"quantities", quantities},
           {"panels", curves.panels},
           {"series", series},

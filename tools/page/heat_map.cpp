@@ -49,7 +49,8 @@ class Map {
       : map_(map),
         axis_({map.field, map.title, map.scale, map.limit}, map.values),
         cell_width_((kWidth - kLeft - kRight) / static_cast<double>(map.columns.size())),
-        cell_height_(map.rows.size() > 16 ? 14 : 24) {}
+        cell_height_(map.rows.size() > 16 ? 14 : 24),
+        texts_fit_(cell_height_ >= 20 && longest_text() <= cell_width_) {}
 
   [[nodiscard]] std::string html() const {
     const double bottom = kTop + cell_height_ * static_cast<double>(map_.rows.size());
@@ -97,6 +98,15 @@ class Map {
     out += text(kWidth - kRight, kTop - 20, map_.column_title, "end", "");
   }
 
+  /// Width of the longest value with some air, in units: digits of 12 units take some 7.5 in any usual typeface.
+  [[nodiscard]] double longest_text() const {
+    size_t longest = 0;
+    for (const double value : map_.values) {
+      if (std::isfinite(value)) longest = std::max(longest, value_text(value).size());
+    }
+    return 7.5 * static_cast<double>(longest) + 4;
+  }
+
   [[nodiscard]] std::string value_text(double value) const {
     if (!map_.names.empty()) return map_.names[static_cast<size_t>(value)];
     return format_number(value);
@@ -124,7 +134,7 @@ class Map {
            " data-value=\"" + (named ? escaped(value_text(value)) : exact_number(value)) +
            "\"><title>" + escaped(where) + "\n" + escaped(map_.title) + ": " +
            escaped(value_text(value)) + "</title></rect>\n";
-    if (!named && cell_width_ >= 40 && cell_height_ >= 20) {
+    if (!named && texts_fit_) {
       out += "<text class=\"" + std::string(is_light(colour) ? "on-light" : "on-dark") + "\" x=\"" +
              coordinate(x + cell_width_ / 2) + "\" y=\"" + coordinate(y + cell_height_ / 2 + 4) +
              "\" text-anchor=\"middle\" fill=\"" + (is_light(colour) ? "#111111" : "#ffffff") +
@@ -140,8 +150,8 @@ class Map {
                        " fill=\"" + hexadecimal(viridis((i + 0.5) / kSteps)) + "\"/>\n");
     }
     for (const Axis::Tick& tick : axis_.ticks()) {
-      out +=
-          text(kLeft + tick.place * (kWidth - kLeft - kRight), top + 32, tick.text, "middle", "");
+      const double x = kLeft + tick.place * (kWidth - kLeft - kRight);
+      out += text(tick_middle(x, tick.text, kWidth), top + 32, tick.text, "middle", "");
     }
   }
 
@@ -163,6 +173,7 @@ class Map {
   const HeatMap& map_;
   Axis axis_;
   double cell_width_, cell_height_;
+  bool texts_fit_;  // all values into their cells
 };
 
 }  // namespace

@@ -94,13 +94,16 @@
     return element;
   }
 
-  function drawGrid(panel, [x, y], [left, top, width, height]) {
+  // As tick_middle() of axis.cpp: the last text ends within the picture.
+  const tickMiddle = (x, text, whole) => Math.min(x, whole - 2 - 3.8 * text.length);
+
+  function drawGrid(panel, [x, y], [left, top, width, height], whole) {
     const grid = panel.querySelector('.grid');
     grid.replaceChildren();
     for (const [at, text] of x.ticks) {
       const px = left + at * width;
       grid.append(svg('line', {x1: px, x2: px, y1: top, y2: top + height}),
-                  svg('text', {x: px, y: top + height + 15, 'text-anchor': 'middle'}, text));
+                  svg('text', {x: tickMiddle(px, text, whole), y: top + height + 15, 'text-anchor': 'middle'}, text));
     }
     for (const [at, text] of y.ticks) {
       const py = top + (1 - at) * height;
@@ -115,7 +118,7 @@
     const [x, y] = view.axes[which];
     const [left, top, width, height] = data.plot;
     const front = new Set(view.fronts[which]);
-    drawGrid(panel, [x, y], data.plot);
+    drawGrid(panel, [x, y], data.plot, data.width);
     for (const series of panel.querySelectorAll('.series')) {
       const path = [];
       for (const circle of series.querySelectorAll('circle')) {

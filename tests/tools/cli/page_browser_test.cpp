@@ -134,39 +134,41 @@ TEST_F(PageInBrowser, OtherCommandsToo) {
             0);
   expect_sound(read_file(step), 9);
 
-  // Many narrow cells.
-  json heads = json::array();
-  for (int layer = 0; layer < 16; ++layer) {
-    for (int head = 0; head < 32; ++head) {
-      const double x = (layer * 32 + head + 1) / 513.0;
-      heads.push_back({{"layer", layer},
-                       {"kv_head", head},
-                       {"middle_mass", x},
-                       {"dense", head == 3},
-                       {"index", "ivf:probe=" + std::to_string(layer)},
-                       {"budget", "topk:100"},
-                       {"error_median", x / 10},
-                       {"error_p95", x},
-                       {"met", true},
-                       {"held", head != 5},
-                       {"attended", 1000 * x},
-                       {"bytes", 1e6 * x},
-                       {"us", 90 * x},
-                       {"dense_bytes", 1e6},
-                       {"dense_us", 100},
-                       {"read_share", x},
-                       {"held_bytes", 1e5}});
-    }
-  }
   const nlohmann::ordered_json machine = {
       {"cpu", "a"},     {"cores", 2},        {"memory_bytes", 1 << 30},
       {"simd", "avx2"}, {"system", "Linux"}, {"keyhole", "1"}};
-  expect_sound(calibration_page({{"format", "keyhole-calibration"},
-                                 {"command", "keyhole calibrate"},
-                                 {"machine", machine},
-                                 {"requirement", {{"text", "95 % of steps below 0.075"}}},
-                                 {"heads", heads}}),
-               0);
+  // Many narrow cells, and some whose figures are nearly as wide as they are.
+  for (const auto& [layers, kv_heads] : {std::pair(16, 32), std::pair(6, 8)}) {
+    json heads = json::array();
+    for (int layer = 0; layer < layers; ++layer) {
+      for (int head = 0; head < kv_heads; ++head) {
+        const double x = (layer * kv_heads + head + 1) / 12345.0;
+        heads.push_back({{"layer", layer},
+                         {"kv_head", head},
+                         {"middle_mass", x},
+                         {"dense", head == 3},
+                         {"index", "ivf:probe=" + std::to_string(layer)},
+                         {"budget", "topk:100"},
+                         {"error_median", x / 10},
+                         {"error_p95", x},
+                         {"met", true},
+                         {"held", head != 5},
+                         {"attended", 1000 * x},
+                         {"bytes", 1e6 * x},
+                         {"us", 90 * x},
+                         {"dense_bytes", 1e6},
+                         {"dense_us", 100},
+                         {"read_share", x},
+                         {"held_bytes", 1e5}});
+      }
+    }
+    expect_sound(calibration_page({{"format", "keyhole-calibration"},
+                                   {"command", "keyhole calibrate"},
+                                   {"machine", machine},
+                                   {"requirement", {{"text", "95 % of steps below 0.075"}}},
+                                   {"heads", heads}}),
+                 0);
+  }
 }
 
 TEST_F(PageInBrowser, HeadsToo) {
