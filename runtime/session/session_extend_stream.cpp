@@ -101,7 +101,7 @@ void Session::extend_on_device(uint32_t layer, const ExtendArgs& args) {
       return;
     } catch (const Error& e) {
       if (e.status() != Status::out_of_device_memory) throw;
-      if (listed_ != nullptr) listed_->release();
+      if (Blocked& parts = blocked_parts(layer); parts.listed != nullptr) parts.listed->release();
       engine_->log()(KEYHOLE_LOG_INFO,
                      std::string("many tokens are attended without lists of blocks: ") + e.what());
     }
