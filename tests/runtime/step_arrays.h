@@ -83,7 +83,7 @@ class StepArrays final : public runtime::Delivery {
  public:
   explicit StepArrays(const runtime::ModelShape& m)
       : arrays_(m.q_heads, size_t{m.q_heads} * m.head_dim), size_(size_t{m.q_heads} * m.head_dim) {
-    arrays_.set_shape(m.group(), m.head_dim);
+    arrays_.set_shape(m.of(0).group(), m.head_dim);
   }
   StateView slot(uint32_t kv_head) override { return arrays_.slot(kv_head); }
   void deliver(uint32_t /*kv_head*/) override { delivered_ += 1; }
