@@ -180,7 +180,9 @@ CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
     if (given.goals.empty()) given.goals = file.goals;
     given.groups = file.runs;
   }
-  if (given.trace.empty()) throw UsageError("--trace is missing, and no run file names a trace");
+  if (given.trace.empty())
+    throw UsageError(
+        "--trace is missing, and no run file names a trace (see keyhole compare --help)");
   for (const std::string& index : given.indexes) {
     given.groups.push_back({index, false, given.budgets});
   }
