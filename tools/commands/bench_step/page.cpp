@@ -20,8 +20,7 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 double error_of(const ordered_json& row, const std::string& quantile) {
   const double written = figure_at(row, "stream_error." + quantile);
   if (std::isfinite(written)) return written;
-  return figure_at(
-      row, quantile == "p50" ? "audit.error.median" : "audit.error." + quantile);
+  return figure_at(row, quantile == "p50" ? "audit.error.median" : "audit.error." + quantile);
 }
 
 // A sum of the statistics for each attend.
