@@ -5,24 +5,14 @@
 #include <limits>
 
 #include "gpu/blocked_layout.h"
-#include "tests/gpu/cuda_fixture.h"
+#include "tests/gpu/prompt_layer.h"
 
 namespace keyhole::gpu {
 namespace {
 
 using namespace test;  // NOLINT
 
-struct Case {
-  uint32_t dim, kv_heads, group;
-  DType dtype;
-  float softcap = 0.0F;
-};
-
-std::string name_of(const testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
-  return "dim" + std::to_string(c.dim) + "heads" + std::to_string(c.kv_heads) + "group" +
-         std::to_string(c.group) + dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
-}
+using Case = PromptCase;
 
 /// Rows `[kv_heads][n, dim]`, rounded to the dtype.
 struct HeadRows {

@@ -13,17 +13,6 @@ using namespace test;  // NOLINT
 
 using Case = PromptCase;
 
-PromptPattern pattern_of(PromptChoice choice) {
-  PromptPattern p;
-  p.dense = false;
-  p.choice = choice;
-  p.first_rows = p.near_rows = 64;
-  p.mass = 0.8F;
-  p.stride = choice == PromptChoice::sampled || choice == PromptChoice::antidiagonal ? 16 : 0;
-  p.columns = 100;
-  p.slashes = 4;
-  return p;
-}
 constexpr PromptChoice kChoices[] = {PromptChoice::sampled, PromptChoice::pooled,
                                      PromptChoice::antidiagonal, PromptChoice::vertical_slash};
 

@@ -10,7 +10,7 @@
 #include "gpu/cuda/blocked/block_choice.h"
 #include "gpu/cuda/blocked/listed.h"
 #include "gpu/listed_layout.h"
-#include "tests/gpu/cuda_fixture.h"
+#include "tests/gpu/prompt_layer.h"
 #include "tests/list_truth.h"
 
 namespace keyhole::gpu {
@@ -18,16 +18,7 @@ namespace {
 
 using namespace test;  // NOLINT
 
-struct Case {
-  uint32_t dim, kv_heads, group;
-  DType dtype;
-  float softcap = 0.0F;
-};
-std::string name_of(const testing::TestParamInfo<Case>& info) {
-  const Case& c = info.param;
-  return "dim" + std::to_string(c.dim) + "heads" + std::to_string(c.kv_heads) + "group" +
-         std::to_string(c.group) + dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
-}
+using Case = PromptCase;
 
 enum class Kind : uint8_t { device, pinned, pageable, int8, pinned_int8 };
 /// So many tokens, which lie there.
@@ -36,17 +27,6 @@ struct Place {
   uint32_t tokens;
 };
 
-PromptPattern pattern_of(PromptChoice choice) {
-  PromptPattern p;
-  p.dense = false;
-  p.choice = choice;
-  p.first_rows = p.near_rows = 64;
-  p.mass = 0.8F;
-  p.stride = choice == PromptChoice::sampled || choice == PromptChoice::antidiagonal ? 16 : 0;
-  p.columns = 100;
-  p.slashes = 4;
-  return p;
-}
 PromptPattern a_shape(uint32_t first, uint32_t near) {
   PromptPattern p;
   p.dense = false;

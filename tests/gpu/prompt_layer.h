@@ -23,6 +23,19 @@ inline std::string name_of(const testing::TestParamInfo<PromptCase>& info) {
          std::to_string(c.group) + dtype_name(c.dtype) + (c.softcap > 0.0F ? "capped" : "");
 }
 
+/// A way to choose blocks, with numbers that fit small prompts.
+inline PromptPattern pattern_of(PromptChoice choice) {
+  PromptPattern p;
+  p.dense = false;
+  p.choice = choice;
+  p.first_rows = p.near_rows = 64;
+  p.mass = 0.8F;
+  p.stride = choice == PromptChoice::sampled || choice == PromptChoice::antidiagonal ? 16 : 0;
+  p.columns = 100;
+  p.slashes = 4;
+  return p;
+}
+
 class PromptLayerTest : public testing::TestWithParam<PromptCase> {
  protected:
   void SetUp() override { KEYHOLE_NEEDS_GPU(); }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tools/commands/bench_step/report.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
@@ -113,21 +114,9 @@ Bars tokens_of(const ordered_json& rows) {
 
 PageTable table_of(const ordered_json& rows) {
   PageTable out;
-  out.columns = {{"index and budget", true},
-                 {"build"},
-                 {"layer p50"},
-                 {"p95"},
-                 {"p99"},
-                 {"token p50"},
-                 {"p95"},
-                 {"tokens/s"},
-                 {"read/attend"},
-                 {"error p50"},
-                 {"p95"},
-                 {"p99"},
-                 {"recall"},
-                 {"mass"},
-                 {"note", true}};
+  for (const char* title : kStepColumns) out.columns.push_back({title});
+  out.columns.front().text = true;
+  out.columns.push_back({"note", true});
   for (const ordered_json& row : rows) {
     const auto number = [&](const char* field) { return format_number(figure_at(row, field), 4); };
     const auto us = [&](const char* field) {

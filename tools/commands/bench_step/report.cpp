@@ -134,20 +134,10 @@ std::string to_text(const StepResult& r) {
 }
 
 std::string to_table(const std::vector<StepResult>& results, const Style& style) {
-  Table table({{"index and budget", Table::Align::left},
-               {"build"},
-               {"layer p50"},
-               {"p95"},
-               {"p99"},
-               {"token p50"},
-               {"p95"},
-               {"tokens/s"},
-               {"read/attend"},
-               {"error p50"},
-               {"p95"},
-               {"p99"},
-               {"recall"},
-               {"mass"}});
+  std::vector<Table::Column> columns;
+  for (const char* title : kStepColumns) columns.push_back({title});
+  columns.front().align = Table::Align::left;
+  Table table(columns);
   for (const StepResult& r : results) {
     std::vector<std::string> cells = {r.name};
     const double build = r.build_seconds + (r.tail_seconds > 0.01 ? r.tail_seconds : 0);

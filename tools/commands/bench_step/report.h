@@ -1,6 +1,7 @@
 // bench-step's results for people and for machines.
 #pragma once
 
+#include <array>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -13,6 +14,10 @@ namespace keyhole::tools {
 /// Some lines on one result, for the moment at which it is known.
 [[nodiscard]] std::string to_text(const StepResult& result);
 /// All of them, a row each.
+/// Titles of the table's columns, which a page has too.
+inline constexpr std::array kStepColumns = {
+    "index and budget", "build",       "layer p50", "p95", "p99", "token p50", "p95",
+    "tokens/s",         "read/attend", "error p50", "p95", "p99", "recall",    "mass"};
 [[nodiscard]] std::string to_table(const std::vector<StepResult>& results, const Style& style);
 /// What the machine can do at best; "" where nothing of it was measured.
 [[nodiscard]] std::string to_text(const StepFloors& floors);
