@@ -1,10 +1,11 @@
 // Causal attention of a whole prompt, one layer of an 8B shape (32 query and 8 KV heads of 128), K and V on the device, 4096 queries
-// at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
+// (or CHUNK) at a time: all rows, by the kernel of all devices and by Hopper's; lists of all blocks; lists of a share of them, chosen at random
 // beside the first block and the newest ones. Of more than 200,000 tokens dense attention, the first and the newest tokens, and the
 // patterns. Patterns have two times: that of the choice, where next to nothing of what it finds is attended, and what attention
 // takes beside it. Numbers are random, so that a mass takes about its share of the blocks, and thresholds pass over all or nothing.
+// Patterns that differ in a stride alone are left out there.
 //
-//   gpu_attention_bench [tokens ..]
+//   gpu_attention_bench [tokens[/CHUNK] ..]
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <random>
 #include <span>
@@ -28,7 +30,7 @@ namespace {
 using namespace keyhole;       // NOLINT
 using namespace keyhole::gpu;  // NOLINT
 
-constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128, kChunk = 4096;
+constexpr uint32_t kHeads = 32, kKvHeads = 8, kDim = 128;
 
 void check(cudaError_t e, const char* what) {
   if (e == cudaSuccess) return;
@@ -104,9 +106,13 @@ struct NamedPattern {
   PromptPattern pattern;
   PromptPattern choice;  ///< alone; dense: there is none
 };
-std::vector<NamedPattern> patterns() {
+std::vector<NamedPattern> patterns(uint32_t tokens) {
   std::vector<NamedPattern> all;
+  const bool many = tokens > kManyTokens;
   const auto add = [&](const std::string& name, PromptPattern p) {
+    const bool has_stride =
+        p.choice == PromptChoice::sampled || p.choice == PromptChoice::antidiagonal;
+    if (many && (p.dense || (has_stride && p.stride == 8))) return;
     NamedPattern n{name, p, {}};
     if (!p.dense && (p.choice != PromptChoice::sampled || p.stride != 0)) {
       n.choice = p;
@@ -154,7 +160,7 @@ std::vector<NamedPattern> patterns() {
 
 /// Patterns that choose, by what finding takes and what attention does; all heads alike, and then heads by all of them in turn.
 void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTokens& q,
-                   const DeviceTokens& out, uint32_t tokens) {
+                   const DeviceTokens& out, uint32_t tokens, uint32_t chunk) {
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
@@ -164,10 +170,10 @@ void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTok
     // The first takes memory.
     for (int i = 0; i <= repetitions(tokens); ++i) {
       check(cudaEventRecord(begin), "record");
-      for (uint32_t first = 0; first < tokens; first += kChunk) {
+      for (uint32_t first = 0; first < tokens; first += chunk) {
         PromptStretch s;
         s.q = q, s.k = k, s.v = v, s.out = out;
-        s.n = std::min(kChunk, tokens - first);
+        s.n = std::min(chunk, tokens - first);
         s.rows = first + s.n;
         s.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
         prompt->attend(s, of_heads, nullptr);
@@ -197,7 +203,7 @@ void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTok
               "rest ms");
   std::vector<PromptPattern> in_turn;
   double choices = 0;
-  for (const NamedPattern& p : patterns()) {
+  for (const NamedPattern& p : patterns(tokens)) {
     const double choice = p.choice.dense ? 0.0 : time(std::span(&p.choice, 1));
     report(p.name, choice, std::span(&p.pattern, 1));
     if (p.pattern.dense) continue;
@@ -205,10 +211,12 @@ void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTok
     choices += choice;
   }
   // Each pattern chooses for some of the heads.
-  const double share = 1.0 / static_cast<double>(in_turn.size());
-  std::vector<PromptPattern> of_heads;
-  for (uint32_t h = 0; h < kHeads; ++h) of_heads.push_back(in_turn[h % in_turn.size()]);
-  report("heads by all of these in turn", share * choices, of_heads);
+  if (tokens <= kManyTokens) {
+    const double share = 1.0 / static_cast<double>(in_turn.size());
+    std::vector<PromptPattern> of_heads;
+    for (uint32_t h = 0; h < kHeads; ++h) of_heads.push_back(in_turn[h % in_turn.size()]);
+    report("heads by all of these in turn", share * choices, of_heads);
+  }
   check(cudaEventDestroy(begin), "destroy");
   check(cudaEventDestroy(end), "destroy");
 }
@@ -216,35 +224,46 @@ void time_patterns(const DeviceTokens& k, const DeviceTokens& v, const DeviceTok
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::vector<uint32_t> lengths;
-  for (int i = 1; i < argc; ++i) lengths.push_back(static_cast<uint32_t>(std::atoi(argv[i])));
-  if (lengths.empty()) lengths = {8192, 32768, 131072};
+  struct Length {
+    uint32_t tokens, chunk;
+  };
+  std::vector<Length> lengths;
+  for (int i = 1; i < argc; ++i) {
+    const char* const slash = std::strchr(argv[i], '/');
+    const int tokens = std::atoi(argv[i]), chunk = slash == nullptr ? 4096 : std::atoi(slash + 1);
+    if (tokens < 1 || chunk < 1) {
+      std::fprintf(stderr, "%s: tokens[/CHUNK], both at least 1\n", argv[i]);
+      return 2;
+    }
+    lengths.push_back({static_cast<uint32_t>(tokens), static_cast<uint32_t>(chunk)});
+  }
+  if (lengths.empty()) lengths = {{8192, 4096}, {32768, 4096}, {131072, 4096}};
   cudaEvent_t begin, end;
   check(cudaEventCreate(&begin), "event");
   check(cudaEventCreate(&end), "event");
   std::printf("%8s %6s %-8s %8s %10s %9s\n", "tokens", "dtype", "kernel", "blocks", "ms",
               "TFLOP/s");
-  for (const uint32_t tokens : lengths) {
+  for (const auto [tokens, chunk] : lengths) {
     for (const DType dtype : {DType::f16, DType::bf16}) {
       if (tokens > kManyTokens && dtype == DType::bf16) continue;
-      const size_t kv = size_t{tokens} * kKvHeads * kDim, chunk = size_t{kChunk} * kHeads * kDim;
+      const size_t kv = size_t{tokens} * kKvHeads * kDim, of_chunk = size_t{chunk} * kHeads * kDim;
       auto *const k = allocate<uint16_t>(kv), *const v = allocate<uint16_t>(kv),
-                  *const q = allocate<uint16_t>(chunk);
-      fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, chunk, dtype, 3);
+                  *const q = allocate<uint16_t>(of_chunk);
+      fill(k, kv, dtype, 1), fill(v, kv, dtype, 2), fill(q, of_chunk, dtype, 3);
       BlockedParams p;
       p.q = q, p.q_token_stride = size_t{kHeads} * kDim, p.q_head_stride = kDim, p.q_heads = kHeads,
       p.kv_heads = kKvHeads;
       p.logits.scale = 1.0F / std::sqrt(static_cast<float>(kDim));
       p.keys = k, p.values = v, p.head_stride = kDim, p.row_stride = size_t{kKvHeads} * kDim;
       p.causal = true, p.is_first = true;
-      p.o = allocate<float>(chunk), p.sums = allocate<float2>(size_t{kChunk} * kHeads);
+      p.o = allocate<float>(of_chunk), p.sums = allocate<float2>(size_t{chunk} * kHeads);
       // Lists of the last chunk's size, made for each chunk beforehand.
       const auto time = [&](bool hopper, double share) {
         std::vector<BlockLists> device;
         double computed = 0, shares = 0;
         std::mt19937 rng(5);
-        for (uint32_t first = 0; first < tokens; first += kChunk) {
-          const uint32_t n = std::min(kChunk, tokens - first);
+        for (uint32_t first = 0; first < tokens; first += chunk) {
+          const uint32_t n = std::min(chunk, tokens - first);
           double part = 1.0;
           if (share > 0.0) {
             const Lists l = lists_of(first, n, share, rng);
@@ -264,11 +283,11 @@ int main(int argc, char** argv) {
         float best = 1e9F;
         for (int i = 0; i < repetitions(tokens); ++i) {
           check(cudaEventRecord(begin), "record");
-          for (uint32_t first = 0; first < tokens; first += kChunk) {
-            p.n = std::min(kChunk, tokens - first);
+          for (uint32_t first = 0; first < tokens; first += chunk) {
+            p.n = std::min(chunk, tokens - first);
             p.first = first;
             p.rows = first + p.n;
-            p.lists = share > 0.0 ? device[first / kChunk] : BlockLists{};
+            p.lists = share > 0.0 ? device[first / chunk] : BlockLists{};
             launch_blocked(p, dtype, kDim, hopper, nullptr);
           }
           check(cudaEventRecord(end), "record");
@@ -296,7 +315,7 @@ int main(int argc, char** argv) {
       time_patterns({k, p.row_stride, p.head_stride, dtype},
                     {v, p.row_stride, p.head_stride, dtype},
                     {q, p.q_token_stride, p.q_head_stride, dtype},
-                    {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens);
+                    {p.o, p.q_token_stride, p.q_head_stride, DType::f32}, tokens, chunk);
       for (void* x : {static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(q),
                       static_cast<void*>(p.o), static_cast<void*>(p.sums)}) {
         check(cudaFree(x), "free");

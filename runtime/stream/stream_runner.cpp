@@ -99,6 +99,7 @@ void StreamRunner::serve_published(const StreamStep& step, const gpu::Published&
     const uint32_t heads = model_.of(step.layer).kv_heads;
     for (uint32_t h = 0; h < heads; ++h) steps_->deliver(step.layer, h, step.sequence);
     steps_served_ += 1;
+    coded_tokens_ += std::max(step.appends, 1U);
     // After all that the device could wait for. q stays until the host has taken the layer's next step.
     if (!step.audited) return;
     client_->begin_audit(step, published);
@@ -566,7 +567,7 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
   s.rows_by_host = codes_->rows_by_host() ? 1 : 0;
   s.device_wait_seconds = static_cast<double>(steps_->wait_nanoseconds() - waited_before_) * 1e-9;
   s.stream_steps += steps_served_ + window_steps_;
-  s.attends += window_steps_;
+  s.attends += window_steps_ + coded_tokens_;
   s.attend_seconds += serve_seconds_;
   s.serve_seconds = serve_seconds_;
   s.signal = steps_->signal() == gpu::Signal::device_wait ? "wait" : "launch";
@@ -575,6 +576,7 @@ void StreamRunner::add_statistics(keyhole_statistics& s) const {
 void StreamRunner::reset_statistics() {
   steps_served_ = 0;
   window_steps_ = 0;
+  coded_tokens_ = 0;
   serve_seconds_ = 0.0;
   waited_before_ = steps_->wait_nanoseconds();
 }

@@ -265,6 +265,7 @@ class StreamRunner {
   uint64_t open_capture_ = 0;  ///< in which the half was recorded; 0: none
 
   uint64_t steps_served_ = 0;
+  uint64_t coded_tokens_ = 0;  ///< of steps over codes, each new token is one attend
   uint64_t window_steps_ = 0;  ///< of sliding layers, enqueued or announced
   double serve_seconds_ = 0.0;
   uint64_t waited_before_ = 0;  ///< nanoseconds, at the last reset of statistics

@@ -113,7 +113,9 @@ def test_the_default_index_is_near_and_reads_less(engine):
     assert session.config.index.startswith("codes")
     truth, _ = attention(q[None], k, v)
     assert error(session.attend(0, q), truth[0]) < 0.1
-    assert 0 < session.statistics().keys_offered
+    assert session.statistics().attends == 1
+    if engine.config.device == keyhole.Device.HOST:  # a CUDA device scores keys by itself
+        assert 0 < session.statistics().keys_offered
     session.set_mode("resident")
     assert error(session.attend(0, q), truth[0]) > 0.5  # the needle is not resident
 

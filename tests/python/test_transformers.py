@@ -1,4 +1,7 @@
-"""Models of transformers with Keyhole beside the same models without: the same tokens, whatever generate() is asked to do."""
+"""Models of transformers with Keyhole beside the same models without: the same tokens, whatever generate() is asked to do.
+
+KEYHOLE_TEST_DEVICE (cpu, or cuda) says where models and their tensors lie.
+"""
 
 import json
 import os
@@ -17,6 +20,7 @@ import keyhole.transformers  # noqa: E402
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
+DEVICE = os.environ.get("KEYHOLE_TEST_DEVICE", "cpu")
 SMALL = {
     "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 1024, "initializer_range": 0.3, "pad_token_id": 0,
@@ -47,7 +51,7 @@ def make(family, seed=1, **fields):
     torch.manual_seed(seed)
     if family.startswith("gemma"):
         config.tie_word_embeddings = False  # tied ones say each token again, whatever attention finds
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to(DEVICE)
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):
             torch.nn.init.normal_(parameter)
@@ -64,7 +68,7 @@ def batch(*lengths, seed=5):
     for row, length in enumerate(lengths):
         ids[row, ids.shape[1] - length :] = torch.randint(3, SMALL["vocab_size"], (length,))
         mask[row, ids.shape[1] - length :] = 1
-    return {"input_ids": ids, "attention_mask": mask}
+    return {"input_ids": ids.to(DEVICE), "attention_mask": mask.to(DEVICE)}
 
 
 def both(model, call, **options):
@@ -136,7 +140,7 @@ def test_two_turns_on_one_cache(family, more):
             cache = transformers.DynamicCache(config=model.config)
         answer = greedy(first, 20, past_key_values=cache)(model)
         ids = torch.cat([answer, second["input_ids"]], dim=1)
-        mask = torch.cat([first["attention_mask"], torch.ones(2, 20 + more, dtype=torch.long)], dim=1)
+        mask = torch.cat([first["attention_mask"], torch.ones(2, 20 + more, dtype=torch.long, device=DEVICE)], dim=1)
         return greedy({"input_ids": ids, "attention_mask": mask}, 30, past_key_values=cache)(model)
 
     expected, got, _ = both(make(family), turns)
@@ -191,7 +195,7 @@ def test_return_sequences_share_the_prompt():
         ids = inputs["input_ids"][[0, 0, 1]]
         cache = model(ids, attention_mask=torch.ones_like(ids)).past_key_values
         assert len(cache.sessions) == 2
-        model(torch.tensor([[5], [6], [5]]), past_key_values=cache)
+        model(torch.tensor([[5], [6], [5]], device=DEVICE), past_key_values=cache)
         assert len(cache.sessions) == 3
         tokens = [session.layer_tokens().total for session in cache.rows]
     assert tokens == [201, 201, 201]
@@ -220,7 +224,7 @@ def test_half_precision(dtype):
     def logits(model):
         with torch.no_grad():
             cache = model(**inputs).past_key_values
-            step = {"input_ids": torch.tensor([[9]]), "attention_mask": torch.ones(1, 141), "past_key_values": cache}
+            step = {"input_ids": torch.tensor([[9]], device=DEVICE), "attention_mask": torch.ones(1, 141, device=DEVICE), "past_key_values": cache}
             return model(**step).logits.float()
 
     expected, got, _ = both(model, logits)
@@ -236,7 +240,7 @@ def test_a_saved_cache_goes_on(tmp_path):
     cache.save(tmp_path / "saved")
     loaded = keyhole.transformers.KeyholeCache.load(model, tmp_path / "saved")
     assert loaded.get_seq_length() == cache.get_seq_length() == 79
-    mask = torch.cat([first["attention_mask"], torch.ones(2, 20, dtype=torch.long)], dim=1)
+    mask = torch.cat([first["attention_mask"], torch.ones(2, 20, dtype=torch.long, device=DEVICE)], dim=1)
     again = greedy({"input_ids": answer, "attention_mask": mask}, 20, past_key_values=loaded)(model)
     assert torch.equal(expected, again)
     other = make("llama")
@@ -264,7 +268,7 @@ def test_what_is_not_supported_is_refused_by_name():
         keyhole.transformers.enable(narrow)
     scattered = make("llama")
     scattered.lm_head.to("meta")
-    with pytest.raises(keyhole.Unsupported, match="several devices .* cpu, meta"):
+    with pytest.raises(keyhole.Unsupported, match=f"several devices .* {DEVICE}.*, meta"):
         keyhole.transformers.enable(scattered)
     model = make("llama")
     with pytest.raises(TypeError, match="colour"):
@@ -283,25 +287,25 @@ def test_what_is_not_supported_is_refused_by_name():
         model(**inputs, output_attentions=True)
     with pytest.raises(keyhole.Unsupported, match="DynamicCache"):
         used = transformers.DynamicCache(config=model.config)
-        used.update(torch.zeros(1, 2, 3, 64), torch.zeros(1, 2, 3, 64), 0)
-        model(torch.tensor([[4]]), past_key_values=used)
+        used.update(torch.zeros(1, 2, 3, 64, device=DEVICE), torch.zeros(1, 2, 3, 64, device=DEVICE), 0)
+        model(torch.tensor([[4]], device=DEVICE), past_key_values=used)
     with torch.no_grad(), pytest.raises(keyhole.Unsupported, match="attention masks"):
-        model(inputs["input_ids"], attention_mask=torch.ones(1, 1, 20, 20, dtype=torch.bool))
+        model(inputs["input_ids"], attention_mask=torch.ones(1, 1, 20, 20, dtype=torch.bool, device=DEVICE))
     cache = keyhole.transformers.KeyholeCache(model)
     with torch.no_grad():
         model(**inputs, past_key_values=cache)
         with pytest.raises(keyhole.InvalidArgument, match="a batch of 2 rows; the cache has 1"):
-            model(torch.ones(2, 1, dtype=torch.long), past_key_values=cache)
+            model(torch.ones(2, 1, dtype=torch.long, device=DEVICE), past_key_values=cache)
         with pytest.raises(keyhole.InvalidArgument, match="attention_mask is"):
-            model(torch.tensor([[4]]), attention_mask=torch.ones(1, 5), past_key_values=cache)
-        hidden = torch.ones(1, 21)
+            model(torch.tensor([[4]], device=DEVICE), attention_mask=torch.ones(1, 5, device=DEVICE), past_key_values=cache)
+        hidden = torch.ones(1, 21, device=DEVICE)
         hidden[0, 3] = 0
         with pytest.raises(keyhole.Unsupported, match="something else"):
-            model(torch.tensor([[4]]), attention_mask=hidden, past_key_values=cache)
+            model(torch.tensor([[4]], device=DEVICE), attention_mask=hidden, past_key_values=cache)
     assert cache.get_seq_length() == 20 and cache.rows[0].layer_tokens().total == 20
     keyhole.transformers.enable(model, **EXACT)
     with torch.no_grad(), pytest.raises(keyhole.InvalidArgument, match="another model"):
-        model(torch.tensor([[4]]), past_key_values=cache)
+        model(torch.tensor([[4]], device=DEVICE), past_key_values=cache)
 
 
 def test_a_forward_pass_that_fails_takes_nothing_with_it():
@@ -317,11 +321,11 @@ def test_a_forward_pass_that_fails_takes_nothing_with_it():
         model(**batch(40), past_key_values=cache)
         handle = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            model(torch.tensor([[4, 5]]), past_key_values=cache)
+            model(torch.tensor([[4, 5]], device=DEVICE), past_key_values=cache)
         handle.remove()
         assert [cache.rows[0].layer_tokens(layer).total for layer in range(3)] == [40] * 3
         assert cache.get_seq_length() == 40
-        model(torch.tensor([[4, 5]]), past_key_values=cache)
+        model(torch.tensor([[4, 5]], device=DEVICE), past_key_values=cache)
     assert cache.get_seq_length() == 42
 
 
@@ -370,11 +374,11 @@ def test_tensors_of_torch_are_taken_as_they_are():
 
 @pytest.fixture(scope="module")
 def bundled(root):
-    return transformers.AutoModelForCausalLM.from_pretrained(root / "tools/model", dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(root / "tools/model", dtype=torch.float32).eval().to(DEVICE)
 
 
 def prompt_of(text):
-    return torch.tensor([[256, *text.encode()]])
+    return torch.tensor([[256, *text.encode()]], device=DEVICE)
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -417,7 +421,7 @@ def passkey_question(root, characters, seed):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_default_index_answers(bundled, root, seed):
-    small = {"sink": 64, "window": 256}
+    small = {"sink": 64, "window": 128}
     for question, answer in (kv_question(100, seed), passkey_question(root, 1500, seed)):
         ids = prompt_of(question)
         keyhole.transformers.enable(bundled, **small)

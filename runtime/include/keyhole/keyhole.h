@@ -593,7 +593,8 @@ static inline void keyhole_session_config_init(keyhole_session_config* config) {
  * the text begins with the path. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_session_create(
     keyhole_engine* engine, const keyhole_session_config* config, keyhole_session** out);
-/* Accepts NULL. Must not be called while another thread is inside the session. */
+/* Accepts NULL. Must not be called while another thread is inside the session. Steps that a stream has not come to are given
+ * up, and their outputs mean nothing: keyhole_session_synchronize() before, where somebody wants them. */
 KEYHOLE_API void keyhole_session_destroy(keyhole_session* session);
 /* Reads the values in effect. `index`, `budgets` and `dense_layers` point into the session and are
  * valid until the next call that changes them. */

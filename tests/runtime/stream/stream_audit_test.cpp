@@ -146,6 +146,7 @@ TEST_F(StreamAudit, FiguresOfCodesEqualAnOfflineComputation) {
       ASSERT_OK(keyhole_reset_statistics(s.get()));
       step(s.get(), i % 2 == 1);
       ASSERT_OK(keyhole_session_synchronize(s.get()));
+      EXPECT_EQ(statistics(s.get()).attends, engine_config_.layers);
       for (uint32_t l = 0; l < engine_config_.layers; ++l) {
         model.append(l, tokens_[l].k, tokens_[l].v);
       }

@@ -115,7 +115,7 @@ std::string to_text(const StepResult& r) {
       text += "  busy threads copied " + format_number(1e-9 * *t.busy_bandwidth) +
               " GB/s meanwhile, read and written\n";
     }
-    if (t.statistics.attends != 0) text += statistics_text(t.statistics);
+    if (t.statistics.attend_seconds > 0) text += statistics_text(t.statistics);
   }
   if (r.audit && r.audit->audits != 0) {
     const keyhole_audit& a = *r.audit;

@@ -62,8 +62,15 @@ class Handle {
   int callers_ = 0;
 };
 
+/// Steps that are on their way would be given up, and leave wrong numbers in arrays that somebody may still read.
+inline void finish_and_destroy(keyhole_session* session) {
+  // What failed has no one to tell.
+  [[maybe_unused]] const keyhole_status status = keyhole_session_synchronize(session);
+  keyhole_session_destroy(session);
+}
+
 using Engine = Handle<keyhole_engine, keyhole_engine_destroy>;
-using Session = Handle<keyhole_session, keyhole_session_destroy>;
+using Session = Handle<keyhole_session, finish_and_destroy>;
 using Index = Handle<keyhole_index, keyhole_index_destroy>;
 
 void define_engine(nanobind::module_& module);

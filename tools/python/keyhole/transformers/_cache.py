@@ -17,6 +17,12 @@ from .._structs import Audit, Statistics
 CHUNK = 128
 
 
+def rows_of(*states: Any) -> list[Any]:
+    """[H, n, d] of each as [n, H, d]. In a device's memory the heads of a token lie side by side, as sessions want them there."""
+    rows = [of_heads.transpose(0, 1) for of_heads in states]
+    return [of_tokens.contiguous() if of_tokens.is_cuda else of_tokens for of_tokens in rows]
+
+
 class _Length(int):
     """A length that tells the mask's maker that it is a KeyholeCache's: padding is known, and no mask is needed."""
 
@@ -78,7 +84,7 @@ class KeyholeCache(Cache):
                 raise Unsupported(f"layer {number} of the cache has kept {layer.keys.shape[-2]} of {columns} tokens")
             for row, session in enumerate(made.rows):
                 session._follow(layer.keys)
-                session._native.prefill(number, layer.keys[row].transpose(0, 1), layer.values[row].transpose(0, 1), None)
+                session._native.prefill(number, *rows_of(layer.keys[row], layer.values[row]), None)
         made._set_columns(columns)
         made._unbuilt = True
         return made
@@ -120,6 +126,7 @@ class KeyholeCache(Cache):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Removes the newest -tokens_to_remove tokens of every row."""
+        tokens_to_remove = int(tokens_to_remove)  # some versions of transformers give a tensor
         if tokens_to_remove > 0:
             raise InvalidArgument(f"crop({tokens_to_remove}): the negative number of tokens to remove is wanted")
         columns = self.get_seq_length() + tokens_to_remove
@@ -267,11 +274,14 @@ class KeyholeCache(Cache):
             raise Unsupported("only attention masks [batch, tokens] are supported, not ones of other shapes or of each layer")
         if tuple(mask.shape) != (batch, columns + n):
             raise InvalidArgument(f"attention_mask is {tuple(mask.shape)}; [{batch}, {columns + n}] is needed: {columns} tokens in the cache and {n} new ones")
-        mask = mask.to(device="cpu", dtype=torch.bool)
+        mask = mask.to(torch.bool)
         before = mask[:, :columns]
-        if not (before.all() if self._real is None else torch.equal(before, self._real)):
+        same = before.all() if self._real is None else (before == self._real.to(mask.device)).all()
+        # From a device a few bytes a step, whatever the context.
+        found = torch.cat([same.view(1), mask[:, columns:].flatten()]).to("cpu")
+        if not found[0]:
             raise Unsupported("attention_mask says something else of tokens in the cache than when they came")
-        new = mask[:, columns:]
+        new = found[1:].view(batch, n)
         return None if bool(new.all()) else new
 
     def _part(self, new: Any, real: Optional[torch.Tensor]) -> None:
@@ -344,7 +354,7 @@ class Forward:
         """[B, H, n, d] as [total, H, d]: the real tokens of the different sessions."""
         rows = states.transpose(1, 2).flatten(0, 1)
         if self._index is None:
-            return rows.contiguous() if rows.is_cuda else rows  # a device wants the heads of a token side by side
+            return rows.contiguous() if rows.is_cuda else rows
         return rows.index_select(0, self._index.to(rows.device))
 
     def unpacked(self, answers: Any) -> Any:

@@ -18,7 +18,7 @@ from .._native import extend_batch as _extend_batch
 from .._progress import Progress
 from .._session import BatchError, Session
 from .._structs import Budget, SessionConfig
-from ._cache import CHUNK, KeyholeCache, _Length
+from ._cache import CHUNK, KeyholeCache, _Length, rows_of
 from ._prompt import masked_attention, prompt_attention
 from ._shapes import attentions, engine_config, window_of
 
@@ -235,10 +235,8 @@ def _prompt(enabled: Enabled, forward: Any, layer: int, query: Any, key: Any, va
         if q.shape[1] == 0:
             continue
         session._follow(q)
-        rows = [states.transpose(0, 1) for states in (k, v, q)]
-        if q.is_cuda:  # a device wants the heads of a token side by side
-            rows = [states.contiguous() for states in rows]
-        session._native.prefill(layer, rows[0], rows[1], rows[2] if enabled.samples else None)
+        rows = rows_of(k, v, q) if enabled.samples else [*rows_of(k, v), None]
+        session._native.prefill(layer, *rows)
         answers = prompt_attention(q, k, v, scale, window, softcap, sinks)
         if forward.real is None:
             out[row] = answers
