@@ -52,7 +52,8 @@ struct Options {
 };
 
 /// Few enough for minutes, far enough apart that most heads find something cheap.
-const std::vector<std::string> kDefaultIndexes = {"ivf:probe=8|16|32|64|128"};
+const std::vector<std::string> kDefaultIndexes = {"ivf:probe=8|16|32|64|128",
+                                                  "codes:k=4,v=4,lists=64,read=12|25|50"};
 const std::vector<std::string> kDefaultAttends = {"topk:32", "topk:128", "weight:0.001", "scored",
                                                   "none"};
 const std::vector<std::string> kDefaultTails = {"none", "second"};
