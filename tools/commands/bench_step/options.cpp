@@ -216,6 +216,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   for (const SweptIndex& index : expand_indexes(indexes)) {
     check_index(index.spec);
     plan.indexes.push_back(index.spec);
+    plan.series.emplace(index.spec, index.series);
   }
   plan.budgets = budgets_of(options);
   plan.device = kDevices.at(options.device);

@@ -111,10 +111,10 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
   const HeadGrid grid(rows);
   std::vector<HeatMap> out = {
       grid.map_of(rows, "attention mass in the middle (offloaded)", "middle_mass", Scale::linear),
-      grid.map_of(rows,
-                  "sparsity: share of tokens not needed for " +
-                      format_number(100 * kUsualCoverage) + " % of the weight",
-                  "sparsity", Scale::nines, 1e-6)};
+      grid.map_of(
+          rows,
+          "sparsity: tokens not among those for " + format_number(100 * kUsualCoverage) + " %",
+          "sparsity", Scale::nines, 1e-6)};
   if (!has_errors(document["summary"])) return out;
   double bound = kUsualError;
   if (!document["advice"].is_null()) {
