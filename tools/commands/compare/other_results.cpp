@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "tools/commands/compare/answer_files.h"
 #include "tools/terminal/errors.h"
@@ -288,6 +290,14 @@ std::vector<OtherResult> read_other_results(const std::vector<std::string>& path
                        ", by the name of its file");
     }
   }
+  // Lines of a page go from setting to setting: of each system by growing time, which names of files do not tell.
+  const auto seconds = [](const OtherResult& o) {
+    return std::accumulate(o.result.seconds.begin(), o.result.seconds.end(), 0.0) /
+           static_cast<double>(o.result.rows());
+  };
+  std::stable_sort(out.begin(), out.end(), [&](const OtherResult& a, const OtherResult& b) {
+    return std::tuple(a.way().series, seconds(a)) < std::tuple(b.way().series, seconds(b));
+  });
   return out;
 }
 

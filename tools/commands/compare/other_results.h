@@ -25,7 +25,7 @@ struct OtherResult {
 };
 
 /// The results in these files, and in all .hdf5 and .h5 files of these folders, that are of a head of the trace by their
-/// `dataset` (where it is not said: of a trace of one head). In order of the paths given, in a folder by name. Throws
+/// `dataset` (where it is not said: of a trace of one head). By system, of each by growing time of a query. Throws
 /// UsageError where a path holds none, where two have one label, and where `k`, of recall, is above the neighbours that
 /// one has; std::runtime_error for a file that cannot be read.
 [[nodiscard]] std::vector<OtherResult> read_other_results(const std::vector<std::string>& paths,
