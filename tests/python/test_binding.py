@@ -334,8 +334,7 @@ def test_compare_gives_the_rows_of_the_command(command, tmp_path):
 
 # What Python needs no function for, or has in another form.
 ELSEWHERE = re.compile(
-    r"keyhole_(\w+_init_sized|\w+_destroy|tensor_host|last_error|attend_begin|attend_end|merge_states|merge_states_device|"
-    r"prompt_(create|set_pattern|destroy|attend|blocks))"
+    r"keyhole_(\w+_init_sized|\w+_destroy|tensor_host|last_error|merge_states)"
 )
 
 

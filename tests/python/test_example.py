@@ -1,6 +1,7 @@
 """The example runs, and what it shows holds."""
 
 import importlib.util
+import json
 
 import pytest
 
@@ -30,12 +31,37 @@ def test_the_chart_of_errors_and_times(root, tmp_path):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG") and (tmp_path / "c.png").stat().st_size > 10_000
 
 
-def test_the_table_of_speeds(root):
-    import torch
-    import transformers
-
+def test_the_table_of_speeds(root, tmp_path, capsys):
     speed = load(root, "speed")
-    model = transformers.AutoModelForCausalLM.from_pretrained(root / "tools/model", dtype=torch.float32).eval()
-    rows = speed.measure(model, 700, 3, 1, ["auto"])
-    assert [row[0] for row in rows] == ["sdpa", "auto"] and all(row[1] > 0 for row in rows)
-    assert rows[1][2].attends == 6 * 4  # the first token and three that were timed
+    file = tmp_path / "speed.json"
+    speed.main(["--tokens", "700,2k", "--new", "3", "--rounds", "1", "--index", "auto", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["format"] == "keyhole-speed" and result["device"] == "cpu" and result["dtype"] == "float32"
+    printed = capsys.readouterr().out
+    for context in (700, 2048):
+        rows = {row["way"]: row for row in result["rows"] if row["context"] == context}
+        assert list(rows) == ["sdpa", "static", "offloaded", "quanto 4 bits", "hqq 4 bits", "keyhole auto"]
+        for way in ("sdpa", "static", "keyhole auto"):
+            assert rows[way]["seconds"] > 0 and rows[way]["tokens_per_second"] == 1 / rows[way]["seconds"]
+        assert rows["offloaded"]["skipped"] == "it needs a CUDA device" and rows["offloaded"]["seconds"] is None
+        for backend in ("quanto", "hqq"):
+            row = rows[f"{backend} 4 bits"]
+            assert (row["seconds"] is None) == bool(row["skipped"])
+            assert row["seconds"] or backend in row["skipped"].lower()
+        # K and V of all tokens in fp32, 6 layers of 2 heads of 128: the prompt and what was decoded.
+        one = 2 * 6 * 2 * 128 * 4
+        assert rows["sdpa"]["host_bytes"] == (context + 4) * one
+        assert (context + 4) * one <= rows["static"]["host_bytes"] < (context + 5) * one
+        assert rows["keyhole auto"]["host_bytes"] > 0 and (rows["keyhole auto"]["bytes_read"] > 0) == (context == 2048)
+        assert rows["sdpa"]["bytes_read"] is None
+    assert "skipped: it needs a CUDA device" in printed and printed.count("\n") == 2 + 12
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--tokens", "8x"], "lengths such as 8k"), (["--tokens", "8"], "256 or more"), (["--ways", "dynamic,none"], "no none; allowed"),
+    (["--device", "meta"], "cpu and cuda are allowed"), (["--new", "0"], "1 or more"),
+])  # fmt: skip
+def test_what_the_table_refuses(root, capsys, words, message):
+    with pytest.raises(SystemExit):
+        load(root, "speed").main(words)
+    assert message in capsys.readouterr().err

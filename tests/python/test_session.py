@@ -267,3 +267,66 @@ def test_outputs_may_be_given_and_buffers_will_do(engine):
         session.attend(0, q, out=read_only)
     q.flags.writeable = False
     session.attend(0, q)  # what is only read may be read-only
+
+
+def test_a_step_in_two_halves(engine):
+    k, v, q = random(31, 60, HKV, D), random(32, 60, HKV, D), random(33, 60, HQ, D)
+    session = exact(engine)
+    session.prefill(0, k[:50], v[:50])
+    with pytest.raises(keyhole.InvalidArgument, match="without attend_begin"):
+        session.attend_end()
+    for token in range(50, 60):
+        mine = q[token].copy()
+        session.attend_begin(0, mine, k[token], v[token])
+        mine[:] = 0  # q in host memory was copied
+        assert session.layer_tokens(0).total == token + 1
+        with pytest.raises(keyhole.Busy):
+            session.attend(0, q[token], k[token], v[token])
+        lse = np.empty(HQ, np.float32)
+        out = session.attend_end(lse=lse)
+        truth, truth_lse = attention(q[token : token + 1], k[: token + 1], v[: token + 1])
+        assert error(out, truth[0]) < ROUNDING
+        np.testing.assert_allclose(lse, truth_lse[0], atol=1e-4)
+    session.attend_begin(0, q[59])  # attends without appending
+    with pytest.raises(keyhole.InvalidArgument, match="lse must be a dense float32 array of 6"):
+        session.attend_end(lse=np.empty(HQ - 1, np.float32))
+    given = np.empty((HQ, D), np.float16)
+    assert session.attend_end(given) is given
+    assert error(given, attention(q[59:], k, v)[0][0]) < 2e-3 and session.layer_tokens(0).total == 60
+
+
+def test_prompts_are_exact_or_attend_some_blocks(engine):
+    n, m = 300, 700
+    k, v, q = random(34, m, HKV, D), random(35, m, HKV, D), random(36, n, HQ, D)
+    truth, truth_lse = attention(q, k, v)
+    with keyhole.Prompt(engine, "dense") as prompt:
+        lse = np.empty((n, HQ), np.float32)
+        out = prompt.attend(1, q, k, v, lse=lse)
+        assert error(out, truth) < ROUNDING
+        np.testing.assert_allclose(lse, truth_lse, atol=1e-4)
+        assert prompt.blocks() == (0, 0)
+        given = np.empty((n, HQ, D), np.float16)
+        assert prompt.attend(0, q, k, v, given) is given
+        assert error(given, truth) < 2e-3
+        prompt.set_pattern("a-shape:first=64,near=128")
+        prompt.attend(0, q, k, v)
+        attended, seen = prompt.blocks()
+        assert 0 < attended < seen
+        with pytest.raises(keyhole.InvalidArgument, match="nosuch"):
+            prompt.set_pattern("nosuch", layer=0, q_head=1)
+        with pytest.raises(keyhole.InvalidArgument, match="lse must be"):
+            prompt.attend(0, q, k, v, lse=np.empty(HQ, np.float32))
+    assert prompt.closed
+    with pytest.raises(ValueError, match="the prompt is closed"):
+        prompt.blocks()
+    with pytest.raises(keyhole.InvalidArgument, match="nosuch"):
+        keyhole.Prompt(engine, "nosuch")
+    assert error(keyhole.Prompt(engine).attend(0, q, k, v), truth) < ROUNDING  # short ones are exact
+
+
+def test_merges_on_a_device_want_arrays_there():
+    states, lse = random(37, 2, 4, D), random(38, 2, 4)
+    with pytest.raises(keyhole.InvalidArgument, match="out lies in host memory"):
+        keyhole.merge_states_device(states, lse, np.empty((4, D), np.float32), np.empty(4, np.float32))
+    with pytest.raises(ValueError, match="base is 'ten'"):
+        keyhole.merge_states_device(states, lse, None, None, base="ten")

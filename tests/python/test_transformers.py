@@ -283,6 +283,15 @@ def test_what_is_not_supported_is_refused_by_name():
     inputs = batch(20)
     with pytest.raises(keyhole.Unsupported, match="cache_implementation='static'"):
         model.generate(**inputs, cache_implementation="static")
+    with pytest.raises(keyhole.Unsupported, match="cache_implementation='static'"):
+        model.generate(**inputs, generation_config=transformers.GenerationConfig(cache_implementation="static"))
+    static = transformers.StaticCache(config=model.config, max_cache_len=64)
+    with torch.no_grad(), pytest.raises(keyhole.Unsupported, match="past_key_values is a StaticCache"):
+        model(inputs["input_ids"], past_key_values=static)
+    with pytest.raises(keyhole.Unsupported, match="past_key_values is a StaticCache"):
+        model.generate(**inputs, past_key_values=static, max_new_tokens=2)
+    with pytest.raises(keyhole.Unsupported, match="call enable\\(\\) with the model itself"):
+        keyhole.transformers.enable(torch.compile(make("llama"), backend="eager"))
     with pytest.raises(keyhole.Unsupported, match="output_attentions"):
         model(**inputs, output_attentions=True)
     with pytest.raises(keyhole.Unsupported, match="DynamicCache"):
@@ -306,6 +315,24 @@ def test_what_is_not_supported_is_refused_by_name():
     keyhole.transformers.enable(model, **EXACT)
     with torch.no_grad(), pytest.raises(keyhole.InvalidArgument, match="another model"):
         model(torch.tensor([[4]], device=DEVICE), past_key_values=cache)
+
+
+def test_a_compiled_model_says_the_same():
+    model = make("llama")
+    inputs = batch(150)
+    expected = greedy(inputs, 6)(model)
+    keyhole.transformers.enable(model, **EXACT)
+    compiled = torch.compile(model, backend="eager")
+    assert torch.equal(greedy(inputs, 6)(compiled), expected)
+    with torch.no_grad():
+        output = compiled(inputs["input_ids"])
+        assert isinstance(output.past_key_values, keyhole.transformers.KeyholeCache)
+        tokens = [output.logits[:, -1:].argmax(-1)]
+        for _ in range(5):
+            output = compiled(tokens[-1], past_key_values=output.past_key_values)
+            tokens.append(output.logits[:, -1:].argmax(-1))
+    assert torch.equal(torch.cat(tokens, dim=1), expected[:, 150:])
+    assert output.past_key_values.statistics()[0].attends > 0
 
 
 def test_a_forward_pass_that_fails_takes_nothing_with_it():

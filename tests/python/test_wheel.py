@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -55,3 +56,29 @@ def test_a_fresh_environment_runs_the_lines_of_the_readme(wheel, root, tmp_path)
         raise
     (lines,) = re.findall(r"```python\n(.*?)```", (root / "tools/python/README.md").read_text(), flags=re.S)[:1]
     assert run(python, "-c", lines, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}).startswith("(32, 128)")
+
+
+def test_the_source_distribution_holds_all_that_it_is_built_from(root, tmp_path):
+    """Its build is configured outside the repository, and every file of ours that a source includes is in it."""
+    pytest.importorskip("scikit_build_core")
+    run(sys.executable, "-c", "import sys; sys.path.insert(0, '.'); import backend; backend.build_sdist(sys.argv[1])", tmp_path,
+        cwd=root / "tools/python")  # fmt: skip
+    assert not (root / "tools/python/library").exists(), "what was laid there to be packed has gone"
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path, filter="data")
+    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    library = source / "library"
+    roots = (library, library / "runtime/include", library / "dependencies/include", source)
+    seen = 0
+    for file in [path for path in source.rglob("*") if path.suffix in (".h", ".cpp", ".cu", ".cuh") and "dependencies" not in path.parts]:
+        for name in re.findall(r'^\s*#\s*include\s*["<]([\w./-]+)[">]', file.read_text(), flags=re.M):
+            # Ours, those of xxHash and of nlohmann's JSON; all others are the system's, CUDA's or nanobind's.
+            if not name.startswith(("cpu/", "gpu/", "index/", "runtime/", "tools/", "keyhole/", "xxhash", "nlohmann/")):
+                continue
+            seen += 1
+            assert any((folder / name).exists() for folder in roots), f"{file.relative_to(source)} includes {name}"
+    assert seen > 500
+    # CMake refuses a source file that is not there.
+    run("cmake", "-S", source, "-B", tmp_path / "build", "-DKEYHOLE_CUDA=OFF", f"-DPython_EXECUTABLE={sys.executable}",
+        "-DSKBUILD_PROJECT_NAME=keyhole", "-DSKBUILD_PROJECT_VERSION=0")  # fmt: skip

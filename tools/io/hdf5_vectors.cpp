@@ -1,49 +1,15 @@
-// The one file that knows HDF5. Through the C library, whose errors are read rather than printed.
+// Sets of vectors in HDF5.
 #include "tools/io/vector_trace.h"
 
 #ifdef KEYHOLE_HDF5
 
-#include <hdf5.h>
-
-#include <memory>
 #include <stdexcept>
 #include <string>
 
+#include "tools/io/hdf5.h"
+
 namespace keyhole::tools {
 namespace {
-
-// An HDF5 identifier and the function that closes it.
-class Handle {
- public:
-  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
-  ~Handle() {
-    if (id_ >= 0) close_(id_);
-  }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  [[nodiscard]] hid_t get() const { return id_; }
-  [[nodiscard]] bool valid() const { return id_ >= 0; }
-
- private:
-  hid_t id_;
-  herr_t (*close_)(hid_t);
-};
-
-// The library prints errors by default; silence it while one lives.
-class SilentErrors {
- public:
-  SilentErrors() {
-    H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
-    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-  }
-  ~SilentErrors() { H5Eset_auto2(H5E_DEFAULT, function_, data_); }
-  SilentErrors(const SilentErrors&) = delete;
-  SilentErrors& operator=(const SilentErrors&) = delete;
-
- private:
-  H5E_auto2_t function_ = nullptr;
-  void* data_ = nullptr;
-};
 
 struct Reader {
   const std::filesystem::path& path;
@@ -61,15 +27,15 @@ struct Reader {
   // set.
   std::vector<float> read(const std::string& name, uint32_t& dim) const {
     if (!contains(name)) fail(name, "is missing; needed are train and test");
-    const Handle set(H5Dopen2(file, name.c_str(), H5P_DEFAULT), H5Dclose);
+    const Hdf5Handle set(H5Dopen2(file, name.c_str(), H5P_DEFAULT), H5Dclose);
     if (!set.valid()) fail(name, "cannot be opened");
-    const Handle space(H5Dget_space(set.get()), H5Sclose);
+    const Hdf5Handle space(H5Dget_space(set.get()), H5Sclose);
     hsize_t shape[2] = {0, 0};
     if (H5Sget_simple_extent_ndims(space.get()) != 2 ||
         H5Sget_simple_extent_dims(space.get(), shape, nullptr) != 2) {
       fail(name, "is not two-dimensional");
     }
-    const Handle type(H5Dget_type(set.get()), H5Tclose);
+    const Hdf5Handle type(H5Dget_type(set.get()), H5Tclose);
     const H5T_class_t kind = H5Tget_class(type.get());
     if (kind != H5T_FLOAT && kind != H5T_INTEGER) fail(name, "does not hold numbers");
     constexpr hsize_t kMaxRows = UINT32_MAX;
@@ -83,13 +49,10 @@ struct Reader {
            "has rows of " + std::to_string(shape[1]) + ", the keys have " + std::to_string(dim));
     }
     dim = static_cast<uint32_t>(shape[1]);
-    // A small file may claim any shape. Chunked data that was never written reads as zeros, so what
-    // is stored bounds what an honest dataset holds; 1000 allows for compression.
-    const hsize_t stored = H5Dget_storage_size(set.get());
     const hsize_t bytes = shape[0] * shape[1] * H5Tget_size(type.get());
-    if (bytes / 1000 > stored) {
+    if (hdf5_claims_too_much(set.get(), bytes)) {
       fail(name, "claims " + std::to_string(bytes) + " bytes, of which only " +
-                     std::to_string(stored) + " are stored");
+                     std::to_string(H5Dget_storage_size(set.get())) + " are stored");
     }
     std::vector<float> out(shape[0] * shape[1]);
     if (!out.empty() &&
@@ -103,8 +66,8 @@ struct Reader {
 }  // namespace
 
 Trace::Vectors read_hdf5_vectors(const std::filesystem::path& path) {
-  const SilentErrors silent;
-  const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+  const Hdf5Silence silent;
+  const Hdf5Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
   if (!file.valid()) {
     throw std::runtime_error(path.string() +
                              ": cannot be opened as HDF5 (missing, cut short or of "

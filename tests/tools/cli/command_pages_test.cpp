@@ -1,8 +1,10 @@
 // The pages of bench-step and calibrate say what their JSON says.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/tools/cli/html_data.h"
 #include "tests/tools/cli/run_command.h"
@@ -12,6 +14,28 @@ namespace keyhole::tools {
 namespace {
 
 using nlohmann::json;
+
+// "55 us", "2.97 ms", "1.5 KiB", "0.0982", "9155": in microseconds, bytes, or as it is; "-" is nothing.
+double shown_number(const std::string& cell) {
+  if (cell == "-") return std::nan("");
+  size_t read = 0;
+  const double number = std::stod(cell, &read);
+  const std::map<std::string, double> units = {
+      {"", 1},   {" us", 1},       {" ms", 1e3},       {" s", 1e6},
+      {" B", 1}, {" KiB", 1024.0}, {" MiB", 1048576.0}};
+  return number * units.at(cell.substr(read));
+}
+
+// Cells of a printed line: columns are at least two spaces apart.
+std::vector<std::string> printed_cells(const std::string& line) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < line.size();) {
+    const size_t end = std::min(line.find("  ", at), line.size());
+    out.push_back(line.substr(at, end - at));
+    at = std::min(line.find_first_not_of(' ', end), line.size());
+  }
+  return out;
+}
 
 TEST(CommandPages, BenchStepShowsItsTimesAndStages) {
   const TemporaryFolder folder;
@@ -55,6 +79,52 @@ TEST(CommandPages, BenchStepShowsItsTimesAndStages) {
     EXPECT_NE(html.find("<td class=\"text\">" + row["name"].get<std::string>() + "</td>"),
               std::string::npos);
   }
+  // Every figure of the tables, on the page and on the terminal, is that of the JSON.
+  size_t compared = 0;
+  for (const json& row : document["results"]) {
+    const std::string name = row["name"];
+    const auto at = [&](const char* pointer) {
+      const json::json_pointer p(pointer);
+      return row.contains(p) && row[p].is_number() ? row[p].get<double>() : std::nan("");
+    };
+    const double build = 1e6 * (at("/build_s") + at("/tail_build_s"));
+    const std::vector<double> figures = {build == 0 ? std::nan("") : build,
+                                         at("/layer_us/p50"),
+                                         at("/layer_us/p95"),
+                                         at("/layer_us/p99"),
+                                         at("/token_us/p50"),
+                                         at("/token_us/p95"),
+                                         at("/tokens_per_second"),
+                                         at("/statistics/bytes_read") / at("/statistics/attends"),
+                                         at("/audit/error/median"),
+                                         at("/audit/error/p95"),
+                                         at("/audit/error/p99"),
+                                         at("/audit/recall"),
+                                         at("/audit/mass/mean")};
+    std::vector<std::vector<std::string>> forms;
+    for (const std::vector<std::string>& cells : table_rows(html)) {
+      if (cells[0] == name) forms.push_back(cells);
+    }
+    std::istringstream lines(outcome.out);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.rfind(name + "  ", 0) == 0) forms.push_back(printed_cells(line));
+    }
+    ASSERT_EQ(forms.size(), 2U) << name << "\n" << outcome.out;
+    for (const std::vector<std::string>& cells : forms) {
+      ASSERT_GE(cells.size(), 1 + figures.size()) << name;
+      for (size_t c = 0; c < figures.size(); ++c) {
+        const double shown = shown_number(cells[1 + c]);
+        EXPECT_EQ(std::isnan(shown), std::isnan(figures[c])) << name << ", column " << c + 1;
+        if (std::isnan(shown)) continue;
+        // Three digits, times below a millisecond in whole microseconds.
+        EXPECT_NEAR(shown, figures[c], std::max(5e-3 * figures[c], c < 6 ? 0.51 : 6e-5))
+            << name << ", column " << c + 1;
+        ++compared;
+      }
+    }
+  }
+  EXPECT_GT(compared, 30U);
+  EXPECT_EQ(document["results"][0]["series"], "ivf:C=16,probe=4");
   const std::vector<DrawnPoint> points = drawn_points(html);
   ASSERT_EQ(points.size(), 9U);  // the one that is no comparison
   EXPECT_EQ(points[0].x, document["results"][0]["layer_us"]["p50"].get<double>());

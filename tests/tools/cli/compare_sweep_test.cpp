@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <regex>
+
 #include "tests/tools/cli/compare_fixture.h"
 
 namespace keyhole::tools {
@@ -175,6 +177,21 @@ TEST_F(CompareSweep, AnInterruptLosesNoRow) {
   const Outcome outcome = run_keyhole(rest);
   EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
   EXPECT_EQ(read_file(rows_).substr(0, text.size()), text);
+}
+
+TEST_F(CompareSweep, TellsTheTimeLeftOnATerminal) {
+  SyntheticShape shape;
+  shape.layers = shape.kv_heads = 1;
+  shape.tokens = 30000;
+  const std::string trace = write(make_synthetic_trace(shape, random_), "long.safetensors");
+  Command command({"compare", "--trace", trace, "--index", "flat", "--index", "hnsw:M=64"},
+                  {{"NO_COLOR", "1"}, {"TERM", "xterm"}}, Command::Output::terminal);
+  const std::string shown = command.expect(" left");
+  EXPECT_NE(shown.find("comparing hnsw:M=64"), std::string::npos) << shown;
+  EXPECT_NE(shown.find('%'), std::string::npos) << shown;
+  EXPECT_FALSE(std::regex_search(shown, std::regex("\033\\[[0-9;]*m"))) << "colours: " << shown;
+  command.interrupt();
+  EXPECT_EQ(command.wait().exit_code, 130);
 }
 
 }  // namespace

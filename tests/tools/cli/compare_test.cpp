@@ -95,7 +95,8 @@ TEST_F(Compare, WritesTheDocumentedJson) {
                                          "bytes_per_key",
                                          "tail_build_s",
                                          "tail_bytes_per_key",
-                                         "memory_bytes_per_key"};
+                                         "memory_bytes_per_key",
+                                         "sparsity"};
   std::set<std::string> row_keys = figures;
   row_keys.insert({"layer", "kv_head", "diagnostics"});
   std::set<std::string> summary_keys = figures;
@@ -263,11 +264,11 @@ TEST_F(Compare, PrintsASummaryAndOnRequestEveryHead) {
   EXPECT_EQ(summary.exit_code, 0) << summary.err;
   EXPECT_NE(summary.out.find("bytes/key"), std::string::npos) << summary.out;
   EXPECT_NE(summary.out.find("recall@7"), std::string::npos) << summary.out;
-  EXPECT_EQ(summary.out.find("kv head"), std::string::npos) << summary.out;
+  EXPECT_EQ(summary.out.find("  KV head  middle"), std::string::npos) << summary.out;
   std::vector<std::string> more = args;
   more.emplace_back("--per-head");
   const Outcome heads = run_keyhole(more);
-  EXPECT_NE(heads.out.find("kv head"), std::string::npos) << heads.out;
+  EXPECT_NE(heads.out.find("  KV head  middle"), std::string::npos) << heads.out;
 }
 
 TEST_F(Compare, RefusesWhatCannotBe) {

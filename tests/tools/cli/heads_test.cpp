@@ -71,6 +71,21 @@ TEST_F(Heads, AreWhatTheSoftmaxSays) {
     EXPECT_NEAR(row["sparsity"], sparsity, 2e-3);
     EXPECT_GE(row["tokens_p95"], row["tokens"]);
   }
+  // compare shows the same of its heads, whatever is compared.
+  const std::string compared_page = folder_ / "compare.html";
+  const json compared = compare(trace, {"--index", "flat", "--html", compared_page});
+  const std::vector<std::string> sparsity_cells = heat_cells(read_file(compared_page), "sparsity");
+  ASSERT_EQ(sparsity_cells.size(), 4U);
+  const std::string usual = folder_ / "usual.json";
+  ASSERT_EQ(run_keyhole({"heads", "--trace", folder_ / "t.safetensors", "--sink", "16", "--window",
+                         "32", "--json", usual})
+                .exit_code,
+            0);
+  const json heads = json::parse(read_file(usual))["heads"];
+  for (size_t head = 0; head < 4; ++head) {
+    EXPECT_EQ(compared["results"][head]["sparsity"], heads[head]["sparsity"]);
+    EXPECT_EQ(std::stod(sparsity_cells[head]), heads[head]["sparsity"].get<double>());
+  }
   // The same in every form.
   const std::string html = read_file(page);
   EXPECT_EQ(result_in_page(html), document);

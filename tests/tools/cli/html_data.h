@@ -70,6 +70,21 @@ inline std::vector<std::string> heat_cells(const std::string& html, const std::s
   return out;
 }
 
+/// The cells of all tables' rows, text as it stands there.
+inline std::vector<std::vector<std::string>> table_rows(const std::string& html) {
+  std::vector<std::vector<std::string>> out;
+  const std::regex cell("<td[^>]*>([^<]*)</td>");
+  for (size_t at = 0; (at = html.find("<tr", at)) != std::string::npos; ++at) {
+    const std::string row = html.substr(at, html.find("</tr>", at) - at);
+    std::vector<std::string>& cells = out.emplace_back();
+    for (std::sregex_iterator it(row.begin(), row.end(), cell), end; it != end; ++it) {
+      cells.push_back((*it)[1]);
+    }
+    if (cells.empty()) out.pop_back();  // a heading
+  }
+  return out;
+}
+
 /// The cells of a line of CSV (RFC 4180).
 inline std::vector<std::string> csv_cells(const std::string& line) {
   std::vector<std::string> out(1);

@@ -185,11 +185,7 @@ void add_results(CLI::App& command, BenchStepOptions& options) {
       ->capture_default_str();
   command.add_option("--json", options.json, "Write the results here (- for standard output)")
       ->type_name("FILE");
-  command
-      .add_option("--html", options.html,
-                  "Write one page with curves, stages, figures and this command here: it needs no "
-                  "network")
-      ->type_name("FILE");
+  add_html_option(command, "times by stage, curves", options.html);
 }
 
 }  // namespace
@@ -220,6 +216,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   for (const SweptIndex& index : expand_indexes(indexes)) {
     check_index(index.spec);
     plan.indexes.push_back(index.spec);
+    plan.series.emplace(index.spec, index.series);
   }
   plan.budgets = budgets_of(options);
   plan.device = kDevices.at(options.device);

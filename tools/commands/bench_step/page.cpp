@@ -57,7 +57,7 @@ Curves curves_of(const ordered_json& rows) {
   for (const ordered_json& row : rows) {
     if (row["comparison"] || row["layer_us"].is_null() || row["audit"].is_null()) continue;
     out.points.push_back(
-        {out.series_of(row["index"], budget_text(row)), row["name"].get<std::string>()});
+        {out.series_of(row["series"], budget_text(row)), row["name"].get<std::string>()});
     view.values.push_back({figure_at(row, "layer_us.p50"), per_attend(row, "bytes_read"),
                            memory_of(row), error_of(row, "p50"), figure_at(row, "audit.recall"),
                            figure_at(row, "audit.mass.mean")});

@@ -4,6 +4,7 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct StepPlan {
   TurnKind turn = TurnKind::permute;
   uint64_t seed = 1;
   std::vector<std::string> indexes;
+  std::map<std::string, std::string> series;  ///< of each index the --index that it comes from
   std::vector<BudgetChoice> budgets;
   keyhole_device device = KEYHOLE_DEVICE_AUTO;
   keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;

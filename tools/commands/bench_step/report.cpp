@@ -189,6 +189,7 @@ ordered_json to_json(const StepResult& r) {
   ordered_json out = {{"name", r.name},
                       {"comparison", r.comparison},
                       {"floor", r.floor},
+                      {"series", r.series},
                       {"index", r.index},
                       {"attend", r.attend},
                       {"tail", r.tail},

@@ -36,7 +36,8 @@ struct StepTiming {
 
 /// One row of the result.
 struct StepResult {
-  std::string name;  ///< index and budget, or what it is compared with
+  std::string name;    ///< index and budget, or what it is compared with
+  std::string series;  ///< the --index that it comes from, perhaps a sweep
   std::string index, attend, tail, target;
   uint32_t min_keys = 0;  ///< of a tail without a target
   bool comparison = false;

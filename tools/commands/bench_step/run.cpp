@@ -75,8 +75,10 @@ uint64_t device_limit(const StepPlan& plan) {
   return plan.device_cap - weights;
 }
 
-StepResult result_of(const std::string& index, const BudgetChoice& budget) {
+StepResult result_of(const StepPlan& plan, const std::string& index, const BudgetChoice& budget) {
   StepResult result;
+  const auto swept = plan.series.find(index);
+  result.series = swept == plan.series.end() ? index : swept->second;
   result.index = index;
   result.attend = budget.attend.text();
   result.tail = budget.tail.text();
@@ -261,7 +263,7 @@ class StepBench::Impl {
       // Of several indexes, --tail codes is of those that have codes.
       if (choice.reads_codes() && !has_codes(index) && plan_.indexes.size() > 1) continue;
       const BudgetChoice budget = for_index(choice, index);
-      StepResult result = result_of(index, budget);
+      StepResult result = result_of(plan_, index, budget);
       result.build_seconds = std::exchange(build_seconds, 0);
       result.note = failure;
       if (failure.empty()) measure_budget(session, audited, budget, audit_built, result);

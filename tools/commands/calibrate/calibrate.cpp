@@ -357,11 +357,7 @@ void add_calibrate(CLI::App& keyhole) {
       ->add_option("--json", options->json,
                    "Write what the table shows here (- for standard output)")
       ->type_name("FILE");
-  command
-      ->add_option("--html", options->html,
-                   "Write one page with maps of the heads, figures and this command here: it needs "
-                   "no network")
-      ->type_name("FILE");
+  add_html_option(*command, "maps of the heads", options->html);
   command->footer(
       examples(
           {"keyhole calibrate --length 32k --error 0.05 --out budgets.json",

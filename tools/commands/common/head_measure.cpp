@@ -77,10 +77,12 @@ class Step {
 // Quality of one step's answer, added up over steps.
 class Quality {
  public:
-  Quality(const HeadTruth& truth, const BudgetChoice& budget, const RowJudge& judge)
+  Quality(const HeadTruth& truth, const BudgetChoice& budget, const RowJudge& judge,
+          HeadAnswers* answers)
       : truth_(truth),
         budget_(budget),
         judge_(judge),
+        answers_(answers),
         credits_all_(budget.attend.mode != KEYHOLE_ATTEND_TOPK || budget.target.any()) {}
 
   StepSums sums;
@@ -96,7 +98,10 @@ class Quality {
       const double read = all.mass + judge_.resident_mass(row);
       sums.mass += read;
       // Of the best k a head is credited with its own; where all heads share what was scored, with that.
-      if (credits_all_) sums.recall += judge_.share(all.hits);
+      if (credits_all_) {
+        sums.recall += judge_.share(all.hits);
+        if (answers_ != nullptr) answers_->put(truth_, row, rows);
+      }
       double error = 0;
       if (!truth_.output.empty()) {
         error = output_error(truth_, row, step.o.data() + j * truth_.dim, step.lse[j]);
@@ -117,7 +122,9 @@ class Quality {
     step.search(query);
     for (size_t j = 0; j < truth_.group; ++j) {
       const std::vector<uint32_t> own = judge_.distinct(step.found(j));
-      sums.recall += judge_.share(judge_.look_at(query * truth_.group + j, own).hits);
+      const size_t row = query * truth_.group + j;
+      sums.recall += judge_.share(judge_.look_at(row, own).hits);
+      if (answers_ != nullptr) answers_->put(truth_, row, own);
     }
   }
 
@@ -131,7 +138,8 @@ class Quality {
   const HeadTruth& truth_;
   const BudgetChoice& budget_;
   const RowJudge& judge_;
-  const bool credits_all_;  // a head's recall counts what any head found
+  HeadAnswers* const answers_;  // or null
+  const bool credits_all_;      // a head's recall counts what any head found
 };
 
 keyhole_rope_scaling scaling_of(const TraceRope& rope) {
@@ -198,6 +206,7 @@ void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& 
   const auto rows = static_cast<double>(truth.rows());
   const double steps = rows / static_cast<double>(truth.group);
   m.middle_mass = truth.middle_mass;
+  m.sparsity = truth.sparsity();
   m.recall = sums.recall / rows;
   m.recovered_mass = sums.mass / rows;
   m.missing_mass = 1 - m.recovered_mass;
@@ -208,7 +217,8 @@ void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& 
 }
 
 Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
-                          const BudgetChoice& budget, keyhole_dtype kv_dtype, bool rounds_keys) {
+                          const BudgetChoice& budget, keyhole_dtype kv_dtype, bool rounds_keys,
+                          HeadAnswers* answers) {
   const size_t queries = truth.rows() / truth.group;
   BudgetChoice bounded = budget;
   bounded.attend.k =
@@ -216,14 +226,15 @@ Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
   Step step(index, truth, bounded);
 
   const RowJudge judge(truth, kv_dtype, rounds_keys);
-  Quality quality(truth, bounded, judge);
+  Quality quality(truth, bounded, judge, answers);
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     step.run(i);
     quality.add(i, step);
   }
 
-  const Percentiles latency = time_steps(truth, [&](size_t i) { step.run(i); });
+  const Percentiles latency = time_steps(
+      truth, [&](size_t i) { step.run(i); }, answers);
 
   keyhole_index_info info;
   keyhole_index_info_init(&info);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/head_answers.h"
 #include "tools/commands/common/head_quality.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/library.h"
@@ -33,6 +34,7 @@ struct Measurement {
   std::string params;  ///< the effective spec
   uint32_t layer = 0, kv_head = 0;
   double middle_mass = 0;
+  double sparsity = 0;                      ///< of the head: see HeadTruth::sparsity()
   std::optional<OutputError> output_error;  ///< absent where the trace has no values
   double read_share = 0;      ///< bytes_per_step / bytes of the offloaded keys and values
   double bytes_per_step = 0;  ///< that the search and the attention of one step read
@@ -61,9 +63,10 @@ struct StepSums {
 /// The means of `sums` over all steps of the truth, of an index or rival of `keys` keys; read_share is the caller's.
 void put_means(StepSums sums, const HeadTruth& truth, double keys, Measurement& m);
 
-/// run(i) of every step i of the truth, timed one by one.
+/// run(i) of every step i of the truth, timed one by one; the times go to `answers` too, where it is not null.
 template <class Run>
-[[nodiscard]] Percentiles time_steps(const HeadTruth& truth, const Run& run) {
+[[nodiscard]] Percentiles time_steps(const HeadTruth& truth, const Run& run,
+                                     HeadAnswers* answers = nullptr) {
   std::vector<double> microseconds(truth.rows() / truth.group);
   for (size_t i = 0; i < microseconds.size(); ++i) {
     throw_if_interrupted();
@@ -71,6 +74,7 @@ template <class Run>
     run(i);
     microseconds[i] = microseconds_since(start);
   }
+  if (answers != nullptr) answers->step_us = microseconds;
   return percentiles(std::move(microseconds));
 }
 
@@ -89,9 +93,10 @@ void build_index(const IndexHandle& index, const Trace& trace, const TraceHead& 
                  const HeadTruth& truth, keyhole_progress_fn progress, void* user);
 
 /// Searches and attends with every used query: once for quality, which warms up, and once for
-/// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements.
+/// latency. `rounds_keys`: kv_dtype is coarser than the trace's elements. `answers`: what recall is counted from goes
+/// there; or null.
 [[nodiscard]] Measurement measure_index(const IndexHandle& index, const HeadTruth& truth,
                                         const BudgetChoice& budget, keyhole_dtype kv_dtype,
-                                        bool rounds_keys);
+                                        bool rounds_keys, HeadAnswers* answers = nullptr);
 
 }  // namespace keyhole::tools

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <span>
 
 #include "runtime/files/element.h"
@@ -97,21 +98,33 @@ class Block {
       spread.middle = sums.middle / all;
       spread.visible = static_cast<uint32_t>(visible);
       spread.covering = covering(scores, scores + visible, coverage_ * all);
-      spread.largest = scratch_.ranking.front() / all;
+      spread.largest = 1 / all;  // the heaviest has weight exp(0)
       spread.covering_middle =
           covering(scores + off.begin, scores + off.end, coverage_ * sums.middle);
     }
   }
 
-  // The fewest of these weights whose sum is at least `wanted`. Leaves them sorted, the largest first, in the scratch.
+  // The fewest of these weights whose sum is at least `wanted`: by halves, as a selection goes, in time linear in their number.
   uint32_t covering(const float* begin, const float* end, double wanted) {
-    std::vector<float>& sorted = scratch_.ranking;
-    sorted.assign(begin, end);
-    std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    double total = 0;
+    std::vector<float>& left = scratch_.ranking;
+    left.assign(begin, end);
     uint32_t count = 0;
-    while (count < sorted.size() && total < wanted) total += sorted[count++];
-    return count;
+    auto first = left.begin();
+    auto last = left.end();
+    // All before `first` are taken, and `wanted` is what they leave; none behind `last` will be.
+    while (last - first > 1) {
+      const auto middle = first + (last - first) / 2;
+      std::nth_element(first, middle, last, std::greater<>());
+      const double upper = std::accumulate(first, middle, 0.0);
+      if (upper >= wanted) {
+        last = middle;
+      } else {
+        wanted -= upper;
+        count += static_cast<uint32_t>(middle - first);
+        first = middle;
+      }
+    }
+    return count + (first != last && wanted > 0 ? 1 : 0);
   }
 
   // out (+)= weights of the tokens [begin, end) times their values.
@@ -172,6 +185,14 @@ Offloaded offloaded_tokens(const Trace& trace, size_t sink, size_t window) {
                      "ones or a longer trace");
   }
   return {sink, prefix - window};
+}
+
+double HeadTruth::sparsity() const {
+  double sum = spread.empty() ? std::numeric_limits<double>::quiet_NaN() : 0;
+  for (const WeightSpread& row : spread) {
+    sum += 1 - static_cast<double>(row.covering) / row.visible;
+  }
+  return sum / static_cast<double>(rows());
 }
 
 double HeadTruth::logit(double inner_product) const {

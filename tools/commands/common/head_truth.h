@@ -27,9 +27,11 @@ struct TruthOptions {
   size_t k = 0;                 ///< of recall@k
   std::vector<size_t> queries;  ///< rows of the trace's queries that are used
   bool outputs = true;          ///< exact outputs too, where the trace has values
-  /// Above 0: how the weights are spread as well, with the tokens that hold this share of them. It sorts all weights.
+  /// Above 0: how the weights are spread as well, with the tokens that hold this share of them.
   double coverage = 0;
 };
+/// What is usually asked for.
+inline constexpr double kUsualCoverage = 0.9;
 
 /// How one query's attention is spread over the tokens up to its position.
 struct WeightSpread {
@@ -61,6 +63,8 @@ struct HeadTruth {
   double middle_mass = 0;              ///< mean softmax weight of the offloaded tokens
   std::vector<WeightSpread> spread;    ///< `[rows]`, with TruthOptions::coverage
 
+  /// Mean share of the visible tokens that is not among the fewest that hold the stated share; NaN without spreads.
+  [[nodiscard]] double sparsity() const;
   [[nodiscard]] size_t rows() const { return lse.size(); }
   [[nodiscard]] const float* query(size_t row) const { return queries.data() + row * dim; }
   [[nodiscard]] const float* offloaded_key(size_t id) const {

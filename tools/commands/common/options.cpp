@@ -21,6 +21,14 @@ void add_repeatable(CLI::App& command, const std::string& name, const std::strin
   command.add_option(name, values, text)->allow_extra_args(false)->type_name(type);
 }
 
+void add_html_option(CLI::App& command, const std::string& holds, std::string& path) {
+  command
+      .add_option("--html", path,
+                  "Write one page with " + holds +
+                      ", figures, the machine and this command here: it needs no network")
+      ->type_name("FILE");
+}
+
 void add_budget_numbers(CLI::App& command, BudgetNumbers& numbers) {
   const auto add_keys = [&command](const char* name, const Setting& row,
                                    std::vector<uint32_t>& keys) {

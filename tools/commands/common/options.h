@@ -16,6 +16,9 @@ void add_repeatable(CLI::App& command, const std::string& name, const std::strin
                     const std::string& help, std::vector<std::string>& values,
                     const std::vector<std::string>& defaults = {});
 
+/// `--html`. `holds`: what the page shows beside figures, machine and command, e.g. "curves, heads".
+void add_html_option(CLI::App& command, const std::string& holds, std::string& path);
+
 /// `--min-keys`, `--max-keys` and `--exact-rows`.
 void add_budget_numbers(CLI::App& command, BudgetNumbers& numbers);
 

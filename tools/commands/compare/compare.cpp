@@ -90,6 +90,7 @@ std::vector<size_t> spread(size_t total, size_t wanted) {
 
 ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
   ComparisonPlan plan;
+  plan.trace_path = options.trace;
   plan.kv_dtype = dtype_of(options.kv_dtype);
   // Sets of vectors have no sequence, so there is nothing to keep resident unless it is asked for.
   const bool vectors = trace.info().task == "vectors";
@@ -127,6 +128,8 @@ ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
   plan.builds_at_once = std::min<unsigned>(plan.threads, static_cast<unsigned>(plan.heads.size()));
   plan.truth.offloaded = offloaded_tokens(trace, plan.sink, plan.window);
   plan.truth.k = options.k;
+  plan.truth.coverage = kUsualCoverage;
+  plan.others = read_other_results(options.ann_results, options.trace, trace, options.k);
   plan.truth.queries = spread(trace.query_positions().size(), options.queries);
   return plan;
 }
@@ -135,7 +138,7 @@ void run(const CompareOptions& options) {
   check_outputs(options);
   const std::vector<Goal> goals = parse_goals(options.goals);
   const Trace trace = open_trace(options);
-  const ComparisonPlan plan = make_plan(trace, options);
+  ComparisonPlan plan = make_plan(trace, options);
   if (!trace.heads().front().values && std::any_of(goals.begin(), goals.end(), [](const Goal& g) {
         return g.of == Goal::Of::error;
       })) {
@@ -143,6 +146,14 @@ void run(const CompareOptions& options) {
   }
   if (!goals.empty() && plan.indexes.empty()) {
     throw UsageError("--goal advises an index, and none is measured: give --index");
+  }
+  std::optional<AnswerFiles> answers;
+  if (!options.ann_hdf5.empty()) {
+    answers.emplace(options.ann_hdf5,
+                    options.ann_layout == "vibe" ? AnswerFiles::Layout::vibe
+                                                 : AnswerFiles::Layout::ann_benchmarks,
+                    options.trace, trace, options.k, plan.truth.queries);
+    plan.answers = &*answers;
   }
   std::optional<ResultsFile> kept;
   ComparisonResult result{options, trace, plan, {}, {}, {}, {}};

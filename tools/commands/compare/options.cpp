@@ -41,7 +41,11 @@ Rivals: those that search for keys are asked for K per query head, one head afte
 --attend topk:K (else --k); all heads of a group attend the union, as with an index. attend = own: a
 budget of the rival's own decides; recall is then the share that was attended. lsh and random attend a
 sample for each head and weigh it: error is that of their estimate. What a rival holds itself is read
-as it holds it (Faiss, hnswlib: fp32), K and V of what is attended as --kv-dtype says.)";
+as it holds it (Faiss, hnswlib: fp32), K and V of what is attended as --kv-dtype says.
+
+Results of files (--ann-results): recall, mass and, where there are values, the error of exact attention to
+their neighbours are computed here; times, build and memory are as the file says, of whatever machine they
+were taken on. What nobody knows is -.)";
 
 void add_inputs(CLI::App& command, CompareOptions& options) {
   command
@@ -73,6 +77,10 @@ void add_measured(CLI::App& command, CompareOptions& options) {
   add_repeatable(command, "--rival", "SPEC",
                  "Someone else's way to show beside them, named below; sweeps as --index does",
                  options.rivals);
+  add_repeatable(command, "--ann-results", "PATH",
+                 "Results of other systems over the same vectors to show beside them: a file of "
+                 "ann-benchmarks or VIBE, or a folder of such files",
+                 options.ann_results);
   add_budget_lists(command, options.budgets);
   command
       .add_option("--k", options.k,
@@ -128,14 +136,21 @@ void add_outputs(CLI::App& command, CompareOptions& options) {
                   "build_time, index_size, ...)")
       ->type_name("FILE");
   command
+      .add_option("--ann-hdf5", options.ann_hdf5,
+                  "Write what each way answered to every query here, a file a way and head in the "
+                  "layout of ann-benchmarks' results (docs/formats.md)")
+      ->type_name("FOLDER");
+  command
+      .add_option("--ann-layout", options.ann_layout,
+                  "Of those files: ann-benchmarks, or vibe, whose results lie in groups")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"ann-benchmarks", "vibe"}))
+      ->capture_default_str();
+  command
       .add_option("--svg", options.svg,
                   "Draw output error against bytes read and against time here")
       ->type_name("FILE");
-  command
-      .add_option("--html", options.html,
-                  "Write one page with curves, heads, figures and this command here: it needs no "
-                  "network")
-      ->type_name("FILE");
+  add_html_option(command, "curves, maps of the heads", options.html);
 }
 
 // The arguments of a command line that were given, in any order.
@@ -187,8 +202,9 @@ CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
     given.groups.push_back({index, false, given.budgets});
   }
   for (const std::string& rival : given.rivals) given.groups.push_back({rival, true, {}});
-  if (given.groups.empty()) {
-    throw UsageError("nothing to compare: give --index, e.g. --index ivf, --rival or --runs");
+  if (given.groups.empty() && given.ann_results.empty()) {
+    throw UsageError(
+        "nothing to compare: give --index, e.g. --index ivf, --rival, --runs or --ann-results");
   }
   return given;
 }
@@ -215,7 +231,9 @@ void add_compare_options(CLI::App& command, CompareOptions& options) {
            "keyhole compare --runs sweep.json --resume sweep.jsonl --html sweep.html",
            "keyhole compare --trace t.safetensors --index flat --json result.json --csv heads.csv",
            "keyhole compare --trace keys.fbin --query-file queries.fbin --index hnsw:M=32,ef=128",
-           "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200"}) +
+           "keyhole compare --trace llama-128-ip.hdf5 --index flat --queries 200",
+           "keyhole compare --trace llama-128-ip.hdf5 --index 'ivf:probe=8..128*2' --ann-results "
+           "results/llama-128-ip --ann-hdf5 results"}) +
       "\n\n" + kDefinitions + "\n\n" + keyhole_index_help() +
       "\nRivals (--rival): other people's ways, here only to be compared with.\n" +
       describe_rivals(rival_types()));

@@ -28,6 +28,8 @@ struct CompareOptions {
   std::string kv_dtype = "f16";
   std::string classifiers;
   std::string json, csv, ann_csv, svg, html;
+  std::string ann_hdf5, ann_layout = "ann-benchmarks";
+  std::vector<std::string> ann_results;
   std::string runs, resume;
   std::vector<RunFile::Run>
       groups;  ///< of the run file; then those of --index and --rival, by resolve_runs()

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tools/commands/common/head_grid.h"
+#include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
@@ -33,6 +34,13 @@ std::string way_text(const ordered_json& row) {
 std::string point_text(const ordered_json& row) {
   return row["index"].get<std::string>() + ", " + way_text(row);
 }
+
+std::string bytes_text(double bytes) {
+  return std::isnan(bytes) ? "-" : format_bytes(static_cast<uint64_t>(bytes));
+}
+
+// Rows of files, of which nobody knows what a step read.
+bool is_of_file(const ordered_json& row) { return row["bytes_per_step"].is_null(); }
 
 // Where the quantities of the curves are among kQuantities.
 enum : size_t { kTime, kBytes, kMemory, kReadShare, kError, kRecall, kMass, kQuantityCount };
@@ -102,7 +110,11 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
   const ordered_json& rows = document["results"];
   const HeadGrid grid(rows);
   std::vector<HeatMap> out = {
-      grid.map_of(rows, "attention mass in the middle (offloaded)", "middle_mass", Scale::linear)};
+      grid.map_of(rows, "attention mass in the middle (offloaded)", "middle_mass", Scale::linear),
+      grid.map_of(
+          rows,
+          "sparsity: tokens not among those for " + format_number(100 * kUsualCoverage) + " %",
+          "sparsity", Scale::nines, 1e-6)};
   if (!has_errors(document["summary"])) return out;
   double bound = kUsualError;
   if (!document["advice"].is_null()) {
@@ -113,6 +125,7 @@ std::vector<HeatMap> heat_maps(const ordered_json& document) {
   // Of each head the fastest row that keeps the error.
   std::vector<const ordered_json*> best(grid.cells(), nullptr);
   for (const ordered_json& row : rows) {
+    if (is_of_file(row)) continue;  // its time may be another machine's
     if (row["output_error_median"].is_null() || row["output_error_median"] > bound) continue;
     const ordered_json*& held = best[grid.cell(row)];
     if (held == nullptr || row["latency_us"]["p50"] < (*held)["latency_us"]["p50"]) held = &row;
@@ -145,7 +158,8 @@ PageTable table_of(const ordered_json& summary) {
       return format_number(figure_at(row, field), digits);
     };
     const auto percent = [&](const char* field) {
-      return format_number(100 * figure_at(row, field)) + " %";
+      const double share = figure_at(row, field);
+      return std::isnan(share) ? "-" : format_number(100 * share) + " %";
     };
     std::string fronts;
     for (const ordered_json& name : row["pareto"]) {
@@ -159,7 +173,7 @@ PageTable table_of(const ordered_json& summary) {
                         number("output_error_median"),
                         number("output_error_p95"),
                         percent("read_share"),
-                        format_bytes(static_cast<uint64_t>(row["bytes_per_step"].get<double>())),
+                        bytes_text(figure_at(row, "bytes_per_step")),
                         number("latency_us.p50", 4),
                         number("latency_us.p95", 4),
                         number("latency_us.p99", 4),
@@ -169,7 +183,7 @@ PageTable table_of(const ordered_json& summary) {
                         number("estimated_missing_mass"),
                         percent("scan_fraction"),
                         number("keys_attended"),
-                        format_duration(row["build_s_total"].get<double>()),
+                        format_duration(figure_at(row, "build_s_total")),
                         number("memory_bytes_per_key")});
     out.marked.push_back(!fronts.empty());
   }
@@ -220,10 +234,15 @@ std::string compare_page(const ordered_json& document) {
   page.section("Heads");
   page.add(heat_maps(document));
 
-  page.section("Figures",
-               "Means over heads, weighted by the attention mass of their offloaded tokens. "
-               "Rows with a front are beaten by no other in that cost and in output error (recall, "
-               "where the trace has no values).");
+  page.section(
+      "Figures",
+      "Means over heads, weighted by the attention mass of their offloaded tokens. "
+      "Rows with a front are beaten by no other in that cost and in output error (recall, "
+      "where the trace has no values)." +
+          std::string(std::any_of(summary.begin(), summary.end(), is_of_file)
+                          ? " Rows without a read are results of files: their times, builds "
+                            "and memory are of whatever machine they were taken on."
+                          : ""));
   page.add(table_of(summary));
   put_page_command(page, document);
   return page.html(document);

@@ -1,6 +1,7 @@
 #include "tools/commands/compare/report.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -21,6 +22,7 @@ using nlohmann::ordered_json;
 void accumulate(Measurement& into, const Measurement& from, double weight) {
   const auto add = [&](auto figure) { figure(into) += weight * figure(from); };
   add([](auto& m) -> auto& { return m.middle_mass; });
+  add([](auto& m) -> auto& { return m.sparsity; });
   add([](auto& m) -> auto& { return m.read_share; });
   add([](auto& m) -> auto& { return m.bytes_per_step; });
   add([](auto& m) -> auto& { return m.latency_us.p50; });
@@ -125,6 +127,7 @@ constexpr Figure kFigures[] = {
     {"tail_build_s", [](M m) { return Value(m.tail_build_seconds); }},
     {"tail_bytes_per_key", [](M m) { return Value(m.tail_bytes_per_key); }},
     {"memory_bytes_per_key", [](M m) { return Value(memory_per_key(m)); }},
+    {"sparsity", [](M m) { return Value(m.sparsity); }},
 };
 
 void put_figures(ordered_json& out, const Measurement& m) {
@@ -135,7 +138,7 @@ void put_figures(ordered_json& out, const Measurement& m) {
     ordered_json& at = name.starts_with(kLatency)
                            ? out["latency_us"][std::string(name.substr(kLatency.size()))]
                            : out[std::string(name)];
-    if (value) {
+    if (value && !std::isnan(*value)) {
       at = *value;
     } else {
       at = nullptr;
@@ -143,8 +146,15 @@ void put_figures(ordered_json& out, const Measurement& m) {
   }
 }
 
-std::string percent(double share) { return format_number(100 * share) + " %"; }
+// Of results of files, some figures are known to nobody: NaN.
+std::string percent(double share) {
+  return std::isnan(share) ? "-" : format_number(100 * share) + " %";
+}
+std::string bytes_text(double bytes) {
+  return std::isnan(bytes) ? "-" : format_bytes(static_cast<uint64_t>(bytes));
+}
 std::string fixed(double value, int digits) {
+  if (std::isnan(value)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, "%.*f", digits, value);
   return text;
@@ -194,10 +204,10 @@ std::vector<Table::Column> figure_columns(const Extras& extras) {
   return out;
 }
 std::vector<std::string> figure_cells(const Measurement& m, const Extras& extras) {
-  std::vector<std::string> out = {
-      m.output_error ? fixed(m.output_error->median, 4) : "-",
-      m.output_error ? fixed(m.output_error->p95, 4) : "-", percent(m.read_share),
-      format_bytes(static_cast<uint64_t>(m.bytes_per_step)), fixed(m.latency_us.p50, 1)};
+  std::vector<std::string> out = {m.output_error ? fixed(m.output_error->median, 4) : "-",
+                                  m.output_error ? fixed(m.output_error->p95, 4) : "-",
+                                  percent(m.read_share), bytes_text(m.bytes_per_step),
+                                  fixed(m.latency_us.p50, 1)};
   if (extras.any()) {
     out.push_back(fixed(m.missing_mass, 4));
     out.push_back(m.missing ? fixed(m.missing->estimated, 4) : "-");
@@ -237,7 +247,8 @@ void sort(std::vector<Summary>& summaries, SortBy by) {
     constexpr double kUnknown = std::numeric_limits<double>::infinity();
     switch (by) {
       case SortBy::error: return s.mean.output_error ? s.mean.output_error->median : kUnknown;
-      case SortBy::bytes: return s.mean.bytes_per_step;
+      case SortBy::bytes:
+        return std::isnan(s.mean.bytes_per_step) ? kUnknown : s.mean.bytes_per_step;
       default: return s.mean.latency_us.p50;
     }
   };
@@ -281,7 +292,8 @@ ordered_json to_json(const Summary& s) {
                       {"target", s.mean.target}, {"params", s.mean.params},
                       {"heads", s.heads}};
   put_figures(out, s.mean);
-  out["build_s_total"] = s.build_seconds_total;
+  out["build_s_total"] = std::isnan(s.build_seconds_total) ? ordered_json(nullptr)
+                                                           : ordered_json(s.build_seconds_total);
   ordered_json heavy = {{"least_middle_mass", kHeavyMass}, {"heads", s.heavy_heads}};
   if (s.heavy_heads != 0) put_figures(heavy, s.heavy_mean);
   out["heavy_heads"] = heavy;
@@ -300,7 +312,7 @@ std::string to_csv(const std::vector<Measurement>& results) {
         << m.layer << ',' << m.kv_head;
     for (const Figure& figure : kFigures) {
       out << ',';
-      if (const Value value = figure.of(m)) out << *value;
+      if (const Value value = figure.of(m); value && !std::isnan(*value)) out << *value;
     }
     out << ',' << csv_text(m.params) << '\n';
   }
@@ -339,13 +351,14 @@ std::string heavy_table(const std::vector<Summary>& summaries, const Style& styl
 
 std::string head_table(const std::vector<Measurement>& results, const Style& style) {
   const Extras extras = extras_of(results);
-  Table table(joined(joined(way_columns(extras), {{"layer"}, {"kv head"}, {"middle"}}),
-                     figure_columns(extras)));
+  Table table(
+      joined(joined(way_columns(extras), {{"layer"}, {"KV head"}, {"middle"}, {"sparsity"}}),
+             figure_columns(extras)));
   for (const Measurement& m : results) {
-    table.add_row(joined(
-        joined(way_cells(m, extras),
-               {std::to_string(m.layer), std::to_string(m.kv_head), fixed(m.middle_mass, 3)}),
-        figure_cells(m, extras)));
+    table.add_row(
+        joined(joined(way_cells(m, extras), {std::to_string(m.layer), std::to_string(m.kv_head),
+                                             fixed(m.middle_mass, 3), fixed(m.sparsity, 4)}),
+               figure_cells(m, extras)));
   }
   return table.text(style);
 }

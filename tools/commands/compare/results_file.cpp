@@ -87,6 +87,7 @@ Measurement measurement_of(const ordered_json& row) {
   m.bytes_per_key = figure("bytes_per_key");
   m.tail_build_seconds = figure("tail_build_s");
   m.tail_bytes_per_key = figure("tail_bytes_per_key");
+  m.sparsity = figure_at(row, "sparsity");  // files of before lack it
   m.diagnostics = row.at("diagnostics").dump();
   return m;
 }

@@ -12,15 +12,17 @@ ElementType element_of(keyhole_dtype dtype) {
 }
 
 void add_step(const RivalStep& step, const HeadTruth& truth, const RowJudge& judge,
-              bool credits_own, size_t query, StepSums& sums) {
+              bool credits_own, size_t query, StepSums& sums, HeadAnswers* answers) {
   for (size_t j = 0; j < truth.group; ++j) {
     const size_t row = query * truth.group + j;
-    const FoundRows all = judge.look_at(row, judge.distinct(step.attended_by(j)));
+    const std::vector<uint32_t> attended = judge.distinct(step.attended_by(j));
+    const FoundRows all = judge.look_at(row, attended);
     sums.mass += all.mass + judge.resident_mass(row);
     // Of the best k a head is credited with its own; of what a budget took, with all that it attended.
-    sums.recall +=
-        judge.share(credits_own ? judge.look_at(row, judge.distinct(step.answer.heads[j].rows)).hits
-                                : all.hits);
+    const std::vector<uint32_t> own =
+        credits_own ? judge.distinct(step.answer.heads[j].rows) : attended;
+    sums.recall += judge.share(credits_own ? judge.look_at(row, own).hits : all.hits);
+    if (answers != nullptr) answers->put(truth, row, own);
     if (truth.output.empty()) continue;
     sums.errors.push_back(output_error(truth, row, step.o.data() + j * truth.dim, step.lse[j]));
   }
@@ -72,7 +74,8 @@ BuiltRival::BuiltRival(const RivalSpec& spec, const Trace& trace, const TraceHea
   build_seconds_ = seconds_since(start);
 }
 
-Measurement BuiltRival::measure(const RivalSpec& spec, size_t k, bool rounds_keys) {
+Measurement BuiltRival::measure(const RivalSpec& spec, size_t k, bool rounds_keys,
+                                HeadAnswers* answers) {
   RivalStep step(*rival_, stored_, shape_, {truth_.scale, truth_.softcap}, k);
   const RowJudge judge(truth_, kv_dtype_, rounds_keys);
   const size_t queries = truth_.rows() / truth_.group;
@@ -80,7 +83,7 @@ Measurement BuiltRival::measure(const RivalSpec& spec, size_t k, bool rounds_key
   for (size_t i = 0; i < queries; ++i) {
     throw_if_interrupted();
     step.run(truth_.query(i * truth_.group));
-    add_step(step, truth_, judge, spec.type().asks_for_k, i, sums);
+    add_step(step, truth_, judge, spec.type().asks_for_k, i, sums, answers);
   }
   Measurement m;
   m.attend = rival_attend(spec, k);
@@ -92,7 +95,8 @@ Measurement BuiltRival::measure(const RivalSpec& spec, size_t k, bool rounds_key
   put_means(std::move(sums), truth_, keys, m);
   m.read_share =
       m.bytes_per_step / static_cast<double>(stored_.keys.bytes() + stored_.values.bytes());
-  m.latency_us = time_steps(truth_, [&](size_t i) { step.run(truth_.query(i * truth_.group)); });
+  m.latency_us = time_steps(
+      truth_, [&](size_t i) { step.run(truth_.query(i * truth_.group)); }, answers);
   m.build_seconds = build_seconds_;
   m.bytes_per_key = static_cast<double>(rival_->bytes()) / keys;
   return m;

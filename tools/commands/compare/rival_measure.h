@@ -23,8 +23,10 @@ class BuiltRival {
   void set_spec(const RivalSpec& spec) { rival_->set_spec(spec); }
 
   /// Searches and attends with every used query: once for quality, which warms up, and once for latency. k: keys that the
-  /// rival is asked for per head, of those that ask. series, index, layer and kv_head are the caller's.
-  [[nodiscard]] Measurement measure(const RivalSpec& spec, size_t k, bool rounds_keys);
+  /// rival is asked for per head, of those that ask. series, index, layer and kv_head are the caller's. `answers`: what recall
+  /// is counted from goes there; or null.
+  [[nodiscard]] Measurement measure(const RivalSpec& spec, size_t k, bool rounds_keys,
+                                    HeadAnswers* answers = nullptr);
 
  private:
   const HeadTruth& truth_;

@@ -96,11 +96,17 @@ void measure_rivals(const std::vector<SweptRival>& rivals, const std::vector<uin
       std::vector<Measurement> rows;
       for (size_t i = 0; i < built.size(); ++i) {
         const TraceHead& head = *batch.heads[i];
-        Measurement m = built[i]->measure(spec, ks[row], batch.rounds_keys(head));
+        HeadAnswers answers;
+        if (batch.answers != nullptr) {
+          answers = HeadAnswers(batch.truths[i], batch.answers->count());
+        }
+        Measurement m = built[i]->measure(spec, ks[row], batch.rounds_keys(head),
+                                          batch.answers != nullptr ? &answers : nullptr);
         m.series = series;
         m.index = text;
         m.layer = head.layer;
         m.kv_head = head.kv_head;
+        if (batch.answers != nullptr) batch.answers->write(m, batch.truths[i], answers);
         rows.push_back(std::move(m));
         batch.done(1);
       }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/commands/common/budget_choice.h"
+#include "tools/commands/compare/answer_files.h"
 #include "tools/commands/compare/rival_measure.h"
 
 namespace keyhole::tools {
@@ -40,6 +41,7 @@ struct RivalBatch {
   std::function<void(double)>
       done;  ///< called with steps: one for each head's build, and for each of its rows
   std::function<void(std::vector<Measurement>)> keep;  ///< called with each row of all heads
+  const AnswerFiles* answers = nullptr;                ///< takes what each answered; or null
 };
 /// Builds each rival over all heads side by side, then measures them one after the other. One that differs from the one
 /// before it in search parameters alone is not built again. Rows by rival, number of keys, head.

@@ -1,33 +1,36 @@
 #include "tools/commands/compare/run.h"
 
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <map>
+#include <mutex>
 #include <tuple>
 #include <utility>
 
 #include "tools/commands/compare/side_by_side.h"
+#include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
 
 namespace keyhole::tools {
 
-// Progress over all steps, several of which report at once.
+// Progress over all parts, of which several threads report steps at once.
 class Comparison::Work {
  public:
-  explicit Work(size_t steps) : steps_(static_cast<double>(steps)) {}
+  explicit Work(std::vector<SweepClock::Part> parts) : clock_(std::move(parts)) {}
 
   void done(double steps) {
-    const double sum = done_.fetch_add(steps) + steps;
-    bar_.update(sum / steps_);
+    const std::lock_guard lock(mutex_);
+    clock_.done(steps, seconds_since(start_));
+    bar_.update(clock_.fraction(seconds_since(start_)), "comparing " + clock_.current());
   }
 
  private:
+  const Clock::time_point start_ = Clock::now();
+  std::mutex mutex_;
+  SweepClock clock_;
   Progress bar_{"comparing"};
-  const double steps_;
-  std::atomic<double> done_{0};
 };
 
 // One build's share of the progress: a callback tells fractions, Work wants increments.
@@ -74,16 +77,34 @@ struct Comparison::Todo {
   std::vector<Index> indexes;
   std::vector<SweptRival> rivals;
 
-  [[nodiscard]] bool empty() const { return indexes.empty() && rivals.empty(); }
-  // Of each head the truth, and of each index and rival on it the build and the measurements.
-  [[nodiscard]] size_t steps(const std::vector<uint32_t>& ks) const {
-    if (empty()) return 0;
-    size_t out = 1;
-    for (const Index& index : indexes) out += 1 + index.budgets.size();
-    for (const SweptRival& rival : rivals) out += 1 + rows_of(rival.spec, ks);
-    return out;
-  }
+  bool others = false;  // the truth is needed for results of files
+
+  [[nodiscard]] bool empty() const { return indexes.empty() && rivals.empty() && !others; }
 };
+
+std::vector<SweepClock::Part> Comparison::parts_of(Heads heads, const Todo& todo) const {
+  std::vector<SweepClock::Part> out;
+  if (todo.empty()) return out;
+  const auto steps = static_cast<double>(heads.size());
+  const auto add = [&](const std::string& kind, const std::string& spec, const std::string& more) {
+    out.push_back({kind + spec.substr(0, spec.find(':')), spec + more, steps});
+  };
+  add("truth", "", "exact attention");
+  for (const Todo::Index& index : todo.indexes) {
+    const std::string& spec = index.run->index.spec;
+    add("build ", spec, "");
+    for (const BudgetChoice& b : index.budgets) {
+      add("measure ", spec, " " + b.attend.text() + " " + b.tail.text() + " " + b.target.text());
+    }
+  }
+  for (const SweptRival& rival : todo.rivals) {
+    add("build ", rival.text, "");
+    for (size_t i = 0; i < rows_of(rival.spec, plan_.rival_ks); ++i) {
+      add("measure ", rival.text, " " + rival_attend(rival.spec, plan_.rival_ks[i]));
+    }
+  }
+  return out;
+}
 
 Comparison::Todo Comparison::todo_of(Heads heads, const ResultsFile* kept) const {
   // A row of all heads; what is known of some is measured again, and not kept twice.
@@ -91,7 +112,8 @@ Comparison::Todo Comparison::todo_of(Heads heads, const ResultsFile* kept) const
     return kept != nullptr && std::all_of(heads.begin(), heads.end(), [&](const TraceHead* head) {
              row.layer = head->layer;
              row.kv_head = head->kv_head;
-             return kept->knows(row_key(row));
+             return kept->knows(row_key(row)) &&
+                    (plan_.answers == nullptr || plan_.answers->has(row));
            });
   };
   Todo todo;
@@ -118,21 +140,26 @@ Comparison::Todo Comparison::todo_of(Heads heads, const ResultsFile* kept) const
     }
     if (!known) todo.rivals.push_back(rival);
   }
+  todo.others = std::any_of(plan_.others.begin(), plan_.others.end(), [&](const OtherResult& o) {
+    return std::any_of(heads.begin(), heads.end(),
+                       [&](const TraceHead* head) { return is_of(o, *head); });
+  });
   return todo;
 }
 
 std::vector<Measurement> Comparison::run(ResultsFile* kept) {
   std::vector<Heads> batches;
   std::vector<Todo> todos;
-  size_t steps = 0;
+  std::vector<SweepClock::Part> parts;
   for (size_t first = 0; first < plan_.heads.size(); first += plan_.builds_at_once) {
     const size_t count = std::min<size_t>(plan_.builds_at_once, plan_.heads.size() - first);
     batches.push_back(Heads(plan_.heads).subspan(first, count));
     todos.push_back(todo_of(batches.back(), kept));
-    steps += count * todos.back().steps(plan_.rival_ks);
+    const std::vector<SweepClock::Part> more = parts_of(batches.back(), todos.back());
+    parts.insert(parts.end(), more.begin(), more.end());
   }
-  Work work(steps);
-  std::vector<Measurement> out;
+  Work work(std::move(parts));
+  std::vector<Measurement> out, of_others;
   const auto keep = [&](std::vector<Measurement> rows) {
     if (kept != nullptr) {
       kept->append(rows);
@@ -141,9 +168,10 @@ std::vector<Measurement> Comparison::run(ResultsFile* kept) {
     }
   };
   for (size_t i = 0; i < batches.size(); ++i) {
-    if (!todos[i].empty()) run_batch(batches[i], todos[i], work, keep);
+    if (!todos[i].empty()) run_batch(batches[i], todos[i], work, keep, of_others);
   }
   if (kept != nullptr) out = kept->rows();
+  std::move(of_others.begin(), of_others.end(), std::back_inserter(out));
   put_in_order(out);
   return out;
 }
@@ -174,6 +202,7 @@ void Comparison::put_in_order(std::vector<Measurement>& rows) const {
       add(m);
     }
   }
+  for (const OtherResult& other : plan_.others) add(other.way());
   // A file of results may hold more than is asked for now.
   std::erase_if(rows, [&](const Measurement& m) {
     const bool head = std::any_of(plan_.heads.begin(), plan_.heads.end(), [&](const TraceHead* h) {
@@ -196,12 +225,20 @@ std::string Comparison::simd_level() const {
 }
 
 void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
-                           const std::function<void(std::vector<Measurement>)>& keep) {
+                           const std::function<void(std::vector<Measurement>)>& keep,
+                           std::vector<Measurement>& of_others) {
   std::vector<HeadTruth> truths;
   for (const TraceHead* head : heads) {
     throw_if_interrupted();
     truths.push_back(compute_truth(trace_, *head, plan_.truth, team_));
     work.done(1);
+  }
+  // First of all: a file that does not fit is known before hours of work.
+  for (const OtherResult& other : plan_.others) {
+    for (size_t i = 0; i < heads.size(); ++i) {
+      if (!is_of(other, *heads[i])) continue;
+      of_others.push_back(measure_other(other, trace_, *heads[i], truths[i], plan_.truth.queries));
+    }
   }
   std::vector<IndexHandle> indexes;
   constexpr uint32_t kNoPartitions = UINT32_MAX;
@@ -222,12 +259,16 @@ void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
       }
       std::vector<Measurement> rows;
       for (size_t i = 0; i < heads.size(); ++i) {
+        HeadAnswers answers;
+        if (plan_.answers != nullptr) answers = HeadAnswers(truths[i], plan_.answers->count());
         Measurement m =
-            measure_index(indexes[i], truths[i], budget, plan_.kv_dtype, rounds(*heads[i]));
+            measure_index(indexes[i], truths[i], budget, plan_.kv_dtype, rounds(*heads[i]),
+                          plan_.answers != nullptr ? &answers : nullptr);
         m.series = run->index.series;
         m.index = spec;
         m.layer = heads[i]->layer;
         m.kv_head = heads[i]->kv_head;
+        if (plan_.answers != nullptr) plan_.answers->write(m, truths[i], answers);
         rows.push_back(std::move(m));
         work.done(1);
       }
@@ -243,7 +284,8 @@ void Comparison::run_batch(Heads heads, const Todo& todo, Work& work,
                   .threads_per_build = plan_.threads_per_build(),
                   .rounds_keys = [this](const TraceHead& head) { return rounds(head); },
                   .done = [&work](double steps) { work.done(steps); },
-                  .keep = keep});
+                  .keep = keep,
+                  .answers = plan_.answers});
 }
 
 bool Comparison::set_spec(const std::vector<IndexHandle>& indexes, const std::string& spec) {

@@ -9,8 +9,11 @@
 #include "tools/commands/common/head_measure.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/compare/answer_files.h"
+#include "tools/commands/compare/other_results.h"
 #include "tools/commands/compare/results_file.h"
 #include "tools/commands/compare/rival_run.h"
+#include "tools/commands/compare/sweep_clock.h"
 
 namespace keyhole::tools {
 
@@ -22,6 +25,7 @@ struct IndexRun {
 
 /// What is compared, with everything filled in that depends on the trace.
 struct ComparisonPlan {
+  std::string trace_path;
   keyhole_dtype kv_dtype = KEYHOLE_F16;
   size_t sink = 0, window = 0;
   unsigned threads = 1;  ///< in all
@@ -29,8 +33,10 @@ struct ComparisonPlan {
   std::vector<const TraceHead*> heads;
   std::vector<IndexRun> indexes;
   std::vector<SweptRival> rivals;
-  std::vector<uint32_t> rival_ks;  ///< keys that rivals are asked for per head
-  std::string classifiers;         ///< a file, or empty
+  std::vector<uint32_t> rival_ks;        ///< keys that rivals are asked for per head
+  std::vector<OtherResult> others;       ///< of files, shown behind them
+  const AnswerFiles* answers = nullptr;  ///< where what is measured goes query by query; or null
+  std::string classifiers;               ///< a file, or empty
   TruthOptions truth;
 
   /// Of the indexes.
@@ -52,8 +58,9 @@ class Comparison {
   /// `plan` must outlive the object.
   Comparison(const Trace& trace, const ComparisonPlan& plan);
 
-  /// Shows progress on a terminal. By index and budget in the plan's order, rivals behind indexes, then layer, then KV head.
-  /// `kept`: rows that are there already are not measured again, and new ones are appended as soon as they are; or null.
+  /// Shows progress and the time left on a terminal. By index and budget in the plan's order, rivals behind indexes, other
+  /// systems' results behind those, then layer, then KV head. `kept`: rows that are there already are not measured again
+  /// (but where the plan's answers lack them), and new ones are appended as soon as they are; or null.
   [[nodiscard]] std::vector<Measurement> run(ResultsFile* kept);
 
   /// The library's kernel level, e.g. "avx512vnni".
@@ -67,8 +74,11 @@ class Comparison {
   /// What is still to be measured over a batch of heads.
   struct Todo;
   [[nodiscard]] Todo todo_of(Heads heads, const ResultsFile* kept) const;
+  /// In the order of run_batch().
+  [[nodiscard]] std::vector<SweepClock::Part> parts_of(Heads heads, const Todo& todo) const;
   void run_batch(Heads heads, const Todo& todo, Work& work,
-                 const std::function<void(std::vector<Measurement>)>& keep);
+                 const std::function<void(std::vector<Measurement>)>& keep,
+                 std::vector<Measurement>& of_others);
   [[nodiscard]] std::vector<IndexHandle> build_all(Heads heads,
                                                    const std::vector<HeadTruth>& truths,
                                                    const std::string& spec, Work& work) const;
@@ -81,6 +91,9 @@ class Comparison {
   [[nodiscard]] std::vector<BudgetChoice> by_partition(const IndexRun& run) const;
   void put_in_order(std::vector<Measurement>& rows) const;
   [[nodiscard]] bool rounds(const TraceHead& head) const;
+  [[nodiscard]] bool is_of(const OtherResult& other, const TraceHead& head) const {
+    return is_of_head(other, plan_.trace_path, trace_, head);
+  }
 
   const Trace& trace_;
   const ComparisonPlan& plan_;

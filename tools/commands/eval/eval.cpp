@@ -11,6 +11,7 @@
 #include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
+#include "tools/commands/common/options.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"
@@ -262,12 +263,7 @@ void add_eval(CLI::App& keyhole) {
   add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
-  command
-      ->add_option(
-          "--html", options->html,
-          "Write one page with answers, curves, figures and this command here: it needs no "
-          "network")
-      ->type_name("FILE");
+  add_html_option(*command, "answers, curves", options->html);
   command->footer(
       examples(
           {"keyhole eval --task kv --length 8192 --questions 64 --index exact --index none "

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
 #include "tools/commands/heads/profile.h"
 #include "tools/terminal/command_line.h"
@@ -26,7 +27,7 @@ using nlohmann::ordered_json;
 struct Options {
   RecordOptions record;  ///< where there is no trace
   std::string trace;
-  double mass = 0.9;
+  double mass = kUsualCoverage;
   uint32_t sink = 128, window = 512;
   size_t queries = 64;
   std::string json, csv, html;
@@ -155,11 +156,7 @@ void add_heads(CLI::App& keyhole) {
       ->type_name("FILE");
   command->add_option("--csv", options->csv, "Write a row for each head here (- likewise)")
       ->type_name("FILE");
-  command
-      ->add_option("--html", options->html,
-                   "Write one page with maps of the heads, figures and this command here: it needs "
-                   "no network")
-      ->type_name("FILE");
+  add_html_option(*command, "maps of the heads", options->html);
   command->footer(examples({"keyhole heads --trace kv32k.safetensors --html heads.html",
                             "keyhole heads --model DIR --task kv --length 32k",
                             "keyhole heads --length 8k --mass 0.95 --csv heads.csv"}) +

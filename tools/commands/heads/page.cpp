@@ -39,16 +39,7 @@ std::string heads_page(const ordered_json& document) {
   bars.parts = {"sink", "window", "middle"};
   bars.full = 1;
   PageTable table;
-  table.columns = {{"layer"},
-                   {"KV head"},
-                   {"sink"},
-                   {"window"},
-                   {"middle"},
-                   {"largest"},
-                   {"tokens for " + held},
-                   {"p95"},
-                   {"of the middle's"},
-                   {"sparsity"}};
+  for (const std::string& title : profile_titles(options["mass"])) table.columns.push_back({title});
   for (const ordered_json& row : rows) {
     const auto number = [&](const char* field) { return format_number(figure_at(row, field), 4); };
     bars.bars.push_back({"layer " + row["layer"].dump() + ", KV head " + row["kv_head"].dump(),

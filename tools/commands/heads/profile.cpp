@@ -35,9 +35,9 @@ HeadProfile profile_of(const HeadTruth& truth, uint32_t layer, uint32_t kv_head)
     out.largest_weight += row.largest / rows;
     out.tokens += row.covering / rows;
     out.middle_tokens += row.covering_middle / rows;
-    out.sparsity += (1 - static_cast<double>(row.covering) / row.visible) / rows;
     tokens.push_back(row.covering);
   }
+  out.sparsity = truth.sparsity();
   std::sort(tokens.begin(), tokens.end());
   out.tokens_p95 = nearest_rank(tokens, 0.95);
   return out;
@@ -71,19 +71,24 @@ std::string to_csv(const std::vector<HeadProfile>& profiles) {
   return out.str();
 }
 
+std::vector<std::string> profile_titles(double share) {
+  return {"layer",
+          "KV head",
+          "sink",
+          "window",
+          "middle",
+          "largest",
+          "tokens for " + format_number(100 * share) + " %",
+          "p95",
+          "of the middle's",
+          "sparsity"};
+}
+
 std::string profile_table(const std::vector<HeadProfile>& profiles, double share,
                           const Style& style) {
-  const std::string held = format_number(100 * share) + " %";
-  Table table({{"layer"},
-               {"kv head"},
-               {"sink"},
-               {"window"},
-               {"middle"},
-               {"largest"},
-               {"tokens for " + held},
-               {"p95"},
-               {"of the middle's"},
-               {"sparsity"}});
+  std::vector<Table::Column> columns;
+  for (const std::string& title : profile_titles(share)) columns.push_back({title});
+  Table table(std::move(columns));
   for (const HeadProfile& p : profiles) {
     table.add_row({std::to_string(p.layer), std::to_string(p.kv_head), percent(p.sink_mass),
                    percent(p.window_mass), percent(p.middle_mass), percent(p.largest_weight),

@@ -27,7 +27,8 @@ struct HeadProfile {
 [[nodiscard]] nlohmann::ordered_json to_json(const HeadProfile& profile);
 /// A line for each head under the names of the JSON's fields.
 [[nodiscard]] std::string to_csv(const std::vector<HeadProfile>& profiles);
-/// `share`: of the weight, for the heading.
+/// What stands above the columns of a table of heads, on a terminal as on a page. `share`: of the weight.
+[[nodiscard]] std::vector<std::string> profile_titles(double share);
 [[nodiscard]] std::string profile_table(const std::vector<HeadProfile>& profiles, double share,
                                         const Style& style);
 

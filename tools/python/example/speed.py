@@ -1,79 +1,276 @@
-"""Tokens per second of generate() with Keyhole beside sdpa with a DynamicCache, on the bundled model: prints a table.
+"""Tokens per second and memory of generate()'s decoding with Keyhole, beside the caches of transformers: a table, and JSON.
 
-    OMP_WAIT_POLICY=passive python tools/python/example/speed.py [--context 8192 32768] [--tokens 32] [--index auto]
+    OMP_WAIT_POLICY=passive python tools/python/example/speed.py [--tokens 8k,32k] [--index auto ivf] [--json speed.json]
+    python tools/python/example/speed.py --device cuda --tokens 8k,32k,128k --model DIR
 
-The prompt is computed once, by sdpa; both decode from it, by turns, `--rounds` times. Each figure is the best round, and the
-machine should have nothing else to do.
+Beside each other: sdpa with a DynamicCache, a StaticCache, an OffloadedCache (a GPU alone) and QuantizedCaches of the backends that
+are installed, and Keyhole with each --index. What cannot run here is skipped, and says why.
+
+The prompt is computed once, by sdpa; every way decodes from it, greedily, by turns, `--rounds` times. Each time is the best round,
+and the machine should have nothing else to do. Memory is what decoding takes: of the device PyTorch's peak, the model's weights
+among it, and what Keyhole holds there; of the host what the cache holds.
 """
 
 import argparse
+import dataclasses
+import gc
+import json
+import math
+import platform
 import time
 from pathlib import Path
+from typing import Any, Optional
 
 import torch
 import transformers
+from transformers.cache_utils import DynamicCache, QuantizedCache, StaticCache
 
 import keyhole.transformers
 
 MODEL = Path(__file__).resolve().parents[2] / "model"
+CHUNK = 8192  # of the prompt: what sdpa takes at once
+WAYS = ("dynamic", "static", "offloaded", "quantized", "keyhole")
 
 
-def prompt(tokens):
-    """Prose of the bundled haystack, one byte a token."""
-    text = (MODEL / "haystack.txt").read_bytes()[: tokens - 1]
-    return torch.tensor([[256, *text]])
+@dataclasses.dataclass
+class Row:
+    """One way at one context. None: not known, or not measured, for which `skipped` has the reason."""
+
+    context: int
+    way: str
+    seconds: Optional[float] = None  # for a token
+    device_bytes: Optional[int] = None
+    host_bytes: Optional[int] = None
+    bytes_read: Optional[float] = None  # of host memory, for a token
+    attend_seconds: Optional[float] = None  # in Keyhole's calls, for a token
+    skipped: str = ""
 
 
-def decode(model, cache, tokens):
-    """Seconds for a token, greedily."""
-    token = torch.tensor([[10]])
-    with torch.no_grad():
-        token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)  # builds what is to be built
-        start = time.perf_counter()
-        for _ in range(tokens):
-            token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
-        seconds = time.perf_counter() - start
-    cache.crop(-tokens - 1)
-    return seconds / tokens
+def length(text):
+    """ "8192", "8k", "1M"."""
+    factor = {"k": 1024, "m": 1024**2}.get(text[-1:].lower(), 1)
+    return int(text[:-1] if factor > 1 else text) * factor
 
 
-def measure(model, context, tokens, rounds, indexes):
-    """Rows of the table: name, seconds for a token, the session's statistics."""
-    keyhole.transformers.disable(model)
-    with torch.no_grad():
-        dynamic = model(prompt(context), logits_to_keep=1).past_key_values
-    caches = {}
-    best = {"sdpa": float("inf"), **{index: float("inf") for index in indexes}}
-    for _ in range(rounds):
-        keyhole.transformers.disable(model)
-        best["sdpa"] = min(best["sdpa"], decode(model, dynamic, tokens))
+def prompt(model, context):
+    """Prose of the bundled haystack, one byte a token, over and over: ids that any model has."""
+    text = (MODEL / "haystack.txt").read_bytes()
+    text = text * math.ceil(context / len(text))
+    return torch.tensor([[0, *text[: context - 1]]], device=model.device) % model.config.get_text_config().vocab_size
+
+
+def prefilled(model, context):
+    """K and V of the prompt, a pair for each layer, in host memory."""
+    cache = DynamicCache()  # without the config: layers with a window keep all tokens, which the other caches then cut
+    ids = prompt(model, context)
+    for first in range(0, context, CHUNK):
+        model(ids[:, first : first + CHUNK], past_key_values=cache, logits_to_keep=1)
+    return [(layer.keys.cpu(), layer.values.cpu()) for layer in cache.layers]
+
+
+def filled(cache, states, device):
+    for number, (keys, values) in enumerate(states):
+        cache.update(keys.to(device), values.to(device), number)
+    return cache
+
+
+def synchronize(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cached_bytes(cache):
+    """Bytes of a cache's tensors in host memory."""
+    if isinstance(cache, keyhole.transformers.KeyholeCache):
+        return sum(figures.host_bytes for figures in cache.statistics())
+    tensors, seen = [], set()
+
+    def collect(value):
+        if isinstance(value, torch.Tensor):
+            if value.device.type == "cpu" and value.data_ptr() not in seen:
+                seen.add(value.data_ptr())
+                tensors.append(value)
+            for part in ("_data", "_scale", "_shift"):  # of quantized ones, which say of themselves what they stand for
+                if isinstance(getattr(value, part, None), torch.Tensor):
+                    collect(getattr(value, part))
+        elif isinstance(value, (tuple, list)):
+            for part in value:
+                collect(part)
+        elif isinstance(value, dict):
+            collect(list(value.values()))
+
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            collect(value)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def ways(model, chosen, indexes, capacity):
+    """Of each way its name, its index (None: none of Keyhole's) and its empty cache, or why it cannot be."""
+    config = model.config
+    on_cuda = model.device.type == "cuda"
+    if "dynamic" in chosen:
+        yield "sdpa", None, lambda: DynamicCache(config=config)
+    if "static" in chosen:
+        yield "static", None, lambda: StaticCache(config=config, max_cache_len=capacity)
+    if "offloaded" in chosen:
+        yield "offloaded", None, (lambda: DynamicCache(config=config, offloading=True)) if on_cuda else "it needs a CUDA device"
+    if "quantized" in chosen:
+        for backend in ("quanto", "hqq"):
+            # What hqq quantizes lies along the rows (axis 1), of quanto along the columns (axis 0), as their defaults say.
+            axes = {"axis_key": 1, "axis_value": 1} if backend == "hqq" else {}
+            try:
+                QuantizedCache(backend, config=config, nbits=4, **axes)
+            except (ImportError, ValueError) as error:
+                yield f"{backend} 4 bits", None, str(error).split(". ")[0]
+                continue
+            yield f"{backend} 4 bits", None, lambda backend=backend, axes=axes: QuantizedCache(backend, config=config, nbits=4, **axes)
+    if "keyhole" in chosen:
         for index in indexes:
-            keyhole.transformers.enable(model, index=index)
-            caches[index] = keyhole.transformers.KeyholeCache.from_cache(model, dynamic)
-            best[index] = min(best[index], decode(model, caches[index], tokens))
+            yield f"keyhole {index}", index, lambda: None
+
+
+def timed(model, cache, tokens):
+    """Seconds for a token. The first step is not timed: it builds what is to be built."""
+    token = torch.tensor([[10]], device=model.device)
+    token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    synchronize(model.device)
+    start = time.perf_counter()
+    for _ in range(tokens):
+        token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+    synchronize(model.device)
+    return (time.perf_counter() - start) / tokens
+
+
+def one_round(model, row, index, make, states, tokens):
+    """Decodes from the prompt once, and keeps the best of what is measured in `row`."""
+    device = model.device
+    on_cuda = device.type == "cuda"
+    if index is None:
+        keyhole.transformers.disable(model)
+        cache = filled(make(), states, device)
+    else:
+        keyhole.transformers.enable(model, index=index)
+        dynamic = filled(DynamicCache(), states, device)
+        cache = keyhole.transformers.KeyholeCache.from_cache(model, dynamic)
+        for session in cache.sessions:
+            session.synchronize()  # what was enqueued has read K and V: they can go
+        del dynamic
+    gc.collect()
+    if on_cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = timed(model, cache, tokens)
+    row.seconds = seconds if row.seconds is None else min(row.seconds, seconds)
+    row.host_bytes = cached_bytes(cache)
+    if on_cuda:
+        row.device_bytes = torch.cuda.max_memory_allocated(device)
+    if index is not None:
+        figures = cache.statistics()[0]
+        steps = figures.attends / len(states)
+        row.bytes_read = figures.bytes_read / steps
+        row.attend_seconds = figures.attend_seconds / steps
+        if on_cuda:
+            row.device_bytes += sum(one.device_bytes_peak for one in cache.statistics())
+        for session in cache.sessions:
+            session.close()
+
+
+@torch.no_grad()
+def measure(model, context, tokens, rounds, indexes, chosen=WAYS):
+    """The rows of one context."""
     keyhole.transformers.disable(model)
-    return [(name, seconds, None if name == "sdpa" else caches[name].statistics()[0]) for name, seconds in best.items()]
+    states = prefilled(model, context)
+    found = list(ways(model, chosen, indexes, context + tokens + 1))
+    rows = [Row(context, name, skipped=make if isinstance(make, str) else "") for name, _, make in found]
+    for _ in range(rounds):
+        for row, (_, index, make) in zip(rows, found):
+            if row.skipped:
+                continue
+            try:
+                one_round(model, row, index, make, states, tokens)
+            except (torch.OutOfMemoryError, keyhole.OutOfMemory, keyhole.OutOfDeviceMemory) as error:
+                row.skipped = "it does not fit: " + str(error).split("\n")[0]
+            except keyhole.Unsupported as error:
+                row.skipped = str(error)
+            gc.collect()
+            if model.device.type == "cuda":
+                torch.cuda.empty_cache()
+    keyhole.transformers.disable(model)
+    return rows
 
 
-def main():
+def shown(row):
+    line = f"{row.context:>8}  {row.way:<16}"
+    if row.seconds is None:
+        return f"{line} skipped: {row.skipped}"
+
+    def mebibytes(value):
+        return f"{'-':>11}" if value is None else f"{value / 2**20:>11.1f}"
+
+    line += f" {1 / row.seconds:>9.1f} {1e3 * row.seconds:>9.2f} {mebibytes(row.device_bytes)} {mebibytes(row.host_bytes)}"
+    if row.bytes_read is not None:
+        line += f" {1e3 * row.attend_seconds:>13.2f} {mebibytes(row.bytes_read)}"
+    return line
+
+
+def arguments(words: Optional[list[str]]) -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--context", type=int, nargs="+", default=[8192, 32768])
-    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--tokens", default="8k,32k", help="tokens of the prompt, e.g. 8k,32k,128k [8k,32k]")
+    parser.add_argument("--new", type=int, default=32, help="tokens that are timed [32]")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--index", nargs="+", default=["auto", "ivf"])
-    parser.add_argument("--model", default=str(MODEL))
-    options = parser.parse_args()
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"what is compared [{','.join(WAYS)}]")
+    parser.add_argument("--index", nargs="+", default=["auto", "ivf"], help="of Keyhole [auto ivf]")
+    parser.add_argument("--model", default=str(MODEL), help="a folder in the Hugging Face layout [the bundled model]")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... [cpu]")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], help="[float32; on a GPU bfloat16]")
+    parser.add_argument("--json", help="write all figures here")
+    options = parser.parse_args(words)
+    try:
+        options.tokens = [length(part) for part in options.tokens.split(",")]
+    except ValueError:
+        parser.error(f"--tokens is {options.tokens}; lengths such as 8k,32k,128k are needed")
+    if min(options.tokens) < 256 or options.new < 1 or options.rounds < 1:
+        parser.error("--tokens are 256 or more each, --new and --rounds 1 or more")
+    options.ways = options.ways.split(",")
+    if unknown := set(options.ways) - set(WAYS):
+        parser.error(f"--ways: there is no {', '.join(sorted(unknown))}; allowed: {', '.join(WAYS)}")
+    options.device = torch.device(options.device)
+    if options.device.type == "cuda":
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: PyTorch finds no CUDA device")
+        if "keyhole" in options.ways and not keyhole.CUDA:
+            parser.error("--device cuda: this keyhole was built without CUDA; build its wheel where nvcc is on the PATH, or "
+                         "leave keyhole out of --ways")  # fmt: skip
+        torch.cuda.set_device(options.device)
+    elif options.device.type != "cpu":
+        parser.error(f"--device {options.device}: cpu and cuda are allowed")
+    options.dtype = options.dtype or ("bfloat16" if options.device.type == "cuda" else "float32")
+    return options
+
+
+def main(words: Optional[list[str]] = None):
+    options = arguments(words)
     transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
-    print(f"{torch.get_num_threads()} threads, {options.tokens} tokens, best of {options.rounds}")
-    print(f"{'context':>8}  {'attention':<12} {'tokens/s':>9} {'ms/token':>9} {'attention ms':>13} {'read/token':>12}")
-    for context in options.context:
-        for name, seconds, figures in measure(model, context, options.tokens, options.rounds, options.index):
-            line = f"{context:>8}  {name:<12} {1 / seconds:>9.1f} {1e3 * seconds:>9.2f}"
-            if figures is not None:
-                steps = figures.attends / model.config.num_hidden_layers
-                line += f" {1e3 * figures.attend_seconds / steps:>13.2f} {figures.bytes_read / steps / 2**20:>8.2f} MiB"
-            print(line, flush=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype)).eval().to(options.device)
+    on_cuda = options.device.type == "cuda"
+    machine = torch.cuda.get_device_name(options.device) if on_cuda else f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+    print(f"{machine}; {options.dtype}; {options.new} tokens, best of {options.rounds}; keyhole {keyhole.__version__}, torch "
+          f"{torch.__version__}, transformers {transformers.__version__}")  # fmt: skip
+    print(f"{'context':>8}  {'way':<16} {'tokens/s':>9} {'ms/token':>9} {'device MiB':>11} {'host MiB':>11} {'attention ms':>13} {'read MiB':>11}")
+    rows = []
+    for context in options.tokens:
+        for row in measure(model, context, options.new, options.rounds, options.index, options.ways):
+            print(shown(row), flush=True)
+            rows.append(row)
+    if options.json:
+        figures = [{**dataclasses.asdict(row), "tokens_per_second": row.seconds and 1 / row.seconds} for row in rows]
+        Path(options.json).write_text(json.dumps({
+            "format": "keyhole-speed", "version": 1, "machine": machine, "device": str(options.device), "dtype": options.dtype,
+            "model": options.model, "new": options.new, "rounds": options.rounds, "keyhole": keyhole.__version__,
+            "torch": torch.__version__, "transformers": transformers.__version__, "rows": figures,
+        }, indent=1) + "\n")  # fmt: skip
+    return rows
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ attention of both is merged by log-sum-exp.
 
     Engine, Session, extend_batch      the decoder's calls, as in keyhole/keyhole.h
     plan                               memory before anything is allocated
+    Prompt                             attention of prompts, as in keyhole/prefill.h
     Index                              one index by itself, as in keyhole/index.h
     read_budgets                       what `keyhole calibrate` found
     compare                            index types beside each other on a recorded trace, as a table
@@ -24,12 +25,13 @@ import logging as _logging
 from . import _native
 from ._budgets import Budgets, HeadBudget, read_budgets
 from ._compare import compare
-from ._engine import Engine, merge_states, plan
+from ._engine import Engine, merge_states, merge_states_device, plan
 from ._enums import (ALL, AppendMode, AttendMode, AuditAction, Device, Dtype, KvHost, Mode, Placement, RopeScaling, RowsBy,
                      Signal, Tail)
 from ._errors import (BY_STATUS, Busy, Cancelled, Corrupt, DeviceError, Error, Internal, InvalidArgument, IOFailure, NotFinite,
                       OutOfDeviceMemory, OutOfMemory, Timeout, Unsupported, VersionMismatch)
 from ._index import POSITION_UNKNOWN, Index
+from ._prompt import Prompt
 from ._session import BatchError, Session, extend_batch
 from ._structs import (Audit, Budget, EngineConfig, Identity, IndexInfo, LayerConfig, LayerTokens, MemoryPlan, SearchCost,
                        SessionConfig, Statistics)
@@ -61,7 +63,7 @@ __all__ = [
     "ALL", "AppendMode", "AttendMode", "Audit", "AuditAction", "BatchError", "Budget", "Budgets", "Busy", "CUDA", "Cancelled",
     "Corrupt", "Device", "DeviceError", "Dtype", "Engine", "EngineConfig", "Error", "HeadBudget", "IOFailure", "Identity",
     "Index", "IndexInfo", "Internal", "InvalidArgument", "KvHost", "LayerConfig", "LayerTokens", "MemoryPlan", "Mode",
-    "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "RopeScaling", "RowsBy", "SearchCost",
+    "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "Prompt", "RopeScaling", "RowsBy", "SearchCost",
     "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "compare",
-    "extend_batch", "index_help", "merge_states", "plan", "prompt_help", "read_budgets",
+    "extend_batch", "index_help", "merge_states", "merge_states_device", "plan", "prompt_help", "read_budgets",
 ]  # fmt: skip

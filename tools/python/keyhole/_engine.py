@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from . import _native
+from ._arrays import stream_of
 from ._enums import Device
 from ._structs import EngineConfig, MemoryPlan, SessionConfig, struct_of
 
@@ -84,10 +85,28 @@ def merge_states(o: Sequence[Any], lse: Sequence[Any], out: Any, out_lse: Any, *
     same shapes, written; may be one of the inputs. base: of lse and out_lse, "natural" or "log2" (FlashInfer's). Sums in
     fp32, in the order given; empty sets give no NaN; n = 0 gives (0, -inf).
     """
+    _native.merge_states(list(o), list(lse), out, out_lse, _base(base))
+
+
+def merge_states_device(o: Sequence[Any], lse: Sequence[Any], out: Any, out_lse: Any, *, base: str = "natural",
+                        stream: Optional[int] = None) -> None:  # fmt: skip
+    """The same on a CUDA device, enqueued: returns at once, and can be captured in a graph.
+
+    o: n arrays [rows, head_dim] (or [tokens, heads, head_dim]) of one dtype, lse: n float32 arrays of the rows, all contiguous in
+    device memory; out (of any dtype), out_lse: the same shapes, written; may be one of the inputs (out where the dtypes are
+    equal). stream: a cudaStream_t; None: the current one of out's framework. All must stay until the stream has done it. Raises
+    InvalidArgument (arrays in host memory, shapes), Unsupported: a build without CUDA, a machine without a device.
+    """
+    if stream is None:
+        stream = stream_of(out) or 0
+    _native.merge_states_device(list(o), list(lse), out, out_lse, _base(base), stream)
+
+
+def _base(base: str) -> int:
     bases = {"natural": 0, "log2": 1}
     if base not in bases:
         raise ValueError(f"base is {base!r}; allowed: 'natural', 'log2'")
-    _native.merge_states(list(o), list(lse), out, out_lse, bases[base])
+    return bases[base]
 
 
 from ._session import Session  # noqa: E402  (a session needs its engine, an engine makes sessions)

@@ -7,7 +7,7 @@ from typing import Any, Optional, Union
 from . import _enums, _native
 from ._arrays import like, stream_of
 from ._enums import ALL, AttendMode, Mode
-from ._errors import BY_STATUS, Error
+from ._errors import BY_STATUS, Error, InvalidArgument
 from ._progress import Progress, reporter
 from ._structs import Audit, Budget, Identity, LayerTokens, SessionConfig, Statistics, fields_of, struct_of
 
@@ -44,6 +44,7 @@ class Session:
         self.engine = engine
         self._native = native
         self._stream: Optional[int] = None
+        self._begun: Any = None
 
     @classmethod
     def _of(cls, engine: Any, native: Any) -> "Session":
@@ -93,6 +94,29 @@ class Session:
         if out is None:
             out = like("out", q, tuple(q.shape[:-1]) + (self._value_dim(v, q),))
         self._native.attend(layer, q, k, v, out, lse)
+        return out
+
+    def attend_begin(self, layer: int, q: Any, k: Any = None, v: Any = None) -> None:
+        """The first half of attend(): appends, publishes q and starts the work; the caller may do other work until attend_end().
+
+        Between the two only layer_tokens(), statistics(), config and budget() are allowed: every other call raises Busy. q in
+        host memory is copied; in device memory it must stay as it is until the stream has done both halves. Where this raises
+        there is no end to call.
+        """
+        self._follow(q)
+        self._native.attend_begin(layer, q, k, v)
+        self._begun = (q, self._value_dim(v, q))
+
+    def attend_end(self, out: Any = None, lse: Any = None) -> Any:
+        """The second half: waits and writes the result. out [Hq, d], any dtype, None: an array like q; lse as in attend().
+        Returns out. InvalidArgument without attend_begin()."""
+        if self._begun is None:
+            raise InvalidArgument("attend_end() without attend_begin()")
+        q, value_dim = self._begun
+        if out is None:
+            out = like("out", q, tuple(q.shape[:-1]) + (value_dim,))
+        self._native.attend_end(out, lse, int(q.shape[0]))
+        self._begun = None
         return out
 
     def extend(self, layer: int, q: Any, k: Any, v: Any, out: Any = None, lse: Any = None, mask: Any = None) -> Any:

@@ -89,4 +89,27 @@ void Array::take(const Imported& array, const char* name) {
   }
 }
 
+int64_t Array::rows() const {
+  int64_t rows = none_ ? 0 : 1;
+  for (int32_t axis = 0; !none_ && axis + 1 < tensor_.rank; ++axis) rows *= tensor_.shape[axis];
+  return rows;
+}
+
+float* Array::floats(const char* name, int64_t count) const {
+  if (none_) return nullptr;
+  int64_t elements = 1, expected = 1;
+  bool dense = tensor_.dtype == KEYHOLE_F32;
+  for (int32_t axis = tensor_.rank - 1; axis >= 0; --axis) {
+    dense = dense && (tensor_.shape[axis] <= 1 || tensor_.strides[axis] == expected);
+    expected *= tensor_.shape[axis];
+    elements *= tensor_.shape[axis];
+  }
+  if (!dense || elements != count)
+    raise(KEYHOLE_INVALID_ARGUMENT,
+          std::string(name) + " must be a dense float32 array of " + std::to_string(count) +
+              " elements (one for each query head and token), not one of " +
+              std::to_string(elements));
+  return static_cast<float*>(tensor_.data);
+}
+
 }  // namespace keyhole::python

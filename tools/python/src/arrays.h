@@ -21,6 +21,11 @@ class Array {
   const keyhole_tensor* pointer() const { return none_ ? nullptr : &tensor_; }
   bool none() const { return none_; }
   const keyhole_tensor& tensor() const { return tensor_; }
+  /// Elements of all axes but the last: query heads of all tokens of a q. 0 for None.
+  int64_t rows() const;
+  /// The data of an lse, which the library takes as a plain pointer: `count` dense float32 elements, in whichever memory; NULL
+  /// for None.
+  float* floats(const char* name, int64_t count) const;
 
  private:
   template <class Imported>

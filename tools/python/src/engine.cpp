@@ -3,6 +3,8 @@
 #include "tools/python/src/fields.h"
 #include "tools/python/src/handles.h"
 
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace nb = nanobind;
@@ -97,6 +99,59 @@ void merge_states(nb::list outputs, nb::list sums, nb::handle out, nb::handle ou
   });
 }
 
+// The device's tensors are contiguous: what is handed over is their pointers.
+void* device_data(const Array& array, const std::string& name, int64_t rows, int64_t width) {
+  if (array.none()) throw nb::type_error((name + " is None").c_str());
+  const keyhole_tensor& tensor = array.tensor();
+  if (tensor.memory != KEYHOLE_DEVICE)
+    raise(KEYHOLE_INVALID_ARGUMENT,
+          name + " lies in host memory; arrays in device memory are merged on the device");
+  int64_t elements = 1;
+  for (int32_t axis = tensor.rank - 1; axis >= 0; --axis) {
+    if (tensor.shape[axis] > 1 && tensor.strides[axis] != elements)
+      raise(KEYHOLE_INVALID_ARGUMENT, name + " is not contiguous");
+    elements *= tensor.shape[axis];
+  }
+  if (elements != rows * width)
+    raise(KEYHOLE_INVALID_ARGUMENT, name + " has " + std::to_string(elements) + " elements; " +
+                                        std::to_string(rows * width) + " are needed");
+  return tensor.data;
+}
+
+void merge_states_device(nb::list outputs, nb::list sums, nb::handle out, nb::handle out_lse,
+                         int32_t base, uintptr_t stream) {
+  const Array merged(out, "out", Array::kWrite), merged_lse(out_lse, "out_lse", Array::kWrite);
+  if (outputs.size() != sums.size()) throw nb::value_error("there must be one lse for each o");
+  const int64_t rows = merged.rows();
+  if (rows < 1) throw nb::value_error("out must be [..., head_dim] with a row at least");
+  const int64_t width = merged.tensor().shape[merged.tensor().rank - 1];
+  void* const to = device_data(merged, "out", rows, width);
+  const auto floats = [&](const Array& array, const char* name) {
+    (void)device_data(array, name, rows, 1);
+    return array.floats(name, rows);
+  };
+  float* const to_lse = floats(merged_lse, "out_lse");
+  std::vector<std::unique_ptr<Array>> kept;
+  std::vector<const void*> o;
+  std::vector<const float*> lse;
+  keyhole_dtype o_dtype = merged.tensor().dtype;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Array& part = *kept.emplace_back(std::make_unique<Array>(outputs[i], "o", Array::kRead));
+    o.push_back(device_data(part, "o[" + std::to_string(i) + "]", rows, width));
+    if (i == 0) o_dtype = part.tensor().dtype;
+    if (part.tensor().dtype != o_dtype)
+      raise(KEYHOLE_INVALID_ARGUMENT, "the arrays of o differ in dtype");
+    const Array& sum = *kept.emplace_back(std::make_unique<Array>(sums[i], "lse", Array::kRead));
+    lse.push_back(floats(sum, "lse"));
+  }
+  run([&] {
+    return keyhole_merge_states_device(static_cast<uint32_t>(o.size()), o.data(), lse.data(),
+                                       static_cast<uint32_t>(rows), static_cast<uint32_t>(width),
+                                       o_dtype, base, to, merged.tensor().dtype, to_lse,
+                                       reinterpret_cast<void*>(stream));
+  });
+}
+
 }  // namespace
 
 void define_engine(nb::module_& module) {
@@ -110,6 +165,8 @@ void define_engine(nb::module_& module) {
              nb::arg("dense_layers"), nb::arg("context"), nb::arg("device_limit"),
              nb::arg("host_limit"));
   module.def("merge_states", merge_states);
+  module.def("merge_states_device", merge_states_device, nb::arg("o"), nb::arg("lse"),
+             nb::arg("out"), nb::arg("out_lse"), nb::arg("base"), nb::arg("stream"));
 }
 
 }  // namespace keyhole::python

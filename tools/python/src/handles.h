@@ -8,6 +8,7 @@
 #include <string>
 
 #include "keyhole/index.h"
+#include "keyhole/prefill.h"
 #include "tools/python/src/errors.h"
 
 namespace keyhole::python {
@@ -72,10 +73,12 @@ inline void finish_and_destroy(keyhole_session* session) {
 using Engine = Handle<keyhole_engine, keyhole_engine_destroy>;
 using Session = Handle<keyhole_session, finish_and_destroy>;
 using Index = Handle<keyhole_index, keyhole_index_destroy>;
+using Prompt = Handle<keyhole_prompt, keyhole_prompt_destroy>;
 
 void define_engine(nanobind::module_& module);
 void define_session(nanobind::module_& module);
 void define_index(nanobind::module_& module);
+void define_prompt(nanobind::module_& module);
 
 }  // namespace keyhole::python
 

@@ -28,6 +28,7 @@ NB_MODULE(_native, module) {
   define_engine(module);
   define_session(module);
   define_index(module);
+  define_prompt(module);
   // What outlives the last object must not outlive the interpreter.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     set_log(nb::none());

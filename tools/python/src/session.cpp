@@ -24,33 +24,6 @@ const char* c_text(Text text, const char* name) {
   return words;
 }
 
-// lse lies where the other tensors do: its pointer alone is handed over.
-float* c_lse(const Array& lse, int64_t count) {
-  if (lse.none()) return nullptr;
-  const keyhole_tensor& tensor = lse.tensor();
-  int64_t elements = 1, expected = 1;
-  bool dense = tensor.dtype == KEYHOLE_F32;
-  for (int32_t axis = tensor.rank - 1; axis >= 0; --axis) {
-    dense = dense && (tensor.shape[axis] <= 1 || tensor.strides[axis] == expected);
-    expected *= tensor.shape[axis];
-    elements *= tensor.shape[axis];
-  }
-  if (!dense || elements != count)
-    raise(KEYHOLE_INVALID_ARGUMENT,
-          "lse must be a dense float32 array of " + std::to_string(count) +
-              " elements (one for each query head and token), not one of " +
-              std::to_string(elements));
-  return static_cast<float*>(tensor.data);
-}
-
-// Query heads of all tokens: all axes of q but the last.
-int64_t rows_of(const Array& q) {
-  int64_t rows = q.none() ? 0 : 1;
-  for (int32_t axis = 0; !q.none() && axis + 1 < q.tensor().rank; ++axis)
-    rows *= q.tensor().shape[axis];
-  return rows;
-}
-
 Session* create(Engine& engine, nb::dict values, const std::vector<uint32_t>& dense_layers) {
   Engine::Use use(engine);
   keyhole_session_config config;
@@ -97,11 +70,28 @@ void attend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handl
   const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
       values(v, "v", Array::kRead);
   const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
-  float* lse_data = c_lse(sums, rows_of(queries));
+  float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
     return keyhole_attend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
                           result.pointer(), lse_data);
   });
+}
+
+void attend_begin(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v) {
+  Session::Use use(self);
+  const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
+      values(v, "v", Array::kRead);
+  run([&] {
+    return keyhole_attend_begin(use.get(), layer, queries.pointer(), keys.pointer(),
+                                values.pointer());
+  });
+}
+
+void attend_end(Session& self, nb::handle out, nb::handle lse, int64_t q_heads) {
+  Session::Use use(self);
+  const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
+  float* lse_data = sums.floats("lse", q_heads);
+  run([&] { return keyhole_attend_end(use.get(), result.pointer(), lse_data); });
 }
 
 void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handle v,
@@ -113,7 +103,7 @@ void extend(Session& self, uint32_t layer, nb::handle q, nb::handle k, nb::handl
   const size_t tokens = queries.none() ? 0 : static_cast<size_t>(queries.tensor().shape[0]);
   const Elements<const uint64_t> words(
       mask, "mask", "a dense uint64 array in host memory, one element for each token", tokens);
-  float* lse_data = c_lse(sums, rows_of(queries));
+  float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
     return keyhole_extend(use.get(), layer, queries.pointer(), keys.pointer(), values.pointer(),
                           words.data(), result.pointer(), lse_data);
@@ -138,7 +128,7 @@ nb::list extend_batch(nb::list sessions, uint32_t layer, nb::handle q, nb::handl
   const Array queries(q, "q", Array::kRead), keys(k, "k", Array::kRead),
       values(v, "v", Array::kRead);
   const Array result(out, "out", Array::kWrite), sums(lse, "lse", Array::kWrite);
-  float* lse_data = c_lse(sums, rows_of(queries));
+  float* lse_data = sums.floats("lse", queries.rows());
   std::vector<keyhole_status> statuses(count, KEYHOLE_OK);
   keyhole_status status;
   std::string text;
@@ -189,7 +179,7 @@ void attend_offloaded(Session& self, uint32_t layer, nb::handle q, nb::handle ou
   Session::Use use(self);
   const Array queries(q, "q", Array::kRead), result(out, "out", Array::kWrite),
       sums(lse, "lse", Array::kWrite);
-  float* lse_data = c_lse(sums, rows_of(queries));
+  float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
     return keyhole_attend_offloaded(use.get(), layer, queries.pointer(), result.pointer(),
                                     lse_data);
@@ -207,7 +197,7 @@ void attend_tokens(Session& self, uint32_t layer, nb::handle q,
     counts.push_back(static_cast<uint32_t>(head.size()));
     flat.insert(flat.end(), head.begin(), head.end());
   }
-  float* lse_data = c_lse(sums, rows_of(queries));
+  float* lse_data = sums.floats("lse", queries.rows());
   run([&] {
     return keyhole_attend_tokens(use.get(), layer, queries.pointer(),
                                  flat.empty() ? nullptr : flat.data(), counts.data(), with_resident,
@@ -219,7 +209,7 @@ void search_tokens(Session& self, uint32_t layer, nb::handle q, uint32_t top_k, 
                    nb::handle scores, nb::handle counts) {
   Session::Use use(self);
   const Array queries(q, "q", Array::kRead);
-  const size_t heads = static_cast<size_t>(rows_of(queries));
+  const size_t heads = static_cast<size_t>(queries.rows());
   const Elements<uint32_t> found(ids, "ids", "a writable dense uint32 array in host memory",
                                  heads * top_k);
   const Elements<float> products(scores, "scores", "a writable dense float32 array in host memory",
@@ -373,6 +363,8 @@ void define_session(nb::module_& module) {
       .def("build", build, none("progress"))
       .def("attend", attend, nb::arg("layer"), none("q"), none("k"), none("v"), none("out"),
            none("lse"))
+      .def("attend_begin", attend_begin, nb::arg("layer"), none("q"), none("k"), none("v"))
+      .def("attend_end", attend_end, none("out"), none("lse"), nb::arg("q_heads"))
       .def("extend", extend, nb::arg("layer"), none("q"), none("k"), none("v"), none("mask"),
            none("out"), none("lse"))
       .def("set_extend_pattern", set_extend_pattern, none("pattern"), nb::arg("tokens"))

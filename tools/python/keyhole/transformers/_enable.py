@@ -71,7 +71,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
 
     Refused, by name, before anything runs (keyhole.Unsupported): models of other types than llama, mistral, qwen2, qwen3, gemma2,
     gemma3 (text), phi3 and gpt_oss; head dimensions that are no multiple of 16 from 64 to 576 (InvalidArgument); static and other
-    caches of transformers; custom masks; attention weights as outputs; compiled models; gradients through a cache.
+    caches of transformers; custom masks; attention weights as outputs; gradients through a cache; what torch.compile() returned:
+    enable() the model itself, then compile it (its graphs break at every attention, so fullgraph=True fails).
 
     Returns an Enabled, whose engine and config can be looked at. enable() again replaces what was set; disable(model) takes it
     back. One model is used by one thread at a time; different models may run at once.
@@ -81,6 +82,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     unknown = set(budget) - {field.name for field in dataclasses.fields(Budget)}
     if unknown:
         raise TypeError(f"enable() knows no {', '.join(sorted(unknown))}: neither keyhole.Budget nor keyhole.SessionConfig has it")
+    if hasattr(model, "_orig_mod"):  # torch.compile()'s wrapper, whose generate() is the inner model's
+        raise Unsupported("a compiled model is not supported: call enable() with the model itself, and torch.compile() it then")
     config = engine_config(model, window_slack)
     on_cuda = model.device.type == "cuda"
     if model.device.type not in ("cpu", "cuda"):
