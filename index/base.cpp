@@ -149,6 +149,7 @@ void BasicIndex::search(const SearchArgs& args, Scratch& scratch, Hits& hits) co
   SearchScratch& own = check_search(args, scratch);
   hits.keys_scored = 0;
   hits.bytes_read = 0;
+  hits.exact_rows = 0;
   if (count() == 0 || args.k == 0) {
     std::fill(hits.counts, hits.counts + args.group, 0U);
     return;
@@ -160,6 +161,7 @@ void BasicIndex::search(const SearchArgs& args, Scratch& scratch, Hits& hits) co
   own.collector.top().finish(hits);
   hits.keys_scored = cost.keys_scored;
   hits.bytes_read = cost.bytes_read;
+  hits.exact_rows = cost.exact_rows;
 }
 
 void BasicIndex::explore(const SearchArgs& args, Scratch& scratch, Scored& scored) const {
@@ -191,6 +193,7 @@ void BasicIndex::scan_all(const SearchArgs& args, SearchScratch& scratch, Search
   }
   const size_t scanned = end - args.begin_of(count());
   cost.keys_scored += args.group * scanned;
+  cost.exact_rows += scanned;
   cost.bytes_read += scanned * row_bytes();
 }
 

@@ -34,6 +34,7 @@ class SearchScratch : public Scratch {
 struct SearchCost {
   uint64_t keys_scored = 0;  ///< see Hits
   uint64_t bytes_read = 0;
+  uint64_t exact_rows = 0;    ///< see Hits
   bool exact = true;          ///< the collected scores are those of the keys as they were given
   float* coverage = nullptr;  ///< see Hits
 };

@@ -114,6 +114,9 @@ struct Hits {
   /// Sum over heads of the keys whose score was computed for it, from the whole key or its code.
   uint64_t keys_scored = 0;
   uint64_t bytes_read = 0;  ///< keys, codes, edges and centroids that the search loaded
+  /// Rows of which the whole key was read to score them, not only a code of it: told by flat and roargraph, unsaid by
+  /// other types, whose figure may be anything.
+  uint64_t exact_rows = 0;
   /// Out, `[group]`, or null: the share of a head's softmax mass over all indexed keys that lies, by the
   /// search's approximate scores, in the rows that it read whole: those that it returns for any head of the
   /// group (SparQ's alpha). Types that cannot tell leave it as it is, as does a search without keys.

@@ -12,6 +12,7 @@ void Rerank::finish(const cpu::Kernels& kernels, const RowsView& keys, const Sea
     score_ids(kernels, keys, args, rows.data() + first, n, scores_.data(), n);
     collector_->offer(scores_.data(), n, rows.data() + first, n);
   }
+  cost.exact_rows += rows.size();
   cost.bytes_read += rows.size() * keys.dim * dtype_size(keys.dtype);
 }
 

@@ -228,6 +228,7 @@ void RoarGraphIndex::find(const SearchArgs& args, RoarScratch& scratch, SearchCo
     walk_codes(args, scratch, cost);
   } else {
     walk_keys(args, scratch);
+    cost.exact_rows += scratch.walk.scored();
   }
   const GroupWalk& walk = scratch.walk;
   cost.keys_scored += uint64_t{args.group} * walk.scored();
