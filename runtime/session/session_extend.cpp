@@ -43,8 +43,9 @@ ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n) {
 
 // ---- One extension -------------------------------------------------------------------------------
 
-Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args)
-    : s_(&session), layer_(layer), args_(args), asks_only_(args.k.data == nullptr) {
+Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args,
+                              bool asks_only)
+    : s_(&session), layer_(layer), args_(args), asks_only_(asks_only) {
   if (asks_only_) {
     s_->check_queries(args.q);
     describe_new_rows(nullptr, nullptr, 0);
@@ -283,7 +284,7 @@ void Session::answer(uint32_t layer, const RowsIn& q, const RowsOut& out, float*
   args.q = q;
   args.out = out;
   args.lse = lse;
-  Extension extension(*this, layer, args);
+  Extension extension(*this, layer, args, true);
   while (extension.start()) extension.finish();
 }
 

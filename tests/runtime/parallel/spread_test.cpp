@@ -278,6 +278,16 @@ TEST(Spread, AnErrorOfOneRankIsEveryRanksAndIsTakenBack) {
   });
 }
 
+TEST(Spread, RefusesBlocksThatAreTooLong) {
+  ThreadRanks ranks(1);
+  const CommunicatorPtr c = make_communicator(ranks, 0);
+  const keyhole_engine_config config = rank_engine(c.get(), (1U << 30) + 1);
+  keyhole_engine* engine = nullptr;
+  EXPECT_EQ(keyhole_engine_create(&config, &engine), KEYHOLE_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(keyhole_last_error()).find("context_block is 1073741825"),
+            std::string::npos);
+}
+
 TEST(Spread, RanksWithOtherSettingsAreRefused) {
   ThreadRanks ranks(2);
   ranks.run([&](uint32_t r) {
