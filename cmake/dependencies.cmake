@@ -9,6 +9,15 @@ mark_as_advanced(XXHASH_INCLUDE_DIR)
 
 find_package(nlohmann_json CONFIG REQUIRED)
 
+# Optional: libkeyhole_mpi, and the command under mpirun.
+set(KEYHOLE_MPI AUTO CACHE STRING "Build libkeyhole_mpi: AUTO (where MPI is found), ON or OFF")
+set_property(CACHE KEYHOLE_MPI PROPERTY STRINGS AUTO ON OFF)
+if(KEYHOLE_MPI STREQUAL "AUTO")
+  find_package(MPI COMPONENTS C QUIET)
+elseif(KEYHOLE_MPI)
+  find_package(MPI REQUIRED COMPONENTS C)
+endif()
+
 if(KEYHOLE_TOOLS)
   # Not OpenBLAS's own CMake package: Debian's has no target, and Ubuntu 26.04's names a library that is
   # not there. openblas_config.h lies beside the cblas.h that belongs to the library.

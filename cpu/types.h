@@ -70,13 +70,14 @@ enum class Status : int32_t {
   out_of_device_memory = -4,
   device_error = -5,
   timeout = -6,
-  io = -7,           ///< a file cannot be opened, read or written
-  corrupt = -8,      ///< a file's content contradicts itself
-  version = -9,      ///< made by a newer or other version
-  cancelled = -10,   ///< the caller's progress callback asked to stop
-  busy = -11,        ///< the object is in use by another thread, or begin without end
-  not_finite = -12,  ///< NaN or Inf where a finite number is needed
-  internal = -13,    ///< a failed assumption inside the library: please report
+  io = -7,            ///< a file cannot be opened, read or written
+  corrupt = -8,       ///< a file's content contradicts itself
+  version = -9,       ///< made by a newer or other version
+  cancelled = -10,    ///< the caller's progress callback asked to stop
+  busy = -11,         ///< the object is in use by another thread, or begin without end
+  not_finite = -12,   ///< NaN or Inf where a finite number is needed
+  internal = -13,     ///< a failed assumption inside the library: please report
+  rank_failed = -14,  ///< another process that works on the same failed, or does something else
 };
 
 /// The one exception of the project: a status and a text that says what was wrong, the value seen and

@@ -10,6 +10,7 @@
 
 #include "tools/commands/commands.h"
 #include "tools/llama/blas.h"
+#include "tools/mpi/ranks.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/style.h"
@@ -49,6 +50,8 @@ void add_commands(CLI::App& keyhole) {
 
 int report(const std::string& text, ExitCode code) {
   const Style style = style_of(stderr);
+  // What is wrong with the command line is so on all ranks.
+  if (code == kExitFailure) report_of_rank(text);
   std::fprintf(stderr, "keyhole: %s %s\n", tinted("error:", Tint::red, style).c_str(),
                text.c_str());
   return code;
@@ -85,6 +88,7 @@ int run(int argc, char** argv) {
   add_commands(app);
 
   try {
+    join_ranks(argc, argv);
     refuse_unknown_command(app, argc, argv);
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
@@ -117,5 +121,7 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   keyhole::tools::restart_with_matching_blas_kernels(argv);
   keyhole::tools::handle_interrupts();
-  return keyhole::tools::run(argc, argv);
+  const int code = keyhole::tools::run(argc, argv);
+  keyhole::tools::leave_ranks(code);
+  return code;
 }

@@ -28,6 +28,7 @@ keyhole_status keyhole_save_child(keyhole_session* session, const char* path,
   return with_session(session, Needs::copy, [&](Session& s) {
     require(path, "path");
     if (count == 0) throw Error(Status::invalid_argument, "count is 0, allowed: at least 1");
+    refuse_spread(*session, "keyhole_save_child");
     std::vector<std::string> paths;
     add_parents(parents, count, paths);
     s.finish_audits();
@@ -44,6 +45,9 @@ keyhole_status keyhole_load_child(keyhole_engine* engine, const char* path,
     *out = nullptr;
     require(engine, "engine");
     require(path, "path");
+    if (engine->engine->communicator() != nullptr) {
+      throw Error(Status::unsupported, "keyhole_load_child with an engine of several ranks");
+    }
     std::vector<std::string> paths{path};
     add_parents(parents, count, paths);
     *out = new keyhole_session(load_session(engine->engine, paths, {model, tokens, token_count}));

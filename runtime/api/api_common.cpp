@@ -27,6 +27,7 @@ static_assert(static_cast<int>(Status::cancelled) == KEYHOLE_CANCELLED);
 static_assert(static_cast<int>(Status::busy) == KEYHOLE_BUSY);
 static_assert(static_cast<int>(Status::not_finite) == KEYHOLE_NOT_FINITE);
 static_assert(static_cast<int>(Status::internal) == KEYHOLE_INTERNAL);
+static_assert(static_cast<int>(Status::rank_failed) == KEYHOLE_RANK_FAILED);
 static_assert(static_cast<int>(DType::f32) == KEYHOLE_F32);
 static_assert(static_cast<int>(DType::f16) == KEYHOLE_F16);
 static_assert(static_cast<int>(DType::bf16) == KEYHOLE_BF16);
@@ -80,6 +81,7 @@ const char* keyhole_status_string(keyhole_status status) {
     case KEYHOLE_BUSY: return "busy";
     case KEYHOLE_NOT_FINITE: return "not a finite number";
     case KEYHOLE_INTERNAL: return "internal error";
+    case KEYHOLE_RANK_FAILED: return "a rank failed";
     default: return "unknown status";
   }
 }

@@ -19,11 +19,10 @@ bool is_on_device(const ExtendArgs& a) {
 }
 
 /// The tensors of n new tokens, but for the mask.
-ExtendArgs check_extend_tensors(const Engine& engine, uint32_t layer, const keyhole_tensor* q,
-                                const keyhole_tensor* k, const keyhole_tensor* v,
-                                const keyhole_tensor* out, float* lse) {
+ExtendArgs check_extend_tensors(const Engine& engine, bool device, uint32_t layer,
+                                const keyhole_tensor* q, const keyhole_tensor* k,
+                                const keyhole_tensor* v, const keyhole_tensor* out, float* lse) {
   const LayerShape m = engine.model().of(layer);
-  const bool device = engine.has_streams();
   ExtendArgs a;
   a.q = check_rows(q, "q", m.q_heads, m.head_dim, false, device);
   a.k = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
@@ -133,9 +132,14 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
                               const uint64_t* mask, const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::stream, [&](Session& s) {
     s.check_layer(layer);
-    ExtendArgs a = check_extend_tensors(s.engine(), layer, q, k, v, out, lse);
+    ExtendArgs a =
+        check_extend_tensors(s.engine(), takes_device(*session), layer, q, k, v, out, lse);
     a.mask = mask;
     tell_dtype(*session, a.k);
+    if (session->spread != nullptr) {
+      make_ready(s, Needs::no_step);
+      return session->spread->extend(layer, a);
+    }
     if (is_on_device(a)) return s.extend_on_device(layer, a);
     make_ready(s, Needs::no_step);
     s.extend(layer, a);
@@ -144,8 +148,10 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
 
 keyhole_status keyhole_session_set_extend_pattern(keyhole_session* session, const char* pattern,
                                                   uint32_t tokens) {
-  return with_session(session, Needs::stream,
-                      [&](Session& s) { s.set_extend_pattern(pattern, tokens); });
+  return with_session(session, Needs::stream, [&](Session& s) {
+    refuse_spread(*session, "keyhole_session_set_extend_pattern");
+    s.set_extend_pattern(pattern, tokens);
+  });
 }
 
 keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uint64_t* attended,
@@ -160,7 +166,10 @@ keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uin
 }
 
 keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, const uint32_t* path) {
-  return with_session(session, Needs::stream, [&](Session& s) { s.accept(m, path); });
+  return with_session(session, Needs::stream, [&](Session& s) {
+    if (session->spread != nullptr) return session->spread->accept(m, path);
+    s.accept(m, path);
+  });
 }
 
 keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t count,
@@ -177,7 +186,9 @@ keyhole_status keyhole_extend_batch(keyhole_session* const* sessions, uint32_t c
     Batch batch(sessions, count);
     const Session& first = *sessions[0]->session;
     first.check_layer(layer);
-    const ExtendArgs all = check_extend_tensors(first.engine(), layer, q, k, v, out, lse);
+    refuse_spread(*sessions[0], "keyhole_extend_batch");
+    const ExtendArgs all = check_extend_tensors(first.engine(), first.engine().has_streams(), layer,
+                                                q, k, v, out, lse);
     batch.check(all, query_start);
     batch.run(layer);
     of_members = batch.take_statuses(statuses);

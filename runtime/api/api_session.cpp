@@ -3,6 +3,7 @@
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
 #include "runtime/api/session_call.h"
+#include "runtime/parallel/spread_file.h"
 #include "runtime/session/session_file.h"
 
 using namespace keyhole;           // NOLINT: the C functions live outside the namespace
@@ -19,12 +20,13 @@ struct StepTensors {
   [[nodiscard]] const RowsIn* values() const { return appends ? &v : nullptr; }
 };
 
-StepTensors check_step(Session& s, uint32_t layer, const keyhole_tensor* q, const keyhole_tensor* k,
-                       const keyhole_tensor* v) {
+StepTensors check_step(const keyhole_session& handle, uint32_t layer, const keyhole_tensor* q,
+                       const keyhole_tensor* k, const keyhole_tensor* v) {
+  const Session& s = *handle.session;
   s.check_layer(layer);
   const ModelShape& model = s.engine().model();
   const LayerShape m = model.of(layer);
-  const bool device = s.engine().has_streams();
+  const bool device = takes_device(handle);
   StepTensors t;
   t.q = check_rows(q, "q", m.q_heads, m.head_dim, true, device);
   t.on_device = t.q.on_device;
@@ -74,7 +76,11 @@ StateTensors check_state(Session& s, uint32_t layer, const keyhole_tensor* q,
 }
 
 /// A step with tensors in host memory comes after those on the stream.
-void begin_on_host(Session& s, uint32_t layer, const StepTensors& t) {
+void begin_on_host(keyhole_session& handle, uint32_t layer, const StepTensors& t) {
+  if (handle.spread != nullptr) {
+    return handle.spread->attend_begin(layer, t.q, t.keys(), t.values());
+  }
+  Session& s = *handle.session;
   s.check_not_capturing();
   s.wait_idle();
   s.check_failure();
@@ -98,9 +104,15 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
     keyhole_session_config defaults;
     keyhole_session_config_init(&defaults);
     const auto c = config == nullptr ? defaults : read_struct(config, defaults, "config");
-    auto params =
-        check_session(c, engine->engine->model(), engine->engine->code_room(c.device_memory_limit));
-    *out = new keyhole_session(std::make_unique<Session>(engine->engine, std::move(params)));
+    const std::shared_ptr<const Engine>& e = engine->engine;
+    const auto make = [&] {
+      return std::make_unique<Session>(
+          e, check_session(c, e->model(), e->code_room(c.device_memory_limit)));
+    };
+    *out = e->communicator() == nullptr
+               ? new keyhole_session(make())
+               : new keyhole_session(SpreadSession::make_own(*e->communicator(), make),
+                                     std::vector<uint32_t>(e->model().layers));
   });
 }
 
@@ -123,6 +135,7 @@ keyhole_status keyhole_session_get_config(const keyhole_session* session,
 keyhole_status keyhole_session_set_index(keyhole_session* session, const char* index) {
   return with_session(session, Needs::no_step, [&](Session& s) {
     require(index, "index");
+    if (session->spread != nullptr) return session->spread->set_index(index);
     s.set_index(index);
   });
 }
@@ -163,7 +176,7 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
   return with_session(session, Needs::no_step, [&](Session& s) {
     s.check_layer(layer);
     const LayerShape m = s.engine().model().of(layer);
-    const bool device = s.engine().has_streams();
+    const bool device = takes_device(*session);
     const RowsIn rk = check_rows(k, "k", m.kv_heads, m.head_dim, false, device);
     const RowsIn rv = check_values(v, s.engine().model(), layer, rk, false, device);
     RowsIn rq;
@@ -171,6 +184,7 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
     const RowsIn* queries = q == nullptr ? nullptr : &rq;
     tell_dtype(*session, rk);
     tell_dtype(*session, rv);
+    if (session->spread != nullptr) return session->spread->prefill(layer, rk, rv, queries);
     if (rk.on_device || rv.on_device || rq.on_device) {
       s.prefill_from_device(layer, rk, rv, queries);
     } else {
@@ -180,8 +194,12 @@ keyhole_status keyhole_prefill(keyhole_session* session, uint32_t layer, const k
 }
 
 keyhole_status keyhole_build(keyhole_session* session, keyhole_progress_fn progress, void* user) {
-  return with_session(session, Needs::no_step,
-                      [&](Session& s) { s.build(progress_function(progress, user)); });
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    if (session->spread != nullptr) {
+      return session->spread->build(progress_function(progress, user));
+    }
+    s.build(progress_function(progress, user));
+  });
 }
 
 keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const keyhole_tensor* q,
@@ -189,13 +207,14 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
                               const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::stream, [&](Session& s) {
     // All checked first: after begin the token is there.
-    const StepTensors t = check_step(s, layer, q, k, v);
+    const StepTensors t = check_step(*session, layer, q, k, v);
     const RowsOut rows = check_step_out(s, layer, out, t.on_device);
     if (t.appends) tell_dtype(*session, t.k);
     if (t.on_device) {
       return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
     }
-    begin_on_host(s, layer, t);
+    begin_on_host(*session, layer, t);
+    if (session->spread != nullptr) return session->spread->attend_end(rows, lse);
     s.attend_end(rows, lse);
   });
 }
@@ -204,15 +223,19 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
                                     const keyhole_tensor* q, const keyhole_tensor* k,
                                     const keyhole_tensor* v) {
   return with_session(session, Needs::stream, [&](Session& s) {
-    const StepTensors t = check_step(s, layer, q, k, v);
+    const StepTensors t = check_step(*session, layer, q, k, v);
     if (t.appends) tell_dtype(*session, t.k);
-    if (!t.on_device) return begin_on_host(s, layer, t);
+    if (!t.on_device) return begin_on_host(*session, layer, t);
     s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
   });
 }
 
 keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::end, [&](Session& s) {
+    SpreadSession* const spread = session->spread.get();
+    if (spread != nullptr && spread->in_step()) {
+      return spread->attend_end(check_step_out(s, spread->step_layer(), out, false), lse);
+    }
     if (!s.in_step() && !s.in_stream_step()) {
       throw Error(Status::invalid_argument,
                   "no step is under way: call keyhole_attend_begin first");
@@ -230,6 +253,7 @@ keyhole_status keyhole_attend_offloaded(keyhole_session* session, uint32_t layer
                                         const keyhole_tensor* q, const keyhole_tensor* out,
                                         float* lse) {
   return with_session(session, Needs::no_step, [&](Session& s) {
+    refuse_spread(*session, "keyhole_attend_offloaded");
     const StateTensors t = check_state(s, layer, q, out);
     s.attend_offloaded(layer, t.q, t.out, lse);
   });
@@ -240,6 +264,7 @@ keyhole_status keyhole_attend_tokens(keyhole_session* session, uint32_t layer,
                                      const uint32_t* counts, int32_t with_resident,
                                      const keyhole_tensor* out, float* lse) {
   return with_session(session, Needs::no_step, [&](Session& s) {
+    refuse_spread(*session, "keyhole_attend_tokens");
     const StateTensors t = check_state(s, layer, q, out);
     require(counts, "counts");
     const uint32_t kv_heads = s.engine().model().of(layer).kv_heads;
@@ -254,6 +279,7 @@ keyhole_status keyhole_search_tokens(keyhole_session* session, uint32_t layer,
                                      const keyhole_tensor* q, uint32_t top_k, uint32_t* ids,
                                      float* scores, uint32_t* counts) {
   return with_session(session, Needs::no_step, [&](Session& s) {
+    refuse_spread(*session, "keyhole_search_tokens");
     const RowsIn queries = check_host_q(s, layer, q);
     require(ids, "ids");
     require(counts, "counts");
@@ -268,7 +294,10 @@ keyhole_status keyhole_search_tokens(keyhole_session* session, uint32_t layer,
 }
 
 keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream) {
-  return with_session(session, Needs::no_step, [&](Session& s) { s.set_stream(stream); });
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    refuse_spread(*session, "keyhole_session_set_stream");
+    s.set_stream(stream);
+  });
 }
 
 keyhole_status keyhole_session_announce(keyhole_session* session) {
@@ -280,7 +309,10 @@ keyhole_status keyhole_session_synchronize(keyhole_session* session) {
 }
 
 keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
-  return with_session(session, Needs::no_step, [&](Session& s) { s.truncate(n_tokens); });
+  return with_session(session, Needs::no_step, [&](Session& s) {
+    if (session->spread != nullptr) return session->spread->truncate(n_tokens);
+    s.truncate(n_tokens);
+  });
 }
 
 keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
@@ -288,7 +320,12 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
     require(out, "out");
     *out = nullptr;
     s.finish_audits();
-    *out = new keyhole_session(fork_session(s));
+    const SpreadSession* const spread = session->spread.get();
+    *out = spread == nullptr
+               ? new keyhole_session(fork_session(s))
+               : new keyhole_session(
+                     SpreadSession::make_own(spread->ranks(), [&] { return fork_session(s); }),
+                     spread->all_tokens());
   });
 }
 
@@ -296,6 +333,7 @@ keyhole_status keyhole_save(keyhole_session* session, const char* path) {
   return with_session(session, Needs::copy, [&](Session& s) {
     require(path, "path");
     s.finish_audits();
+    if (session->spread != nullptr) return save_spread(s, *session->spread, path);
     save_session(s, path);
   });
 }
@@ -312,8 +350,10 @@ keyhole_status keyhole_load_expecting(keyhole_engine* engine, const char* path, 
     *out = nullptr;
     require(engine, "engine");
     require(path, "path");
-    const std::string paths[] = {path};
-    *out = new keyhole_session(load_session(engine->engine, paths, {model, tokens, count}));
+    LoadedShare loaded = load_spread(engine->engine, path, {model, tokens, count});
+    *out = engine->engine->communicator() == nullptr
+               ? new keyhole_session(std::move(loaded.own))
+               : new keyhole_session(std::move(loaded.own), std::move(loaded.tokens));
   });
 }
 
@@ -347,7 +387,9 @@ keyhole_status keyhole_get_layer_tokens(const keyhole_session* session, uint32_t
                                         keyhole_layer_tokens* tokens) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
     s.check_layer(layer);
-    write_struct(tokens, s.layer_tokens(layer), "tokens");
+    keyhole_layer_tokens t = s.layer_tokens(layer);
+    if (session->spread != nullptr) t.total = session->spread->tokens(layer);
+    write_struct(tokens, t, "tokens");
   });
 }
 
@@ -358,7 +400,9 @@ void keyhole_statistics_init_sized(keyhole_statistics* statistics, size_t size) 
 keyhole_status keyhole_get_statistics(const keyhole_session* session,
                                       keyhole_statistics* statistics) {
   return with_session(session, Needs::nothing, [&](const Session& s) {
-    write_struct(statistics, s.statistics(), "statistics");
+    keyhole_statistics figures = s.statistics();
+    if (session->spread != nullptr) figures.tokens = session->spread->most_tokens();
+    write_struct(statistics, figures, "statistics");
   });
 }
 

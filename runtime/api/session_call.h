@@ -18,12 +18,27 @@ enum class Needs {
   end      ///< it ends a step
 };
 
+/// Throws Error(unsupported) for a session that is spread over ranks.
+inline void refuse_spread(const keyhole_session& handle, const char* what) {
+  if (handle.spread == nullptr) return;
+  throw Error(Status::unsupported,
+              std::string(what) + " of a session that is spread over several ranks");
+}
+
+/// Whether tensors may lie in device memory.
+inline bool takes_device(const keyhole_session& handle) {
+  return handle.spread == nullptr && handle.session->engine().has_streams();
+}
+
+[[noreturn]] inline void throw_in_step() {
+  throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+}
+
 /// Waits until a session that is locked is as a call needs it; throws Error where it cannot be.
 inline void make_ready(Session& s, Needs needs) {
   const bool between_steps = needs != Needs::nothing && needs != Needs::end;
   if (between_steps && (s.in_step() || s.in_stream_step())) {
-    throw Error(Status::busy,
-                "a step is under way: keyhole_attend_begin without keyhole_attend_end");
+    throw_in_step();
   }
   if (needs == Needs::nothing && s.is_capturing()) {
     s.wait_for_host();
@@ -41,6 +56,10 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
     require(handle, "session");
     const UseLock lock(handle->in_use, "the session");
     Session& s = *handle->session;
+    if (handle->spread != nullptr && handle->spread->in_step() && needs != Needs::nothing &&
+        needs != Needs::end) {
+      throw_in_step();
+    }
     make_ready(s, needs);
     try {
       body(s);

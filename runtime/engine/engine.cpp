@@ -16,6 +16,11 @@ constexpr uint32_t kMaxThreads = 4096;
 
 constexpr uint32_t kDefaultTimeoutMs = 10000;
 
+// Of a text that is spread over ranks. Long enough that a turn of a chat lies on one rank, short enough that a prompt of some
+// ten thousand tokens is shared by all.
+constexpr uint32_t kDefaultBlockTokens = 4096;
+constexpr uint32_t kMostBlockTokens = uint32_t{1} << 30;
+
 /// The config's wish, else the environment's, else none: then devices are tried.
 keyhole_signal choose_signal(keyhole_signal signal) {
   if (signal != KEYHOLE_SIGNAL_AUTO && signal != KEYHOLE_SIGNAL_WAIT &&
@@ -75,6 +80,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
                                               ", allowed: 0 (one per core).." +
                                               std::to_string(kMaxThreads));
   }
+  join_ranks(config);
   kernels_ = &cpu::select_kernels(config.cpu_level);
   const keyhole_signal signal = choose_signal(config.signal);
   const uint32_t timeout_ms =
@@ -114,6 +120,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   effective_ = config;
   effective_.scale = model_.logits.scale;
   effective_.value_dim = config.value_dim == KEYHOLE_AUTO ? config.head_dim : config.value_dim;
+  effective_.context_block = communicator_ == nullptr ? 0 : text_blocks_.block;
   effective_.sink_logits = model_.sinks.empty() ? nullptr : model_.sinks.data();
   effective_.layer_configs = layer_configs_.empty() ? nullptr : layer_configs_.data();
   effective_.device = has_streams() ? KEYHOLE_DEVICE_CUDA : KEYHOLE_DEVICE_HOST;
@@ -125,6 +132,25 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
   log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
                              ", threads: " + std::to_string(pool_->threads()));
+}
+
+void Engine::join_ranks(const keyhole_engine_config& config) {
+  if (config.communicator == nullptr) return;
+  if (config.context_block > kMostBlockTokens) {
+    throw Error(Status::invalid_argument,
+                "context_block is " + std::to_string(config.context_block) + ", allowed: 0 (" +
+                    std::to_string(kDefaultBlockTokens) + ").." + std::to_string(kMostBlockTokens));
+  }
+  communicator_ = config.communicator->communicator;
+  text_blocks_ = {config.context_block == KEYHOLE_AUTO ? kDefaultBlockTokens : config.context_block,
+                  communicator_->size()};
+  if (model_.sinks.empty() || communicator_->rank() == 0) return;
+  // Learned sinks count once: on rank 0. Sliding layers are whole on every rank.
+  for (uint32_t layer = 0; layer < model_.layers; ++layer) {
+    if (model_.slides(layer)) continue;
+    std::fill_n(model_.sinks.begin() + static_cast<ptrdiff_t>(model_.first_q_head(layer)),
+                model_.of(layer).q_heads, kMinusInf);
+  }
 }
 
 namespace {

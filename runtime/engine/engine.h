@@ -22,6 +22,8 @@
 #include "runtime/engine/log.h"
 #include "runtime/engine/pinned_memory.h"
 #include "runtime/plan/config.h"
+#include "runtime/ranks/blocks.h"
+#include "runtime/ranks/communicator.h"
 
 namespace keyhole::runtime {
 
@@ -86,6 +88,10 @@ class Engine {
   /// The same of a session that is there, with its resident tokens and `held` bytes of codes, which make way for others.
   [[nodiscard]] uint64_t code_room_of(const gpu::ResidentShape& shape, size_t device_memory_limit,
                                       size_t held, const OtherBytes& others) const;
+  /// The ranks that sessions are spread over; null: none.
+  [[nodiscard]] const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
+  /// Which of a text's tokens is whose: without ranks all are this one's.
+  [[nodiscard]] const TextBlocks& text_blocks() const { return text_blocks_; }
   /// What helps to build indexes; null: nothing.
   [[nodiscard]] BuildAccelerator* accelerator() const { return accelerator_.get(); }
 
@@ -95,6 +101,8 @@ class Engine {
                                                              size_t device_memory_limit) const;
 
  private:
+  void join_ranks(const keyhole_engine_config& config);
+
   std::vector<keyhole_layer_config> layer_configs_;  ///< `[layers]` in effect; empty: all are alike
   ModelShape model_;
   std::vector<index::RopeParams> ropes_;  ///< one, or `[layers]`
@@ -106,6 +114,8 @@ class Engine {
   keyhole_engine_config effective_{};
   StreamDevice device_;
   std::unique_ptr<BuildAccelerator> accelerator_;
+  std::shared_ptr<Communicator> communicator_;
+  TextBlocks text_blocks_{UINT32_MAX, 1};
 };
 
 /// The length of a build that a call asked for: only then the accelerator helps. Blocks that are indexed beside the

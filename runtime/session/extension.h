@@ -13,7 +13,8 @@ namespace keyhole::runtime {
 class Session::Extension {
  public:
   /// Checks and prepares all. Throws Error; the session's tokens have not changed then.
-  Extension(Session& session, uint32_t layer, const ExtendArgs& args);
+  /// asks_only: the tokens are somebody else's, there are queries alone.
+  Extension(Session& session, uint32_t layer, const ExtendArgs& args, bool asks_only = false);
   ~Extension();
   Extension(const Extension&) = delete;
   Extension& operator=(const Extension&) = delete;
@@ -34,6 +35,7 @@ class Session::Extension {
 
  private:
   void store_new_rows();
+  void describe_new_rows(const std::byte* k, const std::byte* v, uint32_t n);
   void put_queries();
   void write_answers();
 
@@ -42,6 +44,7 @@ class Session::Extension {
   ExtendArgs args_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   double append_seconds_ = 0.0;
+  bool asks_only_;
   bool by_pattern_ = false;  ///< all at once, without a step
   NewTokens fresh_;
   DecodeStep* joint_ = nullptr;  ///< of several tokens; null: of one at a time

@@ -164,8 +164,9 @@ void Session::truncate_layer(uint32_t layer, uint32_t n) {
   forget_extended(layer);
 }
 
-void Session::check_truncation(uint32_t n) const {
+void Session::check_truncation(std::span<const uint32_t> to) const {
   for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
+    const uint32_t n = to[layer];
     if (!sequence_.slides(layer) || sequence_.rings().can_truncate(layer, n)) continue;
     throw Error(Status::invalid_argument,
                 "n_tokens is " + std::to_string(n) + ", layer " + std::to_string(layer) +
@@ -177,12 +178,16 @@ void Session::check_truncation(uint32_t n) const {
   }
 }
 
-void Session::truncate(uint32_t n) {
-  check_truncation(n);
+void Session::truncate_layers(std::span<const uint32_t> to) {
+  check_truncation(to);
   for (uint32_t layer = 0; layer < engine_->model().layers; ++layer) {
-    if (tokens(layer) > n) truncate_layer(layer, n);
+    if (tokens(layer) > to[layer]) truncate_layer(layer, to[layer]);
   }
   if (stream_ != nullptr) stream_->partitions().drop();
+}
+
+void Session::truncate(uint32_t n) {
+  truncate_layers(std::vector<uint32_t>(engine_->model().layers, n));
   identity_.truncate(n);
 }
 

@@ -71,6 +71,13 @@ class Session {
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
   void attend_end(const RowsOut& out, float* lse);
   void truncate(uint32_t tokens);
+  /// Each layer to its own number of tokens; the identity stays.
+  void truncate_layers(std::span<const uint32_t> tokens);
+  /// See Sequence::read().
+  void read_tokens(uint32_t layer, std::span<const uint32_t> tokens, std::byte* k,
+                   std::byte* v) const {
+    sequence_.read(layer, tokens, k, v);
+  }
   // session_states.cpp: for engines with attention of their own. Nothing is appended, no step is under way.
   /// See keyhole_attend_offloaded, keyhole_attend_tokens, keyhole_search_tokens (found: all but first_token). q and out of the
   /// first two may lie in device memory, both of them and lse with them.
@@ -85,6 +92,9 @@ class Session {
   void extend(uint32_t layer, const ExtendArgs& args);
   /// With tensors in device memory, session_extend_stream.cpp: on the session's stream.
   void extend_on_device(uint32_t layer, const ExtendArgs& args);
+  /// The states of what the layer holds, (0, -inf) for nothing, for tokens that are not appended: q and out `[n, q_heads, ..]`, lse
+  /// `[n, q_heads]` or null, in host memory. Not of a sliding layer.
+  void answer(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse);
   void accept(uint32_t tokens, const uint32_t* path);
   /// See keyhole_session_set_extend_pattern and keyhole_session_extend_blocks, session_extend_lists.cpp.
   void set_extend_pattern(const char* pattern, uint32_t tokens);
@@ -191,8 +201,8 @@ class Session {
   void check_room(uint32_t layer, uint32_t n) const;
   /// Drops the layer's tokens >= n; there are more.
   void truncate_layer(uint32_t layer, uint32_t n);
-  /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before token n.
-  void check_truncation(uint32_t n) const;
+  /// Throws Error(invalid_argument) where a sliding layer no longer holds its window before its token to[layer].
+  void check_truncation(std::span<const uint32_t> to) const;
   /// The same for indexes, with what searches in them take.
   void check_index_memory(uint64_t more_bytes, const char* what) const;
   /// What searches will take once there is a first index; 0 after that.

@@ -43,15 +43,21 @@ ExtendArgs slice(const ExtendArgs& args, uint32_t begin, uint32_t n) {
 
 // ---- One extension -------------------------------------------------------------------------------
 
-Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args)
-    : s_(&session), layer_(layer), args_(args) {
-  s_->check_extend(layer, args);
-  by_pattern_ = s_->extends_by_pattern(layer, args);
-  store_new_rows();
+Session::Extension::Extension(Session& session, uint32_t layer, const ExtendArgs& args,
+                              bool asks_only)
+    : s_(&session), layer_(layer), args_(args), asks_only_(asks_only) {
+  if (asks_only_) {
+    s_->check_queries(args.q);
+    describe_new_rows(nullptr, nullptr, 0);
+  } else {
+    s_->check_extend(layer, args);
+    by_pattern_ = s_->extends_by_pattern(layer, args);
+    store_new_rows();
+  }
   if (!by_pattern_) s_->release_prompt();
   s_->advance_append(layer);
   if (s_->codes_of_step(layer) != nullptr) s_->stream_->finish_codes(layer);
-  if (args.k.tokens > 1 && !by_pattern_) joint_ = s_->joint_step(layer);
+  if (args.q.tokens > 1 && !by_pattern_) joint_ = s_->joint_step(layer);
   append_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
 }
@@ -93,9 +99,16 @@ void Session::Extension::store_new_rows() {
   } else {
     engine.pool().run(2 * shape.kv_heads, store);
   }
+  describe_new_rows(to, to + bytes, n);
+}
+
+void Session::Extension::describe_new_rows(const std::byte* k, const std::byte* v, uint32_t n) {
+  const Engine& engine = *s_->engine_;
+  const ModelShape& m = engine.model();
+  const LayerShape shape = m.of(layer_);
   fresh_ = {.kernels = &engine.kernels(),
-            .k = to,
-            .v = to + bytes,
+            .k = k,
+            .v = v,
             .count = n,
             .head_dim = shape.head_dim,
             .dtype = m.kv_dtype,
@@ -113,8 +126,8 @@ bool Session::Extension::prepare() {
   }
   fresh_.first += fresh_.asking;
   fresh_.asking = 0;
-  if (fresh_.first == fresh_.count) return false;
-  const uint32_t left = fresh_.count - fresh_.first;
+  if (fresh_.first == args_.q.tokens) return false;
+  const uint32_t left = args_.q.tokens - fresh_.first;
   fresh_.asking = joint_ == nullptr ? 1 : std::min(left, joint_->most_tokens(layer_));
   step_ = fresh_.asking > 1 ? joint_ : &s_->step_;
   put_queries();
@@ -264,6 +277,15 @@ void Session::check_extend(uint32_t layer, const ExtendArgs& args) const {
   check_counts(args);
   check_append(layer, args.k, args.v);
   check_queries(args.q);
+}
+
+void Session::answer(uint32_t layer, const RowsIn& q, const RowsOut& out, float* lse) {
+  ExtendArgs args;
+  args.q = q;
+  args.out = out;
+  args.lse = lse;
+  Extension extension(*this, layer, args, true);
+  while (extension.start()) extension.finish();
 }
 
 void Session::extend(uint32_t layer, const ExtendArgs& args) {

@@ -23,6 +23,7 @@ void NewTokens::attend_window(uint32_t kv_head, const float* q, uint32_t group,
 }
 
 void NewTokens::attend(uint32_t kv_head, const float* q, uint32_t group, StateView out) const {
+  if (count == 0) return cpu::clear_state(out, asking * group, head_dim);
   if (mask == nullptr && window != 0) return attend_window(kv_head, q, group, out);
   if (mask != nullptr) return attend_masked(kv_head, q, group, out);
   // What all of them see at once, so that its rows are read once; then each token's share of the asking ones.

@@ -17,7 +17,7 @@ struct NewTokens {
   const cpu::Kernels* kernels = nullptr;
   const std::byte* k = nullptr;  ///< `[kv_heads, count, head_dim]` of dtype
   const std::byte* v = nullptr;
-  uint32_t count = 0;
+  uint32_t count = 0;  ///< 0: there are none, the asking tokens are somebody else's
   uint32_t head_dim = 0;
   DType dtype = DType::f32;
   LogitParams logits;

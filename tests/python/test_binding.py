@@ -334,8 +334,14 @@ def test_compare_gives_the_rows_of_the_command(command, tmp_path):
 
 # What Python needs no function for, or has in another form.
 ELSEWHERE = re.compile(
-    r"keyhole_(\w+_init_sized|\w+_destroy|tensor_host|last_error|merge_states)"
+    r"keyhole_(\w+_init_sized|\w+_destroy|tensor_host|last_error|merge_states|"
+    # A process of Python is one rank.
+    r"communicator_\w+|mpi_local_ranks)"
 )
+
+
+# Fields that are about several ranks.
+RANKS = {"communicator", "context_block"}
 
 
 def test_every_function_of_the_headers_is_called(root):
@@ -359,7 +365,7 @@ def test_every_field_of_the_structs_is_there(root, struct):
                     and word not in ("float", "double", "void")]  # fmt: skip
     members = {name for name in members if name not in ("struct_size", "reserved")}
     by_hand = {
-        "keyhole_engine_config": {"log", "log_user", "sink_logits", "layer_configs", "layer_count"},
+        "keyhole_engine_config": {"log", "log_user", "sink_logits", "layer_configs", "layer_count"} | RANKS,
         "keyhole_session_config": {"dense_layers", "dense_layer_count"},
         "keyhole_search_options": {"other_o", "other_lse"},
     }.get(struct, set())
@@ -367,7 +373,7 @@ def test_every_field_of_the_structs_is_there(root, struct):
     name = "".join(word.capitalize() for word in struct.split("_")[1:])
     kind = getattr(keyhole, name)
     fields = {field.name for field in dataclasses.fields(kind)}
-    assert fields == (members - {"log", "log_user", "layer_count", "dense_layer_count"})
+    assert fields == (members - {"log", "log_user", "layer_count", "dense_layer_count"} - RANKS)
 
 
 def test_help_is_there_for_all_that_is_public():

@@ -10,6 +10,7 @@
 #include <optional>
 #include <ostream>
 #include <stdexcept>
+#include <vector>
 
 #include "runtime/files/replace_file.h"
 
@@ -59,6 +60,21 @@ fs::path next_kv_of(const fs::path& path) {
   }
 }
 
+/// Removes a session of the library with those of its ranks, which lie beside it under longer names.
+void remove_kv(const fs::path& file) {
+  std::error_code ignored;
+  const std::string beginning = file.filename().string() + ".";
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  std::vector<fs::path> all{file};
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with(beginning) && name.find("-of-") != std::string::npos) {
+      all.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : all) fs::remove(path, ignored);
+}
+
 /// A field of the file, or an error that says which is missing or of another kind.
 template <class T>
 T take(const json& root, const char* name, const fs::path& path) {
@@ -102,6 +118,7 @@ void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession&
   }
   const KeyholeCache::Contents contents = contents_of(session);
   cache.save(kv.string(), &contents);
+  if (!cache.writes()) return;
   const json root = {{"keyhole_session", kVersion},
                      {"keyhole", keyhole_version()},
                      {"model", session.model},
@@ -116,7 +133,7 @@ void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession&
   replace_file(path, [&root](std::ostream& out) { out << root.dump() << "\n"; });
   for (const char* number : {".kv0", ".kv1"}) {
     const fs::path file = path.string() + number;
-    if (file != kv) fs::remove(file, ignored);
+    if (file != kv) remove_kv(file);
   }
 }
 

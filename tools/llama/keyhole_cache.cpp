@@ -111,6 +111,24 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config engine = engine_config(model);
   if (options.kv_dtype) engine.kv_dtype = *options.kv_dtype;
   cache.kv_type_ = element_of(engine.kv_dtype);
+  cache.own_q_heads_ = engine.q_heads;
+  cache.own_kv_heads_ = engine.kv_heads;
+  cache.writes_ = keyhole_communicator_rank(options.ranks.communicator) == 0;
+  if (options.ranks.communicator != nullptr && options.ranks.by_heads) {
+    const uint32_t size = keyhole_communicator_size(options.ranks.communicator);
+    if (engine.kv_heads % size != 0) {
+      throw std::runtime_error("the model has " + std::to_string(engine.kv_heads) +
+                               " KV heads, which " + std::to_string(size) +
+                               " ranks cannot share equally; allowed: a number of ranks that "
+                               "divides them");
+    }
+    cache.heads_of_ranks_ = options.ranks.communicator;
+    engine.q_heads = cache.own_q_heads_ /= size;
+    engine.kv_heads = cache.own_kv_heads_ /= size;
+  } else {
+    engine.communicator = options.ranks.communicator;
+    engine.context_block = options.ranks.block;
+  }
   engine.threads = options.threads;
   engine.device = options.device;
   if (!options.classifiers.empty()) engine.classifiers = options.classifiers.c_str();
@@ -121,7 +139,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config_init(&made);
   check(keyhole_engine_get_config(cache.engine_.get(), &made));
   // A format works on host memory, which the rows of a step then come through.
-  cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_;
+  // So do ranks.
+  cache.on_device_ =
+      made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ && options.ranks.communicator == nullptr;
   return cache;
 }
 
@@ -158,11 +178,21 @@ void apply_settings(const std::vector<SettingValue>& values, void* config) {
   }
 }
 
-namespace {}  // namespace
+namespace {
+
+[[noreturn]] void refuse_heads() {
+  throw std::runtime_error(
+      "sessions whose heads are shared by ranks are neither saved nor loaded; allowed: one "
+      "process, "
+      "or ranks that share the tokens (--parallel context)");
+}
+
+}  // namespace
 
 KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOptions& options,
                                 const std::string& path, const Contents* contents) {
   if (options.kv_format) throw std::runtime_error("a saved session has K and V of its own");
+  if (options.ranks.communicator != nullptr && options.ranks.by_heads) refuse_heads();
   KeyholeCache cache = with_engine(model, options);
   keyhole_session* session = nullptr;
   if (contents == nullptr) {
@@ -177,6 +207,7 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
 }
 
 void KeyholeCache::save(const std::string& path, const Contents* contents) const {
+  if (by_heads()) refuse_heads();
   if (contents != nullptr) {
     const std::vector<int32_t>& tokens = contents->tokens;
     check(keyhole_session_set_identity(session_.get(), contents->model.c_str(),
@@ -197,6 +228,10 @@ KeyholeCache KeyholeCache::fork() const {
   copy.q_heads_ = q_heads_;
   copy.kv_heads_ = kv_heads_;
   copy.head_dim_ = head_dim_;
+  copy.heads_of_ranks_ = heads_of_ranks_;
+  copy.own_q_heads_ = own_q_heads_;
+  copy.own_kv_heads_ = own_kv_heads_;
+  copy.writes_ = writes_;
   copy.audited_ = audited_;
   copy.on_device_ = on_device_;
   copy.kv_type_ = kv_type_;
@@ -209,15 +244,12 @@ KeyholeCache KeyholeCache::fork() const {
 }
 
 void KeyholeCache::prefill(const LayerChunk& chunk) {
-  const auto n = static_cast<int64_t>(chunk.tokens);
-  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
-  const int64_t q_shape[] = {n, q_heads_, head_dim_};
   const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
   const float* const keys = stored(chunk.k, numbers, stored_k_);
   const float* const values = stored(chunk.v, numbers, stored_v_);
-  const keyhole_tensor k = keyhole_tensor_host(keys, KEYHOLE_F32, 3, kv_shape);
-  const keyhole_tensor v = keyhole_tensor_host(values, KEYHOLE_F32, 3, kv_shape);
-  const keyhole_tensor q = keyhole_tensor_host(chunk.q, KEYHOLE_F32, 3, q_shape);
+  const keyhole_tensor k = own_rows(keys, kv_heads_, own_kv_heads_, chunk.tokens);
+  const keyhole_tensor v = own_rows(values, kv_heads_, own_kv_heads_, chunk.tokens);
+  const keyhole_tensor q = own_rows(chunk.q, q_heads_, own_q_heads_, chunk.tokens);
   append(places_[chunk.layer], k, v, q);
 }
 
@@ -253,26 +285,55 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   const size_t numbers = size_t{kv_heads_} * head_dim_;
   const float* const new_k = stored(k, numbers, stored_k_);
   const float* const new_v = stored(v, numbers, stored_v_);
-  const keyhole_tensor queries = heads(q, q_heads_);
-  const keyhole_tensor keys = heads(new_k, kv_heads_);
-  const keyhole_tensor values = heads(new_v, kv_heads_);
-  const keyhole_tensor result = heads(out, q_heads_);
+  const keyhole_tensor queries = own_rows(q, q_heads_, own_q_heads_, 1);
+  const keyhole_tensor keys = own_rows(new_k, kv_heads_, own_kv_heads_, 1);
+  const keyhole_tensor values = own_rows(new_v, kv_heads_, own_kv_heads_, 1);
+  const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
   check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
+  gather_heads(out, 1);
+}
+
+keyhole_tensor KeyholeCache::own_rows(const float* data, uint32_t heads, uint32_t own,
+                                      size_t tokens) const {
+  const uint32_t first = keyhole_communicator_rank(heads_of_ranks_) * own;
+  const int64_t shape[] = {static_cast<int64_t>(tokens), own, head_dim_};
+  keyhole_tensor t = keyhole_tensor_host(data + size_t{first} * head_dim_, KEYHOLE_F32, 3, shape);
+  t.strides[0] = int64_t{heads} * head_dim_;
+  return t;
+}
+
+float* KeyholeCache::own_out(float* out, size_t tokens) {
+  if (!by_heads()) return out;
+  own_out_.resize(tokens * own_q_heads_ * head_dim_);
+  return own_out_.data();
+}
+
+void KeyholeCache::gather_heads(float* out, size_t tokens) {
+  if (!by_heads()) return;
+  const uint32_t ranks = keyhole_communicator_size(heads_of_ranks_);
+  const size_t row = size_t{own_q_heads_} * head_dim_;
+  all_out_.resize(ranks * own_out_.size());
+  check(keyhole_communicator_gather(heads_of_ranks_, own_out_.data(), all_out_.data(),
+                                    own_out_.size() * sizeof(float)));
+  for (size_t r = 0; r < ranks; ++r) {
+    for (size_t t = 0; t < tokens; ++t) {
+      std::copy_n(all_out_.data() + (r * tokens + t) * row, row, out + (t * ranks + r) * row);
+    }
+  }
 }
 
 void KeyholeCache::extend(const LayerChunk& chunk, float* out) {
-  const auto n = static_cast<int64_t>(chunk.tokens);
-  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
-  const int64_t q_shape[] = {n, q_heads_, head_dim_};
-  const size_t numbers = chunk.tokens * kv_heads_ * head_dim_;
-  const auto tensor = [](const float* data, const int64_t* shape) {
-    return keyhole_tensor_host(data, KEYHOLE_F32, 3, shape);
-  };
-  const keyhole_tensor q = tensor(chunk.q, q_shape), result = tensor(out, q_shape);
-  const keyhole_tensor k = tensor(stored(chunk.k, numbers, stored_k_), kv_shape);
-  const keyhole_tensor v = tensor(stored(chunk.v, numbers, stored_v_), kv_shape);
+  const size_t n = chunk.tokens, numbers = n * kv_heads_ * head_dim_;
+  const int64_t out_shape[] = {static_cast<int64_t>(n), own_q_heads_, head_dim_};
+  const keyhole_tensor q = own_rows(chunk.q, q_heads_, own_q_heads_, n);
+  const keyhole_tensor k =
+      own_rows(stored(chunk.k, numbers, stored_k_), kv_heads_, own_kv_heads_, n);
+  const keyhole_tensor v =
+      own_rows(stored(chunk.v, numbers, stored_v_), kv_heads_, own_kv_heads_, n);
+  const keyhole_tensor result = keyhole_tensor_host(own_out(out, n), KEYHOLE_F32, 3, out_shape);
   check(
       keyhole_extend(session_.get(), places_[chunk.layer], &q, &k, &v, nullptr, &result, nullptr));
+  gather_heads(out, n);
 }
 
 void KeyholeCache::set_extend_pattern(const std::string& pattern) {
@@ -287,10 +348,11 @@ PromptBlocks KeyholeCache::extend_blocks() const {
 }
 
 void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
-  const keyhole_tensor queries = heads(q, q_heads_);
-  const keyhole_tensor result = heads(out, q_heads_);
+  const keyhole_tensor queries = own_rows(q, q_heads_, own_q_heads_, 1);
+  const keyhole_tensor result = heads(own_out(out, 1), own_q_heads_);
   check(
       keyhole_attend(session_.get(), places_[layer], &queries, nullptr, nullptr, &result, nullptr));
+  gather_heads(out, 1);
 }
 
 void KeyholeCache::use_stream(void* stream) {

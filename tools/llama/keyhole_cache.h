@@ -10,7 +10,7 @@
 // dense_layers, classifiers and budgets, which go to the library as they are.
 #pragma once
 
-#include <keyhole/keyhole.h>
+#include <keyhole/parallel.h>
 
 #include <cstdint>
 #include <memory>
@@ -30,6 +30,14 @@ namespace keyhole::tools {
 struct SettingValue {
   const Setting* setting = nullptr;
   double value = 0.0;
+};
+
+/// Ranks that have one cache together; all make the same calls.
+struct CacheRanks {
+  keyhole_communicator* communicator = nullptr;  ///< null: there is one
+  /// Each holds its share of the heads, and gets those of the others with every answer; else its share of the tokens.
+  bool by_heads = false;
+  uint32_t block = 0;  ///< of shares of tokens, see keyhole_engine_config.context_block
 };
 
 struct KeyholeCacheOptions {
@@ -56,6 +64,7 @@ struct KeyholeCacheOptions {
   double audit_share = 0.0;
   keyhole_audit_action audit_action = KEYHOLE_AUDIT_REPORT;
   float audit_bound = 0.0F;  ///< 0: the library's default
+  CacheRanks ranks;
   std::vector<SettingValue>
       settings;  ///< of keyhole_session_config, in place of what is said above
 };
@@ -82,6 +91,8 @@ class KeyholeCache {
                                          const KeyholeCacheOptions& options,
                                          const std::string& path,
                                          const Contents* contents = nullptr);
+  /// Whether this process is to write what belongs to the cache beside it.
+  [[nodiscard]] bool writes() const { return writes_; }
   /// Writes tokens, indexes and settings to `path` by keyhole_save(); and what they are, where it is known.
   void save(const std::string& path, const Contents* contents = nullptr) const;
   /// The session's settings in effect. Its texts and layers are valid until the next call that changes them.
@@ -159,7 +170,20 @@ class KeyholeCache {
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
   const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
+  /// Heads [first, first + own) of rows of `heads` heads, for n tokens.
+  [[nodiscard]] keyhole_tensor own_rows(const float* data, uint32_t heads, uint32_t own,
+                                        size_t tokens) const;
+  [[nodiscard]] bool by_heads() const { return heads_of_ranks_ != nullptr; }
+  /// Where the own heads' answers to n tokens go: `out`, or what gather_heads() then puts there with those of the others.
+  [[nodiscard]] float* own_out(float* out, size_t tokens);
+  void gather_heads(float* out, size_t tokens);
+
   uint32_t q_heads_ = 0, kv_heads_ = 0, head_dim_ = 0;
+  // By heads: the session has some of them.
+  keyhole_communicator* heads_of_ranks_ = nullptr;  ///< null: it has all
+  uint32_t own_q_heads_ = 0, own_kv_heads_ = 0;
+  std::vector<float> own_out_, all_out_;
+  bool writes_ = true;
   bool audited_ = false;
   bool on_device_ = false;
   ElementType kv_type_ = ElementType::f32;

@@ -114,7 +114,9 @@ enum {
   /* NaN or Inf in K, V or q, or a value that overflows kv_dtype. */
   KEYHOLE_NOT_FINITE = -12,
   /* An assumption inside the library does not hold: please report it. */
-  KEYHOLE_INTERNAL = -13
+  KEYHOLE_INTERNAL = -13,
+  /* A rank of a communicator (keyhole/parallel.h) failed, or made another call than the others. */
+  KEYHOLE_RANK_FAILED = -14
 };
 
 /* Static text for a status, e.g. "invalid argument"; "unknown status" for others. Never NULL. */
@@ -163,6 +165,8 @@ KEYHOLE_API keyhole_tensor keyhole_tensor_host(const void* data, keyhole_dtype d
 
 typedef struct keyhole_engine keyhole_engine;
 typedef struct keyhole_session keyhole_session;
+/* Several ranks that work together: keyhole/parallel.h. */
+typedef struct keyhole_communicator keyhole_communicator;
 
 enum { KEYHOLE_AUTO = 0 };
 
@@ -316,6 +320,10 @@ typedef struct keyhole_engine_config {
   uint32_t value_dim;
   /* 1: a token's value is the first value_dim components of its key. v is NULL then in every call that takes k. */
   int32_t values_in_keys;
+  /* Sessions are spread over these ranks, see keyhole/parallel.h; NULL: over none. */
+  keyhole_communicator* communicator;
+  /* Of a communicator: tokens of the text that stay together on a rank, 1..2^30. AUTO: 4096. */
+  uint32_t context_block;
 } keyhole_engine_config;
 
 /* Fills in struct_size and the defaults; the required fields become 0. */

@@ -179,6 +179,26 @@ TEST(Plan, PrintsARowPerIndex) {
   }
 }
 
+TEST(Plan, TellsTheShareOfARankAndWhatItSends) {
+  // 8 whole blocks of 4096 tokens over 3 ranks, and 100 tokens of a ninth: 3, 3 and 2, of which the last gets the rest.
+  const json result = plan_json({"--context", "32868", "--index", "flat", "--ranks", "3"});
+  EXPECT_EQ(result["context"], 32868);
+  EXPECT_EQ(result["rank_context"], 3 * 4096);
+  EXPECT_EQ(result["plans"][0]["kv_bytes"], 3 * 4096 * kTokenBytes);
+  // Of each layer 48 bytes, and 32 heads of 128 components with their sum, in fp32.
+  EXPECT_EQ(result["rank_sends_per_token"], 32 * (48 + 32 * 129 * 4));
+  // Alone it sends nothing.
+  EXPECT_EQ(plan_json({"--context", "8k"})["rank_sends_per_token"], 0);
+  const json small = plan_json({"--context", "1k", "--index", "flat", "--host-memory", "2GiB"});
+  const json shared =
+      plan_json({"--context", "1k", "--index", "flat", "--host-memory", "2GiB", "--ranks", "4"});
+  const auto longest = [](const json& j) {
+    return j["plans"][0]["longest_context"].get<uint64_t>();
+  };
+  EXPECT_GT(longest(shared), 3 * longest(small));
+  EXPECT_LE(longest(shared), 4 * longest(small));
+}
+
 TEST(Plan, RefusesWhatCannotBe) {
   const auto refused = [](const Outcome& outcome, const std::string& part) {
     EXPECT_EQ(outcome.exit_code, 2) << outcome.err;

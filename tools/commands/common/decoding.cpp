@@ -13,6 +13,7 @@
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/llama/config.h"
+#include "tools/mpi/ranks.h"
 #include "tools/tasks/copy_task.h"
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
@@ -235,6 +236,25 @@ void add_cache_options(CLI::App& command, CacheFlags& flags) {
   add_session_settings(command, flags.settings);
 }
 
+void add_parallel_options(CLI::App& command, ParallelFlags& flags) {
+  command
+      .add_option(
+          "--parallel", flags.kind,
+          "What the processes that mpirun has started share: context (each holds some of the "
+          "tokens), or tensor (some of the heads)")
+      ->check(CLI::IsMember({"context", "tensor"}));
+  command
+      .add_option("--parallel-block", flags.block,
+                  "Of --parallel context: tokens that stay together on a process; 0: 4096")
+      ->check(CLI::Range(0U, 1U << 30));
+}
+
+CacheRanks cache_ranks(const ParallelFlags& flags) {
+  if (flags.kind.empty()) return {};
+  if (!has_mpi()) throw std::runtime_error(kNoMpi);
+  return {ranks().communicator, flags.kind == "tensor", flags.block};
+}
+
 void name_prefill_budgets(ModelOptions& model, const CacheFlags& flags) {
   if (model.prefill != "budgets") return;
   if (flags.budgets.empty()) {
@@ -256,6 +276,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
+  options.ranks = cache_ranks(flags.parallel);
   options.device = flags.device;
   if (flags.kv_dtype != "auto") options.kv_dtype = dtype_of(flags.kv_dtype);
   options.kv_host = kv_host_of(flags.kv_host);
@@ -305,6 +326,7 @@ KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flag
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
+  options.ranks = cache_ranks(flags.parallel);
   options.device = flags.device;
   options.mode = spec.mode();
   options.kv_format = spec.format();

@@ -89,6 +89,15 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 
 /// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`, `--classifiers`,
 /// `--budgets`, and an option for each setting of a session that has none of these.
+/// `--parallel`, `--parallel-block`: of several processes that mpirun has started.
+struct ParallelFlags {
+  std::string kind;  ///< context, tensor, or empty
+  uint32_t block = 0;
+};
+void add_parallel_options(CLI::App& command, ParallelFlags& flags);
+/// Throws std::runtime_error where the build has no MPI.
+[[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags);
+
 struct CacheFlags {
   uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
   uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);
@@ -102,6 +111,7 @@ struct CacheFlags {
   keyhole_device device = KEYHOLE_DEVICE_HOST;  ///< no option: Runner::session_device()
   std::vector<SettingValue> settings;           ///< of all other rows of the table of settings
   AuditFlags audit;                             ///< of commands that have add_audit_options()
+  ParallelFlags parallel;                       ///< of commands that have add_parallel_options()
 };
 void add_cache_options(CLI::App& command, CacheFlags& flags);
 /// Puts "budgets:FILE" with the file of --budgets in place of --prefill budgets. Throws UsageError where there is no file.

@@ -15,6 +15,7 @@
 #include "tools/commands/decode/prompt.h"
 #include "tools/commands/decode/report.h"
 #include "tools/commands/decode/resume.h"
+#include "tools/mpi/ranks.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -108,6 +109,7 @@ std::optional<GpuMemoryPlan> plan_memory(DecodeOptions& options, size_t prompt_t
 
 void decode(DecodeOptions options) {
   understand(options);
+  if (!ranks().speaks()) options.json.clear();
   // Before gigabytes of weights are read.
   const std::optional<SavedSession> saved = find_session(options);
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");

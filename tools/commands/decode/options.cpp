@@ -118,6 +118,7 @@ void add_attention(CLI::App& command, DecodeOptions& options) {
       ->capture_default_str();
   add_budget_numbers(command, options.numbers);
   add_cache_options(command, options.cache);
+  add_parallel_options(command, options.cache.parallel);
   add_audit_options(command, options.cache.audit);
 }
 
@@ -207,6 +208,15 @@ void understand(DecodeOptions& options) {
     throw UsageError(
         "--turn with --load-session: allowed is one of them, what a prompt has beyond the session "
         "comes behind it in any case");
+  }
+  if (options.interactive && !options.cache.parallel.kind.empty()) {
+    throw UsageError("--interactive with --parallel: allowed is one of them");
+  }
+  if (options.cache.parallel.kind == "tensor" &&
+      !(options.load_session.empty() && options.save_session.empty())) {
+    throw UsageError(
+        "--parallel tensor with --load-session or --save-session; allowed with these: --parallel "
+        "context, or none");
   }
   if (options.interactive && !options.json.empty()) {
     throw UsageError("--json with --interactive: allowed is one of them");

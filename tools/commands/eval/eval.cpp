@@ -14,6 +14,7 @@
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
+#include "tools/mpi/ranks.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
@@ -260,6 +261,7 @@ void add_eval(CLI::App& keyhole) {
       ->capture_default_str();
   add_budget_lists(*command, options->budgets);
   add_cache_options(*command, options->cache);
+  add_parallel_options(*command, options->cache.parallel);
   add_audit_options(*command, options->cache.audit);
   command->add_option("--json", options->json, "Write the results as JSON; - is standard output")
       ->type_name("FILE");
@@ -284,6 +286,7 @@ void add_eval(CLI::App& keyhole) {
       "steps, which "
       "are then\ntruncated away; a text, and passages to copy, in copies of the cache.");
   command->callback([options] {
+    if (!ranks().speaks()) options->json = options->html = "";
     name_prefill_budgets(options->model, options->cache);
     eval(*options);
   });

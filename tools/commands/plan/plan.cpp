@@ -39,13 +39,39 @@ struct Options {
   std::string budgets;
   std::string weights, gpu_memory, host_memory, pinned_memory;
   uint32_t sink = 128, window = 512;
+  uint32_t ranks = 1;
   std::string json;
 };
+
+// Of a text over ranks: what keyhole/parallel.h says of blocks, and of what each rank sends to every other in a step of a layer
+// (the states of all query heads, and what names the call).
+constexpr uint64_t kBlockTokens = 4096;
+constexpr uint64_t kCallBytes = 48;
+
+/// The largest share that a rank has of a text.
+uint64_t largest_share(uint64_t tokens, uint64_t ranks) {
+  const uint64_t round = kBlockTokens * ranks;
+  return tokens / round * kBlockTokens + std::min(tokens % round, kBlockTokens);
+}
+
+/// The longest text of which no rank has more than so many tokens.
+uint64_t longest_text(uint64_t share, uint64_t ranks) {
+  if (ranks == 1) return share;
+  // A share that ends within a block is rank 0's, which is where the text ends.
+  constexpr uint64_t kMost = uint64_t{1} << 31U;  // tokens of a session, on all ranks together
+  return std::min(kMost, share / kBlockTokens * kBlockTokens * ranks + share % kBlockTokens);
+}
+
+uint64_t bytes_sent_per_token(const keyhole_engine_config& e) {
+  return uint64_t{e.layers} * (kCallBytes + uint64_t{e.q_heads} * (e.head_dim + 1) * sizeof(float));
+}
 
 // Options as numbers.
 struct Request {
   keyhole_engine_config engine;
-  uint64_t context = 0;
+  uint64_t context = 0;  ///< of the rank that holds most
+  uint64_t whole_context = 0;
+  uint32_t ranks = 1;
   uint64_t weights = 0;
   std::optional<uint64_t> gpu_memory, host_memory, pinned_memory;
 };
@@ -94,8 +120,10 @@ Request understand(Options& options) {
   engine.kv_heads = options.kv_heads;
   engine.head_dim = options.head_dim;
   engine.kv_dtype = dtype_of(options.dtype);
-  request.context = parse_tokens(options.context);
-  if (model) warn_of_context(*model, request.context);
+  request.whole_context = parse_tokens(options.context);
+  request.ranks = options.ranks;
+  request.context = largest_share(request.whole_context, request.ranks);
+  if (model) warn_of_context(*model, request.whole_context);
   if (!options.weights.empty()) request.weights = parse_bytes(options.weights);
   if (!options.gpu_memory.empty()) request.gpu_memory = parse_bytes(options.gpu_memory);
   if (!options.host_memory.empty()) request.host_memory = parse_bytes(options.host_memory);
@@ -160,6 +188,15 @@ const char* reader_of_rows(const keyhole_memory_plan& plan) {
 void print(const Request& request, const std::vector<Row>& rows) {
   const Style style = style_of(stdout);
   const keyhole_engine_config& e = request.engine;
+  if (request.ranks > 1) {
+    const uint64_t sent = bytes_sent_per_token(e);
+    std::printf(
+        "%s tokens over %u ranks, by blocks of %s; what follows is of the rank that holds most\n"
+        "a token: every rank sends %s to each other in %u messages, and receives %s\n",
+        format_count(request.whole_context).c_str(), request.ranks,
+        format_count(kBlockTokens).c_str(), format_bytes(sent).c_str(), e.layers,
+        format_bytes(sent * (request.ranks - 1)).c_str());
+  }
   std::printf("%u layers, %u query and %u KV heads of %u; %s tokens hold %s of K and V\n", e.layers,
               e.q_heads, e.kv_heads, e.head_dim, format_count(request.context).c_str(),
               format_bytes(rows.front().plan.kv_bytes).c_str());
@@ -184,7 +221,7 @@ void print(const Request& request, const std::vector<Row>& rows) {
          format_bytes(plan.pinned_bytes + plan.pinned_kv_bytes), format_bytes(plan.host_bytes),
          format_bytes(plan.index_bytes),
          plan.fits != 0 ? tinted("yes", Tint::green, style) : tinted("no", Tint::red, style),
-         format_count(plan.longest_context)});
+         format_count(longest_text(plan.longest_context, request.ranks))});
   }
   std::fputs(table.text(style).c_str(), stdout);
   if (!request.gpu_memory) {
@@ -211,7 +248,7 @@ ordered_json to_json(const Request& request, const Options& options, const std::
                      {"pinned_bytes", plan.pinned_bytes},
                      {"pinned_kv_bytes", plan.pinned_kv_bytes},
                      {"fits", plan.fits != 0},
-                     {"longest_context", plan.longest_context}});
+                     {"longest_context", longest_text(plan.longest_context, request.ranks)}});
   }
   return {{"layers", e.layers},
           {"heads", e.q_heads},
@@ -219,7 +256,10 @@ ordered_json to_json(const Request& request, const Options& options, const std::
           {"head_dim", e.head_dim},
           {"dtype", options.dtype},
           {"kv_host", options.kv_host},
-          {"context", request.context},
+          {"context", request.whole_context},
+          {"ranks", request.ranks},
+          {"rank_context", request.context},
+          {"rank_sends_per_token", request.ranks > 1 ? bytes_sent_per_token(e) : 0},
           {"sink", options.sink},
           {"window", options.window},
           {"weights", request.weights},
@@ -337,6 +377,13 @@ void add_plan(CLI::App& keyhole) {
   command->add_option("--window", options->window, "Resident newest tokens")
       ->type_name("N")
       ->capture_default_str();
+  command
+      ->add_option(
+          "--ranks", options->ranks,
+          "Processes over which the tokens are spread (--parallel context): memory of the one "
+          "that holds most, and what they send")
+      ->check(CLI::Range(1U, 65536U))
+      ->capture_default_str();
   command->add_option("--json", options->json, "Write the plan here (- for standard output)")
       ->type_name("FILE");
   command->footer(examples(
@@ -346,6 +393,7 @@ void add_plan(CLI::App& keyhole) {
        "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 128k --weights "
        "15GiB "
        "--gpu-memory 24GiB --pinned-memory 8GiB",
+       "keyhole plan --layers 32 --heads 32 --kv-heads 8 --head-dim 128 --context 16M --ranks 16",
        "keyhole plan --model MODEL --context 128k --index flat --index hnsw:M=32,ef=128"}));
   command->callback([options] { run(*options); });
 }

@@ -242,7 +242,7 @@ def arguments(words: Optional[list[str]]) -> Any:
         if "keyhole" in options.ways and not keyhole.CUDA:
             parser.error("--device cuda: this keyhole was built without CUDA; build its wheel where nvcc is on the PATH, or "
                          "leave keyhole out of --ways")  # fmt: skip
-        torch.cuda.set_device(options.device)
+        torch.cuda.set_device(options.device.index or 0)
     elif options.device.type != "cpu":
         parser.error(f"--device {options.device}: cpu and cuda are allowed")
     options.dtype = options.dtype or ("bfloat16" if options.device.type == "cuda" else "float32")

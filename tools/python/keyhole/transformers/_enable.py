@@ -189,6 +189,7 @@ def _mask(*args: Any, **kwargs: Any) -> Any:
     return sdpa_mask(*args, **kwargs)
 
 
+@torch.compiler.disable  # steps of sessions are no operations that a compiler could see through, nor is the stream they follow
 def _attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: Optional[float] = None,
                softcap: Optional[float] = None, s_aux: Any = None, **kwargs: Any) -> tuple[Any, None]:  # fmt: skip
     """query [B, Hq, n, d], key and value [B, Hkv, n, d] of the new tokens alone: [B, n, Hq, d]."""

@@ -1,0 +1,120 @@
+/* Several ranks: processes (or threads) that work on one sequence together, on one machine or many. See docs/parallel.md.
+ *
+ * Keyhole brings no transport of its own. A transport is a table with one function, all_gather, which MPI, NCCL, sockets or
+ * threads of one process can fill; keyhole/mpi.h fills it with MPI. One function suffices: attention states are merged, and
+ * sums are taken, by every rank from what it gathered, in the order of the ranks, so that all ranks have the same bits on
+ * any transport. A reduction inside the transport promises that nowhere. The library knows no transport by name and links
+ * none: the adapter of MPI is a library of its own, so that a program without MPI carries nothing of it.
+ *
+ * CONTEXT PARALLEL  An engine whose config has a communicator makes sessions whose tokens are spread over the ranks, by blocks
+ *                   of `context_block` tokens in turn. All ranks make the same calls in the same order with the same
+ *                   arguments; each attends its own tokens, and the states are merged over the ranks. See RANKS below.
+ * TENSOR PARALLEL   Each rank has an ordinary engine with the KV heads of its share, without a communicator in the config,
+ *                   and the decoder adds up the ranks' output projections with keyhole_communicator_sum().
+ *
+ * RANKS  Of sessions of an engine with a communicator:
+ *   - A token t is of rank (t / context_block) % size. The rank's own session has sink and window among its own tokens: so
+ *     the first `sink` and the newest `window` tokens of the whole context are attended exactly, and up to size times as
+ *     many others. Sliding layers are the same on every rank.
+ *   - keyhole_prefill, _build, _attend, _attend_end, _extend, _session_set_index, _session_create, _fork, _save and _load are
+ *     collective: each waits for all ranks. An error of one rank is returned by all, with the same text, which begins with the
+ *     rank; what these calls change is then as the comments of each say, on all ranks (set_index: indexes of
+ *     the ranks may differ; call it again). Budgets count on each rank: with top_k N each rank reads the best N of its own
+ *     tokens, which the best N of all are among; a target is met by each rank for its own tokens.
+ *   - max_tokens, keyhole_truncate and statistics.tokens are about the whole context. All other figures of statistics, audits
+ *     and plans are this rank's; of keyhole_get_layer_tokens `total` is of the whole context, the others add up to this
+ *     rank's share. Memory limits are each rank's.
+ *   - keyhole_save writes a file for each rank beside `path` and a small one to `path` that names them; the old ones stay until
+ *     the new are whole. keyhole_load takes `path` with the same number of ranks or another, with an engine without
+ *     a communicator, too, and on ranks a file of an ordinary session. With another number each rank must be able to read
+ *     all files, takes its tokens from them, memory of its share twice meanwhile, and leaves them pending: keyhole_build
+ *     indexes them (without training queries, which are not carried over).
+ *   - UNSUPPORTED: tensors in device memory, streams, masks of keyhole_extend, paths of keyhole_session_accept, patterns of
+ *     extends, keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
+ *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.
+ *   - After RANK_FAILED or TIMEOUT the communicator is lost, and every collective call returns that error at once. Sessions
+ *     can be destroyed.
+ *
+ * ERRORS and STRUCTS as in keyhole/keyhole.h. THREADS: a communicator is used by one thread at a time; BUSY otherwise.
+ */
+#ifndef KEYHOLE_PARALLEL_H_
+#define KEYHOLE_PARALLEL_H_
+
+#include "keyhole/keyhole.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Bytes of the text that a transport may write about an error, with the 0 at its end. */
+#define KEYHOLE_TRANSPORT_TEXT 256
+
+typedef struct keyhole_transport {
+  size_t struct_size;
+  /* The first argument of the functions. */
+  void* context;
+  /* Of size ranks, 1..65536, this one: 0..size - 1. */
+  uint32_t rank, size;
+  /* Writes `bytes` bytes of every rank to `all` `[size, bytes]`, in the order of the ranks, own ones included. `own` and `all` do
+   * not overlap, and are not looked at after the return, whatever it is. Every rank calls it in turn with the same `bytes`.
+   * Returns KEYHOLE_OK; or, after at most timeout_ms milliseconds, KEYHOLE_TIMEOUT where ranks have not come; or
+   * KEYHOLE_RANK_FAILED. Of an error it writes why to `text` [KEYHOLE_TRANSPORT_TEXT]. It is not called again after an
+   * error. It must not throw. */
+  keyhole_status (*all_gather)(void* context, const void* own, void* all, size_t bytes,
+                               uint32_t timeout_ms, char* text);
+  /* Called once when the communicator and all that uses it are gone; NULL: nothing is to be done. */
+  void (*release)(void* context);
+} keyhole_transport;
+
+/* Fills in struct_size; everything else becomes 0. */
+KEYHOLE_API void keyhole_transport_init_sized(keyhole_transport* transport, size_t size);
+static inline void keyhole_transport_init(keyhole_transport* transport) {
+  keyhole_transport_init_sized(transport, sizeof *transport);
+}
+
+typedef struct keyhole_communicator_config {
+  size_t struct_size;
+  /* Milliseconds that a rank waits in a step for the others: keyhole_attend and _extend, keyhole_communicator_gather and _sum.
+   * AUTO: 30000. */
+  uint32_t timeout_ms;
+  /* The same where ranks may arrive much later than others: prefills, builds, saves, loads, keyhole_communicator_broadcast.
+   * AUTO: 3600000, an hour. */
+  uint32_t long_timeout_ms;
+} keyhole_communicator_config;
+KEYHOLE_API void keyhole_communicator_config_init_sized(keyhole_communicator_config* config,
+                                                        size_t size);
+static inline void keyhole_communicator_config_init(keyhole_communicator_config* config) {
+  keyhole_communicator_config_init_sized(config, sizeof *config);
+}
+
+/* Makes a communicator, which copies the table and owns its context from then on, also where the call fails. config NULL: the
+ * defaults. *out is NULL on failure. INVALID_ARGUMENT names the field. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_communicator_create(const keyhole_transport* transport,
+                            const keyhole_communicator_config* config, keyhole_communicator** out);
+/* Accepts NULL. Engines and sessions keep what they need: the order of destruction is free. */
+KEYHOLE_API void keyhole_communicator_destroy(keyhole_communicator* communicator);
+
+/* 0 for NULL. */
+KEYHOLE_API uint32_t keyhole_communicator_rank(const keyhole_communicator* communicator);
+/* 1 for NULL. */
+KEYHOLE_API uint32_t keyhole_communicator_size(const keyhole_communicator* communicator);
+
+/* `bytes` bytes of every rank, to `all` `[size, bytes]` on every rank. Collective. Errors: TIMEOUT, RANK_FAILED (of the transport;
+ * also where ranks make different calls), OUT_OF_MEMORY, BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_communicator_gather(
+    keyhole_communicator* communicator, const void* own, void* all, size_t bytes);
+/* values[i] becomes its sum over all ranks, added in fp32 in the order of the ranks: the same bits everywhere. Collective. Errors
+ * as of keyhole_communicator_gather; values are unspecified then. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
+keyhole_communicator_sum(keyhole_communicator* communicator, float* values, size_t count);
+/* `data` of rank `root` on every rank. For what is small or seldom: it is gathered. Waits up to long_timeout_ms. Errors as of
+ * keyhole_communicator_gather; INVALID_ARGUMENT: root. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_communicator_broadcast(
+    keyhole_communicator* communicator, void* data, size_t bytes, uint32_t root);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KEYHOLE_PARALLEL_H_ */

@@ -1,0 +1,92 @@
+// A sequence that is spread over ranks (keyhole/parallel.h): an ordinary session holds this rank's tokens, and knows nothing of
+// others; here it is decided which of a call's tokens are its own, and the states of all ranks are merged.
+//
+// Of every token it is known from its place in the text alone whose it is (ranks/blocks.h). A layer holds the first
+// tokens(layer) of the text, on all ranks together: that number is the same on every rank, and with it what each of them
+// holds. Whatever fails on one rank is taken back on all. Sliding layers are whole on every rank.
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/engine.h"
+#include "runtime/ranks/blocks.h"
+#include "runtime/ranks/communicator.h"
+#include "runtime/session/session.h"
+
+namespace keyhole::runtime {
+
+class SpreadSession {
+ public:
+  /// Of a session that outlives it and holds this rank's share of the first tokens[layer] tokens of each layer.
+  SpreadSession(Session& own, std::vector<uint32_t> tokens);
+
+  /// Makes this rank's session, and finds out whether all ranks have made theirs alike. Throws what `make` throws on any rank,
+  /// Error(unsupported) for index types that need the tokens' places.
+  [[nodiscard]] static std::unique_ptr<Session> make_own(
+      Communicator& ranks, const std::function<std::unique_ptr<Session>()>& make);
+
+  // As those of Session, with tensors in host memory; collective, but for truncate() and accept().
+  void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void build(const BuildProgress& progress);
+  void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
+  void attend_end(const RowsOut& out, float* lse);
+  void extend(uint32_t layer, const ExtendArgs& args);
+  void accept(uint32_t m, const uint32_t* path);
+  void truncate(uint32_t n);
+  void set_index(const std::string& spec);
+
+  /// Of the whole text.
+  [[nodiscard]] uint32_t tokens(uint32_t layer) const { return tokens_[layer]; }
+  [[nodiscard]] const std::vector<uint32_t>& all_tokens() const { return tokens_; }
+  [[nodiscard]] uint32_t most_tokens() const;
+  [[nodiscard]] Communicator& ranks() const { return *ranks_; }
+  /// Between attend_begin() and attend_end().
+  [[nodiscard]] bool in_step() const { return step_.under_way; }
+  [[nodiscard]] uint32_t step_layer() const { return step_.layer; }
+
+  /// What this rank holds of the first tokens[layer] tokens of each layer.
+  [[nodiscard]] static std::vector<uint32_t> shares(const Engine& engine,
+                                                    const std::vector<uint32_t>& tokens);
+  /// Throws Error(unsupported) where an index of the session undoes RoPE.
+  static void check_indexes(const Session& session);
+
+ private:
+  struct Step {
+    bool under_way = false;
+    uint32_t layer = 0;
+    bool appends = false;  ///< on the rank that the token is of
+    bool asks = false;     ///< the session has a step under way, or would have
+    std::exception_ptr error;
+  };
+  struct Extended {
+    uint32_t before = 0, tokens = 0;  ///< 0: none
+  };
+  [[nodiscard]] bool slides(uint32_t layer) const { return own_->engine().model().slides(layer); }
+  [[nodiscard]] bool is_own(uint32_t token) const { return blocks_.owner(token) == ranks_->rank(); }
+  /// Names the call's layer and how many tokens this rank believes it to hold.
+  [[nodiscard]] Communicator::Call call(const char* what, uint32_t layer, Wait wait) const;
+  void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  /// The own session gives back what it has beyond its share of tokens_.
+  void take_back() noexcept;
+  void append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  void extend_in_block(uint32_t layer, const ExtendArgs& args);
+  /// Merges the ranks' states of n tokens, that of this rank in states_, and writes the result.
+  void merge(const Communicator::Call& call, uint32_t layer, uint32_t n,
+             const std::exception_ptr& error, const RowsOut& out, float* lse);
+  [[nodiscard]] RowsOut own_rows(uint32_t layer, uint32_t n);
+  [[nodiscard]] float* own_lse(uint32_t layer, uint32_t n);
+
+  Session* own_;
+  Communicator* ranks_;
+  TextBlocks blocks_;
+  std::vector<uint32_t> tokens_;  ///< [layer], of the text
+  std::vector<Extended> extended_;
+  Step step_;
+  std::vector<float> states_, merged_;  ///< o of all tokens and heads, then lse
+};
+
+}  // namespace keyhole::runtime

@@ -1,0 +1,52 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tools/mpi/ranks.h"
+
+namespace keyhole::tools {
+namespace {
+
+TEST(Cores, AreDividedEquallyAndInOrder) {
+  for (uint32_t n = 1; n <= 20; ++n) {
+    std::vector<int> cores;
+    for (uint32_t i = 0; i < n; ++i) cores.push_back(static_cast<int>(100 - 3 * i));
+    for (uint32_t size = 1; size <= n; ++size) {
+      std::vector<int> all;
+      size_t fewest = n, most = 0;
+      for (uint32_t rank = 0; rank < size; ++rank) {
+        const std::vector<int> share = share_of_cores(cores, rank, size);
+        fewest = std::min(fewest, share.size());
+        most = std::max(most, share.size());
+        all.insert(all.end(), share.begin(), share.end());
+      }
+      EXPECT_EQ(all, cores) << n << " cores, " << size << " ranks";
+      EXPECT_LE(most - fewest, 1U) << n << " cores, " << size << " ranks";
+    }
+  }
+}
+
+TEST(Cores, OfMoreRanksThanCoresAreShared) {
+  for (uint32_t rank = 0; rank < 7; ++rank) {
+    EXPECT_EQ(share_of_cores({5, 6, 9}, rank, 7).size(), 1U);
+  }
+}
+
+TEST(Cores, OfThisProcessAreThere) {
+  std::vector<int> cores = cores_by_node();
+  ASSERT_FALSE(cores.empty());
+  std::sort(cores.begin(), cores.end());
+  EXPECT_EQ(std::adjacent_find(cores.begin(), cores.end()), cores.end());
+}
+
+TEST(Ranks, AProcessThatAsksForNoneIsAlone) {
+  char name[] = "keyhole", command[] = "decode";
+  char* arguments[] = {name, command};
+  join_ranks(2, arguments);
+  EXPECT_EQ(ranks().size, 1U);
+  EXPECT_TRUE(ranks().speaks());
+  EXPECT_EQ(ranks().communicator, nullptr);
+}
+
+}  // namespace
+}  // namespace keyhole::tools

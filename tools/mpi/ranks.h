@@ -1,0 +1,44 @@
+// The processes that mpirun has started together, where the command line has --parallel: rank 0 alone speaks and writes
+// results, the cores of a host are divided among its ranks.
+#pragma once
+
+#include <keyhole/parallel.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace keyhole::tools {
+
+struct Ranks {
+  keyhole_communicator* communicator = nullptr;  ///< null: this process is alone
+  uint32_t rank = 0, size = 1;
+  [[nodiscard]] bool speaks() const { return rank == 0; }
+};
+
+/// Those that join_ranks() has found.
+[[nodiscard]] const Ranks& ranks();
+
+/// Whether this build has MPI.
+[[nodiscard]] bool has_mpi();
+/// What to say where it has not.
+inline constexpr const char* kNoMpi =
+    "--parallel needs MPI, which this build has not: install libopenmpi-dev and openmpi-bin "
+    "(Debian, Ubuntu), configure and "
+    "build again, and start the command by mpirun";
+
+/// At the very beginning, before any thread is started: with --parallel in the command line joins the others, silences all but rank
+/// 0, and moves this process to its share of the host's cores where the launcher has not done so. Throws std::runtime_error.
+void join_ranks(int argc, char** argv);
+/// At the end. After a failure the process ends here, without waiting for others, which may be gone.
+void leave_ranks(int exit_code);
+/// Says on the real standard error why a rank that is silent has failed.
+void report_of_rank(const std::string& text);
+
+/// The cores of local rank `rank` of `size`: nearly equal parts, in the order given (by node of memory), at least one.
+[[nodiscard]] std::vector<int> share_of_cores(const std::vector<int>& cores, uint32_t rank,
+                                              uint32_t size);
+/// This process's cores, those of one node of memory beside each other.
+[[nodiscard]] std::vector<int> cores_by_node();
+
+}  // namespace keyhole::tools
