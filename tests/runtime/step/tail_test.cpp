@@ -164,7 +164,9 @@ TEST_P(Tails, TargetsAreMet) {
   for (const float target : {0.2F, 0.05F, 0.02F}) {
     b.error_target = target;
     ASSERT_OK(keyhole_session_set_budget(s.get(), KEYHOLE_ALL, KEYHOLE_ALL, &b));
-    EXPECT_LT(error(s.get(), model, ec, 2), 1.5 * target);
+    double found = 0.0;
+    for (const uint64_t seed : {2U, 3U, 4U}) found += error(s.get(), model, ec, seed) / 3.0;
+    EXPECT_LT(found, 1.5 * target) << found;
   }
   EXPECT_GT(statistics(s.get()).keys_opened, 0U);
   EXPECT_EQ(statistics(s.get()).targets_missed, 0U);

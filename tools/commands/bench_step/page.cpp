@@ -123,7 +123,7 @@ PageTable table_of(const ordered_json& rows) {
       const double value = figure_at(row, field);
       return std::isfinite(value) ? format_duration(1e-6 * value) : "-";
     };
-    const double build = figure_at(row, "build_s") + figure_at(row, "tail_build_s");
+    const double build = shown_build(figure_at(row, "build_s"), figure_at(row, "tail_build_s"));
     const double read = per_attend(row, "bytes_read");
     out.rows.push_back({row["name"], build == 0 ? "-" : format_duration(build), us("layer_us.p50"),
                         us("layer_us.p95"), us("layer_us.p99"), us("token_us.p50"),

@@ -140,7 +140,7 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
   Table table(columns);
   for (const StepResult& r : results) {
     std::vector<std::string> cells = {r.name};
-    const double build = r.build_seconds + (r.tail_seconds > 0.01 ? r.tail_seconds : 0);
+    const double build = shown_build(r.build_seconds, r.tail_seconds);
     cells.push_back(build == 0 ? "-" : format_duration(build));
     if (r.timing) {
       const StepTiming& t = *r.timing;

@@ -28,7 +28,7 @@ from ._compare import compare
 from ._engine import Engine, merge_states, merge_states_device, plan
 from ._enums import (ALL, AppendMode, AttendMode, AuditAction, Device, Dtype, KvHost, Mode, Placement, RopeScaling, RowsBy,
                      Signal, Tail)
-from ._errors import (BY_STATUS, Busy, Cancelled, Corrupt, DeviceError, Error, Internal, InvalidArgument, IOFailure, NotFinite,
+from ._errors import (BY_STATUS, Busy, Cancelled, Corrupt, DeviceError, Error, Internal, InvalidArgument, IOFailure, NotFinite, RankFailed,
                       OutOfDeviceMemory, OutOfMemory, Timeout, Unsupported, VersionMismatch)
 from ._index import POSITION_UNKNOWN, Index
 from ._prompt import Prompt
@@ -63,7 +63,7 @@ __all__ = [
     "ALL", "AppendMode", "AttendMode", "Audit", "AuditAction", "BatchError", "Budget", "Budgets", "Busy", "CUDA", "Cancelled",
     "Corrupt", "Device", "DeviceError", "Dtype", "Engine", "EngineConfig", "Error", "HeadBudget", "IOFailure", "Identity",
     "Index", "IndexInfo", "Internal", "InvalidArgument", "KvHost", "LayerConfig", "LayerTokens", "MemoryPlan", "Mode",
-    "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "Prompt", "RopeScaling", "RowsBy", "SearchCost",
-    "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "compare",
+    "NotFinite", "OutOfDeviceMemory", "OutOfMemory", "POSITION_UNKNOWN", "Placement", "Prompt", "RankFailed", "RopeScaling", "RowsBy",
+    "SearchCost", "Session", "SessionConfig", "Signal", "Statistics", "Tail", "Timeout", "Unsupported", "VersionMismatch", "compare",
     "extend_batch", "index_help", "merge_states", "merge_states_device", "plan", "prompt_help", "read_budgets",
 ]  # fmt: skip

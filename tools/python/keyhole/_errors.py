@@ -64,9 +64,13 @@ class Internal(Error, RuntimeError):
     """An assumption inside the library does not hold: please report it."""
 
 
+class RankFailed(Error, RuntimeError):
+    """A rank of a communicator failed. Engines of Python have no communicator."""
+
+
 BY_STATUS = {
     -1: InvalidArgument, -2: Unsupported, -3: OutOfMemory, -4: OutOfDeviceMemory, -5: DeviceError, -6: Timeout,
-    -7: IOFailure, -8: Corrupt, -9: VersionMismatch, -10: Cancelled, -11: Busy, -12: NotFinite, -13: Internal,
+    -7: IOFailure, -8: Corrupt, -9: VersionMismatch, -10: Cancelled, -11: Busy, -12: NotFinite, -13: Internal, -14: RankFailed,
 }  # fmt: skip
 for _status, _kind in BY_STATUS.items():
     _kind.status = _status
