@@ -150,7 +150,8 @@ def one_round(model, row, index, make, states, tokens):
         keyhole.transformers.disable(model)
         cache = filled(make(), states, device)
     else:
-        keyhole.transformers.enable(model, index=index)
+        # On a GPU codes take device memory for as many tokens as a session may hold.
+        keyhole.transformers.enable(model, index=index, max_tokens=states[0][0].shape[-2] + tokens + 64)
         dynamic = filled(DynamicCache(), states, device)
         cache = keyhole.transformers.KeyholeCache.from_cache(model, dynamic)
         for session in cache.sessions:

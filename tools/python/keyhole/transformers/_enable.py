@@ -63,7 +63,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
 
     index: what the keys lie behind; help: keyhole.index_help(). mode: "indexed", or "exact": everything, the truth to compare
     with. threads: of the engine; default: those of PyTorch (torch.get_num_threads()), with which it takes turns. max_tokens: the
-    longest context of a sequence; default: the model's, at least 131072; only address space is reserved. window_slack: tokens
+    longest context of a sequence; default: the model's, at least 131072. Of host memory only addresses are reserved; codes on
+    a GPU take its memory for so many tokens: give what you need there. window_slack: tokens
     that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
     of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. progress: of builds, as in
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
