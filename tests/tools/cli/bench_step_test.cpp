@@ -81,6 +81,46 @@ TEST(BenchStep, MeasuresEveryIndexWithEveryBudget) {
   EXPECT_GT(results[2]["build_s"], 0);
 }
 
+TEST(BenchStep, ARunFileHasBudgetsOfItsOwnForEachIndex) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "runs.json";
+  const auto write = [&](const std::string& rest) {
+    write_file(path, R"({"format": "keyhole-runs", "version": 1, )" + rest);
+  };
+  write(R"("options": {"steps": 3, "warmup": 1, "audit_steps": 2}, "attend": ["topk:20"],
+    "runs": [{"index": "codes", "attend": ["topk"]},
+             {"index": "ivf:C=32", "query_args": {"probe": [2, 4]}, "tail": ["none", "second"]}]})");
+  const json out = bench(synthetic({"--runs", path, "--index", "flat", "--attend", "topk:30"}));
+  EXPECT_EQ(out["options"]["steps"], 4);  // of the command line, as --warmup
+  EXPECT_EQ(out["options"]["warmup"], 2);
+  EXPECT_EQ(out["options"]["audit_steps"], 2);
+  std::vector<std::string> ways, series;
+  for (const json& r : out["results"]) {
+    ways.push_back(r["index"].get<std::string>() + " " + r["attend"].get<std::string>() + " " +
+                   r["tail"].get<std::string>());
+    series.push_back(r["series"]);
+    EXPECT_GT(r["layer_us"]["p50"], 0);
+  }
+  EXPECT_EQ(ways, (std::vector<std::string>{
+                      "codes topk:16 codes", "ivf:C=32,probe=2 topk:20 none",
+                      "ivf:C=32,probe=2 topk:20 second", "ivf:C=32,probe=4 topk:20 none",
+                      "ivf:C=32,probe=4 topk:20 second", "flat topk:30 none"}));
+  EXPECT_EQ(series[4], "ivf:C=32,probe=2|4");
+
+  const auto refused = [&](const std::string& rest, const std::string& why) {
+    write(rest);
+    const Outcome outcome = run_keyhole(with(synthetic({"--runs", path})));
+    EXPECT_EQ(outcome.exit_code, 2);
+    EXPECT_NE(outcome.err.find(why), std::string::npos) << outcome.err;
+  };
+  refused(R"("runs": [{"rival": "lsh"}]})", "rivals are compare's");
+  refused(R"("goals": ["error=0.1"], "runs": [{"index": "flat"}]})", "no advice");
+  refused(R"("options": {"queries": 3}, "runs": [{"index": "flat"}]})",
+          "there is no \"queries\"; allowed: k, sink");
+  refused(R"("runs": [{"index": "flat"}, {"index": "flat"}]})", "given twice");
+  refused(R"("runs": [{"index": "saap"}]})", "trained");
+}
+
 TEST(BenchStep, AuditsAgreeWithExactAttention) {
   // Keys enough for all of them: then nothing is missing, and errors are those of rounding.
   const json all = bench(synthetic({"--index", "flat", "--attend", "topk:4096"}))["results"][0];

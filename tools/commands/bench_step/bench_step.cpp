@@ -190,9 +190,10 @@ void add_bench_step(CLI::App& keyhole) {
            "--min-keys 512,1024,2048",
            "keyhole bench-step --trace t.safetensors --index 'roargraph:ef=64' --weights "
            "--device-cap 24GiB --compare full,pcie,resident --json step.json",
+           "keyhole bench-step --runs steps.json --trace t.safetensors --html steps.html",
            "keyhole bench-step --synthetic --index ivf --device host --layers 2 --context 16k"}) +
       "\n\n" + kDefinitions + "\n\n" + keyhole_index_help());
-  command->callback([options] { run(*options); });
+  command->callback([options, command] { run(resolve_runs(*command, *options)); });
 }
 
 }  // namespace keyhole::tools

@@ -51,10 +51,23 @@ void check_index(const std::string& spec) {
   }
 }
 
-std::vector<BudgetChoice> budgets_of(const BenchStepOptions& options) {
-  return with_numbers(cross_budgets(parse_attends(options.budgets.attends, options.k),
-                                    options.budgets.tails, options.budgets.targets),
-                      options.budgets.numbers);
+// The options that a run file may set: those that say how is measured.
+constexpr const char* kFileOptions[] = {"k",       "sink",  "window", "threads",    "layers",
+                                        "context", "steps", "warmup", "audit-steps"};
+
+// The runs of one list of sweeps.
+void add_runs(const BenchStepOptions& options, const std::vector<std::string>& sweeps,
+              const BudgetLists& lists, std::vector<StepRun>& runs) {
+  const std::vector<BudgetChoice> budgets = with_numbers(
+      cross_budgets(parse_attends(lists.attends, options.k), lists.tails, lists.targets),
+      options.budgets.numbers);
+  for (const SweptIndex& index : expand_indexes(sweeps)) {
+    check_index(index.spec);
+    for (const StepRun& run : runs) {
+      if (run.index == index.spec) throw UsageError("--index " + index.spec + " is given twice");
+    }
+    runs.push_back({index.spec, index.series, budgets});
+  }
 }
 
 void check_context(const StepPlan& plan, const std::string& text) {
@@ -111,6 +124,11 @@ void add_ways(CLI::App& command, BenchStepOptions& options) {
   add_repeatable(command, "--index", "SPEC",
                  std::string("An index type with parameters, or auto. ") + kSweepHelp + " [auto]",
                  options.indexes);
+  command
+      .add_option("--runs", options.runs,
+                  "Indexes, each with budgets of its own, and options from a run file "
+                  "(docs/formats.md), before what is given here")
+      ->type_name("FILE");
   add_budget_lists(command, options.budgets);
   add_number(command, "--k", options.k, "Keys that a search is asked for per query head", 1,
              1U << 20U);
@@ -198,6 +216,27 @@ void add_bench_step_options(CLI::App& command, BenchStepOptions& options) {
   add_results(command, options);
 }
 
+BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given) {
+  if (given.runs.empty()) return given;
+  const RunFile file = read_run_file(given.runs, kFileOptions);
+  for (const RunFile::Run& run : file.runs) {
+    if (run.rival) {
+      throw UsageError("--runs " + given.runs + ": rival " + run.spec +
+                       ": bench-step measures indexes alone; rivals are compare's");
+    }
+  }
+  if (!file.goals.empty()) {
+    throw UsageError("--runs " + given.runs + ": goals: bench-step gives no advice; compare does");
+  }
+  BenchStepOptions out;
+  CLI::App both;
+  add_bench_step_options(both, out);
+  parse_with_file(command, file, given.runs, both);
+  if (out.trace.empty() && !out.synthetic) out.trace = file.trace;
+  out.groups = file.runs;
+  return out;
+}
+
 StepPlan make_step_plan(const BenchStepOptions& options) {
   check_shape(options);
   StepPlan plan;
@@ -211,14 +250,14 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
   plan.training_queries = options.training;
   plan.turn = kTurns.at(options.turn);
   plan.seed = options.seed;
-  const std::vector<std::string> indexes =
-      options.indexes.empty() ? std::vector<std::string>{kAutoIndex} : options.indexes;
-  for (const SweptIndex& index : expand_indexes(indexes)) {
-    check_index(index.spec);
-    plan.indexes.push_back(index.spec);
-    plan.series.emplace(index.spec, index.series);
+  for (const RunFile::Run& run : options.groups) {
+    add_runs(options, {run.spec}, run.budgets, plan.runs);
   }
-  plan.budgets = budgets_of(options);
+  if (!options.indexes.empty() || plan.runs.empty()) {
+    add_runs(options,
+             options.indexes.empty() ? std::vector<std::string>{kAutoIndex} : options.indexes,
+             options.budgets, plan.runs);
+  }
   plan.device = kDevices.at(options.device);
   plan.signal = kSignals.at(options.signal);
   plan.partitions = kPlacements.at(options.partitions);

@@ -10,6 +10,7 @@
 #include "tools/commands/bench_step/plan.h"
 #include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/run_file.h"
 
 namespace keyhole::tools {
 
@@ -21,6 +22,8 @@ struct BenchStepOptions {
   std::string turn = "permute";
   std::vector<std::string> indexes;
   BudgetLists budgets;
+  std::string runs;
+  std::vector<RunFile::Run> groups;  ///< of the run file, by resolve_runs()
   std::vector<SettingValue> settings;
   uint32_t k = 100;
   uint32_t sink = 128, window = 512;
@@ -35,6 +38,10 @@ struct BenchStepOptions {
 };
 
 void add_bench_step_options(CLI::App& command, BenchStepOptions& options);
+
+/// What the command line and its --runs say together: the file's trace and options where the command line has none, and its
+/// indexes with their budgets in `groups`, before those of --index. Throws UsageError.
+[[nodiscard]] BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given);
 
 /// The options as numbers. Throws UsageError.
 [[nodiscard]] StepPlan make_step_plan(const BenchStepOptions& options);

@@ -4,7 +4,6 @@
 #include <keyhole/keyhole.h>
 
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -16,6 +15,13 @@
 
 namespace keyhole::tools {
 
+/// An index and what is attended of its searches.
+struct StepRun {
+  std::string index;
+  std::string series;  ///< the --index or the run file's sweep that it comes from
+  std::vector<BudgetChoice> budgets;
+};
+
 /// What is measured, with everything filled in.
 struct StepPlan {
   StepShape shape;
@@ -26,9 +32,7 @@ struct StepPlan {
   uint32_t training_queries = 4096;
   TurnKind turn = TurnKind::permute;
   uint64_t seed = 1;
-  std::vector<std::string> indexes;
-  std::map<std::string, std::string> series;  ///< of each index the --index that it comes from
-  std::vector<BudgetChoice> budgets;
+  std::vector<StepRun> runs;
   keyhole_device device = KEYHOLE_DEVICE_AUTO;
   keyhole_signal signal = KEYHOLE_SIGNAL_AUTO;
   keyhole_placement partitions = KEYHOLE_PLACE_AUTO;

@@ -75,15 +75,14 @@ uint64_t device_limit(const StepPlan& plan) {
   return plan.device_cap - weights;
 }
 
-StepResult result_of(const StepPlan& plan, const std::string& index, const BudgetChoice& budget) {
+StepResult result_of(const StepRun& run, const BudgetChoice& budget) {
   StepResult result;
-  const auto swept = plan.series.find(index);
-  result.series = swept == plan.series.end() ? index : swept->second;
-  result.index = index;
+  result.series = run.series;
+  result.index = run.index;
   result.attend = budget.attend.text();
   result.tail = budget.tail.text();
   result.target = budget.target.text();
-  result.name = index + " " + budget.text();
+  result.name = run.index + " " + budget.text();
   if (!budget.target.any() && budget.target.min_keys != 0) {
     result.min_keys = budget.target.min_keys;
   }
@@ -100,21 +99,23 @@ class StepBench::Impl {
         listener_(std::move(listener)),
         team_(std::min(plan_.threads, 64U)) {
     make_engine_of_plan();
-    for (const std::string& spec : plan_.indexes) {
-      if (spec == kAutoIndex) continue;
+    std::vector<BudgetChoice> budgets;
+    for (StepRun& run : plan_.runs) {
+      budgets.insert(budgets.end(), run.budgets.begin(), run.budgets.end());
+      // Budgets that need partitions come last: those before them are measured without any in memory.
+      std::stable_sort(run.budgets.begin(), run.budgets.end(),
+                       [](const BudgetChoice& a, const BudgetChoice& b) {
+                         return !a.needs_partitions() && b.needs_partitions();
+                       });
+      if (run.index == kAutoIndex) continue;
       try {
-        (void)make_index(engine_, spec, 0, 0);
+        (void)make_index(engine_, run.index, 0, 0);
       } catch (const LibraryError& e) {
         if (e.status() != KEYHOLE_INVALID_ARGUMENT) throw;
-        throw UsageError("--index " + spec + ": " + e.what());
+        throw UsageError("--index " + run.index + ": " + e.what());
       }
     }
-    partition_ = common_partition(plan_.budgets);
-    // Budgets that need partitions come last: those before them are measured without any in memory.
-    std::stable_sort(plan_.budgets.begin(), plan_.budgets.end(),
-                     [](const BudgetChoice& a, const BudgetChoice& b) {
-                       return !a.needs_partitions() && b.needs_partitions();
-                     });
+    partition_ = common_partition(budgets);
     // Of every head of the source one that is audited at least, where there are so many.
     const uint32_t kv = plan_.shape.kv_heads;
     audited_layers_ = std::min(plan_.shape.layers, (source.heads() + kv - 1) / kv);
@@ -130,7 +131,7 @@ class StepBench::Impl {
     fill(context, session, audited);
     meter_.emplace(plan_, inputs_, stream_.get());
     measure_floors();
-    for (const std::string& index : plan_.indexes) measure_index(session, audited, index);
+    for (const StepRun& run : plan_.runs) measure_run(session, audited, run);
     audited.reset();
     const StepComparisons comparisons(plan_, *meter_, stream_.get(), floors_, listener_);
     if (plan_.compare_resident) {
@@ -186,7 +187,7 @@ class StepBench::Impl {
     config.max_tokens = static_cast<uint32_t>(plan_.context + plan_.tokens());
     config.sink = plan_.sink;
     config.window = plan_.window;
-    config.index = plan_.indexes.front().c_str();
+    config.index = plan_.runs.front().index.c_str();
     config.training_queries = plan_.training_queries;
     config.tail_partition = partition_;
     config.host_memory_limit = audited ? 0 : plan_.host_cap;
@@ -246,24 +247,24 @@ class StepBench::Impl {
     floors_.dense = latency_of(times);
   }
 
-  void measure_index(const Session& session, const Session& audited, const std::string& index) {
+  void measure_run(const Session& session, const Session& audited, const StepRun& run) {
     std::string failure;
     double build_seconds = 0;
     try {
       // First without partitions, so that the two builds are timed apart.
-      const BudgetChoice first = for_index(plan_.budgets.front(), index);
+      const BudgetChoice first = for_index(run.budgets.front(), run.index);
       build_seconds =
-          build(session, &index, first.needs_partitions() ? without_partitions(first) : first);
+          build(session, &run.index, first.needs_partitions() ? without_partitions(first) : first);
     } catch (const LibraryError& e) {
       if (interrupted()) throw;
       failure = e.what();
     }
     bool audit_built = false;
-    for (const BudgetChoice& choice : plan_.budgets) {
+    for (const BudgetChoice& choice : run.budgets) {
       // Of several indexes, --tail codes is of those that have codes.
-      if (choice.reads_codes() && !has_codes(index) && plan_.indexes.size() > 1) continue;
-      const BudgetChoice budget = for_index(choice, index);
-      StepResult result = result_of(plan_, index, budget);
+      if (choice.reads_codes() && !has_codes(run.index) && plan_.runs.size() > 1) continue;
+      const BudgetChoice budget = for_index(choice, run.index);
+      StepResult result = result_of(run, budget);
       result.build_seconds = std::exchange(build_seconds, 0);
       result.note = failure;
       if (failure.empty()) measure_budget(session, audited, budget, audit_built, result);

@@ -1,5 +1,6 @@
-#include "tools/commands/compare/run_file.h"
+#include "tools/commands/common/run_file.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -11,14 +12,10 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The options that a file may set: those that say how is measured.
-constexpr const char* kOptions[] = {
-    "k",        "sink",        "window", "threads",    "layers",        "heads",     "queries",
-    "kv-dtype", "classifiers", "sort",   "query-file", "training-file", "value-file"};
-
 class Reader {
  public:
-  explicit Reader(const std::filesystem::path& path) : path_(path) {
+  Reader(const std::filesystem::path& path, std::span<const char* const> options)
+      : path_(path), options_(options) {
     const std::string text = read_text_file(path);
     try {
       file_ = ordered_json::parse(text);
@@ -117,9 +114,9 @@ class Reader {
     for (const auto& [name, value] : file_["options"].items()) {
       std::string option = name;
       std::replace(option.begin(), option.end(), '_', '-');
-      if (std::find(std::begin(kOptions), std::end(kOptions), option) == std::end(kOptions)) {
+      if (std::find(options_.begin(), options_.end(), option) == options_.end()) {
         std::string list;
-        for (const char* one : kOptions) list += (list.empty() ? "" : ", ") + std::string(one);
+        for (const char* one : options_) list += (list.empty() ? "" : ", ") + std::string(one);
         refuse("options: there is no \"" + name + "\"", "allowed: " + list);
       }
       const std::string given = joined(value, "options." + name, ',');
@@ -165,11 +162,41 @@ class Reader {
   }
 
   std::filesystem::path path_;
+  std::span<const char* const> options_;
   ordered_json file_;
 };
 
+// The arguments of a command line that were given, in any order.
+std::vector<std::string> given_arguments(const CLI::App& command) {
+  std::vector<std::string> out;
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->count() == 0) continue;
+    for (const std::string& value : option->results()) {
+      out.push_back(option->get_name() + "=" + value);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
-RunFile read_run_file(const std::filesystem::path& path) { return Reader(path).read(); }
+RunFile read_run_file(const std::filesystem::path& path, std::span<const char* const> options) {
+  return Reader(path, options).read();
+}
+
+void parse_with_file(const CLI::App& command, const RunFile& file, const std::string& path,
+                     CLI::App& both) {
+  std::vector<std::string> arguments = given_arguments(command);
+  for (size_t i = 0; i < file.arguments.size(); i += 2) {
+    if (command.count(file.arguments[i]) != 0) continue;
+    arguments.push_back(file.arguments[i] + "=" + file.arguments[i + 1]);
+  }
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  try {
+    both.parse(arguments);
+  } catch (const CLI::ParseError& e) {
+    throw UsageError("--runs " + path + ": options: " + e.what());
+  }
+}
 
 }  // namespace keyhole::tools

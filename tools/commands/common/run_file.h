@@ -1,4 +1,4 @@
-// Run files: what compare measures, as a file, in the manner of ann-benchmarks' run groups.
+// Run files: what compare and bench-step measure, as a file, in the manner of ann-benchmarks' run groups.
 //
 //   {"format": "keyhole-runs", "version": 1,
 //    "trace": "kv32k.safetensors",                      a path beside the run file, unless --trace is given
@@ -14,9 +14,11 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
 
 namespace keyhole::tools {
@@ -34,8 +36,14 @@ struct RunFile {
   std::vector<Run> runs;
 };
 
-/// Throws UsageError that names the file and the field for what cannot be, and std::runtime_error for a file that cannot
-/// be read.
-[[nodiscard]] RunFile read_run_file(const std::filesystem::path& path);
+/// `options`: those that a file may set, without "--". Throws UsageError that names the file and the field for what cannot be, and
+/// std::runtime_error for a file that cannot be read.
+[[nodiscard]] RunFile read_run_file(const std::filesystem::path& path,
+                                    std::span<const char* const> options);
+
+/// Parses what was given to `command`, and the file's options where it has none, into `both`, a command with the same options.
+/// Throws UsageError that names the file.
+void parse_with_file(const CLI::App& command, const RunFile& file, const std::string& path,
+                     CLI::App& both);
 
 }  // namespace keyhole::tools

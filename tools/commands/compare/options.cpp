@@ -153,44 +153,21 @@ void add_outputs(CLI::App& command, CompareOptions& options) {
   add_html_option(command, "curves, maps of the heads", options.html);
 }
 
-// The arguments of a command line that were given, in any order.
-std::vector<std::string> given_arguments(const CLI::App& command) {
-  std::vector<std::string> out;
-  for (const CLI::Option* option : command.get_options()) {
-    if (option->count() == 0) continue;
-    for (const std::string& value : option->results()) {
-      out.push_back(option->get_name() + "=" + value);
-    }
-  }
-  return out;
-}
-
-// `given` with the file's options for those that the command line leaves out.
-CompareOptions with_file_options(const CLI::App& command, const RunFile& file,
-                                 const std::string& path) {
-  std::vector<std::string> arguments = given_arguments(command);
-  for (size_t i = 0; i < file.arguments.size(); i += 2) {
-    if (command.count(file.arguments[i]) != 0) continue;
-    arguments.push_back(file.arguments[i] + "=" + file.arguments[i + 1]);
-  }
-  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
-  CompareOptions out;
-  CLI::App both;
-  add_compare_options(both, out);
-  try {
-    both.parse(arguments);
-  } catch (const CLI::ParseError& e) {
-    throw UsageError("--runs " + path + ": options: " + e.what());
-  }
-  return out;
-}
+// The options that a run file may set: those that say how is measured.
+constexpr const char* kFileOptions[] = {
+    "k",        "sink",        "window", "threads",    "layers",        "heads",     "queries",
+    "kv-dtype", "classifiers", "sort",   "query-file", "training-file", "value-file"};
 
 }  // namespace
 
 CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
   if (!given.runs.empty()) {
-    const RunFile file = read_run_file(given.runs);
-    given = with_file_options(command, file, given.runs);
+    const RunFile file = read_run_file(given.runs, kFileOptions);
+    CompareOptions resolved;
+    CLI::App both;
+    add_compare_options(both, resolved);
+    parse_with_file(command, file, given.runs, both);
+    given = std::move(resolved);
     if (given.trace.empty()) given.trace = file.trace;
     if (given.goals.empty()) given.goals = file.goals;
     given.groups = file.runs;

@@ -9,7 +9,7 @@
 
 #include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
-#include "tools/commands/compare/run_file.h"
+#include "tools/commands/common/run_file.h"
 #include "tools/io/vector_trace.h"
 
 namespace keyhole::tools {

@@ -1,4 +1,4 @@
-#include "tools/commands/compare/run_file.h"
+#include "tools/commands/common/run_file.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,9 @@ class RunFiles : public testing::Test {
  protected:
   RunFile read(const std::string& text) {
     write_file(folder_ / "runs.json", text);
-    return read_run_file(folder_ / "runs.json");
+    return read_run_file(folder_ / "runs.json", kOptions);
   }
+  static constexpr const char* kOptions[] = {"k", "sink", "queries", "kv-dtype", "layers"};
   static std::string head() { return R"({"format": "keyhole-runs", "version": 1, )"; }
 
   TemporaryFolder folder_;
@@ -70,8 +71,9 @@ TEST_F(RunFiles, SayWhatIsWrongWithThem) {
     EXPECT_NE(error.find(part), std::string::npos) << text << "\n" << error;
     EXPECT_NE(error.find("runs.json"), std::string::npos) << error;
   }
-  EXPECT_NE(error_of([&] { (void)read_run_file(folder_ / "absent.json"); }).find("absent.json"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { (void)read_run_file(folder_ / "absent.json", kOptions); }).find("absent.json"),
+      std::string::npos);
 }
 
 }  // namespace
