@@ -30,8 +30,13 @@ double per_attend(const ordered_json& row, const std::string& field) {
   return attends > 0 ? figure_at(row, "statistics." + field) / attends : kUnknown;
 }
 
+// On the host, and on the device, where codes and partitions lie.
 double memory_of(const ordered_json& row) {
-  return figure_at(row, "statistics.index_bytes") + figure_at(row, "statistics.tail_bytes");
+  double bytes = 0;
+  for (const char* part : {"index_bytes", "tail_bytes", "code_bytes", "partition_bytes"}) {
+    bytes += figure_at(row, std::string("statistics.") + part);
+  }
+  return bytes;
 }
 
 std::string budget_text(const ordered_json& row) {
@@ -47,8 +52,8 @@ Curves curves_of(const ordered_json& rows) {
   Curves out;
   out.quantities = {
       {"layer_us.p50", "time of a layer, median us", Scale::log},
-      {"statistics.bytes_read", "bytes read by an attend of a layer", Scale::log, 1},
-      {"statistics.index_bytes", "memory of indexes and tails, bytes (from 1)", Scale::log, 1},
+      {"statistics.bytes_read", "bytes of host memory read by an attend (from 1)", Scale::log, 1},
+      {"statistics.index_bytes", "memory of indexes, tails and codes, bytes (from 1)", Scale::log, 1},
       {"error", "output error, median (below 0.0001 drawn there)", Scale::log, 1e-4},
       {"audit.recall", "recall", Scale::linear, 0, true},
       {"audit.mass.mean", "recovered mass (above 0.9999 drawn there)", Scale::nines, 1e-4, true}};
