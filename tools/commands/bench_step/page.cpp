@@ -53,7 +53,8 @@ Curves curves_of(const ordered_json& rows) {
   out.quantities = {
       {"layer_us.p50", "time of a layer, median us", Scale::log},
       {"statistics.bytes_read", "bytes of host memory read by an attend (from 1)", Scale::log, 1},
-      {"statistics.index_bytes", "memory of indexes, tails and codes, bytes (from 1)", Scale::log, 1},
+      {"statistics.index_bytes", "memory of indexes, tails and codes, bytes (from 1)", Scale::log,
+       1},
       {"error", "output error, median (below 0.0001 drawn there)", Scale::log, 1e-4},
       {"audit.recall", "recall", Scale::linear, 0, true},
       {"audit.mass.mean", "recovered mass (above 0.9999 drawn there)", Scale::nines, 1e-4, true}};
