@@ -18,6 +18,26 @@ elseif(KEYHOLE_MPI)
   find_package(MPI REQUIRED COMPONENTS C)
 endif()
 
+# Optional: libkeyhole_nccl. Neither Debian nor the CUDA Toolkit has NCCL; packages of Python have libnccl.so.2 alone.
+set(KEYHOLE_NCCL AUTO CACHE STRING "Build libkeyhole_nccl: AUTO (with KEYHOLE_CUDA, where NCCL is found), ON or OFF")
+set_property(CACHE KEYHOLE_NCCL PROPERTY STRINGS AUTO ON OFF)
+set(KEYHOLE_NCCL_FOUND FALSE)
+if(KEYHOLE_NCCL AND KEYHOLE_CUDA)
+  set(NCCL_ROOT "" CACHE PATH "Where NCCL is: include/nccl.h and lib/libnccl.so or libnccl.so.2 below it")
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${NCCL_ROOT} PATH_SUFFIXES include)
+  find_library(NCCL_LIBRARY NAMES nccl libnccl.so.2 HINTS ${NCCL_ROOT} PATH_SUFFIXES lib lib64)
+  mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
+  if(NCCL_INCLUDE_DIR AND NCCL_LIBRARY)
+    set(KEYHOLE_NCCL_FOUND TRUE)
+    add_library(NCCL::NCCL INTERFACE IMPORTED)
+    set_target_properties(NCCL::NCCL PROPERTIES
+      INTERFACE_LINK_LIBRARIES ${NCCL_LIBRARY} INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR})
+  endif()
+endif()
+if(KEYHOLE_NCCL AND NOT KEYHOLE_NCCL STREQUAL "AUTO" AND NOT KEYHOLE_NCCL_FOUND)
+  message(FATAL_ERROR "KEYHOLE_NCCL is ON, and needs KEYHOLE_CUDA and NCCL (nccl.h, libnccl): set NCCL_ROOT")
+endif()
+
 if(KEYHOLE_TOOLS)
   # Not OpenBLAS's own CMake package: Debian's has no target, and Ubuntu 26.04's names a library that is
   # not there. openblas_config.h lies beside the cblas.h that belongs to the library.

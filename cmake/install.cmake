@@ -8,15 +8,17 @@ set_target_properties(keyhole PROPERTIES INTERFACE_INCLUDE_DIRECTORIES
 add_library(keyhole::keyhole ALIAS keyhole)
 
 install(DIRECTORY ${public_include}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN mpi.h EXCLUDE)
+  FILES_MATCHING PATTERN "*.h" PATTERN mpi.h EXCLUDE PATTERN nccl.h EXCLUDE)
 install(TARGETS keyhole EXPORT keyhole-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET keyhole_mpi)
-  add_library(keyhole::keyhole_mpi ALIAS keyhole_mpi)
-  set_target_properties(keyhole_mpi PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${keyhole_ABI_VERSION}
-    INSTALL_RPATH "$ORIGIN")
-  install(FILES ${public_include}/keyhole/mpi.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/keyhole)
-  install(TARGETS keyhole_mpi EXPORT keyhole-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
+foreach(adapter mpi nccl)
+  if(TARGET keyhole_${adapter})
+    add_library(keyhole::keyhole_${adapter} ALIAS keyhole_${adapter})
+    set_target_properties(keyhole_${adapter} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${keyhole_ABI_VERSION}
+      INSTALL_RPATH "$ORIGIN")
+    install(FILES ${public_include}/keyhole/${adapter}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/keyhole)
+    install(TARGETS keyhole_${adapter} EXPORT keyhole-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  endif()
+endforeach()
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/keyhole)
 install(EXPORT keyhole-targets NAMESPACE keyhole:: DESTINATION ${package_dir})

@@ -68,6 +68,18 @@ keyhole_status keyhole_communicator_gather(keyhole_communicator* communicator, c
   });
 }
 
+keyhole_status keyhole_communicator_gather_on_stream(keyhole_communicator* communicator,
+                                                     const void* own, void* all, size_t bytes,
+                                                     void* stream) {
+  return guarded([&] {
+    require(communicator, "communicator");
+    require(own, "own");
+    require(all, "all");
+    if (bytes == 0) throw Error(Status::invalid_argument, "bytes is 0, allowed: at least 1");
+    communicator->communicator->gather_on_stream(own, all, bytes, stream);
+  });
+}
+
 keyhole_status keyhole_communicator_sum(keyhole_communicator* communicator, float* values,
                                         size_t count) {
   return guarded([&] {

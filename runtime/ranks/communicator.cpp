@@ -95,9 +95,29 @@ void Communicator::gather(const std::byte* own, std::byte* all, size_t bytes, Wa
       transport_.all_gather(transport_.context, own, all, bytes, timeout, text);
   if (status == KEYHOLE_OK) return;
   text[sizeof text - 1] = 0;
+  lose_transport(status, text);
+}
+
+void Communicator::lose_transport(keyhole_status status, const char* text) {
   const std::string why = std::string(text).empty() ? "the transport failed" : text;
   lose(status == KEYHOLE_TIMEOUT ? Status::timeout : Status::rank_failed,
        rank_text(rank()) + " of " + std::to_string(size()) + ": " + why);
+}
+
+void Communicator::gather_on_stream(const void* own, void* all, size_t bytes, void* stream) {
+  const Inside inside(in_use_);
+  if (is_lost()) throw_lost();
+  if (transport_.all_gather_on_stream == nullptr) {
+    throw Error(Status::unsupported,
+                "the transport has no all_gather_on_stream: gather host memory, or use one that "
+                "has it (keyhole/nccl.h)");
+  }
+  char text[KEYHOLE_TRANSPORT_TEXT] = {};
+  const keyhole_status status =
+      transport_.all_gather_on_stream(transport_.context, own, all, bytes, stream, text);
+  if (status == KEYHOLE_OK) return;
+  text[sizeof text - 1] = 0;
+  lose_transport(status, text);
 }
 
 void Communicator::check_calls(const Call& call, size_t bytes, size_t stride) {

@@ -60,6 +60,10 @@ class Communicator {
   /// Runs `part`, and then agree()s: throws on all ranks what it threw on one.
   void together(const Call& call, const std::function<void()>& part);
 
+  /// Device memory of every rank, enqueued on `stream`. Throws Error(unsupported) where the transport has no such function,
+  /// Error(timeout | rank_failed | busy) as exchange().
+  void gather_on_stream(const void* own, void* all, size_t bytes, void* stream);
+
   /// Adds up in the order of the ranks.
   void sum(std::span<float> values);
   void broadcast(std::span<std::byte> data, uint32_t root);
@@ -70,6 +74,7 @@ class Communicator {
  private:
   void gather(const std::byte* own, std::byte* all, size_t bytes, Wait wait);
   [[noreturn]] void lose(Status status, const std::string& text);
+  [[noreturn]] void lose_transport(keyhole_status status, const char* text);
   [[noreturn]] void throw_lost() const;
   void check_calls(const Call& call, size_t bytes, size_t stride);
   void throw_first_error(const Call& call, const std::exception_ptr& error, size_t stride);

@@ -1,10 +1,10 @@
 /* Several ranks: processes (or threads) that work on one sequence together, on one machine or many. See docs/parallel.md.
  *
  * Keyhole brings no transport of its own. A transport is a table with one function, all_gather, which MPI, NCCL, sockets or
- * threads of one process can fill; keyhole/mpi.h fills it with MPI. One function suffices: attention states are merged, and
- * sums are taken, by every rank from what it gathered, in the order of the ranks, so that all ranks have the same bits on
+ * threads of one process can fill; keyhole/mpi.h fills it with MPI, keyhole/nccl.h with NCCL. One function
+ * suffices: attention states are merged, and sums are taken, by every rank from what it gathered, in the order of the ranks, so that all ranks have the same bits on
  * any transport. A reduction inside the transport promises that nowhere. The library knows no transport by name and links
- * none: the adapter of MPI is a library of its own, so that a program without MPI carries nothing of it.
+ * none: the adapters of MPI and of NCCL are libraries of their own, so that a program without them carries nothing of them.
  *
  * CONTEXT PARALLEL  An engine whose config has a communicator makes sessions whose tokens are spread over the ranks, by blocks
  *                   of `context_block` tokens in turn. All ranks make the same calls in the same order with the same
@@ -64,6 +64,11 @@ typedef struct keyhole_transport {
                                uint32_t timeout_ms, char* text);
   /* Called once when the communicator and all that uses it are gone; NULL: nothing is to be done. */
   void (*release)(void* context);
+  /* NULL: the transport has none. As all_gather, with `own` `[bytes]` and `all` `[size, bytes]` in the memory of the rank's CUDA
+   * device, in the order of `stream`, a cudaStream_t of that device: it only enqueues, and both are in use until the stream has
+   * come by. Ranks enqueue in the same order. Returns KEYHOLE_OK, KEYHOLE_TIMEOUT or KEYHOLE_RANK_FAILED with `text`. */
+  keyhole_status (*all_gather_on_stream)(void* context, const void* own, void* all, size_t bytes,
+                                         void* stream, char* text);
 } keyhole_transport;
 
 /* Fills in struct_size; everything else becomes 0. */
@@ -104,6 +109,17 @@ KEYHOLE_API uint32_t keyhole_communicator_size(const keyhole_communicator* commu
  * also where ranks make different calls), OUT_OF_MEMORY, BUSY. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_communicator_gather(
     keyhole_communicator* communicator, const void* own, void* all, size_t bytes);
+/* The same of device memory, in the order of `stream`, where the transport has all_gather_on_stream: it enqueues, and the host waits
+ * for nobody. For states of each rank's own session that keyhole_merge_states_device then merges: see docs/parallel.md.
+ *   own     `[bytes]`, all `[size, bytes]`, in memory of the rank's CUDA device; they do not overlap, and stay until the stream has
+ *           come by. bytes is at least 1
+ *   stream  a cudaStream_t of that device; NULL: its default stream
+ * All ranks call it in the same order with the same bytes, between the same other calls; that is not checked, as no message of
+ * the library's goes with it. A rank that does not come is noticed by the next call that waits, such as keyhole_communicator_gather:
+ * until then the stream stands still. Errors: UNSUPPORTED: the transport has no such function; INVALID_ARGUMENT; TIMEOUT and
+ * RANK_FAILED of the transport, after which the communicator is lost; BUSY. */
+KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_communicator_gather_on_stream(
+    keyhole_communicator* communicator, const void* own, void* all, size_t bytes, void* stream);
 /* values[i] becomes its sum over all ranks, added in fp32 in the order of the ranks: the same bits everywhere. Collective. Errors
  * as of keyhole_communicator_gather; values are unspecified then. */
 KEYHOLE_API KEYHOLE_MUST_USE keyhole_status
