@@ -18,7 +18,7 @@ elseif(KEYHOLE_MPI)
   find_package(MPI REQUIRED COMPONENTS C)
 endif()
 
-# Optional: libkeyhole_nccl. Neither Debian nor the CUDA Toolkit has NCCL; packages of Python have libnccl.so.2 alone.
+# Optional: libkeyhole_nccl. The CUDA Toolkit has no NCCL; packages of Python have the header and libnccl.so.2, without a libnccl.so.
 set(KEYHOLE_NCCL AUTO CACHE STRING "Build libkeyhole_nccl: AUTO (with KEYHOLE_CUDA, where NCCL is found), ON or OFF")
 set_property(CACHE KEYHOLE_NCCL PROPERTY STRINGS AUTO ON OFF)
 set(KEYHOLE_NCCL_FOUND FALSE)
