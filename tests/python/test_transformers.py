@@ -486,3 +486,34 @@ def test_dropped_caches_leave_nothing():
         assert not any(session() is not None for session in sessions)
     finally:
         gc.enable()
+
+
+def test_a_cache_of_one_call_has_room_for_that_call(monkeypatch):
+    """On a GPU codes take memory for all tokens that a session may hold: for those of the call, not of the model's longest context."""
+    model = make("llama", max_position_embeddings=1 << 17)
+    ids = torch.randint(3, 97, (2, 30), device=DEVICE)
+
+    def rooms(call, **fields):
+        enabled = keyhole.transformers.enable(model, mode="exact", sink=4, window=16, **fields)
+        asked, session = [], enabled.session
+        monkeypatch.setattr(enabled, "session", lambda room=None: asked.append(room) or session(room))
+        out = call()
+        return asked, out
+
+    stop = transformers.StoppingCriteriaList([lambda ids, scores, **_: torch.ones(len(ids), dtype=torch.bool, device=ids.device)])
+    plain = {"do_sample": False, "pad_token_id": 0}
+    assert rooms(lambda: model.generate(ids[:1], max_new_tokens=3, **plain))[0] == [4096]
+    assert rooms(lambda: model.generate(ids, max_new_tokens=9000, stopping_criteria=stop, **plain))[0] == [30 + 9000 + 64] * 2
+    assert rooms(lambda: model.generate(inputs=ids[:1], max_new_tokens=200000, stopping_criteria=stop, **plain))[0] == [131072]
+    config = transformers.GenerationConfig(max_new_tokens=5000, **plain)
+    assert rooms(lambda: model.generate(ids[:1], generation_config=config, stopping_criteria=stop))[0] == [30 + 5000 + 64]
+    # What is given, and caches that the caller gets and may go on with, have the room of enable().
+    assert rooms(lambda: model.generate(ids[:1], max_new_tokens=3, **plain), max_tokens=1024)[0] == [None]
+    asked, out = rooms(lambda: model.generate(ids[:1], max_new_tokens=3, return_dict_in_generate=True, **plain))
+    assert asked == [None]
+    longer = torch.cat([out.sequences, torch.randint(3, 97, (1, 5000), device=DEVICE)], dim=1)
+    more = model.generate(longer, attention_mask=torch.ones_like(longer), past_key_values=out.past_key_values, max_new_tokens=2, **plain)
+    assert more.shape[1] > 5000
+    cache = keyhole.transformers.KeyholeCache(model, max_tokens=64)
+    with pytest.raises(keyhole.Error, match="max_tokens"):
+        model.generate(torch.randint(3, 97, (1, 80), device=DEVICE), past_key_values=cache, max_new_tokens=2, **plain)

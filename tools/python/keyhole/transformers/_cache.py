@@ -63,13 +63,15 @@ class KeyholeCache(Cache):
 
     Sequences of a batch may have any padding: masked tokens are not stored. Rows that are the same (return sequences, beams)
     share one session until they differ, and are forks of it from then on.
+
+    max_tokens: the longest context of a row; default: that of enable(). On a GPU codes take memory for so many tokens.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, max_tokens: Optional[int] = None) -> None:
         enabled = getattr(model, "_keyhole", None)
         if enabled is None:
             raise InvalidArgument(f"{type(model).__name__} is not enabled: call keyhole.transformers.enable(model) first")
-        self._begin(enabled)
+        self._begin(enabled, max_tokens)
 
     @classmethod
     def from_cache(cls, model: Any, cache: Any) -> "KeyholeCache":
@@ -77,7 +79,7 @@ class KeyholeCache(Cache):
         its tokens are attended. Unsupported where layers with a window have dropped tokens."""
         made = cls(model)
         keys = cache.layers[0].keys
-        made.rows = [made.enabled.session() for _ in range(keys.shape[0])]
+        made.rows = [made._session() for _ in range(keys.shape[0])]
         columns = cache.get_seq_length()
         for number, layer in enumerate(cache.layers):
             if layer.keys.shape[-2] != columns:
@@ -89,9 +91,10 @@ class KeyholeCache(Cache):
         made._unbuilt = True
         return made
 
-    def _begin(self, enabled: Any) -> None:
+    def _begin(self, enabled: Any, max_tokens: Optional[int] = None) -> None:
         super().__init__(layers=[KeyholeLayer(window) for window in enabled.windows])
         self.enabled = enabled
+        self._max_tokens = max_tokens
         # Of each row its session; rows that are alike have one session together.
         self.rows: list[Session] = []
         # [B, columns] of bool in host memory, false where a token was masked; None: none was.
@@ -245,7 +248,7 @@ class KeyholeCache(Cache):
         new = ids if ids is not None else embeds
         batch, n = new.shape[:2]
         if not self.rows:
-            first = self.enabled.session()
+            first = self._session()
             self.rows = [first] * batch
         elif len(self.rows) != batch:
             raise InvalidArgument(f"a batch of {batch} rows; the cache has {len(self.rows)}")
@@ -300,7 +303,7 @@ class KeyholeCache(Cache):
             else:
                 # The first keeps the session: copies are made of it before it takes anything in.
                 empty = self.get_seq_length() == 0
-                mine = session if not alike else self.enabled.session() if empty else session.fork()
+                mine = session if not alike else self._session() if empty else session.fork()
                 alike.append((row, mine))
                 self.rows[row] = mine
 
@@ -313,6 +316,9 @@ class KeyholeCache(Cache):
             for layer in self.layers:
                 layer.columns = forward.before + forward.n
             self.crop(-forward.n)
+
+    def _session(self) -> Session:
+        return self.enabled.session(self._max_tokens)
 
     def _build(self) -> None:
         self._unbuilt = False

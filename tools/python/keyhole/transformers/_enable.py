@@ -23,6 +23,8 @@ from ._prompt import masked_attention, prompt_attention
 from ._shapes import attentions, engine_config, window_of
 
 NAME = "keyhole"
+ROOM = 4096  # tokens of the smallest session
+DRAFTS = 64  # that assisted generation may have beyond the last token
 _log = logging.getLogger("keyhole")
 
 
@@ -45,8 +47,10 @@ class Enabled:
             session.set_extend_pattern(self.pattern, CHUNK)
         return session
 
-    def session(self) -> Session:
-        return self.prepare(self.engine.session(self.config))
+    def session(self, max_tokens: Optional[int] = None) -> Session:
+        """max_tokens: None: those of the config."""
+        config = self.config if max_tokens is None else dataclasses.replace(self.config, max_tokens=max_tokens)
+        return self.prepare(self.engine.session(config))
 
     def build(self, session: Session) -> None:
         if not self.exact:
@@ -63,9 +67,9 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
 
     index: what the keys lie behind; help: keyhole.index_help(). mode: "indexed", or "exact": everything, the truth to compare
     with. threads: of the engine; default: those of PyTorch (torch.get_num_threads()), with which it takes turns. max_tokens: the
-    longest context of a sequence; default: the model's, at least 131072. Of host memory only addresses are reserved; codes on
-    a GPU take its memory for so many tokens: give what you need there. window_slack: tokens
-    that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
+    longest context of a sequence; default: the model's, at least 131072, and what the call needs in a generate() that makes a cache
+    and does not return it. Of host memory only addresses are reserved; codes on a GPU take its memory for so many
+    tokens: for caches of your own, give what you need there or to KeyholeCache(). window_slack: tokens that sliding layers keep behind their window, so that as many drafts can be taken back. prefill: the pattern by which chunks
     of 128 tokens and more that follow others attend (keyhole.prompt_help()); None: as steps do. progress: of builds, as in
     Session.build(). budget: fields of keyhole.Budget (top_k=, tail=, error_target=, ...) and of keyhole.SessionConfig (sink=,
     window=, budgets=, audit_share=, kv_host=, ...).
@@ -93,6 +97,7 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     if on_cuda:
         config.device_ordinal = model.device.index or 0
     config.threads = threads or (None if on_cuda else torch.get_num_threads())
+    given = max_tokens is not None
     if max_tokens is None:
         max_tokens = max(131072, int(getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", 0)))
     if not on_cuda and torch.get_num_threads() > 1 and os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive":
@@ -101,7 +106,8 @@ def enable(model: Any, index: str = "auto", *, mode: Union[Mode, str] = "indexed
     enabled = Enabled(model, Engine(config), SessionConfig(index=index, mode=mode, max_tokens=max_tokens,
                                                            budget=Budget(**budget) if budget else None, **session_fields),
                       prefill, progress)  # fmt: skip
-    enabled.session().close()  # a wrong index or budget is told here
+    enabled.rooms_by_call = not given
+    enabled.session(max_tokens if given else ROOM).close()  # a wrong index or budget is told here
     enabled.before = model.config._attn_implementation
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
@@ -142,8 +148,24 @@ def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("output_attentions", getattr(generation, "output_attentions", False)):
         raise Unsupported("output_attentions is not supported: attention weights are never all there")
     if kwargs.get("past_key_values") is None and use_cache is not False:
-        kwargs["past_key_values"] = KeyholeCache(self)
+        kwargs["past_key_values"] = KeyholeCache(self, _room(self, generation, args, kwargs))
     return type(self).generate(self, *args, **kwargs)
+
+
+def _room(model: Any, generation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[int]:
+    """Tokens that the cache of one generate() holds at most. None, for those of enable(): they were given there, the caller gets the
+    cache and may go on with it, or the length is not known."""
+    configs = [kwargs, vars(generation), vars(model.generation_config)]
+
+    def known(*names: str) -> list[Any]:
+        return [config[name] for config in configs for name in names if config.get(name) is not None]
+
+    inputs = [kwargs[name] for name in ("inputs", "input_ids", "inputs_embeds") if kwargs.get(name) is not None] + list(args[:1])
+    new = known("max_new_tokens", "max_length")  # a max_length counts the prompt, or not, by where it stands: this is enough
+    if not model._keyhole.rooms_by_call or any(known("return_dict_in_generate")) or not inputs or inputs[0] is None or not new:
+        return None
+    needed = max(one.shape[1] for one in inputs) + max(new) + DRAFTS
+    return min(max(needed, ROOM), model._keyhole.config.max_tokens)
 
 
 def _before_forward(enabled: Enabled, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
