@@ -298,6 +298,9 @@ TEST(BenchStep, RefusesWhatCannotBe) {
   expect_refused(synthetic({"--index", "flat", "--compare", "nothing"}), "nothing");
   expect_refused(synthetic({"--index", "flat", "--busy", "many"}), "--busy");
   expect_refused(synthetic({"--index", "flat", "--device-cap", "much"}), "much");
+  expect_refused(synthetic({"--index", "flat", "--svg", "-"}), "--svg needs a file");
+  expect_refused(synthetic({"--index", "flat", "--svg", "s.svg", "--audit-steps", "0"}),
+                 "--audit-steps 0");
 }
 
 }  // namespace

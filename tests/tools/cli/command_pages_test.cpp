@@ -41,6 +41,7 @@ TEST(CommandPages, BenchStepShowsItsTimesAndStages) {
   const TemporaryFolder folder;
   const std::string out = folder / "step.json";
   const std::string page = folder / "step.html";
+  const std::string picture = folder / "step.svg";
   const Outcome outcome = run_keyhole({"bench-step", "--synthetic",
                                        "--layers",   "2",
                                        "--q-heads",  "4",
@@ -57,7 +58,8 @@ TEST(CommandPages, BenchStepShowsItsTimesAndStages) {
                                        "--tail",     "second",
                                        "--compare",  "full",
                                        "--json",     out,
-                                       "--html",     page});
+                                       "--html",     page,
+                                       "--svg",      picture});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json document = json::parse(read_file(out));
   const std::string html = read_file(page);
@@ -131,6 +133,14 @@ TEST(CommandPages, BenchStepShowsItsTimesAndStages) {
   ASSERT_EQ(points.size(), 9U);  // the one that is no comparison
   EXPECT_EQ(points[0].x, document["results"][0]["layer_us"]["p50"].get<double>());
   EXPECT_EQ(points[0].y, document["results"][0]["audit"]["error"]["median"].get<double>());
+  const std::string svg = read_file(picture);
+  EXPECT_EQ(svg.rfind("<svg ", 0), 0U);
+  const std::vector<DrawnPoint> pictured = drawn_points(svg);
+  ASSERT_EQ(pictured.size(), 2U);
+  EXPECT_EQ(pictured[0].x, points[0].x);
+  EXPECT_EQ(pictured[0].y, points[0].y);
+  const json& s = document["results"][0]["statistics"];
+  EXPECT_EQ(pictured[1].x, s["index_bytes"].get<double>() + s["tail_bytes"].get<double>());
 }
 
 TEST(CommandPages, CalibrateMapsEveryHead) {

@@ -83,7 +83,12 @@ std::string heading(const StepPlan& plan, const HeadSource& source, const StepBe
 
 void run(const BenchStepOptions& options) {
   if (options.html == "-") throw UsageError("--html needs a file");
-  for (const std::string& path : {options.json, options.html}) {
+  if (options.svg == "-") throw UsageError("--svg needs a file");
+  if (!options.svg.empty() && options.audit_steps == 0) {
+    throw UsageError("--svg draws errors, which --audit-steps 0 does not measure; allowed: 1 to " +
+                     std::to_string(options.warmup + options.steps));
+  }
+  for (const std::string& path : {options.json, options.svg, options.html}) {
     if (!path.empty()) check_writable(path);
   }
   const StepPlan wanted = make_step_plan(options);
@@ -118,7 +123,7 @@ void run(const BenchStepOptions& options) {
   StepBench bench(*source, wanted, listener);
   const StepPlan& plan = bench.plan();
   const Machine machine = describe_machine(bench.cpu_level());
-  if (!options.json.empty() || !options.html.empty()) {
+  if (!options.json.empty() || !options.svg.empty() || !options.html.empty()) {
     save = [&] {
       ordered_json rows = ordered_json::array();
       for (const StepResult& result : results) rows.push_back(to_json(result));
@@ -132,6 +137,8 @@ void run(const BenchStepOptions& options) {
                                      {"results", rows},
                                      {"warnings", warnings}};
       if (!options.html.empty()) write_text(options.html, bench_step_page(document));
+      const std::string svg = options.svg.empty() ? "" : bench_step_svg(document);
+      if (!svg.empty()) write_text(options.svg, svg);
       if (!options.json.empty()) write_json(options.json, document);
     };
   }

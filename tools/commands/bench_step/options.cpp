@@ -203,6 +203,10 @@ void add_results(CLI::App& command, BenchStepOptions& options) {
       ->capture_default_str();
   command.add_option("--json", options.json, "Write the results here (- for standard output)")
       ->type_name("FILE");
+  command
+      .add_option("--svg", options.svg,
+                  "Draw output error against the time of a layer and against memory here")
+      ->type_name("FILE");
   add_html_option(command, "times by stage, curves", options.html);
 }
 

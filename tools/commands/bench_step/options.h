@@ -34,7 +34,7 @@ struct BenchStepOptions {
   std::string device_cap, host_cap, pinned_cap;
   std::vector<std::string> compare;
   uint64_t seed = 1;
-  std::string json, html;
+  std::string json, svg, html;
 };
 
 void add_bench_step_options(CLI::App& command, BenchStepOptions& options);

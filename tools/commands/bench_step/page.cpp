@@ -47,8 +47,10 @@ std::string budget_text(const ordered_json& row) {
   return text;
 }
 
+/// The quantities of its curves.
+enum Quantity : size_t { kLayer, kRead, kMemory, kError, kRecall, kMass };
+
 Curves curves_of(const ordered_json& rows) {
-  enum : size_t { kLayer, kRead, kMemory, kError, kRecall, kMass };
   Curves out;
   out.quantities = {
       {"layer_us.p50", "time of a layer, median us", Scale::log},
@@ -190,6 +192,21 @@ std::string bench_step_page(const ordered_json& document) {
   if (!phases.rows.empty()) page.add(phases);
   put_page_command(page, document);
   return page.html(document);
+}
+
+std::string bench_step_svg(const ordered_json& document) {
+  const ordered_json& options = document["options"];
+  Curves curves = curves_of(document["results"]);
+  if (curves.points.empty()) return "";
+  curves.panels = {{kLayer, kError}, {kMemory, kError}};
+  const std::string device = document["floors"]["device"];
+  return curves_svg(curves,
+                    format_count(options["context"]) + " tokens, " + options["q_heads"].dump() +
+                        " query and " + options["kv_heads"].dump() + " KV heads of " +
+                        options["head_dim"].dump() + ", " + options["layers"].dump() + " layers; " +
+                        (device.empty() ? "" : device + ", ") +
+                        document["machine"]["cpu"].get<std::string>(),
+                    2);
 }
 
 }  // namespace keyhole::tools

@@ -1,4 +1,4 @@
-// bench-step's results as a page, made of the JSON result alone.
+// bench-step's results as a page and as a picture, made of the JSON result alone.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -7,5 +7,7 @@
 namespace keyhole::tools {
 
 [[nodiscard]] std::string bench_step_page(const nlohmann::ordered_json& document);
+/// Output error against the time of a layer and against memory; "" while nothing was audited.
+[[nodiscard]] std::string bench_step_svg(const nlohmann::ordered_json& document);
 
 }  // namespace keyhole::tools
