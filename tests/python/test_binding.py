@@ -247,6 +247,7 @@ def test_interrupts_end_a_build(engine):
     """Ctrl-C while the library builds, in a process of its own."""
     script = (
         "import keyhole, numpy, os, signal, threading\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell starts background jobs with SIGINT ignored
         "engine = keyhole.Engine(layers=1, q_heads=2, kv_heads=1, head_dim=64, threads=1)\n"
         "session = engine.session(index='roargraph', max_tokens=1 << 16)\n"
         "keys = numpy.random.default_rng(1).standard_normal((60000, 1, 64)).astype('f4')\n"
