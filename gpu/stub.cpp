@@ -8,6 +8,7 @@
 #include "gpu/listed.h"
 #include "gpu/neighbours.h"
 #include "gpu/prompt.h"
+#include "gpu/rank_states.h"
 #include "gpu/states.h"
 #include "gpu/windows.h"
 
@@ -66,6 +67,10 @@ std::unique_ptr<NeighbourSearch> make_cuda_neighbours(const NeighbourConfig&) {
 
 std::unique_ptr<KMeans> make_cuda_kmeans(const KMeansConfig&) {
   throw Error(Status::unsupported, "k-means on a CUDA device: this build has no CUDA in it");
+}
+
+std::unique_ptr<RankStates> make_cuda_rank_states(int, const RankStatesShape&) {
+  throw Error(Status::unsupported, "states in device memory: this build has no CUDA in it");
 }
 
 void merge_states(const StateMerge&, Stream) {

@@ -136,10 +136,7 @@ keyhole_status keyhole_extend(keyhole_session* session, uint32_t layer, const ke
         check_extend_tensors(s.engine(), takes_device(*session), layer, q, k, v, out, lse);
     a.mask = mask;
     tell_dtype(*session, a.k);
-    if (session->spread != nullptr) {
-      make_ready(s, Needs::no_step);
-      return session->spread->extend(layer, a);
-    }
+    if (session->spread != nullptr) return session->spread->extend(layer, a);
     if (is_on_device(a)) return s.extend_on_device(layer, a);
     make_ready(s, Needs::no_step);
     s.extend(layer, a);
@@ -167,7 +164,11 @@ keyhole_status keyhole_session_extend_blocks(const keyhole_session* session, uin
 
 keyhole_status keyhole_session_accept(keyhole_session* session, uint32_t m, const uint32_t* path) {
   return with_session(session, Needs::stream, [&](Session& s) {
-    if (session->spread != nullptr) return session->spread->accept(m, path);
+    if (session->spread != nullptr) {
+      session->spread->wait_for_stream();
+      make_ready(s, Needs::no_step, true);
+      return session->spread->accept(m, path);
+    }
     s.accept(m, path);
   });
 }

@@ -120,6 +120,10 @@ void keyhole_session_destroy(keyhole_session* session) {
   if (session == nullptr) return;
   // A step that was begun still has tasks in the pool which read the session.
   if (session->session->in_step()) session->session->abandon_step();
+  // Gathers on the stream end with the other ranks, or are given up: what is destroyed waits for the stream.
+  if (session->spread != nullptr) {
+    (void)guarded([&] { session->spread->wait_for_stream(); });
+  }
   delete session;
 }
 
@@ -210,6 +214,9 @@ keyhole_status keyhole_attend(keyhole_session* session, uint32_t layer, const ke
     const StepTensors t = check_step(*session, layer, q, k, v);
     const RowsOut rows = check_step_out(s, layer, out, t.on_device);
     if (t.appends) tell_dtype(*session, t.k);
+    if (t.on_device && session->spread != nullptr) {
+      return session->spread->enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
+    }
     if (t.on_device) {
       return s.enqueue(layer, t.q, t.keys(), t.values(), &rows, lse);
     }
@@ -226,6 +233,9 @@ keyhole_status keyhole_attend_begin(keyhole_session* session, uint32_t layer,
     const StepTensors t = check_step(*session, layer, q, k, v);
     if (t.appends) tell_dtype(*session, t.k);
     if (!t.on_device) return begin_on_host(*session, layer, t);
+    if (session->spread != nullptr) {
+      return session->spread->enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
+    }
     s.enqueue(layer, t.q, t.keys(), t.values(), nullptr, nullptr);
   });
 }
@@ -234,7 +244,9 @@ keyhole_status keyhole_attend_end(keyhole_session* session, const keyhole_tensor
   return with_session(session, Needs::end, [&](Session& s) {
     SpreadSession* const spread = session->spread.get();
     if (spread != nullptr && spread->in_step()) {
-      return spread->attend_end(check_step_out(s, spread->step_layer(), out, false), lse);
+      const bool on_device = spread->step_is_on_device();
+      const RowsOut rows = check_step_out(s, spread->step_layer(), out, on_device);
+      return on_device ? spread->enqueue_end(rows, lse) : spread->attend_end(rows, lse);
     }
     if (!s.in_step() && !s.in_stream_step()) {
       throw Error(Status::invalid_argument,
@@ -295,17 +307,23 @@ keyhole_status keyhole_search_tokens(keyhole_session* session, uint32_t layer,
 
 keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream) {
   return with_session(session, Needs::no_step, [&](Session& s) {
-    refuse_spread(*session, "keyhole_session_set_stream");
     s.set_stream(stream);
+    if (session->spread != nullptr) session->spread->set_stream(stream);
   });
 }
 
 keyhole_status keyhole_session_announce(keyhole_session* session) {
-  return with_session(session, Needs::stream, [](Session& s) { s.announce(); });
+  return with_session(session, Needs::stream, [&](Session& s) {
+    refuse_spread(*session, "keyhole_session_announce");
+    s.announce();
+  });
 }
 
 keyhole_status keyhole_session_synchronize(keyhole_session* session) {
-  return with_session(session, Needs::stream, [](Session& s) { s.synchronize(); });
+  return with_session(session, Needs::stream, [&](Session& s) {
+    if (session->spread != nullptr) return session->spread->synchronize();
+    s.synchronize();
+  });
 }
 
 keyhole_status keyhole_truncate(keyhole_session* session, uint32_t n_tokens) {
@@ -319,8 +337,9 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
   return with_session(session, Needs::copy, [&](Session& s) {
     require(out, "out");
     *out = nullptr;
+    SpreadSession* const spread = session->spread.get();
+    if (spread != nullptr) spread->settle();
     s.finish_audits();
-    const SpreadSession* const spread = session->spread.get();
     *out = spread == nullptr
                ? new keyhole_session(fork_session(s))
                : new keyhole_session(
@@ -332,6 +351,7 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
 keyhole_status keyhole_save(keyhole_session* session, const char* path) {
   return with_session(session, Needs::copy, [&](Session& s) {
     require(path, "path");
+    if (session->spread != nullptr) session->spread->settle();
     s.finish_audits();
     if (session->spread != nullptr) return save_spread(s, *session->spread, path);
     save_session(s, path);

@@ -27,15 +27,16 @@ inline void refuse_spread(const keyhole_session& handle, const char* what) {
 
 /// Whether tensors may lie in device memory.
 inline bool takes_device(const keyhole_session& handle) {
-  return handle.spread == nullptr && handle.session->engine().has_streams();
+  return handle.session->engine().has_streams();
 }
 
 [[noreturn]] inline void throw_in_step() {
   throw Error(Status::busy, "a step is under way: keyhole_attend_begin without keyhole_attend_end");
 }
 
-/// Waits until a session that is locked is as a call needs it; throws Error where it cannot be.
-inline void make_ready(Session& s, Needs needs) {
+/// Waits until a session that is locked is as a call needs it; throws Error where it cannot be. is_spread: the failure of this
+/// rank's steps is told by a collective call, to all ranks alike.
+inline void make_ready(Session& s, Needs needs, bool is_spread = false) {
   const bool between_steps = needs != Needs::nothing && needs != Needs::end;
   if (between_steps && (s.in_step() || s.in_stream_step())) {
     throw_in_step();
@@ -46,7 +47,7 @@ inline void make_ready(Session& s, Needs needs) {
     s.check_not_capturing();
     s.wait_idle();
   }
-  if (needs == Needs::no_step) s.check_failure();
+  if (needs == Needs::no_step && !is_spread) s.check_failure();
 }
 
 /// Runs `body(Session&)` with the session locked, when it is as the call needs it.
@@ -60,7 +61,11 @@ keyhole_status with_session(const keyhole_session* handle, Needs needs, F&& body
         needs != Needs::end) {
       throw_in_step();
     }
-    make_ready(s, needs);
+    // Steps of a spread session end with those of the other ranks, if these come.
+    if (handle->spread != nullptr && needs != Needs::stream && needs != Needs::end) {
+      handle->spread->wait_for_stream();
+    }
+    make_ready(s, needs, handle->spread != nullptr);
     try {
       body(s);
     } catch (const Error& e) {

@@ -64,7 +64,10 @@ StreamDevice cuda_device(uint32_t ordinal, keyhole_signal signal, uint32_t timeo
         return gpu::make_cuda_prompt(static_cast<int>(ordinal), shape);
       },
       gpu::make_cuda_windows,
-      gpu::make_cuda_listed};
+      gpu::make_cuda_listed,
+      [ordinal](const gpu::RankStatesShape& shape) {
+        return gpu::make_cuda_rank_states(static_cast<int>(ordinal), shape);
+      }};
 }
 
 }  // namespace

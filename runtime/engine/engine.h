@@ -14,6 +14,7 @@
 #include "gpu/device.h"
 #include "gpu/listed.h"
 #include "gpu/prompt.h"
+#include "gpu/rank_states.h"
 #include "gpu/windows.h"
 #include "index/accelerator.h"
 #include "index/index.h"
@@ -50,6 +51,8 @@ struct StreamDevice {
       make_windows = nullptr;  ///< null: sliding layers stay in host memory
   std::function<std::unique_ptr<gpu::ListedAttention>(gpu::Resident&, const gpu::BlockedShape&)>
       make_listed = nullptr;  ///< null: patterns of extends are dense
+  std::function<std::unique_ptr<gpu::RankStates>(const gpu::RankStatesShape&)> make_rank_states =
+      nullptr;  ///< null: spread sessions take host tensors alone
 };
 
 class Engine {

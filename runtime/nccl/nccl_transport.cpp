@@ -285,6 +285,8 @@ keyhole_status all_gather_on_stream(void* context, const void* own, void* all, s
       own, all, bytes, static_cast<cudaStream_t>(stream), text);
 }
 
+void abort_all(void* context) { static_cast<NcclTransport*>(context)->abort(); }
+
 void release(void* context) { delete static_cast<NcclTransport*>(context); }
 
 /// The error becomes the thread's, with its text, by way of a transport that fails.
@@ -342,6 +344,7 @@ extern "C" keyhole_status keyhole_communicator_from_nccl(const void* comm,
   table.all_gather = all_gather;
   table.all_gather_on_stream = all_gather_on_stream;
   table.release = release;
+  table.abort = abort_all;
   table.context = t.release();
   return keyhole_communicator_create(&table, config, out);
 }

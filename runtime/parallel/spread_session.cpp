@@ -97,7 +97,7 @@ Communicator::Call SpreadSession::call(const char* what, uint32_t layer, Wait wa
 
 // ---- Tokens come and go --------------------------------------------------------------------------
 
-void SpreadSession::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+void SpreadSession::check_room(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
   if (k.tokens != v.tokens) {
     refuse("tensor v has " + std::to_string(v.tokens) + " tokens, needed: as many as k, " +
            std::to_string(k.tokens));
@@ -108,16 +108,38 @@ void SpreadSession::check_append(uint32_t layer, const RowsIn& k, const RowsIn& 
            " tokens of the text; " + std::to_string(k.tokens) + " more would pass max_tokens, " +
            std::to_string(most));
   }
+}
+
+void SpreadSession::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const {
+  check_room(layer, k, v);
   const Engine& engine = own_->engine();
-  check_finite(engine.kernels(), k, "k", 0, k.tokens, engine.model().kv_dtype);
-  check_finite(engine.kernels(), v, "v", 0, v.tokens, engine.model().kv_dtype);
+  const DType stored = engine.model().kv_dtype;
+  // What lies on the device is looked at by the rank that takes it.
+  if (!k.on_device) check_finite(engine.kernels(), k, "k", 0, k.tokens, stored);
+  if (!v.on_device) check_finite(engine.kernels(), v, "v", 0, v.tokens, stored);
+}
+
+void SpreadSession::check_not_empty(uint32_t layer) const {
+  if (tokens_[layer] != 0) return;
+  refuse("layer " + std::to_string(layer) +
+         " holds no token to attend to: append one with k and v");
 }
 
 void SpreadSession::take_back() noexcept {
   try {
+    own_->wait_idle();
     own_->truncate_layers(shares(own_->engine(), tokens_));
   } catch (
       ...) {  // NOLINT: another error is on its way; a sliding layer that cannot is noticed by the next call
+  }
+}
+
+void SpreadSession::prefill_rows(uint32_t layer, const RowsIn& k, const RowsIn& v,
+                                 const RowsIn* q) {
+  if (k.on_device || v.on_device || (q != nullptr && q->on_device)) {
+    own_->prefill_from_device(layer, k, v, q);
+  } else {
+    own_->prefill(layer, k, v, q);
   }
 }
 
@@ -127,13 +149,14 @@ void SpreadSession::append_own(uint32_t layer, const RowsIn& k, const RowsIn& v,
     if (is_own(tokens_[layer] + t)) {
       RowsIn queries;
       if (q != nullptr) queries = slice(*q, t, n);
-      own_->prefill(layer, slice(k, t, n), slice(v, t, n), q == nullptr ? nullptr : &queries);
+      prefill_rows(layer, slice(k, t, n), slice(v, t, n), q == nullptr ? nullptr : &queries);
     }
     t += n;
   }
 }
 
 void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q) {
+  settle();
   check_append(layer, k, v);
   if (q != nullptr && q->tokens != k.tokens) {
     refuse("tensor q has " + std::to_string(q->tokens) + " tokens, needed: as many as k, " +
@@ -141,7 +164,7 @@ void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
   }
   try {
     ranks_->together(call("prefill", layer, Wait::work), [&] {
-      if (slides(layer)) return own_->prefill(layer, k, v, q);
+      if (slides(layer)) return prefill_rows(layer, k, v, q);
       append_own(layer, k, v, q);
     });
   } catch (...) {
@@ -153,6 +176,7 @@ void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
 }
 
 void SpreadSession::truncate(uint32_t n) {
+  own_->check_failure();
   std::vector<uint32_t> left = tokens_;
   for (uint32_t& tokens : left) tokens = std::min(tokens, n);
   own_->truncate_layers(shares(own_->engine(), left));
@@ -164,6 +188,7 @@ void SpreadSession::truncate(uint32_t n) {
 }
 
 void SpreadSession::accept(uint32_t m, const uint32_t* path) {
+  own_->check_failure();
   Extended agreed;
   for (uint32_t layer = 0; layer < tokens_.size(); ++layer) {
     const Extended& e = extended_[layer];
@@ -201,10 +226,12 @@ void SpreadSession::accept(uint32_t m, const uint32_t* path) {
 // ---- Indexes -------------------------------------------------------------------------------------
 
 void SpreadSession::build(const BuildProgress& progress) {
+  settle();
   ranks_->together({"build", 0, Wait::work}, [&] { own_->build(progress); });
 }
 
 void SpreadSession::set_index(const std::string& spec) {
+  settle();
   ranks_->together({"set_index", 0, Wait::work}, [&] {
     const std::string before = own_->params().index;
     own_->set_index(spec);
@@ -259,19 +286,17 @@ void SpreadSession::merge(const Communicator::Call& call, uint32_t layer, uint32
 
 void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k,
                                  const RowsIn* v) {
+  settle();
   if (k != nullptr) check_append(layer, *k, *v);
-  if (k == nullptr && tokens_[layer] == 0) {
-    refuse("layer " + std::to_string(layer) +
-           " holds no token to attend to: append one with k and v");
-  }
+  if (k == nullptr) check_not_empty(layer);
   check_finite(own_->engine().kernels(), q, "q", 0, 1, DType::f32);
   if (slides(layer)) {
     own_->attend_begin(layer, q, k, v);
-    step_ = {true, layer, k != nullptr, true, nullptr};
+    step_ = {true, layer, k != nullptr, true, nullptr, false};
     return;
   }
   // From here on the others wait for this rank, whatever happens on it.
-  step_ = {true, layer, k != nullptr, false, nullptr};
+  step_ = {true, layer, k != nullptr, false, nullptr, false};
   const bool appends = k != nullptr && is_own(tokens_[layer]);
   if (!appends && own_->tokens(layer) == 0) return;
   try {
@@ -335,6 +360,7 @@ void SpreadSession::extend_in_block(uint32_t layer, const ExtendArgs& args) {
 }
 
 void SpreadSession::extend(uint32_t layer, const ExtendArgs& args) {
+  settle();
   if (args.k.tokens == 0) refuse("tensor k has 0 tokens, allowed: at least 1");
   if (args.q.tokens != args.k.tokens) {
     refuse("tensor q has " + std::to_string(args.q.tokens) + " tokens, needed: as many as k, " +
@@ -343,6 +369,12 @@ void SpreadSession::extend(uint32_t layer, const ExtendArgs& args) {
   if (args.mask != nullptr) {
     throw Error(Status::unsupported, "a mask over several ranks, allowed: NULL, causal");
   }
+  if (!args.q.on_device) return extend_rows(layer, args);
+  check_room(layer, args.k, args.v);
+  extend_from_device(layer, args);
+}
+
+void SpreadSession::extend_rows(uint32_t layer, const ExtendArgs& args) {
   check_append(layer, args.k, args.v);
   check_finite(own_->engine().kernels(), args.q, "q", 0, args.q.tokens, DType::f32);
   const uint32_t before = tokens_[layer], n = args.k.tokens;

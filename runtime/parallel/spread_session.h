@@ -12,10 +12,12 @@
 #include <string>
 #include <vector>
 
+#include "gpu/rank_states.h"
 #include "runtime/engine/engine.h"
 #include "runtime/ranks/blocks.h"
 #include "runtime/ranks/communicator.h"
 #include "runtime/session/session.h"
+#include "runtime/stream/device_rows.h"
 
 namespace keyhole::runtime {
 
@@ -29,7 +31,8 @@ class SpreadSession {
   [[nodiscard]] static std::unique_ptr<Session> make_own(
       Communicator& ranks, const std::function<std::unique_ptr<Session>()>& make);
 
-  // As those of Session, with tensors in host memory; collective, but for truncate() and accept().
+  // As those of Session, collective but for truncate() and accept(). Tensors of prefill() and extend() lie in either memory, those of
+  // attend_begin() and attend_end() in host memory.
   void prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   void build(const BuildProgress& progress);
   void attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v);
@@ -39,6 +42,22 @@ class SpreadSession {
   void truncate(uint32_t n);
   void set_index(const std::string& spec);
 
+  // Steps with tensors in device memory, spread_steps.cpp: on the session's stream this rank's step, the gather of all ranks'
+  // states and their merge. The first waits for all ranks, the others for none. Where this rank's part fails, all ranks'
+  // answers are NaN from then on, and the next call that waits for all of them throws the error on all.
+  /// A whole step, or with out null its first half.
+  void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+               const RowsOut* out, float* lse);
+  void enqueue_end(const RowsOut& out, float* lse);
+  void set_stream(gpu::Stream stream) { stream_ = stream; }
+  /// Collective: all steps that were enqueued are done on all ranks, or it throws the first error.
+  void synchronize();
+  /// Collective. Before other calls: the same, where any was enqueued since; throws what has ended the session's steps.
+  void settle();
+  /// Returns when the stream has done what was enqueued. Throws Error(timeout) where ranks have not come in time: then they are
+  /// lost, and nothing is left on the stream that waits for them.
+  void wait_for_stream();
+
   /// Of the whole text.
   [[nodiscard]] uint32_t tokens(uint32_t layer) const { return tokens_[layer]; }
   [[nodiscard]] const std::vector<uint32_t>& all_tokens() const { return tokens_; }
@@ -47,6 +66,7 @@ class SpreadSession {
   /// Between attend_begin() and attend_end().
   [[nodiscard]] bool in_step() const { return step_.under_way; }
   [[nodiscard]] uint32_t step_layer() const { return step_.layer; }
+  [[nodiscard]] bool step_is_on_device() const { return step_.on_device; }
 
   /// What this rank holds of the first tokens[layer] tokens of each layer.
   [[nodiscard]] static std::vector<uint32_t> shares(const Engine& engine,
@@ -61,6 +81,7 @@ class SpreadSession {
     bool appends = false;  ///< on the rank that the token is of
     bool asks = false;     ///< the session has a step under way, or would have
     std::exception_ptr error;
+    bool on_device = false;
   };
   struct Extended {
     uint32_t before = 0, tokens = 0;  ///< 0: none
@@ -70,15 +91,33 @@ class SpreadSession {
   /// Names the call's layer and how many tokens this rank believes it to hold.
   [[nodiscard]] Communicator::Call call(const char* what, uint32_t layer, Wait wait) const;
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  /// The same but for their values.
+  void check_room(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
+  void check_not_empty(uint32_t layer) const;
   /// The own session gives back what it has beyond its share of tokens_.
   void take_back() noexcept;
+  void prefill_rows(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   void append_own(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
+  /// Of tensors in host memory.
+  void extend_rows(uint32_t layer, const ExtendArgs& args);
+  void extend_from_device(uint32_t layer, const ExtendArgs& args);
   void extend_in_block(uint32_t layer, const ExtendArgs& args);
   /// Merges the ranks' states of n tokens, that of this rank in states_, and writes the result.
   void merge(const Communicator::Call& call, uint32_t layer, uint32_t n,
              const std::exception_ptr& error, const RowsOut& out, float* lse);
   [[nodiscard]] RowsOut own_rows(uint32_t layer, uint32_t n);
   [[nodiscard]] float* own_lse(uint32_t layer, uint32_t n);
+
+  // spread_steps.cpp
+  /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together.
+  void open_device(uint32_t layer, const RowsOut* out);
+  /// Ends the step under way. is_half: its first half was enqueued before.
+  void finish_step(bool is_half, const RowsOut& out, float* lse);
+  /// Gathers and merges on the stream; own state is NaN where this rank's step has failed.
+  void merge_on_stream(uint32_t layer, bool failed, const RowsOut& out, float* lse);
+  /// The same by way of host memory, for transports that gather nothing else; throws the errors of all ranks.
+  void merge_by_host(const Step& step, const RowsOut& out, float* lse);
+  [[nodiscard]] DeviceRowsReader& device_rows();
 
   Session* own_;
   Communicator* ranks_;
@@ -87,6 +126,14 @@ class SpreadSession {
   std::vector<Extended> extended_;
   Step step_;
   std::vector<float> states_, merged_;  ///< o of all tokens and heads, then lse
+
+  gpu::Stream stream_ = nullptr;
+  std::unique_ptr<gpu::RankStates> on_device_;  ///< null: no step was enqueued yet
+  std::unique_ptr<DeviceRowsReader> device_rows_;
+  RowBuffer rows_[4];           ///< of q, k, v and out
+  bool is_enqueued_ = false;    ///< something, since all ranks met last
+  std::exception_ptr failure_;  ///< of this rank's steps on the stream
+  bool has_ended_ = false;      ///< all ranks know of a failure, which is failure_
 };
 
 }  // namespace keyhole::runtime

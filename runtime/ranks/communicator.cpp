@@ -120,6 +120,13 @@ void Communicator::gather_on_stream(const void* own, void* all, size_t bytes, vo
   lose_transport(status, text);
 }
 
+void Communicator::abandon(Status status, const std::string& text) {
+  const Inside inside(in_use_);
+  if (is_lost()) throw_lost();
+  if (transport_.abort != nullptr) transport_.abort(transport_.context);
+  lose(status, rank_text(rank()) + " of " + std::to_string(size()) + ": " + text);
+}
+
 void Communicator::check_calls(const Call& call, size_t bytes, size_t stride) {
   for (uint32_t r = 0; r < size(); ++r) {
     Header header;

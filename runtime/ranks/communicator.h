@@ -64,6 +64,13 @@ class Communicator {
   /// Error(timeout | rank_failed | busy) as exchange().
   void gather_on_stream(const void* own, void* all, size_t bytes, void* stream);
 
+  /// Whether the transport has gathers of device memory.
+  [[nodiscard]] bool gathers_on_stream() const {
+    return transport_.all_gather_on_stream != nullptr;
+  }
+  /// Ranks are lost: a gather on a stream has not ended in time. What is enqueued ends. Throws Error(status); busy: as exchange().
+  [[noreturn]] void abandon(Status status, const std::string& text);
+
   /// Adds up in the order of the ranks.
   void sum(std::span<float> values);
   void broadcast(std::span<std::byte> data, uint32_t root);

@@ -51,6 +51,11 @@ class FakeStream {
     }
     wait();
   }
+  /// Whether nothing is left to be done.
+  bool is_idle() {
+    const std::lock_guard lock(mutex_);
+    return queue_.empty() && !busy_;
+  }
   void wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return queue_.empty() && !busy_; });

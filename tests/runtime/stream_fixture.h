@@ -12,6 +12,7 @@
 #include "runtime/api/api_objects.h"
 #include "tests/runtime/fake_blocked.h"
 #include "tests/runtime/fake_listed.h"
+#include "tests/runtime/fake_rank_states.h"
 #include "tests/runtime/fake_windows.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/stream_device.h"
@@ -97,6 +98,12 @@ struct StreamEngine {
         return made;
       };
     }
+    device.make_rank_states = [this, &kernels](const gpu::RankStatesShape& shape) {
+      faults.on_call(DeviceCall::memory);
+      auto made = std::make_unique<FakeRankStates>(shape, kernels, stream);
+      made->on_call = [this] { faults.on_call(DeviceCall::command); };
+      return made;
+    };
     device.make_copies = [this] { return std::make_unique<FakeCopies>([this] { stream.wait(); }); };
     device.make_pin = [this] {
       auto made = std::make_unique<FakePinned>(&pinned_limit, &pin_pause_us);

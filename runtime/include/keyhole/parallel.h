@@ -69,6 +69,9 @@ typedef struct keyhole_transport {
    * come by. Ranks enqueue in the same order. Returns KEYHOLE_OK, KEYHOLE_TIMEOUT or KEYHOLE_RANK_FAILED with `text`. */
   keyhole_status (*all_gather_on_stream)(void* context, const void* own, void* all, size_t bytes,
                                          void* stream, char* text);
+  /* Called where the library gives up what it enqueued by all_gather_on_stream, as it has not ended in time: after it that must
+   * end, with any result. It does not wait for other ranks, and none of the functions but release is called after it. NULL: nothing is to be done. */
+  void (*abort)(void* context);
 } keyhole_transport;
 
 /* Fills in struct_size; everything else becomes 0. */

@@ -42,6 +42,13 @@ class ThreadRanks {
     killed_at_ = message;
   }
 
+  /// Nobody waits any more, nor will: messages end in an error.
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    is_aborted_ = true;
+    changed_.notify_all();
+  }
+
   /// Runs f(rank) on a thread for each rank.
   void run(const std::function<void(uint32_t)>& f) const {
     std::vector<std::thread> threads;
@@ -77,9 +84,10 @@ class ThreadRanks {
       come_ = 0;
       ++rounds_;
       changed_.notify_all();
-    } else if (!changed_.wait_until(lock, end, [&] { return rounds_ > number; })) {
+    } else if (!changed_.wait_until(lock, end, [&] { return rounds_ > number || is_aborted_; })) {
       return fail(KEYHOLE_TIMEOUT, "the others did not come");
     }
+    if (is_aborted_) return fail(KEYHOLE_RANK_FAILED, "aborted");
     for (uint32_t r = 0; r < size_; ++r) {
       const std::vector<char>& part = whole_[number % 2][r];
       if (part.size() != bytes) return fail(KEYHOLE_RANK_FAILED, "messages of different lengths");
@@ -94,6 +102,7 @@ class ThreadRanks {
   std::vector<std::vector<char>> parts_, whole_[2];
   uint64_t rounds_ = 0;
   uint32_t come_ = 0;
+  bool is_aborted_ = false;
   uint32_t killed_rank_ = UINT32_MAX, killed_at_ = 0;
 };
 

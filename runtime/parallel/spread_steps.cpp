@@ -1,0 +1,283 @@
+// Spread sessions with tensors in device memory. A step is enqueued whole: this rank's own step into a state, the gather of all
+// ranks' states, their merge. No message of the library's goes with it, so that no host waits for another; what went
+// wrong on a rank is told when all ranks meet next, in settle().
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "runtime/parallel/spread_session.h"
+
+namespace keyhole::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A step takes some 100 us: for so long a waiting thread looks again at once.
+constexpr auto kLooksAtOnce = std::chrono::milliseconds(1);
+constexpr auto kPause = std::chrono::microseconds(50);
+
+size_t row_bytes(const RowsOut& out, uint32_t dim) { return size_t{dim} * dtype_size(out.dtype); }
+
+}  // namespace
+
+DeviceRowsReader& SpreadSession::device_rows() {
+  if (device_rows_ == nullptr) {
+    const Engine& engine = own_->engine();
+    device_rows_ =
+        std::make_unique<DeviceRowsReader>(engine.stream_device().make_copies(), engine.pool());
+  }
+  return *device_rows_;
+}
+
+// ---- Waits ---------------------------------------------------------------------------------------
+
+void SpreadSession::wait_for_stream() {
+  if (!is_enqueued_ || on_device_ == nullptr || ranks_->is_lost() || own_->is_capturing()) return;
+  const uint32_t timeout_ms = ranks_->config().timeout_ms;
+  const auto begin = Clock::now();
+  while (!on_device_->is_done(stream_)) {
+    const auto passed = Clock::now() - begin;
+    if (passed > std::chrono::milliseconds(timeout_ms)) {
+      ranks_->abandon(Status::timeout, "the stream has not done its steps within " +
+                                           std::to_string(timeout_ms) +
+                                           " ms: other ranks have not enqueued theirs");
+    }
+    if (passed < kLooksAtOnce) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
+void SpreadSession::settle() {
+  if (has_ended_) std::rethrow_exception(failure_);
+  if (!is_enqueued_) return;
+  wait_for_stream();
+  own_->wait_idle();
+  try {
+    own_->check_failure();
+  } catch (...) {
+    if (failure_ == nullptr) failure_ = std::current_exception();
+  }
+  is_enqueued_ = false;
+  try {
+    ranks_->agree({"synchronize", 0, Wait::step}, failure_);
+  } catch (...) {
+    failure_ = std::current_exception();
+    has_ended_ = true;
+    throw;
+  }
+}
+
+void SpreadSession::synchronize() {
+  settle();
+  // Of this rank: codes of prompts are pinned and encoded.
+  own_->synchronize();
+}
+
+// ---- Steps ---------------------------------------------------------------------------------------
+
+void SpreadSession::open_device(uint32_t layer, const RowsOut* out) {
+  if (has_ended_) std::rethrow_exception(failure_);
+  if (own_->is_capturing()) {
+    throw Error(Status::unsupported,
+                "a graph over several ranks: whose the next token is changes from block to block");
+  }
+  const Engine& engine = own_->engine();
+  const LayerShape m = engine.model().of(layer);
+  if (out != nullptr && m.q_heads > 1 && out->head_stride != row_bytes(*out, m.value_dim)) {
+    throw Error(Status::unsupported,
+                "out has gaps between heads; over several ranks allowed: heads without gaps");
+  }
+  if (on_device_ != nullptr) return;
+  const auto& make = engine.stream_device().make_rank_states;
+  if (!make) {
+    throw Error(
+        Status::unsupported,
+        std::string("tensors in device memory over several ranks, on ") + engine.device_name());
+  }
+  gpu::RankStatesShape shape{ranks_->size(), 0, 0};
+  for (uint32_t l = 0; l < engine.model().layers; ++l) {
+    shape.rows = std::max(shape.rows, engine.model().of(l).q_heads);
+    shape.dim = std::max(shape.dim, engine.model().of(l).value_dim);
+  }
+  std::unique_ptr<gpu::RankStates> made;
+  ranks_->together({"device", 0, Wait::step}, [&] { made = make(shape); });
+  on_device_ = std::move(made);
+}
+
+void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                            const RowsOut* out, float* lse) {
+  if (k != nullptr) {
+    check_room(layer, *k, *v);
+  } else {
+    check_not_empty(layer);
+  }
+  open_device(layer, out);
+  is_enqueued_ = true;
+  const bool whole = slides(layer);
+  const bool appends = k != nullptr && (whole || is_own(tokens_[layer]));
+  const uint32_t held = whole ? tokens_[layer] : blocks_.share(ranks_->rank(), tokens_[layer]);
+  step_ = {true, layer, k != nullptr, appends || held != 0, failure_, true};
+  try {
+    if (step_.asks && step_.error == nullptr) {
+      const RowsIn* const keys = appends ? k : nullptr;
+      const RowsIn* const values = appends ? v : nullptr;
+      if (out == nullptr || whole) {
+        own_->enqueue(layer, q, keys, values, out, lse);
+      } else {
+        const LayerShape m = own_->engine().model().of(layer);
+        RowsOut state;
+        state.data = reinterpret_cast<std::byte*>(on_device_->own());
+        state.head_stride = m.value_dim * sizeof(float);
+        state.dtype = DType::f32;
+        state.on_device = true;
+        own_->enqueue(layer, q, keys, values, &state,
+                      on_device_->own() + size_t{m.q_heads} * m.value_dim);
+      }
+    }
+  } catch (...) {
+    step_.error = std::current_exception();
+  }
+  if (out != nullptr) finish_step(false, *out, lse);
+}
+
+void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
+  open_device(step_.layer, &out);
+  finish_step(true, out, lse);
+}
+
+void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
+  Step step = std::exchange(step_, {});
+  const LayerShape m = own_->engine().model().of(step.layer);
+  const bool whole = slides(step.layer);
+  try {
+    if (step.error == nullptr && step.asks && is_half) {
+      RowsOut state = out;
+      if (!whole) {
+        state.data = reinterpret_cast<std::byte*>(on_device_->own());
+        state.head_stride = m.value_dim * sizeof(float);
+        state.dtype = DType::f32;
+      }
+      float* const sums = whole ? lse : on_device_->own() + size_t{m.q_heads} * m.value_dim;
+      own_->enqueue_end(state, sums);
+    }
+    if (!step.asks) {
+      on_device_->fill(gpu::RankStates::Nothing::empty, m.q_heads, m.value_dim, stream_);
+    }
+  } catch (...) {
+    step.error = std::current_exception();
+  }
+  if (!whole && !ranks_->gathers_on_stream()) return merge_by_host(step, out, lse);
+  try {
+    if (!whole) merge_on_stream(step.layer, step.error != nullptr, out, lse);
+  } catch (...) {
+    if (step.error == nullptr) step.error = std::current_exception();
+  }
+  // Counted in any case: the other ranks take it to be there.
+  if (step.appends) {
+    ++tokens_[step.layer];
+    extended_[step.layer] = {};
+  }
+  if (step.error == nullptr) return;
+  failure_ = step.error;
+  std::rethrow_exception(step.error);
+}
+
+void SpreadSession::merge_on_stream(uint32_t layer, bool failed, const RowsOut& out, float* lse) {
+  const LayerShape m = own_->engine().model().of(layer);
+  if (failed) on_device_->fill(gpu::RankStates::Nothing::failed, m.q_heads, m.value_dim, stream_);
+  const size_t bytes = size_t{m.q_heads} * (m.value_dim + 1) * sizeof(float);
+  ranks_->gather_on_stream(on_device_->own(), on_device_->all(), bytes, stream_);
+  on_device_->merge(m.q_heads, m.value_dim, out.data, out.dtype, lse, stream_);
+}
+
+void SpreadSession::merge_by_host(const Step& step, const RowsOut& out, float* lse) {
+  const LayerShape m = own_->engine().model().of(step.layer);
+  std::exception_ptr error = step.error;
+  (void)own_rows(step.layer, 1);
+  RowsOut merged = out;
+  merged.on_device = false;
+  merged.head_stride = row_bytes(out, m.value_dim);
+  merged.data = rows_[3].room(m.q_heads * merged.head_stride);
+  std::vector<float> sums(m.q_heads);
+  try {
+    if (error == nullptr) {
+      RowsIn state;
+      state.data = reinterpret_cast<const std::byte*>(on_device_->own());
+      state.tokens = state.heads = 1;
+      state.dim = static_cast<uint32_t>(states_.size());
+      state.head_stride = state.token_stride = states_.size() * sizeof(float);
+      state.dtype = DType::f32;
+      state.on_device = true;
+      const RowsIn read = device_rows().read(state, "state", stream_, rows_[0]);
+      std::copy_n(read.data, states_.size() * sizeof(float),
+                  reinterpret_cast<std::byte*>(states_.data()));
+      own_->wait_idle();
+      own_->check_failure();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  try {
+    merge(call("attend", step.layer, Wait::step), step.layer, 1, error, merged, sums.data());
+  } catch (...) {
+    take_back();
+    throw;
+  }
+  if (step.appends) {
+    ++tokens_[step.layer];
+    extended_[step.layer] = {};
+  }
+  device_rows().write(merged.data, merged.head_stride, m.q_heads, out, stream_);
+  if (lse == nullptr) return;
+  RowsOut to;
+  to.data = reinterpret_cast<std::byte*>(lse);
+  device_rows().write(reinterpret_cast<const std::byte*>(sums.data()), m.q_heads * sizeof(float), 1,
+                      to, stream_);
+}
+
+// ---- Several tokens ------------------------------------------------------------------------------
+
+void SpreadSession::extend_from_device(uint32_t layer, const ExtendArgs& args) {
+  const uint32_t before = tokens_[layer], n = args.k.tokens;
+  const LayerShape m = own_->engine().model().of(layer);
+  ExtendArgs on_host = args;
+  std::vector<float> sums(size_t{n} * m.q_heads);
+  const size_t row = row_bytes(args.out, m.value_dim);
+  ranks_->together(call("extend", layer, Wait::step), [&] {
+    on_host.q = device_rows().read(args.q, "q", stream_, rows_[0]);
+    on_host.k = device_rows().read(args.k, "k", stream_, rows_[1]);
+    on_host.v = device_rows().read(args.v, "v", stream_, rows_[2]);
+    on_host.out.data = rows_[3].room(size_t{n} * m.q_heads * row);
+    on_host.out.head_stride = row;
+    on_host.out.token_stride = m.q_heads * row;
+    on_host.out.on_device = false;
+  });
+  on_host.lse = sums.data();
+  extend_rows(layer, on_host);
+  try {
+    const bool gapless =
+        args.out.head_stride == row && args.out.token_stride == on_host.out.token_stride;
+    RowsOut to = args.out;
+    for (uint32_t t = 0; t < n; t += gapless ? n : 1) {
+      to.data = args.out.row(t, 0);
+      device_rows().write(on_host.out.row(t, 0), row, gapless ? n * m.q_heads : m.q_heads, to,
+                          stream_);
+    }
+    if (args.lse != nullptr) {
+      to.data = reinterpret_cast<std::byte*>(args.lse);
+      device_rows().write(reinterpret_cast<const std::byte*>(sums.data()),
+                          sums.size() * sizeof(float), 1, to, stream_);
+    }
+  } catch (...) {
+    // The tokens are there on all ranks, the answers are not on this one.
+    extended_[layer] = {before, n};
+    throw;
+  }
+}
+
+}  // namespace keyhole::runtime

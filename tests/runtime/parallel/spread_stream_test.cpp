@@ -1,0 +1,379 @@
+// Spread sessions with tensors in device memory: ranks are threads with a device and a stream each, beside attention in double
+// precision over the whole text; and what all of them see when one fails or does not come.
+#include <chrono>
+#include <cmath>
+
+#include "tests/runtime/parallel/stream_ranks.h"
+#include "tests/runtime/stream_fixture.h"
+#include "tests/temporary_folder.h"
+
+namespace keyhole::test {
+namespace {
+
+using Rows = std::vector<float>;
+
+/// One rank: its communicator, and an engine over it with a device.
+struct StreamRank {
+  StreamRank(StreamRanks& ranks, uint32_t rank, keyhole_engine_config config, uint32_t block,
+             bool gathers = true, uint32_t timeout_ms = 0) {
+    const keyhole_transport t = ranks.transport(rank, gathers);
+    keyhole_communicator_config cc;
+    keyhole_communicator_config_init(&cc);
+    cc.timeout_ms = timeout_ms;
+    keyhole_communicator* made = nullptr;
+    EXPECT_OK(keyhole_communicator_create(&t, &cc, &made));
+    communicator.reset(made);
+    config.communicator = made;
+    config.context_block = block;
+    device = std::make_unique<StreamEngine>(config);
+    ranks.attach(rank, device->stream);
+  }
+  [[nodiscard]] keyhole_engine* engine() const { return device->handle.get(); }
+
+  CommunicatorPtr communicator;
+  std::unique_ptr<StreamEngine> device;
+};
+
+/// A step of a layer whose tensors live until the stream has done it.
+struct Step {
+  Step(const Shape& shape, Numbers& numbers, bool appends)
+      : q(numbers.many(shape.q(1))),
+        k(appends ? numbers.many(shape.kv(1)) : Rows()),
+        v(appends ? numbers.many(shape.v(1)) : Rows()),
+        o(shape.o(1), NAN),
+        lse(static_cast<size_t>(shape.hq), NAN) {}
+
+  keyhole_status enqueue(keyhole_session* s, const Shape& shape, uint32_t layer, bool halves) {
+    const auto tq = on_device(q, {shape.hq, shape.d}), out = on_device(o, {shape.hq, shape.dv});
+    const auto tk = on_device(k, {shape.hkv, shape.d}), tv = on_device(v, {shape.hkv, shape.dv});
+    const keyhole_tensor* const keys = k.empty() ? nullptr : &tk;
+    const keyhole_tensor* const values = k.empty() ? nullptr : &tv;
+    if (!halves) return keyhole_attend(s, layer, &tq, keys, values, &out, lse.data());
+    const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, keys, values);
+    return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &out, lse.data());
+  }
+  /// The answer beside the model's, which takes the token in.
+  void expect_exact(Model& model, uint32_t layer) const {
+    if (!k.empty()) model.append(layer, k, v);
+    std::vector<double> sums;
+    const auto truth = model.attend_all(layer, q, sums);
+    expect_near({o, lse}, truth, sums);
+  }
+
+  Rows q, k, v, o, lse;
+};
+
+/// One rank's part of a random conversation: every rank draws the same. Returns all answers.
+class Conversation {
+ public:
+  Conversation(StreamRanks& ranks, uint32_t rank, uint64_t seed, std::string path)
+      : numbers_(seed), path_(std::move(path)) {
+    const uint32_t blocks[] = {1, 3, 16, 64};
+    const uint32_t block = blocks[numbers_.below(4)];
+    layers_.resize(config_.layers);
+    if (numbers_.below(3) == 0) {
+      for (keyhole_layer_config& layer : layers_) keyhole_layer_config_init(&layer, &config_);
+      layers_[0].window = 9;
+      layers_[0].window_slack = 200;
+      config_.layer_configs = layers_.data();
+      config_.layer_count = config_.layers;
+    }
+    rank_ = std::make_unique<StreamRank>(ranks, rank, config_, block, numbers_.below(3) != 0);
+    keyhole_session_config sc = small_session();
+    sc.mode = numbers_.below(2) == 0 ? KEYHOLE_MODE_EXACT : KEYHOLE_MODE_INDEXED;
+    if (numbers_.below(2) == 0) sc.index = "codes";
+    sc.append_mode = KEYHOLE_APPEND_IN_STEP;
+    session_ = make_session(rank_->engine(), sc);
+    model_ = std::make_unique<Model>(config_);
+  }
+
+  Rows run(uint32_t turns) {
+    for (uint32_t turn = 0; turn < turns && !testing::Test::HasFatalFailure(); ++turn) {
+      SCOPED_TRACE("turn " + std::to_string(turn));
+      take_turn();
+      EXPECT_EQ(layer_tokens(session_.get(), 1).total, model_->tokens(1));
+    }
+    return answers_;
+  }
+
+ private:
+  void take_turn() {
+    const Shape shape(config_);
+    switch (numbers_.below(9)) {
+      case 0: prefill(1 + numbers_.below(100)); break;
+      case 1: EXPECT_OK(keyhole_build(session_.get(), nullptr, nullptr)); break;
+      case 2: {
+        const uint32_t held = model_->tokens(0);
+        const uint32_t n = held - std::min(held, numbers_.below(40));
+        EXPECT_OK(keyhole_truncate(session_.get(), n));
+        model_->truncate(n);
+        break;
+      }
+      case 3: {
+        keyhole_session* copy = nullptr;
+        EXPECT_OK(keyhole_fork(session_.get(), &copy));
+        session_.reset(copy);
+        break;
+      }
+      case 4: {
+        EXPECT_OK(keyhole_save(session_.get(), path_.c_str()));
+        keyhole_session* copy = nullptr;
+        EXPECT_OK(keyhole_load(rank_->engine(), path_.c_str(), &copy));
+        session_.reset(copy);
+        break;
+      }
+      case 5: extend(1 + numbers_.below(20)); break;
+      case 6: {
+        // In host memory, behind steps on the stream.
+        for (uint32_t l = 0; l < config_.layers && model_->tokens(l) != 0; ++l) {
+          expect_exact(session_.get(), *model_, shape, l, numbers_);
+        }
+        break;
+      }
+      default: steps(1 + numbers_.below(4));
+    }
+  }
+
+  void prefill(uint32_t n) {
+    const Shape shape(config_);
+    const bool there = numbers_.below(2) == 0;
+    for (uint32_t l = 0; l < config_.layers; ++l) {
+      if (!there) {
+        prefill_both(session_.get(), *model_, shape, l, n, numbers_);
+        continue;
+      }
+      const Rows k = numbers_.many(shape.kv(n)), v = numbers_.many(shape.v(n));
+      const Rows q = numbers_.many(shape.q(n));
+      const auto tk = on_device(k, {n, shape.hkv, shape.d});
+      const auto tv = on_device(v, {n, shape.hkv, shape.dv});
+      const auto tq = on_device(q, {n, shape.hq, shape.d});
+      ASSERT_OK(keyhole_prefill(session_.get(), l, &tk, &tv, &tq));
+      model_->append(l, k, v);
+    }
+  }
+
+  /// n tokens through every layer before anybody waits.
+  void steps(uint32_t n) {
+    const Shape shape(config_);
+    std::vector<std::unique_ptr<Step>> steps;
+    bool appends = true;
+    for (uint32_t i = 0; i < n * config_.layers; ++i) {
+      const uint32_t layer = i % config_.layers;
+      if (layer == 0) appends = numbers_.below(4) != 0 || model_->tokens(layer) == 0;
+      steps.push_back(std::make_unique<Step>(shape, numbers_, appends));
+      const bool halves = numbers_.below(2) == 0;
+      ASSERT_OK(steps.back()->enqueue(session_.get(), shape, layer, halves));
+    }
+    ASSERT_OK(keyhole_session_synchronize(session_.get()));
+    for (uint32_t i = 0; i < steps.size(); ++i) {
+      steps[i]->expect_exact(*model_, i % config_.layers);
+      keep(steps[i]->o, steps[i]->lse);
+    }
+  }
+
+  void extend(uint32_t n) {
+    const Shape shape(config_);
+    const uint32_t before = model_->tokens(0);
+    for (uint32_t l = 0; l < config_.layers; ++l) {
+      const Rows q = numbers_.many(shape.q(n)), k = numbers_.many(shape.kv(n));
+      const Rows v = numbers_.many(shape.v(n));
+      Rows o(shape.o(n), NAN), lse(static_cast<size_t>(n * shape.hq), NAN);
+      const auto tq = on_device(q, {n, shape.hq, shape.d});
+      const auto tk = on_device(k, {n, shape.hkv, shape.d});
+      const auto tv = on_device(v, {n, shape.hkv, shape.dv});
+      const auto out = on_device(o, {n, shape.hq, shape.dv});
+      ASSERT_OK(keyhole_extend(session_.get(), l, &tq, &tk, &tv, nullptr, &out, lse.data()));
+      for (uint32_t i = 0; i < n; ++i) {
+        const auto row = [&](const Rows& rows, size_t width) {
+          const auto at = rows.begin() + static_cast<ptrdiff_t>(i * width);
+          return Rows(at, at + static_cast<ptrdiff_t>(width));
+        };
+        model_->append(l, row(k, shape.kv(1)), row(v, shape.v(1)));
+        std::vector<double> sums;
+        const auto truth = model_->attend_all(l, row(q, shape.q(1)), sums);
+        expect_near({row(o, shape.o(1)), row(lse, static_cast<size_t>(shape.hq))}, truth, sums);
+      }
+      keep(o, lse);
+    }
+    if (numbers_.below(2) == 0) return;
+    const uint32_t m = numbers_.below(n + 1);
+    ASSERT_OK(keyhole_session_accept(session_.get(), m, nullptr));
+    model_->truncate(before + m);
+  }
+
+  void keep(const Rows& o, const Rows& lse) {
+    answers_.insert(answers_.end(), o.begin(), o.end());
+    answers_.insert(answers_.end(), lse.begin(), lse.end());
+  }
+
+  keyhole_engine_config config_ = small_engine(1);
+  std::vector<keyhole_layer_config> layers_;
+  Numbers numbers_;
+  std::string path_;
+  std::unique_ptr<StreamRank> rank_;
+  SessionPtr session_;
+  std::unique_ptr<Model> model_;
+  Rows answers_;
+};
+
+TEST(SpreadStream, AnswersAsOneProcessOverTheWholeText) {
+  for (uint32_t i = 0; i < cases(24); ++i) {
+    const uint64_t seed = 700 + i;
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    TemporaryFolder folder;
+    StreamRanks ranks(1 + i % 4);
+    std::vector<Rows> answers(ranks.host.size());
+    ranks.host.run([&](uint32_t r) {
+      answers[r] = Conversation(ranks, r, seed, folder / "saved").run(unless_sanitized(14, 7));
+    });
+    // The same bits on all ranks.
+    for (const Rows& a : answers) ASSERT_EQ(a, answers[0]);
+    ASSERT_FALSE(testing::Test::HasFailure());
+  }
+}
+
+/// Two ranks with sessions that hold 30 tokens of each layer, in blocks of 8: the next two are rank 1's.
+using Part =
+    std::function<void(uint32_t rank, StreamRank& its, keyhole_session* session, Numbers&)>;
+void on_two_ranks(const Part& part, uint32_t timeout_ms = 0, StreamRanks* given = nullptr) {
+  StreamRanks own(2);
+  StreamRanks& ranks = given == nullptr ? own : *given;
+  ranks.host.run([&](uint32_t r) {
+    StreamRank rank(ranks, r, small_engine(1), 8, true, timeout_ms);
+    keyhole_session_config sc = small_session();
+    sc.mode = KEYHOLE_MODE_EXACT;
+    const SessionPtr s = make_session(rank.engine(), sc);
+    Numbers numbers(9);
+    Model model(small_engine());
+    const Shape shape(small_engine());
+    for (uint32_t l = 0; l < 2; ++l) prefill_both(s.get(), model, shape, l, 30, numbers);
+    part(r, rank, s.get(), numbers);
+  });
+}
+
+TEST(SpreadStream, AnErrorOfOneRankIsNanAtOnceAndEveryRanksWhenTheyMeet) {
+  const Shape shape(small_engine());
+  for (const bool sees_nan : {false, true}) {
+    on_two_ranks([&](uint32_t r, StreamRank& its, keyhole_session* s, Numbers& numbers) {
+      Step first(shape, numbers, true), second(shape, numbers, true), third(shape, numbers, true);
+      ASSERT_OK(first.enqueue(s, shape, 0, false));
+      // The token is rank 1's: its device fails, or its keys are not finite, which the others do not look at.
+      if (sees_nan) {
+        second.k[0] = NAN;
+      } else if (r == 1) {
+        its.device->stream.wait();
+        its.device->faults.fails = true;
+      }
+      const keyhole_status status = second.enqueue(s, shape, 0, false);
+      const keyhole_status told = r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK;
+      EXPECT_TRUE(sees_nan || status == told) << status;
+      // The rank that has failed keeps step with the others.
+      const keyhole_status after = third.enqueue(s, shape, 1, false);
+      EXPECT_TRUE(sees_nan || after == told) << after;
+      const keyhole_status wanted = sees_nan ? KEYHOLE_NOT_FINITE : KEYHOLE_DEVICE_ERROR;
+      EXPECT_EQ(keyhole_session_synchronize(s), wanted) << keyhole_last_error();
+      EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: "))
+          << keyhole_last_error();
+      EXPECT_TRUE(std::isfinite(first.o[0]));
+      EXPECT_TRUE(std::isnan(second.o[0]));
+      // There are no more steps, on any rank.
+      EXPECT_EQ(keyhole_session_synchronize(s), wanted);
+      EXPECT_EQ(third.enqueue(s, shape, 1, false), wanted);
+      EXPECT_EQ(keyhole_build(s, nullptr, nullptr), wanted);
+      EXPECT_EQ(keyhole_save(s, "/nowhere/at/all"), wanted);
+    });
+    ASSERT_FALSE(testing::Test::HasFailure());
+  }
+}
+
+TEST(SpreadStream, ARankThatDoesNotComeEndsInATimeout) {
+  const Shape shape(small_engine());
+  StreamRanks ranks(2);
+  on_two_ranks(
+      [&](uint32_t r, StreamRank&, keyhole_session* s, Numbers& numbers) {
+        Step together(shape, numbers, true), alone(shape, numbers, true);
+        ASSERT_OK(together.enqueue(s, shape, 0, false));
+        ASSERT_OK(keyhole_session_synchronize(s));
+        if (r == 1) return;
+        ASSERT_OK(alone.enqueue(s, shape, 0, false));
+        EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_TIMEOUT);
+        EXPECT_NE(std::string(keyhole_last_error()).find("300 ms"), std::string::npos)
+            << keyhole_last_error();
+        // The ranks are lost, and nothing is left on the stream.
+        EXPECT_EQ(keyhole_build(s, nullptr, nullptr), KEYHOLE_TIMEOUT);
+        EXPECT_EQ(statistics(s).tokens, 32U);
+      },
+      300, &ranks);
+  EXPECT_EQ(ranks.aborts, 1U);
+}
+
+TEST(SpreadStream, ASessionThatIsDestroyedWaitsForNoRankForEver) {
+  const Shape shape(small_engine());
+  StreamRanks ranks(2);
+  on_two_ranks(
+      [&](uint32_t r, StreamRank&, keyhole_session* s, Numbers& numbers) {
+        Step together(shape, numbers, true), alone(shape, numbers, true);
+        ASSERT_OK(together.enqueue(s, shape, 0, false));
+        ASSERT_OK(keyhole_session_synchronize(s));
+        keyhole_session* copy = nullptr;
+        ASSERT_OK(keyhole_fork(s, &copy));
+        const SessionPtr owner(copy);
+        ASSERT_OK(together.enqueue(copy, shape, 0, false));
+        ASSERT_OK(keyhole_session_synchronize(copy));
+        if (r == 0) {
+          ASSERT_OK(alone.enqueue(copy, shape, 0, false));
+        }
+      },
+      300, &ranks);
+  EXPECT_EQ(ranks.aborts, 1U);
+}
+
+TEST(SpreadStream, GathersOncePerStepAndWaitsForNobody) {
+  const Shape shape(small_engine());
+  StreamRanks ranks(2);
+  std::atomic<bool> rank_1_may_go = false;
+  on_two_ranks(
+      [&](uint32_t r, StreamRank&, keyhole_session* s, Numbers& numbers) {
+        Step opens(shape, numbers, true);
+        ASSERT_OK(opens.enqueue(s, shape, 0, false));
+        ASSERT_OK(keyhole_session_synchronize(s));
+        std::vector<std::unique_ptr<Step>> steps;
+        for (uint32_t l = 0; l < 2; ++l) {
+          steps.push_back(std::make_unique<Step>(shape, numbers, true));
+        }
+        // Rank 0 has enqueued the whole token before rank 1 begins.
+        while (r == 1 && !rank_1_may_go) std::this_thread::yield();
+        for (uint32_t l = 0; l < 2; ++l) ASSERT_OK(steps[l]->enqueue(s, shape, l, false));
+        rank_1_may_go = true;
+        ASSERT_OK(keyhole_session_synchronize(s));
+        for (const auto& step : steps) EXPECT_TRUE(std::isfinite(step->o[0]));
+      },
+      0, &ranks);
+  EXPECT_EQ(ranks.gathers, 6U);  // of three steps on two ranks
+}
+
+TEST(SpreadStream, RefusesGraphsAndGapsByName) {
+  const Shape shape(small_engine());
+  on_two_ranks([&](uint32_t, StreamRank& its, keyhole_session* s, Numbers& numbers) {
+    Step step(shape, numbers, true);
+    its.device->stream.begin_capture();
+    EXPECT_EQ(step.enqueue(s, shape, 0, false), KEYHOLE_UNSUPPORTED);
+    EXPECT_NE(std::string(keyhole_last_error()).find("a graph over several ranks"),
+              std::string::npos);
+    its.device->stream.end_capture();
+    EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_UNSUPPORTED);
+    Rows wide(shape.o(1) * 2);
+    const int64_t strides[] = {2 * shape.dv, 1};
+    const auto q = on_device(step.q, {shape.hq, shape.d});
+    auto out = on_device(wide, {shape.hq, shape.dv});
+    std::copy_n(strides, 2, out.strides);
+    EXPECT_EQ(keyhole_attend(s, 0, &q, nullptr, nullptr, &out, nullptr), KEYHOLE_UNSUPPORTED);
+    EXPECT_NE(std::string(keyhole_last_error()).find("gaps"), std::string::npos);
+    // The next call still finds all ranks together.
+    ASSERT_OK(step.enqueue(s, shape, 0, false));
+    ASSERT_OK(keyhole_session_synchronize(s));
+  });
+}
+
+}  // namespace
+}  // namespace keyhole::test
