@@ -72,6 +72,8 @@ class NcclTransport {
   keyhole_status gather(const char* own, char* all, size_t bytes, uint32_t timeout_ms, char* text);
   keyhole_status gather_on_stream(const void* own, void* all, size_t bytes, cudaStream_t stream,
                                   char* text);
+  /// Ends NCCL's kernels, also those on callers' streams.
+  void abort();
   [[nodiscard]] uint32_t rank() const { return rank_; }
   [[nodiscard]] uint32_t size() const { return size_; }
   /// Whether NCCL may still write to this object: a split was given up.
@@ -84,7 +86,6 @@ class NcclTransport {
   keyhole_status settle(ncclComm_t comm, ncclResult_t result, const char* what, const Wait& wait,
                         char* text);
   keyhole_status wait_for_stream(const Wait& wait, char* text);
-  void abort();
 
   ncclComm_t comm_ = nullptr;  // null when it has been aborted
   cudaStream_t stream_ = nullptr;

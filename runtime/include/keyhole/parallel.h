@@ -29,8 +29,17 @@
  *     a communicator, too, and on ranks a file of an ordinary session. With another number each rank must be able to read
  *     all files, takes its tokens from them, memory of its share twice meanwhile, and leaves them pending: keyhole_build
  *     indexes them (without training queries, which are not carried over).
- *   - UNSUPPORTED: tensors in device memory, streams, masks of keyhole_extend, paths of keyhole_session_accept, patterns of
- *     extends, keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
+ *   - TENSORS IN DEVICE MEMORY (engines with a CUDA device). keyhole_attend, _attend_begin and _attend_end enqueue on the session's
+ *     stream this rank's step, an all_gather_on_stream of the states (`[Hq, d + 1]` fp32 of each rank) and their merge; the first
+ *     such call of a session waits for all ranks, the others for none. out has no gaps between heads. Where a rank's part
+ *     fails, its call returns the error, the answers of all ranks are NaN from then on, and the next collective call that
+ *     waits returns the error on all ranks; keyhole_session_synchronize is one. After it there are no more steps, as after any
+ *     error of a stream step. A stream that has not come by a gather within timeout_ms when a call waits for it (also
+ *     keyhole_session_destroy, keyhole_get_statistics) is TIMEOUT: the gather is given up, see keyhole_transport.abort. Where the
+ *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks. keyhole_extend always does.
+ *     Graphs are UNSUPPORTED: which rank appends changes from block to block.
+ *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends, keyhole_session_announce,
+ *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
  *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.
  *   - After RANK_FAILED or TIMEOUT the communicator is lost, and every collective call returns that error at once. Sessions
  *     can be destroyed.

@@ -1,0 +1,227 @@
+// A step of a layer over several ranks, each with a GPU: context parallel and tensor parallel, by the default index and by full
+// attention (all tokens resident) split likewise, for an 8B model's shape (32 query heads, 8 KV heads, 128 components, f16). Beside them
+// a rank's share with nobody to wait for, and the gather and merge alone.
+//
+//   gpu_ranks_bench RANKS [TOKENS ...]
+//
+// Ranks are threads over NCCL. With fewer GPUs than ranks they share them, which NCCL 2.30 and newer does
+// (NCCL_MULTI_RANK_GPU_ENABLE): then the ranks do not step together, as one GPU would do all their work, and what remains are a
+// rank's share alone, and the gather and the merge.
+#include <keyhole/nccl.h>
+#include <nccl.h>
+
+#include <barrier>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "bench/gpu/session_rows.h"
+
+namespace {
+
+using namespace keyhole::bench;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kLayers =
+    4;  // so that one layer's host part runs beside the next ones, as in a model
+constexpr uint32_t kSteps = 50, kWarmUp = 5;
+
+/// What one rank measures with.
+struct Rank {
+  uint32_t rank = 0, size = 1;
+  uint32_t gpus = 1;
+  int device = 0;
+  cudaStream_t stream = nullptr;
+  keyhole_communicator* ranks = nullptr;
+};
+
+/// How a session is divided.
+struct Way {
+  bool by_context = false;  ///< over the communicator; else it is an ordinary one
+  uint32_t heads_part = 1;  ///< of the heads, one in so many
+  bool full = false;        ///< everything is resident
+};
+
+double us_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+/// Microseconds of a layer's step in a session of so many tokens.
+double step_us(const Rank& r, const Way& way, uint32_t tokens) {
+  keyhole_engine_config e;
+  keyhole_engine_config_init(&e);
+  e.layers = kLayers;
+  e.q_heads = kHeads / way.heads_part;
+  e.kv_heads = kKvHeads / way.heads_part;
+  e.head_dim = kDim;
+  e.device = KEYHOLE_DEVICE_CUDA;
+  e.device_ordinal = static_cast<uint32_t>(r.device);
+  e.threads = std::max(1U, std::thread::hardware_concurrency() / r.size);
+  if (way.by_context) e.communicator = r.ranks;
+  keyhole_engine* engine = nullptr;
+  must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
+  keyhole_session_config c;
+  keyhole_session_config_init(&c);
+  c.max_tokens = tokens + kSteps + kWarmUp;
+  if (way.full) {
+    c.mode = KEYHOLE_MODE_RESIDENT;
+    c.window = c.max_tokens;
+  }
+  keyhole_session* session = nullptr;
+  must(keyhole_session_create(engine, &c, &session) == KEYHOLE_OK, "session");
+  must(keyhole_session_set_stream(session, r.stream) == KEYHOLE_OK, "stream");
+  const Rows q(kChunk, e.q_heads), k(kChunk, e.kv_heads), v(kChunk, e.kv_heads), out(1, e.q_heads);
+  fill(session, kLayers, tokens, q, k, v);
+  const auto run = [&](uint32_t steps) {
+    for (uint32_t i = 0; i < steps; ++i) {
+      const keyhole_tensor tq = q.tensor(1, i), tk = k.tensor(1, i), tv = v.tensor(1, i);
+      const keyhole_tensor to = out.tensor(1);
+      for (uint32_t l = 0; l < kLayers; ++l) {
+        must(keyhole_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
+      }
+    }
+    must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+  };
+  run(kWarmUp);
+  const auto begin = Clock::now();
+  run(kSteps);
+  const double us = us_since(begin) / kSteps / kLayers;
+  keyhole_session_destroy(session);
+  keyhole_engine_destroy(engine);
+  return us;
+}
+
+/// Microseconds of a gather of all ranks' states on the stream and of their merge, `[32, 129]` floats of each rank; of the merge; and
+/// of both in a graph, where no launch counts.
+struct Merge {
+  double both = 0, merge = 0, in_graph = 0;
+};
+Merge merge_us(const Rank& r, std::barrier<>& meet) {
+  constexpr uint32_t kState = kHeads * (kDim + 1), kRuns = 500;
+  float* memory = nullptr;
+  must(cudaMalloc(&memory, (r.size + 2) * kState * sizeof(float)) == cudaSuccess, "memory");
+  must(cudaMemset(memory, 0, (r.size + 2) * kState * sizeof(float)) == cudaSuccess, "memory");
+  meet.arrive_and_wait();
+  float *const own = memory, *const all = memory + kState, *const out = all + r.size * kState;
+  std::vector<const void*> o;
+  std::vector<const float*> lse;
+  for (uint32_t i = 0; i < r.size; ++i) {
+    o.push_back(all + i * kState);
+    lse.push_back(all + i * kState + kHeads * kDim);
+  }
+  const auto enqueue = [&](uint32_t runs, bool gathers) {
+    for (uint32_t i = 0; i < runs; ++i) {
+      if (gathers) {
+        must(keyhole_communicator_gather_on_stream(r.ranks, own, all, kState * sizeof(float),
+                                                   r.stream) == KEYHOLE_OK,
+             "gather");
+      }
+      must(keyhole_merge_states_device(r.size, o.data(), lse.data(), kHeads, kDim, KEYHOLE_F32,
+                                       KEYHOLE_LSE_NATURAL, out, KEYHOLE_F32, out + kHeads * kDim,
+                                       r.stream) == KEYHOLE_OK,
+           "merge");
+    }
+  };
+  const auto run = [&](uint32_t runs, bool gathers) {
+    const auto begin = Clock::now();
+    enqueue(runs, gathers);
+    must(cudaStreamSynchronize(r.stream) == cudaSuccess, "synchronize");
+    return us_since(begin) / runs;
+  };
+  (void)run(kRuns, true);
+  Merge us{run(kRuns, true), run(kRuns, false), 0};
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t ready = nullptr;
+  must(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
+       "capture");
+  enqueue(kRuns, true);
+  must(cudaStreamEndCapture(r.stream, &graph) == cudaSuccess, "capture");
+  must(cudaGraphInstantiate(&ready, graph, 0) == cudaSuccess, "graph");
+  for (int i = 0; i < 2; ++i) {
+    const auto begin = Clock::now();
+    must(cudaGraphLaunch(ready, r.stream) == cudaSuccess, "launch");
+    must(cudaStreamSynchronize(r.stream) == cudaSuccess, "synchronize");
+    us.in_graph = us_since(begin) / kRuns;
+  }
+  meet.arrive_and_wait();  // what is destroyed waits for the GPU
+  must(cudaGraphExecDestroy(ready) == cudaSuccess, "graph");
+  must(cudaGraphDestroy(graph) == cudaSuccess, "graph");
+  must(cudaFree(memory) == cudaSuccess, "memory");
+  return us;
+}
+
+/// Runs f(rank) on a thread for each.
+void on_ranks(uint32_t size, const std::function<void(const Rank&)>& f) {
+  int gpus = 0;
+  must(cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0, "GPUs");
+  if (static_cast<uint32_t>(gpus) < size) (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
+  ncclUniqueId id;
+  must(ncclGetUniqueId(&id) == ncclSuccess, "NCCL");
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < size; ++i) {
+    threads.emplace_back([=, &f] {
+      Rank r{i, size, static_cast<uint32_t>(gpus), static_cast<int>(i) % gpus, nullptr, nullptr};
+      must(cudaSetDevice(r.device) == cudaSuccess, "device");
+      must(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking) == cudaSuccess, "stream");
+      ncclComm_t comm = nullptr;
+      must(ncclCommInitRank(&comm, static_cast<int>(size), id, static_cast<int>(i)) == ncclSuccess,
+           "ncclCommInitRank");
+      must(keyhole_communicator_from_nccl(&comm, nullptr, &r.ranks) == KEYHOLE_OK, "communicator");
+      f(r);
+      keyhole_communicator_destroy(r.ranks);
+      must(ncclCommDestroy(comm) == ncclSuccess, "ncclCommDestroy");
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint32_t size = argc > 1 ? static_cast<uint32_t>(std::atoi(argv[1])) : 1;
+  std::vector<uint32_t> contexts;
+  for (int i = 2; i < argc; ++i) contexts.push_back(static_cast<uint32_t>(std::atoi(argv[i])));
+  if (contexts.empty()) contexts = {131072};
+  must(size >= 1 && kKvHeads % size == 0, "ranks: 1, 2, 4 or 8");
+  std::barrier<> meet(static_cast<std::ptrdiff_t>(size));
+  std::vector<double> together[2] = {std::vector<double>(size), std::vector<double>(size)};
+  on_ranks(size, [&](const Rank& r) {
+    const Merge merge = merge_us(r, meet);
+    meet.arrive_and_wait();
+    if (r.rank == 0) {
+      std::printf(
+          "%u ranks on %u GPUs: gather and merge %.1f us a layer, in a graph %.1f us, the merge "
+          "alone %.1f us\n",
+          size, r.gpus, merge.both, merge.in_graph, merge.merge);
+      std::printf("%9s %-9s %10s %10s %10s | %12s %12s\n", "tokens", "attention", "one rank",
+                  "context", "tensor", "its context", "its heads");
+    }
+    for (const uint32_t tokens : contexts) {
+      for (const bool full : {false, true}) {
+        // With nobody to wait for: the whole, a rank's tokens, a rank's heads.
+        double alone[3] = {};
+        if (r.rank == 0) {
+          alone[0] = step_us(r, {false, 1, full}, tokens);
+          alone[1] = step_us(r, {false, 1, full}, tokens / size);
+          alone[2] = step_us(r, {false, size, full}, tokens);
+        }
+        meet.arrive_and_wait();
+        if (r.gpus >= size) {
+          together[0][r.rank] = step_us(r, {true, 1, full}, tokens);
+          meet.arrive_and_wait();
+          together[1][r.rank] = step_us(r, {false, size, full}, tokens);
+          meet.arrive_and_wait();
+        }
+        if (r.rank != 0) continue;
+        const auto slowest = [](const std::vector<double>& us) {
+          return *std::max_element(us.begin(), us.end());
+        };
+        std::printf("%9u %-9s %10.1f %10.1f %10.1f | %12.1f %12.1f\n", tokens,
+                    full ? "full" : "default", alone[0], slowest(together[0]), slowest(together[1]),
+                    alone[1], alone[2]);
+        (void)std::fflush(stdout);
+      }
+    }
+  });
+  return 0;
+}
