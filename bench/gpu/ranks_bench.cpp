@@ -213,12 +213,15 @@ int main(int argc, char** argv) {
           meet.arrive_and_wait();
         }
         if (r.rank != 0) continue;
-        const auto slowest = [](const std::vector<double>& us) {
-          return *std::max_element(us.begin(), us.end());
+        const auto slowest = [&](const std::vector<double>& us) -> std::string {
+          if (r.gpus < size) return "-";
+          char text[32];
+          (void)std::snprintf(text, sizeof text, "%.1f", *std::max_element(us.begin(), us.end()));
+          return text;
         };
-        std::printf("%9u %-9s %10.1f %10.1f %10.1f | %12.1f %12.1f\n", tokens,
-                    full ? "full" : "default", alone[0], slowest(together[0]), slowest(together[1]),
-                    alone[1], alone[2]);
+        std::printf("%9u %-9s %10.1f %10s %10s | %12.1f %12.1f\n", tokens,
+                    full ? "full" : "default", alone[0], slowest(together[0]).c_str(),
+                    slowest(together[1]).c_str(), alone[1], alone[2]);
         (void)std::fflush(stdout);
       }
     }

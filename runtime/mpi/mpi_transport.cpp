@@ -9,17 +9,13 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include "runtime/ranks/transport_parts.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A step's message is on its way for some microseconds: polled without a pause. Longer waits leave the core to others, which may
-// be ranks of this host.
-constexpr auto kPollWithoutPause = std::chrono::microseconds(200);
-constexpr auto kPause = std::chrono::microseconds(50);
 
 struct MpiTransport {
   MPI_Comm comm = MPI_COMM_NULL;
@@ -52,7 +48,7 @@ keyhole_status wait_for(MPI_Request& request, uint32_t timeout_ms, char* text) {
                     timeout_ms);
       return KEYHOLE_TIMEOUT;
     }
-    if (now - begin > kPollWithoutPause) std::this_thread::sleep_for(kPause);
+    keyhole::ranks::pause_since(begin);
   }
 }
 
@@ -106,23 +102,7 @@ MPI_Comm handle_of(const void* comm) {
   return comm == nullptr ? MPI_COMM_WORLD : *static_cast<const MPI_Comm*>(comm);
 }
 
-/// The text of an error that this library finds itself becomes the thread's, by way of a transport that fails.
-keyhole_status fail(const char* text) {
-  keyhole_transport t;
-  keyhole_transport_init(&t);
-  t.size = 1;
-  t.context = const_cast<char*>(text);
-  t.all_gather = [](void* context, const void*, void*, size_t, uint32_t, char* to) {
-    std::snprintf(to, KEYHOLE_TRANSPORT_TEXT, "%s", static_cast<const char*>(context));
-    return static_cast<keyhole_status>(KEYHOLE_RANK_FAILED);
-  };
-  keyhole_communicator* c = nullptr;
-  const keyhole_status made = keyhole_communicator_create(&t, nullptr, &c);
-  if (made != KEYHOLE_OK) return made;
-  const keyhole_status status = keyhole_communicator_gather(c, nullptr, nullptr, 0);
-  keyhole_communicator_destroy(c);
-  return status;
-}
+keyhole_status fail(const char* text) { return keyhole::ranks::fail(KEYHOLE_RANK_FAILED, text); }
 
 bool is_running() {
   int begun = 0, ended = 0;

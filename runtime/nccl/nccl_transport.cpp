@@ -10,7 +10,8 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <thread>
+
+#include "runtime/ranks/transport_parts.h"
 
 #if NCCL_VERSION_CODE < NCCL_VERSION(2, 18, 0)
 #error "libkeyhole_nccl needs NCCL 2.18 or newer, for ncclCommSplit"
@@ -20,9 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// As over MPI: a step's message takes some microseconds, and longer waits leave the core to others.
-constexpr auto kPollWithoutPause = std::chrono::microseconds(200);
-constexpr auto kPause = std::chrono::microseconds(50);
 // After an abort NCCL's kernels see a flag and end. A device that hangs does not: its buffers are then left.
 constexpr auto kAbortedStreamEnds = std::chrono::seconds(2);
 constexpr size_t kMostOwnBytes = size_t{4} << 20;
@@ -125,7 +123,7 @@ bool pause(const Wait& wait, char* text) {
                   wait.ms);
     return false;
   }
-  if (now - wait.begin > kPollWithoutPause) std::this_thread::sleep_for(kPause);
+  keyhole::ranks::pause_since(wait.begin);
   return true;
 }
 
@@ -262,10 +260,10 @@ NcclTransport::~NcclTransport() {
   const OnDevice on(device_);
   if (comm_ != nullptr) (void)ncclCommDestroy(comm_);
   if (stream_ == nullptr) return;
-  const auto end = Clock::now() + kAbortedStreamEnds;
+  const auto begin = Clock::now(), end = begin + kAbortedStreamEnds;
   cudaError_t done = query(stream_);
   while (done == cudaErrorNotReady && Clock::now() < end) {
-    std::this_thread::sleep_for(kPause);
+    keyhole::ranks::pause_since(begin);
     done = query(stream_);
   }
   if (done == cudaErrorNotReady) return;  // the device still has the buffers
@@ -290,29 +288,6 @@ void abort_all(void* context) { static_cast<NcclTransport*>(context)->abort(); }
 
 void release(void* context) { delete static_cast<NcclTransport*>(context); }
 
-/// The error becomes the thread's, with its text, by way of a transport that fails.
-keyhole_status fail(keyhole_status status, const char* text) {
-  struct Failure {
-    keyhole_status status;
-    const char* text;
-  } failure{status, text};
-  keyhole_transport t;
-  keyhole_transport_init(&t);
-  t.size = 1;
-  t.context = &failure;
-  t.all_gather = [](void* context, const void*, void*, size_t, uint32_t, char* to) {
-    const auto* f = static_cast<const Failure*>(context);
-    std::snprintf(to, KEYHOLE_TRANSPORT_TEXT, "%s", f->text);
-    return f->status;
-  };
-  keyhole_communicator* c = nullptr;
-  const keyhole_status made = keyhole_communicator_create(&t, nullptr, &c);
-  if (made != KEYHOLE_OK) return made;
-  const keyhole_status failed = keyhole_communicator_gather(c, nullptr, nullptr, 0);
-  keyhole_communicator_destroy(c);
-  return failed;
-}
-
 }  // namespace
 
 extern "C" keyhole_status keyhole_communicator_from_nccl(const void* comm,
@@ -320,7 +295,8 @@ extern "C" keyhole_status keyhole_communicator_from_nccl(const void* comm,
                                                          keyhole_communicator** out) {
   if (out != nullptr) *out = nullptr;
   const ncclComm_t parent = comm == nullptr ? nullptr : *static_cast<const ncclComm_t*>(comm);
-  if (parent == nullptr) return fail(KEYHOLE_RANK_FAILED, "comm is NULL, or points to NULL");
+  if (parent == nullptr)
+    return keyhole::ranks::fail(KEYHOLE_RANK_FAILED, "comm is NULL, or points to NULL");
   std::unique_ptr<NcclTransport> t;
   try {
     t = std::make_unique<NcclTransport>();
@@ -336,7 +312,7 @@ extern "C" keyhole_status keyhole_communicator_from_nccl(const void* comm,
   if (opened != KEYHOLE_OK) {
     if (t->is_left()) (void)t.release();
     t.reset();
-    return fail(opened, text);
+    return keyhole::ranks::fail(opened, text);
   }
   keyhole_transport table;
   keyhole_transport_init(&table);

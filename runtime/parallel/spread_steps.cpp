@@ -4,19 +4,15 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "runtime/parallel/spread_session.h"
+#include "runtime/ranks/transport_parts.h"
 
 namespace keyhole::runtime {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// A step takes some 100 us: for so long a waiting thread looks again at once.
-constexpr auto kLooksAtOnce = std::chrono::milliseconds(1);
-constexpr auto kPause = std::chrono::microseconds(50);
 
 size_t row_bytes(const RowsOut& out, uint32_t dim) { return size_t{dim} * dtype_size(out.dtype); }
 
@@ -38,17 +34,12 @@ void SpreadSession::wait_for_stream() {
   const uint32_t timeout_ms = ranks_->config().timeout_ms;
   const auto begin = Clock::now();
   while (!on_device_->is_done(stream_)) {
-    const auto passed = Clock::now() - begin;
-    if (passed > std::chrono::milliseconds(timeout_ms)) {
+    if (Clock::now() - begin > std::chrono::milliseconds(timeout_ms)) {
       ranks_->abandon(Status::timeout, "the stream has not done its steps within " +
                                            std::to_string(timeout_ms) +
                                            " ms: other ranks have not enqueued theirs");
     }
-    if (passed < kLooksAtOnce) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(kPause);
-    }
+    ranks::pause_since(begin);
   }
 }
 
