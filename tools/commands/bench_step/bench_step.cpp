@@ -78,8 +78,7 @@ std::string heading(const StepPlan& plan, const HeadSource& source, const StepBe
   text += std::to_string(plan.steps) + " steps after " + std::to_string(plan.warmup) + ", " +
           (bench.stream_steps() ? (plan.graph ? "as a graph on a CUDA stream" : "on a CUDA stream")
                                 : "calls that wait, tensors in host memory") +
-          "; " + std::to_string(plan.threads) + " threads" +
-          (plan.ranks.any() ? " a rank" : "") +
+          "; " + std::to_string(plan.threads) + " threads" + (plan.ranks.any() ? " a rank" : "") +
           (plan.busy == 0 ? "" : " beside " + std::to_string(plan.busy) + " busy with copies") +
           "\n";
   if (plan.ranks.any()) {
@@ -212,7 +211,8 @@ void add_bench_step(CLI::App& keyhole) {
            "--device-cap 24GiB --compare full,pcie,resident --json step.json",
            "keyhole bench-step --runs steps.json --trace t.safetensors --html steps.html",
            "keyhole bench-step --synthetic --index ivf --device host --layers 2 --context 16k",
-           "mpirun -n 2 --bind-to none keyhole bench-step --parallel tensor --synthetic --index ivf "
+           "mpirun -n 2 --bind-to none keyhole bench-step --parallel tensor --synthetic --index "
+           "ivf "
            "--device host --layers 2 --context 16k --compare full"}) +
       "\n\n" + kDefinitions + "\n\n" + keyhole_index_help());
   command->callback([options, command] { run(resolve_runs(*command, *options)); });

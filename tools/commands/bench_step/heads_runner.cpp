@@ -64,7 +64,7 @@ class HeadsRunner final : public StepRunner {
 
   const StepInputs& inputs_;
   const StepRanks& ranks_;
-  std::vector<uint16_t> own_, all_;              ///< outputs of a rank, and behind them whether it has failed
+  std::vector<uint16_t> own_, all_;  ///< outputs of a rank, and behind them whether it has failed
   std::vector<std::vector<uint16_t>> outputs_;  ///< by layer, `[q_heads of all ranks, head_dim]`
 };
 

@@ -23,7 +23,7 @@ Latency latency_of(std::vector<double> sample) {
 StepMeter::StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream)
     : plan_(plan),
       inputs_(inputs),
-      own_runner_(stream != nullptr        ? make_stream_runner(inputs, *stream)
+      own_runner_(stream != nullptr       ? make_stream_runner(inputs, *stream)
                   : plan.ranks.by_heads() ? make_heads_runner(inputs, plan.ranks)
                                           : make_host_runner(inputs)),
       runner_(*own_runner_) {}
@@ -86,7 +86,8 @@ Latency StepMeter::written_error(const Session& session, uint32_t layers) {
     throw_if_interrupted();
     (void)runner_.run(session.get(), token, layers);
     for (uint32_t layer = 0; layer < layers; ++layer) {
-      for (const double error : output_errors(runner_, inputs_, session.get(), token, layer, plan_.ranks)) {
+      for (const double error :
+           output_errors(runner_, inputs_, session.get(), token, layer, plan_.ranks)) {
         errors.push_back(error);
       }
     }

@@ -225,9 +225,8 @@ void add_bench_step_options(CLI::App& command, BenchStepOptions& options) {
 BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given) {
   if (given.runs.empty()) return given;
   BenchStepOptions out;
-  const RunFile file =
-      resolve_run_file(command, given.runs, kFileOptions,
-                       [&](CLI::App& both) { add_bench_step_options(both, out); });
+  const RunFile file = resolve_run_file(command, given.runs, kFileOptions,
+                                        [&](CLI::App& both) { add_bench_step_options(both, out); });
   for (const RunFile::Run& run : file.runs) {
     if (run.rival) {
       throw UsageError("--runs " + given.runs + ": rival " + run.spec +

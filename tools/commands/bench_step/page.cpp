@@ -42,7 +42,7 @@ double memory_of(const ordered_json& row) {
 // "" of one process.
 std::string ranks_of(const ordered_json& options) {
   if (options["parallel"].is_null()) return "";
-  return options["ranks"].dump() + ", " + options["parallel"].get<std::string>() + " parallel";
+  return options["ranks"].dump() + " of --parallel " + options["parallel"].get<std::string>();
 }
 
 std::string budget_text(const ordered_json& row) {
@@ -210,14 +210,13 @@ std::string bench_step_svg(const ordered_json& document) {
   if (curves.points.empty()) return "";
   curves.panels = {{kLayer, kError}, {kMemory, kError}};
   const std::string device = document["floors"]["device"], ranks = ranks_of(options);
-  return curves_svg(curves,
-                    format_count(options["context"]) + " tokens, " + options["q_heads"].dump() +
-                        " query and " + options["kv_heads"].dump() + " KV heads of " +
-                        options["head_dim"].dump() + ", " + options["layers"].dump() + " layers; " +
-                        (ranks.empty() ? "" : ranks + "; ") +
-                        (device.empty() ? "" : device + ", ") +
-                        document["machine"]["cpu"].get<std::string>(),
-                    2);
+  return curves_svg(
+      curves,
+      format_count(options["context"]) + " tokens, " + options["q_heads"].dump() + " query and " +
+          options["kv_heads"].dump() + " KV heads of " + options["head_dim"].dump() + ", " +
+          options["layers"].dump() + " layers; " + (ranks.empty() ? "" : "ranks: " + ranks + "; ") +
+          (device.empty() ? "" : device + ", ") + document["machine"]["cpu"].get<std::string>(),
+      2);
 }
 
 }  // namespace keyhole::tools

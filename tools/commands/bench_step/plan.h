@@ -48,7 +48,8 @@ struct StepPlan {
   bool compare_full = false, compare_resident = false, compare_pcie = false;
   std::vector<KvFormat> compare_formats;
   uint32_t busy = 0;  ///< threads that copy memory while steps are timed
-  StepRanks ranks;    ///< among whom the model is shared; `threads`, `busy` and the caps are each rank's
+  StepRanks
+      ranks;  ///< among whom the model is shared; `threads`, `busy` and the caps are each rank's
 
   /// Tokens that are decoded after the context.
   [[nodiscard]] uint32_t tokens() const { return warmup + steps; }

@@ -97,9 +97,9 @@ std::string ranks_text(const std::vector<RankMemory>& ranks) {
 }
 
 std::string statistics_text(const keyhole_statistics& s, bool of_ranks) {
-  std::string text = std::string("  of an attend") + (of_ranks ? ", all ranks" : "") + ": search " + us(1e6 * per_attend(s.search_seconds, s)) +
-                     ", offloaded attention " + us(1e6 * per_attend(s.offload_seconds, s)) +
-                     " of worker time";
+  std::string text = std::string("  of an attend") + (of_ranks ? ", all ranks" : "") + ": search " +
+                     us(1e6 * per_attend(s.search_seconds, s)) + ", offloaded attention " +
+                     us(1e6 * per_attend(s.offload_seconds, s)) + " of worker time";
   if (s.stream_steps != 0) {
     text += "; served in " + us(1e6 * per_attend(s.serve_seconds, s)) + ", the device waited " +
             us(1e6 * per_attend(s.device_wait_seconds, s));
@@ -108,8 +108,9 @@ std::string statistics_text(const keyhole_statistics& s, bool of_ranks) {
   }
   text += "; read " +
           format_bytes(static_cast<uint64_t>(per_attend(static_cast<double>(s.bytes_read), s))) +
-          "\n  memory" + (of_ranks ? " of all ranks" : "") + ": host " + format_bytes(s.host_bytes) + " (indexes " +
-          format_bytes(s.index_bytes) + "), device " + format_bytes(s.device_bytes);
+          "\n  memory" + (of_ranks ? " of all ranks" : "") + ": host " +
+          format_bytes(s.host_bytes) + " (indexes " + format_bytes(s.index_bytes) + "), device " +
+          format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
   if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
   if (s.code_layers != 0) {
@@ -153,16 +154,16 @@ std::string to_text(const StepResult& r) {
     const keyhole_audit& a = *r.audit;
     text += r.written_error ? "  audits: " : "  ";
     if (std::isfinite(a.error_median)) {  // not where ranks have put their audits together
-      text += "output error median " + fixed(a.error_median, 4) + ", p95 " +
-              fixed(a.error_p95, 4) + ", p99 " + fixed(a.error_p99, 4) + "; ";
+      text += "output error median " + fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) +
+              ", p99 " + fixed(a.error_p99, 4) + "; ";
     }
-    text += "recall " + fixed(a.recall, 3) + ", mass " +
-            fixed(a.mass_mean, 4) + " (" + format_count(a.audits) + " audits)\n";
+    text += "recall " + fixed(a.recall, 3) + ", mass " + fixed(a.mass_mean, 4) + " (" +
+            format_count(a.audits) + " audits)\n";
   }
   if (r.written_error) {
-    text += "  what the steps wrote in fp16: output error median " + fixed(r.written_error->p50, 4) +
-            ", p95 " + fixed(r.written_error->p95, 4) + ", p99 " + fixed(r.written_error->p99, 4) +
-            "\n";
+    text += "  what the steps wrote in fp16: output error median " +
+            fixed(r.written_error->p50, 4) + ", p95 " + fixed(r.written_error->p95, 4) + ", p99 " +
+            fixed(r.written_error->p99, 4) + "\n";
   }
   if (!r.note.empty()) text += "  " + r.note + "\n";
   return text;

@@ -51,9 +51,9 @@ struct StepResult {
   bool floor = false;        ///< computed from bytes and a measured bandwidth: no kernel was timed
   double build_seconds = 0;  ///< of the index; 0 where it was there
   double tail_seconds = 0;   ///< of the partitions; likewise
-  std::optional<StepTiming> timing;     ///< absent where it could not be measured
-  std::string note;                     ///< why not, or what has to be known
-  std::optional<keyhole_audit> audit;   ///< of the same steps
+  std::optional<StepTiming> timing;    ///< absent where it could not be measured
+  std::string note;                    ///< why not, or what has to be known
+  std::optional<keyhole_audit> audit;  ///< of the same steps
   /// Output error of what the steps wrote, in fp16: of stream steps, and of several ranks together.
   std::optional<Latency> written_error;
 };

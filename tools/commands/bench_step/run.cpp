@@ -266,9 +266,8 @@ class StepBench::Impl {
     try {
       // First without partitions, so that the two builds are timed apart.
       const BudgetChoice first = for_index(run.budgets.front(), run.index);
-      build_seconds =
-          build(plan_.ranks, session, &run.index,
-                first.needs_partitions() ? without_partitions(first) : first);
+      build_seconds = build(plan_.ranks, session, &run.index,
+                            first.needs_partitions() ? without_partitions(first) : first);
     } catch (const std::runtime_error& e) {
       if (interrupted()) throw;
       failure = e.what();

@@ -29,8 +29,7 @@ LayerData::LayerData(const HeadSource& source, const StepShape& shape, TurnKind 
 }
 
 uint32_t LayerData::source_head(uint32_t kv_head) const {
-  const uint64_t place =
-      uint64_t{layer_} * shape_.all_kv_heads() + shape_.first_kv_head + kv_head;
+  const uint64_t place = uint64_t{layer_} * shape_.all_kv_heads() + shape_.first_kv_head + kv_head;
   return static_cast<uint32_t>(place % source_.heads());
 }
 

@@ -17,19 +17,19 @@ using Failure = std::array<char, 512>;
 
 // What all ranks together have more of than each.
 constexpr uint64_t keyhole_statistics::*kCounts[] = {
-    &keyhole_statistics::keys_scored,       &keyhole_statistics::keys_offered,
-    &keyhole_statistics::keys_attended,     &keyhole_statistics::keys_opened,
-    &keyhole_statistics::targets_missed,    &keyhole_statistics::bytes_read,
-    &keyhole_statistics::append_blocks,     &keyhole_statistics::append_waits,
-    &keyhole_statistics::host_bytes,        &keyhole_statistics::host_bytes_peak,
-    &keyhole_statistics::index_bytes,       &keyhole_statistics::tail_bytes,
-    &keyhole_statistics::device_bytes,      &keyhole_statistics::device_bytes_peak,
-    &keyhole_statistics::partition_bytes,   &keyhole_statistics::code_bytes,
+    &keyhole_statistics::keys_scored,     &keyhole_statistics::keys_offered,
+    &keyhole_statistics::keys_attended,   &keyhole_statistics::keys_opened,
+    &keyhole_statistics::targets_missed,  &keyhole_statistics::bytes_read,
+    &keyhole_statistics::append_blocks,   &keyhole_statistics::append_waits,
+    &keyhole_statistics::host_bytes,      &keyhole_statistics::host_bytes_peak,
+    &keyhole_statistics::index_bytes,     &keyhole_statistics::tail_bytes,
+    &keyhole_statistics::device_bytes,    &keyhole_statistics::device_bytes_peak,
+    &keyhole_statistics::partition_bytes, &keyhole_statistics::code_bytes,
     &keyhole_statistics::pinned_bytes};
 constexpr double keyhole_statistics::*kWorkerTimes[] = {
-    &keyhole_statistics::search_seconds,   &keyhole_statistics::offload_seconds,
-    &keyhole_statistics::resident_seconds, &keyhole_statistics::append_seconds,
-    &keyhole_statistics::tail_seconds,     &keyhole_statistics::append_wait_seconds,
+    &keyhole_statistics::search_seconds,     &keyhole_statistics::offload_seconds,
+    &keyhole_statistics::resident_seconds,   &keyhole_statistics::append_seconds,
+    &keyhole_statistics::tail_seconds,       &keyhole_statistics::append_wait_seconds,
     &keyhole_statistics::background_seconds, &keyhole_statistics::device_wait_seconds,
     &keyhole_statistics::serve_seconds};
 
@@ -141,10 +141,12 @@ void StepRanks::join(keyhole_audit& audit) const {
   std::vector<keyhole_audit> all(size());
   gather(&audit, all.data(), sizeof audit);
   keyhole_audit_init(&audit);
-  constexpr double keyhole_audit::*kMeans[] = {
-      &keyhole_audit::error_mean,   &keyhole_audit::mass_mean,
-      &keyhole_audit::recall,       &keyhole_audit::missing_mean,
-      &keyhole_audit::estimated_missing_mean, &keyhole_audit::missing_error_mean};
+  constexpr double keyhole_audit::*kMeans[] = {&keyhole_audit::error_mean,
+                                               &keyhole_audit::mass_mean,
+                                               &keyhole_audit::recall,
+                                               &keyhole_audit::missing_mean,
+                                               &keyhole_audit::estimated_missing_mean,
+                                               &keyhole_audit::missing_error_mean};
   for (const keyhole_audit& one : all) {
     audit.audits += one.audits;
     audit.waits += one.waits;

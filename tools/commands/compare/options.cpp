@@ -163,9 +163,9 @@ constexpr const char* kFileOptions[] = {
 CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
   if (!given.runs.empty()) {
     CompareOptions resolved;
-    const RunFile file =
-        resolve_run_file(command, given.runs, kFileOptions,
-                         [&](CLI::App& both) { add_compare_options(both, resolved); });
+    const RunFile file = resolve_run_file(command, given.runs, kFileOptions, [&](CLI::App& both) {
+      add_compare_options(both, resolved);
+    });
     given = std::move(resolved);
     if (given.trace.empty()) given.trace = file.trace;
     if (given.goals.empty()) given.goals = file.goals;
