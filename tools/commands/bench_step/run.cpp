@@ -6,49 +6,16 @@
 
 #include "tools/commands/bench_step/comparisons.h"
 #include "tools/commands/bench_step/context.h"
+#include "tools/commands/bench_step/index_build.h"
 #include "tools/commands/bench_step/meter.h"
 #include "tools/llama/team.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
-#include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
 namespace {
-
-struct BuildBar {
-  Progress bar;
-  static int32_t callback(void* user, double fraction, const char* /*what*/) {
-    static_cast<BuildBar*>(user)->bar.update(fraction);
-    return interrupted() ? 1 : 0;
-  }
-};
-
-// Gives all heads the index (null: that which they have) and the budget; returns the seconds that it takes to
-// build what is missing, on the slowest rank.
-double build(const StepRanks& ranks, const Session& session, const std::string* index,
-             const BudgetChoice& budget) {
-  const Clock::time_point start = Clock::now();
-  ranks.together([&] {
-    if (index != nullptr) check(keyhole_session_set_index(session.get(), index->c_str()));
-    const keyhole_budget values = budget.budget();
-    check(keyhole_session_set_budget(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &values));
-    BuildBar bar{Progress("build")};
-    const keyhole_status status = keyhole_build(session.get(), BuildBar::callback, &bar);
-    throw_if_interrupted();
-    check(status);
-  });
-  return seconds_since(start);
-}
-
-// A budget like `first` that needs no partitions.
-BudgetChoice without_partitions(const BudgetChoice& first) {
-  BudgetChoice choice;
-  choice.attend = first.attend;
-  if (choice.attend.mode == KEYHOLE_ATTEND_NONE) choice.attend.mode = KEYHOLE_ATTEND_TOPK;
-  return choice;
-}
 
 TokenStreamShape stream_shape(const StepPlan& plan) {
   const StepShape& s = plan.shape;
@@ -266,8 +233,8 @@ class StepBench::Impl {
     try {
       // First without partitions, so that the two builds are timed apart.
       const BudgetChoice first = for_index(run.budgets.front(), run.index);
-      build_seconds = build(plan_.ranks, session, &run.index,
-                            first.needs_partitions() ? without_partitions(first) : first);
+      build_seconds = build_indexes(plan_.ranks, session, &run.index,
+                                    first.needs_partitions() ? without_partitions(first) : first);
     } catch (const std::runtime_error& e) {
       if (interrupted()) throw;
       failure = e.what();
@@ -288,10 +255,10 @@ class StepBench::Impl {
   void measure_budget(const Session& session, const Session& audited, const BudgetChoice& budget,
                       bool& audit_built, StepResult& result) {
     try {
-      result.tail_seconds = build(plan_.ranks, session, nullptr, budget);
+      result.tail_seconds = build_indexes(plan_.ranks, session, nullptr, budget);
       result.timing = meter_->time(session);
       if (audited) {
-        (void)build(plan_.ranks, audited, audit_built ? nullptr : &result.index, budget);
+        (void)build_indexes(plan_.ranks, audited, audit_built ? nullptr : &result.index, budget);
         audit_built = true;
         if (audits()) result.audit = meter_->audit(audited, audited_layers_);
         if (stream_ || plan_.ranks.any()) {
