@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <mutex>
 
 #include "tests/runtime/parallel/thread_ranks.h"
 #include "tools/commands/bench_step/heads_runner.h"
@@ -40,6 +42,8 @@ struct Steps {
 
 /// A session with a context of these heads, and what its steps bring.
 Steps steps_of(const StepShape& shape) {
+  static std::mutex one_at_a_time;  // rows are made with a BLAS whose threads are the process's
+  const std::lock_guard lock(one_at_a_time);
   Steps steps;
   keyhole_engine_config engine;
   keyhole_engine_config_init(&engine);
