@@ -54,6 +54,9 @@ ordered_json describe(const BenchStepOptions& options, const StepPlan& plan,
           {"device", bench.stream_steps() ? "cuda" : options.device},
           {"steps_in", bench.stream_steps() ? (plan.graph ? "graph" : "stream") : "host"},
           {"weights", plan.weights},
+          {"parallel", plan.ranks.any() ? ordered_json(plan.ranks.way()) : ordered_json(nullptr)},
+          {"ranks", plan.ranks.size()},
+          {"context_block", bench.context_block()},
           {"device_cap", limit(plan.device_cap)},
           {"host_cap", limit(plan.host_cap)},
           {"pinned_cap", limit(plan.pinned_cap)}};
@@ -75,23 +78,27 @@ std::string heading(const StepPlan& plan, const HeadSource& source, const StepBe
   text += std::to_string(plan.steps) + " steps after " + std::to_string(plan.warmup) + ", " +
           (bench.stream_steps() ? (plan.graph ? "as a graph on a CUDA stream" : "on a CUDA stream")
                                 : "calls that wait, tensors in host memory") +
-          "; " + std::to_string(plan.threads) + " threads" +
+          "; " + std::to_string(plan.threads) + " threads" + (plan.ranks.any() ? " a rank" : "") +
           (plan.busy == 0 ? "" : " beside " + std::to_string(plan.busy) + " busy with copies") +
           "\n";
+  if (plan.ranks.any()) {
+    text += plan.ranks.description(plan.shape, bench.context_block()) + "\n";
+  }
   return text;
 }
 
-void run(const BenchStepOptions& options) {
+void run(BenchStepOptions options) {
   if (options.html == "-") throw UsageError("--html needs a file");
   if (options.svg == "-") throw UsageError("--svg needs a file");
   if (!options.svg.empty() && options.audit_steps == 0) {
     throw UsageError("--svg draws errors, which --audit-steps 0 does not measure; allowed: 1 to " +
                      std::to_string(options.warmup + options.steps));
   }
+  const StepPlan wanted = make_step_plan(options);
+  if (!wanted.ranks.speaks()) options.json = options.svg = options.html = "";
   for (const std::string& path : {options.json, options.svg, options.html}) {
     if (!path.empty()) check_writable(path);
   }
-  const StepPlan wanted = make_step_plan(options);
   const std::unique_ptr<HeadSource> source = make_source(options, wanted);
   const bool to_people = options.json != "-";
   const auto print = [to_people](const std::string& text) {
@@ -150,7 +157,7 @@ void run(const BenchStepOptions& options) {
   save();
   const auto is_missing = [](const StepResult& r) { return !r.comparison && !r.timing; };
   const auto missing = std::find_if(results.begin(), results.end(), is_missing);
-  if (missing != results.end()) {
+  if (missing != results.end() && plan.ranks.speaks()) {
     const auto count = std::count_if(results.begin(), results.end(), is_missing);
     throw std::runtime_error(std::to_string(count) + " of " + std::to_string(results.size()) +
                              " could not be measured, the first (" + missing->name + ") because " +
@@ -164,6 +171,11 @@ constexpr const char* kDefinitions = R"(What is measured:
   token           all attends of a token, with --weights and the products of the model between them, by the
                   host's clock. With --graph, tokens whose layers are clocked and others take turns, and this is of the
                   others: events in a graph keep kernels apart, which costs some 6 us a layer
+  --parallel      of several processes (mpirun): the time of each attend and of each token is that of the slowest rank, the
+                  merge of states (context) or the gather of outputs (tensor) included. Memory, bytes read and worker
+                  time are sums over the ranks; --threads, --busy and the caps are each rank's. The error is that of what
+                  the steps wrote in fp16, all heads, beside exact attention of all ranks. --compare full and resident are
+                  shared alike. With context, --k and budgets are each rank's, and recall and mass are not measured
   --busy          the timed steps, those of --compare full and resident too, run while so many threads copy 64 MiB each
                   over and over, beyond what cores cache; builds, audits and bandwidths are measured without them
   q8_0, q4_0      of --compare: bytes of K and V in that format (34 or 18 for 32 numbers) over the card's measured copy
@@ -198,7 +210,10 @@ void add_bench_step(CLI::App& keyhole) {
            "keyhole bench-step --trace t.safetensors --index 'roargraph:ef=64' --weights "
            "--device-cap 24GiB --compare full,pcie,resident --json step.json",
            "keyhole bench-step --runs steps.json --trace t.safetensors --html steps.html",
-           "keyhole bench-step --synthetic --index ivf --device host --layers 2 --context 16k"}) +
+           "keyhole bench-step --synthetic --index ivf --device host --layers 2 --context 16k",
+           "mpirun -n 2 --bind-to none keyhole bench-step --parallel tensor --synthetic --index "
+           "ivf "
+           "--device host --layers 2 --context 16k --compare full"}) +
       "\n\n" + kDefinitions + "\n\n" + keyhole_index_help());
   command->callback([options, command] { run(resolve_runs(*command, *options)); });
 }

@@ -20,7 +20,7 @@ keyhole_tensor tokens_tensor(const uint16_t* data, size_t tokens, uint32_t heads
 }  // namespace
 
 double ContextFeed::hand_over(const std::string& title, StepInputs* steps, const Take& take) {
-  const StepShape& shape = plan_.shape;
+  const StepShape shape = plan_.own_shape();
   if (steps != nullptr) {
     steps->shape = shape;
     steps->tokens = plan_.tokens();
@@ -45,7 +45,7 @@ double ContextFeed::hand_over(const std::string& title, StepInputs* steps, const
 
 double ContextFeed::hand_over_layer(LayerData& data, uint32_t layer, bool with_queries,
                                     const Take& take) {
-  const StepShape& shape = plan_.shape;
+  const StepShape shape = plan_.own_shape();
   k_.resize(kChunk * shape.kv_elements());
   v_.resize(kChunk * shape.kv_elements());
   if (with_queries) q_.resize(kChunk * shape.q_elements());

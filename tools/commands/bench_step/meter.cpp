@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tools/commands/bench_step/busy.h"
+#include "tools/commands/bench_step/heads_runner.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/terminal/interrupt.h"
 
@@ -22,8 +23,9 @@ Latency latency_of(std::vector<double> sample) {
 StepMeter::StepMeter(const StepPlan& plan, const StepInputs& inputs, TokenStream* stream)
     : plan_(plan),
       inputs_(inputs),
-      own_runner_(stream == nullptr ? make_host_runner(inputs)
-                                    : make_stream_runner(inputs, *stream)),
+      own_runner_(stream != nullptr       ? make_stream_runner(inputs, *stream)
+                  : plan.ranks.by_heads() ? make_heads_runner(inputs, plan.ranks)
+                                          : make_host_runner(inputs)),
       runner_(*own_runner_) {}
 
 StepTiming StepMeter::time(const Session& session) {
@@ -49,12 +51,15 @@ StepTiming StepMeter::time(const Session& session) {
   }
   if (busy) timing.busy_bandwidth = busy->stop();
   check_outputs(runner_, n);
+  plan_.ranks.slowest(layers);
+  plan_.ranks.slowest(tokens_on_host);
   timing.layer = latency_of(std::move(layers));
   timing.token = latency_of(std::move(tokens_on_host));
   timing.token_on_device = latency_of(std::move(tokens_on_device));
   if (!plan_.weights) timing.layer_in_token = timing.token_on_device.p50 / n;
   keyhole_statistics_init(&timing.statistics);
   check(keyhole_get_statistics(session.get(), &timing.statistics));
+  plan_.ranks.add_up(timing);
   truncate(session);
   return timing;
 }
@@ -69,18 +74,20 @@ keyhole_audit StepMeter::audit(const Session& session, uint32_t layers) {
   keyhole_audit figures;
   keyhole_audit_init(&figures);
   check(keyhole_get_audit(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &figures));
+  plan_.ranks.join(figures);
   truncate(session);
   return figures;
 }
 
-Latency StepMeter::stream_error(const Session& session, uint32_t layers) {
+Latency StepMeter::written_error(const Session& session, uint32_t layers) {
   runner_.use(session.get());
   std::vector<double> errors;
   for (uint32_t token = 0; token < audited_tokens(); ++token) {
     throw_if_interrupted();
     (void)runner_.run(session.get(), token, layers);
     for (uint32_t layer = 0; layer < layers; ++layer) {
-      for (const double error : output_errors(runner_, inputs_, session.get(), token, layer)) {
+      for (const double error :
+           output_errors(runner_, inputs_, session.get(), token, layer, plan_.ranks)) {
         errors.push_back(error);
       }
     }

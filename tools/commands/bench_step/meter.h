@@ -26,10 +26,11 @@ class StepMeter {
 
   /// Steps of all layers, beside the plan's busy threads.
   StepTiming time(const Session& session);
-  /// What the library's audit says of the same steps of the first `layers` layers.
+  /// What the library's audit says of the same steps of the first `layers` layers. Not of ranks that share the tokens: each
+  /// would audit its own alone.
   keyhole_audit audit(const Session& session, uint32_t layers);
-  /// Output error of what steps on the stream wrote, rounded to fp16, beside steps of the library in exact mode.
-  Latency stream_error(const Session& session, uint32_t layers);
+  /// Output error of what steps wrote, rounded to fp16, beside steps of the library in exact mode.
+  Latency written_error(const Session& session, uint32_t layers);
 
  private:
   [[nodiscard]] uint32_t audited_tokens() const;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "tools/commands/bench_step/share_plan.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/commands/common/sweep.h"
 #include "tools/commands/common/ways.h"
@@ -217,12 +218,15 @@ void add_bench_step_options(CLI::App& command, BenchStepOptions& options) {
   add_ways(command, options);
   add_tokens(command, options);
   add_places(command, options);
+  add_parallel_options(command, options.parallel);
   add_results(command, options);
 }
 
 BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given) {
   if (given.runs.empty()) return given;
-  const RunFile file = read_run_file(given.runs, kFileOptions);
+  BenchStepOptions out;
+  const RunFile file = resolve_run_file(command, given.runs, kFileOptions,
+                                        [&](CLI::App& both) { add_bench_step_options(both, out); });
   for (const RunFile::Run& run : file.runs) {
     if (run.rival) {
       throw UsageError("--runs " + given.runs + ": rival " + run.spec +
@@ -232,10 +236,6 @@ BenchStepOptions resolve_runs(const CLI::App& command, BenchStepOptions given) {
   if (!file.goals.empty()) {
     throw UsageError("--runs " + given.runs + ": goals: bench-step gives no advice; compare does");
   }
-  BenchStepOptions out;
-  CLI::App both;
-  add_bench_step_options(both, out);
-  parse_with_file(command, file, given.runs, both);
   if (out.trace.empty() && !out.synthetic) out.trace = file.trace;
   out.groups = file.runs;
   return out;
@@ -284,6 +284,7 @@ StepPlan make_step_plan(const BenchStepOptions& options) {
     if (way != nullptr && way->format) plan.compare_formats.push_back(*way->format);
   }
   check_context(plan, options.context);
+  share_plan(plan, options.parallel);
   return plan;
 }
 

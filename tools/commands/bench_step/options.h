@@ -10,6 +10,7 @@
 #include "tools/commands/bench_step/plan.h"
 #include "tools/commands/common/cli_fwd.h"
 #include "tools/commands/common/options.h"
+#include "tools/commands/common/parallel.h"
 #include "tools/commands/common/run_file.h"
 
 namespace keyhole::tools {
@@ -33,6 +34,7 @@ struct BenchStepOptions {
   bool weights = false, blocking = false, graph = false;
   std::string device_cap, host_cap, pinned_cap;
   std::vector<std::string> compare;
+  ParallelFlags parallel;
   uint64_t seed = 1;
   std::string json, svg, html;
 };

@@ -17,9 +17,9 @@ using nlohmann::ordered_json;
 
 constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-// What a step is worth: of stream steps what they wrote, else what audits say.
+// What a step is worth: of stream steps, and of several ranks, what they wrote, else what audits say.
 double error_of(const ordered_json& row, const std::string& quantile) {
-  const double written = figure_at(row, "stream_error." + quantile);
+  const double written = figure_at(row, "written_error." + quantile);
   if (std::isfinite(written)) return written;
   return figure_at(row, quantile == "p50" ? "audit.error.median" : "audit.error." + quantile);
 }
@@ -37,6 +37,12 @@ double memory_of(const ordered_json& row) {
     bytes += figure_at(row, std::string("statistics.") + part);
   }
   return bytes;
+}
+
+// "" of one process.
+std::string ranks_of(const ordered_json& options) {
+  if (options["parallel"].is_null()) return "";
+  return options["ranks"].dump() + " of --parallel " + options["parallel"].get<std::string>();
 }
 
 std::string budget_text(const ordered_json& row) {
@@ -63,11 +69,12 @@ Curves curves_of(const ordered_json& rows) {
   Curves::View& view = out.views.emplace_back();
   view.name = "all";
   for (const ordered_json& row : rows) {
-    if (row["comparison"] || row["layer_us"].is_null() || row["audit"].is_null()) continue;
+    const double error = error_of(row, "p50");
+    if (row["comparison"] || row["layer_us"].is_null() || !std::isfinite(error)) continue;
     out.points.push_back(
         {out.series_of(row["series"], budget_text(row)), row["name"].get<std::string>()});
     view.values.push_back({figure_at(row, "layer_us.p50"), per_attend(row, "bytes_read"),
-                           memory_of(row), error_of(row, "p50"), figure_at(row, "audit.recall"),
+                           memory_of(row), error, figure_at(row, "audit.recall"),
                            figure_at(row, "audit.mass.mean")});
   }
   for (const size_t worth : {kError, kRecall, kMass}) {
@@ -161,6 +168,9 @@ std::string bench_step_page(const ordered_json& document) {
                          options["steps_in"].get<std::string>() + ", " + options["threads"].dump() +
                          " threads; sink " + options["sink"].dump() + ", window " +
                          options["window"].dump());
+  if (const std::string ranks = ranks_of(options); !ranks.empty()) {
+    page.fact("ranks", ranks + "; times of the slowest, sums of memory and of what is read");
+  }
   if (const std::string device = document["floors"]["device"]; !device.empty()) {
     page.fact("device", device);
   }
@@ -199,14 +209,14 @@ std::string bench_step_svg(const ordered_json& document) {
   Curves curves = curves_of(document["results"]);
   if (curves.points.empty()) return "";
   curves.panels = {{kLayer, kError}, {kMemory, kError}};
-  const std::string device = document["floors"]["device"];
-  return curves_svg(curves,
-                    format_count(options["context"]) + " tokens, " + options["q_heads"].dump() +
-                        " query and " + options["kv_heads"].dump() + " KV heads of " +
-                        options["head_dim"].dump() + ", " + options["layers"].dump() + " layers; " +
-                        (device.empty() ? "" : device + ", ") +
-                        document["machine"]["cpu"].get<std::string>(),
-                    2);
+  const std::string device = document["floors"]["device"], ranks = ranks_of(options);
+  return curves_svg(
+      curves,
+      format_count(options["context"]) + " tokens, " + options["q_heads"].dump() + " query and " +
+          options["kv_heads"].dump() + " KV heads of " + options["head_dim"].dump() + ", " +
+          options["layers"].dump() + " layers; " + (ranks.empty() ? "" : "ranks: " + ranks + "; ") +
+          (device.empty() ? "" : device + ", ") + document["machine"]["cpu"].get<std::string>(),
+      2);
 }
 
 }  // namespace keyhole::tools

@@ -9,6 +9,7 @@
 
 #include "tools/commands/bench_step/head_turn.h"
 #include "tools/commands/bench_step/step_data.h"
+#include "tools/commands/bench_step/step_ranks.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/llama/keyhole_cache.h"
 #include "tools/llama/kv_format.h"
@@ -47,9 +48,13 @@ struct StepPlan {
   bool compare_full = false, compare_resident = false, compare_pcie = false;
   std::vector<KvFormat> compare_formats;
   uint32_t busy = 0;  ///< threads that copy memory while steps are timed
+  StepRanks
+      ranks;  ///< among whom the model is shared; `threads`, `busy` and the caps are each rank's
 
   /// Tokens that are decoded after the context.
   [[nodiscard]] uint32_t tokens() const { return warmup + steps; }
+  /// What of `shape` this process has.
+  [[nodiscard]] StepShape own_shape() const { return ranks.share(shape); }
 };
 
 }  // namespace keyhole::tools

@@ -1,5 +1,7 @@
 #include "tools/commands/bench_step/report.h"
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -28,6 +30,17 @@ double per_attend(double sum, const keyhole_statistics& s) {
 
 ordered_json to_json(const Latency& l) {
   return {{"mean", l.mean}, {"p50", l.p50}, {"p95", l.p95}, {"p99", l.p99}};
+}
+
+ordered_json to_json(const std::vector<RankMemory>& ranks) {
+  ordered_json out = ordered_json::array();
+  for (const RankMemory& rank : ranks) {
+    out.push_back({{"host", rank.host},
+                   {"index", rank.index},
+                   {"device", rank.device},
+                   {"pinned", rank.pinned}});
+  }
+  return out;
 }
 
 ordered_json to_json(const keyhole_statistics& s) {
@@ -66,10 +79,27 @@ ordered_json to_json(const keyhole_statistics& s) {
           {"threads", s.threads}};
 }
 
-std::string statistics_text(const keyhole_statistics& s) {
-  std::string text = "  of an attend: search " + us(1e6 * per_attend(s.search_seconds, s)) +
-                     ", offloaded attention " + us(1e6 * per_attend(s.offload_seconds, s)) +
-                     " of worker time";
+std::string span_of(const std::vector<RankMemory>& ranks, uint64_t RankMemory::*bytes) {
+  uint64_t least = UINT64_MAX, most = 0;
+  for (const RankMemory& rank : ranks) {
+    least = std::min(least, rank.*bytes);
+    most = std::max(most, rank.*bytes);
+  }
+  return format_bytes(least) + (least == most ? "" : " to " + format_bytes(most));
+}
+
+// Memory of a rank beside the sums.
+std::string ranks_text(const std::vector<RankMemory>& ranks) {
+  if (ranks.empty()) return "";
+  return "  of each of " + std::to_string(ranks.size()) + " ranks: host " +
+         span_of(ranks, &RankMemory::host) + " (indexes " + span_of(ranks, &RankMemory::index) +
+         "), device " + span_of(ranks, &RankMemory::device) + "\n";
+}
+
+std::string statistics_text(const keyhole_statistics& s, bool of_ranks) {
+  std::string text = std::string("  of an attend") + (of_ranks ? ", all ranks" : "") + ": search " +
+                     us(1e6 * per_attend(s.search_seconds, s)) + ", offloaded attention " +
+                     us(1e6 * per_attend(s.offload_seconds, s)) + " of worker time";
   if (s.stream_steps != 0) {
     text += "; served in " + us(1e6 * per_attend(s.serve_seconds, s)) + ", the device waited " +
             us(1e6 * per_attend(s.device_wait_seconds, s));
@@ -78,8 +108,9 @@ std::string statistics_text(const keyhole_statistics& s) {
   }
   text += "; read " +
           format_bytes(static_cast<uint64_t>(per_attend(static_cast<double>(s.bytes_read), s))) +
-          "\n  memory: host " + format_bytes(s.host_bytes) + " (indexes " +
-          format_bytes(s.index_bytes) + "), device " + format_bytes(s.device_bytes);
+          "\n  memory" + (of_ranks ? " of all ranks" : "") + ": host " +
+          format_bytes(s.host_bytes) + " (indexes " + format_bytes(s.index_bytes) + "), device " +
+          format_bytes(s.device_bytes);
   if (s.device_bytes_peak != 0) text += " (peak " + format_bytes(s.device_bytes_peak) + ")";
   if (s.partition_bytes != 0) text += " with partitions " + format_bytes(s.partition_bytes);
   if (s.code_layers != 0) {
@@ -115,19 +146,24 @@ std::string to_text(const StepResult& r) {
       text += "  busy threads copied " + format_number(1e-9 * *t.busy_bandwidth) +
               " GB/s meanwhile, read and written\n";
     }
-    if (t.statistics.attend_seconds > 0) text += statistics_text(t.statistics);
+    if (t.statistics.attend_seconds > 0) {
+      text += statistics_text(t.statistics, !t.ranks.empty()) + ranks_text(t.ranks);
+    }
   }
   if (r.audit && r.audit->audits != 0) {
     const keyhole_audit& a = *r.audit;
-    text += std::string(r.stream_error ? "  audits: " : "  ") + "output error median " +
-            fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) + ", p99 " +
-            fixed(a.error_p99, 4) + "; recall " + fixed(a.recall, 3) + ", mass " +
-            fixed(a.mass_mean, 4) + " (" + format_count(a.audits) + " audits)\n";
+    text += r.written_error ? "  audits: " : "  ";
+    if (std::isfinite(a.error_median)) {  // not where ranks have put their audits together
+      text += "output error median " + fixed(a.error_median, 4) + ", p95 " + fixed(a.error_p95, 4) +
+              ", p99 " + fixed(a.error_p99, 4) + "; ";
+    }
+    text += "recall " + fixed(a.recall, 3) + ", mass " + fixed(a.mass_mean, 4) + " (" +
+            format_count(a.audits) + " audits)\n";
   }
-  if (r.stream_error) {
-    text += "  what the steps wrote in fp16: output error median " + fixed(r.stream_error->p50, 4) +
-            ", p95 " + fixed(r.stream_error->p95, 4) + ", p99 " + fixed(r.stream_error->p99, 4) +
-            "\n";
+  if (r.written_error) {
+    text += "  what the steps wrote in fp16: output error median " +
+            fixed(r.written_error->p50, 4) + ", p95 " + fixed(r.written_error->p95, 4) + ", p99 " +
+            fixed(r.written_error->p99, 4) + "\n";
   }
   if (!r.note.empty()) text += "  " + r.note + "\n";
   return text;
@@ -154,16 +190,19 @@ std::string to_table(const std::vector<StepResult>& results, const Style& style)
     } else {
       cells.insert(cells.end(), 7, "-");
     }
-    if (r.audit && r.audit->audits != 0) {
+    const bool audited = r.audit && r.audit->audits != 0;
+    if (r.written_error) {
+      const Latency& error = *r.written_error;
+      cells.insert(cells.end(), {fixed(error.p50, 4), fixed(error.p95, 4), fixed(error.p99, 4)});
+    } else if (audited) {
       const keyhole_audit& a = *r.audit;
-      const double median = r.stream_error ? r.stream_error->p50 : a.error_median;
-      const double p95 = r.stream_error ? r.stream_error->p95 : a.error_p95;
-      const double p99 = r.stream_error ? r.stream_error->p99 : a.error_p99;
-      cells.insert(cells.end(), {fixed(median, 4), fixed(p95, 4), fixed(p99, 4), fixed(a.recall, 3),
-                                 fixed(a.mass_mean, 4)});
+      cells.insert(cells.end(),
+                   {fixed(a.error_median, 4), fixed(a.error_p95, 4), fixed(a.error_p99, 4)});
     } else {
-      cells.insert(cells.end(), 5, "-");
+      cells.insert(cells.end(), 3, "-");
     }
+    cells.push_back(audited ? fixed(r.audit->recall, 3) : "-");
+    cells.push_back(audited ? fixed(r.audit->mass_mean, 4) : "-");
     table.add_row(std::move(cells));
   }
   return table.text(style);
@@ -205,8 +244,9 @@ ordered_json to_json(const StepResult& r) {
                       {"tokens_per_second", nullptr},
                       {"busy_bytes_per_second", nullptr},
                       {"statistics", nullptr},
+                      {"rank_bytes", nullptr},
                       {"audit", nullptr},
-                      {"stream_error", nullptr}};
+                      {"written_error", nullptr}};
   if (r.timing) {
     out["layer_us"] = to_json(r.timing->layer);
     out["token_us"] = to_json(r.timing->token);
@@ -217,9 +257,10 @@ ordered_json to_json(const StepResult& r) {
     out["tokens_per_second"] = tokens_per_second(*r.timing);
     if (r.timing->busy_bandwidth) out["busy_bytes_per_second"] = *r.timing->busy_bandwidth;
     if (r.timing->statistics.attends != 0) out["statistics"] = to_json(r.timing->statistics);
+    if (!r.timing->ranks.empty()) out["rank_bytes"] = to_json(r.timing->ranks);
   }
   if (r.audit) out["audit"] = audit_json(*r.audit);
-  if (r.stream_error) out["stream_error"] = to_json(*r.stream_error);
+  if (r.written_error) out["written_error"] = to_json(*r.written_error);
   return out;
 }
 

@@ -22,14 +22,21 @@ struct Phase {
   double seconds = 0;
 };
 
-/// What a way of attending costs.
+/// What a session takes on one of several ranks, bytes.
+struct RankMemory {
+  uint64_t host = 0, index = 0, device = 0, pinned = 0;
+};
+
+/// What a way of attending costs; of several ranks that measure together the times are those of the slowest.
 struct StepTiming {
   Latency layer;  ///< of one attend: on the device's clock for stream steps, else of the call
   Latency token;  ///< of all of a token, by the host's clock
   Latency token_on_device;  ///< by the device's clock; zeros where that has none
   double layer_in_token =
       0;  ///< microseconds, its median by layers; 0: no clock, or products between the attends
-  keyhole_statistics statistics{};  ///< of the measured steps
+  /// Of the measured steps; of several ranks added up, but for wall time and what all have alike.
+  keyhole_statistics statistics{};
+  std::vector<RankMemory> ranks;  ///< by rank; empty: one process
   std::optional<double>
       busy_bandwidth;  ///< bytes/s that the threads of --busy read and wrote meanwhile
 };
@@ -44,10 +51,11 @@ struct StepResult {
   bool floor = false;        ///< computed from bytes and a measured bandwidth: no kernel was timed
   double build_seconds = 0;  ///< of the index; 0 where it was there
   double tail_seconds = 0;   ///< of the partitions; likewise
-  std::optional<StepTiming> timing;     ///< absent where it could not be measured
-  std::string note;                     ///< why not, or what has to be known
-  std::optional<keyhole_audit> audit;   ///< of the same steps
-  std::optional<Latency> stream_error;  ///< output error of what stream steps wrote, in fp16
+  std::optional<StepTiming> timing;    ///< absent where it could not be measured
+  std::string note;                    ///< why not, or what has to be known
+  std::optional<keyhole_audit> audit;  ///< of the same steps
+  /// Output error of what the steps wrote, in fp16: of stream steps, and of several ranks together.
+  std::optional<Latency> written_error;
 };
 
 /// What the machine can do at best.

@@ -6,46 +6,16 @@
 
 #include "tools/commands/bench_step/comparisons.h"
 #include "tools/commands/bench_step/context.h"
+#include "tools/commands/bench_step/index_build.h"
 #include "tools/commands/bench_step/meter.h"
 #include "tools/llama/team.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
-#include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
 namespace {
-
-struct BuildBar {
-  Progress bar;
-  static int32_t callback(void* user, double fraction, const char* /*what*/) {
-    static_cast<BuildBar*>(user)->bar.update(fraction);
-    return interrupted() ? 1 : 0;
-  }
-};
-
-// Gives all heads the index (null: that which they have) and the budget; returns the seconds that it takes to
-// build what is missing.
-double build(const Session& session, const std::string* index, const BudgetChoice& budget) {
-  const Clock::time_point start = Clock::now();
-  if (index != nullptr) check(keyhole_session_set_index(session.get(), index->c_str()));
-  const keyhole_budget values = budget.budget();
-  check(keyhole_session_set_budget(session.get(), KEYHOLE_ALL, KEYHOLE_ALL, &values));
-  BuildBar bar{Progress("build")};
-  const keyhole_status status = keyhole_build(session.get(), BuildBar::callback, &bar);
-  throw_if_interrupted();
-  check(status);
-  return seconds_since(start);
-}
-
-// A budget like `first` that needs no partitions.
-BudgetChoice without_partitions(const BudgetChoice& first) {
-  BudgetChoice choice;
-  choice.attend = first.attend;
-  if (choice.attend.mode == KEYHOLE_ATTEND_NONE) choice.attend.mode = KEYHOLE_ATTEND_TOPK;
-  return choice;
-}
 
 TokenStreamShape stream_shape(const StepPlan& plan) {
   const StepShape& s = plan.shape;
@@ -134,12 +104,14 @@ class StepBench::Impl {
     for (const StepRun& run : plan_.runs) measure_run(session, audited, run);
     audited.reset();
     const StepComparisons comparisons(plan_, *meter_, stream_.get(), floors_, listener_);
+    const std::string share = plan_.ranks.share_of_comparison();
     if (plan_.compare_resident) {
       comparisons.attend_by(KEYHOLE_MODE_RESIDENT, session, "resident tokens alone",
-                            "an attend whose search is empty: what the hand-off costs");
+                            "an attend whose search is empty: what the hand-off costs" +
+                                (share.empty() ? "" : "; " + share));
     }
     if (plan_.compare_full && !stream_) {
-      comparisons.attend_by(KEYHOLE_MODE_EXACT, session, "full attention, host", "");
+      comparisons.attend_by(KEYHOLE_MODE_EXACT, session, "full attention, host", share);
     }
     if (plan_.compare_pcie) comparisons.copy_over_pcie();
     for (const KvFormat format : plan_.compare_formats) comparisons.format_floor(format);
@@ -155,15 +127,18 @@ class StepBench::Impl {
   [[nodiscard]] const StepPlan& plan() const { return plan_; }
   [[nodiscard]] const StepFloors& floors() const { return floors_; }
   [[nodiscard]] std::string cpu_level() const { return effective_.cpu_level; }
+  [[nodiscard]] uint32_t context_block() const { return effective_.context_block; }
 
  private:
   void make_engine_of_plan() {
     keyhole_engine_config config;
     keyhole_engine_config_init(&config);
-    config.layers = plan_.shape.layers;
-    config.q_heads = plan_.shape.q_heads;
-    config.kv_heads = plan_.shape.kv_heads;
-    config.head_dim = plan_.shape.head_dim;
+    const StepShape shape = plan_.own_shape();
+    config.layers = shape.layers;
+    config.q_heads = shape.q_heads;
+    config.kv_heads = shape.kv_heads;
+    config.head_dim = shape.head_dim;
+    plan_.ranks.put_into(config);
     config.kv_dtype = KEYHOLE_F16;
     config.scale = source_.scale();
     config.softcap = source_.softcap();
@@ -178,7 +153,12 @@ class StepBench::Impl {
     engine_ = make_engine(config);
     keyhole_engine_config_init(&effective_);
     check(keyhole_engine_get_config(engine_.get(), &effective_));
+    plan_.ranks.check_context(plan_.context, effective_.context_block,
+                              uint64_t{plan_.sink} + plan_.window);
   }
+
+  // A rank's audit sees the rank's tokens alone.
+  [[nodiscard]] bool audits() const { return !plan_.ranks.by_tokens(); }
 
   // The session to be timed, or the one that is audited: an audit would take the time that is measured.
   [[nodiscard]] keyhole_session_config config(bool audited) const {
@@ -195,7 +175,7 @@ class StepBench::Impl {
     config.pinned_memory_limit = audited ? 0 : plan_.pinned_cap;
     config.partitions = plan_.partitions;
     config.kv_host = plan_.kv_host;
-    if (audited) config.audit_share = 1;
+    if (audited && audits()) config.audit_share = 1;
     apply_settings(plan_.settings, &config);
     return config;
   }
@@ -253,9 +233,9 @@ class StepBench::Impl {
     try {
       // First without partitions, so that the two builds are timed apart.
       const BudgetChoice first = for_index(run.budgets.front(), run.index);
-      build_seconds =
-          build(session, &run.index, first.needs_partitions() ? without_partitions(first) : first);
-    } catch (const LibraryError& e) {
+      build_seconds = build_indexes(plan_.ranks, session, &run.index,
+                                    first.needs_partitions() ? without_partitions(first) : first);
+    } catch (const std::runtime_error& e) {
       if (interrupted()) throw;
       failure = e.what();
     }
@@ -275,13 +255,15 @@ class StepBench::Impl {
   void measure_budget(const Session& session, const Session& audited, const BudgetChoice& budget,
                       bool& audit_built, StepResult& result) {
     try {
-      result.tail_seconds = build(session, nullptr, budget);
+      result.tail_seconds = build_indexes(plan_.ranks, session, nullptr, budget);
       result.timing = meter_->time(session);
       if (audited) {
-        (void)build(audited, audit_built ? nullptr : &result.index, budget);
+        (void)build_indexes(plan_.ranks, audited, audit_built ? nullptr : &result.index, budget);
         audit_built = true;
-        result.audit = meter_->audit(audited, audited_layers_);
-        if (stream_) result.stream_error = meter_->stream_error(audited, audited_layers_);
+        if (audits()) result.audit = meter_->audit(audited, audited_layers_);
+        if (stream_ || plan_.ranks.any()) {
+          result.written_error = meter_->written_error(audited, audited_layers_);
+        }
       }
     } catch (const std::exception& e) {
       if (interrupted()) throw;
@@ -319,5 +301,6 @@ const StepPlan& StepBench::plan() const { return impl_->plan(); }
 const StepFloors& StepBench::floors() const { return impl_->floors(); }
 std::string StepBench::cpu_level() const { return impl_->cpu_level(); }
 bool StepBench::stream_steps() const { return impl_->stream_steps(); }
+uint32_t StepBench::context_block() const { return impl_->context_block(); }
 
 }  // namespace keyhole::tools

@@ -26,6 +26,7 @@ class StepBench {
   [[nodiscard]] const StepFloors& floors() const;  ///< complete after run()
   [[nodiscard]] std::string cpu_level() const;
   [[nodiscard]] bool stream_steps() const;
+  [[nodiscard]] uint32_t context_block() const;  ///< of ranks that share the tokens; else 0
 
  private:
   class Impl;

@@ -22,14 +22,15 @@ LayerData::LayerData(const HeadSource& source, const StepShape& shape, TurnKind 
                      uint32_t layer, uint64_t context, Team& team)
     : source_(source), shape_(shape), layer_(layer), context_(context), team_(team) {
   for (uint32_t h = 0; h < shape.kv_heads; ++h) {
-    const uint64_t place = uint64_t{layer} << 32U | h;
+    const uint64_t place = uint64_t{layer} << 32U | (shape.first_kv_head + h);
     key_turns_.emplace_back(turn, shape.head_dim, mixed_seed(seed, place, 1));
     value_turns_.emplace_back(turn, shape.head_dim, mixed_seed(seed, place, 2));
   }
 }
 
 uint32_t LayerData::source_head(uint32_t kv_head) const {
-  return static_cast<uint32_t>((uint64_t{layer_} * shape_.kv_heads + kv_head) % source_.heads());
+  const uint64_t place = uint64_t{layer_} * shape_.all_kv_heads() + shape_.first_kv_head + kv_head;
+  return static_cast<uint32_t>(place % source_.heads());
 }
 
 void LayerData::turn_training_queries() {

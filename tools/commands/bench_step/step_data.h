@@ -15,8 +15,13 @@ namespace keyhole::tools {
 
 struct StepShape {
   uint32_t layers = 32, q_heads = 32, kv_heads = 8, head_dim = 128;
+  /// Where the heads are a rank's share: they are those from this KV head on, of so many in the model (0: these are all).
+  uint32_t first_kv_head = 0, model_kv_heads = 0;
 
   [[nodiscard]] uint32_t group() const { return q_heads / kv_heads; }
+  [[nodiscard]] uint32_t all_kv_heads() const {
+    return model_kv_heads == 0 ? kv_heads : model_kv_heads;
+  }
   /// Elements of one token of one layer: its queries, keys and values, in this order.
   [[nodiscard]] size_t token_elements() const { return size_t{q_heads + 2 * kv_heads} * head_dim; }
   [[nodiscard]] size_t q_elements() const { return size_t{q_heads} * head_dim; }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "runtime/files/float16.h"
 #include "tools/terminal/clock.h"
@@ -15,15 +16,6 @@ keyhole_tensor rows_tensor(const void* data, uint32_t heads, uint32_t dim, keyho
   keyhole_tensor tensor = keyhole_tensor_host(data, KEYHOLE_F16, 2, shape);
   tensor.memory = memory;
   return tensor;
-}
-
-void attend(keyhole_session* session, uint32_t layer, const StepShape& shape, const void* q,
-            const void* k, const void* v, void* out, keyhole_memory memory) {
-  const keyhole_tensor tq = rows_tensor(q, shape.q_heads, shape.head_dim, memory);
-  const keyhole_tensor tk = rows_tensor(k, shape.kv_heads, shape.head_dim, memory);
-  const keyhole_tensor tv = rows_tensor(v, shape.kv_heads, shape.head_dim, memory);
-  const keyhole_tensor to = rows_tensor(out, shape.q_heads, shape.head_dim, memory);
-  check(keyhole_attend(session, layer, &tq, &tk, &tv, &to, nullptr));
 }
 
 class HostRunner final : public StepRunner {
@@ -43,8 +35,8 @@ class HostRunner final : public StepRunner {
       const uint16_t* q = inputs_.at(token, layer);
       const uint16_t* k = q + shape.q_elements();
       const auto begin = Clock::now();
-      attend(session, layer, shape, q, k, k + shape.kv_elements(), outputs_[layer].data(),
-             KEYHOLE_HOST);
+      attend_rows(session, layer, shape, q, k, k + shape.kv_elements(), outputs_[layer].data(),
+                  KEYHOLE_HOST);
       times.layers.push_back(microseconds_since(begin));
     }
     times.token = microseconds_since(start);
@@ -113,7 +105,7 @@ class StreamRunner final : public StepRunner {
     stream_.begin_token();
     for (uint32_t layer = 0; layer < layers; ++layer) {
       const TokenStream::Rows rows = stream_.begin_layer(token, layer);
-      attend(session, layer, inputs_.shape, rows.q, rows.k, rows.v, rows.out, KEYHOLE_DEVICE);
+      attend_rows(session, layer, inputs_.shape, rows.q, rows.k, rows.v, rows.out, KEYHOLE_DEVICE);
       stream_.end_layer(layer);
     }
     stream_.end_token();
@@ -125,6 +117,15 @@ class StreamRunner final : public StepRunner {
 };
 
 }  // namespace
+
+void attend_rows(keyhole_session* session, uint32_t layer, const StepShape& shape, const void* q,
+                 const void* k, const void* v, void* out, keyhole_memory memory) {
+  const keyhole_tensor tq = rows_tensor(q, shape.q_heads, shape.head_dim, memory);
+  const keyhole_tensor tk = rows_tensor(k, shape.kv_heads, shape.head_dim, memory);
+  const keyhole_tensor tv = rows_tensor(v, shape.kv_heads, shape.head_dim, memory);
+  const keyhole_tensor to = rows_tensor(out, shape.q_heads, shape.head_dim, memory);
+  check(keyhole_attend(session, layer, &tq, &tk, &tv, &to, nullptr));
+}
 
 void check_outputs(StepRunner& runner, uint32_t layers) {
   constexpr uint16_t kExponent = 0x7c00;
@@ -138,7 +139,8 @@ void check_outputs(StepRunner& runner, uint32_t layers) {
 }
 
 std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
-                                  keyhole_session* session, uint32_t token, uint32_t layer) {
+                                  keyhole_session* session, uint32_t token, uint32_t layer,
+                                  const StepRanks& ranks) {
   const StepShape& shape = inputs.shape;
   const std::vector<uint16_t> written = runner.output(layer);
   std::vector<float> exact(shape.q_elements());
@@ -146,14 +148,17 @@ std::vector<double> output_errors(StepRunner& runner, const StepInputs& inputs,
   const keyhole_tensor q =
       rows_tensor(inputs.at(token, layer), shape.q_heads, shape.head_dim, KEYHOLE_HOST);
   const keyhole_tensor out = keyhole_tensor_host(exact.data(), KEYHOLE_F32, 2, rows);
-  check(keyhole_session_set_mode(session, KEYHOLE_MODE_EXACT, 0));
-  check(keyhole_attend(session, layer, &q, nullptr, nullptr, &out, nullptr));
-  check(keyhole_session_set_mode(session, KEYHOLE_MODE_INDEXED, 0));
+  ranks.together([&] {
+    check(keyhole_session_set_mode(session, KEYHOLE_MODE_EXACT, 0));
+    check(keyhole_attend(session, layer, &q, nullptr, nullptr, &out, nullptr));
+    check(keyhole_session_set_mode(session, KEYHOLE_MODE_INDEXED, 0));
+  });
+  exact = ranks.all_heads(std::move(exact));
   std::vector<double> errors;
-  for (uint32_t h = 0; h < shape.q_heads; ++h) {
+  for (size_t begin = 0; begin < exact.size(); begin += shape.head_dim) {
     double difference = 0;
     double size = 0;
-    for (size_t i = size_t{h} * shape.head_dim; i < size_t{h + 1} * shape.head_dim; ++i) {
+    for (size_t i = begin; i < begin + shape.head_dim; ++i) {
       const double off = double{f16_to_f32(written[i])} - exact[i];
       difference += off * off;
       size += double{exact[i]} * exact[i];

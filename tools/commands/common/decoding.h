@@ -14,6 +14,7 @@
 #include "tools/commands/common/audit_report.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/cli_fwd.h"
+#include "tools/commands/common/parallel.h"
 #include "tools/commands/common/runner.h"
 #include "tools/commands/common/ways.h"
 #include "tools/tasks/task.h"
@@ -89,15 +90,6 @@ void add_task_options(CLI::App& command, TaskOptions& options,
 
 /// `--sink`, `--window`, `--threads`, `--kv-dtype`, `--kv-host`, `--cache-device`, `--dense-layers`, `--classifiers`,
 /// `--budgets`, and an option for each setting of a session that has none of these.
-/// `--parallel`, `--parallel-block`: of several processes that mpirun has started.
-struct ParallelFlags {
-  std::string kind;  ///< context, tensor, or empty
-  uint32_t block = 0;
-};
-void add_parallel_options(CLI::App& command, ParallelFlags& flags);
-/// Throws std::runtime_error where the build has no MPI.
-[[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags);
-
 struct CacheFlags {
   uint32_t sink = static_cast<uint32_t>(setting(kSessionSettings, "sink").initial);
   uint32_t window = static_cast<uint32_t>(setting(kSessionSettings, "window").initial);

@@ -184,8 +184,12 @@ RunFile read_run_file(const std::filesystem::path& path, std::span<const char* c
   return Reader(path, options).read();
 }
 
-void parse_with_file(const CLI::App& command, const RunFile& file, const std::string& path,
-                     CLI::App& both) {
+RunFile resolve_run_file(const CLI::App& command, const std::string& path,
+                         std::span<const char* const> options,
+                         const std::function<void(CLI::App&)>& add_options) {
+  RunFile file = read_run_file(path, options);
+  CLI::App both;
+  add_options(both);
   std::vector<std::string> arguments = given_arguments(command);
   for (size_t i = 0; i < file.arguments.size(); i += 2) {
     if (command.count(file.arguments[i]) != 0) continue;
@@ -197,6 +201,7 @@ void parse_with_file(const CLI::App& command, const RunFile& file, const std::st
   } catch (const CLI::ParseError& e) {
     throw UsageError("--runs " + path + ": options: " + e.what());
   }
+  return file;
 }
 
 }  // namespace keyhole::tools

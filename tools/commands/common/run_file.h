@@ -14,6 +14,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -41,9 +42,10 @@ struct RunFile {
 [[nodiscard]] RunFile read_run_file(const std::filesystem::path& path,
                                     std::span<const char* const> options);
 
-/// Parses what was given to `command`, and the file's options where it has none, into `both`, a command with the same options.
-/// Throws UsageError that names the file.
-void parse_with_file(const CLI::App& command, const RunFile& file, const std::string& path,
-                     CLI::App& both);
+/// Reads the file, and parses what was given to `command`, and the file's options where it has none, into the options that
+/// `add_options` adds to a command: the same that `command` has. Throws as read_run_file(), and UsageError that names the file.
+[[nodiscard]] RunFile resolve_run_file(const CLI::App& command, const std::string& path,
+                                       std::span<const char* const> options,
+                                       const std::function<void(CLI::App&)>& add_options);
 
 }  // namespace keyhole::tools

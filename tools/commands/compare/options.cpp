@@ -162,11 +162,10 @@ constexpr const char* kFileOptions[] = {
 
 CompareOptions resolve_runs(const CLI::App& command, CompareOptions given) {
   if (!given.runs.empty()) {
-    const RunFile file = read_run_file(given.runs, kFileOptions);
     CompareOptions resolved;
-    CLI::App both;
-    add_compare_options(both, resolved);
-    parse_with_file(command, file, given.runs, both);
+    const RunFile file = resolve_run_file(command, given.runs, kFileOptions, [&](CLI::App& both) {
+      add_compare_options(both, resolved);
+    });
     given = std::move(resolved);
     if (given.trace.empty()) given.trace = file.trace;
     if (given.goals.empty()) given.goals = file.goals;

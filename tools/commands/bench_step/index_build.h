@@ -1,0 +1,20 @@
+// Builds of bench-step's sessions: an index and a budget for all heads.
+#pragma once
+
+#include <string>
+
+#include "tools/commands/bench_step/step_ranks.h"
+#include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/library.h"
+
+namespace keyhole::tools {
+
+/// Gives all heads the index (null: that which they have) and the budget, with a progress bar; returns the seconds that it takes
+/// to build what is missing, on the slowest rank. Throws LibraryError, of ranks std::runtime_error on all, and Interrupted.
+double build_indexes(const StepRanks& ranks, const Session& session, const std::string* index,
+                     const BudgetChoice& budget);
+
+/// A budget like `first` that needs no partitions.
+[[nodiscard]] BudgetChoice without_partitions(const BudgetChoice& first);
+
+}  // namespace keyhole::tools

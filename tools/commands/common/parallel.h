@@ -1,0 +1,20 @@
+// `--parallel`, `--parallel-block`: a command as several processes that mpirun has started.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/commands/common/cli_fwd.h"
+#include "tools/llama/keyhole_cache.h"
+
+namespace keyhole::tools {
+
+struct ParallelFlags {
+  std::string kind;  ///< context, tensor, or empty
+  uint32_t block = 0;
+};
+void add_parallel_options(CLI::App& command, ParallelFlags& flags);
+/// Throws std::runtime_error where the build has no MPI.
+[[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags);
+
+}  // namespace keyhole::tools
