@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "cpu/half.h"
 #include "gpu/blocked.h"
 #include "gpu/copy.h"
+#include "tests/runtime/exact_sums.h"
 
 namespace keyhole::test {
 
@@ -50,9 +52,9 @@ class FakeBlocked final : public gpu::BlockedAttention {
     push_([this, state = state_, rows, n = n_] {
       for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
         for (uint32_t i = 0; i < rows.count; ++i) {
-          const std::vector<float> k = row(rows, rows.keys, h, i, 0),
-                                   v = row(rows, rows.values, h, i, 1);
-          for (uint32_t t = 0; t < n; ++t) take(*state, t, h, k, v);
+          const std::vector<float> k = row(rows, rows.keys, h, i, 0);
+          state->rows.push_back(row(rows, rows.values, h, i, 1));
+          for (uint32_t t = 0; t < n; ++t) take(*state, t, h, k, state->rows.back().data());
         }
       }
     });
@@ -72,9 +74,11 @@ class FakeBlocked final : public gpu::BlockedAttention {
         for (uint32_t i = 0; i < n; ++i) {
           const auto* at = keys.data() + (size_t{i} * shape_.kv_heads + h) * d;
           const auto* value = values.data() + (size_t{i} * shape_.kv_heads + h) * d;
-          const std::vector<float> key_row(at, at + d), value_row(value, value + d);
+          const std::vector<float> key_row(at, at + d);
+          state->rows.emplace_back(value, value + d);
+          const float* const row = state->rows.back().data();
           for (uint32_t t = i; t < n; ++t) {
-            if (words.empty() || (words[t] >> i & 1U) != 0) take(*state, t, h, key_row, value_row);
+            if (words.empty() || (words[t] >> i & 1U) != 0) take(*state, t, h, key_row, row);
           }
         }
       }
@@ -96,7 +100,7 @@ class FakeBlocked final : public gpu::BlockedAttention {
           for (size_t i = 0; i < logits.size(); ++i) {
             const double w = std::exp(logits[i] - top);
             sum += w;
-            for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][j]};
+            add_weighted(o.data(), w, values[i], d);
           }
           for (uint32_t j = 0; j < d; ++j) {
             write(out, t * out.token_stride + h * out.head_stride + j,
@@ -125,8 +129,9 @@ class FakeBlocked final : public gpu::BlockedAttention {
   struct State {
     LogitParams layer;
     std::vector<float> q, sinks;
-    std::vector<std::vector<double>> logits;              ///< `[n, q_heads]`
-    std::vector<std::vector<std::vector<float>>> values;  ///< likewise
+    std::deque<std::vector<float>> rows;            ///< values of all rows so far, head by head
+    std::vector<std::vector<double>> logits;        ///< `[n, q_heads]`
+    std::vector<std::vector<const float*>> values;  ///< likewise, among `rows`
   };
 
   static float element(const void* data, DType dtype, size_t at) {
@@ -176,13 +181,11 @@ class FakeBlocked final : public gpu::BlockedAttention {
     return x;
   }
   void take(State& state, uint32_t token, uint32_t kv_head, const std::vector<float>& k,
-            const std::vector<float>& v) const {
+            const float* v) const {
     const uint32_t group = shape_.q_heads / shape_.kv_heads, d = shape_.head_dim;
     for (uint32_t g = 0; g < group; ++g) {
       const size_t at = size_t{token} * shape_.q_heads + kv_head * group + g;
-      double x = 0;
-      for (uint32_t j = 0; j < d; ++j) x += double{state.q[at * d + j]} * double{k[j]};
-      x *= double{state.layer.scale};
+      const double x = exact_dot(state.q.data() + at * d, k.data(), d) * double{state.layer.scale};
       const double cap = double{state.layer.softcap};
       state.logits[at].push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
       state.values[at].push_back(v);

@@ -24,6 +24,7 @@
 #include "gpu/codes.h"
 #include "index/scan/kv_codes.h"
 #include "runtime/engine/pinned_memory.h"
+#include "tests/runtime/exact_sums.h"
 
 namespace keyhole::test {
 
@@ -280,32 +281,37 @@ class FakeCodes final : public gpu::Codes {
       return;
     }
     const size_t row_bytes = d * dtype_size(shape_.dtype);
-    std::vector<float> key(d), value(d);
+    const KvView kv = rows(own, n);
+    const auto read = [&](const RowsView& from, size_t i, float* to) {
+      const auto at = asked.find(i);
+      if (at == asked.end()) return cpu::read_row(*kernels_, from, i, to);
+      RowsView one = from.slice(i, 1);
+      one.data = requests_[kv_head]->bytes.data() + 2 * at->second * row_bytes +
+                 (from.data == own.keys ? 0 : row_bytes);
+      cpu::read_row(*kernels_, one, 0, to);
+    };
+    const std::vector<float> queries(q, q + size_t{group} * d);
+    // Kept from step to step, or most of a step were the kernel's pages for them.
+    thread_local std::vector<float> keys, values;
+    keys.resize(std::max(keys.size(), n * d));
+    values.resize(keys.size());
+    for (size_t i = 0; i < n; ++i) {
+      read(kv.keys, i, keys.data() + i * d);
+      read(kv.values, i, values.data() + i * d);
+    }
+    const LogitParams& p = shape_.logits_of(layer);
     for (uint32_t g = 0; g < group; ++g) {
       std::vector<double> logits(n), o(d, 0.0);
       double most = -INFINITY, sum = 0.0;
-      const KvView kv = rows(own, n);
-      const auto read = [&](const RowsView& from, size_t i, std::vector<float>& to) {
-        const auto at = asked.find(i);
-        if (at == asked.end()) return cpu::read_row(*kernels_, from, i, to.data());
-        RowsView one = from.slice(i, 1);
-        one.data = requests_[kv_head]->bytes.data() + 2 * at->second * row_bytes +
-                   (from.data == own.keys ? 0 : row_bytes);
-        cpu::read_row(*kernels_, one, 0, to.data());
-      };
       for (size_t i = 0; i < n; ++i) {
-        read(kv.keys, i, key);
-        for (uint32_t j = 0; j < d; ++j) logits[i] += double{q[g * d + j]} * key[j];
-        const LogitParams& p = shape_.logits_of(layer);
-        logits[i] *= p.scale;
+        logits[i] = p.scale * exact_dot(queries.data() + size_t{g} * d, keys.data() + i * d, d);
         if (p.softcap > 0) logits[i] = p.softcap * std::tanh(logits[i] / p.softcap);
         most = std::max(most, logits[i]);
       }
       for (size_t i = 0; i < n; ++i) {
-        read(kv.values, i, value);
         const double w = std::exp(logits[i] - most);
         sum += w;
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
+        add_weighted(o.data(), w, values.data() + i * d, d);
       }
       out.lse[g] = n == 0 ? kMinusInf : static_cast<float>(most + std::log(sum));
       for (uint32_t j = 0; j < d; ++j) {

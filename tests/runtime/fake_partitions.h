@@ -10,6 +10,7 @@
 #include "cpu/kernels.h"
 #include "cpu/types.h"
 #include "gpu/partitions.h"
+#include "tests/runtime/exact_sums.h"
 
 namespace keyhole::test {
 
@@ -62,8 +63,7 @@ class FakePartitions final : public gpu::Partitions {
     for (uint32_t g = 0; g < group; ++g) {
       double most = -INFINITY, sum = 0.0;
       for (size_t i = 0; i < n; ++i) {
-        double dot = 0.0;
-        for (uint32_t j = 0; j < d; ++j) dot += double{q[g * d + j]} * h.keys[i * d + j];
+        const double dot = exact_dot(q + g * d, h.keys.data() + i * d, d);
         logits[g * n + i] = shape_.logits_of(layer).scale * dot + std::log(h.sizes[i]);
         most = std::max(most, logits[g * n + i]);
       }
@@ -93,7 +93,7 @@ class FakePartitions final : public gpu::Partitions {
         sum += w;
         kernels.to_f32[static_cast<int>(shape_.dtype)](
             h.values.data() + size_t{i} * d * dtype_size(shape_.dtype), value.data(), d);
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
+        add_weighted(o.data(), w, value.data(), d);
       }
       tail.lse[g] = sum == 0.0 ? kMinusInf : static_cast<float>(most + std::log(sum));
       for (uint32_t j = 0; j < d; ++j) {

@@ -14,6 +14,7 @@
 
 #include "cpu/kernels.h"
 #include "gpu/windows.h"
+#include "tests/runtime/exact_sums.h"
 
 namespace keyhole::test {
 
@@ -234,9 +235,8 @@ class FakeWindows final : public gpu::Windows {
       std::vector<double> logits;
       double top = sink;
       for (const auto& key : keys) {
-        double x = 0;
-        for (uint32_t j = 0; j < d; ++j) x += double{queries[h * d + j]} * double{key[at + j]};
-        x *= double{own.logits.scale};
+        const double x =
+            exact_dot(queries.data() + h * d, key.data() + at, d) * double{own.logits.scale};
         const double cap = double{own.logits.softcap};
         logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
         top = std::max(top, logits.back());
@@ -246,7 +246,7 @@ class FakeWindows final : public gpu::Windows {
       for (size_t i = 0; i < logits.size(); ++i) {
         const double w = std::exp(logits[i] - top);
         sum += w;
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][at + j]};
+        add_weighted(o.data(), w, values[i].data() + at, d);
       }
       for (uint32_t j = 0; j < d; ++j) l.o[h * d + j] = static_cast<float>(o[j] / sum);
       l.lse[h] = static_cast<float>(top + std::log(sum));

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "keyhole/keyhole.h"
+#include "tests/runtime/exact_sums.h"
 #include "tests/sanitized.h"
 #include "tests/shapes.h"
 
@@ -156,10 +157,8 @@ class Model {
       const double sink = sinks_.empty() ? -INFINITY : sinks_[first_q_head(layer) + h];
       double top = sink;
       for (const uint32_t t : used) {
-        double dot = 0.0;
         const float* k = &layers_[layer].k[(size_t{t} * hkv + h / group) * d];
-        for (uint32_t i = 0; i < d; ++i) dot += double{q[size_t{h} * d + i]} * k[i];
-        double logit = scale * dot;
+        double logit = scale * exact_dot(q.data() + size_t{h} * d, k, d);
         if (softcap > 0) logit = softcap * std::tanh(logit / softcap);
         logits.push_back(logit);
         top = std::max(top, logit);
@@ -171,7 +170,7 @@ class Model {
       for (size_t j = 0; j < used.size(); ++j) {
         const double w = std::exp(logits[j] - lse[h]);
         const float* v = &layers_[layer].v[(size_t{used[j]} * hkv + h / group) * dv];
-        for (uint32_t i = 0; i < dv; ++i) out[size_t{h} * dv + i] += w * v[i];
+        add_weighted(out.data() + size_t{h} * dv, w, v, dv);
       }
     }
     return out;

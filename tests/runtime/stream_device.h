@@ -19,6 +19,7 @@
 #include "cpu/attention.h"
 #include "gpu/device.h"
 #include "runtime/engine/host_device.h"
+#include "tests/runtime/exact_sums.h"
 #include "tests/runtime/fake_codes.h"
 #include "tests/runtime/fake_partitions.h"
 #include "tests/runtime/fake_stream.h"
@@ -498,8 +499,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
           const uint32_t first = n - t.drafts;
           if (token >= first && (t.sees[i] >> (token - first) & 1U) == 0) continue;
           const size_t at = token * kv_size + h / group * d;
-          double x = 0;
-          for (uint32_t j = 0; j < d; ++j) x += double{q[h * d + j]} * double{k[at + j]};
+          double x = exact_dot(q + h * d, k.data() + at, d);
           const LogitParams& of_layer = shape_.logits_of(layer);
           x *= double{of_layer.scale};
           const double cap = double{of_layer.softcap};
@@ -512,7 +512,7 @@ class FakeDevice final : public gpu::Resident, public gpu::StreamSteps {
         for (size_t token = 0; token < logits.size(); ++token) {
           const double w = std::exp(logits[token] - top);
           sum += w;
-          for (uint32_t j = 0; j < d; ++j) sums[j] += w * double{values[token][j]};
+          add_weighted(sums.data(), w, values[token], d);
         }
         for (uint32_t j = 0; j < d; ++j) o[h * d + j] = static_cast<float>(sums[j] / sum);
         lse[h] = static_cast<float>(top + std::log(sum));
