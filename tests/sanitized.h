@@ -14,6 +14,13 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+/// With ThreadSanitizer, the slowest of them.
+#ifdef __SANITIZE_THREAD__
+inline constexpr bool kThreadSanitized = true;
+#else
+inline constexpr bool kThreadSanitized = false;
+#endif
+
 /// For a test that asks how good an answer is, and whose threads are those of other tests: with ThreadSanitizer it takes ten
 /// times as long and tells nothing new.
 #ifdef __SANITIZE_THREAD__

@@ -5,13 +5,13 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "cpu/half.h"
 #include "gpu/blocked.h"
 #include "gpu/copy.h"
 
@@ -27,167 +27,33 @@ class FakeBlocked final : public gpu::BlockedAttention {
   std::atomic<uint64_t>* calls = nullptr;
 
   void begin(const gpu::DeviceTokens& q, uint32_t n, const gpu::BlockedLayer& layer,
-             gpu::Stream) override {
-    if (n > capacity_) {
-      on_call(true);
-      capacity_ = n;
-    }
-    on_call(false);
-    *calls += 1;
-    n_ = n;
-    auto state = std::make_shared<State>();
-    state->layer = layer.logits;
-    if (layer.sinks != nullptr) state->sinks.assign(layer.sinks, layer.sinks + shape_.q_heads);
-    state_ = state;
-    push_([this, state, q, n] {
-      state->q = read(q, n, shape_.q_heads);
-      state->logits.resize(size_t{n} * shape_.q_heads);
-      state->values.resize(state->logits.size());
-    });
-  }
-  void attend(const gpu::KvRows& rows, gpu::Stream) override {
-    on_call(false);
-    push_([this, state = state_, rows, n = n_] {
-      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        for (uint32_t i = 0; i < rows.count; ++i) {
-          const std::vector<float> k = row(rows, rows.keys, h, i, 0),
-                                   v = row(rows, rows.values, h, i, 1);
-          for (uint32_t t = 0; t < n; ++t) take(*state, t, h, k, v);
-        }
-      }
-    });
-  }
+             gpu::Stream) override;
+  void attend(const gpu::KvRows& rows, gpu::Stream) override;
   void attend_new(const gpu::DeviceTokens& k, const gpu::DeviceTokens& v, const uint64_t* mask,
-                  gpu::Stream) override {
-    on_call(false);
-    std::vector<uint64_t> words;
-    if (mask != nullptr) words.assign(mask, mask + n_);
-    push_([this, state = state_, k, v, words, n = n_] {
-      std::vector<float> keys = read(k, n, shape_.kv_heads), values = read(v, n, shape_.kv_heads);
-      for (auto* all : {&keys, &values}) {
-        for (float& x : *all) x = rounded(x);
-      }
-      const uint32_t d = shape_.head_dim;
-      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        for (uint32_t i = 0; i < n; ++i) {
-          const auto* at = keys.data() + (size_t{i} * shape_.kv_heads + h) * d;
-          const auto* value = values.data() + (size_t{i} * shape_.kv_heads + h) * d;
-          const std::vector<float> key_row(at, at + d), value_row(value, value + d);
-          for (uint32_t t = i; t < n; ++t) {
-            if (words.empty() || (words[t] >> i & 1U) != 0) take(*state, t, h, key_row, value_row);
-          }
-        }
-      }
-    });
-  }
-  void finish(const gpu::DeviceTokens& out, float* lse, gpu::Stream) override {
-    on_call(false);
-    push_([this, state = state_, out, lse, n = n_] {
-      const uint32_t d = shape_.head_dim;
-      for (uint32_t t = 0; t < n; ++t) {
-        for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-          const auto& logits = state->logits[size_t{t} * shape_.q_heads + h];
-          const auto& values = state->values[size_t{t} * shape_.q_heads + h];
-          const double sink = state->sinks.empty() ? -std::numeric_limits<double>::infinity()
-                                                   : double{state->sinks[h]};
-          const double top = std::max(sink, *std::max_element(logits.begin(), logits.end()));
-          double sum = std::exp(sink - top);
-          std::vector<double> o(d);
-          for (size_t i = 0; i < logits.size(); ++i) {
-            const double w = std::exp(logits[i] - top);
-            sum += w;
-            for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][j]};
-          }
-          for (uint32_t j = 0; j < d; ++j) {
-            write(out, t * out.token_stride + h * out.head_stride + j,
-                  static_cast<float>(o[j] / sum));
-          }
-          if (lse != nullptr)
-            lse[size_t{t} * shape_.q_heads + h] = static_cast<float>(top + std::log(sum));
-        }
-      }
-    });
-  }
-  bool saw_bad_queries(gpu::Stream) override {
-    wait_();
-    return std::any_of(state_->q.begin(), state_->q.end(),
-                       [](float x) { return !std::isfinite(x); });
-  }
-  size_t bytes() const override {
-    return capacity_ == 0 ? 0 : gpu::blocked_bytes(shape_, capacity_);
-  }
-  void release() override {
-    wait_();
-    capacity_ = 0;
-  }
+                  gpu::Stream) override;
+  void finish(const gpu::DeviceTokens& out, float* lse, gpu::Stream) override;
+  bool saw_bad_queries(gpu::Stream) override;
+  size_t bytes() const override;
+  void release() override;
 
  private:
   struct State {
     LogitParams layer;
     std::vector<float> q, sinks;
-    std::vector<std::vector<double>> logits;              ///< `[n, q_heads]`
-    std::vector<std::vector<std::vector<float>>> values;  ///< likewise
+    std::deque<std::vector<float>> rows;            ///< values of all rows so far, head by head
+    std::vector<std::vector<double>> logits;        ///< `[n, q_heads]`
+    std::vector<std::vector<const float*>> values;  ///< likewise, among `rows`
   };
 
-  static float element(const void* data, DType dtype, size_t at) {
-    switch (dtype) {
-      case DType::f16: return cpu::f16_to_f32(static_cast<const uint16_t*>(data)[at]);
-      case DType::bf16: return cpu::bf16_to_f32(static_cast<const uint16_t*>(data)[at]);
-      case DType::i8: return static_cast<const int8_t*>(data)[at];
-      default: return static_cast<const float*>(data)[at];
-    }
-  }
-  static void write(const gpu::DeviceTokens& out, size_t at, float x) {
-    switch (out.dtype) {
-      case DType::f16: static_cast<uint16_t*>(out.data)[at] = cpu::f32_to_f16(x); break;
-      case DType::bf16: static_cast<uint16_t*>(out.data)[at] = cpu::f32_to_bf16(x); break;
-      default: static_cast<float*>(out.data)[at] = x;
-    }
-  }
-  [[nodiscard]] float rounded(float x) const {
-    return shape_.dtype == DType::f16 ? cpu::f16_to_f32(cpu::f32_to_f16(x))
-                                      : cpu::bf16_to_f32(cpu::f32_to_bf16(x));
-  }
+  static float element(const void* data, DType dtype, size_t at);
+  static void write(const gpu::DeviceTokens& out, size_t at, float x);
+  [[nodiscard]] float rounded(float x) const;
   [[nodiscard]] std::vector<float> read(const gpu::DeviceTokens& rows, uint32_t n,
-                                        uint32_t heads) const {
-    std::vector<float> x;
-    for (uint32_t t = 0; t < n; ++t) {
-      for (uint32_t h = 0; h < heads; ++h) {
-        for (uint32_t j = 0; j < shape_.head_dim; ++j) {
-          x.push_back(
-              element(rows.data, rows.dtype, t * rows.token_stride + h * rows.head_stride + j));
-        }
-      }
-    }
-    return x;
-  }
+                                        uint32_t heads) const;
   [[nodiscard]] std::vector<float> row(const gpu::KvRows& rows, const std::byte* data,
-                                       uint32_t head, uint32_t i, uint32_t which) const {
-    const uint32_t d = shape_.head_dim;
-    const std::byte* const at =
-        data + head * rows.head_stride + size_t{i} * d * dtype_size(rows.dtype);
-    std::vector<float> x(d);
-    for (uint32_t j = 0; j < d; ++j) {
-      x[j] = element(at, rows.dtype, j);
-      if (rows.dtype != DType::i8) continue;
-      const size_t block = (size_t{i / kScaleRows} * shape_.kv_heads + head) * 2 + which;
-      x[j] *= cpu::bf16_to_f32(rows.scales[block * d + j]);
-    }
-    return x;
-  }
+                                       uint32_t head, uint32_t i, uint32_t which) const;
   void take(State& state, uint32_t token, uint32_t kv_head, const std::vector<float>& k,
-            const std::vector<float>& v) const {
-    const uint32_t group = shape_.q_heads / shape_.kv_heads, d = shape_.head_dim;
-    for (uint32_t g = 0; g < group; ++g) {
-      const size_t at = size_t{token} * shape_.q_heads + kv_head * group + g;
-      double x = 0;
-      for (uint32_t j = 0; j < d; ++j) x += double{state.q[at * d + j]} * double{k[j]};
-      x *= double{state.layer.scale};
-      const double cap = double{state.layer.softcap};
-      state.logits[at].push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
-      state.values[at].push_back(v);
-    }
-  }
+            const float* v) const;
 
   gpu::BlockedShape shape_;
   std::function<void(std::function<void()>)> push_;
@@ -201,17 +67,9 @@ class FakeCopies final : public gpu::HostCopies {
  public:
   explicit FakeCopies(std::function<void()> wait) : wait_(std::move(wait)) {}
   void read(const void* device, size_t, size_t pitch, size_t rows, gpu::Stream,
-            const Take& take) override {
-    wait_();
-    for (size_t i = 0; i < rows; ++i) take(i, 1, static_cast<const std::byte*>(device) + i * pitch);
-  }
+            const Take& take) override;
   void write(const std::byte* data, size_t row_bytes, size_t rows, void* device, size_t pitch,
-             gpu::Stream) override {
-    wait_();
-    for (size_t i = 0; i < rows; ++i) {
-      std::memcpy(static_cast<std::byte*>(device) + i * pitch, data + i * row_bytes, row_bytes);
-    }
-  }
+             gpu::Stream) override;
 
  private:
   std::function<void()> wait_;

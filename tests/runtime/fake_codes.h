@@ -4,8 +4,6 @@
 // attended in their place.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -20,7 +18,6 @@
 #include <vector>
 
 #include "cpu/attention_state.h"
-#include "cpu/row_access.h"
 #include "gpu/codes.h"
 #include "index/scan/kv_codes.h"
 #include "runtime/engine/pinned_memory.h"
@@ -35,79 +32,22 @@ class FakePinned final : public runtime::PinnedMemory {
  public:
   explicit FakePinned(const std::atomic<size_t>* limit, const std::atomic<uint32_t>* pause_us)
       : limit_(limit), pause_us_(pause_us) {}
-  void add(const std::byte* data, size_t bytes) override {
-    on_call();
-    while (*pause_us_ == kNever) std::this_thread::sleep_for(std::chrono::microseconds(100));
-    if (*pause_us_ != 0) std::this_thread::sleep_for(std::chrono::microseconds(*pause_us_));
-    const std::lock_guard lock(mutex_);
-    if (bytes_ + bytes > *limit_) throw Error(Status::out_of_memory, "planted: too much is locked");
-    if (reinterpret_cast<uintptr_t>(data) % gpu::kPinAlignment != 0 ||
-        bytes % gpu::kPinAlignment != 0) {
-      throw Error(Status::invalid_argument, "planted: not whole pages");
-    }
-    if (holds(data, 1) || holds(data + bytes - 1, 1)) {
-      throw Error(Status::internal, "planted: pinned already");
-    }
-    // The same pages at addresses that stay with them, as a device's do; one by one, as some may be a copy's own.
-    Range& range = ranges_[data];
-    range.bytes = bytes;
-    for (size_t at = 0; at < bytes; at += gpu::kPinAlignment) {
-      void* const page =
-          mremap(const_cast<std::byte*>(data) + at, 0, gpu::kPinAlignment, MREMAP_MAYMOVE);
-      range.pages.push_back(page == MAP_FAILED ? nullptr : static_cast<std::byte*>(page));
-    }
-    bytes_ += bytes;
-  }
-  void drop(const std::byte* from, const std::byte* to) noexcept override {
-    const std::lock_guard lock(mutex_);
-    for (auto at = ranges_.lower_bound(from);
-         at != ranges_.end() && (to == nullptr || at->first < to);) {
-      bytes_ -= at->second.bytes;
-      for (std::byte* page : at->second.pages) {
-        if (page != nullptr) munmap(page, gpu::kPinAlignment);
-      }
-      at = ranges_.erase(at);
-    }
-  }
+  void add(const std::byte* data, size_t bytes) override;
+  void drop(const std::byte* from, const std::byte* to) noexcept override;
   ~FakePinned() override { drop(nullptr, nullptr); }
-  [[nodiscard]] size_t bytes() const override {
-    const std::lock_guard lock(mutex_);
-    return bytes_;
-  }
+  [[nodiscard]] size_t bytes() const override;
   std::function<void()> on_call = [] {};  ///< before memory is pinned, on any thread: may throw
 
-  [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const {
-    const std::lock_guard lock(mutex_);
-    return holds(data, bytes);
-  }
+  [[nodiscard]] bool is_pinned(const std::byte* data, size_t bytes) const;
   /// Whether the device would read what the host does: pages were not exchanged under it.
-  [[nodiscard]] bool sees_what_the_host_sees() const {
-    const std::lock_guard lock(mutex_);
-    for (const auto& [data, range] : ranges_) {
-      for (size_t i = 0; i < range.pages.size(); ++i) {
-        const std::byte* const page = data + i * gpu::kPinAlignment;
-        if (range.pages[i] == nullptr) return false;
-        if (std::memcmp(page, range.pages[i], gpu::kPinAlignment) != 0) return false;
-      }
-    }
-    return true;
-  }
+  [[nodiscard]] bool sees_what_the_host_sees() const;
 
  private:
   struct Range {
     size_t bytes = 0;
     std::vector<std::byte*> pages;
   };
-  [[nodiscard]] bool holds(const std::byte* data, size_t bytes) const {
-    for (const std::byte* end = data + bytes; data < end;) {
-      auto at = ranges_.upper_bound(data);
-      if (at == ranges_.begin()) return false;
-      --at;
-      if (at->first + at->second.bytes <= data) return false;
-      data = at->first + at->second.bytes;
-    }
-    return true;
-  }
+  [[nodiscard]] bool holds(const std::byte* data, size_t bytes) const;
 
   const std::atomic<size_t>* limit_;
   const std::atomic<uint32_t>* pause_us_;
@@ -121,19 +61,7 @@ class FakeCodes final : public gpu::Codes {
   /// push: enqueues on the stream. wait: until the stream is empty.
   FakeCodes(const gpu::CodesShape& shape, const cpu::Kernels& kernels,
             std::function<void(std::function<void()>)> push, std::function<void()> wait,
-            const FakePinned* pinned)
-      : shape_(shape),
-        kernels_(&kernels),
-        push_(std::move(push)),
-        wait_(std::move(wait)),
-        pinned_(pinned),
-        layers_(shape.layers),
-        heads_(size_t{shape.layers} * shape.kv_heads) {
-    for (uint32_t h = 0; h < shape.kv_heads; ++h) requests_.push_back(std::make_unique<Request>());
-    if (shape.sinks != nullptr) {
-      sinks_.assign(shape.sinks, shape.sinks + size_t{shape.layers} * shape.q_heads);
-    }
-  }
+            const FakePinned* pinned);
   ~FakeCodes() override { wait_(); }
 
   /// Rows of a KV head that a step asks for.
@@ -145,119 +73,25 @@ class FakeCodes final : public gpu::Codes {
   uint32_t timeout_ms = 10000;             ///< of waits for rows
   std::function<void(const std::string&)> on_failure = [](const std::string&) {};
 
-  uint32_t serve_rows(uint32_t kv_head) override {
-    if (!shape_.rows_by_host) return 0;
-    Request& r = *requests_[kv_head];
-    const uint32_t step = r.asked.load(std::memory_order_acquire);
-    if (step == r.served) return step;
-    if (wrong_request) throw Error(Status::invalid_argument, "planted: no such layer");
-    if (answer_pause != 0) std::this_thread::sleep_for(std::chrono::microseconds(answer_pause));
-    const Head& own = head(r.layer, kv_head);
-    const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
-    for (size_t i = 0; i < r.rows.size(); ++i) {
-      std::memcpy(r.bytes.data() + 2 * i * bytes, own.keys + r.rows[i] * bytes, bytes);
-      std::memcpy(r.bytes.data() + (2 * i + 1) * bytes, own.values + r.rows[i] * bytes, bytes);
-    }
-    rows_served += static_cast<uint32_t>(r.rows.size());
-    r.served = step;
-    r.answered.store(step, std::memory_order_release);
-    return step;
-  }
-  uint32_t most_tokens(uint32_t) const override {
-    return gpu::most_step_tokens(shape_.q_heads / shape_.kv_heads);
-  }
+  uint32_t serve_rows(uint32_t kv_head) override;
+  uint32_t most_tokens(uint32_t) const override;
   void give_up_rows(uint32_t step) override { abandoned_.store(step, std::memory_order_release); }
 
   void set_balance(uint32_t layer, uint32_t kv_head, const float* key_scale,
-                   float value_scale) override {
-    on_call();
-    name(layer);
-    index::Balance& balance = head(layer, kv_head).balance;
-    balance.key_scale.assign(key_scale, key_scale + shape_.code.dim);
-    balance.value_scale = value_scale;
-  }
+                   float value_scale) override;
   void set_rows(uint32_t layer, const std::byte* keys, const std::byte* values, size_t head_stride,
-                const uint16_t* scales) override {
-    on_call();
-    if ((scales != nullptr) != (shape_.dtype == DType::i8)) {
-      throw Error(Status::invalid_argument, "planted: scales of rows that have none, or none");
-    }
-    name(layer);
-    const size_t dim = shape_.code.dim;
-    for (uint32_t h = 0; h < shape_.kv_heads && scales != nullptr; ++h) {
-      head(layer, h).key_scales = {scales + 2 * h * dim, 2 * shape_.kv_heads * dim, 0};
-      head(layer, h).value_scales = {scales + (2 * h + 1) * dim, 2 * shape_.kv_heads * dim, 0};
-    }
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      head(layer, h).keys = keys + h * head_stride;
-      head(layer, h).values = values + h * head_stride;
-    }
-  }
-  void copy_layer(uint32_t layer, gpu::Codes& from) override {
-    on_call();
-    const auto& other = static_cast<const FakeCodes&>(from);
-    other.wait_();
-    wait_();
-    name(layer);
-    if (layers_[layer].wanted != 0) throw Error(Status::invalid_argument, "planted: has blocks");
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      const Head& source = other.heads_[size_t{layer} * shape_.kv_heads + h];
-      head(layer, h).balance = source.balance;
-      head(layer, h).blocks = source.blocks;
-    }
-    layers_[layer].wanted = layers_[layer].count = other.layers_[layer].wanted;
-    copied_ += layers_[layer].count;
-  }
-  void complete() override {
-    on_call();
-    if (!shape_.blocks_later) throw Error(Status::invalid_argument, "planted: is complete");
-    shape_.blocks_later = false;
-  }
+                const uint16_t* scales) override;
+  void copy_layer(uint32_t layer, gpu::Codes& from) override;
+  void complete() override;
   /// Blocks of a KV head that copy_layer() has brought, of all layers.
   [[nodiscard]] uint32_t copied() const { return copied_; }
-  void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override {
-    on_call();
-    if (shape_.blocks_later) throw Error(Status::invalid_argument, "planted: not complete");
-    if (!layers_[layer].is_named) throw Error(Status::invalid_argument, "planted: no memory");
-    if (first > layers_[layer].wanted || first + count > shape_.blocks) {
-      throw Error(Status::invalid_argument,
-                  "planted: blocks that do not follow, or beyond capacity");
-    }
-    layers_[layer].wanted = first + count;
-    check_pinned(layer, first, count);
-    push_([this, layer, first, count] {
-      check_pinned(layer, first, count);
-      for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-        Head& own = head(layer, h);
-        const size_t bytes = shape_.code.block_bytes();
-        own.blocks.resize(size_t{first + count} * bytes);
-        for (uint32_t b = first; b < first + count; ++b) {
-          index::encode_block(shape_.code, own.balance, *kernels_,
-                              rows(own, size_t{first + count} * kCodeBlock), size_t{b} * kCodeBlock,
-                              own.blocks.data() + b * bytes);
-        }
-      }
-      layers_[layer].count = first + count;
-    });
-  }
-  void truncate(uint32_t layer, uint32_t blocks, gpu::Stream) override {
-    on_call();
-    layers_[layer].wanted = blocks;
-    push_([this, layer, blocks] { layers_[layer].count = blocks; });
-  }
+  void encode(uint32_t layer, uint32_t first, uint32_t count, gpu::Stream) override;
+  void truncate(uint32_t layer, uint32_t blocks, gpu::Stream) override;
   uint32_t count(uint32_t layer) const override { return layers_[layer].wanted; }
-  void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override {
-    wait_();
-    const size_t bytes = shape_.code.block_bytes();
-    std::memcpy(out,
-                heads_[size_t{layer} * shape_.kv_heads + kv_head].blocks.data() + block * bytes,
-                bytes);
-  }
+  void read(uint32_t layer, uint32_t kv_head, uint32_t block, std::byte* out) const override;
   size_t bytes() const override { return gpu::codes_bytes(shape_); }
   /// That the blocks of a head have been encoded with.
-  [[nodiscard]] const index::Balance& balance(uint32_t layer, uint32_t kv_head) const {
-    return heads_[size_t{layer} * shape_.kv_heads + kv_head].balance;
-  }
+  [[nodiscard]] const index::Balance& balance(uint32_t layer, uint32_t kv_head) const;
 
   /// Attends nothing from now on: for tests that look at the codes alone.
   void rest() { rests_ = true; }
@@ -268,62 +102,7 @@ class FakeCodes final : public gpu::Codes {
   /// Exact attention over the rows that have codes, now. From the stream's thread. asks: the host for rows, where it reads
   /// them.
   void run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group, StateView out,
-           bool asks = true) {
-    const Head& own = heads_[size_t{layer} * shape_.kv_heads + kv_head];
-    const size_t n = rests_ ? 0 : size_t{layers_[layer].count} * kCodeBlock;
-    check_pinned(layer, 0, layers_[layer].count);
-    const uint32_t d = shape_.code.dim;
-    std::map<size_t, size_t> asked;  // places of rows in what the host hands over
-    if (asks && !ask(layer, kv_head, n, asked)) {
-      std::fill_n(out.o, size_t{group} * d, std::nanf(""));
-      std::fill_n(out.lse, group, std::nanf(""));
-      return;
-    }
-    const size_t row_bytes = d * dtype_size(shape_.dtype);
-    std::vector<float> key(d), value(d);
-    for (uint32_t g = 0; g < group; ++g) {
-      std::vector<double> logits(n), o(d, 0.0);
-      double most = -INFINITY, sum = 0.0;
-      const KvView kv = rows(own, n);
-      const auto read = [&](const RowsView& from, size_t i, std::vector<float>& to) {
-        const auto at = asked.find(i);
-        if (at == asked.end()) return cpu::read_row(*kernels_, from, i, to.data());
-        RowsView one = from.slice(i, 1);
-        one.data = requests_[kv_head]->bytes.data() + 2 * at->second * row_bytes +
-                   (from.data == own.keys ? 0 : row_bytes);
-        cpu::read_row(*kernels_, one, 0, to.data());
-      };
-      for (size_t i = 0; i < n; ++i) {
-        read(kv.keys, i, key);
-        for (uint32_t j = 0; j < d; ++j) logits[i] += double{q[g * d + j]} * key[j];
-        const LogitParams& p = shape_.logits_of(layer);
-        logits[i] *= p.scale;
-        if (p.softcap > 0) logits[i] = p.softcap * std::tanh(logits[i] / p.softcap);
-        most = std::max(most, logits[i]);
-      }
-      for (size_t i = 0; i < n; ++i) {
-        read(kv.values, i, value);
-        const double w = std::exp(logits[i] - most);
-        sum += w;
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
-      }
-      out.lse[g] = n == 0 ? kMinusInf : static_cast<float>(most + std::log(sum));
-      for (uint32_t j = 0; j < d; ++j) {
-        out.o[g * d + j] = n == 0 ? 0.0F : static_cast<float>(o[j] / sum);
-      }
-      if (sinks_.empty()) continue;
-      // The state (0, sink), by its definition.
-      const double sink = sinks_[(size_t{layer} * shape_.kv_heads + kv_head) * group + g];
-      const double weight =
-          out.lse[g] == kMinusInf ? 0.0 : 1.0 / (1.0 + std::exp(sink - out.lse[g]));
-      for (uint32_t j = 0; j < d; ++j) {
-        out.o[g * d + j] = static_cast<float>(out.o[g * d + j] * weight);
-      }
-      out.lse[g] = static_cast<float>(weight == 0.0       ? sink
-                                      : sink == -INFINITY ? out.lse[g]
-                                                          : out.lse[g] - std::log(weight));
-    }
-  }
+           bool asks = true);
 
  private:
   /// Of one KV head.
@@ -335,68 +114,22 @@ class FakeCodes final : public gpu::Codes {
     std::atomic<uint32_t> asked{0}, answered{0};
   };
   /// A step of the layer asks for rows of its first n, and waits for them. False: they will not come.
-  bool ask(uint32_t layer, uint32_t kv_head, size_t n, std::map<size_t, size_t>& asked) {
-    if (!shape_.rows_by_host || shape_.exact_rows == 0) return true;
-    Request& r = *requests_[kv_head];
-    const uint32_t step = r.asked.load(std::memory_order_relaxed) + 1;
-    r.layer = layer;
-    r.rows.clear();
-    for (uint32_t i = 0; i < kAsked && n != 0; ++i) r.rows.push_back((i * 97 + step * 31) % n);
-    r.bytes.assign(r.rows.size() * 2 * shape_.code.dim * dtype_size(shape_.dtype), std::byte{0x7F});
-    for (size_t i = 0; i < r.rows.size(); ++i) asked[r.rows[i]] = i;
-    requests += 1;
-    r.asked.store(step, std::memory_order_release);
-    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
-    while (r.answered.load(std::memory_order_acquire) != step) {
-      const uint32_t abandoned = abandoned_.load(std::memory_order_acquire);
-      const bool is_late = std::chrono::steady_clock::now() > end;
-      if (is_late || (abandoned != 0 && static_cast<int32_t>(abandoned - step) >= 0)) {
-        on_failure(is_late ? "planted: the rows have not come" : "planted: the rows were given up");
-        return false;
-      }
-      std::this_thread::yield();
-    }
-    return true;
-  }
+  bool ask(uint32_t layer, uint32_t kv_head, size_t n, std::map<size_t, size_t>& asked);
   struct Layer {
     uint32_t wanted = 0;  // after all that was enqueued
     uint32_t count = 0;   // the stream's
     bool is_named = false;
   };
-  void check_pinned(uint32_t layer, uint32_t first, uint32_t count) {
-    if (shape_.rows_by_host) return;
-    const size_t block = kCodeBlock * shape_.code.dim * dtype_size(shape_.dtype);
-    for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
-      for (const std::byte* rows : {head(layer, h).keys, head(layer, h).values}) {
-        if (!pinned_->is_pinned(rows + first * block, count * block)) unpinned = true;
-      }
-    }
-    const RowScales& scales = head(layer, 0).key_scales;
-    if (scales.data == nullptr) return;
-    const auto* at = reinterpret_cast<const std::byte*>(scales.data + first * scales.stride);
-    if (!pinned_->is_pinned(at, count * scales.stride * sizeof(uint16_t))) unpinned = true;
-  }
-  void name(uint32_t layer) {
-    named_ += layers_[layer].is_named ? 0 : 1;
-    layers_[layer].is_named = true;
-    if (shape_.coded_layers != 0 && named_ > shape_.coded_layers) {
-      throw Error(Status::invalid_argument, "planted: more layers than there is memory for");
-    }
-  }
+  void check_pinned(uint32_t layer, uint32_t first, uint32_t count);
+  void name(uint32_t layer);
   struct Head {
     index::Balance balance;
     const std::byte *keys = nullptr, *values = nullptr;
     RowScales key_scales{}, value_scales{};
     std::vector<std::byte> blocks;
   };
-  Head& head(uint32_t layer, uint32_t kv_head) {
-    return heads_[size_t{layer} * shape_.kv_heads + kv_head];
-  }
-  KvView rows(const Head& head, size_t n) const {
-    const size_t bytes = shape_.code.dim * dtype_size(shape_.dtype);
-    return {{head.keys, bytes, n, shape_.code.dim, shape_.dtype, head.key_scales},
-            {head.values, bytes, n, shape_.code.dim, shape_.dtype, head.value_scales}};
-  }
+  Head& head(uint32_t layer, uint32_t kv_head);
+  KvView rows(const Head& head, size_t n) const;
   std::vector<float> sinks_;  // [layers, q_heads]; empty: none
   gpu::CodesShape shape_;
   const cpu::Kernels* kernels_;

@@ -20,88 +20,16 @@ class FakePartitions final : public gpu::Partitions {
       : shape_(shape), heads_(size_t{shape.layers} * shape.kv_heads) {}
 
   void upload(uint32_t layer, uint32_t kv_head, uint32_t first,
-              const gpu::PartitionRows& rows) override {
-    on_call();
-    Head& h = head(layer, kv_head);
-    const uint32_t d = shape_.head_dim;
-    if (first + rows.count > shape_.partitions)
-      throw Error(Status::invalid_argument, "planted: beyond the capacity");
-    h.keys.resize(size_t{first} * d);
-    h.values.resize(size_t{first} * d * dtype_size(shape_.dtype));
-    h.sizes.resize(first);
-    for (size_t i = 0; i < rows.count; ++i) {
-      h.sizes.push_back(rows.sizes[i]);
-      for (uint32_t j = 0; j < d; ++j) {
-        h.keys.push_back(rows.center[j] +
-                         rows.scales[j] * static_cast<float>(rows.keys[i * d + j]));
-      }
-    }
-    h.values.insert(h.values.end(), rows.values,
-                    rows.values + size_t{rows.count} * d * dtype_size(shape_.dtype));
-  }
-  uint32_t count(uint32_t layer, uint32_t kv_head) const override {
-    return static_cast<uint32_t>(
-        const_cast<FakePartitions*>(this)->head(layer, kv_head).sizes.size());
-  }
-  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::PartitionsTail tail) override {
-    on_call();
-    head(layer, kv_head).chosen = chosen;
-    head(layer, kv_head).tail = tail;
-  }
+              const gpu::PartitionRows& rows) override;
+  uint32_t count(uint32_t layer, uint32_t kv_head) const override;
+  void set(uint32_t layer, uint32_t kv_head, uint32_t chosen, gpu::PartitionsTail tail) override;
   size_t bytes() const override { return gpu::partitions_bytes(shape_); }
 
   std::function<void()> on_call = [] {};  ///< before a copy to the device: may throw
 
   /// The ids chosen, and the state of the others.
   std::vector<uint32_t> run(uint32_t layer, uint32_t kv_head, const float* q, uint32_t group,
-                            const cpu::Kernels& kernels, StateView tail) {
-    const Head& h = head(layer, kv_head);
-    const uint32_t d = shape_.head_dim;
-    const size_t n = h.sizes.size();
-    std::vector<double> logits(group * n), share(n, 0.0);
-    for (uint32_t g = 0; g < group; ++g) {
-      double most = -INFINITY, sum = 0.0;
-      for (size_t i = 0; i < n; ++i) {
-        double dot = 0.0;
-        for (uint32_t j = 0; j < d; ++j) dot += double{q[g * d + j]} * h.keys[i * d + j];
-        logits[g * n + i] = shape_.logits_of(layer).scale * dot + std::log(h.sizes[i]);
-        most = std::max(most, logits[g * n + i]);
-      }
-      for (size_t i = 0; i < n; ++i) sum += std::exp(logits[g * n + i] - most);
-      for (size_t i = 0; i < n; ++i) share[i] += std::exp(logits[g * n + i] - most) / sum;
-    }
-    std::vector<uint32_t> ids(n);
-    for (uint32_t i = 0; i < n; ++i) ids[i] = i;
-    std::stable_sort(ids.begin(), ids.end(),
-                     [&](uint32_t a, uint32_t b) { return share[a] > share[b]; });
-    ids.resize(std::min<size_t>(n, h.chosen));
-    std::sort(ids.begin(), ids.end());
-    for (uint32_t g = 0; g < group; ++g) {
-      std::vector<double> o(d, 0.0);
-      double most = -INFINITY, sum = 0.0;
-      const auto counts = [&](uint32_t i) {
-        return h.tail != gpu::PartitionsTail::none &&
-               !std::binary_search(ids.begin(), ids.end(), i);
-      };
-      for (uint32_t i = 0; i < n; ++i) {
-        if (counts(i)) most = std::max(most, logits[g * n + i]);
-      }
-      std::vector<float> value(d);
-      for (uint32_t i = 0; i < n; ++i) {
-        if (!counts(i)) continue;
-        const double w = std::exp(logits[g * n + i] - most);
-        sum += w;
-        kernels.to_f32[static_cast<int>(shape_.dtype)](
-            h.values.data() + size_t{i} * d * dtype_size(shape_.dtype), value.data(), d);
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * value[j];
-      }
-      tail.lse[g] = sum == 0.0 ? kMinusInf : static_cast<float>(most + std::log(sum));
-      for (uint32_t j = 0; j < d; ++j) {
-        tail.o[g * d + j] = sum == 0.0 ? 0.0F : static_cast<float>(o[j] / sum);
-      }
-    }
-    return ids;
-  }
+                            const cpu::Kernels& kernels, StateView tail);
 
  private:
   struct Head {
@@ -110,9 +38,7 @@ class FakePartitions final : public gpu::Partitions {
     uint32_t chosen = 0;
     gpu::PartitionsTail tail = gpu::PartitionsTail::none;
   };
-  Head& head(uint32_t layer, uint32_t kv_head) {
-    return heads_[size_t{layer} * shape_.kv_heads + kv_head];
-  }
+  Head& head(uint32_t layer, uint32_t kv_head);
   gpu::PartitionsShape shape_;
   std::vector<Head> heads_;
 };

@@ -31,120 +31,27 @@ class FakeWindows final : public gpu::Windows {
   const std::atomic<bool>* fails = nullptr;  ///< no step can be launched
 
   void fill(uint32_t layer, uint32_t first, uint32_t n, const std::byte* k,
-            const std::byte* v) override {
-    on_call();
-    if (n > shape_.layers[layer].slots) throw Error(Status::internal, "more than there are slots");
-    Layer& l = layers_[layer];
-    l.first = first;
-    l.tokens.clear();
-    for (uint32_t i = 0; i < n; ++i) {
-      Row row{std::vector<std::byte>(k + i * token_bytes(), k + (i + 1) * token_bytes()),
-              std::vector<std::byte>(v + i * token_bytes(), v + (i + 1) * token_bytes())};
-      l.tokens.push_back(std::move(row));
-    }
-  }
-  void keep(uint32_t layer, uint32_t first, uint32_t n) override {
-    on_call();
-    Layer& l = layers_[layer];
-    check_holds(l, first, n);
-    l.tokens.erase(l.tokens.begin(), l.tokens.begin() + (n == 0 ? 0 : first - l.first));
-    l.tokens.resize(n);
-    l.first = first;
-  }
-  void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override {
-    on_call();
-    const Layer& l = layers_[layer];
-    check_holds(l, first, n);
-    for (uint32_t i = 0; i < n; ++i) {
-      const Row& row = l.tokens[first - l.first + i];
-      std::copy(row.k.begin(), row.k.end(), k + i * token_bytes());
-      std::copy(row.v.begin(), row.v.end(), v + i * token_bytes());
-    }
-  }
+            const std::byte* v) override;
+  void keep(uint32_t layer, uint32_t first, uint32_t n) override;
+  void read(uint32_t layer, uint32_t first, uint32_t n, std::byte* k, std::byte* v) const override;
 
   void append(uint32_t layer, uint32_t first, uint32_t n, uint32_t kept, const gpu::DeviceTokens& k,
-              const gpu::DeviceTokens& v, gpu::Stream) override {
-    on_call();
-    Layer& l = layers_[layer];
-    if (n > kept || kept > shape_.layers[layer].slots ||
-        (n != kept && first != l.first + l.tokens.size())) {
-      throw Error(Status::internal, "tokens that are not those behind the ones there");
-    }
-    push_([this, &l, k, v, first, n, kept] {
-      if (n == kept) l.tokens.clear();
-      for (uint32_t i = 0; i < n; ++i) {
-        l.tokens.push_back({stored(row_of(k, i), "k"), stored(row_of(v, i), "v")});
-      }
-      while (l.tokens.size() > kept) l.tokens.pop_front();
-      l.first = first + n - kept;
-    });
-    wait_();
-  }
+              const gpu::DeviceTokens& v, gpu::Stream) override;
   bool are_finite(uint32_t /*layer*/, const gpu::DeviceTokens& rows, uint32_t n, uint32_t heads,
-                  DType as, gpu::Stream) override {
-    on_call();
-    wait_();
-    for (uint32_t i = 0; i < n; ++i) {
-      std::vector<float> x = read_rows(row_of(rows, i), heads);
-      std::vector<std::byte> bytes(x.size() * dtype_size(as));
-      kernels_->from_f32[static_cast<int>(as)](x.data(), bytes.data(), x.size());
-      kernels_->to_f32[static_cast<int>(as)](bytes.data(), x.data(), x.size());
-      if (!std::all_of(x.begin(), x.end(), [](float e) { return std::isfinite(e); })) return false;
-    }
-    return true;
-  }
+                  DType as, gpu::Stream) override;
 
   void step(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
             const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts, const gpu::DeviceRows& out,
-            float* lse, gpu::Stream stream) override {
-    begin_among(layer, q, k, v, drafts);
-    end(layer, out, lse, stream);
-  }
+            float* lse, gpu::Stream stream) override;
   void begin(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-             const gpu::DeviceRows* v, gpu::Stream) override {
-    begin_among(layer, q, k, v, {});
-  }
+             const gpu::DeviceRows* v, gpu::Stream) override;
   void begin_among(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows* k,
-                   const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts) {
-    launch();
-    const bool appends = k != nullptr;
-    const gpu::DeviceRows rk = appends ? *k : gpu::DeviceRows{},
-                          rv = appends ? *v : gpu::DeviceRows{};
-    push_([this, layer, q, rk, rv, drafts, appends] { run(layer, q, rk, rv, drafts, appends); });
-  }
-  void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override {
-    launch();
-    push_([this, layer, out, lse] {
-      const Layer& l = layers_[layer];
-      for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-        auto* row = static_cast<std::byte*>(out.data) + h * out.head_stride * dtype_size(out.dtype);
-        kernels_->from_f32[static_cast<int>(out.dtype)](l.o.data() + size_t{h} * shape_.head_dim,
-                                                        row, shape_.head_dim);
-      }
-      if (lse != nullptr) std::copy(l.lse.begin(), l.lse.end(), lse);
-    });
-  }
+                   const gpu::DeviceRows* v, const gpu::SeenDrafts& drafts);
+  void end(uint32_t layer, const gpu::DeviceRows& out, float* lse, gpu::Stream) override;
   void keep_newest(std::span<const uint32_t> layers, uint32_t of, std::span<const uint32_t> kept,
-                   gpu::Stream) override {
-    launch();
-    if (of > gpu::kMostDrafts) throw Error(Status::internal, "too many drafts");
-    push_([this, layers = std::vector<uint32_t>(layers.begin(), layers.end()), of,
-           kept = std::vector<uint32_t>(kept.begin(), kept.end())] {
-      for (const uint32_t layer : layers) {
-        Layer& l = layers_[layer];
-        const size_t first = l.tokens.size() - of;
-        std::deque<Row> rows(l.tokens.begin(), l.tokens.begin() + static_cast<ptrdiff_t>(first));
-        for (const uint32_t number : kept) rows.push_back(l.tokens.at(first + number));
-        l.tokens = std::move(rows);
-      }
-    });
-  }
+                   gpu::Stream) override;
 
-  Status failure(std::string& text) override {
-    const std::lock_guard lock(mutex_);
-    text = std::exchange(failure_text_, {});
-    return text.empty() ? Status::ok : Status::not_finite;
-  }
+  Status failure(std::string& text) override;
   size_t bytes() const override { return gpu::windows_bytes(shape_); }
 
  private:
@@ -157,101 +64,17 @@ class FakeWindows final : public gpu::Windows {
     std::vector<float> o, lse;  ///< of the step under way
   };
 
-  [[nodiscard]] size_t token_bytes() const {
-    return size_t{shape_.kv_heads} * shape_.head_dim * dtype_size(shape_.dtype);
-  }
-  void launch() const {
-    if (fails != nullptr && *fails) throw Error(Status::device_error, "planted: a launch failed");
-    on_call();
-  }
-  static void check_holds(const Layer& l, uint32_t first, uint32_t n) {
-    if (n == 0 || (first >= l.first && first + n <= l.first + l.tokens.size())) return;
-    throw Error(Status::internal, "tokens " + std::to_string(first) + ".." +
-                                      std::to_string(first + n) + " of " + std::to_string(l.first) +
-                                      ".." + std::to_string(l.first + l.tokens.size()));
-  }
-  static gpu::DeviceRows row_of(const gpu::DeviceTokens& rows, uint32_t token) {
-    auto* const data =
-        static_cast<std::byte*>(rows.data) + token * rows.token_stride * dtype_size(rows.dtype);
-    return {data, rows.head_stride, rows.dtype};
-  }
-  [[nodiscard]] std::vector<float> read_rows(const gpu::DeviceRows& rows, uint32_t heads) const {
-    std::vector<float> x(size_t{heads} * shape_.head_dim);
-    for (uint32_t h = 0; h < heads; ++h) {
-      const auto* row =
-          static_cast<const std::byte*>(rows.data) + h * rows.head_stride * dtype_size(rows.dtype);
-      kernels_->to_f32[static_cast<int>(rows.dtype)](row, x.data() + size_t{h} * shape_.head_dim,
-                                                     shape_.head_dim);
-    }
-    return x;
-  }
-  std::vector<std::byte> stored(const gpu::DeviceRows& rows, const char* name) {
-    const std::vector<float> x = read_rows(rows, shape_.kv_heads);
-    std::vector<std::byte> bytes(token_bytes());
-    kernels_->from_f32[static_cast<int>(shape_.dtype)](x.data(), bytes.data(), x.size());
-    check_finite(numbers(bytes), name);
-    return bytes;
-  }
-  [[nodiscard]] std::vector<float> numbers(const std::vector<std::byte>& bytes) const {
-    std::vector<float> x(bytes.size() / dtype_size(shape_.dtype));
-    kernels_->to_f32[static_cast<int>(shape_.dtype)](bytes.data(), x.data(), x.size());
-    return x;
-  }
-  void check_finite(const std::vector<float>& x, const char* name) {
-    if (std::all_of(x.begin(), x.end(), [](float e) { return std::isfinite(e); })) return;
-    const std::lock_guard lock(mutex_);
-    failure_text_ = std::string("tensor ") + name + " of a sliding layer's step: a NaN";
-  }
+  [[nodiscard]] size_t token_bytes() const;
+  void launch() const;
+  static void check_holds(const Layer& l, uint32_t first, uint32_t n);
+  static gpu::DeviceRows row_of(const gpu::DeviceTokens& rows, uint32_t token);
+  [[nodiscard]] std::vector<float> read_rows(const gpu::DeviceRows& rows, uint32_t heads) const;
+  std::vector<std::byte> stored(const gpu::DeviceRows& rows, const char* name);
+  [[nodiscard]] std::vector<float> numbers(const std::vector<std::byte>& bytes) const;
+  void check_finite(const std::vector<float>& x, const char* name);
 
   void run(uint32_t layer, const gpu::DeviceRows& q, const gpu::DeviceRows& k,
-           const gpu::DeviceRows& v, const gpu::SeenDrafts& drafts, bool appends) {
-    Layer& l = layers_[layer];
-    const gpu::WindowsShape::Layer& own = shape_.layers[layer];
-    if (appends) {
-      if (l.tokens.size() == own.slots) {
-        l.tokens.pop_front();
-        l.first += 1;
-      }
-      l.tokens.push_back({stored(k, "k"), stored(v, "v")});
-    }
-    const std::vector<float> queries = read_rows(q, shape_.q_heads);
-    check_finite(queries, "q");
-    const uint32_t d = shape_.head_dim, group = shape_.q_heads / shape_.kv_heads;
-    l.o.assign(queries.size(), 0.0F);
-    l.lse.assign(shape_.q_heads, 0.0F);
-    std::vector<std::vector<float>> keys, values;
-    const size_t before = l.tokens.size() - drafts.drafts;
-    for (size_t i = l.tokens.size(); i-- > 0 && keys.size() < own.window;) {
-      if (drafts.drafts != 0 && i >= before && (drafts.sees >> (i - before) & 1) == 0) continue;
-      keys.push_back(numbers(l.tokens[i].k));
-      values.push_back(numbers(l.tokens[i].v));
-    }
-    for (uint32_t h = 0; h < shape_.q_heads; ++h) {
-      const size_t at = size_t{h / group} * d;
-      const double sink = shape_.sinks.empty()
-                              ? -std::numeric_limits<double>::infinity()
-                              : double{shape_.sinks[size_t{layer} * shape_.q_heads + h]};
-      std::vector<double> logits;
-      double top = sink;
-      for (const auto& key : keys) {
-        double x = 0;
-        for (uint32_t j = 0; j < d; ++j) x += double{queries[h * d + j]} * double{key[at + j]};
-        x *= double{own.logits.scale};
-        const double cap = double{own.logits.softcap};
-        logits.push_back(cap > 0 ? cap * std::tanh(x / cap) : x);
-        top = std::max(top, logits.back());
-      }
-      double sum = std::exp(sink - top);
-      std::vector<double> o(d);
-      for (size_t i = 0; i < logits.size(); ++i) {
-        const double w = std::exp(logits[i] - top);
-        sum += w;
-        for (uint32_t j = 0; j < d; ++j) o[j] += w * double{values[i][at + j]};
-      }
-      for (uint32_t j = 0; j < d; ++j) l.o[h * d + j] = static_cast<float>(o[j] / sum);
-      l.lse[h] = static_cast<float>(top + std::log(sum));
-    }
-  }
+           const gpu::DeviceRows& v, const gpu::SeenDrafts& drafts, bool appends);
 
   gpu::WindowsShape shape_;
   const cpu::Kernels* kernels_;

@@ -1,0 +1,20 @@
+#include "tests/runtime/exact_sums.h"
+
+namespace keyhole::test {
+
+__attribute__((no_sanitize("thread"))) double exact_dot(const float* a, const float* b, size_t n) {
+  double sums[4] = {};
+  size_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (size_t j = 0; j < 4; ++j) sums[j] += double{a[i + j]} * double{b[i + j]};
+  }
+  for (; i < n; ++i) sums[0] += double{a[i]} * double{b[i]};
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+__attribute__((no_sanitize("thread"))) void add_weighted(double* sum, double weight, const float* x,
+                                                         size_t n) {
+  for (size_t i = 0; i < n; ++i) sum[i] += weight * double{x[i]};
+}
+
+}  // namespace keyhole::test
