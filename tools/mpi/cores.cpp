@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <system_error>
 
@@ -31,6 +33,20 @@ std::vector<int> share_of_cores(const std::vector<int>& cores, uint32_t rank, ui
   const size_t begin = cores.size() * rank / size, end = cores.size() * (rank + 1) / size;
   return {cores.begin() + static_cast<std::ptrdiff_t>(begin),
           cores.begin() + static_cast<std::ptrdiff_t>(end)};
+}
+
+std::string gpu_of_rank(const char* visible, uint32_t gpus, uint32_t rank) {
+  if (visible == nullptr) return gpus < 2 ? "" : std::to_string(rank % gpus);
+  std::vector<std::string> names;
+  std::istringstream list(visible);
+  for (std::string name; std::getline(list, name, ',');) names.push_back(name);
+  return names.size() < 2 ? "" : names[rank % names.size()];
+}
+
+uint32_t gpus_of_host() {
+  std::error_code none;
+  const fs::directory_iterator gpus("/proc/driver/nvidia/gpus", none), end;
+  return none ? 0 : static_cast<uint32_t>(std::distance(gpus, end));
 }
 
 std::vector<int> cores_by_node() {

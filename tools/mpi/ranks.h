@@ -28,7 +28,7 @@ inline constexpr const char* kNoMpi =
     "build again, and start the command by mpirun";
 
 /// At the very beginning, before any thread is started: with --parallel in the command line joins the others, silences all but rank
-/// 0, and moves this process to its share of the host's cores where the launcher has not done so. Throws std::runtime_error.
+/// 0, moves this process to its share of the host's cores where the launcher has not done so, and to one of its GPUs. Throws std::runtime_error.
 void join_ranks(int argc, char** argv);
 /// At the end. After a failure the process ends here, without waiting for others, which may be gone.
 void leave_ranks(int exit_code);
@@ -38,6 +38,11 @@ void report_of_rank(const std::string& text);
 /// The cores of local rank `rank` of `size`: nearly equal parts, in the order given (by node of memory), at least one.
 [[nodiscard]] std::vector<int> share_of_cores(const std::vector<int>& cores, uint32_t rank,
                                               uint32_t size);
+/// What CUDA_VISIBLE_DEVICES becomes for local rank `rank`, so that ranks of a host take its GPUs in turn: `visible` is its value, null
+/// where it is not set, `gpus` how many the host has. "": it stays as it is, as there is one GPU at most.
+[[nodiscard]] std::string gpu_of_rank(const char* visible, uint32_t gpus, uint32_t rank);
+/// GPUs of this host that NVIDIA's driver knows; 0 without it.
+[[nodiscard]] uint32_t gpus_of_host();
 /// This process's cores, those of one node of memory beside each other.
 [[nodiscard]] std::vector<int> cores_by_node();
 

@@ -49,6 +49,14 @@ void divide_cores(uint32_t local_rank, uint32_t local_size) {
   (void)sched_setaffinity(0, sizeof set, &set);
 }
 
+/// Ranks of one host would all take its first GPU.
+void choose_gpu(uint32_t local_rank, uint32_t local_size) {
+  if (local_size < 2) return;
+  const std::string gpu =
+      gpu_of_rank(std::getenv("CUDA_VISIBLE_DEVICES"), gpus_of_host(), local_rank);
+  if (!gpu.empty()) (void)setenv("CUDA_VISIBLE_DEVICES", gpu.c_str(), 1);
+}
+
 }  // namespace
 
 const Ranks& ranks() { return all; }
@@ -69,6 +77,7 @@ void join_ranks(int argc, char** argv) {
   uint32_t local_rank = 0, local_size = 1;
   check(keyhole_mpi_local_ranks(nullptr, &local_rank, &local_size));
   divide_cores(local_rank, local_size);
+  choose_gpu(local_rank, local_size);
   keyhole_communicator_config config;
   keyhole_communicator_config_init(&config);
   if (const char* text = std::getenv("KEYHOLE_RANK_TIMEOUT_MS"); text != nullptr && *text != 0) {

@@ -39,6 +39,19 @@ TEST(Cores, OfThisProcessAreThere) {
   EXPECT_EQ(std::adjacent_find(cores.begin(), cores.end()), cores.end());
 }
 
+TEST(Gpus, AreTakenInTurn) {
+  for (uint32_t rank = 0; rank < 5; ++rank) {
+    EXPECT_EQ(gpu_of_rank(nullptr, 2, rank), std::to_string(rank % 2));
+    EXPECT_EQ(gpu_of_rank("3,GPU-7a,1", 8, rank),
+              (std::vector<std::string>{"3", "GPU-7a", "1"})[rank % 3]);
+    // There is one, or the launcher has given each rank its own.
+    EXPECT_EQ(gpu_of_rank(nullptr, 1, rank), "");
+    EXPECT_EQ(gpu_of_rank(nullptr, 0, rank), "");
+    EXPECT_EQ(gpu_of_rank("5", 8, rank), "");
+    EXPECT_EQ(gpu_of_rank("", 8, rank), "");
+  }
+}
+
 TEST(Ranks, AProcessThatAsksForNoneIsAlone) {
   char name[] = "keyhole", command[] = "decode";
   char* arguments[] = {name, command};
