@@ -6,7 +6,7 @@
 //
 // Ranks are threads over NCCL. With fewer GPUs than ranks they share them, which NCCL 2.30 and newer does
 // (NCCL_MULTI_RANK_GPU_ENABLE): then the ranks do not step together, as one GPU would do all their work, and what remains are a
-// rank's share alone, and the gather and the merge.
+// rank's share alone, and the gather and the merge. Two share a GPU at most: with four NCCL waits for itself.
 #include <keyhole/nccl.h>
 #include <nccl.h>
 
@@ -101,7 +101,6 @@ Merge merge_us(const Rank& r, std::barrier<>& meet) {
   float* memory = nullptr;
   must(cudaMalloc(&memory, (r.size + 2) * kState * sizeof(float)) == cudaSuccess, "memory");
   must(cudaMemset(memory, 0, (r.size + 2) * kState * sizeof(float)) == cudaSuccess, "memory");
-  meet.arrive_and_wait();
   float *const own = memory, *const all = memory + kState, *const out = all + r.size * kState;
   std::vector<const void*> o;
   std::vector<const float*> lse;
@@ -128,7 +127,11 @@ Merge merge_us(const Rank& r, std::barrier<>& meet) {
     must(cudaStreamSynchronize(r.stream) == cudaSuccess, "synchronize");
     return us_since(begin) / runs;
   };
+  // Ranks that share a GPU: while one loads a kernel or makes a graph, none may wait in a gather, as that can wait for the GPU.
+  (void)run(1, false);
+  meet.arrive_and_wait();
   (void)run(kRuns, true);
+  meet.arrive_and_wait();
   Merge us{run(kRuns, true), run(kRuns, false), 0};
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t ready = nullptr;
@@ -137,6 +140,9 @@ Merge merge_us(const Rank& r, std::barrier<>& meet) {
   enqueue(kRuns, true);
   must(cudaStreamEndCapture(r.stream, &graph) == cudaSuccess, "capture");
   must(cudaGraphInstantiate(&ready, graph, 0) == cudaSuccess, "graph");
+  must(cudaGraphUpload(ready, r.stream) == cudaSuccess, "graph");
+  must(cudaStreamSynchronize(r.stream) == cudaSuccess, "synchronize");
+  meet.arrive_and_wait();
   for (int i = 0; i < 2; ++i) {
     const auto begin = Clock::now();
     must(cudaGraphLaunch(ready, r.stream) == cudaSuccess, "launch");
@@ -154,6 +160,7 @@ Merge merge_us(const Rank& r, std::barrier<>& meet) {
 void on_ranks(uint32_t size, const std::function<void(const Rank&)>& f) {
   int gpus = 0;
   must(cudaGetDeviceCount(&gpus) == cudaSuccess && gpus > 0, "GPUs");
+  must(size <= 2 * static_cast<uint32_t>(gpus), "more than two ranks for each GPU");
   if (static_cast<uint32_t>(gpus) < size) (void)setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 0);
   ncclUniqueId id;
   must(ncclGetUniqueId(&id) == ncclSuccess, "NCCL");
