@@ -31,6 +31,7 @@ DeviceRowsReader& SpreadSession::device_rows() {
 
 void SpreadSession::wait_for_stream() {
   if (!is_enqueued_ || on_device_ == nullptr || ranks_->is_lost() || own_->is_capturing()) return;
+  if (!ranks_->gathers_on_stream()) return;  // nothing there waits for other ranks
   const uint32_t timeout_ms = ranks_->config().timeout_ms;
   const auto begin = Clock::now();
   while (!on_device_->is_done(stream_)) {
@@ -45,9 +46,10 @@ void SpreadSession::wait_for_stream() {
 
 void SpreadSession::settle() {
   if (has_ended_) std::rethrow_exception(failure_);
-  if (!is_enqueued_) return;
+  own_->check_not_capturing();
   wait_for_stream();
   own_->wait_idle();
+  if (!is_enqueued_) return;
   try {
     own_->check_failure();
   } catch (...) {
@@ -56,7 +58,10 @@ void SpreadSession::settle() {
   is_enqueued_ = false;
   try {
     ranks_->agree({"synchronize", 0, Wait::step}, failure_);
-  } catch (...) {
+  } catch (const Error& e) {
+    // Nothing was told while another thread was inside the communicator.
+    is_enqueued_ = e.status() == Status::busy && !ranks_->is_lost();
+    if (is_enqueued_) throw;
     failure_ = std::current_exception();
     has_ended_ = true;
     throw;
@@ -115,6 +120,8 @@ void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, co
   step_ = {true, layer, k != nullptr, appends || held != 0, failure_, true};
   try {
     if (step_.asks && step_.error == nullptr) {
+      // Taking a block in waits for the stream, on which a gather may be that never ends.
+      if (!whole && own_->append_is_due(layer)) wait_for_stream();
       const RowsIn* const keys = appends ? k : nullptr;
       const RowsIn* const values = appends ? v : nullptr;
       if (out == nullptr || whole) {

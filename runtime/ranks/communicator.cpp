@@ -85,6 +85,8 @@ void Communicator::throw_lost() const { throw Error(lost_status_, lost_text_); }
 void Communicator::lose(Status status, const std::string& text) {
   lost_text_ = text;
   lost_status_ = status;
+  // Whatever the reason: what is left on streams may wait for ranks that do not come.
+  if (transport_.abort != nullptr) transport_.abort(transport_.context);
   throw_lost();
 }
 
@@ -123,7 +125,6 @@ void Communicator::gather_on_stream(const void* own, void* all, size_t bytes, vo
 void Communicator::abandon(Status status, const std::string& text) {
   const Inside inside(in_use_);
   if (is_lost()) throw_lost();
-  if (transport_.abort != nullptr) transport_.abort(transport_.context);
   lose(status, rank_text(rank()) + " of " + std::to_string(size()) + ": " + text);
 }
 
