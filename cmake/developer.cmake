@@ -8,9 +8,11 @@ mark_as_advanced(CCACHE_PROGRAM)
 if(PROJECT_IS_TOP_LEVEL AND CCACHE_PROGRAM)
   foreach(lang C CXX CUDA)
     if(NOT DEFINED CMAKE_${lang}_COMPILER_LAUNCHER)
-      # ccache takes no file with a precompiled header otherwise.
+      # ccache takes no file with a precompiled header without the sloppiness; with paths relative to the sources, clones share
+      # what was compiled.
       set(CMAKE_${lang}_COMPILER_LAUNCHER
-        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+        ${CCACHE_PROGRAM})
     endif()
   endforeach()
 endif()
