@@ -1,5 +1,5 @@
 // A head's state made of what its parts left: the codes without the rows that were read exactly, those rows, resident
-// tokens, and the learned sink.
+// tokens, and the learned sink. What is NaN stays NaN, in lse, too: a set whose sum of weights is 0, and no other, is empty.
 #pragma once
 
 #include "gpu/cuda/codes/queries.cuh"
@@ -44,9 +44,9 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
   const float keep = exp2_fast(codes.top - base), weight = exp2_fast(exact.top - base);
   const float unit = keep * value_scale;
   // What is left of the codes' weights where the rows were all of them is rounding.
-  const float total = fmaf(weight, exact.total, fmaxf(codes.total, 0.0F) * keep);
-  const float inverse = total > 0.0F ? __fdividef(1.0F, total) : 0.0F;
-  float lse = total > 0.0F ? (base + log2f(total)) * kLn2 : kMinusInf;
+  const float total = fmaf(weight, exact.total, (codes.total < 0.0F ? 0.0F : codes.total) * keep);
+  const float inverse = total == 0.0F ? 0.0F : __fdividef(1.0F, total);
+  float lse = total == 0.0F ? kMinusInf : (base + log2f(total)) * kLn2;
   float o[kParts];
 #pragma unroll
   for (int i = 0; i < kParts; ++i) o[i] = fmaf(weight, exact.o[i], codes.o[i] * unit) * inverse;
@@ -54,7 +54,7 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
     const float natural = finite_base(fmaxf(lse, resident.lse));
     const float a = natural_weight(lse, natural), b = natural_weight(resident.lse, natural);
     const float sum = a + b;
-    const float part = sum > 0.0F ? __fdividef(1.0F, sum) : 0.0F;
+    const float part = sum == 0.0F ? 0.0F : __fdividef(1.0F, sum);
     const float to_a = a * part, to_b = b * part;
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
@@ -63,7 +63,7 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
       quad[0] = fmaf(to_a, quad[0], to_b * x.x), quad[1] = fmaf(to_a, quad[1], to_b * x.y);
       quad[2] = fmaf(to_a, quad[2], to_b * x.z), quad[3] = fmaf(to_a, quad[3], to_b * x.w);
     }
-    lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;
+    lse = sum == 0.0F ? kMinusInf : natural + logf(sum);
   }
   const QueryHead head = query_head(s, kv_head, h);
   if (s.sinks != nullptr) {
@@ -72,10 +72,10 @@ __device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32
     const float natural = finite_base(fmaxf(lse, sink));
     const float a = natural_weight(lse, natural);
     const float sum = a + natural_weight(sink, natural);
-    const float keep_o = sum > 0.0F ? __fdividef(a, sum) : 0.0F;
+    const float keep_o = sum == 0.0F ? 0.0F : __fdividef(a, sum);
 #pragma unroll
     for (int i = 0; i < kParts; ++i) o[i] *= keep_o;
-    lse = sum > 0.0F ? natural + logf(sum) : kMinusInf;
+    lse = sum == 0.0F ? kMinusInf : natural + logf(sum);
   }
 #pragma unroll
   for (int u = 0; u < kLaneQuads<kDim>; ++u) {

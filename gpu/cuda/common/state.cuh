@@ -48,13 +48,14 @@ struct alignas(8) AttentionState {
     return weight(before);
   }
 
-  /// Takes in another set: m = max(m, o.m), d = d 2^(m_old - m) + o.d 2^(o.m - m). An empty one changes nothing.
+  /// Takes in another set: m = max(m, o.m), d = d 2^(m_old - m) + o.d 2^(o.m - m). An empty one changes nothing, one whose
+  /// logits are NaN (m passes over them, d does not) makes d NaN.
   __device__ void merge(AttentionState o) {
     if (o.m > m) {
       d *= exp2f(m - o.m);
       m = o.m;
     }
-    if (o.m > kMinusInf) d += o.d * exp2f(o.m - m);
+    if (o.d != 0.0F) d += o.d * exp2f(o.m - m);
   }
 
   /// 1 / d, which turns o~ into o; 0 for the empty set, whose o is 0.
