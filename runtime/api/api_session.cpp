@@ -314,7 +314,7 @@ keyhole_status keyhole_session_set_stream(keyhole_session* session, void* stream
 
 keyhole_status keyhole_session_announce(keyhole_session* session) {
   return with_session(session, Needs::stream, [&](Session& s) {
-    refuse_spread(*session, "keyhole_session_announce");
+    if (session->spread != nullptr) return session->spread->announce();
     s.announce();
   });
 }
@@ -342,9 +342,12 @@ keyhole_status keyhole_fork(keyhole_session* session, keyhole_session** out) {
     s.finish_audits();
     *out = spread == nullptr
                ? new keyhole_session(fork_session(s))
-               : new keyhole_session(
-                     SpreadSession::make_own(spread->ranks(), [&] { return fork_session(s); }),
-                     spread->all_tokens());
+               : new keyhole_session(SpreadSession::make_own(spread->ranks(),
+                                                             [&] {
+                                                               spread->check_failure();
+                                                               return fork_session(s);
+                                                             }),
+                                     spread->all_tokens());
   });
 }
 

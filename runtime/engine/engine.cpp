@@ -87,7 +87,7 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   kernels_ = &cpu::select_kernels(config.cpu_level);
   const keyhole_signal signal = choose_signal(config.signal);
   const uint32_t timeout_ms =
-      config.timeout_ms == KEYHOLE_AUTO ? kDefaultTimeoutMs : config.timeout_ms;
+      config.timeout_ms == KEYHOLE_AUTO ? default_timeout_ms() : config.timeout_ms;
   std::string why_host;
   if (!has_streams()) {
     DeviceChoice choice = choose_device(config.device, config.device_ordinal, gpu::cuda_devices(),
@@ -135,6 +135,13 @@ Engine::Engine(const keyhole_engine_config& config, StreamDevice device)
   if (config.classifiers != nullptr) effective_.classifiers = classifiers_path_.c_str();
   log_(KEYHOLE_LOG_INFO, std::string("kernels: ") + kernels_->name +
                              ", threads: " + std::to_string(pool_->threads()));
+}
+
+uint32_t Engine::default_timeout_ms() const {
+  if (communicator_ == nullptr) return kDefaultTimeoutMs;
+  // A step stands behind gathers, which wait for the other ranks: these are given up first.
+  const uint64_t ms = uint64_t{communicator_->config().timeout_ms} + kDefaultTimeoutMs;
+  return static_cast<uint32_t>(std::min<uint64_t>(ms, UINT32_MAX - 1));
 }
 
 void Engine::join_ranks(const keyhole_engine_config& config) {

@@ -104,6 +104,8 @@ class Engine {
                                                              size_t device_memory_limit) const;
 
  private:
+  /// Milliseconds that device and host wait for each other.
+  [[nodiscard]] uint32_t default_timeout_ms() const;
   void join_ranks(const keyhole_engine_config& config);
 
   std::vector<keyhole_layer_config> layer_configs_;  ///< `[layers]` in effect; empty: all are alike

@@ -274,7 +274,10 @@ void save_spread(const Session& own, const SpreadSession& spread, const std::str
     std::filesystem::remove(mine, none);
   };
   try {
-    ranks.together({"save", 0, Wait::work}, [&] { save_session(own, mine); });
+    ranks.together({"save", 0, Wait::work}, [&] {
+      spread.check_failure();
+      save_session(own, mine);
+    });
   } catch (...) {
     remove_mine();  // nothing names it
     throw;

@@ -119,8 +119,8 @@ void SpreadSession::check_append(uint32_t layer, const RowsIn& k, const RowsIn& 
   if (!v.on_device) check_finite(engine.kernels(), v, "v", 0, v.tokens, stored);
 }
 
-void SpreadSession::check_not_empty(uint32_t layer) const {
-  if (tokens_[layer] != 0) return;
+void SpreadSession::check_holds(uint32_t layer, uint32_t tokens) {
+  if (tokens != 0) return;
   refuse("layer " + std::to_string(layer) +
          " holds no token to attend to: append one with k and v");
 }
@@ -163,7 +163,7 @@ void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
            std::to_string(k.tokens));
   }
   try {
-    ranks_->together(call("prefill", layer, Wait::work), [&] {
+    together(call("prefill", layer, Wait::work), [&] {
       if (slides(layer)) return prefill_rows(layer, k, v, q);
       append_own(layer, k, v, q);
     });
@@ -175,11 +175,31 @@ void SpreadSession::prefill(uint32_t layer, const RowsIn& k, const RowsIn& v, co
   extended_[layer] = {};
 }
 
+void SpreadSession::together(const Communicator::Call& call, const std::function<void()>& part) {
+  ranks_->together(call, [&] {
+    check_failure();
+    part();
+  });
+}
+
+void SpreadSession::shorten(const std::vector<uint32_t>& left) {
+  try {
+    own_->check_failure();
+    own_->truncate_layers(shares(own_->engine(), left));
+  } catch (const Error& e) {
+    if (e.status() == Status::invalid_argument) throw;  // the same on all ranks
+    // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no part.
+    if (failure_ == nullptr) failure_ = std::current_exception();
+    tokens_ = left;
+    std::fill(extended_.begin(), extended_.end(), Extended{});
+    throw;
+  }
+}
+
 void SpreadSession::truncate(uint32_t n) {
-  own_->check_failure();
   std::vector<uint32_t> left = tokens_;
   for (uint32_t& tokens : left) tokens = std::min(tokens, n);
-  own_->truncate_layers(shares(own_->engine(), left));
+  shorten(left);
   own_->identity().truncate(n);
   for (uint32_t layer = 0; layer < left.size(); ++layer) {
     if (left[layer] != tokens_[layer]) extended_[layer] = {};
@@ -188,7 +208,6 @@ void SpreadSession::truncate(uint32_t n) {
 }
 
 void SpreadSession::accept(uint32_t m, const uint32_t* path) {
-  own_->check_failure();
   Extended agreed;
   for (uint32_t layer = 0; layer < tokens_.size(); ++layer) {
     const Extended& e = extended_[layer];
@@ -217,7 +236,7 @@ void SpreadSession::accept(uint32_t m, const uint32_t* path) {
   for (uint32_t layer = 0; layer < left.size(); ++layer) {
     if (extended_[layer].tokens != 0) left[layer] = agreed.before + m;
   }
-  own_->truncate_layers(shares(own_->engine(), left));
+  shorten(left);
   own_->identity().truncate(agreed.before + m);
   std::fill(extended_.begin(), extended_.end(), Extended{});
   tokens_ = std::move(left);
@@ -227,12 +246,12 @@ void SpreadSession::accept(uint32_t m, const uint32_t* path) {
 
 void SpreadSession::build(const BuildProgress& progress) {
   settle();
-  ranks_->together({"build", 0, Wait::work}, [&] { own_->build(progress); });
+  together({"build", 0, Wait::work}, [&] { own_->build(progress); });
 }
 
 void SpreadSession::set_index(const std::string& spec) {
   settle();
-  ranks_->together({"set_index", 0, Wait::work}, [&] {
+  together({"set_index", 0, Wait::work}, [&] {
     const std::string before = own_->params().index;
     own_->set_index(spec);
     try {
@@ -288,20 +307,20 @@ void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* 
                                  const RowsIn* v) {
   settle();
   if (k != nullptr) check_append(layer, *k, *v);
-  if (k == nullptr) check_not_empty(layer);
+  if (k == nullptr) check_holds(layer, tokens_[layer]);
   check_finite(own_->engine().kernels(), q, "q", 0, 1, DType::f32);
   if (slides(layer)) {
     own_->attend_begin(layer, q, k, v);
-    step_ = {true, layer, k != nullptr, true, nullptr, false};
+    step_ = {true, layer, k != nullptr, {k != nullptr, true}, nullptr, false, 0};
     return;
   }
   // From here on the others wait for this rank, whatever happens on it.
-  step_ = {true, layer, k != nullptr, false, nullptr, false};
-  const bool appends = k != nullptr && is_own(tokens_[layer]);
-  if (!appends && own_->tokens(layer) == 0) return;
+  const RankPart part = part_of(layer, tokens_[layer], k != nullptr);
+  step_ = {true, layer, k != nullptr, {part.takes, false}, failure_, false, 0};
+  if (!part.asks || failure_ != nullptr) return;
   try {
-    own_->attend_begin(layer, q, appends ? k : nullptr, appends ? v : nullptr);
-    step_.asks = true;
+    own_->attend_begin(layer, q, part.takes ? k : nullptr, part.takes ? v : nullptr);
+    step_.part.asks = true;
   } catch (...) {
     step_.error = std::current_exception();
   }
@@ -318,7 +337,7 @@ void SpreadSession::attend_end(const RowsOut& out, float* lse) {
   const RowsOut rows = own_rows(step.layer, 1);
   float* const sums = own_lse(step.layer, 1);
   try {
-    if (step.asks) {
+    if (step.part.asks) {
       own_->attend_end(rows, sums);
     } else {
       std::fill(states_.data(), sums, 0.0F);
@@ -344,6 +363,7 @@ void SpreadSession::extend_in_block(uint32_t layer, const ExtendArgs& args) {
   float* const sums = own_lse(layer, n);
   std::exception_ptr error;
   try {
+    check_failure();
     if (is_own(tokens_[layer])) {
       ExtendArgs own = args;
       own.out = rows;

@@ -14,6 +14,7 @@
 
 #include "gpu/rank_states.h"
 #include "runtime/engine/engine.h"
+#include "runtime/parallel/spread_graph.h"
 #include "runtime/ranks/blocks.h"
 #include "runtime/ranks/communicator.h"
 #include "runtime/session/session.h"
@@ -49,11 +50,22 @@ class SpreadSession {
   void enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
                const RowsOut* out, float* lse);
   void enqueue_end(const RowsOut& out, float* lse);
-  void set_stream(gpu::Stream stream) { stream_ = stream; }
+  /// Announces one launch of the graph that was captured last on the stream. Throws Error(invalid_argument) where nothing was
+  /// captured or this rank has to capture again, and then has done nothing: the other ranks' streams wait for it. Where
+  /// this rank cannot make the graph's steps, it enqueues what enqueue() would in their place, and throws why.
+  void announce();
+  void set_stream(gpu::Stream stream) {
+    stream_ = stream;
+    graph_ = {};
+  }
   /// Collective: all steps that were enqueued are done on all ranks, or it throws the first error.
   void synchronize();
   /// Collective. Before other calls: the same, where any was enqueued since; throws what has ended the session's steps.
   void settle();
+  /// Throws why this rank takes no more steps, if it does not.
+  void check_failure() const {
+    if (failure_ != nullptr) std::rethrow_exception(failure_);
+  }
   /// Returns when the stream has done what was enqueued. Throws Error(timeout) where ranks have not come in time: then they are
   /// lost, and nothing is left on the stream that waits for them.
   void wait_for_stream();
@@ -79,21 +91,28 @@ class SpreadSession {
     bool under_way = false;
     uint32_t layer = 0;
     bool appends = false;  ///< on the rank that the token is of
-    bool asks = false;     ///< the session has a step under way, or would have
+    RankPart part;         ///< asks: the session has a step under way, or would have
     std::exception_ptr error;
     bool on_device = false;
+    uint64_t capture = 0;  ///< in which it is recorded; 0: none
   };
   struct Extended {
     uint32_t before = 0, tokens = 0;  ///< 0: none
   };
   [[nodiscard]] bool slides(uint32_t layer) const { return own_->engine().model().slides(layer); }
   [[nodiscard]] bool is_own(uint32_t token) const { return blocks_.owner(token) == ranks_->rank(); }
+  /// What this rank does in a step of a layer that holds so many tokens of the text.
+  [[nodiscard]] RankPart part_of(uint32_t layer, uint32_t held, bool appends) const;
   /// Names the call's layer and how many tokens this rank believes it to hold.
   [[nodiscard]] Communicator::Call call(const char* what, uint32_t layer, Wait wait) const;
   void check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
   /// The same but for their values.
   void check_room(uint32_t layer, const RowsIn& k, const RowsIn& v) const;
-  void check_not_empty(uint32_t layer) const;
+  static void check_holds(uint32_t layer, uint32_t tokens);
+  /// Runs `part` on all ranks; throws what it threw on any, or why one of them takes no more steps.
+  void together(const Communicator::Call& call, const std::function<void()>& part);
+  /// The own session lets go of tokens beyond those left[layer] of the text.
+  void shorten(const std::vector<uint32_t>& left);
   /// The own session gives back what it has beyond its share of tokens_.
   void take_back() noexcept;
   void prefill_rows(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
@@ -109,10 +128,22 @@ class SpreadSession {
   [[nodiscard]] float* own_lse(uint32_t layer, uint32_t n);
 
   // spread_steps.cpp
-  /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together.
-  void open_device(uint32_t layer, const RowsOut* out);
+  /// Throws Error where nothing can be enqueued; the first time takes the memory, on all ranks together, but in a capture.
+  void open_device(uint32_t layer, const RowsOut* out, bool is_captured);
+  /// Runs a step's launches, or its first half's; what they throw is kept in step_.
+  void launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut* out, float* lse);
+  /// Where this rank's state of a layer's step goes: o, and its lse.
+  [[nodiscard]] RowsOut own_state(const LayerShape& shape) const;
+  [[nodiscard]] float* own_sums(const LayerShape& shape) const;
   /// Ends the step under way. is_half: its first half was enqueued before.
   void finish_step(bool is_half, const RowsOut& out, float* lse);
+  // spread_graph.cpp. Throw Error(invalid_argument):
+  /// as all ranks do: the graph's tokens have no place in the text.
+  void check_graph_room() const;
+  /// where this rank would do another thing now than when the graph was captured.
+  void check_graph_parts() const;
+  /// announce() of this rank; where the graph is to be captured again, the session is made ready for that.
+  void announce_own();
   /// Gathers and merges on the stream; own state is NaN where this rank's step has failed.
   void merge_on_stream(uint32_t layer, bool failed, const RowsOut& out, float* lse);
   /// The same by way of host memory, for transports that gather nothing else; throws the errors of all ranks.
@@ -130,9 +161,10 @@ class SpreadSession {
   gpu::Stream stream_ = nullptr;
   std::unique_ptr<gpu::RankStates> on_device_;  ///< null: no step was enqueued yet
   std::unique_ptr<DeviceRowsReader> device_rows_;
-  RowBuffer rows_[4];           ///< of q, k, v and out
+  RowBuffer rows_[4];  ///< of q, k, v and out
+  SpreadGraph graph_;
   bool is_enqueued_ = false;    ///< something, since all ranks met last
-  std::exception_ptr failure_;  ///< of this rank's steps on the stream
+  std::exception_ptr failure_;  ///< why this rank takes no more steps
   bool has_ended_ = false;      ///< all ranks know of a failure, which is failure_
 };
 

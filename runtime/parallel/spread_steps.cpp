@@ -76,19 +76,47 @@ void SpreadSession::synchronize() {
 
 // ---- Steps ---------------------------------------------------------------------------------------
 
-void SpreadSession::open_device(uint32_t layer, const RowsOut* out) {
+RankPart SpreadSession::part_of(uint32_t layer, uint32_t held, bool appends) const {
+  if (slides(layer)) return {appends, true};
+  const bool takes = appends && is_own(held);
+  return {takes, takes || blocks_.share(ranks_->rank(), held) != 0};
+}
+
+RowsOut SpreadSession::own_state(const LayerShape& shape) const {
+  RowsOut state;
+  state.data = reinterpret_cast<std::byte*>(on_device_->own());
+  state.head_stride = shape.value_dim * sizeof(float);
+  state.dtype = DType::f32;
+  state.on_device = true;
+  return state;
+}
+
+float* SpreadSession::own_sums(const LayerShape& shape) const {
+  return on_device_->own() + size_t{shape.q_heads} * shape.value_dim;
+}
+
+void SpreadSession::open_device(uint32_t layer, const RowsOut* out, bool is_captured) {
   if (has_ended_) std::rethrow_exception(failure_);
-  if (own_->is_capturing()) {
-    throw Error(Status::unsupported,
-                "a graph over several ranks: whose the next token is changes from block to block");
-  }
+  if (is_captured) check_failure();
   const Engine& engine = own_->engine();
   const LayerShape m = engine.model().of(layer);
   if (out != nullptr && m.q_heads > 1 && out->head_stride != row_bytes(*out, m.value_dim)) {
     throw Error(Status::unsupported,
                 "out has gaps between heads; over several ranks allowed: heads without gaps");
   }
+  if (is_captured && !ranks_->gathers_on_stream()) {
+    throw Error(
+        Status::unsupported,
+        "a graph over ranks whose transport has no all_gather_on_stream: steps go by way of "
+        "host memory");
+  }
   if (on_device_ != nullptr) return;
+  if (is_captured) {
+    throw Error(
+        Status::invalid_argument,
+        "capture: all ranks make a step with tensors in device memory first, which takes the "
+        "memory of the ranks' states");
+  }
   const auto& make = engine.stream_device().make_rank_states;
   if (!make) {
     throw Error(
@@ -105,46 +133,66 @@ void SpreadSession::open_device(uint32_t layer, const RowsOut* out) {
   on_device_ = std::move(made);
 }
 
-void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
-                            const RowsOut* out, float* lse) {
-  if (k != nullptr) {
-    check_room(layer, *k, *v);
-  } else {
-    check_not_empty(layer);
-  }
-  open_device(layer, out);
-  is_enqueued_ = true;
+void SpreadSession::launch(const RowsIn& q, const RowsIn* k, const RowsIn* v, const RowsOut* out,
+                           float* lse) {
+  const uint32_t layer = step_.layer;
   const bool whole = slides(layer);
-  const bool appends = k != nullptr && (whole || is_own(tokens_[layer]));
-  const uint32_t held = whole ? tokens_[layer] : blocks_.share(ranks_->rank(), tokens_[layer]);
-  step_ = {true, layer, k != nullptr, appends || held != 0, failure_, true};
   try {
-    if (step_.asks && step_.error == nullptr) {
-      // Taking a block in waits for the stream, on which a gather may be that never ends.
-      if (!whole && own_->append_is_due(layer)) wait_for_stream();
-      const RowsIn* const keys = appends ? k : nullptr;
-      const RowsIn* const values = appends ? v : nullptr;
-      if (out == nullptr || whole) {
-        own_->enqueue(layer, q, keys, values, out, lse);
-      } else {
-        const LayerShape m = own_->engine().model().of(layer);
-        RowsOut state;
-        state.data = reinterpret_cast<std::byte*>(on_device_->own());
-        state.head_stride = m.value_dim * sizeof(float);
-        state.dtype = DType::f32;
-        state.on_device = true;
-        own_->enqueue(layer, q, keys, values, &state,
-                      on_device_->own() + size_t{m.q_heads} * m.value_dim);
-      }
+    // Taking a block in waits for the stream, on which a gather may be that never ends.
+    if (!whole && step_.capture == 0 && own_->append_will_be_due(layer)) wait_for_stream();
+    const RowsIn* const keys = step_.part.takes ? k : nullptr;
+    const RowsIn* const values = step_.part.takes ? v : nullptr;
+    if (out == nullptr || whole) {
+      own_->enqueue(layer, q, keys, values, out, lse);
+    } else {
+      const LayerShape m = own_->engine().model().of(layer);
+      const RowsOut state = own_state(m);
+      own_->enqueue(layer, q, keys, values, &state, own_sums(m));
     }
   } catch (...) {
     step_.error = std::current_exception();
   }
+}
+
+void SpreadSession::enqueue(uint32_t layer, const RowsIn& q, const RowsIn* k, const RowsIn* v,
+                            const RowsOut* out, float* lse) {
+  const uint64_t capture = own_->capture_of_step();
+  uint32_t held = tokens_[layer];
+  if (capture != 0) {
+    graph_.enter(capture);
+    held += graph_.appended(layer);  // what it may hold is checked when the graph is announced
+  } else if (k != nullptr) {
+    check_room(layer, *k, *v);
+  } else {
+    check_holds(layer, tokens_[layer]);
+  }
+  try {
+    open_device(layer, out, capture != 0);
+  } catch (...) {
+    if (capture != 0) graph_.spoil();
+    throw;
+  }
+  if (capture == 0) is_enqueued_ = true;
+  const bool appends = k != nullptr;
+  step_ = {true, layer, appends, part_of(layer, held, appends), failure_, true, capture};
+  if (step_.part.asks && step_.error == nullptr) launch(q, k, v, out, lse);
   if (out != nullptr) finish_step(false, *out, lse);
 }
 
 void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
-  open_device(step_.layer, &out);
+  const uint64_t capture = own_->capture_id();
+  if (capture != step_.capture) {
+    if (step_.capture == 0) {
+      throw Error(Status::busy,
+                  "a step that was begun before a capture cannot end in it: end the capture first");
+    }
+    const Step step = std::exchange(step_, {});
+    graph_.spoil();
+    if (step.part.asks && step.error == nullptr) own_->enqueue_end(out, lse);  // throws
+    throw Error(Status::invalid_argument,
+                "the step was begun in a capture that is over: what was captured has no end");
+  }
+  open_device(step_.layer, &out, capture != 0);
   finish_step(true, out, lse);
 }
 
@@ -153,27 +201,30 @@ void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
   const LayerShape m = own_->engine().model().of(step.layer);
   const bool whole = slides(step.layer);
   try {
-    if (step.error == nullptr && step.asks && is_half) {
-      RowsOut state = out;
-      if (!whole) {
-        state.data = reinterpret_cast<std::byte*>(on_device_->own());
-        state.head_stride = m.value_dim * sizeof(float);
-        state.dtype = DType::f32;
-      }
-      float* const sums = whole ? lse : on_device_->own() + size_t{m.q_heads} * m.value_dim;
-      own_->enqueue_end(state, sums);
+    if (step.error == nullptr && step.part.asks && is_half) {
+      own_->enqueue_end(whole ? out : own_state(m), whole ? lse : own_sums(m));
     }
-    if (!step.asks) {
+    if (!step.part.asks) {
       on_device_->fill(gpu::RankStates::Nothing::empty, m.q_heads, m.value_dim, stream_);
     }
   } catch (...) {
     step.error = std::current_exception();
   }
   if (!whole && !ranks_->gathers_on_stream()) return merge_by_host(step, out, lse);
+  const bool is_captured = step.capture != 0;
   try {
-    if (!whole) merge_on_stream(step.layer, step.error != nullptr, out, lse);
+    // What failed in a capture is captured again: nothing of it is launched.
+    const bool has_failed = step.error != nullptr;
+    if (!whole && !(is_captured && has_failed)) merge_on_stream(step.layer, has_failed, out, lse);
   } catch (...) {
     if (step.error == nullptr) step.error = std::current_exception();
+  }
+  if (is_captured) {
+    if (step.error == nullptr) {
+      return graph_.add({step.layer, step.appends, step.part, out, lse});
+    }
+    graph_.spoil();
+    std::rethrow_exception(step.error);
   }
   // Counted in any case: the other ranks take it to be there.
   if (step.appends) {
@@ -246,7 +297,7 @@ void SpreadSession::extend_from_device(uint32_t layer, const ExtendArgs& args) {
   ExtendArgs on_host = args;
   std::vector<float> sums(size_t{n} * m.q_heads);
   const size_t row = row_bytes(args.out, m.value_dim);
-  ranks_->together(call("extend", layer, Wait::step), [&] {
+  together(call("extend", layer, Wait::step), [&] {
     on_host.q = device_rows().read(args.q, "q", stream_, rows_[0]);
     on_host.k = device_rows().read(args.k, "k", stream_, rows_[1]);
     on_host.v = device_rows().read(args.v, "v", stream_, rows_[2]);

@@ -120,6 +120,10 @@ class Session {
   void prefill_from_device(uint32_t layer, const RowsIn& k, const RowsIn& v, const RowsIn* q);
   /// Whether the session's stream records a graph: then steps can be enqueued and counts be read, no more.
   [[nodiscard]] bool is_capturing() const;
+  /// The number of that capture (gpu::StreamSteps::capture_id), 0: none. Of a step that is about to be enqueued: throws
+  /// Error(busy) where none can be.
+  [[nodiscard]] uint64_t capture_id() const;
+  [[nodiscard]] uint64_t capture_of_step() const;
   /// Throws Error(busy) during a capture.
   void check_not_capturing() const;
   /// Waits until no step is under way on the stream: nothing else touches the session then. Not during a capture.
@@ -139,6 +143,8 @@ class Session {
     prepare_work(step_, layer, position, on_device, 1);
   }
   [[nodiscard]] bool append_is_due(uint32_t layer) const { return keeper_.append_is_due(layer); }
+  /// The same after the layer's steps that were enqueued: waits for the host's part of them.
+  [[nodiscard]] bool append_will_be_due(uint32_t layer);
   /// Takes a block of pending rows in, or begins one, if a step of the layer is to. Logs what
   /// fails.
   void advance_append(uint32_t layer);

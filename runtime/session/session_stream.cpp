@@ -211,6 +211,14 @@ uint32_t Session::step_layer() const {
 }
 
 bool Session::in_stream_step() const { return stream_ != nullptr && stream_->in_step(); }
+uint64_t Session::capture_id() const { return stream_ == nullptr ? 0 : stream_->capture_id(); }
+uint64_t Session::capture_of_step() const {
+  return stream_ == nullptr ? 0 : stream_->capture_of_step();
+}
+bool Session::append_will_be_due(uint32_t layer) {
+  if (stream_ != nullptr) (void)stream_->settled_tokens(layer);
+  return append_is_due(layer);
+}
 bool Session::is_capturing() const { return stream_ != nullptr && stream_->is_capturing(); }
 
 void Session::check_not_capturing() const {

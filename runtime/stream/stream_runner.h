@@ -151,7 +151,10 @@ class StreamRunner {
   void synchronize();
 
   /// Whether the stream is being captured: then only steps, and what reads, can be called.
-  [[nodiscard]] bool is_capturing() const { return steps_->capture_id(stream_) != 0; }
+  [[nodiscard]] bool is_capturing() const { return capture_id() != 0; }
+  [[nodiscard]] uint64_t capture_id() const { return steps_->capture_id(stream_); }
+  /// The number of the capture that a step is recorded in, 0: none. Throws Error(busy) where nothing can be enqueued.
+  [[nodiscard]] uint64_t capture_of_step() const;
   /// Waits until no step is under way, on the host or on the stream. Not during a capture. Throws nothing: an error
   /// is kept for check_failure().
   void wait_idle();
@@ -194,8 +197,6 @@ class StreamRunner {
   /// What every step begins with; the number of the capture that it is recorded in, 0: none.
   uint64_t open(uint32_t layer, uint32_t appends);
   void prepare_capture(uint64_t id, uint32_t layer);
-  /// The number of the capture that a step is recorded in, 0: none. Throws Error(busy) where nothing can be enqueued.
-  [[nodiscard]] uint64_t capture_of_step() const;
   void check_tokens(uint32_t layer, uint32_t appends, uint32_t ahead) const;
   void update_index(uint32_t layer);
   void update_partitions();

@@ -292,7 +292,7 @@ typedef struct keyhole_engine_config {
    * found by a trial when the session is made. */
   keyhole_signal signal;
   /* Of a CUDA device alone: milliseconds that device and host wait for each other before
-   * KEYHOLE_TIMEOUT. AUTO: 10000. */
+   * KEYHOLE_TIMEOUT. AUTO: 10000, and with a communicator its timeout_ms more, as steps then wait for other ranks, too. */
   uint32_t timeout_ms;
   /* Learned sinks: `[layers, Hq]` (of layers of different shapes: each layer's `[Hq]` behind that of the layer before) or NULL:
    * none. Copied. A head's number is a logit s without key and value that

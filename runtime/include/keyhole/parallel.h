@@ -31,14 +31,22 @@
  *     indexes them (without training queries, which are not carried over).
  *   - TENSORS IN DEVICE MEMORY (engines with a CUDA device). keyhole_attend, _attend_begin and _attend_end enqueue on the session's
  *     stream this rank's step, an all_gather_on_stream of the states (`[Hq, d + 1]` fp32 of each rank) and their merge; the first
- *     such call of a session waits for all ranks, the others for none. out has no gaps between heads. Where a rank's part
- *     fails, its call returns the error, the answers of all ranks are NaN from then on, and the next collective call that
- *     waits returns the error on all ranks; keyhole_session_synchronize is one. After it there are no more steps, as after any
- *     error of a stream step. A stream that has not come by a gather within timeout_ms when a call waits for it (also
+ *     such call of a session waits for all ranks, the others for this rank's own step of the layer before, which stands behind
+ *     the gathers before it. out has no gaps between heads. Where a rank's part fails, its call returns the error (of what is found
+ *     while the stream runs, such as keys that are not finite, a later call), the answers of all ranks are NaN from then on, but of
+ *     sliding layers, and the next collective call that waits returns the error on all ranks; keyhole_session_synchronize is
+ *     one. After it there are no more steps, as after any error of a stream step. A stream that has not come by a gather within timeout_ms when a call waits for it (also
  *     keyhole_session_destroy, keyhole_get_statistics) is TIMEOUT: the gather is given up, see keyhole_transport.abort. Where the
- *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks. keyhole_extend always does.
- *     Graphs are UNSUPPORTED: which rank appends changes from block to block.
- *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends, keyhole_session_announce,
+ *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks; one that fails is taken
+ *     back, and others can follow. keyhole_extend always goes that way.
+ *   - GRAPHS. Such steps can be captured on transports with all_gather_on_stream, after a first one that was not. A graph is good for
+ *     tokens of the same rank: at the end of a block the rank that took the tokens and the one that takes the next capture
+ *     again, which keyhole_session_announce says on them alone, by INVALID_ARGUMENT, as for all that makes a graph invalid. It
+ *     is not collective, and leaves the session ready for a capture: the other ranks may have launched, and their streams wait
+ *     in the gather for this rank's graph, or for the same steps as single calls. max_tokens is told on all ranks alike. After any other error of
+ *     keyhole_session_announce the graph is not to be launched: what it would have done is enqueued with NaN as this rank's
+ *     states, and goes on as after a step that has failed.
+ *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends,
  *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
  *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.
  *   - After RANK_FAILED or TIMEOUT the communicator is lost, and every collective call returns that error at once. Sessions

@@ -3,65 +3,11 @@
 #include <chrono>
 #include <cmath>
 
-#include "tests/runtime/parallel/stream_ranks.h"
-#include "tests/runtime/stream_fixture.h"
+#include "tests/runtime/parallel/spread_stream_fixture.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
-
-using Rows = std::vector<float>;
-
-/// One rank: its communicator, and an engine over it with a device.
-struct StreamRank {
-  StreamRank(StreamRanks& ranks, uint32_t rank, keyhole_engine_config config, uint32_t block,
-             bool gathers = true, uint32_t timeout_ms = 0) {
-    const keyhole_transport t = ranks.transport(rank, gathers);
-    keyhole_communicator_config cc;
-    keyhole_communicator_config_init(&cc);
-    cc.timeout_ms = timeout_ms;
-    keyhole_communicator* made = nullptr;
-    EXPECT_OK(keyhole_communicator_create(&t, &cc, &made));
-    communicator.reset(made);
-    config.communicator = made;
-    config.context_block = block;
-    device = std::make_unique<StreamEngine>(config);
-    ranks.attach(rank, device->stream);
-  }
-  [[nodiscard]] keyhole_engine* engine() const { return device->handle.get(); }
-
-  CommunicatorPtr communicator;
-  std::unique_ptr<StreamEngine> device;
-};
-
-/// A step of a layer whose tensors live until the stream has done it.
-struct Step {
-  Step(const Shape& shape, Numbers& numbers, bool appends)
-      : q(numbers.many(shape.q(1))),
-        k(appends ? numbers.many(shape.kv(1)) : Rows()),
-        v(appends ? numbers.many(shape.v(1)) : Rows()),
-        o(shape.o(1), NAN),
-        lse(static_cast<size_t>(shape.hq), NAN) {}
-
-  keyhole_status enqueue(keyhole_session* s, const Shape& shape, uint32_t layer, bool halves) {
-    const auto tq = on_device(q, {shape.hq, shape.d}), out = on_device(o, {shape.hq, shape.dv});
-    const auto tk = on_device(k, {shape.hkv, shape.d}), tv = on_device(v, {shape.hkv, shape.dv});
-    const keyhole_tensor* const keys = k.empty() ? nullptr : &tk;
-    const keyhole_tensor* const values = k.empty() ? nullptr : &tv;
-    if (!halves) return keyhole_attend(s, layer, &tq, keys, values, &out, lse.data());
-    const keyhole_status begun = keyhole_attend_begin(s, layer, &tq, keys, values);
-    return begun != KEYHOLE_OK ? begun : keyhole_attend_end(s, &out, lse.data());
-  }
-  /// The answer beside the model's, which takes the token in.
-  void expect_exact(Model& model, uint32_t layer) const {
-    if (!k.empty()) model.append(layer, k, v);
-    std::vector<double> sums;
-    const auto truth = model.attend_all(layer, q, sums);
-    expect_near({o, lse}, truth, sums);
-  }
-
-  Rows q, k, v, o, lse;
-};
 
 /// One rank's part of a random conversation: every rank draws the same. Returns all answers.
 class Conversation {
@@ -78,7 +24,8 @@ class Conversation {
       config_.layer_configs = layers_.data();
       config_.layer_count = config_.layers;
     }
-    rank_ = std::make_unique<StreamRank>(ranks, rank, config_, block, numbers_.below(3) != 0);
+    gathers_ = numbers_.below(3) != 0;
+    rank_ = std::make_unique<StreamRank>(ranks, rank, config_, block, gathers_);
     keyhole_session_config sc = small_session();
     sc.mode = numbers_.below(2) == 0 ? KEYHOLE_MODE_EXACT : KEYHOLE_MODE_INDEXED;
     if (numbers_.below(2) == 0) sc.index = "codes";
@@ -99,7 +46,7 @@ class Conversation {
  private:
   void take_turn() {
     const Shape shape(config_);
-    switch (numbers_.below(9)) {
+    switch (numbers_.below(gathers_ ? 11 : 9)) {
       case 0: prefill(1 + numbers_.below(100)); break;
       case 1: EXPECT_OK(keyhole_build(session_.get(), nullptr, nullptr)); break;
       case 2: {
@@ -130,6 +77,8 @@ class Conversation {
         }
         break;
       }
+      case 9:
+      case 10: graphs(1 + numbers_.below(12), 1 + numbers_.below(2)); break;
       default: steps(1 + numbers_.below(4));
     }
   }
@@ -171,6 +120,22 @@ class Conversation {
     }
   }
 
+  /// So many launches of a graph of n tokens, each looked at before the next.
+  void graphs(uint32_t launches, uint32_t n) {
+    steps(1);  // takes the memory of the ranks' states
+    Graph graph(Shape(config_), config_.layers, n, numbers_);
+    for (uint32_t i = 0; i < launches; ++i) {
+      graph.launch(*rank_, session_.get(), numbers_);
+      rank_->device->stream.wait();
+      for (uint32_t j = 0; j < graph.steps().size(); ++j) {
+        const Step& step = *graph.steps()[j];
+        step.expect_exact(*model_, j % config_.layers);
+        keep(step.o, step.lse);
+      }
+    }
+    ASSERT_OK(keyhole_session_synchronize(session_.get()));
+  }
+
   void extend(uint32_t n) {
     const Shape shape(config_);
     const uint32_t before = model_->tokens(0);
@@ -210,6 +175,7 @@ class Conversation {
   std::vector<keyhole_layer_config> layers_;
   Numbers numbers_;
   std::string path_;
+  bool gathers_ = true;
   std::unique_ptr<StreamRank> rank_;
   SessionPtr session_;
   std::unique_ptr<Model> model_;
@@ -230,25 +196,6 @@ TEST(SpreadStream, AnswersAsOneProcessOverTheWholeText) {
     for (const Rows& a : answers) ASSERT_EQ(a, answers[0]);
     ASSERT_FALSE(testing::Test::HasFailure());
   }
-}
-
-/// Two ranks with sessions that hold 30 tokens of each layer, in blocks of 8: the next two are rank 1's.
-using Part =
-    std::function<void(uint32_t rank, StreamRank& its, keyhole_session* session, Numbers&)>;
-void on_two_ranks(const Part& part, uint32_t timeout_ms = 0, StreamRanks* given = nullptr) {
-  StreamRanks own(2);
-  StreamRanks& ranks = given == nullptr ? own : *given;
-  ranks.host.run([&](uint32_t r) {
-    StreamRank rank(ranks, r, small_engine(1), 8, true, timeout_ms);
-    keyhole_session_config sc = small_session();
-    sc.mode = KEYHOLE_MODE_EXACT;
-    const SessionPtr s = make_session(rank.engine(), sc);
-    Numbers numbers(9);
-    Model model(small_engine());
-    const Shape shape(small_engine());
-    for (uint32_t l = 0; l < 2; ++l) prefill_both(s.get(), model, shape, l, 30, numbers);
-    part(r, rank, s.get(), numbers);
-  });
 }
 
 TEST(SpreadStream, AnErrorOfOneRankIsNanAtOnceAndEveryRanksWhenTheyMeet) {
@@ -350,29 +297,6 @@ TEST(SpreadStream, GathersOncePerStepAndWaitsForNobody) {
       },
       0, &ranks);
   EXPECT_EQ(ranks.gathers, 6U);  // of three steps on two ranks
-}
-
-TEST(SpreadStream, RefusesGraphsAndGapsByName) {
-  const Shape shape(small_engine());
-  on_two_ranks([&](uint32_t, StreamRank& its, keyhole_session* s, Numbers& numbers) {
-    Step step(shape, numbers, true);
-    its.device->stream.begin_capture();
-    EXPECT_EQ(step.enqueue(s, shape, 0, false), KEYHOLE_UNSUPPORTED);
-    EXPECT_NE(std::string(keyhole_last_error()).find("a graph over several ranks"),
-              std::string::npos);
-    its.device->stream.end_capture();
-    EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_UNSUPPORTED);
-    Rows wide(shape.o(1) * 2);
-    const int64_t strides[] = {2 * shape.dv, 1};
-    const auto q = on_device(step.q, {shape.hq, shape.d});
-    auto out = on_device(wide, {shape.hq, shape.dv});
-    std::copy_n(strides, 2, out.strides);
-    EXPECT_EQ(keyhole_attend(s, 0, &q, nullptr, nullptr, &out, nullptr), KEYHOLE_UNSUPPORTED);
-    EXPECT_NE(std::string(keyhole_last_error()).find("gaps"), std::string::npos);
-    // The next call still finds all ranks together.
-    ASSERT_OK(step.enqueue(s, shape, 0, false));
-    ASSERT_OK(keyhole_session_synchronize(s));
-  });
 }
 
 }  // namespace

@@ -1,0 +1,101 @@
+// Launches of graphs of a spread session. A rank that has to capture again does so while the others' streams wait for it: no rank
+// asks another whether it is ready.
+#include "runtime/parallel/spread_graph.h"
+
+#include <algorithm>
+#include <string>
+
+#include "runtime/parallel/spread_session.h"
+
+namespace keyhole::runtime {
+
+namespace {
+
+/// f(step, tokens of the text that its layer holds before it).
+template <class F>
+void for_each_step(const SpreadGraph& graph, std::vector<uint32_t> held, F&& f) {
+  for (const SpreadGraphStep& step : graph.steps()) {
+    f(step, held[step.layer]);
+    held[step.layer] += step.appends ? 1 : 0;
+  }
+}
+
+}  // namespace
+
+void SpreadSession::check_graph_room() const {
+  for_each_step(graph_, tokens_, [&](const SpreadGraphStep& step, uint32_t held) {
+    const uint32_t most = own_->params().max_tokens;
+    if (step.appends && held >= most) {
+      throw Error(Status::invalid_argument,
+                  "layer " + std::to_string(step.layer) + " would hold " +
+                      std::to_string(held + 1) +
+                      " tokens of the text, allowed: max_tokens = " + std::to_string(most));
+    }
+    if (!step.appends) check_holds(step.layer, held);
+  });
+}
+
+void SpreadSession::check_graph_parts() const {
+  for_each_step(graph_, tokens_, [&](const SpreadGraphStep& step, uint32_t held) {
+    if (part_of(step.layer, held, step.appends) == step.part) return;
+    throw Error(Status::invalid_argument,
+                "layer " + std::to_string(step.layer) + ": the graph was captured where rank " +
+                    std::to_string(ranks_->rank()) +
+                    (step.part.takes ? " takes the new token" : " does not take the new token") +
+                    (step.part.asks ? "" : " and holds none") + ": capture it again");
+  });
+}
+
+void SpreadSession::announce_own() {
+  try {
+    graph_.check();
+    check_graph_parts();
+    bool asks = false, is_due = false;
+    for (const SpreadGraphStep& step : graph_.steps()) {
+      asks = asks || step.part.asks;
+      is_due = is_due || (!slides(step.layer) && own_->append_will_be_due(step.layer));
+    }
+    // Taking a block in waits for the stream, on which a gather may be that never ends.
+    if (is_due) wait_for_stream();
+    if (asks) own_->announce();
+  } catch (const Error& e) {
+    if (e.status() != Status::invalid_argument) throw;
+    // What a capture needs of this rank: keyhole_session_synchronize would wait for the others.
+    wait_for_stream();
+    own_->synchronize();
+    throw;
+  }
+}
+
+void SpreadSession::announce() {
+  if (has_ended_) std::rethrow_exception(failure_);
+  own_->check_not_capturing();
+  check_graph_room();
+  std::exception_ptr error = failure_;
+  try {
+    if (error == nullptr) announce_own();
+  } catch (const Error& e) {
+    if (e.status() == Status::invalid_argument) throw;
+    error = std::current_exception();
+  } catch (...) {
+    error = std::current_exception();
+  }
+  is_enqueued_ = true;
+  for (const SpreadGraphStep& step : graph_.steps()) {
+    if (step.appends) {
+      ++tokens_[step.layer];
+      extended_[step.layer] = {};
+    }
+    if (error == nullptr || slides(step.layer)) continue;
+    try {
+      // The graph is not launched on this rank, while the others wait for its states.
+      merge_on_stream(step.layer, true, step.out, step.lse);
+    } catch (...) {  // NOLINT: ranks that are lost; `error` came first
+    }
+  }
+  if (error == nullptr) return;
+  failure_ = error;
+  std::rethrow_exception(error);
+}
+
+}  // namespace keyhole::runtime
