@@ -1,6 +1,7 @@
 // A step of a layer over several ranks, each with a GPU: context parallel and tensor parallel, by the default index and by full
 // attention (all tokens resident) split likewise, for an 8B model's shape (32 query heads, 8 KV heads, 128 components, f16). Beside them
-// a rank's share with nobody to wait for, and the gather and merge alone.
+// a rank's share with nobody to wait for, and the gather and merge alone. Steps are enqueued one by one, and as graphs of
+// 32 of them.
 //
 //   gpu_ranks_bench RANKS [TOKENS ...]
 //
@@ -24,7 +25,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint32_t kLayers =
     4;  // so that one layer's host part runs beside the next ones, as in a model
-constexpr uint32_t kSteps = 50, kWarmUp = 5;
+constexpr uint32_t kGraphTokens =
+    8;  // in one graph: with the layers above as many steps as one token of a model of 32 layers
+constexpr uint32_t kSteps = 6 * kGraphTokens, kWarmUp = kGraphTokens;
 
 /// What one rank measures with.
 struct Rank {
@@ -46,8 +49,49 @@ double us_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-/// Microseconds of a layer's step in a session of so many tokens.
-double step_us(const Rank& r, const Way& way, uint32_t tokens) {
+/// Microseconds of a layer's step: enqueued call by call, and in graphs of as many as a deep model has.
+struct StepUs {
+  double calls = 0, graph = 0;
+};
+
+/// Steps of all layers as a graph, captured again where the session says so.
+class StepGraph {
+ public:
+  explicit StepGraph(cudaStream_t stream) : stream_(stream) {}
+  ~StepGraph() { forget(); }
+  StepGraph(const StepGraph&) = delete;
+  StepGraph& operator=(const StepGraph&) = delete;
+  template <class Enqueue>
+  void launch(keyhole_session* session, const Enqueue& enqueue) {
+    keyhole_status status =
+        ready_ == nullptr ? KEYHOLE_INVALID_ARGUMENT : keyhole_session_announce(session);
+    if (status == KEYHOLE_INVALID_ARGUMENT) {
+      forget();
+      must(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) == cudaSuccess,
+           "capture");
+      enqueue();
+      must(cudaStreamEndCapture(stream_, &graph_) == cudaSuccess, "capture");
+      must(cudaGraphInstantiate(&ready_, graph_, 0) == cudaSuccess, "graph");
+      status = keyhole_session_announce(session);
+    }
+    must(status == KEYHOLE_OK, "announce");
+    must(cudaGraphLaunch(ready_, stream_) == cudaSuccess, "launch");
+  }
+
+ private:
+  void forget() {
+    if (ready_ != nullptr) (void)cudaGraphExecDestroy(ready_);
+    if (graph_ != nullptr) (void)cudaGraphDestroy(graph_);
+    ready_ = nullptr;
+    graph_ = nullptr;
+  }
+  cudaStream_t stream_;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t ready_ = nullptr;
+};
+
+/// Of a session of so many tokens.
+StepUs step_us(const Rank& r, const Way& way, uint32_t tokens) {
   keyhole_engine_config e;
   keyhole_engine_config_init(&e);
   e.layers = kLayers;
@@ -62,7 +106,7 @@ double step_us(const Rank& r, const Way& way, uint32_t tokens) {
   must(keyhole_engine_create(&e, &engine) == KEYHOLE_OK, "engine");
   keyhole_session_config c;
   keyhole_session_config_init(&c);
-  c.max_tokens = tokens + kSteps + kWarmUp;
+  c.max_tokens = tokens + 2 * (kSteps + kWarmUp);
   if (way.full) {
     c.mode = KEYHOLE_MODE_RESIDENT;
     c.window = c.max_tokens;
@@ -72,20 +116,32 @@ double step_us(const Rank& r, const Way& way, uint32_t tokens) {
   must(keyhole_session_set_stream(session, r.stream) == KEYHOLE_OK, "stream");
   const Rows q(kChunk, e.q_heads), k(kChunk, e.kv_heads), v(kChunk, e.kv_heads), out(1, e.q_heads);
   fill(session, kLayers, tokens, q, k, v);
-  const auto run = [&](uint32_t steps) {
-    for (uint32_t i = 0; i < steps; ++i) {
-      const keyhole_tensor tq = q.tensor(1, i), tk = k.tensor(1, i), tv = v.tensor(1, i);
-      const keyhole_tensor to = out.tensor(1);
-      for (uint32_t l = 0; l < kLayers; ++l) {
-        must(keyhole_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
-      }
+  const auto token = [&](uint32_t i) {
+    const keyhole_tensor tq = q.tensor(1, i), tk = k.tensor(1, i), tv = v.tensor(1, i);
+    const keyhole_tensor to = out.tensor(1);
+    for (uint32_t l = 0; l < kLayers; ++l) {
+      must(keyhole_attend(session, l, &tq, &tk, &tv, &to, nullptr) == KEYHOLE_OK, "attend");
     }
-    must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
   };
-  run(kWarmUp);
-  const auto begin = Clock::now();
-  run(kSteps);
-  const double us = us_since(begin) / kSteps / kLayers;
+  StepUs us;
+  {
+    StepGraph graph(r.stream);
+    const auto run = [&](uint32_t steps, bool by_graph) {
+      const auto begin = Clock::now();
+      for (uint32_t i = 0; i < steps && !by_graph; ++i) token(i);
+      for (uint32_t i = 0; i < steps && by_graph; i += kGraphTokens) {
+        graph.launch(session, [&] {
+          for (uint32_t t = 0; t < kGraphTokens; ++t) token(t);
+        });
+      }
+      must(keyhole_session_synchronize(session) == KEYHOLE_OK, "synchronize");
+      return us_since(begin) / steps / kLayers;
+    };
+    (void)run(kWarmUp, false);
+    us.calls = run(kSteps, false);
+    (void)run(kWarmUp, true);
+    us.graph = run(kSteps, true);
+  }
   keyhole_session_destroy(session);
   keyhole_engine_destroy(engine);
   return us;
@@ -191,7 +247,7 @@ int main(int argc, char** argv) {
   if (contexts.empty()) contexts = {131072};
   must(size >= 1 && kKvHeads % size == 0, "ranks: 1, 2, 4 or 8");
   std::barrier<> meet(static_cast<std::ptrdiff_t>(size));
-  std::vector<double> together[2] = {std::vector<double>(size), std::vector<double>(size)};
+  std::vector<StepUs> together[2] = {std::vector<StepUs>(size), std::vector<StepUs>(size)};
   on_ranks(size, [&](const Rank& r) {
     // The first session loads kernels and raises clocks.
     if (r.rank == 0) (void)step_us(r, {false, 1, false}, 65536);
@@ -203,13 +259,13 @@ int main(int argc, char** argv) {
           "%u ranks on %u GPUs: gather and merge %.1f us a layer, in a graph %.1f us, the merge "
           "alone %.1f us\n",
           size, r.gpus, merge.both, merge.in_graph, merge.merge);
-      std::printf("%9s %-9s %10s %10s %10s | %12s %12s\n", "tokens", "attention", "one rank",
-                  "context", "tensor", "its context", "its heads");
+      std::printf("%9s %-9s %-7s %10s %10s %10s | %12s %12s\n", "tokens", "attention", "steps",
+                  "one rank", "context", "tensor", "its context", "its heads");
     }
     for (const uint32_t tokens : contexts) {
       for (const bool full : {false, true}) {
         // With nobody to wait for: the whole, a rank's tokens, a rank's heads.
-        double alone[3] = {};
+        StepUs alone[3];
         if (r.rank == 0) {
           alone[0] = step_us(r, {false, 1, full}, tokens);
           alone[1] = step_us(r, {false, 1, full}, tokens / size);
@@ -223,15 +279,20 @@ int main(int argc, char** argv) {
           meet.arrive_and_wait();
         }
         if (r.rank != 0) continue;
-        const auto slowest = [&](const std::vector<double>& us) -> std::string {
-          if (r.gpus < size) return "-";
-          char text[32];
-          (void)std::snprintf(text, sizeof text, "%.1f", *std::max_element(us.begin(), us.end()));
-          return text;
-        };
-        std::printf("%9u %-9s %10.1f %10s %10s | %12.1f %12.1f\n", tokens,
-                    full ? "full" : "default", alone[0], slowest(together[0]).c_str(),
-                    slowest(together[1]).c_str(), alone[1], alone[2]);
+        for (double StepUs::*const us : {&StepUs::calls, &StepUs::graph}) {
+          const auto slowest = [&](const std::vector<StepUs>& of) -> std::string {
+            if (r.gpus < size) return "-";
+            double most = 0;
+            for (const StepUs& its : of) most = std::max(most, its.*us);
+            char text[32];
+            (void)std::snprintf(text, sizeof text, "%.1f", most);
+            return text;
+          };
+          std::printf("%9u %-9s %-7s %10.1f %10s %10s | %12.1f %12.1f\n", tokens,
+                      full ? "full" : "default", us == &StepUs::calls ? "calls" : "graph",
+                      alone[0].*us, slowest(together[0]).c_str(), slowest(together[1]).c_str(),
+                      alone[1].*us, alone[2].*us);
+        }
         (void)std::fflush(stdout);
       }
     }
