@@ -139,9 +139,9 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   keyhole_engine_config_init(&made);
   check(keyhole_engine_get_config(cache.engine_.get(), &made));
   // A format works on host memory, which the rows of a step then come through.
-  // So do ranks.
-  cache.on_device_ =
-      made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ && options.ranks.communicator == nullptr;
+  // So do ranks whose transport gathers host memory alone.
+  cache.on_device_ = made.device == KEYHOLE_DEVICE_CUDA && !cache.format_ &&
+                     (options.ranks.communicator == nullptr || options.ranks.on_device);
   return cache;
 }
 
@@ -207,7 +207,7 @@ KeyholeCache KeyholeCache::load(const LlamaConfig& model, const KeyholeCacheOpti
 }
 
 void KeyholeCache::save(const std::string& path, const Contents* contents) const {
-  if (by_heads()) refuse_heads();
+  if (shares_heads()) refuse_heads();
   if (contents != nullptr) {
     const std::vector<int32_t>& tokens = contents->tokens;
     check(keyhole_session_set_identity(session_.get(), contents->model.c_str(),
@@ -254,18 +254,21 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
 }
 
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
-  const auto n = static_cast<int64_t>(chunk.tokens);
-  const int64_t kv_shape[] = {n, kv_heads_, head_dim_};
-  const int64_t q_shape[] = {n, q_heads_, head_dim_};
   const keyhole_dtype dtype = dtype_of(chunk.type);
-  const auto on_device = [](const void* data, keyhole_dtype numbers, const int64_t* shape) {
-    keyhole_tensor tensor = keyhole_tensor_host(data, numbers, 3, shape);
+  const uint32_t rank = keyhole_communicator_rank(heads_of_ranks_);
+  const auto on_device = [&](const void* data, keyhole_dtype numbers, uint32_t all, uint32_t own) {
+    const size_t head = size_t{head_dim_} * (numbers == KEYHOLE_F32 ? 4 : 2);
+    const int64_t shape[] = {static_cast<int64_t>(chunk.tokens), own, head_dim_};
+    keyhole_tensor tensor = keyhole_tensor_host(
+        static_cast<const std::byte*>(data) + size_t{rank} * own * head, numbers, 3, shape);
+    tensor.strides[0] = int64_t{all} * head_dim_;
     tensor.memory = KEYHOLE_DEVICE;
     return tensor;
   };
-  append(places_[chunk.layer], on_device(chunk.k, dtype, kv_shape),
-         on_device(chunk.v, dtype, kv_shape),
-         on_device(chunk.q, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16, q_shape));
+  append(
+      places_[chunk.layer], on_device(chunk.k, dtype, kv_heads_, own_kv_heads_),
+      on_device(chunk.v, dtype, kv_heads_, own_kv_heads_),
+      on_device(chunk.q, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16, q_heads_, own_q_heads_));
 }
 
 void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
@@ -303,13 +306,13 @@ keyhole_tensor KeyholeCache::own_rows(const float* data, uint32_t heads, uint32_
 }
 
 float* KeyholeCache::own_out(float* out, size_t tokens) {
-  if (!by_heads()) return out;
+  if (!shares_heads()) return out;
   own_out_.resize(tokens * own_q_heads_ * head_dim_);
   return own_out_.data();
 }
 
 void KeyholeCache::gather_heads(float* out, size_t tokens) {
-  if (!by_heads()) return;
+  if (!shares_heads()) return;
   const uint32_t ranks = keyhole_communicator_size(heads_of_ranks_);
   const size_t row = size_t{own_q_heads_} * head_dim_;
   all_out_.resize(ranks * own_out_.size());
@@ -357,15 +360,23 @@ void KeyholeCache::attend(uint32_t layer, const float* q, float* out) {
 
 void KeyholeCache::use_stream(void* stream) {
   check(keyhole_session_set_stream(session_.get(), stream));
+  stream_ = stream;
 }
 
 void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
-                                  float* out) {
-  const keyhole_tensor queries = heads(q, q_heads_, KEYHOLE_DEVICE);
-  const keyhole_tensor keys = heads(k, kv_heads_, KEYHOLE_DEVICE);
-  const keyhole_tensor values = heads(v, kv_heads_, KEYHOLE_DEVICE);
-  const keyhole_tensor result = heads(out, q_heads_, KEYHOLE_DEVICE);
+                                  float* out, float* room) {
+  const auto own = [&](const float* data, uint32_t count) {
+    const size_t first = size_t{keyhole_communicator_rank(heads_of_ranks_)} * count * head_dim_;
+    return heads(data + first, count, KEYHOLE_DEVICE);
+  };
+  const keyhole_tensor queries = own(q, own_q_heads_);
+  const keyhole_tensor keys = own(k, own_kv_heads_), values = own(v, own_kv_heads_);
+  const keyhole_tensor result = heads(shares_heads() ? room : out, own_q_heads_, KEYHOLE_DEVICE);
   check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
+  if (!shares_heads()) return;
+  // One token's heads: those of the ranks lie behind each other in their order.
+  check(keyhole_communicator_gather_on_stream(
+      heads_of_ranks_, room, out, size_t{own_q_heads_} * head_dim_ * sizeof(float), stream_));
 }
 
 void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k,
@@ -382,7 +393,17 @@ void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, co
                        nullptr));
 }
 
-void KeyholeCache::synchronize() { check(keyhole_session_synchronize(session_.get())); }
+void KeyholeCache::synchronize() {
+  meet_ranks();
+  check(keyhole_session_synchronize(session_.get()));
+}
+
+void KeyholeCache::meet_ranks() {
+  if (!shares_heads()) return;  // sessions that share tokens do so by themselves
+  const char own = 1;
+  std::vector<char> all(keyhole_communicator_size(heads_of_ranks_));
+  check(keyhole_communicator_gather(heads_of_ranks_, &own, all.data(), 1));
+}
 
 bool KeyholeCache::can_be_captured() const {
   return on_device_ && std::string_view(statistics().signal) == "wait";

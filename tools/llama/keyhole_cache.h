@@ -38,6 +38,8 @@ struct CacheRanks {
   /// Each holds its share of the heads, and gets those of the others with every answer; else its share of the tokens.
   bool by_heads = false;
   uint32_t block = 0;  ///< of shares of tokens, see keyhole_engine_config.context_block
+  /// The communicator gathers device memory in the order of a stream.
+  bool on_device = false;
 };
 
 struct KeyholeCacheOptions {
@@ -127,7 +129,11 @@ class KeyholeCache {
   /// enqueued, and throws what went wrong with it.
   [[nodiscard]] bool on_device() const { return on_device_; }
   void use_stream(void* stream);
-  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out);
+  /// room: as large as out, in device memory, where shares_heads(); else it may be null.
+  void enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v, float* out,
+                      float* room);
+  /// Whether ranks share the heads: then the other ranks' answers come with this one's, and several tokens are not enqueued at once.
+  [[nodiscard]] bool shares_heads() const { return heads_of_ranks_ != nullptr; }
   /// The same for n tokens behind those there are, each of which attends to those before it: q, out `[n, Hq, d]`, k, v
   /// `[n, Hkv, d]`.
   void enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k, const float* v,
@@ -170,10 +176,11 @@ class KeyholeCache {
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
   const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
+  /// Throws where a rank has not made the step; what is on the stream ends then.
+  void meet_ranks();
   /// Heads [first, first + own) of rows of `heads` heads, for n tokens.
   [[nodiscard]] keyhole_tensor own_rows(const float* data, uint32_t heads, uint32_t own,
                                         size_t tokens) const;
-  [[nodiscard]] bool by_heads() const { return heads_of_ranks_ != nullptr; }
   /// Where the own heads' answers to n tokens go: `out`, or what gather_heads() then puts there with those of the others.
   [[nodiscard]] float* own_out(float* out, size_t tokens);
   void gather_heads(float* out, size_t tokens);
@@ -186,6 +193,7 @@ class KeyholeCache {
   bool writes_ = true;
   bool audited_ = false;
   bool on_device_ = false;
+  void* stream_ = nullptr;
   ElementType kv_type_ = ElementType::f32;
   double prefill_seconds_ = 0.0;
   std::vector<uint32_t> places_;  ///< the session's number of each layer

@@ -19,6 +19,10 @@ struct Ranks {
 /// Those that join_ranks() has found.
 [[nodiscard]] const Ranks& ranks();
 
+/// The same ranks for sessions on CUDA devices, over NCCL; made at the first call, on all ranks together. Null where that cannot be,
+/// as rank 0 then says on standard error: `communicator` serves such sessions, too, through host memory.
+[[nodiscard]] keyhole_communicator* device_communicator();
+
 /// Whether this build has MPI.
 [[nodiscard]] bool has_mpi();
 /// What to say where it has not.

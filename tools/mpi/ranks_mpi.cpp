@@ -9,13 +9,21 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "tools/mpi/nccl_ranks.h"
 #include "tools/mpi/ranks.h"
 
 namespace keyhole::tools {
 namespace {
 
-Ranks all;           // NOLINT: of the process, set once before threads start
-int real_error = 2;  // NOLINT: where a silent rank may still speak
+Ranks all;                           // NOLINT: of the process, set once before threads start
+int real_error = 2;                  // NOLINT: where a silent rank may still speak
+keyhole_communicator_config config;  // NOLINT: of all communicators
+
+/// Over NCCL.
+struct DeviceRanks {
+  bool is_tried = false;
+  keyhole_communicator* communicator = nullptr;
+} on_devices;  // NOLINT: likewise
 
 bool asks_for_ranks(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
@@ -61,6 +69,18 @@ void choose_gpu(uint32_t local_rank, uint32_t local_size) {
 
 const Ranks& ranks() { return all; }
 
+keyhole_communicator* device_communicator() {
+  if (all.communicator == nullptr || on_devices.is_tried) return on_devices.communicator;
+  on_devices.is_tried = true;
+  std::string why;
+  on_devices.communicator = make_nccl_ranks(all.communicator, config, why);
+  if (on_devices.communicator == nullptr && all.speaks()) {
+    std::fprintf(stderr, "keyhole: ranks over MPI, through host memory, and not over NCCL: %s\n",
+                 why.c_str());
+  }
+  return on_devices.communicator;
+}
+
 bool has_mpi() { return true; }
 
 void join_ranks(int argc, char** argv) {
@@ -78,7 +98,6 @@ void join_ranks(int argc, char** argv) {
   check(keyhole_mpi_local_ranks(nullptr, &local_rank, &local_size));
   divide_cores(local_rank, local_size);
   choose_gpu(local_rank, local_size);
-  keyhole_communicator_config config;
   keyhole_communicator_config_init(&config);
   if (const char* text = std::getenv("KEYHOLE_RANK_TIMEOUT_MS"); text != nullptr && *text != 0) {
     const long ms = std::strtol(text, nullptr, 10);
@@ -99,8 +118,9 @@ void leave_ranks(int exit_code) {
     std::fflush(nullptr);
     std::_Exit(exit_code);
   }
+  keyhole_communicator_destroy(on_devices.communicator);
   keyhole_communicator_destroy(all.communicator);
-  all.communicator = nullptr;
+  on_devices.communicator = all.communicator = nullptr;
   MPI_Finalize();
 }
 

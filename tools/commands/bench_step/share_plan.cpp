@@ -12,8 +12,9 @@ void share_plan(StepPlan& plan, const ParallelFlags& flags) {
                      ": steps of several ranks have their tensors in host memory; allowed: one of "
                      "the two");
   }
-  plan.ranks = StepRanks(cache_ranks(flags));
-  (void)plan.own_shape();  // the ranks divide the heads
+  plan.ranks =
+      StepRanks(cache_ranks(flags, KEYHOLE_DEVICE_HOST));  // its tensors lie in host memory
+  (void)plan.own_shape();                                  // the ranks divide the heads
   plan.blocking = true;
 }
 

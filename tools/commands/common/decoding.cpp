@@ -257,7 +257,7 @@ KeyholeCache make_cache(const LlamaConfig& model, const CacheFlags& flags, uint3
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
-  options.ranks = cache_ranks(flags.parallel);
+  options.ranks = cache_ranks(flags.parallel, flags.device);
   options.device = flags.device;
   if (flags.kv_dtype != "auto") options.kv_dtype = dtype_of(flags.kv_dtype);
   options.kv_host = kv_host_of(flags.kv_host);
@@ -307,7 +307,7 @@ KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flag
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
-  options.ranks = cache_ranks(flags.parallel);
+  options.ranks = cache_ranks(flags.parallel, KEYHOLE_DEVICE_HOST);
   options.device = flags.device;
   options.mode = spec.mode();
   options.kv_format = spec.format();

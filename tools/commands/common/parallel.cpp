@@ -20,10 +20,16 @@ void add_parallel_options(CLI::App& command, ParallelFlags& flags) {
       ->check(CLI::Range(0U, 1U << 30));
 }
 
-CacheRanks cache_ranks(const ParallelFlags& flags) {
+CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device) {
   if (flags.kind.empty()) return {};
   if (!has_mpi()) throw std::runtime_error(kNoMpi);
-  return {ranks().communicator, flags.kind == "tensor", flags.block};
+  CacheRanks cache{ranks().communicator, flags.kind == "tensor", flags.block, false};
+  if (device != KEYHOLE_DEVICE_CUDA) return cache;
+  if (keyhole_communicator* const over_nccl = device_communicator(); over_nccl != nullptr) {
+    cache.communicator = over_nccl;
+    cache.on_device = true;
+  }
+  return cache;
 }
 
 }  // namespace keyhole::tools

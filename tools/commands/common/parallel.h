@@ -14,7 +14,7 @@ struct ParallelFlags {
   uint32_t block = 0;
 };
 void add_parallel_options(CLI::App& command, ParallelFlags& flags);
-/// Throws std::runtime_error where the build has no MPI.
-[[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags);
+/// Of sessions on this device. Throws std::runtime_error where the build has no MPI.
+[[nodiscard]] CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device);
 
 }  // namespace keyhole::tools

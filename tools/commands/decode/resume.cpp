@@ -46,7 +46,7 @@ std::unique_ptr<Conversation> resume(DecodeOptions& options, Runner& runner,
                                      const SavedSession& saved) {
   KeyholeCacheOptions engine;
   engine.threads = options.cache.threads;
-  engine.ranks = cache_ranks(options.cache.parallel);
+  engine.ranks = cache_ranks(options.cache.parallel, options.cache.device);
   engine.device = options.cache.device;
   engine.kv_dtype = dtype_of(saved.kv_dtype);
   engine.classifiers = options.cache.classifiers;

@@ -50,6 +50,7 @@ class GpuDecoder::Steps {
         input_(1),
         qkv_(config_.q_width() + 2 * config_.kv_width()),
         attended_(config_.q_width()),
+        own_attended_(cache.shares_heads() ? config_.q_width() : 0),
         device_logits_(config_.vocab_size),
         host_input_(1),
         host_qkv_(qkv_.size()),
@@ -86,7 +87,9 @@ class GpuDecoder::Steps {
     return logits_;
   }
 
-  [[nodiscard]] size_t tokens_at_once() const { return hook_ ? 1 : at_once_; }
+  [[nodiscard]] size_t tokens_at_once() const {
+    return hook_ || (cache_.on_device() && cache_.shares_heads()) ? 1 : at_once_;
+  }
   void take_at_once(size_t tokens) { at_once_ = tokens; }
 
   std::span<const float> extend(std::span<const uint32_t> tokens) {
@@ -165,7 +168,8 @@ class GpuDecoder::Steps {
     // A hook has no part in sliding layers, whose tokens stay on the device.
     if (enqueued() || (cache_.on_device() && config_.slides(number))) {
       const float* const k = qkv_.get() + config_.q_width();
-      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get());
+      cache_.enqueue_attend(number, qkv_.get(), k, k + config_.kv_width(), attended_.get(),
+                            own_attended_.get());
     } else {
       attend_on_host(number);
     }
@@ -235,7 +239,7 @@ class GpuDecoder::Steps {
   cuda::OwnStream stream_;
   cuda::StepLayers layers_;
   cuda::Buffer<cuda::StepInput> input_;
-  cuda::Buffer<float> qkv_, attended_, device_logits_;
+  cuda::Buffer<float> qkv_, attended_, own_attended_, device_logits_;
   cuda::Pinned<cuda::StepInput> host_input_;
   cuda::Pinned<float> host_qkv_, host_attended_, host_logits_;
   std::vector<LayerMarks> marks_;
