@@ -1,5 +1,5 @@
-// Launches of graphs of a spread session. A rank that has to capture again does so while the others' streams wait for it: no rank
-// asks another whether it is ready.
+// Launches of graphs of a spread session. At the end of a block all ranks capture again. One that has to for a reason of its own does so
+// while the others' streams wait for it: no rank asks another whether it is ready.
 #include "runtime/parallel/spread_graph.h"
 
 #include <algorithm>
@@ -37,12 +37,13 @@ void SpreadSession::check_graph_room() const {
 
 void SpreadSession::check_graph_parts() const {
   for_each_step(graph_, tokens_, [&](const SpreadGraphStep& step, uint32_t held) {
-    if (part_of(step.layer, held, step.appends) == step.part) return;
+    const bool is_same = !step.appends || blocks_.owner(held) == step.owner;
+    if (is_same && part_of(step.layer, held, step.appends) == step.part) return;
     throw Error(Status::invalid_argument,
-                "layer " + std::to_string(step.layer) + ": the graph was captured where rank " +
-                    std::to_string(ranks_->rank()) +
-                    (step.part.takes ? " takes the new token" : " does not take the new token") +
-                    (step.part.asks ? "" : " and holds none") + ": capture it again");
+                "layer " + std::to_string(step.layer) +
+                    ": the graph was captured for tokens of rank " + std::to_string(step.owner) +
+                    ", the next one is of rank " + std::to_string(blocks_.owner(held)) +
+                    ": capture it again");
   });
 }
 
@@ -70,6 +71,8 @@ void SpreadSession::announce_own() {
 void SpreadSession::announce() {
   if (has_ended_) std::rethrow_exception(failure_);
   own_->check_not_capturing();
+  // What stands in for the graph's steps must be as many as the others make.
+  if (!graph_.is_whole()) check_failure();
   check_graph_room();
   std::exception_ptr error = failure_;
   try {

@@ -1,6 +1,6 @@
 // The steps of a spread session that the last graph capture of its stream recorded (SpreadSession::announce()). What a rank does in a
-// step depends on whose the token is that it appends: a graph stands for tokens of the same owner alone, and is captured
-// again at the end of a block.
+// step depends on whose the token is that it appends: a graph stands for tokens of the same owner alone, and all ranks capture
+// again at the end of a block, as NCCL wants captures of all ranks to be alike.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@ struct RankPart {
 struct SpreadGraphStep {
   uint32_t layer = 0;
   bool appends = false;  ///< on the rank that the token is of
+  uint32_t owner = 0;    ///< the rank that takes the token
   RankPart part;
   RowsOut out;
   float* lse = nullptr;
@@ -46,6 +47,8 @@ class SpreadGraph {
     return n;
   }
   [[nodiscard]] std::span<const SpreadGraphStep> steps() const { return steps_; }
+  /// Whether a capture was recorded without a failure.
+  [[nodiscard]] bool is_whole() const { return !is_spoiled_ && !steps_.empty(); }
   /// Throws Error(invalid_argument) where nothing was captured, or only in part.
   void check() const {
     if (is_spoiled_) {

@@ -183,11 +183,19 @@ void SpreadSession::together(const Communicator::Call& call, const std::function
 }
 
 void SpreadSession::shorten(const std::vector<uint32_t>& left) {
+  const auto is_everyones = [&](const Error& e) {
+    return e.status() == Status::invalid_argument && failure_ == nullptr;
+  };
   try {
     own_->check_failure();
     own_->truncate_layers(shares(own_->engine(), left));
-  } catch (const Error& e) {
-    if (e.status() == Status::invalid_argument) throw;  // the same on all ranks
+  } catch (...) {
+    try {
+      throw;
+    } catch (const Error& e) {
+      if (is_everyones(e)) throw;  // a sliding layer that cannot, and nothing has changed
+    } catch (...) {                // NOLINT: kept below
+    }
     // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no part.
     if (failure_ == nullptr) failure_ = std::current_exception();
     tokens_ = left;

@@ -188,7 +188,8 @@ void SpreadSession::enqueue_end(const RowsOut& out, float* lse) {
     }
     const Step step = std::exchange(step_, {});
     graph_.spoil();
-    if (step.part.asks && step.error == nullptr) own_->enqueue_end(out, lse);  // throws
+    if (step.error != nullptr) std::rethrow_exception(step.error);
+    if (step.part.asks) own_->enqueue_end(out, lse);  // throws
     throw Error(Status::invalid_argument,
                 "the step was begun in a capture that is over: what was captured has no end");
   }
@@ -221,7 +222,8 @@ void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
   }
   if (is_captured) {
     if (step.error == nullptr) {
-      return graph_.add({step.layer, step.appends, step.part, out, lse});
+      const uint32_t held = tokens_[step.layer] + graph_.appended(step.layer);
+      return graph_.add({step.layer, step.appends, blocks_.owner(held), step.part, out, lse});
     }
     graph_.spoil();
     std::rethrow_exception(step.error);

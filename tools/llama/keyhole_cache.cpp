@@ -1,7 +1,9 @@
 #include "tools/llama/keyhole_cache.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -15,6 +17,9 @@ keyhole_dtype kv_dtype_of(const LlamaConfig& model) {
 }
 
 namespace {
+
+// By this much longer than the ranks wait for each other does a session wait for the device, in whose stream their gathers are.
+constexpr uint32_t kBeyondRanksMs = 10000;
 
 /// RoPE's fields, the same in an engine and in a layer.
 template <class Config>
@@ -128,6 +133,10 @@ KeyholeCache KeyholeCache::with_engine(const LlamaConfig& model,
   } else {
     engine.communicator = options.ranks.communicator;
     engine.context_block = options.ranks.block;
+  }
+  // Steps stand behind gathers, which wait for the other ranks.
+  if (cache.shares_heads() && options.ranks.on_device) {
+    engine.timeout_ms = options.ranks.timeout_ms + kBeyondRanksMs;
   }
   engine.threads = options.threads;
   engine.device = options.device;
@@ -394,15 +403,28 @@ void KeyholeCache::enqueue_extend(uint32_t layer, uint32_t n, const float* q, co
 }
 
 void KeyholeCache::synchronize() {
+  // Sessions that share tokens meet by themselves. Those that share heads do not know of each other: they meet before they wait for
+  // the stream, which may stand in a gather, and once they know how the step went.
   meet_ranks();
-  check(keyhole_session_synchronize(session_.get()));
+  try {
+    check(keyhole_session_synchronize(session_.get()));
+  } catch (const std::exception& e) {
+    meet_ranks(&e);
+    throw;
+  }
+  meet_ranks();
 }
 
-void KeyholeCache::meet_ranks() {
-  if (!shares_heads()) return;  // sessions that share tokens do so by themselves
-  const char own = 1;
-  std::vector<char> all(keyhole_communicator_size(heads_of_ranks_));
-  check(keyhole_communicator_gather(heads_of_ranks_, &own, all.data(), 1));
+void KeyholeCache::meet_ranks(const std::exception* why) {
+  if (!shares_heads()) return;
+  std::array<char, 256> own{};
+  if (why != nullptr) std::strncpy(own.data(), why->what(), own.size() - 1);
+  std::vector<std::array<char, 256>> all(keyhole_communicator_size(heads_of_ranks_));
+  check(keyhole_communicator_gather(heads_of_ranks_, own.data(), all.data(), own.size()));
+  for (size_t r = 0; r < all.size() && why == nullptr; ++r) {
+    if (all[r][0] == 0) continue;
+    throw std::runtime_error("rank " + std::to_string(r) + ": " + all[r].data());
+  }
 }
 
 bool KeyholeCache::can_be_captured() const {

@@ -40,6 +40,7 @@ struct CacheRanks {
   uint32_t block = 0;  ///< of shares of tokens, see keyhole_engine_config.context_block
   /// The communicator gathers device memory in the order of a stream.
   bool on_device = false;
+  uint32_t timeout_ms = 0;  ///< of the communicator
 };
 
 struct KeyholeCacheOptions {
@@ -134,6 +135,9 @@ class KeyholeCache {
                       float* room);
   /// Whether ranks share the heads: then the other ranks' answers come with this one's, and several tokens are not enqueued at once.
   [[nodiscard]] bool shares_heads() const { return heads_of_ranks_ != nullptr; }
+  /// Where shares_heads(), on all ranks: throws where one has failed (why: this one's reason) or does not come, and then nothing on
+  /// the stream waits for it any more.
+  void meet_ranks(const std::exception* why = nullptr);
   /// The same for n tokens behind those there are, each of which attends to those before it: q, out `[n, Hq, d]`, k, v
   /// `[n, Hkv, d]`.
   void enqueue_extend(uint32_t layer, uint32_t n, const float* q, const float* k, const float* v,
@@ -176,8 +180,6 @@ class KeyholeCache {
   /// `count` numbers as kv_format gives them back: `data` itself without one, else in `room`.
   const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
-  /// Throws where a rank has not made the step; what is on the stream ends then.
-  void meet_ranks();
   /// Heads [first, first + own) of rows of `heads` heads, for n tokens.
   [[nodiscard]] keyhole_tensor own_rows(const float* data, uint32_t heads, uint32_t own,
                                         size_t tokens) const;

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
-#include <vector>
+#include <type_traits>
 
 namespace keyhole::tools {
 namespace {
@@ -24,10 +24,10 @@ struct Library {
 
   /// "": all is there. What is loaded stays until the process ends.
   std::string load() {
-    void* const nccl = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
-    void* const keyhole =
-        nccl == nullptr ? nullptr : dlopen(KEYHOLE_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
-    if (keyhole == nullptr) {
+    // First the library of Keyhole's, which finds the NCCL that it was built with.
+    void* const keyhole = dlopen(KEYHOLE_NCCL_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void* const nccl = keyhole == nullptr ? nullptr : dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    if (nccl == nullptr) {
       const char* const error = dlerror();
       return error == nullptr ? "NCCL cannot be loaded" : error;
     }
@@ -43,67 +43,56 @@ struct Library {
   }
 };
 
-/// What each rank tells of itself.
-struct Readiness {
-  cudaUUID_t gpu{};
-  char lacks[112] = {};  ///< "": nothing
-};
-
-Readiness look(Library& library) {
-  Readiness own;
-  std::string lacks = library.load();
-  int gpus = 0;
-  cudaDeviceProp properties;
-  if (lacks.empty() && (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0 ||
-                        cudaGetDeviceProperties(&properties, 0) != cudaSuccess)) {
-    lacks = "there is no CUDA device";
-  }
-  if (lacks.empty()) own.gpu = properties.uuid;
-  std::strncpy(own.lacks, lacks.c_str(), sizeof own.lacks - 1);
-  return own;
+Library& library() {
+  static Library loaded;
+  return loaded;
 }
 
 void check(keyhole_status status) {
   if (status != KEYHOLE_OK) throw std::runtime_error(keyhole_last_error());
 }
 
-/// Why these ranks cannot use NCCL; "": they can.
-std::string obstacle(const std::vector<Readiness>& all) {
-  const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
-  const bool may_share = shared != nullptr && std::string_view(shared) == "1";
-  for (size_t r = 0; r < all.size(); ++r) {
-    const std::string rank = "rank " + std::to_string(r);
-    if (all[r].lacks[0] != 0) return rank + ": " + all[r].lacks;
-    for (size_t s = 0; s < r && !may_share; ++s) {
-      if (std::memcmp(&all[r].gpu, &all[s].gpu, sizeof all[r].gpu) == 0) {
-        return rank + " and rank " + std::to_string(s) + " share a GPU";
-      }
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
+NcclReadiness nccl_readiness(bool wants) {
+  NcclReadiness own;
+  own.wants = wants ? 1 : 0;
+  if (!wants) return own;
+  const char* const shared = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  own.may_share = shared != nullptr && std::string_view(shared) == "1" ? 1 : 0;
+  std::string lacks = library().load();
+  int gpus = 0;
+  cudaDeviceProp properties;
+  if (lacks.empty() &&
+      (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0 ||
+       cudaGetDeviceProperties(&properties, 0) != cudaSuccess || cudaSetDevice(0) != cudaSuccess)) {
+    lacks = "there is no CUDA device that can be used";
+  }
+  if (lacks.empty()) {
+    static_assert(sizeof properties.uuid == sizeof own.gpu);
+    std::memcpy(own.gpu.data(), &properties.uuid, sizeof own.gpu);
+  }
+  std::strncpy(own.lacks.data(), lacks.c_str(), own.lacks.size() - 1);
+  return own;
+}
+
 keyhole_communicator* make_nccl_ranks(keyhole_communicator* over,
-                                      const keyhole_communicator_config& config, std::string& why) {
-  Library nccl;
-  const Readiness own = look(nccl);
+                                      const keyhole_communicator_config& config) {
+  const Library& nccl = library();
   const uint32_t rank = keyhole_communicator_rank(over), size = keyhole_communicator_size(over);
-  std::vector<Readiness> all(size);
-  check(keyhole_communicator_gather(over, &own, all.data(), sizeof own));
-  why = obstacle(all);
-  if (!why.empty()) return nullptr;
   const auto check_nccl = [&](ncclResult_t result, const char* what) {
     if (result == ncclSuccess) return;
     throw std::runtime_error(std::string(what) + ": " + nccl.text_of(result));
   };
-  ncclUniqueId id{};
-  if (rank == 0) check_nccl(nccl.get_id(&id), "ncclGetUniqueId");
-  check(keyhole_communicator_broadcast(over, &id, sizeof id, 0));
-  if (cudaSetDevice(0) != cudaSuccess) throw std::runtime_error("cudaSetDevice(0) failed");
+  struct {
+    ncclUniqueId id{};
+    ncclResult_t result = ncclSuccess;
+  } first;
+  if (rank == 0) first.result = nccl.get_id(&first.id);
+  check(keyhole_communicator_broadcast(over, &first, sizeof first, 0));
+  check_nccl(first.result, "ncclGetUniqueId");
   ncclComm_t comm = nullptr;
-  check_nccl(nccl.init_rank(&comm, static_cast<int>(size), id, static_cast<int>(rank)),
+  check_nccl(nccl.init_rank(&comm, static_cast<int>(size), first.id, static_cast<int>(rank)),
              "ncclCommInitRank");
   keyhole_communicator* made = nullptr;
   const keyhole_status status = nccl.communicator_from(&comm, &config, &made);

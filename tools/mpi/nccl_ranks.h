@@ -3,14 +3,28 @@
 
 #include <keyhole/parallel.h>
 
+#include <array>
+#include <cstdint>
+#include <span>
 #include <string>
 
 namespace keyhole::tools {
 
-/// A communicator of the same ranks as `over`, whose first device each of them uses; the caller destroys it. Collective. Null on all
-/// ranks where a build, a library or a GPU of a rank's own is missing, and `why` says which. Throws std::runtime_error where NCCL fails.
+/// What each rank tells the others of itself: plain bytes.
+struct NcclReadiness {
+  std::array<unsigned char, 16> gpu{};  ///< which it is, of all in the world
+  uint8_t wants = 0;                    ///< its sessions lie on a CUDA device
+  uint8_t may_share = 0;                ///< NCCL is told that ranks may share a GPU
+  std::array<char, 110> lacks{};        ///< "": nothing
+};
+
+/// Of this rank, whose first GPU it uses. Loads NCCL where it is wanted.
+[[nodiscard]] NcclReadiness nccl_readiness(bool wants);
+/// Why these ranks do not use NCCL; "": they can. Of none that wants it: "no rank has a GPU".
+[[nodiscard]] std::string nccl_obstacle(std::span<const NcclReadiness> ranks);
+/// A communicator of the same ranks as `over`, all of which are ready; the caller destroys it. Collective; like ncclCommInitRank it
+/// waits without an end for a rank that is lost meanwhile. Throws std::runtime_error where NCCL fails.
 [[nodiscard]] keyhole_communicator* make_nccl_ranks(keyhole_communicator* over,
-                                                    const keyhole_communicator_config& config,
-                                                    std::string& why);
+                                                    const keyhole_communicator_config& config);
 
 }  // namespace keyhole::tools

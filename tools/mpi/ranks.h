@@ -13,15 +13,17 @@ namespace keyhole::tools {
 struct Ranks {
   keyhole_communicator* communicator = nullptr;  ///< null: this process is alone
   uint32_t rank = 0, size = 1;
+  uint32_t timeout_ms = 0;  ///< how long ranks wait for each other in a step
   [[nodiscard]] bool speaks() const { return rank == 0; }
 };
 
 /// Those that join_ranks() has found.
 [[nodiscard]] const Ranks& ranks();
 
-/// The same ranks for sessions on CUDA devices, over NCCL; made at the first call, on all ranks together. Null where that cannot be,
-/// as rank 0 then says on standard error: `communicator` serves such sessions, too, through host memory.
-[[nodiscard]] keyhole_communicator* device_communicator();
+/// The same ranks for sessions on CUDA devices, over NCCL; made at the first call, which all ranks make, whether this one's sessions
+/// lie on such a device or not. Null on all of them where that cannot be, as rank 0 then says on standard error where any has a GPU:
+/// `communicator` serves such sessions, too, through host memory.
+[[nodiscard]] keyhole_communicator* device_communicator(bool on_device);
 
 /// Whether this build has MPI.
 [[nodiscard]] bool has_mpi();

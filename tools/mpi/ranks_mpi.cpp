@@ -4,16 +4,20 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
 #include "tools/mpi/nccl_ranks.h"
 #include "tools/mpi/ranks.h"
 
 namespace keyhole::tools {
 namespace {
+
+constexpr uint32_t kTimeoutMs = 30000;  // the library's default
 
 Ranks all;                           // NOLINT: of the process, set once before threads start
 int real_error = 2;                  // NOLINT: where a silent rank may still speak
@@ -69,12 +73,20 @@ void choose_gpu(uint32_t local_rank, uint32_t local_size) {
 
 const Ranks& ranks() { return all; }
 
-keyhole_communicator* device_communicator() {
+keyhole_communicator* device_communicator(bool on_device) {
   if (all.communicator == nullptr || on_devices.is_tried) return on_devices.communicator;
   on_devices.is_tried = true;
-  std::string why;
-  on_devices.communicator = make_nccl_ranks(all.communicator, config, why);
-  if (on_devices.communicator == nullptr && all.speaks()) {
+  const NcclReadiness own = nccl_readiness(on_device);
+  // Weights were read before: ranks may be far apart. A broadcast waits longer than a gather.
+  char here = 0;
+  check(keyhole_communicator_broadcast(all.communicator, &here, 1, 0));
+  std::vector<NcclReadiness> ready(all.size);
+  check(keyhole_communicator_gather(all.communicator, &own, ready.data(), sizeof own));
+  const std::string why = nccl_obstacle(ready);
+  if (why.empty()) {
+    on_devices.communicator = make_nccl_ranks(all.communicator, config);
+  } else if (all.speaks() &&
+             std::any_of(ready.begin(), ready.end(), [](const auto& r) { return r.wants != 0; })) {
     std::fprintf(stderr, "keyhole: ranks over MPI, through host memory, and not over NCCL: %s\n",
                  why.c_str());
   }
@@ -99,6 +111,7 @@ void join_ranks(int argc, char** argv) {
   divide_cores(local_rank, local_size);
   choose_gpu(local_rank, local_size);
   keyhole_communicator_config_init(&config);
+  config.timeout_ms = kTimeoutMs;
   if (const char* text = std::getenv("KEYHOLE_RANK_TIMEOUT_MS"); text != nullptr && *text != 0) {
     const long ms = std::strtol(text, nullptr, 10);
     if (ms < 1 || ms > 86400000) {
@@ -110,6 +123,7 @@ void join_ranks(int argc, char** argv) {
   check(keyhole_communicator_from_mpi(nullptr, &config, &all.communicator));
   all.rank = keyhole_communicator_rank(all.communicator);
   all.size = keyhole_communicator_size(all.communicator);
+  all.timeout_ms = config.timeout_ms;
 }
 
 void leave_ranks(int exit_code) {

@@ -37,15 +37,17 @@
  *     sliding layers, and the next collective call that waits returns the error on all ranks; keyhole_session_synchronize is
  *     one. After it there are no more steps, as after any error of a stream step. A stream that has not come by a gather within timeout_ms when a call waits for it (also
  *     keyhole_session_destroy, keyhole_get_statistics) is TIMEOUT: the gather is given up, see keyhole_transport.abort. Where the
- *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks; one that fails is taken
- *     back, and others can follow. keyhole_extend always goes that way.
+ *     transport has no all_gather_on_stream, steps go by way of host memory and wait for all ranks, which take back one that fails; after
+ *     an error of the device, or keys that are not finite, there are no more. keyhole_extend always goes that way.
  *   - GRAPHS. Such steps can be captured on transports with all_gather_on_stream, after a first one that was not. A graph is good for
- *     tokens of the same rank: at the end of a block the rank that took the tokens and the one that takes the next capture
- *     again, which keyhole_session_announce says on them alone, by INVALID_ARGUMENT, as for all that makes a graph invalid. It
- *     is not collective, and leaves the session ready for a capture: the other ranks may have launched, and their streams wait
- *     in the gather for this rank's graph, or for the same steps as single calls. max_tokens is told on all ranks alike. After any other error of
- *     keyhole_session_announce the graph is not to be launched: what it would have done is enqueued with NaN as this rank's
- *     states, and goes on as after a step that has failed.
+ *     tokens of the same rank: at the end of a block all ranks capture again, which keyhole_session_announce says by
+ *     INVALID_ARGUMENT, as for all that makes a graph invalid; so it does of max_tokens. It is not collective, and leaves the
+ *     session ready for a capture. What else makes a graph invalid is a rank's own (memory that moves, a layer that goes to the
+ *     host): it captures again alone, or makes the steps as single calls, while the others' streams wait in the gather. NCCL
+ *     wants captures to be alike on all ranks where it registers buffers for graphs, which it does not for messages as short as
+ *     these; NCCL_GRAPH_REGISTER=0 makes sure. After any other error of keyhole_session_announce, if the last capture was whole, the graph is not to be
+ *     launched: what it would have done is enqueued with NaN as this rank's states, and goes on as after a step that has
+ *     failed. Where a capture itself fails, the token's steps are made as single calls, which keep step with the others.
  *   - UNSUPPORTED: masks of keyhole_extend, paths of keyhole_session_accept, patterns of extends,
  *     keyhole_extend_batch, keyhole_attend_offloaded, _attend_tokens, _search_tokens, children's files, and index types that undo RoPE
  *     (saap, ivf with rope=undo), as a rank's tokens are not at their places in the text.

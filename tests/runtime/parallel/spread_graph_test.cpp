@@ -123,6 +123,41 @@ TEST(SpreadGraph, AGraphThatARankCannotLaunchIsNanOnAllAndEveryRanksErrorWhenThe
   });
 }
 
+TEST(SpreadGraph, ARankWhoseCaptureFailsKeepsStepBySingleCalls) {
+  const Shape shape(small_engine());
+  on_two_ranks([&](uint32_t r, StreamRank& its, keyhole_session* s, Numbers& numbers) {
+    take_memory(s, numbers);
+    Graph graph(shape, 2, 1, numbers);
+    graph.launch(its, s, numbers);
+    its.device->stream.wait();
+    graph.launch(its, s, numbers);
+    its.device->stream.wait();
+    Step lost(shape, numbers, false);
+    its.device->faults.fails = r == 1;
+    EXPECT_EQ(lost.enqueue(s, shape, 0, false), r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK);
+    its.device->faults.fails = false;
+    its.device->stream.wait();
+    if (r == 0) {
+      graph.launch(its, s, numbers);
+    } else {
+      // A graph of one layer is all that it has: neither its tokens nor its gathers are counted.
+      its.device->stream.begin_capture();
+      EXPECT_EQ(graph.steps()[0]->enqueue(s, shape, 0, false), KEYHOLE_DEVICE_ERROR);
+      its.device->stream.end_capture();
+      EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_DEVICE_ERROR);
+      EXPECT_EQ(layer_tokens(s, 0).total, 33U);
+      for (uint32_t l = 0; l < 2; ++l) {
+        EXPECT_EQ(graph.steps()[l]->enqueue(s, shape, l, false), KEYHOLE_DEVICE_ERROR);
+      }
+    }
+    its.device->stream.wait();
+    EXPECT_EQ(layer_tokens(s, 1).total, 34U);
+    for (const auto& step : graph.steps()) EXPECT_TRUE(std::isnan(step->o[0]));
+    EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
+    EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: ")) << keyhole_last_error();
+  });
+}
+
 TEST(SpreadGraph, RefusesGraphsWithoutAStepBeforeAndGapsByName) {
   const Shape shape(small_engine());
   on_two_ranks([&](uint32_t, StreamRank& its, keyhole_session* s, Numbers& numbers) {

@@ -12,9 +12,8 @@ void share_plan(StepPlan& plan, const ParallelFlags& flags) {
                      ": steps of several ranks have their tensors in host memory; allowed: one of "
                      "the two");
   }
-  plan.ranks =
-      StepRanks(cache_ranks(flags, KEYHOLE_DEVICE_HOST));  // its tensors lie in host memory
-  (void)plan.own_shape();                                  // the ranks divide the heads
+  plan.ranks = StepRanks(cache_ranks(flags, KEYHOLE_DEVICE_HOST, RanksOn::host));
+  (void)plan.own_shape();  // the ranks divide the heads
   plan.blocking = true;
 }
 

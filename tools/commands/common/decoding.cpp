@@ -307,7 +307,7 @@ KeyholeCache make_rounded_cache(const LlamaConfig& model, const CacheFlags& flag
   options.sink = flags.sink;
   options.window = flags.window;
   options.threads = flags.threads;
-  options.ranks = cache_ranks(flags.parallel, KEYHOLE_DEVICE_HOST);
+  options.ranks = cache_ranks(flags.parallel, flags.device, RanksOn::host);
   options.device = flags.device;
   options.mode = spec.mode();
   options.kv_format = spec.format();

@@ -20,12 +20,17 @@ void add_parallel_options(CLI::App& command, ParallelFlags& flags) {
       ->check(CLI::Range(0U, 1U << 30));
 }
 
-CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device) {
+CacheRanks cache_ranks(const ParallelFlags& flags, keyhole_device device, RanksOn place) {
   if (flags.kind.empty()) return {};
   if (!has_mpi()) throw std::runtime_error(kNoMpi);
-  CacheRanks cache{ranks().communicator, flags.kind == "tensor", flags.block, false};
-  if (device != KEYHOLE_DEVICE_CUDA) return cache;
-  if (keyhole_communicator* const over_nccl = device_communicator(); over_nccl != nullptr) {
+  CacheRanks cache;
+  cache.communicator = ranks().communicator;
+  cache.by_heads = flags.kind == "tensor";
+  cache.block = flags.block;
+  cache.timeout_ms = ranks().timeout_ms;
+  if (place == RanksOn::host) return cache;
+  const bool on_device = device == KEYHOLE_DEVICE_CUDA;
+  if (keyhole_communicator* const over_nccl = device_communicator(on_device)) {
     cache.communicator = over_nccl;
     cache.on_device = true;
   }

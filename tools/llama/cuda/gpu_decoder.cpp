@@ -106,7 +106,11 @@ class GpuDecoder::Steps {
     measuring_ = times_.steps % kStepsPerMeasurement == 0;
     *host_input_.get() = {token, tokens_};
     if (measuring_ || !capturable_ || !enqueued() || !launch_captured()) run_step();
-    if (enqueued()) cache_.synchronize();
+    if (enqueued()) {
+      cache_.synchronize();
+    } else if (cache_.on_device()) {
+      cache_.meet_ranks();
+    }
     cuda::check(cudaStreamSynchronize(stream_.get()), "a step");
     if (measuring_) measure();
     count(seconds_since(start) - hook_seconds_);
@@ -186,6 +190,8 @@ class GpuDecoder::Steps {
     cuda::check(cudaMemcpyAsync(host_qkv_.get(), qkv_.get(), qkv_.size() * sizeof(float),
                                 cudaMemcpyDeviceToHost, s),
                 "queries to the host");
+    // Sliding layers, whose heads are gathered on the stream, may stand before this one.
+    if (cache_.on_device()) cache_.meet_ranks();
     cuda::check(cudaStreamSynchronize(s), "a step");
     const float* const q = host_qkv_.get();
     const float* const k = q + config_.q_width();

@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
+#include "tools/mpi/nccl_ranks.h"
 #include "tools/mpi/ranks.h"
 
 namespace keyhole::tools {
@@ -50,6 +53,31 @@ TEST(Gpus, AreTakenInTurn) {
     EXPECT_EQ(gpu_of_rank("5", 8, rank), "");
     EXPECT_EQ(gpu_of_rank("", 8, rank), "");
   }
+}
+
+NcclReadiness ready(unsigned char gpu) {
+  NcclReadiness r;
+  r.wants = 1;
+  r.gpu[15] = gpu;
+  return r;
+}
+
+TEST(Ranks, GoOverNcclWhereEachHasAGpuOfItsOwn) {
+  std::vector<NcclReadiness> all = {ready(1), ready(2), ready(3)};
+  EXPECT_EQ(nccl_obstacle(all), "");
+  all[2].gpu = all[1].gpu;
+  EXPECT_EQ(nccl_obstacle(all), "rank 1 and rank 2 share a GPU");
+  // Both must have told NCCL that they may: it is one rank's environment alone that says so otherwise.
+  all[2].may_share = 1;
+  EXPECT_EQ(nccl_obstacle(all), "rank 1 and rank 2 share a GPU");
+  all[1].may_share = 1;
+  EXPECT_EQ(nccl_obstacle(all), "");
+  all[0].lacks[0] = 'x';
+  EXPECT_EQ(nccl_obstacle(all), "rank 0: x");
+  all[0] = {};
+  EXPECT_EQ(nccl_obstacle(all), "rank 0 has its sessions on the host");
+  all = {{}, {}};
+  EXPECT_EQ(nccl_obstacle(all), "no rank has a GPU");
 }
 
 TEST(Ranks, AProcessThatAsksForNoneIsAlone) {
