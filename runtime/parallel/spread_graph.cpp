@@ -2,13 +2,12 @@
 // while the others' streams wait for it: no rank asks another whether it is ready.
 #include "runtime/parallel/spread_graph.h"
 
-#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "runtime/parallel/spread_session.h"
 
 namespace keyhole::runtime {
-
 namespace {
 
 /// f(step, tokens of the text that its layer holds before it).
@@ -37,13 +36,13 @@ void SpreadSession::check_graph_room() const {
 
 void SpreadSession::check_graph_parts() const {
   for_each_step(graph_, tokens_, [&](const SpreadGraphStep& step, uint32_t held) {
-    const bool is_same = !step.appends || blocks_.owner(held) == step.owner;
-    if (is_same && part_of(step.layer, held, step.appends) == step.part) return;
-    throw Error(Status::invalid_argument,
-                "layer " + std::to_string(step.layer) +
-                    ": the graph was captured for tokens of rank " + std::to_string(step.owner) +
-                    ", the next one is of rank " + std::to_string(blocks_.owner(held)) +
-                    ": capture it again");
+    const RankPart now = part_of(step.layer, held, step.appends);
+    if (now == step.part) return;
+    throw Error(Status::invalid_argument, "layer " + std::to_string(step.layer) +
+                                              ": the graph was captured for tokens of rank " +
+                                              std::to_string(step.part.owner) +
+                                              ", the next one is of rank " +
+                                              std::to_string(now.owner) + ": capture it again");
   });
 }
 

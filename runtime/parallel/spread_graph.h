@@ -13,6 +13,7 @@ namespace keyhole::runtime {
 
 /// What a rank does in a step.
 struct RankPart {
+  uint32_t owner = 0;  ///< the rank that takes the new token; 0: there is none
   bool takes = false;  ///< the new token is its own
   bool asks = false;   ///< it has tokens to attend
   bool operator==(const RankPart&) const = default;
@@ -21,7 +22,6 @@ struct RankPart {
 struct SpreadGraphStep {
   uint32_t layer = 0;
   bool appends = false;  ///< on the rank that the token is of
-  uint32_t owner = 0;    ///< the rank that takes the token
   RankPart part;
   RowsOut out;
   float* lse = nullptr;

@@ -183,25 +183,23 @@ void SpreadSession::together(const Communicator::Call& call, const std::function
 }
 
 void SpreadSession::shorten(const std::vector<uint32_t>& left) {
-  const auto is_everyones = [&](const Error& e) {
-    return e.status() == Status::invalid_argument && failure_ == nullptr;
-  };
+  std::exception_ptr error;
   try {
     own_->check_failure();
     own_->truncate_layers(shares(own_->engine(), left));
+    return;
+  } catch (const Error& e) {
+    // Everyone's: a sliding layer that cannot, and nothing has changed.
+    if (e.status() == Status::invalid_argument && failure_ == nullptr) throw;
+    error = std::current_exception();
   } catch (...) {
-    try {
-      throw;
-    } catch (const Error& e) {
-      if (is_everyones(e)) throw;  // a sliding layer that cannot, and nothing has changed
-    } catch (...) {                // NOLINT: kept below
-    }
-    // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no part.
-    if (failure_ == nullptr) failure_ = std::current_exception();
-    tokens_ = left;
-    std::fill(extended_.begin(), extended_.end(), Extended{});
-    throw;
+    error = std::current_exception();
   }
+  // The others have shorter layers from here on: this rank's next call is still theirs, and tells them why it takes no part.
+  if (failure_ == nullptr) failure_ = error;
+  tokens_ = left;
+  std::fill(extended_.begin(), extended_.end(), Extended{});
+  std::rethrow_exception(error);
 }
 
 void SpreadSession::truncate(uint32_t n) {
@@ -317,14 +315,15 @@ void SpreadSession::attend_begin(uint32_t layer, const RowsIn& q, const RowsIn* 
   if (k != nullptr) check_append(layer, *k, *v);
   if (k == nullptr) check_holds(layer, tokens_[layer]);
   check_finite(own_->engine().kernels(), q, "q", 0, 1, DType::f32);
+  const RankPart part = part_of(layer, tokens_[layer], k != nullptr);
   if (slides(layer)) {
     own_->attend_begin(layer, q, k, v);
-    step_ = {true, layer, k != nullptr, {k != nullptr, true}, nullptr, false, 0};
+    step_ = {true, layer, k != nullptr, part, nullptr, false, 0};
     return;
   }
   // From here on the others wait for this rank, whatever happens on it.
-  const RankPart part = part_of(layer, tokens_[layer], k != nullptr);
-  step_ = {true, layer, k != nullptr, {part.takes, false}, failure_, false, 0};
+  step_ = {true, layer, k != nullptr, part, failure_, false, 0};
+  step_.part.asks = false;  // until the session has a step under way
   if (!part.asks || failure_ != nullptr) return;
   try {
     own_->attend_begin(layer, q, part.takes ? k : nullptr, part.takes ? v : nullptr);

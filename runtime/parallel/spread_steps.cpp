@@ -77,9 +77,10 @@ void SpreadSession::synchronize() {
 // ---- Steps ---------------------------------------------------------------------------------------
 
 RankPart SpreadSession::part_of(uint32_t layer, uint32_t held, bool appends) const {
-  if (slides(layer)) return {appends, true};
-  const bool takes = appends && is_own(held);
-  return {takes, takes || blocks_.share(ranks_->rank(), held) != 0};
+  const uint32_t owner = appends ? blocks_.owner(held) : 0, rank = ranks_->rank();
+  if (slides(layer)) return {owner, appends, true};
+  const bool takes = appends && owner == rank;
+  return {owner, takes, takes || blocks_.share(rank, held) != 0};
 }
 
 RowsOut SpreadSession::own_state(const LayerShape& shape) const {
@@ -221,10 +222,7 @@ void SpreadSession::finish_step(bool is_half, const RowsOut& out, float* lse) {
     if (step.error == nullptr) step.error = std::current_exception();
   }
   if (is_captured) {
-    if (step.error == nullptr) {
-      const uint32_t held = tokens_[step.layer] + graph_.appended(step.layer);
-      return graph_.add({step.layer, step.appends, blocks_.owner(held), step.part, out, lse});
-    }
+    if (step.error == nullptr) return graph_.add({step.layer, step.appends, step.part, out, lse});
     graph_.spoil();
     std::rethrow_exception(step.error);
   }

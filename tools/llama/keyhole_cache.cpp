@@ -264,20 +264,12 @@ void KeyholeCache::prefill(const LayerChunk& chunk) {
 
 void KeyholeCache::prefill(const DeviceLayerChunk& chunk) {
   const keyhole_dtype dtype = dtype_of(chunk.type);
-  const uint32_t rank = keyhole_communicator_rank(heads_of_ranks_);
-  const auto on_device = [&](const void* data, keyhole_dtype numbers, uint32_t all, uint32_t own) {
-    const size_t head = size_t{head_dim_} * (numbers == KEYHOLE_F32 ? 4 : 2);
-    const int64_t shape[] = {static_cast<int64_t>(chunk.tokens), own, head_dim_};
-    keyhole_tensor tensor = keyhole_tensor_host(
-        static_cast<const std::byte*>(data) + size_t{rank} * own * head, numbers, 3, shape);
-    tensor.strides[0] = int64_t{all} * head_dim_;
-    tensor.memory = KEYHOLE_DEVICE;
-    return tensor;
+  const auto own = [&](const void* data, uint32_t all, uint32_t count, keyhole_dtype numbers) {
+    return own_rows(data, all, count, chunk.tokens, KEYHOLE_DEVICE, numbers);
   };
-  append(
-      places_[chunk.layer], on_device(chunk.k, dtype, kv_heads_, own_kv_heads_),
-      on_device(chunk.v, dtype, kv_heads_, own_kv_heads_),
-      on_device(chunk.q, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16, q_heads_, own_q_heads_));
+  append(places_[chunk.layer], own(chunk.k, kv_heads_, own_kv_heads_, dtype),
+         own(chunk.v, kv_heads_, own_kv_heads_, dtype),
+         own(chunk.q, q_heads_, own_q_heads_, dtype == KEYHOLE_F32 ? KEYHOLE_F32 : KEYHOLE_F16));
 }
 
 void KeyholeCache::append(uint32_t layer, const keyhole_tensor& k, const keyhole_tensor& v,
@@ -305,12 +297,15 @@ void KeyholeCache::attend(uint32_t layer, const float* q, const float* k, const 
   gather_heads(out, 1);
 }
 
-keyhole_tensor KeyholeCache::own_rows(const float* data, uint32_t heads, uint32_t own,
-                                      size_t tokens) const {
-  const uint32_t first = keyhole_communicator_rank(heads_of_ranks_) * own;
+keyhole_tensor KeyholeCache::own_rows(const void* data, uint32_t heads, uint32_t own, size_t tokens,
+                                      keyhole_memory memory, keyhole_dtype dtype) const {
+  const size_t head = size_t{head_dim_} * (dtype == KEYHOLE_F32 ? 4 : 2);
+  const size_t first = size_t{keyhole_communicator_rank(heads_of_ranks_)} * own;
   const int64_t shape[] = {static_cast<int64_t>(tokens), own, head_dim_};
-  keyhole_tensor t = keyhole_tensor_host(data + size_t{first} * head_dim_, KEYHOLE_F32, 3, shape);
+  keyhole_tensor t =
+      keyhole_tensor_host(static_cast<const std::byte*>(data) + first * head, dtype, 3, shape);
   t.strides[0] = int64_t{heads} * head_dim_;
+  t.memory = memory;
   return t;
 }
 
@@ -374,12 +369,12 @@ void KeyholeCache::use_stream(void* stream) {
 
 void KeyholeCache::enqueue_attend(uint32_t layer, const float* q, const float* k, const float* v,
                                   float* out, float* room) {
-  const auto own = [&](const float* data, uint32_t count) {
-    const size_t first = size_t{keyhole_communicator_rank(heads_of_ranks_)} * count * head_dim_;
-    return heads(data + first, count, KEYHOLE_DEVICE);
+  const auto own = [&](const float* data, uint32_t all, uint32_t count) {
+    return own_rows(data, all, count, 1, KEYHOLE_DEVICE);
   };
-  const keyhole_tensor queries = own(q, own_q_heads_);
-  const keyhole_tensor keys = own(k, own_kv_heads_), values = own(v, own_kv_heads_);
+  const keyhole_tensor queries = own(q, q_heads_, own_q_heads_);
+  const keyhole_tensor keys = own(k, kv_heads_, own_kv_heads_);
+  const keyhole_tensor values = own(v, kv_heads_, own_kv_heads_);
   const keyhole_tensor result = heads(shares_heads() ? room : out, own_q_heads_, KEYHOLE_DEVICE);
   check(keyhole_attend(session_.get(), places_[layer], &queries, &keys, &values, &result, nullptr));
   if (!shares_heads()) return;

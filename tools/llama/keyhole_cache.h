@@ -181,8 +181,9 @@ class KeyholeCache {
   const float* stored(const float* data, size_t count, std::vector<float>& room) const;
 
   /// Heads [first, first + own) of rows of `heads` heads, for n tokens.
-  [[nodiscard]] keyhole_tensor own_rows(const float* data, uint32_t heads, uint32_t own,
-                                        size_t tokens) const;
+  [[nodiscard]] keyhole_tensor own_rows(const void* data, uint32_t heads, uint32_t own,
+                                        size_t tokens, keyhole_memory memory = KEYHOLE_HOST,
+                                        keyhole_dtype dtype = KEYHOLE_F32) const;
   /// Where the own heads' answers to n tokens go: `out`, or what gather_heads() then puts there with those of the others.
   [[nodiscard]] float* own_out(float* out, size_t tokens);
   void gather_heads(float* out, size_t tokens);

@@ -95,30 +95,41 @@ TEST(SpreadGraph, AGraphEndsAtMaxTokensOfTheTextOnAllRanks) {
   });
 }
 
+/// Launches the graph for tokens 31 and 32; then the device of rank 1 fails in a step, so that it cannot make the graph's steps.
+void launch_and_lose(Graph& graph, uint32_t r, StreamRank& its, keyhole_session* s,
+                     Numbers& numbers) {
+  for (int i = 0; i < 2; ++i) {
+    graph.launch(its, s, numbers);
+    its.device->stream.wait();
+  }
+  const Shape shape(small_engine());
+  Step lost(shape, numbers, false);
+  its.device->faults.fails = r == 1;
+  EXPECT_EQ(lost.enqueue(s, shape, 0, false), r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK);
+  its.device->faults.fails = false;
+  its.device->stream.wait();
+  EXPECT_TRUE(std::isnan(lost.o[0]));
+}
+
+/// The graph's answers are NaN, and all ranks have the error of rank 1.
+void expect_lost(const Graph& graph, keyhole_session* s) {
+  for (const auto& step : graph.steps()) EXPECT_TRUE(std::isnan(step->o[0]));
+  EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
+  EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: ")) << keyhole_last_error();
+}
+
 TEST(SpreadGraph, AGraphThatARankCannotLaunchIsNanOnAllAndEveryRanksErrorWhenTheyMeet) {
   const Shape shape(small_engine());
   on_two_ranks([&](uint32_t r, StreamRank& its, keyhole_session* s, Numbers& numbers) {
     take_memory(s, numbers);
     Graph graph(shape, 2, 1, numbers);
-    graph.launch(its, s, numbers);
-    its.device->stream.wait();
-    graph.launch(its, s, numbers);
-    its.device->stream.wait();
-    // The device of rank 1 fails in a step: then it cannot make the graph's steps.
-    Step lost(shape, numbers, false);
-    its.device->faults.fails = r == 1;
-    EXPECT_EQ(lost.enqueue(s, shape, 0, false), r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK);
-    its.device->faults.fails = false;
-    its.device->stream.wait();
-    EXPECT_TRUE(std::isnan(lost.o[0]));
+    launch_and_lose(graph, r, its, s, numbers);
     for (const auto& step : graph.steps()) step->refill(shape, numbers);
     EXPECT_EQ(keyhole_session_announce(s), r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK);
     if (r == 0) its.device->stream.launch_graph();
     its.device->stream.wait();
-    for (const auto& step : graph.steps()) EXPECT_TRUE(std::isnan(step->o[0]));
     EXPECT_EQ(layer_tokens(s, 0).total, 34U);
-    EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
-    EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: ")) << keyhole_last_error();
+    expect_lost(graph, s);
     EXPECT_EQ(keyhole_session_announce(s), KEYHOLE_DEVICE_ERROR);
   });
 }
@@ -128,15 +139,7 @@ TEST(SpreadGraph, ARankWhoseCaptureFailsKeepsStepBySingleCalls) {
   on_two_ranks([&](uint32_t r, StreamRank& its, keyhole_session* s, Numbers& numbers) {
     take_memory(s, numbers);
     Graph graph(shape, 2, 1, numbers);
-    graph.launch(its, s, numbers);
-    its.device->stream.wait();
-    graph.launch(its, s, numbers);
-    its.device->stream.wait();
-    Step lost(shape, numbers, false);
-    its.device->faults.fails = r == 1;
-    EXPECT_EQ(lost.enqueue(s, shape, 0, false), r == 1 ? KEYHOLE_DEVICE_ERROR : KEYHOLE_OK);
-    its.device->faults.fails = false;
-    its.device->stream.wait();
+    launch_and_lose(graph, r, its, s, numbers);
     if (r == 0) {
       graph.launch(its, s, numbers);
     } else {
@@ -152,9 +155,7 @@ TEST(SpreadGraph, ARankWhoseCaptureFailsKeepsStepBySingleCalls) {
     }
     its.device->stream.wait();
     EXPECT_EQ(layer_tokens(s, 1).total, 34U);
-    for (const auto& step : graph.steps()) EXPECT_TRUE(std::isnan(step->o[0]));
-    EXPECT_EQ(keyhole_session_synchronize(s), KEYHOLE_DEVICE_ERROR);
-    EXPECT_TRUE(std::string(keyhole_last_error()).starts_with("rank 1: ")) << keyhole_last_error();
+    expect_lost(graph, s);
   });
 }
 
