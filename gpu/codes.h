@@ -1,5 +1,5 @@
 // Codes of the offloaded keys and values on the device: every token is attended in every step, the heaviest rows of each
-// KV head exactly, all others by 1 to 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
+// KV head exactly, all others by 2 or 4 bits per element (cpu/code_layout.h says where every bit lies; index/scan/kv_codes.h
 // is the reference of both encoding and attention).
 //
 // The device reads exact rows, and the rows that it encodes, from pinned host memory by itself (gpu/host_pin.h): no host
@@ -33,7 +33,7 @@ struct CodesShape {
   uint32_t layers = 0;  ///< of the model
   uint32_t q_heads = 0;
   uint32_t kv_heads = 0;
-  CodeShape code;
+  CodeShape code;            ///< 2 or 4 bits, as many of values as of keys, see why_no_codes()
   DType dtype = DType::f16;  ///< of K and V as set_rows() has them: f16, bf16, f32, i8
   uint32_t blocks = 0;       ///< capacity of a layer, of kCodeBlock rows each
   uint32_t exact_rows =

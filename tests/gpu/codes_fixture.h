@@ -241,9 +241,7 @@ class OffloadedLayer {
     std::sort(order.begin(), order.end(),
               [&](uint32_t a, uint32_t b) { return weights[a] > weights[b]; });
     // A part of q's components has few bits on the device, where codes lie high in their bytes: scores of 2 bits are right to about 0.005 here.
-    const double is_close = shape_.code.key_bits == 1   ? 0.1
-                            : shape_.code.key_bits == 2 ? 0.03
-                                                        : 0.01;
+    const double is_close = shape_.code.key_bits == 2 ? 0.03 : 0.01;
     if (wanted < n && weights[order[wanted - 1]] - weights[order[wanted]] < is_close) {
       std::fill_n(close.begin() + h * group, group, true);
     }

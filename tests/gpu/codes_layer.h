@@ -76,18 +76,10 @@ struct Case {
   uint32_t spare = 0;  ///< blocks that there is space for beside
   float q_size = 1.0F;
   bool cluster = true;  ///< the rows are chosen by a cluster, or by one thread block
-  int value_bits = -1;  ///< -1: as many as of keys
   uint32_t twin = 0;    ///< layers that differ in it alone have the same rows, and other queries
 
-  [[nodiscard]] CodeShape shape() const {
-    return {dim, bits, value_bits < 0 ? bits : static_cast<uint32_t>(value_bits)};
-  }
+  [[nodiscard]] CodeShape shape() const { return {dim, bits, bits}; }
 };
-
-inline Case unequal(uint32_t value_bits, Case c) {
-  c.value_bits = static_cast<int>(value_bits);
-  return c;
-}
 
 /// Clusters, and launches ahead.
 inline bool has_clusters() { return cuda_devices().front().compute_major >= 9; }
@@ -340,7 +332,7 @@ class Layer {
     }
     std::vector<double> sorted = weights;
     std::sort(sorted.begin(), sorted.end(), std::greater<>());
-    const double noise = (case_.bits == 1 ? 0.6 : 0.25) * case_.scale * case_.scale;
+    const double noise = 0.25 * case_.scale * case_.scale;
     for (const uint32_t row : rows) {
       EXPECT_GT(weights[row], sorted[rows.size() - 1] - 0.15 - noise) << "row " << row;
     }

@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 enum class CodesWay { begin_end, step, graph };
 
 struct CodesSetting {
-  uint32_t dim = 128, key_bits = 2, value_bits = 2, group = 4;
+  uint32_t dim = 128, bits = 2, group = 4;
   DType dtype = DType::f16, caller = DType::f16;
   bool int8 = false;  ///< offloaded rows
   uint32_t exact_rows = 16;
@@ -46,7 +46,7 @@ class CodesSession {
     codes_shape_.layers = shape_.layers;
     codes_shape_.q_heads = shape_.q_heads;
     codes_shape_.kv_heads = shape_.kv_heads;
-    codes_shape_.code = {set.dim, set.key_bits, set.value_bits};
+    codes_shape_.code = {set.dim, set.bits, set.bits};
     codes_shape_.dtype = set.int8 ? DType::i8 : set.dtype;
     codes_shape_.blocks = kCapacity;
     codes_shape_.exact_rows = set.exact_rows;
@@ -208,7 +208,7 @@ class CodesSession {
     const bool coarse = set_.dtype == DType::bf16 || set_.caller == DType::bf16;
     // The largest of more components is larger.
     const double fine = set_.dim > 128 ? 6e-3 : 4e-3;
-    const double allowed = set_.key_bits == 1 ? 2e-2 : coarse ? 1e-2 : fine;
+    const double allowed = coarse ? 1e-2 : fine;
     for (size_t i = 0; i < want.size(); ++i) {
       LayerTensors& t = tensors_[i];
       const Token& taken = taken_[(rounds_ - 1) * want.size() + i];

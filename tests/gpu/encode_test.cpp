@@ -33,13 +33,12 @@ struct Stuff {
   std::unique_ptr<Resident> resident;
 };
 
-CodesShape shape_of(uint32_t dim, uint32_t key_bits, uint32_t value_bits, DType dtype,
-                    uint32_t blocks) {
+CodesShape shape_of(uint32_t dim, uint32_t bits, DType dtype, uint32_t blocks) {
   CodesShape s;
   s.layers = 2;
   s.kv_heads = 2;
   s.q_heads = 4;
-  s.code = {dim, key_bits, value_bits};
+  s.code = {dim, bits, bits};
   s.dtype = dtype;
   s.blocks = blocks;
   s.logits.scale = 1.0F / std::sqrt(static_cast<float>(dim));
@@ -72,7 +71,7 @@ void expect_equal(const std::byte* seen, const OffloadedLayer& rows, const Codes
 }
 
 struct EncodeCase {
-  uint32_t dim, key_bits, value_bits;
+  uint32_t dim, bits;
   DType dtype;
 };
 
@@ -82,7 +81,7 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
   KEYHOLE_NEEDS_GPU();
   const EncodeCase c = GetParam();
   constexpr uint32_t kBlocks = 7;
-  const CodesShape shape = shape_of(c.dim, c.key_bits, c.value_bits, c.dtype, kBlocks);
+  const CodesShape shape = shape_of(c.dim, c.bits, c.dtype, kBlocks);
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 rng(seed);
@@ -151,11 +150,9 @@ TEST_P(Encode, MakesTheBitsOfTheHost) {
 std::vector<EncodeCase> encode_cases() {
   std::vector<EncodeCase> cases;
   for (uint32_t dim : {64U, 80U, 96U, 128U, 256U}) {
-    for (uint32_t key_bits : {1U, 2U, 4U}) {
-      for (uint32_t value_bits : {0U, 1U, 2U, 4U}) {
-        for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::i8}) {
-          cases.push_back({dim, key_bits, value_bits, dtype});
-        }
+    for (uint32_t bits : {2U, 4U}) {
+      for (DType dtype : {DType::f16, DType::bf16, DType::f32, DType::i8}) {
+        cases.push_back({dim, bits, dtype});
       }
     }
   }
@@ -163,8 +160,8 @@ std::vector<EncodeCase> encode_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Encode, testing::ValuesIn(encode_cases()), [](const auto& c) {
-  return std::to_string(c.param.dim) + "_" + std::to_string(c.param.key_bits) + "_" +
-         std::to_string(c.param.value_bits) + "_" + dtype_name(c.param.dtype);
+  return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) + "_" +
+         dtype_name(c.param.dtype);
 });
 
 TEST(CodesShapes, ThatAreSupportedHaveKernels) {
@@ -172,7 +169,8 @@ TEST(CodesShapes, ThatAreSupportedHaveKernels) {
     for (uint32_t key_bits : {1U, 2U, 4U}) {
       for (uint32_t value_bits : {0U, 1U, 2U, 4U}) {
         for (uint32_t group : {1U, 3U, 4U, 8U, 12U, 16U}) {
-          CodesShape shape = shape_of(dim, key_bits, value_bits, DType::f16, 1);
+          CodesShape shape = shape_of(dim, key_bits, DType::f16, 1);
+          shape.code.value_bits = value_bits;
           shape.q_heads = shape.kv_heads * group;
           EXPECT_EQ(codes_supported(shape), codes_have_kernels(shape.code, group))
               << dim << " components, " << key_bits << " and " << value_bits << " bits";
@@ -182,12 +180,30 @@ TEST(CodesShapes, ThatAreSupportedHaveKernels) {
   }
 }
 
+TEST(CodesShapes, WithoutKernelsAreRefused) {
+  KEYHOLE_NEEDS_GPU();
+  CodesShape shape = shape_of(128, 2, DType::f16, 1);
+  const Stuff stuff(shape);
+  for (const auto& [key_bits, value_bits] :
+       {std::pair(1U, 1U), std::pair(2U, 4U), std::pair(4U, 0U)}) {
+    shape.code.key_bits = key_bits;
+    shape.code.value_bits = value_bits;
+    try {
+      (void)make_cuda_codes(*stuff.resident, shape);
+      ADD_FAILURE() << "codes of " << key_bits << " and " << value_bits << " bits";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.status(), Status::unsupported) << e.what();
+      EXPECT_EQ(e.what(), "codes on a CUDA device: " + why_no_codes(shape));
+    }
+  }
+}
+
 /// dtype, and whether rows are not pinned.
 class CodesBlocks : public testing::TestWithParam<std::tuple<DType, bool>> {};
 
 TEST_P(CodesBlocks, ComeGoAndAreReplaced) {
   KEYHOLE_NEEDS_GPU();
-  CodesShape shape = shape_of(128, 2, 2, std::get<0>(GetParam()), 9);
+  CodesShape shape = shape_of(128, 2, std::get<0>(GetParam()), 9);
   shape.rows_by_host = std::get<1>(GetParam());
   std::mt19937 rng(5);
   const Stuff stuff(shape);
@@ -245,7 +261,7 @@ INSTANTIATE_TEST_SUITE_P(DTypes, CodesBlocks,
 
 TEST(CodesOfSomeLayers, TakeTheMemoryOfThese) {
   KEYHOLE_NEEDS_GPU();
-  CodesShape shape = shape_of(64, 4, 4, DType::f16, 2);
+  CodesShape shape = shape_of(64, 4, DType::f16, 2);
   shape.layers = 5;
   shape.coded_layers = 2;
   std::mt19937 rng(6);
@@ -283,7 +299,7 @@ TEST(CodesOfSomeLayers, TakeTheMemoryOfThese) {
 
 TEST(CodesMemory, CountsAgainstTheLimit) {
   KEYHOLE_NEEDS_GPU();
-  const CodesShape shape = shape_of(128, 2, 2, DType::f16, 512);
+  const CodesShape shape = shape_of(128, 2, DType::f16, 512);
   const size_t bytes = codes_bytes(shape);
   const Stuff enough(shape, bytes);
   (void)make_cuda_codes(*enough.resident, shape);  // gives its memory back
@@ -304,7 +320,7 @@ TEST(CodesMemory, CountsAgainstTheLimit) {
 
 TEST(CodesMemory, BalancesAndRowsAreChecked) {
   KEYHOLE_NEEDS_GPU();
-  const CodesShape shape = shape_of(64, 2, 2, DType::f16, 1);
+  const CodesShape shape = shape_of(64, 2, DType::f16, 1);
   const Stuff stuff(shape);
   const auto codes = make_cuda_codes(*stuff.resident, shape);
   std::vector<float> scale(64, 1.0F);

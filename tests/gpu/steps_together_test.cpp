@@ -108,7 +108,7 @@ TEST_F(StepsTogether, OfManyKinds) {
   add_two(true);
   set.group = 8;
   add_two(true);
-  set.key_bits = set.value_bits = 4;
+  set.bits = 4;
   set.exact_rows = 64;
   add_two(true);
   set.group = 3;
@@ -122,7 +122,7 @@ TEST_F(StepsTogether, OfManyKinds) {
   set.softcap = 15.0F;
   set.exact_rows = 0;
   add_two(true);
-  // These go alone: heads of 80 and 256 components, groups of 16, 1 bit, other bits of values, rows that the host reads.
+  // These go alone: heads of 80 and 256 components, groups of 16, rows that the host reads.
   set = {};
   set.dim = 80;
   add_two(false);
@@ -130,12 +130,6 @@ TEST_F(StepsTogether, OfManyKinds) {
   add_two(false);
   set = {};
   set.group = 16;
-  add_two(false);
-  set = {};
-  set.key_bits = set.value_bits = 1;
-  add_two(false);
-  set = {};
-  set.key_bits = 4;
   add_two(false);
   set = {};
   set.rows_by_host = true;

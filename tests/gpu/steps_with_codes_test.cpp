@@ -31,7 +31,6 @@ struct StepCase {
   uint32_t dim, bits;
   DType dtype, caller;
   bool int8 = false;
-  int value_bits = -1;  ///< -1: as many as of keys
 };
 
 class StepsWithCodes : public testing::TestWithParam<StepCase> {};
@@ -41,8 +40,7 @@ TEST_P(StepsWithCodes, AttendEveryToken) {
   const StepCase c = GetParam();
   CodesSetting set;
   set.dim = c.dim;
-  set.key_bits = c.bits;
-  set.value_bits = c.value_bits < 0 ? c.bits : static_cast<uint32_t>(c.value_bits);
+  set.bits = c.bits;
   set.dtype = c.dtype;
   set.caller = c.caller;
   set.int8 = c.int8;
@@ -70,22 +68,17 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         StepCase{64, 2, DType::f16, DType::f16}, StepCase{80, 4, DType::bf16, DType::bf16},
         StepCase{96, 2, DType::f16, DType::f32}, StepCase{128, 2, DType::f16, DType::f16},
-        StepCase{128, 4, DType::bf16, DType::bf16}, StepCase{128, 1, DType::f32, DType::f32},
+        StepCase{128, 4, DType::bf16, DType::bf16}, StepCase{128, 4, DType::f32, DType::f32},
         StepCase{128, 2, DType::f32, DType::f16}, StepCase{128, 2, DType::bf16, DType::f32},
         StepCase{128, 2, DType::f16, DType::f16, true},
         StepCase{80, 4, DType::bf16, DType::f32, true}, StepCase{256, 2, DType::f16, DType::f16},
         StepCase{256, 4, DType::bf16, DType::bf16}, StepCase{256, 2, DType::f32, DType::f32},
-        StepCase{256, 4, DType::bf16, DType::f16, true},
-        StepCase{128, 4, DType::f16, DType::f16, false, 2},
-        StepCase{128, 2, DType::bf16, DType::f32, false, 4},
-        StepCase{64, 4, DType::f16, DType::f16, true, 2},
-        StepCase{128, 4, DType::f32, DType::f32, false, 0},
-        StepCase{256, 2, DType::f16, DType::f16, false, 4}),
+        StepCase{256, 4, DType::bf16, DType::f16, true}, StepCase{128, 4, DType::f16, DType::f16},
+        StepCase{64, 4, DType::f16, DType::f16, true}),
     [](const auto& c) {
-      const int values = c.param.value_bits;
-      return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) +
-             (values < 0 ? "" : "and" + std::to_string(values)) + "_" + dtype_name(c.param.dtype) +
-             "_" + dtype_name(c.param.caller) + (c.param.int8 ? "_int8" : "");
+      return std::to_string(c.param.dim) + "_" + std::to_string(c.param.bits) + "_" +
+             dtype_name(c.param.dtype) + "_" + dtype_name(c.param.caller) +
+             (c.param.int8 ? "_int8" : "");
     });
 
 TEST(StepsWithCodesOnce, CapLogits) {

@@ -32,12 +32,6 @@ constexpr float kHeadroom = 6.0F;  // log2: by how much a logit may pass the run
 template <int kBits>
 struct ValueUnits;
 template <>
-struct ValueUnits<1> {
-  static constexpr float kEven = 4.0F, kOdd = 2.0F;
-  static constexpr uint32_t kEvenMask = 0x01000100U, kOddMask = 0x02000200U;
-  __host__ __device__ static constexpr int left(int sub) { return 8 - sub / 2 * 2; }
-};
-template <>
 struct ValueUnits<2> {
   static constexpr float kEven = 4.0F, kOdd = 16.0F;
   static constexpr uint32_t kEvenMask = 0x03000300U, kOddMask = 0x00C000C0U;
@@ -140,24 +134,23 @@ struct WarpStates {
 /// Thread blocks that share a multiprocessor. One of 16 warps in the place of two of 8 takes 2 us more at 128k: its warps wait
 /// for memory, and compute, at the same times. Those of 256 components have half as many warps, and three of them have the
 /// shared memory where codes are small.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 constexpr int attend_resident() {
-  if (kDim > 128) return kHeadTiles == 1 && kKeyBits + kValueBits <= 4 ? 3 : 2;
+  if (kDim > 128) return kHeadTiles == 1 && kBits == 2 ? 3 : 2;
   return kHeadTiles <= 2 ? 2 : 1;
 }
 
 /// Shared memory that attend_kernel() declares, in bytes.
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 constexpr size_t attend_fixed() {
-  return sizeof(SharedQueries<kDim, kKeyBits, kHeadTiles>) +
+  return sizeof(SharedQueries<kDim, kBits, kHeadTiles>) +
          sizeof(ResidentShared<kDim, 4 * kHeadTiles>) +
          2 * sizeof(float[kAttendWarps<kDim>][4 * kHeadTiles]);
 }
 
-/// Whether a group's heads may be several thread blocks', by blockIdx.z: where those of 16 heads have no registers, or would
-/// be compiled for few.
-template <int kDim, int kKeyBits, int kValueBits>
-constexpr bool kDividesGroup = kDim > 128 || kKeyBits != kValueBits;
+/// Whether a group's heads may be several thread blocks', by blockIdx.z: where those of 16 heads have no registers.
+template <int kDim>
+constexpr bool kDividesGroup = kDim > 128;
 
 /// The split of a thread block in a launch of one step.
 struct GridSplit {
@@ -174,18 +167,18 @@ struct GridSplit {
 };
 
 /// heads: of steps over the same codes, with the same stages and logits. split: that this thread block is.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Heads, class Split>
+template <int kDim, int kBits, int kHeadTiles, class Heads, class Split>
 __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
-  constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  constexpr CodeShape kShape{kDim, kBits, kBits};
   constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   constexpr int kHeads = 4 * kHeadTiles;
   constexpr int kWarps = kAttendWarps<kDim>;
   using Sums = ValueSums<kDim, kHeadTiles>;
   constexpr int kProducts = Sums::kProducts;
-  using Units = ValueUnits<kValueBits == 0 ? 2 : kValueBits>;
+  using Units = ValueUnits<kBits>;
 
   extern __shared__ __align__(16) unsigned char memory[];
-  __shared__ SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
+  __shared__ SharedQueries<kDim, kBits, kHeadTiles> queries;
   __shared__ ResidentShared<kDim, kHeads> resident;
   __shared__ float shared_max[kWarps][kHeads], shared_sum[kWarps][kHeads];  // see attend_fixed()
 
@@ -195,7 +188,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   const CodesParams& s = heads.step(0);
   const bool has_resident = Heads::kHasResident && s.has_resident;
   const std::byte* const base = s.blocks + kv_head * s.head_stride;
-  using Ring = TileRing<kDim, kKeyBits, kValueBits>;
+  using Ring = TileRing<kDim, kBits>;
   Ring ring(reinterpret_cast<std::byte*>(memory) +
                 size_t{Ring::Pair::kBytes} * static_cast<uint32_t>(warp * s.stages),
             s.stages, base, s.block_stride);
@@ -254,7 +247,7 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
 
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
-  load_products<kDim, kKeyBits, kHeadTiles>(queries, lane, q, head);
+  load_products<kDim, kBits, kHeadTiles>(queries, lane, q, head);
 
   // Two fp16 ones. The compiler must not know them: masking and joining a constant would take two instructions, not
   // one. A group is never as large as that.
@@ -287,11 +280,11 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
     for (; at < block_end; ++at) {
       const std::byte* const pair = ring.wait();
       take_in();
-      CodeTile<kDim, kKeyBits, kValueBits> tiles[2];
+      CodeTile<kDim, kBits> tiles[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) Ring::read(pair, i, lane, tiles[i]);
       float2 logits[2][kHeadTiles];
-      tile_logits<kDim, kKeyBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
+      tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, cap, middle, logits);
       // One question for both tiles and all heads: no instruction is moved across it.
       float largest[kHeadTiles];
       bool moves = false;
@@ -325,22 +318,20 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
           block_sum[t] += p0 + p1;
           w[t] = {p0 * g0, p1 * g1};
         }
-        if constexpr (kValueBits != 0) Sums::take_weights(w, scaled_sum, weights[i]);
+        Sums::take_weights(w, scaled_sum, weights[i]);
       }
-      if constexpr (kValueBits != 0) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 2; ++i) {
 #pragma unroll
-          for (int m = 0; m < kProducts; ++m) {
-            uint32_t a[4];
+        for (int m = 0; m < kProducts; ++m) {
+          uint32_t a[4];
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-              a[r] = value_register<kValueBits>(tiles[i].values, 4 * m + r, ones);
-            }
+          for (int r = 0; r < 4; ++r) {
+            a[r] = value_register<kBits>(tiles[i].values, 4 * m + r, ones);
+          }
 #pragma unroll
-            for (int c = 0; c < Sums::kColumns; ++c) {
-              multiply_add<__half>(acc[c][m], a, weights[i][c][0], weights[i][c][1]);
-            }
+          for (int c = 0; c < Sums::kColumns; ++c) {
+            multiply_add<__half>(acc[c][m], a, weights[i][c][0], weights[i][c][1]);
           }
         }
       }
@@ -383,9 +374,9 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   for (int t = 0; t < kHeadTiles; ++t) {
     const CodesParams& own = heads.step(t);
     const size_t part = (size_t{kv_head} * own.splits + split.place()) * own.group + heads.head(t);
-    const float levels = static_cast<float>((1 << kValueBits) - 1);
-    const float even = kValueBits == 0 ? 0.0F : (2.0F * Units::kEven + levels) * scaled_sum[t];
-    const float odd = kValueBits == 0 ? 0.0F : (2.0F * Units::kOdd + levels) * scaled_sum[t];
+    const float levels = static_cast<float>((1 << kBits) - 1);
+    const float even = (2.0F * Units::kEven + levels) * scaled_sum[t];
+    const float odd = (2.0F * Units::kOdd + levels) * scaled_sum[t];
     float* row = states.o[warp][lane % 4];
 #pragma unroll
     for (int m = 0; m < kProducts; ++m) {
@@ -432,15 +423,15 @@ __device__ __forceinline__ void attend(const Heads& heads, const Split& split) {
   }
 }
 
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kKeyBits, kValueBits, kHeadTiles>())
+                                  attend_resident<kDim, kBits, kHeadTiles>())
     attend_kernel(const __grid_constant__ CodesParams s) {
-  constexpr bool kDivides = kDividesGroup<kDim, kKeyBits, kValueBits>;
+  constexpr bool kDivides = kDividesGroup<kDim>;
   constexpr uint32_t kHeads = 4 * kHeadTiles;
   const StepHeads heads{s, kDivides ? blockIdx.z * kHeads : 0,
                         kDivides ? gridDim.z * kHeads : kHeads};
-  attend<kDim, kKeyBits, kValueBits, kHeadTiles>(heads, GridSplit{});
+  attend<kDim, kBits, kHeadTiles>(heads, GridSplit{});
 }
 
 }  // namespace keyhole::gpu::codes

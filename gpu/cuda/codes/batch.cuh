@@ -145,7 +145,7 @@ struct FamilyHeads {
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kBits, kBits, kHeadTiles>())
+                                  attend_resident<kDim, kBits, kHeadTiles>())
     attend_families_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   wait_for_kernels_before();
@@ -158,15 +158,14 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
   const Family& family = batch.families[at.lane];
   const Division own = d.of(family.members[0]);
   const uint32_t tiles = batch.steps[family.members[0]].group > 4 ? 2 : 1;
-  attend<kDim, kBits, kBits, kHeadTiles>(
-      FamilyHeads{batch, family, tiles},
-      JointSplit{blockIdx.x - at.first, own.family, 0, 0, own.common});
+  attend<kDim, kBits, kHeadTiles>(FamilyHeads{batch, family, tiles},
+                                  JointSplit{blockIdx.x - at.first, own.family, 0, 0, own.common});
 #endif
 }
 
 template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
-                                  attend_resident<kDim, kBits, kBits, kHeadTiles>())
+                                  attend_resident<kDim, kBits, kHeadTiles>())
     attend_batch_kernel(const __grid_constant__ BatchParams batch) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Codes are not asked for ahead of this: whose they are is known when counts are.
@@ -176,7 +175,7 @@ __global__ void __launch_bounds__(kAttendWarps<kDim> * 32,
   if (at.lane >= batch.count) return;  // one more than the members need
   const Division own = d.of(at.lane);
   const StepHeads heads{batch.steps[at.lane], 0, 4 * kHeadTiles};
-  attend<kDim, kBits, kBits, kHeadTiles>(
+  attend<kDim, kBits, kHeadTiles>(
       heads, JointSplit{blockIdx.x - at.first, own.own, own.family, own.common, own.count});
 #endif
 }
@@ -188,13 +187,13 @@ __global__ void __launch_bounds__(kFinishThreads, kDim* kHeadTiles <= 128 ? 3 : 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   // Counts are older than the pass.
   const Division d = divide(batch).of(blockIdx.y);
-  finish<kDim, kBits, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
+  finish<kDim, kBits, kHeadTiles>(batch.steps[blockIdx.y], JointSplits{d.family + d.own});
 #endif
 }
 
 template <int kDim, int kBits, int kHeadTiles>
 BatchKernels batch_kernels() {
-  static_assert(!kDividesGroup<kDim, kBits, kBits>, "blockIdx.z is free");
+  static_assert(!kDividesGroup<kDim>, "blockIdx.z is free");
   BatchKernels k;
   k.attend = reinterpret_cast<const void*>(&attend_batch_kernel<kDim, kBits, kHeadTiles>);
   k.finish = reinterpret_cast<const void*>(&finish_batch_kernel<kDim, kBits, kHeadTiles>);

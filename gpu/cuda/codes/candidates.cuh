@@ -59,32 +59,32 @@ __device__ inline void find_least(Choice& c, uint32_t wanted) {
 }
 
 /// Lists the rows of a group that reach c.least, by a warp, and their logits: as far as there is space, but counts all.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Choice>
+template <int kDim, int kBits, int kHeadTiles, class Choice>
 __device__ inline void list_rows(const CodesParams& s, uint32_t kv_head, uint32_t group,
-                                 const SharedQueries<kDim, kKeyBits, kHeadTiles>& queries,
+                                 const SharedQueries<kDim, kBits, kHeadTiles>& queries,
                                  const float* lse, Choice& c) {
-  const CodeShape shape = shape_of<kDim, kKeyBits, kValueBits>(s);
-  constexpr int kSteps = static_cast<int>(CodeShape{kDim, kKeyBits, 0}.key_steps()) / 2;
+  constexpr CodeShape kShape{kDim, kBits, kBits};
+  constexpr int kSteps = static_cast<int>(kShape.key_steps()) / 2;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::byte* block =
       s.blocks + kv_head * s.head_stride + group / kBlockMaxima * s.block_stride;
-  CodeTile<kDim, kKeyBits, 0> tiles[2];  // keys and factors alone
+  CodeTile<kDim, kBits> tiles[2];  // keys and factors alone
   const int first = static_cast<int>(group % kBlockMaxima) * 2;
-  tiles[0].load_keys(shape, block, first, lane);
-  tiles[1].load_keys(shape, block, first + 1, lane);
-  const auto* key_mean = reinterpret_cast<const __half*>(block + shape.key_mean_at());
-  const float noise = *reinterpret_cast<const float*>(block + shape.noise_at());
+  tiles[0].load_keys(block, first, lane);
+  tiles[1].load_keys(block, first + 1, lane);
+  const auto* key_mean = reinterpret_cast<const __half*>(block + kShape.key_mean_at());
+  const float noise = *reinterpret_cast<const float*>(block + kShape.noise_at());
   uint32_t q[kHeadTiles][kSteps][2];
   HeadConstants head[kHeadTiles];
-  load_products<kDim, kKeyBits, kHeadTiles>(queries, lane, q, head);
+  load_products<kDim, kBits, kHeadTiles>(queries, lane, q, head);
   float middle[kHeadTiles];
 #pragma unroll
   for (int t = 0; t < kHeadTiles; ++t) {
     middle[t] = mean_logit<kDim>(&queries.rows[4 * t], key_mean, lane);
   }
   float2 logits[2][kHeadTiles];
-  tile_logits<kDim, kKeyBits, kHeadTiles>(tiles, q, head, noise, s.logits.softcap * kLog2E, middle,
-                                          logits);
+  tile_logits<kDim, kBits, kHeadTiles>(tiles, q, head, noise, s.logits.softcap * kLog2E, middle,
+                                       logits);
   uint64_t orders[2][2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

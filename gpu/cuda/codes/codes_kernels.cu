@@ -16,19 +16,13 @@ constexpr uint32_t kMostHeads = 16;
 constexpr int kReservedShared = 1024;  // bytes of every thread block, by CUDA
 
 Kernels kernels_of(const CodeShape& shape, uint32_t group) {
-  if (group == 0 || group > kMostHeads) return {};
-  if (shape.key_bits != shape.value_bits) {
-    switch (shape.key_bits) {
-      case 2: return kernels_of_2_and(shape.value_bits, shape.dim, group);
-      case 4: return kernels_of_4_and(shape.value_bits, shape.dim, group);
-      default: return {};
-    }
-  }
-  if (shape.dim == 256) return kernels_of_256(shape.key_bits, group);
-  switch (shape.key_bits) {
-    case 1: return kernels_of_1_bit(shape.dim, group);
-    case 2: return kernels_of_2_bits(shape.dim, group);
-    case 4: return kernels_of_4_bits(shape.dim, group);
+  if (group == 0 || group > kMostHeads || shape.key_bits != shape.value_bits) return {};
+  switch (shape.dim) {
+    case 64: return kernels_of_64(shape.key_bits, group);
+    case 80: return kernels_of_80(shape.key_bits, group);
+    case 96: return kernels_of_96(shape.key_bits, group);
+    case 128: return kernels_of_128(shape.key_bits, group);
+    case 256: return kernels_of_256(shape.key_bits, group);
     default: return {};
   }
 }

@@ -1,10 +1,8 @@
 // Attention of one layer's step over codes that lie on the device (cpu/code_layout.h): attend_codes() is one pass over all
 // codes, finish_codes() reads the heaviest rows exactly and merges everything, resident tokens too.
 //
-// Instantiated for any group and, of keys and of values,
-//   as many bits        1, 2, 4 with head dimensions 64, 80, 96, 128; 2, 4 with 256
-//   2/0, 2/4, 4/0, 4/2  with head dimensions 64, 128, 256
-// Other shapes give cudaErrorInvalidValue, see codes_have_kernels().
+// Instantiated for any group, head dimensions of 64, 80, 96, 128 and 256, and 2 or 4 bits, as many of values as of keys. Other
+// shapes give cudaErrorInvalidValue, see codes_have_kernels().
 //
 // ORDER on the stream: what writes `block_count` and the codes; resident_step, where it makes the resident state;
 // attend_codes(); finish_codes(). Nothing here allocates or waits, so all of it may be captured: the number of blocks is read
@@ -142,7 +140,7 @@ struct CodesKind {
 
   bool operator==(const CodesKind&) const = default;
 };
-/// Of a step that is prepared. Joined are 2 or 4 bits of both keys and values, 64 or 128 components, groups of up to 8, by
+/// Of a step that is prepared. Joined are 64 or 128 components, groups of up to 8, by
 /// kernels of clusters, with rows that the device reads and without a resident state.
 [[nodiscard]] CodesKind codes_kind(const CodesStep& step);
 

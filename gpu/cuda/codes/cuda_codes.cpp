@@ -75,8 +75,7 @@ struct CudaCodes::Impl {
     if (status == cudaErrorNotSupported) {
       throw Error(Status::unsupported,
                   "codes on a CUDA device: head dimension " + std::to_string(shape.code.dim) +
-                      ", " + std::to_string(shape.code.key_bits) + " and " +
-                      std::to_string(shape.code.value_bits) + " bits and " +
+                      ", " + std::to_string(shape.code.key_bits) + " bits and " +
                       std::to_string(group()) + " query heads for a KV head take " +
                       std::to_string(needs) + " bytes of shared memory; the device has " +
                       std::to_string(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal)));
@@ -443,10 +442,10 @@ void CudaCodes::copy_layer(uint32_t layer, Codes& from) {
   Impl& f = *static_cast<CudaCodes&>(from).impl_;
   const Impl::Layer& source = f.layer_at(layer);
   const Impl::Layer& l = m.name_layer(layer);
-  const bool is_alike =
-      m.shape.code.dim == f.shape.code.dim && m.shape.code.key_bits == f.shape.code.key_bits &&
-      m.shape.code.value_bits == f.shape.code.value_bits && m.shape.kv_heads == f.shape.kv_heads &&
-      m.shape.blocks == f.shape.blocks && m.shape.dtype == f.shape.dtype;
+  const bool is_alike = m.shape.code.dim == f.shape.code.dim &&
+                        m.shape.code.key_bits == f.shape.code.key_bits &&
+                        m.shape.kv_heads == f.shape.kv_heads && m.shape.blocks == f.shape.blocks &&
+                        m.shape.dtype == f.shape.dtype;
   if (!is_alike || m.ordinal != f.ordinal) refuse("a copy of a layer of another shape");
   if (l.count != 0) {
     refuse("a copy of a layer where there are " + std::to_string(l.count) + " blocks already");

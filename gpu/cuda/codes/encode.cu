@@ -218,11 +218,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
 
   // ---- codes
   auto* const factors = reinterpret_cast<__half*>(out + p.shape.factors_at()) + (is_keys ? 0 : 1);
-  const uint32_t bits = is_keys ? p.shape.key_bits : p.shape.value_bits;
-  if (bits == 0) {
-    if (threadIdx.x < kCodeBlock) factors[2 * threadIdx.x] = __float2half_rn(0.0F);
-    return;
-  }
+  const uint32_t bits = p.shape.key_bits;  // of values, too
   for (uint32_t row = warp; row < kCodeBlock; row += kEncodeWarps) {
     rotate(row);
     float x[kMostOfLane];

@@ -8,24 +8,22 @@
 namespace keyhole::gpu::codes {
 
 /// Components 4 quad .. 4 quad + 3 of a row's value as its code has it.
-__device__ inline float4 coded_value(const CodeShape& shape, const std::byte* block, uint32_t row,
-                                     int quad) {
+template <int kDim, int kBits>
+__device__ inline float4 coded_value(const std::byte* block, uint32_t row, int quad) {
+  constexpr CodeShape kShape{kDim, kBits, kBits};
   const float factor =
-      __half2float(reinterpret_cast<const __half*>(block + shape.factors_at())[2 * row + 1]);
-  const auto* means = reinterpret_cast<const __half2*>(block + shape.value_mean_at()) + 2 * quad;
+      __half2float(reinterpret_cast<const __half*>(block + kShape.factors_at())[2 * row + 1]);
+  const auto* means = reinterpret_cast<const __half2*>(block + kShape.value_mean_at()) + 2 * quad;
   const float2 low = __half22float2(means[0]), high = __half22float2(means[1]);
   float x[4] = {low.x, low.y, high.x, high.y};
-  if (shape.value_bits != 0) {
-    const auto* words = reinterpret_cast<const uint32_t*>(block + shape.values_at()) +
-                        row / kCodeTile * kCodeLanes * shape.value_words();
+  const auto* words = reinterpret_cast<const uint32_t*>(block + kShape.values_at()) +
+                      row / kCodeTile * kCodeLanes * kShape.value_words();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const CodePlace place =
-          shape.value_place(row % kCodeTile, static_cast<uint32_t>(4 * quad + i));
-      const auto code =
-          static_cast<int>(words[place.word] >> place.shift & ((1U << shape.value_bits) - 1));
-      x[i] = fmaf(factor, static_cast<float>(2 * code - ((1 << shape.value_bits) - 1)), x[i]);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const CodePlace place =
+        kShape.value_place(row % kCodeTile, static_cast<uint32_t>(4 * quad + i));
+    const auto code = static_cast<int>(words[place.word] >> place.shift & ((1U << kBits) - 1));
+    x[i] = fmaf(factor, static_cast<float>(2 * code - ((1 << kBits) - 1)), x[i]);
   }
   return {x[0], x[1], x[2], x[3]};
 }
@@ -75,12 +73,11 @@ struct RawRow {
 
 /// Leaves a row in place `slot` of `rows`, by a warp: its values both ways, and the heads' logits both ways. number: its
 /// place among the chosen; q: queries as they came; coded: its logits by its code, perhaps in another block's memory.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, uint32_t kRows>
+template <int kDim, int kBits, int kHeadTiles, uint32_t kRows>
 __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32_t number,
                                   uint32_t row, const RawRow<kDim>& raw,
                                   const float (&q)[4 * kHeadTiles][kDim], const float* coded,
                                   RowShared<kDim, 4 * kHeadTiles, kRows>& rows, uint32_t slot) {
-  const CodeShape shape = shape_of<kDim, kKeyBits, kValueBits>(s);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const bool inside = 4 * lane < kDim;
   // All else that is to be had of the row, while its bytes are on their way.
@@ -90,7 +87,7 @@ __device__ inline void attend_row(const CodesParams& s, uint32_t kv_head, uint32
 #pragma unroll
     for (int u = 0; u < kLaneQuads<kDim>; ++u) {
       *reinterpret_cast<float4*>(&rows.coded_values[slot][128 * u + 4 * lane]) =
-          coded_value(shape, block, row % kCodeBlock, 32 * u + lane);
+          coded_value<kDim, kBits>(block, row % kCodeBlock, 32 * u + lane);
     }
   }
   if (lane < 4 * kHeadTiles) rows.coded_logits[slot][lane] = coded[lane];

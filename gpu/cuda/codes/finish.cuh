@@ -47,9 +47,9 @@ struct GroupMaxima {
 };
 
 /// The states of this block's `count` rows go to the blocks that merge the heads.
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t count,
-                                 FinishShared<kDim, kKeyBits, kHeadTiles>& shared) {
+                                 FinishShared<kDim, kBits, kHeadTiles>& shared) {
   constexpr uint32_t kQuads = kDim / 4;
   for (uint32_t i = threadIdx.x; i < s.group * kQuads; i += kFinishThreads) {
     const uint32_t h = i / kQuads, at = i % kQuads * 4;
@@ -67,11 +67,11 @@ __device__ inline void send_rows(const CodesParams& s, uint32_t rank, uint32_t c
 }
 
 /// The state of head `h` from what `sources` blocks have sent, by a warp.
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32_t h,
                                   uint32_t sources, float value_scale,
                                   const ResidentHead<kDim>& resident,
-                                  FinishShared<kDim, kKeyBits, kHeadTiles>& shared) {
+                                  FinishShared<kDim, kBits, kHeadTiles>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t own = h / kFinishBlocks;
   const bool inside = 4 * lane < kDim;
@@ -117,9 +117,9 @@ __device__ inline void merge_sent(const CodesParams& s, uint32_t kv_head, uint32
 }
 
 /// splits: that the pass has left of the step.
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles, class Splits>
+template <int kDim, int kBits, int kHeadTiles, class Splits>
 __device__ __forceinline__ void finish(const CodesParams& s, const Splits& splits) {
-  using Shared = FinishShared<kDim, kKeyBits, kHeadTiles>;
+  using Shared = FinishShared<kDim, kBits, kHeadTiles>;
   constexpr uint32_t kBatch = GroupMaxima<kHeadTiles>::kBatch;
   extern __shared__ __align__(16) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -221,8 +221,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       const uint32_t groups = min(choice.group_count, kMostGroups);
 #pragma unroll 1
       for (uint32_t g = warp; g < groups; g += kFinishWarps) {
-        list_rows<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, choice.groups[g],
-                                                          shared.queries, shared.lse, choice);
+        list_rows<kDim, kBits, kHeadTiles>(s, kv_head, choice.groups[g], shared.queries, shared.lse,
+                                           choice);
       }
       __syncthreads();
       if (threadIdx.x == 0 && choice.group_count > kMostGroups) choice.row_count = kMostListed + 1;
@@ -250,8 +250,8 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
       RawRow<kDim> raw;
       raw.load(s, kv_head, row, number);
       const float* coded = in_block(choice.logits[place % kMostListed], place / kMostListed);
-      attend_row<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, number, row, raw, shared.q,
-                                                         coded, shared.rows, warp);
+      attend_row<kDim, kBits, kHeadTiles>(s, kv_head, number, row, raw, shared.q, coded,
+                                          shared.rows, warp);
     }
     __syncthreads();
     if (rows != 0) send_rows(s, deal.rank, rows, shared);
@@ -265,11 +265,11 @@ __device__ __forceinline__ void finish(const CodesParams& s, const Splits& split
   }
 }
 
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kFinishThreads, 1)
     finish_kernel(const __grid_constant__ CodesParams s) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-  finish<kDim, kKeyBits, kValueBits, kHeadTiles>(s, AllSplits{});
+  finish<kDim, kBits, kHeadTiles>(s, AllSplits{});
 #endif
 }
 

@@ -12,13 +12,13 @@ constexpr uint32_t kRowsOfBlock = kMostExactRows / kFinishBlocks;
 static_assert(kRowsOfBlock <= kFinishWarps, "a warp reads a row");
 
 /// Shared memory of the kernel, beside this block's share of the weights of every 32 rows.
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 struct FinishShared {
   static constexpr int kHeads = 4 * kHeadTiles;
   static constexpr int kOwn =
       (kHeads + kFinishBlocks - 1) / kFinishBlocks;  ///< heads that a block merges
 
-  SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
+  SharedQueries<kDim, kBits, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
   SplitShared<kHeads, kFinishThreads> splits;
   ChoiceShared<kHeads> choice;

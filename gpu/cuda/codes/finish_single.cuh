@@ -25,11 +25,11 @@ constexpr size_t kLeastOptIn = size_t{99} << 10U;  ///< bytes of shared memory, 
 template <int kDim>
 constexpr uint32_t kRowsAtOnce = kDim <= 128 ? kSingleWarps : kSingleWarps / 2;
 
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 struct SingleShared {
   static constexpr int kHeads = 4 * kHeadTiles;
 
-  SharedQueries<kDim, kKeyBits, kHeadTiles> queries;
+  SharedQueries<kDim, kBits, kHeadTiles> queries;
   alignas(16) float q[kHeads][kDim];  ///< as they came, times scale log2(e)
   SplitShared<kHeads, kSingleThreads> splits;
   SingleChoice<kHeads> choice;
@@ -38,10 +38,10 @@ struct SingleShared {
   float top[kHeads], total[kHeads], lse[kHeads];  ///< of the codes, base 2
 };
 
-template <int kDim, int kKeyBits, int kValueBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 __global__ void __launch_bounds__(kSingleThreads, 1)
     finish_single_kernel(const __grid_constant__ CodesParams s) {
-  using Shared = SingleShared<kDim, kKeyBits, kHeadTiles>;
+  using Shared = SingleShared<kDim, kBits, kHeadTiles>;
   static_assert(sizeof(Shared) <= kLeastOptIn || kDim * kHeadTiles > 512);
   static_assert(Shared::kHeads <= static_cast<int>(kSingleWarps), "a warp merges a head");
   extern __shared__ __align__(16) unsigned char memory[];
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
   if (wanted != 0) {
     const float* const maxima =
         s.maxima + size_t{kv_head} * s.block_capacity * kBlockMaxima * Shared::kHeads;
-    choose_rows<kDim, kKeyBits, kValueBits, kHeadTiles>(s, kv_head, maxima, group_count, wanted,
-                                                        shared.queries, shared.lse, choice);
+    choose_rows<kDim, kBits, kHeadTiles>(s, kv_head, maxima, group_count, wanted, shared.queries,
+                                         shared.lse, choice);
     wanted = choice.found;
   }
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kSingleThreads, 1)
       const bool here = kAtOnce == kSingleWarps || warp / kAtOnce == some / kAtOnce;
       const uint32_t slot = kAtOnce == kSingleWarps ? warp : warp % kAtOnce;
       if (here && number < wanted) {
-        attend_row<kDim, kKeyBits, kValueBits, kHeadTiles>(
+        attend_row<kDim, kBits, kHeadTiles>(
             s, kv_head, number, row_of(choice.chosen[number]), raw[i % kAhead], shared.q,
             choice.logits[choice.places[number]], shared.rows, slot);
       }

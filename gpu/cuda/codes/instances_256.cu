@@ -2,12 +2,6 @@
 
 namespace keyhole::gpu::codes {
 
-Kernels kernels_of_256(uint32_t bits, uint32_t group) {
-  switch (bits) {
-    case 2: return kernels_for_group<256, 2>(group);
-    case 4: return kernels_for_group<256, 4>(group);
-    default: return {};
-  }
-}
+Kernels kernels_of_256(uint32_t bits, uint32_t group) { return kernels_for<256>(bits, group); }
 
 }  // namespace keyhole::gpu::codes

@@ -54,16 +54,15 @@ struct Kernels {
   [[nodiscard]] uint32_t attend_passes() const { return heads / attend_heads; }
 };
 
-/// 64 or 128 components, groups of up to 8, as many bits of values.
+/// 64 or 128 components, groups of up to 8.
 [[nodiscard]] BatchKernels batch_kernels_of_2_bits(uint32_t dim, uint32_t group);
 [[nodiscard]] BatchKernels batch_kernels_of_4_bits(uint32_t dim, uint32_t group);
 
-/// Null where there are none. Files of instances are for bits, or for heads of 256 components, so that compilers run side by side.
-[[nodiscard]] Kernels kernels_of_1_bit(uint32_t dim, uint32_t group);
-[[nodiscard]] Kernels kernels_of_2_bits(uint32_t dim, uint32_t group);
-[[nodiscard]] Kernels kernels_of_4_bits(uint32_t dim, uint32_t group);
-[[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);  ///< components
-[[nodiscard]] Kernels kernels_of_2_and(uint32_t value_bits, uint32_t dim, uint32_t group);
-[[nodiscard]] Kernels kernels_of_4_and(uint32_t value_bits, uint32_t dim, uint32_t group);
+/// Of so many components, 2 or 4 bits; null of others. Each has its file, so that compilers run side by side.
+[[nodiscard]] Kernels kernels_of_64(uint32_t bits, uint32_t group);
+[[nodiscard]] Kernels kernels_of_80(uint32_t bits, uint32_t group);
+[[nodiscard]] Kernels kernels_of_96(uint32_t bits, uint32_t group);
+[[nodiscard]] Kernels kernels_of_128(uint32_t bits, uint32_t group);
+[[nodiscard]] Kernels kernels_of_256(uint32_t bits, uint32_t group);
 
 }  // namespace keyhole::gpu::codes

@@ -16,17 +16,6 @@
 
 namespace keyhole::gpu::codes {
 
-/// In the place of a kernel's value bits: they are read from the step. What follows the pass sees few values by their codes, and
-/// is compiled once for all numbers of bits that go with other numbers of keys.
-constexpr int kAnyBits = -1;
-template <int kDim, int kKeyBits, int kValueBits>
-__device__ inline CodeShape shape_of(const CodesParams& s) {
-  if constexpr (kValueBits == kAnyBits)
-    return {kDim, kKeyBits, s.shape.value_bits};
-  else
-    return {kDim, kKeyBits, kValueBits};
-}
-
 __device__ inline float exp2_fast(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -37,7 +26,7 @@ __device__ inline float exp2_fast(float x) {
 template <int kBits, int kWords>
 __device__ inline uint32_t key_register(const uint32_t (&words)[kWords], int step, int r) {
   constexpr int kPer = 8 / kBits;
-  constexpr uint32_t kMask = kBits == 1 ? 0x01010101U : kBits == 2 ? 0x03030303U : 0x0F0F0F0FU;
+  constexpr uint32_t kMask = kBits == 2 ? 0x03030303U : 0x0F0F0F0FU;
   if (step / kPer * 2 + r >= kWords) return 0;  // components beyond a head dimension of 80
   return words[step / kPer * 2 + r] & (kMask << (step % kPer * kBits));
 }
@@ -285,7 +274,7 @@ struct RawQueries {
   }
 };
 
-template <int kDim, int kKeyBits, int kHeadTiles>
+template <int kDim, int kBits, int kHeadTiles>
 struct SharedQueries {
   static constexpr int kSteps = (kDim + 31) / 32;  // products
   static constexpr int kHeads = 4 * kHeadTiles;
@@ -335,7 +324,7 @@ struct SharedQueries {
       // 127 * 128: the high part of 8 bits and 7 bits below it.
       const float step = largest > 0.0F ? largest * (1.0F / 16256.0F) : 1.0F;
       // The same for all quads of a lane: 8 steps of 16 components lie between them, a multiple of those of a word.
-      const int shift = key_shift<kKeyBits>(lane / 4);
+      const int shift = key_shift<kBits>(lane / 4);
       const float inverse = __fdividef(__int_as_float((127 - shift) << 23), step);
       uint32_t high[kLaneQuads<kDim>] = {}, low[kLaneQuads<kDim>] = {};
       int sum = 0;
@@ -359,7 +348,7 @@ struct SharedQueries {
       if (lane == 0) {
         constants[h] = {
             2.0F * unit * step,
-            -unit * step * static_cast<float>((1 << kKeyBits) - 1) * static_cast<float>(sum),
+            -unit * step * static_cast<float>((1 << kBits) - 1) * static_cast<float>(sum),
             0.5F * s.logits.scale * s.logits.scale * square * kLog2E};
       }
     }
@@ -367,8 +356,8 @@ struct SharedQueries {
 };
 
 /// The b registers of the products for a lane, and the constants of its heads 4 t + lane % 4.
-template <int kDim, int kKeyBits, int kHeadTiles>
-__device__ inline void load_products(const SharedQueries<kDim, kKeyBits, kHeadTiles>& queries,
+template <int kDim, int kBits, int kHeadTiles>
+__device__ inline void load_products(const SharedQueries<kDim, kBits, kHeadTiles>& queries,
                                      int lane, uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
                                      HeadConstants (&head)[kHeadTiles]) {
 #pragma unroll
@@ -402,7 +391,7 @@ __device__ inline float mean_logit(const float (*rows)[kDim], const __half* mean
 /// Logits in base 2 of rows lane/4 (x) and lane/4 + 8 (y) of every tile, for head 4 t + lane % 4. q: the products' b
 /// registers; middle: the logits of the block's mean key; cap: log2(e) times the soft-cap. Products of several tiles wait for
 /// one another's results together.
-template <int kDim, int kKeyBits, int kHeadTiles, class Tile, int kTiles>
+template <int kDim, int kBits, int kHeadTiles, class Tile, int kTiles>
 __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
                                    const uint32_t (&q)[kHeadTiles][(kDim + 31) / 32][2],
                                    const HeadConstants (&head)[kHeadTiles], float noise, float cap,
@@ -416,7 +405,7 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
       uint32_t a[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        a[r] = key_register<kKeyBits>(tiles[i].keys, 2 * step + r / 2, r % 2);
+        a[r] = key_register<kBits>(tiles[i].keys, 2 * step + r / 2, r % 2);
       }
 #pragma unroll
       for (int t = 0; t < kHeadTiles; ++t) {
@@ -455,20 +444,20 @@ __device__ inline void tile_logits(const Tile (&tiles)[kTiles],
 }
 
 /// What a lane holds of a tile of 16 rows.
-template <int kDim, int kKeyBits, int kValueBits>
+template <int kDim, int kBits>
 struct CodeTile {
-  static constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  static constexpr CodeShape kShape{kDim, kBits, kBits};
   static constexpr int kKeyWords = static_cast<int>(kShape.key_words());
-  static constexpr int kValueWords = kValueBits == 0 ? 1 : static_cast<int>(kShape.value_words());
+  static constexpr int kValueWords = static_cast<int>(kShape.value_words());
   uint32_t keys[kKeyWords];
   uint32_t values[kValueWords];
   __half2 factors[2];  ///< (f, g) of rows lane/4 and lane/4 + 8
 
-  /// Keys and factors, of a block of any shape with the same keys.
-  __device__ void load_keys(const CodeShape& shape, const std::byte* block, int tile, int lane) {
+  /// Keys and factors alone.
+  __device__ void load_keys(const std::byte* block, int tile, int lane) {
+    constexpr size_t kFactorsAt = kShape.factors_at();
     load_words<kKeyWords>(block + size_t{kCodeLanes} * kKeyWords * 4 * tile, lane, keys);
-    const auto* from =
-        reinterpret_cast<const __half2*>(block + shape.factors_at()) + kCodeTile * tile;
+    const auto* from = reinterpret_cast<const __half2*>(block + kFactorsAt) + kCodeTile * tile;
     factors[0] = from[lane / 4];
     factors[1] = from[lane / 4 + 8];
   }

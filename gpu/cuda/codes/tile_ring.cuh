@@ -12,9 +12,9 @@
 namespace keyhole::gpu::codes {
 
 /// Two neighbouring tiles, 32 rows, as they lie in their block: keys, values, factors.
-template <int kDim, int kKeyBits, int kValueBits>
+template <int kDim, int kBits>
 struct TilePair {
-  static constexpr CodeShape kShape{kDim, kKeyBits, kValueBits};
+  static constexpr CodeShape kShape{kDim, kBits, kBits};
   static constexpr uint32_t kKeyBytes = 2 * kCodeLanes * kShape.key_words() * 4;
   static constexpr uint32_t kValueBytes = 2 * kCodeLanes * kShape.value_words() * 4;
   static constexpr uint32_t kFactorBytes = 2 * kCodeTile * 4;
@@ -31,10 +31,10 @@ __device__ inline uint32_t place_of_piece(uint32_t piece) {
 }
 
 /// A warp's ring. Between wait() and the next take_in(), all lanes may read the pair that wait() was for.
-template <int kDim, int kKeyBits, int kValueBits>
+template <int kDim, int kBits>
 class TileRing {
  public:
-  using Pair = TilePair<kDim, kKeyBits, kValueBits>;
+  using Pair = TilePair<kDim, kBits>;
 
   /// memory: the warp's, Pair::kBytes * stages, aligned to 16; stages 2 or 3. blocks: of the KV head.
   __device__ TileRing(std::byte* memory, int stages, const std::byte* blocks, size_t block_stride)
@@ -54,10 +54,8 @@ class TileRing {
       const auto of_block = static_cast<int>(pair % kPairs);
       const std::byte* from = from_ + pair / kPairs * block_stride_ + of_block * kKeyStep;
       copy<Pair::kKeyBytes>(keys_to_ + in_, from);
-      if constexpr (kValueBits != 0) {
-        copy<Pair::kValueBytes>(values_to_ + in_,
-                                from + kShape.values_at() + of_block * (kValueStep - kKeyStep));
-      }
+      copy<Pair::kValueBytes>(values_to_ + in_,
+                              from + kShape.values_at() + of_block * (kValueStep - kKeyStep));
       const uint32_t lane = threadIdx.x % 32;
       static_assert(Pair::kFactorBytes <= 512);
       if (lane < Pair::kFactorBytes / 16) {
@@ -87,11 +85,9 @@ class TileRing {
   }
   /// Tile 0 or 1 of a pair that is here.
   __device__ static void read(const std::byte* pair, int tile, int lane,
-                              CodeTile<kDim, kKeyBits, kValueBits>& to) {
+                              CodeTile<kDim, kBits>& to) {
     read_words<kKeyPieces>(pair, tile, lane, to.keys);
-    if constexpr (kValueBits != 0) {
-      read_words<kValuePieces>(pair + Pair::kValuesAt, tile, lane, to.values);
-    }
+    read_words<kValuePieces>(pair + Pair::kValuesAt, tile, lane, to.values);
     const auto* factors = reinterpret_cast<const __half2*>(pair + Pair::kFactorsAt);
     to.factors[0] = factors[tile * static_cast<int>(kCodeTile) + lane / 4];
     to.factors[1] = factors[tile * static_cast<int>(kCodeTile) + lane / 4 + 8];

@@ -2,6 +2,6 @@
 
 namespace keyhole::gpu::codes {
 
-Kernels kernels_of_2_bits(uint32_t dim, uint32_t group) { return kernels_for<2>(dim, group); }
+Kernels kernels_of_80(uint32_t bits, uint32_t group) { return kernels_for<80>(bits, group); }
 
 }  // namespace keyhole::gpu::codes

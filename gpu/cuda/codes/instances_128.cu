@@ -2,6 +2,6 @@
 
 namespace keyhole::gpu::codes {
 
-Kernels kernels_of_4_bits(uint32_t dim, uint32_t group) { return kernels_for<4>(dim, group); }
+Kernels kernels_of_128(uint32_t bits, uint32_t group) { return kernels_for<128>(bits, group); }
 
 }  // namespace keyhole::gpu::codes

@@ -2,6 +2,6 @@
 
 namespace keyhole::gpu::codes {
 
-Kernels kernels_of_1_bit(uint32_t dim, uint32_t group) { return kernels_for<1>(dim, group); }
+Kernels kernels_of_96(uint32_t bits, uint32_t group) { return kernels_for<96>(bits, group); }
 
 }  // namespace keyhole::gpu::codes
