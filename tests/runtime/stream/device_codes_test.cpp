@@ -57,6 +57,43 @@ TEST(DeviceCodesTest, ParsesASpecOnceHoweverOftenBudgetsChange) {
   EXPECT_EQ(codes.parsed_specs(), 2U);
 }
 
+TEST(DeviceCodesTest, NeverAsksADeviceForBitsThatItHasNoKernelsFor) {
+  const Engine engine(test::small_engine(1));
+  const ModelShape& model = engine.model();
+  for (const char* spec : {"codes:k=1,v=1", "codes:k=2,v=4", "codes:k=4,v=0"}) {
+    for (const uint32_t place : {KEYHOLE_PLACE_AUTO, KEYHOLE_PLACE_DEVICE}) {
+      SessionParams params;
+      params.partitions = place;
+      EmptyRows rows;
+      DeviceCodes codes(
+          params, model,
+          [](const gpu::CodesShape&) -> std::unique_ptr<gpu::Codes> {
+            ADD_FAILURE() << "asked for";
+            return nullptr;
+          },
+          []() -> std::unique_ptr<PinnedMemory> { return nullptr; }, {}, rows, engine.log());
+      std::vector<HeadParams> heads(size_t{model.layers} * model.kv_heads);
+      std::vector<const HeadParams*> all;
+      for (HeadParams& head : heads) {
+        head.index = spec;
+        head.budget.tail = KEYHOLE_TAIL_CODES;
+        all.push_back(&head);
+      }
+      try {
+        codes.plan(all);
+        EXPECT_EQ(place, KEYHOLE_PLACE_AUTO) << spec;
+      } catch (const Error& e) {
+        EXPECT_EQ(place, KEYHOLE_PLACE_DEVICE) << spec;
+        EXPECT_EQ(e.status(), Status::unsupported) << e.what();
+        EXPECT_NE(std::string(e.what()).find("allowed are 2 of both or 4 of both"),
+                  std::string::npos)
+            << e.what();
+      }
+      for (uint32_t l = 0; l < model.layers; ++l) EXPECT_FALSE(codes.layer_has(l));
+    }
+  }
+}
+
 TEST(CodeSpecsTest, SaysWhatTheTypeSays) {
   CodeSpecs specs;
   for (const char* spec : {"codes", "codes:k=2,v=4", "flat", "ivf:C=64", "codes:k=1,v=0"}) {

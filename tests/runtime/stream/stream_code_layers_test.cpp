@@ -190,6 +190,48 @@ TEST_F(CodeLayers, HaveAnIndexOnTheHostOrCodesOnTheDeviceNeverBoth) {
   }
 }
 
+TEST_F(CodeLayers, OfBitsThatNoDeviceHasAreTheHosts) {
+  for (const char* spec : {"codes:k=1,v=1", "codes:k=1,v=4", "codes:k=2,v=4", "codes:k=4,v=2",
+                           "codes:k=2,v=0", "codes:k=4,v=1"}) {
+    SCOPED_TRACE(spec);
+    log_.clear();
+    StreamEngine device(engine_config_);
+    keyhole_session_config c = mixed();
+    c.index = spec;
+    EXPECT_EQ(plan(c).code_layers, 0U);
+    EXPECT_EQ(plan(c).code_bytes, 0U);
+    SessionPtr s = make_session(device.handle.get(), c);
+    EXPECT_EQ(logged("the host attends what is offloaded: no device has kernels for codes with "
+                     "key_bits " +
+                     std::string(1, spec[8]) + " and value_bits " + spec[12]),
+              1);
+    Model model(engine_config_);
+    prefill(s.get(), model, 700);
+    for (int i = 0; i < 30; ++i) step(s.get(), model, i % 2 == 0);
+    expect_layers(device, s.get(), 0);
+    EXPECT_EQ(device.codes, nullptr) << "the device was asked for codes";
+    ASSERT_OK(keyhole_build(s.get(), nullptr, nullptr));
+    for (uint32_t l = 0; l < kLayers; ++l) EXPECT_NE(layer_tokens(s.get(), l).indexed, 0U) << l;
+    // A session that has codes on the device gives them up for such bits, and has others there later.
+    c.index = "codes:k=2,v=2";
+    s = make_session(device.handle.get(), c);
+    EXPECT_EQ(statistics(s.get()).code_layers, kLayers);
+    ASSERT_OK(keyhole_session_set_index(s.get(), spec));
+    EXPECT_EQ(statistics(s.get()).code_layers, 0U);
+    ASSERT_OK(keyhole_session_set_index(s.get(), "codes:k=4,v=4"));
+    EXPECT_EQ(statistics(s.get()).code_layers, kLayers);
+    // Where codes must be on the device, they are refused.
+    c.index = spec;
+    c.partitions = KEYHOLE_PLACE_DEVICE;
+    keyhole_session* none = nullptr;
+    EXPECT_EQ(KEYHOLE_UNSUPPORTED, keyhole_session_create(device.handle.get(), &c, &none));
+    EXPECT_EQ(none, nullptr);
+    EXPECT_NE(std::string(keyhole_last_error()).find("allowed are 2 of both or 4 of both"),
+              std::string::npos)
+        << keyhole_last_error();
+  }
+}
+
 TEST_F(CodeLayers, AreWhatAutoChoosesTwoBitsFor) {
   StreamEngine device(engine_config_);
   keyhole_session_config c = mixed();
