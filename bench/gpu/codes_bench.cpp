@@ -1,7 +1,7 @@
 // Time of a layer's attention over codes on the device, beside a read of the same bytes: 32 layers in a graph, 8 KV
 // heads of 4 query heads, d = 128. Arguments, in any order: `single`, rows are chosen by one thread block per KV head, as on GPUs
 // without clusters; `d=256` or another head dimension; `g=16` or another number of query heads of a KV head, which several
-// tokens of a step are, too; `4/2` or other bits of keys and of values, instead of 2/2 and 4/4.
+// tokens of a step are, too; `b=4` or another number of bits, instead of 2 and 4.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
-#include <utility>
 #include <vector>
 
 #include "cpu/half.h"
@@ -98,23 +97,20 @@ double time_graph(cudaStream_t stream, const std::vector<CodesStep>& steps, bool
 
 int main(int argc, char** argv) {
   bool cluster = true;
-  uint32_t dim = 128, group = 4;
-  std::vector<std::pair<uint32_t, uint32_t>> bits;
+  uint32_t dim = 128, group = 4, only = 0;
   for (int i = 1; i < argc; ++i) {
-    uint32_t keys = 0, values = 0;
     if (std::strcmp(argv[i], "single") == 0) {
       cluster = false;
-    } else if (std::sscanf(argv[i], "%u/%u", &keys, &values) == 2) {
-      bits.emplace_back(keys, values);
     } else if (std::sscanf(argv[i], "d=%u", &dim) != 1 &&
-               std::sscanf(argv[i], "g=%u", &group) != 1) {
-      std::fprintf(stderr,
-                   "%s: allowed are single, d=<components>, g=<query heads>, <bits>/<bits>\n",
+               std::sscanf(argv[i], "g=%u", &group) != 1 &&
+               std::sscanf(argv[i], "b=%u", &only) != 1) {
+      std::fprintf(stderr, "%s: allowed are single, d=<components>, g=<query heads>, b=<bits>\n",
                    argv[i]);
       return 1;
     }
   }
-  if (bits.empty()) bits = {{2, 2}, {4, 4}};
+  const std::vector<uint32_t> all_bits =
+      only != 0 ? std::vector<uint32_t>{only} : std::vector<uint32_t>{2, 4};
   cudaDeviceProp prop;
   check(cudaGetDeviceProperties(&prop, 0), "device");
   std::printf("%s, %d multiprocessors\n", prop.name, prop.multiProcessorCount);
@@ -127,8 +123,8 @@ int main(int argc, char** argv) {
   check(cudaHostAlloc(reinterpret_cast<void**>(&pinned), pinned_bytes, cudaHostAllocDefault),
         "cudaHostAlloc");
   constexpr uint32_t kKvHeads = 8;
-  for (const auto& [key_bits, value_bits] : bits) {
-    const CodeShape shape{dim, key_bits, value_bits};
+  for (const uint32_t bits : all_bits) {
+    const CodeShape shape{dim, bits, bits};
     for (const uint32_t tokens : {32768U, 131072U, 524288U, 1048576U}) {
       const uint32_t blocks = tokens / kCodeBlock;
       const uint32_t layers = tokens > 131072 ? 4 : tokens > 32768 ? 8 : 32;
@@ -209,10 +205,9 @@ int main(int argc, char** argv) {
         check(cudaEventElapsedTime(&ms, begin, end), "elapsed");
         best = std::min(best, ms);
       }
-      std::printf("%8u %3u/%-2u %10.1f %10.1f %11.1f %10.1f %10.1f %10.1f %8.2f\n", tokens,
-                  key_bits, value_bits, static_cast<double>(layer_bytes) * 1e-6,
-                  1000.0 * best / layers, attend, none, sixteen, all,
-                  static_cast<double>(layer_bytes) / attend * 1e-6);
+      std::printf("%8u %6u %10.1f %10.1f %11.1f %10.1f %10.1f %10.1f %8.2f\n", tokens, bits,
+                  static_cast<double>(layer_bytes) * 1e-6, 1000.0 * best / layers, attend, none,
+                  sixteen, all, static_cast<double>(layer_bytes) / attend * 1e-6);
       std::fflush(stdout);
       for (void* p : {static_cast<void*>(data), static_cast<void*>(scales), static_cast<void*>(dq),
                       static_cast<void*>(count), static_cast<void*>(s.work),

@@ -70,8 +70,8 @@ struct Tensors {
   }
 };
 
-void session(uint32_t tokens, uint32_t key_bits, uint32_t value_bits, const Store& keys,
-             const Store& values, cudaStream_t stream, int repetitions) {
+void session(uint32_t tokens, uint32_t bits, const Store& keys, const Store& values,
+             cudaStream_t stream, int repetitions) {
   ResidentShape r;
   r.layers = kLayers;
   r.q_heads = kQHeads;
@@ -84,7 +84,7 @@ void session(uint32_t tokens, uint32_t key_bits, uint32_t value_bits, const Stor
   c.layers = kLayers;
   c.q_heads = kQHeads;
   c.kv_heads = kKvHeads;
-  c.code = {kDim, key_bits, value_bits};
+  c.code = {kDim, bits, bits};
   c.blocks = tokens / kCodeBlock;
   c.exact_rows = 16;
   c.logits = r.logits;
@@ -124,10 +124,9 @@ void session(uint32_t tokens, uint32_t key_bits, uint32_t value_bits, const Stor
     alone = median_us(stream, without, repetitions);
   }
   std::printf(
-      "%7u tokens %u/%u: encode %8.0f us a layer, %5.1f GB/s; one block %6.1f us a layer; step "
+      "%7u tokens, %u bits: encode %8.0f us a layer, %5.1f GB/s; one block %6.1f us a layer; step "
       "%6.2f us a layer, without offloaded tokens %6.2f us\n",
-      tokens, key_bits, value_bits, whole, bytes / whole * 1e-3, block / kLayers, step / kLayers,
-      alone / kLayers);
+      tokens, bits, whole, bytes / whole * 1e-3, block / kLayers, step / kLayers, alone / kLayers);
   check(cudaGraphExecDestroy(with), "graph");
   check(cudaGraphExecDestroy(without), "graph");
 }
@@ -165,8 +164,8 @@ int main(int argc, char** argv) {
                   static_cast<double>(pin.bytes()) / us * 1e-3);
     }
     for (uint32_t tokens : {32768U, kMostTokens}) {
-      session(tokens, 2, 2, keys, values, stream, repetitions);
-      session(tokens, 4, 4, keys, values, stream, repetitions);
+      session(tokens, 2, keys, values, stream, repetitions);
+      session(tokens, 4, keys, values, stream, repetitions);
     }
     begin = Clock::now();
     pin.drop(nullptr);
