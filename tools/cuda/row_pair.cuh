@@ -19,9 +19,7 @@ namespace keyhole::tools {
 
 /// Where numbers 4 i .. 4 i + 3 of a vector of n lie in shared memory, in quads: of every 8 numbers the first four, then the
 /// other four of every 8, so that neighbouring lanes find theirs in different banks.
-__device__ inline uint32_t place_of_quad(uint32_t i, uint32_t n) {
-  return i % 2 * (n / 8) + i / 2;
-}
+__device__ inline uint32_t place_of_quad(uint32_t i, uint32_t n) { return i % 2 * (n / 8) + i / 2; }
 
 /// Adds 8 products; the weights are 16 bytes of bf16, the upper halves of fp32 numbers.
 __device__ inline float dot8(const uint4& w, const float4& x, const float4& y, float sum) {

@@ -2,6 +2,8 @@
 
 A source distribution must hold all that it is built from, and the library lies above this folder: its sources are laid into
 library/ for as long as the distribution is packed, with the headers that it includes of xxHash and nlohmann's JSON.
+
+A wheel is for the card of this machine, unless the settings say otherwise (wheel_device.py), and says so (wheel_progress.py).
 """
 
 import contextlib
@@ -9,6 +11,8 @@ import re
 import shutil
 from pathlib import Path
 
+import wheel_device
+import wheel_progress
 from scikit_build_core import build as _build
 from scikit_build_core.build import get_requires_for_build_sdist, get_requires_for_build_wheel  # noqa: F401
 
@@ -66,9 +70,12 @@ def _library():
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    choice = wheel_device.choose(config_settings or {}, _ROOT if _in_repository() else _HERE / "library")
+    chosen = {f"cmake.define.{name}": value for name, value in choice.defines.items()}
     if _in_repository():  # objects lie where those of all other builds do, not among the sources
-        config_settings = {"build-dir": str(_ROOT / "build" / "wheel" / "{wheel_tag}"), **(config_settings or {})}
-    with _version_file():
+        chosen["build-dir"] = str(_ROOT / "build" / "wheel" / "{wheel_tag}")
+    config_settings = {**chosen, **(config_settings or {})}
+    with _version_file(), wheel_progress.shown(choice.message):
         return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 

@@ -17,15 +17,19 @@ struct alignas(8) CopyBarrier {
 
   /// By one thread, before a fence_barriers() and a barrier of the block.
   __device__ void init(uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(this)),
+                 "r"(arrivals)
+                 : "memory");
   }
   __device__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(this)) : "memory");
   }
   /// Arrives, and announces bytes that copies will bring.
   __device__ void expect(uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
-                 : "memory");
+    asm volatile(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+        "r"(bytes)
+        : "memory");
   }
   __device__ void wait(uint32_t parity) {
     asm volatile(
@@ -44,11 +48,11 @@ __device__ inline void fence_barriers() {
 }
 
 /// Copies the box of a tensor of three dimensions that begins at (x, y, z) to shared memory; what lies outside becomes zeros.
-__device__ inline void copy_box(void* to, const CUtensorMap* map, uint32_t x, uint32_t y, uint32_t z,
-                                CopyBarrier& barrier) {
+__device__ inline void copy_box(void* to, const CUtensorMap* map, uint32_t x, uint32_t y,
+                                uint32_t z, CopyBarrier& barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-          shared_address(to)),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(shared_address(to)),
       "l"(map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&barrier))
       : "memory");
 }

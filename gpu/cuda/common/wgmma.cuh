@@ -51,24 +51,25 @@ __device__ inline uint64_t columns_operand(uint32_t address, uint32_t panel_byte
 }
 
 // The results' registers, as text and as operands.
-#define KEYHOLE_REGISTERS_32                                                          \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "      \
+#define KEYHOLE_REGISTERS_32                                                     \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, " \
   "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define KEYHOLE_REGISTERS_64                                                          \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "      \
-  "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "       \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+#define KEYHOLE_REGISTERS_64                                                         \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "     \
+  "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "      \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
 #define KEYHOLE_EIGHT(c, i)                                                           \
   "+f"(c[i]), "+f"(c[(i) + 1]), "+f"(c[(i) + 2]), "+f"(c[(i) + 3]), "+f"(c[(i) + 4]), \
       "+f"(c[(i) + 5]), "+f"(c[(i) + 6]), "+f"(c[(i) + 7])
-#define KEYHOLE_THIRTY_TWO(c, i) \
-  KEYHOLE_EIGHT(c, i), KEYHOLE_EIGHT(c, (i) + 8), KEYHOLE_EIGHT(c, (i) + 16), KEYHOLE_EIGHT(c, (i) + 24)
+#define KEYHOLE_THIRTY_TWO(c, i)                                              \
+  KEYHOLE_EIGHT(c, i), KEYHOLE_EIGHT(c, (i) + 8), KEYHOLE_EIGHT(c, (i) + 16), \
+      KEYHOLE_EIGHT(c, (i) + 24)
 // %a, %b: operands; %add: 0 makes the product the result, else it is added to it.
 #define KEYHOLE_ROWS_PRODUCT(shape, registers, a, b, add)                                 \
-  "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\nwgmma.mma_async.sync.aligned." shape " " registers \
-  ", " a ", " b ", add, 1, 1, 0, 0;\n}"
-#define KEYHOLE_COLUMNS_PRODUCT(shape, registers, a, b)                                   \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\nwgmma.mma_async.sync.aligned." shape \
+  " " registers ", " a ", " b ", add, 1, 1, 0, 0;\n}"
+#define KEYHOLE_COLUMNS_PRODUCT(shape, registers, a, b)                                           \
   "{\n.reg .pred add;\nsetp.eq.u32 add, 0, 0;\nwgmma.mma_async.sync.aligned." shape " " registers \
   ", " a ", " b ", add, 1, 1, 1;\n}"
 
@@ -78,21 +79,25 @@ __device__ inline void multiply_rows(float (&c)[m], uint64_t a, uint64_t b, bool
   static_assert(m == 32 || m == 64);
   const int adds = add ? 1 : 0;
   if constexpr (std::is_same_v<T, __half> && m == 32) {
-    asm volatile(KEYHOLE_ROWS_PRODUCT("m64n64k16.f32.f16.f16", KEYHOLE_REGISTERS_32, "%32", "%33", "%34")
-                 : KEYHOLE_THIRTY_TWO(c, 0)
-                 : "l"(a), "l"(b), "r"(adds));
+    asm volatile(
+        KEYHOLE_ROWS_PRODUCT("m64n64k16.f32.f16.f16", KEYHOLE_REGISTERS_32, "%32", "%33", "%34")
+        : KEYHOLE_THIRTY_TWO(c, 0)
+        : "l"(a), "l"(b), "r"(adds));
   } else if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(KEYHOLE_ROWS_PRODUCT("m64n128k16.f32.f16.f16", KEYHOLE_REGISTERS_64, "%64", "%65", "%66")
-                 : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
-                 : "l"(a), "l"(b), "r"(adds));
+    asm volatile(
+        KEYHOLE_ROWS_PRODUCT("m64n128k16.f32.f16.f16", KEYHOLE_REGISTERS_64, "%64", "%65", "%66")
+        : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
+        : "l"(a), "l"(b), "r"(adds));
   } else if constexpr (m == 32) {
-    asm volatile(KEYHOLE_ROWS_PRODUCT("m64n64k16.f32.bf16.bf16", KEYHOLE_REGISTERS_32, "%32", "%33", "%34")
-                 : KEYHOLE_THIRTY_TWO(c, 0)
-                 : "l"(a), "l"(b), "r"(adds));
+    asm volatile(
+        KEYHOLE_ROWS_PRODUCT("m64n64k16.f32.bf16.bf16", KEYHOLE_REGISTERS_32, "%32", "%33", "%34")
+        : KEYHOLE_THIRTY_TWO(c, 0)
+        : "l"(a), "l"(b), "r"(adds));
   } else {
-    asm volatile(KEYHOLE_ROWS_PRODUCT("m64n128k16.f32.bf16.bf16", KEYHOLE_REGISTERS_64, "%64", "%65", "%66")
-                 : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
-                 : "l"(a), "l"(b), "r"(adds));
+    asm volatile(
+        KEYHOLE_ROWS_PRODUCT("m64n128k16.f32.bf16.bf16", KEYHOLE_REGISTERS_64, "%64", "%65", "%66")
+        : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
+        : "l"(a), "l"(b), "r"(adds));
   }
 }
 
@@ -101,19 +106,23 @@ template <class T, int m>
 __device__ inline void multiply_columns(float (&c)[m], const uint32_t (&a)[4], uint64_t b) {
   static_assert(m == 32 || m == 64);
   if constexpr (std::is_same_v<T, __half> && m == 32) {
-    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n64k16.f32.f16.f16", KEYHOLE_REGISTERS_32, "{%32, %33, %34, %35}", "%36")
+    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n64k16.f32.f16.f16", KEYHOLE_REGISTERS_32,
+                                         "{%32, %33, %34, %35}", "%36")
                  : KEYHOLE_THIRTY_TWO(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   } else if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n128k16.f32.f16.f16", KEYHOLE_REGISTERS_64, "{%64, %65, %66, %67}", "%68")
+    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n128k16.f32.f16.f16", KEYHOLE_REGISTERS_64,
+                                         "{%64, %65, %66, %67}", "%68")
                  : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   } else if constexpr (m == 32) {
-    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n64k16.f32.bf16.bf16", KEYHOLE_REGISTERS_32, "{%32, %33, %34, %35}", "%36")
+    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n64k16.f32.bf16.bf16", KEYHOLE_REGISTERS_32,
+                                         "{%32, %33, %34, %35}", "%36")
                  : KEYHOLE_THIRTY_TWO(c, 0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   } else {
-    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n128k16.f32.bf16.bf16", KEYHOLE_REGISTERS_64, "{%64, %65, %66, %67}", "%68")
+    asm volatile(KEYHOLE_COLUMNS_PRODUCT("m64n128k16.f32.bf16.bf16", KEYHOLE_REGISTERS_64,
+                                         "{%64, %65, %66, %67}", "%68")
                  : KEYHOLE_THIRTY_TWO(c, 0), KEYHOLE_THIRTY_TWO(c, 32)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
   }
