@@ -44,10 +44,11 @@ if(TARGET keyhole_command)
 endif()
 
 # The documents keep their places beside each other, so that their relative links work in the installed copy too.
-foreach(folder . docs bench tools/example tools/model)
-  file(GLOB documents CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.md ${PROJECT_SOURCE_DIR}/${folder}/*.svg
-    ${PROJECT_SOURCE_DIR}/${folder}/*.html)
-  install(FILES ${documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}/${folder})
+# No "." among the folders: CMake 3.31 warns of a destination that is not in its normal form (policy CMP0177).
+foreach(folder "" /docs /bench /tools/example /tools/model)
+  file(GLOB documents CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}${folder}/*.md ${PROJECT_SOURCE_DIR}${folder}/*.svg
+    ${PROJECT_SOURCE_DIR}${folder}/*.html)
+  install(FILES ${documents} DESTINATION ${CMAKE_INSTALL_DOCDIR}${folder})
 endforeach()
 file(GLOB described CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/docs/*.json)
 install(FILES ${described} DESTINATION ${CMAKE_INSTALL_DOCDIR}/docs)

@@ -4,6 +4,7 @@
 #include <benchmark/benchmark.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <random>
 #include <vector>
 

@@ -2,6 +2,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "tests/sanitized.h"

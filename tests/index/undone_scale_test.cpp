@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "index/scan/balance.h"
 #include "index/types/factory.h"

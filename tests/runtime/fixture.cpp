@@ -1,6 +1,8 @@
 // What sessions are compared with, and calls with tensors of the tests' own.
 #include "tests/runtime/fixture.h"
 
+#include <algorithm>
+
 namespace keyhole::test {
 
 keyhole_engine_config small_engine(uint32_t threads) {

@@ -5,6 +5,8 @@
 #include <faiss/IndexFlat.h>
 #include <faiss/IndexIVFFlat.h>
 
+#include <algorithm>
+
 #include "tools/rivals/faiss_common.h"
 #include "tools/rivals/faiss_params.h"
 #include "tools/rivals/rivals.h"

@@ -11,6 +11,7 @@
 #include <hnswlib/hnswlib.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include "tools/llama/vector_math.h"
 #include "tools/rivals/graph_params.h"

@@ -18,8 +18,8 @@ PromptFrame read_template(const JsonPart& part, uint32_t rows) {
       behind = true;
       continue;
     }
-    const std::string& name = item.at("SpecialToken").at("id").text();
-    for (const JsonPart& id : special.at(name).at("ids").items(kMaxFrame)) {
+    const JsonPart added = item.at("SpecialToken").at("id");
+    for (const JsonPart& id : special.at(added.text()).at("ids").items(kMaxFrame)) {
       if (id.number() >= rows) id.fail("a token id below " + std::to_string(rows));
       (behind ? frame.after : frame.before).push_back(id.number());
     }

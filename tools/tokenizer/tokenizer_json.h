@@ -2,6 +2,8 @@
 // fallback (Llama 2, Mistral, Gemma).
 #pragma once
 
+#include <algorithm>
+
 #include "tools/tokenizer/added_tokens.h"
 #include "tools/tokenizer/bpe.h"
 #include "tools/tokenizer/decoder_chain.h"

@@ -1,5 +1,7 @@
 #include "gpu/cuda/build/kmeans_kernels.h"
 
+#include <algorithm>
+
 #include "gpu/cuda/build/plane_tiles.cuh"
 
 namespace keyhole::gpu {

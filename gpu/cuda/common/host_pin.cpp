@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 #include "gpu/cuda/common/check.h"

@@ -1,4 +1,6 @@
 // Modes, halves of a step, dtypes and layouts of the caller's tensors, statistics.
+#include <algorithm>
+
 #include "cpu/kernels.h"
 #include "tests/runtime/fixture.h"
 

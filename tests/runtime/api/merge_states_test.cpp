@@ -1,4 +1,5 @@
 // Merges of states through the C API: sizes are the caller's, so any of them must be safe.
+#include <algorithm>
 #include <array>
 
 #include "tests/runtime/fixture.h"

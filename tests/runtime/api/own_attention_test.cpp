@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "tests/runtime/codes_fixture.h"
 #include "tests/runtime/states_calls.h"

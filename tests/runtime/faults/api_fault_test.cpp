@@ -4,6 +4,7 @@
 //   KEYHOLE_FAULT_ALL=1   every n; otherwise the first 40, then every tenth more than the last (under sanitizers fewer)
 #include "keyhole/prefill.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <functional>

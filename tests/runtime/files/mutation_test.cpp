@@ -3,6 +3,7 @@
 // AddressSanitizer sees every byte read beyond it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>

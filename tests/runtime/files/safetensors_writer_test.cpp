@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
 

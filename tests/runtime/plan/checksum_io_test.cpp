@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+#include <array>
 #include <fstream>
 #include <mutex>
 #include <random>

@@ -1,4 +1,5 @@
 // Sessions whose steps attend every offloaded row by its code but the heaviest, which they attend exactly.
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/runtime/fixture.h"

@@ -1,6 +1,7 @@
 // Sessions whose offloaded K and V lie in int8: against a quantiser of the test's own, and against sessions that were given
 // what the int8 numbers stand for.
 #include <filesystem>
+#include <limits>
 #include <random>
 
 #include "tests/runtime/stored_model.h"

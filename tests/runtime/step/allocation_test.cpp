@@ -1,6 +1,7 @@
 // Steady-state decoding allocates nothing: every operator new of the process is counted, and those of the
 // decoding thread apart.
 #include <atomic>
+#include <tuple>
 
 #include "tests/replaced_new.h"
 #include "tests/runtime/fixture.h"

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <random>
+#include <string>
 
 namespace keyhole::runtime {
 namespace {

@@ -1,6 +1,7 @@
 // The pages of bench-step and calibrate say what their JSON says.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,9 @@
 // Results in the files of ann-benchmarks and VIBE: ours going out, others' coming in.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "tests/tools/cli/compare_fixture.h"
 #include "tools/io/ann_result.h"

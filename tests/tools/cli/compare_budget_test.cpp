@@ -1,5 +1,6 @@
 // What compare says of tails and targets, and how it sorts.
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "tests/tools/cli/compare_fixture.h"

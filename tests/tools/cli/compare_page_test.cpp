@@ -1,5 +1,7 @@
 // One result, five forms: the table, JSON, CSV, SVG and page of a comparison say the same.
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <map>
 #include <regex>
 #include <sstream>

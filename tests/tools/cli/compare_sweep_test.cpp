@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <regex>
 
 #include "tests/tools/cli/compare_fixture.h"

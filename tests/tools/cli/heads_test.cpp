@@ -1,5 +1,7 @@
 // keyhole heads against the softmax in double precision.
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <numeric>
 #include <sstream>
 

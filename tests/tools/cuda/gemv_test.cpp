@@ -5,7 +5,9 @@
 
 #include <bit>
 #include <cmath>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "runtime/files/float16.h"

@@ -1,6 +1,7 @@
 // record, decode and eval from outside: small random models against references, the bundled one on tasks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 

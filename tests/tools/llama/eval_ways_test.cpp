@@ -2,6 +2,7 @@
 // bundled model.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/cli/html_data.h"

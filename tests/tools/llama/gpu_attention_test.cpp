@@ -1,6 +1,7 @@
 // The GPU's causal attention against a plain one in double precision.
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <random>
 
 #include "tests/tools/llama/gpu_arrays.h"

@@ -1,4 +1,6 @@
 // pages: bounds are bounds, and the pages of the largest are taken.
+#include <tuple>
+
 #include "tools/rivals/page_bounds.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,6 @@
 // A rival's step against attention in double precision.
+#include <stdexcept>
+
 #include "tools/rivals/step.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,7 @@
 // Tokenizers of every style against what Hugging Face's library makes of the same files and texts: see golden/make.py.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <thread>

@@ -1,5 +1,6 @@
 #include "tools/commands/common/page_facts.h"
 
+#include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 

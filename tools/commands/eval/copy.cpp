@@ -168,7 +168,7 @@ Json to_json(const Row& row, const Row* exact) {
   }
   json["right_by_passage"] = row.right_by_passage();
   json["bits_by_passage"] = row.bits_by_passage();
-  return to_json(row.way, json);
+  return way_json(row.way, json);
 }
 
 }  // namespace

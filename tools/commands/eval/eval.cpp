@@ -126,13 +126,13 @@ Json to_json(const Row& row, const Row* exact, const Task& task, bool chats) {
   }
   const auto questions = static_cast<double>(task.questions.size());
   const auto swaps = row.swaps(exact);
-  return to_json(row.way, {{"correct", row.correct()},
-                           {"questions", task.questions.size()},
-                           {"accuracy", static_cast<double>(row.correct()) / questions},
-                           {"found", row.found},
-                           {"lost", swaps ? Json(swaps->lost) : Json(nullptr)},
-                           {"won", swaps ? Json(swaps->won) : Json(nullptr)},
-                           {"wrong", wrong}});
+  return way_json(row.way, {{"correct", row.correct()},
+                            {"questions", task.questions.size()},
+                            {"accuracy", static_cast<double>(row.correct()) / questions},
+                            {"found", row.found},
+                            {"lost", swaps ? Json(swaps->lost) : Json(nullptr)},
+                            {"won", swaps ? Json(swaps->won) : Json(nullptr)},
+                            {"wrong", wrong}});
 }
 
 void eval_questions(const EvalOptions& options) {

@@ -127,7 +127,7 @@ std::string swaps_cell(const std::optional<Swaps>& swaps) {
   return swaps ? std::to_string(swaps->lost) + " / " + std::to_string(swaps->won) : "-";
 }
 
-Json to_json(const EvalWay& way, const Json& result) {
+Json way_json(const EvalWay& way, const Json& result) {
   const bool chosen = way.has_budget();
   Json json = {{"index", way.spec.text},
                {"budgets", way.spec.budgets},

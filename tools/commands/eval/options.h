@@ -108,9 +108,10 @@ template <class Row>
   return text;
 }
 
-/// The result's JSON: what the way is, `result`, what the way cost.
-[[nodiscard]] nlohmann::ordered_json to_json(const EvalWay& way,
-                                             const nlohmann::ordered_json& result);
+/// The result's JSON: what the way is, `result`, what the way cost. No overload of to_json: the library of JSON has its own of
+/// two arguments in the namespace of the second, and some of its versions (3.11.3) do not compile where they are tried.
+[[nodiscard]] nlohmann::ordered_json way_json(const EvalWay& way,
+                                              const nlohmann::ordered_json& result);
 /// The head of the file: machine, model, shape of the cache.
 [[nodiscard]] nlohmann::ordered_json eval_header(const EvalOptions& options, const Runner& runner,
                                                  const KeyholeCache& cache,

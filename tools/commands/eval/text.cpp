@@ -126,7 +126,7 @@ Json to_json(const Row& row, const Row* exact, const Text& text) {
   if (const auto d = row.above(exact)) {
     json["above_exact"] = {{"bits_per_token", d->mean}, {"standard_error", d->error}};
   }
-  return to_json(row.way, json);
+  return way_json(row.way, json);
 }
 
 }  // namespace

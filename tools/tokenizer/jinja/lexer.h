@@ -1,6 +1,7 @@
 // Pieces of a template: text between tags, and the words of tags.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
