@@ -16,11 +16,9 @@
 namespace keyhole::cpu {
 namespace {
 
-size_t page_size() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
-
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-[[noreturn]] void refuse(size_t bytes, const char* why) {
+[[noreturn]] void refuse_reservation(size_t bytes, const char* why) {
   throw Error(Status::out_of_memory,
               "cannot reserve " + std::to_string(bytes) + " bytes of address space: " + why);
 }
@@ -30,15 +28,20 @@ size_t mapped_bytes(size_t bytes) { return round_up(bytes, page_size()); }
 
 }  // namespace
 
+size_t page_size() {
+  static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return size;
+}
+
 ReservedBuffer::ReservedBuffer(size_t bytes, bool huge) {
   if (bytes == 0) return;
-  if (bytes > SIZE_MAX / 2) refuse(bytes, "larger than any address space");
+  if (bytes > SIZE_MAX / 2) refuse_reservation(bytes, "larger than any address space");
   const size_t wanted = mapped_bytes(bytes);
   // Only a range that starts on a 2 MiB boundary can hold huge pages from its first byte on.
   const size_t slack = wanted >= kHugePageBytes ? kHugePageBytes : 0;
   void* mapping = mmap(nullptr, wanted + slack, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (mapping == MAP_FAILED) refuse(bytes, std::strerror(errno));
+  if (mapping == MAP_FAILED) refuse_reservation(bytes, std::strerror(errno));
 
   auto* begin = static_cast<std::byte*>(mapping);
   if (slack > 0) {

@@ -7,6 +7,9 @@
 
 namespace keyhole::cpu {
 
+/// Of the system, in bytes.
+[[nodiscard]] size_t page_size();
+
 /// A reserved range of zeroed memory (anonymous mapping, no swap reserved). Pages become real when they
 /// are first written. Throws Error(out_of_memory) where the range cannot be reserved.
 class ReservedBuffer {

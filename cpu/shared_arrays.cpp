@@ -1,7 +1,6 @@
 #include "cpu/shared_arrays.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <string>
 
 #include "cpu/aligned.h"
+#include "cpu/memory.h"
 #include "cpu/pool.h"
 #include "cpu/types.h"
 
@@ -22,14 +22,10 @@ namespace {
 #define MADV_COLLAPSE 25
 #endif
 
-size_t page_size() {
-  static const auto size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return size;
-}
 size_t down(size_t n, size_t unit) { return n / unit * unit; }
 size_t up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
-[[noreturn]] void refuse(size_t bytes, int error) {
+[[noreturn]] void refuse_mapping(size_t bytes, int error) {
   throw Error(Status::out_of_memory,
               "cannot map " + std::to_string(bytes) + " bytes of memory: " + std::strerror(error));
 }
@@ -51,12 +47,12 @@ std::byte* reserve(size_t bytes, int flags) {
 void map_private_copy(const std::byte* from, size_t kept, size_t n, std::byte* at) {
   void* const pages =
       mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (pages == MAP_FAILED) refuse(n, errno);
+  if (pages == MAP_FAILED) refuse_mapping(n, errno);
   std::copy_n(from, kept, static_cast<std::byte*>(pages));
   if (mremap(pages, n, n, MREMAP_MAYMOVE | MREMAP_FIXED, at) != MAP_FAILED) return;
   const int error = errno;
   munmap(pages, n);
-  refuse(n, error);
+  refuse_mapping(n, error);
 }
 
 /// How huge pages are had in shared memory.
@@ -106,7 +102,7 @@ class SharedArrays::Region {
   Region(size_t groups, size_t arrays, size_t array_bytes)
       : groups_(groups), arrays_(arrays), array_bytes_(array_bytes) {
     home_ = reserve(bytes(), MAP_SHARED);
-    if (home_ == nullptr) refuse(bytes(), errno);
+    if (home_ == nullptr) refuse_mapping(bytes(), errno);
     (void)madvise(home_, bytes(), MADV_DONTDUMP);  // a core has the pages at their users' addresses
   }
   ~Region() { munmap(home_, bytes()); }
@@ -211,7 +207,7 @@ SharedArrays::SharedArrays(size_t groups, size_t arrays, size_t array_bytes)
     : groups_count_(groups), arrays_(arrays), array_bytes_(array_bytes), groups_(groups) {
   const size_t bytes = groups * arrays * array_bytes;
   if (bytes == 0) return;
-  if (bytes > SIZE_MAX / 4) refuse(bytes, ENOMEM);
+  if (bytes > SIZE_MAX / 4) refuse_mapping(bytes, ENOMEM);
   for (Group& g : groups_) g.pieces.reserve(1);
   try {
     own_ = std::make_shared<Region>(groups, arrays, array_bytes);
@@ -220,7 +216,7 @@ SharedArrays::SharedArrays(size_t groups, size_t arrays, size_t array_bytes)
     own_.reset();
   }
   view_ = reserve(bytes, MAP_PRIVATE);
-  if (view_ == nullptr) refuse(bytes, errno);
+  if (view_ == nullptr) refuse_mapping(bytes, errno);
   if (own_ != nullptr && !own_->map_at(0, bytes, view_)) {
     own_.reset();
     void* const again = mmap(view_, bytes, PROT_READ | PROT_WRITE,
@@ -228,7 +224,7 @@ SharedArrays::SharedArrays(size_t groups, size_t arrays, size_t array_bytes)
     if (again == MAP_FAILED) {
       const int error = errno;
       munmap(view_, bytes);
-      refuse(bytes, error);
+      refuse_mapping(bytes, error);
     }
   }
   for (Group& g : groups_) {
@@ -294,7 +290,7 @@ void SharedArrays::exchange(size_t group, size_t from, size_t end) {
     if (region->map_at(offset(group, a) + page, array_bytes_ - page, at)) continue;
     const int error = errno;
     map_private_copy(fresh, kept, array_bytes_ - page, at);
-    refuse(array_bytes_ - page, error);
+    refuse_mapping(array_bytes_ - page, error);
   }
   added_mappings += static_cast<int64_t>(arrays_);
   mappings_ += static_cast<int64_t>(arrays_);
@@ -362,7 +358,7 @@ void SharedArrays::share(size_t group, const SharedArrays& from, size_t bytes) {
         g.is_mixed = true;
         void* const again = mmap(view_ + at, n, PROT_READ | PROT_WRITE,
                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-        if (again == MAP_FAILED) refuse(n, error);
+        if (again == MAP_FAILED) refuse_mapping(n, error);
         std::copy_n(from.view_ + at, n, view_ + at);
       }
       begin = g.pieces[i].end;

@@ -8,7 +8,7 @@ namespace keyhole::gpu {
 namespace {
 
 // A piece of 16 MiB takes 300 us over the bus: enough to hide what starting its copies costs.
-constexpr size_t kPieceBytes = size_t{16} << 20U;
+constexpr size_t kBlockedPieceBytes = size_t{16} << 20U;
 constexpr size_t kMostMaskedTokens = 64;
 
 }  // namespace
@@ -23,7 +23,7 @@ BlockedLayout::BlockedLayout(const BlockedShape& s, uint32_t n) {
   const size_t element = dtype_size(s.dtype);
   const size_t rows = size_t{n} * s.q_heads;
   const size_t row = size_t{2} * s.kv_heads * s.head_dim * element;
-  const size_t whole = kPieceBytes / row / kScaleRows * kScaleRows;
+  const size_t whole = kBlockedPieceBytes / row / kScaleRows * kScaleRows;
   piece_rows = static_cast<uint32_t>(std::max<size_t>(whole, kScaleRows));
   piece_bytes = piece_rows * row;
   scale_bytes = size_t{piece_rows / kScaleRows} * s.kv_heads * 2 * s.head_dim * sizeof(uint16_t);

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "gpu/alignment.h"
 #include "gpu/layer_kinds.h"
 
 namespace keyhole::gpu {
 namespace {
 
-constexpr size_t kAlignment = 256;
 constexpr size_t kWorkBeside = size_t{1} << 16U;  // alignment of its parts, counters
 constexpr uint32_t kCopiedBlocks = 4;             // 4 MiB for 8 heads of 128 components in 16 bits
 constexpr size_t kLineBytes = 128;                // no two KV heads share one
@@ -23,17 +23,17 @@ constexpr uint32_t kMostBlocks = 1U << 14;
               "codes: " + what + " is " + std::to_string(seen) + ", allowed: " + allowed);
 }
 
-/// The product of `factors`, rounded up to kAlignment.
+/// The product of `factors`, rounded up to kPartAlignment.
 size_t aligned_product(std::initializer_list<size_t> factors) {
   size_t bytes = 1;
   bool too_large = false;
   for (const size_t f : factors) too_large |= __builtin_mul_overflow(bytes, f, &bytes);
-  too_large |= __builtin_add_overflow(bytes, kAlignment - 1, &bytes);
+  too_large |= __builtin_add_overflow(bytes, kPartAlignment - 1, &bytes);
   if (too_large) throw Error(Status::invalid_argument, "codes: the size in bytes exceeds 2^64 - 1");
-  return bytes / kAlignment * kAlignment;
+  return bytes / kPartAlignment * kPartAlignment;
 }
 
-void check(const CodesShape& s) {
+void check_codes(const CodesShape& s) {
   if (s.kv_heads == 0 || s.kv_heads > 65535) refuse("kv_heads", s.kv_heads, "1 to 65535");
   if (s.q_heads % s.kv_heads != 0 || s.q_heads == 0 || s.q_heads / s.kv_heads > kMaxDeviceGroup) {
     refuse("q_heads", s.q_heads, "1 to 16 times kv_heads (" + std::to_string(s.kv_heads) + ")");
@@ -59,7 +59,7 @@ void check(const CodesShape& s) {
 }  // namespace
 
 CodesLayout::CodesLayout(const CodesShape& shape) {
-  check(shape);
+  check_codes(shape);
   const size_t dim = shape.code.dim;
   const size_t kv_heads = shape.kv_heads;
   const size_t group = shape.q_heads / shape.kv_heads;
@@ -104,7 +104,7 @@ CodesLayout::CodesLayout(const CodesShape& shape) {
 }
 
 RowExchangeLayout::RowExchangeLayout(const CodesShape& shape) {
-  check(shape);
+  check_codes(shape);
   constexpr uint32_t kWordsOfLine = kLineBytes / sizeof(uint64_t);
   request_words = (1 + shape.exact_rows + kWordsOfLine - 1) / kWordsOfLine * kWordsOfLine;
   row_bytes = size_t{shape.code.dim} * dtype_size(shape.dtype);
@@ -145,7 +145,7 @@ std::string why_no_codes(const CodesShape& shape) {
     }
     return {};
   }
-  check(shape);
+  check_codes(shape);
   const uint32_t keys = shape.code.key_bits, values = shape.code.value_bits;
   if (keys == values && keys != 1) return {};
   // Codes of the host alone: they would double the kernels. 1 bit is not enough for answers, and unequal bits have shown no use.

@@ -6,7 +6,7 @@ namespace keyhole::gpu {
 namespace {
 
 // A piece of 4 MiB takes 80 us over the bus: enough to hide what starting its copy costs.
-constexpr size_t kPieceBytes = size_t{4} << 20U;
+constexpr size_t kListedPieceBytes = size_t{4} << 20U;
 
 size_t whole(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -27,7 +27,7 @@ ListedLayout::ListedLayout(const BlockedShape& s, uint32_t n, uint32_t rows, boo
     if (s.kv_heads % some == 0 && 2 * some * head_bytes <= lot_bytes) heads = some;
   }
   const size_t queries = size_t{n} * heads * (s.q_heads / s.kv_heads);
-  piece_rows = static_cast<uint32_t>(kPieceBytes / row / kScaleRows * kScaleRows);
+  piece_rows = static_cast<uint32_t>(kListedPieceBytes / row / kScaleRows * kScaleRows);
   piece_bytes = piece_rows * row;
   q = take(queries * row);
   q_low = take(has_low ? queries * row : 0);

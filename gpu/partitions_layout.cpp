@@ -3,13 +3,13 @@
 #include <initializer_list>
 #include <string>
 
+#include "gpu/alignment.h"
 #include "gpu/layer_kinds.h"
 
 namespace keyhole::gpu {
 
 namespace {
 
-constexpr size_t kAlignment = 256;
 constexpr size_t kHeadBytes = 16;  // PartitionsHead of gpu/cuda/partitions/kernels.h
 
 class Allocator {
@@ -21,8 +21,8 @@ class Allocator {
       if (__builtin_mul_overflow(bytes, f, &bytes)) too_large();
     }
     const size_t offset = end_;
-    if (__builtin_add_overflow(bytes, kAlignment - 1, &bytes)) too_large();
-    if (__builtin_add_overflow(end_, bytes / kAlignment * kAlignment, &end_)) too_large();
+    if (__builtin_add_overflow(bytes, kPartAlignment - 1, &bytes)) too_large();
+    if (__builtin_add_overflow(end_, bytes / kPartAlignment * kPartAlignment, &end_)) too_large();
     return offset;
   }
   [[nodiscard]] size_t end() const { return end_; }
@@ -35,7 +35,7 @@ class Allocator {
   size_t end_ = 0;
 };
 
-void check(const PartitionsShape& s) {
+void check_partitions(const PartitionsShape& s) {
   const auto refuse = [](const std::string& what, uint64_t seen, const std::string& allowed) {
     throw Error(Status::invalid_argument,
                 "partitions: " + what + " is " + std::to_string(seen) + ", allowed: " + allowed);
@@ -60,7 +60,7 @@ void check(const PartitionsShape& s) {
 }  // namespace
 
 PartitionsLayout::PartitionsLayout(const PartitionsShape& shape) {
-  check(shape);
+  check_partitions(shape);
   capacity = (shape.partitions + kPartitionTile - 1) / kPartitionTile * kPartitionTile;
   if (capacity == 0) capacity = kPartitionTile;
   padded = padded_group(shape.q_heads / shape.kv_heads);

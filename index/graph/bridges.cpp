@@ -7,7 +7,7 @@ namespace keyhole::index {
 namespace {
 
 // Queries whose links are worked out from one state of the graph: few, for what one has linked, the next need not.
-constexpr size_t kRound = 64;
+constexpr size_t kBridgeRound = 64;
 
 // The pieces into which a query's nearest keys fall along the links between them.
 class Pieces {
@@ -72,8 +72,8 @@ Pairs missing_links(const DirectLists& lists, const LiftedKeys& keys,
 
 void add_bridges(DirectLists& lists, const LiftedKeys& keys, const Neighbours& neighbours,
                  Workers& workers) {
-  for (size_t first = 0; first < neighbours.queries(); first += kRound) {
-    const size_t end = std::min(first + kRound, neighbours.queries());
+  for (size_t first = 0; first < neighbours.queries(); first += kBridgeRound) {
+    const size_t end = std::min(first + kBridgeRound, neighbours.queries());
     std::vector<Pairs> found(end - first);
     workers.for_each(end - first, [&](size_t i, Worker& worker) {
       found[i] = missing_links(lists, keys, neighbours.of(first + i), worker);

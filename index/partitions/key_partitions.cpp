@@ -10,7 +10,6 @@ namespace keyhole::index {
 namespace {
 
 constexpr size_t kRowsPerTask = 512;
-constexpr size_t kMaxPartitions = size_t{1} << 24;
 
 // Of every `step`-th row.
 std::vector<float> sample_rows(const cpu::Kernels& kernels, const RowsView& keys, size_t wanted,

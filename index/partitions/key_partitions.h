@@ -11,6 +11,9 @@
 
 namespace keyhole::index {
 
+/// A file with more of them is damaged.
+inline constexpr size_t kMaxPartitions = size_t{1} << 24;
+
 struct KeyPartitions {
   std::vector<float> centroids;  ///< `[count(), dim]`
   std::vector<float> bonuses;    ///< `[count()]`

@@ -10,7 +10,6 @@ namespace keyhole::index {
 namespace {
 
 constexpr uint32_t kMaxHidden = 8192;
-constexpr size_t kMaxPartitions = size_t{1} << 24;
 // The score kernels take rows of these widths: w2 is kept in pieces of so many hidden units.
 constexpr uint32_t kWidest = 256;
 

@@ -12,7 +12,7 @@ namespace {
 // Without queries, channels wider than so many times the median one are taken for outliers.
 constexpr double kOutlier = 4.0;
 // Channels further apart than this are taken to be so: squares of their sums stay in range.
-constexpr double kWidest = 1e6;
+constexpr double kWidestScale = 1e6;
 // So many queries' worth of belief that all channels weigh alike.
 constexpr double kPriorQueries = 1.0;
 // Neither a scale nor its inverse may leave the range of floats, whatever fp32 keys are.
@@ -101,7 +101,7 @@ void narrow_outliers(const std::vector<double>& spread, std::vector<double>& sca
   std::nth_element(known.begin(), median, known.end());
   const double widest = kOutlier * kOutlier * *median;
   for (size_t j = 0; j < scale.size(); ++j) {
-    if (spread[j] > widest) scale[j] = std::max(std::sqrt(widest / spread[j]), 1.0 / kWidest);
+    if (spread[j] > widest) scale[j] = std::max(std::sqrt(widest / spread[j]), 1.0 / kWidestScale);
   }
 }
 
@@ -132,7 +132,8 @@ Balance learn_balance(const cpu::Kernels& kernels, const KvView& kv, const RowsV
     }
     const double average = known == 0 ? 1.0 : std::exp(log_sum / known);
     for (uint32_t j = 0; j < dim; ++j) {
-      scale[j] = usable(j) ? std::clamp(scale[j], average / kWidest, average * kWidest) : average;
+      scale[j] = usable(j) ? std::clamp(scale[j], average / kWidestScale, average * kWidestScale)
+                           : average;
     }
   }
   double sum = 0.0;

@@ -8,13 +8,13 @@ namespace keyhole::index {
 namespace {
 
 // Enough work (60 us for 2 bits and a group of 4) that a query's preparation, some 3 us, does not count.
-constexpr uint32_t kLeastBlocks = 24;
+constexpr uint32_t kLeastCutBlocks = 24;
 
 }  // namespace
 
 CodeCut code_cut(size_t blocks) {
   CodeCut cut;
-  cut.blocks = kLeastBlocks;
+  cut.blocks = kLeastCutBlocks;
   while (size_t{cut.blocks} * kMostCodeParts < blocks) cut.blocks *= 2;
   cut.parts = static_cast<uint32_t>((blocks + cut.blocks - 1) / cut.blocks);
   return cut;

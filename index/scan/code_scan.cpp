@@ -18,8 +18,6 @@ constexpr float heavy_share(uint32_t bits) {
   return bits == 1 ? 1.0F / 4.0F : bits == 2 ? 1.0F / 8.0F : 1.0F / 32.0F;
 }
 
-constexpr auto kHalf = static_cast<size_t>(DType::f16);
-
 // Mean values of lists that are added in one go: weights of a group of 4 are 4 KiB.
 constexpr size_t kListsAtOnce = 256;
 

@@ -12,7 +12,7 @@ namespace keyhole::index {
 namespace {
 
 constexpr size_t kMostChunks = 48;    // chunks double: more rows than an index can have
-constexpr size_t kLeastBlocks = 2;    // blocks of the first chunk
+constexpr size_t kFirstBlocks = 2;    // blocks of the first chunk
 constexpr size_t kBlocksPerTask = 2;  // 4096 rows: about a millisecond
 // Rows copied at a time: what is read of them stays in the L1 cache until their last component is written.
 constexpr size_t kStrip = 16;
@@ -116,7 +116,7 @@ ComponentBlocks::Growth ComponentBlocks::first_rows(KeyCodes codes, const RowsVi
   growth.codes = std::move(codes);
   // Address space for twice as many rows; memory is taken as it fills.
   growth.chunk =
-      cpu::ReservedBuffer(std::max(2 * blocks_of(keys.count), kLeastBlocks) * block_bytes());
+      cpu::ReservedBuffer(std::max(2 * blocks_of(keys.count), kFirstBlocks) * block_bytes());
   growth.chunk.advise_huge(0, blocks_of(keys.count) * block_bytes());
   copy_blocks(growth.codes, keys, 0, keys.count, growth.chunk.data(), pool, progress);
   return growth;

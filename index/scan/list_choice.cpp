@@ -19,10 +19,8 @@ constexpr float kDeepest = 32.0F;
 
 // Up to this variance of a list's logits all of it counts, beyond only as its root grows, without a step in value or slope:
 // keys of some models are hundreds long, and the widest list is not the best one then.
-constexpr float kWidest = 16.0F;
-constexpr float kFar = 8.0F;  // 2 sqrt(kWidest)
-
-constexpr auto kHalf = static_cast<size_t>(DType::f16);
+constexpr float kWidestSpread = 16.0F;
+constexpr float kFar = 8.0F;  // 2 sqrt(kWidestSpread)
 
 /// Rows by how far their list is below the best, in steps of an eighth of a logit.
 class Histogram {
@@ -125,7 +123,8 @@ void ListChoice::weigh(const CodeChunk& chunk, size_t first, size_t from, size_t
     logits.fill(part_logits_[part][h]);
     const auto weigh_one = [&](size_t i, size_t lane, float logit, float slope_squared) {
       const float spread = slope_squared * norms_[h] * spreads[i];
-      const float hope = spread <= kWidest ? spread : kFar * std::sqrt(spread) - kWidest;
+      const float hope =
+          spread <= kWidestSpread ? spread : kFar * std::sqrt(spread) - kWidestSpread;
       hopes[i] = logit + hope + log_sizes[i];
       tops[lane] = tops[lane] < hopes[i] ? hopes[i] : tops[lane];
       lows[lane] = hopes[i] < lows[lane] ? hopes[i] : lows[lane];

@@ -26,6 +26,9 @@
 
 namespace keyhole::index {
 
+/// Where the kernels of rows in f16 are among those of a dtype.
+inline constexpr auto kHalf = static_cast<size_t>(DType::f16);
+
 /// A logit, and the square of what it changes by with its score.
 struct LogitSlope {
   float logit, slope_squared;

@@ -18,9 +18,7 @@ using nlohmann::json;
 
 constexpr uint32_t kVersion = 1;
 // The file is {"heads": [{"measured": {}}]}.
-constexpr int kMaxDepth = 5;
-
-[[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
+constexpr int kBudgetsDepth = 5;
 
 void check_size(size_t bytes) {
   if (bytes <= kMaxBudgetsBytes) return;
@@ -179,7 +177,7 @@ BudgetsFile::Entry parse_entry(const Node& entry, const BudgetsFile& file) {
   return out;
 }
 
-BudgetsFile parse(const json& parsed) {
+BudgetsFile parse_budgets_json(const json& parsed) {
   const Node root(parsed, "");
   // The version first: what else a newer format holds is not ours to judge.
   if (!root.has("keyhole_budgets")) {
@@ -240,7 +238,7 @@ void BudgetFields::apply_to(keyhole_budget& budget) const {
 
 BudgetsFile parse_budgets(std::span<const std::byte> bytes) {
   check_size(bytes.size());
-  return parse(parse_strict_json(bytes, kMaxDepth, "the file"));
+  return parse_budgets_json(parse_strict_json(bytes, kBudgetsDepth, "the file"));
 }
 
 BudgetsFile read_budgets(const std::filesystem::path& path) {

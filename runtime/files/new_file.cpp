@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void fail(const fs::path& path) {
+[[noreturn]] void fail_to_write(const fs::path& path) {
   throw std::system_error(errno, std::generic_category(), "cannot write " + path.string());
 }
 
@@ -78,7 +78,7 @@ class DescriptorBuffer final : public std::streambuf {
     while (n != 0) {
       const ssize_t written = ::write(fd_, data, n);
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail(*path_);
+      if (written < 0) fail_to_write(*path_);
       data += written;
       n -= static_cast<size_t>(written);
     }
@@ -106,7 +106,7 @@ class Temporary {
   Temporary(const fs::path& path, mode_t mode)
       : name_(with_random_end(path)),
         file_(::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode)) {
-    if (file_.get() < 0) fail(path);
+    if (file_.get() < 0) fail_to_write(path);
   }
   ~Temporary() {
     if (!has_moved_) ::unlink(name_.c_str());
@@ -116,8 +116,8 @@ class Temporary {
 
   [[nodiscard]] int descriptor() const { return file_.get(); }
   void become(const fs::path& path) {
-    if (::fsync(file_.get()) != 0) fail(path);
-    if (::rename(name_.c_str(), path.c_str()) != 0) fail(path);
+    if (::fsync(file_.get()) != 0) fail_to_write(path);
+    if (::rename(name_.c_str(), path.c_str()) != 0) fail_to_write(path);
     has_moved_ = true;
   }
 
@@ -149,7 +149,7 @@ class NewFile::Impl {
     // A folder that may be searched but not read, or a file system that cannot sync folders: the file is there under
     // its name, and the name reaches the disk when the system writes it.
     if (names.get() < 0 || ::fsync(names.get()) == 0 || errno == EINVAL) return;
-    fail(folder);
+    fail_to_write(folder);
   }
 
  private:

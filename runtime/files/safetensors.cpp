@@ -20,15 +20,13 @@ using nlohmann::json;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr size_t kLengthBytes = 8;
 // A file is {"name": {"shape": [n]}}; anything deeper is not a tensor list.
-constexpr int kMaxDepth = 4;
+constexpr int kHeaderDepth = 4;
 
 /// What a header says.
 struct Parsed {
   std::map<std::string, TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
 };
-
-[[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
 
 std::optional<ElementType> element_by_name(const std::string& name) {
   for (const ElementType type :
@@ -165,8 +163,8 @@ void check_tiling(const std::map<std::string, TensorEntry>& tensors, size_t data
 }
 
 /// data_bytes: what follows the header.
-Parsed parse(std::span<const std::byte> header_bytes, size_t data_bytes) {
-  const json header = parse_strict_json(header_bytes, kMaxDepth, "the header");
+Parsed parse_header(std::span<const std::byte> header_bytes, size_t data_bytes) {
+  const json header = parse_strict_json(header_bytes, kHeaderDepth, "the header");
   Parsed out;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
@@ -180,11 +178,11 @@ Parsed parse(std::span<const std::byte> header_bytes, size_t data_bytes) {
 }
 
 /// Of a whole file; data: what follows the header.
-Parsed parse(std::span<const std::byte> file, std::span<const std::byte>& data) {
+Parsed parse_file(std::span<const std::byte> file, std::span<const std::byte>& data) {
   const size_t length =
       read_header_length(file.first(std::min(file.size(), kLengthBytes)), file.size());
   data = file.subspan(kLengthBytes + length);
-  return parse(file.subspan(kLengthBytes, length), data.size());
+  return parse_header(file.subspan(kLengthBytes, length), data.size());
 }
 
 /// What `body` returns; where it throws for what the file holds, the text begins with the path.
@@ -214,7 +212,7 @@ std::vector<float> TensorView::to_f32() const {
 struct SafetensorsFile::Impl {
   explicit Impl(const std::filesystem::path& path) : file(path), path_text(path.string()) {
     std::span<const std::byte> data;
-    Parsed parsed = of_file(path_text, [&] { return parse(file.bytes(), data); });
+    Parsed parsed = of_file(path_text, [&] { return parse_file(file.bytes(), data); });
     for (auto& [name, entry] : parsed.tensors) {
       tensors[name] = {entry.type, std::move(entry.shape), data.subspan(entry.begin, entry.bytes)};
     }
@@ -264,7 +262,7 @@ struct SafetensorsReader::Impl {
       std::vector<std::byte> header(length);
       file.read(kLengthBytes, header);
       data = kLengthBytes + length;
-      return parse(header, file.size() - data);
+      return parse_header(header, file.size() - data);
     });
   }
   InputFile file;
@@ -288,7 +286,7 @@ void SafetensorsReader::read(const TensorEntry& tensor, std::span<std::byte> to)
 
 void validate_safetensors(std::span<const std::byte> bytes) {
   std::span<const std::byte> data;
-  (void)parse(bytes, data);
+  (void)parse_file(bytes, data);
 }
 
 }  // namespace keyhole

@@ -9,9 +9,9 @@ namespace {
 
 using nlohmann::json;
 
-[[noreturn]] void fail(const std::string& text) { throw std::runtime_error(text); }
-
 }  // namespace
+
+void fail(const std::string& text) { throw std::runtime_error(text); }
 
 std::string quoted_name(const std::string& name) {
   constexpr size_t kShown = 80;

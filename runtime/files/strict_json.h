@@ -18,4 +18,7 @@ namespace keyhole {
 /// characters hidden, before they reach a terminal.
 [[nodiscard]] std::string quoted_name(const std::string& name);
 
+/// Throws std::runtime_error.
+[[noreturn]] void fail(const std::string& text);
+
 }  // namespace keyhole

@@ -5,11 +5,10 @@
 #include "cpu/types.h"
 #include "index/scan/code_scan.h"
 #include "index/types/factory.h"
+#include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
 namespace {
-
-[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
 /// The budget of an index with codes that is given none.
 Budget default_for_codes() {

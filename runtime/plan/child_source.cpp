@@ -5,11 +5,10 @@
 
 #include "index/serial.h"
 #include "runtime/plan/child_format.h"
+#include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
 namespace {
-
-[[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
 bool begins_with(const ByteSource& source, const char (&magic)[8]) {
   char bytes[sizeof magic];

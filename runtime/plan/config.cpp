@@ -9,13 +9,12 @@
 #include "runtime/plan/auto_index.h"
 #include "runtime/plan/budget_file.h"
 #include "runtime/plan/layer_shape.h"
+#include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
 namespace {
 
 constexpr uint32_t kValueStep = 16;  // as head dimensions
-
-[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
 void check_range(const char* field, uint64_t value, uint64_t low, uint64_t high) {
   if (value < low || value > high) {

@@ -5,6 +5,7 @@
 
 #include "runtime/plan/config.h"
 #include "runtime/plan/layer_shape.h"
+#include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
 namespace {
@@ -14,8 +15,6 @@ constexpr uint32_t kDefaultSlack = 16;
 constexpr float kDefaultBetaFast = 32.0F;
 constexpr float kDefaultBetaSlow = 1.0F;
 constexpr double kTwoPi = 2.0 * 3.14159265358979323846;
-
-[[noreturn]] void bad(const std::string& text) { throw Error(Status::invalid_argument, text); }
 
 void check_not_negative(const std::string& field, float value) {
   if (std::isfinite(value) && value >= 0.0F) return;

@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "index/types/factory.h"
+#include "runtime/plan/refusals.h"
 
 namespace keyhole::runtime {
 namespace {
-
-[[noreturn]] void corrupt(const std::string& text) { throw Error(Status::corrupt, text); }
 
 void save_budget(const keyhole_budget& budget, ChecksumWriter& out) {
   for (const Setting& s : kBudgetSettings) {

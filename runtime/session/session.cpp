@@ -9,7 +9,7 @@ namespace keyhole::runtime {
 namespace {
 
 // Tokens per task when rows are checked: tens of microseconds of work.
-constexpr uint32_t kTokensPerTask = 64;
+constexpr uint32_t kTokensPerCheck = 64;
 
 uint32_t pieces(uint32_t n, uint32_t piece) { return (n + piece - 1) / piece; }
 
@@ -86,28 +86,28 @@ void Session::check_append(uint32_t layer, const RowsIn& k, const RowsIn& v) con
   check_room(layer, n);
   const DType to = engine_->model().kv_dtype;
   const auto check = [&](uint32_t task, uint32_t) {
-    const uint32_t begin = task * kTokensPerTask;
-    const uint32_t end = std::min(n, begin + kTokensPerTask);
+    const uint32_t begin = task * kTokensPerCheck;
+    const uint32_t end = std::min(n, begin + kTokensPerCheck);
     check_finite(engine_->kernels(), k, "k", begin, end, to);
     check_finite(engine_->kernels(), v, "v", begin, end, to);
   };
-  if (n <= kTokensPerTask) {
+  if (n <= kTokensPerCheck) {
     if (n != 0) check(0, 0);
   } else {
-    engine_->pool().run(pieces(n, kTokensPerTask), check);
+    engine_->pool().run(pieces(n, kTokensPerCheck), check);
   }
 }
 
 void Session::check_queries(const RowsIn& q) const {
   const auto check = [&](uint32_t task, uint32_t) {
-    const uint32_t begin = task * kTokensPerTask;
-    check_finite(engine_->kernels(), q, "q", begin, std::min(q.tokens, begin + kTokensPerTask),
+    const uint32_t begin = task * kTokensPerCheck;
+    check_finite(engine_->kernels(), q, "q", begin, std::min(q.tokens, begin + kTokensPerCheck),
                  DType::f32);
   };
-  if (q.tokens <= kTokensPerTask) {
+  if (q.tokens <= kTokensPerCheck) {
     if (q.tokens != 0) check(0, 0);
   } else {
-    engine_->pool().run(pieces(q.tokens, kTokensPerTask), check);
+    engine_->pool().run(pieces(q.tokens, kTokensPerCheck), check);
   }
 }
 

@@ -19,7 +19,7 @@ constexpr uint32_t kLeastCommonRows = 1024;
 
 /// False where it throws: the member has failed then.
 template <class F>
-bool attempt(Session::BatchMember& member, F&& body) {
+bool succeeds(Session::BatchMember& member, F&& body) {
   try {
     return body();
   } catch (...) {
@@ -56,7 +56,7 @@ class Session::HostBatch {
   void take_next(Slot& slot, bool in_rounds);
   /// The slot's next step; false: the session is done, or has failed.
   bool go_on(Slot& slot, bool in_rounds) {
-    return attempt(*slot.member, [&] {
+    return succeeds(*slot.member, [&] {
       if (slot.extension->prepare()) {
         if (!in_rounds) slot.extension->launch();
         return true;
@@ -66,7 +66,7 @@ class Session::HostBatch {
     });
   }
   static bool finish(Slot& slot) {
-    return attempt(*slot.member, [&] {
+    return succeeds(*slot.member, [&] {
       slot.extension->finish();
       return true;
     });
@@ -126,7 +126,7 @@ void Session::HostBatch::take_next(Slot& slot, bool in_rounds) {
   while (next_ < members_.size()) {
     slot.member = &members_[next_++];
     if (slot.member->error != nullptr || slot.member->args.k.tokens == 0) continue;
-    const bool begun = attempt(*slot.member, [&] {
+    const bool begun = succeeds(*slot.member, [&] {
       slot.extension =
           std::make_unique<Extension>(*slot.member->session, layer_, slot.member->args);
       return true;
@@ -154,7 +154,7 @@ void Session::HostBatch::run_in_rounds() {
     share_pass();
     for (Slot& slot : slots_) {
       if (slot.extension == nullptr) continue;
-      const bool launched = attempt(*slot.member, [&] {
+      const bool launched = succeeds(*slot.member, [&] {
         slot.extension->launch();
         return true;
       });

@@ -11,7 +11,7 @@ namespace keyhole::runtime {
 namespace {
 
 // Tokens of which one thread stores K and V.
-constexpr uint32_t kTokensPerTask = 64;
+constexpr uint32_t kTokensOfOneThread = 64;
 // Of so many new tokens the memory for K and V is kept for the next call.
 constexpr uint32_t kTokensKept = 64;
 
@@ -94,7 +94,7 @@ void Session::Extension::store_new_rows() {
                 m.kv_dtype, shape.head_dim, scratch);
     }
   };
-  if (n <= kTokensPerTask) {
+  if (n <= kTokensOfOneThread) {
     for (uint32_t task = 0; task < 2 * shape.kv_heads; ++task) store(task, 0);
   } else {
     engine.pool().run(2 * shape.kv_heads, store);

@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 // A step that was submitted comes within the time of a model layer's other kernels, 100 us to 1 ms. Beyond that the stream has
 // a prefill before it, or is not launched at all: then the thread naps.
 constexpr std::chrono::microseconds kSpin{3000};
-constexpr std::chrono::microseconds kNap{20};
+constexpr std::chrono::microseconds kServerNap{20};
 // After so long without a request the thread yields: what the device waits for may need this core.
 constexpr std::chrono::microseconds kAlone{20};
 
@@ -82,7 +82,7 @@ void RowServer::work() {
       return;
     }
     if (alone >= kSpin) {
-      std::this_thread::sleep_for(kNap);
+      std::this_thread::sleep_for(kServerNap);
     } else if (alone >= kAlone) {
       std::this_thread::yield();
     } else {

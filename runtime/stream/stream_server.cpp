@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // How long a caller sleeps that could serve the step which it waits for, once its queries are here: a fraction of a token.
-constexpr std::chrono::microseconds kNap{100};
+constexpr std::chrono::microseconds kCallerNap{100};
 
 int next_of(int count) { return static_cast<int>(static_cast<uint32_t>(count) + 1); }
 
@@ -129,7 +129,7 @@ void StreamServer::sleep(uint32_t ticket, bool can_help) {
   waiting_.store(true);
   const auto is_served = [&] { return has_reached(served_.load(), ticket); };
   if (can_help) {
-    awake_.wait_for(lock, kNap, is_served);
+    awake_.wait_for(lock, kCallerNap, is_served);
   } else {
     awake_.wait(lock, is_served);
   }

@@ -91,7 +91,7 @@ TEST_P(PromptKernels, WeightsOfARowAreASoftmaxThatGoesOn) {
   }
 }
 
-PromptCase random_case(Rng& rng) {
+PromptCase random_block_case(Rng& rng) {
   PromptCase c{};
   c.kv_heads = 1 + rng() % 3;
   c.group = rng() % 6 == 0 ? some_group(rng()) : 1 + rng() % 5;
@@ -108,7 +108,7 @@ PromptCase random_case(Rng& rng) {
   return c;
 }
 
-std::string text(const PromptCase& c) {
+std::string text_of_block_case(const PromptCase& c) {
   return std::to_string(c.n) + " of " + std::to_string(c.rows) + " tokens, " +
          std::to_string(c.kv_heads) + " x " + std::to_string(c.group) + " heads of " +
          std::to_string(c.dim) + ", window " + std::to_string(c.window) + ", " +
@@ -150,8 +150,9 @@ TEST_P(BlockAttentionTest, IsExactInsideTheLists) {
   BlockAttention attention(kernels, pool);
   for (uint32_t i = 0; i < cases(24); ++i) {
     Rng rng(seed * 1000 + i);
-    const PromptCase c = random_case(rng);
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " + text(c));
+    const PromptCase c = random_block_case(rng);
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " +
+                 text_of_block_case(c));
     TestPrompt prompt(rng, c);
     std::vector<float> sinks(prompt.piece.q_heads);
     for (float& x : sinks) x = rng() % 3 == 0 ? kMinusInf : static_cast<float>(rng() % 5) - 2.0F;
@@ -233,9 +234,10 @@ TEST_P(BlockAttentionTest, RowsInSeveralPlacesGiveTheBitsOfOne) {
   GroupWeights groups(kernels, pool);
   for (uint32_t i = 0; i < cases(8); ++i) {
     Rng rng(seed * 1000 + i);
-    PromptCase c = random_case(rng);
+    PromptCase c = random_block_case(rng);
     c.window = 0;
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " + text(c));
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " +
+                 text_of_block_case(c));
     TestPrompt prompt(rng, c);
     std::vector<uint32_t> borders = {0, c.rows};
     for (uint32_t j = 0; j + 1 < RowRuns::kMostRuns; ++j)
@@ -321,9 +323,10 @@ TEST_P(BlockAttentionTest, WeightsOfBlocksAreThoseOfSampledQueries) {
   BlockWeights weights(kernels, pool);
   for (uint32_t i = 0; i < cases(8); ++i) {
     Rng rng(seed * 1000 + i);
-    PromptCase c = random_case(rng);
+    PromptCase c = random_block_case(rng);
     c.window = 0;
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " + text(c));
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(i) + ": " +
+                 text_of_block_case(c));
     const TestPrompt prompt(rng, c);
     const SampledQueries samples{c.n, 1 + static_cast<uint32_t>(rng() % 40)};
     // A query is a sample, the last one above all, as often as the stride says.

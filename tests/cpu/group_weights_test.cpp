@@ -12,7 +12,7 @@ using keyhole::test::cases;
 
 class GroupWeightsTest : public EveryLevel {};
 
-PromptCase random_case(Rng& rng) {
+PromptCase random_group_case(Rng& rng) {
   PromptCase c{};
   c.kv_heads = 1 + rng() % 3;
   c.group = 1 + rng() % 3;
@@ -92,7 +92,7 @@ TEST_P(GroupWeightsTest, AreThoseOfAntidiagonalsAndOfMeans) {
   GroupWeights weights(kernels, pool);
   for (uint32_t number = 0; number < cases(12); ++number) {
     Rng rng(seed * 1000 + number);
-    const PromptCase c = random_case(rng);
+    const PromptCase c = random_group_case(rng);
     const bool pools = rng() % 2 == 0;
     const uint32_t stride = pools ? kMeanQueries : rng() % 2 == 0 ? 8 : 16;
     SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(number) + ": " +

@@ -13,7 +13,7 @@ using keyhole::test::cases;
 
 class LineWeightsTest : public EveryLevel {};
 
-PromptCase random_case(Rng& rng) {
+PromptCase random_line_case(Rng& rng) {
   PromptCase c{};
   c.kv_heads = 1 + rng() % 3;
   c.group = 1 + rng() % 3;
@@ -29,7 +29,7 @@ PromptCase random_case(Rng& rng) {
   return c;
 }
 
-std::string text(const PromptCase& c) {
+std::string text_of_line_case(const PromptCase& c) {
   return std::to_string(c.n) + " of " + std::to_string(c.rows) + " tokens, " +
          std::to_string(c.kv_heads) + " x " + std::to_string(c.group) + " heads of " +
          std::to_string(c.dim) + ", softcap " + std::to_string(c.logits.softcap);
@@ -41,10 +41,10 @@ TEST_P(LineWeightsTest, AreSoftmaxOfTheLastQueries) {
   LineWeights weights(kernels, pool);
   for (uint32_t number = 0; number < cases(10); ++number) {
     Rng rng(seed * 1000 + number);
-    const PromptCase c = random_case(rng);
+    const PromptCase c = random_line_case(rng);
     const auto queries = static_cast<uint32_t>(1 + rng() % std::min(c.n, kMostLineQueries));
     SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(number) + ": " +
-                 text(c) + ", the last " + std::to_string(queries));
+                 text_of_line_case(c) + ", the last " + std::to_string(queries));
     const TestPrompt prompt(rng, c);
     std::vector<uint32_t> heads;
     for (uint32_t h = 0; h < prompt.piece.q_heads; ++h) {
@@ -81,9 +81,9 @@ TEST_P(LineWeightsTest, RowsAreAttendedBesideBlocks) {
   BlockAttention attention(kernels, pool);
   for (uint32_t number = 0; number < cases(10); ++number) {
     Rng rng(seed * 1000 + number);
-    const PromptCase c = random_case(rng);
+    const PromptCase c = random_line_case(rng);
     SCOPED_TRACE("seed " + std::to_string(seed) + ", case " + std::to_string(number) + ": " +
-                 text(c));
+                 text_of_line_case(c));
     TestPrompt prompt(rng, c);
     const PromptPiece& p = prompt.piece;
     // Each tile has some blocks, and some rows of other ones before its first query; some tiles have none of one kind.

@@ -76,14 +76,14 @@ TEST(QuantiseRow, SubnormalRowsStayWithinRange) {
 // ---- Channels of a block ------------------------------------------------------------------------
 
 /// A block of rows `[n, dim]` by ChannelQuantiser.
-struct Block {
+struct ChannelBlock {
   std::vector<int8_t> q;
   std::vector<uint16_t> scales;
   size_t n;
   uint32_t dim;
 
-  Block(const std::vector<float>& rows, uint32_t channels,
-        float most = std::numeric_limits<float>::max())
+  ChannelBlock(const std::vector<float>& rows, uint32_t channels,
+               float most = std::numeric_limits<float>::max())
       : q(rows.size()), scales(channels), n(rows.size() / channels), dim(channels) {
     ChannelQuantiser quantiser(dim);
     for (size_t i = 0; i < n; ++i) quantiser.look(rows.data() + i * dim);
@@ -106,7 +106,7 @@ TEST(QuantiseChannels, ErrorIsHalfAScaleAndScalesAreTheLargestElements) {
   for (const double sigma : {1e-25, 1e-3, 1.0, 1e4, 1e37}) {
     for (const uint32_t dim : kHeadDims) {
       const auto rows = random_block(rng, dim, sigma);
-      const Block block(rows, dim);
+      const ChannelBlock block(rows, dim);
       for (uint32_t j = 0; j < dim; ++j) {
         double most = 0.0;
         for (size_t i = 0; i < 256; ++i) {
@@ -125,9 +125,9 @@ TEST(QuantiseChannels, ErrorIsHalfAScaleAndScalesAreTheLargestElements) {
 TEST(QuantiseChannels, AnOutlierChannelCostsTheOthersNothing) {
   Rng rng(43);
   auto rows = random_block(rng, 64, 1.0);
-  const Block before(rows, 64);
+  const ChannelBlock before(rows, 64);
   for (size_t i = 0; i < 256; ++i) rows[i * 64 + 7] *= 64.0F;
-  const Block after(rows, 64);
+  const ChannelBlock after(rows, 64);
   EXPECT_EQ(before.q, after.q);
   EXPECT_EQ(after.scale(7), 64.0 * before.scale(7));
 }
@@ -138,7 +138,7 @@ TEST(QuantiseChannels, ZeroAndTinyChannelsAreZeros) {
     rows[i * 64 + 1] = i % 2 == 0 ? 1e-40F : -9e-31F;
     rows[i * 64 + 2] = 3.0F;
   }
-  const Block block(rows, 64);
+  const ChannelBlock block(rows, 64);
   for (size_t i = 0; i < 256; ++i) {
     EXPECT_EQ(block.value(i, 0), 0.0);
     EXPECT_EQ(block.value(i, 1), 0.0);
@@ -159,7 +159,7 @@ TEST(QuantiseChannels, NothingPassesTheLargestNumberOfTheDtype) {
         rows[64 + j] = static_cast<float>(-largest);
         rows[128 + j] = static_cast<float>(largest / 3);
       }
-      const Block block(rows, 64, static_cast<float>(most));
+      const ChannelBlock block(rows, 64, static_cast<float>(most));
       for (size_t i = 0; i < 4; ++i) {
         for (uint32_t j = 0; j < 64; ++j) {
           ASSERT_LE(std::fabs(block.value(i, j)), most);
@@ -172,12 +172,12 @@ TEST(QuantiseChannels, NothingPassesTheLargestNumberOfTheDtype) {
 
 TEST(QuantiseChannels, WhatWasQuantisedOnceStaysAsItIs) {
   Rng rng(45);
-  const Block once(random_block(rng, 96, 2.0), 96);
+  const ChannelBlock once(random_block(rng, 96, 2.0), 96);
   std::vector<float> rows(once.q.size());
   for (size_t i = 0; i < rows.size(); ++i) {
     rows[i] = static_cast<float>(once.value(i / 96, static_cast<uint32_t>(i % 96)));
   }
-  const Block twice(rows, 96);
+  const ChannelBlock twice(rows, 96);
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto j = static_cast<uint32_t>(i % 96);
     ASSERT_NEAR(twice.value(i / 96, j), once.value(i / 96, j), once.scale(j) / 2);

@@ -18,6 +18,9 @@
 
 namespace keyhole::cpu::test {
 
+/// What memory holds that a kernel must not write.
+inline constexpr float kCanary = 12345.5F;
+
 using Rng = std::mt19937_64;
 
 using keyhole::test::kHeadDims;

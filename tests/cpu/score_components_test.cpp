@@ -5,12 +5,11 @@
 namespace keyhole::cpu::test {
 namespace {
 
-constexpr float kCanary = 12345.5F;
 constexpr DType kElements[] = {DType::f32, DType::f16, DType::bf16, DType::i8};
 
 /// A block `[dim, block_rows]` whose memory ends with its last element, and its values in double.
-struct Block {
-  Block(Rng& rng, uint32_t dim, size_t block_rows, DType dtype)
+struct ComponentBlock {
+  ComponentBlock(Rng& rng, uint32_t dim, size_t block_rows, DType dtype)
       : bytes(dim * block_rows * dtype_size(dtype)), exact(dim * block_rows) {
     auto value = gaussian(rng);
     for (size_t i = 0; i < exact.size(); ++i) {
@@ -36,8 +35,8 @@ class ScoreComponents : public EveryLevel {
     SCOPED_TRACE(testing::Message() << dtype_name(dtype) << " dim " << dim << " group " << group
                                     << " block of " << block_rows << " first " << first << " count "
                                     << count << " components " << chosen);
-    const Block block(rng, dim, block_rows, dtype);
-    const Block next(rng, dim, block_rows, dtype);
+    const ComponentBlock block(rng, dim, block_rows, dtype);
+    const ComponentBlock next(rng, dim, block_rows, dtype);
     const std::vector<uint32_t> ids = random_distinct_ids(rng, dim, chosen);
     const GuardedArray<uint32_t> components(chosen);
     std::copy(ids.begin(), ids.end(), components.begin());
@@ -109,7 +108,7 @@ TEST_P(ScoreComponents, EveryCount) {
 // Sums are taken component by component: their bits depend on neither the group nor the number of rows.
 TEST_P(ScoreComponents, BitsDependOnTheRowAndTheHeadAlone) {
   Rng rng(43);
-  const Block block(rng, 128, 256, DType::f16);
+  const ComponentBlock block(rng, 128, 256, DType::f16);
   const std::vector<uint32_t> components = random_distinct_ids(rng, 128, 32);
   const auto queries = random_queries(rng, 7, 32);
   const auto score = [&](uint32_t head, uint32_t group, size_t count) {

@@ -4,8 +4,6 @@
 namespace keyhole::cpu::test {
 namespace {
 
-constexpr float kCanary = 12345.5F;
-
 /// Which rows a call scores: all in order, or a list with repeats.
 struct Selection {
   std::vector<uint32_t> rows;

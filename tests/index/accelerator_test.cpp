@@ -95,8 +95,8 @@ class MadeUp final : public Accelerator {
   void release() override {}
 };
 
-struct Head {
-  explicit Head(size_t n, uint32_t seed = 1) : random(seed), keys(n, 64, DType::f16) {
+struct AcceleratedHead {
+  explicit AcceleratedHead(size_t n, uint32_t seed = 1) : random(seed), keys(n, 64, DType::f16) {
     keys.put(0, attention_keys(n, 64, random));
     training = attention_queries(200, 64, keys, random);
     for (uint32_t i = 0; i < 200; ++i) {
@@ -145,7 +145,7 @@ struct Head {
 };
 
 // Whether two indexes are the same, as far as a search that walks or probes little can tell.
-void expect_same(const Head& head, const Index& a, const Index& b) {
+void expect_same(const AcceleratedHead& head, const Index& a, const Index& b) {
   EXPECT_EQ(a.info().diagnostics, b.info().diagnostics);
   std::mt19937 other(78);
   for (int i = 0; i < 30; ++i) {
@@ -158,7 +158,7 @@ void expect_same(const Head& head, const Index& a, const Index& b) {
 }
 
 TEST(Accelerator, FindsTheNeighboursOfTrainingQueries) {
-  const Head head(500);
+  const AcceleratedHead head(500);
   MadeUp made_up;
   Context with = context();
   with.accelerator = &made_up;
@@ -183,7 +183,7 @@ TEST(Accelerator, FindsTheNeighboursOfTrainingQueries) {
 }
 
 TEST(Accelerator, OneThatDeclinesChangesNothing) {
-  const Head head(1500);
+  const AcceleratedHead head(1500);
   for (const char* spec : {"roargraph:M=6,beam=30,Nq=20", "ivf:C=20", "saap:C=20"}) {
     SCOPED_TRACE(spec);
     MadeUp made_up;
@@ -195,7 +195,7 @@ TEST(Accelerator, OneThatDeclinesChangesNothing) {
 
 TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const Head head(unless_sanitized(3000, 1500));
+  const AcceleratedHead head(unless_sanitized(3000, 1500));
   const char* spec = "roargraph:M=8,ef=100,beam=60,Nq=40,codec=none";
   MadeUp made_up;
   const auto theirs = head.build(spec, &made_up);
@@ -215,7 +215,7 @@ TEST(Accelerator, AGraphOfExactNeighboursFindsAsMuch) {
 }
 
 TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
-  const Head head(700);
+  const AcceleratedHead head(700);
   const cpu::Kernels& kernels = *context().kernels;
   for (const float widest : {1.0F, 1e6F}) {
     // A block of 188 rows too: only sessions want whole ones.
@@ -265,7 +265,7 @@ TEST(Accelerator, KeysInInt8ReachItAsWhatTheyStandFor) {
 }
 
 TEST(Accelerator, ClustersForPartitions) {
-  const Head head(1200);
+  const AcceleratedHead head(1200);
   for (const char* spec : {"ivf:C=24,probe=6", "saap:C=24,probe=6"}) {
     SCOPED_TRACE(spec);
     MadeUp made_up;
@@ -277,7 +277,7 @@ TEST(Accelerator, ClustersForPartitions) {
 }
 
 TEST(Accelerator, AppendsGoOnWithoutIt) {
-  const Head head(900);
+  const AcceleratedHead head(900);
   MadeUp made_up;
   Context with = context();
   with.accelerator = &made_up;

@@ -9,46 +9,37 @@
 
 #include "index/tail/tail_estimate.h"
 #include "index/types/factory.h"
+#include "tests/index/disguise.h"
 #include "tests/index/tails.h"
 
 namespace keyhole::index::test {
 namespace {
 
-constexpr uint32_t kDim = 64, kGroup = 2;
-constexpr size_t kRows = 3300, kTraining = 512, kGroups = 12;
-constexpr uint32_t kNearest = 100;
-constexpr float kPlain = 1.0F;
+constexpr uint32_t kBalancedNearest = 100;
+constexpr Disguise kPlain = {1.0F, 0.0F};
 
 /// One head whose every channel j has keys times a_j plus b_j, and queries divided by a_j.
-struct Head {
-  /// a_j is `factor` in 6 channels, b_j `offset` in 3, else 1 and 0. Always the same data but for these: keys of topics,
-  /// which do not show in those 6 channels.
-  Head(float factor, float offset) : kv(kRows, kDim, DType::f32) {
+struct ScaledHead {
+  /// Always the same data but for the disguise: keys of topics, which do not show in its 6 channels.
+  explicit ScaledHead(const Disguise& d) : kv(kHeadRows, kHeadDim, DType::f32) {
     std::mt19937 random(5);
-    std::vector<float> keys = attention_keys(kRows, kDim, random);
-    std::vector<uint32_t> channels(kDim);
-    for (uint32_t j = 0; j < kDim; ++j) channels[j] = j;
+    std::vector<float> keys = attention_keys(kHeadRows, kHeadDim, random);
+    std::vector<uint32_t> channels(kHeadDim);
+    for (uint32_t j = 0; j < kHeadDim; ++j) channels[j] = j;
     std::shuffle(channels.begin(), channels.end(), random);
     std::normal_distribution<float> normal;
     for (size_t c = 0; c < 6; ++c) {
-      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] = normal(random);
+      for (size_t i = channels[c]; i < keys.size(); i += kHeadDim) keys[i] = normal(random);
     }
-    const auto row = [&](size_t i, float* out) { std::copy_n(&keys[i * kDim], kDim, out); };
-    training = attention_queries(kTraining, kDim, kRows, row, random);
-    asked = attention_queries(kGroups * kGroup, kDim, kRows, row, random);
-    for (size_t c = 0; c < 6; ++c) {
-      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] *= factor;
-      for (size_t i = channels[c]; i < training.size(); i += kDim) training[i] /= factor;
-      for (size_t i = channels[c]; i < asked.size(); i += kDim) asked[i] /= factor;
-    }
-    for (size_t c = 5; c < 8; ++c) {
-      for (size_t i = channels[c]; i < keys.size(); i += kDim) keys[i] += offset;
-    }
-    kv.add(keys, gaussian(kRows, kDim, random));
+    const auto row = [&](size_t i, float* out) { std::copy_n(&keys[i * kHeadDim], kHeadDim, out); };
+    training = attention_queries(kHeadTraining, kHeadDim, kHeadRows, row, random);
+    asked = attention_queries(kHeadGroups * kHeadGroup, kHeadDim, kHeadRows, row, random);
+    d.put_on(channels, keys, {&training, &asked});
+    kv.add(keys, gaussian(kHeadRows, kHeadDim, random));
   }
   [[nodiscard]] RowsView queries() const {
-    return {reinterpret_cast<const std::byte*>(training.data()), kDim * sizeof(float), kTraining,
-            kDim, DType::f32};
+    return {reinterpret_cast<const std::byte*>(training.data()), kHeadDim * sizeof(float),
+            kHeadTraining, kHeadDim, DType::f32};
   }
   [[nodiscard]] Balance balance() const {
     return learn_balance(*context().kernels, kv.view(), queries());
@@ -59,23 +50,24 @@ struct Head {
 };
 
 /// Recall@100 of an index of the head; balance null: its own.
-double recall_of(const std::string& spec, const Head& head, const Balance* balance = nullptr) {
-  const auto index = make_index(spec, kDim, DType::f32, context());
+double balanced_recall(const std::string& spec, const ScaledHead& head,
+                       const Balance* balance = nullptr) {
+  const auto index = make_index(spec, kHeadDim, DType::f32, context());
   BuildInput input;
   input.keys = head.kv.keys.view();
   input.queries.rows = head.queries();
   input.balance = balance;
   index->build(input, {});
   double sum = 0.0;
-  for (size_t g = 0; g < kGroups; ++g) {
-    const std::vector<float> group(&head.asked[g * kGroup * kDim],
-                                   &head.asked[g * kGroup * kDim] + kGroup * kDim);
-    const Answer answer = search(*index, group, kDim, kNearest);
-    for (size_t h = 0; h < kGroup; ++h) {
-      sum += recall(answer.heads[h], head.kv.keys, group.data() + h * kDim, kNearest);
+  for (size_t g = 0; g < kHeadGroups; ++g) {
+    const std::vector<float> group(&head.asked[g * kHeadGroup * kHeadDim],
+                                   &head.asked[g * kHeadGroup * kHeadDim] + kHeadGroup * kHeadDim);
+    const Answer answer = search(*index, group, kHeadDim, kBalancedNearest);
+    for (size_t h = 0; h < kHeadGroup; ++h) {
+      sum += recall(answer.heads[h], head.kv.keys, group.data() + h * kHeadDim, kBalancedNearest);
     }
   }
-  return sum / (kGroups * kGroup);
+  return sum / (kHeadGroups * kHeadGroup);
 }
 
 struct TailFigure {
@@ -84,30 +76,30 @@ struct TailFigure {
 };
 
 /// Second-order tails beside the exact best 20 keys of each head.
-TailFigure tail_of(const Head& head, std::vector<float> scale) {
-  TailTree tree(context(), kDim, DType::f32, {}, std::move(scale));
+TailFigure tail_of(const ScaledHead& head, std::vector<float> scale) {
+  TailTree tree(context(), kHeadDim, DType::f32, {}, std::move(scale));
   tree.build(head.kv.view(), {});
   TailEstimate estimate;
   estimate.reserve(tree, 1);
   TailFigure figure;
-  const float logit_scale = 1.0F / std::sqrt(float{kDim});
-  const size_t n = kGroups * kGroup;
+  const float logit_scale = 1.0F / std::sqrt(float{kHeadDim});
+  const size_t n = kHeadGroups * kHeadGroup;
   for (size_t i = 0; i < n; ++i) {
-    const float* q = &head.asked[i * kDim];
+    const float* q = &head.asked[i * kHeadDim];
     const auto all = truth(head.kv.keys, q);
     std::vector<uint32_t> rows;
     std::vector<float> scores;
     const double top = all[0].first * logit_scale;
     double seen = 0.0, whole = 0.0;
-    std::vector<double> best(kDim, 0.0), exact(kDim, 0.0);
+    std::vector<double> best(kHeadDim, 0.0), exact(kHeadDim, 0.0);
     for (size_t r = 0; r < all.size(); ++r) {
       const double weight = std::exp(all[r].first * logit_scale - top);
       const std::vector<double> v = decoded(head.kv.values.view(), all[r].second);
       whole += weight;
-      for (uint32_t j = 0; j < kDim; ++j) exact[j] += weight * v[j];
+      for (uint32_t j = 0; j < kHeadDim; ++j) exact[j] += weight * v[j];
       if (r >= 20) continue;
       seen += weight;
-      for (uint32_t j = 0; j < kDim; ++j) best[j] += weight * v[j];
+      for (uint32_t j = 0; j < kHeadDim; ++j) best[j] += weight * v[j];
       rows.push_back(all[r].second);
       scores.push_back(static_cast<float>(all[r].first));
     }
@@ -120,12 +112,12 @@ TailFigure tail_of(const Head& head, std::vector<float> scale) {
                     .seen_lse = &seen_lse},
                    {.rows = rows, .scores = scores.data(), .stride = scores.size()});
     figure.missing += double{estimate.missing(0)} / n;
-    std::vector<float> o(kDim);
+    std::vector<float> o(kHeadDim);
     float lse = 0.0F;
     estimate.state(head.kv.values.view(), {o.data(), &lse});
     const double tail = std::exp(double{lse} - top);
     double off = 0.0, length = 0.0;
-    for (uint32_t j = 0; j < kDim; ++j) {
+    for (uint32_t j = 0; j < kHeadDim; ++j) {
       const double x = (best[j] + tail * o[j]) / (seen + tail) - exact[j] / whole;
       off += x * x;
       length += exact[j] / whole * (exact[j] / whole);
@@ -135,20 +127,17 @@ TailFigure tail_of(const Head& head, std::vector<float> scale) {
   return figure;
 }
 
-struct Disguise {
-  float factor, offset;
-};
 constexpr Disguise kDisguises[] = {{4.0F, 0.0F}, {16.0F, 0.0F}, {64.0F, 0.0F}, {16.0F, 300.0F}};
 
-const std::vector<float> kNoScale(kDim, 1.0F);
+const std::vector<float> kNoScale(kHeadDim, 1.0F);
 
 class Balanced : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Balanced, FindsAsMuchWhateverTheChannels) {
-  const double plain = recall_of(GetParam(), Head(kPlain, 0.0F));
+  const double plain = balanced_recall(GetParam(), ScaledHead(kPlain));
   EXPECT_GT(plain, 0.3);
   for (const Disguise& d : kDisguises) {
-    EXPECT_NEAR(recall_of(GetParam(), Head(d.factor, d.offset)), plain, 0.1 * plain)
+    EXPECT_NEAR(balanced_recall(GetParam(), ScaledHead(d)), plain, 0.1 * plain)
         << "times " << d.factor << " plus " << d.offset;
   }
 }
@@ -170,20 +159,20 @@ INSTANTIATE_TEST_SUITE_P(Types, Balanced,
 TEST(Balanced, WithoutItWideChannelsDecideWhatIsFound) {
   // Else the tests here would pass without it.
   const Balance none = {.key_scale = kNoScale};
-  const Head wide(64.0F, 0.0F);
+  const ScaledHead wide({64.0F, 0.0F});
   for (const char* spec : {"ivf:C=64,probe=8", "saap:C=64,probe=8", "hnsw:M=8,efc=60,ef=100"}) {
-    EXPECT_LT(recall_of(spec, wide, &none), 0.8 * recall_of(spec, wide)) << spec;
+    EXPECT_LT(balanced_recall(spec, wide, &none), 0.8 * balanced_recall(spec, wide)) << spec;
   }
-  EXPECT_GT(tail_of(Head(64.0F, 0.0F), kNoScale).error,
-            2.0 * tail_of(Head(kPlain, 0.0F), kNoScale).error);
+  EXPECT_GT(tail_of(ScaledHead({64.0F, 0.0F}), kNoScale).error,
+            2.0 * tail_of(ScaledHead(kPlain), kNoScale).error);
 }
 
 TEST(Balanced, TailsEstimateAsMuchWhateverTheChannels) {
-  const Head head(kPlain, 0.0F);
+  const ScaledHead head(kPlain);
   const TailFigure plain = tail_of(head, head.balance().key_scale);
   for (const Disguise& d : kDisguises) {
     SCOPED_TRACE(testing::Message() << "times " << d.factor << " plus " << d.offset);
-    const Head other(d.factor, d.offset);
+    const ScaledHead other(d);
     const TailFigure figure = tail_of(other, other.balance().key_scale);
     EXPECT_NEAR(figure.missing, plain.missing, 0.1 * plain.missing);
     EXPECT_NEAR(figure.error, plain.error, 0.1 * plain.error);
@@ -191,10 +180,10 @@ TEST(Balanced, TailsEstimateAsMuchWhateverTheChannels) {
 }
 
 TEST(Balanced, ScalesUndoTheChannels) {
-  const Balance plain = Head(kPlain, 0.0F).balance();
-  const Balance wide = Head(16.0F, 0.0F).balance();
+  const Balance plain = ScaledHead(kPlain).balance();
+  const Balance wide = ScaledHead({16.0F, 0.0F}).balance();
   size_t changed = 0;
-  for (uint32_t j = 0; j < kDim; ++j) {
+  for (uint32_t j = 0; j < kHeadDim; ++j) {
     const float ratio = plain.key_scale[j] / wide.key_scale[j];
     EXPECT_TRUE(std::fabs(ratio - 1.0F) < 1e-4F || std::fabs(ratio - 16.0F) < 2e-3F) << ratio;
     changed += ratio > 2.0F ? 1 : 0;
@@ -205,18 +194,18 @@ TEST(Balanced, ScalesUndoTheChannels) {
 // What rounding a key costs grows with the size of the query that it meets, in this space.
 TEST(Balanced, OneQueryLeavesTheNextOnesAsLargeAsMany) {
   std::mt19937 random(9);
-  const std::vector<float> keys = gaussian(1024, kDim, random);
-  KvRows kv(1024, kDim, DType::f32);
+  const std::vector<float> keys = gaussian(1024, kHeadDim, random);
+  KvRows kv(1024, kHeadDim, DType::f32);
   kv.add(keys, keys);
-  const std::vector<float> others = gaussian(64, kDim, random);
+  const std::vector<float> others = gaussian(64, kHeadDim, random);
   const auto size_of_others = [&](size_t queries) {
-    const std::vector<float> known = gaussian(queries, kDim, random);
-    const RowsView view{reinterpret_cast<const std::byte*>(known.data()), kDim * sizeof(float),
-                        queries, kDim, DType::f32};
+    const std::vector<float> known = gaussian(queries, kHeadDim, random);
+    const RowsView view{reinterpret_cast<const std::byte*>(known.data()), kHeadDim * sizeof(float),
+                        queries, kHeadDim, DType::f32};
     const Balance b = learn_balance(*context().kernels, kv.view(), view);
     double squares = 0.0;
     for (size_t i = 0; i < others.size(); ++i) {
-      const double x = others[i] / b.key_scale[i % kDim];
+      const double x = others[i] / b.key_scale[i % kHeadDim];
       squares += x * x;
     }
     return squares;
@@ -229,16 +218,16 @@ TEST(Balanced, OneQueryLeavesTheNextOnesAsLargeAsMany) {
 
 TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
   std::mt19937 random(6);
-  std::vector<float> keys = gaussian(1024, kDim, random);
+  std::vector<float> keys = gaussian(1024, kHeadDim, random);
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i % kDim == 3) keys[i] *= 64.0F;
-    if (i % kDim == 5) keys[i] *= 2.0F;
+    if (i % kHeadDim == 3) keys[i] *= 64.0F;
+    if (i % kHeadDim == 5) keys[i] *= 2.0F;
   }
-  KvRows kv(1024, kDim, DType::f32);
+  KvRows kv(1024, kHeadDim, DType::f32);
   kv.add(keys, keys);
   const Balance b = learn_balance(*context().kernels, kv.view(), {});
   ASSERT_TRUE(b.is_sound());
-  for (uint32_t j = 0; j < kDim; ++j) {
+  for (uint32_t j = 0; j < kHeadDim; ++j) {
     if (j != 3) {
       EXPECT_EQ(b.key_scale[j], b.key_scale[0]);
     }
@@ -248,24 +237,26 @@ TEST(Balanced, WithoutQueriesOnlyOutliersAreNarrowed) {
 
 // A saved index goes on in the space that it was built in, whatever comes later.
 TEST(Balanced, AppendsAfterALoadAreThoseOfTheIndexThatWasSaved) {
-  const Head head(16.0F, 0.0F);
+  const ScaledHead head({16.0F, 0.0F});
   for (const char* spec : {"ivf:C=32,probe=4,segment=1024", "hnsw:M=6,efc=30,ef=20",
                            "roargraph:M=6,ef=12,beam=20,Nq=20", "saap:C=32,probe=4", "sparq:r=8"}) {
     SCOPED_TRACE(spec);
-    const auto index = make_index(spec, kDim, DType::f32, context());
+    const auto index = make_index(spec, kHeadDim, DType::f32, context());
     BuildInput input;
     input.keys = head.kv.keys.view(2000);
     input.queries.rows = head.queries();
     index->build(input, {});
     std::stringstream file;
     index->save(file);
-    const auto loaded = make_index(spec, kDim, DType::f32, context());
+    const auto loaded = make_index(spec, kHeadDim, DType::f32, context());
     loaded->load(file, head.kv.keys.view());
     for (Index* i : {index.get(), loaded.get()}) i->append(head.kv.keys.view(2600), {});
     for (size_t g = 0; g < 4; ++g) {
-      const std::vector<float> group(&head.asked[g * kGroup * kDim],
-                                     &head.asked[g * kGroup * kDim] + kGroup * kDim);
-      EXPECT_EQ(search(*index, group, kDim, 20).heads, search(*loaded, group, kDim, 20).heads);
+      const std::vector<float> group(
+          &head.asked[g * kHeadGroup * kHeadDim],
+          &head.asked[g * kHeadGroup * kHeadDim] + kHeadGroup * kHeadDim);
+      EXPECT_EQ(search(*index, group, kHeadDim, 20).heads,
+                search(*loaded, group, kHeadDim, 20).heads);
     }
     std::stringstream again, first;
     index->save(first);

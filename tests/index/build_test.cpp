@@ -8,16 +8,9 @@
 namespace keyhole::index::test {
 namespace {
 
-std::string saved(const Index& index) {
-  std::ostringstream out;
-  index.save(out);
-  std::string bytes = out.str();
-  return bytes;
-}
-
 // What a build made, without the seconds that it took.
 std::string content(const Index& index) {
-  std::string bytes = saved(index);
+  std::string bytes = saved_bytes(index);
   const std::string params = index.info().params;
   const size_t header = 8 + 4 + 4;  // magic, version, length of the text
   uint32_t text = 0;
@@ -26,16 +19,16 @@ std::string content(const Index& index) {
   return bytes.substr(0, bytes.size() - 8);  // the checksum covers them
 }
 
-constexpr const char* kSpecs[] = {"flat",
-                                  "ivf:segment=512",
-                                  "ivf:train=global,C=50",
-                                  "ivf:segment=512,metric=ip",
-                                  "hnsw:M=6,efc=30",
-                                  "flat:codec=int8",
-                                  "roargraph:M=6,ef=8,beam=30",
-                                  "saap:C=40",
-                                  "sparq",
-                                  "sparq:codec=int8"};
+constexpr const char* kBuildSpecs[] = {"flat",
+                                       "ivf:segment=512",
+                                       "ivf:train=global,C=50",
+                                       "ivf:segment=512,metric=ip",
+                                       "hnsw:M=6,efc=30",
+                                       "flat:codec=int8",
+                                       "roargraph:M=6,ef=8,beam=30",
+                                       "saap:C=40",
+                                       "sparq",
+                                       "sparq:codec=int8"};
 
 TEST(Build, DoesNotDependOnThreads) {
   std::mt19937 random(71);
@@ -43,7 +36,7 @@ TEST(Build, DoesNotDependOnThreads) {
   keys.put(0, attention_keys(1600, 64, random));
   cpu::Pool one({.threads = 1});
   cpu::Pool four({.threads = 4});
-  for (const char* spec : kSpecs) {
+  for (const char* spec : kBuildSpecs) {
     SCOPED_TRACE(spec);
     const std::string alone = content(*built(spec, keys, nullptr));
     EXPECT_EQ(content(*built(spec, keys, &one)), alone);
@@ -136,7 +129,7 @@ TEST_P(Cancel, LeavesTheIndexAsItWas) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Cancel, ::testing::ValuesIn(kSpecs));
+INSTANTIATE_TEST_SUITE_P(Types, Cancel, ::testing::ValuesIn(kBuildSpecs));
 
 TEST(Bytes, AreWhatTheEstimateSays) {
   KEYHOLE_SKIP_WITH_TSAN();

@@ -22,8 +22,8 @@ namespace keyhole::index::test {
 namespace {
 
 /// Keys in clusters, values beside them, queries that favour some.
-struct Head {
-  Head(size_t n, uint32_t d, uint32_t seed)
+struct ListedHead {
+  ListedHead(size_t n, uint32_t d, uint32_t seed)
       : random(seed), keys(n, d, DType::f32), values(n, d, DType::f32) {
     keys.put(0, attention_keys(n, d, random));
     values.put(0, gaussian(n, d, random));
@@ -46,15 +46,15 @@ struct Head {
   std::vector<float> queries;
 };
 
-struct State {
-  State(uint32_t group, uint32_t dim) : o(size_t{group} * dim), lse(group, kMinusInf) {}
+struct ListedState {
+  ListedState(uint32_t group, uint32_t dim) : o(size_t{group} * dim), lse(group, kMinusInf) {}
   [[nodiscard]] StateView view() { return {o.data(), lse.data()}; }
   std::vector<float> o, lse;
 };
 
-struct Step {
-  Step(const cpu::Kernels& k, const Index& index, const float* q, uint32_t group,
-       const LogitParams& logits, uint32_t wanted)
+struct ListedStep {
+  ListedStep(const cpu::Kernels& k, const Index& index, const float* q, uint32_t group,
+             const LogitParams& logits, uint32_t wanted)
       : search{&k, CodedRows::of(index), q, group, logits, wanted, &choice},
         coded(group, search.shape().dim),
         exact(group, search.shape().dim) {
@@ -82,16 +82,16 @@ struct Step {
   ListChoice choice;
   CodeSearch search;
   std::vector<uint32_t> rows;
-  State coded, exact;
+  ListedState coded, exact;
 };
 
 /// The state of the chosen lists' rows by their codes and of the other lists by second order, in double.
-State truth_of(const Step& step) {
+ListedState truth_of(const ListedStep& step) {
   const CodeSearch& s = step.search;
   const CodeLists& lists = *s.rows.lists;
   const CodeShape& shape = s.shape();
   const uint32_t dim = shape.dim;
-  State out(s.group, dim);
+  ListedState out(s.group, dim);
   std::vector<float> q(size_t{s.group} * dim);
   rotate_queries(lists.balance(), s.queries, s.group, q.data());
   const auto chosen = step.choice.chosen();
@@ -166,19 +166,19 @@ TEST(CodeLists, EveryLevelGivesTheSumsInDouble) {
   for (const uint32_t dim : {64U, 80U, 128U, 256U}) {
     for (const char* bits : {"k=1,v=0", "k=2,v=2", "k=4,v=1", "k=2,v=4"}) {
       if (++number % keyhole::test::unless_sanitized(2, 5) != 0) continue;
-      const Head head(2600, dim, number);
+      const ListedHead head(2600, dim, number);
       const auto index = head.index(std::string("codes:") + bits + ",lists=24,read=25");
       const uint32_t group = 1 + number % 6;
       const LogitParams logits{0.1F, number % 3 == 0 ? 8.0F : 0.0F};
       for (const cpu::Level level : cpu::available_levels()) {
         SCOPED_TRACE(std::string(cpu::level_name(level)) + " " + bits + " d " +
                      std::to_string(dim));
-        Step step(*cpu::kernels_for(level), *index, head.queries.data(), group, logits, 0);
+        ListedStep step(*cpu::kernels_for(level), *index, head.queries.data(), group, logits, 0);
         step.choose();
         EXPECT_GT(step.choice.chosen_rows(), 0U);
         EXPECT_LT(step.choice.chosen_rows(), 2560U);
         step.attend(head.kv());
-        const State truth = truth_of(step);
+        const ListedState truth = truth_of(step);
         for (uint32_t h = 0; h < group; ++h) {
           EXPECT_NEAR(step.coded.lse[h], truth.lse[h], 0.06);  // queries of 8 bits
           double difference = 0.0, norm = 0.0;
@@ -196,10 +196,10 @@ TEST(CodeLists, EveryLevelGivesTheSumsInDouble) {
 
 TEST(CodeLists, AllListsAndAllRowsAreExactAttention) {
   for (uint32_t seed = 1; seed <= 3; ++seed) {
-    const Head head(1000, 64, seed);
+    const ListedHead head(1000, 64, seed);
     const auto index = head.index("codes:k=1,v=1,lists=16,read=100");
     const LogitParams logits{0.3F, 0.0F};
-    Step step(cpu::select_kernels(), *index, head.queries.data(), 3, logits, kMostExactRows);
+    ListedStep step(cpu::select_kernels(), *index, head.queries.data(), 3, logits, kMostExactRows);
     step.choose();
     EXPECT_EQ(step.choice.chosen_rows(), 768U);
     step.attend(head.kv());
@@ -212,10 +212,10 @@ TEST(CodeLists, AllListsAndAllRowsAreExactAttention) {
 }
 
 TEST(CodeLists, ChosenRowsLeaveTheState) {
-  const Head head(4000, 64, 4);
+  const ListedHead head(4000, 64, 4);
   const auto index = head.index("codes:k=2,v=2,lists=32,read=40");
-  Step with(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 16);
-  Step without(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 0);
+  ListedStep with(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 16);
+  ListedStep without(cpu::select_kernels(), *index, head.queries.data(), 4, {0.1F, 0.0F}, 0);
   with.choose();
   without.choose();
   with.attend(head.kv());
@@ -248,7 +248,7 @@ TEST(CodeLists, ChosenRowsLeaveTheState) {
 
 /// By how much a list stands out, by what it weighs with the whole of its spread above the lightest, for the head for which it does
 /// most; below the most that any does.
-std::vector<double> depths_of(const Step& step) {
+std::vector<double> depths_of(const ListedStep& step) {
   const CodeLists& lists = *step.search.rows.lists;
   const uint32_t dim = lists.shape().dim;
   std::vector<double> gains(lists.lists(), 0.0);
@@ -285,13 +285,14 @@ std::vector<double> depths_of(const Step& step) {
 }
 
 TEST(CodeLists, ReadsTheListsOfMostHope) {
-  const Head head(6000, 64, 6);
+  const ListedHead head(6000, 64, 6);
   for (const int read : {1, 5, 20, 60}) {
     const auto index = head.index("codes:k=2,v=2,lists=24,read=" + std::to_string(read));
     for (const uint32_t group : {1U, 4U}) {
       for (const float softcap : {0.0F, 6.0F}) {
         SCOPED_TRACE(std::to_string(read) + " of " + std::to_string(group));
-        Step step(cpu::select_kernels(), *index, head.queries.data(), group, {0.35F, softcap}, 0);
+        ListedStep step(cpu::select_kernels(), *index, head.queries.data(), group, {0.35F, softcap},
+                        0);
         step.choose();
         const auto chosen = step.choice.chosen();
         ASSERT_FALSE(chosen.empty());
@@ -326,18 +327,18 @@ TEST(CodeLists, ReadsTheListsOfMostHope) {
 
 /// Keys of some models are hundreds long: the variance of a list's logits is in the thousands then.
 TEST(CodeLists, LongKeysDoNotDrownTheRest) {
-  Head head(6000, 64, 11);
+  ListedHead head(6000, 64, 11);
   for (size_t i = 0; i < head.keys.count(); ++i) {
     auto* row = reinterpret_cast<float*>(const_cast<std::byte*>(head.keys.view().row(i)));
     for (uint32_t j = 0; j < 64; ++j) row[j] *= 30.0F;
   }
   const auto index = head.index("codes:k=4,v=4,lists=24,read=30");
-  Step step(cpu::select_kernels(), *index, head.queries.data(), 4, {0.125F, 0.0F}, 16);
+  ListedStep step(cpu::select_kernels(), *index, head.queries.data(), 4, {0.125F, 0.0F}, 16);
   step.choose();
   step.attend(head.kv());
   std::vector<uint32_t> all(5888);
   for (uint32_t i = 0; i < 5888; ++i) all[i] = i;
-  State truth(4, 64);
+  ListedState truth(4, 64);
   cpu::attend_ids(*step.search.kernels, head.kv(), all, head.queries.data(), 4, {0.125F, 0.0F},
                   truth.view());
   const std::array<StateView, 2> both{step.exact.view(), step.coded.view()};
@@ -367,11 +368,11 @@ TEST(CodeLists, ReadsAllOfFewRows) {
 }
 
 TEST(CodeLists, TheOrderOfPartsChangesNoBit) {
-  const Head head(9000, 64, 7);
+  const ListedHead head(9000, 64, 7);
   const auto index = head.index("codes:k=2,v=2,lists=16,read=50");
   ASSERT_GT(CodedRows::of(*index).parts(), 1U);
-  Step one(cpu::select_kernels(), *index, head.queries.data(), 4, {0.35F, 0.0F}, 16);
-  Step other(cpu::select_kernels(), *index, head.queries.data(), 4, {0.35F, 0.0F}, 16);
+  ListedStep one(cpu::select_kernels(), *index, head.queries.data(), 4, {0.35F, 0.0F}, 16);
+  ListedStep other(cpu::select_kernels(), *index, head.queries.data(), 4, {0.35F, 0.0F}, 16);
   one.choose();
   other.choose();
   one.attend(head.kv());
@@ -422,12 +423,6 @@ size_t rows_at_the_same_place(const CodeLists& a, const CodeLists& b) {
   return rows;
 }
 
-std::string saved(const Index& index) {
-  std::ostringstream out;
-  index.save(out);
-  return out.str();
-}
-
 TEST(CodeLists, HoldEveryRowOnceAfterAnyOperation) {
   constexpr const char* kSpec = "codes:k=2,v=1,lists=20";
   for (uint32_t seed = 0; seed < cases(6); ++seed) {
@@ -464,16 +459,16 @@ TEST(CodeLists, HoldEveryRowOnceAfterAnyOperation) {
         values.poison(n);
         index->truncate(n);
       } else if (kind == 5) {
-        std::stringstream bytes(saved(*index));
+        std::stringstream bytes(saved_bytes(*index));
         index = make_index(kSpec, 64, keys.dtype(), context());
         index->load(bytes, keys.view());
       } else {
         parent = std::move(index);
-        parent_saved = saved(*parent);
+        parent_saved = saved_bytes(*parent);
         index = parent->share(keys.view());
       }
       ASSERT_EQ(index->codes(), nullptr);
-      ASSERT_EQ(parent == nullptr ? "" : saved(*parent), parent_saved);
+      ASSERT_EQ(parent == nullptr ? "" : saved_bytes(*parent), parent_saved);
       if (index->lists() == nullptr) continue;
       ASSERT_EQ(index->lists()->count() % 256, 0U);
       ASSERT_NO_FATAL_FAILURE(expect_sound(*index->lists(), kv()));

@@ -17,8 +17,8 @@ namespace {
 
 const cpu::Kernels& scalar() { return *cpu::kernels_for(cpu::Level::scalar); }
 
-struct Head {
-  Head(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed), keys(n * d), values(n * d) {
+struct ScannedHead {
+  ScannedHead(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed), keys(n * d), values(n * d) {
     std::normal_distribution<float> normal;
     std::vector<float> offset(d);
     for (float& x : offset) x = normal(rng);
@@ -47,19 +47,19 @@ struct Head {
   std::vector<float> keys, values, queries;
 };
 
-struct State {
-  State(uint32_t group, uint32_t dim) : o(size_t{group} * dim), lse(group) {}
+struct ScannedState {
+  ScannedState(uint32_t group, uint32_t dim) : o(size_t{group} * dim), lse(group) {}
   [[nodiscard]] StateView view() { return {o.data(), lse.data()}; }
   std::vector<float> o, lse;
 };
 
-struct Answer {
+struct ScanAnswer {
   std::vector<uint32_t> rows;
-  State coded, exact;
+  ScannedState coded, exact;
 };
 
 /// All parts one after the other, then the end, as a step does it.
-Answer run(const CodeSearch& s, const KvView& kv, bool backwards = false) {
+ScanAnswer run(const CodeSearch& s, const KvView& kv, bool backwards = false) {
   const uint32_t dim = s.shape().dim;
   CodeParts parts;
   parts.reserve(s.shape(), s.group, s.wanted);
@@ -70,7 +70,7 @@ Answer run(const CodeSearch& s, const KvView& kv, bool backwards = false) {
   }
   CodeScan scan;
   const auto rows = scan.choose(s, parts);
-  Answer out{{rows.begin(), rows.end()}, {s.group, dim}, {s.group, dim}};
+  ScanAnswer out{{rows.begin(), rows.end()}, {s.group, dim}, {s.group, dim}};
   cpu::attend_ids(*s.kernels, kv, rows, s.queries, s.group, s.logits, out.exact.view());
   scan.finish(s, out.exact.lse.data(), parts, out.coded.view());
   return out;
@@ -92,7 +92,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
   SCOPED_TRACE("seed " + std::to_string(start));
   uint64_t number = start;
   for (const uint32_t dim : keyhole::test::kHeadDims) {
-    Head head(dim, 6400, number++);  // 25 blocks: two parts
+    ScannedHead head(dim, 6400, number++);  // 25 blocks: two parts
     for (const uint32_t key_bits : {1U, 2U, 4U}) {
       for (const uint32_t value_bits : {0U, 1U, 2U, 4U}) {
         if (number % test::unless_sanitized(3, 11) != 0) {
@@ -106,7 +106,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
         const LogitParams logits{dim > 256 ? 1.6F / std::sqrt(static_cast<float>(dim)) : 0.1F,
                                  softcap};
         const CodeQueries q = codes.queries(head.queries.data(), group);
-        State truth(group, dim);
+        ScannedState truth(group, dim);
         codes.attend(q, logits, {}, truth.view());
         for (const cpu::Level level : cpu::available_levels()) {
           SCOPED_TRACE(std::string(cpu::level_name(level)) + " d " + std::to_string(dim) + " k " +
@@ -114,7 +114,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
                        std::to_string(group));
           const CodeSearch s{
               cpu::kernels_for(level), {&codes}, head.queries.data(), group, logits, 0};
-          const Answer seen = run(s, head.kv());
+          const ScanAnswer seen = run(s, head.kv());
           EXPECT_TRUE(seen.rows.empty());
           for (uint32_t h = 0; h < group; ++h) {
             // Queries of 1 and 2 bits are rounded to 8 bits, and so are weights in light blocks. The largest error of many
@@ -137,7 +137,7 @@ TEST(CodeScan, EveryLevelGivesTheReferencesState) {
 
 TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
   for (const uint32_t dim : keyhole::test::kHeadDims) {
-    Head head(dim, 256, dim);
+    ScannedHead head(dim, 256, dim);
     for (const uint32_t bits : {1U, 2U, 4U}) {
       const KvCodes codes = head.codes(bits, 0);
       const CodeShape& shape = codes.shape();
@@ -214,21 +214,21 @@ TEST(CodeScan, EveryLevelGivesTheReferencesScores) {
 }
 
 TEST(CodeScan, ChoosesTheHeaviestRowsOfTheGroup) {
-  Head head(64, 6400, 5);
+  ScannedHead head(64, 6400, 5);
   const KvCodes codes = head.codes(2, 2);
   const uint32_t group = 5;
   const LogitParams logits{0.2F, 0.0F};
   const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), group, logits, 24};
-  const Answer seen = run(s, head.kv());
+  const ScanAnswer seen = run(s, head.kv());
   ASSERT_EQ(seen.rows.size(), 24U);
   // The reference's weight of one row: the state of that row alone.
-  State all(group, 64);
+  ScannedState all(group, 64);
   const CodeQueries q = codes.queries(head.queries.data(), group);
   codes.attend(q, logits, {}, all.view());
   std::vector<float> scores(group * 6400);
   codes.score(q, scores.data(), 6400);
   std::vector<std::pair<double, uint32_t>> ranked;
-  State others(group, 64);
+  ScannedState others(group, 64);
   for (uint32_t i = 0; i < 6400; ++i) {
     double best = -1e30;
     for (uint32_t h = 0; h < group; ++h) {
@@ -255,16 +255,16 @@ TEST(CodeScan, ChoosesTheHeaviestRowsOfTheGroup) {
 
 TEST(CodeScan, ChosenRowsLeaveTheState) {
   for (const uint32_t wanted : {1U, 16U, 100U}) {
-    Head head(128, 4864, 7 + wanted);
+    ScannedHead head(128, 4864, 7 + wanted);
     const KvCodes codes = head.codes(2, 2);
     const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 4,
                        {0.1F, 0.0F},           wanted};
-    const Answer seen = run(s, head.kv());
+    const ScanAnswer seen = run(s, head.kv());
     std::vector<uint32_t> rows = seen.rows;
     std::sort(rows.begin(), rows.end());
     EXPECT_EQ(std::unique(rows.begin(), rows.end()), rows.end());
     EXPECT_EQ(rows.size(), wanted);
-    State truth(4, 128);
+    ScannedState truth(4, 128);
     codes.attend(codes.queries(head.queries.data(), 4), s.logits, rows, truth.view());
     for (uint32_t h = 0; h < 4; ++h) {
       EXPECT_NEAR(seen.coded.lse[h], truth.lse[h], 2e-3);
@@ -275,7 +275,7 @@ TEST(CodeScan, ChosenRowsLeaveTheState) {
 
 TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
   // By its code the first row weighs e^30 times all others together; it is short in truth, so that they matter.
-  Head head(64, 2048, 11);
+  ScannedHead head(64, 2048, 11);
   KvCodes codes = head.codes(4, 2);
   const LogitParams logits{1.0F, 0.0F};
   std::vector<float> scores(2048);
@@ -287,9 +287,9 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
   CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 1, logits, 1};
   for (const float scale : {0.5F, 1.0F, 3.0F, 6.0F}) {
     s.logits.scale = scale;
-    const Answer seen = run(s, {head.view(keys), head.view(head.values)});
+    const ScanAnswer seen = run(s, {head.view(keys), head.view(head.values)});
     ASSERT_EQ(seen.rows.size(), 1U);
-    State truth(1, 64);
+    ScannedState truth(1, 64);
     codes.attend(codes.queries(head.queries.data(), 1), s.logits, seen.rows, truth.view());
     const double kept = std::exp(double{truth.lse[0]}) + std::exp(double{seen.exact.lse[0]});
     const double share = std::exp(double{truth.lse[0]}) / kept;
@@ -299,23 +299,23 @@ TEST(CodeScan, ARowThatOutweighsAllOthersLeavesThemWhole) {
 }
 
 TEST(CodeScan, AllRowsExactIsExactAttention) {
-  Head head(80, 512, 13);
+  ScannedHead head(80, 512, 13);
   const KvCodes codes = head.codes(1, 1);
   const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 3, {0.1F, 0.0F}, 5000};
-  const Answer seen = run(s, head.kv());
+  const ScanAnswer seen = run(s, head.kv());
   EXPECT_EQ(seen.rows.size(), 512U);
   for (uint32_t h = 0; h < 3; ++h) EXPECT_EQ(seen.coded.lse[h], kMinusInf);
-  State truth(3, 80);
+  ScannedState truth(3, 80);
   cpu::attend_range(scalar(), head.kv(), head.queries.data(), 3, s.logits, truth.view());
   for (size_t i = 0; i < truth.o.size(); ++i) EXPECT_NEAR(seen.exact.o[i], truth.o[i], 1e-5);
 }
 
 TEST(CodeScan, TheOrderOfPartsChangesNoBit) {
-  Head head(128, 20480, 17);
+  ScannedHead head(128, 20480, 17);
   const KvCodes codes = head.codes(2, 2);
   const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 4, {0.1F, 0.0F}, 16};
   ASSERT_GT(code_cut(codes.blocks()).parts, 2U);
-  const Answer a = run(s, head.kv()), b = run(s, head.kv(), true);
+  const ScanAnswer a = run(s, head.kv()), b = run(s, head.kv(), true);
   EXPECT_EQ(a.rows, b.rows);
   EXPECT_EQ(a.coded.o, b.coded.o);
   EXPECT_EQ(a.coded.lse, b.coded.lse);
@@ -327,7 +327,7 @@ TEST(CodeScan, AskersTogetherGetWhatEachGetsAlone) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937 random(seed);
     const uint32_t dim = random() % 2 == 0 ? 64 : 128;
-    Head head(dim, 13312, seed);  // 52 blocks: three parts
+    ScannedHead head(dim, 13312, seed);  // 52 blocks: three parts
     // A heavy row or two for some of the heads alone: others round the block's weights more coarsely.
     for (uint32_t h = 0; h < 3; ++h) {
       const size_t row = random() % 13312;
@@ -364,10 +364,10 @@ TEST(CodeScan, AskersTogetherGetWhatEachGetsAlone) {
       CodeSearch own = s;
       own.queries = askers[i].queries;
       own.group = groups[i];
-      const Answer alone = run(own, head.kv());
+      const ScanAnswer alone = run(own, head.kv());
       const auto rows = scan.choose(own, parts[i]);
       EXPECT_TRUE(std::equal(rows.begin(), rows.end(), alone.rows.begin(), alone.rows.end()));
-      State coded(groups[i], dim);
+      ScannedState coded(groups[i], dim);
       scan.finish(own, alone.exact.lse.data(), parts[i], coded.view());
       EXPECT_EQ(coded.o, alone.coded.o);
       EXPECT_EQ(coded.lse, alone.coded.lse);
@@ -380,7 +380,7 @@ TEST(CodeScan, AskersTogetherGetWhatEachGetsAlone) {
       s.group = with_others[0].group + with_others[1].group;
       for (const uint32_t part : {0U, 1U}) scan.scan(s, part, {}, with_others);
       scan.scan(own, 2, {}, both);
-      const Answer cut = run(own, head.kv());
+      const ScanAnswer cut = run(own, head.kv());
       const auto chosen = scan.choose(own, both);
       EXPECT_TRUE(std::equal(chosen.begin(), chosen.end(), cut.rows.begin(), cut.rows.end()));
       scan.finish(own, cut.exact.lse.data(), both, coded.view());
@@ -391,7 +391,7 @@ TEST(CodeScan, AskersTogetherGetWhatEachGetsAlone) {
 }
 
 TEST(CodeScan, EqualKeysAreOneKey) {
-  Head head(128, 1024, 19);
+  ScannedHead head(128, 1024, 19);
   for (size_t i = 1; i < 1024; ++i) {
     std::copy_n(head.keys.begin(), 128, head.keys.begin() + static_cast<long>(i * 128));
   }
@@ -399,9 +399,9 @@ TEST(CodeScan, EqualKeysAreOneKey) {
   for (const uint32_t wanted : {0U, 16U}) {
     const CodeSearch s{&cpu::select_kernels(), {&codes}, head.queries.data(), 2,
                        {0.1F, 0.0F},           wanted};
-    Answer seen = run(s, head.kv());
+    ScanAnswer seen = run(s, head.kv());
     const StateView both[] = {seen.exact.view(), seen.coded.view()};
-    State merged(2, 128), truth(2, 128);
+    ScannedState merged(2, 128), truth(2, 128);
     cpu::merge_states(both, 2, 128, merged.view());
     cpu::attend_range(scalar(), head.kv(), head.queries.data(), 2, s.logits, truth.view());
     for (uint32_t h = 0; h < 2; ++h) {
@@ -412,7 +412,7 @@ TEST(CodeScan, EqualKeysAreOneKey) {
 }
 
 TEST(CodeScan, OfRowsThatWeighAlikeTheSmallerIsChosen) {
-  Head head(64, 6400, 21);
+  ScannedHead head(64, 6400, 21);
   std::fill(head.keys.begin(), head.keys.end(), 0.0F);
   const KvCodes codes = head.codes(2, 2);
   for (const cpu::Level level : cpu::available_levels()) {
@@ -424,7 +424,7 @@ TEST(CodeScan, OfRowsThatWeighAlikeTheSmallerIsChosen) {
 }
 
 TEST(CodeScan, ZeroAndHugeRowsStayFinite) {
-  Head head(96, 768, 23);
+  ScannedHead head(96, 768, 23);
   std::fill_n(head.keys.begin(), 96, 0.0F);
   std::fill_n(head.keys.begin() + 300 * 96, 96, 6e4F);
   std::fill_n(head.values.begin() + 400 * 96, 96, 6e4F);
@@ -435,7 +435,7 @@ TEST(CodeScan, ZeroAndHugeRowsStayFinite) {
       const KvCodes codes = head.codes(bits, bits);
       const CodeSearch s{
           cpu::kernels_for(level), {&codes}, head.queries.data(), 4, {0.1F, 0.0F}, 8};
-      const Answer seen = run(s, head.kv());
+      const ScanAnswer seen = run(s, head.kv());
       for (const float x : seen.coded.o) EXPECT_TRUE(std::isfinite(x));
       for (const float x : seen.coded.lse) EXPECT_TRUE(std::isfinite(x) || x == kMinusInf);
       EXPECT_NEAR(seen.coded.lse[0], std::log(760.0), 1e-3);  // q = 0: every row weighs 1

@@ -11,8 +11,8 @@ namespace keyhole::index::test {
 namespace {
 
 /// Keys and values of one head in memory that stays where it is.
-struct Head {
-  Head(size_t capacity, uint32_t dim, DType dtype, uint32_t seed)
+struct GrowingHead {
+  GrowingHead(size_t capacity, uint32_t dim, DType dtype, uint32_t seed)
       : random(seed), keys(capacity, dim, dtype), values(capacity, dim, dtype) {}
   void grow(size_t n) {
     keys.put(keys.count(), attention_keys(n, keys.dim(), random));
@@ -28,12 +28,6 @@ struct Head {
   std::mt19937 random;
   Keys keys, values;
 };
-
-std::string saved(const Index& index) {
-  std::ostringstream out;
-  index.save(out);
-  return out.str();
-}
 
 TEST(CodesType, FindsTheBestKeys) {
   std::mt19937 random(1);
@@ -53,7 +47,7 @@ TEST(CodesType, FindsTheBestKeys) {
 
 TEST(CodesType, HasCodesOfExactlyItsRowsAfterAnyOperation) {
   for (uint32_t seed = 0; seed < cases(8); ++seed) {
-    Head head(3000, 64, key_dtypes()[seed % 3], seed);
+    GrowingHead head(3000, 64, key_dtypes()[seed % 3], seed);
     auto index = make_index("codes:k=2,v=4", 64, key_dtypes()[seed % 3], context());
     std::unique_ptr<Index> parent;
     std::string parent_saved;
@@ -71,18 +65,18 @@ TEST(CodesType, HasCodesOfExactlyItsRowsAfterAnyOperation) {
         head.values.poison(n);
         index->truncate(n);
       } else if (kind == 4) {
-        std::stringstream bytes(saved(*index));
+        std::stringstream bytes(saved_bytes(*index));
         index = make_index("codes:k=2,v=4", 64, key_dtypes()[seed % 3], context());
         index->load(bytes, head.keys.view());
       } else if (kind == 6) {  // a copy goes on with what it shares
         parent = std::move(index);
-        parent_saved = saved(*parent);
+        parent_saved = saved_bytes(*parent);
         index = parent->share(head.keys.view());
       } else if (head.keys.count() != 0) {
         index->build(head.input(), {});
       }
       ASSERT_EQ(index->count(), head.keys.count());
-      ASSERT_EQ(parent == nullptr ? "" : saved(*parent), parent_saved);
+      ASSERT_EQ(parent == nullptr ? "" : saved_bytes(*parent), parent_saved);
       const KvCodes* codes = index->codes();
       if (head.keys.count() == 0) continue;
       ASSERT_NE(codes, nullptr);
@@ -98,7 +92,7 @@ TEST(CodesType, HasCodesOfExactlyItsRowsAfterAnyOperation) {
 }
 
 TEST(CodesType, WithoutValuesThereIsNoTail) {
-  Head head(600, 64, DType::f16, 3);
+  GrowingHead head(600, 64, DType::f16, 3);
   head.grow(600);
   const auto index = built("codes", head.keys);
   EXPECT_EQ(index->codes(), nullptr);
@@ -117,7 +111,7 @@ TEST(CodesType, WithoutValuesThereIsNoTail) {
 }
 
 TEST(CodesType, TakesTheBalanceThatItIsGiven) {
-  Head head(512, 64, DType::f16, 4);
+  GrowingHead head(512, 64, DType::f16, 4);
   head.grow(512);
   Balance balance = learn_balance(*context().kernels, head.kv(), {});
   balance.key_scale[7] *= 3.0F;
@@ -135,7 +129,7 @@ TEST(CodesType, TakesTheBalanceThatItIsGiven) {
 }
 
 TEST(CodesType, TrainingQueriesBalanceTheChannels) {
-  Head head(2048, 64, DType::f32, 5);
+  GrowingHead head(2048, 64, DType::f32, 5);
   head.grow(2048);
   std::vector<float> queries = gaussian(64, 64, head.random);
   for (size_t i = 0; i < 64; ++i) queries[i * 64 + 9] *= 16.0F;
@@ -152,7 +146,7 @@ TEST(CodesType, TrainingQueriesBalanceTheChannels) {
 TEST(CodesType, BytesAreWhatTheEstimateSays) {
   for (const char* spec : {"codes:k=1,v=1", "codes", "codes:k=4,v=4", "codes:k=2,v=0"}) {
     for (const size_t n : {size_t{0}, size_t{700}, size_t{5000}}) {
-      Head head(n + 1, 96, DType::f16, 6);
+      GrowingHead head(n + 1, 96, DType::f16, 6);
       head.grow(n);
       const auto index = make_index(spec, 96, DType::f16, context());
       index->build(head.input(), {});

@@ -6,16 +6,16 @@
 namespace keyhole::index::test {
 namespace {
 
-constexpr const char* kSpecs[] = {"flat",
-                                  "ivf:C=20,probe=5,segment=200,iters=2",
-                                  "hnsw:M=8,ef=30,efc=40",
-                                  "flat:codec=int8",
-                                  "roargraph:M=8,ef=8,beam=40",
-                                  "roargraph:M=8,ef=8,beam=40,codec=none",
-                                  "saap:C=20,probe=5,iters=2",
-                                  "sparq:r=8",
-                                  "sparq:r=8,local=3,codec=int8",
-                                  "codes:k=4"};
+constexpr const char* kExploreSpecs[] = {"flat",
+                                         "ivf:C=20,probe=5,segment=200,iters=2",
+                                         "hnsw:M=8,ef=30,efc=40",
+                                         "flat:codec=int8",
+                                         "roargraph:M=8,ef=8,beam=40",
+                                         "roargraph:M=8,ef=8,beam=40,codec=none",
+                                         "saap:C=20,probe=5,iters=2",
+                                         "sparq:r=8",
+                                         "sparq:r=8,local=3,codec=int8",
+                                         "codes:k=4"};
 
 class Explore : public ::testing::TestWithParam<const char*> {};
 
@@ -98,7 +98,7 @@ TEST_P(Explore, AnAppendForAnotherStateIsRefused) {
   EXPECT_THROW(index->commit_append(nullptr), Error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Explore, ::testing::ValuesIn(kSpecs));
+INSTANTIATE_TEST_SUITE_P(Types, Explore, ::testing::ValuesIn(kExploreSpecs));
 
 }  // namespace
 }  // namespace keyhole::index::test

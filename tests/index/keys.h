@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ namespace keyhole::index::test {
 
 using keyhole::test::cases;
 using keyhole::test::unless_sanitized;
+
+/// Of most models.
+inline const RopeParams kRope = {10000.0F, 0, {}};
 
 inline Context context(cpu::Pool* pool = nullptr) { return {&cpu::select_kernels(), pool}; }
 
@@ -213,6 +217,13 @@ inline double mean_recall(const Index& index, const Keys& keys, uint32_t k, int 
 }
 
 /// The diagnostic of that name; fails the test where there is none.
+/// What a file of the index holds.
+inline std::string saved_bytes(const Index& index) {
+  std::ostringstream out;
+  index.save(out);
+  return out.str();
+}
+
 inline double diagnostic(const Index& index, const std::string& name) {
   for (const auto& [key, value] : index.info().diagnostics) {
     if (key == name) return value;

@@ -23,8 +23,8 @@ namespace {
 const cpu::Kernels& kernels() { return *cpu::kernels_for(cpu::Level::scalar); }
 
 /// fp32 rows of one head, with queries that prefer some channels as real ones do.
-struct Head {
-  Head(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed) {
+struct CodedHead {
+  CodedHead(uint32_t d, size_t n, uint64_t seed) : dim(d), rng(seed) {
     std::normal_distribution<float> normal;
     keys.resize(n * d);
     values.resize(n * d);
@@ -67,20 +67,21 @@ struct Head {
   std::vector<float> keys, values, queries;
 };
 
-struct State {
+struct ExactState {
   std::vector<double> o;
   double lse = -INFINITY;
 };
 
 /// Exact attention of one query over `rows`, in double.
-State exact(const Head& head, const float* q, double scale, const std::vector<uint32_t>& rows) {
+ExactState exact(const CodedHead& head, const float* q, double scale,
+                 const std::vector<uint32_t>& rows) {
   std::vector<double> logits;
   for (const uint32_t i : rows) {
     double dot = 0.0;
     for (uint32_t j = 0; j < head.dim; ++j) dot += double{q[j]} * head.keys[i * head.dim + j];
     logits.push_back(scale * dot);
   }
-  State out{std::vector<double>(head.dim, 0.0)};
+  ExactState out{std::vector<double>(head.dim, 0.0)};
   const double top = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -196,7 +197,7 @@ TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
   // Max 1960, table II: mean squared error of the best uniform quantiser of a unit normal.
   const double theory[] = {0, 0.3634, 0.1188, 0, 0.01154};
   for (const uint32_t dim : keyhole::test::kHeadDims) {
-    Head head(dim, 512, 7 + dim);
+    CodedHead head(dim, 512, 7 + dim);
     for (const uint32_t bits : kBits) {
       const KvCodes codes = head.codes(bits, bits);
       std::vector<float> row(dim);
@@ -221,7 +222,7 @@ TEST(KvCodes, DistortionIsThatOfAUniformQuantiserOfNormals) {
 
 TEST(KvCodes, ScoresAreUnbiased) {
   for (const uint32_t dim : {64U, 80U, 112U, 128U, 320U}) {
-    Head head(dim, 2048, 11 + dim);
+    CodedHead head(dim, 2048, 11 + dim);
     for (const uint32_t bits : kBits) {
       const KvCodes codes = head.codes(bits, 0);
       const CodeQueries queries = codes.queries(head.queries.data(), 16);
@@ -254,7 +255,7 @@ TEST(KvCodes, ScoresAreUnbiased) {
 
 TEST(KvCodes, StatesComeNearExactAttention) {
   for (const uint32_t dim : keyhole::test::kHeadDims) {
-    Head head(dim, 2048, 13 + dim);
+    CodedHead head(dim, 2048, 13 + dim);
     const float scale = 0.5F / std::sqrt(static_cast<float>(dim));
     double previous = 1e9;
     for (const uint32_t bits : kBits) {
@@ -265,7 +266,7 @@ TEST(KvCodes, StatesComeNearExactAttention) {
       codes.attend(queries, {scale, 0.0F}, {}, {o.data(), lse.data()});
       double error = 0.0;
       for (uint32_t h = 0; h < group; ++h) {
-        const State truth = exact(head, head.queries.data() + h * dim, scale, all_rows(2048));
+        const ExactState truth = exact(head, head.queries.data() + h * dim, scale, all_rows(2048));
         error += relative_error(o.data() + h * dim, truth.o) / group;
         EXPECT_NEAR(lse[h], truth.lse,
                     bits == 4   ? 0.02
@@ -281,7 +282,7 @@ TEST(KvCodes, StatesComeNearExactAttention) {
 }
 
 TEST(KvCodes, EveryRowIsInTheStateOnce) {
-  Head head(96, 1024, 17);
+  CodedHead head(96, 1024, 17);
   const KvCodes codes = head.codes(2, 2);
   const CodeQueries queries = codes.queries(head.queries.data(), 3);
   const LogitParams logits{0.05F, 0.0F};
@@ -306,7 +307,7 @@ TEST(KvCodes, EveryRowIsInTheStateOnce) {
 
 TEST(KvCodes, OutlierChannelsChangeNothing) {
   for (const float a : {4.0F, 16.0F, 64.0F}) {
-    Head plain(128, 2048, 19), wide(128, 2048, 19);
+    CodedHead plain(128, 2048, 19), wide(128, 2048, 19);
     for (const uint32_t j : {3U, 17U, 40U, 77U, 99U, 120U}) {
       for (size_t i = 0; i < 2048; ++i) wide.keys[i * 128 + j] *= a;
       for (size_t i = 0; i < 64; ++i) wide.queries[i * 128 + j] /= a;
@@ -315,14 +316,14 @@ TEST(KvCodes, OutlierChannelsChangeNothing) {
     for (size_t i = 0; i < 2048; ++i) wide.keys[i * 128 + 50] += 100.0F;
     double errors[2];
     for (int w = 0; w < 2; ++w) {
-      const Head& head = w == 0 ? plain : wide;
+      const CodedHead& head = w == 0 ? plain : wide;
       const KvCodes codes = head.codes(2, 2);
       const CodeQueries queries = codes.queries(head.queries.data(), 8);
       std::vector<float> o(8 * 128), lse(8);
       codes.attend(queries, {0.05F, 0.0F}, {}, {o.data(), lse.data()});
       errors[w] = 0.0;
       for (uint32_t h = 0; h < 8; ++h) {
-        const State truth = exact(head, head.queries.data() + h * 128, 0.05, all_rows(2048));
+        const ExactState truth = exact(head, head.queries.data() + h * 128, 0.05, all_rows(2048));
         errors[w] += relative_error(o.data() + h * 128, truth.o);
       }
     }
@@ -331,7 +332,7 @@ TEST(KvCodes, OutlierChannelsChangeNothing) {
 }
 
 TEST(KvCodes, ABlockDependsOnItsOwnRowsAlone) {
-  Head head(80, 2048, 23);
+  CodedHead head(80, 2048, 23);
   const Balance balance = head.balance();
   KvCodes whole({80, 2, 4}, balance), pieces({80, 2, 4}, balance);
   whole.extend(kernels(), head.kv());
@@ -429,7 +430,7 @@ TEST(KvCodes, CopiesGrowAndAreCutEachByItself) {
 }
 
 TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
-  Head head(128, 256, 29);
+  CodedHead head(128, 256, 29);
   const Balance balance = head.balance();
   for (const DType dtype : {DType::f16, DType::bf16}) {
     std::vector<std::byte> k(256 * 128 * 2), v(k.size());
@@ -448,7 +449,7 @@ TEST(KvCodes, LevelsOfTheMachineGiveTheSameBits) {
 
 TEST(KvCodes, StrangeRowsStayFinite) {
   for (const uint32_t bits : kBits) {
-    Head head(64, 512, 31);
+    CodedHead head(64, 512, 31);
     std::fill_n(head.keys.begin(), 64, 0.0F);       // zero
     std::fill_n(head.keys.begin() + 64, 64, 6e4F);  // huge
     for (size_t i = 256; i < 512; ++i) {            // all equal

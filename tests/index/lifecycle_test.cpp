@@ -8,7 +8,7 @@ namespace keyhole::index::test {
 namespace {
 
 // Exact after operations in any order.
-constexpr const char* kExactSpecs[] = {
+constexpr const char* kLifecycleSpecs[] = {
     "flat",
     "ivf:C=12,probe=16777216,segment=100,iters=2,codec=none",
     "ivf:train=global,probe=16777216,segment=150,iters=1,metric=ip,codec=none",
@@ -145,7 +145,7 @@ TEST_P(Lifecycle, AppendRefusesFewerRowsThanItHas) {
   expect_right(*index, keys, random);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Lifecycle, ::testing::ValuesIn(kExactSpecs));
+INSTANTIATE_TEST_SUITE_P(Types, Lifecycle, ::testing::ValuesIn(kLifecycleSpecs));
 
 // At the effort of daily use: growth block by block must not cost recall.
 TEST(Append, BlockByBlockFindsWhatOneBuildFinds) {

@@ -17,8 +17,8 @@ namespace keyhole::index::test {
 namespace {
 
 // Keys with queries that guide: both from the distributions of synthetic.h.
-struct Head {
-  Head(size_t n, size_t queries, uint32_t seed, uint32_t dim = 64)
+struct TrainedHead {
+  TrainedHead(size_t n, size_t queries, uint32_t seed, uint32_t dim = 64)
       : random(seed), keys(n, dim, DType::f16) {
     keys.put(0, attention_keys(n, dim, random));
     training = attention_queries(queries, dim, keys, random);
@@ -47,7 +47,7 @@ struct Head {
 TEST(TrainingNeighbours, AreTheExactOnesThatAQueryCanSee) {
   for (uint32_t seed = 0; seed < cases(12); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    Head head(1 + seed * 97 % 700, 40, seed);
+    TrainedHead head(1 + seed * 97 % 700, 40, seed);
     const uint32_t first = 30;  // position of row 0
     const bool known = seed % 3 != 0;
     for (size_t q = 0; known && q < 40; ++q) {
@@ -75,7 +75,7 @@ TEST(TrainingNeighbours, AreTheExactOnesThatAQueryCanSee) {
 }
 
 TEST(TrainingNeighbours, FewQueriesAreAllChosenAndLateOnesAreFavoured) {
-  const Head head(50, 400, 1);
+  const TrainedHead head(50, 400, 1);
   EXPECT_EQ(choose_queries(head.queries(), 1000).size(), 400U);
   EXPECT_TRUE(choose_queries({}, 10).empty());
   const auto some = choose_queries(head.queries(), 40);
@@ -165,7 +165,7 @@ TEST(KeyCodes, ScoresAreWithinTheirBound) {
 TEST(RoarGraph, EveryKeyIsReachableAndListsKeepTheirWidth) {
   for (const char* spec : {"roargraph:M=4,beam=20", "roargraph:M=16,Nq=50", "roargraph:M=2,Nq=2"}) {
     SCOPED_TRACE(spec);
-    const Head head(1500, 300, 5);
+    const TrainedHead head(1500, 300, 5);
     const auto index = head.build(spec, 1500);
     EXPECT_EQ(diagnostic(*index, "reachable_share"), 1.0);
     EXPECT_GT(diagnostic(*index, "mean_degree"), 1.0);
@@ -177,7 +177,7 @@ TEST(RoarGraph, EveryKeyIsReachableAndListsKeepTheirWidth) {
 }
 
 TEST(RoarGraph, IsTheSameForAnyNumberOfThreads) {
-  const Head head(1200, 200, 6);
+  const TrainedHead head(1200, 200, 6);
   const auto bytes = [&](cpu::Pool* pool) {
     std::ostringstream out;
     head.build("roargraph:M=8,beam=30", 1200, pool)->save(out);
@@ -195,7 +195,7 @@ TEST(RoarGraph, IsTheSameForAnyNumberOfThreads) {
 TEST(RoarGraph, QueriesGuideIt) {
   KEYHOLE_SKIP_WITH_TSAN();
   // Queries far from all keys: a graph that has seen their like finds more for the same beam.
-  Head head(6000, 3000, 7);
+  TrainedHead head(6000, 3000, 7);
   const auto guided = head.build("roargraph:M=8,ef=24", 6000);
   head.training.clear();
   const auto unguided = head.build("roargraph:M=8,ef=24", 6000);
@@ -209,7 +209,7 @@ TEST(RoarGraph, QueriesGuideIt) {
 
 TEST(RoarGraph, RecallGrowsWithTheBeamUpToOne) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const Head head(4000, 500, 9);
+  const TrainedHead head(4000, 500, 9);
   std::stringstream saved;
   head.build("roargraph:M=8", 4000)->save(saved);
   double last = -1.0;
@@ -226,7 +226,7 @@ TEST(RoarGraph, RecallGrowsWithTheBeamUpToOne) {
 
 TEST(RoarGraph, Int8WalksFindWhatFullPrecisionFinds) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const Head head(5000, 800, 11);
+  const TrainedHead head(5000, 800, 11);
   const auto coded = head.build("roargraph:M=8,ef=40", 5000);
   const auto plain = head.build("roargraph:M=8,ef=40,codec=none", 5000);
   std::mt19937 a(12);
@@ -237,7 +237,7 @@ TEST(RoarGraph, Int8WalksFindWhatFullPrecisionFinds) {
 
 TEST(RoarGraph, AppendedBlocksReachTheRecallOfARebuiltIndex) {
   KEYHOLE_SKIP_WITH_TSAN();
-  const Head head(4000, 800, 13);
+  const TrainedHead head(4000, 800, 13);
   const auto grown = head.build("roargraph:M=8,ef=32", 2000);
   for (size_t n = 2000; n < 4000; n += 100) grown->append(head.keys.view(n + 100), {});
   EXPECT_EQ(diagnostic(*grown, "reachable_share"), 1.0);
@@ -286,7 +286,7 @@ TEST(RoarGraph, Traps) {
     for (const char* spec :
          {"roargraph:ef=8", "roargraph:ef=8,Nq=2,M=2,codec=none", "roargraph:ef=100000"}) {
       SCOPED_TRACE(std::string(trap.name) + " " + spec);
-      Head head(0, 0, 18);
+      TrainedHead head(0, 0, 18);
       head.keys = Keys(trap.keys.size() / 64, 64, DType::f16);
       head.keys.put(0, trap.keys);
       head.training = trap.queries;
@@ -307,7 +307,7 @@ TEST(RoarGraph, Traps) {
 }
 
 TEST(RoarGraph, AppendsAreWorkedOutWhileOthersSearch) {
-  const Head head(2600, 200, 19);
+  const TrainedHead head(2600, 200, 19);
   const auto index = head.build("roargraph:M=6,ef=16,beam=20", 2000);
   std::mt19937 random(20);
   const auto queries = attention_queries(2, 64, head.keys, random);

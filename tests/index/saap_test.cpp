@@ -9,7 +9,6 @@ namespace keyhole::index::test {
 namespace {
 
 constexpr uint32_t kDim = 64;
-const RopeParams kRope = {10000.0F, 0, {}};
 
 // Partitions of the given rows, and a network that has been told nothing: small random weights.
 ClassifierWeights weights_over(const std::vector<float>& rows, size_t count, std::mt19937& random) {

@@ -8,18 +8,18 @@
 namespace keyhole::index::test {
 namespace {
 
-constexpr const char* kSpecs[] = {"flat",
-                                  "ivf:C=12,probe=4,segment=100,iters=1",
-                                  "hnsw:M=4,ef=20,efc=10",
-                                  "hnsw:M=4,ef=20,efc=10,geometry=ip",
-                                  "flat:codec=int8",
-                                  "roargraph:M=4,ef=20,beam=10",
-                                  "roargraph:M=4,ef=5,beam=10,codec=none",
-                                  "saap:C=12,probe=4,iters=1",
-                                  "sparq:r=8",
-                                  "sparq:r=8,codec=int8",
-                                  "codes:k=2",
-                                  "codes:k=2,lists=16"};
+constexpr const char* kSavedSpecs[] = {"flat",
+                                       "ivf:C=12,probe=4,segment=100,iters=1",
+                                       "hnsw:M=4,ef=20,efc=10",
+                                       "hnsw:M=4,ef=20,efc=10,geometry=ip",
+                                       "flat:codec=int8",
+                                       "roargraph:M=4,ef=20,beam=10",
+                                       "roargraph:M=4,ef=5,beam=10,codec=none",
+                                       "saap:C=12,probe=4,iters=1",
+                                       "sparq:r=8",
+                                       "sparq:r=8,codec=int8",
+                                       "codes:k=2",
+                                       "codes:k=2,lists=16"};
 
 class Saved : public ::testing::TestWithParam<const char*> {
  protected:
@@ -239,7 +239,7 @@ TEST_P(Saved, AbsurdLengthsCostNoMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Saved, ::testing::ValuesIn(kSpecs));
+INSTANTIATE_TEST_SUITE_P(Types, Saved, ::testing::ValuesIn(kSavedSpecs));
 
 TEST(Checksum, DoesNotDependOnTheDivision) {
   std::mt19937 random(62);

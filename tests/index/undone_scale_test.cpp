@@ -8,61 +8,48 @@
 
 #include "index/scan/balance.h"
 #include "index/types/factory.h"
-#include "tests/index/keys.h"
+#include "tests/index/disguise.h"
 
 namespace keyhole::index::test {
 namespace {
 
-constexpr uint32_t kDim = 64, kGroup = 2, kNearest = 50;
-constexpr size_t kRows = 3300, kTraining = 512, kGroups = 12;
-const RopeParams kRope = {10000.0F, 0, {}};
+constexpr uint32_t kUndoneNearest = 50;
 
 /// Rotate-half, in place.
 void turn(float* row, size_t position) {
-  for (uint32_t i = 0; i < kDim / 2; ++i) {
-    const double angle = static_cast<double>(position) * std::pow(1e4, -2.0 * i / kDim);
-    const double a = row[i], b = row[i + kDim / 2];
+  for (uint32_t i = 0; i < kHeadDim / 2; ++i) {
+    const double angle = static_cast<double>(position) * std::pow(1e4, -2.0 * i / kHeadDim);
+    const double a = row[i], b = row[i + kHeadDim / 2];
     row[i] = static_cast<float>(a * std::cos(angle) - b * std::sin(angle));
-    row[i + kDim / 2] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
+    row[i + kHeadDim / 2] = static_cast<float>(b * std::cos(angle) + a * std::sin(angle));
   }
 }
 
-struct Disguise {
-  float factor,
-      offset;  ///< of 6 channels after RoPE, whose queries are divided by the factor; of 3 channels
-};
-
-struct Head {
-  explicit Head(const Disguise& d) : keys(kRows, kDim, DType::f32) {
+/// Its channels wear the disguise after RoPE.
+struct TurnedHead {
+  explicit TurnedHead(const Disguise& d) : keys(kHeadRows, kHeadDim, DType::f32) {
     std::mt19937 random(5);
-    std::vector<float> k = attention_keys(kRows, kDim, random);
-    const auto row = [&](size_t i, float* out) { std::copy_n(&k[i * kDim], kDim, out); };
-    training = attention_queries(kTraining, kDim, kRows, row, random);
-    asked = attention_queries(kGroups * kGroup, kDim, kRows, row, random);
-    for (size_t i = 0; i < kRows; ++i) turn(&k[i * kDim], i);
-    for (size_t i = 0; i < kTraining; ++i) {
-      positions.push_back(static_cast<uint32_t>(i * kRows / kTraining));
-      turn(&training[i * kDim], positions[i]);
+    std::vector<float> k = attention_keys(kHeadRows, kHeadDim, random);
+    const auto row = [&](size_t i, float* out) { std::copy_n(&k[i * kHeadDim], kHeadDim, out); };
+    training = attention_queries(kHeadTraining, kHeadDim, kHeadRows, row, random);
+    asked = attention_queries(kHeadGroups * kHeadGroup, kHeadDim, kHeadRows, row, random);
+    for (size_t i = 0; i < kHeadRows; ++i) turn(&k[i * kHeadDim], i);
+    for (size_t i = 0; i < kHeadTraining; ++i) {
+      positions.push_back(static_cast<uint32_t>(i * kHeadRows / kHeadTraining));
+      turn(&training[i * kHeadDim], positions[i]);
     }
-    for (size_t i = 0; i < kGroups * kGroup; ++i) turn(&asked[i * kDim], kRows);
-    std::vector<uint32_t> channels(kDim);
-    for (uint32_t j = 0; j < kDim; ++j) channels[j] = j;
+    for (size_t i = 0; i < kHeadGroups * kHeadGroup; ++i) turn(&asked[i * kHeadDim], kHeadRows);
+    std::vector<uint32_t> channels(kHeadDim);
+    for (uint32_t j = 0; j < kHeadDim; ++j) channels[j] = j;
     std::shuffle(channels.begin(), channels.end(), random);
-    for (size_t c = 0; c < 6; ++c) {
-      for (size_t i = channels[c]; i < k.size(); i += kDim) k[i] *= d.factor;
-      for (size_t i = channels[c]; i < training.size(); i += kDim) training[i] /= d.factor;
-      for (size_t i = channels[c]; i < asked.size(); i += kDim) asked[i] /= d.factor;
-    }
-    for (size_t c = 5; c < 8; ++c) {
-      for (size_t i = channels[c]; i < k.size(); i += kDim) k[i] += d.offset;
-    }
+    d.put_on(channels, k, {&training, &asked});
     keys.put(0, k);
   }
   [[nodiscard]] BuildInput input() const {
     BuildInput in;
     in.keys = keys.view();
-    in.queries.rows = {reinterpret_cast<const std::byte*>(training.data()), kDim * sizeof(float),
-                       kTraining, kDim, DType::f32};
+    in.queries.rows = {reinterpret_cast<const std::byte*>(training.data()),
+                       kHeadDim * sizeof(float), kHeadTraining, kHeadDim, DType::f32};
     in.queries.positions = positions.data();
     in.rope = &kRope;
     return in;
@@ -72,36 +59,36 @@ struct Head {
   std::vector<uint32_t> positions;
 };
 
-double recall_of(const std::string& spec, const Head& head) {
-  const auto index = make_index(spec, kDim, DType::f32, context());
+double undone_recall(const std::string& spec, const TurnedHead& head) {
+  const auto index = make_index(spec, kHeadDim, DType::f32, context());
   index->build(head.input(), {});
   // As it is after a load.
   std::stringstream file;
   index->save(file);
-  const auto loaded = make_index(spec, kDim, DType::f32, context());
+  const auto loaded = make_index(spec, kHeadDim, DType::f32, context());
   loaded->load(file, head.keys.view());
   double sum = 0.0;
-  for (size_t g = 0; g < kGroups; ++g) {
-    const std::vector<float> group(&head.asked[g * kGroup * kDim],
-                                   &head.asked[g * kGroup * kDim] + kGroup * kDim);
-    const Answer answer = search(*loaded, group, kDim, kNearest);
-    EXPECT_EQ(answer.heads, search(*index, group, kDim, kNearest).heads);
-    for (size_t h = 0; h < kGroup; ++h) {
-      sum += recall(answer.heads[h], head.keys, group.data() + h * kDim, kNearest);
+  for (size_t g = 0; g < kHeadGroups; ++g) {
+    const std::vector<float> group(&head.asked[g * kHeadGroup * kHeadDim],
+                                   &head.asked[g * kHeadGroup * kHeadDim] + kHeadGroup * kHeadDim);
+    const Answer answer = search(*loaded, group, kHeadDim, kUndoneNearest);
+    EXPECT_EQ(answer.heads, search(*index, group, kHeadDim, kUndoneNearest).heads);
+    for (size_t h = 0; h < kHeadGroup; ++h) {
+      sum += recall(answer.heads[h], head.keys, group.data() + h * kHeadDim, kUndoneNearest);
     }
   }
-  return sum / (kGroups * kGroup);
+  return sum / (kHeadGroups * kHeadGroup);
 }
 
 class UndoneScale : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(UndoneScale, FindsAsMuchWhateverTheChannels) {
-  const double plain = recall_of(GetParam(), Head({1.0F, 0.0F}));
+  const double plain = undone_recall(GetParam(), TurnedHead({1.0F, 0.0F}));
   EXPECT_GT(plain, 0.15);
   EXPECT_LT(plain, 0.95);
   for (const Disguise& d : {Disguise{4.0F, 0.0F}, Disguise{16.0F, 0.0F}, Disguise{64.0F, 0.0F},
                             Disguise{1.0F, 300.0F}, Disguise{16.0F, 300.0F}}) {
-    EXPECT_NEAR(recall_of(GetParam(), Head(d)), plain, 0.1 * plain)
+    EXPECT_NEAR(undone_recall(GetParam(), TurnedHead(d)), plain, 0.1 * plain)
         << "times " << d.factor << " plus " << d.offset;
   }
 }
@@ -115,15 +102,15 @@ INSTANTIATE_TEST_SUITE_P(Types, UndoneScale,
 
 /// The widest channel of the keys turned back, in standard deviations of a Gaussian key.
 double widest(const std::vector<float>& rows, const BuildInput& input) {
-  const RopeUndo undo = balanced_undo(*context().kernels, input, kDim);
+  const RopeUndo undo = balanced_undo(*context().kernels, input, kHeadDim);
   std::vector<float> turned = rows;
-  undo.rows(turned.data(), 0, kRows);
+  undo.rows(turned.data(), 0, kHeadRows);
   double most = 0.0;
-  for (uint32_t j = 0; j < kDim; ++j) {
+  for (uint32_t j = 0; j < kHeadDim; ++j) {
     double mean = 0.0, square = 0.0;
-    for (size_t i = j; i < turned.size(); i += kDim) {
-      mean += double{turned[i]} / kRows;
-      square += double{turned[i]} * turned[i] / kRows;
+    for (size_t i = j; i < turned.size(); i += kHeadDim) {
+      mean += double{turned[i]} / kHeadRows;
+      square += double{turned[i]} * turned[i] / kHeadRows;
     }
     most = std::max(most, std::sqrt(square - mean * mean));
   }
@@ -132,16 +119,16 @@ double widest(const std::vector<float>& rows, const BuildInput& input) {
 
 TEST(UndoneScale, ConstantsGoWhicheverSideOfRopeTheyAreOf) {
   std::mt19937 random(7);
-  const Balance none = {.key_scale = std::vector<float>(kDim, 1.0F)};
+  const Balance none = {.key_scale = std::vector<float>(kHeadDim, 1.0F)};
   for (const bool before : {false, true}) {
     for (const uint32_t channel : {0U, 9U, 31U, 63U}) {
-      std::vector<float> rows = gaussian(kRows, kDim, random);
-      for (size_t i = 0; i < kRows; ++i) {
-        if (before) rows[i * kDim + channel] += 50.0F;
-        turn(&rows[i * kDim], i);
-        if (!before) rows[i * kDim + channel] += 50.0F;
+      std::vector<float> rows = gaussian(kHeadRows, kHeadDim, random);
+      for (size_t i = 0; i < kHeadRows; ++i) {
+        if (before) rows[i * kHeadDim + channel] += 50.0F;
+        turn(&rows[i * kHeadDim], i);
+        if (!before) rows[i * kHeadDim + channel] += 50.0F;
       }
-      Keys keys(kRows, kDim, DType::f32);
+      Keys keys(kHeadRows, kHeadDim, DType::f32);
       keys.put(0, rows);
       BuildInput input;
       input.keys = keys.view();

@@ -13,9 +13,9 @@
 namespace keyhole::tools {
 namespace {
 
-class Reader {
+class ResultReader {
  public:
-  Reader(std::string where, hid_t at) : where_(std::move(where)), at_(at) {}
+  ResultReader(std::string where, hid_t at) : where_(std::move(where)), at_(at) {}
 
   [[nodiscard]] AnnResult read() const {
     AnnResult out;
@@ -242,13 +242,13 @@ std::vector<AnnResult> read_ann_results(const std::filesystem::path& path) {
       throw std::runtime_error(
           path.string() + ": holds a data set (train, test), not results of a search over one");
     }
-    return {Reader(path.string(), file.get()).read()};
+    return {ResultReader(path.string(), file.get()).read()};
   }
   std::vector<AnnResult> out;
   for (const std::string& name : groups_of(file.get())) {
     const Hdf5Handle group(H5Gopen2(file.get(), name.c_str(), H5P_DEFAULT), H5Gclose);
     if (!group.valid() || H5Lexists(group.get(), "neighbors", H5P_DEFAULT) <= 0) continue;
-    out.push_back(Reader(path.string() + ", group " + name, group.get()).read());
+    out.push_back(ResultReader(path.string() + ", group " + name, group.get()).read());
     out.back().group = name;
   }
   if (out.empty()) {

@@ -19,7 +19,7 @@ constexpr std::array kDashes = {"none", "7 3", "2 3", "9 3 2 3", "4 2", "1 2"};
 
 // A panel, in units of its SVG; wide enough for a phone's 390 pixels without its text becoming too small to read.
 constexpr double kPanelWidth = 420, kPanelHeight = 300;
-constexpr double kLeft = 58, kTop = 26, kPlotWidth = 346, kPlotHeight = 226;
+constexpr double kPlotLeft = 58, kPlotTop = 26, kPlotWidth = 346, kPlotHeight = 226;
 constexpr double kLegendLine = 17;
 
 const char* dashes_of(size_t kind) { return kDashes[kind % kDashes.size()]; }
@@ -73,31 +73,32 @@ class Panel {
     return x_axis_.shows(view_.values[point][x_]) && y_axis_.shows(view_.values[point][y_]);
   }
   [[nodiscard]] double left_of(size_t point) const {
-    return kLeft + x_axis_.place(view_.values[point][x_]) * kPlotWidth;
+    return kPlotLeft + x_axis_.place(view_.values[point][x_]) * kPlotWidth;
   }
   [[nodiscard]] double top_of(size_t point) const {
-    return kTop + (1 - y_axis_.place(view_.values[point][y_])) * kPlotHeight;
+    return kPlotTop + (1 - y_axis_.place(view_.values[point][y_])) * kPlotHeight;
   }
 
   [[nodiscard]] std::string grid() const {
-    const double bottom = kTop + kPlotHeight;
+    const double bottom = kPlotTop + kPlotHeight;
     const std::string light = " stroke=\"#e4e4e4\"";
     std::string out = "<g class=\"grid\">\n";
     for (const Axis::Tick& tick : x_axis_.ticks()) {
-      const double x = kLeft + tick.place * kPlotWidth;
-      out += line_from(x, kTop, x, bottom, light) +
+      const double x = kPlotLeft + tick.place * kPlotWidth;
+      out += line_from(x, kPlotTop, x, bottom, light) +
              text_at(tick_middle(x, tick.text, kPanelWidth), bottom + 15, tick.text, "middle");
     }
     for (const Axis::Tick& tick : y_axis_.ticks()) {
       const double y = bottom - tick.place * kPlotHeight;
-      out += line_from(kLeft, y, kLeft + kPlotWidth, y, light) +
-             text_at(kLeft - 6, y + 4, tick.text, "end");
+      out += line_from(kPlotLeft, y, kPlotLeft + kPlotWidth, y, light) +
+             text_at(kPlotLeft - 6, y + 4, tick.text, "end");
     }
-    out += "</g>\n<rect class=\"frame\" x=\"" + coordinate(kLeft) + "\" y=\"" + coordinate(kTop) +
-           "\" width=\"" + coordinate(kPlotWidth) + "\" height=\"" + coordinate(kPlotHeight) +
-           "\" fill=\"none\" stroke=\"#888888\"/>\n";
-    out += text_at(kLeft + kPlotWidth / 2, bottom + 34, curves_.quantities[x_].label, "middle");
-    out += text_at(10, kTop - 9, curves_.quantities[y_].label, "start", " font-weight=\"bold\"");
+    out += "</g>\n<rect class=\"frame\" x=\"" + coordinate(kPlotLeft) + "\" y=\"" +
+           coordinate(kPlotTop) + "\" width=\"" + coordinate(kPlotWidth) + "\" height=\"" +
+           coordinate(kPlotHeight) + "\" fill=\"none\" stroke=\"#888888\"/>\n";
+    out += text_at(kPlotLeft + kPlotWidth / 2, bottom + 34, curves_.quantities[x_].label, "middle");
+    out +=
+        text_at(10, kPlotTop - 9, curves_.quantities[y_].label, "start", " font-weight=\"bold\"");
     return out;
   }
 
@@ -174,7 +175,7 @@ ordered_json script_data(const Curves& curves) {
     views.push_back(
         {{"name", view.name}, {"values", view.values}, {"axes", axes}, {"fronts", fronts}});
   }
-  return {{"plot", {kLeft, kTop, kPlotWidth, kPlotHeight}},
+  return {{"plot", {kPlotLeft, kPlotTop, kPlotWidth, kPlotHeight}},
           {"width", kPanelWidth},
           {"quantities", quantities},
           {"panels", curves.panels},
@@ -256,7 +257,7 @@ std::string curves_svg(const Curves& curves, const std::string& title, size_t co
   double top = kHeading + static_cast<double>(rows) * (kPanelHeight + kGap);
   for (size_t i = 0; i < curves.series.size(); ++i) {
     const auto [group, kind] = curves.series[i];
-    const double left = kLeft + static_cast<double>(i % columns) * (kPanelWidth + kGap);
+    const double left = kPlotLeft + static_cast<double>(i % columns) * (kPanelWidth + kGap);
     const std::string colour = group_colour(group);
     body += line_from(left, top, left + 30, top,
                       " stroke=\"" + colour + "\" stroke-width=\"1.8\" stroke-dasharray=\"" +

@@ -24,9 +24,9 @@ std::unique_ptr<const Normalizer> by(Function function) {
   return std::make_unique<By<Function>>(std::move(function));
 }
 
-class Sequence final : public Normalizer {
+class NormalizerSequence final : public Normalizer {
  public:
-  Sequence(const JsonPart& part, int depth) {
+  NormalizerSequence(const JsonPart& part, int depth) {
     for (const JsonPart& item : part.at("normalizers").items(kMaxSequenceParts)) {
       parts_.push_back(make_normalizer(item, depth + 1));
     }
@@ -107,7 +107,7 @@ std::unique_ptr<const Normalizer> make_normalizer(const JsonPart& part, int dept
     return by([pattern = Pattern(part.at("pattern")), content = part.at("content").text()](
                   std::string text) { return replaced(pattern, content, std::move(text)); });
   }
-  if (name == "Sequence") return std::make_unique<Sequence>(part, depth);
+  if (name == "Sequence") return std::make_unique<NormalizerSequence>(part, depth);
   type.fail(
       "NFC, NFD, NFKC, NFKD, Lowercase, StripAccents, Prepend, Strip, Replace, Sequence (others "
       "are not built in)");

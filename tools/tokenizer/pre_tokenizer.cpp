@@ -144,9 +144,9 @@ class Metaspace final : public PreTokenizer {
   bool splits_;
 };
 
-class Sequence final : public PreTokenizer {
+class PreTokenizerSequence final : public PreTokenizer {
  public:
-  Sequence(const JsonPart& part, int depth) {
+  PreTokenizerSequence(const JsonPart& part, int depth) {
     for (const JsonPart& item : part.at("pretokenizers").items(kMaxSequenceParts)) {
       parts_.push_back(make_pre_tokenizer(item, depth + 1));
     }
@@ -182,7 +182,7 @@ std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const JsonPart& part, int
   const std::string& name = type.text();
   if (name == "ByteLevel") return std::make_unique<ByteLevel>(part);
   if (name == "Metaspace") return std::make_unique<Metaspace>(part);
-  if (name == "Sequence") return std::make_unique<Sequence>(part, depth);
+  if (name == "Sequence") return std::make_unique<PreTokenizerSequence>(part, depth);
   if (name == "Split") {
     return cut_at(Pattern(part.at("pattern")), split_behavior(part.at("behavior")),
                   part.flag("invert", false));

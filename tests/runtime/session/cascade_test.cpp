@@ -4,21 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "tests/runtime/session/members.h"
 #include "tests/runtime/session/shapes_fixture.h"
 
 namespace keyhole::test {
 namespace {
-
-struct Member {
-  SessionPtr session;
-  Model model;
-};
-
-SessionPtr fork(keyhole_session* s) {
-  keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_fork(s, &copy));
-  return SessionPtr(copy);
-}
 
 keyhole_session_config exact() {
   keyhole_session_config c = small_session();

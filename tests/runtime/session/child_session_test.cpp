@@ -10,7 +10,7 @@
 namespace keyhole::test {
 namespace {
 
-constexpr uint32_t kTokens = unless_sanitized(3000, 1500);
+constexpr uint32_t kParentTokens = unless_sanitized(3000, 1500);
 
 std::string bytes_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -27,7 +27,7 @@ class ChildSession : public ::testing::TestWithParam<const char*> {
     sc_.training_queries = 16;
     sc_.budget.top_k = 20;
     parent_ = make_session(engine_.get(), sc_);
-    grow(parent_.get(), kTokens);
+    grow(parent_.get(), kParentTokens);
     ASSERT_OK(keyhole_session_set_identity(parent_.get(), "a model", nullptr, 0));
     ASSERT_OK(keyhole_save(parent_.get(), parent_path_.c_str()));
   }
@@ -99,7 +99,7 @@ TEST_P(ChildSession, IsTheWholeSession) {
   expect_same(child.get(), loaded.get());
   // It goes on as the child does.
   grow(child.get(), 0 + 1);
-  EXPECT_EQ(layer_tokens(loaded.get(), 0).total, kTokens + 70);
+  EXPECT_EQ(layer_tokens(loaded.get(), 0).total, kParentTokens + 70);
 
   // Its file has what is its own: what a whole one has more, the window, which moves, and up to two anchors' distance for
   // each array. An index that is made anew is another one.
@@ -109,7 +109,7 @@ TEST_P(ChildSession, IsTheWholeSession) {
     const uint64_t arrays = uint64_t{ec_.layers} * ec_.kv_heads * 4;
     EXPECT_LT(size, all - std::filesystem::file_size(parent_path_) + arrays * 8400 + 20000);
   }
-  const uint64_t kv = uint64_t{2} * kTokens * ec_.kv_heads * ec_.head_dim * 2 * ec_.layers;
+  const uint64_t kv = uint64_t{2} * kParentTokens * ec_.kv_heads * ec_.head_dim * 2 * ec_.layers;
   EXPECT_LT(size + kv * 9 / 10, all);
 
   // A whole file is no other than it was for these calls, and a child's is none for the others.
@@ -124,7 +124,7 @@ TEST_P(ChildSession, IsTheWholeSession) {
 TEST_P(ChildSession, MayBeAParentAndComeFromAFile) {
   SessionPtr loaded;
   ASSERT_OK(load(parent_path_, {}, loaded));
-  ASSERT_OK(keyhole_truncate(loaded.get(), kTokens - 200));
+  ASSERT_OK(keyhole_truncate(loaded.get(), kParentTokens - 200));
   grow(loaded.get(), 100);
   const std::string child = file("child.kv"), grandchild = file("grandchild.kv");
   ASSERT_OK(save(loaded.get(), child, {parent_name_}));

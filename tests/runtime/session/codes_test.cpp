@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "tests/runtime/fixture.h"
+#include "tests/runtime/session/members.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::test {
 namespace {
 
-keyhole_session_config coded(const char* index, uint32_t rows) {
+keyhole_session_config with_codes(const char* index, uint32_t rows) {
   keyhole_session_config c = small_session();
   c.max_tokens = 20000;
   c.append_block = 300;
@@ -65,12 +65,6 @@ double error_of(const Answer& seen, const std::vector<double>& o, uint32_t d) {
   return worst;
 }
 
-SessionPtr fork(keyhole_session* s) {
-  keyhole_session* copy = nullptr;
-  EXPECT_OK(keyhole_fork(s, &copy));
-  return SessionPtr(copy);
-}
-
 /// Keys of 0 have exact codes and weigh alike: lse counts the tokens. Without exact rows the output is the mean of
 /// their values, which blocks hold exactly: a token that is there twice, or not at all, or another's in its place,
 /// shows.
@@ -82,7 +76,7 @@ TEST(Codes, EveryTokenIsAttendedOnceAfterEveryOperation) {
     const bool tail_alone = seed % 2 != 0;
     const char* blocks = tail_alone ? "codes:k=1,v=0" : "codes:k=1,v=4";
     const char* lists = tail_alone ? "codes:k=1,v=0,lists=16" : "codes:k=1,v=4,lists=40";
-    auto sc = coded(seed > 4 ? lists : blocks, 1 + numbers.below(40));
+    auto sc = with_codes(seed > 4 ? lists : blocks, 1 + numbers.below(40));
     sc.append_block = 64 + numbers.below(400);
     sc.sink = numbers.below(9);
     if (tail_alone) sc.budget.attend = KEYHOLE_ATTEND_NONE;
@@ -131,7 +125,7 @@ TEST(Codes, AsManyExactRowsAsThereAreIsExactAttention) {
   const auto ec = small_engine();
   const EnginePtr engine = make_engine(ec);
   for (const char* index : {"codes:k=1,v=1", "codes:k=1,v=1,lists=20,read=100"}) {
-    const SessionPtr session = make_session(engine.get(), coded(index, 1024));
+    const SessionPtr session = make_session(engine.get(), with_codes(index, 1024));
     Model model(ec);
     const Shape shape(ec);
     prefill(session.get(), model, shape, 2, 1000, numbers, 0.25F);
@@ -153,7 +147,7 @@ TEST(Codes, ErrorsFallWithBitsAndRows) {
     for (const uint32_t rows : {1U, 64U}) {
       Numbers same(7);
       Model model(ec);
-      const SessionPtr session = make_session(engine.get(), coded(index, rows));
+      const SessionPtr session = make_session(engine.get(), with_codes(index, rows));
       prefill(session.get(), model, shape, 2, 3000, same, 0.5F);
       ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
       double error = 0.0;
@@ -181,7 +175,7 @@ void expect_same_bits(const char* index) {
     const EnginePtr engine = make_engine(ec);
     const Shape shape(ec);
     Model model(ec);
-    const SessionPtr session = make_session(engine.get(), coded(index, 16));
+    const SessionPtr session = make_session(engine.get(), with_codes(index, 16));
     prefill(session.get(), model, shape, 2, 9000, numbers, 0.5F);
     ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
     for (int i = 0; i < 700; ++i) step(session.get(), model, shape, 2, numbers, 0.5F);
@@ -215,7 +209,7 @@ TEST(Codes, AuditsSeeWhatWasReadAndWhatStandsForTheRest) {
     const EnginePtr engine = make_engine(ec);
     const Shape shape(ec);
     Model model(ec);
-    auto sc = coded("codes:k=2,v=2", 4);
+    auto sc = with_codes("codes:k=2,v=2", 4);
     sc.audit_share = 1.0;
     sc.audit_action = action;
     sc.audit_bound = 1e-5F;
@@ -268,17 +262,17 @@ TEST(Codes, WhatCannotBeIsRefused) {
     EXPECT_EQ(keyhole_session_create(engine.get(), &c, &s), KEYHOLE_INVALID_ARGUMENT);
     return std::string(keyhole_last_error());
   };
-  EXPECT_NE(refuses(coded("flat", 16)).find("type codes"), std::string::npos);
-  auto c = coded("codes", 16);
+  EXPECT_NE(refuses(with_codes("flat", 16)).find("type codes"), std::string::npos);
+  auto c = with_codes("codes", 16);
   c.budget.error_target = 0.1F;
   EXPECT_NE(refuses(c).find("target"), std::string::npos);
-  c = coded("codes", 2000);
+  c = with_codes("codes", 2000);
   EXPECT_NE(refuses(c).find("1..1024"), std::string::npos);
-  c = coded("codes", 16);
+  c = with_codes("codes", 16);
   c.budget.attend = KEYHOLE_ATTEND_SCORED;
   EXPECT_NE(refuses(c).find("attend"), std::string::npos);
 
-  const SessionPtr session = make_session(engine.get(), coded("codes", 12));
+  const SessionPtr session = make_session(engine.get(), with_codes("codes", 12));
   auto b = budget_of(session.get());
   EXPECT_EQ(b.top_k, 12U);
   ASSERT_OK(keyhole_session_set_index(session.get(), "flat"));
@@ -292,7 +286,7 @@ TEST(Codes, WithoutATailItIsAnIndexLikeOthers) {
   Numbers numbers(10);
   const auto ec = small_engine();
   const EnginePtr engine = make_engine(ec);
-  auto sc = coded("codes:k=4,v=0", 2500);
+  auto sc = with_codes("codes:k=4,v=0", 2500);
   sc.budget.tail = KEYHOLE_TAIL_NONE;
   const SessionPtr session = make_session(engine.get(), sc);
   Model model(ec);

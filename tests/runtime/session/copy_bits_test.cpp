@@ -12,16 +12,16 @@
 namespace keyhole::test {
 namespace {
 
-struct Case {
+struct CopyCase {
   const char* spec;
   keyhole_attend_mode attend;
   keyhole_tail_mode tail;
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const CopyCase& c, std::ostream* out) {
   *out << c.spec << " attend " << c.attend << " tail " << c.tail;
 }
 
-class CopyBits : public ::testing::TestWithParam<Case> {
+class CopyBits : public ::testing::TestWithParam<CopyCase> {
  protected:
   /// All have the same tokens and answer alike, to the last bit. Each makes the same calls: a step may take pending tokens in.
   void expect_same(const std::vector<keyhole_session*>& sessions) {
@@ -80,7 +80,7 @@ class CopyBits : public ::testing::TestWithParam<Case> {
 };
 
 TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
-  const Case& c = GetParam();
+  const CopyCase& c = GetParam();
   const TemporaryFolder folder;
   const std::string path = folder / "session";
   const char* const asked = std::getenv("KEYHOLE_RANDOM_SEEDS");
@@ -181,8 +181,8 @@ TEST_P(CopyBits, AreTheSameAfterAnyCalls) {
   }
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<CopyCase> copy_cases() {
+  std::vector<CopyCase> all;
   for (const char* spec :
        {"flat", "flat:codec=int8", "ivf:C=4,probe=3", "ivf:C=8,probe=4,rope=undo",
         "hnsw:M=6,ef=30,efc=20", "roargraph:M=8,ef=30,Nq=10,beam=12", "sparq:r=16"}) {
@@ -199,7 +199,7 @@ std::vector<Case> cases() {
   all.push_back({"codes:k=4,v=4", KEYHOLE_ATTEND_NONE, KEYHOLE_TAIL_CODES});
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Ways, CopyBits, ::testing::ValuesIn(unless_sanitized(cases(), 4)));
+INSTANTIATE_TEST_SUITE_P(Ways, CopyBits, ::testing::ValuesIn(unless_sanitized(copy_cases(), 4)));
 
 }  // namespace
 }  // namespace keyhole::test

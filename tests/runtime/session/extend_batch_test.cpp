@@ -6,15 +6,10 @@
 #include <thread>
 #include <vector>
 
-#include "tests/runtime/fixture.h"
+#include "tests/runtime/session/members.h"
 
 namespace keyhole::test {
 namespace {
-
-struct Member {
-  SessionPtr session;
-  Model model;
-};
 
 /// Sessions of one engine, and ragged new tokens of one layer.
 class Batches {

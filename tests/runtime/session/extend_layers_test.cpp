@@ -9,7 +9,7 @@
 namespace keyhole::test {
 namespace {
 
-struct New {
+struct NewTokens {
   std::vector<float> q, k, v;
   uint32_t n = 0;
 };
@@ -34,19 +34,19 @@ class ExtendLayers : public LayerConfig {
     c.layer_configs = plain_.data();
     return Model(c);
   }
-  New new_tokens(uint32_t n) {
+  NewTokens new_tokens(uint32_t n) {
     return {numbers_.many(shape().q(n)), numbers_.many(shape().kv(n)), numbers_.many(shape().kv(n)),
             n};
   }
-  keyhole_status extend(keyhole_session* s, uint32_t layer, const New& t, const uint64_t* mask,
-                        Answer& a) {
+  keyhole_status extend(keyhole_session* s, uint32_t layer, const NewTokens& t,
+                        const uint64_t* mask, Answer& a) {
     a = {std::vector<float>(t.q.size(), NAN), std::vector<float>(static_cast<size_t>(t.n * hq()))};
     const auto tk = tensor(t.k, {t.n, hkv(), d()}), tv = tensor(t.v, {t.n, hkv(), d()}),
                tq = tensor(t.q, {t.n, hq(), d()}), out = tensor(a.o, {t.n, hq(), d()});
     return keyhole_extend(s, layer, &tq, &tk, &tv, mask, &out, a.lse.data());
   }
   /// The model has t as its newest tokens.
-  void expect_answers(const Model& model, uint32_t layer, const New& t, const uint64_t* mask,
+  void expect_answers(const Model& model, uint32_t layer, const NewTokens& t, const uint64_t* mask,
                       const Answer& a) {
     const uint32_t before = model.tokens(layer) - t.n;
     const auto width = static_cast<ptrdiff_t>(shape().q(1)), heads = static_cast<ptrdiff_t>(hq());
@@ -74,7 +74,7 @@ class ExtendLayers : public LayerConfig {
   }
   void extend_and_check(keyhole_session* s, Model& model, uint32_t n, const uint64_t* mask) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
-      const New t = new_tokens(n);
+      const NewTokens t = new_tokens(n);
       Answer a;
       ASSERT_OK(extend(s, l, t, mask, a));
       model.append(l, t.k, t.v);
@@ -101,7 +101,7 @@ class ExtendLayers : public LayerConfig {
   void decode_one(keyhole_session* s, Model& model) {
     for (uint32_t l = 0; l < engine_config_.layers; ++l) {
       const Token one = token();
-      const New t{one.q, one.k, one.v, 1};
+      const NewTokens t{one.q, one.k, one.v, 1};
       Answer a{{}, std::vector<float>(engine_config_.q_heads)};
       a.o = attend_host(s, l, one, a.lse.data());
       model.append(l, t.k, t.v);
@@ -199,7 +199,7 @@ TEST_F(ExtendLayers, BatchesHaveThemToo) {
   prefill_model(s[0].get(), models[0], 70);
   const uint32_t starts[] = {0, 5, 17};
   for (uint32_t l = 0; l < 2; ++l) {
-    const New all = new_tokens(17);
+    const NewTokens all = new_tokens(17);
     Answer a{std::vector<float>(all.q.size()), std::vector<float>(static_cast<size_t>(17 * hq()))};
     const auto k = tensor(all.k, {17, hkv(), d()}), v = tensor(all.v, {17, hkv(), d()}),
                q = tensor(all.q, {17, hq(), d()}), out = tensor(a.o, {17, hq(), d()});
@@ -210,7 +210,7 @@ TEST_F(ExtendLayers, BatchesHaveThemToo) {
         const auto width = static_cast<ptrdiff_t>(x.size() / 17);
         return std::vector<float>(x.begin() + starts[i] * width, x.begin() + starts[i + 1] * width);
       };
-      const New own{cut(all.q), cut(all.k), cut(all.v), starts[i + 1] - starts[i]};
+      const NewTokens own{cut(all.q), cut(all.k), cut(all.v), starts[i + 1] - starts[i]};
       models[i].append(l, own.k, own.v);
       expect_answers(models[i], l, own, nullptr, {cut(a.o), cut(a.lse)});
     }
@@ -243,7 +243,7 @@ TEST_F(ExtendLayers, ErrorsLeaveTheWindowAsItWas) {
   const SessionPtr s = make_session(engine.get(), small_session());
   Model model = plain_model();
   extend_and_check(s.get(), model, 20, nullptr);
-  New t = new_tokens(30);
+  NewTokens t = new_tokens(30);
   t.v.back() = NAN;
   Answer a;
   EXPECT_EQ(KEYHOLE_NOT_FINITE, extend(s.get(), 0, t, nullptr, a));
@@ -300,7 +300,7 @@ TEST_F(ExtendLayers, SlidingLayersOfADeviceThatHasNoneTakeHostMemoryAlone) {
   prefill_model(s.get(), model, 60);
   extend_and_check(s.get(), model, 5, nullptr);
   accept_some(s.get(), model);
-  const New t = new_tokens(5);
+  const NewTokens t = new_tokens(5);
   std::vector<float> out(t.q.size());
   const auto enqueue_all = [&](uint32_t layer) {
     const auto q = on_device(t.q, {5, hq(), d()}), k = on_device(t.k, {5, hkv(), d()}),

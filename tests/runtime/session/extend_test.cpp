@@ -22,7 +22,7 @@ std::vector<uint64_t> random_tree(uint32_t n, Numbers& numbers) {
   return mask;
 }
 
-struct Case {
+struct ExtendCase {
   const char* name;
   const char* index;
   keyhole_mode mode;
@@ -30,12 +30,12 @@ struct Case {
   keyhole_kv_host kv_host;
   double tolerance;
 };
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
+void PrintTo(const ExtendCase& c, std::ostream* out) { *out << c.name; }
 
-class Extend : public ::testing::TestWithParam<Case> {
+class Extend : public ::testing::TestWithParam<ExtendCase> {
  protected:
   [[nodiscard]] keyhole_session_config config(Numbers& numbers) const {
-    const Case& c = GetParam();
+    const ExtendCase& c = GetParam();
     keyhole_session_config sc = small_session();
     sc.index = c.index;
     sc.mode = c.mode;
@@ -109,19 +109,22 @@ TEST_P(Extend, EveryAnswerIsExactAcrossAllBorders) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ways, Extend,
-    ::testing::Values(
-        Case{"flat", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"exact", "flat", KEYHOLE_MODE_EXACT, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"codes", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
-             KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"lists", "codes:k=4,v=4,lists=16,read=100", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
-             KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"tail", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_SECOND, KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"hnsw", "hnsw:M=6,ef=100000,efc=20", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE,
-             KEYHOLE_KV_HOST_SAME, 1e-4},
-        Case{"int8", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_INT8, 0.2},
-        Case{"codes_int8", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
-             KEYHOLE_KV_HOST_INT8, 0.2}),
+    ::testing::Values(ExtendCase{"flat", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE,
+                                 KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"exact", "flat", KEYHOLE_MODE_EXACT, KEYHOLE_TAIL_NONE,
+                                 KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"codes", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_CODES,
+                                 KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"lists", "codes:k=4,v=4,lists=16,read=100", KEYHOLE_MODE_INDEXED,
+                                 KEYHOLE_TAIL_CODES, KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"tail", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_SECOND,
+                                 KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"hnsw", "hnsw:M=6,ef=100000,efc=20", KEYHOLE_MODE_INDEXED,
+                                 KEYHOLE_TAIL_NONE, KEYHOLE_KV_HOST_SAME, 1e-4},
+                      ExtendCase{"int8", "flat", KEYHOLE_MODE_INDEXED, KEYHOLE_TAIL_NONE,
+                                 KEYHOLE_KV_HOST_INT8, 0.2},
+                      ExtendCase{"codes_int8", "codes:k=4,v=4", KEYHOLE_MODE_INDEXED,
+                                 KEYHOLE_TAIL_CODES, KEYHOLE_KV_HOST_INT8, 0.2}),
     [](const auto& p) { return p.param.name; });
 
 // One by one, in one call, and as steps of keyhole_attend.

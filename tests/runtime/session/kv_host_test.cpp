@@ -65,21 +65,21 @@ SessionPtr reloaded(keyhole_engine* engine, keyhole_session* s, const std::strin
   return SessionPtr(copy);
 }
 
-struct Case {
+struct Int8Case {
   uint64_t seed;
   const char* index;
   keyhole_mode mode;
   keyhole_dtype dtype;
 };
 
-class KvHostInt8 : public ::testing::TestWithParam<Case> {
+class KvHostInt8 : public ::testing::TestWithParam<Int8Case> {
  protected:
   TemporaryFolder folder_;
 };
 
 // With k above the number of tokens every index type attends all rows exactly: as int8 has them.
 TEST_P(KvHostInt8, EveryTokenIsAttendedOnceAfterEveryOperation) {
-  const Case param = GetParam();
+  const Int8Case param = GetParam();
   Numbers numbers(param.seed);
   auto ec = small_engine(1 + numbers.below(3));
   ec.head_dim = some_head_dim(param.seed);
@@ -138,8 +138,8 @@ TEST_P(KvHostInt8, EveryTokenIsAttendedOnceAfterEveryOperation) {
   EXPECT_GE(most_rows, kInt8Block);
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<Int8Case> int8_cases() {
+  std::vector<Int8Case> all;
   uint64_t seed = 1;
   for (const keyhole_dtype t : {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16}) {
     for (int i = 0; i < 2; ++i) all.push_back({seed++, "flat", KEYHOLE_MODE_EXACT, t});
@@ -151,18 +151,18 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Random, KvHostInt8, ::testing::ValuesIn(unless_sanitized(cases(), 5)),
+INSTANTIATE_TEST_SUITE_P(Random, KvHostInt8, ::testing::ValuesIn(unless_sanitized(int8_cases(), 5)),
                          [](const auto& p) { return "Seed" + std::to_string(p.param.seed); });
 
 // ---- Indexes and tails --------------------------------------------------------------------------
 
-struct Way {
+struct Int8Way {
   const char* index;
   keyhole_attend_mode attend;
   keyhole_tail_mode tail;
 };
 
-class OfWhatInt8StandsFor : public ::testing::TestWithParam<Way> {};
+class OfWhatInt8StandsFor : public ::testing::TestWithParam<Int8Way> {};
 
 // A session in fp32 that is given what int8 makes of the tokens that leave the window holds the same numbers: whatever is
 // built of them, and whatever steps read, is the same, bit for bit.
@@ -259,8 +259,8 @@ TEST_P(OfWhatInt8StandsFor, AnIndexIsTheSame) {
   expect_same(first_rows - kInt8Block);
 }
 
-std::vector<Way> ways() {
-  std::vector<Way> all;
+std::vector<Int8Way> ways() {
+  std::vector<Int8Way> all;
   for (const char* index :
        {"flat", "flat:codec=int8", "ivf:C=16,probe=4", "ivf:C=16,probe=4,codec=int8", "hnsw",
         "roargraph", "roargraph:codec=int8", "sparq", "sparq:codec=int8", "saap:C=16,probe=4",

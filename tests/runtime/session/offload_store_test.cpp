@@ -8,13 +8,13 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kHeads = 2, kDim = 64;
+constexpr uint32_t kStoreHeads = 2, kStoreDim = 64;
 
 class OffloadStoreTest : public testing::TestWithParam<DType> {
  protected:
   /// Touches rows [from, to), as writing them does, or pinning their memory.
   void fill(size_t from, size_t to) {
-    for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t h = 0; h < kStoreHeads; ++h) {
       std::fill(store_.key(1, h, from), store_.key(1, h, to), std::byte{7});
       std::fill(store_.value(1, h, from), store_.value(1, h, to), std::byte{7});
     }
@@ -25,14 +25,14 @@ class OffloadStoreTest : public testing::TestWithParam<DType> {
   /// Whether rows [from, to) of every array still hold what was written: memory that was given back reads as zeros.
   [[nodiscard]] bool holds(size_t from, size_t to, std::byte what = std::byte{7}) {
     const auto is = [&](std::byte b) { return b == what; };
-    for (uint32_t h = 0; h < kHeads; ++h) {
+    for (uint32_t h = 0; h < kStoreHeads; ++h) {
       if (!std::all_of(store_.key(1, h, from), store_.key(1, h, to), is)) return false;
       if (!std::all_of(store_.value(1, h, from), store_.value(1, h, to), is)) return false;
     }
     return true;
   }
 
-  OffloadStore store_{2, kHeads, kDim, GetParam(), 100'000};
+  OffloadStore store_{2, kStoreHeads, kStoreDim, GetParam(), 100'000};
 };
 
 TEST_P(OffloadStoreTest, GivesBackWhatWasPinnedAheadOfRows) {

@@ -4,18 +4,18 @@
 namespace keyhole::test {
 namespace {
 
-struct Case {
+struct PropertyCase {
   uint64_t seed;
   const char* index;
   keyhole_dtype dtype;
 };
 
-class EveryTokenOnce : public ::testing::TestWithParam<Case> {};
+class EveryTokenOnce : public ::testing::TestWithParam<PropertyCase> {};
 
 // With k above the number of tokens an index that visits everything must give exact attention; any token
 // attended twice or not at all shows in o and in lse.
 TEST_P(EveryTokenOnce, AfterEveryOperation) {
-  const Case param = GetParam();
+  const PropertyCase param = GetParam();
   Numbers numbers(param.seed);
   auto ec = small_engine(1 + numbers.below(3));
   ec.head_dim = some_head_dim(numbers.below(1000));
@@ -87,8 +87,8 @@ TEST_P(EveryTokenOnce, AfterEveryOperation) {
   }
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<PropertyCase> property_cases() {
+  std::vector<PropertyCase> all;
   uint64_t seed = 1;
   for (const char* index : {"flat", "ivf:C=4,probe=16777216"}) {
     for (const keyhole_dtype t : {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16}) {
@@ -98,7 +98,7 @@ std::vector<Case> cases() {
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Random, EveryTokenOnce, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Random, EveryTokenOnce, ::testing::ValuesIn(property_cases()),
                          [](const auto& p) { return "Seed" + std::to_string(p.param.seed); });
 
 }  // namespace

@@ -7,7 +7,7 @@
 namespace keyhole::test {
 namespace {
 
-struct Case {
+struct ShapesCase {
   uint64_t seed;
   const char* index;
   keyhole_dtype dtype;
@@ -19,7 +19,7 @@ struct Sequence {
   Model model;
 };
 
-class EveryLayerItsShape : public ::testing::TestWithParam<Case> {
+class EveryLayerItsShape : public ::testing::TestWithParam<ShapesCase> {
  protected:
   static std::vector<Heads> random_heads(Numbers& numbers) {
     std::vector<Heads> heads;
@@ -244,8 +244,8 @@ TEST_P(EveryLayerItsShape, AfterEveryOperation) {
   }
 }
 
-std::vector<Case> all_cases() {
-  std::vector<Case> all;
+std::vector<ShapesCase> all_cases() {
+  std::vector<ShapesCase> all;
   uint64_t seed = 1;
   for (const char* index : {"flat", "ivf:C=4,probe=16777216"}) {
     for (const keyhole_dtype t : {KEYHOLE_F32, KEYHOLE_F16, KEYHOLE_BF16}) {

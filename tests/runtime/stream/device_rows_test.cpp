@@ -9,7 +9,7 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kHeads = 3, kDim = 8, kTokens = 5;
+constexpr uint32_t kHeads = 3, kRowDim = 8, kRowTokens = 5;
 
 /// Copies as cudaMemcpy2DAsync would: refuses a pitch that is smaller than a row. Hands over pieces of two rows.
 class FakeCopies final : public gpu::HostCopies {
@@ -42,14 +42,14 @@ class DeviceRows : public testing::Test {
   DeviceRows() { std::iota(memory_.begin(), memory_.end(), 0.0F); }
   /// Strides in elements.
   [[nodiscard]] RowsIn rows(ptrdiff_t token_stride, ptrdiff_t head_stride, size_t first = 0,
-                            uint32_t tokens = kTokens) const {
+                            uint32_t tokens = kRowTokens) const {
     RowsIn r;
     r.data = reinterpret_cast<const std::byte*>(memory_.data() + first);
     r.token_stride = static_cast<size_t>(token_stride) * sizeof(float);
     r.head_stride = static_cast<size_t>(head_stride) * sizeof(float);
     r.tokens = tokens;
     r.heads = kHeads;
-    r.dim = kDim;
+    r.dim = kRowDim;
     r.dtype = DType::f32;
     r.on_device = true;
     return r;
@@ -62,7 +62,7 @@ class DeviceRows : public testing::Test {
     ASSERT_EQ(host.tokens, from.tokens);
     for (size_t t = 0; t < from.tokens; ++t) {
       for (size_t h = 0; h < kHeads; ++h) {
-        ASSERT_EQ(0, std::memcmp(host.row(t, h), from.row(t, h), kDim * sizeof(float)))
+        ASSERT_EQ(0, std::memcmp(host.row(t, h), from.row(t, h), kRowDim * sizeof(float)))
             << "token " << t << ", head " << h;
       }
     }
@@ -85,26 +85,26 @@ class DeviceRows : public testing::Test {
 };
 
 TEST_F(DeviceRows, AreReadWithGapsBetweenTokensOrHeads) {
-  expect_read(rows(kHeads * kDim, kDim));
-  expect_read(rows(2 * kHeads * kDim, kDim));
-  expect_read(rows(kHeads * 2 * kDim, 2 * kDim));
-  expect_read(rows(0, kDim, 0, 1));
-  expect_read(rows(0, 2 * kDim, 0, 1));
-  expect_read(rows(kHeads * kDim, kDim, 0, 0));
+  expect_read(rows(kHeads * kRowDim, kRowDim));
+  expect_read(rows(2 * kHeads * kRowDim, kRowDim));
+  expect_read(rows(kHeads * 2 * kRowDim, 2 * kRowDim));
+  expect_read(rows(0, kRowDim, 0, 1));
+  expect_read(rows(0, 2 * kRowDim, 0, 1));
+  expect_read(rows(kHeads * kRowDim, kRowDim, 0, 0));
 }
 
 TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
-  expect_refused(rows(-ptrdiff_t{kHeads} * kDim, kDim, 1024));  // tokens run backwards
-  expect_refused(rows(kHeads * kDim, -ptrdiff_t{kDim}, 1024));  // heads run backwards
-  expect_refused(rows(-ptrdiff_t{kHeads} * kDim, -ptrdiff_t{kDim}, 1024));
-  expect_refused(rows(0, -ptrdiff_t{kDim}, 1024, 1));
-  expect_refused(rows(0, kDim));               // every token the same
-  expect_refused(rows(kDim, kDim));            // tokens overlap
-  expect_refused(rows(kDim, kTokens * kDim));  // heads outermost
+  expect_refused(rows(-ptrdiff_t{kHeads} * kRowDim, kRowDim, 1024));  // tokens run backwards
+  expect_refused(rows(kHeads * kRowDim, -ptrdiff_t{kRowDim}, 1024));  // heads run backwards
+  expect_refused(rows(-ptrdiff_t{kHeads} * kRowDim, -ptrdiff_t{kRowDim}, 1024));
+  expect_refused(rows(0, -ptrdiff_t{kRowDim}, 1024, 1));
+  expect_refused(rows(0, kRowDim));                     // every token the same
+  expect_refused(rows(kRowDim, kRowDim));               // tokens overlap
+  expect_refused(rows(kRowDim, kRowTokens * kRowDim));  // heads outermost
 }
 
 TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {
-  RowsIn from = rows(-ptrdiff_t{kHeads} * kDim, kDim, 1024);
+  RowsIn from = rows(-ptrdiff_t{kHeads} * kRowDim, kRowDim, 1024);
   from.on_device = false;
   RowBuffer buffer;
   const RowsIn host = reader_.read(from, "k", nullptr, buffer);
@@ -113,9 +113,9 @@ TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {
 }
 
 TEST_F(DeviceRows, OfAStepKeepTheSignOfTheirStride) {
-  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(rows(0, -ptrdiff_t{kDim})).head_stride),
-            -ptrdiff_t{kDim});
-  EXPECT_EQ(device_rows(rows(0, 2 * kDim)).head_stride, size_t{2} * kDim);
+  EXPECT_EQ(static_cast<ptrdiff_t>(device_rows(rows(0, -ptrdiff_t{kRowDim})).head_stride),
+            -ptrdiff_t{kRowDim});
+  EXPECT_EQ(device_rows(rows(0, 2 * kRowDim)).head_stride, size_t{2} * kRowDim);
   RowsOut out;
   out.head_stride = static_cast<size_t>(-ptrdiff_t{96});
   out.dtype = DType::f16;

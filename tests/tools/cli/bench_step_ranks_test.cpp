@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::json;
 
-Outcome bench(const std::vector<std::string>& more) {
+Outcome bench_ranks(const std::vector<std::string>& more) {
   std::vector<std::string> args = {
       "bench-step", "--synthetic", "--layers", "2",         "--q-heads", "4",        "--kv-heads",
       "2",          "--head-dim",  "64",       "--context", "2k",        "--steps",  "4",
@@ -22,23 +22,23 @@ Outcome bench(const std::vector<std::string>& more) {
   return run_keyhole(args, {{"OMPI_MCA_btl", "self,vader"}, {"LSAN_OPTIONS", "detect_leaks=0"}});
 }
 
-void expect_refused(const std::vector<std::string>& args, const std::string& text) {
-  const Outcome outcome = bench(args);
+void expect_ranks_refused(const std::vector<std::string>& args, const std::string& text) {
+  const Outcome outcome = bench_ranks(args);
   EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
   EXPECT_NE(outcome.err.find(text), std::string::npos) << outcome.err;
   EXPECT_EQ(outcome.out, "");
 }
 
 TEST(BenchStepRanks, RefusesWhatRanksCannotDo) {
-  expect_refused({"--parallel", "rows"}, "--parallel");
-  expect_refused({"--parallel", "tensor", "--graph"}, "--graph with --parallel tensor");
-  expect_refused({"--parallel", "context", "--weights"}, "--weights with --parallel context");
-  expect_refused({"--parallel", "context", "--index", "ivf:rope=undo"}, "RoPE");
+  expect_ranks_refused({"--parallel", "rows"}, "--parallel");
+  expect_ranks_refused({"--parallel", "tensor", "--graph"}, "--graph with --parallel tensor");
+  expect_ranks_refused({"--parallel", "context", "--weights"}, "--weights with --parallel context");
+  expect_ranks_refused({"--parallel", "context", "--index", "ivf:rope=undo"}, "RoPE");
 }
 
 TEST(BenchStepRanks, WithoutMpiItSaysWhatToInstall) {
   if (has_mpi()) GTEST_SKIP() << "this build has MPI";
-  const Outcome outcome = bench({"--parallel", "tensor"});
+  const Outcome outcome = bench_ranks({"--parallel", "tensor"});
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_NE(outcome.err.find("install libopenmpi-dev"), std::string::npos) << outcome.err;
 }
@@ -47,7 +47,7 @@ TEST(BenchStepRanks, OneRankIsNamedInTheResult) {
   if (!has_mpi()) GTEST_SKIP() << "this build has no MPI";
   const std::string kinds[] = {"context", "tensor"};
   for (const std::string& kind : kinds) {
-    const Outcome outcome = bench({"--parallel", kind, "--compare", "full", "--json", "-"});
+    const Outcome outcome = bench_ranks({"--parallel", kind, "--compare", "full", "--json", "-"});
     ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
     const json out = json::parse(outcome.out);
     EXPECT_EQ(out["options"]["parallel"], kind);
@@ -66,7 +66,7 @@ TEST(BenchStepRanks, OneRankIsNamedInTheResult) {
 }
 
 TEST(BenchStepRanks, OneProcessNamesNone) {
-  const Outcome outcome = bench({"--json", "-"});
+  const Outcome outcome = bench_ranks({"--json", "-"});
   ASSERT_EQ(outcome.exit_code, 0) << outcome.err;
   const json out = json::parse(outcome.out);
   EXPECT_EQ(out["options"]["parallel"], nullptr);

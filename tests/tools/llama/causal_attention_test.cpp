@@ -34,7 +34,7 @@ Problem random_problem(const AttentionShape& shape, size_t tokens, float spread,
 }
 
 /// Output of one token and query head.
-std::vector<double> reference(const Problem& p, size_t token, size_t head) {
+std::vector<double> causal_reference(const Problem& p, size_t token, size_t head) {
   const size_t d = p.shape.head_dim;
   const size_t kv_head = head / p.shape.group();
   const float* q = &p.q[(token * p.shape.q_heads + head) * d];
@@ -80,7 +80,7 @@ void expect_attention(const Problem& problem, size_t first_query, Team& team, do
   for (size_t token = first_query; token < problem.tokens; ++token) {
     if (token % 64 > 1 && token % 64 < 62 && token % 17 != 0) continue;
     for (size_t head = 0; head < problem.shape.q_heads; ++head) {
-      const std::vector<double> expected = reference(problem, token, head);
+      const std::vector<double> expected = causal_reference(problem, token, head);
       for (size_t i = 0; i < d; ++i) {
         ASSERT_NEAR(out[token * width + head * d + i], expected[i], tolerance)
             << "token " << token << " head " << head << " component " << i;

@@ -419,7 +419,7 @@ TEST(EvalCommand, AsksForPassKeysInAnyHaystack) {
   }
 }
 
-struct Mistake {
+struct CommandMistake {
   std::vector<std::string> args;
   int exit_code;
   const char* text;
@@ -428,7 +428,7 @@ struct Mistake {
 TEST(ModelCommands, NameWhatIsWrong) {
   const SmallModel model(20);
   const std::string folder = model.path();
-  const std::vector<Mistake> mistakes = {
+  const std::vector<CommandMistake> mistakes = {
       {{"decode"}, 2, "--prompt, --tokens and --task"},
       {{"decode", "--task", "kv", "--prompt", "x"}, 2, "exactly one"},
       {{"decode", "--task", "copy"}, 2, "copy"},
@@ -470,7 +470,7 @@ TEST(ModelCommands, NameWhatIsWrong) {
        2,
        "layer 6; allowed: 0 to 5"},
   };
-  for (const Mistake& mistake : mistakes) {
+  for (const CommandMistake& mistake : mistakes) {
     const Outcome outcome = run_keyhole(mistake.args);
     std::string line;
     for (const std::string& arg : mistake.args) line += arg + " ";

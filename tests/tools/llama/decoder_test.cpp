@@ -22,31 +22,6 @@ std::vector<uint32_t> random_tokens(size_t count, uint32_t vocab, uint32_t seed)
   return tokens;
 }
 
-json config_variant(const std::string& name) {
-  json config = small_config();
-  if (name == "tied") config["tie_word_embeddings"] = true;
-  if (name == "multi_head") config.erase("num_key_value_heads");
-  if (name == "one_kv_head") config["num_key_value_heads"] = 1;
-  if (name == "linear") config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 3.0}};
-  if (name == "llama3") {
-    config["rope_scaling"] = {{"rope_type", "llama3"},
-                              {"factor", 8.0},
-                              {"low_freq_factor", 1.0},
-                              {"high_freq_factor", 4.0},
-                              {"original_max_position_embeddings", 64}};
-  }
-  if (name == "biases") config["attention_bias"] = true;
-  if (name.starts_with("qwen3")) config["model_type"] = "qwen3";
-  if (name == "qwen3_sliding" || name == "qwen3_all_sliding") {
-    const bool all = name == "qwen3_all_sliding";
-    config["use_sliding_window"] = true;
-    config["sliding_window"] = 21;
-    config["layer_types"] = {"sliding_attention", all ? "sliding_attention" : "full_attention",
-                             "sliding_attention"};
-  }
-  return config;
-}
-
 void expect_close(std::span<const float> logits, const std::vector<double>& expected) {
   ASSERT_EQ(logits.size(), expected.size());
   double largest = 0.0;

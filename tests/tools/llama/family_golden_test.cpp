@@ -68,16 +68,16 @@ std::vector<double> values(const std::string& name, size_t count, bool gemma) {
   return out;
 }
 
-struct Golden {
+struct FamilyGolden {
   json config;
   SyntheticTensors tensors;
   std::vector<uint32_t> prompt, generated;
   std::vector<float> logits;
 };
 
-Golden load(const std::string& name) {
+FamilyGolden load(const std::string& name) {
   const json file = json::parse(read_file(kGolden / (name + ".json")));
-  Golden golden;
+  FamilyGolden golden;
   golden.config = file.at("config");
   const bool gemma = name.starts_with("gemma");
   for (const auto& [tensor, shape] : file.at("tensors").items()) {
@@ -95,14 +95,14 @@ Golden load(const std::string& name) {
   return golden;
 }
 
-void expect_close(std::span<const float> logits, const std::vector<float>& expected) {
+void expect_golden_logits(std::span<const float> logits, const std::vector<float>& expected) {
   ASSERT_EQ(logits.size(), expected.size());
   for (size_t i = 0; i < logits.size(); ++i) EXPECT_NEAR(logits[i], expected[i], 1e-3) << i;
 }
 
 class FamilyTest : public ::testing::Test {
  protected:
-  static LlamaModel loaded(const Golden& golden, ElementType type, size_t shards) {
+  static LlamaModel loaded(const FamilyGolden& golden, ElementType type, size_t shards) {
     const TemporaryFolder folder;
     write_model(folder.path(), golden.config, golden.tensors, type, shards);
     return load_llama(folder.path());
@@ -129,12 +129,12 @@ class FamilyTest : public ::testing::Test {
 class Family : public FamilyTest, public ::testing::WithParamInterface<std::string> {};
 
 TEST_P(Family, ContinuesAsTransformersDoes) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   const LlamaModel model = loaded(golden, ElementType::f32, 1);
   KeyholeCache cache(model.config, exact_cache());
   HostDecoder decoder(model, cache, team_);
   const std::span<const float> logits = decoder.prefill(golden.prompt);
-  expect_close(logits, golden.logits);
+  expect_golden_logits(logits, golden.logits);
   cache.build(nullptr, nullptr);
   EXPECT_EQ(continued(decoder, logits, golden.generated.size()), golden.generated);
 
@@ -143,16 +143,16 @@ TEST_P(Family, ContinuesAsTransformersDoes) {
   decoder.truncate(prompt - 1);
   KeyholeCache copy = cache.fork();
   HostDecoder other(model, copy, team_, prompt - 1);
-  expect_close(other.step(golden.prompt.back()), golden.logits);
+  expect_golden_logits(other.step(golden.prompt.back()), golden.logits);
   const std::span<const float> again = decoder.step(golden.prompt.back());
-  expect_close(again, golden.logits);
+  expect_golden_logits(again, golden.logits);
   EXPECT_EQ(continued(decoder, again, 8),
             std::vector<uint32_t>(golden.generated.begin(), golden.generated.begin() + 8));
 }
 
 /// The same weights in 16 bits, in shards; most of the prompt in steps.
 TEST_P(Family, AlsoFromFilesOf16Bits) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   const size_t first = golden.prompt.size() - 40;
   for (const ElementType type : {ElementType::bf16, ElementType::f16}) {
     const LlamaModel model = loaded(golden, type, 2);
@@ -162,14 +162,14 @@ TEST_P(Family, AlsoFromFilesOf16Bits) {
     cache.build(nullptr, nullptr);
     std::span<const float> logits;
     for (size_t i = first; i < golden.prompt.size(); ++i) logits = decoder.step(golden.prompt[i]);
-    expect_close(logits, golden.logits);
+    expect_golden_logits(logits, golden.logits);
     EXPECT_EQ(greedy(logits), golden.generated.front());
   }
 }
 
 /// A prompt of which the last 290 tokens come later, as turns of a chat do: 250 at once, some by steps, the rest at once.
 TEST_P(Family, TakesTheRestOfAPromptLater) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   const auto prompt = std::span(golden.prompt);
   const size_t first = prompt.size() - 290;
   for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
@@ -183,7 +183,7 @@ TEST_P(Family, TakesTheRestOfAPromptLater) {
     EXPECT_EQ(decoder.tokens(), first + 250);
     (void)decoder.extend(prompt.subspan(first + 250, 3));
     const std::span<const float> logits = decoder.extend(prompt.subspan(first + 253));
-    expect_close(logits, golden.logits);
+    expect_golden_logits(logits, golden.logits);
     EXPECT_EQ(continued(decoder, logits, golden.generated.size()), golden.generated);
 
     // What fails leaves the tokens as they were.
@@ -195,14 +195,14 @@ TEST_P(Family, TakesTheRestOfAPromptLater) {
     EXPECT_ANY_THROW(fill());
     EXPECT_EQ((decoder.tokens() - golden.generated.size() - prompt.size() + 1) % 150, 0U);
     decoder.truncate(static_cast<uint32_t>(prompt.size()) - 1);
-    expect_close(decoder.step(prompt.back()), golden.logits);
+    expect_golden_logits(decoder.step(prompt.back()), golden.logits);
   }
 }
 
 /// transformers has written the text model of Gemma 3 under two names.
 TEST_F(FamilyTest, Gemma3UnderItsOtherNames) {
-  const Golden golden = load("gemma3");
-  Golden renamed = golden;
+  const FamilyGolden golden = load("gemma3");
+  FamilyGolden renamed = golden;
   renamed.tensors.clear();
   const std::string old_prefix = "language_model.model.";
   for (const auto& [name, tensor] : golden.tensors) {
@@ -232,7 +232,7 @@ class GpuFamily : public Family {
  protected:
   /// body(model, a cache) for files in 32 and 16 bits, and sessions on the host and on the GPU.
   template <class Body>
-  void for_all_ways(const Golden& golden, const Body& body) {
+  void for_all_ways(const FamilyGolden& golden, const Body& body) {
     for (const ElementType type : {ElementType::f32, ElementType::bf16}) {
       const LlamaModel model = loaded(golden, type, 1);
       if (const std::string refusal = gpu_refusal(model.config); !refusal.empty()) {
@@ -252,7 +252,7 @@ class GpuFamily : public Family {
 };
 
 TEST_P(GpuFamily, ContinuesAsTransformersDoes) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   for_all_ways(golden, [&](const GpuModel& gpu, KeyholeCache& cache) {
     GpuDecoder decoder(gpu, cache);
     const std::span<const float> logits = decoder.prefill(golden.prompt);
@@ -275,7 +275,7 @@ TEST_P(GpuFamily, ContinuesAsTransformersDoes) {
 
 /// A prompt of which the last 240 tokens come later: 200 at once, then by steps.
 TEST_P(GpuFamily, TakesTheRestOfAPromptLater) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   const size_t first = golden.prompt.size() - 240;
   for_all_ways(golden, [&](const GpuModel& gpu, KeyholeCache& cache) {
     GpuDecoder decoder(gpu, cache);
@@ -293,7 +293,7 @@ TEST_P(GpuFamily, TakesTheRestOfAPromptLater) {
 
 /// Sliding layers are in the file, wherever they lay.
 TEST_P(GpuFamily, SavedSessionsGoOn) {
-  const Golden golden = load(GetParam());
+  const FamilyGolden golden = load(GetParam());
   const TemporaryFolder folder;
   for_all_ways(golden, [&](const GpuModel& gpu, KeyholeCache& cache) {
     const std::string path = (folder.path() / "talk.kv").string();

@@ -32,8 +32,8 @@ struct Halves {
   }
 };
 
-std::vector<double> reference(const Shape& s, const std::vector<double>& q,
-                              const std::vector<double>& k, const std::vector<double>& v) {
+std::vector<double> gpu_reference(const Shape& s, const std::vector<double>& q,
+                                  const std::vector<double>& k, const std::vector<double>& v) {
   std::vector<double> out(q.size(), 0.0);
   const size_t group = s.q_heads / s.kv_heads;
   for (size_t t = 0; t < s.queries; ++t) {
@@ -65,7 +65,7 @@ std::vector<double> reference(const Shape& s, const std::vector<double>& q,
   return out;
 }
 
-void expect_attention(const Shape& s) {
+void expect_gpu_attention(const Shape& s) {
   SCOPED_TRACE(std::to_string(s.q_heads) + " heads, first " + std::to_string(s.first) + ", " +
                std::to_string(s.queries) + " queries, window " + std::to_string(s.window) +
                ", soft-cap " + std::to_string(s.softcap));
@@ -97,7 +97,7 @@ void expect_attention(const Shape& s) {
   std::vector<double> got = out.read();
   for (size_t i = q.high.size(); i < got.size(); ++i) EXPECT_TRUE(std::isnan(got[i]));
   got.resize(q.high.size());
-  const std::vector<double> expected = reference(s, q.values, k.values, v.values);
+  const std::vector<double> expected = gpu_reference(s, q.values, k.values, v.values);
   // Large logits are sums of large products, which fp32 rounds.
   const bool large = s.spread > 10.0F;
   EXPECT_LT(relative_error(got, expected), large ? 2e-4 : 5e-5);
@@ -135,12 +135,12 @@ std::vector<Shape> bounded_shapes(uint32_t d) {
 
 TEST_P(GpuAttention, IsThatOfDoublePrecision) {
   KEYHOLE_NEEDS_GPU();
-  for (const Shape& s : shapes(GetParam())) expect_attention(s);
+  for (const Shape& s : shapes(GetParam())) expect_gpu_attention(s);
 }
 
 TEST_P(GpuAttention, OverAWindowAndWithASoftCapToo) {
   KEYHOLE_NEEDS_GPU();
-  for (const Shape& s : bounded_shapes(GetParam())) expect_attention(s);
+  for (const Shape& s : bounded_shapes(GetParam())) expect_gpu_attention(s);
 }
 
 INSTANTIATE_TEST_SUITE_P(HeadDims, GpuAttention, ::testing::Values(64, 80, 96, 128, 256));

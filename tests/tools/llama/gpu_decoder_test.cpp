@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 using namespace testing;
 
-std::vector<uint32_t> random_tokens(size_t count, uint32_t seed) {
+std::vector<uint32_t> random_ids(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<uint32_t> tokens(count);
   for (uint32_t& token : tokens) token = random() % 37;
@@ -29,22 +29,12 @@ LlamaModel loaded(const json& config, const SyntheticTensors& tensors, ElementTy
   return load_llama(folder.path());
 }
 
-json config_variant(const std::string& name) {
-  json config = small_config();
-  if (name == "tied") config["tie_word_embeddings"] = true;
-  if (name == "one_kv_head") config["num_key_value_heads"] = 1;
-  if (name == "wide_heads") config["head_dim"] = 128;
-  if (name == "head_dim_80") config["head_dim"] = 80;
-  if (name == "linear") config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 3.0}};
-  return config;
-}
-
 /// |logits - expected| / |expected|. A prompt's activations have 16 bits (7.6e-6), and so short a one's attention two fp16 for
 /// each number; three layers of random weights make that several times larger, and anything wrong some tenths.
 constexpr double kAfterPrefill = 5e-4;
 
-void expect_close(std::span<const float> logits, const std::vector<double>& expected,
-                  double tolerance) {
+void expect_within(std::span<const float> logits, const std::vector<double>& expected,
+                   double tolerance) {
   ASSERT_EQ(logits.size(), expected.size());
   double difference = 0.0;
   double norm = 0.0;
@@ -55,7 +45,7 @@ void expect_close(std::span<const float> logits, const std::vector<double>& expe
   EXPECT_LE(std::sqrt(difference / norm), tolerance);
 }
 
-KeyholeCacheOptions exact_cache(keyhole_device device) {
+KeyholeCacheOptions exact_cache_on(keyhole_device device) {
   KeyholeCacheOptions options;
   options.max_tokens = 1024;
   options.sink = 4;
@@ -77,7 +67,7 @@ class GpuRandomLlama : public ::testing::TestWithParam<std::string> {
                              : name == "f16" ? ElementType::f16
                                              : ElementType::bf16;
     const SyntheticTensors tensors = random_weights(config, type, 17);
-    tokens_ = random_tokens(150, 5);
+    tokens_ = random_ids(150, 5);
     model_ = loaded(config, tensors, type);
     if (const std::string refusal = gpu_refusal(model_.config); !refusal.empty()) {
       GTEST_SKIP() << refusal;
@@ -89,18 +79,19 @@ class GpuRandomLlama : public ::testing::TestWithParam<std::string> {
   void expect_steps(keyhole_device device) {
     for (const size_t prompt : {1, 60, 140}) {
       SCOPED_TRACE(prompt);
-      KeyholeCache cache(model_.config, exact_cache(device));
+      KeyholeCache cache(model_.config, exact_cache_on(device));
       GpuDecoder decoder(*gpu_, cache);
-      expect_close(decoder.prefill({tokens_.data(), prompt}), expected_[prompt - 1], kAfterPrefill);
+      expect_within(decoder.prefill({tokens_.data(), prompt}), expected_[prompt - 1],
+                    kAfterPrefill);
       cache.build(nullptr, nullptr);
       for (size_t t = prompt; t < tokens_.size(); ++t) {
-        expect_close(decoder.step(tokens_[t]), expected_[t], kAfterPrefill);
+        expect_within(decoder.step(tokens_[t]), expected_[t], kAfterPrefill);
       }
       EXPECT_EQ(decoder.tokens(), tokens_.size());
       EXPECT_EQ(decoder.times().steps, tokens_.size() - prompt);
       EXPECT_GT(decoder.times().attention, 0.0);
       decoder.truncate(static_cast<uint32_t>(prompt) + 5);
-      expect_close(decoder.step(tokens_[prompt + 5]), expected_[prompt + 5], kAfterPrefill);
+      expect_within(decoder.step(tokens_[prompt + 5]), expected_[prompt + 5], kAfterPrefill);
     }
   }
 
@@ -113,20 +104,20 @@ class GpuRandomLlama : public ::testing::TestWithParam<std::string> {
 TEST_P(GpuRandomLlama, PrefillGivesTheReferenceLogitsAtEveryLength) {
   for (const size_t length : {1, 2, 43, 64, 65, 128, 129, 150}) {
     SCOPED_TRACE(length);
-    expect_close(gpu_prefill(*gpu_, {tokens_.data(), length}, {}), expected_[length - 1],
-                 kAfterPrefill);
+    expect_within(gpu_prefill(*gpu_, {tokens_.data(), length}, {}), expected_[length - 1],
+                  kAfterPrefill);
   }
 }
 
 /// Nothing is rounded to fp16 here: the products alone.
 TEST_P(GpuRandomLlama, StepsFromAHostPrefillAreAsGoodAsTheHosts) {
   Team team(2);
-  KeyholeCache cache(model_.config, exact_cache(KEYHOLE_DEVICE_HOST));
+  KeyholeCache cache(model_.config, exact_cache_on(KEYHOLE_DEVICE_HOST));
   HostDecoder host(model_, cache, team);
   (void)host.prefill({tokens_.data(), 100});
   GpuDecoder decoder(*gpu_, cache, 100);
   for (size_t t = 100; t < tokens_.size(); ++t) {
-    expect_close(decoder.step(tokens_[t]), expected_[t], 5e-5);
+    expect_within(decoder.step(tokens_[t]), expected_[t], 5e-5);
   }
 }
 
@@ -142,34 +133,34 @@ TEST_P(GpuRandomLlama, StepsWithADeviceSessionGiveTheReferenceLogits) {
 /// Later prompts: several tokens at once, and steps between them.
 TEST_P(GpuRandomLlama, TokensTakenTogetherAreThoseOfSteps) {
   for (const keyhole_device device : {KEYHOLE_DEVICE_HOST, KEYHOLE_DEVICE_AUTO}) {
-    KeyholeCache cache(model_.config, exact_cache(device));
+    KeyholeCache cache(model_.config, exact_cache_on(device));
     GpuDecoder decoder(*gpu_, cache);
     (void)decoder.prefill({tokens_.data(), 20});
     cache.build(nullptr, nullptr);
     size_t taken = 20;
     for (const size_t count : {2, 37, 1, 64, 5}) {
       SCOPED_TRACE(std::to_string(taken) + " and " + std::to_string(count));
-      expect_close(decoder.extend({&tokens_[taken], count}), expected_[taken + count - 1],
-                   kAfterPrefill);
+      expect_within(decoder.extend({&tokens_[taken], count}), expected_[taken + count - 1],
+                    kAfterPrefill);
       taken += count;
       EXPECT_EQ(decoder.tokens(), taken);
-      expect_close(decoder.step(tokens_[taken]), expected_[taken], kAfterPrefill);
+      expect_within(decoder.step(tokens_[taken]), expected_[taken], kAfterPrefill);
       ++taken;
     }
     decoder.truncate(50);
-    expect_close(decoder.extend({&tokens_[50], 30}), expected_[79], kAfterPrefill);
+    expect_within(decoder.extend({&tokens_[50], 30}), expected_[79], kAfterPrefill);
     const std::vector<uint32_t> too_many(kGpuTokensAtOnce + 1);
     EXPECT_THROW((void)decoder.extend(too_many), std::runtime_error);
     // A token that there is not: nothing of the chunk stays.
     EXPECT_THROW((void)decoder.extend(std::vector<uint32_t>{1, 37}), std::runtime_error);
     EXPECT_EQ(decoder.tokens(), 80U);
-    expect_close(decoder.step(tokens_[80]), expected_[80], kAfterPrefill);
+    expect_within(decoder.step(tokens_[80]), expected_[80], kAfterPrefill);
   }
 }
 
 /// A session that fails in the middle, layer by layer: it holds what was there before.
 TEST_P(GpuRandomLlama, AFailedExtensionLeavesNothing) {
-  KeyholeCacheOptions options = exact_cache(KEYHOLE_DEVICE_HOST);
+  KeyholeCacheOptions options = exact_cache_on(KEYHOLE_DEVICE_HOST);
   options.max_tokens = 40;
   KeyholeCache cache(model_.config, options);
   GpuDecoder decoder(*gpu_, cache);
@@ -177,11 +168,11 @@ TEST_P(GpuRandomLlama, AFailedExtensionLeavesNothing) {
   EXPECT_ANY_THROW((void)decoder.extend({&tokens_[30], 20}));
   EXPECT_EQ(decoder.tokens(), 30U);
   EXPECT_EQ(cache.layer_tokens(0).total, 30U);
-  expect_close(decoder.extend({&tokens_[30], 10}), expected_[39], kAfterPrefill);
+  expect_within(decoder.extend({&tokens_[30], 10}), expected_[39], kAfterPrefill);
 }
 
 TEST_P(GpuRandomLlama, AHookSeesWhatTheStepUsed) {
-  KeyholeCache cache(model_.config, exact_cache(KEYHOLE_DEVICE_AUTO));
+  KeyholeCache cache(model_.config, exact_cache_on(KEYHOLE_DEVICE_AUTO));
   GpuDecoder decoder(*gpu_, cache);
   (void)decoder.prefill({tokens_.data(), 50});
   std::vector<uint32_t> layers;
@@ -191,7 +182,7 @@ TEST_P(GpuRandomLlama, AHookSeesWhatTheStepUsed) {
     cache.attend(layer, q, again.data());
     for (size_t i = 0; i < again.size(); ++i) EXPECT_EQ(again[i], out[i]);
   });
-  expect_close(decoder.step(tokens_[50]), expected_[50], kAfterPrefill);
+  expect_within(decoder.step(tokens_[50]), expected_[50], kAfterPrefill);
   EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1, 2}));
 }
 
@@ -208,7 +199,7 @@ TEST(GpuPrefill, HandsOverWhatTheHostDoes) {
     GTEST_SKIP() << refusal;
   }
   const GpuModel gpu(model);
-  const std::vector<uint32_t> tokens = random_tokens(8192 * 2 + 77, 6);
+  const std::vector<uint32_t> tokens = random_ids(8192 * 2 + 77, 6);
   const size_t q_width = model.config.q_width();
   const size_t kv_width = model.config.kv_width();
   struct Rows {
@@ -259,7 +250,7 @@ TEST(GpuPrefill, ACallbackMayGiveUp) {
     GTEST_SKIP() << refusal;
   }
   const GpuModel gpu(model);
-  const std::vector<uint32_t> tokens = random_tokens(600, 7);
+  const std::vector<uint32_t> tokens = random_ids(600, 7);
   struct GivenUp {};
   const auto give_up = [&](auto&&...) { throw GivenUp(); };
   EXPECT_THROW((void)gpu_prefill(gpu, tokens, {}, give_up), GivenUp);

@@ -28,7 +28,7 @@ void append(std::vector<float>& to, const void* device, size_t count) {
 }
 
 template <class Number>
-std::vector<float> rounded(const std::vector<float>& x) {
+std::vector<float> rounded_rows(const std::vector<float>& x) {
   std::vector<float> out;
   out.reserve(x.size());
   for (const float number : x) out.push_back(as_float(static_cast<Number>(number)));
@@ -36,8 +36,8 @@ std::vector<float> rounded(const std::vector<float>& x) {
 }
 
 template <class Kv, class Query>
-void expect_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens, ElementType type,
-                 const std::vector<float>& logits, const std::vector<Rows>& expected) {
+void expect_device_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens, ElementType type,
+                        const std::vector<float>& logits, const std::vector<Rows>& expected) {
   const LlamaConfig& config = gpu.host().config;
   std::vector<Rows> layers(config.layers);
   DeviceSink sink;
@@ -53,9 +53,9 @@ void expect_rows(const GpuModel& gpu, const std::vector<uint32_t>& tokens, Eleme
   EXPECT_EQ(gpu_prefill_to_device(gpu, tokens, sink), logits);
   for (uint32_t layer = 0; layer < config.layers; ++layer) {
     SCOPED_TRACE(layer);
-    EXPECT_TRUE(layers[layer].q == rounded<Query>(expected[layer].q));
-    EXPECT_TRUE(layers[layer].k == rounded<Kv>(expected[layer].k));
-    EXPECT_TRUE(layers[layer].v == rounded<Kv>(expected[layer].v));
+    EXPECT_TRUE(layers[layer].q == rounded_rows<Query>(expected[layer].q));
+    EXPECT_TRUE(layers[layer].k == rounded_rows<Kv>(expected[layer].k));
+    EXPECT_TRUE(layers[layer].v == rounded_rows<Kv>(expected[layer].v));
   }
 }
 
@@ -82,9 +82,9 @@ TEST(GpuPrefillToDevice, IsThatToTheHostRounded) {
       rows.k.insert(rows.k.end(), chunk.k, chunk.k + chunk.tokens * model.config.kv_width());
       rows.v.insert(rows.v.end(), chunk.v, chunk.v + chunk.tokens * model.config.kv_width());
     });
-    expect_rows<float, float>(gpu, tokens, ElementType::f32, logits, expected);
-    expect_rows<__half, __half>(gpu, tokens, ElementType::f16, logits, expected);
-    expect_rows<__nv_bfloat16, __half>(gpu, tokens, ElementType::bf16, logits, expected);
+    expect_device_rows<float, float>(gpu, tokens, ElementType::f32, logits, expected);
+    expect_device_rows<__half, __half>(gpu, tokens, ElementType::f16, logits, expected);
+    expect_device_rows<__nv_bfloat16, __half>(gpu, tokens, ElementType::bf16, logits, expected);
   }
 }
 

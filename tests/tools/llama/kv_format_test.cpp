@@ -29,7 +29,7 @@ double as_f16(double x) {
 }
 
 /// The level of every number: what a cache would hold in 8 or 4 bits.
-Block reference(KvFormat format, const Block& block) {
+Block format_reference(KvFormat format, const Block& block) {
   double signed_most = 0;
   for (const float x : block) {
     if (std::abs(double{x}) > std::abs(signed_most)) signed_most = x;
@@ -71,7 +71,7 @@ TEST(KvFormat, GivesBackWhatTheDefinitionSays) {
       const float size = std::exp2(static_cast<float>(seed % 24) - 12.0F);
       Block block;
       for (float& x : block) x = size * normal(random);
-      const Block expected = reference(format, block);
+      const Block expected = format_reference(format, block);
       const Block got = through(format, block);
       size_t compared = 0;
       for (size_t i = 0; i < block.size(); ++i) {

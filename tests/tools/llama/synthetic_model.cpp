@@ -153,6 +153,33 @@ json small_config() {
           {"eos_token_id", 1}};
 }
 
+json config_variant(const std::string& name) {
+  json config = small_config();
+  if (name == "tied") config["tie_word_embeddings"] = true;
+  if (name == "multi_head") config.erase("num_key_value_heads");
+  if (name == "one_kv_head") config["num_key_value_heads"] = 1;
+  if (name == "wide_heads") config["head_dim"] = 128;
+  if (name == "head_dim_80") config["head_dim"] = 80;
+  if (name == "linear") config["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 3.0}};
+  if (name == "llama3") {
+    config["rope_scaling"] = {{"rope_type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 64}};
+  }
+  if (name == "biases") config["attention_bias"] = true;
+  if (name.starts_with("qwen3")) config["model_type"] = "qwen3";
+  if (name == "qwen3_sliding" || name == "qwen3_all_sliding") {
+    const bool all = name == "qwen3_all_sliding";
+    config["use_sliding_window"] = true;
+    config["sliding_window"] = 21;
+    config["layer_types"] = {"sliding_attention", all ? "sliding_attention" : "full_attention",
+                             "sliding_attention"};
+  }
+  return config;
+}
+
 SyntheticTensors random_weights(const json& config, ElementType type, uint64_t seed) {
   std::mt19937_64 random(seed);
   SyntheticTensors tensors;

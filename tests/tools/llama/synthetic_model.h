@@ -22,6 +22,9 @@ using SyntheticTensors = std::map<std::string, SyntheticTensor>;
 
 /// A small shape with every size different, so that swapped dimensions cannot go unseen.
 [[nodiscard]] nlohmann::json small_config();
+/// The same in one way different: "tied", "multi_head", "one_kv_head", "wide_heads", "head_dim_80", "linear", "llama3",
+/// "biases", "qwen3", "qwen3_sliding", "qwen3_all_sliding"; small_config() for other names.
+[[nodiscard]] nlohmann::json config_variant(const std::string& name);
 
 /// Random weights of the shape that `config` describes, rounded to `type`.
 [[nodiscard]] SyntheticTensors random_weights(const nlohmann::json& config, ElementType type,

@@ -92,8 +92,8 @@ struct Rounded<Float16> {
 
 template <class Half>
 class VectorMathOf : public ::testing::Test {};
-using Halves = ::testing::Types<BFloat16, Float16>;
-TYPED_TEST_SUITE(VectorMathOf, Halves);
+using HalfTypes = ::testing::Types<BFloat16, Float16>;
+TYPED_TEST_SUITE(VectorMathOf, HalfTypes);
 
 TYPED_TEST(VectorMathOf, EveryNumberIsExactInFp32) {
   std::vector<TypeParam> halves;

@@ -6,15 +6,10 @@
 #include <cmath>
 #include <random>
 
+#include "tests/tools/saap/gaussian.h"
+
 namespace keyhole::tools {
 namespace {
-
-std::vector<float> gaussian(size_t n, float deviation, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, deviation);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 struct Data {
   Data(const MlpShape& s, size_t n, std::mt19937& random)

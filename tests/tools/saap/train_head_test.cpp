@@ -9,19 +9,13 @@
 
 #include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
+#include "tests/tools/saap/gaussian.h"
 #include "tools/saap/classifier_writer.h"
 
 namespace keyhole::tools {
 namespace {
 
 constexpr uint32_t kDim = 64, kTokens = 1400, kTopics = 12, kGroup = 2;
-
-std::vector<float> gaussian(size_t n, float deviation, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, deviation);
-  std::vector<float> out(n);
-  for (float& x : out) x = normal(random);
-  return out;
-}
 
 // RoPE by definition, in double.
 void rotate(float* row, uint32_t position) {

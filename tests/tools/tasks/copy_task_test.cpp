@@ -10,7 +10,7 @@
 namespace keyhole::tools {
 namespace {
 
-const std::string& haystack() {
+const std::string& copy_haystack() {
   static const std::string text = [] {
     std::string prose;
     for (int i = 0; i < 2000; ++i) prose += "Sentence " + std::to_string(i) + " of a long story. ";
@@ -19,8 +19,8 @@ const std::string& haystack() {
   return text;
 }
 
-CopyTaskOptions options_of(size_t bytes, size_t passages, uint64_t seed) {
-  return {.context_bytes = bytes, .passages = passages, .seed = seed, .haystack = haystack()};
+CopyTaskOptions copy_options(size_t bytes, size_t passages, uint64_t seed) {
+  return {.context_bytes = bytes, .passages = passages, .seed = seed, .haystack = copy_haystack()};
 }
 
 TEST(CopyTask, EveryPassageHasItsOwnPlace) {
@@ -28,9 +28,9 @@ TEST(CopyTask, EveryPassageHasItsOwnPlace) {
     const size_t bytes = 400 + 997 * seed;
     const size_t passages = 1 + seed % max_copy_passages(bytes);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << bytes << " bytes");
-    const CopyTask task = make_copy_task(options_of(bytes, passages, seed));
+    const CopyTask task = make_copy_task(copy_options(bytes, passages, seed));
     EXPECT_EQ(task.context.size(), bytes);
-    EXPECT_NE(haystack().find(task.context), std::string::npos);
+    EXPECT_NE(copy_haystack().find(task.context), std::string::npos);
     ASSERT_EQ(task.passages.size(), passages);
     std::vector<size_t> places;
     for (const CopyPassage& passage : task.passages) {
@@ -50,7 +50,7 @@ TEST(CopyTask, EveryPassageHasItsOwnPlace) {
 TEST(CopyTask, PassagesLieEverywhere) {
   std::vector<int> quarter(4, 0);
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    const CopyTask task = make_copy_task(options_of(20000, 20, seed));
+    const CopyTask task = make_copy_task(copy_options(20000, 20, seed));
     for (const CopyPassage& passage : task.passages) {
       ++quarter[passage.place * 4 / task.context.size()];
     }
@@ -60,8 +60,8 @@ TEST(CopyTask, PassagesLieEverywhere) {
 
 TEST(CopyTask, IsTheSameForTheSameSeedOnly) {
   const auto places = [](uint64_t seed) {
-    const CopyTask task = make_copy_task(options_of(8000, 9, seed));
-    std::vector<size_t> out{haystack().find(task.context)};
+    const CopyTask task = make_copy_task(copy_options(8000, 9, seed));
+    std::vector<size_t> out{copy_haystack().find(task.context)};
     for (const CopyPassage& passage : task.passages) out.push_back(passage.place);
     return out;
   };
@@ -73,10 +73,10 @@ TEST(CopyTask, IsTheSameForTheSameSeedOnly) {
 }
 
 TEST(CopyTask, RefusesWhatCannotBe) {
-  EXPECT_THROW((void)make_copy_task(options_of(319, 1, 0)), UsageError);
-  EXPECT_THROW((void)make_copy_task(options_of(3200, 11, 0)), UsageError);
-  EXPECT_THROW((void)make_copy_task(options_of(3200, 0, 0)), UsageError);
-  CopyTaskOptions options = options_of(4000, 4, 0);
+  EXPECT_THROW((void)make_copy_task(copy_options(319, 1, 0)), UsageError);
+  EXPECT_THROW((void)make_copy_task(copy_options(3200, 11, 0)), UsageError);
+  EXPECT_THROW((void)make_copy_task(copy_options(3200, 0, 0)), UsageError);
+  CopyTaskOptions options = copy_options(4000, 4, 0);
   options.haystack = options.haystack.substr(0, 3999);
   EXPECT_THROW((void)make_copy_task(options), UsageError);
   const std::string same(5000, 'x');

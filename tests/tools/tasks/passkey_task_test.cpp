@@ -11,7 +11,7 @@
 namespace keyhole::tools {
 namespace {
 
-const std::string& haystack() {
+const std::string& passkey_haystack() {
   static const std::string text = [] {
     std::string prose;
     for (int i = 0; i < 400; ++i) prose += "Sentence " + std::to_string(i) + " of a long story. ";
@@ -20,8 +20,9 @@ const std::string& haystack() {
   return text;
 }
 
-PasskeyTaskOptions options_of(size_t bytes, size_t questions, uint64_t seed) {
-  return {.context_bytes = bytes, .questions = questions, .seed = seed, .haystack = haystack()};
+PasskeyTaskOptions passkey_options(size_t bytes, size_t questions, uint64_t seed) {
+  return {
+      .context_bytes = bytes, .questions = questions, .seed = seed, .haystack = passkey_haystack()};
 }
 
 /// What stands between two texts; fails if they are not there.
@@ -40,7 +41,7 @@ TEST(PasskeyTask, EveryAnswerStandsInTheContextOnce) {
     const size_t bytes = 300 + 331 * seed;
     const size_t questions = 1 + seed % max_passkeys(bytes);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ", " << bytes << " bytes");
-    const Task task = make_passkey_task(options_of(bytes, questions, seed));
+    const Task task = make_passkey_task(passkey_options(bytes, questions, seed));
     EXPECT_EQ(task.context.size(), bytes);
     ASSERT_EQ(task.questions.size(), questions);
     std::set<std::string> names;
@@ -63,7 +64,7 @@ TEST(PasskeyTask, EveryAnswerStandsInTheContextOnce) {
 
 TEST(PasskeyTask, WithoutItsSentencesTheContextIsTheHaystackFromSomewhere) {
   for (const size_t bytes : {2000, 40000}) {  // the second repeats the haystack
-    const Task task = make_passkey_task(options_of(bytes, 7, 3));
+    const Task task = make_passkey_task(passkey_options(bytes, 7, 3));
     std::string prose = task.context;
     const std::string end = ".]\n";
     for (size_t i = 0; i < 7; ++i) {
@@ -71,8 +72,8 @@ TEST(PasskeyTask, WithoutItsSentencesTheContextIsTheHaystackFromSomewhere) {
       ASSERT_NE(at, std::string::npos);
       prose.erase(at, prose.find(end, at) + end.size() - at);
     }
-    std::string endless = haystack();
-    while (endless.size() < prose.size() + haystack().size()) endless += haystack();
+    std::string endless = passkey_haystack();
+    while (endless.size() < prose.size() + passkey_haystack().size()) endless += passkey_haystack();
     EXPECT_NE(endless.find(prose), std::string::npos);
   }
 }
@@ -80,7 +81,7 @@ TEST(PasskeyTask, WithoutItsSentencesTheContextIsTheHaystackFromSomewhere) {
 TEST(PasskeyTask, HidesKeysEverywhere) {
   std::vector<int> quarter(4, 0);
   for (uint64_t seed = 0; seed < 50; ++seed) {
-    const Task task = make_passkey_task(options_of(20000, 20, seed));
+    const Task task = make_passkey_task(passkey_options(20000, 20, seed));
     for (const Question& question : task.questions) {
       ++quarter[task.context.find(question.answer) * 4 / task.context.size()];
     }
@@ -89,17 +90,17 @@ TEST(PasskeyTask, HidesKeysEverywhere) {
 }
 
 TEST(PasskeyTask, IsTheSameForTheSameSeedOnly) {
-  EXPECT_EQ(make_passkey_task(options_of(4000, 5, 1)).context,
-            make_passkey_task(options_of(4000, 5, 1)).context);
-  EXPECT_NE(make_passkey_task(options_of(4000, 5, 1)).context,
-            make_passkey_task(options_of(4000, 5, 2)).context);
+  EXPECT_EQ(make_passkey_task(passkey_options(4000, 5, 1)).context,
+            make_passkey_task(passkey_options(4000, 5, 1)).context);
+  EXPECT_NE(make_passkey_task(passkey_options(4000, 5, 1)).context,
+            make_passkey_task(passkey_options(4000, 5, 2)).context);
 }
 
 TEST(PasskeyTask, RefusesWhatCannotBe) {
-  EXPECT_THROW((void)make_passkey_task(options_of(255, 1, 0)), UsageError);
-  EXPECT_THROW((void)make_passkey_task(options_of(4096, 17, 0)), UsageError);
-  EXPECT_THROW((void)make_passkey_task(options_of(4096, 0, 0)), UsageError);
-  PasskeyTaskOptions options = options_of(4096, 4, 0);
+  EXPECT_THROW((void)make_passkey_task(passkey_options(255, 1, 0)), UsageError);
+  EXPECT_THROW((void)make_passkey_task(passkey_options(4096, 17, 0)), UsageError);
+  EXPECT_THROW((void)make_passkey_task(passkey_options(4096, 0, 0)), UsageError);
+  PasskeyTaskOptions options = passkey_options(4096, 4, 0);
   options.haystack = "";
   EXPECT_THROW((void)make_passkey_task(options), UsageError);
 }

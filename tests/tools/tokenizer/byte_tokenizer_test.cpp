@@ -4,14 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "tests/temporary_folder.h"
+#include "tests/tools/tokenizer/byte_model.h"
 
 namespace keyhole::tools {
 namespace {
 
-const ModelTokens kBytes{.vocab_size = 264, .bos = 256, .end_tokens = {257}};
-
 TEST(ByteTokenizer, EveryByteThereAndBack) {
-  const ByteTokenizer tokenizer(kBytes);
+  const ByteTokenizer tokenizer(kByteModel);
   std::string text;
   for (int byte = 0; byte < 256; ++byte) text.push_back(static_cast<char>(byte));
   const std::vector<uint32_t> tokens = tokenizer.encode_prompt(text);
@@ -22,7 +21,7 @@ TEST(ByteTokenizer, EveryByteThereAndBack) {
 }
 
 TEST(ByteTokenizer, NamesItsSpecialTokens) {
-  const ByteTokenizer tokenizer(kBytes);
+  const ByteTokenizer tokenizer(kByteModel);
   EXPECT_EQ(tokenizer.token_id("<s>"), 256U);
   EXPECT_EQ(tokenizer.token_id("</s>"), 257U);
   EXPECT_EQ(tokenizer.token_id("a"), uint32_t{'a'});
@@ -35,20 +34,20 @@ TEST(ByteTokenizer, NamesItsSpecialTokens) {
 }
 
 TEST(ByteTokenizer, OtherVocabulariesAreNotBytes) {
-  ModelTokens model = kBytes;
+  ModelTokens model = kByteModel;
   model.vocab_size = 128256;
   EXPECT_FALSE(ByteTokenizer::fits(model));
-  model = kBytes;
+  model = kByteModel;
   model.bos.reset();
   EXPECT_FALSE(ByteTokenizer::fits(model));
-  model = kBytes;
+  model = kByteModel;
   model.end_tokens = {2};
   EXPECT_FALSE(ByteTokenizer::fits(model));
 }
 
 TEST(LoadTokenizer, SaysWhatAFolderWithoutOneNeeds) {
   const TemporaryFolder folder;
-  EXPECT_NE(load_tokenizer(folder.path(), kBytes), nullptr);
+  EXPECT_NE(load_tokenizer(folder.path(), kByteModel), nullptr);
   const ModelTokens other{.vocab_size = 128256, .bos = 1, .end_tokens = {2}};
   EXPECT_EQ(find_tokenizer(folder.path(), other), nullptr);
   const std::string error = error_of([&] { (void)load_tokenizer(folder.path(), other); });

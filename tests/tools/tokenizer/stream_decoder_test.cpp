@@ -1,15 +1,13 @@
 // Text as its tokens come: never half a character, nothing lost.
 #include <gtest/gtest.h>
 
-#include "tools/tokenizer/byte_tokenizer.h"
+#include "tests/tools/tokenizer/byte_model.h"
 
 namespace keyhole::tools {
 namespace {
 
-const ModelTokens kBytes{.vocab_size = 264, .bos = 256, .end_tokens = {257}};
-
 TEST(StreamDecoder, GivesCharactersWhole) {
-  const ByteTokenizer tokenizer(kBytes);
+  const ByteTokenizer tokenizer(kByteModel);
   StreamDecoder stream(tokenizer);
   const std::string text =
       "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80z";  // a, e acute, euro sign, a face, z
@@ -23,7 +21,7 @@ TEST(StreamDecoder, GivesCharactersWhole) {
 }
 
 TEST(StreamDecoder, KeepsBytesThatAreNoCharacters) {
-  const ByteTokenizer tokenizer(kBytes);
+  const ByteTokenizer tokenizer(kByteModel);
   // A continuation alone, bytes that UTF-8 never has, a beginning that another beginning follows.
   for (const std::string text :
        {"\x80\x80\x80\x80\x80", "\xFF\xFE!", "\xC0\xAF", "\xE2\xC3\xA9", "\xF0\x9F", "\xF5\x80"}) {

@@ -1,24 +1,15 @@
 #include "tools/commands/calibrate/choose.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
+#include "tools/commands/common/parse_number.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
-namespace {
-
-template <class T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-}  // namespace
 
 double quantile_of(std::vector<double> samples, double share) {
   std::sort(samples.begin(), samples.end());

@@ -1,10 +1,10 @@
 #include "tools/commands/common/attend_choice.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 
 #include "runtime/files/settings.h"
+#include "tools/commands/common/parse_number.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
@@ -12,13 +12,7 @@ namespace {
 
 constexpr const Setting& kAttend = setting(kBudgetSettings, "attend");
 
-template <class T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-[[noreturn]] void refuse(const std::string& text) {
+[[noreturn]] void refuse_attend(const std::string& text) {
   throw UsageError(
       "--attend " + text +
       ": allowed: topk, topk:K with K from 1 on, scored, none, weight:EPS with EPS above 0 "
@@ -46,18 +40,18 @@ AttendChoice parse_attend(const std::string& text, uint32_t k) {
   const bool has_value = colon != std::string::npos;
   const std::string value = has_value ? text.substr(colon + 1) : "";
   const auto mode = number_of_word(kAttend, name);
-  if (!mode) refuse(text);
+  if (!mode) refuse_attend(text);
   choice.mode = *mode;
   if (choice.mode == KEYHOLE_ATTEND_WEIGHT) {
     if (!parse_number(value, choice.min_weight) ||
         !(choice.min_weight > 0 && choice.min_weight < 1)) {
-      refuse(text);
+      refuse_attend(text);
     }
   } else if (choice.mode == KEYHOLE_ATTEND_TOPK && has_value) {
     choice.has_own_k = true;
-    if (!parse_number(value, choice.k) || choice.k == 0) refuse(text);
+    if (!parse_number(value, choice.k) || choice.k == 0) refuse_attend(text);
   } else if (has_value) {
-    refuse(text);
+    refuse_attend(text);
   }
   return choice;
 }

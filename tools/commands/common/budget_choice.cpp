@@ -1,11 +1,11 @@
 #include "tools/commands/common/budget_choice.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <string_view>
 
 #include "runtime/files/settings.h"
+#include "tools/commands/common/parse_number.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {
@@ -13,12 +13,6 @@ namespace {
 
 constexpr const Setting& kTail = setting(kBudgetSettings, "tail");
 constexpr const Setting& kPartition = setting(kSessionSettings, "tail_partition");
-
-template <class T>
-bool parse_number(std::string_view text, T& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size();
-}
 
 [[noreturn]] void refuse_tail(const std::string& text) {
   throw UsageError("--tail " + text +

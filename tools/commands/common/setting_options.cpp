@@ -11,15 +11,15 @@
 namespace keyhole::tools {
 namespace {
 
-[[noreturn]] void refuse(const std::string& option, const std::string& text,
-                         const std::string& allowed) {
+[[noreturn]] void refuse_setting(const std::string& option, const std::string& text,
+                                 const std::string& allowed) {
   throw UsageError(option + " is " + text + ", allowed: " + allowed);
 }
 
 double number_of(const Setting& row, const std::string& option, const std::string& text) {
   if (row.kind == SettingKind::word) {
     const auto number = number_of_word(row, text);
-    if (!number) refuse(option, text, words_help(row));
+    if (!number) refuse_setting(option, text, words_help(row));
     return *number;
   }
   if (row.kind == SettingKind::bytes) return static_cast<double>(parse_bytes(text));
@@ -28,7 +28,7 @@ double number_of(const Setting& row, const std::string& option, const std::strin
   const bool whole = row.kind != SettingKind::count ||
                      (value == std::floor(value) && value >= 0 && value <= 4294967295.0);
   if (error != std::errc() || end != text.data() + text.size() || !whole) {
-    refuse(option, text, row.kind == SettingKind::count ? "whole numbers" : "numbers");
+    refuse_setting(option, text, row.kind == SettingKind::count ? "whole numbers" : "numbers");
   }
   return value;
 }

@@ -20,7 +20,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-[[noreturn]] void refuse(const std::string& param, const std::string& why) {
+[[noreturn]] void refuse_range(const std::string& param, const std::string& why) {
   throw UsageError(param + ": " + why +
                    "; a range of whole numbers is first..last*factor or first..last+step, e.g. "
                    "32..512*2 or 8..64+8");
@@ -30,7 +30,7 @@ uint64_t whole(std::string_view text, const std::string& param) {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number > INT64_MAX) {
-    refuse(param, "'" + std::string(text) + "' is no whole number");
+    refuse_range(param, "'" + std::string(text) + "' is no whole number");
   }
   return number;
 }
@@ -42,21 +42,22 @@ std::vector<std::string> values_of(const std::string& alternative, const std::st
   const std::string_view text = alternative;
   const size_t sign = text.find_first_of("*+", dots);
   if (sign == std::string_view::npos)
-    refuse(param, "how it goes on from number to number is missing");
+    refuse_range(param, "how it goes on from number to number is missing");
   const uint64_t first = whole(text.substr(0, dots), param);
   const uint64_t last = whole(text.substr(dots + 2, sign - dots - 2), param);
   const uint64_t by = whole(text.substr(sign + 1), param);
-  if (first > last) refuse(param, std::to_string(first) + " is above " + std::to_string(last));
+  if (first > last)
+    refuse_range(param, std::to_string(first) + " is above " + std::to_string(last));
   const bool multiplies = text[sign] == '*';
   if (multiplies && (by < 2 || first == 0)) {
-    refuse(param, std::to_string(first) + " times " + std::to_string(by) + " does not grow");
+    refuse_range(param, std::to_string(first) + " times " + std::to_string(by) + " does not grow");
   }
-  if (!multiplies && by == 0) refuse(param, "a step of 0 does not grow");
+  if (!multiplies && by == 0) refuse_range(param, "a step of 0 does not grow");
   std::vector<std::string> values;
   for (uint64_t number = first;;) {
     values.push_back(std::to_string(number));
     if (values.size() > kMostSwept) {
-      refuse(param, "it has more than " + std::to_string(kMostSwept) + " numbers");
+      refuse_range(param, "it has more than " + std::to_string(kMostSwept) + " numbers");
     }
     // Neither product nor sum is computed where it would be beyond the last number, and overflow.
     if (multiplies ? number > last / by : by > last - number) return values;

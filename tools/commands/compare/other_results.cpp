@@ -14,8 +14,6 @@
 namespace keyhole::tools {
 namespace {
 
-constexpr double kUnknown = AnnResult::kUnknown;
-
 double product(const float* a, const float* b, size_t n) {
   double sum = 0;
   for (size_t i = 0; i < n; ++i) sum += double{a[i]} * b[i];
@@ -75,7 +73,7 @@ class Judged {
     m.latency_us = percentiles(std::move(microseconds));
     m.build_seconds = result_.build_seconds;
     m.bytes_per_key = 1024 * result_.index_kib / keys;
-    m.read_share = m.bytes_per_step = m.scan_fraction = kUnknown;
+    m.read_share = m.bytes_per_step = m.scan_fraction = AnnResult::kUnknown;
     return m;
   }
 

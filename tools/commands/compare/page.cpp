@@ -10,6 +10,7 @@
 #include "tools/commands/common/head_grid.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/page_facts.h"
+#include "tools/commands/compare/bytes_text.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"
 
@@ -33,10 +34,6 @@ std::string way_text(const ordered_json& row) {
 }
 std::string point_text(const ordered_json& row) {
   return row["index"].get<std::string>() + ", " + way_text(row);
-}
-
-std::string bytes_text(double bytes) {
-  return std::isnan(bytes) ? "-" : format_bytes(static_cast<uint64_t>(bytes));
 }
 
 // Rows of files, of which nobody knows what a step read.

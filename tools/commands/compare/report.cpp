@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "tools/commands/compare/bytes_text.h"
 #include "tools/page/front.h"
 #include "tools/terminal/csv.h"
 #include "tools/terminal/table.h"
@@ -150,9 +151,6 @@ void put_figures(ordered_json& out, const Measurement& m) {
 std::string percent(double share) {
   return std::isnan(share) ? "-" : format_number(100 * share) + " %";
 }
-std::string bytes_text(double bytes) {
-  return std::isnan(bytes) ? "-" : format_bytes(static_cast<uint64_t>(bytes));
-}
 std::string fixed(double value, int digits) {
   if (std::isnan(value)) return "-";
   char text[32];
@@ -244,11 +242,10 @@ std::vector<Summary> summarise(const std::vector<Measurement>& results) {
 void sort(std::vector<Summary>& summaries, SortBy by) {
   if (by == SortBy::none) return;
   const auto figure = [by](const Summary& s) {
-    constexpr double kUnknown = std::numeric_limits<double>::infinity();
+    constexpr double kLast = std::numeric_limits<double>::infinity();
     switch (by) {
-      case SortBy::error: return s.mean.output_error ? s.mean.output_error->median : kUnknown;
-      case SortBy::bytes:
-        return std::isnan(s.mean.bytes_per_step) ? kUnknown : s.mean.bytes_per_step;
+      case SortBy::error: return s.mean.output_error ? s.mean.output_error->median : kLast;
+      case SortBy::bytes: return std::isnan(s.mean.bytes_per_step) ? kLast : s.mean.bytes_per_step;
       default: return s.mean.latency_us.p50;
     }
   };

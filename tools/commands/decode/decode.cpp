@@ -1,6 +1,5 @@
 // keyhole decode: continues a prompt, streams the text, and says how fast it was and where the time went.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -15,6 +14,7 @@
 #include "tools/commands/decode/prompt.h"
 #include "tools/commands/decode/report.h"
 #include "tools/commands/decode/resume.h"
+#include "tools/commands/decode/show.h"
 #include "tools/mpi/ranks.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
@@ -24,11 +24,6 @@
 
 namespace keyhole::tools {
 namespace {
-
-void show(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
 
 Stops stops_of(const DecodeOptions& options, const LlamaConfig& model, const Turns* turns) {
   Stops stops;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "tools/commands/decode/show.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/line_reader.h"
@@ -25,11 +26,6 @@ constexpr const char* kHelp =
     "  /reset       forget everything that was said\n"
     "  /quit        end\n"
     "  /help        this text\n";
-
-void show(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
 
 class Dialogue {
  public:

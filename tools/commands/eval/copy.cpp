@@ -40,7 +40,7 @@ std::vector<PassageTokens> encode_passages(const Tokenizer& tokenizer, const Cop
 }
 
 /// What was predicted of all passages in one way, token after token, passage after passage.
-struct Row {
+struct CopyRow {
   EvalWay way;
   const std::vector<PassageTokens>* passages = nullptr;
   std::vector<bool> right;   ///< the likeliest token is the passage's
@@ -91,11 +91,11 @@ struct Row {
     return out;
   }
   /// Passage by passage, whose bytes are right and wrong together; absent without exact attention.
-  [[nodiscard]] std::optional<Difference> above(const Row* exact) const {
+  [[nodiscard]] std::optional<Difference> above(const CopyRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return paired_difference(bits_by_passage(), exact->bits_by_passage());
   }
-  [[nodiscard]] std::optional<Swaps> swaps(const Row* exact) const {
+  [[nodiscard]] std::optional<Swaps> swaps(const CopyRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return count_swaps(right, exact->right);
   }
@@ -103,7 +103,7 @@ struct Row {
 
 // The passage's own tokens go in, whatever was predicted: an error does not make the tokens behind it another task.
 void copy_passage(Decoder& decoder, const std::vector<uint32_t>& prompt,
-                  const std::vector<uint32_t>& passage, Row& row) {
+                  const std::vector<uint32_t>& passage, CopyRow& row) {
   const uint32_t context = decoder.tokens();
   std::span<const float> logits;
   for (const uint32_t token : prompt) logits = decoder.step(token);
@@ -115,7 +115,7 @@ void copy_passage(Decoder& decoder, const std::vector<uint32_t>& prompt,
   decoder.truncate(context);
 }
 
-std::string table_text(const std::vector<Row>& rows) {
+std::string table_text(const std::vector<CopyRow>& rows) {
   Table table({{"index", Table::Align::left},
                {"k"},
                {"attend", Table::Align::left},
@@ -130,12 +130,12 @@ std::string table_text(const std::vector<Row>& rows) {
                {"attention/token"},
                {"build"},
                {"index size"}});
-  const Row* exact = find_exact(rows);
-  for (const Row& row : rows) {
-    const Row* other = exact == &row ? nullptr : exact;
+  const CopyRow* exact = find_exact(rows);
+  for (const CopyRow& row : rows) {
+    const CopyRow* other = exact == &row ? nullptr : exact;
     std::vector<std::string> cells = way_cells(row.way);
-    const Row::Sum all = row.all();
-    const Row::Sum after = row.all(kCopyCueBytes);
+    const CopyRow::Sum all = row.all();
+    const CopyRow::Sum after = row.all(kCopyCueBytes);
     cells.push_back(format_number(100.0 * all.share()) + " %");
     cells.push_back(swaps_cell(row.swaps(other)));
     cells.push_back(format_number(all.bits_per_byte(), 4));
@@ -150,10 +150,10 @@ std::string table_text(const std::vector<Row>& rows) {
          " bytes of each passage, which say which one it is\n";
 }
 
-Json to_json(const Row& row, const Row* exact) {
+Json to_json(const CopyRow& row, const CopyRow* exact) {
   const auto swaps = row.swaps(exact);
-  const Row::Sum all = row.all();
-  const Row::Sum after = row.all(kCopyCueBytes);
+  const CopyRow::Sum all = row.all();
+  const CopyRow::Sum after = row.all(kCopyCueBytes);
   Json json = {
       {"bytes_right", static_cast<size_t>(all.right)},
       {"bytes", static_cast<size_t>(all.bytes)},
@@ -199,9 +199,9 @@ void eval_copy(const EvalOptions& options) {
   warn_of_context(model, context);
   run.prefill(tokens, 256);
 
-  std::vector<Row> rows;
+  std::vector<CopyRow> rows;
   run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
-    Row& row = rows.emplace_back();
+    CopyRow& row = rows.emplace_back();
     row.way = way;
     row.passages = &passage_tokens;
     Progress bar(way.name());
@@ -222,7 +222,7 @@ void eval_copy(const EvalOptions& options) {
             table_text(rows) + way_notes(rows));
   if (run.writes()) {
     Json results = Json::array();
-    for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows)));
+    for (const CopyRow& row : rows) results.push_back(to_json(row, find_exact(rows)));
     Json json = run.header();
     Json places = Json::array();
     for (const CopyPassage& passage : task.passages) places.push_back(passage.place);

@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// The questions answered in one way.
-struct Row {
+struct QuestionsRow {
   EvalWay way;
   std::vector<std::string> answers;
   std::vector<bool> right;
@@ -37,7 +37,7 @@ struct Row {
     return static_cast<size_t>(std::count(right.begin(), right.end(), true));
   }
   /// Absent without exact attention to compare with.
-  [[nodiscard]] std::optional<Swaps> swaps(const Row* exact) const {
+  [[nodiscard]] std::optional<Swaps> swaps(const QuestionsRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return count_swaps(right, exact->right);
   }
@@ -64,7 +64,7 @@ std::string answer_question(Decoder& decoder, const Tokenizer& tokenizer, const 
 
 void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenizer,
                 const Asking& asking, const LlamaConfig& model, const Task& task, uint32_t most,
-                Row& row) {
+                QuestionsRow& row) {
   const size_t context = decoder.tokens();
   Progress bar(row.way.name());
   cache.reset_statistics();
@@ -81,7 +81,7 @@ void answer_all(Decoder& decoder, KeyholeCache& cache, const Tokenizer& tokenize
   measure_way(cache, decoder, model, context, row.way);
 }
 
-std::string table_text(const std::vector<Row>& rows, const Task& task) {
+std::string table_text(const std::vector<QuestionsRow>& rows, const Task& task) {
   const size_t questions = task.questions.size();
   // Where an answer has several parts, some of them count for something.
   const bool parts = task.questions.front().values.size() > 1;
@@ -96,8 +96,8 @@ std::string table_text(const std::vector<Row>& rows, const Task& task) {
                {"attention/token"},
                {"build"},
                {"index size"}});
-  const Row* exact = find_exact(rows);
-  for (const Row& row : rows) {
+  const QuestionsRow* exact = find_exact(rows);
+  for (const QuestionsRow& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
     cells.push_back(std::to_string(row.correct()) + "/" + std::to_string(questions) +
                     (parts ? ", " + format_number(100.0 * row.found) + " %" : ""));
@@ -108,7 +108,7 @@ std::string table_text(const std::vector<Row>& rows, const Task& task) {
   return table.text(style_of(stdout)) + (exact == nullptr ? "" : kSwapsNote);
 }
 
-Json to_json(const Row& row, const Row* exact, const Task& task, bool chats) {
+Json to_json(const QuestionsRow& row, const QuestionsRow* exact, const Task& task, bool chats) {
   Json wrong = Json::array();
   for (size_t i = 0; i < task.questions.size(); ++i) {
     if (row.right[i]) continue;
@@ -159,9 +159,9 @@ void eval_questions(const EvalOptions& options) {
   warn_of_context(model, tokens.size());
   run.prefill(tokens, more);
 
-  std::vector<Row> rows;
+  std::vector<QuestionsRow> rows;
   run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
-    Row& row = rows.emplace_back();
+    QuestionsRow& row = rows.emplace_back();
     row.way = way;
     const auto decoder = run.runner().decoder(cache, static_cast<uint32_t>(tokens.size()));
     answer_all(*decoder, cache, *tokenizer, asking, model, task, options.answer_tokens, row);
@@ -173,7 +173,7 @@ void eval_questions(const EvalOptions& options) {
             table_text(rows, task) + way_notes(rows));
   if (run.writes()) {
     Json results = Json::array();
-    for (const Row& row : rows)
+    for (const QuestionsRow& row : rows)
       results.push_back(to_json(row, find_exact(rows), task, asking.chats()));
     Json json = run.header();
     json["chat"] = options.chat;

@@ -12,8 +12,11 @@
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
+namespace {
 
 using Json = nlohmann::ordered_json;
+
+}  // namespace
 
 std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
   std::vector<AttendChoice> out;

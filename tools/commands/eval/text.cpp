@@ -36,7 +36,7 @@ size_t bytes_of(const Tokenizer& tokenizer, std::span<const uint32_t> tokens) {
 }
 
 /// The text decoded in one way.
-struct Row {
+struct TextRow {
   EvalWay way;
   std::vector<double> bits;  ///< of each predicted token
 
@@ -45,7 +45,7 @@ struct Row {
     return mean() * static_cast<double>(bits.size()) / static_cast<double>(text.bytes);
   }
   /// Token by token; absent for exact attention itself.
-  std::optional<Difference> above(const Row* exact) const {
+  std::optional<Difference> above(const TextRow* exact) const {
     if (exact == nullptr) return std::nullopt;
     return paired_difference(bits, exact->bits);
   }
@@ -82,7 +82,7 @@ Text make_text(const EvalOptions& options) {
   return text;
 }
 
-void decode_text(Decoder& decoder, const Text& text, Row& row) {
+void decode_text(Decoder& decoder, const Text& text, TextRow& row) {
   Progress bar(row.way.name());
   const size_t n = text.decoded.size() - 1;
   for (size_t i = 0; i < n; ++i) {
@@ -94,7 +94,7 @@ void decode_text(Decoder& decoder, const Text& text, Row& row) {
   }
 }
 
-std::string table_text(const std::vector<Row>& rows, const Text& text) {
+std::string table_text(const std::vector<TextRow>& rows, const Text& text) {
   Table table({{"index", Table::Align::left},
                {"k"},
                {"attend", Table::Align::left},
@@ -107,8 +107,8 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
                {"attention/token"},
                {"build"},
                {"index size"}});
-  const Row* exact = find_exact(rows);
-  for (const Row& row : rows) {
+  const TextRow* exact = find_exact(rows);
+  for (const TextRow& row : rows) {
     std::vector<std::string> cells = way_cells(row.way);
     cells.push_back(format_number(row.mean(), 5));
     cells.push_back(above_exact_cell(row.above(exact == &row ? nullptr : exact)));
@@ -120,7 +120,7 @@ std::string table_text(const std::vector<Row>& rows, const Text& text) {
   return table.text(style_of(stdout));
 }
 
-Json to_json(const Row& row, const Row* exact, const Text& text) {
+Json to_json(const TextRow& row, const TextRow* exact, const Text& text) {
   Json json = {{"bits_per_token", row.mean()}, {"perplexity", std::exp2(row.mean())}};
   if (text.bytes != 0) json["bits_per_byte"] = row.per_byte(text);
   if (const auto d = row.above(exact)) {
@@ -139,9 +139,9 @@ void eval_text(const EvalOptions& options) {
   warn_of_context(model, uint64_t{context} + options.bytes);
   run.prefill(text.context, options.bytes);
 
-  std::vector<Row> rows;
+  std::vector<TextRow> rows;
   run.for_each_way([&](const EvalWay& way, KeyholeCache& cache) {
-    Row& row = rows.emplace_back();
+    TextRow& row = rows.emplace_back();
     row.way = way;
     // In a copy: what is decoded pushes the prompt's end out of the window, and truncating it would not
     // bring it back.
@@ -156,7 +156,7 @@ void eval_text(const EvalOptions& options) {
             table_text(rows, text) + way_notes(rows));
   if (run.writes()) {
     Json results = Json::array();
-    for (const Row& row : rows) results.push_back(to_json(row, find_exact(rows), text));
+    for (const TextRow& row : rows) results.push_back(to_json(row, find_exact(rows), text));
     Json json = run.header();
     json["decoded"] = options.bytes;
     json["results"] = results;

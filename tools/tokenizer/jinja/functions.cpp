@@ -5,8 +5,8 @@
 #include <cctype>
 #include <cmath>
 #include <cstdlib>
-#include <stdexcept>
 
+#include "tools/tokenizer/jinja/fail.h"
 #include "tools/tokenizer/jinja/syntax.h"
 #include "tools/tokenizer/jinja/texts.h"
 
@@ -22,8 +22,6 @@ constexpr std::array<std::string_view, 21> kTests{
     "defined", "undefined", "none",  "string",  "mapping", "iterable",    "sequence",
     "number",  "integer",   "float", "boolean", "true",    "false",       "equalto",
     "eq",      "sameas",    "in",    "odd",     "even",    "divisibleby", "callable"};
-
-[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 int64_t length(const Value& value) {
   if (value.text() != nullptr)

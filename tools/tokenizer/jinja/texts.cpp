@@ -1,12 +1,11 @@
 #include "tools/tokenizer/jinja/texts.h"
 
 #include <cctype>
-#include <stdexcept>
+
+#include "tools/tokenizer/jinja/fail.h"
 
 namespace keyhole::tools::jinja {
 namespace {
-
-[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
 
 template <class Function>
 Text each_byte(Text text, const Function& function) {

@@ -31,9 +31,9 @@ std::string kind_name(const testing::TestParamInfo<TurnKind>& kind) {
   return kind.param == TurnKind::permute ? "permute" : "rotate";
 }
 
-class Turns : public testing::TestWithParam<TurnKind> {};
+class HeadTurns : public testing::TestWithParam<TurnKind> {};
 
-TEST_P(Turns, KeepInnerProducts) {
+TEST_P(HeadTurns, KeepInnerProducts) {
   for (const size_t d : {64U, 80U, 96U, 128U, 256U}) {
     const std::vector<float> rows = normal_numbers(20 * d, 7 + d);
     std::vector<float> turned(rows.size());
@@ -48,7 +48,7 @@ TEST_P(Turns, KeepInnerProducts) {
   }
 }
 
-TEST_P(Turns, DependOnTheSeedAlone) {
+TEST_P(HeadTurns, DependOnTheSeedAlone) {
   const std::vector<float> rows = normal_numbers(128, 1);
   const auto turned = [&](uint64_t seed) {
     std::vector<float> out(128);
@@ -60,7 +60,7 @@ TEST_P(Turns, DependOnTheSeedAlone) {
   EXPECT_NE(turned(5), rows);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, Turns, testing::Values(TurnKind::permute, TurnKind::rotate),
+INSTANTIATE_TEST_SUITE_P(Kinds, HeadTurns, testing::Values(TurnKind::permute, TurnKind::rotate),
                          kind_name);
 
 TEST(HeadTurn, APermutationKeepsMagnitudes) {

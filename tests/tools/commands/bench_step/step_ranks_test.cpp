@@ -18,7 +18,7 @@ namespace {
 using test::CommunicatorPtr;
 using test::ThreadRanks;
 
-constexpr uint64_t kContext = 300;
+constexpr uint64_t kRanksContext = 300;
 constexpr uint32_t kTokens = 3;
 const StepShape kModel{2, 8, 4, 64};
 
@@ -56,7 +56,7 @@ Steps steps_of(const StepShape& shape) {
   steps.engine = make_engine(engine);
   keyhole_session_config config;
   keyhole_session_config_init(&config);
-  config.max_tokens = kContext + kTokens;
+  config.max_tokens = kRanksContext + kTokens;
   config.sink = 4;
   config.window = 32;
   config.index = "flat";
@@ -67,10 +67,10 @@ Steps steps_of(const StepShape& shape) {
   const auto source = make_synthetic_source(shape.head_dim, 6);
   Team team(1);
   for (uint32_t layer = 0; layer < shape.layers; ++layer) {
-    const LayerData data(*source, shape, TurnKind::permute, 6, layer, kContext, team);
-    std::vector<uint16_t> k(kContext * shape.kv_elements()), v(k.size());
-    data.rows(0, kContext, k.data(), v.data());
-    const int64_t rows[] = {kContext, shape.kv_heads, shape.head_dim};
+    const LayerData data(*source, shape, TurnKind::permute, 6, layer, kRanksContext, team);
+    std::vector<uint16_t> k(kRanksContext * shape.kv_elements()), v(k.size());
+    data.rows(0, kRanksContext, k.data(), v.data());
+    const int64_t rows[] = {kRanksContext, shape.kv_heads, shape.head_dim};
     const keyhole_tensor tk = keyhole_tensor_host(k.data(), KEYHOLE_F16, 3, rows);
     const keyhole_tensor tv = keyhole_tensor_host(v.data(), KEYHOLE_F16, 3, rows);
     check(keyhole_prefill(steps.session.get(), layer, &tk, &tv, nullptr));

@@ -11,7 +11,7 @@
 namespace keyhole::tools {
 namespace {
 
-constexpr uint64_t kContext = 300;
+constexpr uint64_t kRunnerContext = 300;
 const StepShape kShape{2, 4, 2, 64};
 
 struct Prepared {
@@ -34,7 +34,7 @@ Prepared prepare(uint32_t top_k) {
   p.engine = make_engine(engine);
   keyhole_session_config config;
   keyhole_session_config_init(&config);
-  config.max_tokens = kContext + 3;
+  config.max_tokens = kRunnerContext + 3;
   config.sink = 4;
   config.window = 32;
   config.flush_block = 8;
@@ -46,11 +46,11 @@ Prepared prepare(uint32_t top_k) {
   const auto source = make_synthetic_source(kShape.head_dim, 6);
   Team team(1);
   for (uint32_t layer = 0; layer < kShape.layers; ++layer) {
-    LayerData data(*source, kShape, TurnKind::rotate, 6, layer, kContext, team);
-    std::vector<uint16_t> k(kContext * kShape.kv_elements());
+    LayerData data(*source, kShape, TurnKind::rotate, 6, layer, kRunnerContext, team);
+    std::vector<uint16_t> k(kRunnerContext * kShape.kv_elements());
     std::vector<uint16_t> v(k.size());
-    data.rows(0, kContext, k.data(), v.data());
-    const int64_t shape[] = {kContext, kShape.kv_heads, kShape.head_dim};
+    data.rows(0, kRunnerContext, k.data(), v.data());
+    const int64_t shape[] = {kRunnerContext, kShape.kv_heads, kShape.head_dim};
     const keyhole_tensor tk = keyhole_tensor_host(k.data(), KEYHOLE_F16, 3, shape);
     const keyhole_tensor tv = keyhole_tensor_host(v.data(), KEYHOLE_F16, 3, shape);
     check(keyhole_prefill(p.session.get(), layer, &tk, &tv, nullptr));
@@ -76,7 +76,7 @@ double exact_error(const Prepared& p, const std::vector<uint16_t>& out, uint32_t
   const uint16_t* q = p.inputs.at(token, layer) + head * d;
   std::vector<double> o(d);
   double sum = 0;
-  for (size_t t = 0; t <= kContext + token; ++t) {
+  for (size_t t = 0; t <= kRunnerContext + token; ++t) {
     const size_t row = (t * kShape.kv_heads + kv) * d;
     double score = 0;
     for (size_t i = 0; i < d; ++i) {

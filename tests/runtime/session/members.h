@@ -1,0 +1,19 @@
+// Sessions beside what they should hold, and copies of them.
+#pragma once
+
+#include "tests/runtime/fixture.h"
+
+namespace keyhole::test {
+
+struct Member {
+  SessionPtr session;
+  Model model;
+};
+
+inline SessionPtr fork(keyhole_session* s) {
+  keyhole_session* copy = nullptr;
+  EXPECT_OK(keyhole_fork(s, &copy));
+  return SessionPtr(copy);
+}
+
+}  // namespace keyhole::test
