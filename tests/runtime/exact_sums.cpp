@@ -2,7 +2,7 @@
 
 namespace keyhole::test {
 
-__attribute__((no_sanitize("thread"))) double exact_dot(const float* a, const float* b, size_t n) {
+double exact_dot(const float* a, const float* b, size_t n) {
   double sums[4] = {};
   size_t i = 0;
   for (; i + 4 <= n; i += 4) {
@@ -12,8 +12,7 @@ __attribute__((no_sanitize("thread"))) double exact_dot(const float* a, const fl
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-__attribute__((no_sanitize("thread"))) void add_weighted(double* sum, double weight, const float* x,
-                                                         size_t n) {
+void add_weighted(double* sum, double weight, const float* x, size_t n) {
   for (size_t i = 0; i < n; ++i) sum[i] += weight * double{x[i]};
 }
 

@@ -99,10 +99,8 @@ struct Case {
   }
 
   [[nodiscard]] double logit(uint32_t h, uint32_t row) const {
-    double sum = 0.0;
-    for (uint32_t j = 0; j < kDim; ++j) {
-      sum += double{queries[h * kDim + j]} * keys[size_t{row} * kDim + j];
-    }
+    const double sum =
+        keyhole::test::exact_dot(&queries[h * kDim], &keys[size_t{row} * kDim], kDim);
     return softcapped(logits.scale * sum);
   }
   [[nodiscard]] double softcapped(double x) const {
