@@ -7,20 +7,19 @@
 
 namespace {
 std::atomic<size_t> allocations{0};
-}
-
-void keyhole::test::before_allocation() { ++allocations; }
+const keyhole::test::BeforeAllocation hook([] { ++allocations; });
+}  // namespace
 
 namespace keyhole::cpu::test {
 namespace {
 
-TEST(Allocation, TheCounterCounts) {
+TEST(PoolAllocation, TheCounterCounts) {
   const size_t before = allocations.load();
   const std::vector<int> v(100);
   EXPECT_EQ(allocations.load(), before + 1) << v.size();
 }
 
-TEST(Allocation, ThePoolAllocatesNothing) {
+TEST(PoolAllocation, ThePoolAllocatesNothing) {
   Pool pool({.threads = 3});
   std::atomic<uint64_t> sum{0};
   const auto add = [&](uint32_t task, uint32_t) { sum.fetch_add(task); };

@@ -7,9 +7,8 @@
 
 namespace {
 std::atomic<uint64_t> allocations{0};
-}
-
-void keyhole::test::before_allocation() { ++allocations; }
+const keyhole::test::BeforeAllocation hook([] { ++allocations; });
+}  // namespace
 
 namespace keyhole::index::test {
 namespace {
@@ -22,9 +21,9 @@ struct Arrays {
   std::vector<uint32_t> counts;
 };
 
-class Allocation : public ::testing::TestWithParam<const char*> {};
+class SearchAllocation : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(Allocation, NoneInASearch) {
+TEST_P(SearchAllocation, NoneInASearch) {
   std::mt19937 random(81);
   Keys keys(3000, 64, DType::f16);
   keys.put(0, attention_keys(3000, 64, random));
@@ -57,7 +56,7 @@ TEST_P(Allocation, NoneInASearch) {
   EXPECT_EQ(count(8, 50), 0U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, Allocation,
+INSTANTIATE_TEST_SUITE_P(Types, SearchAllocation,
                          ::testing::Values("flat", "ivf", "ivf:C=30,probe=30",
                                            "hnsw:M=6,efc=20,ef=50", "hnsw:M=6,efc=20,ef=3000",
                                            "flat:codec=int8", "roargraph:M=6,ef=20,beam=20",

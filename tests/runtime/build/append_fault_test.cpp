@@ -14,9 +14,7 @@ std::atomic<int> slow_allocations{0};  // of the other threads, 50 ms each
 thread_local bool decodes = false;
 std::atomic<int> failures{0};
 
-}  // namespace
-
-void keyhole::test::before_allocation() {
+const keyhole::test::BeforeAllocation hook([] {
   if (!decodes && others_fail) {
     ++failures;
     throw std::bad_alloc();
@@ -25,7 +23,9 @@ void keyhole::test::before_allocation() {
     --slow_allocations;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
-}
+});
+
+}  // namespace
 
 namespace keyhole::test {
 namespace {

@@ -22,8 +22,8 @@ constexpr uint32_t kPrompt = 300;
 /// and which of many allocations fails is not a matter of threads.
 int64_t after(int64_t n) {
   static const bool all = std::getenv("KEYHOLE_FAULT_ALL") != nullptr;
-  constexpr int64_t kEach = kThreadSanitized ? 4 : kSanitized ? 8 : 40;
-  constexpr int64_t kShare = kThreadSanitized ? 1 : kSanitized ? 4 : 10;
+  constexpr int64_t kEach = kSanitized ? 4 : 40;
+  constexpr int64_t kShare = kThreadSanitized ? 1 : kSanitized ? 2 : 10;
   return all || n < kEach ? n + 1 : n + std::max<int64_t>(2, n / kShare);
 }
 

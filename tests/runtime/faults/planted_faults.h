@@ -1,20 +1,9 @@
 // Lets one call of the system fail, the n-th from now: an allocation through operator new, a mapping of memory, or the
-// start of a thread; on whichever thread it comes. For one source of a program whose other sources do not include it.
+// start of a thread; on whichever thread it comes. For programs that link planted_faults.cpp and replaced_new.cpp.
 #pragma once
 
-#include <dlfcn.h>
-#include <pthread.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <cerrno>
-#include <cstdarg>
 #include <cstdint>
-
-#include "tests/replaced_new.h"
-#include "tests/sanitized.h"
 
 namespace keyhole::test {
 
@@ -59,37 +48,4 @@ auto under_fault(const Call& call) {
   return result;
 }
 
-inline void before_allocation() {
-  if (Planted::strikes(Fault::allocation)) throw std::bad_alloc();
-}
-
 }  // namespace keyhole::test
-
-// Sanitizers have their own.
-#ifndef KEYHOLE_SANITIZED
-extern "C" void* mmap(void* at, size_t n, int prot, int flags, int fd, off_t offset) noexcept {
-  if (keyhole::test::Planted::strikes(keyhole::test::Fault::mapping)) {
-    errno = ENOMEM;
-    return MAP_FAILED;
-  }
-  return reinterpret_cast<void*>(syscall(SYS_mmap, at, n, prot, flags, fd, offset));
-}
-extern "C" void* mremap(void* at, size_t n, size_t n_then, int flags, ...) noexcept {
-  if (keyhole::test::Planted::strikes(keyhole::test::Fault::mapping)) {
-    errno = ENOMEM;
-    return MAP_FAILED;
-  }
-  va_list more;
-  va_start(more, flags);
-  void* const to = va_arg(more, void*);
-  va_end(more);
-  return reinterpret_cast<void*>(syscall(SYS_mremap, at, n, n_then, flags, to));
-}
-extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
-                              void* (*start)(void*), void* argument) noexcept {
-  using Create = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
-  static const auto create = reinterpret_cast<Create>(dlsym(RTLD_NEXT, "pthread_create"));
-  if (keyhole::test::Planted::strikes(keyhole::test::Fault::thread)) return EAGAIN;
-  return create(thread, attributes, start, argument);
-}
-#endif

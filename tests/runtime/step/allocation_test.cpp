@@ -9,23 +9,23 @@
 namespace {
 std::atomic<uint64_t> allocations{0};
 thread_local uint64_t own_allocations = 0;
-}  // namespace
 
-void keyhole::test::before_allocation() {
+const keyhole::test::BeforeAllocation hook([] {
   ++allocations;
   ++own_allocations;
-}
+});
+}  // namespace
 
 namespace keyhole::test {
 namespace {
 
 using Param = std::tuple<const char*, keyhole_attend_mode>;
 
-class Allocation : public ::testing::TestWithParam<Param> {};
+class StepAllocation : public ::testing::TestWithParam<Param> {};
 
 constexpr uint32_t kPrompt = unless_sanitized(1500, 700);
 
-TEST_P(Allocation, NoneInAStep) {
+TEST_P(StepAllocation, NoneInAStep) {
   const auto ec = small_engine(3);
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
@@ -112,7 +112,7 @@ TEST(AllocationInInt8, NoneInAStep) {
 }
 
 // Every head with a budget of its own: each worker has room for all of them from the beginning.
-TEST_P(Allocation, NoneInAStepWhereHeadsDiffer) {
+TEST_P(StepAllocation, NoneInAStepWhereHeadsDiffer) {
   auto ec = small_engine(3);
   ec.kv_heads = 4;
   ec.q_heads = 8;
@@ -194,7 +194,7 @@ TEST(CodesAllocation, NoneInAStepByCodes) {
 }
 
 // What a limit is compared with is counted when it changes.
-TEST_P(Allocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
+TEST_P(StepAllocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   const auto ec = small_engine(1);
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
@@ -232,7 +232,7 @@ TEST_P(Allocation, NoneInAStepUnderAMemoryLimitWhileAFirstIndexIsUnderWay) {
   EXPECT_TRUE(ok);
 }
 
-TEST_P(Allocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
+TEST_P(StepAllocation, WhileTheIndexGrowsOnlyInStepsThatTakeABlockIn) {
   const auto ec = small_engine(1);
   auto sc = small_session();
   sc.index = std::get<0>(GetParam());
@@ -279,7 +279,7 @@ std::string name_of(const ::testing::TestParamInfo<Param>& p) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Types, Allocation,
+    Types, StepAllocation,
     ::testing::Combine(::testing::Values("flat", "ivf:C=16,probe=4", "hnsw:M=8,ef=40",
                                          "roargraph:M=8,ef=20", "sparq:r=8"),
                        ::testing::Values(KEYHOLE_ATTEND_TOPK, KEYHOLE_ATTEND_SCORED,

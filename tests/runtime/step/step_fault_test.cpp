@@ -9,12 +9,12 @@ namespace {
 
 std::atomic<int64_t> left{-1};  // allocations until they fail; negative: they never do
 
-}  // namespace
-
-void keyhole::test::before_allocation() {
+const keyhole::test::BeforeAllocation hook([] {
   if (left == 0) throw std::bad_alloc();
   if (left > 0) --left;
-}
+});
+
+}  // namespace
 
 namespace keyhole::test {
 namespace {
