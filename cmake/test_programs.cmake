@@ -1,0 +1,101 @@
+# keyhole_test(NAME [OPTIMISED] [CUDA] [SINGLY] [LABEL label] [TIMEOUT seconds] SOURCES ... [ONE_THREAD ...] LIBS ...): a GoogleTest program, one
+# ctest entry per suite: a start takes 0.1 s under sanitizers, and there are five times as many cases.
+#   LABEL       unit (default; runs under sanitizers), model (runs the bundled model)
+#   OPTIMISED   what it tests depends on the compiler's optimisation or on the processor's level (bits, kernels, faults of the system
+#               that sanitizers do not let through): it runs in the release build, too
+#   ONE_THREAD  sources whose subject runs in the calling thread: ThreadSanitizer would find nothing, and they are left out under it
+#   CUDA        a build with KEYHOLE_CUDA has it, or has more of it
+#   SINGLY      no source is compiled together with others (KEYHOLE_UNITY)
+#   NIGHT_UNDER_ASAN, NIGHT_UNDER_TSAN  expression of suites that have the label night under that sanitizer, which tools/test --all runs:
+#               they take it long, and what they ask is asked elsewhere in every change (of the release build, of other suites' threads)
+#   TIMEOUT     of a suite
+
+# What `ninja unit_tests` builds: every program labelled unit. `ninja optimised_tests`: what the release build alone can tell.
+add_custom_target(unit_tests)
+add_custom_target(optimised_tests)
+# `ninja cuda_tests`: those that only a build with CUDA has.
+add_custom_target(cuda_tests)
+
+# Under sanitizers tests link the library's insides as one shared library, whose names are visible for that: 20 programs with
+# a copy each take minutes to link, and a gigabyte.
+if(KEYHOLE_SANITIZE AND KEYHOLE_TESTS)
+  set(CMAKE_CXX_VISIBILITY_PRESET default)
+  set(CMAKE_VISIBILITY_INLINES_HIDDEN OFF)
+endif()
+
+# A program for its precompiled header, which all tests share.
+if(KEYHOLE_PRECOMPILE AND KEYHOLE_TESTS)
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
+  add_executable(test_headers EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp)
+  target_link_libraries(test_headers PRIVATE keyhole_options GTest::gtest nlohmann_json::nlohmann_json)
+  target_compile_options(test_headers PRIVATE ${KEYHOLE_TEST_OPTIONS})
+  keyhole_precompile(test_headers HEADERS <gtest/gtest.h> ${KEYHOLE_STANDARD_HEADERS})
+endif()
+
+function(keyhole_test name)
+  cmake_parse_arguments(arg "OPTIMISED;SINGLY;CUDA" "LABEL;TIMEOUT;NIGHT_UNDER_ASAN;NIGHT_UNDER_TSAN" "SOURCES;ONE_THREAD;LIBS" ${ARGN})
+  set(sources ${arg_SOURCES})
+  if(NOT KEYHOLE_SANITIZE MATCHES "thread")
+    list(APPEND sources ${arg_ONE_THREAD})
+  endif()
+  if(NOT sources)
+    return()
+  endif()
+  if(NOT arg_LABEL)
+    set(arg_LABEL unit)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 600)
+  endif()
+  add_executable(${name} ${sources})
+  keyhole_test_libraries(libraries ${arg_LIBS})
+  target_link_libraries(${name} PRIVATE keyhole_options ${libraries} GTest::gtest GTest::gtest_main)
+  target_compile_options(${name} PRIVATE ${KEYHOLE_TEST_OPTIONS})
+  if(TARGET test_headers)
+    keyhole_precompiled_as(${name} test_headers)
+  endif()
+  if(NOT arg_SINGLY)
+    keyhole_unity(${name})
+  endif()
+  if(arg_LABEL STREQUAL "unit")
+    add_dependencies(unit_tests ${name})
+  endif()
+  if(arg_CUDA)
+    add_dependencies(cuda_tests ${name})
+  endif()
+  if(arg_OPTIMISED OR NOT arg_LABEL STREQUAL "unit")
+    add_dependencies(optimised_tests ${name})
+  endif()
+  set(labels ${arg_LABEL})
+  if(arg_OPTIMISED)
+    list(APPEND labels optimised)
+  endif()
+  set(environment)
+  set(night)
+  if(KEYHOLE_SANITIZE MATCHES "address")
+    set(night "${arg_NIGHT_UNDER_ASAN}")
+  elseif(KEYHOLE_SANITIZE MATCHES "thread")
+    set(night "${arg_NIGHT_UNDER_TSAN}")
+    set(environment "TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
+  endif()
+  # ctest asks the program for its suites before it runs them: a suite that is new is found without a configuration.
+  set(list ${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake)
+  file(GENERATE OUTPUT ${list} CONTENT "set(cmake \"${CMAKE_COMMAND}\")\nset(program $<TARGET_FILE:${name}>)\nset(name ${name})\nset(labels \"${labels}\")
+set(timeout ${arg_TIMEOUT})\nset(night \"${night}\")\nset(environment \"${environment}\")\ninclude(${PROJECT_SOURCE_DIR}/cmake/list_suites.cmake)\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${list})
+endfunction()
+
+# keyhole_test_libraries(RESULT LIBRARY ...): under sanitizers, keyhole_internal in place of the archives that are in it.
+function(keyhole_test_libraries result)
+  set(libraries ${ARGN})
+  if(TARGET keyhole_internal)
+    list(LENGTH libraries before)
+    list(REMOVE_ITEM libraries keyhole_cpu keyhole_index keyhole_gpu keyhole_runtime)
+    list(LENGTH libraries after)
+    if(after LESS before)
+      list(REMOVE_ITEM libraries keyhole_files)
+      list(APPEND libraries keyhole_internal)
+    endif()
+  endif()
+  set(${result} ${libraries} PARENT_SCOPE)
+endfunction()
