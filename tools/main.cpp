@@ -2,7 +2,6 @@
 // code.
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -11,17 +10,12 @@
 #include "tools/commands/commands.h"
 #include "tools/llama/blas.h"
 #include "tools/mpi/ranks.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/style.h"
 
 namespace keyhole::tools {
-
-std::string examples(const std::vector<std::string>& lines) {
-  std::string out = "Examples:";
-  for (const std::string& line : lines) out += "\n  " + line;
-  return out;
-}
 
 namespace {
 

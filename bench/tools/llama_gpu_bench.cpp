@@ -1,6 +1,5 @@
-// Prefill's kernels on the GPU: causal attention and products in TFLOP/s, and a step's products in GB/s. Rates of
-// the card's data sheet are no floor for kernels that use mma.sync: compare attention with the product's rate, which
-// is what the same instructions reach without a softmax between them.
+// Prefill's attention on the GPU in TFLOP/s, and a step's products in GB/s. Rates of the card's data sheet are no floor for
+// kernels that use mma.sync.
 #include <benchmark/benchmark.h>
 #include <cuda_fp16.h>
 
@@ -9,9 +8,7 @@
 #include <vector>
 
 #include "tools/llama/cuda/attention.h"
-#include "tools/llama/cuda/gemm.h"
 #include "tools/llama/cuda/memory.h"
-#include "tools/llama/cuda/prefill_kernels.h"
 #include "tools/llama/cuda/step_kernels.h"
 
 namespace {
@@ -97,27 +94,6 @@ BENCHMARK(BM_Attention)
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
 
-/// Both terms of a split x; the FLOP counted are those done.
-void BM_Product(benchmark::State& state) {
-  const auto m = static_cast<uint32_t>(state.range(0));
-  const auto n = static_cast<uint32_t>(state.range(1));
-  const auto k = static_cast<uint32_t>(state.range(2));
-  const Buffer<__nv_bfloat16> x = bf16s(size_t{m} * k), rest = bf16s(size_t{m} * k, 0.01F);
-  const Buffer<__nv_bfloat16> w = bf16s(size_t{n} * k);
-  const Buffer<float> c(size_t{m} * n);
-  time(state, [&] {
-    gemm({{x.get(), rest.get()}, {w.get(), nullptr}, c.get(), m, n, k, false}, nullptr);
-  });
-  rate(state, "TFLOP/s", 1e-12 * 2.0 * 2.0 * m * n * k);
-}
-BENCHMARK(BM_Product)
-    ->ArgNames({"m", "n", "k"})
-    ->Args({8192, 2048, 384})
-    ->Args({8192, 28672, 4096})
-    ->Args({8192, 4096, 14336})
-    ->UseManualTime()
-    ->Unit(benchmark::kMillisecond);
-
 /// Gate and up of one token; the floor is a copy's rate.
 void BM_StepProduct(benchmark::State& state) {
   const auto rows = static_cast<uint32_t>(state.range(0));
@@ -147,19 +123,5 @@ void BM_Copy(benchmark::State& state) {
   rate(state, "GB/s", 2e-9 * static_cast<double>(count));
 }
 BENCHMARK(BM_Copy)->UseManualTime()->Unit(benchmark::kMicrosecond);
-
-/// Norm, RoPE and SiLU of a chunk of the bundled model.
-void BM_Between(benchmark::State& state) {
-  const uint32_t n = 8192, hidden = 384, inner = 1024;
-  const Buffer<float> x = floats(size_t{n} * hidden), weight = floats(hidden);
-  const Buffer<float> gate_up = floats(size_t{n} * 2 * inner);
-  const Buffer<__nv_bfloat16> high(size_t{n} * inner), low(size_t{n} * inner);
-  time(state, [&] {
-    normalise_tokens(x.get(), weight.get(), 1e-5F, n, hidden, {high.get(), low.get()}, nullptr);
-    silu_multiply_tokens(gate_up.get(), n, inner, {high.get(), low.get()}, nullptr);
-  });
-  rate(state, "GB/s", 1e-9 * n * (8.0 * hidden + 12.0 * inner));
-}
-BENCHMARK(BM_Between)->UseManualTime()->Unit(benchmark::kMicrosecond);
 
 }  // namespace

@@ -1,7 +1,7 @@
 #include <charconv>
-#include <nlohmann/json.hpp>
 
 #include "runtime/files/budgets.h"
+#include "runtime/files/json.h"
 
 namespace keyhole {
 namespace {

@@ -1,8 +1,8 @@
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <stdexcept>
 
+#include "runtime/files/json.h"
 #include "runtime/files/new_file.h"
 #include "runtime/files/safetensors.h"
 

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <cstddef>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
+
+#include "runtime/files/json.h"
 
 namespace keyhole {
 

@@ -1,9 +1,9 @@
 // libFuzzer: any bytes are either a tokenizer, which encodes and decodes, or refused by an exception with a text.
 #include <cstdint>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/files/json.h"
 #include "tools/tokenizer/tokenizer_json.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

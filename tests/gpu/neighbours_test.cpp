@@ -38,7 +38,7 @@ struct Rows {
   }
 };
 
-std::vector<float> gaussian(std::mt19937& random, size_t n, float scale = 1.0F) {
+std::vector<float> gaussian_rows(std::mt19937& random, size_t n, float scale = 1.0F) {
   std::normal_distribution<float> normal(0.0F, scale);
   std::vector<float> out(n);
   for (float& x : out) x = normal(random);
@@ -172,7 +172,7 @@ class Neighbours : public ::testing::Test {
 Case random_case(std::mt19937& random, size_t m, size_t n, uint32_t dim, uint32_t most, DType keys,
                  DType queries, bool limited, bool extra, bool exact) {
   const auto numbers = [&](size_t count) {
-    return exact ? whole(random, count, 3) : gaussian(random, count);
+    return exact ? whole(random, count, 3) : gaussian_rows(random, count);
   };
   const size_t gap = random() % 2 * 16 * (1 + random() % 3);
   Case c{Rows(numbers(n * dim), n, dim, keys, gap),

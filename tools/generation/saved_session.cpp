@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 #include <stdexcept>
 #include <vector>
 
+#include "runtime/files/json.h"
 #include "runtime/files/replace_file.h"
 
 namespace keyhole::tools {

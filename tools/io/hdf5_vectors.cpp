@@ -39,8 +39,8 @@ struct VectorReader {
     const H5T_class_t kind = H5Tget_class(type.get());
     if (kind != H5T_FLOAT && kind != H5T_INTEGER) fail(name, "does not hold numbers");
     constexpr hsize_t kMaxRows = UINT32_MAX;
-    constexpr hsize_t kMaxColumns = 65536;
-    if (shape[1] == 0 || shape[1] > kMaxColumns || shape[0] > kMaxRows) {
+    constexpr hsize_t kMaxDim = 65536;
+    if (shape[1] == 0 || shape[1] > kMaxDim || shape[0] > kMaxRows) {
       fail(name, "has the shape [" + std::to_string(shape[0]) + ", " + std::to_string(shape[1]) +
                      "]; allowed are up to 2^32 - 1 rows of 1..65536");
     }

@@ -2,10 +2,10 @@
 
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "runtime/files/element.h"
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/files/json.h"
 #include "tools/llama/config_fields.h"
 #include "tools/llama/families.h"
 

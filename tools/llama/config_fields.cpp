@@ -1,9 +1,10 @@
 #include "tools/llama/config_fields.h"
 
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 

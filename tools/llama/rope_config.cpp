@@ -1,9 +1,9 @@
 #include "tools/llama/rope_config.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/json.h"
 #include "tools/llama/config_fields.h"
 
 namespace keyhole::tools {

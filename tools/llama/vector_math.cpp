@@ -101,9 +101,9 @@ KEYHOLE_INLINE Floats exp2_of(Floats x) {
   return p;
 }
 
-constexpr float kLog2OfE = 1.44269504F;
+constexpr float kLog2e = 1.44269504F;
 
-KEYHOLE_INLINE Floats exp_of(Floats x) { return exp2_of(x * kLog2OfE); }
+KEYHOLE_INLINE Floats exp_of(Floats x) { return exp2_of(x * kLog2e); }
 
 template <class Weight>
 KEYHOLE_INLINE void multiply_rows(const Weight* matrix, size_t cols, const float* x, size_t first,

@@ -4,7 +4,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <nlohmann/json.hpp>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/page/front.h"
 #include "tools/page/markup.h"
 

@@ -2,7 +2,8 @@
 
 #include <charconv>
 #include <cstdio>
-#include <nlohmann/json.hpp>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

@@ -1,8 +1,8 @@
 #include "tools/page/page.h"
 
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/files/json.h"
 #include "tools/page/assets.h"
 #include "tools/page/markup.h"
 

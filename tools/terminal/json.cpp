@@ -2,11 +2,11 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <string>
 #include <system_error>
 
+#include "runtime/files/json.h"
 #include "runtime/files/replace_file.h"
 
 namespace keyhole::tools {

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {

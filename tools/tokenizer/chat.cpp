@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/files/json.h"
 #include "tools/tokenizer/jinja/interpreter.h"
 #include "tools/tokenizer/json_part.h"
 #include "tools/tokenizer/unicode.h"

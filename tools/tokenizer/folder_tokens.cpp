@@ -1,7 +1,7 @@
 // What the small files beside tokenizer.json say of BOS and end tokens.
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/tokenizer/tokenizer_json.h"
 
 namespace keyhole::tools {

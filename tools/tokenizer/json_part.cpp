@@ -2,8 +2,9 @@
 
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

@@ -1,8 +1,8 @@
 #include "tools/tokenizer/tokenizer_json.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/tokenizer/post_processor.h"
 #include "tools/tokenizer/unicode.h"
 

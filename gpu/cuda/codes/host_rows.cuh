@@ -56,8 +56,7 @@ __device__ inline void count_host_step(const CodesParams& s, uint32_t kv_head) {
 /// K of the row in place `number` among those chosen for a KV head; V lies behind it.
 __device__ inline const std::byte* host_row(const CodesParams& s, uint32_t kv_head,
                                             uint32_t number) {
-  return s.host_rows.rows +
-         (size_t{kv_head} * s.exact_rows + number) * 2 * s.host_rows.row_bytes;
+  return s.host_rows.rows + (size_t{kv_head} * s.exact_rows + number) * 2 * s.host_rows.row_bytes;
 }
 
 }  // namespace keyhole::gpu::codes

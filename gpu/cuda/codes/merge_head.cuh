@@ -34,9 +34,10 @@ struct PartOfHead {
 /// Writes the state of number `h` of a KV head's group, by a warp. codes: o is rotated, values are divided by value_scale; row: `[kDim]`
 /// in shared memory, which is overwritten.
 template <int kDim>
-__device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32_t h, PartOfHead<kDim> codes,
-                                  const PartOfHead<kDim>& exact, float value_scale,
-                                  const ResidentHead<kDim>& resident, float* row) {
+__device__ inline void merge_head(const CodesParams& s, uint32_t kv_head, uint32_t h,
+                                  PartOfHead<kDim> codes, const PartOfHead<kDim>& exact,
+                                  float value_scale, const ResidentHead<kDim>& resident,
+                                  float* row) {
   constexpr int kParts = kLaneParts<kDim>;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   rotate_quads<kDim>(codes.o, row, lane, true);

@@ -46,8 +46,8 @@ __device__ inline void publish_head(const CodesParams& s, uint32_t head) {
           make_float4(x[0], x[1], x[2], x[3]);
     }
     if (p.k.data == nullptr) continue;
-    std::byte* k = rows + p.q_bytes +
-                   (size_t{token} * p.kv_heads + head) * kDim * element_bytes(p.dtype);
+    std::byte* k =
+        rows + p.q_bytes + (size_t{token} * p.kv_heads + head) * kDim * element_bytes(p.dtype);
     copy_new_token<kDim>(p, token, head, p.dtype, k, k + p.kv_bytes);
   }
   // The barrier and the release together order the rows of all threads before the flag, with one fence over the bus.

@@ -204,7 +204,8 @@ class ResidentWarps {
           shared_.sum[head] = total;
         }
       }
-      if (t + 1 < kHeadTiles) __syncthreads();  // the next tile's states take the place of this one's
+      if (t + 1 < kHeadTiles)
+        __syncthreads();  // the next tile's states take the place of this one's
     }
   }
 

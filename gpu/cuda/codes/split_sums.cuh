@@ -48,7 +48,8 @@ __device__ inline void weigh_splits(const CodesParams& s, uint32_t kv_head, cons
       for (uint32_t i = 0; i < 2; ++i) {
         total = fmaf(exp2_fast(part[i].x - base), part[i].y, total);
         of_codes += exp2_fast(lse[i] - codes_base);
-        if (from + 32 * i < count.of(s)) weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
+        if (from + 32 * i < count.of(s))
+          weights[from + 32 * i] = part[i].x;  // its maximum, until all are known
       }
     }
     const float overall = warp_max(top), overall_largest = warp_max(largest);
@@ -94,7 +95,7 @@ struct SplitSums {
     for (uint32_t i = 0; i < kAhead; ++i) {
       const uint32_t split = (threadIdx.x + i * kThreads) / columns;
       first[i] = inside && split < count.of(s) ? *from<kDim>(s, kv_head, split)
-                                            : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+                                               : make_float4(0.0F, 0.0F, 0.0F, 0.0F);
     }
   }
   /// Leaves sums for send() in shared.sums.

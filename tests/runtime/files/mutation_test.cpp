@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/files/json.h"
 #include "runtime/files/safetensors.h"
 #include "tests/runtime/files/safetensors_bytes.h"
 #include "tests/temporary_folder.h"

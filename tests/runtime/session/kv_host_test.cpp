@@ -156,13 +156,13 @@ INSTANTIATE_TEST_SUITE_P(Random, KvHostInt8, ::testing::ValuesIn(unless_sanitize
 
 // ---- Indexes and tails --------------------------------------------------------------------------
 
-struct Int8Way {
+struct KvWay {
   const char* index;
   keyhole_attend_mode attend;
   keyhole_tail_mode tail;
 };
 
-class OfWhatInt8StandsFor : public ::testing::TestWithParam<Int8Way> {};
+class OfWhatInt8StandsFor : public ::testing::TestWithParam<KvWay> {};
 
 // A session in fp32 that is given what int8 makes of the tokens that leave the window holds the same numbers: whatever is
 // built of them, and whatever steps read, is the same, bit for bit.
@@ -259,8 +259,8 @@ TEST_P(OfWhatInt8StandsFor, AnIndexIsTheSame) {
   expect_same(first_rows - kInt8Block);
 }
 
-std::vector<Int8Way> ways() {
-  std::vector<Int8Way> all;
+std::vector<KvWay> ways() {
+  std::vector<KvWay> all;
   for (const char* index :
        {"flat", "flat:codec=int8", "ivf:C=16,probe=4", "ivf:C=16,probe=4,codec=int8", "hnsw",
         "roargraph", "roargraph:codec=int8", "sparq", "sparq:codec=int8", "saap:C=16,probe=4",

@@ -1,8 +1,8 @@
 // Attention of layers as models have them (learned sinks, alternating windows, soft-caps) through the C API alone, beside what
 // Hugging Face transformers computes: golden/attention.json, written by golden/make_attention.py.
 #include <fstream>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tests/runtime/fixture.h"
 #include "tests/runtime/session/recurrence.h"
 

@@ -9,7 +9,7 @@
 namespace keyhole::runtime {
 namespace {
 
-constexpr uint32_t kHeads = 3, kRowDim = 8, kRowTokens = 5;
+constexpr uint32_t kHeads = 3, kRowDim = 8, kTokens = 5;
 
 /// Copies as cudaMemcpy2DAsync would: refuses a pitch that is smaller than a row. Hands over pieces of two rows.
 class FakeCopies final : public gpu::HostCopies {
@@ -42,7 +42,7 @@ class DeviceRows : public testing::Test {
   DeviceRows() { std::iota(memory_.begin(), memory_.end(), 0.0F); }
   /// Strides in elements.
   [[nodiscard]] RowsIn rows(ptrdiff_t token_stride, ptrdiff_t head_stride, size_t first = 0,
-                            uint32_t tokens = kRowTokens) const {
+                            uint32_t tokens = kTokens) const {
     RowsIn r;
     r.data = reinterpret_cast<const std::byte*>(memory_.data() + first);
     r.token_stride = static_cast<size_t>(token_stride) * sizeof(float);
@@ -98,9 +98,9 @@ TEST_F(DeviceRows, ThatOneCopyCannotReadAreRefused) {
   expect_refused(rows(kHeads * kRowDim, -ptrdiff_t{kRowDim}, 1024));  // heads run backwards
   expect_refused(rows(-ptrdiff_t{kHeads} * kRowDim, -ptrdiff_t{kRowDim}, 1024));
   expect_refused(rows(0, -ptrdiff_t{kRowDim}, 1024, 1));
-  expect_refused(rows(0, kRowDim));                     // every token the same
-  expect_refused(rows(kRowDim, kRowDim));               // tokens overlap
-  expect_refused(rows(kRowDim, kRowTokens * kRowDim));  // heads outermost
+  expect_refused(rows(0, kRowDim));                  // every token the same
+  expect_refused(rows(kRowDim, kRowDim));            // tokens overlap
+  expect_refused(rows(kRowDim, kTokens * kRowDim));  // heads outermost
 }
 
 TEST_F(DeviceRows, InHostMemoryAreLeftAlone) {

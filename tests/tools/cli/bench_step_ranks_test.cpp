@@ -1,8 +1,7 @@
 // bench-step --parallel without mpirun: one rank, and what is refused. Several: bench_step_under_mpirun.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 #include "tools/mpi/ranks.h"
 

@@ -1,9 +1,8 @@
 // calibrate on small traces: what it writes is what the library takes, and meets what was asked for.
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
 #include "runtime/files/budgets.h"
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/cli/synthetic_trace.h"
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "runtime/files/json.h"
 #include "tests/tools/cli/html_data.h"
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/cli/synthetic_trace.h"

@@ -3,8 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/cli/synthetic_trace.h"
 

@@ -98,7 +98,7 @@ TEST_F(ComparePage, CsvHoldsTheFiguresOfTheJson) {
                               ? row[name]
                               : row["latency_us"][name.substr(name.find('.') + 1)];
       if (value.is_string()) {
-        EXPECT_EQ(cells[c], value);
+        EXPECT_EQ(cells[c], value.get<std::string>());
       } else if (value.is_null()) {
         EXPECT_EQ(cells[c], "") << name;
       } else {

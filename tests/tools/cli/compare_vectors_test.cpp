@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 #ifdef KEYHOLE_HDF5
 #include <hdf5.h>
@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint32_t kVectorDim = 64;
+constexpr uint32_t kDim = 64;
 constexpr uint32_t kKeys = 500;
 constexpr uint32_t kQueries = 20;
 
@@ -28,8 +28,8 @@ Set make_set() {
   std::mt19937 random(std::random_device{}());
   std::normal_distribution<float> normal;
   Set set;
-  for (uint32_t i = 0; i < kKeys * kVectorDim; ++i) set.keys.push_back(normal(random));
-  for (uint32_t i = 0; i < kQueries * kVectorDim; ++i) set.queries.push_back(normal(random));
+  for (uint32_t i = 0; i < kKeys * kDim; ++i) set.keys.push_back(normal(random));
+  for (uint32_t i = 0; i < kQueries * kDim; ++i) set.queries.push_back(normal(random));
   return set;
 }
 
@@ -38,15 +38,15 @@ std::string text_of(const void* data, size_t size) {
 }
 
 void write_fbin(const std::filesystem::path& path, const std::vector<float>& rows) {
-  const uint32_t header[] = {static_cast<uint32_t>(rows.size()) / kVectorDim, kVectorDim};
+  const uint32_t header[] = {static_cast<uint32_t>(rows.size()) / kDim, kDim};
   write_file(path,
              text_of(header, sizeof header) + text_of(rows.data(), rows.size() * sizeof(float)));
 }
 
 void write_fvecs(const std::filesystem::path& path, const std::vector<float>& rows) {
   std::string out;
-  for (size_t i = 0; i < rows.size(); i += kVectorDim) {
-    out += text_of(&kVectorDim, sizeof kVectorDim) + text_of(&rows[i], kVectorDim * sizeof(float));
+  for (size_t i = 0; i < rows.size(); i += kDim) {
+    out += text_of(&kDim, sizeof kDim) + text_of(&rows[i], kDim * sizeof(float));
   }
   write_file(path, out);
 }
@@ -55,7 +55,7 @@ void write_fvecs(const std::filesystem::path& path, const std::vector<float>& ro
 void write_hdf5(const std::filesystem::path& path, const Set& set) {
   const hid_t file = H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT);
   const auto add = [&](const char* name, const std::vector<float>& rows) {
-    const hsize_t shape[] = {rows.size() / kVectorDim, kVectorDim};
+    const hsize_t shape[] = {rows.size() / kDim, kDim};
     const hid_t space = H5Screate_simple(2, shape, nullptr);
     const hid_t data =
         H5Dcreate2(file, name, H5T_NATIVE_FLOAT, space, H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
@@ -76,10 +76,10 @@ double mass_of_best(const Set& set, size_t k) {
     std::vector<double> weights;
     for (uint32_t i = 0; i < kKeys; ++i) {
       double product = 0;
-      for (uint32_t x = 0; x < kVectorDim; ++x) {
-        product += double{set.queries[q * kVectorDim + x]} * set.keys[i * kVectorDim + x];
+      for (uint32_t x = 0; x < kDim; ++x) {
+        product += double{set.queries[q * kDim + x]} * set.keys[i * kDim + x];
       }
-      weights.push_back(std::exp(product / std::sqrt(double{kVectorDim})));
+      weights.push_back(std::exp(product / std::sqrt(double{kDim})));
     }
     std::sort(weights.rbegin(), weights.rend());
     double all = 0;

@@ -1,10 +1,11 @@
 // What a test reads of a page.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <string>
 #include <vector>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
 #include <string>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 

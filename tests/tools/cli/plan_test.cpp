@@ -1,8 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 
 namespace keyhole::tools {

@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "runtime/files/safetensors.h"
 #include "tests/tools/cli/run_command.h"
 #include "tests/tools/cli/synthetic_trace.h"

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {

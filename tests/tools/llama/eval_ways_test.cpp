@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tests/tools/cli/html_data.h"
 #include "tests/tools/llama/run_json.h"
 

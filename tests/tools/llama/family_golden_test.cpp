@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 #include "tests/tools/llama/synthetic_model.h"
 #include "tools/llama/gpu_decoder.h"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/host_decoder.h"

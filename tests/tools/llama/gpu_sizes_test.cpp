@@ -102,13 +102,13 @@ TEST(GpuStepBytes, AreAFewMegabytes) {
 
 TEST(GpuWeightBytes, FollowTheDtypeOfTheFiles) {
   using namespace testing;
-  nlohmann::json config_json = small_config();
+  nlohmann::json fields = small_config();
   for (const bool tied : {false, true}) {
-    config_json["tie_word_embeddings"] = tied;
+    fields["tie_word_embeddings"] = tied;
     for (const ElementType type : {ElementType::bf16, ElementType::f16, ElementType::f32}) {
       const TemporaryFolder folder;
-      const SyntheticTensors tensors = random_weights(config_json, type, 1);
-      write_model(folder.path(), config_json, tensors, type, 2);
+      const SyntheticTensors tensors = random_weights(fields, type, 1);
+      write_model(folder.path(), fields, tensors, type, 2);
       uint64_t expected = 0;
       for (const auto& [name, tensor] : tensors) {
         if (tied && name == "lm_head.weight") continue;

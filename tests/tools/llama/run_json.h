@@ -3,10 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
 
 namespace keyhole::tools {

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "runtime/files/json.h"
 #include "runtime/files/safetensors.h"
 #include "tests/temporary_folder.h"
 

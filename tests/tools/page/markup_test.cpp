@@ -2,8 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <random>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

@@ -3,8 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <regex>
+
+#include "runtime/files/json.h"
 
 namespace keyhole::tools {
 namespace {

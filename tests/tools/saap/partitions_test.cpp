@@ -29,25 +29,25 @@ TEST(Partitions, PointsGoToTheLargestScore) {
 // by angle.
 TEST(Partitions, FindClustersWhateverTheirCommonMean) {
   std::mt19937 random(2);
-  constexpr size_t kPointDim = 32;
-  const auto centres = gaussian(8 * kPointDim, 1.0F, random);
-  const auto mean = gaussian(kPointDim, 1.0F, random);
-  auto points = gaussian(800 * kPointDim, 1.0F, random);
+  constexpr size_t kDim = 32;
+  const auto centres = gaussian(8 * kDim, 1.0F, random);
+  const auto mean = gaussian(kDim, 1.0F, random);
+  auto points = gaussian(800 * kDim, 1.0F, random);
   for (size_t i = 0; i < 800; ++i) {
-    for (size_t j = 0; j < kPointDim; ++j) {
-      float& x = points[i * kPointDim + j];
-      x = 100 * mean[j] + 5 * centres[i % 8 * kPointDim + j] + 0.1F * x;
+    for (size_t j = 0; j < kDim; ++j) {
+      float& x = points[i * kDim + j];
+      x = 100 * mean[j] + 5 * centres[i % 8 * kDim + j] + 0.1F * x;
     }
   }
   // More partitions than clusters, so that a poor start cannot merge two.
-  const Partitions p = train_partitions(points.data(), 800, kPointDim, {.partitions = 120});
+  const Partitions p = train_partitions(points.data(), 800, kDim, {.partitions = 120});
   const auto labels = partition_of(p, points.data(), 800);
   for (size_t a = 0; a < 64; ++a) {
     for (size_t b = 0; b < 64; ++b) EXPECT_TRUE(a % 8 == b % 8 || labels[a] != labels[b]);
   }
   for (size_t c = 0; c < p.count(); ++c) {
     double squares = 0;
-    for (size_t j = 0; j < kPointDim; ++j) squares += std::pow(p.centroids[c * kPointDim + j], 2);
+    for (size_t j = 0; j < kDim; ++j) squares += std::pow(p.centroids[c * kDim + j], 2);
     EXPECT_NEAR(squares, 1, 1e-4);
   }
 }

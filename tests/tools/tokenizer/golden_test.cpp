@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 #include "tools/tokenizer/tokenizer_json.h"
 #include "tools/tokenizer/unicode.h"

@@ -1,8 +1,7 @@
 // A tokenizer.json that a test can change: six letters, three merges, two special tokens.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "tools/tokenizer/tokenizer_json.h"
 
 namespace keyhole::tools {

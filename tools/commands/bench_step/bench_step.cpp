@@ -1,19 +1,19 @@
 // keyhole bench-step: decoding steps of a whole model's attention, with the memory that it really takes.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "runtime/files/json.h"
 #include "runtime/files/settings.h"
 #include "tools/commands/bench_step/options.h"
 #include "tools/commands/bench_step/page.h"
 #include "tools/commands/bench_step/report.h"
 #include "tools/commands/bench_step/run.h"
 #include "tools/commands/commands.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"

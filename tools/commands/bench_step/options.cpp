@@ -1,6 +1,5 @@
 #include "tools/commands/bench_step/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 
@@ -8,6 +7,7 @@
 #include "tools/commands/common/setting_options.h"
 #include "tools/commands/common/sweep.h"
 #include "tools/commands/common/ways.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/units.h"

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/bench_step/report.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"

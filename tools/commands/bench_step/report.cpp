@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/audit_report.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"

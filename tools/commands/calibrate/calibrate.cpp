@@ -1,15 +1,14 @@
 // keyhole calibrate: index and budget of every head for a stated output error, measured on this machine.
 #include <keyhole/prefill.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/json.h"
 #include "tools/commands/calibrate/page.h"
 #include "tools/commands/calibrate/patterns.h"
 #include "tools/commands/calibrate/prefill.h"
@@ -20,6 +19,7 @@
 #include "tools/commands/common/recording.h"
 #include "tools/commands/common/sweep.h"
 #include "tools/llama/config.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/machine.h"

@@ -1,7 +1,6 @@
 #include "tools/commands/calibrate/page.h"
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "tools/commands/common/head_grid.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"

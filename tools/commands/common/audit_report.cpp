@@ -1,9 +1,8 @@
 #include "tools/commands/common/audit_report.h"
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "runtime/files/settings.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {

@@ -1,15 +1,14 @@
 #include "tools/commands/common/decoding.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/setting_options.h"
 #include "tools/llama/config.h"
@@ -18,6 +17,7 @@
 #include "tools/tasks/kv_task.h"
 #include "tools/tasks/passkey_task.h"
 #include "tools/tasks/ruler_task.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"

@@ -1,11 +1,11 @@
 #include "tools/commands/common/gpu_memory.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/options.h"
 #include "tools/llama/gpu_sizes.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 #include "tools/terminal/warning.h"

@@ -1,9 +1,9 @@
 #include "tools/commands/common/head_grid.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
 
 namespace keyhole::tools {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "runtime/files/json.h"
 #include "tools/page/heat_map.h"
 
 namespace keyhole::tools {

@@ -1,6 +1,5 @@
 #include "tools/commands/common/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 
@@ -8,6 +7,7 @@
 #include "tools/commands/common/attend_choice.h"
 #include "tools/commands/common/budget_choice.h"
 #include "tools/commands/common/sweep.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {

@@ -1,9 +1,9 @@
 #include "tools/commands/common/parallel.h"
 
-#include <CLI/CLI.hpp>
 #include <stdexcept>
 
 #include "tools/mpi/ranks.h"
+#include "tools/terminal/cli.h"
 
 namespace keyhole::tools {
 

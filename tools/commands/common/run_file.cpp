@@ -1,10 +1,10 @@
 #include "tools/commands/common/run_file.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/decoding.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

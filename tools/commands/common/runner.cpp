@@ -2,15 +2,15 @@
 
 #include <keyhole/prefill.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/llama/gpu_decoder.h"
 #include "tools/llama/gpu_sizes.h"
 #include "tools/llama/host_decoder.h"
 #include "tools/llama/read_ahead.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"

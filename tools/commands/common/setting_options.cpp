@@ -1,10 +1,10 @@
 #include "tools/commands/common/setting_options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 

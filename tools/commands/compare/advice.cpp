@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"

@@ -2,8 +2,8 @@
 
 #include <cmath>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/markup.h"
 #include "tools/terminal/csv.h"

@@ -1,5 +1,4 @@
 // keyhole compare: index types on recorded heads, against exact attention.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 #include "tools/commands/compare/options.h"
 #include "tools/commands/compare/outputs.h"
 #include "tools/commands/compare/results_file.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/machine.h"

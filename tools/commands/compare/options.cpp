@@ -2,7 +2,6 @@
 
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <limits>
 
@@ -10,6 +9,7 @@
 #include "tools/commands/common/sweep.h"
 #include "tools/commands/compare/advice.h"
 #include "tools/rivals/rivals.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 
 namespace keyhole::tools {

@@ -1,8 +1,8 @@
 #include "tools/commands/compare/outputs.h"
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/compare/ann_csv.h"
 #include "tools/commands/compare/page.h"
 #include "tools/terminal/command_line.h"

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/head_grid.h"
 #include "tools/commands/common/head_truth.h"
 #include "tools/commands/common/page_facts.h"

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 #include <string_view>
 
+#include "runtime/files/json.h"
 #include "tools/commands/compare/bytes_text.h"
 #include "tools/page/front.h"
 #include "tools/terminal/csv.h"

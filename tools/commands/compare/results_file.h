@@ -6,11 +6,11 @@
 #pragma once
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/head_measure.h"
 
 namespace keyhole::tools {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/units.h"

@@ -1,10 +1,10 @@
 // keyhole decode: continues a prompt, streams the text, and says how fast it was and where the time went.
-#include <CLI/CLI.hpp>
+#include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
+#include "runtime/files/json.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
@@ -16,6 +16,7 @@
 #include "tools/commands/decode/resume.h"
 #include "tools/commands/decode/show.h"
 #include "tools/mpi/ranks.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"

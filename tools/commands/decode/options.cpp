@@ -1,11 +1,11 @@
 #include "tools/commands/decode/options.h"
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/setting_options.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/units.h"
 

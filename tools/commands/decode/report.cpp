@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/machine.h"
 #include "tools/terminal/table.h"

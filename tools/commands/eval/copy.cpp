@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"

@@ -1,12 +1,11 @@
 // keyhole eval: how many questions about a long context a model answers with each way to attend, or how well it
 // predicts a text.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/asking.h"
 #include "tools/commands/common/context_warning.h"
@@ -15,6 +14,7 @@
 #include "tools/commands/common/task_fit.h"
 #include "tools/commands/eval/run.h"
 #include "tools/mpi/ranks.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/eval/caches.h"
 #include "tools/llama/blas.h"
 #include "tools/terminal/command_line.h"
@@ -12,11 +12,8 @@
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {
-namespace {
 
 using Json = nlohmann::ordered_json;
-
-}  // namespace
 
 std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
   std::vector<AttendChoice> out;

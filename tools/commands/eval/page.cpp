@@ -1,8 +1,8 @@
 #include "tools/commands/eval/page.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/page/page.h"
 #include "tools/terminal/units.h"

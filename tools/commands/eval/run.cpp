@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <utility>
 
+#include "runtime/files/json.h"
 #include "tools/commands/eval/page.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"

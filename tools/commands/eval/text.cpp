@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/eval/run.h"
 #include "tools/terminal/errors.h"

@@ -1,16 +1,16 @@
 // keyhole heads: where the attention of a model's heads lies, from a trace or from the model itself.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <limits>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/json.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/options.h"
 #include "tools/commands/common/recording.h"
 #include "tools/commands/heads/profile.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/command_line.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct HeadsOptions {
   RecordOptions record;  ///< where there is no trace
   std::string trace;
   double mass = kUsualCoverage;
@@ -33,7 +33,7 @@ struct Options {
   std::string json, csv, html;
 };
 
-void check(const Options& options) {
+void check_options(const HeadsOptions& options) {
   if (!(options.mass > 0 && options.mass < 1)) {
     throw UsageError("--mass is " + format_number(options.mass) + "; allowed: above 0 and below 1");
   }
@@ -49,7 +49,7 @@ void check(const Options& options) {
   }
 }
 
-std::vector<HeadProfile> profiles_of(const Trace& trace, const Options& options,
+std::vector<HeadProfile> profiles_of(const Trace& trace, const HeadsOptions& options,
                                      const TruthOptions& truth) {
   const unsigned threads =
       options.record.threads != 0 ? options.record.threads : describe_machine("").cores;
@@ -64,8 +64,8 @@ std::vector<HeadProfile> profiles_of(const Trace& trace, const Options& options,
   return out;
 }
 
-void run(const Options& options) {
-  check(options);
+void run(const HeadsOptions& options) {
+  check_options(options);
   std::optional<TemporaryTraces> recorded;
   if (options.trace.empty()) {
     RecordOptions record = options.record;
@@ -131,7 +131,7 @@ constexpr const char* kDefinitions =
 }  // namespace
 
 void add_heads(CLI::App& keyhole) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<HeadsOptions>();
   CLI::App* command = keyhole.add_subcommand(
       "heads", "Show where the attention of a model's heads lies, and how sparse it is");
   command

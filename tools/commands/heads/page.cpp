@@ -1,9 +1,9 @@
-#include <nlohmann/json.hpp>
 
+#include "tools/page/page.h"
+#include "runtime/files/json.h"
 #include "tools/commands/common/head_grid.h"
 #include "tools/commands/common/page_facts.h"
 #include "tools/commands/heads/profile.h"
-#include "tools/page/page.h"
 #include "tools/terminal/units.h"
 
 namespace keyhole::tools {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "runtime/files/json.h"
 #include "tools/commands/common/quantile.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"

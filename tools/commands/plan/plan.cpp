@@ -1,14 +1,13 @@
 // keyhole plan: the memory of a session before anything is allocated.
 #include <keyhole/keyhole.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "runtime/files/json.h"
 #include "runtime/files/settings.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/budget_choice.h"
@@ -16,6 +15,7 @@
 #include "tools/commands/common/library.h"
 #include "tools/commands/common/options.h"
 #include "tools/llama/keyhole_cache.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/json.h"
 #include "tools/terminal/table.h"
@@ -28,7 +28,7 @@ using nlohmann::ordered_json;
 
 constexpr const Setting& kRowsBy = setting(kSessionSettings, "exact_rows_by");
 
-struct Options {
+struct PlanOptions {
   std::string model;
   uint32_t layers = 0, heads = 0, kv_heads = 0, head_dim = 0;
   std::string dtype = "auto";
@@ -66,7 +66,7 @@ uint64_t bytes_sent_per_token(const keyhole_engine_config& e) {
   return uint64_t{e.layers} * (kCallBytes + uint64_t{e.q_heads} * (e.head_dim + 1) * sizeof(float));
 }
 
-// Options as numbers.
+// PlanOptions as numbers.
 struct Request {
   keyhole_engine_config engine;
   uint64_t context = 0;  ///< of the rank that holds most
@@ -81,7 +81,7 @@ struct Row {
   keyhole_memory_plan plan;
 };
 
-LlamaConfig take_shape_of_model(Options& options) {
+LlamaConfig take_shape_of_model(PlanOptions& options) {
   const LlamaConfig config =
       load_llama_config(std::filesystem::path(options.model) / "config.json");
   const auto set = [](uint32_t& option, uint32_t value) {
@@ -99,7 +99,7 @@ LlamaConfig take_shape_of_model(Options& options) {
   return config;
 }
 
-Request understand(Options& options) {
+Request understand(PlanOptions& options) {
   std::optional<LlamaConfig> model;
   if (!options.model.empty()) model = take_shape_of_model(options);
   if (options.dtype == "auto") options.dtype = "f16";
@@ -138,7 +138,7 @@ uint64_t left_by_weights(uint64_t memory, uint64_t weights) {
   return memory > weights ? memory - weights : 1;
 }
 
-keyhole_memory_plan plan_one(const Request& request, const Options& options,
+keyhole_memory_plan plan_one(const Request& request, const PlanOptions& options,
                              const std::string& index, const std::string& budgets) {
   keyhole_session_config session;
   keyhole_session_config_init(&session);
@@ -229,7 +229,8 @@ void print(const Request& request, const std::vector<Row>& rows) {
   }
 }
 
-ordered_json to_json(const Request& request, const Options& options, const std::vector<Row>& rows) {
+ordered_json to_json(const Request& request, const PlanOptions& options,
+                     const std::vector<Row>& rows) {
   const auto limit = [](const std::optional<uint64_t>& bytes) {
     return bytes ? ordered_json(*bytes) : ordered_json(nullptr);
   };
@@ -271,7 +272,7 @@ ordered_json to_json(const Request& request, const Options& options, const std::
 
 /// What the next better choice would take, where codes of an index are not all on the device, or where `auto` has chosen
 /// fewer bits than there are.
-void add_next_better(const Request& request, const Options& options, std::vector<Row>& rows) {
+void add_next_better(const Request& request, const PlanOptions& options, std::vector<Row>& rows) {
   constexpr const char* kFewest = "codes:k=2,v=2";
   constexpr const char* kBest = "codes:k=4,v=4";
   const bool was_auto = rows.back().index.rfind("auto: ", 0) == 0;
@@ -297,7 +298,7 @@ void add_next_better(const Request& request, const Options& options, std::vector
   rows.push_back(row);
 }
 
-void run(Options options) {
+void run(PlanOptions options) {
   const Request request = understand(options);
   std::vector<Row> rows;
   if (options.indexes.empty() && options.budgets.empty()) options.indexes.push_back(kAutoIndex);
@@ -317,7 +318,7 @@ void run(Options options) {
 }  // namespace
 
 void add_plan(CLI::App& keyhole) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PlanOptions>();
   CLI::App* command = keyhole.add_subcommand(
       "plan",
       "Tell host, device and pinned memory, and the longest context, before allocating anything");

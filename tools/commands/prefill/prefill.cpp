@@ -1,12 +1,11 @@
 // keyhole prefill: what patterns of attention save of the time until a prompt's first token, and what they cost in exactness.
 #include <keyhole/prefill.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "runtime/files/json.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/common/context_warning.h"
 #include "tools/commands/common/gpu_memory.h"
@@ -15,6 +14,7 @@
 #include "tools/commands/common/sweep.h"
 #include "tools/commands/prefill/report.h"
 #include "tools/llama/gpu_sizes.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/clock.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
@@ -28,7 +28,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-struct Options {
+struct PrefillOptions {
   RecordOptions prompt;
   std::vector<std::string> patterns;
   uint32_t turn = 0;  ///< tokens of the prompt, the last ones, that are measured; 0: all of it
@@ -39,7 +39,7 @@ struct Options {
 const std::vector<std::string> kDefaultPatterns = {"a-shape", "sampled:from=0"};
 
 /// dense first, each once.
-std::vector<std::string> patterns_of(const Options& options) {
+std::vector<std::string> patterns_of(const PrefillOptions& options) {
   std::vector<std::string> out = {"dense"};
   for (const std::string& pattern :
        options.patterns.empty() ? kDefaultPatterns : options.patterns) {
@@ -136,7 +136,7 @@ std::vector<PrefillMeasurement> measure_turn(Runner& runner, const std::vector<u
   return all;
 }
 
-void prefill(Options options) {
+void prefill(PrefillOptions options) {
   if (options.json == "-" && options.csv == "-") {
     throw UsageError("--json and --csv cannot both go to standard output");
   }
@@ -201,7 +201,7 @@ constexpr const char* kExplanation =
 }  // namespace
 
 void add_prefill(CLI::App& keyhole) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<PrefillOptions>();
   RecordOptions& prompt = options->prompt;
   CLI::App* command = keyhole.add_subcommand(
       "prefill",

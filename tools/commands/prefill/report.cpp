@@ -1,9 +1,9 @@
 #include "tools/commands/prefill/report.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "runtime/files/json.h"
 #include "tools/terminal/csv.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"

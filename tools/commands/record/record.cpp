@@ -1,11 +1,11 @@
 // keyhole record: runs a model over a prompt and writes its keys, values and queries as a trace.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 
 #include "tools/commands/commands.h"
 #include "tools/commands/common/gpu_memory.h"
 #include "tools/commands/common/recording.h"
+#include "tools/terminal/cli.h"
 
 namespace keyhole::tools {
 

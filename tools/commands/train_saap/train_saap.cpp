@@ -1,5 +1,4 @@
 // keyhole train-saap: trains the partitions and query classifiers of the `saap` index from traces.
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include "tools/llama/team.h"
 #include "tools/saap/classifier_writer.h"
 #include "tools/saap/train_head.h"
+#include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
@@ -22,7 +22,7 @@
 namespace keyhole::tools {
 namespace {
 
-struct Options {
+struct TrainOptions {
   std::vector<std::string> traces, validate;
   std::string out;
   std::vector<uint32_t> layers, heads;
@@ -42,7 +42,7 @@ void check_alike(const TraceInfo& a, const TraceInfo& b, const std::string& path
   }
 }
 
-Data open(const Options& options) {
+Data open(const TrainOptions& options) {
   Data data;
   for (const std::string& path : options.traces) {
     data.train.push_back(Trace::open(path));
@@ -74,7 +74,7 @@ Data open(const Options& options) {
 }
 
 // Heads are trained side by side, one thread each: their matrix products are too small to share.
-std::vector<SaapHead> train_all(const Options& options, const Data& data) {
+std::vector<SaapHead> train_all(const TrainOptions& options, const Data& data) {
   Team team(options.threads);
   Progress bar("training " + std::to_string(data.heads.size()) + " heads");
   std::mutex mutex;
@@ -109,7 +109,7 @@ std::vector<SaapHead> train_all(const Options& options, const Data& data) {
   return out;
 }
 
-std::string percent(double share) {
+std::string percent_text(double share) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f", 100 * share);
   return text;
@@ -138,7 +138,7 @@ void print(const std::vector<SaapHead>& heads) {
   Table table(
       {{"layer"}, {"kv"}, {"middle %"}, {"KL prior"}, {"start"}, {"KL"}, {"epochs"}, {"seconds"}});
   for (const SaapHead& h : heads) {
-    table.add_row({std::to_string(h.layer), std::to_string(h.kv_head), percent(h.middle_mass),
+    table.add_row({std::to_string(h.layer), std::to_string(h.kv_head), percent_text(h.middle_mass),
                    format_number(h.prior_loss), format_number(h.start_loss), format_number(h.loss),
                    std::to_string(h.epochs), format_number(h.seconds)});
   }
@@ -150,7 +150,7 @@ void print(const std::vector<SaapHead>& heads) {
       "hindsight (best):\n\n");
   std::vector<Table::Column> columns = {{"layer"}, {"kv"}};
   for (const ProbeFigures& f : heads.front().figures) {
-    columns.push_back({percent(f.share) + ": q"});
+    columns.push_back({percent_text(f.share) + ": q"});
     columns.push_back({"k"});
     columns.push_back({"best"});
   }
@@ -159,7 +159,7 @@ void print(const std::vector<SaapHead>& heads) {
                            const std::vector<ProbeFigures>& figures) {
     std::vector<std::string> cells = {layer, kv};
     for (const ProbeFigures& f : figures) {
-      for (const double x : {f.classifier, f.centroids, f.best}) cells.push_back(percent(x));
+      for (const double x : {f.classifier, f.centroids, f.best}) cells.push_back(percent_text(x));
     }
     probes.add_row(std::move(cells));
   };
@@ -170,7 +170,7 @@ void print(const std::vector<SaapHead>& heads) {
   std::fputs(probes.text(style).c_str(), stdout);
 }
 
-void run(const Options& options) {
+void run(const TrainOptions& options) {
   const Data data = open(options);
   const std::vector<SaapHead> heads = train_all(options, data);
   write_classifiers(options.out, data.train.front().info(), heads);
@@ -188,7 +188,7 @@ Heads are trained side by side, one thread each.)";
 }  // namespace
 
 void add_train_saap(CLI::App& keyhole) {
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<TrainOptions>();
   SaapTraining& training = options->training;
   CLI::App* command = keyhole.add_subcommand(
       "train-saap", "Train the partitions and query classifiers of the saap index from traces");

@@ -6,6 +6,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <string>
+
 #include "keyhole/keyhole.h"
 
 namespace keyhole::python {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <stdexcept>
 
@@ -14,7 +15,7 @@ using Kind = Expression::Kind;
 
 constexpr int64_t kMaxSteps = 1'000'000;
 constexpr int kMaxCalls = 50;
-constexpr int kMaxRunDepth = 1000;
+constexpr int kMaxDepth = 1000;
 constexpr int64_t kMaxRange = 100'000;
 
 /// An error that knows its line.
@@ -52,9 +53,9 @@ class Interpreter {
   /// While one lives, what is run is one level deeper.
   struct Deeper {
     explicit Deeper(Interpreter& run) : run_(run) {
-      if (++run_.depth_ <= kMaxRunDepth) return;
+      if (++run_.depth_ <= kMaxDepth) return;
       --run_.depth_;
-      throw std::runtime_error("more than " + std::to_string(kMaxRunDepth) +
+      throw std::runtime_error("more than " + std::to_string(kMaxDepth) +
                                " levels of blocks and operations");
     }
     ~Deeper() { --run_.depth_; }

@@ -3,8 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
-
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 #include "tools/terminal/errors.h"
 #include "tools/tokenizer/byte_tokenizer.h"

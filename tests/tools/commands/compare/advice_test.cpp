@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <random>
 
+#include "runtime/files/json.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
