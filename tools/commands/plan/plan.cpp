@@ -66,7 +66,7 @@ uint64_t bytes_sent_per_token(const keyhole_engine_config& e) {
   return uint64_t{e.layers} * (kCallBytes + uint64_t{e.q_heads} * (e.head_dim + 1) * sizeof(float));
 }
 
-// PlanOptions as numbers.
+// Options as numbers.
 struct Request {
   keyhole_engine_config engine;
   uint64_t context = 0;  ///< of the rank that holds most
