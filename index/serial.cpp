@@ -56,7 +56,7 @@ std::string Reader::get_text(size_t longest) {
 void Reader::finish() {
   const uint64_t expected = checksum_.value();
   const bool is_same = get<uint64_t>() == expected;
-  require_sound(is_same || !kChecksSums, "the checksum does not match");
+  require_sound(is_same || !checks_sums, "the checksum does not match");
 }
 
 void require_sound(bool ok, const char* what) {

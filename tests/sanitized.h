@@ -29,6 +29,13 @@ inline constexpr bool kThreadSanitized = false;
 #define KEYHOLE_SKIP_WITH_TSAN() static_cast<void>(0)
 #endif
 
+/// For a test that asks how good an answer is, in a program that the release build runs, too: its memory accesses are those of
+/// the tests beside it.
+#define KEYHOLE_SKIP_WITH_SANITIZERS()                                                           \
+  do {                                                                                           \
+    if (keyhole::test::kSanitized) GTEST_SKIP() << "what it asks is asked of the release build"; \
+  } while (false)
+
 /// `all`; under a sanitizer `fewer`.
 constexpr uint32_t unless_sanitized(uint32_t all, uint32_t fewer) {
   return kSanitized ? fewer : all;

@@ -179,7 +179,7 @@ void ChecksumReader::finish() {
   }
   uint64_t stored = 0;
   source_->read(at_, reinterpret_cast<std::byte*>(&stored), sizeof stored);
-  if (index::kChecksSums && stored != computed) {
+  if (index::checks_sums && stored != computed) {
     throw Error(Status::corrupt, "the checksum does not match");
   }
 }

@@ -107,7 +107,7 @@ ChildSource::ChildSource(std::unique_ptr<const ByteSource> file,
   Cursor in(*file_);
   const Head head = read_head(in);
   const ParentId given = parent_id(*parent_);
-  if (index::kChecksSums ? given != head.parent : given.size != head.parent.size) {
+  if (index::checks_sums ? given != head.parent : given.size != head.parent.size) {
     throw Error(Status::invalid_argument,
                 "its parent has " + head.text() + ", the one given has " + given.text());
   }

@@ -66,7 +66,7 @@ class ChildWriter::Anchors {
     cpu::run_on(pool, chunks, look);
     ChunkSums all;
     for (const uint64_t sum : sums) all.add_chunk(sum);
-    if (index::kChecksSums && all.finish() != id.checksum) {
+    if (index::checks_sums && all.finish() != id.checksum) {
       throw Error(Status::corrupt, "the checksum does not match");
     }
     while ((uint64_t{1} << bits_) < 2 * hashes.size()) ++bits_;

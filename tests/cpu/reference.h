@@ -14,6 +14,7 @@
 
 #include "cpu/attention.h"
 #include "tests/cpu/guarded.h"
+#include "tests/normal.h"
 #include "tests/shapes.h"
 
 namespace keyhole::cpu::test {
@@ -142,8 +143,7 @@ class TestRows {
 };
 
 inline auto gaussian(Rng& rng, double sigma = 1.0) {
-  return
-      [&rng, d = std::normal_distribution<double>(0.0, sigma)](auto...) mutable { return d(rng); };
+  return [&rng, d = keyhole::test::Normal<double>(0.0, sigma)](auto...) mutable { return d(rng); };
 }
 
 inline GuardedArray<float> random_queries(Rng& rng, uint32_t group, uint32_t dim,

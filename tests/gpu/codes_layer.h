@@ -22,6 +22,7 @@
 #include "gpu/cuda/codes/codes_kernels.h"
 #include "gpu/device.h"
 #include "index/scan/kv_codes.h"
+#include "tests/normal.h"
 
 namespace keyhole::gpu::test {
 
@@ -132,7 +133,7 @@ class Layer {
         shape_{c.shape()},
         logits_{c.scale / std::sqrt(static_cast<float>(c.dim)), c.softcap} {
     std::mt19937_64 rng(c.dim * 131 + c.bits * 17 + c.group + c.blocks);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     const auto draw = [&](size_t n, float size, float middle) {
       std::vector<float> x(n);
       for (float& y : x) y = size * normal(rng) + middle;

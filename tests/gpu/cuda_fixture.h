@@ -15,6 +15,7 @@
 
 #include "gpu/cuda/common/memory.h"
 #include "gpu/device.h"
+#include "tests/normal.h"
 
 namespace keyhole::gpu::test {
 
@@ -66,7 +67,7 @@ inline float get(const std::byte* bytes, size_t i, DType dtype) {
 }
 
 inline std::vector<float> random_floats(std::mt19937& rng, size_t n, float deviation = 1.0F) {
-  std::normal_distribution<float> normal(0.0F, deviation);
+  keyhole::test::Normal<float> normal(0.0F, deviation);
   std::vector<float> x(n);
   for (float& y : x) y = normal(rng);
   return x;

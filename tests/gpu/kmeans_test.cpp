@@ -9,12 +9,13 @@
 #include <vector>
 
 #include "gpu/device.h"
+#include "tests/normal.h"
 
 namespace keyhole::gpu {
 namespace {
 
 std::vector<float> gaussian(std::mt19937& random, size_t n, float scale = 1.0F) {
-  std::normal_distribution<float> normal(0.0F, scale);
+  keyhole::test::Normal<float> normal(0.0F, scale);
   std::vector<float> out(n);
   for (float& x : out) x = normal(random);
   return out;

@@ -14,6 +14,7 @@
 #include "cpu/kernels.h"
 #include "gpu/device.h"
 #include "tests/gpu/device_copy.h"
+#include "tests/normal.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -39,7 +40,7 @@ struct Rows {
 };
 
 std::vector<float> gaussian_rows(std::mt19937& random, size_t n, float scale = 1.0F) {
-  std::normal_distribution<float> normal(0.0F, scale);
+  keyhole::test::Normal<float> normal(0.0F, scale);
   std::vector<float> out(n);
   for (float& x : out) x = normal(random);
   return out;

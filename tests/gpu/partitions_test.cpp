@@ -13,6 +13,7 @@
 #include "gpu/cuda/partitions/cuda_partitions.h"
 #include "gpu/cuda/partitions/kernels.h"
 #include "gpu/device.h"
+#include "tests/normal.h"
 
 namespace keyhole::gpu {
 namespace {
@@ -83,7 +84,7 @@ struct HostPartitions {
         variances(n) {
     std::uniform_int_distribution<int> code(-127, 127);
     std::uniform_real_distribution<float> unit(0.0F, 1.0F);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (auto& k : keys) k = static_cast<int8_t>(code(random));
     for (auto& s : scales) s = (0.2F + unit(random)) / 64.0F;
     for (auto& c : center) c = normal(random);
@@ -228,7 +229,7 @@ class PartitionsTest : public ::testing::TestWithParam<bool> {
     std::vector<double> exact;  // [q_heads, dim]
   };
   Queries queries(uint32_t heads, uint32_t dim, DType dtype, float norm = 1.0F) {
-    std::normal_distribution<float> normal(0.0F, norm);
+    keyhole::test::Normal<float> normal(0.0F, norm);
     const size_t stride = dim + 8;
     std::vector<float> x(heads * stride);
     for (auto& v : x) v = normal(random_);

@@ -11,6 +11,7 @@
 #include "index/types/factory.h"
 #include "tests/index/disguise.h"
 #include "tests/index/tails.h"
+#include "tests/normal.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -27,7 +28,7 @@ struct ScaledHead {
     std::vector<uint32_t> channels(kHeadDim);
     for (uint32_t j = 0; j < kHeadDim; ++j) channels[j] = j;
     std::shuffle(channels.begin(), channels.end(), random);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (size_t c = 0; c < 6; ++c) {
       for (size_t i = channels[c]; i < keys.size(); i += kHeadDim) keys[i] = normal(random);
     }

@@ -3,6 +3,7 @@
 
 #include "index/partitions/query_classifier.h"
 #include "tests/index/keys.h"
+#include "tests/normal.h"
 
 namespace keyhole::index::test {
 
@@ -13,7 +14,7 @@ inline uint16_t half(float x) {
   return out;
 }
 inline std::vector<uint16_t> halves(size_t n, float scale, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, scale);
+  keyhole::test::Normal<float> normal(0.0F, scale);
   std::vector<uint16_t> out(n);
   for (uint16_t& x : out) x = half(normal(random));
   return out;

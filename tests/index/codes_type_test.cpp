@@ -6,6 +6,7 @@
 
 #include "index/scan/kv_codes.h"
 #include "tests/index/keys.h"
+#include "tests/sanitized.h"
 
 namespace keyhole::index::test {
 namespace {
@@ -30,6 +31,7 @@ struct GrowingHead {
 };
 
 TEST(CodesType, FindsTheBestKeys) {
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   std::mt19937 random(1);
   for (const uint32_t dim : head_dims()) {
     Keys keys(3000, dim, DType::f16);

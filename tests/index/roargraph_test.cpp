@@ -193,7 +193,7 @@ TEST(RoarGraph, IsTheSameForAnyNumberOfThreads) {
 }
 
 TEST(RoarGraph, QueriesGuideIt) {
-  KEYHOLE_SKIP_WITH_TSAN();
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   // Queries far from all keys: a graph that has seen their like finds more for the same beam.
   TrainedHead head(6000, 3000, 7);
   const auto guided = head.build("roargraph:M=8,ef=24", 6000);
@@ -208,7 +208,7 @@ TEST(RoarGraph, QueriesGuideIt) {
 }
 
 TEST(RoarGraph, RecallGrowsWithTheBeamUpToOne) {
-  KEYHOLE_SKIP_WITH_TSAN();
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   const TrainedHead head(4000, 500, 9);
   std::stringstream saved;
   head.build("roargraph:M=8", 4000)->save(saved);
@@ -225,7 +225,7 @@ TEST(RoarGraph, RecallGrowsWithTheBeamUpToOne) {
 }
 
 TEST(RoarGraph, Int8WalksFindWhatFullPrecisionFinds) {
-  KEYHOLE_SKIP_WITH_TSAN();
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   const TrainedHead head(5000, 800, 11);
   const auto coded = head.build("roargraph:M=8,ef=40", 5000);
   const auto plain = head.build("roargraph:M=8,ef=40,codec=none", 5000);
@@ -236,7 +236,7 @@ TEST(RoarGraph, Int8WalksFindWhatFullPrecisionFinds) {
 }
 
 TEST(RoarGraph, AppendedBlocksReachTheRecallOfARebuiltIndex) {
-  KEYHOLE_SKIP_WITH_TSAN();
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   const TrainedHead head(4000, 800, 13);
   const auto grown = head.build("roargraph:M=8,ef=32", 2000);
   for (size_t n = 2000; n < 4000; n += 100) grown->append(head.keys.view(n + 100), {});
@@ -254,6 +254,7 @@ TEST(RoarGraph, AppendedBlocksReachTheRecallOfARebuiltIndex) {
 
 // Sets on which graphs are known to fail: every answer must be sound, and exact where the beam covers all.
 TEST(RoarGraph, Traps) {
+  KEYHOLE_SKIP_WITH_SANITIZERS();
   struct Trap {
     const char* name;
     std::vector<float> keys;

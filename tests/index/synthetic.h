@@ -7,11 +7,13 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
+
 namespace keyhole::index::test {
 
 /// Standard normal values.
 inline std::vector<float> gaussian(size_t n, uint32_t dim, std::mt19937& random) {
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> values(n * dim);
   for (float& v : values) v = normal(random);
   return values;
@@ -29,7 +31,7 @@ inline std::vector<float> integers(size_t n, uint32_t dim, std::mt19937& random)
 /// last for 64 tokens, log-normal lengths. The lengths spread as they do where a graph over raw inner
 /// products collapses.
 inline std::vector<float> attention_keys(size_t n, uint32_t dim, std::mt19937& random) {
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> mean(dim);
   std::vector<float> width(dim);
   for (uint32_t j = 0; j < dim; ++j) {

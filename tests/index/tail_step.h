@@ -9,6 +9,7 @@
 
 #include "index/tail/tail_estimate.h"
 #include "tests/index/tails.h"
+#include "tests/normal.h"
 
 namespace keyhole::index::test {
 
@@ -181,7 +182,7 @@ struct Tail {
 inline std::vector<float> exact_queries(const TailTree& tree, uint32_t group,
                                         std::mt19937& random) {
   const CodeScales s = scales_of(tree);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> q;
   for (uint32_t h = 0; h < group; ++h) {
     for (uint32_t j = 0; j < tree.dim(); ++j) {

@@ -8,6 +8,7 @@
 #include "keyhole/index.h"
 #include "runtime/files/element.h"
 #include "runtime/files/safetensors.h"
+#include "tests/normal.h"
 #include "tests/runtime/fixture.h"
 #include "tests/temporary_folder.h"
 
@@ -39,7 +40,7 @@ struct Content {
     const auto add = [&](const char* name, ElementType type, std::vector<size_t> shape) {
       size_t n = 1;
       for (const size_t axis : shape) n *= axis;
-      std::normal_distribution<float> normal(0.0F, 0.3F);
+      keyhole::test::Normal<float> normal(0.0F, 0.3F);
       std::vector<float> data(n);
       for (float& x : data) x = normal(random);
       parts[prefix + name] = {type, std::move(shape), std::move(data)};

@@ -4,6 +4,7 @@
 
 #include "runtime/engine/block_choice.h"
 #include "tests/list_truth.h"
+#include "tests/normal.h"
 #include "tests/runtime/engine/host_prompt_fixture.h"
 #include "tests/sanitized.h"
 
@@ -295,7 +296,7 @@ TEST(HostBlockChoice, TakesTheHeaviestBlocksUntilTheMassIsHeld) {
     const runtime::BlockRule rule{
         static_cast<uint32_t>(rng() % 3), static_cast<uint32_t>(rng() % 4),
         static_cast<float>(rng() % 1001) / 1000.0F, 0, static_cast<uint32_t>(1 + rng() % 2)};
-    std::normal_distribution<float> normal(0.0F, static_cast<float>(1 + rng() % 4));
+    keyhole::test::Normal<float> normal(0.0F, static_cast<float>(1 + rng() % 4));
     std::vector<float> weights(samples * stride);
     for (float& x : weights) x = rng() % 9 == 0 ? kMinusInf : normal(rng);
     for (uint32_t s = 0; s < samples; ++s)

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cpu/block_attention.h"
+#include "tests/normal.h"
 #include "tests/runtime/fixture.h"
 
 namespace keyhole::test {
@@ -40,7 +41,7 @@ inline constexpr uint32_t kHeads = 4, kKvHeads = 2, kDim = 64;
 struct Tokens {
   Tokens(uint32_t tokens, uint64_t seed, float large = 3.0F) : n(tokens) {
     std::mt19937_64 rng(seed);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (auto [x, heads] : {std::pair{&q, kHeads}, {&k, kKvHeads}, {&v, kKvHeads}}) {
       x->resize(size_t{n} * heads * kDim);
       for (float& y : *x) y = normal(rng);

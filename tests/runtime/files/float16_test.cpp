@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "runtime/files/element.h"
+#include "tests/normal.h"
 
 namespace keyhole {
 namespace {
@@ -88,7 +89,7 @@ TEST(Elements, ConvertUnalignedBytes) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   for (const ElementType type : {ElementType::f32, ElementType::f16, ElementType::bf16}) {
     std::vector<float> in(257);
     for (float& x : in) x = normal(random);

@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/normal.h"
+
 namespace {
 
 constexpr uint32_t kTimeoutMs = 1500;
@@ -81,7 +83,7 @@ keyhole_session* make_session(keyhole_engine* engine) {
 struct Data {
   explicit Data(int64_t tokens) : n(tokens) {
     std::mt19937 random(7);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     k.resize(static_cast<size_t>(n * kKvHeads * kDim));
     v.resize(k.size());
     q.resize(static_cast<size_t>(n * kQueryHeads * kDim));

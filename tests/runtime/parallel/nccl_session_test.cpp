@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/normal.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 
 namespace keyhole::test {
@@ -55,7 +56,7 @@ struct Decoder {
 };
 
 std::vector<float> numbers(std::mt19937& random, size_t n) {
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> v(n);
   for (float& x : v) x = normal(random);
   return v;

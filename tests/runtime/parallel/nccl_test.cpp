@@ -4,6 +4,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
 #include "tests/runtime/parallel/nccl_ranks.h"
 
 namespace keyhole::test {
@@ -14,7 +15,7 @@ constexpr uint32_t kHeads = 8, kDim = 64;
 /// States of a rank: o [heads, dim], then lse [heads]; rank 1 of more has nothing in head 0.
 std::vector<float> state_of(uint32_t rank) {
   std::mt19937 random(rank + 1);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> state(kHeads * (kDim + 1));
   for (float& x : state) x = normal(random);
   if (rank == 1) state[kHeads * kDim] = -INFINITY;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "tests/normal.h"
 #include "tests/runtime/stored_model.h"
 #include "tests/sanitized.h"
 #include "tests/temporary_folder.h"
@@ -290,7 +291,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, OfWhatInt8StandsFor,
 
 /// Normal numbers, fitting for fp16.
 std::vector<float> normal(std::mt19937_64& rng, size_t n) {
-  std::normal_distribution<float> d;
+  keyhole::test::Normal<float> d;
   std::vector<float> x(n);
   for (float& e : x) e = rounded_to(d(rng), KEYHOLE_F16);
   return x;

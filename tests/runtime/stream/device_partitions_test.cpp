@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "tests/normal.h"
 #include "tests/runtime/stream_device.h"
 
 namespace keyhole::runtime {
@@ -26,7 +27,7 @@ class DevicePartitionsTest : public testing::Test {
     params_.append_block = 32;
     params_.tail_partition = 4;
     std::mt19937 random(5);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (float& x : rows_) x = normal(random);
   }
   [[nodiscard]] KvView kv(size_t rows) const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 
+#include "tests/normal.h"
 #include "tests/tools/cli/compare_fixture.h"
 #include "tools/io/ann_result.h"
 
@@ -20,7 +21,7 @@ class CompareAnn : public CompareFixture {
   static constexpr size_t kDim = 64, kKeys = 300, kQueries = 12, kBest = 10;
 
   void SetUp() override {
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (size_t i = 0; i < kKeys * kDim; ++i) keys_.push_back(normal(random_));
     for (size_t i = 0; i < kQueries * kDim; ++i) queries_.push_back(normal(random_));
     write_fbin("set.fbin", keys_);

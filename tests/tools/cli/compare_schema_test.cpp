@@ -2,6 +2,7 @@
 #include <cstring>
 #include <functional>
 
+#include "tests/normal.h"
 #include "tests/tools/cli/compare_fixture.h"
 #include "tests/tools/cli/json_schema.h"
 
@@ -37,7 +38,7 @@ TEST_F(CompareSchema, DescribesEveryResult) {
     const auto put = [&](size_t at, const auto& value) { std::memcpy(&bytes[4 * at], &value, 4); };
     put(0, rows);
     put(1, kDim);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (size_t i = 0; i < rows * kDim; ++i) put(2 + i, normal(random_));
     write_file(folder_ / name, bytes);
   };

@@ -9,6 +9,8 @@
 #include "tests/tools/cli/run_command.h"
 #ifdef KEYHOLE_HDF5
 #include <hdf5.h>
+
+#include "tests/normal.h"
 #endif
 
 namespace keyhole::tools {
@@ -26,7 +28,7 @@ struct Set {
 
 Set make_set() {
   std::mt19937 random(std::random_device{}());
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   Set set;
   for (uint32_t i = 0; i < kKeys * kDim; ++i) set.keys.push_back(normal(random));
   for (uint32_t i = 0; i < kQueries * kDim; ++i) set.queries.push_back(normal(random));

@@ -6,11 +6,13 @@
 #include <numeric>
 #include <set>
 
+#include "tests/normal.h"
+
 namespace keyhole::tools {
 namespace {
 
 std::vector<float> normal(size_t count, float deviation, std::mt19937& random) {
-  std::normal_distribution<float> distribution(0, deviation);
+  keyhole::test::Normal<float> distribution(0, deviation);
   std::vector<float> out(count);
   for (float& x : out) x = distribution(random);
   return out;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/files/float16.h"
+#include "tests/normal.h"
 
 namespace keyhole::tools {
 namespace {
@@ -48,7 +49,7 @@ TEST_F(Gemv, IsTheProduct) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   for (const uint32_t rows : {1U, 3U, 64U, 1021U}) {
     for (const uint32_t columns : {8U, 64U, 248U, 264U, 2048U, 4096U, 4104U, 14336U}) {
       std::vector<uint16_t> w(size_t{rows} * columns);

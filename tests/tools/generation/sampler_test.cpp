@@ -9,6 +9,7 @@
 #include <map>
 #include <random>
 
+#include "tests/normal.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
@@ -16,7 +17,7 @@ namespace {
 
 std::vector<float> random_logits(size_t count, uint64_t seed, double spread = 3.0) {
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0.0F, static_cast<float>(spread));
+  keyhole::test::Normal<float> normal(0.0F, static_cast<float>(spread));
   std::vector<float> logits(count);
   for (float& x : logits) x = normal(random);
   return logits;

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "runtime/files/json.h"
+#include "tests/normal.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
@@ -41,7 +42,7 @@ KeyholeCache filled_cache(size_t tokens, uint64_t seed) {
   const LlamaConfig config = small_shape();
   KeyholeCache cache(config, small_options());
   std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> rows(tokens * config.q_width());
   for (float& x : rows) x = normal(random);
   for (uint32_t layer = 0; layer < config.layers; ++layer) {
@@ -122,7 +123,7 @@ TEST(SavedSession, HoldsSlidingWindows) {
   config.windows = {9, 0, 30};
   KeyholeCache cache(config, small_options());
   std::mt19937_64 random(4);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> rows(60 * config.q_width());
   for (float& x : rows) x = normal(random);
   for (uint32_t layer = 0; layer < 3; ++layer) {

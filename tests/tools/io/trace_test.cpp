@@ -8,6 +8,7 @@
 #include <random>
 
 #include "runtime/files/element.h"
+#include "tests/normal.h"
 #include "tests/temporary_folder.h"
 
 namespace keyhole::tools {
@@ -21,7 +22,7 @@ struct Recording {
 };
 
 std::vector<float> normal(size_t count, std::mt19937& random) {
-  std::normal_distribution<float> distribution;
+  keyhole::test::Normal<float> distribution;
   std::vector<float> out(count);
   for (float& x : out) x = distribution(random);
   return out;

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
 #include "tools/llama/blas.h"
 
 namespace keyhole::tools {
@@ -22,7 +23,7 @@ struct Problem {
 
 Problem random_problem(const AttentionShape& shape, size_t tokens, float spread, uint32_t seed) {
   std::mt19937 random(seed);
-  std::normal_distribution<float> normal(0.0F, spread);
+  keyhole::test::Normal<float> normal(0.0F, spread);
   Problem problem{shape, tokens, {}, {}, {}, 0};
   problem.q.resize(tokens * shape.q_heads * shape.head_dim);
   problem.k.resize(tokens * shape.kv_heads * shape.head_dim);

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
 #include "tools/llama/cuda/memory.h"
 #include "tools/llama/cuda/split.h"
 
@@ -23,7 +24,7 @@
 namespace keyhole::tools::testing {
 
 inline std::vector<float> random_floats(size_t count, float spread, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, spread);
+  keyhole::test::Normal<float> normal(0.0F, spread);
   std::vector<float> values(count);
   for (float& value : values) value = normal(random);
   return values;

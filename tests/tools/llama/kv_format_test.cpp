@@ -10,6 +10,8 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
+
 namespace keyhole::tools {
 namespace {
 
@@ -67,7 +69,7 @@ TEST(KvFormat, GivesBackWhatTheDefinitionSays) {
     for (uint32_t seed = 0; seed < 200; ++seed) {
       SCOPED_TRACE(::testing::Message() << kv_format_bits(format) << " bits, seed " << seed);
       std::mt19937 random(seed);
-      std::normal_distribution<float> normal;
+      keyhole::test::Normal<float> normal;
       const float size = std::exp2(static_cast<float>(seed % 24) - 12.0F);
       Block block;
       for (float& x : block) x = size * normal(random);
@@ -86,7 +88,7 @@ TEST(KvFormat, GivesBackWhatTheDefinitionSays) {
 
 TEST(KvFormat, ErrorsAreThoseOfSoManyBits) {
   std::mt19937 random(7);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   std::vector<float> numbers(32 * 1000);
   for (float& x : numbers) x = normal(random);
   const auto relative = [&](KvFormat format) {

@@ -7,6 +7,7 @@
 #include <complex>
 #include <random>
 
+#include "tests/normal.h"
 #include "tests/tools/llama/synthetic_model.h"
 
 namespace keyhole::tools {
@@ -121,7 +122,7 @@ TEST(Rope, RotatesPairsAsComplexNumbers) {
   constexpr size_t kHalf = 64;
   constexpr uint32_t kHeads = 3;
   std::mt19937 random(7);
-  std::normal_distribution<float> normal;
+  keyhole::test::Normal<float> normal;
   for (const uint32_t position : {0U, 1U, 77U, 8191U, 131071U}) {
     std::vector<float> x(kHeads * 2 * kHalf), cosines(kHalf), sines(kHalf);
     for (float& value : x) value = normal(random);

@@ -6,6 +6,9 @@
 #include <random>
 #include <stdexcept>
 
+#include "runtime/files/float16.h"
+#include "tests/normal.h"
+
 namespace keyhole::tools::testing {
 namespace {
 
@@ -31,7 +34,7 @@ std::string encode(double value, ElementType type) {
       return {bytes, 2};
     }
     case ElementType::f16: {
-      const auto half = static_cast<_Float16>(x);
+      const uint16_t half = f32_to_f16(x);
       std::memcpy(bytes, &half, 2);
       return {bytes, 2};
     }
@@ -41,7 +44,7 @@ std::string encode(double value, ElementType type) {
 
 double rounded(double value, ElementType type) {
   const auto x = static_cast<float>(value);
-  if (type == ElementType::f16) return static_cast<double>(static_cast<_Float16>(x));
+  if (type == ElementType::f16) return f16_to_f32(f32_to_f16(x));
   if (type != ElementType::bf16) return x;
   const uint32_t bits = static_cast<uint32_t>(to_bf16(x)) << 16;
   float back;
@@ -185,7 +188,7 @@ SyntheticTensors random_weights(const json& config, ElementType type, uint64_t s
   SyntheticTensors tensors;
   const auto add = [&](const std::string& name, std::vector<size_t> shape, double centre,
                        double spread) {
-    std::normal_distribution<double> normal(centre, spread);
+    keyhole::test::Normal<double> normal(centre, spread);
     SyntheticTensor tensor{std::move(shape), {}};
     size_t count = 1;
     for (const size_t extent : tensor.shape) count *= extent;

@@ -11,13 +11,16 @@
 #include <random>
 #include <vector>
 
+#include "runtime/files/float16.h"
+#include "tests/normal.h"
+
 namespace keyhole::tools {
 namespace {
 
 constexpr size_t kLongest = 70;  // four vectors of 16 and every remainder
 
 std::vector<float> normal_values(size_t n, float spread, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, spread);
+  keyhole::test::Normal<float> normal(0.0F, spread);
   std::vector<float> values(n);
   for (float& value : values) value = normal(random);
   return values;
@@ -86,8 +89,8 @@ struct Rounded<BFloat16> {
 };
 template <>
 struct Rounded<Float16> {
-  static Float16 of(float x) { return {std::bit_cast<uint16_t>(static_cast<_Float16>(x))}; }
-  static double value(Float16 x) { return static_cast<double>(std::bit_cast<_Float16>(x.bits)); }
+  static Float16 of(float x) { return {f32_to_f16(x)}; }
+  static double value(Float16 x) { return f16_to_f32(x.bits); }
 };
 
 template <class Half>

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/normal.h"
 #include "tools/rivals/rivals.h"
 #include "tools/rivals/step.h"
 
@@ -25,7 +26,7 @@ struct RivalCase {
   RivalCase(std::mt19937& random, size_t rows, size_t dim, size_t group, size_t steps = 3,
             size_t training_steps = 8)
       : shape{rows, dim, group, training_steps * group} {
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     const auto fill = [&](std::vector<float>& out, size_t n, float mean) {
       out.resize(n);
       for (float& x : out) {

@@ -5,10 +5,12 @@
 #include <random>
 #include <vector>
 
+#include "tests/normal.h"
+
 namespace keyhole::tools {
 
 inline std::vector<float> gaussian(size_t n, float deviation, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0F, deviation);
+  keyhole::test::Normal<float> normal(0.0F, deviation);
   std::vector<float> out(n);
   for (float& x : out) x = normal(random);
   return out;

@@ -48,7 +48,7 @@ struct Data {
 double loss_of(const Data& data, const QueryMlp::Parameters& p, const std::vector<float>& sample) {
   const auto [d, h, c] = data.shape;
   const size_t n = data.size;
-  const auto standard = [&](size_t i, size_t j) {
+  const auto standard = [&, d = d](size_t i, size_t j) {
     double sum = 0;
     double squares = 0;
     const size_t rows = sample.size() / d;

@@ -43,7 +43,7 @@ TEST(Chat, TextIsThatOfTransformers) {
   for (const auto& [name, entry] : file.at("templates").items()) {
     SCOPED_TRACE(name);
     std::unique_ptr<ChatTemplate> chat;
-    const std::string error = error_of([&] {
+    const std::string error = error_of([&, &entry = entry] {
       chat = std::make_unique<ChatTemplate>(parse(entry.at("source").get<std::string>()));
     });
     EXPECT_EQ(error, "");
@@ -170,7 +170,7 @@ TEST(Chat, WhatIsNotBuiltInIsRefusedBeforeItRuns) {
            {std::string(1000, '{'), "line 1"},
            {"{{ " + sum_of(100000) + " }}", "500 operations"},
            {"{{ " + std::string(5000, '(') + "1" + std::string(5000, ')') + " }}", "deep"}}) {
-    const std::string error = error_of([&] { (void)parse(source); });
+    const std::string error = error_of([&source = source] { (void)parse(source); });
     EXPECT_TRUE(error.starts_with("template, line ")) << source.substr(0, 50) << ": " << error;
     EXPECT_NE(error.find(part), std::string::npos) << source.substr(0, 50) << ": " << error;
   }
@@ -200,7 +200,8 @@ TEST(Chat, WhatFailsNamesItsLine) {
            {"{{ nothing | tojson }}", "undefined"},
            {"{{ 'x' | replace('', 'y') }}", "empty"},
            {"{{ 10 ** 300 }}", "9e15"}}) {
-    const std::string error = error_of([&] { (void)parse("\n" + source).render(messages); });
+    const std::string error =
+        error_of([&, &source = source] { (void)parse("\n" + source).render(messages); });
     EXPECT_TRUE(error.starts_with("template, line 2: ")) << source << ": " << error;
     EXPECT_NE(error.find(part), std::string::npos) << source << ": " << error;
   }

@@ -13,7 +13,7 @@
 
 namespace keyhole::tools {
 
-using Json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 
 std::vector<BudgetChoice> all_budgets(const EvalOptions& options) {
   std::vector<AttendChoice> out;
@@ -127,17 +127,18 @@ std::string swaps_cell(const std::optional<Swaps>& swaps) {
   return swaps ? std::to_string(swaps->lost) + " / " + std::to_string(swaps->won) : "-";
 }
 
-Json way_json(const EvalWay& way, const Json& result) {
+ordered_json way_json(const EvalWay& way, const ordered_json& result) {
   const bool chosen = way.has_budget();
-  Json json = {{"index", way.spec.text},
-               {"budgets", way.spec.budgets},
-               {"k", chosen ? Json(way.budget.attend.k) : Json(nullptr)},
-               {"attend", chosen ? Json(way.budget.attend.text()) : Json(nullptr)},
-               {"tail", chosen ? Json(way.budget.tail.text()) : Json(nullptr)},
-               {"target", chosen ? Json(way.budget.target.text()) : Json(nullptr)}};
+  ordered_json json = {
+      {"index", way.spec.text},
+      {"budgets", way.spec.budgets},
+      {"k", chosen ? ordered_json(way.budget.attend.k) : ordered_json(nullptr)},
+      {"attend", chosen ? ordered_json(way.budget.attend.text()) : ordered_json(nullptr)},
+      {"tail", chosen ? ordered_json(way.budget.tail.text()) : ordered_json(nullptr)},
+      {"target", chosen ? ordered_json(way.budget.target.text()) : ordered_json(nullptr)}};
   json.update(result);
   const auto timed = [&way](double figure) {
-    return way.emulated() ? Json(nullptr) : Json(figure);
+    return way.emulated() ? ordered_json(nullptr) : ordered_json(figure);
   };
   json.update({{"scan_fraction", way.scan_fraction},
                {"keys_attended", way.keys_attended},
@@ -166,9 +167,9 @@ std::string eval_heading(const std::string& what, const EvalOptions& options, co
          "\n" + to_text(describe_machine(statistics.cpu_level)) + "\n\n";
 }
 
-Json eval_header(const EvalOptions& options, const Runner& runner, const KeyholeCache& cache,
-                 const keyhole_statistics& statistics, size_t tokens, double prefill_seconds,
-                 const TurnCost& turn) {
+ordered_json eval_header(const EvalOptions& options, const Runner& runner,
+                         const KeyholeCache& cache, const keyhole_statistics& statistics,
+                         size_t tokens, double prefill_seconds, const TurnCost& turn) {
   return {{"command", command_line()},
           {"machine", to_json(describe_machine(statistics.cpu_level))},
           {"model", model_name(options.model)},

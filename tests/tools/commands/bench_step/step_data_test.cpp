@@ -163,7 +163,9 @@ TEST_F(TraceHeads, StepsBringTheRecordedTokensInTurn) {
   }
 }
 
-TEST_F(TraceHeads, ATraceThatIsAllSinkIsRefused) { EXPECT_THROW(source(4000, 395), UsageError); }
+TEST_F(TraceHeads, ATraceThatIsAllSinkIsRefused) {
+  EXPECT_THROW((void)source(4000, 395), UsageError);
+}
 
 class Layers : public testing::TestWithParam<TurnKind> {};
 

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <random>
 
+#include "tests/normal.h"
 #include "tests/sanitized.h"
 #include "tools/commands/calibrate/patterns.h"
 #include "tools/terminal/errors.h"
@@ -21,7 +22,7 @@ constexpr uint32_t kDim = 64;
 struct MadeHead {
   explicit MadeHead(size_t n) : tokens(n), q(n * kDim), k(n * kDim), v(n * kDim) {
     std::mt19937_64 rng(11);
-    std::normal_distribution<float> normal;
+    keyhole::test::Normal<float> normal;
     for (float& x : v) x = normal(rng);
     for (size_t i = 0; i < n * kDim; ++i) q[i] = 0.3F * normal(rng), k[i] = 0.3F * normal(rng);
   }

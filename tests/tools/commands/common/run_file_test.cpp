@@ -67,7 +67,7 @@ TEST_F(RunFiles, SayWhatIsWrongWithThem) {
       {head() + R"("options": 3, "runs": [{"index": "flat"}]})", "\"options\" is 3"},
   };
   for (const auto& [text, part] : wrong) {
-    const std::string error = error_of([&] { (void)read(text); });
+    const std::string error = error_of([&, &text = text] { (void)read(text); });
     EXPECT_NE(error.find(part), std::string::npos) << text << "\n" << error;
     EXPECT_NE(error.find("runs.json"), std::string::npos) << error;
   }
