@@ -13,6 +13,7 @@
 
 #include "runtime/files/json.h"
 #include "runtime/files/replace_file.h"
+#include "runtime/files/write_target.h"
 
 namespace keyhole::tools {
 namespace {
@@ -108,8 +109,14 @@ KeyholeCache::Contents contents_of(const SavedSession& session) {
           {session.tokens.begin(), session.tokens.begin() + session.taken}};
 }
 
-void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession& session) {
+void check_session_path(const fs::path& path) {
+  // The file and the one beside it are new files of the folder.
+  const NewFile probe(replaceable_path(path), NewFile::Access::owner);
+}
+
+void save_session(const fs::path& named, KeyholeCache& cache, const SavedSession& session) {
   const ForOwnerAlone guard;
+  const fs::path path = replaceable_path(named);
   const fs::path kv = next_kv_of(path);
   std::error_code ignored;
   // A file that lies there keeps its mode, whatever the guard says.
@@ -170,8 +177,9 @@ SavedSession read_session(const fs::path& path) {
     throw std::runtime_error(path.string() + ": \"kv\" is \"" + name +
                              "\", allowed: the name of a file in the same folder");
   }
-  session.kv = path.parent_path() / name;
   std::error_code error;
+  const fs::path real = fs::is_symlink(path, error) ? fs::canonical(path) : path;
+  session.kv = real.parent_path() / name;
   const uint64_t bytes = fs::file_size(session.kv, error);
   if (error) {
     throw std::runtime_error(session.kv.string() + ": cannot be read: " + error.message() +

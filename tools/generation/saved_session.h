@@ -31,6 +31,11 @@ struct SavedSession {
 /// Throws LibraryError or std::exception with the name of the file that cannot be written. The old PATH is as it was then.
 void save_session(const std::filesystem::path& path, KeyholeCache& cache,
                   const SavedSession& session);
+/// Throws std::system_error where save_session() could not write PATH now: a folder, a device or a pipe, or what may not be
+/// written. Ask before the work that is to be saved.
+void check_session_path(const std::filesystem::path& path);
+
+/// Links are followed: the session lies beside what PATH leads to.
 
 /// Reads PATH and checks that its session file is the one that was saved with it. Throws std::runtime_error that names
 /// the file and what is wrong with it.

@@ -901,7 +901,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* sessio
 
 /* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
  * checksum, for its owner to read alone (mode 0600). save writes a file of another name beside it and
- * renames that: a failed save leaves an old file as it was, and several may save to one path. load
+ * renames that: a failed save leaves an old file as it was, and several may save to one path. Links
+ * are followed; a device or a pipe is written as it is (not by a session of several ranks). load
  * makes a session of an engine with the same shape and kv_dtype; the config is the saved one, whose
  * budgets file is not read again. The caller destroys *out; it is NULL on failure. Errors: IO,
  * CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY; of save also

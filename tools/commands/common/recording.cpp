@@ -228,7 +228,7 @@ std::string record_trace(const RecordOptions& options) {
          std::to_string(info.layers.size()) + " layers x " + std::to_string(info.kv_heads) +
          " KV heads, " + std::to_string(positions.query_positions.size()) + " decode-time and " +
          std::to_string(positions.training_positions.size()) + " training positions, " +
-         format_bytes(std::filesystem::file_size(options.out));
+         file_size_text(options.out);
 }
 
 TemporaryTraces::TemporaryTraces() {

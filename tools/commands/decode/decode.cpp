@@ -107,6 +107,8 @@ void decode(DecodeOptions options) {
   understand(options);
   if (!ranks().speaks()) options.json.clear();
   // Before gigabytes of weights are read.
+  if (!options.json.empty()) check_writable(options.json);
+  if (!options.save_session.empty()) check_session_path(options.save_session);
   const std::optional<SavedSession> saved = find_session(options);
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   set_kv_dtype(options.cache, model);
