@@ -10,6 +10,7 @@
 
 #include "index/types/factory.h"
 #include "keyhole/index.h"
+#include "cpu/home_process.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
 #include "runtime/engine/sizes.h"
@@ -38,6 +39,7 @@ struct keyhole_index {
   std::string params, diagnostics;
   mutable std::atomic<bool> in_use = false;
 
+  cpu::HomeProcess home;
   [[nodiscard]] LayerShape shape() const { return engine->model().of(layer); }
   [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
     const DType dtype = engine->model().kv_dtype;
@@ -254,7 +256,7 @@ keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, ui
   });
 }
 
-void keyhole_index_destroy(keyhole_index* index) { delete index; }
+void keyhole_index_destroy(keyhole_index* index) { destroy(index); }
 
 keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys,
                                    const keyhole_tensor* values,

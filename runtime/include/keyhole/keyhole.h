@@ -36,7 +36,9 @@
  *         one thread at a time; different sessions may run at once. A call into a session that
  *         another thread is using returns KEYHOLE_BUSY and changes nothing (detected at every
  *         entry). keyhole_plan, the functions that merge states and the text functions may be called from
- *         any thread.
+ *         any thread. In a child of fork(2) the threads of its parent's objects are not there: calls with
+ *         such an object return KEYHOLE_UNSUPPORTED, and its destroy function leaves it as it lies. The
+ *         child may make an engine of its own (not with CUDA, which does not work in children).
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function,
  *         and only ever grow at the end (keyhole_budget, which lies inside others, into its
