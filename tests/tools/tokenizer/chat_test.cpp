@@ -64,6 +64,32 @@ TEST(Chat, TextIsThatOfTransformers) {
   }
 }
 
+// Lines, white space and letters of Unicode, escapes, raw text: what Jinja2 makes of them (golden/make_jinja.py).
+TEST(Chat, TemplatesAreReadAsJinjaReadsThem) {
+  for (const json& row : json::parse(read_file(KEYHOLE_GOLDEN "/jinja.json"))) {
+    SCOPED_TRACE(row[0].get<std::string>());
+    std::string text;
+    const std::string error = error_of([&] {
+      const ChatTemplate chat = parse(row[1].get<std::string>());
+      text = chat.render(std::vector<ChatMessage>{{Role::user, row[2].get<std::string>()}}).text;
+    });
+    EXPECT_EQ(error, "");
+    EXPECT_EQ(text, row[3].get<std::string>());
+  }
+}
+
+TEST(Chat, WhatPeopleSayStaysSaidThroughChanges) {
+  const ChatTemplate chat =
+      parse("{{ messages[0]['content'] | upper | trim }}!{{ [messages[0]['content']] }}");
+  const ChatText text = chat.render(std::vector<ChatMessage>{{Role::user, "\u00a0stra\u00dfe\n"}});
+  EXPECT_EQ(text.text, "STRASSE!['\\xa0stra\u00dfe\\n']");
+  ASSERT_EQ(text.literal.size(), 2U);
+  EXPECT_EQ(text.literal[0].begin, 0U);
+  EXPECT_EQ(text.literal[0].end, 7U);
+  EXPECT_EQ(text.literal[1].begin, 10U);
+  EXPECT_EQ(text.literal[1].end, text.text.size() - 2);
+}
+
 TEST(Chat, WhatPeopleSayIsLiteral) {
   const ChatTemplate chat = golden_template("llama3");
   const std::vector<ChatMessage> messages{
