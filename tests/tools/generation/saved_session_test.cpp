@@ -251,6 +251,11 @@ TEST(SavedSession, RefusesWhatNobodySaved) {
   EXPECT_NE(refused("tokens", nlohmann::json::array()), "");
   EXPECT_NE(refused("tokens", {1, -2, 3}).find("token 1 is -2"), std::string::npos);
   EXPECT_NE(refused("tokens", {1.5}).find("token 0 is 1.5"), std::string::npos);
+  const auto sampler = [&](const nlohmann::json& value) { return refused("sampler", value); };
+  EXPECT_EQ(sampler({{"seed", 7}, {"draws", 12}}), "");
+  EXPECT_NE(sampler({{"seed", 7}}).find("\"draws\" null"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", -7}, {"draws", 12}}).find("\"seed\" -7"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", 7}, {"draws", 1ULL << 40U}}).find("up to 2^32"), std::string::npos);
   EXPECT_NE(refused("kv", "../other").find("same folder"), std::string::npos);
   EXPECT_NE(refused("kv", "absent").find("cannot be read"), std::string::npos);
   EXPECT_NE(refused("kv_bytes", 1).find("not the file"), std::string::npos);
