@@ -13,6 +13,7 @@
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
+#include "tools/terminal/standard_streams.h"
 #include "tools/terminal/style.h"
 
 namespace keyhole::tools {
@@ -84,9 +85,12 @@ int run(int argc, char** argv) {
   try {
     join_ranks(argc, argv);
     refuse_unknown_command(app, argc, argv);
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e) == 0 ? kExitOk : kExitFailure;
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::Success& e) {  // --help, --version
+      if (app.exit(e) != 0) return kExitFailure;
+    }
+    check_output_arrived();
   } catch (const CLI::ParseError& e) {
     return report(std::string(e.what()) + " (see " +
                       (app.get_subcommands().empty()
@@ -113,6 +117,7 @@ int run(int argc, char** argv) {
 }  // namespace keyhole::tools
 
 int main(int argc, char** argv) {
+  keyhole::tools::open_missing_streams();
   keyhole::tools::restart_with_matching_blas_kernels(argv);
   keyhole::tools::handle_interrupts();
   const int code = keyhole::tools::run(argc, argv);

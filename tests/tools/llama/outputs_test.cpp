@@ -1,6 +1,9 @@
 // Where results go: refused before the work where they cannot go there, and never lost in silence.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
 
 #include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
@@ -15,6 +18,12 @@ std::vector<std::string> decode_of(const TemporaryFolder& folder,
                                    "--threads", "1"};
   args.insert(args.end(), more.begin(), more.end());
   return args;
+}
+
+/// The exit code of `keyhole ARGS` in a shell; 124 where it has not ended after a minute.
+int shell(const std::string& before, const std::string& args) {
+  const int status = std::system((before + "timeout 60 " KEYHOLE_COMMAND " " + args).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
 TEST(Outputs, AreRefusedBeforeTheWork) {
@@ -61,6 +70,31 @@ TEST(SavedSessions, MayHaveNamesThatAreNoUtf8) {
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(run_keyhole({"decode", "--load-session", name, "--generate", "2"}).exit_code, 0);
   EXPECT_EQ(files_in(folder.path()), 3U) << "prompt, session, K and V";
+}
+
+TEST(StandardStreams, ClosedOrFullOnesAreNoticed) {
+  const TemporaryFolder folder;
+  write_file(folder / "prompt", std::string("hello"));
+  const std::string errors = " 2>" + (folder / "errors").string();
+  const std::string decode =
+      "decode --prompt " + (folder / "prompt").string() + " --generate 2 --threads 1 ";
+  EXPECT_EQ(shell("", "decode --interactive --threads 1 <&- >/dev/null" + errors), 0) << "no line";
+  for (const std::string& full :
+       {decode + ">/dev/full", decode + "--json - >/dev/full", decode + ">&-",
+        std::string(
+            "eval --task kv --length 1k --questions 1 --index exact --threads 1 >/dev/full"),
+        std::string("--help >/dev/full"), std::string("--version >/dev/full"),
+        std::string("plan --layers 2 --heads 4 --kv-heads 2 --head-dim 64 --context 4k --index "
+                    "flat >/dev/full")}) {
+    EXPECT_EQ(shell("", full + errors), 1) << full;
+    EXPECT_NE(read_file(folder / "errors").find("standard output"), std::string::npos) << full;
+  }
+  // A closed standard output is not the next file that is opened.
+  const std::string session = folder / "session";
+  EXPECT_EQ(shell("", decode + "--save-session " + session + " >&-" + errors), 1);
+  EXPECT_TRUE(nlohmann::json::accept(read_file(session)));
+  EXPECT_EQ(shell("", "decode --load-session " + session + " --generate 2 >/dev/null" + errors), 0)
+      << read_file(folder / "errors");
 }
 
 }  // namespace
