@@ -1,16 +1,18 @@
 // keyhole_index: one index over the keys of one KV head, by itself.
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cpu/home_process.h"
 #include "index/types/factory.h"
 #include "keyhole/index.h"
-#include "cpu/home_process.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
 #include "runtime/engine/sizes.h"
@@ -37,9 +39,9 @@ struct keyhole_index {
   std::vector<uint32_t> attended;         ///< last, where all are attended by codes
   std::vector<float> queries;
   std::string params, diagnostics;
+  cpu::HomeProcess home;
   mutable std::atomic<bool> in_use = false;
 
-  cpu::HomeProcess home;
   [[nodiscard]] LayerShape shape() const { return engine->model().of(layer); }
   [[nodiscard]] RowsView view(const std::vector<std::byte>& rows) const {
     const DType dtype = engine->model().kv_dtype;
@@ -200,7 +202,10 @@ std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) 
   std::string text;
   for (const auto& [name, value] : numbers) {
     text.append(text.empty() ? "" : ", ").append("\"").append(name).append("\": ");
-    text.append(std::to_string(value));
+    // The caller's locale may write 1,5, which is no JSON.
+    char digits[32];
+    const char* const end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    text.append(std::isfinite(value) ? std::string_view(digits, end) : "null");
   }
   return "{" + text + "}";
 }
