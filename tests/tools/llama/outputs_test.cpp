@@ -97,5 +97,20 @@ TEST(StandardStreams, ClosedOrFullOnesAreNoticed) {
       << read_file(folder / "errors");
 }
 
+TEST(AddressSpace, TooLittleOfItIsAnErrorAndNoLoop) {
+  const TemporaryFolder folder;
+  write_file(folder / "prompt", std::string("hello"));
+  const std::string args = "decode --prompt " + (folder / "prompt").string() +
+                           " --generate 2 --threads 2 >/dev/null 2>" + (folder / "errors").string();
+  bool has_failed = false, has_passed = false;
+  for (int mib = 300; mib <= 1500; mib += 100) {
+    const int code = shell("ulimit -v " + std::to_string(1024 * mib) + "; ", args);
+    EXPECT_TRUE(code == 0 || code == 1) << mib << " MiB: " << code;
+    has_failed = has_failed || code == 1;
+    has_passed = has_passed || code == 0;
+  }
+  EXPECT_TRUE(has_failed && has_passed) << "the limits are not around what is needed";
+}
+
 }  // namespace
 }  // namespace keyhole::tools

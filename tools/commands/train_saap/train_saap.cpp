@@ -84,7 +84,7 @@ std::vector<SaapHead> train_all(const TrainOptions& options, const Data& data) {
   std::vector<SaapHead> out(data.heads.size());
   std::vector<std::exception_ptr> errors(data.heads.size());
   std::optional<SingleThreadedBlas> one_thread_each;
-  if (data.heads.size() > 1) one_thread_each.emplace();
+  if (data.heads.size() > 1) one_thread_each.emplace(team.size());
   team.for_each(data.heads.size(), [&](size_t item, unsigned) {
     if (stop) return;
     double told = 0;
