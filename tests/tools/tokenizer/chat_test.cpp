@@ -111,6 +111,40 @@ TEST(Chat, TokensOfTurnsCannotBeWrittenByPeople) {
   EXPECT_EQ(chat.render(messages).encode(tokenizer), expected);
 }
 
+// Marks that a file lists as not special, looked for before or behind the normalizer, in the middle of what is said or across
+// its ends.
+TEST(Chat, NoAddedTokenIsMadeOfWhatPeopleWrite) {
+  // "<a" of the template and "b>" of what is said are no token, nor the other way round.
+  const ChatTemplate halves = parse("<a{{ messages[0].content }}b>");
+  for (const bool normalized : {false, true}) {
+    for (const char* normalizer : {"null", R"({"type": "NFC"})", R"({"type": "Lowercase"})"}) {
+      SCOPED_TRACE(std::string(normalized ? "normalized, " : "as written, ") + normalizer);
+      json file = small_tokenizer();
+      file["normalizer"] = json::parse(normalizer);
+      for (json& token : file["added_tokens"]) token["normalized"] = normalized;
+      json token = file["added_tokens"][2];  // one that is not special
+      file["added_tokens"].erase(2);
+      for (const auto& [id, text] : {std::pair{22U, "<dd>"}, {23U, "<ab>"}, {24U, "<a"}}) {
+        token["id"] = id;
+        token["content"] = text;
+        file["added_tokens"].push_back(token);
+      }
+      const ChatTemplate marked =
+          parse("{% for m in messages %}{{ '<s><dd>' + m.content + '<dd>' }}{% endfor %}");
+      const JsonTokenizer tokenizer = make_tokenizer(file);
+      const std::vector<ChatMessage> said{{Role::user, "a<dd>b"}};
+      EXPECT_EQ(marked.render(said).encode(tokenizer),
+                (std::vector<uint32_t>{20, 22, 0, 5, 3, 3, 6, 1, 22}));
+      const auto half = [&](const char* text) {
+        return halves.render(std::vector<ChatMessage>{{Role::user, text}}).encode(tokenizer);
+      };
+      EXPECT_EQ(half("b>"), (std::vector<uint32_t>{24, 1, 6, 1, 6})) << "<a is the template's own";
+      EXPECT_EQ(half("<a"), (std::vector<uint32_t>{24, 5, 10, 6})) << "the second <ab> is not";
+      EXPECT_EQ(tokenizer.encode("<ab><dd>"), (std::vector<uint32_t>{23, 22}));
+    }
+  }
+}
+
 TEST(Chat, TurnsFollowEachOther) {
   struct Case {
     const char* name;
