@@ -25,7 +25,7 @@ constexpr const char* kExitCodes =
     "    0  success, also with warnings\n"
     "    1  the work failed: a file, the memory, the device, the library\n"
     "    2  the command line is wrong\n"
-    "  130  interrupted (Ctrl-C)\n\n"
+    "  130  interrupted (Ctrl-C); 143 by SIGTERM, 129 by SIGHUP\n\n"
     "Results go to standard output; errors and progress to standard error, progress only on a "
     "terminal.\n"
     "Colours are shown on a terminal, unless NO_COLOR is set or TERM is dumb.";
@@ -102,12 +102,12 @@ int run(int argc, char** argv) {
     return report(e.what(), kExitUsage);
   } catch (const Interrupted&) {
     std::fputs("keyhole: interrupted\n", stderr);
-    return kExitInterrupted;
+    return interrupted_exit_code();
   } catch (const std::bad_alloc&) {
     return report("out of memory", kExitFailure);
   } catch (const std::exception& e) {
     // A callback that the user interrupted may see the library's "cancelled" first.
-    if (interrupted()) return kExitInterrupted;
+    if (interrupted()) return interrupted_exit_code();
     return report(e.what(), kExitFailure);
   }
   return kExitOk;

@@ -3,7 +3,10 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <chrono>
+#include <csignal>
 #include <cstdlib>
+#include <thread>
 
 #include "runtime/files/json.h"
 #include "tests/tools/cli/run_command.h"
@@ -110,6 +113,18 @@ TEST(AddressSpace, TooLittleOfItIsAnErrorAndNoLoop) {
     has_passed = has_passed || code == 0;
   }
   EXPECT_TRUE(has_failed && has_passed) << "the limits are not around what is needed";
+}
+
+TEST(Record, LeavesNothingWhenItIsAskedToEnd) {
+  const TemporaryFolder folder;
+  Command command({"record", "--task", "kv", "--length", "32k", "--threads", "1", "--out",
+                   folder / "trace.safetensors"});
+  while (files_in(folder.path()) == 0) {  // the new file, under another name
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  command.interrupt(SIGTERM);
+  EXPECT_EQ(command.wait().exit_code, 128 + SIGTERM);
+  EXPECT_EQ(files_in(folder.path()), 0U);
 }
 
 }  // namespace
