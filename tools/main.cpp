@@ -13,6 +13,7 @@
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
+#include "tools/terminal/standard_streams.h"
 #include "tools/terminal/style.h"
 
 namespace keyhole::tools {
@@ -24,7 +25,7 @@ constexpr const char* kExitCodes =
     "    0  success, also with warnings\n"
     "    1  the work failed: a file, the memory, the device, the library\n"
     "    2  the command line is wrong\n"
-    "  130  interrupted (Ctrl-C)\n\n"
+    "  130  interrupted (Ctrl-C); 143 by SIGTERM, 129 by SIGHUP\n\n"
     "Results go to standard output; errors and progress to standard error, progress only on a "
     "terminal.\n"
     "Colours are shown on a terminal, unless NO_COLOR is set or TERM is dumb.";
@@ -84,9 +85,12 @@ int run(int argc, char** argv) {
   try {
     join_ranks(argc, argv);
     refuse_unknown_command(app, argc, argv);
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e) == 0 ? kExitOk : kExitFailure;
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::Success& e) {  // --help, --version
+      if (app.exit(e) != 0) return kExitFailure;
+    }
+    check_output_arrived();
   } catch (const CLI::ParseError& e) {
     return report(std::string(e.what()) + " (see " +
                       (app.get_subcommands().empty()
@@ -98,12 +102,12 @@ int run(int argc, char** argv) {
     return report(e.what(), kExitUsage);
   } catch (const Interrupted&) {
     std::fputs("keyhole: interrupted\n", stderr);
-    return kExitInterrupted;
+    return interrupted_exit_code();
   } catch (const std::bad_alloc&) {
     return report("out of memory", kExitFailure);
   } catch (const std::exception& e) {
     // A callback that the user interrupted may see the library's "cancelled" first.
-    if (interrupted()) return kExitInterrupted;
+    if (interrupted()) return interrupted_exit_code();
     return report(e.what(), kExitFailure);
   }
   return kExitOk;
@@ -113,6 +117,7 @@ int run(int argc, char** argv) {
 }  // namespace keyhole::tools
 
 int main(int argc, char** argv) {
+  keyhole::tools::open_missing_streams();
   keyhole::tools::restart_with_matching_blas_kernels(argv);
   keyhole::tools::handle_interrupts();
   const int code = keyhole::tools::run(argc, argv);

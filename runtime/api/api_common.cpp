@@ -46,6 +46,13 @@ void require(const void* p, const char* name) {
   if (p == nullptr) throw Error(Status::invalid_argument, std::string(name) + " is NULL");
 }
 
+void refuse_child(const char* name) {
+  throw Error(Status::unsupported,
+              std::string(name) +
+                  " was made by the process that this one was forked from, and its threads are not "
+                  "here; allowed in a child: what it has made itself, and destroying the others");
+}
+
 std::function<bool(double, const char*)> progress_function(keyhole_progress_fn fn, void* user) {
   if (fn == nullptr) return {};
   return [fn, user](double fraction, const char* what) { return fn(user, fraction, what) == 0; };

@@ -32,13 +32,14 @@ keyhole_status keyhole_engine_create(const keyhole_engine_config* config, keyhol
     keyhole_engine_config defaults;
     keyhole_engine_config_init(&defaults);
     const auto c = read_struct(config, defaults, "config");
+    if (c.communicator != nullptr) require(c.communicator, "config.communicator");
     auto handle = std::make_unique<keyhole_engine>();
     handle->engine = std::make_shared<const Engine>(c);
     *out = handle.release();
   });
 }
 
-void keyhole_engine_destroy(keyhole_engine* engine) { delete engine; }
+void keyhole_engine_destroy(keyhole_engine* engine) { destroy(engine); }
 
 keyhole_status keyhole_engine_get_config(const keyhole_engine* engine,
                                          keyhole_engine_config* config) {

@@ -51,6 +51,24 @@ class UseLock {
 /// Throws Error(invalid_argument) "NAME is NULL".
 void require(const void* p, const char* name);
 
+/// Throws Error(unsupported): NAME was made before this process was forked.
+[[noreturn]] void refuse_child(const char* name);
+
+/// The same of an object that has threads, or shares them: of this process.
+template <class Handle>
+requires requires(const Handle& h) { h.home.is_here(); }
+void require(const Handle* handle, const char* name) {
+  require(static_cast<const void*>(handle), name);
+  if (!handle->home.is_here()) refuse_child(name);
+}
+
+/// Deletes an object. One of the process that this was forked from is left as it lies: its threads are not here to be joined,
+/// and what it has on a device is the parent's.
+template <class Handle>
+void destroy(Handle* handle) {
+  if (handle != nullptr && handle->home.is_here()) delete handle;
+}
+
 /// The callback of a long call as a function; empty for NULL.
 [[nodiscard]] std::function<bool(double, const char*)> progress_function(keyhole_progress_fn fn,
                                                                          void* user);

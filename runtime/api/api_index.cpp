@@ -1,13 +1,16 @@
 // keyhole_index: one index over the keys of one KV head, by itself.
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cpu/home_process.h"
 #include "index/types/factory.h"
 #include "keyhole/index.h"
 #include "runtime/api/api_guard.h"
@@ -36,6 +39,7 @@ struct keyhole_index {
   std::vector<uint32_t> attended;         ///< last, where all are attended by codes
   std::vector<float> queries;
   std::string params, diagnostics;
+  cpu::HomeProcess home;
   mutable std::atomic<bool> in_use = false;
 
   [[nodiscard]] LayerShape shape() const { return engine->model().of(layer); }
@@ -198,7 +202,10 @@ std::string json_of(const std::vector<std::pair<std::string, double>>& numbers) 
   std::string text;
   for (const auto& [name, value] : numbers) {
     text.append(text.empty() ? "" : ", ").append("\"").append(name).append("\": ");
-    text.append(std::to_string(value));
+    // The caller's locale may write 1,5, which is no JSON.
+    char digits[32];
+    const char* const end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    text.append(std::isfinite(value) ? std::string_view(digits, end) : "null");
   }
   return "{" + text + "}";
 }
@@ -254,7 +261,7 @@ keyhole_status keyhole_index_create(keyhole_engine* engine, const char* spec, ui
   });
 }
 
-void keyhole_index_destroy(keyhole_index* index) { delete index; }
+void keyhole_index_destroy(keyhole_index* index) { destroy(index); }
 
 keyhole_status keyhole_index_build(keyhole_index* ix, const keyhole_tensor* keys,
                                    const keyhole_tensor* values,

@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/home_process.h"
 #include "runtime/engine/engine.h"
 #include "runtime/parallel/spread_session.h"
 #include "runtime/session/session.h"
 
 struct keyhole_engine {
   std::shared_ptr<const keyhole::runtime::Engine> engine;
+  keyhole::cpu::HomeProcess home;
 };
 
 struct keyhole_session {
@@ -23,6 +25,7 @@ struct keyhole_session {
   }
   std::unique_ptr<keyhole::runtime::Session> session;
   std::unique_ptr<keyhole::runtime::SpreadSession> spread;  ///< null: not over several ranks
+  keyhole::cpu::HomeProcess home;
   mutable std::atomic<bool> in_use = false;
   bool told_dtype =
       false;  ///< the log has said that K and V come in another 16-bit dtype than kv_dtype

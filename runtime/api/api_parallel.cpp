@@ -41,7 +41,7 @@ keyhole_status keyhole_communicator_create(const keyhole_transport* transport,
   });
 }
 
-void keyhole_communicator_destroy(keyhole_communicator* communicator) { delete communicator; }
+void keyhole_communicator_destroy(keyhole_communicator* communicator) { destroy(communicator); }
 
 uint32_t keyhole_communicator_rank(const keyhole_communicator* communicator) {
   return communicator == nullptr ? 0 : communicator->communicator->rank();

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/home_process.h"
 #include "keyhole/prefill.h"
 #include "runtime/api/api_guard.h"
 #include "runtime/api/api_objects.h"
@@ -25,6 +26,7 @@ struct keyhole_prompt {
     std::unique_ptr<gpu::PromptAttention> attention;
   };
   std::vector<Attention> attentions;
+  cpu::HomeProcess home;
   std::atomic<bool> in_use = false;
 
   [[nodiscard]] std::span<gpu::PromptPattern> patterns_of(uint32_t layer) {
@@ -112,7 +114,7 @@ keyhole_status keyhole_prompt_create(keyhole_engine* engine, const char* pattern
   });
 }
 
-void keyhole_prompt_destroy(keyhole_prompt* prompt) { delete prompt; }
+void keyhole_prompt_destroy(keyhole_prompt* prompt) { destroy(prompt); }
 
 keyhole_status keyhole_prompt_attend(keyhole_prompt* prompt, uint32_t layer,
                                      const keyhole_tensor* q, const keyhole_tensor* k,

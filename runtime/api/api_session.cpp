@@ -117,7 +117,7 @@ keyhole_status keyhole_session_create(keyhole_engine* engine, const keyhole_sess
 }
 
 void keyhole_session_destroy(keyhole_session* session) {
-  if (session == nullptr) return;
+  if (session == nullptr || !session->home.is_here()) return;
   // A step that was begun still has tasks in the pool which read the session.
   if (session->session->in_step()) session->session->abandon_step();
   // Gathers on the stream end with the other ranks, or are given up: what is destroyed waits for the stream.

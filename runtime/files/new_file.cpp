@@ -1,16 +1,22 @@
 #include "runtime/files/new_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <ctime>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <streambuf>
 #include <string>
 #include <system_error>
 #include <vector>
+
+#include "runtime/files/write_target.h"
 
 namespace keyhole {
 namespace {
@@ -36,10 +42,61 @@ class Descriptor {
   int fd_;
 };
 
-/// Writes to a descriptor; throws what the system says.
-class DescriptorBuffer final : public std::streambuf {
+/// Blocks SIGPIPE in the thread while it lives: a pipe without a reader is then an error of write() (EPIPE), and does not end
+/// the process. One that was sent meanwhile is taken.
+class NoPipeSignal {
  public:
-  DescriptorBuffer(int fd, const fs::path& path) : fd_(fd), path_(&path), room_(kRoom) {
+  NoPipeSignal() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoPipeSignal() {
+    const int error = errno;
+    const timespec now{};
+    while (!was_pending_ && sigtimedwait(&pipe_, nullptr, &now) < 0 && errno == EINTR) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = error;
+  }
+  NoPipeSignal(const NoPipeSignal&) = delete;
+  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+ private:
+  sigset_t pipe_{}, before_{};
+  bool was_pending_ = false;
+};
+
+/// All of `n` bytes; throws what the system says of `path`.
+void write_all(int fd, const char* data, size_t n, const fs::path& path) {
+  const NoPipeSignal guard;
+  while (n != 0) {
+    const ssize_t written = ::write(fd, data, n);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_to_write(path);
+    data += written;
+    n -= static_cast<size_t>(written);
+  }
+}
+
+/// Where the bytes of a new content go until they are whole, or for good.
+class Output {
+ public:
+  virtual ~Output() = default;
+  /// Opened for writing, now or before.
+  [[nodiscard]] virtual int descriptor() = 0;
+  /// What was written becomes the content of its target, on the disk.
+  virtual void become() = 0;
+};
+
+/// Writes to an output; throws what the system says.
+class OutputBuffer final : public std::streambuf {
+ public:
+  OutputBuffer(Output& output, const fs::path& path)
+      : output_(&output), path_(&path), room_(kRoom) {
     setp(room_.data(), room_.data() + room_.size());
   }
 
@@ -75,16 +132,10 @@ class DescriptorBuffer final : public std::streambuf {
     write(room_.data(), n);
   }
   void write(const char* data, size_t n) {
-    while (n != 0) {
-      const ssize_t written = ::write(fd_, data, n);
-      if (written < 0 && errno == EINTR) continue;
-      if (written < 0) fail_to_write(*path_);
-      data += written;
-      n -= static_cast<size_t>(written);
-    }
+    if (n != 0) write_all(output_->descriptor(), data, n, *path_);
   }
 
-  int fd_;
+  Output* output_;
   const fs::path* path_;
   std::vector<char> room_;
 };
@@ -100,41 +151,141 @@ fs::path with_random_end(const fs::path& path) {
   return with;
 }
 
-/// A new file beside `path`, which goes in the end unless it has become that.
-class Temporary {
+/// Brings a descriptor to the disk, where it leads to one: pipes and terminals have none.
+void sync_to_disk(int fd, const fs::path& path) {
+  if (::fsync(fd) == 0 || errno == EINVAL || errno == EROFS || errno == ENOTSUP) return;
+  fail_to_write(path);
+}
+
+/// What is opened where it lies: a device, a pipe, or a regular file in a folder that takes no new names. Opened, and emptied,
+/// by its first byte, so that who only asks whether it can be written changes nothing.
+class InPlace final : public Output {
  public:
-  Temporary(const fs::path& path, mode_t mode)
-      : name_(with_random_end(path)),
-        file_(::open(name_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode)) {
-    if (file_.get() < 0) fail_to_write(path);
+  InPlace(const WriteTarget& target, NewFile::Access access) : target_(target), access_(access) {}
+
+  int descriptor() override {
+    if (file_) return file_->get();
+    if (target_.how == WriteTarget::How::descriptor) {
+      file_.emplace(::fcntl(target_.descriptor, F_DUPFD_CLOEXEC, 0));
+    } else {
+      file_.emplace(::open(target_.path.c_str(), O_WRONLY | O_NOFOLLOW | O_NOCTTY | O_CLOEXEC));
+    }
+    if (file_->get() < 0) fail_to_write(target_.path);
+    if (is_file()) {
+      if (access_ == NewFile::Access::owner && ::fchmod(file_->get(), 0600) != 0) {
+        fail_to_write(target_.path);
+      }
+      if (::ftruncate(file_->get(), 0) != 0) fail_to_write(target_.path);
+    }
+    return file_->get();
   }
-  ~Temporary() {
-    if (!has_moved_) ::unlink(name_.c_str());
+  void become() override { sync_to_disk(descriptor(), target_.path); }
+
+ private:
+  [[nodiscard]] bool is_file() const { return target_.how == WriteTarget::How::replace; }
+
+  WriteTarget target_;
+  NewFile::Access access_;
+  std::optional<Descriptor> file_;
+};
+
+/// A new file beside its target, which goes in the end unless it has become that.
+class Temporary final : public Output {
+ public:
+  Temporary(const WriteTarget& target, NewFile::Access access)
+      : target_(target),
+        access_(access),
+        name_(with_random_end(target.path)),
+        file_(::open(name_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                     access == NewFile::Access::owner ? 0600 : 0666)),
+        error_(errno) {}
+  ~Temporary() override {
+    if (is_open() && !has_moved_) ::unlink(name_.c_str());
   }
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
 
-  [[nodiscard]] int descriptor() const { return file_.get(); }
-  void become(const fs::path& path) {
-    if (::fsync(file_.get()) != 0) fail_to_write(path);
-    if (::rename(name_.c_str(), path.c_str()) != 0) fail_to_write(path);
-    has_moved_ = true;
+  [[nodiscard]] bool is_open() const { return file_.get() >= 0; }
+  [[nodiscard]] int error() const { return error_; }
+  int descriptor() override { return file_.get(); }
+
+  void become() override {
+    if (::fsync(file_.get()) != 0) fail_to_write(target_.path);
+    if (::rename(name_.c_str(), target_.path.c_str()) == 0) {
+      has_moved_ = true;
+      sync_folder();
+      return;
+    }
+    // EBUSY: a file that was mounted by itself; the others: another user's in a shared folder, or one that may be changed
+    // but not removed.
+    if (!target_.exists || (errno != EBUSY && errno != EPERM && errno != EACCES)) {
+      fail_to_write(target_.path);
+    }
+    write_over();
   }
 
  private:
+  void sync_folder() const {
+    const fs::path& path = target_.path;
+    const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+    const Descriptor names(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // A folder that may be searched but not read, or a file system that cannot sync folders: the file is there under
+    // its name, and the name reaches the disk when the system writes it.
+    if (names.get() < 0 || ::fsync(names.get()) == 0 || errno == EINVAL) return;
+    fail_to_write(folder);
+  }
+
+  void write_over() {
+    InPlace old(target_, access_);
+    (void)old.descriptor();
+    try {
+      std::vector<char> piece(size_t{1} << 18U);
+      for (off_t at = 0;;) {
+        const ssize_t n = ::pread(file_.get(), piece.data(), piece.size(), at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail_to_write(target_.path);
+        if (n == 0) break;
+        write_all(old.descriptor(), piece.data(), static_cast<size_t>(n), target_.path);
+        at += n;
+      }
+      old.become();
+    } catch (const std::system_error& e) {
+      has_moved_ = true;  // the only whole copy stays
+      throw std::system_error(e.code(), "cannot write " + target_.path.string() +
+                                            ", all that was to be written is in " + name_.string());
+    }
+  }
+
+  WriteTarget target_;
+  NewFile::Access access_;
   fs::path name_;
   Descriptor file_;
+  int error_;
   bool has_moved_ = false;
 };
+
+std::unique_ptr<Output> output_of(const WriteTarget& target, NewFile::Access access) {
+  if (target.how != WriteTarget::How::replace) return std::make_unique<InPlace>(target, access);
+  auto temporary = std::make_unique<Temporary>(target, access);
+  if (temporary->is_open()) return temporary;
+  // The folder takes no new names, but has this one.
+  const int error = temporary->error();
+  if (target.exists && (error == EACCES || error == EROFS || error == EPERM) &&
+      ::faccessat(AT_FDCWD, target.path.c_str(), W_OK, AT_EACCESS) == 0) {
+    return std::make_unique<InPlace>(target, access);
+  }
+  errno = error;
+  fail_to_write(target.path);
+}
 
 }  // namespace
 
 class NewFile::Impl {
  public:
-  Impl(fs::path path, Access access)
-      : path_(std::move(path)),
-        temporary_(path_, access == Access::owner ? 0600 : 0666),
-        buffer_(temporary_.descriptor(), path_),
+  Impl(const fs::path& path, Access access)
+      : path_(path),
+        output_(output_of(write_target(path), access)),
+        buffer_(*output_, path_),
         stream_(&buffer_) {
     stream_.exceptions(std::ios::badbit);  // lets what the buffer throws through
   }
@@ -143,24 +294,18 @@ class NewFile::Impl {
 
   void commit() {
     stream_.flush();
-    temporary_.become(path_);
-    const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-    const Descriptor names(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // A folder that may be searched but not read, or a file system that cannot sync folders: the file is there under
-    // its name, and the name reaches the disk when the system writes it.
-    if (names.get() < 0 || ::fsync(names.get()) == 0 || errno == EINVAL) return;
-    fail_to_write(folder);
+    output_->become();
   }
 
  private:
   fs::path path_;
-  Temporary temporary_;
-  DescriptorBuffer buffer_;
+  std::unique_ptr<Output> output_;
+  OutputBuffer buffer_;
   std::ostream stream_;
 };
 
-NewFile::NewFile(fs::path path, Access access)
-    : impl_(std::make_unique<Impl>(std::move(path), access)) {}
+NewFile::NewFile(const fs::path& path, Access access)
+    : impl_(std::make_unique<Impl>(path, access)) {}
 NewFile::~NewFile() = default;
 
 std::ostream& NewFile::stream() { return impl_->stream(); }

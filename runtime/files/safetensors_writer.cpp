@@ -60,7 +60,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
   }
   impl_->expected = offset;
 
-  std::string text = header.dump();
+  // Metadata names files, whose names may be no UTF-8.
+  std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   const size_t used = sizeof(uint64_t) + text.size();
   text.append((kDataAlignment - used % kDataAlignment) % kDataAlignment, ' ');
 

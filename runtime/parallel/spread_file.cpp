@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "runtime/files/new_file.h"
+#include "runtime/files/write_target.h"
 #include "runtime/plan/byte_source.h"
 #include "runtime/session/session_file.h"
 
@@ -99,6 +100,15 @@ std::optional<Names> names_at(const std::string& path) noexcept {
   } catch (...) {  // NOLINT: what stands there is not looked at further
   }
   return std::nullopt;
+}
+
+/// Where what `path` leads to can be replaced and have the ranks' files beside it.
+std::string path_to_replace(const std::string& path) {
+  try {
+    return replaceable_path(path).string();
+  } catch (const std::system_error& e) {
+    throw Error(Status::io, e.what());
+  }
 }
 
 uint64_t new_id() {
@@ -209,8 +219,18 @@ std::unique_ptr<Session> load_redivided(const std::shared_ptr<const Engine>& eng
   return own;
 }
 
-LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::string& path,
+/// `path` with links followed: the files of the ranks lie beside what it leads to.
+std::string behind_links(const std::string& path) {
+  std::error_code none;
+  const bool is_link = std::filesystem::is_symlink(path, none);
+  const std::filesystem::path real =
+      is_link ? std::filesystem::canonical(path, none) : std::filesystem::path(path);
+  return real.empty() ? path : real.string();
+}
+
+LoadedShare load_share(const std::shared_ptr<const Engine>& engine, const std::string& given,
                        const ExpectedIdentity& expected) {
+  const std::string path = behind_links(given);
   const TextBlocks& mine = engine->text_blocks();
   const uint32_t rank = engine->communicator() == nullptr ? 0 : engine->communicator()->rank();
   Names names;
@@ -264,18 +284,20 @@ bool is_spread_file(const std::string& path) {
   return std::equal(std::begin(magic), std::end(magic), reinterpret_cast<const std::byte*>(kMagic));
 }
 
-void save_spread(const Session& own, const SpreadSession& spread, const std::string& path) {
+void save_spread(const Session& own, const SpreadSession& spread, const std::string& given) {
   Communicator& ranks = spread.ranks();
   Names names{new_id(), own.engine().text_blocks(), spread.all_tokens()};
   ranks.broadcast(std::as_writable_bytes(std::span(&names.id, 1)), 0);
-  const std::string mine = names.share(path, ranks.rank());
+  std::string path, mine;
   const auto remove_mine = [&] {
     std::error_code none;
-    std::filesystem::remove(mine, none);
+    if (!mine.empty()) std::filesystem::remove(mine, none);
   };
   try {
     ranks.together({"save", 0, Wait::work}, [&] {
       spread.check_failure();
+      path = path_to_replace(given);
+      mine = names.share(path, ranks.rank());
       save_session(own, mine);
     });
   } catch (...) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/home_process.h"
 #include "cpu/types.h"
 #include "keyhole/parallel.h"
 
@@ -100,4 +101,5 @@ class Communicator {
 /// The handle of the C API.
 struct keyhole_communicator {
   std::shared_ptr<keyhole::runtime::Communicator> communicator;
+  keyhole::cpu::HomeProcess home;
 };

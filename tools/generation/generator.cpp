@@ -20,7 +20,10 @@ Generator::Generator(Sequence& sequence, Sampler& sampler, const Tokenizer* toke
                      DecodeState follows)
     : sequence_(sequence), sampler_(sampler), stops_(std::move(stops)), stop_text_(stops_.texts) {
   if (tokenizer != nullptr) decoder_.emplace(*tokenizer, follows);
-  if (sequence_.logits().empty()) throw std::invalid_argument("a sequence without logits");
+  if (sequence_.logits().empty()) {
+    throw std::invalid_argument(
+        "nothing has been said that an answer could follow; needed: at least one token");
+  }
 }
 
 bool Generator::is_end(uint32_t token) const {

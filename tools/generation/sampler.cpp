@@ -193,6 +193,16 @@ uint32_t Sampler::next(std::span<const float> logits) {
   return candidates_.back().token;  // rounding: the sum fell short
 }
 
-double Sampler::uniform() { return static_cast<double>(bits_() >> 11U) * 0x1p-53; }
+double Sampler::uniform() {
+  ++draws_;
+  return static_cast<double>(bits_() >> 11U) * 0x1p-53;
+}
+
+void Sampler::go_on(const SamplerState& state) {
+  if (state.seed != options_.seed) return;
+  bits_.seed(options_.seed);
+  bits_.discard(state.draws);
+  draws_ = state.draws;
+}
 
 }  // namespace keyhole::tools

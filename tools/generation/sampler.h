@@ -32,6 +32,12 @@ struct SamplingOptions {
 /// Empty where all values are allowed, else "temperature is -1, allowed: ...", of the first that is not.
 [[nodiscard]] std::string refusal(const SamplingOptions& options);
 
+/// Where a Sampler's random numbers stand.
+struct SamplerState {
+  uint64_t seed = 0;
+  uint64_t draws = 0;
+};
+
 /// Draws tokens. The same options, logits and order of calls give the same tokens on every machine: draws come from the
 /// bits of std::mt19937_64, which the standard fixes, and sums run in a fixed order in double.
 class Sampler {
@@ -56,6 +62,12 @@ class Sampler {
   /// The context is empty again. Draws go on where they were.
   void forget();
 
+  /// How many numbers were drawn, and behind how many the next one comes: a session that goes on in another run draws what it
+  /// would have drawn in the first.
+  [[nodiscard]] SamplerState state() const { return {options_.seed, draws_}; }
+  /// Goes on behind the draws of `state`, where its seed is that of the options; else nothing changes.
+  void go_on(const SamplerState& state);
+
  private:
   /// A number from [0, 1) in steps of 2^-53.
   double uniform();
@@ -68,6 +80,7 @@ class Sampler {
 
   SamplingOptions options_;
   std::mt19937_64 bits_;
+  uint64_t draws_ = 0;
   std::vector<uint32_t> seen_;  ///< each once
   std::vector<bool> is_seen_;   ///< by token
   std::vector<float> logits_;   ///< with the penalty

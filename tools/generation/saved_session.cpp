@@ -13,6 +13,8 @@
 
 #include "runtime/files/json.h"
 #include "runtime/files/replace_file.h"
+#include "runtime/files/write_target.h"
+#include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools {
 namespace {
@@ -60,6 +62,13 @@ fs::path next_kv_of(const fs::path& path) {
   }
 }
 
+/// What the file `path` calls `kv`: its name, or the end ".kv0" alone where the name is no UTF-8, which JSON cannot hold.
+std::string kv_name_of(const fs::path& path, const fs::path& kv) {
+  const std::string name = kv.filename().string();
+  if (is_utf8(name)) return name;
+  return name.substr(path.filename().string().size());
+}
+
 /// Removes a session of the library with those of its ranks, which lie beside it under longer names.
 void remove_kv(const fs::path& file) {
   std::error_code ignored;
@@ -101,6 +110,21 @@ std::vector<uint32_t> take_tokens(const json& root, const fs::path& path) {
   return tokens;
 }
 
+/// Draws are made again one by one, some hundred million in a second: what a file may ask for is bounded.
+SamplerState take_sampler(const json& value, const fs::path& path) {
+  constexpr uint64_t kMostDraws = uint64_t{1} << 32U;
+  const auto number = [&](const char* name) {
+    const json field = value.is_object() && value.contains(name) ? value[name] : json();
+    if (field.is_number_unsigned()) return field.get<uint64_t>();
+    throw std::runtime_error(path.string() + ": \"sampler\" has \"" + name + "\" " + field.dump() +
+                             ", allowed: a whole number from 0");
+  };
+  const SamplerState state{number("seed"), number("draws")};
+  if (state.draws <= kMostDraws) return state;
+  throw std::runtime_error(path.string() + ": \"sampler\" has \"draws\" " +
+                           std::to_string(state.draws) + ", allowed: up to 2^32");
+}
+
 }  // namespace
 
 KeyholeCache::Contents contents_of(const SavedSession& session) {
@@ -108,8 +132,14 @@ KeyholeCache::Contents contents_of(const SavedSession& session) {
           {session.tokens.begin(), session.tokens.begin() + session.taken}};
 }
 
-void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession& session) {
+void check_session_path(const fs::path& path) {
+  // The file and the one beside it are new files of the folder.
+  const NewFile probe(replaceable_path(path), NewFile::Access::owner);
+}
+
+void save_session(const fs::path& named, KeyholeCache& cache, const SavedSession& session) {
   const ForOwnerAlone guard;
+  const fs::path path = replaceable_path(named);
   const fs::path kv = next_kv_of(path);
   std::error_code ignored;
   // A file that lies there keeps its mode, whatever the guard says.
@@ -119,18 +149,23 @@ void save_session(const fs::path& path, KeyholeCache& cache, const SavedSession&
   const KeyholeCache::Contents contents = contents_of(session);
   cache.save(kv.string(), &contents);
   if (!cache.writes()) return;
-  const json root = {{"keyhole_session", kVersion},
-                     {"keyhole", keyhole_version()},
-                     {"model", session.model},
-                     {"weights", session.identity.weights},
-                     {"vocabulary", session.identity.vocabulary},
-                     {"kv_dtype", session.kv_dtype},
-                     {"kv", kv.filename().string()},
-                     {"kv_bytes", fs::file_size(kv)},
-                     {"kv_end", end_of(kv)},
-                     {"taken", session.taken},
-                     {"tokens", session.tokens}};
-  replace_file(path, [&root](std::ostream& out) { out << root.dump() << "\n"; });
+  json root = {{"keyhole_session", kVersion},
+               {"keyhole", keyhole_version()},
+               {"model", session.model},
+               {"weights", session.identity.weights},
+               {"vocabulary", session.identity.vocabulary},
+               {"kv_dtype", session.kv_dtype},
+               {"kv", kv_name_of(path, kv)},
+               {"kv_bytes", fs::file_size(kv)},
+               {"kv_end", end_of(kv)},
+               {"taken", session.taken},
+               {"tokens", session.tokens}};
+  if (session.sampler.draws != 0) {
+    root["sampler"] = {{"seed", session.sampler.seed}, {"draws", session.sampler.draws}};
+  }
+  // The model's name is a folder's, which may be no UTF-8: it is for people.
+  const std::string text = root.dump(-1, ' ', false, json::error_handler_t::replace);
+  replace_file(path, [&text](std::ostream& out) { out << text << "\n"; });
   for (const char* number : {".kv0", ".kv1"}) {
     const fs::path file = path.string() + number;
     if (file != kv) remove_kv(file);
@@ -164,14 +199,17 @@ SavedSession read_session(const fs::path& path) {
     throw std::runtime_error(path.string() + ": " + std::to_string(session.taken) + " of " +
                              std::to_string(session.tokens.size()) + " tokens were taken");
   }
+  if (root.contains("sampler")) session.sampler = take_sampler(root["sampler"], path);
   const auto name = take<std::string>(root, "kv", path);
   // A plain file name: a session must not lead out of its folder.
   if (name.empty() || name.find('/') != std::string::npos) {
     throw std::runtime_error(path.string() + ": \"kv\" is \"" + name +
                              "\", allowed: the name of a file in the same folder");
   }
-  session.kv = path.parent_path() / name;
   std::error_code error;
+  const fs::path real = fs::is_symlink(path, error) ? fs::canonical(path) : path;
+  const bool is_end = name == ".kv0" || name == ".kv1";
+  session.kv = is_end ? fs::path(real.string() + name) : real.parent_path() / name;
   const uint64_t bytes = fs::file_size(session.kv, error);
   if (error) {
     throw std::runtime_error(session.kv.string() + ": cannot be read: " + error.message() +

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tools/generation/model_identity.h"
+#include "tools/generation/sampler.h"
 #include "tools/llama/keyhole_cache.h"
 
 namespace keyhole::tools {
@@ -22,12 +23,19 @@ struct SavedSession {
   std::vector<uint32_t> tokens;  ///< of the conversation
   /// So many of them are in the session; the others, at most a few, were sampled last and are to be taken yet.
   uint32_t taken = 0;
+  /// Where the random numbers of sampled answers stand; no draws: no answer was sampled.
+  SamplerState sampler;
   std::filesystem::path kv;  ///< the library's file; of read_session() alone
 };
 
 /// What the library is told of a session: the model by both fingerprints, and the tokens that were taken.
 [[nodiscard]] KeyholeCache::Contents contents_of(const SavedSession& session);
 
+/// Throws std::system_error where save_session() could not write PATH now: a folder, a device or a pipe, or what may not be
+/// written. Ask before the work that is to be saved.
+void check_session_path(const std::filesystem::path& path);
+
+/// Links are followed: the session lies beside what PATH leads to.
 /// Throws LibraryError or std::exception with the name of the file that cannot be written. The old PATH is as it was then.
 void save_session(const std::filesystem::path& path, KeyholeCache& cache,
                   const SavedSession& session);

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ostream>
 #include <span>
 
+#include "runtime/files/replace_file.h"
 #include "tools/io/hdf5.h"
 
 namespace keyhole::tools {
@@ -228,6 +230,35 @@ class Writer {
   hid_t at_;
 };
 
+/// The file in memory: HDF5 seeks in what it writes, and leaves half of a file where it fails.
+std::vector<char> file_of(const std::filesystem::path& path, const AnnResult& result) {
+  constexpr size_t kGrowth = size_t{1} << 20U;
+  const Hdf5Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  H5Pset_fapl_core(access.get(), kGrowth, /*backing_store=*/0);
+  const Hdf5Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get()),
+                        H5Fclose);
+  if (!file.valid()) throw std::runtime_error(path.string() + ": cannot be written");
+  if (result.group.empty()) {
+    Writer(path, file.get()).write(result);
+  } else {
+    const Hdf5Handle group(
+        H5Gcreate2(file.get(), result.group.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+        H5Gclose);
+    if (!group.valid()) {
+      throw std::runtime_error(path.string() + ": the group " + result.group +
+                               " cannot be written");
+    }
+    Writer(path, group.get()).write(result);
+  }
+  const bool is_whole = H5Fflush(file.get(), H5F_SCOPE_LOCAL) >= 0;
+  const ssize_t size = is_whole ? H5Fget_file_image(file.get(), nullptr, 0) : -1;
+  std::vector<char> bytes(size > 0 ? static_cast<size_t>(size) : 0);
+  if (size <= 0 || H5Fget_file_image(file.get(), bytes.data(), bytes.size()) != size) {
+    throw std::runtime_error(path.string() + ": cannot be written");
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<AnnResult> read_ann_results(const std::filesystem::path& path) {
@@ -261,34 +292,10 @@ std::vector<AnnResult> read_ann_results(const std::filesystem::path& path) {
 
 void write_ann_result(const std::filesystem::path& path, const AnnResult& result) {
   const Hdf5Silence silent;
-  std::filesystem::path part = path;
-  part += ".part";
-  try {
-    const Hdf5Handle file(H5Fcreate(part.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT),
-                          H5Fclose);
-    if (!file.valid()) throw std::runtime_error(path.string() + ": cannot be written");
-    if (result.group.empty()) {
-      Writer(path, file.get()).write(result);
-    } else {
-      const Hdf5Handle group(
-          H5Gcreate2(file.get(), result.group.c_str(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-          H5Gclose);
-      if (!group.valid()) {
-        throw std::runtime_error(path.string() + ": the group " + result.group +
-                                 " cannot be written");
-      }
-      Writer(path, group.get()).write(result);
-    }
-    // What is still in memory is written now: a full disk shows here, not when the file is closed.
-    if (H5Fflush(file.get(), H5F_SCOPE_LOCAL) < 0) {
-      throw std::runtime_error(path.string() + ": cannot be written");
-    }
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove(part, ignored);
-    throw;
-  }
-  std::filesystem::rename(part, path);
+  const std::vector<char> bytes = file_of(path, result);
+  replace_file(path, [&bytes](std::ostream& out) {
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  });
 }
 
 void check_has_hdf5(const std::string& /*option*/) {}

@@ -1,9 +1,12 @@
 #include "tools/llama/blas.h"
 
 #include <cblas.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <stdexcept>
 #include <string_view>
 
 namespace keyhole::tools {
@@ -23,9 +26,31 @@ bool is_before_avx(std::string_view family) {
 
 int as_int(size_t n) { return static_cast<int>(n); }
 
+/// OpenBLAS takes a buffer for each thread in its first product, and asks for one again and again where the system refuses
+/// (0.3.21: 128 MiB of address space, of which little is touched). So the system is asked here, once for each number of threads.
+void check_room_for_buffers(unsigned threads) {
+  constexpr size_t kBufferBytes = (size_t{128} << 20U) + (size_t{1} << 16U);
+  static std::atomic<unsigned> checked{0};
+  const unsigned before = checked.load(std::memory_order_relaxed);
+  if (threads <= before) return;
+  const size_t bytes = kBufferBytes * (threads - before);
+  void* const room =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) {
+    throw std::runtime_error("the matrix products of " + std::to_string(threads) +
+                             (threads == 1 ? " thread" : " threads") + " need " +
+                             std::to_string(bytes >> 20U) +
+                             " MiB of address space, which the system refuses (ulimit -v says how "
+                             "much it allows); allowed: more of it, or fewer --threads");
+  }
+  munmap(room, bytes);
+  checked.store(threads, std::memory_order_relaxed);
+}
+
 }  // namespace
 
-SingleThreadedBlas::SingleThreadedBlas() : former_(openblas_get_num_threads()) {
+SingleThreadedBlas::SingleThreadedBlas(unsigned threads) : former_(openblas_get_num_threads()) {
+  check_room_for_buffers(threads);
   openblas_set_num_threads(1);
 }
 

@@ -11,7 +11,9 @@ namespace keyhole::tools {
 /// other users of OpenBLAS in this process.
 class SingleThreadedBlas {
  public:
-  SingleThreadedBlas();
+  /// `threads` of them at once. Throws std::runtime_error where there is no room for what OpenBLAS takes for each: it would
+  /// not fail but try for ever.
+  explicit SingleThreadedBlas(unsigned threads);
   ~SingleThreadedBlas();
   SingleThreadedBlas(const SingleThreadedBlas&) = delete;
   SingleThreadedBlas& operator=(const SingleThreadedBlas&) = delete;

@@ -185,6 +185,7 @@ LlamaConfig parse_text_model(const Fields& fields, const Family& family) {
                config.head_dim, config.max_context, family.original_context});
   config.rope = ropes.full;
   config.sliding_rope = ropes.sliding;
+  config.unread_rope = ropes.unread;
   parse_windows(fields, family, config);
   parse_tokens(fields, config);
   return config;

@@ -27,9 +27,10 @@ struct LlamaConfig {
   uint32_t head_dim = 0;
   uint32_t max_context = 0;  ///< max_position_embeddings
   double rms_norm_eps = 1e-6;
-  RopeSettings rope;          ///< of layers that attend to all tokens
-  RopeSettings sliding_rope;  ///< of layers with a sliding window
-  bool tied_output = false;   ///< the output projection is the embedding table
+  RopeSettings rope;                     ///< of layers that attend to all tokens
+  RopeSettings sliding_rope;             ///< of layers with a sliding window
+  std::vector<std::string> unread_rope;  ///< see Ropes::unread
+  bool tied_output = false;              ///< the output projection is the embedding table
   std::string dtype;  ///< torch_dtype (newer files: dtype), e.g. "bfloat16"; empty: not given
   std::optional<uint32_t> bos_token;
   std::vector<uint32_t> eos_tokens;

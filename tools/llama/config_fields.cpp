@@ -38,6 +38,14 @@ std::optional<Fields> Fields::object(const std::string& field) const {
   return Fields(*value, source_ + ": " + field);
 }
 
+std::vector<std::string> Fields::names() const {
+  std::vector<std::string> out;
+  for (const auto& [name, value] : object_->items()) {
+    if (!value.is_null()) out.push_back(name);
+  }
+  return out;
+}
+
 double Fields::number(const std::string& field, double low, double high,
                       std::optional<double> fallback) const {
   const json* value = find(field);

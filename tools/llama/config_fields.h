@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace keyhole::tools {
 
@@ -23,6 +24,8 @@ class Fields {
   [[nodiscard]] bool has(const std::string& field) const;
   /// The field's value, or nullptr if it is absent or null (which Hugging Face mostly uses alike).
   [[nodiscard]] const nlohmann::json* find(const std::string& field) const;
+  /// Names of all fields that are there and not null.
+  [[nodiscard]] std::vector<std::string> names() const;
   /// find() of what has to be an object.
   [[nodiscard]] std::optional<Fields> object(const std::string& field) const;
 

@@ -36,7 +36,7 @@ class Extension {
                           2 * size_t{config_.intermediate_size}, size_t{config_.hidden_size}})) {}
 
   std::vector<float> run(const Rope& full, const Rope& sliding) {
-    const SingleThreadedBlas single_threaded;
+    const SingleThreadedBlas single_threaded(team_.size());
     for (size_t t = 0; t < n_; ++t) math_.embed(model_.embedding, tokens_[t], hidden(t));
     for (uint32_t layer = 0; layer < config_.layers; ++layer) {
       const LayerWeights& weights = model_.layers[layer];

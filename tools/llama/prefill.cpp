@@ -69,7 +69,7 @@ class Prefill {
   }
 
   std::vector<float> run(const LayerSink& sink) {
-    const SingleThreadedBlas single_threaded;
+    const SingleThreadedBlas single_threaded(team_.size());
     PrefillTimes times;
     Stopwatch watch;
     embed();

@@ -1,7 +1,10 @@
 #include "tools/llama/rope_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
+#include <string_view>
 
 #include "runtime/files/json.h"
 #include "tools/llama/config_fields.h"
@@ -111,8 +114,32 @@ RopeScaling parse_scaling(const Fields& fields, const Fields& root, const RopeRu
   return scaling;
 }
 
+/// Adds the fields that no scaling of this kind reads, as transformers counts them.
+void note_unread(const Fields& fields, RopeScaling::Kind kind, std::vector<std::string>& unread) {
+  using Kind = RopeScaling::Kind;
+  // "finetuned" says how a model was made.
+  std::vector<std::string_view> read = {"rope_type",
+                                        "type",
+                                        "rope_theta",
+                                        "partial_rotary_factor",
+                                        "original_max_position_embeddings",
+                                        "finetuned"};
+  const auto add = [&](std::initializer_list<std::string_view> names) {
+    read.insert(read.end(), names);
+  };
+  if (kind != Kind::none) add({"factor"});
+  if (kind == Kind::llama3) add({"low_freq_factor", "high_freq_factor"});
+  if (kind == Kind::yarn) add({"beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"});
+  if (kind == Kind::longrope) add({"short_factor", "long_factor"});
+  if (kind == Kind::yarn || kind == Kind::longrope) add({"attention_factor"});
+  for (const std::string& name : fields.names()) {
+    if (std::find(read.begin(), read.end(), name) != read.end()) continue;
+    if (std::find(unread.begin(), unread.end(), name) == unread.end()) unread.push_back(name);
+  }
+}
+
 RopeSettings parse_one(const Fields& fields, const Fields& root, const RopeRules& rules,
-                       double theta) {
+                       double theta, std::vector<std::string>& unread) {
   RopeSettings rope;
   rope.theta = fields.number("rope_theta", 1.0, kLargestTheta, theta);
   const double share = fields.number("partial_rotary_factor", 0.0, 1.0,
@@ -125,6 +152,7 @@ RopeSettings parse_one(const Fields& fields, const Fields& root, const RopeRules
                     " components (RoPE turns pairs), but these are " + std::to_string(rope.dims));
   }
   rope.scaling = parse_scaling(fields, root, rules, rope.dims);
+  note_unread(fields, rope.scaling.kind, unread);
   return rope;
 }
 
@@ -142,12 +170,16 @@ Ropes parse_ropes(const Fields& root, const RopeRules& rules) {
   if (parameters && (parameters->has("full_attention") || parameters->has("sliding_attention"))) {
     const std::optional<Fields> full = parameters->object("full_attention");
     const std::optional<Fields> sliding = parameters->object("sliding_attention");
-    return {parse_one(full ? *full : none, root, rules, theta),
-            parse_one(sliding ? *sliding : none, root, rules, sliding_theta)};
+    Ropes ropes;
+    ropes.full = parse_one(full ? *full : none, root, rules, theta, ropes.unread);
+    ropes.sliding = parse_one(sliding ? *sliding : none, root, rules, sliding_theta, ropes.unread);
+    return ropes;
   }
   const std::optional<Fields> scaling = parameters ? parameters : root.object("rope_scaling");
-  const RopeSettings full = parse_one(scaling ? *scaling : none, root, rules, theta);
-  return {full, two ? parse_one(none, root, rules, sliding_theta) : full};
+  Ropes ropes;
+  ropes.full = parse_one(scaling ? *scaling : none, root, rules, theta, ropes.unread);
+  ropes.sliding = two ? parse_one(none, root, rules, sliding_theta, ropes.unread) : ropes.full;
+  return ropes;
 }
 
 }  // namespace keyhole::tools

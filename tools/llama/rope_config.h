@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace keyhole::tools {
@@ -50,6 +51,8 @@ struct RopeRules {
 struct Ropes {
   RopeSettings full;     ///< of layers that attend to all tokens
   RopeSettings sliding;  ///< of those with a sliding window
+  /// Fields of the scaling that nothing reads, each once: other programs may, and then compute something else.
+  std::vector<std::string> unread;
 };
 
 /// Reads `rope_theta`, `rope_scaling`, `rope_local_base_freq` and `partial_rotary_factor`, or all of them inside

@@ -12,6 +12,9 @@
 #else
 #define KEYHOLE_CLONES
 #endif
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define KEYHOLE_F16C 1  // Clang has no such feature test
+#endif
 #define KEYHOLE_INLINE inline __attribute__((always_inline))
 
 namespace keyhole::tools {
@@ -188,6 +191,40 @@ KEYHOLE_INLINE Floats load_some(const float* p, size_t n) {
   return load(some);
 }
 
+#ifdef KEYHOLE_F16C
+__attribute__((target("avx,f16c"))) void widen_by_f16c(const Float16* x, size_t n, float* out) {
+  constexpr size_t kAtOnce = 8;
+  typedef short Eight __attribute__((vector_size(2 * kAtOnce)));
+  typedef float Wide __attribute__((vector_size(4 * kAtOnce)));
+  size_t i = 0;
+  for (; i + kAtOnce <= n; i += kAtOnce) {
+    Eight halves;
+    std::memcpy(&halves, x + i, sizeof(halves));
+    const Wide wide = __builtin_ia32_vcvtph2ps256(halves);
+    std::memcpy(out + i, &wide, sizeof(wide));
+  }
+  if (i == n) return;
+  Eight halves{};
+  std::memcpy(&halves, x + i, (n - i) * sizeof(*x));
+  const Wide wide = __builtin_ia32_vcvtph2ps256(halves);
+  std::memcpy(out + i, &wide, (n - i) * sizeof(*out));
+}
+#endif
+
+using Widen = void (*)(const Float16*, size_t, float*);
+
+/// The processor's own conversion of fp16, which all with AVX2 have and GCC 12 does not make of portable vectors. By integers it
+/// takes a dozen instructions for a vector, more than all else of a product.
+Widen best_widen() {
+#ifdef KEYHOLE_F16C
+  if (__builtin_cpu_supports("avx") && __builtin_cpu_supports("f16c")) return widen_by_f16c;
+#endif
+  return to_f32_by_integers;
+}
+
+// Numbers of each of four rows that are widened before they are multiplied: 8 KiB in the first cache.
+constexpr size_t kWidened = 512;
+
 }  // namespace
 
 KEYHOLE_CLONES void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out) {
@@ -210,13 +247,27 @@ KEYHOLE_CLONES void matrix_vector(const BFloat16* matrix, size_t cols, const flo
   multiply_rows(matrix, cols, x, first, last, y);
 }
 
-KEYHOLE_CLONES void matrix_vector(const Float16* matrix, size_t cols, const float* x, size_t first,
-                                  size_t last, float* y) {
-  multiply_rows(matrix, cols, x, first, last, y);
+void matrix_vector(const Float16* matrix, size_t cols, const float* x, size_t first, size_t last,
+                   float* y) {
+  float wide[4 * kWidened], sums[4];
+  for (size_t row = first; row < last; row += 4) {
+    const size_t rows = last - row < 4 ? last - row : 4;
+    for (size_t r = 0; r < rows; ++r) y[row + r] = 0.0F;
+    for (size_t i = 0; i < cols; i += kWidened) {
+      const size_t n = cols - i < kWidened ? cols - i : kWidened;
+      for (size_t r = 0; r < rows; ++r) to_f32(matrix + (row + r) * cols + i, n, wide + r * n);
+      matrix_vector(wide, n, x + i, 0, rows, sums);
+      for (size_t r = 0; r < rows; ++r) y[row + r] += sums[r];
+    }
+  }
 }
 
 KEYHOLE_CLONES void to_f32(const BFloat16* x, size_t n, float* out) { widen(x, n, out); }
-KEYHOLE_CLONES void to_f32(const Float16* x, size_t n, float* out) { widen(x, n, out); }
+KEYHOLE_CLONES void to_f32_by_integers(const Float16* x, size_t n, float* out) { widen(x, n, out); }
+void to_f32(const Float16* x, size_t n, float* out) {
+  static const Widen kBest = best_widen();
+  kBest(x, n, out);
+}
 
 KEYHOLE_CLONES void add_rows(const float* matrix, size_t cols, const float* factors, size_t rows,
                              float* y) {
@@ -226,9 +277,16 @@ KEYHOLE_CLONES void add_rows(const BFloat16* matrix, size_t cols, const float* f
                              float* y) {
   sum_rows(matrix, cols, factors, rows, y);
 }
-KEYHOLE_CLONES void add_rows(const Float16* matrix, size_t cols, const float* factors, size_t rows,
-                             float* y) {
-  sum_rows(matrix, cols, factors, rows, y);
+void add_rows(const Float16* matrix, size_t cols, const float* factors, size_t rows, float* y) {
+  float wide[4 * kWidened];
+  for (size_t row = 0; row < rows; row += 4) {
+    const size_t some = rows - row < 4 ? rows - row : 4;
+    for (size_t i = 0; i < cols; i += kWidened) {
+      const size_t n = cols - i < kWidened ? cols - i : kWidened;
+      for (size_t r = 0; r < some; ++r) to_f32(matrix + (row + r) * cols + i, n, wide + r * n);
+      add_rows(wide, n, factors + row, some, y + i);
+    }
+  }
 }
 
 KEYHOLE_CLONES void silu_multiply(const float* gate, const float* up, size_t n, float* out) {

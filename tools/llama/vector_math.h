@@ -20,6 +20,8 @@ struct Float16 {
 /// out[i] = fp32(x[i]), `[n]`; exact.
 void to_f32(const BFloat16* x, size_t n, float* out);
 void to_f32(const Float16* x, size_t n, float* out);
+/// What that is where the processor has no conversion of its own (F16C).
+void to_f32_by_integers(const Float16* x, size_t n, float* out);
 
 /// out = x / sqrt(mean(x^2) + eps) * weight, all `[n]`; out may be x.
 void rms_norm(const float* x, const float* weight, size_t n, float eps, float* out);

@@ -9,7 +9,7 @@ enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,        ///< the work failed: a file, the memory, the library
   kExitUsage = 2,          ///< the command line is wrong
-  kExitInterrupted = 130,  ///< SIGINT, as shells report it
+  kExitInterrupted = 130,  ///< SIGINT, as shells report it; of other signals 128 and their number
 };
 
 /// The command line asks for something that cannot be: exit code 2.

@@ -12,29 +12,37 @@ namespace {
 volatile std::sig_atomic_t noted = 0;
 int wake[2] = {-1, -1};  // a pipe, written by the handler
 
-extern "C" void note_interrupt(int) {
+extern "C" void note_interrupt(int number) {
   const int error = errno;
-  noted = 1;
+  // Whoever is asked to end must not go on because of a Ctrl-C.
+  if (noted == 0 || noted == SIGINT) noted = number;
   // A full pipe is readable as well.
-  if (wake[1] >= 0 && write(wake[1], "", 1) < 0) noted = 1;
+  if (wake[1] >= 0 && write(wake[1], "", 1) < 0) {
+  }
   errno = error;
 }
 
-void install() {
+void install(int number) {
   struct sigaction action {};
   action.sa_handler = note_interrupt;
   sigemptyset(&action.sa_mask);
   // The default handler comes back after the first signal: a second Ctrl-C ends the process at once.
   action.sa_flags = SA_RESETHAND;
-  sigaction(SIGINT, &action, nullptr);
+  sigaction(number, &action, nullptr);
 }
 
 }  // namespace
 
 void handle_interrupts() {
   if (wake[0] < 0 && pipe2(wake, O_CLOEXEC | O_NONBLOCK) != 0) wake[0] = wake[1] = -1;
-  install();
+  install(SIGINT);
+  for (const int number : {SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    if (sigaction(number, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) install(number);
+  }
 }
+
+int interrupted_exit_code() { return 128 + (noted == 0 ? SIGINT : noted); }
 
 bool interrupted() { return noted != 0; }
 
@@ -43,11 +51,12 @@ void throw_if_interrupted() {
 }
 
 void forget_interrupt() {
+  if (noted != 0 && noted != SIGINT) return;
   char bytes[64];
   while (wake[0] >= 0 && read(wake[0], bytes, sizeof bytes) > 0) {
   }
   noted = 0;
-  install();
+  install(SIGINT);
 }
 
 int interrupt_descriptor() { return wake[0]; }

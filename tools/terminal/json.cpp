@@ -24,6 +24,7 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
       return;
     throw std::system_error(errno, std::generic_category(), "standard output: cannot be written");
   }
+  std::fflush(stdout);  // /dev/stdout is written past the buffer
   replace_file(path, [&](std::ostream& out) { out << text; });
 }
 

@@ -96,6 +96,12 @@ std::string format_number(double value, int digits) {
   return out;
 }
 
+std::string file_size_text(const std::filesystem::path& path) {
+  std::error_code error;
+  const uint64_t bytes = std::filesystem::file_size(path, error);
+  return error ? "no file" : format_bytes(bytes);
+}
+
 uint64_t parse_bytes(std::string_view text) {
   constexpr const char* kAllowed = "bytes, e.g. 17179869184, 16GiB, 24G or 80GB";
   const Quantity q = split(text, "number of bytes", kAllowed);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 
@@ -9,6 +10,9 @@ namespace keyhole::tools {
 
 /// "512 B", "1.5 KiB", "16 GiB": three significant digits, powers of 1024.
 [[nodiscard]] std::string format_bytes(uint64_t bytes);
+
+/// The size of a file, as format_bytes(); "no file" for a device or a pipe, which have none.
+[[nodiscard]] std::string file_size_text(const std::filesystem::path& path);
 
 /// "412 us", "1.25 ms", "3.1 s", "2 min 05 s", "1 h 02 min".
 [[nodiscard]] std::string format_duration(double seconds);

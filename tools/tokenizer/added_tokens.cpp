@@ -89,8 +89,15 @@ std::vector<TextPiece> AddedTokens::cut(std::string_view text, bool normalized, 
   size_t done = 0;
   auto kept = literal.begin();
   for (size_t at = 0; at < text.size() && !finder.of_text.empty();) {
+    while (kept != literal.end() && kept->end <= at) ++kept;
+    if (kept != literal.end() && kept->begin <= at) {
+      at = kept->end;
+      continue;
+    }
+    // No token reaches into what was said: the letters that complete one are the speaker's.
+    const size_t limit = kept == literal.end() ? text.size() : kept->begin;
     size_t bytes = 0;
-    const auto which = finder.find(text, at, bytes);
+    const auto which = finder.find(text.substr(0, limit), at, bytes);
     if (!which) {
       ++at;
       continue;
@@ -98,9 +105,7 @@ std::vector<TextPiece> AddedTokens::cut(std::string_view text, bool normalized, 
     const Added& token = added_[*which];
     size_t begin = at;
     size_t end = at + bytes;
-    while (kept != literal.end() && kept->end <= begin) ++kept;
-    const bool said = kept != literal.end() && kept->begin < end;
-    if (token.special && (specials == Specials::as_text || said)) {
+    if (token.special && specials == Specials::as_text) {
       at = end;
       continue;
     }

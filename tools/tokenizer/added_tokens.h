@@ -32,10 +32,13 @@ class AddedTokens {
               uint32_t rows);
 
   /// `text` cut at the tokens that are looked for in it as it is, or in what the normalizer made of it. Special ones
-  /// only where `specials` says so, and outside `literal`.
+  /// only where `specials` says so. None touches `literal`: some models' marks of turns are not listed as special.
   [[nodiscard]] std::vector<TextPiece> cut(std::string_view text, bool normalized,
                                            Specials specials,
                                            std::span<const TextRange> literal) const;
+
+  /// Whether there are tokens that are looked for in what the normalizer makes.
+  [[nodiscard]] bool has_normalized() const { return !as_normalized_.of_text.empty(); }
 
   [[nodiscard]] std::optional<uint32_t> id(std::string_view token) const;
   /// nullptr for ids that are no added token.

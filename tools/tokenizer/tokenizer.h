@@ -50,8 +50,8 @@ class Tokenizer {
 
   /// The tokens of `text`, with nothing put in front or behind. Any bytes are text: what is not UTF-8 becomes U+FFFD,
   /// but where every byte is a token. A character without a token becomes the unknown token, and is lost where there is
-  /// none. In `literal`, ascending and without overlap, no special token is parsed even where `specials` asks for it.
-  /// Throws where an expression of the vocabulary's file takes too many steps.
+  /// none. `literal`, ascending and without overlap, is text alone: no added token is made of it or of a part of it, special or
+  /// not. Throws where an expression of the vocabulary's file takes too many steps.
   [[nodiscard]] virtual std::vector<uint32_t> encode(
       std::string_view text, Specials specials = Specials::as_text,
       std::span<const TextRange> literal = {}) const = 0;

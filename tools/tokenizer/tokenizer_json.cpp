@@ -31,6 +31,35 @@ std::string repaired(std::string_view text, std::span<const TextRange> ranges,
   return out + to_utf8(text.substr(at));
 }
 
+/// What of `ranges` lies in `piece`, counted from its beginning.
+std::vector<TextRange> ranges_within(std::span<const TextRange> ranges, const TextRange& piece) {
+  std::vector<TextRange> out;
+  for (const TextRange& range : ranges) {
+    const size_t begin = std::max(range.begin, piece.begin), end = std::min(range.end, piece.end);
+    if (begin < end) out.push_back({begin - piece.begin, end - piece.begin});
+  }
+  return out;
+}
+
+/// Where ranges of `text` are in `normal`, what became of it: as far as the text before an end gives the beginning of `normal`. Where
+/// it does not (a letter and its accent on both sides of the end), all of `normal`.
+std::vector<TextRange> normalized_ranges(const Normalizer& normalizer, const std::string& text,
+                                         const std::string& normal,
+                                         std::span<const TextRange> ranges) {
+  std::vector<TextRange> out;
+  for (const TextRange& range : ranges) {
+    size_t ends[2] = {};
+    for (const size_t side : {0U, 1U}) {
+      const std::string before =
+          normalizer.normalize(text.substr(0, side == 0 ? range.begin : range.end));
+      if (!normal.starts_with(before)) return {{0, normal.size()}};
+      ends[side] = before.size();
+    }
+    if (ends[0] < ends[1]) out.push_back({ends[0], ends[1]});
+  }
+  return out;
+}
+
 void check_version(const JsonPart& root) {
   const auto version = root.find("version");
   if (version && version->text() != "1.0") version->fail("\"1.0\"");
@@ -73,14 +102,14 @@ std::vector<uint32_t> JsonTokenizer::encode(std::string_view text, Specials spec
       continue;
     }
     std::string part(text.substr(piece.range.begin, piece.range.end - piece.range.begin));
-    // Tokens that are looked for in normalized text are not special in what people said either: ranges of the text
-    // mean nothing behind the normalizer, so there a piece is literal as a whole or not at all.
-    const bool said = std::any_of(literal.begin(), literal.end(), [&](const TextRange& range) {
-      return range.begin < piece.range.end && range.end > piece.range.begin;
-    });
-    if (normalizer_) part = normalizer_->normalize(std::move(part));
-    const Specials inner = said ? Specials::as_text : specials;
-    for (const TextPiece& word : added_.cut(part, /*normalized=*/true, inner, {})) {
+    std::vector<TextRange> said;
+    if (added_.has_normalized()) said = ranges_within(literal, piece.range);
+    if (normalizer_) {
+      std::string normal = normalizer_->normalize(part);
+      said = normalized_ranges(*normalizer_, part, normal, said);
+      part = std::move(normal);
+    }
+    for (const TextPiece& word : added_.cut(part, /*normalized=*/true, specials, said)) {
       if (word.token) {
         tokens.push_back(*word.token);
       } else {

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -35,6 +36,32 @@ size_t valid_bytes(std::string_view text, size_t at, size_t& wrong) {
 
 utf8proc_category_t category_of(uint32_t character) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(character));
+}
+
+/// Characters whose upper case is several, of scripts that are written so today; Greek letters with an iota below keep the
+/// one character that Unicode's simple mapping has.
+struct LongUpper {
+  uint32_t character;
+  const char* upper;
+};
+constexpr std::array<LongUpper, 11> kLongUpper{{{0xDF, "SS"},
+                                                {0x149, "\xCA\xBCN"},
+                                                {0x1F0, "J\xCC\x8C"},
+                                                {0x587, "\xD4\xB5\xD5\x92"},
+                                                {0xFB00, "FF"},
+                                                {0xFB01, "FI"},
+                                                {0xFB02, "FL"},
+                                                {0xFB03, "FFI"},
+                                                {0xFB04, "FFL"},
+                                                {0xFB05, "ST"},
+                                                {0xFB06, "ST"}}};
+
+/// Null: its upper case is one character.
+const LongUpper* long_upper(uint32_t character) {
+  const auto* const found =
+      std::find_if(kLongUpper.begin(), kLongUpper.end(),
+                   [&](const LongUpper& entry) { return entry.character == character; });
+  return found == kLongUpper.end() ? nullptr : found;
 }
 
 }  // namespace
@@ -98,6 +125,11 @@ bool is_space(uint32_t c) {
          c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
+bool is_cased(uint32_t c) {
+  const auto category = category_of(c);
+  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LT;
+}
+
 bool is_number(uint32_t c) {
   const auto category = category_of(c);
   return category >= UTF8PROC_CATEGORY_ND && category <= UTF8PROC_CATEGORY_NO;
@@ -107,6 +139,11 @@ bool is_punctuation(uint32_t c) {
   if (c < 0x80) return c > 0x20 && c < 0x7F && std::isalnum(static_cast<int>(c)) == 0;
   const auto category = category_of(c);
   return category >= UTF8PROC_CATEGORY_PC && category <= UTF8PROC_CATEGORY_PO;
+}
+
+bool is_printable(uint32_t c) {
+  const auto category = category_of(c);
+  return c == ' ' || (category != UTF8PROC_CATEGORY_CN && category < UTF8PROC_CATEGORY_ZS);
 }
 
 bool is_mark(uint32_t c) {
@@ -150,6 +187,32 @@ std::string lower_case(std::string_view text) {
                        out);
     }
   }
+  return out;
+}
+
+std::string upper_case(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const uint32_t c = next_character(text, at);
+    if (const LongUpper* several = long_upper(c)) {
+      out += several->upper;
+    } else {
+      append_character(static_cast<uint32_t>(utf8proc_toupper(static_cast<utf8proc_int32_t>(c))),
+                       out);
+    }
+  }
+  return out;
+}
+
+std::string title_case(uint32_t c) {
+  std::string out;
+  if (const LongUpper* several = long_upper(c)) {
+    const std::string upper = several->upper;
+    const size_t first = character_bytes(upper.front());
+    return upper.substr(0, first) + lower_case(std::string_view(upper).substr(first));
+  }
+  append_character(static_cast<uint32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c))), out);
   return out;
 }
 

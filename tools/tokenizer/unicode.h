@@ -23,10 +23,15 @@ void append_character(uint32_t character, std::string& text);
 
 /// Unicode's White_Space.
 [[nodiscard]] bool is_space(uint32_t character);
+/// Letters that have cases: categories Lu, Ll, Lt.
+[[nodiscard]] bool is_cased(uint32_t character);
 /// Digits and other numbers: categories Nd, Nl, No.
 [[nodiscard]] bool is_number(uint32_t character);
 /// Categories P*, and what ASCII has besides letters and digits.
 [[nodiscard]] bool is_punctuation(uint32_t character);
+/// What Python's repr() writes as it is: neither controls, format characters, surrogates, private use, what is not assigned, nor
+/// separators but the blank.
+[[nodiscard]] bool is_printable(uint32_t character);
 /// Categories M*.
 [[nodiscard]] bool is_mark(uint32_t character);
 /// What \w is: letters, marks, digits, connectors.
@@ -37,5 +42,8 @@ enum class NormalForm : uint8_t { nfc, nfd, nfkc, nfkd };
 [[nodiscard]] std::string normalized(std::string_view text, NormalForm form);
 /// Character by character, as Unicode's full mapping has it without context.
 [[nodiscard]] std::string lower_case(std::string_view text);
+[[nodiscard]] std::string upper_case(std::string_view text);
+/// Of one character, as the first of a word has it: "Ss" of the German sharp s.
+[[nodiscard]] std::string title_case(uint32_t character);
 
 }  // namespace keyhole::tools

@@ -36,7 +36,9 @@
  *         one thread at a time; different sessions may run at once. A call into a session that
  *         another thread is using returns KEYHOLE_BUSY and changes nothing (detected at every
  *         entry). keyhole_plan, the functions that merge states and the text functions may be called from
- *         any thread.
+ *         any thread. In a child of fork(2) the threads of its parent's objects are not there: calls with
+ *         such an object return KEYHOLE_UNSUPPORTED, and its destroy function leaves it as it lies. The
+ *         child may make an engine of its own (not with CUDA, which does not work in children).
  *
  * STRUCTS Config and result structs begin with struct_size, are filled by their *_init function,
  *         and only ever grow at the end (keyhole_budget, which lies inside others, into its
@@ -901,7 +903,8 @@ KEYHOLE_API KEYHOLE_MUST_USE keyhole_status keyhole_fork(keyhole_session* sessio
 
 /* Writes the session to a file: shape, config, K, V and indexes, with magic, format version and
  * checksum, for its owner to read alone (mode 0600). save writes a file of another name beside it and
- * renames that: a failed save leaves an old file as it was, and several may save to one path. load
+ * renames that: a failed save leaves an old file as it was, and several may save to one path. Links
+ * are followed; a device or a pipe is written as it is (not by a session of several ranks). load
  * makes a session of an engine with the same shape and kv_dtype; the config is the saved one, whose
  * budgets file is not read again. The caller destroys *out; it is NULL on failure. Errors: IO,
  * CORRUPT, VERSION_MISMATCH, INVALID_ARGUMENT, OUT_OF_MEMORY, OUT_OF_DEVICE_MEMORY; of save also

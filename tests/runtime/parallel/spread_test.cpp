@@ -1,5 +1,7 @@
 // A session over several ranks, which are threads here, beside attention in double precision over the whole text; and what the
 // others see when a rank fails.
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
@@ -213,6 +215,33 @@ TEST(Spread, LoadsOnAnotherNumberOfRanks) {
       for (size_t i = 0; i < seen.size(); ++i) ASSERT_NEAR(seen[i], truth[i], 1e-4);
     }
   }
+}
+
+TEST(Spread, TheFilesOfTheRanksLieBesideWhatALinkLeadsTo) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "far");
+  std::filesystem::create_symlink("far/saved", folder / "link");
+  const std::vector<float> truth = answer_of(2, folder / "link", false);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder / "link"));
+  EXPECT_EQ(files_in(folder.path()), 2U);
+  EXPECT_EQ(files_in(folder / "far"), 3U);
+  EXPECT_EQ(answer_of(2, folder / "link", true), truth);
+  EXPECT_EQ(answer_of(2, folder / "far" / "saved", true), truth);
+}
+
+TEST(Spread, APipeIsNoPlaceForFilesOfRanks) {
+  TemporaryFolder folder;
+  const std::string path = folder / "fifo";
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  ThreadRanks ranks(2);
+  ranks.run([&](uint32_t r) {
+    const CommunicatorPtr c = make_communicator(ranks, r);
+    const EnginePtr engine = make_engine(rank_engine(c.get(), 8));
+    const SessionPtr s = make_session(engine.get(), small_session());
+    EXPECT_EQ(keyhole_save(s.get(), path.c_str()), KEYHOLE_IO);
+    EXPECT_NE(std::string(keyhole_last_error()).find("no regular file"), std::string::npos);
+  });
+  EXPECT_EQ(files_in(folder.path()), 1U);
 }
 
 TEST(Spread, OldFilesGoWhenNewOnesAreThere) {

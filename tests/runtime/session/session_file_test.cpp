@@ -1,11 +1,14 @@
 // Save, load, fork: the copy answers with the same bits; damaged files are refused.
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "tests/runtime/fixture.h"
 
@@ -127,6 +130,33 @@ TEST_P(SessionFileTest, AForkHasAllSettings) {
   EXPECT_EQ(c.audit_share, b.audit_share);
   EXPECT_EQ(c.audit_action, b.audit_action);
   EXPECT_EQ(c.audit_bound, b.audit_bound);
+}
+
+TEST_P(SessionFileTest, LinksAndDevicesStayWhatTheyAre) {
+  const std::string link = path_ + ".link";
+  std::filesystem::create_symlink(path_, link);
+  EXPECT_OK(keyhole_save(session_.get(), link.c_str()));
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  std::filesystem::remove(link);
+  keyhole_session* loaded = nullptr;
+  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  const SessionPtr guard(loaded);
+  expect_same(loaded);
+  const std::string fifo = path_ + ".fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  std::thread reader([&] {
+    std::ifstream from(fifo, std::ios::binary);
+    std::ofstream(path_, std::ios::binary) << from.rdbuf();
+  });
+  EXPECT_OK(keyhole_save(session_.get(), fifo.c_str()));
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+  // Whoever replaces it leaves the reader waiting.
+  if (!std::filesystem::is_fifo(fifo)) std::_Exit(1);
+  reader.join();
+  std::filesystem::remove(fifo);
+  ASSERT_OK(keyhole_load(engine_.get(), path_.c_str(), &loaded));
+  const SessionPtr through_pipe(loaded);
+  expect_same(loaded);
 }
 
 TEST_P(SessionFileTest, ASaveThatFailsLeavesTheOldFile) {

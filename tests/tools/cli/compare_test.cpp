@@ -24,6 +24,22 @@ double nearest_rank(std::vector<double> samples, double share) {
   return samples[static_cast<size_t>(std::ceil(share * static_cast<double>(samples.size()))) - 1];
 }
 
+TEST_F(Compare, AutoIsWhatASessionWouldTake) {
+  const std::string path = write(make_synthetic_trace({}, random_));
+  const json chosen = compare(path, {"--index", "auto"});
+  ASSERT_FALSE(chosen["results"].empty());
+  const std::string index = chosen["results"][0]["index"];
+  EXPECT_EQ(index.rfind("codes:", 0), 0U) << index;
+  const json named = compare(path, {"--index", index});
+  for (size_t i = 0; i < chosen["results"].size(); ++i) {
+    for (const char* field : {"index", "tail", "output_error"}) {
+      EXPECT_EQ(chosen["results"][i][field], named["results"][i][field]) << field;
+    }
+  }
+  const Outcome text = run_keyhole({"compare", "--trace", path, "--index", "auto"});
+  EXPECT_NE(text.out.find("auto is " + index), std::string::npos) << text.out << text.err;
+}
+
 TEST_F(Compare, ReportsWhatTheDefinitionsSay) {
   SCOPED_TRACE("seed " + std::to_string(seed_));
   for (const float softcap : {0.0F, 3.0F}) {

@@ -59,11 +59,11 @@ std::string read_to_end(int descriptor) {
   return out;
 }
 
-bool handles_interrupt(pid_t pid) {
+bool handles(pid_t pid, int signal) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
     if (line.rfind("SigCgt:", 0) != 0) continue;
-    return (std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1U) != 0;
+    return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1U) != 0;
   }
   return false;
 }
@@ -118,9 +118,9 @@ Command::~Command() {
   if (terminal_ >= 0) close(terminal_);
 }
 
-void Command::interrupt() const {
-  while (!handles_interrupt(pid_)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  kill(pid_, SIGINT);
+void Command::interrupt(int signal) const {
+  while (!handles(pid_, signal)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  kill(pid_, signal);
 }
 
 void Command::type(const std::string& keys) const {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <map>
 #include <string>
 #include <vector>
@@ -30,8 +31,8 @@ class Command {
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;
 
-  /// Waits until the process has its handler for SIGINT, then sends the signal.
-  void interrupt() const;
+  /// Waits until the process has its handler for the signal, then sends it.
+  void interrupt(int signal = SIGINT) const;
   [[nodiscard]] Outcome wait();
 
   /// Of a dialogue: what is typed, "\x03" for Ctrl-C and "\x04" for Ctrl-D.

@@ -198,6 +198,27 @@ TEST(Sampler, RefusesLogitsThatAreNoNumbers) {
   }
 }
 
+TEST(Sampler, GoesOnBehindWhatAnotherDrew) {
+  const std::vector<float> logits = random_logits(50, 3);
+  const SamplingOptions options{1.0, 0.9, 0, 1.0, 0.0, 7};
+  Sampler whole(options), first(options), second(options), other({1.0, 0.9, 0, 1.0, 0.0, 8}),
+      other_fresh({1.0, 0.9, 0, 1.0, 0.0, 8});
+  std::vector<uint32_t> tokens;
+  for (int i = 0; i < 40; ++i) tokens.push_back(whole.next(logits));
+  for (int i = 0; i < 15; ++i) EXPECT_EQ(first.next(logits), tokens[i]);
+  second.go_on(first.state());
+  other.go_on(first.state());
+  bool differs = false;
+  for (int i = 15; i < 40; ++i) {
+    EXPECT_EQ(second.next(logits), tokens[i]);
+    const uint32_t token = other.next(logits);
+    EXPECT_EQ(token, other_fresh.next(logits)) << "another seed begins anew";
+    differs = differs || token != tokens[i - 15];
+  }
+  EXPECT_TRUE(differs);
+  EXPECT_EQ(second.state().draws, 40U);
+}
+
 TEST(SamplingOptions, RefuseWhatMeansNothing) {
   const double nan = std::nan("");
   EXPECT_EQ(refusal(SamplingOptions{}), "");

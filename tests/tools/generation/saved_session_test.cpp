@@ -187,6 +187,35 @@ TEST(SavedSession, ASecondSaveReplacesTheFirstWhole) {
   EXPECT_EQ(read_session(path).tokens.size(), 80U);
 }
 
+TEST(SavedSession, LiesBesideWhatALinkLeadsTo) {
+  const TemporaryFolder folder;
+  fs::create_directory(folder / "far");
+  const fs::path link = folder / "link";
+  fs::create_symlink("far/talk", link);
+  KeyholeCache cache = filled_cache(60, 1);
+  for (int again = 0; again < 2; ++again) {
+    save_session(link, cache, about(std::vector<uint32_t>(60, 7), 60));
+    EXPECT_TRUE(fs::is_symlink(link));
+    EXPECT_EQ(files_in(folder.path()), 2U);
+    EXPECT_EQ(files_in(folder / "far"), 2U);
+    EXPECT_EQ(read_session(link).taken, 60U);
+    EXPECT_EQ(read_session(folder / "far" / "talk").taken, 60U);
+  }
+}
+
+TEST(SavedSession, IsRefusedBeforeTheWorkWhereItCannotLie) {
+  const TemporaryFolder folder;
+  const auto refusal = [](const fs::path& path) {
+    return error_of([&] { check_session_path(path); });
+  };
+  EXPECT_EQ(refusal(folder / "new"), "");
+  EXPECT_EQ(files_in(folder.path()), 0U) << "asking leaves nothing";
+  EXPECT_NE(refusal(folder.path()).find(folder.path().string()), std::string::npos);
+  EXPECT_NE(refusal(folder / "none" / "new").find("none/new"), std::string::npos);
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_NE(refusal(folder / "fifo").find("no regular file"), std::string::npos);
+}
+
 /// The error of reading `path` after `change` to its JSON.
 template <class Change>
 std::string error_after(const fs::path& path, const Change& change) {
@@ -223,6 +252,11 @@ TEST(SavedSession, RefusesWhatNobodySaved) {
   EXPECT_NE(refused("tokens", nlohmann::json::array()), "");
   EXPECT_NE(refused("tokens", {1, -2, 3}).find("token 1 is -2"), std::string::npos);
   EXPECT_NE(refused("tokens", {1.5}).find("token 0 is 1.5"), std::string::npos);
+  const auto sampler = [&](const nlohmann::json& value) { return refused("sampler", value); };
+  EXPECT_EQ(sampler({{"seed", 7}, {"draws", 12}}), "");
+  EXPECT_NE(sampler({{"seed", 7}}).find("\"draws\" null"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", -7}, {"draws", 12}}).find("\"seed\" -7"), std::string::npos);
+  EXPECT_NE(sampler({{"seed", 7}, {"draws", 1ULL << 40U}}).find("up to 2^32"), std::string::npos);
   EXPECT_NE(refused("kv", "../other").find("same folder"), std::string::npos);
   EXPECT_NE(refused("kv", "absent").find("cannot be read"), std::string::npos);
   EXPECT_NE(refused("kv_bytes", 1).find("not the file"), std::string::npos);

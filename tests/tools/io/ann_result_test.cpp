@@ -164,10 +164,9 @@ TEST_F(AnnResultFile, RefusesWhatIsNone) {
   r.seconds = {0.25, -1};
   write_ann_result(path(), r);
   refused(error(), "\"times\" holds -1");
-  EXPECT_NE(error_of([&] {
-              write_ann_result(folder_ / "absent" / "r.hdf5", r);
-            }).find("cannot be written"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { write_ann_result(folder_ / "absent" / "r.hdf5", r); }).find("cannot write"),
+      std::string::npos);
 }
 
 #else

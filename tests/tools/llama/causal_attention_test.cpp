@@ -66,7 +66,7 @@ std::vector<double> causal_reference(const Problem& p, size_t token, size_t head
 }
 
 void expect_attention(const Problem& problem, size_t first_query, Team& team, double tolerance) {
-  const SingleThreadedBlas single_threaded;
+  const SingleThreadedBlas single_threaded(4);
   std::vector<float> out = problem.q;
   size_t cells = 0;
   CausalAttention(problem.shape, team)
@@ -161,7 +161,7 @@ TEST(CausalAttention, SameBitsForAnyNumberOfThreads) {
   const Problem problem = random_problem({8, 2, 128}, 700, 1.0F, 13);
   std::vector<std::vector<float>> outs;
   for (const unsigned threads : {1U, 3U}) {
-    const SingleThreadedBlas single_threaded;
+    const SingleThreadedBlas single_threaded(4);
     Team team(threads);
     outs.push_back(problem.q);
     CausalAttention(problem.shape, team)

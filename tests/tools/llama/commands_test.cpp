@@ -250,6 +250,18 @@ TEST(ModelCommands, WarnOfAContextThatTheModelWasNotMadeFor) {
                          "1,024");
 }
 
+TEST(ModelCommands, WarnOfARopeOfWhichNotAllIsRead) {
+  const SmallModel model(40);
+  json config = json::parse(read_file(model.file("config.json")));
+  config["rope_scaling"] = {
+      {"type", "yarn"}, {"factor", 4.0}, {"attn_factor", 0.8}, {"attention_factor", 1.0}};
+  write_file(model.file("config.json"), config.dump());
+  const Outcome outcome = run_keyhole(with(model.arguments("decode"), {"--generate", "2"}));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("warning: the rope_scaling"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("attn_factor"), std::string::npos) << outcome.err;
+}
+
 TEST(ModelCommands, WarnOfALengthBeyondTheModels) {
   // The bundled model, made for fewer tokens.
   const std::filesystem::path bundled = KEYHOLE_SOURCE_MODEL;

@@ -162,6 +162,22 @@ TEST(LlamaConfig, NamesFieldValueAndWhatIsAllowed) {
   }
 }
 
+TEST(LlamaConfig, NamesWhatOfARopeScalingIsNotRead) {
+  json config = small_config();
+  EXPECT_TRUE(parse(config).unread_rope.empty());
+  config["rope_scaling"] = {{"type", "yarn"},      {"factor", 4.0},        {"finetuned", true},
+                            {"attn_factor", 0.8},  {"beta_fast", 32.0},    {"mscale", 1.0},
+                            {"mscale_all_dim", 1}, {"extra", nullptr},     {"truncate", false},
+                            {"beta_slow", 1},      {"attention_factor", 1}};
+  EXPECT_EQ(parse(config).unread_rope, std::vector<std::string>{"attn_factor"});
+  // What another kind reads is as unread as what none does.
+  config["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}, {"beta_fast", 32.0}, {"alpha", 1}};
+  EXPECT_EQ(parse(config).unread_rope, (std::vector<std::string>{"alpha", "beta_fast"}));
+  config.erase("rope_scaling");
+  config["rope_parameters"] = {{"rope_type", "default"}, {"mrope_section", {1, 2}}};
+  EXPECT_EQ(parse(config).unread_rope, std::vector<std::string>{"mrope_section"});
+}
+
 TEST(LlamaConfig, RefusesRopeScalingThatItCannotCompute) {
   const std::vector<std::pair<json, std::string>> refusals = {
       {{{"rope_type", "dynamic"}, {"factor", 4.0}}, "rope_type is \"dynamic\""},

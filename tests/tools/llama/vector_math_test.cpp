@@ -120,8 +120,13 @@ TYPED_TEST(VectorMathOf, EveryNumberIsExactInFp32) {
 
 TYPED_TEST(VectorMathOf, MatrixVectorAndItsTranspose) {
   std::mt19937 random(6);
-  for (size_t cols = 1; cols <= kLongest; ++cols) {
+  std::vector<size_t> widths;
+  for (size_t cols = 1; cols <= kLongest; ++cols) widths.push_back(cols);
+  // Around the 512 numbers of a row that are widened at once.
+  widths.insert(widths.end(), {511, 512, 513, 1024, 1025, 1500});
+  for (const size_t cols : widths) {
     constexpr size_t kRows = 7;
+    const double tolerance = 3e-5 * std::max(1.0, static_cast<double>(cols) / 100.0);
     std::vector<TypeParam> matrix;
     for (const float weight : normal_values(kRows * cols, 1.0F, random)) {
       matrix.push_back(Rounded<TypeParam>::of(weight));
@@ -139,9 +144,25 @@ TYPED_TEST(VectorMathOf, MatrixVectorAndItsTranspose) {
         expected += weight * x[i];
         expected_sum[i] += weight * factors[row];
       }
-      EXPECT_NEAR(y[row], expected, 3e-5) << cols << " cols";
+      EXPECT_NEAR(y[row], expected, tolerance) << cols << " cols";
     }
     for (size_t i = 0; i < cols; ++i) EXPECT_NEAR(sum[i], expected_sum[i], 1e-5) << cols;
+  }
+}
+
+// The conversion of processors without F16C, which those that run tests have.
+TEST(VectorMath, HalvesAreExactByIntegersToo) {
+  std::vector<Float16> halves;
+  for (uint32_t bits = 0; bits < 65536; ++bits) halves.push_back({static_cast<uint16_t>(bits)});
+  std::vector<float> out(halves.size());
+  to_f32_by_integers(halves.data(), halves.size(), out.data());
+  for (size_t i = 0; i < halves.size(); ++i) {
+    const auto expected = static_cast<float>(Rounded<Float16>::value(halves[i]));
+    if (std::isnan(expected)) {
+      ASSERT_TRUE(std::isnan(out[i])) << i;
+    } else {
+      ASSERT_EQ(std::bit_cast<uint32_t>(out[i]), std::bit_cast<uint32_t>(expected)) << i;
+    }
   }
 }
 

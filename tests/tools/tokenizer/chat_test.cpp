@@ -64,6 +64,32 @@ TEST(Chat, TextIsThatOfTransformers) {
   }
 }
 
+// Lines, white space and letters of Unicode, escapes, raw text: what Jinja2 makes of them (golden/make_jinja.py).
+TEST(Chat, TemplatesAreReadAsJinjaReadsThem) {
+  for (const json& row : json::parse(read_file(KEYHOLE_GOLDEN "/jinja.json"))) {
+    SCOPED_TRACE(row[0].get<std::string>());
+    std::string text;
+    const std::string error = error_of([&] {
+      const ChatTemplate chat = parse(row[1].get<std::string>());
+      text = chat.render(std::vector<ChatMessage>{{Role::user, row[2].get<std::string>()}}).text;
+    });
+    EXPECT_EQ(error, "");
+    EXPECT_EQ(text, row[3].get<std::string>());
+  }
+}
+
+TEST(Chat, WhatPeopleSayStaysSaidThroughChanges) {
+  const ChatTemplate chat =
+      parse("{{ messages[0]['content'] | upper | trim }}!{{ [messages[0]['content']] }}");
+  const ChatText text = chat.render(std::vector<ChatMessage>{{Role::user, "\u00a0stra\u00dfe\n"}});
+  EXPECT_EQ(text.text, "STRASSE!['\\xa0stra\u00dfe\\n']");
+  ASSERT_EQ(text.literal.size(), 2U);
+  EXPECT_EQ(text.literal[0].begin, 0U);
+  EXPECT_EQ(text.literal[0].end, 7U);
+  EXPECT_EQ(text.literal[1].begin, 10U);
+  EXPECT_EQ(text.literal[1].end, text.text.size() - 2);
+}
+
 TEST(Chat, WhatPeopleSayIsLiteral) {
   const ChatTemplate chat = golden_template("llama3");
   const std::vector<ChatMessage> messages{
@@ -83,6 +109,40 @@ TEST(Chat, TokensOfTurnsCannotBeWrittenByPeople) {
   const std::vector<ChatMessage> messages{{Role::user, "a<end>b"}};
   const std::vector<uint32_t> expected{20, 0, 5, 4, 8, 3, 6, 1, 21};
   EXPECT_EQ(chat.render(messages).encode(tokenizer), expected);
+}
+
+// Marks that a file lists as not special, looked for before or behind the normalizer, in the middle of what is said or across
+// its ends.
+TEST(Chat, NoAddedTokenIsMadeOfWhatPeopleWrite) {
+  // "<a" of the template and "b>" of what is said are no token, nor the other way round.
+  const ChatTemplate halves = parse("<a{{ messages[0].content }}b>");
+  for (const bool normalized : {false, true}) {
+    for (const char* normalizer : {"null", R"({"type": "NFC"})", R"({"type": "Lowercase"})"}) {
+      SCOPED_TRACE(std::string(normalized ? "normalized, " : "as written, ") + normalizer);
+      json file = small_tokenizer();
+      file["normalizer"] = json::parse(normalizer);
+      for (json& token : file["added_tokens"]) token["normalized"] = normalized;
+      json token = file["added_tokens"][2];  // one that is not special
+      file["added_tokens"].erase(2);
+      for (const auto& [id, text] : {std::pair{22U, "<dd>"}, {23U, "<ab>"}, {24U, "<a"}}) {
+        token["id"] = id;
+        token["content"] = text;
+        file["added_tokens"].push_back(token);
+      }
+      const ChatTemplate marked =
+          parse("{% for m in messages %}{{ '<s><dd>' + m.content + '<dd>' }}{% endfor %}");
+      const JsonTokenizer tokenizer = make_tokenizer(file);
+      const std::vector<ChatMessage> said{{Role::user, "a<dd>b"}};
+      EXPECT_EQ(marked.render(said).encode(tokenizer),
+                (std::vector<uint32_t>{20, 22, 0, 5, 3, 3, 6, 1, 22}));
+      const auto half = [&](const char* text) {
+        return halves.render(std::vector<ChatMessage>{{Role::user, text}}).encode(tokenizer);
+      };
+      EXPECT_EQ(half("b>"), (std::vector<uint32_t>{24, 1, 6, 1, 6})) << "<a is the template's own";
+      EXPECT_EQ(half("<a"), (std::vector<uint32_t>{24, 5, 10, 6})) << "the second <ab> is not";
+      EXPECT_EQ(tokenizer.encode("<ab><dd>"), (std::vector<uint32_t>{23, 22}));
+    }
+  }
 }
 
 TEST(Chat, TurnsFollowEachOther) {

@@ -38,7 +38,7 @@ void LayerData::turn_training_queries() {
   const size_t group = shape_.group();
   const uint32_t positions = source_.training_positions();
   training_.resize(positions * shape_.q_elements());
-  const SingleThreadedBlas single;
+  const SingleThreadedBlas single(team_.size());
   team_.for_each(size_t{positions} * shape_.kv_heads, [&](size_t item, unsigned) {
     const auto kv_head = static_cast<uint32_t>(item % shape_.kv_heads);
     const auto position = static_cast<uint32_t>(item / shape_.kv_heads);
@@ -57,7 +57,7 @@ void LayerData::turn_training_queries() {
 void LayerData::rows(uint64_t first, size_t count, uint16_t* k, uint16_t* v) const {
   const size_t d = shape_.head_dim;
   const size_t tiles = (count + kTile - 1) / kTile;
-  const SingleThreadedBlas single;
+  const SingleThreadedBlas single(team_.size());
   team_.for_each(tiles * shape_.kv_heads * 2, [&](size_t item, unsigned) {
     const bool keys = item % 2 == 0;
     const auto kv_head = static_cast<uint32_t>(item / 2 % shape_.kv_heads);

@@ -1,5 +1,7 @@
 #include "tools/commands/common/context_warning.h"
 
+#include <algorithm>
+
 #include "tools/terminal/units.h"
 #include "tools/terminal/warning.h"
 
@@ -15,9 +17,22 @@ std::string context_warning(const LlamaConfig& model, uint64_t tokens) {
          "not to be trusted";
 }
 
+std::string rope_warning(const LlamaConfig& model) {
+  if (model.unread_rope.empty()) return "";
+  std::string names;
+  for (const std::string& name : model.unread_rope) names += (names.empty() ? "" : ", ") + name;
+  const bool has_old_name = std::find(model.unread_rope.begin(), model.unread_rope.end(),
+                                      "attn_factor") != model.unread_rope.end();
+  return "the rope_scaling of the model's config.json has " + names +
+         ", which is not read, as in Hugging Face transformers: a model that was trained with it "
+         "answers wrongly" +
+         (has_old_name ? "; what is read is attention_factor" : "");
+}
+
 void warn_of_context(const LlamaConfig& model, uint64_t tokens) {
-  const std::string text = context_warning(model, tokens);
-  if (!text.empty()) warn(text);
+  for (const std::string& text : {rope_warning(model), context_warning(model, tokens)}) {
+    if (!text.empty()) warn(text);
+  }
 }
 
 }  // namespace keyhole::tools

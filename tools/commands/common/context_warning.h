@@ -1,4 +1,5 @@
-// A context that is longer than the model was made for runs, but its answers mean little: say so.
+// What runs although its answers may mean little: a context that is longer than the model was made for, and a RoPE of which not
+// all is read.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,10 @@ namespace keyhole::tools {
 /// What is wrong with `tokens` tokens for this model, or "" where they fit.
 [[nodiscard]] std::string context_warning(const LlamaConfig& model, uint64_t tokens);
 
-/// Shows it on stderr.
+/// What `model` says of its RoPE that is not read, or "" where all is.
+[[nodiscard]] std::string rope_warning(const LlamaConfig& model);
+
+/// Shows both on stderr.
 void warn_of_context(const LlamaConfig& model, uint64_t tokens);
 
 }  // namespace keyhole::tools

@@ -23,6 +23,7 @@
 #include "tools/terminal/interrupt.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/units.h"
+#include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools {
 namespace {
@@ -76,21 +77,64 @@ std::string read_text_file(const fs::path& path) {
 
 std::string printable(const std::string& bytes) {
   std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if ((byte >= 0x20 && byte < 0x7F) || c == '\n' || c == '\t') {
-      text.push_back(c);
-    } else {
-      char code[5];
-      std::snprintf(code, sizeof(code), "\\x%02x", byte);
-      text += code;
+  for (size_t at = 0; at < bytes.size();) {
+    const std::string_view character =
+        std::string_view(bytes).substr(at, character_bytes(bytes[at]));
+    size_t behind = 0;
+    const bool is_one = is_utf8(character);
+    const uint32_t c = is_one ? next_character(character, behind) : 0;
+    // Neither controls of ASCII nor those above it, which move a terminal's cursor.
+    if (is_one && (c == '\n' || c == '\t' || (c >= 0x20 && c < 0x7F) || c >= 0xA0)) {
+      text += character;
+      at += character.size();
+      continue;
     }
+    char code[5];
+    std::snprintf(code, sizeof(code), "\\x%02x", static_cast<unsigned char>(bytes[at++]));
+    text += code;
   }
   return text;
 }
 
+void check_model_folder(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(folder, ignored)) return;
+  throw UsageError("--model " + folder.string() +
+                   " is a file; needed: a Hugging Face folder with config.json and safetensors" +
+                   (folder.extension() == ".gguf"
+                        ? " (GGUF files are not read: they are made from such a folder)"
+                        : ""));
+}
+
 fs::path model_folder(const ModelOptions& options) {
-  return options.folder.empty() ? bundled_model_folder() : fs::path(options.folder);
+  if (options.folder.empty()) return bundled_model_folder();
+  check_model_folder(options.folder);
+  return options.folder;
+}
+
+void check_not_empty(const std::vector<uint32_t>& tokens, const std::string& name) {
+  if (!tokens.empty()) return;
+  throw UsageError("the prompt " + name +
+                   " is empty, and this model has no token that begins a text (BOS); needed: a "
+                   "text of at least one token");
+}
+
+std::string read_prompt_file(const fs::path& path) {
+  std::error_code ignored;
+  const std::string named = "--prompt " + path.string();
+  if (path == "-") {
+    throw UsageError("--prompt -: needed: a file; standard input is --prompt /dev/stdin");
+  }
+  if (fs::is_directory(path, ignored)) {
+    throw UsageError(named + " is a folder; needed: a text file");
+  }
+  if (!fs::exists(path, ignored)) {
+    throw std::runtime_error(
+        named +
+        ": there is no such file; needed: the name of a text file. A text itself "
+        "comes by standard input: echo TEXT | keyhole ... --prompt /dev/stdin");
+  }
+  return read_text_file(path);
 }
 
 LlamaModel load_model(const ModelOptions& options) { return load_llama(model_folder(options)); }

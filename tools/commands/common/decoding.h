@@ -37,7 +37,9 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 /// Throws std::runtime_error if none is there.
 [[nodiscard]] std::filesystem::path bundled_model_folder();
 
-/// `options.folder`, or the bundled model's.
+/// Throws UsageError where a model's folder is a file, as GGUF files are.
+void check_model_folder(const std::filesystem::path& folder);
+/// `options.folder`, or the bundled model's. Throws as check_model_folder().
 [[nodiscard]] std::filesystem::path model_folder(const ModelOptions& options);
 /// Loads `options.folder` or the bundled model.
 [[nodiscard]] LlamaModel load_model(const ModelOptions& options);
@@ -62,7 +64,14 @@ void add_model_options(CLI::App& command, ModelOptions& options);
 /// The bytes of a file. Throws std::runtime_error that names it.
 [[nodiscard]] std::string read_text_file(const std::filesystem::path& path);
 
-/// `bytes` with everything that is not printable ASCII or a line end as \xNN: text for JSON.
+/// Throws UsageError where a prompt, of the file `name`, has no token: a model without BOS makes none of an empty text.
+void check_not_empty(const std::vector<uint32_t>& tokens, const std::string& name);
+
+/// The text of --prompt FILE. Throws UsageError for "-" and folders, and std::runtime_error
+/// where there is no such file, with hints.
+[[nodiscard]] std::string read_prompt_file(const std::filesystem::path& path);
+
+/// `bytes` as UTF-8, for JSON and terminals: what is no character, or a control but line ends and tabs, as \xNN for each byte.
 [[nodiscard]] std::string printable(const std::string& bytes);
 
 /// `--task`, `--length`, `--seed`, `--haystack`.

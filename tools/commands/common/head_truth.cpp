@@ -227,7 +227,7 @@ HeadTruth compute_truth(const Trace& trace, const TraceHead& head, const TruthOp
 
   const size_t block = std::clamp<size_t>(kBlockElements / info.tokens, 1, kBlockRows);
   std::vector<Scratch> scratch(team.size());
-  const SingleThreadedBlas one_thread_each;
+  const SingleThreadedBlas one_thread_each(team.size());
   team.for_each((rows + block - 1) / block, [&](size_t item, unsigned member) {
     const size_t first = item * block;
     Block(truth, truth.positions, first, std::min(block, rows - first), options.coverage,

@@ -70,7 +70,7 @@ Prompt make_prompt(const RecordOptions& options) {
   }
   const auto tokenizer = load_tokenizer(options.model);
   if (!options.prompt_file.empty()) {
-    return {tokenizer->encode_prompt(read_text_file(options.prompt_file)), "prompt",
+    return {tokenizer->encode_prompt(read_prompt_file(options.prompt_file)), "prompt",
             options.prompt_file};
   }
   return {task_transcript(options, *tokenizer, length_of(options.task)), options.task.task,
@@ -204,6 +204,7 @@ std::vector<uint32_t> prompt_tokens(const RecordOptions& options) {
 std::string record_trace(const RecordOptions& options) {
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
   const Prompt prompt = make_prompt(options);
+  check_not_empty(prompt.tokens, prompt.description);
   GpuMemoryRequest memory;
   memory.prompt = prompt.tokens.size();
   CacheFlags no_session;
@@ -228,7 +229,7 @@ std::string record_trace(const RecordOptions& options) {
          std::to_string(info.layers.size()) + " layers x " + std::to_string(info.kv_heads) +
          " KV heads, " + std::to_string(positions.query_positions.size()) + " decode-time and " +
          std::to_string(positions.training_positions.size()) + " training positions, " +
-         format_bytes(std::filesystem::file_size(options.out));
+         file_size_text(options.out);
 }
 
 TemporaryTraces::TemporaryTraces() {

@@ -1,5 +1,6 @@
 // keyhole compare: index types on recorded heads, against exact attention.
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <optional>
@@ -7,6 +8,8 @@
 #include <vector>
 
 #include "tools/commands/commands.h"
+#include "tools/commands/common/budget_choice.h"
+#include "tools/commands/common/library.h"
 #include "tools/commands/compare/options.h"
 #include "tools/commands/compare/outputs.h"
 #include "tools/commands/compare/results_file.h"
@@ -134,10 +137,43 @@ ComparisonPlan make_plan(const Trace& trace, const CompareOptions& options) {
   return plan;
 }
 
-void run(const CompareOptions& options) {
-  check_outputs(options);
+/// What the library takes for "auto" in a session of these keys on the host: an index by itself has no context to choose by.
+std::string index_of_auto(const Trace& trace, const CompareOptions& options) {
+  const TraceInfo& info = trace.info();
+  keyhole_engine_config engine;
+  keyhole_engine_config_init(&engine);
+  engine.layers = static_cast<uint32_t>(info.layers.size());
+  engine.q_heads = info.q_heads;
+  engine.kv_heads = info.kv_heads;
+  engine.head_dim = info.head_dim;
+  engine.kv_dtype = dtype_of(options.kv_dtype);
+  keyhole_session_config session;
+  keyhole_session_config_init(&session);
+  session.index = kAutoIndex;
+  keyhole_memory_plan plan;
+  keyhole_memory_plan_init(&plan);
+  check(keyhole_plan(&engine, &session, info.tokens, 0, 0, &plan));
+  return plan.index;
+}
+
+/// Puts what "auto" stands for in its place, and says so where results are text.
+void resolve_auto(const Trace& trace, CompareOptions& options) {
+  for (RunFile::Run& run : options.groups) {
+    if (run.rival || run.spec != kAutoIndex) continue;
+    run.spec = index_of_auto(trace, options);
+    if (options.json != "-" && options.csv != "-") {
+      std::printf("--index auto is %s in a session of these keys on the host\n\n",
+                  run.spec.c_str());
+    }
+  }
+}
+
+void run(const CompareOptions& given) {
+  check_outputs(given);
+  CompareOptions options = given;
   const std::vector<Goal> goals = parse_goals(options.goals);
   const Trace trace = open_trace(options);
+  resolve_auto(trace, options);
   ComparisonPlan plan = make_plan(trace, options);
   if (!trace.heads().front().values && std::any_of(goals.begin(), goals.end(), [](const Goal& g) {
         return g.of == Goal::Of::error;

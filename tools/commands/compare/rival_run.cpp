@@ -17,7 +17,8 @@ using BuiltRivals = std::vector<std::unique_ptr<BuiltRival>>;
 BuiltRivals build_all(const RivalSpec& spec, const RivalBatch& batch) {
   // Faiss's k-means calls BLAS, of as many threads at once as there are heads.
   std::optional<SingleThreadedBlas> one_thread_each;
-  if (batch.threads_per_build == 1) one_thread_each.emplace();
+  if (batch.threads_per_build == 1)
+    one_thread_each.emplace(static_cast<unsigned>(batch.heads.size()));
   BuiltRivals out(batch.heads.size());
   side_by_side(out.size(), [&](size_t i) {
     out[i] = std::make_unique<BuiltRival>(spec, batch.trace, *batch.heads[i], batch.truths[i],

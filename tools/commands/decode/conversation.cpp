@@ -85,6 +85,7 @@ void Conversation::save(const std::filesystem::path& path, SavedSession of) {
   if (taken.empty()) throw std::runtime_error("there is nothing to save yet");
   of.tokens = tokens_;
   of.taken = static_cast<uint32_t>(taken.size());
+  of.sampler = sampler_.state();
   save_session(path, cache_, of);
 }
 

@@ -46,6 +46,8 @@ class Conversation {
   [[nodiscard]] const std::vector<uint32_t>& tokens() const { return tokens_; }
   /// Tokens that the session can hold.
   [[nodiscard]] uint32_t capacity() const { return capacity_; }
+  /// Sampled answers go on behind what was drawn for a session, where the seed is the same.
+  void go_on(const SamplerState& state) { sampler_.go_on(state); }
   /// Forgets everything.
   void reset();
   /// Writes it for --load-session, as a session of `of`: model, identity and kv_dtype. What the session lacks of tokens()

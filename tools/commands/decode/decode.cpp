@@ -73,6 +73,7 @@ DecodeRun answer(const DecodeOptions& options, Conversation& conversation,
   run.stop = generator.reason();
   run.times = decoder.times();
   run.statistics = cache.statistics();
+  if (conversation.spec().indexed()) run.index = cache.config().index;
   if (cache.audited()) run.audit = cache.audit();
   if (stream) show("\n\n");
   if (!options.save_session.empty()) conversation.save(options.save_session, about);
@@ -106,6 +107,8 @@ std::optional<GpuMemoryPlan> plan_memory(DecodeOptions& options, size_t prompt_t
 void decode(DecodeOptions options) {
   understand(options);
   if (!ranks().speaks()) options.json.clear();
+  if (!options.json.empty()) check_writable(options.json);
+  if (!options.save_session.empty()) check_session_path(options.save_session);
   // Before gigabytes of weights are read.
   const std::optional<SavedSession> saved = find_session(options);
   const LlamaConfig model = load_llama_config(model_folder(options.model) / "config.json");
@@ -124,9 +127,13 @@ void decode(DecodeOptions options) {
                      "; allowed: fewer than the prompt's " + std::to_string(prompt.tokens.size()) +
                      " tokens");
   }
-  warn_of_context(model, std::max(prompt.tokens.size(), saved ? saved->tokens.size() : 0) +
-                             options.most_tokens());
   const uint32_t capacity = capacity_of(options, model, prompt.tokens.size());
+  // A dialogue may go on until its session is full.
+  const bool may_fill = options.interactive && !options.context.empty();
+  warn_of_context(
+      model, std::max<uint64_t>(std::max(prompt.tokens.size(), saved ? saved->tokens.size() : 0) +
+                                    options.most_tokens(),
+                                may_fill ? capacity : 0));
   const std::optional<GpuMemoryPlan> memory = plan_memory(options, prompt.tokens.size(), capacity);
   const SavedSession about = about_session(options);
 

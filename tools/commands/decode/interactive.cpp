@@ -49,7 +49,7 @@ class Dialogue {
       const LineReader::Event event = input_.read(line);
       if (event == LineReader::Event::interrupted) {
         forget_interrupt();
-        if (!terminal_) throw Interrupted{};
+        if (!terminal_ || interrupted()) throw Interrupted{};
         said.clear();
         show("\n(Ctrl-D or /quit ends)\n");
         continue;
@@ -86,7 +86,7 @@ class Dialogue {
       turn();
     } catch (const Interrupted&) {
       forget_interrupt();
-      if (!terminal_) throw;
+      if (!terminal_ || interrupted()) throw;
       show("\n(interrupted: this was not taken in)\n");
     } catch (const std::exception& error) {
       if (!terminal_) throw;

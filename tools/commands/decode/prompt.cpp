@@ -16,7 +16,9 @@ Prompt make_prompt(const DecodeOptions& options, const Tokenizer* tokenizer, con
   if (!options.token_file.empty()) return {read_token_file(options.token_file), ""};
   const std::vector<uint32_t> before = options.chat ? conversation : std::vector<uint32_t>();
   if (!options.prompt_file.empty()) {
-    return {turns->with(before, read_text_file(options.prompt_file)), ""};
+    Prompt prompt{turns->with(before, read_prompt_file(options.prompt_file)), ""};
+    check_not_empty(prompt.tokens, options.prompt_file);
+    return prompt;
   }
   const size_t question_bytes = max_question_bytes(options.task.task);
   const uint32_t length = length_of(options.task);

@@ -77,11 +77,13 @@ std::string report_text(const DecodeOptions& options, const Runner& runner, cons
     text += "answer expected: " + prompt.expected.substr(0, prompt.expected.find('\n')) +
             "; this is " + (is_right(run, prompt) ? "right" : "wrong") + "\n";
   }
-  text +=
-      prompt_line(runner, run) + "decoded " + std::to_string(run.tokens.size()) + " tokens with " +
-      options.index.shown() + (has_budget(options.index) ? ", " + options.budget.text() : "") +
-      (options.sampling.greedy() ? "" : ", " + options.sampling.text()) + ", sink and window on " +
-      run.statistics.device + ": " + format_number(run.tokens_per_second()) + " tokens/s";
+  text += prompt_line(runner, run) + "decoded " + std::to_string(run.tokens.size()) +
+          " tokens with " + options.index.shown() +
+          (run.index.empty() || run.index == options.index.text ? "" : ": " + run.index) +
+          (has_budget(options.index) ? ", " + options.budget.text() : "") +
+          (options.sampling.greedy() ? "" : ", " + options.sampling.text()) +
+          ", sink and window on " + run.statistics.device + ": " +
+          format_number(run.tokens_per_second()) + " tokens/s";
   if (const double scanned = scan_fraction(run.statistics); !std::isnan(scanned)) {
     text += ", scanned " + format_number(100.0 * scanned) + " % of the indexed keys";
   }
@@ -105,6 +107,7 @@ Json report_json(const DecodeOptions& options, const Runner& runner, const Decod
                {"device", runner.device()},
                {"session_device", s.device},
                {"index", options.index.text},
+               {"index_in_effect", run.index.empty() ? options.index.text : run.index},
                {"k", options.budget.attend.k},
                {"attend", options.budget.attend.text()},
                {"tail", options.budget.tail.text()},

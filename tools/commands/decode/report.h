@@ -21,6 +21,7 @@ struct DecodeRun {
   std::vector<uint32_t> tokens;
   std::string text;  ///< as shown; empty without a tokenizer
   StopReason stop = StopReason::none;
+  std::string index;  ///< in effect: what "auto" became; empty for ways without one
   Conversation::Taken taken;
   TurnCost turn;  ///< with --turn
   double decode_seconds = 0.0;

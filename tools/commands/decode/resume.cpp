@@ -60,10 +60,12 @@ std::unique_ptr<Conversation> resume(DecodeOptions& options, Runner& runner,
     throw std::runtime_error(saved.kv.string() + ": holds " + std::to_string(held) + " tokens, " +
                              options.load_session + " says " + std::to_string(saved.taken));
   }
-  return std::make_unique<Conversation>(
+  auto conversation = std::make_unique<Conversation>(
       runner, std::move(cache), options.index, options.budget, options.sampling,
       std::vector<uint32_t>(saved.tokens.begin(), saved.tokens.begin() + saved.taken),
       !options.attends_anew);
+  conversation->go_on(saved.sampler);
+  return conversation;
 }
 
 SavedSession about_session(const DecodeOptions& options) {

@@ -229,8 +229,9 @@ void add_eval(CLI::App& keyhole) {
   command
       ->add_option(
           "--bytes", options->bytes,
-          "Tokens of --task text (bytes, with the bundled model) that are decoded and predicted "
-          "after the first --length")
+          "Tokens, not bytes, of --task text that are decoded and predicted after the first "
+          "--length; the bundled model's tokens are bytes")
+      ->type_name("TOKENS")
       ->check(CLI::Range(1U, 1U << 24))
       ->capture_default_str();
   command

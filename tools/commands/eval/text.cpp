@@ -67,13 +67,14 @@ Text make_text(const EvalOptions& options) {
                                            : std::filesystem::path(options.prompt_file);
     name = path.string();
     tokenizer = load_tokenizer(options.model);
-    tokens = tokenizer->encode_prompt(read_text_file(path));
+    tokens = tokenizer->encode_prompt(options.prompt_file.empty() ? read_text_file(path)
+                                                                  : read_prompt_file(path));
   }
   const uint64_t needed = uint64_t{length} + options.bytes + 1;
   if (tokens.size() < needed) {
     throw UsageError(name + " has " + format_count(tokens.size()) + " tokens; --length " +
                      options.task.length + " and --bytes " + std::to_string(options.bytes) +
-                     " need " + format_count(needed));
+                     " (tokens, too) need " + format_count(needed));
   }
   const auto end = tokens.begin() + length;
   text.context.assign(tokens.begin(), end);

@@ -82,6 +82,7 @@ struct Row {
 };
 
 LlamaConfig take_shape_of_model(PlanOptions& options) {
+  check_model_folder(options.model);
   const LlamaConfig config =
       load_llama_config(std::filesystem::path(options.model) / "config.json");
   const auto set = [](uint32_t& option, uint32_t value) {

@@ -15,6 +15,7 @@
 #include "tools/terminal/cli.h"
 #include "tools/terminal/errors.h"
 #include "tools/terminal/interrupt.h"
+#include "tools/terminal/json.h"
 #include "tools/terminal/progress.h"
 #include "tools/terminal/table.h"
 #include "tools/terminal/units.h"
@@ -83,7 +84,7 @@ std::vector<SaapHead> train_all(const TrainOptions& options, const Data& data) {
   std::vector<SaapHead> out(data.heads.size());
   std::vector<std::exception_ptr> errors(data.heads.size());
   std::optional<SingleThreadedBlas> one_thread_each;
-  if (data.heads.size() > 1) one_thread_each.emplace();
+  if (data.heads.size() > 1) one_thread_each.emplace(team.size());
   team.for_each(data.heads.size(), [&](size_t item, unsigned) {
     if (stop) return;
     double told = 0;
@@ -171,12 +172,13 @@ void print(const std::vector<SaapHead>& heads) {
 }
 
 void run(const TrainOptions& options) {
+  check_writable(options.out);
   const Data data = open(options);
   const std::vector<SaapHead> heads = train_all(options, data);
   write_classifiers(options.out, data.train.front().info(), heads);
   print(heads);
   std::printf("\n%s: %zu heads, %s\n", options.out.c_str(), heads.size(),
-              format_bytes(std::filesystem::file_size(options.out)).c_str());
+              file_size_text(options.out).c_str());
 }
 
 constexpr const char* kAbout =

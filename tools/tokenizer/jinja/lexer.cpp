@@ -1,9 +1,11 @@
 #include "tools/tokenizer/jinja/lexer.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <stdexcept>
 
+#include "tools/tokenizer/jinja/texts.h"
 #include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools::jinja {
@@ -11,13 +13,27 @@ namespace {
 
 bool is_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+bool is_octal(char c) { return c >= '0' && c <= '7'; }
+
+/// As Jinja reads templates: CR LF and CR are line ends like LF, also within strings.
+std::string with_unix_lines(std::string_view source) {
+  std::string out;
+  out.reserve(source.size());
+  for (size_t i = 0; i < source.size(); ++i) {
+    if (source[i] == '\r' && i + 1 < source.size() && source[i + 1] == '\n') continue;
+    out.push_back(source[i] == '\r' ? '\n' : source[i]);
+  }
+  return out;
+}
 
 class Lexer {
  public:
-  explicit Lexer(std::string_view source) : source_(source) {
-    // One line end at the very end is the editor's.
-    if (source_.ends_with('\n')) source_.remove_suffix(1);
-    if (source_.ends_with('\r')) source_.remove_suffix(1);
+  explicit Lexer(std::string_view source)
+      : whole_(with_unix_lines(source)),
+        // One line end at the very end is the editor's.
+        source_(
+            std::string_view(whole_).substr(0, whole_.size() - (whole_.ends_with('\n') ? 1 : 0))) {
+    if (!is_utf8(source)) throw std::runtime_error("it is not UTF-8");
   }
 
   std::vector<Token> run() {
@@ -52,35 +68,26 @@ class Lexer {
   /// The text up to `tag`, without the white space that the tags on both sides take.
   void put_text(size_t tag) {
     const size_t end = tag == std::string_view::npos ? source_.size() : tag;
-    std::string text(source_.substr(at_, end - at_));
-    size_t begin = 0;
-    if (takes_all_) {
-      while (begin < text.size() && std::isspace(static_cast<unsigned char>(text[begin])) != 0)
-        ++begin;
-    } else if (takes_line_end_) {
-      if (text.starts_with("\r\n")) {
-        begin = 2;
-      } else if (text.starts_with('\n')) {
-        begin = 1;
-      }
-    }
-    const std::string whole = text;
-    text.erase(0, begin);
+    std::string_view text = source_.substr(at_, end - at_);
+    for (const char c : text) line_ += c == '\n' ? 1 : 0;
+    const size_t begin = takes_all_                                  ? leading_space(text)
+                         : takes_line_end_ && text.starts_with('\n') ? 1
+                                                                     : 0;
+    text.remove_prefix(begin);
     if (tag != std::string_view::npos) {
       const char mark = mark_at(tag);
       if (mark == '-') {
-        while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())) != 0)
-          text.pop_back();
+        text = text.substr(0, before_trailing_space(text));
       } else if (mark != '+' && source_[tag + 1] != '{') {
         // White space between the line's beginning and a block.
-        size_t blank = text.size();
-        while (blank > 0 && (text[blank - 1] == ' ' || text[blank - 1] == '\t')) --blank;
-        const bool begins = blank > 0 ? text[blank - 1] == '\n' : (at_ == 0 || begin > 0);
-        if (begins) text.resize(blank);
+        const size_t line = text.rfind('\n') + 1;  // 0 where there is no line end
+        const bool begins = line > 0 || at_ == 0 || begin > 0;
+        if (begins && leading_space(text.substr(line)) == text.size() - line) {
+          text = text.substr(0, line);
+        }
       }
     }
-    for (const char c : whole) line_ += c == '\n' ? 1 : 0;
-    if (!text.empty()) tokens_.push_back({Token::Kind::text, text, line_});
+    if (!text.empty()) tokens_.push_back({Token::Kind::text, std::string(text), line_});
     at_ = end;
     takes_all_ = takes_line_end_ = false;
   }
@@ -94,7 +101,7 @@ class Lexer {
       if (end == std::string_view::npos) fail("a comment without an end");
       for (size_t i = at_; i < end; ++i) line_ += source_[i] == '\n' ? 1 : 0;
       takes_all_ = end > at_ && source_[end - 1] == '-';
-      takes_line_end_ = !takes_all_;
+      takes_line_end_ = !takes_all_ && source_[end - 1] != '+';
       at_ = end + 2;
       return;
     }
@@ -103,9 +110,8 @@ class Lexer {
     const std::string_view close = output ? "}}" : "%}";
     int braces = 0;
     while (true) {
-      while (at_ < source_.size() && std::isspace(static_cast<unsigned char>(source_[at_])) != 0) {
-        line_ += source_[at_++] == '\n' ? 1 : 0;
-      }
+      const size_t blank = leading_space(source_.substr(at_));
+      for (const size_t end = at_ + blank; at_ < end; ++at_) line_ += source_[at_] == '\n' ? 1 : 0;
       if (at_ >= source_.size()) fail("a tag without an end");
       const std::string_view rest = source_.substr(at_);
       const bool marked = rest[0] == '-' || rest[0] == '+';
@@ -133,14 +139,16 @@ class Lexer {
     for (size_t i = source_.find("{%", at_); i != std::string_view::npos;
          i = source_.find("{%", i + 2)) {
       size_t word = i + 2;
-      while (word < source_.size() && (source_[word] == '-' || source_[word] == ' ')) ++word;
-      if (!source_.substr(word).starts_with("endraw")) continue;
+      if (word < source_.size() && (source_[word] == '-' || source_[word] == '+')) ++word;
+      word += leading_space(source_.substr(std::min(word, source_.size())));
+      if (!source_.substr(std::min(word, source_.size())).starts_with("endraw")) continue;
       const size_t end = source_.find("%}", word);
       if (end == std::string_view::npos) break;
-      tokens_.push_back({Token::Kind::text, std::string(source_.substr(at_, i - at_)), line_});
+      takes_line_end_ = false;  // what raw begins with is text, unless a minus takes it
+      put_text(i);
       at_ = end + 2;
-      takes_all_ = false;
-      takes_line_end_ = true;
+      takes_all_ = source_[end - 1] == '-';
+      takes_line_end_ = source_[end - 1] != '-' && source_[end - 1] != '+';
       return;
     }
     fail("raw without endraw");
@@ -200,18 +208,38 @@ class Lexer {
         case 'n': text.push_back('\n'); break;
         case 't': text.push_back('\t'); break;
         case 'r': text.push_back('\r'); break;
+        case 'a': text.push_back('\a'); break;
+        case 'b': text.push_back('\b'); break;
+        case 'f': text.push_back('\f'); break;
+        case 'v': text.push_back('\v'); break;
         case 'x': append_character(hex(2), text); break;
         case 'u': append_character(hex(4), text); break;
+        case 'U': append_character(hex(8), text); break;
         case '\n': break;
         case '\\':
         case '\'':
         case '"': text.push_back(c); break;
-        default: text.append({'\\', c}); break;
+        default:
+          if (is_octal(c)) {
+            append_character(octal(), text);
+          } else {
+            text.append({'\\', c});
+          }
+          break;
       }
     }
     if (at_ >= source_.size()) fail("a string without an end");
     ++at_;
     tokens_.push_back({Token::Kind::string, std::move(text), line_});
+  }
+
+  /// The character of up to three octal digits; stands on the last of them then.
+  uint32_t octal() {
+    uint32_t value = static_cast<uint32_t>(source_[at_] - '0');
+    for (int more = 0; more < 2 && at_ + 1 < source_.size() && is_octal(source_[at_ + 1]); ++more) {
+      value = value * 8 + static_cast<uint32_t>(source_[++at_] - '0');
+    }
+    return value;
   }
 
   /// The character of the next `digits` hexadecimal digits; stands on the last of them then.
@@ -224,9 +252,11 @@ class Lexer {
       const char c = source_[at_];
       value = value * 16 + static_cast<uint32_t>(is_digit(c) ? c - '0' : (c | 0x20) - 'a' + 10);
     }
+    if (value > 0x10FFFF) fail("an escape beyond the last character, U+10FFFF");
     return value >= 0xD800 && value < 0xE000 ? 0xFFFD : value;
   }
 
+  std::string whole_;
   std::string_view source_;
   size_t at_ = 0;
   int line_ = 1;

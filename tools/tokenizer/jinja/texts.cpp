@@ -1,19 +1,55 @@
 #include "tools/tokenizer/jinja/texts.h"
 
-#include <cctype>
+#include <string>
+#include <utility>
 
 #include "tools/tokenizer/jinja/fail.h"
+#include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools::jinja {
 namespace {
 
+/// The text with function(character) in place of each character. Said is what comes of said characters.
 template <class Function>
-Text each_byte(Text text, const Function& function) {
-  for (char& c : text.bytes) {
-    if (static_cast<unsigned char>(c) < 0x80)
-      c = static_cast<char>(function(static_cast<unsigned char>(c)));
+Text each_character(const Text& text, const Function& function) {
+  Text out;
+  for (size_t at = 0; at < text.bytes.size();) {
+    const bool is_said = text.said[at] != '\0';
+    out += Text(std::string_view(function(next_character(text.bytes, at))), is_said);
   }
-  return text;
+  return out;
+}
+
+std::string character_text(uint32_t character) {
+  std::string out;
+  append_character(character, out);
+  return out;
+}
+
+/// Where the last character of valid UTF-8 begins.
+size_t last_character(std::string_view text) {
+  size_t at = text.size() - 1;
+  while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U) --at;
+  return at;
+}
+
+/// Ends of what is left when characters of which is_gone(character) are taken from both sides.
+template <class Gone>
+std::pair<size_t, size_t> inner_part(std::string_view text, bool left, bool right,
+                                     const Gone& is_gone) {
+  size_t begin = 0, end = text.size();
+  while (left && begin < end) {
+    size_t next = begin;
+    if (!is_gone(next_character(text, next))) break;
+    begin = next;
+  }
+  while (right && end > begin) {
+    const size_t last = last_character(text.substr(0, end));
+    size_t next = last;
+    if (!is_gone(next_character(text, next))) break;
+    end = last;
+  }
+  return {begin, end};
 }
 
 }  // namespace
@@ -24,28 +60,40 @@ const Text& text_of(const Value& value, std::string_view who) {
   return *value.text();
 }
 
+bool is_space_of_python(uint32_t character) {
+  return is_space(character) || (character >= 0x1C && character <= 0x1F);
+}
+
+size_t leading_space(std::string_view text) {
+  return inner_part(text, true, false, is_space_of_python).first;
+}
+
+size_t before_trailing_space(std::string_view text) {
+  return inner_part(text, false, true, is_space_of_python).second;
+}
+
 Text stripped(const Text& text, const Value& set, bool left, bool right) {
-  const std::string characters =
-      set.undefined() || set.none() ? " \t\n\r\v\f" : text_of(set, "strip").bytes;
-  size_t begin = 0;
-  size_t end = text.bytes.size();
-  while (left && begin < end && characters.find(text.bytes[begin]) != std::string::npos) ++begin;
-  while (right && end > begin && characters.find(text.bytes[end - 1]) != std::string::npos) --end;
+  const bool is_white = set.undefined() || set.none();
+  const std::string characters = is_white ? "" : text_of(set, "strip").bytes;
+  const auto [begin, end] = inner_part(text.bytes, left, right, [&](uint32_t c) {
+    return is_white ? is_space_of_python(c)
+                    : characters.find(character_text(c)) != std::string::npos;
+  });
   return text.part(begin, end);
 }
 
 Text upper(const Text& text) {
-  return each_byte(text, [](unsigned char c) { return std::toupper(c); });
+  return each_character(text, [](uint32_t c) { return upper_case(character_text(c)); });
 }
 Text lower(const Text& text) {
-  return each_byte(text, [](unsigned char c) { return std::tolower(c); });
+  return each_character(text, [](uint32_t c) { return lower_case(character_text(c)); });
 }
 
 Text title(const Text& text, bool all_words) {
   bool begins = true;
-  return each_byte(text, [&](unsigned char c) {
-    const int changed = begins ? std::toupper(c) : std::tolower(c);
-    begins = all_words && std::isalpha(c) == 0;
+  return each_character(text, [&](uint32_t c) {
+    const std::string changed = begins ? title_case(c) : lower_case(character_text(c));
+    begins = all_words && !is_cased(c);
     return changed;
   });
 }
@@ -67,14 +115,18 @@ List split(const Text& text, const Value& separator, int64_t most) {
   List out;
   size_t at = 0;
   if (separator.undefined() || separator.none()) {
-    const auto space = [&](size_t i) {
-      return std::isspace(static_cast<unsigned char>(text.bytes[i])) != 0;
-    };
+    const std::string_view bytes = text.bytes;
     while (true) {
-      while (at < text.bytes.size() && space(at)) ++at;
-      if (at == text.bytes.size()) return out;
+      at += leading_space(bytes.substr(at));
+      if (at == bytes.size()) return out;
+      if (most-- == 0) {
+        out.push_back(text.part(at, bytes.size()));
+        return out;
+      }
       size_t end = at;
-      while (end < text.bytes.size() && !space(end)) ++end;
+      for (size_t next = at; next < bytes.size(); end = next) {
+        if (is_space_of_python(next_character(bytes, next))) break;
+      }
       out.push_back(text.part(at, end));
       at = end;
     }

@@ -1,8 +1,12 @@
 #include "tools/tokenizer/jinja/value.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <stdexcept>
+
+#include "tools/tokenizer/unicode.h"
 
 namespace keyhole::tools::jinja {
 
@@ -97,7 +101,7 @@ Text Value::shown() const {
   if (none()) return "None";
   if (const auto* flag = as<bool>()) return *flag ? "True" : "False";
   if (text() != nullptr) return *text();
-  return to_json(*this);
+  return to_python(*this);
 }
 
 bool Value::equals(const Value& other) const {
@@ -178,6 +182,23 @@ Text quoted(const Text& text) {
   return out += "\"";
 }
 
+/// As repr() of Python writes it: the shortest digits that read back as the same number, with an exponent below 1e-4 and from 1e16
+/// on, else with a point.
+std::string python_number(double real) {
+  if (std::isnan(real)) return "nan";
+  if (std::isinf(real)) return real < 0 ? "-inf" : "inf";
+  const double size = std::abs(real);
+  const bool is_plain = size == 0.0 || (size >= 1e-4 && size < 1e16);
+  char digits[64];
+  const auto end =
+      std::to_chars(digits, digits + sizeof digits, real,
+                    is_plain ? std::chars_format::fixed : std::chars_format::scientific)
+          .ptr;
+  std::string out(digits, end);
+  if (is_plain && out.find('.') == std::string::npos) out += ".0";
+  return out;
+}
+
 }  // namespace
 
 Text to_json(const Value& value, int64_t indent, int depth) {
@@ -185,18 +206,7 @@ Text to_json(const Value& value, int64_t indent, int depth) {
   if (value.none()) return "null";
   if (const auto* flag = value.as<bool>()) return *flag ? "true" : "false";
   if (const auto* whole = value.as<int64_t>()) return std::string_view(std::to_string(*whole));
-  if (const auto* real = value.as<double>()) {
-    // The shortest form that reads back as the same number, with the ".0" of Python.
-    for (int digits = 1; digits <= 17; ++digits) {
-      char shortest[40];
-      std::snprintf(shortest, sizeof(shortest), "%.*g", digits, *real);
-      if (std::stod(shortest) != *real) continue;
-      std::string out = shortest;
-      if (out.find_first_of(".en") == std::string::npos) out += ".0";
-      return std::string_view(out);
-    }
-    return "nan";
-  }
+  if (const auto* real = value.as<double>()) return std::string_view(python_number(*real));
   if (value.text() != nullptr) return quoted(*value.text());
   const bool is_list = value.list() != nullptr;
   const size_t count = is_list ? value.list()->size() : value.dict()->size();
@@ -217,6 +227,57 @@ Text to_json(const Value& value, int64_t indent, int depth) {
     }
   }
   if (count > 0) out += std::string_view(line(depth));
+  return out += is_list ? "]" : "}";
+}
+
+namespace {
+
+/// A text as repr() of Python writes it: between ' unless it holds ' and no ".
+Text python_quoted(const Text& text) {
+  const bool has_single = text.bytes.find('\'') != std::string::npos;
+  const char quote = has_single && text.bytes.find('"') == std::string::npos ? '"' : '\'';
+  const std::string mark(1, quote);
+  Text out = std::string_view(mark);
+  for (size_t at = 0; at < text.bytes.size();) {
+    const size_t begin = at;
+    const bool is_said = text.said[at] != '\0';
+    const uint32_t c = next_character(text.bytes, at);
+    char code[16] = "";
+    if (c == static_cast<uint32_t>(quote) || c == '\\') {
+      std::snprintf(code, sizeof code, "\\%c", static_cast<char>(c));
+    } else if (c == '\n' || c == '\r' || c == '\t') {
+      std::snprintf(code, sizeof code, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
+    } else if (!is_printable(c)) {
+      const char* const form = c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x";
+      std::snprintf(code, sizeof code, form, static_cast<unsigned>(c));  // NOLINT: one of three
+    }
+    out += code[0] == '\0' ? text.part(begin, at) : Text(std::string_view(code), is_said);
+  }
+  return out += std::string_view(mark);
+}
+
+}  // namespace
+
+Text to_python(const Value& value) {
+  if (value.text() != nullptr) return python_quoted(*value.text());
+  if (value.number() || value.none()) {
+    return value.as<bool>() != nullptr || value.none() ? value.shown() : to_json(value);
+  }
+  if (value.undefined()) return "Undefined";
+  const bool is_list = value.list() != nullptr;
+  const size_t count = is_list ? value.list()->size() : value.dict()->size();
+  Text out = is_list ? "[" : "{";
+  for (size_t i = 0; i < count; ++i) {
+    if (i > 0) out += ", ";
+    if (is_list) {
+      out += to_python((*value.list())[i]);
+    } else {
+      const auto& [key, entry] = (*value.dict())[i];
+      out += python_quoted(std::string_view(key));
+      out += ": ";
+      out += to_python(entry);
+    }
+  }
   return out += is_list ? "]" : "}";
 }
 

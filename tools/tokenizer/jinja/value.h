@@ -71,7 +71,7 @@ class Value {
   [[nodiscard]] bool truth() const;
   /// "a string", "a list", ...
   [[nodiscard]] std::string kind() const;
-  /// As str() has it; lists and dictionaries as JSON.
+  /// As str() of Python has it.
   [[nodiscard]] Text shown() const;
   [[nodiscard]] double real() const;
   [[nodiscard]] int64_t integer() const;
@@ -97,6 +97,9 @@ class Value {
 
 /// As json.dumps(ensure_ascii=False) has it; `indent` < 0: in one line.
 [[nodiscard]] Text to_json(const Value& value, int64_t indent = -1, int depth = 0);
+
+/// As repr() of Python has it: what a template shows of a list or a dictionary.
+[[nodiscard]] Text to_python(const Value& value);
 
 /// Where the characters of valid UTF-8 begin, and its end.
 [[nodiscard]] std::vector<size_t> character_starts(std::string_view text);
