@@ -1,7 +1,7 @@
 # Headers read once, sources of a folder compiled together, a faster linker: half of the time of a build of everything is the
 # reading of the standard library's headers and of JSON's, a quarter the templates that many sources instantiate.
 option(KEYHOLE_PRECOMPILE "Read the standard library's, GoogleTest's, JSON's and CLI11's headers once for all sources of a part" OFF)
-option(KEYHOLE_UNITY "Compile the sources of a folder in groups of twelve" OFF)
+option(KEYHOLE_UNITY "Compile the sources of a folder in groups" OFF)
 
 # keyhole_precompile(TARGET HEADERS ...): headers of others that most of the target's sources include. Headers of the project
 # are not among them, so that sources include those that they use.
@@ -33,11 +33,14 @@ set(KEYHOLE_STANDARD_HEADERS <algorithm> <array> <atomic> <bit> <chrono> <cmath>
   <filesystem> <fstream> <functional> <limits> <map> <memory> <mutex> <numeric> <optional> <random> <span> <sstream> <stdexcept>
   <string> <string_view> <thread> <type_traits> <utility> <vector>)
 
-# keyhole_unity(TARGET [EXCEPT SOURCE ...] [TOGETHER FOLDER ...]): with KEYHOLE_UNITY the target's sources are compiled in groups of those of one
-# folder, so that they read headers, and instantiate templates, once. Names of one file must be unique within a folder for
+# keyhole_unity(TARGET [MOST number] [EXCEPT SOURCE ...] [TOGETHER FOLDER ...]): with KEYHOLE_UNITY the target's sources are compiled in groups
+# (at most of twelve, or of MOST) of those of one folder, so that they read headers, and instantiate templates, once. Names of one file must be unique within a folder for
 # that, and within those that are named TOGETHER, which are small. CMake leaves out sources with options of their own.
 function(keyhole_unity target)
-  cmake_parse_arguments(arg "" "" "EXCEPT;TOGETHER" ${ARGN})
+  cmake_parse_arguments(arg "" "MOST" "EXCEPT;TOGETHER" ${ARGN})
+  if(NOT arg_MOST)
+    set(arg_MOST 12)
+  endif()
   if(NOT KEYHOLE_UNITY)
     return()
   endif()
@@ -59,7 +62,7 @@ function(keyhole_unity target)
   foreach(name IN LISTS folders)
     # Groups of equal size: 13 sources are 7 and 6.
     list(LENGTH ${name} count)
-    math(EXPR groups "(${count} + 11) / 12")
+    math(EXPR groups "(${count} + ${arg_MOST} - 1) / ${arg_MOST}")
     math(EXPR each "(${count} + ${groups} - 1) / ${groups}")
     set(i 0)
     foreach(source IN LISTS ${name})
