@@ -199,6 +199,44 @@ void expect_same_bits(const char* index) {
   }
 }
 
+// Logits that differ by 40 nats: at 2 bits a code is off by 15. The statistics say that the codes could not tell.
+TEST(Codes, SharpHeadsAreReadUntilTheirCodesCanTell) {
+  KEYHOLE_SKIP_WITH_TSAN();
+  const auto ec = small_engine(4);
+  const EnginePtr engine = make_engine(ec);
+  for (const char* index : {"codes:k=4,v=4", "codes:k=2,v=2", "codes:k=2,v=2,lists=32"}) {
+    for (const float size : {0.5F, 40.0F}) {
+      SCOPED_TRACE(index + std::string(" ") + std::to_string(size));
+      Numbers numbers(31);
+      auto sc = with_codes(index, 16);
+      sc.audit_share = 1.0;
+      const SessionPtr session = make_session(engine.get(), sc);
+      Model model(ec);
+      const Shape shape(ec);
+      prefill(session.get(), model, shape, 2, 3000, numbers, size);
+      ASSERT_OK(keyhole_build(session.get(), nullptr, nullptr));
+      for (int i = 0; i < 6; ++i) {
+        const auto q = numbers.many(shape.q(1));
+        std::vector<double> lse;
+        const auto o = model.attend_all(0, q, lse);
+        const Answer seen = attend_only(session.get(), shape, 0, q);
+        if (size < 1.0F) continue;
+        EXPECT_LT(error_of(seen, o, shape.d), std::string(index) == "codes:k=4,v=4" ? 0.02 : 0.1);
+        for (size_t h = 0; h < lse.size(); ++h) EXPECT_NEAR(seen.lse[h], lse[h], 0.1);
+      }
+      const auto s = statistics(session.get());
+      EXPECT_LE(s.codes_given_up, s.codes_doubted);
+      if (size < 1.0F) {
+        EXPECT_EQ(s.codes_doubted, 0U);
+        EXPECT_EQ(s.keys_opened, 0U);
+      } else {
+        EXPECT_LE(s.codes_doubted, 6U * ec.kv_heads);
+        EXPECT_GT(s.keys_opened + s.codes_given_up, 0U);
+      }
+    }
+  }
+}
+
 TEST(Codes, ThreadsForksAndFilesChangeNoBit) { expect_same_bits("codes"); }
 TEST(Codes, ThreadsForksAndFilesChangeNoBitOfLists) { expect_same_bits("codes:lists=32"); }
 
